@@ -1,0 +1,207 @@
+"""Every knob of the consumer: KCL's names in snake_case, the unit last, KCL's defaults unless the description says otherwise.
+
+Nothing here reads the environment. Each check says what to write instead (protocol §13).
+"""
+
+from __future__ import annotations
+
+import math
+from datetime import datetime
+from typing import Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+InitialPosition = Literal["LATEST", "TRIM_HORIZON", "AT_TIMESTAMP"]
+
+
+class _Settings(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class TableSettings(_Settings):
+    """How one DynamoDB table is created; an existing table is never changed, except for point-in-time recovery (protocol §1.1)."""
+
+    table_name: str | None = Field(None, min_length=3, max_length=255, description="None: derived from the application name")
+    billing_mode: Literal["PAY_PER_REQUEST", "PROVISIONED"] = "PAY_PER_REQUEST"
+    read_capacity_units: int = Field(10, ge=1, description="Only with billing_mode PROVISIONED")
+    write_capacity_units: int = Field(10, ge=1, description="Only with billing_mode PROVISIONED")
+    point_in_time_recovery_enabled: bool = False
+    deletion_protection_enabled: bool = False
+    tags: dict[str, str] = Field(default_factory=dict)
+
+
+class LeaseSettings(_Settings):
+    """Leases: how long they last, how they are renewed, found, handed over (protocol §6.1, §6.5)."""
+
+    failover_time_millis: int = Field(10_000, ge=100, description="A lease whose counter has not moved for this long is expired")
+    epsilon_millis: int = Field(25, ge=0)
+    lease_discovery_interval_millis: int | None = Field(None, ge=10, description="None: half the lease assignment interval")
+    consistent_reads: bool = Field(True, description="KCL: false; a fast takeover may then read an older checkpoint")
+    dynamo_db_request_timeout_millis: int = Field(60_000, ge=100)
+    max_lease_renewal_threads: int = Field(20, ge=1)
+    lease_table_scan_total_segments: int | None = Field(None, ge=1, le=1_000_000, description="None: by table size, 1 to 32")
+    is_graceful_lease_handoff_enabled: bool = True
+    graceful_lease_handoff_timeout_millis: int = Field(30_000, ge=100)
+    release_leases_on_shutdown: bool = Field(True, description="KCL waits for expiry; an ownerless row is free for any leader at once")
+
+    @property
+    def renewal_interval_millis(self) -> int:
+        """Every third of the failover time, less epsilon (protocol §6.1)."""
+        return max(self.failover_time_millis // 3 - self.epsilon_millis, 1)
+
+
+class AssignmentSettings(_Settings):
+    """What the leader does with leases and workers (protocol §5)."""
+
+    lease_assignment_strategy: str = Field(
+        "worker_utilization_aware",
+        min_length=1,
+        description="worker_utilization_aware, lease_count_based, balanced, or a registered strategy",
+    )
+    lease_assignment_interval_millis: int | None = Field(None, ge=10, description="None: twice the failover time")
+    max_leases_for_worker: int = Field(2**31 - 1, ge=1)
+    max_throughput_per_host_kbps: float = Field(math.inf, gt=0)
+    re_balance_threshold_percentage: int = Field(10, ge=0, le=100)
+    dampening_percentage: int = Field(60, ge=1, le=100)
+    allow_throughput_overshoot: bool = True
+    variance_balancing_frequency: int = Field(3, ge=1)
+    worker_metrics_ema_alpha: float = Field(0.5, gt=0, le=1)
+    stale_worker_metrics_entry_cleanup_millis: int = Field(86_400_000, ge=1_000)
+    max_consecutive_failures: int = Field(3, ge=1, description="Then the leadership is given up")
+
+
+class LeaderSettings(_Settings):
+    """The leader's lock (protocol §3.3). The duration is stored in the item; observers use the stored one."""
+
+    leader_lease_duration_millis: int = Field(30_000, ge=200, description="KCL: 120000")
+    leader_heartbeat_period_millis: int = Field(10_000, ge=50, description="KCL: 30000")
+
+    @model_validator(mode="after")
+    def _duration_covers_two_heartbeats(self) -> Self:
+        if self.leader_lease_duration_millis < 2 * self.leader_heartbeat_period_millis:
+            msg = (
+                f"leader_lease_duration_millis={self.leader_lease_duration_millis} is below two heartbeats; write at least "
+                f"{2 * self.leader_heartbeat_period_millis}, or a shorter leader_heartbeat_period_millis"
+            )
+            raise ValueError(msg)
+        return self
+
+
+class ShardSyncSettings(_Settings):
+    """Finding shards without a lease (protocol §7) and removing leases of finished shards (protocol §8)."""
+
+    initial_position_in_stream: InitialPosition = Field("TRIM_HORIZON", description="KCL: LATEST")
+    initial_timestamp: datetime | None = Field(None, description="Required with AT_TIMESTAMP; with a time zone")
+    leases_recovery_auditor_execution_frequency_millis: int = Field(120_000, ge=10)
+    leases_recovery_auditor_inconsistency_confidence_threshold: int = Field(3, ge=1)
+    list_shards_backoff_time_millis: int = Field(1_500, ge=0)
+    max_list_shards_retry_attempts: int = Field(50, ge=1)
+    ignore_unexpected_child_shards: bool = False
+    cleanup_leases_upon_shard_completion: bool = True
+    completed_lease_cleanup_interval_millis: int = Field(300_000, ge=0, description="A finished shard's lease is kept at least this long")
+    garbage_lease_cleanup_interval_millis: int = Field(1_800_000, ge=0)
+
+    @field_validator("initial_timestamp")
+    @classmethod
+    def _has_a_zone(cls, value: datetime | None) -> datetime | None:
+        if value is not None and value.tzinfo is None:
+            msg = f"initial_timestamp={value.isoformat()} has no time zone; write {value.isoformat()}+00:00 for UTC"
+            raise ValueError(msg)
+        return value
+
+    @model_validator(mode="after")
+    def _timestamp_where_needed(self) -> Self:
+        if (self.initial_position_in_stream == "AT_TIMESTAMP") != (self.initial_timestamp is not None):
+            msg = (
+                f"initial_position_in_stream={self.initial_position_in_stream} with initial_timestamp={self.initial_timestamp}: "
+                "AT_TIMESTAMP needs a timestamp, the other positions take none"
+            )
+            raise ValueError(msg)
+        return self
+
+
+class RetrievalSettings(_Settings):
+    """Reading shards (protocol §10.2)."""
+
+    max_records: int = Field(10_000, ge=1, le=10_000)
+    idle_time_between_reads_in_millis: int = Field(1_000, ge=200, description="Of a shard that is at its tip. KCL: 1500")
+    kinesis_request_timeout_millis: int = Field(30_000, ge=100)
+    prefetch_max_bytes: int = Field(64 * 1024 * 1024, ge=1024 * 1024, description="Per worker, over all its shards")
+    fetch_threads: int = Field(4, ge=1, le=256)
+    skip_kpl_deaggregation: bool = False
+
+
+class BatchSettings(_Settings):
+    """How micro-batches are cut."""
+
+    max_batch_records: int = Field(200_000, ge=1)
+    max_batch_bytes: int = Field(64 * 1024 * 1024, ge=1024)
+    min_batch_interval_millis: int = Field(500, ge=0, description="Wait this long for more records before a small batch is cut")
+    failed_records: Literal["dead_letter", "fail", "skip"] = Field("dead_letter", description="What to do with a record the transform cannot take")
+
+
+class WorkerSettings(_Settings):
+    """One worker (protocol §2.3, §6.6)."""
+
+    worker_metrics_reporter_freq_in_millis: int = Field(10_000, ge=50, description="KCL: 30000")
+    in_memory_worker_metrics_capture_frequency_millis: int = Field(1_000, ge=10)
+    no_of_persisted_metrics_per_worker_metrics: int = Field(10, ge=1)
+    disable_worker_metrics: bool = False
+    parent_shard_poll_interval_millis: int = Field(2_000, ge=10, description="KCL: 10000")
+    task_backoff_time_millis: int = Field(500, ge=0)
+    worker_group_separator: str = Field("-", min_length=1, description="The group is the worker id up to the first of these")
+
+
+class ConsumerSettings(_Settings):
+    """All settings of one application."""
+
+    application_name: str = Field(min_length=3, max_length=230, pattern=r"^[A-Za-z0-9_.-]+$")
+    streams: tuple[str, ...] = Field(min_length=1, description="Stream names or ARNs")
+    lease_table: TableSettings = TableSettings()
+    worker_metrics_table: TableSettings = TableSettings()
+    coordinator_state_table: TableSettings = TableSettings()
+    lease: LeaseSettings = LeaseSettings()
+    assignment: AssignmentSettings = AssignmentSettings()
+    leader: LeaderSettings = LeaderSettings()
+    shard_sync: ShardSyncSettings = ShardSyncSettings()
+    retrieval: RetrievalSettings = RetrievalSettings()
+    batch: BatchSettings = BatchSettings()
+    worker: WorkerSettings = WorkerSettings()
+
+    @field_validator("streams")
+    @classmethod
+    def _streams_are_distinct(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if len(set(value)) != len(value):
+            msg = f"streams={list(value)} names a stream twice; name each once"
+            raise ValueError(msg)
+        return value
+
+    @property
+    def lease_table_name(self) -> str:
+        """The application name unless set."""
+        return self.lease_table.table_name or self.application_name
+
+    @property
+    def worker_metrics_table_name(self) -> str:
+        """`<application>-WorkerMetricStats` unless set."""
+        return self.worker_metrics_table.table_name or f"{self.application_name}-WorkerMetricStats"
+
+    @property
+    def coordinator_state_table_name(self) -> str:
+        """`<application>-CoordinatorState` unless set."""
+        return self.coordinator_state_table.table_name or f"{self.application_name}-CoordinatorState"
+
+    @property
+    def is_multi_stream(self) -> bool:
+        """More than one stream: lease keys then carry account, stream and creation epoch."""
+        return len(self.streams) > 1
+
+    @property
+    def lease_assignment_interval_millis(self) -> int:
+        """Twice the failover time unless set (protocol §5.1)."""
+        return self.assignment.lease_assignment_interval_millis or 2 * self.lease.failover_time_millis
+
+    @property
+    def lease_discovery_interval_millis(self) -> int:
+        """Half the assignment interval less epsilon unless set (protocol §6.1)."""
+        return self.lease.lease_discovery_interval_millis or max(self.lease_assignment_interval_millis // 2 - self.lease.epsilon_millis, 10)

@@ -1,0 +1,1 @@
+"""The elected leader: lock, shard sync, cleanup, assignment."""

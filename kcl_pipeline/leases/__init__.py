@@ -1,0 +1,1 @@
+"""The lease table: rows, conditional writes, renewal, discovery, two-phase checkpoint."""

@@ -1,0 +1,198 @@
+"""The three tables as protocols. Each has two twins, DynamoDB and in-memory, and one behaviour suite for both.
+
+Rules that hold for every method (protocol §1.4, §2.3, §3):
+
+* A write whose condition does not hold returns None or False; it never raises.
+* A write is right when it was "applied but timed out": a condition failure is checked against a strongly consistent read, and when
+  the row is exactly what this very write would have made, the write counts as done. `errors.Unavailable` means "unknown": calling
+  the same method again with the same arguments gives the true answer.
+* Nothing is read, modified and put back; unknown attributes survive.
+* Throttling raises `errors.Throttled`, a missing table `errors.NotFound`, a missing permission `errors.AccessDenied`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from kcl_pipeline.leases.lease import Lease, LeaseListing
+from kcl_pipeline.sequence import Position
+from kcl_pipeline.shards import HashKeyRange
+
+
+class LeaseTable(Protocol):
+    """The lease table of one application. A `Lease` argument is the caller's view of the row; `counter` is its fencing token."""
+
+    name: str
+
+    def ensure_exists(self) -> bool:
+        """Create table and index `LeaseOwnerToLeaseKeyIndex` where missing, and wait until usable; returns whether the table was created here.
+
+        Raises `errors.NotACompatibleTable` when rows of the single-table layout (KCL 3.5) are found in it (protocol §4.2).
+        """
+        ...
+
+    def create_lease(self, lease: Lease) -> bool:
+        """Put a new row with `entityType` LEASE unless the key exists; an owner is written only if set."""
+        ...
+
+    def get(self, lease_key: str, *, consistent: bool = True) -> Lease | None:
+        """The row, or None when there is none. A row that cannot be read raises `ValueError` with the reason."""
+        ...
+
+    def list_leases(self) -> LeaseListing:
+        """All lease rows (eventually consistent scan); rows of another entity type are skipped, unreadable ones reported."""
+        ...
+
+    def lease_keys_of(self, owner: str) -> tuple[str, ...]:
+        """Keys whose `leaseOwner` is `owner`, by the index: eventually consistent, may lag by seconds."""
+        ...
+
+    def renew(self, lease: Lease, throughput_kbps: float | None = None) -> Lease | None:
+        """Heartbeat: counter + 1 if the counter is still `lease.counter`; handles a handoff that began meanwhile as protocol §1.4.1 says.
+
+        Returns the lease as it is now (perhaps with `checkpoint_owner` and a new `owner`: a handoff has begun), None when it is lost.
+        """
+        ...
+
+    def update_checkpoint(self, lease: Lease, *, checkpoint: Position, pending: Position | None = None, pending_state: bytes | None = None) -> Lease | None:
+        """Write checkpoint and pending checkpoint together (`pending` None removes it) with counter + 1, if the counter is still `lease.counter`.
+
+        Resets `ownerSwitchesSinceCheckpoint` to 0 when `checkpoint` differs from `lease.checkpoint`; also writes the child shard ids and hash range of `lease`.
+        Owner, checkpoint owner, parents and throughput stay as they are. Returns the new lease, None when it is lost.
+        """
+        ...
+
+    def take(self, lease: Lease, owner: str) -> Lease | None:
+        """2.x form of taking a lease: if the counter is still `lease.counter`, set the owner, counter + 1, remove the checkpoint owner."""
+        ...
+
+    def assign(self, lease: Lease, owner: str) -> Lease | None:
+        """Set the owner, remove the checkpoint owner, counter + 1, if owner and checkpoint owner are still those of `lease` (no counter condition)."""
+        ...
+
+    def initiate_handoff(self, lease: Lease, owner: str) -> Lease | None:
+        """Begin a graceful handoff: owner = `owner`, checkpoint owner = `lease.owner`; the counter is untouched. Condition as protocol §1.4."""
+        ...
+
+    def evict(self, lease: Lease) -> Lease | None:
+        """Make the lease ownerless, counter + 1, if owner, checkpoint owner and counter are still those of `lease`.
+
+        With a checkpoint owner the handoff is cancelled but the owner stays (protocol §1.4).
+        """
+        ...
+
+    def set_child_shard_ids(self, lease_key: str, child_shard_ids: Sequence[str]) -> bool:
+        """Meta update of an existing row; the counter is unchanged. False when the row is gone."""
+        ...
+
+    def set_hash_key_range(self, lease_key: str, hash_key_range: HashKeyRange) -> bool:
+        """Meta update of an existing row; the counter is unchanged. False when the row is gone."""
+        ...
+
+    def delete(self, lease: Lease) -> bool:
+        """Delete the row if its checkpoint is still that of `lease`; True when it is gone afterwards."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerMetrics:
+    """One row of the worker-metrics table (protocol §2.2).
+
+    `stats` maps a metric's short name (C, M, NI, NO, T) to up to ten averages, oldest first, −1 for a failed interval;
+    `operating_range` maps it to `(max utilization percent,)`. Both empty: a worker without metrics. `last_update_seconds` is the
+    writer's wall clock. `drain_requested` and `run_id` are our extra attributes (`kclpDrain` N 1, `kclpRunId` S), which Java readers ignore.
+    """
+
+    worker_id: str
+    last_update_seconds: int
+    stats: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    operating_range: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    support_code: int | None = 1
+    drain_requested: bool = False
+    run_id: str | None = None
+
+
+class WorkerMetricsTable(Protocol):
+    """The worker-metrics table of one application."""
+
+    name: str
+
+    def ensure_exists(self) -> bool:
+        """Create the table where missing and wait until usable; returns whether it was created here."""
+        ...
+
+    def report(self, row: WorkerMetrics) -> WorkerMetrics:
+        """Write this worker's row (partial update, no condition); returns the row as stored, so that a drain request is seen."""
+        ...
+
+    def list_workers(self) -> tuple[WorkerMetrics, ...]:
+        """All rows that can be read (eventually consistent scan)."""
+        ...
+
+    def request_drain(self, worker_id: str) -> bool:
+        """Ask a worker to stop; False when it has no row."""
+        ...
+
+    def delete(self, row: WorkerMetrics) -> bool:
+        """Delete the row if `lut` is still that of `row`; True when it is gone afterwards."""
+        ...
+
+    def deregister(self, worker_id: str) -> None:
+        """Delete the row of a worker that stops in good order."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class LeaderLock:
+    """The leader's lock item (protocol §3.3). `version` changes with every heartbeat; no time is stored."""
+
+    owner_name: str
+    lease_duration_millis: int
+    version: str
+    is_released: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class MigrationState:
+    """The client-version item `Migration3.0` (protocol §3.5). `history` is newest first, at most ten of (cv, mb, mts)."""
+
+    client_version: str
+    modified_by: str
+    modified_millis: int
+    history: tuple[tuple[str, str, int], ...] = ()
+
+
+class CoordinatorStateTable(Protocol):
+    """The coordinator-state table of one application."""
+
+    name: str
+
+    def ensure_exists(self) -> bool:
+        """Create the table where missing and wait until usable; returns whether it was created here."""
+        ...
+
+    def read_lock(self) -> LeaderLock | None:
+        """The lock item, strongly consistent; None when there is none."""
+        ...
+
+    def put_lock(self, lock: LeaderLock, *, replacing: LeaderLock | None) -> bool:
+        """Write the whole item: if absent (`replacing` None), if released, or if its version is still that of `replacing`."""
+        ...
+
+    def heartbeat_lock(self, lock: LeaderLock, version: str) -> bool:
+        """Set a new version and the duration, if version and owner are still those of `lock`."""
+        ...
+
+    def release_lock(self, lock: LeaderLock) -> bool:
+        """Delete the item, if version and owner are still those of `lock`; True when it is ours no longer."""
+        ...
+
+    def read_migration(self) -> MigrationState | None:
+        """The client-version item, strongly consistent."""
+        ...
+
+    def put_migration(self, state: MigrationState, *, replacing: MigrationState | None) -> bool:
+        """Write it if absent (`replacing` None), or if its `cv` is still that of `replacing`."""
+        ...

@@ -1,0 +1,1 @@
+"""The embedded AWS: Kinesis and DynamoDB on 127.0.0.1."""

@@ -1,0 +1,1 @@
+"""CPU of this worker by platform, and exporters."""

@@ -1,0 +1,1 @@
+"""Pure functions: shard graph to leases, leases and workers to moves."""

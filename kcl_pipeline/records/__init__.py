@@ -1,0 +1,1 @@
+"""From a shard position to an Arrow table with its end position."""

@@ -1,0 +1,1 @@
+"""Arrow in, DataFrame out, sink commits."""

@@ -1,0 +1,1 @@
+"""One KCL worker: hold leases, read, process, commit, checkpoint, hand off."""
