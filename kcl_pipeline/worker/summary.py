@@ -1,0 +1,55 @@
+"""What a worker reports while it runs and when it has stopped."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class StopReason(StrEnum):
+    """Why a worker stopped."""
+
+    STOPPED = "stopped"
+    DRAINED = "drained"
+    DRAIN_REQUESTED = "drain_requested"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerProgress:
+    """Figures of one worker for one reporting period (they add up over periods and workers), or for its whole life in the final one.
+
+    `bytes` is the payload read; `millis_behind_latest` and `positions` (lease key to "sequence number" or "sequence/sub") are the newest per lease held;
+    `lag_millis` is the worst of them; `seconds` the length of the period.
+    """
+
+    worker_id: str
+    seconds: float
+    records: int = 0
+    bytes: int = 0
+    rows_written: int = 0
+    batches: int = 0
+    dead_letters: int = 0
+    refused_batches: int = 0
+    handoffs: int = 0
+    leases: tuple[str, ...] = ()
+    millis_behind_latest: Mapping[str, int] = field(default_factory=dict)
+    positions: Mapping[str, str] = field(default_factory=dict)
+    table_version: int | None = None
+    put_to_commit_millis_p50: float | None = None
+    put_to_commit_millis_p99: float | None = None
+
+    @property
+    def lag_millis(self) -> int | None:
+        """The largest `millis_behind_latest`; None when no lease has one."""
+        return max(self.millis_behind_latest.values(), default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSummary:
+    """The end of a worker: why, and the figures of its whole life."""
+
+    reason: StopReason
+    total: WorkerProgress
+    error: str | None = None
