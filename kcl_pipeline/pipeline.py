@@ -1,0 +1,164 @@
+"""What a user writes: one function and one object.
+
+    def per_minute(records: DataFrame) -> DataFrame: ...
+
+    orders = KinesisPipeline(
+        name="orders",
+        streams=["orders"],
+        transform=per_minute,
+        sink=DeltaSink("lake/orders_per_minute"),
+        workers=Fleet(min=2, max=8),
+    )
+    defs = orders.definitions()
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+
+from kcl_pipeline.aws import AwsClients, open_kinesis, open_tables
+from kcl_pipeline.clock import Clock, SystemClock
+from kcl_pipeline.config import ConsumerSettings
+from kcl_pipeline.errors import SettingsError
+from kcl_pipeline.events import EventSink, ignore_events
+from kcl_pipeline.leader.cycle import LeaderCycle
+from kcl_pipeline.spark.delta import DeltaSink
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from dagster import Definitions
+    from pyspark.sql import DataFrame, SparkSession
+
+    from kcl_pipeline.batch import BatchWriter
+    from kcl_pipeline.worker.worker import Worker
+
+SessionFactory = Callable[[], "SparkSession"]
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """How many workers the sensor keeps running: at least `min`, at most `max`. Raises `SettingsError` unless 1 ≤ min ≤ max."""
+
+    min: int = 1
+    max: int = 8
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.min <= self.max:
+            raise SettingsError(f"Fleet(min={self.min}, max={self.max}): write 1 <= min <= max")
+
+
+@dataclass(frozen=True)
+class KinesisPipeline:
+    """A KCL application: streams in, a Spark (or Arrow) function, a Delta table out, exactly once.
+
+    `name` is the KCL application name: it names the three tables and the Dagster definitions. `transform` gets a Spark DataFrame with the columns of
+    `records.kinesis.RECORD_SCHEMA` and returns one; `transform_arrow` does the same on `pyarrow.Table` without a JVM; give at most one, none
+    keeps the records as they are. `settings` overrides any field of `config.ConsumerSettings`, e.g. `{"lease": {"failover_time_millis": 5000}}`.
+    `spark_config` are Spark properties. Raises `SettingsError`, with what to write instead.
+    """
+
+    name: str
+    streams: Sequence[str]
+    sink: DeltaSink
+    transform: Callable[[DataFrame], DataFrame] | None = None
+    transform_arrow: Callable[[pa.Table], pa.Table] | None = None
+    workers: Fleet = Fleet()
+    settings_overrides: Mapping[str, Any] = field(default_factory=dict)
+    spark_config: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.transform is not None and self.transform_arrow is not None:
+            raise SettingsError("transform and transform_arrow are both set; keep one of them")
+        if isinstance(self.streams, str):
+            raise SettingsError(f"streams={self.streams!r} is a text; write streams=[{self.streams!r}]")
+        _ = self.settings
+
+    @cached_property
+    def settings(self) -> ConsumerSettings:
+        """All settings, checked."""
+        try:
+            return ConsumerSettings.model_validate({**self.settings_overrides, "application_name": self.name, "streams": tuple(self.streams)})
+        except ValidationError as error:
+            problems = "; ".join(f"{'.'.join(str(p) for p in e['loc'])}={e['input']!r}: {e['msg']}" for e in error.errors())
+            raise SettingsError(f"settings of the pipeline {self.name!r}: {problems}") from None
+
+    def definitions(self, **options: Any) -> Definitions:
+        """Dagster definitions: assets, consume job, leader sensor, checks, resources. `options` go to `definitions.build_definitions`."""
+        from kcl_pipeline.definitions import build_definitions  # noqa: PLC0415 (Dagster is loaded only where it is used)
+
+        return build_definitions(self, **options)
+
+    def build_leader(
+        self,
+        owner_name: str,
+        *,
+        resume_own_name: bool = False,
+        clients: AwsClients | None = None,
+        clock: Clock | None = None,
+        events: EventSink = ignore_events,
+    ) -> LeaderCycle:
+        """A leader for this application; nothing is read or written before its first cycle."""
+        clock = clock or SystemClock()
+        clients = clients or AwsClients()
+        tables = open_tables(self.settings, clients, clock)
+        kinesis = open_kinesis(self.settings, clients, clock)
+        return LeaderCycle(
+            self.settings, tables.lease, tables.workers, tables.coordinator, kinesis, clock, events, owner_name, resume_own_name=resume_own_name
+        )
+
+    def build_worker(
+        self,
+        worker_id: str,
+        *,
+        session_factory: SessionFactory | None = None,
+        clients: AwsClients | None = None,
+        clock: Clock | None = None,
+        events: EventSink = ignore_events,
+        run_id: str | None = None,
+        leads: bool = True,
+        leader_patience_seconds: float = 0.0,
+    ) -> Worker:
+        """A worker for this application. `leads`: it leads when nobody else does, after `leader_patience_seconds` without any leader."""
+        from kcl_pipeline.metrics.platform import select_provider  # noqa: PLC0415 (probes the platform)
+        from kcl_pipeline.spark.delta import DeltaCommitter  # noqa: PLC0415
+        from kcl_pipeline.worker.worker import Worker, WorkerParts  # noqa: PLC0415
+
+        clock = clock or SystemClock()
+        clients = clients or AwsClients()
+        tables = open_tables(self.settings, clients, clock)
+        kinesis = open_kinesis(self.settings, clients, clock)
+        leader = self.build_leader(worker_id, clients=clients, clock=clock, events=events) if leads else None
+        parts = WorkerParts(
+            settings=self.settings,
+            lease_table=tables.lease,
+            worker_table=tables.workers,
+            coordinator_table=tables.coordinator,
+            kinesis=kinesis,
+            writer=self._writer(session_factory),
+            sink=DeltaCommitter(self.sink, self.name),
+            clock=clock,
+            rng=random.Random(worker_id),
+            events=events,
+            metric=None if self.settings.worker.disable_worker_metrics else select_provider(clock),
+            leader=leader,
+            leader_patience_seconds=leader_patience_seconds,
+            run_id=run_id,
+        )
+        return Worker(worker_id, parts)
+
+    def _writer(self, session_factory: SessionFactory | None) -> BatchWriter:
+        if self.transform is None:
+            from kcl_pipeline.spark.arrow_writer import ArrowBatchWriter  # noqa: PLC0415
+
+            return ArrowBatchWriter(self.transform_arrow, self.sink.uri, self.sink.partition_by, self.sink.storage_options)
+        from kcl_pipeline.spark.session import build_session  # noqa: PLC0415 (pyspark is loaded only where it is used)
+        from kcl_pipeline.spark.writer import SparkBatchWriter  # noqa: PLC0415
+
+        session = session_factory() if session_factory else build_session(self.name, self.spark_config)
+        return SparkBatchWriter(session, self.transform, self.sink.uri, self.sink.partition_by)

@@ -1,0 +1,223 @@
+"""The commit protocol: prepare, commit, checkpoint; and what a taker does with a batch that its predecessor left in flight.
+
+Per lease the sink's log keeps two numbers, data and fence. For each batch:
+
+1. *Prepare*: the lease row gets `pendingCheckpoint` = the end of the range and a number n that no other write of this row has (its own counter).
+2. *Commit*: the files enter the log in one commit that sets data = n for every lease, and is refused unless both numbers are what this worker last saw.
+3. *Checkpoint*: `checkpoint` moves to the end. It rides on the next batch's prepare, or is flushed when the shard idles or leaves.
+
+A taker that finds a pending checkpoint with number n asks the log: data = n means that the batch landed. Otherwise it first writes a
+*fence*, which refuses the old owner's commit for ever, and only then reads the range again. Design §3 says why each step is needed;
+`docs/guarantees.md` lists what was searched and tried.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from kcl_pipeline.batch import Batch, BatchWriter, CommitEntry, TransactionalSink, Written
+from kcl_pipeline.clock import Clock
+from kcl_pipeline.errors import LeaseLost, SinkError, Throttled, Unavailable
+from kcl_pipeline.events import AwsTrouble, BatchRefused, EventSink, PendingResolved
+from kcl_pipeline.leases.held import Held, HeldLeases, pending_number
+from kcl_pipeline.sequence import Position
+from kcl_pipeline.worker.batches import records_of
+from kcl_pipeline.worker.consumer import ShardConsumer
+
+_T = TypeVar("_T")
+
+MAX_ATTEMPTS = 60
+RETRY_SECONDS = 0.25
+MAX_RETRY_SECONDS = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """A batch that landed: the leases it covers, the table version (None when found landed by its numbers) and milliseconds by phase."""
+
+    lease_keys: tuple[str, ...]
+    rows: int
+    version: int | None
+    milliseconds: dict[str, float]
+
+
+class Committer:
+    """Runs the protocol for the leases of one worker. Not thread-safe: only the processing thread uses it."""
+
+    def __init__(self, leases: HeldLeases, sink: TransactionalSink, writer: BatchWriter, clock: Clock, events: EventSink, worker_id: str) -> None:
+        self._leases = leases
+        self._sink = sink
+        self._writer = writer
+        self._clock = clock
+        self._events = events
+        self._worker_id = worker_id
+        self._table_known = False
+
+    def resolve(self, consumer: ShardConsumer) -> Position:
+        """Settle what the previous owner left; afterwards the shard is read after the returned position (exclusive).
+
+        Raises `LeaseLost`, `SinkError`, `Throttled`, `Unavailable`: call again later, nothing has been decided.
+        """
+        lease = consumer.held.lease
+        key = lease.lease_key
+        consumer.prepared = None
+        numbers = self._sink.numbers([key])[key]
+        position = lease.checkpoint
+        if lease.pending_checkpoint is not None and not lease.ended:
+            number = pending_number(lease)
+            landed = number is not None and numbers.data == number
+            while not landed:
+                fenced = self._sink.fence(key, numbers)
+                if fenced is not None:
+                    numbers = fenced
+                    break
+                numbers = self._sink.numbers([key])[key]
+                landed = number is not None and numbers.data == number
+            if landed:
+                position = lease.pending_checkpoint
+                self._leases.checkpoint(consumer.held, checkpoint=position)
+            self._events(PendingResolved(self._worker_id, key, landed))
+        consumer.numbers = numbers
+        consumer.committed = consumer.checkpointed = position
+        return position
+
+    def commit(self, batch: Batch, consumers: dict[str, ShardConsumer], written: Written) -> Committed | None:
+        """Prepare and commit; returns None when no lease of the batch is left.
+
+        `consumers` maps each lease key of the batch to its state, which is brought up to date. Leases that turn out to be lost are
+        removed from it and dropped, and the batch is written again without them. Raises `SinkError` when the sink stays unusable.
+        """
+        timings: dict[str, float] = {}
+        if not self._table_known:
+            self._sink.ensure_table(written.schema)
+            self._table_known = True
+        for _ in range(len(batch.ranges) + 1):
+            lost = self._timed(timings, "prepare", lambda: self._prepare_all(batch, consumers))
+            version: int | None = None
+            if not lost:
+                landed, version, lost = self._timed(timings, "commit", lambda: self._land(batch, consumers, written))
+                if landed:
+                    self._note_landed(batch, consumers)
+                    return Committed(tuple(r.lease_key for r in batch.ranges), written.rows, version, timings)
+            self._drop(batch, consumers, lost)
+            batch = without(batch, lost)
+            if not batch.ranges:
+                return None
+            written = self._timed(timings, "rewrite", lambda: self._writer.write(batch))
+        raise SinkError(f"batch {batch.batch_id} was refused more often than it has leases")
+
+    def flush(self, consumer: ShardConsumer) -> None:
+        """Step 3 on its own: bring the lease row up to what the table has. Raises `LeaseLost`, `Throttled`, `Unavailable`.
+
+        Writes nothing while a prepared batch has no known outcome: a checkpoint would remove the pending one, by which the next owner finds out.
+        """
+        if consumer.committed is None or not consumer.flush_needed or consumer.prepared is not None:
+            return
+        self._leases.checkpoint(consumer.held, checkpoint=consumer.committed)
+        consumer.checkpointed = consumer.committed
+
+    def retrying(self, call: Callable[[], Position | int | None], held: Held) -> Position | int | None:
+        """Call, and again after throttling or an unknown outcome, for as long as the lease is held. Raises `LeaseLost`."""
+        for attempt in range(MAX_ATTEMPTS):
+            try:
+                return call()
+            except (Throttled, Unavailable) as trouble:
+                self._events(AwsTrouble(trouble.operation or "UpdateItem", str(trouble)))
+                if self._leases.get(held.lease.lease_key) is not held:
+                    break
+                self._clock.sleep(min(RETRY_SECONDS * 2**attempt, MAX_RETRY_SECONDS))
+        raise LeaseLost(f"the lease {held.lease.lease_key} could not be written before it expired")
+
+    def _prepare_all(self, batch: Batch, consumers: dict[str, ShardConsumer]) -> dict[str, str]:
+        lost: dict[str, str] = {}
+        for part in batch.ranges:
+            consumer = consumers[part.lease_key]
+            if consumer.prepared is not None and consumer.prepared[0] == part.through:
+                continue
+            try:
+                self._prepare(consumer, part.through)
+            except LeaseLost as error:
+                lost[part.lease_key] = str(error)
+        return lost
+
+    def _prepare(self, consumer: ShardConsumer, end: Position) -> None:
+        def write() -> int:
+            return self._leases.prepare(
+                consumer.held, checkpoint=consumer.committed if consumer.flush_needed else None, end=end, avoid_number=consumer.numbers.data
+            )
+
+        number = self.retrying(write, consumer.held)
+        if not isinstance(number, int):
+            raise LeaseLost(f"the lease {consumer.lease_key} gave no number")
+        consumer.prepared = (end, number)
+        consumer.checkpointed = consumer.committed
+
+    def _land(self, batch: Batch, consumers: dict[str, ShardConsumer], written: Written) -> tuple[bool, int | None, dict[str, str]]:
+        entries = [_entry(consumers[part.lease_key]) for part in batch.ranges]
+        failure: SinkError | None = None
+        for attempt in range(MAX_ATTEMPTS):
+            gone = {c.lease_key: "the lease expired before the commit" for c in (consumers[e.lease_key] for e in entries) if not self._holds(c)}
+            if gone and failure is None:
+                return False, None, gone
+            try:
+                if failure is not None:
+                    numbers = self._sink.numbers([e.lease_key for e in entries])
+                    if all(numbers[e.lease_key].data == e.number for e in entries):
+                        return True, None, {}
+                outcome = self._sink.commit(written, entries)
+            except SinkError as error:
+                failure = error
+                self._events(AwsTrouble("commit", str(error)))
+                self._clock.sleep(min(RETRY_SECONDS * 2**attempt, MAX_RETRY_SECONDS))
+                continue
+            if outcome.version is not None:
+                return True, outcome.version, {}
+            return self._sort_out(entries, outcome.refused, maybe_landed=failure is not None)
+        raise SinkError(f"batch {batch.batch_id} could not be committed in {MAX_ATTEMPTS} attempts: {failure}") from failure
+
+    def _sort_out(self, entries: Sequence[CommitEntry], refused: tuple[str, ...], *, maybe_landed: bool) -> tuple[bool, int | None, dict[str, str]]:
+        if maybe_landed:
+            numbers = self._sink.numbers([e.lease_key for e in entries])
+            if all(numbers[e.lease_key].data == e.number for e in entries):
+                return True, None, {}
+        return False, None, dict.fromkeys(refused, "the table has another worker's commit or fence")
+
+    def _holds(self, consumer: ShardConsumer) -> bool:
+        return self._leases.get(consumer.lease_key) is consumer.held
+
+    def _note_landed(self, batch: Batch, consumers: dict[str, ShardConsumer]) -> None:
+        now = self._clock.monotonic()
+        for part in batch.ranges:
+            consumer = consumers[part.lease_key]
+            if consumer.prepared is None:
+                raise SinkError(f"the lease {part.lease_key} was committed without a prepare")
+            consumer.numbers = replace(consumer.numbers, data=consumer.prepared[1])
+            consumer.prepared = None
+            consumer.committed = part.through
+            consumer.last_commit = now
+
+    def _drop(self, batch: Batch, consumers: dict[str, ShardConsumer], lost: dict[str, str]) -> None:
+        for key, reason in lost.items():
+            self._leases.drop(consumers.pop(key).held, reason)
+        self._events(BatchRefused(self._worker_id, batch.batch_id, tuple(sorted(lost)), "; ".join(sorted(set(lost.values())))))
+
+    def _timed(self, timings: dict[str, float], phase: str, call: Callable[[], _T]) -> _T:
+        began = self._clock.monotonic()
+        result = call()
+        timings[phase] = timings.get(phase, 0.0) + (self._clock.monotonic() - began) * 1000
+        return result
+
+
+def without(batch: Batch, lease_keys: dict[str, str]) -> Batch:
+    """The batch less the ranges and records of some leases."""
+    ranges = tuple(r for r in batch.ranges if r.lease_key not in lease_keys)
+    return replace(batch, ranges=ranges, records=records_of(batch.records, [r.lease_key for r in ranges]))
+
+
+def _entry(consumer: ShardConsumer) -> CommitEntry:
+    if consumer.prepared is None:
+        raise SinkError(f"the lease {consumer.lease_key} is not prepared")
+    return CommitEntry(consumer.lease_key, consumer.prepared[1], consumer.numbers)
+

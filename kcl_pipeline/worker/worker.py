@@ -1,0 +1,254 @@
+"""One KCL worker: hold leases, read their shards, process batches, commit, checkpoint, hand off.
+
+The worker is a set of ticks, each one bounded step: `lease_tick` (renewal, discovery, metrics), `fetch_tick` (one GetRecords),
+`lead_tick` (the stand-by leader) and `process_tick` (one batch at most). `run` puts them on threads; the processing tick stays on the
+calling thread, because that is where Spark and the signal handlers are.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from kcl_pipeline.batch import BatchWriter, TransactionalSink
+from kcl_pipeline.clock import Clock, StopSignal
+from kcl_pipeline.config import ConsumerSettings
+from kcl_pipeline.errors import AwsError
+from kcl_pipeline.events import AwsTrouble, Event, EventSink, WorkerStarted, WorkerStopped
+from kcl_pipeline.leader.cycle import LeaderCycle
+from kcl_pipeline.leases.held import HeldLeases
+from kcl_pipeline.leases.migration import ensure_client_version
+from kcl_pipeline.leases.tables import CoordinatorStateTable, LeaseTable, WorkerMetricsTable
+from kcl_pipeline.metrics.provider import MetricProvider
+from kcl_pipeline.metrics.reporter import WorkerMetricsReporter
+from kcl_pipeline.records.kinesis import KinesisClient
+from kcl_pipeline.records.prefetch import Prefetcher
+from kcl_pipeline.records.reader import ShardReader
+from kcl_pipeline.shards import StreamId
+from kcl_pipeline.worker.background import Background, Due
+from kcl_pipeline.worker.commit import Committer
+from kcl_pipeline.worker.consumer import ShardConsumer
+from kcl_pipeline.worker.drain import DrainWatch
+from kcl_pipeline.worker.figures import Figures
+from kcl_pipeline.worker.lifecycle import Lifecycle
+from kcl_pipeline.worker.processing import Processor
+from kcl_pipeline.worker.summary import StopReason, WorkerProgress, WorkerSummary
+
+Mode = Literal["continuous", "drain"]
+ProgressCallback = Callable[[WorkerProgress], None]
+
+IDLE_SECONDS: Final = 0.05
+JOIN_SECONDS: Final = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerParts:
+    """What a worker is made of. `sink` and `writer` may be one object; `metric` None reports no CPU; `leader` None: somebody else leads."""
+
+    settings: ConsumerSettings
+    lease_table: LeaseTable
+    worker_table: WorkerMetricsTable
+    coordinator_table: CoordinatorStateTable
+    kinesis: KinesisClient
+    writer: BatchWriter
+    sink: TransactionalSink
+    clock: Clock
+    rng: random.Random
+    events: EventSink
+    metric: MetricProvider | None = None
+    leader: LeaderCycle | None = None
+    leader_patience_seconds: float = 0.0
+    run_id: str | None = None
+
+
+class Worker:
+    """One worker; `run` it once."""
+
+    def __init__(self, worker_id: str, parts: WorkerParts) -> None:
+        self.worker_id = worker_id
+        self._parts = parts
+        self._settings = parts.settings
+        self._clock = parts.clock
+        self._events = parts.events
+        self._pool = ThreadPoolExecutor(max_workers=parts.settings.lease.max_lease_renewal_threads, thread_name_prefix="renew")
+        self.leases = HeldLeases(parts.lease_table, worker_id, parts.settings.lease, parts.clock, parts.events)
+        self.prefetcher = Prefetcher(parts.settings.retrieval, parts.clock, parts.rng, parts.events)
+        self.reporter = WorkerMetricsReporter(
+            parts.worker_table, worker_id, parts.settings.worker, parts.clock, parts.rng, parts.metric, run_id=parts.run_id
+        )
+        self._streams: dict[str | None, StreamId] = {}
+        self._committer = Committer(self.leases, parts.sink, parts.writer, parts.clock, parts.events, worker_id)
+        self.lifecycle = Lifecycle(
+            worker_id=worker_id,
+            settings=parts.settings,
+            streams=self._streams,
+            table=parts.lease_table,
+            leases=self.leases,
+            prefetcher=self.prefetcher,
+            committer=self._committer,
+            make_reader=self._reader,
+            clock=parts.clock,
+            events=parts.events,
+        )
+        self.figures = Figures(worker_id, parts.clock)
+        self._processor = Processor(parts, self.worker_id, self.leases, self.prefetcher, self._committer, self.lifecycle, self.figures)
+        self._absent_since: float | None = None
+        lease = parts.settings.lease
+        self._renewal = Due(parts.clock, lease.renewal_interval_millis / 1000)
+        self._discovery = Due(parts.clock, parts.settings.lease_discovery_interval_millis / 1000)
+        self._capture = Due(parts.clock, parts.settings.worker.in_memory_worker_metrics_capture_frequency_millis / 1000)
+        self._report = Due(parts.clock, parts.settings.worker.worker_metrics_reporter_freq_in_millis / 1000)
+
+    def prepare(self) -> None:
+        """Tables, client version, streams, this worker's row, and leases that already carry its name.
+
+        Raises `SettingsError`, `NotACompatibleTable`, `AccessDenied` or `NotFound` before anything is written that a peer could see as a worker.
+        """
+        parts = self._parts
+        for name in self._settings.streams:
+            stream = parts.kinesis.resolve_stream(name, multi_stream=self._settings.is_multi_stream)
+            self._streams[stream.serialized if self._settings.is_multi_stream else None] = stream
+        for table in (parts.lease_table, parts.worker_table, parts.coordinator_table):
+            table.ensure_exists()
+        ensure_client_version(parts.coordinator_table, self.worker_id, self._clock)
+        self.reporter.report()
+        self.leases.recover()
+        self._events(WorkerStarted(self.worker_id))
+
+    def run(
+        self, stop: StopSignal, *, mode: Mode = "continuous", on_progress: ProgressCallback | None = None, progress_seconds: float = 60.0
+    ) -> WorkerSummary:
+        """Work until `stop` is set, a drain is asked for, or (mode drain) all that is there now is in the table.
+
+        Whatever ends it, also an error (which is raised again): committed work is checkpointed, leases are released, the worker's row is deleted.
+        """
+        background = Background(self._clock)
+        reason = StopReason.FAILED
+        try:
+            self.prepare()
+            self._start(background)
+            reason = self._loop(stop, background, DrainWatch(self._parts, self, self._clock) if mode == "drain" else None, on_progress, progress_seconds)
+        finally:
+            self.shut_down(background, reason)
+        return WorkerSummary(reason, self.figures.total(lag=self.prefetcher.lag(), positions={}))
+
+    def _start(self, background: Background) -> None:
+        background.start("leases", self.lease_tick)
+        for number in range(self._settings.retrieval.fetch_threads):
+            background.start(f"fetch-{number}", self.fetch_tick)
+        if self._parts.leader is not None:
+            background.start("leader", self.lead_tick)
+
+    def _loop(
+        self, stop: StopSignal, background: Background, drain: DrainWatch | None, on_progress: ProgressCallback | None, progress_seconds: float
+    ) -> StopReason:
+        while True:
+            background.check()
+            if stop.is_set():
+                return StopReason.STOPPED
+            if self.reporter.drain_requested:
+                return StopReason.DRAIN_REQUESTED
+            if not self.process_tick():
+                self.prefetcher.wait_for_data(stop, IDLE_SECONDS)
+            if on_progress is not None and self.figures.period_seconds() >= progress_seconds:
+                on_progress(self._progress())
+            if drain is not None and drain.done():
+                return StopReason.DRAINED
+
+    def process_tick(self) -> bool:
+        """Bring consumers up to date with the leases, hand over, and process one batch at most; True when a batch was processed."""
+        self.lifecycle.sync_with_leases()
+        self.figures.handoffs(self.lifecycle.hand_over())
+        self.lifecycle.advance()
+        return self._processor.step()
+
+    def lease_tick(self) -> float:
+        """What is due of renewal, discovery and metrics; returns seconds until something is due. One that fails does not hold up the others."""
+        if self._renewal.ready():
+            self._guard("renewal", lambda: self.leases.renew_all(map=self._map))
+            self._guard("handoff time-out", self._force_overdue_handoffs)
+        if self._discovery.ready():
+            self._guard("discovery", self.leases.discover)
+        if self._capture.ready():
+            self.reporter.capture()
+        if self._report.ready():
+            self._guard("worker metrics report", self.reporter.report)
+        return min(self._renewal.seconds(), self._discovery.seconds(), self._capture.seconds(), self._report.seconds())
+
+    def _force_overdue_handoffs(self) -> None:
+        for held in self.leases.overdue_handoffs():
+            self.prefetcher.remove(held.lease.lease_key)
+            self.leases.complete_handoff(held, forced=True)
+
+    def fetch_tick(self) -> float:
+        """One GetRecords if one is due and the buffer has room; returns seconds until the next may be."""
+        return self.prefetcher.step()
+
+    def lead_tick(self) -> float:
+        """One leader cycle, once nobody has led for the time of the lock; returns seconds until the next."""
+        leader = self._parts.leader
+        interval = min(self._settings.lease_assignment_interval_millis, self._settings.leader.leader_heartbeat_period_millis) / 1000
+        if leader is not None and self._may_lead():
+            leader.run_once()
+        return interval
+
+    def _may_lead(self) -> bool:
+        """A lock that is absent is taken only after some patience: the sensor, if there is one, goes first."""
+        if self._parts.leader_patience_seconds <= 0:
+            return True
+        try:
+            absent = self._parts.coordinator_table.read_lock() is None
+        except AwsError as error:
+            self._events(AwsTrouble("GetItem Leader", str(error)))
+            return False
+        now = self._clock.monotonic()
+        if not absent:
+            self._absent_since = None
+            return True
+        if self._absent_since is None:
+            self._absent_since = now
+        return now - self._absent_since >= self._parts.leader_patience_seconds
+
+    def shut_down(self, background: Background, reason: StopReason) -> None:
+        """Stop the threads, checkpoint, release leases and lock, delete the worker's row. Errors of one step do not hold up the next."""
+        background.join(JOIN_SECONDS)
+        self._guard("release", self.lifecycle.release_all)
+        if self._parts.leader is not None:
+            self._guard("release of the leader lock", self._parts.leader.release)
+        self._guard("deregistration", self.reporter.deregister)
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._events(WorkerStopped(self.worker_id, reason))
+
+    def _progress(self) -> WorkerProgress:
+        return self.figures.close_period(lag=self.prefetcher.lag(), positions=self._positions())
+
+    def _positions(self) -> dict[str, str]:
+        return {key: str(c.committed) for key, c in self.lifecycle.consumers.items() if c.committed is not None}
+
+    def _reader(self, consumer: ShardConsumer) -> ShardReader:
+        lease = consumer.held.lease
+        if consumer.committed is None:
+            raise ValueError(f"the lease {lease.lease_key} has no position yet")
+        return ShardReader(
+            self._parts.kinesis,
+            consumer.stream,
+            lease.lease_key,
+            lease.shard_id,
+            consumer.committed,
+            lease.hash_key_range,
+            self._settings.retrieval,
+            self._clock,
+            initial_timestamp=self._settings.shard_sync.initial_timestamp,
+        )
+
+    def _map(self, call: Callable[[object], Event | None], items: Sequence[object]) -> list[Event | None]:
+        return list(self._pool.map(call, items)) if len(items) > 1 else [call(item) for item in items]
+
+    def _guard(self, what: str, call: Callable[[], object]) -> None:
+        try:
+            call()
+        except AwsError as error:
+            self._events(AwsTrouble(what, str(error)))
