@@ -1,0 +1,186 @@
+"""AWS as one object: the session, its two clients, and the tables and the stream client made from them.
+
+The pipeline, the command line and Dagster's resources all come here, so time-outs, retries and the user agent are decided once.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+import boto3
+from botocore.config import Config
+from botocore.exceptions import BotoCoreError, NoRegionError, PartialCredentialsError, ProfileNotFound
+
+from kcl_pipeline import __version__
+from kcl_pipeline.clock import Clock, SystemClock
+from kcl_pipeline.config import ConsumerSettings
+from kcl_pipeline.errors import SettingsError
+
+if TYPE_CHECKING:
+    from mypy_boto3_dynamodb import DynamoDBClient
+    from mypy_boto3_kinesis import KinesisClient as BotoKinesisClient
+
+    from kcl_pipeline.leases.tables import CoordinatorStateTable, LeaseTable, WorkerMetricsTable
+    from kcl_pipeline.records.boto import BotoKinesis
+
+CONNECT_TIMEOUT_SECONDS: Final = 5.0
+SPARE_CONNECTIONS: Final = 4
+
+
+@dataclass(frozen=True, slots=True)
+class SessionOptions:
+    """Where AWS is and who asks. None everywhere: what the standard environment, configuration files and instance roles say.
+
+    `endpoint_url` serves both services and overrules `AWS_ENDPOINT_URL`. Keys are given both or not at all.
+    """
+
+    region_name: str | None = None
+    profile_name: str | None = None
+    endpoint_url: str | None = None
+    aws_access_key_id: str | None = None
+    aws_secret_access_key: str | None = field(default=None, repr=False)
+    aws_session_token: str | None = field(default=None, repr=False)
+
+
+class AwsClients:
+    """The boto3 clients of one application, made when first asked for and then kept; they may be used by many threads.
+
+    Raises `SettingsError` when the region, the profile, the endpoint or half a key pair is missing or wrong. No call is made to a service.
+    """
+
+    def __init__(self, settings: ConsumerSettings, options: SessionOptions | None = None, *, clock: Clock | None = None) -> None:
+        self.options = options or SessionOptions()
+        self._settings = settings
+        self._lock = (clock or SystemClock()).lock()
+        self._session: boto3.Session | None = None
+        self._dynamodb: DynamoDBClient | None = None
+        self._kinesis: BotoKinesisClient | None = None
+
+    @property
+    def dynamodb(self) -> DynamoDBClient:
+        """The DynamoDB client: a call that timed out is never repeated behind the caller's back."""
+        with self._lock, _as_settings_errors():
+            if self._dynamodb is None:
+                self._dynamodb = self._get_session().client("dynamodb", endpoint_url=self.options.endpoint_url, config=dynamodb_config(self._settings))
+            return self._dynamodb
+
+    @property
+    def kinesis(self) -> BotoKinesisClient:
+        """The Kinesis client, with a connection for every fetch thread."""
+        with self._lock, _as_settings_errors():
+            if self._kinesis is None:
+                self._kinesis = self._get_session().client("kinesis", endpoint_url=self.options.endpoint_url, config=kinesis_config(self._settings))
+            return self._kinesis
+
+    @property
+    def endpoint_url(self) -> str:
+        """Where DynamoDB is reached."""
+        return self.dynamodb.meta.endpoint_url
+
+    @property
+    def region_name(self) -> str:
+        """The region of both clients."""
+        return self.dynamodb.meta.region_name
+
+    def has_credentials(self) -> bool:
+        """Whether any source of credentials has some; an instance role may be asked for them over the network."""
+        with self._lock, _as_settings_errors():
+            return self._get_session().get_credentials() is not None
+
+    def close(self) -> None:
+        """Close the connections; the clients are made anew when asked for again."""
+        with self._lock:
+            for client in (self._dynamodb, self._kinesis):
+                if client is not None:
+                    client.close()
+            self._dynamodb = self._kinesis = None
+
+    def _get_session(self) -> boto3.Session:
+        if self._session is None:
+            options = self.options
+            self._session = boto3.Session(
+                aws_access_key_id=options.aws_access_key_id,
+                aws_secret_access_key=options.aws_secret_access_key,
+                aws_session_token=options.aws_session_token,
+                profile_name=options.profile_name,
+                # boto3 reads AWS_DEFAULT_REGION and the profile; containers and functions are given AWS_REGION
+                region_name=options.region_name or os.environ.get("AWS_REGION") or None,
+            )
+        return self._session
+
+
+@contextmanager
+def _as_settings_errors() -> Iterator[None]:
+    try:
+        yield
+    except NoRegionError as error:
+        raise SettingsError("no AWS region is set; set AWS_REGION (for the embedded AWS any will do, such as us-east-1)") from error
+    except ProfileNotFound as error:
+        raise SettingsError(f"{error}; write a profile of ~/.aws/config, or leave it out") from error
+    except PartialCredentialsError as error:
+        raise SettingsError(f"{error}; give the access key id and the secret access key together") from error
+    except (BotoCoreError, ValueError) as error:
+        raise SettingsError(f"the AWS session cannot be made: {error}") from error
+
+
+def user_agent(settings: ConsumerSettings) -> str:
+    """What AWS's logs show of this application."""
+    return f"kcl-pipeline/{__version__} kcl-application/{settings.application_name}"
+
+
+def dynamodb_config(settings: ConsumerSettings) -> Config:
+    """Time-outs of the lease settings; one attempt, because a repeated conditional write fails on its own first attempt (protocol §1.4.1)."""
+    return Config(
+        user_agent_extra=user_agent(settings),
+        connect_timeout=CONNECT_TIMEOUT_SECONDS,
+        read_timeout=settings.lease.dynamo_db_request_timeout_millis / 1000,
+        retries={"total_max_attempts": 1, "mode": "standard"},
+        max_pool_connections=settings.lease.max_lease_renewal_threads + SPARE_CONNECTIONS,
+        tcp_keepalive=True,
+    )
+
+
+def kinesis_config(settings: ConsumerSettings) -> Config:
+    """Time-outs of the retrieval settings; one attempt, because the reader backs off by itself and counts every call against the shard's limits."""
+    return Config(
+        user_agent_extra=user_agent(settings),
+        connect_timeout=CONNECT_TIMEOUT_SECONDS,
+        read_timeout=settings.retrieval.kinesis_request_timeout_millis / 1000,
+        retries={"total_max_attempts": 1, "mode": "standard"},
+        max_pool_connections=settings.retrieval.fetch_threads + SPARE_CONNECTIONS,
+        tcp_keepalive=True,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Tables:
+    """The three tables of one application."""
+
+    lease: LeaseTable
+    workers: WorkerMetricsTable
+    coordinator: CoordinatorStateTable
+
+
+def open_tables(settings: ConsumerSettings, clients: AwsClients, clock: Clock) -> Tables:
+    """The three tables as objects; nothing is created or read until they are used."""
+    from kcl_pipeline.leases.dynamodb import DynamoDbLeaseTable  # noqa: PLC0415 (the command line opens without tables)
+    from kcl_pipeline.leases.dynamodb_coordinator import DynamoDbCoordinatorStateTable  # noqa: PLC0415 (likewise)
+    from kcl_pipeline.leases.dynamodb_workers import DynamoDbWorkerMetricsTable  # noqa: PLC0415 (likewise)
+
+    client = clients.dynamodb
+    return Tables(
+        DynamoDbLeaseTable(client, settings.lease_table_name, settings.lease_table, settings.lease, clock),
+        DynamoDbWorkerMetricsTable(client, settings.worker_metrics_table_name, settings.worker_metrics_table, clock),
+        DynamoDbCoordinatorStateTable(client, settings.coordinator_state_table_name, settings.coordinator_state_table, clock),
+    )
+
+
+def open_kinesis(settings: ConsumerSettings, clients: AwsClients, clock: Clock) -> BotoKinesis:
+    """The stream client of this application."""
+    from kcl_pipeline.records.boto import BotoKinesis  # noqa: PLC0415 (pyarrow is needed only where records are read)
+
+    return BotoKinesis(clients.kinesis, settings.retrieval, settings.shard_sync, clock)
