@@ -1,0 +1,90 @@
+"""What the demonstration does through Dagster's page, as a user would: look at runs, launch a worker, terminate one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import requests
+
+RUNS = """query Runs($filter: RunsFilter) { runsOrError(filter: $filter, limit: 100) { ... on Runs { results { runId status tags { key value } } } } }"""
+LAUNCH = """mutation Launch($params: ExecutionParams!) { launchRun(executionParams: $params) { __typename ... on LaunchRunSuccess { run { runId } }
+  ... on PythonError { message } ... on RunConfigValidationInvalid { errors { message } } } }"""
+TERMINATE = """mutation Terminate($run: String!) { terminateRun(runId: $run) { __typename ... on TerminateRunFailure { message } ... on PythonError { message } } }"""
+MATERIALIZATIONS = """query Events($run: ID!) { runOrError(runId: $run) { ... on Run { assetMaterializations {
+  metadataEntries { label ... on IntMetadataEntry { intValue } ... on FloatMetadataEntry { floatValue } } } } } }"""
+SENSOR = """query Sensor($selector: SensorSelector!) { sensorOrError(sensorSelector: $selector) { __typename ... on Sensor { id } } }"""
+STOP_SENSOR = """mutation Stop($id: String!) { stopSensor(id: $id) { __typename ... on PythonError { message } } }"""
+LOCATIONS = """query { workspaceOrError { ... on Workspace { locationEntries { name loadStatus locationOrLoadError { __typename
+  ... on RepositoryLocation { repositories { name } } ... on PythonError { message } } } } } }"""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One worker run: its id, Dagster's status, and its tags."""
+
+    run_id: str
+    status: str
+    tags: Mapping[str, str]
+
+
+class DagsterPage:
+    """Dagster's GraphQL endpoint. Raises `requests.RequestException` when it cannot be reached, `RuntimeError` with Dagster's own words otherwise."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self._session = requests.Session()
+
+    def _ask(self, query: str, **variables: Any) -> dict[str, Any]:
+        answer = self._session.post(f"{self.url}/graphql", json={"query": query, "variables": variables}, timeout=30)
+        answer.raise_for_status()
+        body = answer.json()
+        if body.get("errors"):
+            raise RuntimeError(f"Dagster answered: {body['errors'][0]['message']}")
+        data: dict[str, Any] = body["data"]
+        return data
+
+    def loaded(self) -> tuple[str, str] | None:
+        """(location, repository) once the code is loaded; None before. Raises `RuntimeError` when it cannot be loaded."""
+        entries = self._ask(LOCATIONS)["workspaceOrError"].get("locationEntries", [])
+        for entry in entries:
+            found = entry["locationOrLoadError"] or {}
+            if found.get("__typename") == "PythonError":
+                raise RuntimeError(f"Dagster cannot load {entry['name']}: {found['message']}")
+            if found.get("repositories"):
+                return entry["name"], found["repositories"][0]["name"]
+        return None
+
+    def runs(self, job: str) -> list[Run]:
+        """All runs of a job, newest first."""
+        results = self._ask(RUNS, filter={"pipelineName": job})["runsOrError"]["results"]
+        return [Run(r["runId"], r["status"], {t["key"]: t["value"] for t in r["tags"]}) for r in results]
+
+    def launch(self, location: str, repository: str, job: str, run_config: Mapping[str, Any], tags: Mapping[str, str]) -> str:
+        """Launch a run, as the Launchpad does; returns its id."""
+        selector = {"repositoryLocationName": location, "repositoryName": repository, "pipelineName": job}
+        metadata = {"tags": [{"key": key, "value": value} for key, value in tags.items()]}
+        answer = self._ask(LAUNCH, params={"selector": selector, "runConfigData": run_config, "executionMetadata": metadata})["launchRun"]
+        if answer["__typename"] != "LaunchRunSuccess":
+            raise RuntimeError(f"Dagster did not launch {job}: {answer}")
+        return str(answer["run"]["runId"])
+
+    def terminate(self, run_id: str) -> None:
+        """Terminate a run, as the button does: it gets an interrupt and all the time it needs."""
+        answer = self._ask(TERMINATE, run=run_id)["terminateRun"]
+        if answer["__typename"] != "TerminateRunSuccess":
+            raise RuntimeError(f"Dagster did not terminate {run_id}: {answer}")
+
+    def stop_sensor(self, location: str, repository: str, sensor: str) -> None:
+        """Turn a sensor off, so that it starts no more workers."""
+        state = self._ask(SENSOR, selector={"repositoryLocationName": location, "repositoryName": repository, "sensorName": sensor})["sensorOrError"]
+        answer = self._ask(STOP_SENSOR, id=state["id"])["stopSensor"]
+        if answer["__typename"] != "StopSensorMutationResult":
+            raise RuntimeError(f"Dagster did not stop the sensor {sensor}: {answer}")
+
+    def sum_of(self, run_id: str, label: str) -> float:
+        """The sum of one additive figure over the materializations that a run has reported."""
+        found = self._ask(MATERIALIZATIONS, run=run_id)["runOrError"].get("assetMaterializations", [])
+        entries = [entry for one in found for entry in one["metadataEntries"] if entry["label"] == label]
+        return float(sum(entry.get("intValue") or entry.get("floatValue") or 0 for entry in entries))

@@ -1,0 +1,252 @@
+"""The main job: the whole pipeline on real input, through a reshard and a changing fleet, with a verdict at the end."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import threading
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import boto3
+from botocore.config import Config
+
+from kcl_pipeline.aws import AwsClients, open_tables
+from kcl_pipeline.clock import Clock
+from kcl_pipeline.config import ConsumerSettings
+from kcl_pipeline.errors import KclError
+from kcl_pipeline.leases.lease import Lease
+from kcl_pipeline.local.demo.dagster_client import DagsterPage, Run
+from kcl_pipeline.local.demo.processes import Processes, free_port
+from kcl_pipeline.local.demo.publisher import ORDERS, TELEMETRY, Publisher
+from kcl_pipeline.local.demo.table import CommittedRows, Comparison, compare
+
+if TYPE_CHECKING:
+    from mypy_boto3_kinesis import KinesisClient
+
+MODULE: Final = "kcl_pipeline.local.demo.definitions"
+APPLICATION: Final = "orders"
+JOB: Final = "orders_consume"
+SHARDS: Final = 8
+LIVE: Final = ("QUEUED", "NOT_STARTED", "STARTING", "STARTED", "CANCELING")
+PROGRESS_SECONDS: Final = 5.0
+
+
+class DemoFailed(KclError):  # noqa: N818 (a sentence for people)
+    """The demonstration could not go on; the message says what it waited for."""
+
+
+@dataclass(frozen=True, slots=True)
+class DemoOptions:
+    """How big and how fast. `timeout_seconds` bounds every single wait."""
+
+    events: int = 200_000
+    per_second: int = 2_500
+    folder: Path = Path(".run")
+    page_port: int = 3000
+    timeout_seconds: float = 300.0
+
+
+@dataclass
+class Demo:
+    """One demonstration. `say` prints a line."""
+
+    options: DemoOptions
+    clock: Clock
+    say: Callable[[str], None]
+    interrupted: threading.Event = field(default_factory=threading.Event)
+
+    def __post_init__(self) -> None:
+        self.began = self.clock.monotonic()
+        self.folder = self.options.folder.resolve()
+        self.lake = self.folder / "lake"
+        self.table_uri = str(self.lake / "events")
+        self.rows = CommittedRows(self.table_uri)
+        self.reshards = 0
+        self._last_progress = self.began
+        self._last_committed = 0
+        self._location = ("", "")
+
+    def start(self) -> None:
+        """Embedded AWS, streams, Dagster with the leader sensor on."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self.folder.mkdir(parents=True)
+        self.processes = Processes(self.folder, self.clock, {"KCL_DEMO_LAKE": str(self.lake)})
+        self.say("starting the embedded AWS")
+        url = self.processes.start_aws(free_port(4566))
+        self.kinesis = self._client(url)
+        self.kinesis.create_stream(StreamName=ORDERS, ShardCount=SHARDS)
+        self.kinesis.create_stream(StreamName=TELEMETRY, ShardCount=1)
+        self.say(f"embedded AWS at {url}: streams {ORDERS} ({SHARDS} shards) and {TELEMETRY} (1 shard)")
+        self.page = DagsterPage(self.processes.start_dagster(MODULE, free_port(self.options.page_port)))
+        self.say(f"Dagster's page is at {self.page.url}")
+        settings = ConsumerSettings(application_name=APPLICATION, streams=(ORDERS, TELEMETRY))
+        options = {"endpoint_url": url, "region_name": "us-east-1", "aws_access_key_id": "embedded", "aws_secret_access_key": "embedded"}
+        self.tables = open_tables(settings, AwsClients(**options), self.clock)
+
+    def _client(self, url: str) -> KinesisClient:
+        session = boto3.Session("embedded", "embedded", region_name="us-east-1")
+        return session.client("kinesis", endpoint_url=url, config=Config(retries={"max_attempts": 5, "mode": "standard"}))
+
+    def run(self) -> Comparison:
+        """The whole story; returns the comparison of table and published events."""
+        self.wait_for("Dagster to load the code", self._loaded)
+        self.wait_for("the sensor to start two workers", lambda: len(self.live_runs()) >= 2)
+        self.wait_for("two workers to hold all leases", lambda: len(self.owners()) >= 2 and None not in self.owners())
+        self.publisher = Publisher(self.kinesis, self.clock, self.options.events, self.options.per_second, SHARDS)
+        self.publisher.start()
+        total = self.options.events
+        self.wait_for("a quarter to be published", lambda: self.publisher.published >= total * 0.25)
+        self.split_hot_shard()
+        self.wait_for("two fifths to be published", lambda: self.publisher.published >= total * 0.4)
+        self.start_third_worker()
+        self.wait_for("half to be published", lambda: self.publisher.published >= total * 0.5)
+        self.merge_cold_shards()
+        self.wait_for("the third worker to hold leases", lambda: len(self.owners() - {None}) >= 3)
+        self.wait_for("nine tenths to be published", lambda: self.publisher.published >= total * 0.9)
+        self.stop_one_worker()
+        self.wait_for("everything to be published", lambda: self.publisher.orders_done)
+        self.publisher.finish()
+        self.say(f"published {self.publisher.published:,} events; waiting for the table to have them all")
+        self.wait_for("everything published to be in the table", lambda: self.rows.count() >= self.publisher.published)
+        self.wait_for("every finished parent to be at SHARD_END or cleaned up", self._parents_finished)
+        return compare(self.table_uri, self.publisher.ids)
+
+    def _loaded(self) -> bool:
+        found = self.page.loaded()
+        if found is not None:
+            self._location = found
+        return found is not None
+
+    def live_runs(self) -> list[Run]:
+        """Worker runs that are not over."""
+        return [run for run in self.page.runs(JOB) if run.status in LIVE]
+
+    def leases(self) -> tuple[Lease, ...]:
+        """The lease rows; none before the table exists."""
+        try:
+            return self.tables.lease.list_leases().leases
+        except KclError:
+            return ()
+
+    def owners(self) -> set[str | None]:
+        """The distinct owners of unfinished leases; {None} while there are no leases."""
+        return {lease.actual_owner for lease in self.leases() if not lease.ended} or {None}
+
+    def split_hot_shard(self) -> None:
+        """Split the first shard, which takes a quarter of all bytes."""
+        shard = self._open_shards()[0]
+        low, high = (int(shard["HashKeyRange"][end]) for end in ("StartingHashKey", "EndingHashKey"))
+        self.kinesis.split_shard(StreamName=ORDERS, ShardToSplit=shard["ShardId"], NewStartingHashKey=str((low + high) // 2))
+        self.reshards += 1
+        self.say(f"split the hot shard {shard['ShardId']}")
+
+    def merge_cold_shards(self) -> None:
+        """Merge the two shards with the highest hash keys, which are cold."""
+        first, second = self._open_shards()[-2:]
+        self.kinesis.merge_shards(StreamName=ORDERS, ShardToMerge=first["ShardId"], AdjacentShardToMerge=second["ShardId"])
+        self.reshards += 1
+        self.say(f"merged the cold shards {first['ShardId']} and {second['ShardId']}")
+
+    def _open_shards(self) -> list[Any]:
+        shards = self.kinesis.list_shards(StreamName=ORDERS, ShardFilter={"Type": "AT_LATEST"})["Shards"]
+        return sorted(shards, key=lambda s: int(s["HashKeyRange"]["StartingHashKey"]))
+
+    def start_third_worker(self) -> None:
+        """Launch a worker run by hand, as from the Launchpad."""
+        config = {"ops": {"orders__events": {"config": {"mode": "continuous"}}}}
+        run = self.page.launch(*self._location, JOB, config, {"kcl/application": APPLICATION, "kcl/mode": "continuous"})
+        self.say(f"launched a third worker: {self.page.url}/runs/{run}")
+
+    def stop_one_worker(self) -> None:
+        """Terminate the oldest worker, as with the button."""
+        oldest = self.live_runs()[-1]
+        self.page.terminate(oldest.run_id)
+        self.say(f"stopping one worker gracefully: {self.page.url}/runs/{oldest.run_id}")
+
+    def _parents_finished(self) -> bool:
+        described = self.kinesis.list_shards(StreamName=ORDERS)["Shards"]
+        parents = {s["ShardId"] for s in described if "EndingSequenceNumber" in s["SequenceNumberRange"]}
+        return all(lease.ended for lease in self.leases() if lease.shard_id in parents and ORDERS in (lease.stream or ""))
+
+    def wait_for(self, what: str, condition: Callable[[], bool]) -> None:
+        """Wait for a condition, printing progress; raises `DemoFailed` after the time-out, or when interrupted."""
+        deadline = self.clock.monotonic() + self.options.timeout_seconds
+        while not condition():
+            if self.interrupted.wait(0.5):
+                raise DemoFailed("interrupted")
+            self.processes.check()
+            self.progress()
+            if self.clock.monotonic() > deadline:
+                raise DemoFailed(f"waited {self.options.timeout_seconds:.0f} s in vain for {what}; logs are in {self.folder}")
+
+    def progress(self) -> None:
+        """One line every five seconds: published, committed, records/s, lag, leases per worker."""
+        now = self.clock.monotonic()
+        if now - self._last_progress < PROGRESS_SECONDS:
+            return
+        committed = self.rows.count()
+        rate = (committed - self._last_committed) / (now - self._last_progress)
+        self._last_progress, self._last_committed = now, committed
+        published = self.publisher.published if hasattr(self, "publisher") else 0
+        per_worker = Counter(lease.actual_owner or "nobody" for lease in self.leases() if not lease.ended)
+        shown = " ".join(f"{worker}={count}" for worker, count in sorted(per_worker.items())) or "none yet"
+        self.say(
+            f"{now - self.began:5.0f} s  published {published:>9,}  committed {committed:>9,}  {rate:>7,.0f} records/s"
+            f"  lag {published - committed:>7,}  leases {shown}  {self.page.url}"
+        )
+
+    def stop(self) -> tuple[int, int]:
+        """Stop the workers through Dagster, then everything else; returns (handoffs, distinct workers)."""
+        handoffs = workers = 0
+        try:
+            runs = self.page.runs(JOB) if hasattr(self, "page") else []
+            self._terminate_all(runs)
+            handoffs = round(sum(self.page.sum_of(run.run_id, "handoffs") for run in runs))
+            workers = len(runs)
+        except (OSError, RuntimeError) as error:
+            self.say(f"stopping through Dagster failed ({error}); stopping the processes")
+        finally:
+            self.processes.stop_all()
+        return handoffs, workers
+
+    def _terminate_all(self, runs: list[Run]) -> None:
+        self.page.stop_sensor(*self._location, f"{APPLICATION}_leader")
+        for run in runs:
+            if run.status in ("QUEUED", "STARTING", "STARTED"):
+                self.page.terminate(run.run_id)
+        deadline = self.clock.monotonic() + 60
+        while self.live_runs() and self.clock.monotonic() < deadline:
+            self.clock.sleep(0.5)
+
+
+def run_demo(options: DemoOptions, clock: Clock, say: Callable[[str], None], *, stay_open: bool = False) -> int:
+    """Run the demonstration; returns the exit code. With `stay_open` the page stays up, with new events, until Ctrl-C."""
+    demo = Demo(options, clock, say)
+    old = {number: signal.signal(number, lambda *_: demo.interrupted.set()) for number in (signal.SIGINT, signal.SIGTERM)}
+    comparison = None
+    try:
+        demo.start()
+        comparison = demo.run()
+        if stay_open:
+            say(f"everything is in the table; the page stays open at {demo.page.url} until Ctrl-C")
+            while not demo.interrupted.wait(1.0):
+                demo.processes.check()
+                demo.progress()
+    except KclError as error:
+        say(f"failed: {error}")
+    finally:
+        handoffs, workers = demo.stop() if hasattr(demo, "processes") else (0, 0)
+        for number, handler in old.items():
+            signal.signal(number, handler)
+    if comparison is None:
+        return 1
+    seconds = clock.monotonic() - demo.began
+    say(
+        f"VERDICT published={len(demo.publisher.ids)} committed={comparison.committed} missing={comparison.missing} duplicated={comparison.duplicated}"
+        f" reshards={demo.reshards} handoffs={handoffs} workers={workers} seconds={seconds:.0f}"
+    )
+    return 0 if comparison.exact else 1
