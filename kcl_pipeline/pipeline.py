@@ -1,15 +1,15 @@
 """What a user writes: one function and one object.
 
-    def per_minute(records: DataFrame) -> DataFrame: ...
+def per_minute(records: DataFrame) -> DataFrame: ...
 
-    orders = KinesisPipeline(
-        name="orders",
-        streams=["orders"],
-        transform=per_minute,
-        sink=DeltaSink("lake/orders_per_minute"),
-        workers=Fleet(min=2, max=8),
-    )
-    defs = orders.definitions()
+orders = KinesisPipeline(
+    name="orders",
+    streams=["orders"],
+    transform=per_minute,
+    sink=DeltaSink("lake/orders_per_minute"),
+    workers=Fleet(min=2, max=8),
+)
+defs = orders.definitions()
 """
 
 from __future__ import annotations
@@ -105,12 +105,10 @@ class KinesisPipeline:
     ) -> LeaderCycle:
         """A leader for this application; nothing is read or written before its first cycle."""
         clock = clock or SystemClock()
-        clients = clients or AwsClients()
+        clients = clients or AwsClients(self.settings)
         tables = open_tables(self.settings, clients, clock)
         kinesis = open_kinesis(self.settings, clients, clock)
-        return LeaderCycle(
-            self.settings, tables.lease, tables.workers, tables.coordinator, kinesis, clock, events, owner_name, resume_own_name=resume_own_name
-        )
+        return LeaderCycle(self.settings, tables.lease, tables.workers, tables.coordinator, kinesis, clock, events, owner_name, resume_own_name=resume_own_name)
 
     def build_worker(
         self,
@@ -130,7 +128,7 @@ class KinesisPipeline:
         from kcl_pipeline.worker.worker import Worker, WorkerParts  # noqa: PLC0415
 
         clock = clock or SystemClock()
-        clients = clients or AwsClients()
+        clients = clients or AwsClients(self.settings)
         tables = open_tables(self.settings, clients, clock)
         kinesis = open_kinesis(self.settings, clients, clock)
         leader = self.build_leader(worker_id, clients=clients, clock=clock, events=events) if leads else None

@@ -4,16 +4,41 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from typing import Protocol
 
 from kcl_pipeline.clock import Clock, StopSignal
+
+
+class Joinable(Protocol):
+    """A thread, or what a simulation takes for one."""
+
+    def join(self, timeout: float | None = None) -> None:
+        """Wait until it has ended, at most `timeout` seconds."""
+        ...
+
+    def is_alive(self) -> bool:
+        """Whether it has not ended yet."""
+        ...
+
+
+Spawn = Callable[[str, Callable[[], None]], Joinable]
+"""Starts a named thread."""
+
+
+def spawn_thread(name: str, target: Callable[[], None]) -> Joinable:
+    """A daemon thread of this process."""
+    thread = threading.Thread(target=target, name=name, daemon=True)
+    thread.start()
+    return thread
 
 
 class Background:
     """Named loops that run until stopped. A loop that raises stops everything; `check` then raises its error in the main thread."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, spawn: Spawn = spawn_thread) -> None:
         self.stop: StopSignal = clock.signal()
-        self._threads: list[threading.Thread] = []
+        self._spawn = spawn
+        self._threads: list[Joinable] = []
         self._failures: list[BaseException] = []
 
     def start(self, name: str, step: Callable[[], float]) -> None:
@@ -27,9 +52,7 @@ class Background:
                 self._failures.append(error)
                 self.stop.set()
 
-        thread = threading.Thread(target=loop, name=name, daemon=True)
-        self._threads.append(thread)
-        thread.start()
+        self._threads.append(self._spawn(name, loop))
 
     def check(self) -> None:
         """Raise the error of a loop that died, if one has."""

@@ -13,9 +13,9 @@ A taker that finds a pending checkpoint with number n asks the log: data = n mea
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TypeVar
 
 from kcl_pipeline.batch import Batch, BatchWriter, CommitEntry, TransactionalSink, Written
 from kcl_pipeline.clock import Clock
@@ -25,8 +25,6 @@ from kcl_pipeline.leases.held import Held, HeldLeases, pending_number
 from kcl_pipeline.sequence import Position
 from kcl_pipeline.worker.batches import records_of
 from kcl_pipeline.worker.consumer import ShardConsumer
-
-_T = TypeVar("_T")
 
 MAX_ATTEMPTS = 60
 RETRY_SECONDS = 0.25
@@ -94,10 +92,11 @@ class Committer:
             self._sink.ensure_table(written.schema)
             self._table_known = True
         for _ in range(len(batch.ranges) + 1):
-            lost = self._timed(timings, "prepare", lambda: self._prepare_all(batch, consumers))
-            version: int | None = None
+            with self._timed(timings, "prepare"):
+                lost = self._prepare_all(batch, consumers)
             if not lost:
-                landed, version, lost = self._timed(timings, "commit", lambda: self._land(batch, consumers, written))
+                with self._timed(timings, "commit"):
+                    landed, version, lost = self._land(batch, consumers, written)
                 if landed:
                     self._note_landed(batch, consumers)
                     return Committed(tuple(r.lease_key for r in batch.ranges), written.rows, version, timings)
@@ -105,7 +104,8 @@ class Committer:
             batch = without(batch, lost)
             if not batch.ranges:
                 return None
-            written = self._timed(timings, "rewrite", lambda: self._writer.write(batch))
+            with self._timed(timings, "rewrite"):
+                written = self._writer.write(batch)
         raise SinkError(f"batch {batch.batch_id} was refused more often than it has leases")
 
     def flush(self, consumer: ShardConsumer) -> None:
@@ -203,11 +203,11 @@ class Committer:
             self._leases.drop(consumers.pop(key).held, reason)
         self._events(BatchRefused(self._worker_id, batch.batch_id, tuple(sorted(lost)), "; ".join(sorted(set(lost.values())))))
 
-    def _timed(self, timings: dict[str, float], phase: str, call: Callable[[], _T]) -> _T:
+    @contextmanager
+    def _timed(self, timings: dict[str, float], phase: str) -> Iterator[None]:
         began = self._clock.monotonic()
-        result = call()
+        yield
         timings[phase] = timings.get(phase, 0.0) + (self._clock.monotonic() - began) * 1000
-        return result
 
 
 def without(batch: Batch, lease_keys: dict[str, str]) -> Batch:
@@ -220,4 +220,3 @@ def _entry(consumer: ShardConsumer) -> CommitEntry:
     if consumer.prepared is None:
         raise SinkError(f"the lease {consumer.lease_key} is not prepared")
     return CommitEntry(consumer.lease_key, consumer.prepared[1], consumer.numbers)
-

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from kcl_pipeline.batch import SinkNumbers
@@ -39,7 +39,7 @@ class ShardConsumer:
     state: ConsumerState = ConsumerState.BLOCKED
     committed: Position | None = None
     checkpointed: Position | None = None
-    numbers: SinkNumbers = SinkNumbers()
+    numbers: SinkNumbers = field(default_factory=SinkNumbers)
     prepared: tuple[Position, int] | None = None
     last_commit: float = 0.0
     due: float = 0.0

@@ -28,7 +28,7 @@ from kcl_pipeline.records.kinesis import KinesisClient
 from kcl_pipeline.records.prefetch import Prefetcher
 from kcl_pipeline.records.reader import ShardReader
 from kcl_pipeline.shards import StreamId
-from kcl_pipeline.worker.background import Background, Due
+from kcl_pipeline.worker.background import Background, Due, Spawn, spawn_thread
 from kcl_pipeline.worker.commit import Committer
 from kcl_pipeline.worker.consumer import ShardConsumer
 from kcl_pipeline.worker.drain import DrainWatch
@@ -46,7 +46,11 @@ JOIN_SECONDS: Final = 10.0
 
 @dataclass(frozen=True, slots=True)
 class WorkerParts:
-    """What a worker is made of. `sink` and `writer` may be one object; `metric` None reports no CPU; `leader` None: somebody else leads."""
+    """What a worker is made of.
+
+    `metric` None reports no CPU; `leader` None: somebody else leads. `spawn` starts the threads, and `parallel` False makes renewals one after
+    the other: a simulation sets both.
+    """
 
     settings: ConsumerSettings
     lease_table: LeaseTable
@@ -62,6 +66,8 @@ class WorkerParts:
     leader: LeaderCycle | None = None
     leader_patience_seconds: float = 0.0
     run_id: str | None = None
+    spawn: Spawn = spawn_thread
+    parallel: bool = True
 
 
 class Worker:
@@ -76,9 +82,7 @@ class Worker:
         self._pool = ThreadPoolExecutor(max_workers=parts.settings.lease.max_lease_renewal_threads, thread_name_prefix="renew")
         self.leases = HeldLeases(parts.lease_table, worker_id, parts.settings.lease, parts.clock, parts.events)
         self.prefetcher = Prefetcher(parts.settings.retrieval, parts.clock, parts.rng, parts.events)
-        self.reporter = WorkerMetricsReporter(
-            parts.worker_table, worker_id, parts.settings.worker, parts.clock, parts.rng, parts.metric, run_id=parts.run_id
-        )
+        self.reporter = WorkerMetricsReporter(parts.worker_table, worker_id, parts.settings.worker, parts.clock, parts.rng, parts.metric, run_id=parts.run_id)
         self._streams: dict[str | None, StreamId] = {}
         self._committer = Committer(self.leases, parts.sink, parts.writer, parts.clock, parts.events, worker_id)
         self.lifecycle = Lifecycle(
@@ -118,14 +122,12 @@ class Worker:
         self.leases.recover()
         self._events(WorkerStarted(self.worker_id))
 
-    def run(
-        self, stop: StopSignal, *, mode: Mode = "continuous", on_progress: ProgressCallback | None = None, progress_seconds: float = 60.0
-    ) -> WorkerSummary:
+    def run(self, stop: StopSignal, *, mode: Mode = "continuous", on_progress: ProgressCallback | None = None, progress_seconds: float = 60.0) -> WorkerSummary:
         """Work until `stop` is set, a drain is asked for, or (mode drain) all that is there now is in the table.
 
         Whatever ends it, also an error (which is raised again): committed work is checkpointed, leases are released, the worker's row is deleted.
         """
-        background = Background(self._clock)
+        background = Background(self._clock, self._parts.spawn)
         reason = StopReason.FAILED
         try:
             self.prepare()
@@ -245,7 +247,7 @@ class Worker:
         )
 
     def _map(self, call: Callable[[object], Event | None], items: Sequence[object]) -> list[Event | None]:
-        return list(self._pool.map(call, items)) if len(items) > 1 else [call(item) for item in items]
+        return list(self._pool.map(call, items)) if self._parts.parallel and len(items) > 1 else [call(item) for item in items]
 
     def _guard(self, what: str, call: Callable[[], object]) -> None:
         try:

@@ -11,7 +11,9 @@ import requests
 RUNS = """query Runs($filter: RunsFilter) { runsOrError(filter: $filter, limit: 100) { ... on Runs { results { runId status tags { key value } } } } }"""
 LAUNCH = """mutation Launch($params: ExecutionParams!) { launchRun(executionParams: $params) { __typename ... on LaunchRunSuccess { run { runId } }
   ... on PythonError { message } ... on RunConfigValidationInvalid { errors { message } } } }"""
-TERMINATE = """mutation Terminate($run: String!) { terminateRun(runId: $run) { __typename ... on TerminateRunFailure { message } ... on PythonError { message } } }"""
+TERMINATE = (
+    """mutation Terminate($run: String!) { terminateRun(runId: $run) { __typename ... on TerminateRunFailure { message } ... on PythonError { message } } }"""
+)
 MATERIALIZATIONS = """query Events($run: ID!) { runOrError(runId: $run) { ... on Run { assetMaterializations {
   metadataEntries { label ... on IntMetadataEntry { intValue } ... on FloatMetadataEntry { floatValue } } } } } }"""
 SENSOR = """query Sensor($selector: SensorSelector!) { sensorOrError(sensorSelector: $selector) { __typename ... on Sensor { id } } }"""

@@ -62,7 +62,10 @@ def telemetry(clock: Clock, round_number: int) -> list[dict[str, Any]]:
         "disk_bytes_written": disk.write_bytes if disk else 0,
     }
     return [
-        {"Data": json.dumps({"id": f"{metric}-{round_number:06d}", "metric": metric, "value": float(value), "time": _now(clock)}).encode(), "PartitionKey": metric}
+        {
+            "Data": json.dumps({"id": f"{metric}-{round_number:06d}", "metric": metric, "value": float(value), "time": _now(clock)}).encode(),
+            "PartitionKey": metric,
+        }
         for metric, value in readings.items()
     ]
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import boto3
 from botocore.config import Config
 
-from kcl_pipeline.aws import AwsClients, open_tables
+from kcl_pipeline.aws import AwsClients, SessionOptions, open_tables
 from kcl_pipeline.clock import Clock
 from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.errors import KclError
@@ -84,8 +84,8 @@ class Demo:
         self.page = DagsterPage(self.processes.start_dagster(MODULE, free_port(self.options.page_port)))
         self.say(f"Dagster's page is at {self.page.url}")
         settings = ConsumerSettings(application_name=APPLICATION, streams=(ORDERS, TELEMETRY))
-        options = {"endpoint_url": url, "region_name": "us-east-1", "aws_access_key_id": "embedded", "aws_secret_access_key": "embedded"}
-        self.tables = open_tables(settings, AwsClients(**options), self.clock)
+        options = SessionOptions(endpoint_url=url, region_name="us-east-1", aws_access_key_id="embedded", aws_secret_access_key="embedded")  # noqa: S106 (the embedded AWS takes any)
+        self.tables = open_tables(settings, AwsClients(settings, options), self.clock)
 
     def _client(self, url: str) -> KinesisClient:
         session = boto3.Session("embedded", "embedded", region_name="us-east-1")

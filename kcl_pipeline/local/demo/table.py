@@ -13,7 +13,7 @@ from deltalake.exceptions import TableNotFoundError
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Events by id: `missing` were acknowledged but are not in the table, `duplicated` counts rows beyond the first of an id, `unknown` were never published."""
+    """Events by id: `missing` were acknowledged but are not in the table, `duplicated` are rows beyond the first, `unknown` were never published."""
 
     committed: int
     missing: int

@@ -1,0 +1,251 @@
+"""Virtual time for whole fleets: a seeded, cooperative scheduler under which production code runs unchanged.
+
+A *host* stands for a machine: it has clocks of its own (skewed, jumping), can be paused (everything on it stands still, as under SIGSTOP or a long garbage
+collection) and can crash (nothing on it runs again). A *task* stands for a thread. Tasks are greenlets: they change places only where they wait
+on the host's clock, and every simulated I/O call waits, so each call is a scheduling point. One seed decides everything.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import random
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Final
+
+import greenlet
+
+_POLL_SECONDS: Final = 0.005
+
+
+class HostCrashed(BaseException):
+    """Raised inside the tasks of a crashed host, and by every I/O call that they still try; no production code may catch it."""
+
+
+class TimeIsUp(Exception):  # noqa: N818 (it is not an error of the simulated code)
+    """The simulation reached its bound of virtual time or of steps."""
+
+
+@dataclass(eq=False)
+class Task:
+    """A simulated thread. `error` is what it died of, None while it lives or when it ended well."""
+
+    name: str
+    host: Host
+    greenlet: greenlet.greenlet
+    done: bool = False
+    error: BaseException | None = None
+
+    def join(self, timeout: float | None = None) -> None:
+        """Wait in virtual time until the task is done, at most `timeout` seconds."""
+        deadline = None if timeout is None else self.host.scheduler.now + timeout
+        while not self.done and (deadline is None or self.host.scheduler.now < deadline):
+            self.host.scheduler.pause(_POLL_SECONDS)
+
+    def is_alive(self) -> bool:
+        """Whether the task has not ended."""
+        return not self.done
+
+
+@dataclass(eq=False)
+class Host:
+    """A simulated machine. `skew_seconds` is added to its wall clock, `monotonic_base` to its monotonic one."""
+
+    name: str
+    scheduler: Scheduler
+    skew_seconds: float = 0.0
+    monotonic_base: float = 0.0
+    paused_until: float = 0.0
+    crashed: bool = False
+    tasks: list[Task] = field(default_factory=list)
+
+    def spawn(self, name: str, target: Callable[[], None]) -> Task:
+        """Start a task on this host."""
+        return self.scheduler.spawn(self, name, target)
+
+    def pause(self, seconds: float) -> None:
+        """Let nothing on this host run for `seconds`."""
+        self.paused_until = max(self.paused_until, self.scheduler.now + seconds)
+
+    def crash(self) -> None:
+        """Kill the host: its tasks end where they are, and nothing that they still try has an effect."""
+        self.crashed = True
+        self.paused_until = 0.0
+
+    def check(self) -> None:
+        """Raise `HostCrashed` when the host is dead; every simulated effect calls this first."""
+        if self.crashed:
+            raise HostCrashed(self.name)
+
+
+class Scheduler:
+    """Runs tasks in virtual time until none is left, a bound is reached, or the caller's condition holds.
+
+    `now` is virtual seconds from 0. The order of tasks that are due at the same time is drawn from the seeded generator.
+    """
+
+    def __init__(self, seed: int, *, max_steps: int = 2_000_000) -> None:
+        self.rng = random.Random(seed)
+        self.now = 0.0
+        self.steps = 0
+        self._max_steps = max_steps
+        self._queue: list[tuple[float, float, int, Task]] = []
+        self._serial = itertools.count()
+        self._hub = greenlet.getcurrent()
+        self._current: Task | None = None
+
+    def spawn(self, host: Host, name: str, target: Callable[[], None]) -> Task:
+        """Start a task; it first runs when the scheduler gets to it."""
+
+        def body() -> None:
+            try:
+                target()
+            except HostCrashed:
+                pass
+            except greenlet.GreenletExit:
+                raise
+            except BaseException as error:  # noqa: BLE001 (kept for whoever checks the task)
+                task.error = error
+            finally:
+                task.done = True
+
+        task = Task(name, host, greenlet.greenlet(body, parent=self._hub))
+        host.tasks.append(task)
+        self._enqueue(task, self.now)
+        return task
+
+    def _enqueue(self, task: Task, when: float) -> None:
+        heapq.heappush(self._queue, (when, self.rng.random(), next(self._serial), task))
+
+    def pause(self, seconds: float) -> None:
+        """Give way and come back after `seconds` of virtual time; raises `HostCrashed` if the host has died meanwhile."""
+        task = self._current
+        if task is None:
+            raise RuntimeError("only a task can wait in virtual time")
+        task.host.check()
+        self._enqueue(task, self.now + max(seconds, 0.0))
+        self._hub.switch()
+        task.host.check()
+
+    def run(self, until: Callable[[], bool] | None = None, *, seconds: float = 3_600.0) -> bool:
+        """Run until the condition holds (True), no task is left or `seconds` have passed (False). Raises `TimeIsUp` past the bound of steps."""
+        deadline = self.now + seconds
+        while self._queue:
+            if until is not None and until():
+                return True
+            when, _, _, task = self._queue[0]
+            if when > deadline:
+                self.now = deadline
+                return until is not None and until()
+            heapq.heappop(self._queue)
+            self._resume(task, when)
+        return until is not None and until()
+
+    def _resume(self, task: Task, when: float) -> None:
+        if task.done:
+            return
+        if not task.host.crashed and task.host.paused_until > when:
+            self._enqueue(task, task.host.paused_until)
+            return
+        self.now = max(self.now, when)
+        self.steps += 1
+        if self.steps > self._max_steps:
+            raise TimeIsUp(f"{self._max_steps} steps were not enough")
+        self._current = task
+        try:
+            task.greenlet.switch()
+        finally:
+            self._current = None
+
+    def close(self) -> None:
+        """End all tasks that are left, as crashes; afterwards no greenlet of this scheduler is alive."""
+        for _ in range(10_000):
+            live = [entry for entry in self._queue if not entry[3].done]
+            if not live:
+                return
+            self._queue = live
+            heapq.heapify(self._queue)
+            for *_, task in live:
+                task.host.crashed = True
+            _, _, _, task = heapq.heappop(self._queue)
+            self._resume(task, self.now)
+        raise RuntimeError("a task does not end although its host has crashed")
+
+
+class SimulatedClock:
+    """The `Clock` of one host: every wait is a scheduling point."""
+
+    def __init__(self, host: Host, epoch: float = 1_800_000_000.0) -> None:
+        self._host = host
+        self._epoch = epoch
+
+    def monotonic(self) -> float:
+        """Seconds since the host booted."""
+        return self._host.scheduler.now + self._host.monotonic_base
+
+    def wall(self) -> float:
+        """Epoch seconds with this host's skew."""
+        return self._epoch + self._host.scheduler.now + self._host.skew_seconds
+
+    def sleep(self, seconds: float) -> None:
+        """Pause the task."""
+        self._host.scheduler.pause(seconds)
+
+    def signal(self) -> SimulatedSignal:
+        """A stop signal in virtual time."""
+        return SimulatedSignal(self._host)
+
+    def lock(self) -> AbstractContextManager[object]:
+        """A lock that may be held across simulated I/O."""
+        return SimulatedLock(self._host)
+
+
+class SimulatedSignal:
+    """`threading.Event` in virtual time."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._set = False
+
+    def is_set(self) -> bool:
+        """Whether it has been set."""
+        return self._set
+
+    def set(self) -> None:
+        """Set it; waiters notice at their next look."""
+        self._set = True
+
+    def clear(self) -> None:
+        """Unset it."""
+        self._set = False
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait in slices, so that a set signal is noticed within a tenth of the time-out, at the latest after a quarter of a second."""
+        scheduler = self._host.scheduler
+        deadline = scheduler.now + (3_600.0 if timeout is None else timeout)
+        slice_seconds = min(max((timeout or 1.0) / 10, _POLL_SECONDS), 0.25)
+        while not self._set and scheduler.now < deadline:
+            scheduler.pause(min(slice_seconds, deadline - scheduler.now))
+        if timeout is not None and timeout <= 0:
+            scheduler.pause(0.0)
+        return self._set
+
+
+class SimulatedLock:
+    """`threading.Lock` in virtual time. Locking it twice from one task stands still for ever, as the real one does."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._held = False
+
+    def __enter__(self) -> bool:
+        while self._held:
+            self._host.scheduler.pause(_POLL_SECONDS)
+        self._held = True
+        return True
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._held = False
