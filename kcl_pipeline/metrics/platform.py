@@ -1,0 +1,79 @@
+"""Which provider tells the CPU of this worker (protocol §11.1).
+
+Amazon ECS, then Kubernetes, then any control group with a limit, then EC2, then psutil. Unlike KCL, a platform whose provider turns out
+unreadable gives way to the next one, and a laptop or a plain server has a metric too. No network is asked which platform this is: EC2 is known by
+its firmware, so nothing here waits for an instance metadata service, or needs one to be switched on.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from kcl_pipeline.clock import Clock
+from kcl_pipeline.metrics.cgroup import Group, GroupCpu, detect_group, is_limited
+from kcl_pipeline.metrics.cpu import proc_stat_cpu, psutil_cpu
+from kcl_pipeline.metrics.ecs import ENDPOINT_VARIABLE, EcsCpu, HttpGet, http_get
+from kcl_pipeline.metrics.provider import MetricProvider, ReadText, read_text
+
+KUBERNETES_TOKEN: Final = "/var/run/secrets/kubernetes.io/serviceaccount/token"  # noqa: S105 (the path of a file, which is only looked for)
+VENDOR: Final = "/sys/class/dmi/id/sys_vendor"
+HYPERVISOR: Final = "/sys/hypervisor/uuid"
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """What the choice depends on; the defaults are this machine."""
+
+    system: str = sys.platform
+    environment: Mapping[str, str] | None = None
+    read: ReadText = read_text
+    get: HttpGet = http_get
+    exists: Callable[[str], bool] = os.path.exists
+    cores: int = os.cpu_count() or 1
+
+    def variable(self, name: str) -> str:
+        """An environment variable, "" when it is not set."""
+        return (os.environ if self.environment is None else self.environment).get(name, "")
+
+
+def select_provider(clock: Clock, host: Host | None = None) -> MetricProvider | None:
+    """The CPU provider of this worker, tried once; None when no source can be read: a worker without metrics."""
+    for provider in _candidates(clock, host or Host()):
+        try:
+            provider.sample()
+        except Exception:  # noqa: BLE001, S112 (whatever a source raises, it is not usable here, and the next one is asked)
+            continue
+        return provider
+    return None
+
+
+def _candidates(clock: Clock, host: Host) -> Iterator[MetricProvider]:
+    if host.system == "linux":
+        if host.variable(ENDPOINT_VARIABLE):
+            yield EcsCpu(host.variable(ENDPOINT_VARIABLE), host.get)
+        group = detect_group(host.read)
+        if group is not None and (host.exists(KUBERNETES_TOKEN) or _has_limit(group, host.cores)):
+            yield GroupCpu(group, clock, host.cores)
+        if is_ec2(host.read):
+            yield proc_stat_cpu(host.read)
+    yield psutil_cpu()
+
+
+def _has_limit(group: Group, cores: int) -> bool:
+    return is_limited(group.limit(), cores)
+
+
+def is_ec2(read: ReadText) -> bool:
+    """Whether the firmware is Amazon's: the vendor on Nitro instances, the hypervisor's id on older ones."""
+    return _text(read, VENDOR).startswith("Amazon EC2") or _text(read, HYPERVISOR).lower().startswith("ec2")
+
+
+def _text(read: ReadText, path: str) -> str:
+    try:
+        return read(path)
+    except OSError:
+        return ""
