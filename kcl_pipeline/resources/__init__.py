@@ -1,1 +1,7 @@
-"""Dagster resources."""
+"""Dagster resources: the AWS session, the three tables, Spark."""
+
+from kcl_pipeline.resources.aws import AwsResource
+from kcl_pipeline.resources.spark import SparkResource
+from kcl_pipeline.resources.tables import CoordinatorStateTableResource, LeaseTableResource, WorkerMetricsTableResource
+
+__all__ = ["AwsResource", "CoordinatorStateTableResource", "LeaseTableResource", "SparkResource", "WorkerMetricsTableResource"]

@@ -1,0 +1,146 @@
+"""Is the fleet well? Pure functions from rows to a verdict; the checks' buttons and the leader sensor use the same ones."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import dagster as dg
+
+from kcl_pipeline.assets.figures import lag_text, table_of
+from kcl_pipeline.leases.lease import Lease
+from kcl_pipeline.leases.tables import WorkerMetrics
+from kcl_pipeline.shards import MAX_HASH_KEY
+
+COVERAGE: Final = "hash_ranges_covered"
+STUCK: Final = "leases_renewed"
+BALANCE: Final = "balanced"
+LAG: Final = "lag_below_threshold"
+
+IDLE_POINTS: Final = 5.0
+"""Differences of CPU below so many percentage points are noise."""
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """The verdict of one check."""
+
+    check: str
+    passed: bool
+    description: str
+    severity: dg.AssetCheckSeverity
+    metadata: dict[str, Any] = field(default_factory=dict)
+
+    def result(self) -> dg.AssetCheckResult:
+        """For a check that is executed."""
+        return dg.AssetCheckResult(passed=self.passed, severity=self.severity, description=self.description, metadata=self.metadata)
+
+    def evaluation(self, key: dg.AssetKey) -> dg.AssetCheckEvaluation:
+        """For the leader sensor: the same check, without a run."""
+        return dg.AssetCheckEvaluation(
+            asset_key=key, check_name=self.check, passed=self.passed, severity=self.severity, description=self.description, metadata=self.metadata
+        )
+
+
+def lease_counts(leases: Iterable[Lease]) -> Counter[str]:
+    """Unfinished leases per worker that processes them."""
+    return Counter(lease.actual_owner for lease in leases if not lease.ended and lease.actual_owner is not None)
+
+
+def first_gap(leases: Iterable[Lease]) -> str | None:
+    """The first hash keys (inclusive) that no unfinished lease of these, all of one stream, covers; None when all are covered."""
+    ranges = sorted(lease.hash_key_range for lease in leases if not lease.ended and lease.hash_key_range is not None)
+    covered = -1
+    for hash_keys in ranges:
+        if hash_keys.start > covered + 1:
+            return f"{covered + 1}..{hash_keys.start - 1}"
+        covered = max(covered, hash_keys.end)
+    return None if covered == MAX_HASH_KEY else f"{covered + 1}..{MAX_HASH_KEY}"
+
+
+def coverage(leases: Sequence[Lease], streams: Sequence[str]) -> Health:
+    """Whether the unfinished leases of every stream cover all 2^128 hash keys. One hole, while a shard is being split or merged, closes by itself."""
+    groups: dict[str, list[Lease]] = {}
+    for lease in leases:
+        groups.setdefault(lease.stream or streams[0], []).append(lease)
+    holes = {stream: gap for stream, group in groups.items() if (gap := first_gap(group)) is not None}
+    missing = max(len(streams) - len(groups), 0)
+    if missing:
+        holes[f"{missing} of {len(streams)} streams"] = "no lease at all"
+    rangeless = sum(1 for lease in leases if not lease.ended and lease.hash_key_range is None)
+    text = "; ".join(f"{stream}: {gap}" for stream, gap in sorted(holes.items()))
+    return Health(
+        COVERAGE,
+        not holes,
+        f"not covered: {text}" if holes else f"{len(groups)} streams are covered by {sum(not le.ended for le in leases)} leases",
+        dg.AssetCheckSeverity.ERROR,
+        {"leases": len(leases), "holes": len(holes), "leases_without_range": rangeless},
+    )
+
+
+def stuck(waits: Mapping[str, float], limit_seconds: float) -> Health:
+    """Whether any unfinished lease has been without a living owner (or in one handoff) for longer than the limit; `waits` are seconds by lease key."""
+    late = sorted((key for key, seconds in waits.items() if seconds > limit_seconds), key=lambda key: -waits[key])
+    return Health(
+        STUCK,
+        not late,
+        f"{len(late)} leases have had no living owner for more than {limit_seconds:.0f} s: {', '.join(late[:5])}" if late else "every lease is renewed",
+        dg.AssetCheckSeverity.ERROR,
+        {"stuck": len(late), "waiting": len(waits), "leases": table_of([{"lease": key, "seconds": round(waits[key])} for key in late])},
+    )
+
+
+def cpu_percent(worker: WorkerMetrics) -> float | None:
+    """The mean of the reported CPU averages; None when there is none."""
+    values = [v for v in worker.stats.get("C", ()) if v >= 0]
+    return sum(values) / len(values) if values else None
+
+
+def _within(values: Sequence[float], threshold_percentage: float, least: float) -> bool:
+    mean = sum(values) / len(values)
+    return max(values) <= mean + max(mean * threshold_percentage / 100, least)
+
+
+def balance(leases: Sequence[Lease], workers: Sequence[WorkerMetrics], threshold_percentage: float) -> Health:
+    """Whether work is spread evenly over the living workers, by CPU, by throughput or by the number of leases: one of the three is enough.
+
+    A worker with nothing to do while another has two leases or more is never balanced.
+    """
+    counts = lease_counts(leases)
+    numbers = [counts.get(w.worker_id, 0) for w in workers]
+    flow: dict[str, float] = {}
+    for lease in leases:
+        if not lease.ended and lease.actual_owner is not None:
+            flow[lease.actual_owner] = flow.get(lease.actual_owner, 0.0) + (lease.throughput_kbps or 0.0)
+    cpus = [cpu for w in workers if (cpu := cpu_percent(w)) is not None]
+    flows = [flow.get(w.worker_id, 0.0) for w in workers]
+    even = len(workers) < 2 or (  # noqa: PLR2004 (two make a comparison)
+        max(numbers) - min(numbers) <= 1
+        or (any(flows) and _within(flows, threshold_percentage, 1.0))
+        or (len(cpus) == len(workers) and _within(cpus, threshold_percentage, IDLE_POINTS))
+    )
+    idle = bool(numbers) and min(numbers) == 0 and max(numbers) >= 2  # noqa: PLR2004 (one of two could be given away)
+    rows = [
+        {
+            "worker": w.worker_id,
+            "leases": counts.get(w.worker_id, 0),
+            "kbps": round(flow.get(w.worker_id, 0.0), 1),
+            "cpu": "" if (cpu := cpu_percent(w)) is None else f"{cpu:.0f} %",
+        }
+        for w in workers
+    ]
+    passed = even and not idle
+    return Health(
+        BALANCE,
+        passed,
+        f"{len(workers)} workers, {min(numbers, default=0)} to {max(numbers, default=0)} leases each" + (", one is idle" if idle else ""),
+        dg.AssetCheckSeverity.WARN,
+        {"workers": table_of(rows)},
+    )
+
+
+def lag(millis: int | None, threshold_seconds: float) -> Health:
+    """Whether the worst lag that a running worker reported is below the threshold; not knowing it is not passing."""
+    passed = millis is not None and millis <= threshold_seconds * 1000
+    description = "no running worker has reported its lag" if millis is None else f"{lag_text(millis)} behind the tip of the stream"
+    return Health(LAG, passed, description, dg.AssetCheckSeverity.WARN, {} if millis is None else {"lag_seconds": millis / 1000})

@@ -1,0 +1,70 @@
+"""From a pipeline to Dagster definitions."""
+
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any, Final
+
+import dagster as dg
+
+from kcl_pipeline.assets.checks import build_checks
+from kcl_pipeline.assets.contract import DagsterOptions, PipelineLike
+from kcl_pipeline.assets.names import Names
+from kcl_pipeline.assets.output import build_consume_job, build_output_asset, continuous_config
+from kcl_pipeline.assets.specs import stream_spec, table_specs
+from kcl_pipeline.resources import AwsResource, CoordinatorStateTableResource, LeaseTableResource, SparkResource, WorkerMetricsTableResource
+from kcl_pipeline.sensors.leader import build_leader_sensor
+
+DEFAULT_FRESHNESS: Final = dg.FreshnessPolicy.time_window(fail_window=timedelta(minutes=15), warn_window=timedelta(minutes=5))
+
+
+def build_definitions(
+    pipeline: PipelineLike,
+    *,
+    aws: AwsResource | None = None,
+    leader_default_running: bool = False,
+    progress_seconds: float = 60.0,
+    group_name: str | None = None,
+    owners: tuple[str, ...] = (),
+    tags: Mapping[str, str] | None = None,
+    freshness: dg.FreshnessPolicy | None = DEFAULT_FRESHNESS,
+    lag_threshold_seconds: float = 60.0,
+    scale_up_lag_seconds: float | None = 120.0,
+) -> dg.Definitions:
+    """Assets, checks, the consume job, the leader sensor and resources of one pipeline; merge them with others by `Definitions.merge`.
+
+    `aws` None: the standard environment. `leader_default_running`: the sensor is on, and starts workers, as soon as Dagster loads the code; otherwise
+    somebody turns it on. `progress_seconds`: how often a running worker reports (one materialization, about 9 kB of Dagster's log). `owners`: e-mails or
+    `team:...`. `freshness` None: no policy. `scale_up_lag_seconds` None: never more than `workers.min` workers unless somebody starts them.
+    """
+    options = DagsterOptions(
+        leader_default_running=leader_default_running,
+        progress_seconds=progress_seconds,
+        group_name=group_name,
+        owners=tuple(owners),
+        tags=dict(tags or {}),
+        freshness=freshness,
+        lag_threshold_seconds=lag_threshold_seconds,
+        scale_up_lag_seconds=scale_up_lag_seconds,
+    )
+    names = Names.of(pipeline)
+    output = build_output_asset(pipeline, names, options)
+    job = build_consume_job(output, names)
+    return dg.Definitions(
+        assets=[output, *(stream_spec(s) for s in pipeline.settings.streams), *table_specs(pipeline, names, options)],
+        asset_checks=build_checks(pipeline, names, options),
+        jobs=[job],
+        sensors=[build_leader_sensor(pipeline, names, options, job, continuous_config(output))],
+        resources=build_resources(pipeline, names, aws or AwsResource()),
+    )
+
+
+def build_resources(pipeline: PipelineLike, names: Names, aws: AwsResource) -> dict[str, Any]:
+    """The resources of one pipeline, under keys that carry its name."""
+    spark_config = dict(getattr(pipeline, "spark_config", {}))
+    return {
+        names.aws: aws,
+        names.leases_resource: LeaseTableResource.of(pipeline.settings, aws),
+        names.workers_resource: WorkerMetricsTableResource.of(pipeline.settings, aws),
+        names.coordinator_resource: CoordinatorStateTableResource.of(pipeline.settings, aws),
+        names.spark: SparkResource(app_name=pipeline.name, spark_config=spark_config),
+    }

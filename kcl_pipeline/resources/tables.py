@@ -1,0 +1,62 @@
+"""The three tables of an application as Dagster resources."""
+
+from typing import Any, Self
+
+import dagster as dg
+from pydantic import Field
+
+from kcl_pipeline.aws import Tables, open_tables
+from kcl_pipeline.clock import SystemClock
+from kcl_pipeline.config import ConsumerSettings
+from kcl_pipeline.leases.tables import CoordinatorStateTable, LeaseTable, WorkerMetricsTable
+from kcl_pipeline.resources.aws import AwsResource
+
+
+class ApplicationResource(dg.ConfigurableResource[Any]):
+    """What the three have in common: the application they belong to."""
+
+    aws: dg.ResourceDependency[AwsResource]
+    application_name: str = Field(description="The KCL application name; tables are named after it unless a setting says otherwise")
+    streams: list[str] = Field(description="Names or ARNs of the streams that the application reads")
+    overrides: dict[str, Any] = Field(
+        default_factory=dict,
+        description='Settings that are not at their default, by section, such as {"lease_table": {"table_name": "orders-leases"}}',
+    )
+
+    @classmethod
+    def of(cls, settings: ConsumerSettings, aws: AwsResource) -> Self:
+        """The resource for an application with these settings."""
+        overrides = settings.model_dump(mode="json", exclude_defaults=True, exclude={"application_name", "streams"})
+        return cls(aws=aws, application_name=settings.application_name, streams=list(settings.streams), overrides=overrides)
+
+    def settings(self) -> ConsumerSettings:
+        """All settings of the application. Raises `pydantic.ValidationError` for wrong ones."""
+        return ConsumerSettings.model_validate({**self.overrides, "application_name": self.application_name, "streams": tuple(self.streams)})
+
+    def _tables(self) -> Tables:
+        settings = self.settings()
+        return open_tables(settings, self.aws.clients(settings), SystemClock())
+
+
+class LeaseTableResource(ApplicationResource):
+    """The lease table: one row per shard, with its owner and checkpoint."""
+
+    def table(self) -> LeaseTable:
+        """The table as an object; nothing is read or created by this call."""
+        return self._tables().lease
+
+
+class WorkerMetricsTableResource(ApplicationResource):
+    """The worker-metrics table: one row per worker, with its recent CPU averages."""
+
+    def table(self) -> WorkerMetricsTable:
+        """The table as an object; nothing is read or created by this call."""
+        return self._tables().workers
+
+
+class CoordinatorStateTableResource(ApplicationResource):
+    """The coordinator-state table: the leader's lock and the client version."""
+
+    def table(self) -> CoordinatorStateTable:
+        """The table as an object; nothing is read or created by this call."""
+        return self._tables().coordinator

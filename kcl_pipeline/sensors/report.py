@@ -1,0 +1,168 @@
+"""What the leader sensor tells Dagster about streams and tables, and when: on change, and at least once a minute."""
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import dagster as dg
+
+from kcl_pipeline.assets import health
+from kcl_pipeline.assets.contract import DagsterOptions
+from kcl_pipeline.assets.figures import MOST_ROWS, lag_text, table_of
+from kcl_pipeline.assets.names import Names, stream_key
+from kcl_pipeline.config import ConsumerSettings
+from kcl_pipeline.leases.lease import Lease
+from kcl_pipeline.leases.tables import WorkerMetrics
+from kcl_pipeline.planning.model import Plan
+
+AssetEvent = dg.AssetMaterialization | dg.AssetObservation | dg.AssetCheckEvaluation
+
+LONGEST_GAP_SECONDS: Final = 60.0
+SHORTEST_GAP_SECONDS: Final = 9.0
+"""An event costs 9 kB of Dagster's log for ever; a fleet that changes at every tick is shown at every other."""
+
+
+@dataclass(frozen=True, slots=True)
+class FleetView:
+    """One look at the application. `waits`: seconds without a living owner by lease key; `lag_millis` the worst that a running worker reported."""
+
+    leases: tuple[Lease, ...]
+    workers: tuple[WorkerMetrics, ...]
+    lock_owner: str | None
+    leads: bool
+    waits: dict[str, float]
+    lag_millis: int | None = None
+    plan: Plan | None = None
+    cycle_seconds: float = 0.0
+
+
+@dataclass(slots=True)
+class Cadence:
+    """Decides what is due. Remembers, per subject, what was told last and when (monotonic seconds); may be rebuilt at any time."""
+
+    told: dict[str, tuple[Hashable, float]] = field(default_factory=dict)
+
+    def due(self, subject: str, content: Hashable, now: float) -> bool:
+        """Whether to tell `content` now; the caller then does."""
+        last = self.told.get(subject)
+        if last is not None:
+            gap = now - last[1]
+            if gap < SHORTEST_GAP_SECONDS or (last[0] == content and gap < LONGEST_GAP_SECONDS):
+                return False
+        self.told[subject] = (content, now)
+        return True
+
+
+@dataclass(slots=True)
+class LeaseWaits:
+    """Since when each unfinished lease has had no living owner (monotonic seconds); may be rebuilt at any time."""
+
+    since: dict[str, float] = field(default_factory=dict)
+
+    def observe(self, leases: Sequence[Lease], ownerless: set[str], now: float) -> dict[str, float]:
+        """Take in one look; returns the seconds waited by lease key."""
+        waiting = {le.lease_key for le in leases if not le.ended and (le.actual_owner is None or le.lease_key in ownerless)}
+        self.since = {key: self.since.get(key, now) for key in waiting}
+        return {key: now - since for key, since in self.since.items()}
+
+
+def stuck_limit_seconds(settings: ConsumerSettings) -> float:
+    """A lease may wait for its expiry, for the next assignment, and for its new owner to find it; twice that is stuck."""
+    millis = settings.lease.failover_time_millis + settings.lease_assignment_interval_millis + settings.lease_discovery_interval_millis
+    return 2 * millis / 1000
+
+
+def _lease_rows(leases: Sequence[Lease]) -> list[dict[str, Any]]:
+    return [
+        {
+            "lease": le.lease_key,
+            "owner": le.owner,
+            "handed over by": le.checkpoint_owner,
+            "checkpoint": str(le.checkpoint),
+            "pending": None if le.pending_checkpoint is None else str(le.pending_checkpoint),
+            "kbps": None if le.throughput_kbps is None else f"{le.throughput_kbps:.1f}",
+        }
+        for le in leases
+    ]
+
+
+def lease_table_metadata(view: FleetView) -> dict[str, Any]:
+    """Gauges of the whole application (numbers: Dagster plots them), the leases (up to 50), leases per worker, and the plan."""
+    unfinished = [le for le in view.leases if not le.ended]
+    counts = health.lease_counts(view.leases)
+    metadata: dict[str, Any] = {
+        "leases": len(view.leases),
+        "unfinished": len(unfinished),
+        "without_owner": sum(1 for le in unfinished if le.actual_owner is None),
+        "in_handoff": sum(1 for le in view.leases if le.in_handoff),
+        "leader": dg.MetadataValue.text(view.lock_owner or "nobody"),
+        "per_worker": table_of([{"worker": worker, "leases": count} for worker, count in sorted(counts.items())]),
+    }
+    if len(view.leases) <= MOST_ROWS:
+        metadata["rows"] = table_of(_lease_rows(view.leases))
+    else:
+        metadata["rows"] = dg.MetadataValue.text(f"{len(view.leases)} rows are too many for this page; see `kcl-pipeline leases`")
+    if view.plan is not None:
+        moves = [{"lease": m.lease_key, "from": m.from_worker, "to": m.to_worker, "why": m.reason} for m in view.plan.moves]
+        metadata["plan"] = table_of(moves)
+        metadata["plan_notes"] = dg.MetadataValue.text("; ".join((view.plan.strategy, *view.plan.notes, *(f"nobody can take {k}" for k in view.plan.spilled))))
+    return metadata
+
+
+def worker_table_metadata(view: FleetView) -> dict[str, Any]:
+    """The living workers, their CPU and leases."""
+    counts = health.lease_counts(view.leases)
+    rows = [
+        {
+            "worker": w.worker_id,
+            "leases": counts.get(w.worker_id, 0),
+            "cpu": None if (cpu := health.cpu_percent(w)) is None else f"{cpu:.0f} %",
+            "limit": " ".join(f"{name}:{limits[0]} %" for name, limits in sorted(w.operating_range.items()) if limits) or None,
+            "draining": "yes" if w.drain_requested else None,
+            "run": w.run_id,
+        }
+        for w in view.workers
+    ]
+    cpus = [cpu for w in view.workers if (cpu := health.cpu_percent(w)) is not None]
+    metadata: dict[str, Any] = {"workers": len(view.workers), "rows": table_of(rows)}
+    return metadata | ({"cpu_spread": max(cpus) - min(cpus)} if cpus else {})
+
+
+def _stream_metadata(view: FleetView, group: Sequence[Lease]) -> dict[str, Any]:
+    metadata: dict[str, Any] = {
+        "shards_with_lease": len(group),
+        "shards_being_read": sum(1 for le in group if not le.ended),
+        "kbps": round(sum(le.throughput_kbps or 0.0 for le in group if not le.ended), 1),
+        "lag": dg.MetadataValue.text(lag_text(view.lag_millis)),
+    }
+    return metadata | ({} if view.lag_millis is None else {"lag_seconds": view.lag_millis / 1000})
+
+
+def _of_stream(view: FleetView, stream: str, single: bool) -> list[Lease]:
+    bare = stream_key(stream).path[-1]
+    return [le for le in view.leases if single or (le.stream or "").split(":")[1:2] == [bare]]
+
+
+def asset_events(view: FleetView, names: Names, settings: ConsumerSettings, options: DagsterOptions, cadence: Cadence, now: float) -> list[AssetEvent]:
+    """What is due to be told at `now` (monotonic seconds)."""
+    events: list[AssetEvent] = []
+    owners = tuple((le.lease_key, le.owner, le.checkpoint_owner, le.ended) for le in view.leases)
+    if cadence.due("leases", owners, now):
+        events.append(dg.AssetMaterialization(names.lease_table, metadata=lease_table_metadata(view)))
+        for stream in settings.streams:
+            group = _of_stream(view, stream, single=len(settings.streams) == 1)
+            events.append(dg.AssetObservation(stream_key(stream), metadata=_stream_metadata(view, group)))
+    if cadence.due("workers", tuple((w.worker_id, w.drain_requested) for w in view.workers), now):
+        events.append(dg.AssetMaterialization(names.worker_metrics_table, metadata=worker_table_metadata(view)))
+    if cadence.due("leader", view.lock_owner, now):
+        metadata: dict[str, Any] = {"leader": view.lock_owner or "nobody", "this_sensor_leads": view.leads, "cycle_seconds": view.cycle_seconds}
+        events.append(dg.AssetObservation(names.coordinator_state_table, metadata=metadata))
+    checks = [
+        (names.lease_table, health.coverage(view.leases, settings.streams)),
+        (names.lease_table, health.stuck(view.waits, stuck_limit_seconds(settings))),
+        (names.worker_metrics_table, health.balance(view.leases, view.workers, settings.assignment.re_balance_threshold_percentage)),
+    ]
+    if view.lag_millis is not None:
+        checks.append((names.output, health.lag(view.lag_millis, options.lag_threshold_seconds)))
+    events += [check.evaluation(key) for key, check in checks if cadence.due(check.check, check.passed, now)]
+    return events
