@@ -1,0 +1,48 @@
+"""Whether leases cover all hash keys of a stream (protocol §7.1). Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from kcl_pipeline.leases.lease import Lease
+from kcl_pipeline.shards import MAX_HASH_KEY, HashKeyRange, Shard, StreamId
+
+
+@dataclass(frozen=True, slots=True)
+class Hole:
+    """The lowest stretch of hash keys that nothing covers, both ends inclusive. Two audits saw the same hole when these are equal."""
+
+    start: int
+    end: int
+
+    def __str__(self) -> str:
+        if (self.start, self.end) == (0, MAX_HASH_KEY):
+            return "no lease covers any hash key"
+        return f"no lease covers the hash keys {self.start} to {self.end}"
+
+
+def find_hole(ranges: Iterable[HashKeyRange]) -> Hole | None:
+    """The first gap in 0..2^128-1; overlaps are no gaps, and the end is the highest one seen, not that of the last range."""
+    covered = -1
+    for item in sorted(ranges):
+        if item.start > covered + 1:
+            return Hole(covered + 1, item.start - 1)
+        covered = max(covered, item.end)
+    return None if covered >= MAX_HASH_KEY else Hole(covered + 1, MAX_HASH_KEY)
+
+
+def hole_in_leases(leases: Iterable[Lease]) -> Hole | None:
+    """The first gap between leases that are not at SHARD_END; leases without a range count for nothing (fill them first)."""
+    return find_hole(lease.hash_key_range for lease in leases if not lease.ended and lease.hash_key_range is not None)
+
+
+def covers_everything(shards: Iterable[Shard]) -> bool:
+    """Whether a filtered listing is usable for a stream without leases (protocol §7.3)."""
+    return find_hole(shard.hash_key_range for shard in shards) is None
+
+
+def ranges_to_fill(leases: Iterable[Lease], shards: Iterable[Shard], stream: StreamId) -> Mapping[str, HashKeyRange]:
+    """Hash ranges, by lease key, for unfinished leases that have none and whose shard is listed."""
+    known = {stream.lease_key(shard.shard_id): shard.hash_key_range for shard in shards}
+    return {lease.lease_key: known[lease.lease_key] for lease in leases if lease.hash_key_range is None and not lease.ended and lease.lease_key in known}

@@ -1,0 +1,163 @@
+"""From rows and what the leader has observed of them to what a strategy is given. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from kcl_pipeline.config import AssignmentSettings
+from kcl_pipeline.leases.lease import Lease
+from kcl_pipeline.leases.tables import WorkerMetrics
+from kcl_pipeline.planning.model import LeaseState, Move, PlanInput, PlanLimits, WorkerState
+
+_FAILED = -1.0
+_DEFAULT_LIMIT = 100.0
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """What the leader knows besides the rows, by lease key or worker id. Seconds are on the leader's own clock.
+
+    `expired`: the counter stood still for too long. `waited_seconds`: how long a lease has had no living owner. `overdue_handoffs`: begun, not done in time.
+    `last_owners`: who held a lease that has no owner now. `moved_seconds`: since it last changed hands. `distrusted`: workers that let a lease expire and
+    have not reported since.
+    """
+
+    expired: frozenset[str] = frozenset()
+    waited_seconds: Mapping[str, float] = field(default_factory=dict)
+    overdue_handoffs: frozenset[str] = frozenset()
+    last_owners: Mapping[str, str] = field(default_factory=dict)
+    moved_seconds: Mapping[str, float] = field(default_factory=dict)
+    distrusted: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A strategy's input, and moves that are no strategy's choice: handoffs to be finished by force. `invalid` are workers whose row cannot be used."""
+
+    given: PlanInput
+    forced: tuple[Move, ...]
+    failing: tuple[str, ...]
+    invalid: tuple[str, ...]
+
+
+def prepare(
+    leases: Sequence[Lease],
+    workers: Sequence[WorkerMetrics],
+    seen: Observation,
+    settings: AssignmentSettings,
+    *,
+    group_separator: str = "-",
+    balance: bool = True,
+) -> Prepared:
+    """Rows to plain values; `workers` are the living ones only.
+
+    A lease whose owner has to go (asked to drain), or whose handoff goes to a worker that is gone, is presented as having no owner, so that it is
+    placed anew. A lease in a handoff that may still come to its end counts for the worker it goes to and is not movable.
+    """
+    usable = [row for row in workers if is_valid(row)]
+    states = {row.worker_id: worker_state(row, settings.worker_metrics_ema_alpha, group_separator, seen.distrusted) for row in usable}
+    draining = frozenset(row.worker_id for row in workers if row.drain_requested)
+    living = frozenset(row.worker_id for row in workers)
+    accepting = frozenset(state.worker_id for state in states.values() if state.accepts_leases)
+    described: list[LeaseState] = []
+    forced: list[Move] = []
+    for lease in leases:
+        move = _forced_move(lease, seen, accepting)
+        if move is not None:
+            forced.append(move)
+        described.append(_lease_state(lease, seen, draining, living, is_forced=move is not None))
+    return Prepared(
+        given=PlanInput(
+            leases=tuple(sorted(described, key=lambda item: item.lease_key)),
+            workers=tuple(states[key] for key in sorted(states)),
+            limits=limits_of(settings, balance=balance),
+        ),
+        forced=tuple(sorted(forced, key=lambda item: item.lease_key)),
+        failing=tuple(sorted(row.worker_id for row in usable if is_failing(row))),
+        invalid=tuple(sorted(row.worker_id for row in workers if not is_valid(row))),
+    )
+
+
+def limits_of(settings: AssignmentSettings, *, balance: bool) -> PlanLimits:
+    """The part of the settings that strategies see."""
+    return PlanLimits(
+        max_leases_for_worker=settings.max_leases_for_worker,
+        max_throughput_per_host_kbps=settings.max_throughput_per_host_kbps,
+        re_balance_threshold_percentage=settings.re_balance_threshold_percentage,
+        dampening_percentage=settings.dampening_percentage,
+        allow_throughput_overshoot=settings.allow_throughput_overshoot,
+        balance=balance,
+    )
+
+
+def is_valid(row: WorkerMetrics) -> bool:
+    """Whether a worker's row can be used: no metrics at all, or an operating range other than 0 for each (protocol §2.4)."""
+    return all(metric in row.operating_range and row.operating_range[metric] and row.operating_range[metric][0] != 0 for metric in row.stats)
+
+
+def is_failing(row: WorkerMetrics) -> bool:
+    """Whether some metric could not be measured in the last interval (protocol §2.4)."""
+    return any(values and values[-1] == _FAILED for values in row.stats.values())
+
+
+def moving_average(values: Sequence[float], alpha: float) -> float | None:
+    """The exponential moving average, oldest first, failed intervals skipped; None when nothing is left (protocol §2.4)."""
+    average: float | None = None
+    for value in values:
+        if value == _FAILED or not math.isfinite(value):
+            continue
+        average = value if average is None else alpha * value + (1 - alpha) * average
+    return average
+
+
+def worker_state(row: WorkerMetrics, alpha: float, group_separator: str, distrusted: frozenset[str] = frozenset()) -> WorkerState:
+    """One worker as strategies see it; its group is the id up to the first separator, the whole id without one."""
+    averages = {metric: moving_average(values, alpha) for metric, values in sorted(row.stats.items())}
+    metrics = {metric: value for metric, value in averages.items() if value is not None}
+    return WorkerState(
+        worker_id=row.worker_id,
+        group=row.worker_id.partition(group_separator)[0],
+        metrics=metrics,
+        limits={metric: float(row.operating_range[metric][0]) if row.operating_range.get(metric) else _DEFAULT_LIMIT for metric in metrics},
+        accepts_leases=not row.drain_requested and not is_failing(row) and row.worker_id not in distrusted,
+    )
+
+
+def _forced_move(lease: Lease, seen: Observation, accepting: frozenset[str]) -> Move | None:
+    """A handoff that its old owner does not finish, because it died or takes too long, is finished in its place."""
+    if lease.checkpoint_owner is None or lease.owner is None or lease.owner not in accepting:
+        return None
+    if lease.lease_key in seen.expired:
+        return Move(lease.lease_key, None, lease.owner, f"{lease.checkpoint_owner} stopped renewing during the handoff")
+    if lease.lease_key in seen.overdue_handoffs:
+        return Move(lease.lease_key, lease.checkpoint_owner, lease.owner, f"the handoff from {lease.checkpoint_owner} is overdue")
+    return None
+
+
+def _lease_state(lease: Lease, seen: Observation, draining: frozenset[str], living: frozenset[str], *, is_forced: bool) -> LeaseState:
+    key = lease.lease_key
+    owner, last_owner, movable = lease.owner, seen.last_owners.get(key), True
+    if is_forced:
+        movable = False
+    elif lease.actual_owner is None:
+        owner = None
+    elif key in seen.expired:
+        owner, last_owner = None, lease.actual_owner
+    elif lease.in_handoff and lease.owner in living and lease.owner not in draining:
+        movable = False
+    elif lease.in_handoff:
+        owner, last_owner = None, lease.owner
+    elif lease.owner in draining:
+        owner, last_owner = None, lease.owner
+    return LeaseState(
+        lease_key=key,
+        owner=owner,
+        throughput_kbps=lease.throughput_kbps,
+        last_owner=last_owner if owner is None else None,
+        waited_seconds=seen.waited_seconds.get(key, 0.0),
+        movable=movable,
+        ended=lease.ended,
+        seconds_since_move=seen.moved_seconds.get(key, math.inf),
+    )
