@@ -1,0 +1,86 @@
+"""The coordinator-state table's operations: the leader's lock and the client version (protocol §3)."""
+
+from __future__ import annotations
+
+from kcl_pipeline.errors import NotACompatibleTable
+from kcl_pipeline.leases import serialization_state as rows
+from kcl_pipeline.leases.serialization import string, text_of
+from kcl_pipeline.leases.store import Absent, Changes, Condition, Equals, Item, Outcome, Present, RowStore, same_item, same_value
+from kcl_pipeline.leases.tables import LeaderLock, MigrationState
+
+_MOVED_AWAY = frozenset({"TABLE_MIGRATION_STATUS_PENDING", "TABLE_MIGRATION_STATUS_COMPLETE"})
+
+
+class CoordinatorRows:
+    """`tables.CoordinatorStateTable` on any row store. Lock versions are unique, so a write recognises its own work by them."""
+
+    def __init__(self, store: RowStore) -> None:
+        self.name = store.name
+        self._store = store
+
+    def ensure_exists(self) -> bool:
+        """See `tables.CoordinatorStateTable`. Raises `errors.NotACompatibleTable` when a Java fleet has moved its rows into the lease table (protocol §4.3)."""
+        return self._store.ensure_exists(self._refuse_moved_rows)
+
+    def _refuse_moved_rows(self) -> None:
+        item = self._store.get(rows.TABLE_MIGRATION_KEY)
+        status = text_of(item, "tm") if item is not None else None
+        if status in _MOVED_AWAY:
+            raise NotACompatibleTable(
+                f"the row {rows.TABLE_MIGRATION_KEY} of the table {self.name} says {status}: the application's rows are in the single-table layout "
+                "of KCL 3.5, which this version does not work on; use another application name"
+            )
+
+    def read_lock(self) -> LeaderLock | None:
+        """See `tables.CoordinatorStateTable`. Raises `ValueError` when the item is not a lock."""
+        item = self._store.get(rows.LEADER_KEY)
+        return None if item is None else rows.lock_from_item(item)
+
+    def put_lock(self, lock: LeaderLock, *, replacing: LeaderLock | None) -> bool:
+        """Done when the item is exactly this one: its version is in no other."""
+        key = self._store.key_name
+        item = rows.lock_to_item(lock, key)
+        conditions: list[Condition] = [Absent(key)]
+        if replacing is not None:
+            expected = Equals(rows.LOCK_RELEASED, string("1")) if replacing.is_released else Equals(rows.LOCK_VERSION, string(replacing.version))
+            conditions = [Present(key), expected]
+        outcome = self._store.put(item, conditions)
+        return outcome.applied or same_item(outcome.item, item)
+
+    def heartbeat_lock(self, lock: LeaderLock, version: str) -> bool:
+        """Done when owner and new version are there."""
+        put = {rows.LOCK_DURATION: string(str(lock.lease_duration_millis)), rows.LOCK_VERSION: string(version)}
+        outcome = self._store.update(rows.LEADER_KEY, self._held(lock), Changes(put))
+        return outcome.applied or _has(outcome, {rows.LOCK_OWNER: string(lock.owner_name), **put})
+
+    def release_lock(self, lock: LeaderLock) -> bool:
+        """Done when the item is gone or names another owner. Under the same owner name with another version it is still held: False."""
+        outcome = self._store.delete(rows.LEADER_KEY, self._held(lock))
+        return outcome.applied or outcome.item is None or text_of(outcome.item, rows.LOCK_OWNER) != lock.owner_name
+
+    def _held(self, lock: LeaderLock) -> list[Condition]:
+        return [
+            Present(self._store.key_name),
+            Equals(rows.LOCK_VERSION, string(lock.version)),
+            Equals(rows.LOCK_OWNER, string(lock.owner_name)),
+        ]
+
+    def read_migration(self) -> MigrationState | None:
+        """See `tables.CoordinatorStateTable`. Raises `ValueError` when the item cannot be read."""
+        item = self._store.get(rows.MIGRATION_KEY)
+        return None if item is None else rows.migration_from_item(item)
+
+    def put_migration(self, state: MigrationState, *, replacing: MigrationState | None) -> bool:
+        """Done when the item has all that this write sets."""
+        key = self._store.key_name
+        attributes = rows.migration_attributes(state)
+        if replacing is None:
+            outcome = self._store.put({key: string(rows.MIGRATION_KEY), **attributes}, [Absent(key)])
+        else:
+            conditions: list[Condition] = [Present(key), Equals(rows.CLIENT_VERSION, string(replacing.client_version))]
+            outcome = self._store.update(rows.MIGRATION_KEY, conditions, Changes(attributes))
+        return outcome.applied or _has(outcome, attributes)
+
+
+def _has(outcome: Outcome, attributes: Item) -> bool:
+    return outcome.item is not None and all(same_value(outcome.item.get(name), value) for name, value in attributes.items())

@@ -1,0 +1,202 @@
+"""The lease table's operations: their conditions, their effects, and what a refused write means (protocol §1.4).
+
+A write may have been applied although its answer was lost. It is then tried again, is refused by its own first attempt, and gets back
+the row as it stands. Each operation says below how it recognises its own work; because leases are only written under conditions on counter or
+owners, a row that looks like this very write was made by it, or by an equal write, which is as good.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kcl_pipeline.errors import NotACompatibleTable
+from kcl_pipeline.leases import serialization as rows
+from kcl_pipeline.leases.lease import Lease, LeaseListing
+from kcl_pipeline.leases.serialization import is_lease, lease_from_item, lease_to_item, number, string, string_set, text_of
+from kcl_pipeline.leases.serialization_state import LEADER_KEY
+from kcl_pipeline.leases.store import Absent, AbsentOrEquals, Changes, Condition, Equals, Item, Present, RowStore, same_item
+from kcl_pipeline.sequence import Position
+from kcl_pipeline.shards import HashKeyRange
+
+
+class LeaseRows:
+    """`tables.LeaseTable` on any row store."""
+
+    def __init__(self, store: RowStore) -> None:
+        self.name = store.name
+        self._store = store
+
+    def ensure_exists(self) -> bool:
+        """See `tables.LeaseTable`; a table that is refused has not been changed."""
+        return self._store.ensure_exists(self._refuse_single_table_layout)
+
+    def _refuse_single_table_layout(self) -> None:
+        for item in self._store.scan(consistent=True):
+            key, entity = text_of(item, rows.LEASE_KEY), text_of(item, rows.ENTITY_TYPE)
+            if entity in rows.NON_LEASE_ENTITIES or key == LEADER_KEY:
+                raise NotACompatibleTable(
+                    f"the lease table {self.name} has the row {key} of type {entity or 'LEADER'}, so it is in the single-table layout of KCL 3.5, which this "
+                    "version does not work on; use another application name, or the application's three separate tables"
+                )
+
+    def create_lease(self, lease: Lease) -> bool:
+        """Done when the row that is there is exactly the one to be created."""
+        item = lease_to_item(lease)
+        outcome = self._store.put(item, [Absent(rows.LEASE_KEY)])
+        return outcome.applied or same_item(outcome.item, item)
+
+    def get(self, lease_key: str, *, consistent: bool = True) -> Lease | None:
+        """See `tables.LeaseTable`; a row that is not a lease counts as none."""
+        return _lease(self._store.get(lease_key, consistent=consistent))
+
+    def list_leases(self) -> LeaseListing:
+        """See `tables.LeaseTable`."""
+        leases: list[Lease] = []
+        unreadable: list[str] = []
+        for item in self._store.scan():
+            if not is_lease(item):
+                continue
+            try:
+                leases.append(lease_from_item(item))
+            except ValueError:
+                unreadable.append(text_of(item, rows.LEASE_KEY) or "")
+        return LeaseListing(tuple(leases), tuple(unreadable))
+
+    def lease_keys_of(self, owner: str) -> tuple[str, ...]:
+        """See `tables.LeaseTable`."""
+        return self._store.keys_by_owner(owner)
+
+    def renew(self, lease: Lease, throughput_kbps: float | None = None) -> Lease | None:
+        """Done when the counter is one further and the same worker still processes the shard: only an owner's writes (or an assignment to it) do that.
+
+        Other than KCL's, the check also works during a handoff, and adopts any own write whose answer was lost (protocol §1.4.1).
+        """
+        put: Item = {rows.COUNTER: number(lease.counter + 1)}
+        if throughput_kbps is not None:
+            put[rows.THROUGHPUT] = number(float(throughput_kbps))
+        conditions: list[Condition] = [Equals(rows.COUNTER, number(lease.counter))]
+        changes = Changes(put)
+        outcome = self._store.update(lease.lease_key, conditions if lease.in_handoff else [*conditions, Absent(rows.CHECKPOINT_OWNER)], changes)
+        row = _lease(outcome.item)
+        if not outcome.applied and not lease.in_handoff and row is not None and row.in_handoff and row.counter == lease.counter:
+            if row.actual_owner != lease.actual_owner or row.checkpoint_owner == row.owner:
+                return None
+            outcome = self._store.update(lease.lease_key, conditions, changes)
+            row = _lease(outcome.item)
+        if outcome.applied or row is None:
+            return row
+        return row if _is_next(row, lease) and row.checkpoint_owner != row.owner else None
+
+    def update_checkpoint(self, lease: Lease, *, checkpoint: Position, pending: Position | None = None, pending_state: bytes | None = None) -> Lease | None:
+        """Done when the counter is one further, the same worker still processes the shard, and both positions and the state are those of this write."""
+        switches = lease.owner_switches_since_checkpoint if _same_place(checkpoint, lease.checkpoint) else 0
+        put: Item = {
+            rows.COUNTER: number(lease.counter + 1),
+            rows.OWNER_SWITCHES: number(switches),
+            **rows.position_attributes(rows.CHECKPOINT, rows.CHECKPOINT_SUB, checkpoint),
+            **rows.stream_attributes(lease),
+        }
+        remove: tuple[str, ...] = (rows.PENDING, rows.PENDING_SUB, rows.PENDING_STATE)
+        if pending is not None:
+            put |= rows.position_attributes(rows.PENDING, rows.PENDING_SUB, pending)
+            remove = () if pending_state else (rows.PENDING_STATE,)
+            if pending_state:
+                put[rows.PENDING_STATE] = {"B": pending_state}
+        if lease.child_shard_ids:
+            put[rows.CHILDREN] = string_set(lease.child_shard_ids)
+        if lease.hash_key_range is not None:
+            put |= rows.hash_range_attributes(lease.hash_key_range)
+        outcome = self._store.update(lease.lease_key, [Equals(rows.COUNTER, number(lease.counter))], Changes(put, remove))
+        row = _lease(outcome.item)
+        if outcome.applied or row is None:
+            return row
+        state = (pending_state or None) if pending is not None else None
+        same = _same_place(row.checkpoint, checkpoint) and _same_place(row.pending_checkpoint, pending) and row.pending_checkpoint_state == state
+        return row if same and _is_next(row, lease) else None
+
+    def take(self, lease: Lease, owner: str) -> Lease | None:
+        """Done when the counter is one further and the owner is the one wanted, with no handoff."""
+        put = {rows.COUNTER: number(lease.counter + 1), rows.OWNER: string(owner)}
+        changes = Changes(put, (rows.CHECKPOINT_OWNER,), _switch(lease, owner))
+        outcome = self._store.update(lease.lease_key, [Equals(rows.COUNTER, number(lease.counter))], changes)
+        row = _lease(outcome.item)
+        if outcome.applied or row is None:
+            return row
+        return row if row.owner == owner and not row.in_handoff and row.counter == lease.counter + 1 else None
+
+    def assign(self, lease: Lease, owner: str) -> Lease | None:
+        """Done when the owner is the one wanted, with no handoff, and the counter has moved on (the new owner may have renewed since).
+
+        Assigning to the owner that already stands there would pass its own condition twice; in that case alone the counter is a condition as well.
+        """
+        conditions = [Present(rows.LEASE_KEY), *_owners_of(lease)]
+        if lease.owner == owner and not lease.in_handoff:
+            conditions.append(Equals(rows.COUNTER, number(lease.counter)))
+        changes = Changes({rows.OWNER: string(owner)}, (rows.CHECKPOINT_OWNER,), {rows.COUNTER: 1, **_switch(lease, owner)})
+        outcome = self._store.update(lease.lease_key, conditions, changes)
+        row = _lease(outcome.item)
+        if outcome.applied or row is None:
+            return row
+        return row if row.owner == owner and not row.in_handoff and row.counter > lease.counter else None
+
+    def initiate_handoff(self, lease: Lease, owner: str) -> Lease | None:
+        """Done when the row names both workers of this very handoff. An ownerless lease, or one that is `owner`'s already, has none to make."""
+        if lease.owner is None or lease.in_handoff or lease.owner == owner:
+            return None
+        conditions = [Present(rows.LEASE_KEY), *_owners_of(lease)]
+        changes = Changes({rows.OWNER: string(owner), rows.CHECKPOINT_OWNER: string(lease.owner)})
+        outcome = self._store.update(lease.lease_key, conditions, changes)
+        row = _lease(outcome.item)
+        if outcome.applied or row is None:
+            return row
+        return row if row.owner == owner and row.checkpoint_owner == lease.owner else None
+
+    def evict(self, lease: Lease) -> Lease | None:
+        """Done when the counter is one further, there is no handoff, and the owner is gone (or, where a handoff was cancelled, still the same)."""
+        remove = (rows.CHECKPOINT_OWNER,) if lease.in_handoff else (rows.OWNER, rows.CHECKPOINT_OWNER)
+        conditions = [Present(rows.LEASE_KEY), *_owners_of(lease), Equals(rows.COUNTER, number(lease.counter))]
+        outcome = self._store.update(lease.lease_key, conditions, Changes(remove=remove, add={rows.COUNTER: 1}))
+        row = _lease(outcome.item)
+        if outcome.applied or row is None:
+            return row
+        remaining = lease.owner if lease.in_handoff else None
+        return row if row.owner == remaining and not row.in_handoff and row.counter == lease.counter + 1 else None
+
+    def set_child_shard_ids(self, lease_key: str, child_shard_ids: Sequence[str]) -> bool:
+        """See `tables.LeaseTable`; setting it twice is setting it once. Raises `ValueError` for no children at all: a set cannot be empty."""
+        return self._store.update(lease_key, [Present(rows.LEASE_KEY)], Changes({rows.CHILDREN: string_set(child_shard_ids)})).applied
+
+    def set_hash_key_range(self, lease_key: str, hash_key_range: HashKeyRange) -> bool:
+        """See `tables.LeaseTable`; setting it twice is setting it once."""
+        return self._store.update(lease_key, [Present(rows.LEASE_KEY)], Changes(rows.hash_range_attributes(hash_key_range))).applied
+
+    def delete(self, lease: Lease) -> bool:
+        """Done when there is no row."""
+        place = rows.position_attributes(rows.CHECKPOINT, rows.CHECKPOINT_SUB, lease.checkpoint)
+        sub_condition = Equals if lease.checkpoint.sub_sequence_number else AbsentOrEquals
+        conditions = [Equals(rows.CHECKPOINT, place[rows.CHECKPOINT]), sub_condition(rows.CHECKPOINT_SUB, place[rows.CHECKPOINT_SUB])]
+        outcome = self._store.delete(lease.lease_key, conditions)
+        return outcome.applied or outcome.item is None
+
+
+def _lease(item: Item | None) -> Lease | None:
+    return lease_from_item(item) if item is not None and is_lease(item) else None
+
+
+def _is_next(row: Lease, lease: Lease) -> bool:
+    return row.counter == lease.counter + 1 and lease.actual_owner is not None and row.actual_owner == lease.actual_owner
+
+
+def _same_place(one: Position | None, other: Position | None) -> bool:
+    return one == other
+
+
+def _owners_of(lease: Lease) -> list[Condition]:
+    pairs = ((rows.OWNER, lease.owner), (rows.CHECKPOINT_OWNER, lease.checkpoint_owner))
+    return [Absent(name) if value is None else Equals(name, string(value)) for name, value in pairs]
+
+
+def _switch(lease: Lease, owner: str) -> dict[str, int]:
+    """KCL counts a switch when the owner changes, and when a draining worker gets its lease back; not when a handoff ends (protocol §1.4)."""
+    switched = (lease.owner is not None and lease.owner != owner) or (lease.checkpoint_owner is not None and lease.checkpoint_owner == owner)
+    return {rows.OWNER_SWITCHES: 1} if switched else {}
