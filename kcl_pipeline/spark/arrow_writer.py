@@ -1,0 +1,73 @@
+"""The short way: an Arrow function instead of a DataFrame, files written by pyarrow, no JVM in the path.
+
+pyarrow writes the same table with about a fifth of the CPU time that Spark's writer takes, so records that need no Spark expression never cross into the JVM.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+
+import pyarrow as pa
+
+from kcl_pipeline.batch import Batch, Written
+from kcl_pipeline.clock import Clock, SystemClock
+from kcl_pipeline.errors import KclError, SinkError, TransformFailed
+from kcl_pipeline.spark.files import batch_folder, write_table
+from kcl_pipeline.spark.schema import partition_misfit, to_delta
+from kcl_pipeline.spark.storage import open_storage, table_root
+
+ArrowTransform = Callable[[pa.Table], pa.Table]
+
+
+class ArrowBatchWriter:
+    """A `BatchWriter` without Spark.
+
+    `transform_arrow` gets the batch's records (`RECORD_SCHEMA`, possibly no rows) and returns a table; None writes them as they are. It must be a function of
+    its input alone: a replay of a range has to yield the same rows. `rng` names the files; a seeded one is for simulations in one process only.
+    """
+
+    def __init__(
+        self,
+        transform_arrow: ArrowTransform | None,
+        table_uri: str,
+        partition_by: Sequence[str] = (),
+        storage_options: Mapping[str, str] | None = None,
+        *,
+        clock: Clock | None = None,
+        rng: random.Random | None = None,
+    ) -> None:
+        self._transform = transform_arrow
+        self._partition_by = tuple(partition_by)
+        self._storage = open_storage(table_root(table_uri), storage_options)
+        self._clock = clock or SystemClock()
+        self._rng = rng or random.SystemRandom()
+
+    def write(self, batch: Batch) -> Written:
+        """Transform and write (see `BatchWriter.write`)."""
+        table = to_delta(apply_arrow_transform(self._transform, batch.records))
+        reason = partition_misfit(table.schema, self._partition_by)
+        if reason:
+            raise SinkError(reason)
+        folder = batch_folder(batch.batch_id, self._rng)
+        files = write_table(self._storage, folder, table, self._partition_by, modified_millis=int(self._clock.wall() * 1000))
+        schema = pa.schema([field.with_nullable(table.column(field.name).null_count > 0) for field in table.schema])
+        return Written(files, schema, table.num_rows)
+
+
+def apply_arrow_transform(transform: ArrowTransform | None, records: pa.Table) -> pa.Table:
+    """Call the user's function. Raises `TransformFailed` with its error, or when it does not return a table."""
+    if transform is None:
+        return records
+    try:
+        result = transform(records)
+    except KclError:
+        raise
+    except Exception as error:
+        reason = (str(error).strip().splitlines() or [""])[0]
+        raise TransformFailed(f"the transform failed on {records.num_rows} records: {type(error).__name__}: {reason}") from error
+    if isinstance(result, pa.RecordBatch):
+        return pa.Table.from_batches([result])
+    if not isinstance(result, pa.Table):
+        raise TransformFailed(f"the transform returned {type(result).__name__}; write a function that returns a pyarrow.Table")
+    return result

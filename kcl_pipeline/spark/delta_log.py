@@ -1,0 +1,238 @@
+"""One Delta table's log, followed cheaply: a handle at a version, and the application transactions at exactly that version.
+
+delta-rs reads a transaction's number by reading the log again (0.4 ms, then 3 ms and more as the log grows), so the numbers are kept in a map and
+only the log's new entries are read for their `txn` lines. A number that the map has not is asked of the handle once; that way it does not matter
+whether the old part of the log was checkpointed or cleaned, and when a new entry is not there any more (the handle jumped over a cleaned part)
+everything is opened anew.
+
+`append` is strict: an entry is written at the handle's version + 1, if nobody wrote that one, or not at all. delta-rs would otherwise check what the
+winners did and write further back; with `max_commit_retries=0` it never does, so what is true at the handle's version is true right before the new entry.
+
+delta-rs panics in a forked child (its runtime does not survive a fork): every process must be spawned. The first use remembers the process, and a
+use in another one is refused with a sentence instead.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Final
+
+import pyarrow as pa
+
+from kcl_pipeline.batch import DataFile
+from kcl_pipeline.errors import SinkError
+from kcl_pipeline.spark.storage import open_storage, table_root
+
+_LOG: Final = logging.getLogger(__name__)
+_DEFAULT_CHECKPOINT_INTERVAL: Final = 100
+_UNSUPPORTED_FEATURES: Final = {"identityColumns", "generatedColumns", "rowTracking", "icebergCompatV1", "icebergCompatV2", "columnMapping"}
+_runtime_process: list[int] = []
+
+
+@contextmanager
+def delta_errors(doing: str) -> Iterator[None]:
+    """Turn whatever delta-rs raises into `SinkError`, also its panics (which Python does not count as errors) and a use after a fork."""
+    if not _runtime_process:
+        _runtime_process.append(os.getpid())
+    if _runtime_process[0] != os.getpid():
+        raise SinkError(
+            f"{doing}: this process was forked from one that had used the Delta library, which cannot work then; "
+            'start processes with multiprocessing.get_context("spawn")'
+        )
+    try:
+        yield
+    except (SinkError, KeyboardInterrupt, SystemExit, GeneratorExit):
+        raise
+    except Exception as error:
+        raise SinkError(f"{doing}: {first_line(error)}") from error
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        raise SinkError(f"{doing}: the Delta library gave up: {first_line(error)}") from error
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's text, or its type."""
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
+class DeltaLog:
+    """The log of the table at `uri`. Not for use by two threads at a time."""
+
+    def __init__(self, uri: str, storage_options: Mapping[str, str] | None = None, prefix: str = "") -> None:
+        self.root = table_root(uri)
+        self.storage = open_storage(self.root, storage_options)
+        self._options = dict(storage_options or {})
+        self._prefix = prefix
+        self._table: Any = None
+        self._numbers: dict[str, int | None] = {}
+        self._landed: dict[str, int] = {}
+        self._schema: pa.Schema | None = None
+        self._opened_at = -1
+
+    @property
+    def version(self) -> int:
+        """The version that everything here speaks of; −1 before `refresh` found a table."""
+        return -1 if self._table is None else int(self._table.version())
+
+    def refresh(self) -> bool:
+        """Go to the end of the log. False: there is no table. Raises `SinkError`."""
+        with delta_errors(f"could not read the log of {self.root}"):
+            if self._table is not None and self._follow():
+                return True
+            return self._open()
+
+    def transaction(self, application_id: str) -> int | None:
+        """The number of an application transaction at `version`."""
+        if application_id not in self._numbers:
+            with delta_errors(f"could not read the transactions of {self.root}"):
+                self._numbers[application_id] = self._table.transaction_version(application_id)
+        return self._numbers[application_id]
+
+    def landed_at(self, application_id: str) -> int:
+        """The version whose commit set the transaction last, as far as it was seen here, else `version`."""
+        return self._landed.get(application_id, self.version)
+
+    def schema(self) -> pa.Schema:
+        """The table's columns."""
+        if self._schema is None:
+            with delta_errors(f"could not read the schema of {self.root}"):
+                self._schema = pa.schema(self._table.schema().to_arrow())
+        return self._schema
+
+    def partition_columns(self) -> tuple[str, ...]:
+        """The columns the table is partitioned by."""
+        return tuple(self._table.metadata().partition_columns)
+
+    def unsupported(self) -> str | None:
+        """What in the table's settings asks more of a writer than adding files, in words; None when nothing does."""
+        configuration, protocol = self._table.metadata().configuration, self._table.protocol()
+        constraints = sorted(key.removeprefix("delta.constraints.") for key in configuration if key.startswith("delta.constraints."))
+        if constraints:
+            return f"check constraints ({', '.join(constraints)})"
+        if configuration.get("delta.columnMapping.mode", "none") != "none":
+            return "column mapping"
+        features = sorted((set(protocol.writer_features or ()) & _UNSUPPORTED_FEATURES) - {"columnMapping"})
+        computed = [field.name for field in self._table.schema().fields if {"delta.invariants", "delta.generationExpression"} & set(field.metadata)]
+        return ", ".join(features) or (f"invariants or generated columns ({', '.join(computed)})" if computed else None)
+
+    def create(self, schema: pa.Schema, partition_by: Sequence[str], properties: Mapping[str, str]) -> bool:
+        """Write version 0 if nobody has. False: somebody else did, or it is not known; read again."""
+        from deltalake import CommitProperties, DeltaTable  # noqa: PLC0415 (its runtime must start in the process that uses it)
+
+        try:
+            with delta_errors(f"could not create the table {self.root}"):
+                DeltaTable.create(
+                    self.root,
+                    schema,
+                    mode="error",
+                    partition_by=list(partition_by),
+                    configuration=dict(properties),
+                    storage_options=self._options,
+                    commit_properties=CommitProperties(max_commit_retries=0),
+                )
+        except SinkError:
+            if self.refresh():
+                return False
+            raise
+        return True
+
+    def append(self, files: Sequence[DataFile], transactions: Mapping[str, int]) -> None:
+        """Write the next entry: these files and numbers, at `version` + 1 and nowhere else. `version` stays until `refresh`.
+
+        Raises `SinkError` whatever the reason. When `refresh` then shows a newer version, the place was taken: by this very entry if its
+        numbers are there, else by somebody else's, and this one can never land. When it does not, the outcome is not known.
+        """
+        from deltalake.transaction import AddAction, CommitProperties, PostCommitHookProperties, Transaction  # noqa: PLC0415 (as above)
+
+        adds = [
+            AddAction(file.path, file.size, dict(file.partition_values), file.modified_millis, data_change=True, stats=json.dumps({"numRecords": file.rows}))
+            for file in files
+        ]
+        with delta_errors(f"could not commit to {self.root}"):
+            self._table.create_write_transaction(
+                adds,
+                "append",
+                self._table.schema(),
+                list(self.partition_columns()),
+                commit_properties=CommitProperties(max_commit_retries=0, app_transactions=[Transaction(key, number) for key, number in transactions.items()]),
+                post_commithook_properties=PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False),
+            )
+
+    def add_columns(self, fields: Sequence[pa.Field]) -> None:
+        """Add nullable columns at `version` + 1 and nowhere else; errors as in `append`."""
+        from deltalake import CommitProperties, Schema  # noqa: PLC0415 (as above)
+
+        with delta_errors(f"could not add {', '.join(field.name for field in fields)} to {self.root}"):
+            self._table.alter.add_columns(list(Schema.from_arrow(pa.schema(fields)).fields), commit_properties=CommitProperties(max_commit_retries=0))
+        self._schema = None
+
+    def maintain(self, landed: int) -> None:
+        """Checkpoint the log after the commit that landed at a multiple of the table's interval. Failing is no harm: the next multiple does it."""
+        if landed <= 0 or landed % self._interval():
+            return
+        try:
+            with delta_errors(f"could not checkpoint the log of {self.root}"):
+                self._follow()
+                self._table.create_checkpoint()
+                if self._table.metadata().configuration.get("delta.enableExpiredLogCleanup", "true") != "false":
+                    self._table.cleanup_metadata()
+        except SinkError as error:
+            _LOG.warning("%s; the log grows until the next attempt", error)
+
+    def _interval(self) -> int:
+        return max(int(self._table.metadata().configuration.get("delta.checkpointInterval", _DEFAULT_CHECKPOINT_INTERVAL)), 1)
+
+    def _open(self) -> bool:
+        from deltalake import DeltaTable  # noqa: PLC0415 (as above)
+        from deltalake.exceptions import TableNotFoundError  # noqa: PLC0415 (as above)
+
+        self._table, self._numbers, self._landed, self._schema = None, {}, {}, None
+        try:
+            self._table = DeltaTable(self.root, storage_options=self._options)
+        except TableNotFoundError:
+            return False
+        self._opened_at = self.version
+        return True
+
+    def _follow(self) -> bool:
+        """Bring the handle to the end and read what is new. False: this cannot be done from here, open anew."""
+        before = self.version
+        try:
+            self._advance()
+            entries = [(version, self.storage.read(f"_delta_log/{version:020d}.json")) for version in range(before + 1, self.version + 1)]
+        except Exception as error:  # noqa: BLE001 (any of them is answered by opening the table anew, which raises its own)
+            _LOG.info("reading the log of %s from its start: %s", self.root, first_line(error))
+            return False
+        if self.version < before:
+            return False
+        for version, entry in entries:
+            self._read_entry(version, entry)
+        return True
+
+    def _advance(self) -> None:
+        """Bring the handle to the end of the log; a handle reads everything since the checkpoint it was opened at, so it is renewed after the next one."""
+        from deltalake import DeltaTable  # noqa: PLC0415 (as above)
+
+        interval = self._interval()
+        if self.version // interval > self._opened_at // interval and self.version % interval > 1:
+            self._table = DeltaTable(self.root, storage_options=self._options)
+            self._opened_at = self.version
+        else:
+            self._table.update_incremental()
+
+    def _read_entry(self, version: int, entry: bytes) -> None:
+        for line in entry.splitlines():
+            if b'"txn"' in line or b'"metaData"' in line:
+                action = json.loads(line)
+                transaction = action.get("txn")
+                if transaction is not None and transaction["appId"].startswith(self._prefix):
+                    self._numbers[transaction["appId"]] = transaction["version"]
+                    self._landed[transaction["appId"]] = version
+                if "metaData" in action:
+                    self._schema = None

@@ -1,0 +1,197 @@
+"""The user's DataFrame function between an Arrow table and Parquet files.
+
+Local tables are written by Spark's own Parquet writer. For object stores Spark would need jars that are not in its distribution, so there the tasks
+write the files themselves (`mapInArrow`, pyarrow, the storage client of the table's log) and only names and sizes come back to the driver.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
+
+from kcl_pipeline.batch import Batch, DataFile, Written
+from kcl_pipeline.clock import Clock, SystemClock
+from kcl_pipeline.errors import KclError, SinkError, TransformFailed
+from kcl_pipeline.spark.files import batch_folder, values_of_path, write_table
+from kcl_pipeline.spark.schema import delta_schema, partition_misfit, to_delta
+from kcl_pipeline.spark.storage import is_local, open_storage, table_root
+
+SparkTransform = Callable[[DataFrame], DataFrame]
+
+_BYTES_OF_A_TASK: Final = 8 * 1024 * 1024
+_FILES_WRITTEN: Final = "path string, size long, rows long, partition_values string"
+_WRITING_FAILED: Final = ("org.apache.hadoop.", "java.io.", "java.nio.file.", "java.net.", "java.lang.OutOfMemoryError")
+_SINK_ERROR_IN_TASK: Final = f"{SinkError.__module__}.{SinkError.__name__}:"
+
+
+class SparkBatchWriter:
+    """A `BatchWriter` that runs the user's function on a DataFrame.
+
+    `transform` gets the batch's records (`RECORD_SCHEMA`, possibly no rows) and returns a DataFrame; None writes them as they are. It must be a function
+    of its input alone: a replay of a range has to yield the same rows. A batch becomes one file per 8 MiB of records, at most one per core (and
+    combination of partition values).
+    """
+
+    def __init__(
+        self,
+        session: SparkSession,
+        transform: SparkTransform | None,
+        table_uri: str,
+        partition_by: Sequence[str] = (),
+        storage_options: Mapping[str, str] | None = None,
+        *,
+        clock: Clock | None = None,
+        rng: random.Random | None = None,
+    ) -> None:
+        self._session = session
+        self._transform = transform
+        self._root = table_root(table_uri)
+        self._options = dict(storage_options or {})
+        self._partition_by = tuple(partition_by)
+        self._clock = clock or SystemClock()
+        self._rng = rng or random.SystemRandom()
+
+    def write(self, batch: Batch) -> Written:
+        """Transform and write (see `BatchWriter.write`)."""
+        with_result = self._transformed(batch.records)
+        given = to_arrow_schema(with_result.schema, timezone="UTC")
+        schema = _with_nullability(delta_schema(given), given)
+        reason = partition_misfit(schema, self._partition_by)
+        if reason:
+            raise SinkError(reason)
+        with_result = with_result.select(*[f"`{name.replace('`', '``')}`" for name in schema.names])
+        parts = min(1 + batch.records.nbytes // _BYTES_OF_A_TASK, self._session.sparkContext.defaultParallelism)
+        with_result = with_result.coalesce(max(parts, 1))
+        folder = batch_folder(batch.batch_id, self._rng)
+        millis = int(self._clock.wall() * 1000)
+        try:
+            files = self._write_local(with_result, folder, millis) if is_local(self._root) else self._write_remote(with_result, folder, millis)
+        except KclError:
+            raise
+        except OSError as error:
+            raise SinkError(f"could not write the batch to {self._root}: {error}") from error
+        except Exception as error:
+            raise _classified(error, f"{batch.records.num_rows} records") from error
+        return Written(files, schema, sum(file.rows for file in files))
+
+    def _transformed(self, records: pa.Table) -> DataFrame:
+        frame = records_frame(self._session, records)
+        if self._transform is None:
+            return frame
+        try:
+            result: Any = self._transform(frame)
+        except KclError:
+            raise
+        except Exception as error:
+            raise _classified(error, f"{records.num_rows} records") from error
+        if not isinstance(result, DataFrame):
+            raise TransformFailed(f"the transform returned {type(result).__name__}; write a function that returns a DataFrame")
+        return result
+
+    def _write_local(self, frame: DataFrame, folder: str, millis: int) -> tuple[DataFile, ...]:
+        target = Path(self._root) / folder
+        writer = frame.write.option("timeZone", "UTC").mode("error")
+        (writer.partitionBy(*self._partition_by) if self._partition_by else writer).parquet(target.as_uri())
+        files = []
+        for path in sorted(target.rglob("*")):
+            if path.is_dir():
+                continue
+            rows = pq.read_metadata(path).num_rows if path.suffix == ".parquet" and not path.name.startswith(".") else 0
+            if not rows:  # check sums, and the file without rows that Spark writes for the schema's sake: vacuum would never find the former
+                path.unlink()
+                continue
+            values = dict.fromkeys(self._partition_by) | dict(values_of_path(path.relative_to(target).as_posix(), self._partition_by))
+            files.append(DataFile(path.relative_to(self._root).as_posix(), path.stat().st_size, rows, values, millis))
+        return tuple(files)
+
+    def _write_remote(self, frame: DataFrame, folder: str, millis: int) -> tuple[DataFile, ...]:
+        task = _RemoteTask(self._root, self._options, folder, self._partition_by, millis)
+        rows = frame.mapInArrow(task, _FILES_WRITTEN).collect()
+        return tuple(DataFile(row.path, row.size, row.rows, json.loads(row.partition_values), millis) for row in rows)
+
+
+class _RemoteTask:
+    """One Spark task's share of a batch: its rows into files of their own, their names out."""
+
+    def __init__(self, root: str, options: dict[str, str], folder: str, partition_by: tuple[str, ...], millis: int) -> None:
+        self._root, self._options, self._folder, self._partition_by, self._millis = root, options, folder, partition_by, millis
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        from pyspark import TaskContext  # noqa: PLC0415 (only in the task)
+
+        rows = [batch for batch in batches if batch.num_rows]
+        if not rows:
+            return
+        context = TaskContext.get()
+        part = f"part-{context.partitionId():05d}-{context.taskAttemptId()}" if context else "part"
+        storage = open_storage(self._root, self._options)
+        written = write_table(storage, self._folder, to_delta(pa.Table.from_batches(rows)), self._partition_by, modified_millis=self._millis, part=part)
+        columns = {
+            "path": [file.path for file in written],
+            "size": [file.size for file in written],
+            "rows": [file.rows for file in written],
+            "partition_values": [json.dumps(dict(file.partition_values)) for file in written],
+        }
+        yield pa.RecordBatch.from_pydict(
+            columns, schema=pa.schema([("path", pa.string()), ("size", pa.int64()), ("rows", pa.int64()), ("partition_values", pa.string())])
+        )
+
+
+def records_frame(session: SparkSession, records: pa.Table) -> DataFrame:
+    """The records as a DataFrame, also when there are none (which `createDataFrame` cannot take from Arrow). Raises `SinkError` when Spark is gone."""
+    try:
+        if records.num_rows:
+            return session.createDataFrame(records)
+        return session.createDataFrame([], from_arrow_schema(records.schema))
+    except Exception as error:
+        raise SinkError(f"Spark could not take {records.num_rows} records: {_spark_line(error)}") from error
+
+
+def _with_nullability(schema: pa.Schema, given: pa.Schema) -> pa.Schema:
+    return pa.schema([field.with_nullable(given.field(field.name).nullable) for field in schema])
+
+
+def _classified(error: Exception, what: str) -> KclError:
+    """The user's fault or the table's? Only what shows in the Java causes as input/output, or as a dead JVM, counts as the latter."""
+    line = _spark_line(error)
+    if _SINK_ERROR_IN_TASK in str(error):
+        return SinkError(str(error).rpartition(_SINK_ERROR_IN_TASK)[2].strip().splitlines()[0])
+    java = getattr(error, "java_exception", None) or getattr(error, "_origin", None)
+    gone = isinstance(error, ConnectionError) or (isinstance(error, Py4JError) and java is None)
+    causes = [] if gone else _java_causes(java)
+    crashed = any("Python worker exited unexpectedly" in text for _, text in causes)
+    if gone or (not crashed and any(name.startswith(_WRITING_FAILED) for name, _ in causes)):
+        return SinkError(f"writing failed: {line}")
+    return TransformFailed(f"the transform failed on {what}: {'a Python worker of Spark crashed in it' if crashed else line}")
+
+
+def _java_causes(java: Any) -> list[tuple[str, str]]:
+    causes: list[tuple[str, str]] = []
+    while java is not None and len(causes) < 20:  # noqa: PLR2004 (a chain of causes can be circular)
+        causes.append((str(java.getClass().getName()), str(java.getMessage())))
+        java = java.getCause()
+    return causes
+
+
+def _spark_line(error: Exception) -> str:
+    """The one line of a Spark error that says what happened: the innermost Python error, or Spark's first line, or the last Java cause."""
+    java = getattr(error, "java_exception", None)
+    if java is not None:
+        name, text = _java_causes(java)[-1]
+        return f"{name.rpartition('.')[2]}: {text.splitlines()[0] if text else ''}"
+    lines = [line for line in str(error).strip().splitlines() if line.strip()]
+    if "Traceback (most recent call last):" in lines:
+        last = len(lines) - 1 - next(number for number, line in enumerate(reversed(lines)) if line.startswith(" "))
+        return lines[min(last + 1, len(lines) - 1)]
+    prefix = "" if isinstance(error, PySparkException) else f"{type(error).__name__}: "
+    return prefix + (lines[0] if lines else "")

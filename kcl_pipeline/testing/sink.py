@@ -1,0 +1,225 @@
+"""A table in memory: the twin of the Delta sink, its faults on demand, and a batch writer that keeps files in memory.
+
+One behaviour suite runs against both sinks. Every call passes time on the clock before and after its effect, so a simulation can put anything in between.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+import pyarrow as pa
+
+from kcl_pipeline.batch import Batch, CommitEntry, CommitOutcome, DataFile, SinkNumbers, Written
+from kcl_pipeline.clock import Clock, SystemClock
+from kcl_pipeline.errors import KclError, SinkError, TransformFailed
+
+
+class SinkFault(StrEnum):
+    """What can go wrong with a call. `REFUSE` and the `LAND` ones concern commits and fences; the others any call."""
+
+    FAIL = "fail"
+    """`SinkError`; nothing happened."""
+    LAND_AND_FAIL = "land_and_fail"
+    """The entry landed and `SinkError` is raised."""
+    LAND_LATE = "land_late"
+    """`SinkError` is raised; the entry lands when `land_late` is called, unless the log has moved on by then."""
+    LOSE_RACE = "lose_race"
+    """Another writer's entry takes the version in between: the call tries again by itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogEntry:
+    """One version of the table: the files it adds and the numbers it sets, by lease key."""
+
+    version: int
+    files: tuple[DataFile, ...] = ()
+    data: Mapping[str, int] = field(default_factory=dict)
+    fence: Mapping[str, int] = field(default_factory=dict)
+
+
+FaultHook = Callable[[str, tuple[str, ...]], SinkFault | None]
+"""Called with the method's name and the lease keys concerned, once per call; None: no fault."""
+
+
+@dataclass
+class MemoryTable:
+    """What all sinks of one table share: the log, files by path, dead letters. `log` is empty until the table is created."""
+
+    log: list[LogEntry] = field(default_factory=list)
+    schema: pa.Schema | None = None
+    objects: dict[str, pa.Table] = field(default_factory=dict)
+    dead_letters: list[pa.Table] = field(default_factory=list)
+    _waiting: list[LogEntry] = field(default_factory=list, init=False)
+    _numbers: dict[str, SinkNumbers] = field(default_factory=dict, init=False)
+    _landed: dict[tuple[str, int], int] = field(default_factory=dict, init=False)
+
+    @property
+    def version(self) -> int:
+        """The newest version; −1: no table."""
+        return len(self.log) - 1
+
+    @property
+    def files(self) -> tuple[DataFile, ...]:
+        """All committed files, in the order of their commits; a file that was committed twice is there twice."""
+        return tuple(file for entry in self.log for file in entry.files)
+
+    def rows(self) -> pa.Table | None:
+        """All committed rows (of files that a `MemoryBatchWriter` wrote); None when there are none."""
+        tables = [self.objects[file.path] for file in self.files]
+        return pa.concat_tables(tables, promote_options="default") if tables else None
+
+    def numbers(self, lease_key: str) -> SinkNumbers:
+        """The numbers of a lease at the log's end."""
+        return self._numbers.get(lease_key, SinkNumbers())
+
+    def landed_at(self, lease_key: str, number: int) -> int | None:
+        """The version that set the data number of a lease to `number`."""
+        return self._landed.get((lease_key, number))
+
+    def land_late(self) -> int:
+        """Deliver the entries of `LAND_LATE` calls: one whose version is still free lands, the others are gone. Returns how many landed."""
+        waiting, self._waiting = self._waiting, []
+        return sum(self.append(entry) for entry in waiting)
+
+    def append(self, entry: LogEntry) -> bool:
+        """Put the entry in the log if its version is the next one."""
+        if entry.version != len(self.log):
+            return False
+        self.log.append(entry)
+        for key in {**entry.data, **entry.fence}:
+            now = self.numbers(key)
+            self._numbers[key] = SinkNumbers(entry.data.get(key, now.data), entry.fence.get(key, now.fence))
+        self._landed |= dict.fromkeys(entry.data.items(), entry.version)
+        return True
+
+    def send_late(self, entry: LogEntry) -> None:
+        """Keep an entry for `land_late`."""
+        self._waiting.append(entry)
+
+
+class InMemorySink:
+    """A `TransactionalSink` on a `MemoryTable`. `faults` decides per call, `latency_seconds` is passed before and after the effect of every call."""
+
+    def __init__(self, table: MemoryTable | None = None, *, clock: Clock | None = None, faults: FaultHook | None = None, latency_seconds: float = 0.0) -> None:
+        self.table = table if table is not None else MemoryTable()
+        self._clock = clock or SystemClock()
+        self.faults: FaultHook = faults or (lambda _operation, _keys: None)
+        self._latency = latency_seconds
+
+    def ensure_table(self, schema: pa.Schema) -> None:
+        """See `TransactionalSink.ensure_table`."""
+        self._before("ensure_table", ())
+        if self.table.schema is None:
+            self.table.schema = schema
+            self.table.append(LogEntry(0))
+        else:
+            self._check_schema(schema)
+        self._pass_time()
+
+    def numbers(self, lease_keys: Sequence[str]) -> dict[str, SinkNumbers]:
+        """See `TransactionalSink.numbers`."""
+        self._before("numbers", tuple(lease_keys))
+        found = {key: self.table.numbers(key) for key in lease_keys}
+        self._pass_time()
+        return found
+
+    def commit(self, written: Written, entries: Sequence[CommitEntry]) -> CommitOutcome:
+        """See `TransactionalSink.commit`."""
+        keys = tuple(entry.lease_key for entry in entries)
+        if not keys or len(set(keys)) != len(keys):
+            raise ValueError(f"a commit needs at least one lease, and each once: {list(keys)}")
+        if same := [entry.lease_key for entry in entries if entry.number == entry.expected.data]:
+            raise ValueError(f"the number of a batch must be new, and for {same} the table has it already")
+        fault = self._before("commit", keys)
+        if self.table.version < 0:
+            raise SinkError("the table does not exist; it was removed while a worker writes to it")
+        self._check_schema(written.schema)
+        while True:
+            landed = [version for entry in entries if (version := self.table.landed_at(entry.lease_key, entry.number)) is not None]
+            if landed:
+                return CommitOutcome(landed[0])
+            refused = tuple(entry.lease_key for entry in entries if self.table.numbers(entry.lease_key) != entry.expected)
+            if refused:
+                return CommitOutcome(None, refused)
+            fences = {entry.lease_key: entry.expected.fence for entry in entries if entry.expected.fence is not None}
+            version = self._land(LogEntry(self.table.version + 1, written.files, {entry.lease_key: entry.number for entry in entries}, fences), fault)
+            if version is not None:
+                return CommitOutcome(version)
+            fault = None
+
+    def fence(self, lease_key: str, expected: SinkNumbers) -> SinkNumbers | None:
+        """See `TransactionalSink.fence`."""
+        fault = self._before("fence", (lease_key,))
+        if self.table.version < 0:
+            return expected
+        raised = (expected.fence or 0) + 1
+        while self.table.numbers(lease_key) == expected:
+            if self._land(LogEntry(self.table.version + 1, fence={lease_key: raised}), fault) is not None:
+                return SinkNumbers(expected.data, raised)
+            fault = None
+        return None
+
+    def write_dead_letters(self, records: pa.Table) -> None:
+        """See `TransactionalSink.write_dead_letters`."""
+        self._before("write_dead_letters", ())
+        self.table.dead_letters.append(records)
+        self._pass_time()
+
+    def _before(self, operation: str, keys: tuple[str, ...]) -> SinkFault | None:
+        fault = self.faults(operation, keys)
+        self._pass_time()
+        if fault is SinkFault.FAIL:
+            raise SinkError(f"{operation} failed on demand")
+        return fault
+
+    def _land(self, entry: LogEntry, fault: SinkFault | None) -> int | None:
+        """Append the entry made against the log's end, with time in between: None when somebody was quicker."""
+        if fault is SinkFault.LOSE_RACE:
+            self.table.append(LogEntry(entry.version))
+        self._pass_time()
+        if fault is SinkFault.LAND_LATE:
+            self.table.send_late(entry)
+            raise SinkError("the answer was lost on demand; the entry is under way")
+        if not self.table.append(entry):
+            return None
+        self._pass_time()
+        if fault is SinkFault.LAND_AND_FAIL:
+            raise SinkError("the answer was lost on demand; the entry landed")
+        return entry.version
+
+    def _pass_time(self) -> None:
+        self._clock.sleep(self._latency)
+
+    def _check_schema(self, schema: pa.Schema) -> None:
+        known = self.table.schema
+        if known is None:
+            return
+        wrong = [field.name for field in schema if field.name not in known.names or known.field(field.name).type != field.type]
+        if wrong:
+            raise SinkError(f"the transform's output does not fit the table: {', '.join(wrong)}")
+
+
+class MemoryBatchWriter:
+    """A `BatchWriter` that keeps its file in a `MemoryTable`: `transform` gets the records and returns a table; None takes them as they are."""
+
+    def __init__(self, table: MemoryTable, transform: Callable[[pa.Table], pa.Table] | None = None) -> None:
+        self._table = table
+        self._transform = transform
+
+    def write(self, batch: Batch) -> Written:
+        """Transform and keep (see `BatchWriter.write`)."""
+        try:
+            rows = self._transform(batch.records) if self._transform else batch.records
+        except KclError:
+            raise
+        except Exception as error:
+            raise TransformFailed(f"the transform failed on {batch.records.num_rows} records: {type(error).__name__}: {error}") from error
+        schema = pa.schema([one.with_nullable(True) for one in rows.schema])
+        if not rows.num_rows:
+            return Written((), schema, 0)
+        path = next(name for number in itertools.count() if (name := f"batches/{batch.batch_id}-{number}.parquet") not in self._table.objects)
+        self._table.objects[path] = rows
+        return Written((DataFile(path, rows.nbytes, rows.num_rows),), schema, rows.num_rows)
