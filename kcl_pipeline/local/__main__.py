@@ -1,0 +1,59 @@
+"""`python -m kcl_pipeline.local --port P [--enforce-limits]`: the embedded AWS as a process of its own."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+from collections.abc import Sequence
+from types import FrameType
+
+from kcl_pipeline.clock import Clock, StopSignal, SystemClock
+from kcl_pipeline.local.server import EmbeddedAws
+from kcl_pipeline.testing.kinesis_state import KinesisSettings
+
+_WAIT_SECONDS = 3600.0
+
+
+def serve(settings: KinesisSettings, port: int, stop: StopSignal) -> None:
+    """Serve until `stop` is set; prints one line with the URL when ready. Raises `OSError` when the port is taken."""
+    with EmbeddedAws(port=port, region=settings.region, settings=settings) as aws:
+        aws.warm_up()
+        sys.stdout.write(f"{aws.endpoint_url}\n")
+        sys.stdout.flush()
+        while not stop.wait(_WAIT_SECONDS):
+            pass
+
+
+def main(arguments: Sequence[str] | None = None, clock: Clock | None = None) -> int:
+    """Read the arguments, serve, stop on SIGTERM or SIGINT. The exit code is 0, or 1 when the port is taken."""
+    parser = argparse.ArgumentParser(prog="kcl-pipeline local", description="Kinesis, DynamoDB and S3 on 127.0.0.1 (use AWS_ENDPOINT_URL)")
+    parser.add_argument("--port", type=int, default=4566, help="0 takes a free one (default: %(default)s)")
+    parser.add_argument("--region", default="us-east-1")
+    parser.add_argument("--enforce-limits", action="store_true", help="throttle shards as Kinesis does")
+    parser.add_argument("--reshard-delay-seconds", type=float, default=0.0, help="how long a stream is UPDATING after a reshard")
+    parser.add_argument("--create-delay-seconds", type=float, default=0.0, help="how long a new stream is CREATING")
+    options = parser.parse_args(arguments)
+    stop = (clock if clock is not None else SystemClock()).signal()
+
+    def on_signal(_number: int, _frame: FrameType | None) -> None:
+        stop.set()
+
+    signal.signal(signal.SIGTERM, on_signal)
+    signal.signal(signal.SIGINT, on_signal)
+    settings = KinesisSettings(
+        region=options.region,
+        enforce_limits=options.enforce_limits,
+        create_delay_seconds=options.create_delay_seconds,
+        reshard_delay_seconds=options.reshard_delay_seconds,
+    )
+    try:
+        serve(settings, options.port, stop)
+    except OSError as error:
+        sys.stderr.write(f"cannot listen on 127.0.0.1:{options.port}: {error.strerror}; choose another --port\n")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,68 @@
+"""The HTTP face of the Kinesis model."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Final
+
+from kcl_pipeline.local import codec
+from kcl_pipeline.local.http import Request, Response
+from kcl_pipeline.local.shapes import check_request
+from kcl_pipeline.testing import kinesis_data as data_plane
+from kcl_pipeline.testing.kinesis_errors import KinesisError
+from kcl_pipeline.testing.kinesis_model import KinesisModel, render_put
+
+_SERVER_ERRORS: Final = frozenset({"InternalFailure", "ServiceUnavailable"})
+
+
+class KinesisFace:
+    """Answers requests of any SDK from a model."""
+
+    def __init__(self, model: KinesisModel) -> None:
+        self.model = model
+        self._numbers = itertools.count(1)
+        self._stopped = False
+
+    def stop(self) -> None:
+        """End the subscriptions."""
+        self._stopped = True
+
+    def handle(self, operation: str, request: Request) -> Response:
+        """Answer one request, in the form it came in."""
+        content_type = content_type_of(request)
+        try:
+            body = self._answer(operation, content_type, request.body)
+        except KinesisError as error:
+            return self.refuse(request, error)
+        return Response(200, body, self._headers(content_type))
+
+    def refuse(self, request: Request, error: KinesisError) -> Response:
+        """An error answer that SDKs turn into their exception."""
+        content_type = content_type_of(request)
+        status = 500 if error.code in _SERVER_ERRORS else 400
+        body = codec.encode(content_type, {"__type": error.code, "message": error.message})
+        return Response(status, body, self._headers(content_type) | {"x-amzn-ErrorType": error.code})
+
+    def _headers(self, content_type: str) -> dict[str, str]:
+        return {"Content-Type": content_type, "x-amzn-RequestId": f"00000000-0000-4000-8000-{next(self._numbers):012x}"}
+
+    def _answer(self, operation: str, content_type: str, body: bytes) -> bytes:
+        world = self.model.world
+        if operation == "PutRecords":
+            params, records = codec.decode_put_records(content_type, body)
+            check_request(operation, params | {"Records": records})
+            puts = data_plane.put_records(world, params, codec.checked_entries(records))
+            failed = sum(p.error is not None for p in puts)
+            answer = {"FailedRecordCount": failed, "Records": [render_put(p) for p in puts], "EncryptionType": "NONE"}
+            return codec.encode(content_type, answer)
+        params = codec.decode(content_type, body or b"{}") if body or content_type == codec.JSON else {}
+        check_request(operation, params)
+        if operation == "GetRecords":
+            return codec.encode_read(content_type, data_plane.get_records(world, params))
+        answer = self.model.call(operation, **params)
+        return codec.encode(content_type, answer) if answer else b""
+
+
+def content_type_of(request: Request) -> str:
+    """The wire form of a request, which is also that of its answer."""
+    return codec.CBOR if request.headers.get("content-type", "").partition(";")[0].strip() == codec.CBOR else codec.JSON

@@ -1,0 +1,139 @@
+"""Everything but Kinesis: moto in this process, one request at a time.
+
+moto's DynamoDB has no lock of its own: under threads it lets two writers win one condition. Here every request takes one lock, so each is atomic.
+"""
+
+from __future__ import annotations
+
+import io
+import sys
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+from urllib.parse import unquote_to_bytes
+
+from kcl_pipeline.local.http import Request, Response
+
+_FIRST_ACCOUNT: Final = 123456789012
+_FORGET_EVERY: Final = 5_000
+
+_lock = threading.Lock()
+_accounts: set[int] = set()
+
+
+class MotoFace:
+    """One account of moto. Several of them in one process do not see each other's tables and buckets (bucket names are global, as in AWS)."""
+
+    def __init__(self) -> None:
+        self._application: Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]] | None = None
+        self._requests = 0
+        self._account: int | None = None
+
+    def load(self) -> None:
+        """Import moto, which takes half a second; otherwise the first request does it."""
+        with _lock:
+            self._load()
+
+    def _load(self) -> None:
+        if self._application is None:
+            from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app  # noqa: PLC0415 (slow, and often not needed)
+
+            self._application = DomainDispatcherApplication(create_backend_app)
+
+    @property
+    def account(self) -> str:
+        """The account number that requests are made for."""
+        if self._account is None:
+            raise RuntimeError("the embedded AWS is not started")
+        return f"{self._account:012d}"
+
+    def start(self) -> None:
+        """Take an account that no other one in this process uses."""
+        with _lock:
+            self._account = next(a for a in range(_FIRST_ACCOUNT, _FIRST_ACCOUNT + len(_accounts) + 1) if a not in _accounts)
+            _accounts.add(self._account)
+
+    def stop(self) -> None:
+        """Forget everything in the account."""
+        with _lock:
+            if self._account is not None:
+                if self._application is not None:
+                    _forget(self.account)
+                _accounts.discard(self._account)
+                self._account = None
+
+    def handle(self, request: Request) -> Response:
+        """Answer one request, alone."""
+        environ = _environ(request)
+        environ["HTTP_X_MOTO_ACCOUNT_ID"] = self.account
+        status = 500
+        headers: dict[str, str] = {}
+
+        def start_response(status_line: str, header_list: list[tuple[str, str]], *_: Any) -> None:
+            nonlocal status
+            status = int(status_line.split(" ", 1)[0])
+            headers.update(header_list)
+
+        with _lock:
+            self._load()
+            self._requests += 1
+            if self._requests % _FORGET_EVERY == 0:
+                _forget_instances()
+            assert self._application is not None  # noqa: S101 (just loaded)
+            answer = self._application(environ, start_response)
+            try:
+                body = b"".join(answer)
+            finally:
+                close = getattr(answer, "close", None)
+                if close is not None:
+                    close()
+        return Response(status, body, headers)
+
+
+def _environ(request: Request) -> dict[str, Any]:
+    path, _, query = request.target.partition("?")
+    host, _, port = request.headers.get("host", "127.0.0.1:80").partition(":")
+    environ: dict[str, Any] = {
+        "REQUEST_METHOD": request.method,
+        "SCRIPT_NAME": "",
+        "PATH_INFO": unquote_to_bytes(path).decode("latin-1"),
+        "QUERY_STRING": query,
+        "REQUEST_URI": request.target,
+        "RAW_URI": request.target,
+        "SERVER_NAME": host,
+        "SERVER_PORT": port or "80",
+        "SERVER_PROTOCOL": "HTTP/1.1",
+        "REMOTE_ADDR": "127.0.0.1",
+        "CONTENT_LENGTH": str(len(request.body)),
+        "wsgi.version": (1, 0),
+        "wsgi.url_scheme": "http",
+        "wsgi.input": io.BytesIO(request.body),
+        "wsgi.errors": sys.stderr,
+        "wsgi.multithread": True,
+        "wsgi.multiprocess": False,
+        "wsgi.run_once": False,
+    }
+    for name, value in request.headers.items():
+        if name == "content-type":
+            environ["CONTENT_TYPE"] = value
+        elif name not in {"content-length", "transfer-encoding", "expect"}:
+            environ[f"HTTP_{name.upper().replace('-', '_')}"] = value
+    return environ
+
+
+def _forget_instances() -> None:
+    # moto keeps every object it ever made, for a dashboard that is not served here.
+    from moto.core.model_instances import reset_model_data  # noqa: PLC0415 (see MotoFace._load)
+
+    reset_model_data()
+
+
+def _forget(account: str) -> None:
+    from moto.core.base_backend import BackendDict  # noqa: PLC0415 (see MotoFace._load)
+
+    every: list[Any] = list(vars(BackendDict)["_instances"])  # moto has no public way to reset one account
+    for backends in every:
+        if account in backends:
+            backends[account].reset()
+            del backends[account]
+    _forget_instances()

@@ -1,0 +1,179 @@
+"""The embedded AWS: one server on 127.0.0.1 that SDKs find by `AWS_ENDPOINT_URL`.
+
+Kinesis is the model of `kcl_pipeline.testing`; DynamoDB, S3, STS, CloudWatch and the rest are moto behind one lock. Everything is in memory.
+Private paths: `/_local/health`, `/_local/faults` (GET, POST a list of `FaultRule`, DELETE), `/_local/clock` (POST `{"advance_seconds": …}`: Kinesis only).
+"""
+
+from __future__ import annotations
+
+import re
+from types import TracebackType
+from typing import Any, Final, Self
+from urllib.parse import parse_qs
+
+import msgspec
+from pydantic import TypeAdapter, ValidationError
+
+from kcl_pipeline.clock import Clock
+from kcl_pipeline.local.faults import Fault, FaultHook, FaultRule, FaultRules, refusal
+from kcl_pipeline.local.http import HttpServer, Request, Response
+from kcl_pipeline.local.kinesis_http import KinesisFace
+from kcl_pipeline.local.moto_http import MotoFace
+from kcl_pipeline.testing.clock import ShiftedClock
+from kcl_pipeline.testing.kinesis_errors import KinesisError
+from kcl_pipeline.testing.kinesis_model import KinesisModel
+from kcl_pipeline.testing.kinesis_state import KinesisSettings
+
+_PRIVATE: Final = "/_local/"
+_KINESIS_TARGET: Final = "Kinesis_20131202"
+_RULES: Final = TypeAdapter(list[FaultRule])
+_SCOPE: Final = re.compile(r"Credential=[^/,]+/\d{8}/[^/,]+/([^/,]+)/")
+_RPC_PATH: Final = re.compile(r"/service/[^/]+/operation/(\w+)")
+_TARGETS: Final = {_KINESIS_TARGET: "kinesis", "DynamoDB_20120810": "dynamodb"}
+
+
+def classify(request: Request) -> tuple[str, str]:
+    """Service and operation of a request; an S3 call's operation is its HTTP method."""
+    target, _, operation = request.headers.get("x-amz-target", "").partition(".")
+    if target in _TARGETS:
+        return _TARGETS[target], operation
+    scope = _SCOPE.search(request.headers.get("authorization", ""))
+    service = scope.group(1) if scope else "s3"
+    if operation:
+        return service, operation
+    if (rpc := _RPC_PATH.fullmatch(request.path)) is not None:
+        return service, rpc.group(1)
+    if request.headers.get("content-type", "").startswith("application/x-www-form-urlencoded"):
+        return service, parse_qs(request.body.decode("latin-1")).get("Action", [request.method])[0]
+    return service, request.method
+
+
+class EmbeddedAws:
+    """Kinesis, DynamoDB, S3, STS and CloudWatch on 127.0.0.1, for tests, demos and development. A context manager.
+
+    `port` 0 takes a free one. `enforce_limits`: shards throttle as real ones do. `clock` (default: a `ShiftedClock`) is Kinesis' own time and can be moved.
+    `faults` is asked before every call; rules posted to `/_local/faults` (or set by `fault_rules`) come after it. `settings` overrides what Kinesis does.
+    """
+
+    def __init__(
+        self,
+        port: int = 0,
+        enforce_limits: bool = False,
+        clock: Clock | None = None,
+        region: str = "us-east-1",
+        faults: FaultHook | None = None,
+        settings: KinesisSettings | None = None,
+    ) -> None:
+        self.clock: Clock = clock if clock is not None else ShiftedClock()
+        self.region = region
+        self.fault_rules = FaultRules()
+        self._port = port
+        self._faults = faults
+        self._moto = MotoFace()
+        kinesis_settings = settings if settings is not None else KinesisSettings(region=region, enforce_limits=enforce_limits)
+        self._kinesis = KinesisFace(KinesisModel(self.clock, kinesis_settings))
+        self._server: HttpServer | None = None
+
+    # -- life ----------------------------------------------------------------------------------------------------------
+
+    def start(self) -> Self:
+        """Listen. Raises `OSError` when the port is taken."""
+        if self._server is None:
+            server = HttpServer(self._handle, self._port)
+            self._moto.start()
+            server.start()
+            self._server = server
+        return self
+
+    def stop(self) -> None:
+        """Stop listening and forget everything but the Kinesis model, which can still be looked at."""
+        server, self._server = self._server, None
+        if server is not None:
+            self._kinesis.stop()
+            server.stop()
+            self._moto.stop()
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.stop()
+
+    def warm_up(self) -> None:
+        """Load what the first DynamoDB call would load (half a second)."""
+        self._moto.load()
+
+    # -- what users need -----------------------------------------------------------------------------------------------
+
+    @property
+    def endpoint_url(self) -> str:
+        """`http://127.0.0.1:<port>`. Raises `RuntimeError` before `start`."""
+        if self._server is None:
+            raise RuntimeError("the embedded AWS is not started")
+        return f"http://127.0.0.1:{self._server.port}"
+
+    @property
+    def kinesis(self) -> KinesisModel:
+        """The Kinesis behind the server, for use without HTTP."""
+        return self._kinesis.model
+
+    def environment(self) -> dict[str, str]:
+        """Environment variables that make any AWS SDK (and delta-rs) use this server, with dummy credentials."""
+        return {
+            "AWS_ENDPOINT_URL": self.endpoint_url,
+            "AWS_ACCESS_KEY_ID": "local",
+            "AWS_SECRET_ACCESS_KEY": "local",
+            "AWS_DEFAULT_REGION": self.region,
+            "AWS_REGION": self.region,
+            "AWS_EC2_METADATA_DISABLED": "true",
+            "AWS_ALLOW_HTTP": "true",
+        }
+
+    # -- requests ------------------------------------------------------------------------------------------------------
+
+    def _handle(self, request: Request) -> Response | None:
+        if request.path.startswith(_PRIVATE):
+            return self._private(request)
+        service, operation = classify(request)
+        fault = self._fault(service, operation, request.body)
+        if fault is not None and fault.kind == "drop_before":
+            return None
+        if fault is not None and fault.kind != "drop_after":
+            return self._refuse(fault, service, operation, request)
+        response = self._kinesis.handle(operation, request) if service == "kinesis" else self._moto.handle(request)
+        return response if fault is None else None
+
+    def _fault(self, service: str, operation: str, body: bytes) -> Fault | None:
+        fault = self._faults(service, operation, body) if self._faults is not None else None
+        return fault if fault is not None else self.fault_rules(service, operation, body)
+
+    def _refuse(self, fault: Fault, service: str, operation: str, request: Request) -> Response:
+        response = refusal(fault, service, operation, request)
+        if service != "kinesis":
+            return response
+        answer = msgspec.json.decode(response.body)
+        return self._kinesis.refuse(request, KinesisError(answer["__type"], answer["message"]))
+
+    def _private(self, request: Request) -> Response:
+        try:
+            answer = self._control(request.method, request.path.removeprefix(_PRIVATE), request.body)
+        except (ValidationError, msgspec.DecodeError, ValueError) as error:
+            return Response(400, msgspec.json.encode({"error": str(error)}), {"Content-Type": "application/json"})
+        if answer is None:
+            return Response(404, b"{}", {"Content-Type": "application/json"})
+        return Response(200, msgspec.json.encode(answer), {"Content-Type": "application/json"})
+
+    def _control(self, method: str, name: str, body: bytes) -> Any:
+        if name == "health":
+            return {"status": "ok"}
+        if name == "faults":
+            if method == "POST":
+                self.fault_rules.replace(_RULES.validate_json(body))
+            elif method == "DELETE":
+                self.fault_rules.replace([])
+            return [rule.model_dump() for rule in self.fault_rules.rules]
+        if name == "clock" and isinstance(self.clock, ShiftedClock):
+            if method == "POST":
+                self.clock.advance(float(msgspec.json.decode(body)["advance_seconds"]))
+            return {"offset_seconds": self.clock.offset_seconds}
+        return None
