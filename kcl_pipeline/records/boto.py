@@ -1,0 +1,198 @@
+"""Kinesis by boto3: signed and carried by botocore, but GetRecords bodies are taken before botocore's parser sees them.
+
+Every request is tried once by the client (its configuration says so, see `kcl_pipeline.aws`). GetRecords and GetShardIterator count against the
+limits of a shard, so their failures go straight to the reader; the few calls about a whole stream are repeated here.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import threading
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
+
+import cbor2
+
+from kcl_pipeline.clock import Clock
+from kcl_pipeline.config import RetrievalSettings, ShardSyncSettings
+from kcl_pipeline.errors import SettingsError, Throttled, Unavailable
+from kcl_pipeline.records.aws_errors import kinesis_errors
+from kcl_pipeline.records.decode import CBOR_CONTENT_TYPE, decode_page
+from kcl_pipeline.records.kinesis import IteratorType, RecordsPage, ShardFilterType
+from kcl_pipeline.shards import HashKeyRange, Shard, StreamId
+
+if TYPE_CHECKING:
+    from mypy_boto3_kinesis import KinesisClient as BotoKinesisClient
+
+_T = TypeVar("_T")
+
+BodyFormat = Literal["json", "cbor"]
+
+MAX_ATTEMPTS: Final = 5
+RETRY_SECONDS: Final = 0.5
+MAX_RETRY_SECONDS: Final = 10.0
+_BODY: Final = "KclPipelineBody"
+_HTTP_ERROR: Final = 300
+_ARN_PARTS: Final = 6
+
+
+class _Ours(threading.local):
+    """Set while this thread is inside `BotoKinesis.get_records`, so that other users of the same client get what botocore gives."""
+
+    body_format: BodyFormat | None = None
+
+
+_OURS: Final = _Ours()
+
+
+class BotoKinesis:
+    """The `KinesisClient` over a boto3 client; may be used by many threads. The client is not closed here.
+
+    `body_format` "cbor" asks for GetRecords in CBOR, which is smaller on the wire and cheaper for large records.
+    """
+
+    def __init__(
+        self,
+        client: BotoKinesisClient,
+        retrieval: RetrievalSettings,
+        shard_sync: ShardSyncSettings,
+        clock: Clock,
+        *,
+        rng: random.Random | None = None,
+        body_format: BodyFormat = "json",
+    ) -> None:
+        self._client = client
+        self._retrieval = retrieval
+        self._shard_sync = shard_sync
+        self._clock = clock
+        self._rng = rng
+        self._body_format = body_format
+        client.meta.events.register("before-call.kinesis.GetRecords", _ask, unique_id="kcl-pipeline-ask")
+        client.meta.events.register("before-parse.kinesis.GetRecords", _take_body, unique_id="kcl-pipeline-take-body")
+
+    def resolve_stream(self, name_or_arn: str, *, multi_stream: bool) -> StreamId:
+        """See `KinesisClient`. The creation epoch is in whole seconds, as in lease keys of the Java library (protocol §1.3)."""
+        arn = name_or_arn if name_or_arn.startswith("arn:") else None
+        where: dict[str, Any] = {"StreamARN": arn} if arn else {"StreamName": name_or_arn}
+        answer = self._patiently("DescribeStreamSummary", name_or_arn, lambda: self._client.describe_stream_summary(**where))
+        summary = answer["StreamDescriptionSummary"]
+        name = summary["StreamName"]
+        arn = arn or summary.get("StreamARN")
+        if not multi_stream:
+            return StreamId(name, arn=arn)
+        if arn is None:
+            raise SettingsError(f"stream {name_or_arn!r} has no ARN in its description; write its ARN in `streams`")
+        created = summary["StreamCreationTimestamp"]
+        return StreamId(name, account_of(arn), int(created.timestamp()), arn)
+
+    def list_shards(self, stream: StreamId, shard_filter: ShardFilterType | None = None, timestamp: datetime | None = None) -> tuple[Shard, ...]:
+        """See `KinesisClient`. Raises `NotFound`, and `Throttled` when the service still refuses after all attempts (protocol §7.5)."""
+        request: dict[str, Any] = _name(stream)
+        if shard_filter is not None:
+            request["ShardFilter"] = {"Type": shard_filter} | ({"Timestamp": timestamp} if timestamp is not None else {})
+        shards: list[Shard] = []
+        while True:
+            page = self._patiently(
+                "ListShards",
+                stream.name,
+                lambda request=request: self._client.list_shards(**request),  # type: ignore[misc] # (bound now, called at once)
+                attempts=self._shard_sync.max_list_shards_retry_attempts,
+                throttle_seconds=self._shard_sync.list_shards_backoff_time_millis / 1000,
+            )
+            shards.extend(_shard(item) for item in page["Shards"])
+            token = page.get("NextToken")
+            if not token:
+                return tuple(shards)
+            request = {"NextToken": token}
+
+    def get_shard_iterator(
+        self, stream: StreamId, shard_id: str, iterator_type: IteratorType, *, sequence_number: str | None = None, timestamp: datetime | None = None
+    ) -> str:
+        """See `KinesisClient`. One attempt."""
+        request: dict[str, Any] = {**_name(stream), "ShardId": shard_id, "ShardIteratorType": iterator_type}
+        if sequence_number is not None:
+            request["StartingSequenceNumber"] = sequence_number
+        if timestamp is not None:
+            request["Timestamp"] = timestamp
+        with kinesis_errors("GetShardIterator", f"{shard_id} of {stream.name}"):
+            iterator = self._client.get_shard_iterator(**request).get("ShardIterator")
+        if not iterator:
+            raise Unavailable(f"GetShardIterator gave none for {shard_id} of {stream.name}", code="NoIterator", operation="GetShardIterator")
+        return iterator
+
+    def get_records(self, stream: StreamId, shard_id: str, iterator: str, limit: int) -> RecordsPage:
+        """See `KinesisClient`. One attempt; a body that cannot be read raises `Unavailable`."""
+        request: dict[str, Any] = {"ShardIterator": iterator, "Limit": limit}
+        if stream.arn is not None:
+            request["StreamARN"] = stream.arn
+        _OURS.body_format = self._body_format
+        try:
+            with kinesis_errors("GetRecords", f"{shard_id} of {stream.name}"):
+                answer: Mapping[str, Any] = self._client.get_records(**request)
+        finally:
+            _OURS.body_format = None
+        body, content_type = answer[_BODY]
+        return decode_page(body, content_type, stream.name, shard_id)
+
+    def _patiently(self, operation: str, about: str, call: Callable[[], _T], *, attempts: int = MAX_ATTEMPTS, throttle_seconds: float | None = None) -> _T:
+        """Call until it works; the last error is raised. `throttle_seconds`: a fixed wait after throttling instead of a growing one."""
+        failures = 0
+        while True:
+            try:
+                with kinesis_errors(operation, about):
+                    return call()
+            except (Throttled, Unavailable) as error:
+                failures += 1
+                if failures >= (attempts if isinstance(error, Throttled) else min(attempts, MAX_ATTEMPTS)):
+                    raise
+                growing = min(RETRY_SECONDS * 2 ** (failures - 1), MAX_RETRY_SECONDS)
+                wait = throttle_seconds if throttle_seconds is not None and isinstance(error, Throttled) else growing
+                self._clock.sleep(wait * (self._rng.uniform(0.5, 1.0) if self._rng else 1.0))
+
+
+def account_of(arn: str) -> str:
+    """The account id inside a stream's ARN. Raises `SettingsError` for other text."""
+    parts = arn.split(":", _ARN_PARTS - 1)
+    if len(parts) != _ARN_PARTS or parts[2] != "kinesis" or not parts[4].isdigit() or not parts[5].startswith("stream/"):
+        raise SettingsError(f"{arn!r} is not a stream's ARN; write arn:aws:kinesis:<region>:<account>:stream/<name>")
+    return parts[4]
+
+
+def _name(stream: StreamId) -> dict[str, Any]:
+    return {"StreamName": stream.name} | ({"StreamARN": stream.arn} if stream.arn is not None else {})
+
+
+def _shard(item: Mapping[str, Any]) -> Shard:
+    keys, numbers = item["HashKeyRange"], item["SequenceNumberRange"]
+    return Shard(
+        shard_id=item["ShardId"],
+        hash_key_range=HashKeyRange(int(keys["StartingHashKey"]), int(keys["EndingHashKey"])),
+        starting_sequence_number=numbers["StartingSequenceNumber"],
+        ending_sequence_number=numbers.get("EndingSequenceNumber"),
+        parent_shard_id=item.get("ParentShardId"),
+        adjacent_parent_shard_id=item.get("AdjacentParentShardId"),
+    )
+
+
+def _ask(params: dict[str, Any], **_: object) -> None:
+    """Runs before the request is signed: turns it into CBOR if that is wanted."""
+    if _OURS.body_format == "cbor":
+        params["headers"]["Content-Type"] = CBOR_CONTENT_TYPE
+        params["body"] = cbor2.dumps(json.loads(params["body"]))
+
+
+def _take_body(response_dict: dict[str, Any], customized_response_dict: dict[str, Any], **_: object) -> None:
+    """Runs before botocore parses: a good answer is set aside and an empty one left in its place; a refusal in CBOR becomes JSON, which botocore can read."""
+    if _OURS.body_format is None:
+        return
+    content_type = str(response_dict["headers"].get("content-type", ""))
+    if response_dict["status_code"] < _HTTP_ERROR:
+        customized_response_dict[_BODY] = (response_dict["body"], content_type)
+        response_dict["body"] = b"{}"
+    elif "cbor" in content_type.lower():
+        try:
+            response_dict["body"] = json.dumps(cbor2.loads(response_dict["body"]), default=str).encode()
+        except (cbor2.CBORDecodeError, ValueError, TypeError):
+            response_dict["body"] = b"{}"

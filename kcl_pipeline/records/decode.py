@@ -1,0 +1,181 @@
+"""GetRecords bodies into Arrow columns: one small struct per record, and nothing per field but what the columns hold.
+
+JSON (what boto3 speaks) is decoded by msgspec, which also undoes the base64 of `Data`; CBOR (what the service answers to a CBOR request,
+integer milliseconds as time) by cbor2. Fields that are not known are ignored; a body that is not a GetRecords answer raises `Unavailable`,
+because the same iterator may be asked again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any, Final
+
+import cbor2
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from kcl_pipeline.errors import Unavailable
+from kcl_pipeline.records.kinesis import RECORD_SCHEMA, RecordsPage
+from kcl_pipeline.shards import ChildShard, HashKeyRange
+
+JSON_CONTENT_TYPE: Final = "application/x-amz-json-1.1"
+CBOR_CONTENT_TYPE: Final = "application/x-amz-cbor-1.1"
+
+MICROS_PER_SECOND: Final = 1_000_000
+_EPOCH_TIME_TAG: Final = 1
+
+
+class _Record(msgspec.Struct, rename="pascal", gc=False):
+    sequence_number: str
+    data: bytes
+    partition_key: str
+    approximate_arrival_timestamp: float = 0.0
+    encryption_type: str | None = None
+
+
+class _Range(msgspec.Struct, rename="pascal", gc=False):
+    starting_hash_key: str
+    ending_hash_key: str
+
+
+class _Child(msgspec.Struct, rename="pascal", gc=False):
+    shard_id: str
+    hash_key_range: _Range
+    parent_shards: list[str] = []
+
+
+class _Answer(msgspec.Struct, rename="pascal", gc=False):
+    records: list[_Record]
+    next_shard_iterator: str | None = None
+    millis_behind_latest: int | None = None
+    child_shards: list[_Child] | None = None
+
+
+_JSON: Final = msgspec.json.Decoder(_Answer)
+
+
+def decode_page(body: bytes, content_type: str, stream: str, shard_id: str) -> RecordsPage:
+    """One GetRecords body as a page; `stream` is the bare name. Raises `Unavailable` when the body is cut short or something else altogether."""
+    try:
+        if "cbor" in content_type.lower():
+            return _from_cbor(_load_cbor(body), stream, shard_id)
+        answer = _JSON.decode(body)
+        seconds = np.fromiter((r.approximate_arrival_timestamp for r in answer.records), np.float64, len(answer.records))
+        return _page(answer, _micros(seconds), stream, shard_id)
+    except (msgspec.MsgspecError, cbor2.CBORDecodeError, pa.ArrowException, LookupError, TypeError, ValueError, OverflowError) as error:
+        why = f"the GetRecords answer for {shard_id} of {stream} ({len(body)} bytes, {content_type or 'no content type'}) cannot be read: {error}"
+        raise Unavailable(why, code="BrokenBody", operation="GetRecords") from error
+
+
+def _page(answer: _Answer, micros: npt.NDArray[np.int64], stream: str, shard_id: str) -> RecordsPage:
+    records = answer.records
+    table = records_table(
+        stream,
+        shard_id,
+        sequence_numbers=[r.sequence_number for r in records],
+        partition_keys=[r.partition_key for r in records],
+        data=[r.data for r in records],
+        arrival_micros=micros,
+        encryption_types=[r.encryption_type for r in records],
+    )
+    children = tuple(
+        ChildShard(c.shard_id, tuple(c.parent_shards), HashKeyRange(int(c.hash_key_range.starting_hash_key), int(c.hash_key_range.ending_hash_key)))
+        for c in answer.child_shards or ()
+    )
+    return RecordsPage(table, answer.next_shard_iterator or None, answer.millis_behind_latest, children, payload_bytes(table))
+
+
+def records_table(
+    stream: str,
+    shard_id: str,
+    *,
+    sequence_numbers: Sequence[str],
+    partition_keys: Sequence[str],
+    data: Sequence[bytes],
+    arrival_micros: npt.NDArray[np.int64],
+    encryption_types: Sequence[str | None],
+) -> pa.Table:
+    """Columns of equal length as a table of `RECORD_SCHEMA`: plain records, sub-sequence number 0, no explicit hash key.
+
+    Raises `ValueError` when a sequence number is not decimal.
+    """
+    rows = len(sequence_numbers)
+    joined = "".join(sequence_numbers)
+    if rows and not (joined.isascii() and joined.isdigit() and all(sequence_numbers)):
+        raise ValueError("a sequence number is not a decimal number")
+    return pa.Table.from_arrays(
+        [
+            repeated(stream, rows),
+            repeated(shard_id, rows),
+            pa.array(sequence_numbers, pa.string()),
+            pa.array(np.zeros(rows, np.int64)),
+            pa.array(partition_keys, pa.string()),
+            pa.nulls(rows, pa.string()),
+            pa.array(data, pa.binary()),
+            pa.array(arrival_micros, pa.timestamp("us", tz="UTC")),
+            pa.array(encryption_types, pa.string()),
+        ],
+        schema=RECORD_SCHEMA,
+    )
+
+
+def repeated(text: str, rows: int) -> pa.Array:
+    """A string column with one value in every row."""
+    value = text.encode()
+    offsets = np.arange(rows + 1, dtype=np.int64) * len(value)
+    return pa.StringArray.from_buffers(rows, pa.py_buffer(offsets.astype(np.int32)), pa.py_buffer(value * rows))
+
+
+def payload_bytes(records: pa.Table) -> int:
+    """Bytes of data and partition keys, as Kinesis counts them."""
+    return sum(_value_bytes(chunk) for name in ("data", "partition_key") for chunk in records.column(name).chunks)
+
+
+def _value_bytes(array: pa.Array) -> int:
+    if len(array) == 0:
+        return 0
+    offsets = np.frombuffer(array.buffers()[1], np.int32)
+    return int(offsets[array.offset + len(array)]) - int(offsets[array.offset])
+
+
+def _micros(seconds: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
+    if not np.isfinite(seconds).all():
+        raise ValueError("an arrival time is not a number")
+    return np.rint(seconds * MICROS_PER_SECOND).astype(np.int64)
+
+
+def _load_cbor(body: bytes) -> Any:
+    """Times come as tag 1 around integer milliseconds, which the library's own rule (seconds) would refuse: the tag is looked through."""
+    return cbor2.loads(body, semantic_decoders={_EPOCH_TIME_TAG: lambda value, *_: value})
+
+
+def _from_cbor(answer: Any, stream: str, shard_id: str) -> RecordsPage:
+    if not isinstance(answer, dict):
+        raise TypeError("the body is not a map")
+    records = answer["Records"]
+    micros = np.fromiter((_cbor_micros(r.get("ApproximateArrivalTimestamp", 0)) for r in records), np.int64, len(records))
+    table = records_table(
+        stream,
+        shard_id,
+        sequence_numbers=[r["SequenceNumber"] for r in records],
+        partition_keys=[r["PartitionKey"] for r in records],
+        data=[r["Data"] for r in records],
+        arrival_micros=micros,
+        encryption_types=[r.get("EncryptionType") for r in records],
+    )
+    frame = msgspec.convert({**answer, "Records": []}, _Answer)
+    empty = _page(frame, micros[:0], stream, shard_id)
+    return RecordsPage(table, empty.next_iterator, empty.millis_behind_latest, empty.child_shards, payload_bytes(table))
+
+
+def _cbor_micros(value: Any) -> int:
+    if isinstance(value, datetime):
+        value = value.timestamp()
+    if isinstance(value, float):
+        return round(value * MICROS_PER_SECOND)
+    if not isinstance(value, int):
+        raise TypeError(f"an arrival time is {value!r}")
+    return value * 1000

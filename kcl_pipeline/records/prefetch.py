@@ -1,0 +1,251 @@
+"""Keeping a bounded number of bytes ready: one prefetcher per worker, many shards, any number of fetch threads (design §3, reading beside processing)."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+from kcl_pipeline.clock import Clock, StopSignal
+from kcl_pipeline.config import RetrievalSettings
+from kcl_pipeline.errors import Throttled
+from kcl_pipeline.events import AwsTrouble, Event, EventSink, Stalled
+from kcl_pipeline.records.chunks import split
+from kcl_pipeline.records.kinesis import Chunk
+from kcl_pipeline.records.pacing import Pace
+
+MAX_WAIT_SECONDS: Final = 0.2
+"""A fetch thread looks again after this time at the latest, so that a new shard is not kept waiting."""
+
+MIN_WAIT_SECONDS: Final = 0.001
+FULL_SECONDS: Final = 0.05
+STOP_CHECK_SECONDS: Final = 0.1
+STALLED_SECONDS: Final = 60.0
+TOLERATED_THROTTLES: Final = 5
+
+
+class Reader(Protocol):
+    """What is prefetched from: `reader.ShardReader` and `fanout.FanOutReader` are."""
+
+    lease_key: str
+    millis_behind_latest: int | None
+    ended: bool
+    last_bytes: int
+
+    def read(self) -> Chunk | None:
+        """One bounded step; None when it brought nothing new."""
+        ...
+
+
+@dataclass(slots=True)
+class _Buffered:
+    serial: int
+    chunk: Chunk
+    cost: int
+    fetched: float
+
+
+@dataclass(slots=True, eq=False)
+class _Slot:
+    """One reader with its buffer. All but the reader itself is touched under the prefetcher's lock."""
+
+    reader: Reader
+    pace: Pace
+    succeeded: float
+    buffer: deque[_Buffered] = field(default_factory=deque)
+    busy: bool = False
+    reached_tip: bool = False
+    last_cost: int = 0
+    stalled_at: float = 0.0
+    behind: int | None = None
+
+
+class Prefetcher:
+    """Reads many shards ahead of processing within one budget of bytes. All methods may be called by any thread.
+
+    A fetch begins only while the buffer, with what the fetches under way brought last time, is below `prefetch_max_bytes`; so it is exceeded by
+    one answer per fetch thread at most. One shard's errors are its own: it backs off, is reported by `AwsTrouble`, and by `Stalled` once a minute
+    when it has not been read for a minute. No lock is held while a reader reads or the event sink runs.
+    """
+
+    def __init__(self, settings: RetrievalSettings, clock: Clock, rng: random.Random, events: EventSink) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._rng = rng
+        self._events = events
+        self._lock = threading.Lock()
+        self._slots: dict[str, _Slot] = {}
+        self._serial = 0
+        self._bytes = 0
+        self._cost = 0
+        self._fresh = False
+        self._arrival: StopSignal | None = None
+
+    @property
+    def buffered_bytes(self) -> int:
+        """Payload bytes (`Chunk.bytes`) that `take` could give."""
+        return self._bytes
+
+    def add(self, reader: Reader) -> None:
+        """Begin to read a shard; a reader that its lease had before is dropped with its buffer."""
+        now = self._clock.monotonic()
+        pace = Pace(self._settings.idle_time_between_reads_in_millis / 1000, due=now)
+        with self._lock:
+            self._drop(reader.lease_key)
+            self._slots[reader.lease_key] = _Slot(reader, pace, succeeded=now)
+
+    def remove(self, lease_key: str) -> None:
+        """Stop reading a shard and forget what is buffered of it, also what a fetch under way will bring. Unknown keys are ignored."""
+        with self._lock:
+            self._drop(lease_key)
+
+    def step(self) -> float:
+        """One due fetch, if there is one and the buffer has room; returns the seconds until something may be due."""
+        began = self._clock.monotonic()
+        with self._lock:
+            slot, wait = self._next(began)
+            if slot is None:
+                return wait
+            slot.busy = True
+        chunk: Chunk | None = None
+        error: Exception | None = None
+        try:
+            chunk = slot.reader.read()
+        except Exception as caught:  # noqa: BLE001 (whatever fails for one shard must not stop the others; it is reported below)
+            error = caught
+        except BaseException:
+            slot.busy = False
+            raise
+        now = self._clock.monotonic()
+        with self._lock:
+            slot.busy = False
+            events = self._note_failure(slot, error, now) if error is not None else self._note_success(slot, chunk, began, now)
+        for event in events:
+            self._events(event)
+        return 0.0
+
+    def take(self, max_records: int, max_bytes: int) -> list[Chunk]:
+        """What has waited longest, up to both limits: chunks of one lease follow each other, a chunk that does not fit is cut in two.
+
+        A first record that alone exceeds `max_bytes` is given on its own, so that it never blocks its shard.
+        """
+        taken: list[Chunk] = []
+        with self._lock:
+            while (slot := self._oldest()) is not None and max_records > 0:
+                head = slot.buffer[0]
+                part, rest = split(head.chunk, max_records, max_bytes)
+                if part is None and not taken:
+                    part, rest = split(head.chunk, 1, head.chunk.bytes)
+                if part is None:
+                    break
+                self._replace_head(slot, rest)
+                taken.append(part)
+                max_records -= part.records.num_rows
+                max_bytes -= part.bytes
+        return taken
+
+    def lag(self) -> dict[str, int]:
+        """Milliseconds that each lease's next record is behind the tip of its shard, as far as known: time spent in the buffer or in failures counts."""
+        now = self._clock.monotonic()
+        known: dict[str, int] = {}
+        with self._lock:
+            for key, slot in self._slots.items():
+                behind, since = slot.behind, slot.succeeded if slot.pace.failures else now
+                if slot.buffer:
+                    behind, since = slot.buffer[0].chunk.millis_behind_latest, slot.buffer[0].fetched
+                if behind is not None:
+                    known[key] = behind + round((now - since) * 1000)
+        return known
+
+    def caught_up(self, lease_key: str) -> bool:
+        """Whether the shard was read to its tip or end since it was added, and nothing of it is buffered. False for unknown keys."""
+        with self._lock:
+            slot = self._slots.get(lease_key)
+            return slot is not None and slot.reached_tip and not slot.buffer
+
+    def wait_for_data(self, stop: StopSignal, seconds: float) -> bool:
+        """Wait until something new is buffered since the last call, `stop` is set, or `seconds` passed; True when there is something new."""
+        deadline = self._clock.monotonic() + seconds
+        while not stop.is_set():
+            with self._lock:
+                if self._fresh:
+                    self._fresh = False
+                    return True
+                arrival = self._arrival = self._clock.signal()
+            left = deadline - self._clock.monotonic()
+            if left <= 0:
+                break
+            arrival.wait(min(left, STOP_CHECK_SECONDS))
+        return False
+
+    # Everything below runs under the lock.
+
+    def _next(self, now: float) -> tuple[_Slot | None, float]:
+        idle = [slot for slot in self._slots.values() if not slot.busy and not slot.reader.ended]
+        if not idle:
+            return None, MAX_WAIT_SECONDS
+        slot = min(idle, key=lambda s: s.pace.due)
+        if slot.pace.due > now:
+            return None, min(max(slot.pace.due - now, MIN_WAIT_SECONDS), MAX_WAIT_SECONDS)
+        under_way = sum(s.last_cost for s in self._slots.values() if s.busy)
+        if self._cost + under_way >= self._settings.prefetch_max_bytes:
+            return None, FULL_SECONDS
+        return slot, 0.0
+
+    def _note_success(self, slot: _Slot, chunk: Chunk | None, began: float, now: float) -> tuple[Event, ...]:
+        reader = slot.reader
+        behind = reader.millis_behind_latest
+        at_tip = behind == 0 or (behind is None and chunk is None)
+        slot.pace.succeeded(began, size=reader.last_bytes, at_tip=at_tip)
+        slot.succeeded = slot.stalled_at = now
+        slot.behind = behind
+        if self._slots.get(reader.lease_key) is not slot:
+            return ()
+        slot.reached_tip = slot.reached_tip or at_tip or reader.ended
+        slot.last_cost = 0
+        if chunk is not None:
+            slot.last_cost = max(chunk.bytes, chunk.records.nbytes)
+            self._serial += 1
+            slot.buffer.append(_Buffered(self._serial, chunk, slot.last_cost, now))
+            self._bytes += chunk.bytes
+            self._cost += slot.last_cost
+            self._fresh = True
+            if self._arrival is not None:
+                self._arrival.set()
+        return ()
+
+    def _note_failure(self, slot: _Slot, error: Exception, now: float) -> tuple[Event, ...]:
+        throttled = isinstance(error, Throttled)
+        slot.pace.failed(now, self._rng, throttled=throttled)
+        if self._slots.get(slot.reader.lease_key) is not slot:
+            return ()
+        events: list[Event] = []
+        if not throttled or slot.pace.failures % TOLERATED_THROTTLES == 0:
+            events.append(AwsTrouble(f"read of {slot.reader.lease_key}", f"{type(error).__name__}: {error}"))
+        if now - max(slot.stalled_at, slot.succeeded) >= STALLED_SECONDS:
+            slot.stalled_at = now
+            events.append(Stalled(f"reading {slot.reader.lease_key}", now - slot.succeeded))
+        return tuple(events)
+
+    def _oldest(self) -> _Slot | None:
+        waiting = [slot for slot in self._slots.values() if slot.buffer]
+        return min(waiting, key=lambda slot: slot.buffer[0].serial, default=None)
+
+    def _replace_head(self, slot: _Slot, rest: Chunk | None) -> None:
+        head = slot.buffer.popleft()
+        self._bytes -= head.chunk.bytes
+        self._cost -= head.cost
+        if rest is not None:
+            # The whole table stays in memory until its last part is taken.
+            slot.buffer.appendleft(_Buffered(head.serial, rest, head.cost, head.fetched))
+            self._bytes += rest.bytes
+            self._cost += head.cost
+
+    def _drop(self, lease_key: str) -> None:
+        slot = self._slots.pop(lease_key, None)
+        if slot is not None:
+            self._bytes -= sum(b.chunk.bytes for b in slot.buffer)
+            self._cost -= sum(b.cost for b in slot.buffer)
+            slot.buffer.clear()

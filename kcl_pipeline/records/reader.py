@@ -1,0 +1,157 @@
+"""Reading one shard from a position, one GetRecords at a time (protocol §9.4, §10.1, §10.3)."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pyarrow as pa
+
+from kcl_pipeline.clock import Clock
+from kcl_pipeline.config import RetrievalSettings
+from kcl_pipeline.errors import ExpiredIterator, NotFound, SettingsError, Unavailable
+from kcl_pipeline.records.decode import payload_bytes
+from kcl_pipeline.records.kinesis import RECORD_SCHEMA, Chunk, IteratorType, KinesisClient, RecordsPage
+from kcl_pipeline.records.kpl import Deaggregated, deaggregate
+from kcl_pipeline.sequence import AT_TIMESTAMP, TRIM_HORIZON, Position
+from kcl_pipeline.shards import ChildShard, HashKeyRange, StreamId
+
+
+class ShardReader:
+    """Reads a shard after `position` (exclusive). Used by one thread at a time.
+
+    `hash_key_range` None delivers every KPL aggregate. `initial_timestamp` is needed for the position AT_TIMESTAMP, which a lease row stores without
+    its time. Raises `SettingsError` when it is missing, `ValueError` for the position SHARD_END: there is nothing after it.
+    """
+
+    def __init__(
+        self,
+        kinesis: KinesisClient,
+        stream: StreamId,
+        lease_key: str,
+        shard_id: str,
+        position: Position,
+        hash_key_range: HashKeyRange | None,
+        settings: RetrievalSettings,
+        clock: Clock,
+        *,
+        initial_timestamp: datetime | None = None,
+    ) -> None:
+        if position.is_shard_end:
+            raise ValueError(f"{lease_key} is at SHARD_END: nothing is left to read")
+        if position.sequence_number == AT_TIMESTAMP.sequence_number and initial_timestamp is None:
+            raise SettingsError(f"{lease_key} is to be read AT_TIMESTAMP, but initial_timestamp is not set; write the time with a time zone")
+        self.lease_key = lease_key
+        self.shard_id = shard_id
+        self.millis_behind_latest: int | None = None
+        self.ended = False
+        self.last_bytes = 0
+        self._kinesis = kinesis
+        self._stream = stream
+        self._start = position
+        self._position = position
+        self._hash_key_range = hash_key_range
+        self._settings = settings
+        self._clock = clock
+        self._timestamp = initial_timestamp
+        self._iterator: str | None = None
+        self._last_sequence_number: str | None = None
+        self._latest_since: datetime | None = None
+
+    @property
+    def position(self) -> Position:
+        """Everything up to here (inclusive) has been given out."""
+        return self._position
+
+    def read(self) -> Chunk | None:
+        """One GetRecords; None when it brought nothing new, and after the shard's end.
+
+        The first chunk begins `after` the position given, each further one after the `through` of the one before. `last_bytes` is what the
+        answer weighed, also when nothing of it was new. Raises `Throttled` and `Unavailable` (also for an answer that makes no sense):
+        call again later, nothing is lost. A stream or shard that does not exist any more ends without children.
+        """
+        if self.ended:
+            return None
+        try:
+            page = self._page()
+        except NotFound:
+            self.ended = True
+            return self._empty_end(None, ())
+        chunk = self._chunk(page)
+        # Only now: a page that could not be taken apart is asked for again.
+        self._iterator = page.next_iterator
+        self.ended = page.next_iterator is None
+        self.millis_behind_latest = page.millis_behind_latest
+        self.last_bytes = page.bytes
+        if page.records.num_rows:
+            self._last_sequence_number = page.records.column("sequence_number")[page.records.num_rows - 1].as_py()
+        if chunk is not None:
+            self._position = chunk.through
+        return chunk
+
+    def _page(self) -> RecordsPage:
+        try:
+            return self._get_records()
+        except ExpiredIterator:
+            self._iterator = None
+        return self._get_records()
+
+    def _get_records(self) -> RecordsPage:
+        if self._iterator is None:
+            self._iterator = self._make_iterator()
+        page = self._kinesis.get_records(self._stream, self.shard_id, self._iterator, self._settings.max_records)
+        _check(page, self.shard_id)
+        return page
+
+    def _make_iterator(self) -> str:
+        """After the last record read, if there is one; else at the start. An iterator of LATEST is made only once: again, it would skip what came between."""
+        if self._last_sequence_number is not None:
+            return self._iterator_of("AFTER_SEQUENCE_NUMBER", sequence_number=self._last_sequence_number)
+        if not self._start.is_sentinel:
+            return self._iterator_of("AT_SEQUENCE_NUMBER", sequence_number=self._start.sequence_number)
+        if self._start.sequence_number == AT_TIMESTAMP.sequence_number:
+            return self._iterator_of("AT_TIMESTAMP", timestamp=self._timestamp)
+        if self._start.sequence_number == TRIM_HORIZON.sequence_number:
+            return self._iterator_of("TRIM_HORIZON")
+        if self._latest_since is not None:
+            return self._iterator_of("AT_TIMESTAMP", timestamp=self._latest_since)
+        before = datetime.fromtimestamp(self._clock.wall(), UTC)
+        iterator = self._iterator_of("LATEST")
+        self._latest_since = before
+        return iterator
+
+    def _iterator_of(self, kind: IteratorType, *, sequence_number: str | None = None, timestamp: datetime | None = None) -> str:
+        return self._kinesis.get_shard_iterator(self._stream, self.shard_id, kind, sequence_number=sequence_number, timestamp=timestamp)
+
+    def _chunk(self, page: RecordsPage) -> Chunk | None:
+        ended = page.next_iterator is None
+        if page.records.num_rows == 0:
+            return self._empty_end(page.millis_behind_latest, page.child_shards) if ended else None
+        whole = Deaggregated(page.records) if self._settings.skip_kpl_deaggregation else deaggregate(page.records, self._hash_key_range)
+        records = whole.records
+        if self._last_sequence_number is None and not self._start.is_sentinel:
+            records = after_position(records, self._start)
+        last = page.records.column("sequence_number")[page.records.num_rows - 1].as_py()
+        through = max(self._position, Position(last, whole.last_sub_sequence_number))
+        if through == self._position and not ended:
+            return None
+        size = page.bytes if records is page.records else payload_bytes(records)
+        return Chunk(self.lease_key, records, self._position, through, size, page.millis_behind_latest, page.child_shards if ended else None)
+
+    def _empty_end(self, behind: int | None, children: tuple[ChildShard, ...]) -> Chunk:
+        return Chunk(self.lease_key, RECORD_SCHEMA.empty_table(), self._position, self._position, 0, behind, children)
+
+
+def after_position(records: pa.Table, position: Position) -> pa.Table:
+    """The rows behind `position` (exclusive) of a table in shard order; only its first rows are looked at one by one."""
+    numbers, subs = records.column("sequence_number"), records.column("sub_sequence_number")
+    row = 0
+    while row < records.num_rows and Position(numbers[row].as_py(), subs[row].as_py()) <= position:
+        row += 1
+    return records.slice(row)
+
+
+def _check(page: RecordsPage, shard_id: str) -> None:
+    """An end without children, or children without an end, is not believed (protocol §10.3)."""
+    if (page.next_iterator is None) != bool(page.child_shards) or not all(child.parents for child in page.child_shards):
+        why = f"the answer for {shard_id} makes no sense: next iterator {page.next_iterator!r} with {len(page.child_shards)} child shards"
+        raise Unavailable(why, code="InvalidAnswer", operation="GetRecords")
