@@ -1,0 +1,118 @@
+"""From rows to verdicts."""
+
+from __future__ import annotations
+
+import pytest
+from dagster_fakes import FakeLeaseTable, FakeWorkerTable, ManualClock, leases, worker
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kcl_pipeline.assets import health
+from kcl_pipeline.assets.checks import living_workers, watch_leases
+from kcl_pipeline.sequence import SHARD_END
+from kcl_pipeline.shards import MAX_HASH_KEY
+
+
+@given(count=st.integers(1, 40))
+def test_neighbouring_ranges_have_no_gap(count):
+    assert health.first_gap(leases(count, ["a"])) is None
+
+
+@given(count=st.integers(2, 40), data=st.data())
+def test_without_any_one_lease_its_own_range_is_the_gap(count, data):
+    rows = leases(count, ["a"])
+    lost = rows.pop(data.draw(st.integers(0, count - 1)))
+    assert health.first_gap(rows) == f"{lost.hash_key_range.start}..{lost.hash_key_range.end}"
+
+
+def test_a_finished_parent_does_not_cover():
+    rows = leases(2, ["a"])
+    rows[1] = rows[1].with_(checkpoint=SHARD_END)
+    assert health.first_gap(rows).endswith(str(MAX_HASH_KEY))
+    assert health.first_gap([]) == f"0..{MAX_HASH_KEY}"
+
+
+def test_a_wide_range_covers_the_narrow_ones_inside_it():
+    wide, *narrow = leases(1, ["a"]) + leases(4, ["a"])
+    assert health.first_gap([wide, *narrow[:2]]) is None
+
+
+def test_coverage_is_judged_stream_by_stream():
+    rows = leases(2, ["a"], "123:orders:1") + leases(2, ["a"], "123:clicks:2")
+    assert health.coverage(rows, ["orders", "clicks"]).passed
+    hole = health.coverage(rows[:-1], ["orders", "clicks"])
+    assert (hole.passed, hole.metadata["holes"]) == (False, 1)
+    assert "123:clicks:2" in hole.description
+    missing = health.coverage(rows[:2], ["orders", "clicks"])
+    assert not missing.passed
+    assert "no lease at all" in missing.description
+
+
+def test_stuck_names_the_longest_waiting_first():
+    verdict = health.stuck({"a": 10, "b": 99, "c": 50}, 40)
+    assert not verdict.passed
+    assert verdict.description.endswith("b, c")
+    assert health.stuck({"a": 40}, 40).passed
+
+
+@pytest.mark.parametrize(
+    ("owners", "cpus", "passed"),
+    [
+        (["a", "b"], (None, None), True),
+        (["a", "a", "a", "b"], (None, None), False),
+        (["a", "a", "a", "b"], (50.0, 52.0), True),
+        (["a", "a", "a", "b"], (80.0, 30.0), False),
+        (["a"], (10.0, 10.0), False),
+        ([None], (10.0, 10.0), True),
+    ],
+)
+def test_balance(owners, cpus, passed):
+    workers = [worker("a", cpus[0]), worker("b", cpus[1])]
+    assert health.balance(leases(8, owners), workers, 10).passed is passed
+
+
+def test_even_throughput_is_balanced_whatever_the_counts():
+    rows = leases(4, ["a", "b", "b", "b"])
+    rows[0] = rows[0].with_(throughput_kbps=30.0)
+    assert health.balance(rows, [worker("a"), worker("b")], 10).passed
+    assert not health.balance([le.with_(throughput_kbps=None) for le in rows], [worker("a"), worker("b")], 10).passed
+
+
+def test_one_worker_is_always_balanced():
+    assert health.balance(leases(4, ["a"]), [worker("a")], 10).passed
+    assert health.balance([], [], 10).passed
+
+
+@pytest.mark.parametrize(("millis", "passed"), [(None, False), (60_000, True), (60_001, False)])
+def test_lag(millis, passed):
+    assert health.lag(millis, 60).passed is passed
+
+
+def test_the_button_sees_who_is_renewed_by_looking_again():
+    rows = leases(4, ["a", "dead", None, "a"])
+    table = FakeLeaseTable(rows)
+    clock = ManualClock()
+
+    def world() -> None:
+        table.leases = [le.with_(counter=le.counter + 1) if le.owner != "dead" else le for le in table.leases]
+
+    clock.on_sleep = world
+    waits = watch_leases(table, 10.0, clock)
+    assert set(waits) == {rows[1].lease_key, rows[2].lease_key}
+    assert min(waits.values()) >= 10
+    assert not health.stuck(waits, 5.0).passed
+
+
+def test_a_healthy_table_is_not_looked_at_for_longer_than_needed():
+    table = FakeLeaseTable(leases(2, ["a"]))
+    clock = ManualClock(0.0)
+    clock.on_sleep = lambda: setattr(table, "leases", [le.with_(counter=le.counter + 1) for le in table.leases])
+    assert watch_leases(table, 10.0, clock) == {}
+    assert clock.now == 1.0
+
+
+def test_only_workers_whose_row_moves_are_living():
+    table = FakeWorkerTable([worker("a"), worker("dead")])
+    clock = ManualClock(0.0)
+    clock.on_sleep = lambda: table.beat("a")
+    assert [w.worker_id for w in living_workers(table, 20.0, clock)] == ["a"]

@@ -1,0 +1,290 @@
+"""The output asset: one worker per run, and how a run ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+from dagster import DagsterRunStatus as S
+from dagster_fakes import FakePipeline, resources
+
+from kcl_pipeline.assets.names import Names
+from kcl_pipeline.clock import SystemClock
+from kcl_pipeline.definitions import build_definitions
+from kcl_pipeline.errors import SinkError
+from kcl_pipeline.events import AwsTrouble, BatchCommitted, LeaseGained
+from kcl_pipeline.ops import RunEvents, deferred_interrupts, orphan_guard
+from kcl_pipeline.worker.summary import StopReason, WorkerProgress, WorkerSummary
+
+
+@pytest.fixture
+def instance():
+    with dg.instance_for_test() as made:
+        yield made
+
+
+def definitions(pipeline: FakePipeline, session: Any = None) -> dg.Definitions:
+    """The pipeline's definitions with its resources replaced by fakes."""
+    defs = build_definitions(pipeline)
+    return dg.Definitions(
+        assets=defs.assets, asset_checks=defs.asset_checks, jobs=defs.jobs, sensors=defs.sensors, resources=resources(pipeline, session=session)
+    )
+
+
+def execute(pipeline: FakePipeline, instance: dg.DagsterInstance, config: Any = None, session: Any = None) -> dg.ExecuteInProcessResult:
+    job = definitions(pipeline, session).resolve_job_def(Names.of(pipeline).consume_job)
+    return job.execute_in_process(instance=instance, run_config=config, raise_on_error=False)
+
+
+def events_of(instance: dg.DagsterInstance, run_id: str) -> list[dg.AssetMaterialization]:
+    records = instance.get_records_for_run(run_id, of_type=dg.DagsterEventType.ASSET_MATERIALIZATION).records
+    return [r.asset_materialization for r in records]
+
+
+def stopped(worker_id: str, reason: StopReason = StopReason.STOPPED) -> WorkerSummary:
+    return WorkerSummary(reason, WorkerProgress(worker_id, 1.0))
+
+
+def test_materialize_drains_and_its_figures_add_up(instance):
+    pipeline = FakePipeline()
+    names = Names.of(pipeline)
+    defs = definitions(pipeline)
+    job = defs.resolve_implicit_global_asset_job_def()
+    result = job.execute_in_process(instance=instance, asset_selection=[names.output])
+    assert result.success
+    first, last = events_of(instance, result.run_id)
+    assert (first.asset_key, first.metadata["records"].value, last.metadata["records"].value) == (names.output, 10, 2)
+    assert (first.metadata["rows"].value, last.metadata["rows"].value) == (5, 1)
+    assert first.metadata["lag"].value == "1.5 s"
+    assert first.metadata["shards"].records[0].data == {"lease": "s-0", "position": "49", "behind": "1.5 s"}
+    assert last.metadata["positions"].records[0].data["position"] == "50"
+    assert last.metadata["table_version"].value == "4"
+    (built,) = pipeline.built_workers
+    assert built["worker_id"] == f"orders_eu-{result.run_id[:8]}"
+    assert (built["run_id"], built["leads"], built["leader_patience_seconds"], built["session_factory"]) == (result.run_id, True, 0.0, None)
+    tags = instance.get_run_by_id(result.run_id).tags
+    assert (tags["kcl/application"], tags["kcl/mode"], tags["kcl/worker"]) == ("orders-eu", "drain", built["worker_id"])
+    assert tags["kcl/lag_millis"] == "1500"
+
+
+def test_the_consume_job_runs_a_continuous_worker_and_no_checks(instance):
+    modes = []
+
+    def script(stop: Any, mode: str, on_progress: Any, worker_id: str) -> WorkerSummary:
+        modes.append(mode)
+        return stopped(worker_id, StopReason.DRAIN_REQUESTED)
+
+    pipeline = FakePipeline(script=script)
+    result = execute(pipeline, instance)
+    assert (result.success, modes) == (True, ["continuous"])
+    assert pipeline.built_workers[0]["leader_patience_seconds"] > 0
+    assert instance.get_run_by_id(result.run_id).tags["kcl/mode"] == "continuous"
+    assert not instance.get_records_for_run(result.run_id, of_type=dg.DagsterEventType.ASSET_CHECK_EVALUATION).records
+    config = {"ops": {"orders_eu__per_minute": {"config": {"mode": "drain"}}}}
+    again = execute(pipeline, instance, config)
+    assert modes == ["continuous", "drain"]
+    assert instance.get_run_by_id(again.run_id).tags["kcl/mode"] == "drain"
+
+
+def test_a_spark_pipeline_gets_its_session_before_the_worker_starts(instance):
+    pipeline = FakePipeline(transform=lambda records: records)
+    assert execute(pipeline, instance, session="the session").success
+    assert pipeline.built_workers[0]["session_factory"]() == "the session"
+
+
+def test_a_run_that_takes_over_tags_from_another_is_still_a_worker_of_its_own(instance):
+    pipeline = FakePipeline()
+    job = definitions(pipeline).resolve_job_def("orders_eu_consume")
+    result = job.execute_in_process(instance=instance, tags={"kcl/worker": "orders_eu-of-old"})
+    assert instance.get_run_by_id(result.run_id).tags["kcl/worker"] == f"orders_eu-{result.run_id[:8]}"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_terminated_run_ends_canceled_after_the_worker_has_released(instance, number):
+    before = signal.getsignal(number)
+    order = []
+
+    def script(stop: Any, mode: str, on_progress: Any, worker_id: str) -> WorkerSummary:
+        run = instance.get_run_by_id(pipeline.built_workers[0]["run_id"])
+        instance.report_run_canceling(run)
+        os.kill(os.getpid(), number)
+        assert stop.wait(10)
+        order.append("released")
+        return stopped(worker_id)
+
+    pipeline = FakePipeline(script=script)
+    run_id = execute(pipeline, instance).run_id
+    assert order == ["released"]
+    assert instance.get_run_by_id(run_id).status is S.CANCELED
+    assert events_of(instance, run_id)[-1].metadata["stopped"].value == "stopped"
+    assert signal.getsignal(number) is before
+
+
+def test_a_drain_that_was_done_before_the_signal_counts_as_done(instance):
+    def script(stop: Any, mode: str, on_progress: Any, worker_id: str) -> WorkerSummary:
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert stop.wait(10)
+        return stopped(worker_id, StopReason.DRAINED)
+
+    assert execute(FakePipeline(script=script), instance).success
+
+
+def test_a_worker_that_raises_fails_the_run_and_what_happened_is_in_its_log(instance):
+    def script(stop: Any, mode: str, on_progress: Any, worker_id: str) -> WorkerSummary:
+        pipeline.built_workers[0]["events"](LeaseGained(worker_id, "s-0", 7))
+        raise SinkError("the table went away")
+
+    pipeline = FakePipeline(script=script)
+    result = execute(pipeline, instance)
+    assert not result.success
+    assert "the table went away" in result.failure_data_for_node("orders_eu__per_minute").error.to_string()
+    log = "\n".join(entry.message for entry in instance.all_logs(result.run_id))
+    assert "LeaseGained" in log
+
+
+def test_a_run_that_was_closed_from_outside_stops_its_worker(instance):
+    def script(stop: Any, mode: str, on_progress: Any, worker_id: str) -> WorkerSummary:
+        instance.report_run_failed(instance.get_run_by_id(pipeline.built_workers[0]["run_id"]))
+        assert not stop.is_set()
+        on_progress(WorkerProgress(worker_id, 60.0))
+        assert stop.is_set()
+        return stopped(worker_id)
+
+    pipeline = FakePipeline(script=script)
+    assert not execute(pipeline, instance).success
+
+
+def test_a_report_that_does_not_reach_dagster_does_not_stop_the_worker(instance, monkeypatch):
+    def script(stop: Any, mode: str, on_progress: Any, worker_id: str) -> WorkerSummary:
+        monkeypatch.setattr(dg.DagsterInstance, "add_run_tags", broken)
+        on_progress(WorkerProgress(worker_id, 60.0, records=1, millis_behind_latest={"s-0": 1}))
+        return WorkerSummary(StopReason.DRAINED, WorkerProgress(worker_id, 60.0, records=1))
+
+    def broken(*args: Any) -> None:
+        raise RuntimeError("database is locked")
+
+    result = execute(FakePipeline(script=script), instance)
+    assert result.success
+
+
+def test_interrupts_survive_a_library_that_replaces_the_handler():
+    stop = SystemClock().signal()
+    before = signal.getsignal(signal.SIGINT)
+    with deferred_interrupts(stop) as interrupts:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        interrupts.reinstall()
+        os.kill(os.getpid(), signal.SIGINT)
+        assert stop.wait(10)
+        assert interrupts.received
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_signal_that_comes_while_the_flag_is_being_read_does_not_lock_up():
+    stop = SystemClock().signal()
+    sent = threading.Event()
+
+    def send() -> None:
+        for _ in range(200):
+            os.kill(os.getpid(), signal.SIGTERM)
+        sent.set()
+
+    with deferred_interrupts(stop):
+        sender = threading.Thread(target=send)
+        sender.start()
+        while not sent.is_set():
+            stop.wait(0.0001)
+            stop.set()
+        sender.join(10)
+        assert stop.wait(10)
+
+
+def test_outside_the_main_thread_no_handler_is_touched():
+    before = signal.getsignal(signal.SIGTERM)
+    seen = []
+
+    def body() -> None:
+        with deferred_interrupts(SystemClock().signal()):
+            seen.append(signal.getsignal(signal.SIGTERM))
+
+    thread = threading.Thread(target=body)
+    thread.start()
+    thread.join(10)
+    assert seen == [before]
+
+
+ORPHAN = """
+import multiprocessing, os, sys, time
+from kcl_pipeline.clock import SystemClock
+from kcl_pipeline.ops import orphan_guard
+
+def step(path):
+    stop = SystemClock().signal()
+    with orphan_guard(stop, SystemClock(), enabled=True):
+        open(path + ".ready", "w").close()
+        stopped = stop.wait(30)
+    with open(path, "w") as out:
+        out.write(str(stopped))
+
+if __name__ == "__main__":
+    child = multiprocessing.get_context("spawn").Process(target=step, args=(sys.argv[1],))
+    child.start()
+    child.join()
+"""
+
+
+def wait_for(path: Path, seconds: float = 30.0) -> str:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if path.exists() and (path.suffix == ".ready" or path.read_text()):
+            return path.read_text()
+        time.sleep(0.05)
+    raise AssertionError(f"{path} was not written")
+
+
+def test_a_step_whose_run_was_killed_stops(tmp_path):
+    script = tmp_path / "orphan.py"
+    script.write_text(ORPHAN)
+    result = tmp_path / "result"
+    parent = subprocess.Popen(
+        [sys.executable, str(script), str(result)], cwd=Path(__file__).parents[1], env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    )
+    wait_for(tmp_path / "result.ready")
+    parent.kill()
+    parent.wait(10)
+    assert wait_for(result) == "True"
+
+
+def test_the_guard_ends_with_its_block():
+    before = threading.active_count()
+    with orphan_guard(SystemClock().signal(), SystemClock(), enabled=True):
+        pass
+    assert threading.active_count() == before
+
+
+def test_run_events_keep_what_is_rare_and_are_bounded():
+    events = RunEvents()
+    events(BatchCommitted("w", "b", 1, 1, (), {}))
+    assert events.drain() is None
+    for i in range(60):
+        events(AwsTrouble("GetRecords", str(i)))
+    text = events.drain()
+    assert text.startswith("(10 earlier events")
+    assert text.count("\n") == 50
+    assert events.drain() is None
+
+
+def test_two_workers_of_one_application_share_a_group_and_nothing_else(instance):
+    pipeline = FakePipeline()
+    ids = [execute(replace(pipeline, built_workers=[]), instance).run_id for _ in range(2)]
+    workers = {instance.get_run_by_id(i).tags["kcl/worker"] for i in ids}
+    assert len(workers) == 2
+    assert {w.split("-")[0] for w in workers} == {"orders_eu"}
