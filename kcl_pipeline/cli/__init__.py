@@ -1,0 +1,25 @@
+"""The command line `kcl-pipeline`: one line per command below; what is heavy is imported inside the commands."""
+
+from __future__ import annotations
+
+import typer
+
+from kcl_pipeline.cli.failures import SentenceGroup
+from kcl_pipeline.cli.leader import leader
+from kcl_pipeline.cli.leases import leases
+from kcl_pipeline.cli.local import local
+from kcl_pipeline.cli.workers import workers
+
+app = typer.Typer(
+    name="kcl-pipeline",
+    cls=SentenceGroup,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Kinesis Client Library 3.x in Python. Where AWS is and who asks comes from the environment: AWS_REGION, AWS_ENDPOINT_URL, AWS_PROFILE.",
+)
+
+app.command()(local)
+app.command()(leases)
+app.command()(workers)
+app.command()(leader)

@@ -1,0 +1,69 @@
+"""`kcl-pipeline leader`: who leads, and whether it is alive."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from kcl_pipeline.cli import show
+from kcl_pipeline.cli.failures import FAILED
+from kcl_pipeline.cli.target import Application, AsJson, Pipeline, Streams, target
+
+if TYPE_CHECKING:
+    from kcl_pipeline.clock import Clock
+    from kcl_pipeline.leases.tables import CoordinatorStateTable, LeaderLock
+
+POLL_SECONDS: Final = 0.5
+
+
+def leader(
+    application: Application = None,
+    stream: Streams = None,
+    pipeline: Pipeline = None,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait for a heartbeat, at most as long as the lock lasts; exit code 1 when none comes.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show the leader's lock. It holds no time, so only its next change tells that the leader is alive: see --wait."""
+    app = target(application, stream, pipeline)
+    table = app.tables.coordinator
+    lock = table.read_lock()
+    migration = table.read_migration()
+    alive = heartbeat_seen(table, lock, app.clock) if wait and lock is not None else None
+    if as_json:
+        show.print_json(
+            {
+                "leader": None if lock is None or lock.is_released else lock.owner_name,
+                "lease_duration_millis": None if lock is None else lock.lease_duration_millis,
+                "version": None if lock is None else lock.version,
+                "is_released": None if lock is None else lock.is_released,
+                "alive": alive,
+                "client_version": None if migration is None else migration.client_version,
+            }
+        )
+    else:
+        typer.echo(describe(lock, alive=alive))
+        typer.echo(f"client version: {'none recorded' if migration is None else f'{migration.client_version}, set by {migration.modified_by}'}")
+    if wait and not alive:
+        raise typer.Exit(FAILED)
+
+
+def describe(lock: LeaderLock | None, *, alive: bool | None) -> str:
+    """One line about the lock."""
+    if lock is None:
+        return "nobody leads: there is no lock"
+    if lock.is_released:
+        return f"nobody leads: {lock.owner_name} released the lock"
+    life = {None: "", True: ", alive", False: ", silent: the lock may be taken over"}[alive]
+    return f"{lock.owner_name} leads (lock of {lock.lease_duration_millis / 1000:g} s, version {lock.version}){life}"
+
+
+def heartbeat_seen(table: CoordinatorStateTable, first: LeaderLock, clock: Clock) -> bool:
+    """Whether the lock changes within its own duration; a new owner counts too."""
+    end = clock.monotonic() + first.lease_duration_millis / 1000
+    while clock.monotonic() < end:
+        clock.sleep(POLL_SECONDS)
+        now = table.read_lock()
+        if now is not None and now.version != first.version:
+            return not now.is_released
+    return False

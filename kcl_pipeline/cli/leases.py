@@ -1,0 +1,120 @@
+"""`kcl-pipeline leases`: who holds what."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from kcl_pipeline.cli import show
+from kcl_pipeline.cli.target import Application, AsJson, Pipeline, Streams, target
+
+if TYPE_CHECKING:
+    from kcl_pipeline.leases.lease import Lease
+
+NOBODY = "(nobody)"
+
+
+class By(StrEnum):
+    """What leases are added up by."""
+
+    WORKER = "worker"
+    GROUP = "group"
+
+
+def leases(
+    application: Application = None,
+    stream: Streams = None,
+    pipeline: Pipeline = None,
+    by: Annotated[By | None, typer.Option("--by", help="Add the leases up by worker, or by worker group.", show_default=False)] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show the leases: owner, state, checkpoint and throughput."""
+    app = target(application, stream, pipeline)
+    listing = app.tables.lease.list_leases()
+    rows = sorted(listing.leases, key=lambda lease: lease.lease_key)
+    if by is not None:
+        _print_sums(rows, by, app.settings.worker.worker_group_separator, as_json=as_json)
+    elif as_json:
+        show.print_json([as_dict(lease) for lease in rows])
+    else:
+        show.print_table(
+            f"Leases of {app.settings.application_name}",
+            ["lease", "owner", "state", "checkpoint", "counter", "KiB/s"],
+            [_row(lease) for lease in rows],
+            numbers=["counter", "KiB/s"],
+        )
+    if listing.unreadable:
+        typer.echo(f"{len(listing.unreadable)} rows are not readable as leases: {', '.join(sorted(listing.unreadable))}", err=True)
+
+
+def state(lease: Lease) -> str:
+    """In one word or two: ended, handing over to a worker, free, held."""
+    if lease.ended:
+        return "ended"
+    if lease.in_handoff:
+        return f"handing over to {lease.owner or NOBODY}"
+    return "free" if lease.owner is None else "held"
+
+
+def _row(lease: Lease) -> Sequence[str]:
+    return [
+        lease.lease_key,
+        lease.actual_owner or NOBODY,
+        state(lease),
+        str(lease.checkpoint),
+        str(lease.counter),
+        show.number(lease.throughput_kbps),
+    ]
+
+
+def as_dict(lease: Lease) -> dict[str, Any]:
+    """All of a lease, for programs. Hash keys are texts, because they have 128 bits."""
+    keys = lease.hash_key_range
+    return {
+        "lease_key": lease.lease_key,
+        "stream": lease.stream,
+        "shard_id": lease.shard_id,
+        "owner": lease.owner,
+        "checkpoint_owner": lease.checkpoint_owner,
+        "state": "handoff" if lease.in_handoff and not lease.ended else state(lease),
+        "checkpoint": str(lease.checkpoint),
+        "pending_checkpoint": None if lease.pending_checkpoint is None else str(lease.pending_checkpoint),
+        "counter": lease.counter,
+        "owner_switches_since_checkpoint": lease.owner_switches_since_checkpoint,
+        "throughput_kbps": lease.throughput_kbps,
+        "parent_shard_ids": sorted(lease.parent_shard_ids),
+        "child_shard_ids": sorted(lease.child_shard_ids),
+        "hash_key_range": None if keys is None else [str(keys.start), str(keys.end)],
+    }
+
+
+def group_of(worker_id: str, separator: str) -> str:
+    """The worker's group: its id up to the first separator."""
+    return worker_id.partition(separator)[0]
+
+
+def _print_sums(rows: Iterable[Lease], by: By, separator: str, *, as_json: bool) -> None:
+    held: dict[str, list[Lease]] = defaultdict(list)
+    for lease in rows:
+        owner = lease.actual_owner
+        held[NOBODY if owner is None else owner if by is By.WORKER else group_of(owner, separator)].append(lease)
+    sums = [_sum_of(by, name, mine) for name, mine in sorted(held.items())]
+    if as_json:
+        show.print_json(sums)
+        return
+    columns = [by.value, "leases", "ended", "handing over", "KiB/s"]
+    show.print_table(f"Leases by {by.value}", columns, [[str(value) for value in s.values()] for s in sums], numbers=columns[1:])
+
+
+def _sum_of(by: By, name: str, mine: Sequence[Lease]) -> dict[str, Any]:
+    return {
+        by.value: name,
+        "leases": sum(not lease.ended for lease in mine),
+        "ended": sum(lease.ended for lease in mine),
+        "handing_over": sum(lease.in_handoff for lease in mine),
+        "throughput_kbps": round(sum(lease.throughput_kbps or 0.0 for lease in mine if not lease.ended), 1),
+    }

@@ -1,0 +1,79 @@
+"""`kcl-pipeline workers`: the rows of the worker-metrics table."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from kcl_pipeline.cli import show
+from kcl_pipeline.cli.leases import group_of
+from kcl_pipeline.cli.target import Application, AsJson, Pipeline, Streams, target
+
+if TYPE_CHECKING:
+    from kcl_pipeline.leases.tables import WorkerMetrics
+
+CPU = "C"
+
+
+def workers(application: Application = None, stream: Streams = None, pipeline: Pipeline = None, as_json: AsJson = False) -> None:
+    """Show the workers: leases held, CPU, age of the last report, drain requests."""
+    app = target(application, stream, pipeline)
+    rows = sorted(app.tables.workers.list_workers(), key=lambda row: row.worker_id)
+    held = Counter(lease.actual_owner for lease in app.tables.lease.list_leases().leases if not lease.ended)
+    now, separator = app.clock.wall(), app.settings.worker.worker_group_separator
+    if as_json:
+        show.print_json([_as_dict(row, held[row.worker_id], now, separator) for row in rows])
+        return
+    show.print_table(
+        f"Workers of {app.settings.application_name}",
+        ["worker", "group", "leases", "CPU %", "limit %", "last report", "state", "run"],
+        [_row(row, held[row.worker_id], now, separator) for row in rows],
+        numbers=["leases", "CPU %", "limit %"],
+    )
+
+
+def _row(row: WorkerMetrics, leases: int, now: float, separator: str) -> Sequence[str]:
+    limit = row.operating_range.get(CPU)
+    return [
+        row.worker_id,
+        group_of(row.worker_id, separator),
+        str(leases),
+        show.number(newest(row)),
+        str(limit[0]) if limit else show.NONE,
+        f"{show.age(now - row.last_update_seconds)} ago",
+        ", ".join(states(row)) or "working",
+        row.run_id or show.NONE,
+    ]
+
+
+def newest(row: WorkerMetrics) -> float | None:
+    """The last CPU average that is none of a failed interval."""
+    return next((value for value in reversed(row.stats.get(CPU, ())) if value >= 0), None)
+
+
+def states(row: WorkerMetrics) -> list[str]:
+    """What is special about this worker."""
+    found = []
+    if row.drain_requested:
+        found.append("asked to drain")
+    if any(values and values[-1] < 0 for values in row.stats.values()):
+        found.append("metrics failing")
+    if not row.stats:
+        found.append("no metrics")
+    return found
+
+
+def _as_dict(row: WorkerMetrics, leases: int, now: float, separator: str) -> dict[str, Any]:
+    return {
+        "worker_id": row.worker_id,
+        "group": group_of(row.worker_id, separator),
+        "leases": leases,
+        "stats": {name: list(values) for name, values in row.stats.items()},
+        "operating_range": {name: list(values) for name, values in row.operating_range.items()},
+        "last_update_seconds": row.last_update_seconds,
+        "seconds_since_report": round(now - row.last_update_seconds, 1),
+        "support_code": row.support_code,
+        "drain_requested": row.drain_requested,
+        "run_id": row.run_id,
+    }
