@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
+from typing import Self
 
 from kcl_pipeline.clock import Clock, StopSignal, SystemClock
 
@@ -73,7 +73,6 @@ class VirtualClock:
     def __init__(self, start_epoch_seconds: float = 1_700_000_000.0) -> None:
         self._start = start_epoch_seconds
         self._elapsed = 0.0
-        self._locked = False
 
     def monotonic(self) -> float:  # noqa: D102 (documented by the protocol)
         return self._elapsed
@@ -96,14 +95,20 @@ class VirtualClock:
 
     def lock(self) -> AbstractContextManager[object]:
         """A lock that raises `RuntimeError` when taken twice: with one thread that would be a deadlock."""
-        return self._hold()
+        return VirtualLock()
 
-    @contextmanager
-    def _hold(self) -> Iterator[object]:
+
+class VirtualLock:
+    """A lock for the only thread there is; used by `with`, any number of times."""
+
+    def __init__(self) -> None:
+        self._locked = False
+
+    def __enter__(self) -> Self:
         if self._locked:
             raise RuntimeError("a lock of a virtual clock was taken twice by the only thread there is")
         self._locked = True
-        try:
-            yield None
-        finally:
-            self._locked = False
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._locked = False
