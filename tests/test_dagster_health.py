@@ -10,31 +10,23 @@ from hypothesis import strategies as st
 from kcl_pipeline.assets import health
 from kcl_pipeline.assets.checks import living_workers, watch_leases
 from kcl_pipeline.sequence import SHARD_END
-from kcl_pipeline.shards import MAX_HASH_KEY
-
-
-@given(count=st.integers(1, 40))
-def test_neighbouring_ranges_have_no_gap(count):
-    assert health.first_gap(leases(count, ["a"])) is None
 
 
 @given(count=st.integers(2, 40), data=st.data())
-def test_without_any_one_lease_its_own_range_is_the_gap(count, data):
+def test_without_any_one_lease_its_hash_keys_are_named(count, data):
     rows = leases(count, ["a"])
+    assert health.coverage(rows, ["orders"]).passed
     lost = rows.pop(data.draw(st.integers(0, count - 1)))
-    assert health.first_gap(rows) == f"{lost.hash_key_range.start}..{lost.hash_key_range.end}"
+    verdict = health.coverage(rows, ["orders"])
+    assert not verdict.passed
+    assert f"{lost.hash_key_range.start} to {lost.hash_key_range.end}" in verdict.description
 
 
 def test_a_finished_parent_does_not_cover():
     rows = leases(2, ["a"])
     rows[1] = rows[1].with_(checkpoint=SHARD_END)
-    assert health.first_gap(rows).endswith(str(MAX_HASH_KEY))
-    assert health.first_gap([]) == f"0..{MAX_HASH_KEY}"
-
-
-def test_a_wide_range_covers_the_narrow_ones_inside_it():
-    wide, *narrow = leases(1, ["a"]) + leases(4, ["a"])
-    assert health.first_gap([wide, *narrow[:2]]) is None
+    assert not health.coverage(rows, ["orders"]).passed
+    assert not health.coverage([], ["orders"]).passed
 
 
 def test_coverage_is_judged_stream_by_stream():

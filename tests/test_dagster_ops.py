@@ -188,23 +188,32 @@ def test_interrupts_survive_a_library_that_replaces_the_handler():
     assert signal.getsignal(signal.SIGINT) is before
 
 
-def test_a_signal_that_comes_while_the_flag_is_being_read_does_not_lock_up():
-    stop = SystemClock().signal()
-    sent = threading.Event()
+class BusyFlag:
+    """A stop flag whose lock the interrupted thread may hold, as `threading.Event` has one."""
 
-    def send() -> None:
-        for _ in range(200):
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.answers: list[bool] = []
+        self.answered = threading.Event()
+
+    def set(self) -> None:
+        got = self.lock.acquire(timeout=5)
+        self.answers.append(got)
+        if got:
+            self.lock.release()
+        self.answered.set()
+
+
+def test_a_signal_that_interrupts_the_flag_itself_does_not_lock_up():
+    stop = BusyFlag()
+    with deferred_interrupts(stop) as interrupts:
+        with stop.lock:
             os.kill(os.getpid(), signal.SIGTERM)
-        sent.set()
-
-    with deferred_interrupts(stop):
-        sender = threading.Thread(target=send)
-        sender.start()
-        while not sent.is_set():
-            stop.wait(0.0001)
-            stop.set()
-        sender.join(10)
-        assert stop.wait(10)
+            deadline = time.monotonic() + 10
+            while not interrupts.received and time.monotonic() < deadline:
+                time.sleep(0.01)
+        assert stop.answered.wait(10)
+    assert stop.answers == [True]
 
 
 def test_outside_the_main_thread_no_handler_is_touched():

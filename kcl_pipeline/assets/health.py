@@ -10,7 +10,7 @@ import dagster as dg
 from kcl_pipeline.assets.figures import lag_text, table_of
 from kcl_pipeline.leases.lease import Lease
 from kcl_pipeline.leases.tables import WorkerMetrics
-from kcl_pipeline.shards import MAX_HASH_KEY
+from kcl_pipeline.planning.coverage import hole_in_leases
 
 COVERAGE: Final = "hash_ranges_covered"
 STUCK: Final = "leases_renewed"
@@ -47,23 +47,12 @@ def lease_counts(leases: Iterable[Lease]) -> Counter[str]:
     return Counter(lease.actual_owner for lease in leases if not lease.ended and lease.actual_owner is not None)
 
 
-def first_gap(leases: Iterable[Lease]) -> str | None:
-    """The first hash keys (inclusive) that no unfinished lease of these, all of one stream, covers; None when all are covered."""
-    ranges = sorted(lease.hash_key_range for lease in leases if not lease.ended and lease.hash_key_range is not None)
-    covered = -1
-    for hash_keys in ranges:
-        if hash_keys.start > covered + 1:
-            return f"{covered + 1}..{hash_keys.start - 1}"
-        covered = max(covered, hash_keys.end)
-    return None if covered == MAX_HASH_KEY else f"{covered + 1}..{MAX_HASH_KEY}"
-
-
 def coverage(leases: Sequence[Lease], streams: Sequence[str]) -> Health:
     """Whether the unfinished leases of every stream cover all 2^128 hash keys. One hole, while a shard is being split or merged, closes by itself."""
     groups: dict[str, list[Lease]] = {}
     for lease in leases:
         groups.setdefault(lease.stream or streams[0], []).append(lease)
-    holes = {stream: gap for stream, group in groups.items() if (gap := first_gap(group)) is not None}
+    holes = {stream: str(hole) for stream, group in groups.items() if (hole := hole_in_leases(group)) is not None}
     missing = max(len(streams) - len(groups), 0)
     if missing:
         holes[f"{missing} of {len(streams)} streams"] = "no lease at all"
@@ -72,7 +61,7 @@ def coverage(leases: Sequence[Lease], streams: Sequence[str]) -> Health:
     return Health(
         COVERAGE,
         not holes,
-        f"not covered: {text}" if holes else f"{len(groups)} streams are covered by {sum(not le.ended for le in leases)} leases",
+        text if holes else f"{len(groups)} streams are covered by {sum(not le.ended for le in leases)} leases",
         dg.AssetCheckSeverity.ERROR,
         {"leases": len(leases), "holes": len(holes), "leases_without_range": rangeless},
     )
