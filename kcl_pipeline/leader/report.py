@@ -24,7 +24,8 @@ class CycleReport:
     """The result of `LeaderCycle.run_once`. When `led` is False only `lock_owner` and `seconds` mean something.
 
     `leases` are the rows after this cycle's own writes, sorted by key; `workers` the living ones, sorted by id; `expired` the lease keys whose counter
-    stood still for the failover time; `failed_moves` counts moves whose condition did not hold; `seconds` maps phase to its time.
+    stood still for the failover time; `failed_moves` counts moves whose condition did not hold; `seconds` is how long the cycle took. `error`: what went wrong,
+    also when the rest of the cycle was done (`led` is True then).
     """
 
     led: bool

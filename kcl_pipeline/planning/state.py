@@ -145,11 +145,9 @@ def _lease_state(lease: Lease, seen: Observation, draining: frozenset[str], livi
         owner = None
     elif key in seen.expired:
         owner, last_owner = None, lease.actual_owner
-    elif lease.in_handoff and lease.owner in living and lease.owner not in draining:
+    elif lease.in_handoff and lease.owner in living and lease.owner not in draining and key not in seen.overdue_handoffs:
         movable = False
-    elif lease.in_handoff:
-        owner, last_owner = None, lease.owner
-    elif lease.owner in draining:
+    elif lease.in_handoff or lease.owner in draining:
         owner, last_owner = None, lease.owner
     return LeaseState(
         lease_key=key,
