@@ -138,9 +138,9 @@ class InMemorySink:
             raise SinkError("the table does not exist; it was removed while a worker writes to it")
         self._check_schema(written.schema)
         while True:
-            landed = [version for entry in entries if (version := self.table.landed_at(entry.lease_key, entry.number)) is not None]
+            landed = [entry for entry in entries if self.table.numbers(entry.lease_key).data == entry.number]
             if landed:
-                return CommitOutcome(landed[0])
+                return CommitOutcome(self.table.landed_at(landed[0].lease_key, landed[0].number))
             refused = tuple(entry.lease_key for entry in entries if self.table.numbers(entry.lease_key) != entry.expected)
             if refused:
                 return CommitOutcome(None, refused)

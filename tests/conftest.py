@@ -1,0 +1,21 @@
+"""Shared by all tests: one Spark session for the whole run, because a session takes five seconds to start."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    """A Spark session on two cores."""
+    from kcl_pipeline.spark.session import build_session
+
+    session = build_session("tests", {"spark.master": "local[2]"})
+    yield session
+    session.stop()

@@ -1,0 +1,50 @@
+"""What a writer process of the crowd tests does; in a module of its own because spawned processes import it."""
+
+from __future__ import annotations
+
+import multiprocessing
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from kcl_pipeline.batch import Batch, CommitEntry, SinkNumbers
+from kcl_pipeline.spark.arrow_writer import ArrowBatchWriter
+from kcl_pipeline.spark.delta import DeltaCommitter, DeltaSink
+
+SCHEMA = pa.schema([("id", pa.int64())])
+SHARED = "contested"
+
+
+def crowd_writer(uri: str, worker: int, commits: int) -> dict[str, Any]:
+    """Commit `commits` batches of two private leases, and as often try a lease that every writer wants; ids tell who wrote what."""
+    sink, writer, rng = DeltaCommitter(DeltaSink(uri), "app"), ArrowBatchWriter(None, uri), random.Random(worker)
+    sink.ensure_table(SCHEMA)
+    numbers = {key: SinkNumbers() for key in (f"{worker}-x", f"{worker}-y")}
+    written, won = [], 0
+    for turn in range(1, commits + 1):
+        ident = worker * 1000 + turn
+        batch = writer.write(Batch(f"w{worker}-{turn}", (), pa.table({"id": pa.array([ident], pa.int64())})))
+        outcome = sink.commit(batch, [CommitEntry(key, turn, seen) for key, seen in numbers.items()])
+        if outcome.version is None:
+            raise AssertionError(f"writer {worker} was refused {outcome.refused} on leases of its own")
+        written.append(ident)
+        numbers = {key: SinkNumbers(turn) for key in numbers}
+        contested = sink.numbers([SHARED])[SHARED]
+        rival = writer.write(Batch(f"s{worker}-{turn}", (), pa.table({"id": pa.array([-ident], pa.int64())})))
+        if rng.random() < 0.5:
+            outcome = sink.commit(rival, [CommitEntry(SHARED, ident, contested)])
+            if outcome.version is not None:
+                written.append(-ident)
+                won += 1
+        else:
+            sink.fence(SHARED, contested)
+    return {"written": written, "won": won}
+
+
+def run_crowd(uri: str, workers: int, commits: int) -> Sequence[dict[str, Any]]:
+    """Run the writers in processes of their own, all at once."""
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(workers) as pool:
+        return pool.starmap(crowd_writer, [(uri, worker, commits) for worker in range(1, workers + 1)], chunksize=1)
