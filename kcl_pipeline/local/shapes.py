@@ -12,7 +12,7 @@ from botocore.loaders import Loader
 from kcl_pipeline.testing.kinesis_errors import KinesisError, validation
 
 _MOST_REPORTED: Final = 10
-_UNCHECKED: Final = frozenset({"PutRecordsRequestEntryList", "Data", "PartitionKey", "HashKey"})
+_UNCHECKED: Final = frozenset({"PutRecordsRequestEntryList", "Data", "PartitionKey"})
 """Shapes that the Kinesis model checks itself, because it is also used without HTTP."""
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Final
 
 from kcl_pipeline.shards import MAX_HASH_KEY, ChildShard, HashKeyRange
 from kcl_pipeline.testing.kinesis_errors import invalid_argument, not_found
 from kcl_pipeline.testing.kinesis_shards import ShardLog
 
-HOUR_MILLIS = 3_600_000
+HOUR_MILLIS: Final = 3_600_000
+_ROUNDING: Final = 100_000
 
 
 @dataclass(slots=True)
@@ -181,7 +183,7 @@ class Stream:
 
     def rescale(self, count: int, now_millis: int) -> None:
         """Split and merge until there are `count` equally wide shards; like the service, by way of short-lived ones where needed."""
-        starts = even_boundaries(count)
+        starts = [self._near_boundary(start) for start in even_boundaries(count)]
         for start in starts[1:]:
             shard = self.route(start)
             if shard.hash_key_range.start != start:
@@ -190,6 +192,13 @@ class Stream:
             end = starts[i + 1] - 1 if i + 1 < count else MAX_HASH_KEY
             while (shard := self.route(start)).hash_key_range.end != end:
                 self.merge(shard, self.route(shard.hash_key_range.end + 1), now_millis)
+
+    def _near_boundary(self, start: int) -> int:
+        # A third of all keys and two sixths of them differ by the rounding; such a boundary stays where it is.
+        keys = self.route(start).hash_key_range
+        if start - keys.start <= _ROUNDING:
+            return keys.start
+        return keys.end + 1 if keys.end - start <= _ROUNDING and keys.end < MAX_HASH_KEY else start
 
     def shards_after(self, shard_id: str | None) -> list[ShardLog]:
         """Shards in retention whose id follows `shard_id`."""
