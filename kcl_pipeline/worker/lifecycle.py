@@ -114,17 +114,16 @@ class Lifecycle:
     def _end(self, consumer: ShardConsumer) -> None:
         """Children first, then the parent's end: a crash between leaves nothing without a lease (protocol §6.7)."""
         lease = consumer.held.lease
-        children: tuple[Lease, ...] = ()
         if consumer.children:
-            children = child_leases(lease, consumer.children, existing=self._existing_parents(lease, consumer))
-            for child in children:
+            missing = [c for c in consumer.children if self._table.get(lease.key_of_sibling(c.shard_id)) is None]
+            for child in child_leases(lease, missing, existing=self._existing_parents(lease, consumer)):
                 self._table.create_lease(child)
             self._table.set_child_shard_ids(lease.lease_key, [c.shard_id for c in consumer.children])
         self._leases.checkpoint(consumer.held, checkpoint=SHARD_END)
         consumer.committed = consumer.checkpointed = SHARD_END
         consumer.state = ConsumerState.ENDED
         self._prefetcher.remove(lease.lease_key)
-        self._events(ShardEnded(self._worker_id, lease.lease_key, tuple(child.lease_key for child in children)))
+        self._events(ShardEnded(self._worker_id, lease.lease_key, tuple(lease.key_of_sibling(c.shard_id) for c in consumer.children)))
 
     def _existing_parents(self, lease: Lease, consumer: ShardConsumer) -> frozenset[str]:
         parents = {parent for child in consumer.children for parent in child.parents}

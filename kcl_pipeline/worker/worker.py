@@ -11,16 +11,17 @@ import random
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from kcl_pipeline.batch import BatchWriter, TransactionalSink
 from kcl_pipeline.clock import Clock, StopSignal
 from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.errors import AwsError
-from kcl_pipeline.events import AwsTrouble, Event, EventSink, WorkerStarted, WorkerStopped
+from kcl_pipeline.events import AwsTrouble, EventSink, WorkerStarted, WorkerStopped
 from kcl_pipeline.leader.cycle import LeaderCycle
 from kcl_pipeline.leases.held import HeldLeases
 from kcl_pipeline.leases.migration import ensure_client_version
+from kcl_pipeline.leases.store import serial_map
 from kcl_pipeline.leases.tables import CoordinatorStateTable, LeaseTable, WorkerMetricsTable
 from kcl_pipeline.metrics.provider import MetricProvider
 from kcl_pipeline.metrics.reporter import WorkerMetricsReporter
@@ -246,8 +247,8 @@ class Worker:
             initial_timestamp=self._settings.shard_sync.initial_timestamp,
         )
 
-    def _map(self, call: Callable[[object], Event | None], items: Sequence[object]) -> list[Event | None]:
-        return list(self._pool.map(call, items)) if self._parts.parallel and len(items) > 1 else [call(item) for item in items]
+    def _map(self, call: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
+        return list(self._pool.map(call, items)) if self._parts.parallel and len(items) > 1 else serial_map(call, items)
 
     def _guard(self, what: str, call: Callable[[], object]) -> None:
         try:

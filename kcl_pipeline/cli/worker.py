@@ -1,0 +1,56 @@
+"""`kcl-pipeline worker`: one worker without Dagster."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from kcl_pipeline.cli.target import load_pipeline
+from kcl_pipeline.clock import SystemClock
+from kcl_pipeline.errors import SettingsError
+
+
+def worker(
+    pipeline: Annotated[str, typer.Option("--pipeline", "-p", help="module:attribute of a KinesisPipeline.")],
+    worker_id: Annotated[
+        str | None, typer.Option(help="Unique in the fleet; kept over restarts it takes its own leases back.", show_default="host-pid")
+    ] = None,
+    drain: Annotated[bool, typer.Option("--drain", help="Stop when all that is there now is in the table.")] = False,
+    lead: Annotated[bool, typer.Option("--lead/--no-lead", help="Lead when nobody else does.")] = True,
+    leader_patience_seconds: Annotated[float, typer.Option(min=0, help="Leave an absent leader lock to others for this long.")] = 0.0,
+    progress_seconds: Annotated[float, typer.Option(min=0.1, help="Print a line of figures this often.")] = 10.0,
+) -> None:
+    """Consume until SIGTERM or Ctrl-C; then finish the batch, checkpoint, and release the leases."""
+    from kcl_pipeline.java import require_java  # noqa: PLC0415 (loaded only here, as all below)
+    from kcl_pipeline.metrics.exporters import LoggingEvents  # noqa: PLC0415
+    from kcl_pipeline.pipeline import KinesisPipeline  # noqa: PLC0415
+
+    console = Console(stderr=True, soft_wrap=True)
+    found = load_pipeline(pipeline)
+    if not isinstance(found, KinesisPipeline):
+        raise SettingsError(f"--pipeline {pipeline} is a {type(found).__name__}; name a KinesisPipeline")
+    if found.transform is not None:
+        require_java()
+    separator = found.settings.worker.worker_group_separator
+    name = worker_id or f"{socket.gethostname().replace(separator, '_')}{separator}{os.getpid()}"
+    clock = SystemClock()
+    stop = clock.signal()
+    built = found.build_worker(name, events=LoggingEvents(), clock=clock, leads=lead, leader_patience_seconds=leader_patience_seconds)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        # After the Spark session, which sets a handler of its own; an interrupt inside a Spark call would ruin the session
+        signal.signal(number, lambda *_: stop.set())
+    console.print(f"worker {name} of {found.name} starts")
+    summary = built.run(
+        stop,
+        mode="drain" if drain else "continuous",
+        progress_seconds=progress_seconds,
+        on_progress=lambda p: console.print(
+            f"{name}: {p.records:,} records, {p.bytes / 1e6:,.1f} MB in {p.seconds:.0f} s; lag {p.lag_millis or 0} ms; {len(p.leases)} leases"
+        ),
+    )
+    console.print(f"worker {name} {summary.reason}: {summary.total.records:,} records in {summary.total.batches:,} batches")
