@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import typer
 
+from kcl_pipeline.cli.doctor import doctor
 from kcl_pipeline.cli.failures import SentenceGroup
 from kcl_pipeline.cli.leader import leader
 from kcl_pipeline.cli.leases import leases
 from kcl_pipeline.cli.local import local
+from kcl_pipeline.cli.run import dev, run
+from kcl_pipeline.cli.worker import worker
 from kcl_pipeline.cli.workers import workers
 
 app = typer.Typer(
@@ -19,7 +22,11 @@ app = typer.Typer(
     help="Kinesis Client Library 3.x in Python. Where AWS is and who asks comes from the environment: AWS_REGION, AWS_ENDPOINT_URL, AWS_PROFILE.",
 )
 
+app.command()(run)
+app.command()(dev)
+app.command()(worker)
 app.command()(local)
 app.command()(leases)
 app.command()(workers)
 app.command()(leader)
+app.command()(doctor)

@@ -1,0 +1,5 @@
+"""`python -m kcl_pipeline.cli`."""
+
+from kcl_pipeline.cli import app
+
+app()

@@ -1,0 +1,201 @@
+"""What `kcl-pipeline doctor` looks at: tables, layout, client version, shard coverage, leader, workers, leases that do not move."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from kcl_pipeline.cli.finding import Finding, ok, problem, unknown, warning
+from kcl_pipeline.errors import KclError, NotFound
+from kcl_pipeline.leases.aws_errors import call
+from kcl_pipeline.leases.dynamodb import OWNER_INDEX
+from kcl_pipeline.leases.migration import VERSION_3X, VERSION_3X_WITH_ROLLBACK, VERSION_INIT
+from kcl_pipeline.leases.serialization import LEASE_KEY
+from kcl_pipeline.leases.serialization_state import LEADER_KEY, MIGRATION_KEY
+from kcl_pipeline.planning.coverage import hole_in_leases
+
+if TYPE_CHECKING:
+    from mypy_boto3_dynamodb import DynamoDBClient
+
+    from kcl_pipeline.leases.lease import Lease
+    from kcl_pipeline.leases.tables import CoordinatorStateTable, WorkerMetrics
+    from kcl_pipeline.records.kinesis import KinesisClient
+    from kcl_pipeline.shards import StreamId
+
+MINIMUM_JAVA: Final = 17
+_JAVA_VERSION: Final = re.compile(r'version "(\d+)(?:\.(\d+))?')
+_JAVA_SECONDS: Final = 20
+_SHOWN: Final = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The rows at one moment."""
+
+    leases: tuple[Lease, ...]
+    workers: tuple[WorkerMetrics, ...]
+    unreadable: tuple[str, ...] = ()
+
+
+def java_version() -> str:
+    """What `java -version` prints. Raises `OSError` when there is no Java."""
+    done = subprocess.run(["java", "-version"], capture_output=True, text=True, timeout=_JAVA_SECONDS, check=False)  # noqa: S607 (the user's own Java is meant)
+    return done.stderr + done.stdout
+
+
+def check_java(*, needed: bool, version: Callable[[], str] = java_version) -> Finding:
+    """Spark runs on Java 17 or later; a pipeline on Arrow needs none."""
+    advice = "install openjdk-17-jre-headless (Debian, Ubuntu), java-17-amazon-corretto (Amazon Linux) or temurin@17 (Homebrew)"
+    make = problem if needed else warning
+    try:
+        text = version()
+    except (OSError, subprocess.SubprocessError):
+        return make("java", "there is no Java, which Spark needs", advice)
+    found = _JAVA_VERSION.search(text)
+    if found is None:
+        return make("java", "`java -version` names no version", advice)
+    major = int(found[2] or 0) if found[1] == "1" else int(found[1])
+    if major < MINIMUM_JAVA:
+        return make("java", f"Java {major} is too old for Spark, which needs {MINIMUM_JAVA}", advice)
+    return ok("java", f"Java {major}")
+
+
+def check_table(client: DynamoDBClient, table: str, key_name: str, *, has_index: bool) -> tuple[Finding, bool]:
+    """Whether the table is there and looks as it should; the second value says whether it can be used."""
+    subject = f"table {table}"
+    try:
+        found: Mapping[str, Any] = call(client.describe_table, "DescribeTable", table, TableName=table)["Table"]
+    except NotFound:
+        return warning(subject, "does not exist yet", "nothing, if no worker has run: the first one creates it; else check --application and AWS_REGION"), False
+    except KclError as error:
+        return problem(subject, str(error), "allow dynamodb:DescribeTable, and check AWS_ENDPOINT_URL and the network"), False
+    keys = [(k["AttributeName"], k["KeyType"]) for k in found["KeySchema"]]
+    if keys != [(key_name, "HASH")]:
+        return problem(
+            subject, f"has the key {keys} instead of {key_name}", "give the application another name, or the table another name in its settings"
+        ), False
+    if found["TableStatus"] not in {"ACTIVE", "UPDATING"}:
+        return problem(subject, f"is {found['TableStatus']}", "wait until it is ACTIVE"), False
+    indexes = {i["IndexName"]: i.get("IndexStatus") for i in found.get("GlobalSecondaryIndexes", [])}
+    if has_index and indexes.get(OWNER_INDEX.name) != "ACTIVE":
+        state = indexes.get(OWNER_INDEX.name, "missing")
+        return problem(subject, f"its index {OWNER_INDEX.name} is {state}", "start a worker, which adds the index, or wait until it is ACTIVE"), False
+    return ok(subject, f"{found['TableStatus']}, key {key_name}{', with its index' if has_index else ''}"), True
+
+
+def check_layout(client: DynamoDBClient, lease_table: str) -> Finding:
+    """Rows of the single-table layout of KCL 3.5 in the lease table."""
+    subject = f"table {lease_table}"
+    for key in (LEADER_KEY, MIGRATION_KEY):
+        if "Item" in call(client.get_item, "GetItem", lease_table, TableName=lease_table, Key={LEASE_KEY: {"S": key}}, ConsistentRead=True):
+            return problem(
+                subject,
+                f"has a row {key}: it is in the single-table layout of KCL 3.5, which this version does not work on",
+                "use another application name, or the application's three separate tables",
+            )
+    return ok(subject, "holds leases only: the three-table layout")
+
+
+def check_client_version(table: CoordinatorStateTable) -> Finding:
+    """The item `Migration3.0`."""
+    subject = "client version"
+    found = table.read_migration()
+    if found is None:
+        return ok(subject, "not recorded yet; the first worker writes it")
+    if found.client_version == VERSION_3X:
+        return ok(subject, found.client_version)
+    if found.client_version in {VERSION_3X_WITH_ROLLBACK, VERSION_INIT}:
+        return warning(subject, f"{found.client_version}, set by {found.modified_by}", "nothing: the first worker of this version makes it CLIENT_VERSION_3X")
+    return problem(
+        subject, f"{found.client_version}, set by {found.modified_by}: the application runs in a mode of KCL 2.x", "finish its migration to 3.x first"
+    )
+
+
+def check_leader(table: CoordinatorStateTable, *, workers: int) -> Finding:
+    """Whether there is a lock that somebody holds."""
+    lock = table.read_lock()
+    if lock is not None and not lock.is_released:
+        return ok(
+            "leader", f"{lock.owner_name} holds the lock of {lock.lease_duration_millis / 1000:g} s (`kcl-pipeline leader --wait` tells whether it is alive)"
+        )
+    if workers:
+        return problem("leader", "nobody leads, although there are workers", "turn the leader sensor on, or start a worker that may lead")
+    return warning("leader", "nobody leads", "turn the leader sensor on, or start a worker")
+
+
+def check_coverage(kinesis: KinesisClient, stream: StreamId, leases: tuple[Lease, ...], *, multi_stream: bool) -> Iterator[Finding]:
+    """Whether the leases of one stream cover all hash keys, and every open shard is known or will be."""
+    subject = f"coverage of {stream.name}"
+    mine = [lease for lease in leases if lease.stream == (stream.serialized if multi_stream else None)]
+    if not mine:
+        yield warning(subject, "there are no leases", "turn the leader sensor on, or start a worker: the leader creates them")
+        return
+    without_range = [lease.lease_key for lease in mine if lease.hash_key_range is None and not lease.ended]
+    if without_range:
+        yield warning(subject, f"leases without a hash-key range: {_some(without_range)}", "nothing: the leader fills the ranges in at its next audit")
+    hole = hole_in_leases(mine)
+    if hole is not None and not without_range:
+        yield problem(subject, str(hole), "keep a leader running: it creates the missing leases after three audits in a row, see `kcl-pipeline leader --wait`")
+    elif hole is None:
+        yield ok(subject, f"{sum(not lease.ended for lease in mine)} leases cover all hash keys")
+    listed = {stream.lease_key(shard.shard_id) for shard in kinesis.list_shards(stream)}
+    gone = sorted(lease.lease_key for lease in mine if lease.lease_key not in listed and not lease.ended)
+    if gone:
+        yield warning(
+            subject,
+            f"unfinished leases of shards that Kinesis no longer lists: {_some(gone)}",
+            "their records left retention unread; the leader removes the leases in time, raise the stream's retention or add workers",
+        )
+
+
+def check_workers(now: Snapshot) -> Iterator[Finding]:
+    """Workers that failed to measure, were asked to go, or are missing."""
+    if not now.workers:
+        yield warning("workers", "no worker is registered", "start one: turn the leader sensor on, or `kcl-pipeline worker`")
+        return
+    yield ok("workers", f"{len(now.workers)} registered: {_some(sorted(w.worker_id for w in now.workers))}")
+    failing = sorted(w.worker_id for w in now.workers if any(values and values[-1] < 0 for values in w.stats.values()))
+    if failing:
+        yield problem("workers", f"cannot measure their CPU and get no leases: {_some(failing)}", "read their logs; disable_worker_metrics=True does without")
+
+
+def check_readable(now: Snapshot) -> Iterator[Finding]:
+    """Rows of the lease table that are not leases and do not say what they are."""
+    if now.unreadable:
+        yield problem("leases", f"rows that cannot be read as leases: {_some(sorted(now.unreadable))}", "find out what wrote them, and remove them")
+
+
+def check_movement(before: Snapshot, after: Snapshot, watched_seconds: float, failover_seconds: float) -> Iterator[Finding]:
+    """Leases that nobody renews or nobody has, seen by two looks at the rows."""
+    subject = "leases"
+    if watched_seconds < failover_seconds:
+        yield unknown(subject, f"not watched for the failover time of {failover_seconds:g} s, so nothing can be said about stuck leases")
+        return
+    earlier = {lease.lease_key: lease for lease in before.leases}
+    live = [lease for lease in after.leases if not lease.ended and lease.lease_key in earlier]
+    still = [lease for lease in live if earlier[lease.lease_key].counter == lease.counter]
+    stuck = sorted(f"{lease.lease_key} of {lease.actual_owner}" for lease in still if lease.actual_owner is not None)
+    free = sorted(lease.lease_key for lease in still if lease.actual_owner is None)
+    if stuck:
+        yield problem(
+            subject,
+            f"not renewed within {watched_seconds:.0f} s: {_some(stuck)}",
+            "their workers are gone or paused; a living leader gives the leases to others, see `kcl-pipeline leader --wait`",
+        )
+    if free:
+        make = problem if after.workers else warning
+        yield make(
+            subject,
+            f"without a worker for {watched_seconds:.0f} s: {_some(free)}",
+            "start workers, and see that a leader is alive: `kcl-pipeline leader --wait`",
+        )
+    if not stuck and not free:
+        yield ok(subject, f"all {len(live)} unfinished leases were renewed within {watched_seconds:.0f} s")
+
+
+def _some(names: list[str]) -> str:
+    rest = len(names) - _SHOWN
+    return ", ".join(names[:_SHOWN]) + (f" and {rest} more" if rest > 0 else "")
