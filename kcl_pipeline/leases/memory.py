@@ -11,13 +11,14 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from typing import Self
 
 from kcl_pipeline.clock import Clock, SystemClock
 from kcl_pipeline.errors import NotFound
 from kcl_pipeline.leases.coordinator_rows import CoordinatorRows
 from kcl_pipeline.leases.lease_rows import LeaseRows
 from kcl_pipeline.leases.serialization import LEASE_KEY, OWNER, text_of
-from kcl_pipeline.leases.store import Changes, Condition, Item, Outcome, changed, holds
+from kcl_pipeline.leases.store import Changes, Condition, Item, Outcome, RowStore, changed, holds
 from kcl_pipeline.leases.worker_rows import WorkerRows
 
 CallHook = Callable[[str, str], None]
@@ -42,7 +43,7 @@ class MemoryStore:
         self.index_lag_seconds: Lag = 0.0
         self.read_lag_seconds: Lag = 0.0
         self._clock = clock or SystemClock()
-        self._exists = exists
+        self._state = {"exists": exists}
         self._lock = threading.Lock()
         self._rows: dict[str, Item] = {}
         self._history: dict[str, list[tuple[float, Item | None]]] = {}
@@ -51,7 +52,8 @@ class MemoryStore:
         """See `store.RowStore`."""
         self.before_call("DescribeTable", "")
         with self._lock:
-            created, self._exists = not self._exists, True
+            created = not self._state["exists"]
+            self._state["exists"] = True
         self.after_call("DescribeTable", "")
         if not created:
             check()
@@ -99,6 +101,12 @@ class MemoryStore:
         with self._lock:
             return {key: copy.deepcopy(self._rows[key]) for key in sorted(self._rows)}
 
+    def view(self) -> MemoryStore:
+        """The same rows under other hooks and lags."""
+        other = copy.copy(self)
+        other.before_call = other.after_call = no_hook
+        return other
+
     def plant(self, item: Item) -> None:
         """Put a row as another program might have written it: no condition, no hook."""
         with self._lock:
@@ -106,7 +114,7 @@ class MemoryStore:
 
     def _begin(self, operation: str, key: str) -> None:
         self.before_call(operation, key)
-        if not self._exists:
+        if not self._state["exists"]:
             raise NotFound(f"{operation} on table {self.name}: the table does not exist", code="ResourceNotFoundException", operation=operation)
 
     def _write(self, operation: str, key: str, conditions: Sequence[Condition], make: Callable[[Item | None], Item | None]) -> Outcome:
@@ -150,10 +158,23 @@ def _seconds(lag: Lag) -> float:
 class _Inspectable:
     """What all three twins offer to tests beyond their table protocol. `store` has the hooks and lags."""
 
+    _store: RowStore
+
     def __init__(self, store: MemoryStore, before_call: CallHook | None, after_call: CallHook | None) -> None:
         self.store = store
-        store.before_call = before_call or no_hook
-        store.after_call = after_call or no_hook
+        self.hook(before_call, after_call)
+
+    def hook(self, before_call: CallHook | None, after_call: CallHook | None) -> None:
+        """Replace both hooks; None: none."""
+        self.store.before_call = before_call or no_hook
+        self.store.after_call = after_call or no_hook
+
+    def view(self, *, before_call: CallHook | None = None, after_call: CallHook | None = None) -> Self:
+        """The same table as another process sees it: the same rows, hooks and lags of its own."""
+        other = copy.copy(self)
+        other.store = other._store = self.store.view()  # noqa: SLF001 (a copy of itself)
+        other.hook(before_call, after_call)
+        return other
 
     def rows(self) -> dict[str, Item]:
         """A copy of all rows by key, sorted, as DynamoDB would give them; no hook runs."""
