@@ -300,6 +300,44 @@ def test_a_waiting_thread_is_woken_by_a_fetch() -> None:
     assert woken == [True]
 
 
+class Guarded(ShardReader):
+    """Fails when two threads are inside at once."""
+
+    inside = False
+
+    def read(self) -> Chunk | None:
+        assert not self.inside
+        self.inside = True
+        try:
+            return super().read()
+        finally:
+            self.inside = False
+
+
+def take_all(prefetcher: Prefetcher, clock: SystemClock, *, threads: int, records: int) -> list[Chunk]:
+    stop = threading.Event()
+    got: list[Chunk] = []
+
+    def fetch() -> None:
+        while not stop.is_set():
+            stop.wait(prefetcher.step())
+
+    fetchers = [threading.Thread(target=fetch) for _ in range(threads)]
+    for thread in fetchers:
+        thread.start()
+    try:
+        deadline = clock.monotonic() + 30
+        while sum(c.records.num_rows for c in got) < records and clock.monotonic() < deadline:
+            prefetcher.wait_for_data(stop, 0.2)
+            while some := prefetcher.take(33, MIB):
+                got.extend(some)
+    finally:
+        stop.set()
+        for thread in fetchers:
+            thread.join(10)
+    return got
+
+
 def test_threads_never_step_one_reader_at_once_and_lose_nothing() -> None:
     """Eight threads fetch from a real model, one takes: every record comes once, in order per shard."""
     clock = SystemClock()
@@ -313,38 +351,9 @@ def test_threads_never_step_one_reader_at_once_and_lose_nothing() -> None:
     chosen = RetrievalSettings(max_records=50, idle_time_between_reads_in_millis=200)
     failures: list[Event] = []
     prefetcher = Prefetcher(chosen, clock, random.Random(1), failures.append)
-    inside: set[str] = set()
-
-    class Guarded(ShardReader):
-        def read(self) -> Chunk | None:
-            assert self.lease_key not in inside
-            inside.add(self.lease_key)
-            try:
-                return super().read()
-            finally:
-                inside.discard(self.lease_key)
-
     for shard in kinesis.list_shards(stream):
         prefetcher.add(Guarded(kinesis, stream, shard.shard_id, shard.shard_id, TRIM_HORIZON, shard.hash_key_range, chosen, clock))
-    stop = threading.Event()
-
-    def fetch() -> None:
-        while not stop.is_set():
-            stop.wait(prefetcher.step())
-
-    threads = [threading.Thread(target=fetch) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    got: list[Chunk] = []
-    try:
-        deadline = clock.monotonic() + 30
-        while sum(c.records.num_rows for c in got) < 2000 and clock.monotonic() < deadline:
-            prefetcher.wait_for_data(stop, 0.2)
-            got.extend(prefetcher.take(33, MIB))
-    finally:
-        stop.set()
-        for thread in threads:
-            thread.join(10)
+    got = take_all(prefetcher, clock, threads=8, records=2000)
     data = [v for c in got for v in c.records.column("data").to_pylist()]
     assert len(data) == len(set(data)) == 2000
     last: dict[str, Position] = {}

@@ -65,7 +65,7 @@ def decode_page(body: bytes, content_type: str, stream: str, shard_id: str) -> R
         answer = _JSON.decode(body)
         seconds = np.fromiter((r.approximate_arrival_timestamp for r in answer.records), np.float64, len(answer.records))
         return _page(answer, _micros(seconds), stream, shard_id)
-    except (msgspec.MsgspecError, cbor2.CBORDecodeError, pa.ArrowException, LookupError, TypeError, ValueError, OverflowError) as error:
+    except (msgspec.MsgspecError, cbor2.CBORDecodeError, pa.ArrowException, LookupError, TypeError, ValueError, OverflowError, AttributeError) as error:
         why = f"the GetRecords answer for {shard_id} of {stream} ({len(body)} bytes, {content_type or 'no content type'}) cannot be read: {error}"
         raise Unavailable(why, code="BrokenBody", operation="GetRecords") from error
 
@@ -156,13 +156,16 @@ def _from_cbor(answer: Any, stream: str, shard_id: str) -> RecordsPage:
     if not isinstance(answer, dict):
         raise TypeError("the body is not a map")
     records = answer["Records"]
+    data = [r["Data"] for r in records]
+    if set(map(type, data)) - {bytes}:
+        raise TypeError("a record's data is not a byte string")
     micros = np.fromiter((_cbor_micros(r.get("ApproximateArrivalTimestamp", 0)) for r in records), np.int64, len(records))
     table = records_table(
         stream,
         shard_id,
         sequence_numbers=[r["SequenceNumber"] for r in records],
         partition_keys=[r["PartitionKey"] for r in records],
-        data=[r["Data"] for r in records],
+        data=data,
         arrival_micros=micros,
         encryption_types=[r.get("EncryptionType") for r in records],
     )
