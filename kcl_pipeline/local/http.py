@@ -193,7 +193,10 @@ class HttpServer:
         if response.stream is not None:
             self._send_stream(connection, response)
             return False
-        head = _head_bytes(response, close=close, length=len(response.body))
+        length = len(response.body)
+        if request.method == "HEAD":
+            length = int(next((v for k, v in response.headers.items() if k.lower() == "content-length"), length))
+        head = _head_bytes(response, close=close, length=length)
         body = b"" if request.method == "HEAD" or response.status in _NO_BODY else response.body
         connection.sendall(head + body)
         return not close

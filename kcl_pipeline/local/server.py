@@ -7,6 +7,7 @@ Private paths: `/_local/health`, `/_local/faults` (GET, POST a list of `FaultRul
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Final, Self
 from urllib.parse import parse_qs
@@ -15,6 +16,7 @@ import msgspec
 from pydantic import TypeAdapter, ValidationError
 
 from kcl_pipeline.clock import Clock
+from kcl_pipeline.local.dynamodb_legacy import modernize
 from kcl_pipeline.local.faults import Fault, FaultHook, FaultRule, FaultRules, refusal
 from kcl_pipeline.local.http import HttpServer, Request, Response
 from kcl_pipeline.local.kinesis_http import KinesisFace
@@ -140,6 +142,8 @@ class EmbeddedAws:
             return None
         if fault is not None and fault.kind != "drop_after":
             return self._refuse(fault, service, operation, request)
+        if service == "dynamodb":
+            request = replace(request, body=modernize(operation, request.body))
         response = self._kinesis.handle(operation, request) if service == "kinesis" else self._moto.handle(request)
         return response if fault is None else None
 
