@@ -23,7 +23,8 @@ from kcl_pipeline.assets.contract import DagsterOptions, Mode, PipelineLike
 from kcl_pipeline.assets.figures import ADDITIVE, final_metadata, period_metadata
 from kcl_pipeline.assets.names import APPLICATION_TAG, LAG_TAG, MODE_TAG, WORKER_TAG, worker_id_of
 from kcl_pipeline.clock import Clock, StopSignal, SystemClock
-from kcl_pipeline.events import AwsTrouble, BatchCommitted, Event
+from kcl_pipeline.events import Event, EventSink
+from kcl_pipeline.metrics.exporters import LoggingEvents, level_of, text_of
 from kcl_pipeline.worker.summary import StopReason, WorkerProgress, WorkerSummary
 
 ORPHAN_POLL_SECONDS: Final = 1.0
@@ -107,15 +108,16 @@ class RunEvents:
 
     lines: deque[str] = field(default_factory=lambda: deque(maxlen=_KEPT_EVENTS))
     dropped: int = 0
+    process_log: EventSink = field(default_factory=LoggingEvents)
 
     def __call__(self, event: Event) -> None:
         """Keep what is rare; batches are told by the figures."""
-        if isinstance(event, BatchCommitted):
+        self.process_log(event)
+        if level_of(event) < logging.INFO:
             return
         if len(self.lines) == _KEPT_EVENTS:
             self.dropped += 1
-        self.lines.append(str(event))
-        _log.log(logging.WARNING if isinstance(event, AwsTrouble) else logging.INFO, "%s", event)
+        self.lines.append(text_of(event))
 
     def drain(self) -> str | None:
         """The lines since the last call as one text; None when there are none."""

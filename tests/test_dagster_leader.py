@@ -159,6 +159,14 @@ def test_tells_only_what_changed_and_everything_once_a_minute(instance):
     assert kinds(stage())["hash_ranges_covered"] == 1
 
 
+def test_hash_keys_that_stay_uncovered_fail_the_check_after_a_grace(instance):
+    pipeline = FakePipeline(cycle=FakeCycle([led(leases(3, ["w-1"])[:2], [worker("w-1")])]))
+    stage = Stage(instance, pipeline)
+    verdicts = [[e.passed for e in stage().asset_events if isinstance(e, dg.AssetCheckEvaluation) and e.check_name == "hash_ranges_covered"] for _ in range(8)]
+    assert verdicts[:6] == [[]] * 6
+    assert verdicts[6] == [False]
+
+
 def test_a_lease_whose_owner_is_gone_for_long_fails_the_check(instance):
     pipeline = FakePipeline(cycle=FakeCycle([led(leases(2, ["w-1", "gone"]), [worker("w-1")])]))
     stage = Stage(instance, pipeline)
@@ -287,7 +295,7 @@ def test_the_log_has_what_happened_and_nothing_otherwise(instance, monkeypatch):
     events(LeaderElected("dagster/x"))
     stage()
     assert len(lines) == 1
-    assert "LeaderElected" in lines[0]
+    assert "leader_elected owner_name=dagster/x" in lines[0]
 
 
 def test_the_sensor_as_dagster_evaluates_it(instance):

@@ -148,7 +148,7 @@ def test_a_worker_that_raises_fails_the_run_and_what_happened_is_in_its_log(inst
     assert not result.success
     assert "the table went away" in result.failure_data_for_node("orders_eu__per_minute").error.to_string()
     log = "\n".join(entry.message for entry in instance.all_logs(result.run_id))
-    assert "LeaseGained" in log
+    assert "lease_gained" in log
 
 
 def test_a_run_that_was_closed_from_outside_stops_its_worker(instance):

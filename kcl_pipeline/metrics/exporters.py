@@ -56,6 +56,11 @@ def facts_of(event: Event) -> dict[str, Any]:
     return {f.name: getattr(event, f.name) for f in fields(event)}
 
 
+def text_of(event: Event) -> str:
+    """The event as one line: `lease_gained worker_id=w1 ...`."""
+    return " ".join((name_of(event), *(f"{key}={_shown(value)}" for key, value in facts_of(event).items())))
+
+
 class LoggingEvents:
     """An event sink that logs. The message reads `lease_gained worker_id=w1 ...`; the same facts are in the record's `kcl_event` and `kcl` attributes."""
 
@@ -66,9 +71,7 @@ class LoggingEvents:
         """Log one event; nothing is formatted when its level is off."""
         level = level_of(event)
         if self._log.isEnabledFor(level):
-            name, facts = name_of(event), facts_of(event)
-            text = " ".join(f"{key}={_shown(value)}" for key, value in facts.items())
-            self._log.log(level, "%s %s", name, text, extra={"kcl_event": name, "kcl": facts})
+            self._log.log(level, "%s", text_of(event), extra={"kcl_event": name_of(event), "kcl": facts_of(event)})
 
 
 def _shown(value: Any) -> str:

@@ -4,6 +4,7 @@ The protocol's leader needs no Dagster: when no tick comes, a worker's stand-by 
 really runs it, and because a tick that timed out goes on running beside the next one.
 """
 
+import logging
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -16,9 +17,10 @@ from kcl_pipeline.assets.contract import DagsterOptions, LeaderCycleLike, Pipeli
 from kcl_pipeline.assets.names import APPLICATION_TAG, CONTINUOUS, MODE_TAG, Names
 from kcl_pipeline.clock import Clock, SystemClock
 from kcl_pipeline.errors import NotFound, Throttled, Unavailable
-from kcl_pipeline.events import Event, PlanMade
+from kcl_pipeline.events import Event
 from kcl_pipeline.leader.report import CycleReport
 from kcl_pipeline.leases.tables import WorkerMetrics
+from kcl_pipeline.metrics.exporters import level_of, text_of
 from kcl_pipeline.sensors.reconcile import Heartbeats, act, judge, silence_limit_seconds
 from kcl_pipeline.sensors.report import Cadence, FleetView, LeaseWaits, asset_events
 from kcl_pipeline.sensors.runs import RunView, active_runs, recent_runs, worst_lag_millis
@@ -134,7 +136,7 @@ class LeaderTick:
         self, context: dg.SensorEvaluationContext, room: LeaderRoom, report: CycleReport, rows: tuple[WorkerMetrics, ...], active: tuple[RunView, ...]
     ) -> list[Any]:
         leases, workers = report.leases, report.workers
-        if not report.led:
+        if not report.led or (report.error is not None and not report.leases):
             leases = tuple(sorted(getattr(context.resources, self._names.leases_resource).table().list_leases().leases, key=lambda le: le.lease_key))
             limit = silence_limit_seconds(self._settings)
             workers = tuple(sorted((r for r in rows if (room.beats.silent_seconds(r.worker_id) or 0.0) <= limit), key=lambda r: r.worker_id))
@@ -175,8 +177,8 @@ class LeaderTick:
 
 def _remember(happened: deque[str]) -> Callable[[Event], None]:
     def remember(event: Event) -> None:
-        if not (isinstance(event, PlanMade) and event.moves == 0):
-            happened.append(str(event))
+        if level_of(event) >= logging.INFO:
+            happened.append(text_of(event))
 
     return remember
 

@@ -21,6 +21,8 @@ LONGEST_GAP_SECONDS: Final = 60.0
 SHORTEST_GAP_SECONDS: Final = 9.0
 """An event costs 9 kB of Dagster's log for ever; a fleet that changes at every tick is shown at every other."""
 
+HOLE_GRACE_SECONDS: Final = 30.0
+
 
 @dataclass(frozen=True, slots=True)
 class FleetView:
@@ -41,6 +43,12 @@ class Cadence:
     """Decides what is due. Remembers, per subject, what was told last and when (monotonic seconds); may be rebuilt at any time."""
 
     told: dict[str, tuple[Hashable, float]] = field(default_factory=dict)
+    hole_since: float | None = None
+
+    def hole_lasts(self, hole: bool, now: float) -> bool:
+        """Whether hash keys have been uncovered for longer than a new application, or a reshard, takes to create leases."""
+        self.hole_since = (now if self.hole_since is None else self.hole_since) if hole else None
+        return self.hole_since is not None and now - self.hole_since >= HOLE_GRACE_SECONDS
 
     def due(self, subject: str, content: Hashable, now: float) -> bool:
         """Whether to tell `content` now; the caller then does."""
@@ -157,11 +165,13 @@ def asset_events(view: FleetView, names: Names, settings: ConsumerSettings, opti
     if cadence.due("leader", view.lock_owner, now):
         metadata: dict[str, Any] = {"leader": view.lock_owner or "nobody", "this_sensor_leads": view.leads, "cycle_seconds": view.cycle_seconds}
         events.append(dg.AssetObservation(names.coordinator_state_table, metadata=metadata))
+    covered = health.coverage(view.leases, settings.streams)
     checks = [
-        (names.lease_table, health.coverage(view.leases, settings.streams)),
         (names.lease_table, health.stuck(view.waits, stuck_limit_seconds(settings))),
         (names.worker_metrics_table, health.balance(view.leases, view.workers, settings.assignment.re_balance_threshold_percentage)),
     ]
+    if cadence.hole_lasts(not covered.passed, now) or covered.passed:
+        checks.append((names.lease_table, covered))
     if view.lag_millis is not None:
         checks.append((names.output, health.lag(view.lag_millis, options.lag_threshold_seconds)))
     events += [check.evaluation(key) for key, check in checks if cadence.due(check.check, check.passed, now)]
