@@ -12,13 +12,32 @@ from kcl_pipeline.errors import Unavailable
 from kcl_pipeline.leases.dynamodb import DynamoDbLeaseTable
 from kcl_pipeline.leases.dynamodb_coordinator import DynamoDbCoordinatorStateTable
 from kcl_pipeline.leases.dynamodb_workers import DynamoDbWorkerMetricsTable
+from kcl_pipeline.leases.lease import Lease
 from kcl_pipeline.leases.memory import InMemoryCoordinatorStateTable, InMemoryLeaseTable, InMemoryWorkerMetricsTable
 from kcl_pipeline.local.faults import FaultRule
 from kcl_pipeline.local.server import EmbeddedAws
+from kcl_pipeline.sequence import TRIM_HORIZON, Position
+from kcl_pipeline.shards import HashKeyRange
 from kcl_pipeline.testing.clock import VirtualClock
 
 NAMES = itertools.count()
 KINDS = ("memory", "dynamodb")
+
+KEY = "shardId-000000000000"
+HALF = 170141183460469231731687303715884105727
+RANGE = HashKeyRange(0, HALF)
+FRESH = Lease(KEY, TRIM_HORIZON, hash_key_range=RANGE)
+FRESH_ITEM = {
+    "leaseKey": {"S": KEY},
+    "entityType": {"S": "LEASE"},
+    "leaseCounter": {"N": "0"},
+    "ownerSwitchesSinceCheckpoint": {"N": "0"},
+    "checkpoint": {"S": "TRIM_HORIZON"},
+    "checkpointSubSequenceNumber": {"N": "0"},
+    "startingHashKey": {"S": "0"},
+    "endingHashKey": {"S": str(HALF)},
+}
+END = Position("49650000000000000000000000000000000000000000000000000002", 0)
 
 
 class MemoryTwin:
@@ -111,3 +130,13 @@ def twin_fixture(request):
     if request.param == "memory":
         return MemoryTwin()
     return DynamoTwin(request.getfixturevalue("aws"), request.getfixturevalue("client"))
+
+
+def row(twin, key=KEY):
+    return twin.rows(twin.leases).get(key)
+
+
+def owned(twin, owner="w1", **changes):
+    """A lease in the table that `owner` holds."""
+    twin.leases.create_lease(FRESH.with_(**changes))
+    return twin.leases.assign(FRESH.with_(**changes), owner)
