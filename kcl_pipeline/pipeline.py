@@ -94,6 +94,19 @@ class KinesisPipeline:
 
         return build_definitions(self, **options)
 
+    def ensure_tables(self, *, clients: AwsClients | None = None, clock: Clock | None = None) -> None:
+        """Look up the streams, then create the three tables where they are missing and wait until they are usable.
+
+        A worker does this before anything slow, so that the leader can begin. Raises `NotFound` (a stream), `AccessDenied`, `NotACompatibleTable`, `Unavailable`.
+        """
+        clock, clients = clock or SystemClock(), clients or AwsClients(self.settings)
+        kinesis = open_kinesis(self.settings, clients, clock)
+        for stream in self.settings.streams:
+            kinesis.resolve_stream(stream, multi_stream=self.settings.is_multi_stream)
+        tables = open_tables(self.settings, clients, clock)
+        for table in (tables.lease, tables.workers, tables.coordinator):
+            table.ensure_exists()
+
     def build_leader(
         self,
         owner_name: str,
@@ -122,13 +135,17 @@ class KinesisPipeline:
         leads: bool = True,
         leader_patience_seconds: float = 0.0,
     ) -> Worker:
-        """A worker for this application. `leads`: it leads when nobody else does, after `leader_patience_seconds` without any leader."""
+        """A worker for this application; creates its tables and its Spark session.
+
+        `leads`: it leads when nobody else does, after `leader_patience_seconds` without any leader.
+        """
         from kcl_pipeline.metrics.platform import select_provider  # noqa: PLC0415 (probes the platform)
         from kcl_pipeline.spark.delta import DeltaCommitter  # noqa: PLC0415
         from kcl_pipeline.worker.worker import Worker, WorkerParts  # noqa: PLC0415
 
         clock = clock or SystemClock()
         clients = clients or AwsClients(self.settings)
+        self.ensure_tables(clients=clients, clock=clock)
         tables = open_tables(self.settings, clients, clock)
         kinesis = open_kinesis(self.settings, clients, clock)
         leader = self.build_leader(worker_id, clients=clients, clock=clock, events=events) if leads else None
@@ -156,7 +173,9 @@ class KinesisPipeline:
 
             return ArrowBatchWriter(self.transform_arrow, self.sink.uri, self.sink.partition_by, self.sink.storage_options)
         from kcl_pipeline.spark.session import build_session  # noqa: PLC0415 (pyspark is loaded only where it is used)
+        from kcl_pipeline.spark.warm import warm_up  # noqa: PLC0415 (likewise)
         from kcl_pipeline.spark.writer import SparkBatchWriter  # noqa: PLC0415
 
         session = session_factory() if session_factory else build_session(self.name, self.spark_config)
+        warm_up(session)
         return SparkBatchWriter(session, self.transform, self.sink.uri, self.sink.partition_by)
