@@ -1,0 +1,532 @@
+"""HeldLeases on a virtual clock: gaining, renewing, expiring, writing, handing over, releasing."""
+
+import threading
+
+import pytest
+
+from kcl_pipeline.clock import SystemClock
+from kcl_pipeline.config import LeaseSettings
+from kcl_pipeline.errors import AccessDenied, LeaseLost, Throttled, Unavailable
+from kcl_pipeline.events import AwsTrouble, HandoffCompleted, HandoffStarted, LeaseGained, LeaseReleased
+from kcl_pipeline.events import LeaseLost as LeaseLostEvent
+from kcl_pipeline.leases.held import HeldLeases, pending_number
+from kcl_pipeline.leases.lease import Lease
+from kcl_pipeline.leases.memory import InMemoryLeaseTable, no_hook
+from kcl_pipeline.sequence import TRIM_HORIZON, Position
+from kcl_pipeline.testing.clock import VirtualClock
+
+END = Position("100")
+SETTINGS = LeaseSettings()
+
+
+class World:
+    def __init__(self, clock=None, settings=SETTINGS):
+        self.clock = clock or VirtualClock()
+        self.table = InMemoryLeaseTable("app", clock=self.clock)
+        self.leader = self.table.view()
+        self.events = []
+        self.leases = HeldLeases(self.table, "w1", settings, self.clock, self.events.append)
+
+    def assign(self, *keys, owner="w1"):
+        for key in keys:
+            self.leader.create_lease(Lease(key, TRIM_HORIZON))
+            self.leader.assign(self.leader.get(key), owner)
+
+    def gain(self, key="s0"):
+        self.assign(key)
+        (held,) = self.leases.discover()
+        return held
+
+    def fail_once(self, operation, error, *, applied):
+        def hook(called, key):
+            if called == operation:
+                self.table.hook(None, None)
+                raise error
+
+        self.table.hook(None if applied else hook, hook if applied else None)
+
+    def lose_answer(self, operation="UpdateItem"):
+        self.fail_once(operation, Unavailable("no answer", operation=operation), applied=True)
+
+    def of(self, kind):
+        return [event for event in self.events if isinstance(event, kind)]
+
+
+@pytest.fixture
+def world():
+    return World()
+
+
+def test_discovery_gains_what_is_assigned_and_nothing_else(world):
+    world.assign("a", "b")
+    world.assign("c", owner="w2")
+    world.leader.create_lease(Lease("d", TRIM_HORIZON))
+    gained = world.leases.discover()
+    assert [h.lease_key for h in gained] == ["a", "b"]
+    assert world.leases.held() == gained
+    assert world.of(LeaseGained) == [LeaseGained("w1", "a", 1), LeaseGained("w1", "b", 1)]
+    assert world.leases.discover() == ()
+    assert world.leader.get("a").counter == 1
+
+
+def test_discovery_leaves_a_pending_handoff_to_its_old_owner(world):
+    world.assign("a", owner="w2")
+    world.leader.initiate_handoff(world.leader.get("a"), "w1")
+    assert world.leases.discover() == ()
+    world.leader.assign(world.leader.get("a"), "w1")
+    assert len(world.leases.discover()) == 1
+
+
+def test_discovery_does_not_trust_a_lagging_index(world):
+    world.assign("a")
+    world.clock.advance(5)
+    world.leader.assign(world.leader.get("a"), "w2")
+    world.table.store.index_lag_seconds = 2.0
+    assert world.table.lease_keys_of("w1") == ("a",)
+    assert world.leases.discover() == ()
+
+
+def test_discovery_stops_at_the_limit_and_survives_one_bad_row(world):
+    world.assign("a", "b", "c")
+    world.fail_once("GetItem", Throttled("slow down"), applied=False)
+    assert [h.lease_key for h in world.leases.discover(max_leases=1)] == ["b"]
+    assert len(world.of(AwsTrouble)) == 1
+    assert [h.lease_key for h in world.leases.discover(max_leases=2)] == ["a"]
+    world.fail_once("Query", Throttled("slow down"), applied=False)
+    with pytest.raises(Throttled):
+        world.leases.discover()
+
+
+def test_recovery_renews_even_what_has_long_expired_and_skips_handoffs(world):
+    world.assign("a", "b")
+    world.assign("c", owner="w2")
+    world.leader.initiate_handoff(world.leader.get("b"), "w2")
+    world.clock.advance(3600)
+    (held,) = world.leases.recover()
+    assert (held.lease_key, held.lease.counter) == ("a", 2)
+    assert world.leader.get("a").counter == 2
+    assert world.leader.get("b").counter == 1
+    assert world.leases.recover() == ()
+
+
+def test_recovery_reads_through_a_lagging_scan(world):
+    world.assign("a")
+    world.clock.advance(1)
+    world.leader.renew(world.leader.renew(world.leader.get("a")))
+    world.table.store.scan_lag_seconds = 0.5
+    (held,) = world.leases.recover()
+    assert held.lease.counter == 4
+
+
+def test_recovery_goes_on_after_trouble(world):
+    world.assign("a", "b")
+    world.lose_answer()
+    assert [h.lease_key for h in world.leases.recover()] == ["b"]
+    world.fail_once("Scan", Unavailable("x"), applied=False)
+    assert world.leases.recover() == ()
+    world.fail_once("Scan", AccessDenied("dynamodb:Scan"), applied=False)
+    with pytest.raises(AccessDenied):
+        world.leases.recover()
+    assert len(world.of(AwsTrouble)) == 2
+
+
+def test_renewal_keeps_a_lease_for_ever(world):
+    held = world.gain()
+    for _ in range(20):
+        world.clock.advance(3.3)
+        assert world.leases.renew_all() == 1
+    assert world.leases.get("s0") is held
+    assert world.leader.get("s0").counter == 21
+
+
+def test_an_expired_lease_is_hidden_at_once_and_lost_without_a_write(world):
+    held = world.gain()
+    world.clock.advance(9.9)
+    assert world.leases.held() == (held,)
+    world.clock.advance(0.1)
+    assert world.leases.held() == ()
+    assert world.leases.get("s0") is None
+    with pytest.raises(LeaseLost, match="not renewed in time"):
+        world.leases.checkpoint(held, checkpoint=END)
+    assert world.leases.renew_all() == 0
+    assert world.of(LeaseLostEvent) == [LeaseLostEvent("w1", "s0", "it was not renewed in time")]
+    assert world.leader.get("s0").counter == 1
+    (again,) = world.leases.discover()
+    assert again is not held
+
+
+def test_a_slow_renewal_counts_from_when_it_was_sent(world):
+    world.gain()
+    world.clock.advance(5)
+    world.table.hook(lambda operation, key: world.clock.advance(4), None)
+    assert world.leases.renew_all() == 1
+    world.table.hook(None, None)
+    world.clock.advance(5.9)
+    assert world.leases.get("s0") is not None
+    world.clock.advance(0.2)
+    assert world.leases.get("s0") is None
+
+
+def test_a_lease_taken_by_another_worker_is_lost_at_the_next_renewal(world):
+    held = world.gain()
+    world.leader.assign(held.lease, "w2")
+    assert world.leases.renew_all() == 0
+    assert world.leases.held() == ()
+    assert len(world.of(LeaseLostEvent)) == 1
+    world.leases.drop(held, "again")
+    assert len(world.of(LeaseLostEvent)) == 1
+
+
+def test_trouble_keeps_a_lease_until_it_expires(world):
+    world.gain()
+    for _ in range(3):
+        world.clock.advance(3)
+        world.fail_once("UpdateItem", Throttled("slow down"), applied=False)
+        assert world.leases.renew_all() == 0
+    assert len(world.of(AwsTrouble)) == 3
+    assert len(world.leases.held()) == 1
+    world.clock.advance(1)
+    world.leases.renew_all()
+    assert world.leases.held() == ()
+
+
+def test_a_renewal_whose_answer_was_lost_is_found_by_the_next(world):
+    held = world.gain()
+    world.lose_answer()
+    world.leases.renew_all()
+    assert world.leader.get("s0").counter == 2
+    assert world.leases.renew_all() == 1
+    assert held.lease == world.leader.get("s0")
+    assert held.lease.counter == 2
+
+
+def test_renewals_go_through_the_given_map(world):
+    world.assign("a", "b", "c")
+    world.leases.discover()
+    seen = []
+
+    def mapper(call, items):
+        seen.extend(h.lease_key for h in items)
+        return [call(item) for item in items]
+
+    assert world.leases.renew_all(map=mapper) == 3
+    assert seen == ["a", "b", "c"]
+
+
+def test_a_checkpoint_is_a_renewal(world):
+    held = world.gain()
+    world.clock.advance(9)
+    lease = world.leases.checkpoint(held, checkpoint=END, pending=Position("200"), pending_state=b"state")
+    assert lease == held.lease == world.leader.get("s0")
+    assert (lease.checkpoint, lease.pending_checkpoint, lease.pending_checkpoint_state) == (END, Position("200"), b"state")
+    world.clock.advance(9)
+    assert world.leases.get("s0") is held
+
+
+def test_a_checkpoint_on_a_lost_lease_drops_it(world):
+    held = world.gain()
+    world.leader.assign(held.lease, "w2")
+    with pytest.raises(LeaseLost):
+        world.leases.checkpoint(held, checkpoint=END)
+    assert world.leases.held() == ()
+    assert world.leader.get("s0").checkpoint == TRIM_HORIZON
+
+
+def test_an_earlier_incarnation_is_refused(world):
+    old = world.gain()
+    world.leases.drop(old, "tested")
+    (new,) = world.leases.discover()
+    with pytest.raises(LeaseLost, match="not held any more"):
+        world.leases.checkpoint(old, checkpoint=END)
+    with pytest.raises(LeaseLost):
+        world.leases.prepare(old, checkpoint=None, end=END, avoid_number=None)
+    assert not world.leases.release(old)
+    assert not world.leases.complete_handoff(old)
+    world.leases.drop(old, "tested again")
+    assert world.leases.held() == (new,)
+    assert world.leader.get("s0").counter == 1
+
+
+def test_prepare_writes_the_number_that_it_makes(world):
+    held = world.gain()
+    number = world.leases.prepare(held, checkpoint=None, end=END, avoid_number=None)
+    row = world.leader.get("s0")
+    assert number == row.counter == pending_number(row) == 2
+    assert (row.checkpoint, row.pending_checkpoint, row.pending_checkpoint_state) == (TRIM_HORIZON, END, b"2")
+    number = world.leases.prepare(held, checkpoint=END, end=Position("200"), avoid_number=2)
+    row = world.leader.get("s0")
+    assert number == row.counter == pending_number(row) == 3
+    assert (row.checkpoint, row.pending_checkpoint) == (END, Position("200"))
+
+
+def test_prepare_avoids_the_number_that_the_table_has(world):
+    held = world.gain()
+    assert world.leases.prepare(held, checkpoint=None, end=END, avoid_number=2) == 3
+    assert pending_number(world.leader.get("s0")) == 3
+
+
+@pytest.mark.parametrize(
+    ("state", "number"), [(b"17", 17), (b"", None), (None, None), (b"x", None), (b"-1", None), (b"1.0", None), (b"\xff", None), (b"9" * 30, None)]
+)
+def test_pending_number_of_foreign_states(state, number):
+    assert pending_number(Lease("s0", TRIM_HORIZON, pending_checkpoint=END, pending_checkpoint_state=state)) == number
+
+
+def test_pending_number_needs_a_pending_checkpoint():
+    assert pending_number(Lease("s0", TRIM_HORIZON, pending_checkpoint_state=b"17")) is None
+
+
+def test_a_lost_answer_to_prepare_and_the_same_call_again(world):
+    held = world.gain()
+    world.lose_answer()
+    with pytest.raises(Unavailable):
+        world.leases.prepare(held, checkpoint=None, end=END, avoid_number=None)
+    assert world.leases.prepare(held, checkpoint=None, end=END, avoid_number=None) == 2
+    assert world.leader.get("s0").counter == 2
+
+
+@pytest.mark.parametrize("between", ["nothing", "renewal"])
+def test_a_lost_answer_to_prepare_and_another_write_after_it(world, between):
+    """The second prepare finds out about the first, and has a number of its own."""
+    held = world.gain()
+    world.lose_answer()
+    with pytest.raises(Unavailable):
+        world.leases.prepare(held, checkpoint=None, end=END, avoid_number=None)
+    if between == "renewal":
+        assert world.leases.renew_all() == 1
+    number = world.leases.prepare(held, checkpoint=None, end=Position("50"), avoid_number=None)
+    row = world.leader.get("s0")
+    assert number == row.counter == pending_number(row) == 3
+    assert row.pending_checkpoint == Position("50")
+
+
+def test_a_lost_answer_to_a_renewal_does_not_cost_the_checkpoint(world):
+    held = world.gain()
+    world.lose_answer()
+    world.leases.renew_all()
+    assert world.leases.checkpoint(held, checkpoint=END).checkpoint == END
+    assert world.leases.get("s0") is held
+
+
+def test_a_handoff_is_noticed_once_and_completed(world):
+    held = world.gain()
+    world.leader.initiate_handoff(held.lease, "w2")
+    world.clock.advance(3)
+    world.leases.renew_all()
+    world.leases.renew_all()
+    assert world.of(HandoffStarted) == [HandoffStarted("s0", "w1", "w2")]
+    assert world.leases.handoffs() == (held,)
+    assert held.handoff_deadline == world.clock.monotonic() + 30
+    world.clock.advance(2)
+    world.leases.checkpoint(held, checkpoint=END)
+    assert world.leases.complete_handoff(held)
+    row = world.leader.get("s0")
+    assert (row.owner, row.checkpoint_owner, row.checkpoint) == ("w2", None, END)
+    assert world.of(HandoffCompleted) == [HandoffCompleted("s0", "w1", "w2", 2.0)]
+    assert world.leases.held() == ()
+    assert world.of(LeaseLostEvent) == []
+    assert not world.leases.complete_handoff(held)
+
+
+def test_a_checkpoint_notices_a_handoff_too(world):
+    held = world.gain()
+    world.leader.initiate_handoff(held.lease, "w2")
+    world.leases.prepare(held, checkpoint=None, end=END, avoid_number=None)
+    assert world.leases.handoffs() == (held,)
+
+
+def test_a_handoff_is_overdue_at_its_deadline(world):
+    held = world.gain()
+    world.leader.initiate_handoff(held.lease, "w2")
+    world.leases.renew_all()
+    for _ in range(9):
+        assert world.leases.overdue_handoffs() == ()
+        world.clock.advance(3.3)
+        world.leases.renew_all()
+    world.clock.advance(0.3)
+    assert world.leases.overdue_handoffs() == (held,)
+    assert world.leases.complete_handoff(held, forced=True)
+    assert world.of(HandoffCompleted)[0].forced
+
+
+def test_a_handoff_that_is_called_off_ends(world):
+    held = world.gain()
+    world.leader.initiate_handoff(held.lease, "w2")
+    world.leases.renew_all()
+    world.leader.assign(world.leader.get("s0"), "w1")
+    assert world.leases.renew_all() == 1
+    assert world.leases.handoffs() == ()
+    assert held.handoff_deadline is None
+    assert not world.leases.complete_handoff(held)
+    assert world.leases.get("s0") is held
+
+
+def test_a_handoff_overtaken_by_the_leader_is_lost(world):
+    held = world.gain()
+    world.leader.initiate_handoff(held.lease, "w2")
+    world.leases.renew_all()
+    world.leader.assign(world.leader.get("s0"), "w3")
+    assert not world.leases.complete_handoff(held)
+    assert world.leader.get("s0").owner == "w3"
+    assert len(world.of(LeaseLostEvent)) == 1
+
+
+def test_a_lost_answer_to_the_transfer(world):
+    held = world.gain()
+    world.leader.initiate_handoff(held.lease, "w2")
+    world.leases.renew_all()
+    world.lose_answer()
+    with pytest.raises(Unavailable):
+        world.leases.complete_handoff(held)
+    assert world.leases.complete_handoff(held)
+    assert world.leader.get("s0").counter == 3
+
+
+def test_release_makes_the_row_ownerless(world):
+    held = world.gain()
+    assert world.leases.release(held)
+    row = world.leader.get("s0")
+    assert (row.owner, row.counter) == (None, 2)
+    assert world.of(LeaseReleased) == [LeaseReleased("w1", "s0")]
+    assert world.leases.held() == ()
+    assert not world.leases.release(held)
+
+
+@pytest.mark.parametrize("noticed", [True, False])
+def test_release_in_a_handoff_completes_it(world, noticed):
+    held = world.gain()
+    world.leader.initiate_handoff(held.lease, "w2")
+    if noticed:
+        world.leases.renew_all()
+    assert world.leases.release(held)
+    row = world.leader.get("s0")
+    assert (row.owner, row.checkpoint_owner) == ("w2", None)
+    assert len(world.of(HandoffCompleted)) == 1
+    assert world.of(LeaseReleased) == []
+
+
+@pytest.mark.parametrize("lost", ["renewal", "release"])
+def test_release_after_a_lost_answer(world, lost):
+    held = world.gain()
+    world.lose_answer()
+    if lost == "renewal":
+        world.leases.renew_all()
+    else:
+        with pytest.raises(Unavailable):
+            world.leases.release(held)
+    assert world.leases.release(held)
+    assert world.leader.get("s0").owner is None
+    assert world.of(LeaseLostEvent) == []
+
+
+def test_release_of_a_lease_that_is_gone(world):
+    held = world.gain()
+    world.leader.assign(held.lease, "w2")
+    assert not world.leases.release(held)
+    assert world.leader.get("s0").owner == "w2"
+    assert len(world.of(LeaseLostEvent)) == 1
+
+
+def test_throughput_is_seeded_averaged_and_written(world):
+    world.leader.create_lease(Lease("s0", TRIM_HORIZON, throughput_kbps=100.0))
+    world.leader.assign(world.leader.get("s0"), "w1")
+    (held,) = world.leases.discover()
+    world.clock.advance(4)
+    world.leases.renew_all()
+    assert held.lease.throughput_kbps == 100.0
+    world.leases.record_bytes("s0", 4 * 50 * 1024)
+    world.leases.record_bytes("unknown", 1)
+    world.clock.advance(4)
+    world.leases.renew_all()
+    assert world.leader.get("s0").throughput_kbps == 75.0
+    world.clock.advance(4)
+    world.leases.renew_all()
+    assert world.leader.get("s0").throughput_kbps == 37.5
+
+
+def test_throughput_is_absent_until_the_first_record(world):
+    held = world.gain()
+    world.clock.advance(4)
+    world.leases.renew_all()
+    assert "throughputKBps" not in world.table.rows()["s0"]
+    world.leases.record_bytes("s0", 4096)
+    world.clock.advance(4)
+    world.leases.renew_all()
+    assert held.lease.throughput_kbps == 1.0
+
+
+def test_a_seed_of_a_silent_shard_decays_in_the_end(world):
+    world.leader.create_lease(Lease("s0", TRIM_HORIZON, throughput_kbps=64.0))
+    world.leader.assign(world.leader.get("s0"), "w1")
+    world.leases.discover()
+    for _ in range(12):
+        world.clock.advance(3)
+        world.leases.renew_all()
+    assert world.leader.get("s0").throughput_kbps == pytest.approx(64.0 / 8)
+
+
+def test_a_renewal_leaves_a_lease_that_is_being_written():
+    """Real threads: the checkpoint hangs in its call; the renewal neither waits for it nor writes beside it."""
+    world = World(SystemClock())
+    held = world.gain()
+    entered, proceed = threading.Event(), threading.Event()
+
+    def hang(operation, key):
+        world.table.hook(no_hook, no_hook)
+        entered.set()
+        assert proceed.wait(10)
+
+    world.table.hook(hang, None)
+    thread = threading.Thread(target=world.leases.checkpoint, args=(held,), kwargs={"checkpoint": END})
+    thread.start()
+    assert entered.wait(10)
+    assert world.leases.renew_all() == 0
+    assert world.leader.get("s0").counter == 1
+    proceed.set()
+    thread.join(10)
+    assert (held.lease.counter, held.lease.checkpoint) == (2, END)
+    assert world.leases.renew_all() == 1
+
+
+def test_a_lease_that_expires_during_a_write_is_refused_afterwards(world):
+    held = world.gain()
+
+    def pause(operation, key):
+        world.table.hook(None, None)
+        world.clock.advance(11)
+        world.leases.renew_all()
+
+    world.table.hook(None, pause)
+    with pytest.raises(LeaseLost, match="given up"):
+        world.leases.prepare(held, checkpoint=None, end=END, avoid_number=None)
+    assert world.leases.held() == ()
+
+
+def test_renewals_and_checkpoints_side_by_side_never_lose_the_lease():
+    world = World(SystemClock())
+    held = world.gain()
+    stop = threading.Event()
+    errors = []
+
+    def renew():
+        while not stop.is_set():
+            world.leases.renew_all()
+
+    def write():
+        try:
+            for n in range(300):
+                world.leases.checkpoint(held, checkpoint=Position(str(n)))
+        except LeaseLost as error:
+            errors.append(error)
+
+    renewer, writers = threading.Thread(target=renew), [threading.Thread(target=write) for _ in range(3)]
+    for thread in [renewer, *writers]:
+        thread.start()
+    for thread in writers:
+        thread.join(30)
+    stop.set()
+    renewer.join(30)
+    assert errors == []
+    assert world.leases.get("s0") is held
+    assert held.lease == world.leader.get("s0")
+    assert held.lease.counter > 900
