@@ -47,6 +47,11 @@ _PUT_DECODER: Final = msgspec.json.Decoder(_PutRecords)
 _ENCODER: Final = msgspec.json.Encoder()
 
 
+def _epoch_millis(value: Any, _immutable: bool) -> Any:
+    # Kinesis' SDKs put whole milliseconds under the tag; a fraction can only be the seconds that the tag stands for elsewhere.
+    return round(value * 1000) if isinstance(value, float) else value
+
+
 def _serialization(message: str) -> KinesisError:
     return KinesisError("SerializationException", message)
 
@@ -54,7 +59,7 @@ def _serialization(message: str) -> KinesisError:
 def decode(content_type: str, body: bytes) -> dict[str, Any]:
     """A request's parameters. Raises `KinesisError` (SerializationException)."""
     try:
-        params = cbor2.loads(body, semantic_decoders={_EPOCH_TAG: lambda decoder: decoder.decode()}) if content_type == CBOR else msgspec.json.decode(body)
+        params = cbor2.loads(body, semantic_decoders={_EPOCH_TAG: _epoch_millis}) if content_type == CBOR else msgspec.json.decode(body)
     except (msgspec.DecodeError, cbor2.CBORDecodeError, ValueError) as error:
         raise _serialization(f"The request cannot be read: {error}") from error
     if not isinstance(params, dict):
