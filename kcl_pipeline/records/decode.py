@@ -103,14 +103,14 @@ def records_table(
     Raises `ValueError` when a sequence number is not decimal.
     """
     rows = len(sequence_numbers)
-    joined = "".join(sequence_numbers)
-    if rows and not (joined.isascii() and joined.isdigit() and all(sequence_numbers)):
+    numbers = pa.array(sequence_numbers, pa.string())
+    if not _all_decimal(numbers):
         raise ValueError("a sequence number is not a decimal number")
     return pa.Table.from_arrays(
         [
             repeated(stream, rows),
             repeated(shard_id, rows),
-            pa.array(sequence_numbers, pa.string()),
+            numbers,
             pa.array(np.zeros(rows, np.int64)),
             pa.array(partition_keys, pa.string()),
             pa.nulls(rows, pa.string()),
@@ -127,6 +127,16 @@ def repeated(text: str, rows: int) -> pa.Array:
     value = text.encode()
     offsets = np.arange(rows + 1, dtype=np.int64) * len(value)
     return pa.StringArray.from_buffers(rows, pa.py_buffer(offsets.astype(np.int32)), pa.py_buffer(value * rows))
+
+
+def _all_decimal(texts: pa.Array) -> bool:
+    """Whether every string of a new array is one or more ASCII digits."""
+    if len(texts) == 0:
+        return True
+    _, offsets, characters = texts.buffers()
+    lengths = np.diff(np.frombuffer(offsets, np.int32, len(texts) + 1))
+    digits = np.frombuffer(characters, np.uint8, int(lengths.sum())) - np.uint8(ord("0"))
+    return bool(lengths.min() > 0 and digits.max() <= 9)  # noqa: PLR2004 (the highest digit)
 
 
 def payload_bytes(records: pa.Table) -> int:
