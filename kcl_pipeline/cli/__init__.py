@@ -9,6 +9,7 @@ from kcl_pipeline.cli.failures import SentenceGroup
 from kcl_pipeline.cli.leader import leader
 from kcl_pipeline.cli.leases import leases
 from kcl_pipeline.cli.local import local
+from kcl_pipeline.cli.plan import plan
 from kcl_pipeline.cli.run import dev, run
 from kcl_pipeline.cli.worker import worker
 from kcl_pipeline.cli.workers import workers
@@ -29,4 +30,5 @@ app.command()(local)
 app.command()(leases)
 app.command()(workers)
 app.command()(leader)
+app.command()(plan)
 app.command()(doctor)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
-import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from kcl_pipeline.cli.finding import Finding, ok, problem, unknown, warning
-from kcl_pipeline.errors import KclError, NotFound
+from kcl_pipeline.errors import KclError, NotFound, SettingsError
+from kcl_pipeline.java import require_java
 from kcl_pipeline.leases.aws_errors import call
 from kcl_pipeline.leases.dynamodb import OWNER_INDEX
 from kcl_pipeline.leases.migration import VERSION_3X, VERSION_3X_WITH_ROLLBACK, VERSION_INIT
@@ -25,9 +24,6 @@ if TYPE_CHECKING:
     from kcl_pipeline.records.kinesis import KinesisClient
     from kcl_pipeline.shards import StreamId
 
-MINIMUM_JAVA: Final = 17
-_JAVA_VERSION: Final = re.compile(r'version "(\d+)(?:\.(\d+))?')
-_JAVA_SECONDS: Final = 20
 _SHOWN: Final = 5
 
 
@@ -40,27 +36,13 @@ class Snapshot:
     unreadable: tuple[str, ...] = ()
 
 
-def java_version() -> str:
-    """What `java -version` prints. Raises `OSError` when there is no Java."""
-    done = subprocess.run(["java", "-version"], capture_output=True, text=True, timeout=_JAVA_SECONDS, check=False)  # noqa: S607 (the user's own Java is meant)
-    return done.stderr + done.stdout
-
-
-def check_java(*, needed: bool, version: Callable[[], str] = java_version) -> Finding:
-    """Spark runs on Java 17 or later; a pipeline on Arrow needs none."""
-    advice = "install openjdk-17-jre-headless (Debian, Ubuntu), java-17-amazon-corretto (Amazon Linux) or temurin@17 (Homebrew)"
-    make = problem if needed else warning
+def check_java(*, needed: bool, require: Callable[[], int] = require_java) -> Finding:
+    """Spark needs a Java that is new enough; a pipeline on Arrow needs none."""
     try:
-        text = version()
-    except (OSError, subprocess.SubprocessError):
-        return make("java", "there is no Java, which Spark needs", advice)
-    found = _JAVA_VERSION.search(text)
-    if found is None:
-        return make("java", "`java -version` names no version", advice)
-    major = int(found[2] or 0) if found[1] == "1" else int(found[1])
-    if major < MINIMUM_JAVA:
-        return make("java", f"Java {major} is too old for Spark, which needs {MINIMUM_JAVA}", advice)
-    return ok("java", f"Java {major}")
+        return ok("java", f"Java {require()}")
+    except SettingsError as error:
+        text, _, advice = str(error).partition(": ")
+        return (problem if needed else warning)("java", text, advice)
 
 
 def check_table(client: DynamoDBClient, table: str, key_name: str, *, has_index: bool) -> tuple[Finding, bool]:
