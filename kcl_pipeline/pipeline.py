@@ -97,7 +97,7 @@ class KinesisPipeline:
     def ensure_tables(self, *, clients: AwsClients | None = None, clock: Clock | None = None) -> None:
         """Look up the streams, then create the three tables where they are missing and wait until they are usable.
 
-        A worker does this before anything slow, so that the leader can begin. Raises `NotFound` (a stream), `AccessDenied`, `NotACompatibleTable`, `Unavailable`.
+        Before anything slow, so that the leader can begin. Raises `NotFound` (a stream), `AccessDenied`, `NotACompatibleTable`, `Unavailable`.
         """
         clock, clients = clock or SystemClock(), clients or AwsClients(self.settings)
         kinesis = open_kinesis(self.settings, clients, clock)
