@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-import itertools
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import boto3
 import pyarrow as pa
 import pytest
-from botocore.config import Config
 from botocore.exceptions import ClientError
 from deltalake import DeltaTable, write_deltalake
+from local_aws import client, eager_switching, fresh_name
 
 from kcl_pipeline.local import EmbeddedAws
-
-_names = itertools.count()
-
-
-def client(aws: EmbeddedAws, service: str = "dynamodb") -> Any:
-    config = Config(retries={"total_max_attempts": 1}, connect_timeout=5, read_timeout=20)
-    return boto3.client(service, endpoint_url=aws.endpoint_url, region_name="us-east-1", aws_access_key_id="k", aws_secret_access_key="s", config=config)
 
 
 @pytest.fixture(scope="module")
@@ -32,12 +23,12 @@ def aws() -> Iterator[EmbeddedAws]:
 
 @pytest.fixture(scope="module")
 def dynamodb(aws: EmbeddedAws) -> Any:
-    return client(aws)
+    return client(aws, "dynamodb")
 
 
 @pytest.fixture
 def table(dynamodb: Any) -> str:
-    name = f"leases-{next(_names)}"
+    name = fresh_name("leases")
     dynamodb.create_table(
         TableName=name,
         KeySchema=[{"AttributeName": "leaseKey", "KeyType": "HASH"}],
@@ -237,7 +228,7 @@ def test_eight_workers_race_for_a_lease_and_one_wins(aws: EmbeddedAws, dynamodb:
     winners: list[list[str]] = [[] for _ in range(rounds)]
 
     def race(worker: str) -> None:
-        own = client(aws)
+        own = client(aws, "dynamodb")
         for round_ in range(rounds):
             barrier.wait(20)
             try:
@@ -248,10 +239,11 @@ def test_eight_workers_race_for_a_lease_and_one_wins(aws: EmbeddedAws, dynamodb:
                 winners[round_].append(worker)
 
     threads = [threading.Thread(target=race, args=(f"w{i}",)) for i in range(workers)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
+    with eager_switching():
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
     assert [len(w) for w in winners] == [1] * rounds
     row = dynamodb.get_item(TableName=table, Key={"leaseKey": {"S": "a"}}, ConsistentRead=True)["Item"]
     assert (row["leaseCounter"], row["leaseOwner"]) == ({"N": str(rounds)}, {"S": winners[-1][0]})
@@ -259,7 +251,7 @@ def test_eight_workers_race_for_a_lease_and_one_wins(aws: EmbeddedAws, dynamodb:
 
 def test_two_embedded_aws_do_not_see_each_other(dynamodb: Any, table: str) -> None:
     with EmbeddedAws() as other:
-        second = client(other)
+        second = client(other, "dynamodb")
         assert second.list_tables()["TableNames"] == []
         second.create_table(
             TableName=table,
@@ -270,7 +262,7 @@ def test_two_embedded_aws_do_not_see_each_other(dynamodb: Any, table: str) -> No
         assert second.describe_table(TableName=table)["Table"]["KeySchema"][0]["AttributeName"] == "k"
     assert dynamodb.describe_table(TableName=table)["Table"]["KeySchema"][0]["AttributeName"] == "leaseKey"
     with EmbeddedAws() as third:
-        assert client(third).list_tables()["TableNames"] == []
+        assert client(third, "dynamodb").list_tables()["TableNames"] == []
 
 
 def test_s3_takes_an_object_once(aws: EmbeddedAws) -> None:

@@ -18,18 +18,13 @@ from typing import Any
 import boto3
 import cbor2
 import pytest
-from botocore.config import Config
 from botocore.exceptions import ClientError, ConnectionClosedError
+from local_aws import ZERO, client
 
 from kcl_pipeline.local import EmbeddedAws, Fault
 from kcl_pipeline.local.__main__ import main
 
 AMZ_CBOR = "application/x-amz-cbor-1.1"
-
-
-def client(url: str, service: str, **config: Any) -> Any:
-    settings = Config(retries={"total_max_attempts": 1}, connect_timeout=5, read_timeout=20, **config)
-    return boto3.client(service, endpoint_url=url, region_name="us-east-1", aws_access_key_id="k", aws_secret_access_key="s", config=settings)
 
 
 @pytest.fixture
@@ -231,7 +226,7 @@ def test_applied_but_never_answered() -> None:
         for key in ("after", "before"):
             with pytest.raises(ConnectionClosedError):
                 kinesis.put_record(StreamName="s", Data=b"x", PartitionKey=key)
-        token = kinesis.get_shard_iterator(StreamName="s", ShardId="shardId-000000000000", ShardIteratorType="TRIM_HORIZON")["ShardIterator"]
+        token = kinesis.get_shard_iterator(StreamName="s", ShardId=ZERO, ShardIteratorType="TRIM_HORIZON")["ShardIterator"]
         assert [r["PartitionKey"] for r in kinesis.get_records(ShardIterator=token)["Records"]] == ["after"]
 
 
@@ -267,7 +262,7 @@ def test_fault_rules_over_http(aws: EmbeddedAws) -> None:
 def test_clock_over_http(aws: EmbeddedAws) -> None:
     aws.kinesis.create_stream("s")
     kinesis = client(aws.endpoint_url, "kinesis")
-    token = kinesis.get_shard_iterator(StreamName="s", ShardId="shardId-000000000000", ShardIteratorType="LATEST")["ShardIterator"]
+    token = kinesis.get_shard_iterator(StreamName="s", ShardId=ZERO, ShardIteratorType="LATEST")["ShardIterator"]
     assert post(aws.endpoint_url, "/_local/clock", {"advance_seconds": 400}) == {"offset_seconds": 400.0}
     with pytest.raises(ClientError, match="ExpiredIteratorException"):
         kinesis.get_records(ShardIterator=token)
@@ -326,7 +321,7 @@ def test_command_line(number: signal.Signals) -> None:
             url = process.stdout.readline().strip()
             kinesis = client(url, "kinesis")
             kinesis.create_stream(StreamName="s", ShardCount=1)
-            token = kinesis.get_shard_iterator(StreamName="s", ShardId="shardId-000000000000", ShardIteratorType="LATEST")["ShardIterator"]
+            token = kinesis.get_shard_iterator(StreamName="s", ShardId=ZERO, ShardIteratorType="LATEST")["ShardIterator"]
             outcomes = [read_code(kinesis, token) for _ in range(20)]
             assert outcomes[:5] == ["ok"] * 5
             assert "ProvisionedThroughputExceededException" in outcomes

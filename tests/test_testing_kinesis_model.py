@@ -1,18 +1,17 @@
-"""The Kinesis model without HTTP: limits, costs, lineage as a property, clocks, and the Arrow client."""
+"""The Kinesis model without HTTP: sequence numbers, limits, trimming and writers."""
 
 from __future__ import annotations
 
+import sys
 import threading
-from datetime import UTC, datetime, timedelta
+from collections.abc import Callable
 
-import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from local_aws import eager_switching
 
-from kcl_pipeline import errors
-from kcl_pipeline.records.kinesis import RECORD_SCHEMA, KinesisClient
-from kcl_pipeline.shards import MAX_HASH_KEY, StreamId
+from kcl_pipeline.shards import MAX_HASH_KEY
 from kcl_pipeline.testing import kinesis_sequence as sequence
 from kcl_pipeline.testing.clock import ShiftedClock, VirtualClock
 from kcl_pipeline.testing.kinesis_client import InMemoryKinesis
@@ -199,12 +198,13 @@ def test_eight_writers_while_resharding() -> None:
             acknowledged[worker] += [(p.sequence_number, d) for p, (_, d) in zip(model.put("s", data), data, strict=True)]
 
     threads = [threading.Thread(target=write, args=(i,)) for i in range(8)]
-    for thread in threads:
-        thread.start()
-    for target in (4, 3, 6, 3, 2, 4):
-        model.call("UpdateShardCount", StreamName="s", TargetShardCount=target, ScalingType="UNIFORM_SCALING")
-    for thread in threads:
-        thread.join(30)
+    with eager_switching():
+        for thread in threads:
+            thread.start()
+        for target in (4, 3, 6, 3, 2, 4):
+            model.call("UpdateShardCount", StreamName="s", TargetShardCount=target, ScalingType="UNIFORM_SCALING")
+        for thread in threads:
+            thread.join(30)
     client = InMemoryKinesis(model)
     stream = client.resolve_stream("s", multi_stream=False)
     stored: list[tuple[str, bytes]] = []
@@ -215,6 +215,41 @@ def test_eight_writers_while_resharding() -> None:
     assert sorted(stored) == sorted(pair for worker in acknowledged for pair in worker)
 
 
+def calls_during(action: Callable[[], object]) -> int:
+    counted = 0
+
+    def count(_frame: object, event: str, _argument: object) -> None:
+        nonlocal counted
+        counted += event in {"call", "c_call"}
+
+    sys.setprofile(count)
+    try:
+        action()
+    finally:
+        sys.setprofile(None)
+    return counted
+
+
+def test_costs_do_not_grow_with_the_stream() -> None:
+    model, clock = model_with(2)
+    entries = [(f"k{i}", b"x", None) for i in range(500)]
+    model.put_records("s", entries)
+    shard = model.stream("s").open_shards[0].shard_id
+
+    def use() -> None:
+        model.put_records("s", entries)
+        token = model.call("GetShardIterator", StreamName="s", ShardId=shard, ShardIteratorType="TRIM_HORIZON")["ShardIterator"]
+        model.call("GetRecords", ShardIterator=token, Limit=100)
+        at = {"ShardIteratorType": "AT_TIMESTAMP", "Timestamp": model.world.now_millis()}
+        model.call("GetShardIterator", StreamName="s", ShardId=shard, **at)
+
+    small = calls_during(use)
+    for _ in range(60):
+        model.put_records("s", entries)
+    clock.advance(1)
+    assert calls_during(use) == small
+
+
 def test_unknown_operation_and_missing_parameters() -> None:
     model, _ = model_with()
     with pytest.raises(KinesisError, match="UnknownOperation"):
@@ -223,187 +258,3 @@ def test_unknown_operation_and_missing_parameters() -> None:
         with pytest.raises(KinesisError, match="must not be null"):
             model.call(operation, StreamName="s")
     assert len(OPERATIONS) >= 30
-
-
-# -- the property ------------------------------------------------------------------------------------------------------
-
-ACTIONS = st.lists(
-    st.one_of(
-        st.tuples(st.just("put"), st.integers(1, 30), st.integers(0, 10_000)),
-        st.tuples(st.just("split"), st.integers(0, 50), st.integers(2, 1000)),
-        st.tuples(st.just("merge"), st.integers(0, 50), st.integers(0, 1)),
-        st.tuples(st.just("scale"), st.integers(1, 9), st.just(0)),
-        st.tuples(st.just("wait"), st.integers(0, 3), st.just(0)),
-    ),
-    max_size=25,
-)
-
-
-def follow_lineage(model: KinesisModel, limit: int) -> list[tuple[str, str, bytes]]:
-    """Read like a consumer that starts at the horizon: a child only after all its parents are at their end."""
-    roots = model.call("ListShards", StreamName="s", ShardFilter={"Type": "AT_TRIM_HORIZON"})["Shards"]
-    ready = [s["ShardId"] for s in roots]
-    seen, finished = set(ready), set()
-    records: list[tuple[str, str, bytes]] = []
-    while ready:
-        shard = ready.pop(0)
-        token: str | None = token_for(model, shard)
-        while token is not None:
-            page = model.call("GetRecords", ShardIterator=token, Limit=limit)
-            records += [(r["PartitionKey"], r["SequenceNumber"], r["Data"]) for r in page["Records"]]
-            token = page.get("NextShardIterator")
-            if token is not None and not page["Records"]:
-                assert page["MillisBehindLatest"] == 0
-                break
-            for child in page.get("ChildShards", ()):
-                if set(child["ParentShards"]) <= finished | {shard} and child["ShardId"] not in seen:
-                    seen.add(child["ShardId"])
-                    ready.append(child["ShardId"])
-        finished.add(shard)
-    return records
-
-
-@settings(max_examples=60, deadline=None)
-@given(ACTIONS, st.integers(1, 4), st.integers(1, 40))
-def test_every_record_once_and_in_order_per_key_along_lineage(actions: list[tuple[str, int, int]], shards: int, limit: int) -> None:
-    model, clock = model_with(shards)
-    written: dict[str, list[tuple[str, bytes]]] = {}
-    count = 0
-    for action, one, two in actions:
-        opened = model.stream("s").open_shards
-        if action == "put":
-            data = [(f"key-{(i * two) % 7}", b"%d" % (count + i)) for i in range(one)]
-            count += one
-            for (key, value), put in zip(data, model.put("s", data), strict=True):
-                written.setdefault(key, []).append((put.sequence_number, value))
-        elif action == "split" and len(opened) < 12:
-            shard = opened[one % len(opened)]
-            keys = shard.hash_key_range
-            if keys.end - keys.start > 10:
-                model.split("s", shard.shard_id, keys.start + 2 + (keys.end - keys.start - 4) * two // 1000)
-        elif action == "merge" and len(opened) > 1:
-            at = one % (len(opened) - 1)
-            pair = [opened[at].shard_id, opened[at + 1].shard_id]
-            model.merge("s", pair[two], pair[1 - two])
-        elif action == "scale" and len(opened) <= one * 2 and one <= len(opened) * 2:
-            model.call("UpdateShardCount", StreamName="s", TargetShardCount=one, ScalingType="UNIFORM_SCALING")
-        elif action == "wait":
-            clock.advance(one)
-        ranges = [(s.hash_key_range.start, s.hash_key_range.end) for s in model.stream("s").open_shards]
-        assert [r[0] for r in ranges] == [0, *(r[1] + 1 for r in ranges[:-1])]
-        assert ranges[-1][1] == MAX_HASH_KEY
-    found: dict[str, list[tuple[str, bytes]]] = {}
-    for key, number, value in follow_lineage(model, limit):
-        found.setdefault(key, []).append((number, value))
-    assert found == written
-    assert all([int(n) for n, _ in pairs] == sorted(int(n) for n, _ in pairs) for pairs in found.values())
-
-
-# -- the Arrow client --------------------------------------------------------------------------------------------------
-
-
-def test_client_pages_are_arrow() -> None:
-    model, _ = model_with(2)
-    client: KinesisClient = InMemoryKinesis(model)
-    stream = client.resolve_stream("s", multi_stream=False)
-    assert stream == StreamId("s", arn="arn:aws:kinesis:us-east-1:123456789012:stream/s")
-    multi = client.resolve_stream(stream.arn or "", multi_stream=True)
-    assert multi.serialized == "123456789012:s:1700000000"
-    puts = model.put("s", [(f"k{i}", b"%d" % i) for i in range(100)])
-    total = 0
-    for shard in client.list_shards(stream):
-        page = client.get_records(stream, shard.shard_id, client.get_shard_iterator(stream, shard.shard_id, "TRIM_HORIZON"), 10_000)
-        assert page.records.schema.equals(RECORD_SCHEMA)
-        page.records.validate(full=True)
-        expected = [p.sequence_number for p in puts if p.shard_id == shard.shard_id]
-        assert page.records["sequence_number"].to_pylist() == expected
-        assert page.bytes == sum(map(len, page.records["data"].to_pylist())) + sum(map(len, page.records["partition_key"].to_pylist()))
-        assert (page.millis_behind_latest, page.child_shards) == (0, ())
-        total += page.records.num_rows
-        first = page.records.slice(0, 1).to_pylist()[0]
-        assert (first["stream"], first["shard_id"], first["sub_sequence_number"], first["explicit_hash_key"]) == ("s", shard.shard_id, 0, None)
-        assert first["approximate_arrival_timestamp"] == datetime.fromtimestamp(1_700_000_000, UTC)
-    assert total == 100
-
-
-def test_client_shard_end_children_and_filters() -> None:
-    model, clock = model_with()
-    client = InMemoryKinesis(model)
-    stream = client.resolve_stream("s", multi_stream=False)
-    start = datetime.fromtimestamp(clock.wall(), UTC)
-    clock.advance(5)
-    model.split("s", ZERO)
-    page = client.get_records(stream, ZERO, client.get_shard_iterator(stream, ZERO, "LATEST"), 10)
-    assert page.next_iterator is None
-    assert isinstance(page.records, pa.Table)
-    assert [c.parents for c in page.child_shards] == [(ZERO,), (ZERO,)]
-    shards = client.list_shards(stream)
-    assert [s.is_open for s in shards] == [False, True, True]
-    assert shards[1].parents == (ZERO,)
-    assert [s.shard_id for s in client.list_shards(stream, "AT_TIMESTAMP", start + timedelta(seconds=1))] == [ZERO]
-    assert [s.shard_id for s in client.list_shards(stream, "AT_TRIM_HORIZON")] == [ZERO]
-    assert [s.is_open for s in client.list_shards(stream, "AT_LATEST")] == [True, True]
-
-
-def test_client_joins_pages_of_shards() -> None:
-    model = KinesisModel(VirtualClock(), KinesisSettings(shard_limit=3000))
-    model.create_stream("s", 2500)
-    client = InMemoryKinesis(model)
-    assert len({s.shard_id for s in client.list_shards(client.resolve_stream("s", multi_stream=False))}) == 2500
-
-
-def test_client_raises_the_errors_of_the_package() -> None:
-    model, clock = model_with(enforce_limits=True)
-    client = InMemoryKinesis(model)
-    stream = client.resolve_stream("s", multi_stream=False)
-    token = client.get_shard_iterator(stream, ZERO, "TRIM_HORIZON")
-    for _ in range(5):
-        client.get_records(stream, ZERO, token, 1)
-    with pytest.raises(errors.Throttled):
-        client.get_records(stream, ZERO, token, 1)
-    clock.advance(301)
-    with pytest.raises(errors.ExpiredIterator) as expired:
-        client.get_records(stream, ZERO, token, 1)
-    assert (expired.value.code, expired.value.operation) == ("ExpiredIteratorException", "GetRecords")
-    with pytest.raises(errors.ExpiredIterator):
-        client.get_records(stream, ZERO, "nonsense", 1)
-    with pytest.raises(errors.NotFound):
-        client.resolve_stream("nobody", multi_stream=False)
-    with pytest.raises(errors.NotFound):
-        client.get_shard_iterator(stream, "shardId-000000000007", "LATEST")
-    with pytest.raises(errors.InvalidRequest):
-        client.get_shard_iterator(stream, ZERO, "AT_SEQUENCE_NUMBER", sequence_number="1")
-
-
-# -- clocks ------------------------------------------------------------------------------------------------------------
-
-
-def test_shifted_clock() -> None:
-    base = VirtualClock(100.0)
-    clock = ShiftedClock(base, 5.0)
-    assert (clock.wall(), clock.monotonic()) == (105.0, 5.0)
-    clock.advance(10)
-    clock.sleep(1)
-    assert (clock.wall(), clock.monotonic(), base.monotonic(), clock.offset_seconds) == (116.0, 16.0, 1.0, 15.0)
-    with pytest.raises(ValueError, match="advanced by -1"):
-        clock.advance(-1)
-
-
-def test_virtual_clock() -> None:
-    clock = VirtualClock(50.0)
-    signal = clock.signal()
-    assert signal.wait(2.5) is False
-    assert clock.wall() == 52.5
-    with pytest.raises(RuntimeError, match="never end"):
-        signal.wait()
-    signal.set()
-    assert signal.wait(100) is True
-    assert signal.is_set()
-    assert clock.monotonic() == 2.5
-    lock = clock.lock()
-    with lock, clock.lock(), pytest.raises(RuntimeError, match="taken twice"), lock:
-        pass
-    with lock:
-        pass
-    with pytest.raises(ValueError, match="sleep -1"):
-        clock.sleep(-1)

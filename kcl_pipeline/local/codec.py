@@ -18,6 +18,7 @@ from kcl_pipeline.testing.kinesis_data import Entry, Read
 from kcl_pipeline.testing.kinesis_errors import KinesisError
 from kcl_pipeline.testing.kinesis_model import render_tail
 from kcl_pipeline.testing.kinesis_state import Answer
+from kcl_pipeline.testing.kinesis_subscriptions import SubscriptionEvent
 
 JSON: Final = "application/x-amz-json-1.1"
 CBOR: Final = "application/x-amz-cbor-1.1"
@@ -115,10 +116,20 @@ def encode(content_type: str, answer: Answer) -> bytes:
     return cbor2.dumps(_to_cbor(answer)) if content_type == CBOR else _ENCODER.encode(_to_json(answer))
 
 
-def encode_read(content_type: str, read: Read, extra: Answer | None = None) -> bytes:
-    """A GetRecords answer (or, with `extra` in place of its tail, a fan-out event)."""
+def encode_event(content_type: str, event: SubscriptionEvent) -> bytes:
+    """A fan-out event's payload. At the shard's end it has children in place of a continuation."""
+    tail = render_tail(event.read)
+    tail.pop("NextShardIterator", None)
+    return _encode_page(content_type, event.read, tail if event.continuation is None else tail | {"ContinuationSequenceNumber": event.continuation})
+
+
+def encode_read(content_type: str, read: Read) -> bytes:
+    """A GetRecords answer."""
+    return _encode_page(content_type, read, render_tail(read))
+
+
+def _encode_page(content_type: str, read: Read, tail: Answer) -> bytes:
     page = read.page
-    tail = render_tail(read) if extra is None else extra
     columns = zip(page.sequence_numbers, page.arrival_millis, page.data, page.partition_keys, strict=True)
     if content_type == CBOR:
         tag = cbor2.CBORTag

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from typing import Final
 
-from kcl_pipeline.local import codec
+from kcl_pipeline.clock import SystemClock
+from kcl_pipeline.local import codec, event_stream
 from kcl_pipeline.local.http import Request, Response
 from kcl_pipeline.local.shapes import check_request
 from kcl_pipeline.testing import kinesis_data as data_plane
+from kcl_pipeline.testing import kinesis_subscriptions as subscriptions
 from kcl_pipeline.testing.kinesis_errors import KinesisError
 from kcl_pipeline.testing.kinesis_model import KinesisModel, render_put
+from kcl_pipeline.testing.kinesis_stream import Subscription
 
+_POLL_SECONDS: Final = 0.02
 _SERVER_ERRORS: Final = frozenset({"InternalFailure", "ServiceUnavailable"})
 
 
@@ -21,16 +26,22 @@ class KinesisFace:
     def __init__(self, model: KinesisModel) -> None:
         self.model = model
         self._numbers = itertools.count(1)
-        self._stopped = False
+        self._stop = SystemClock().signal()
+
+    def start(self) -> None:
+        """Allow subscriptions."""
+        self._stop = SystemClock().signal()
 
     def stop(self) -> None:
         """End the subscriptions."""
-        self._stopped = True
+        self._stop.set()
 
     def handle(self, operation: str, request: Request) -> Response:
         """Answer one request, in the form it came in."""
         content_type = content_type_of(request)
         try:
+            if operation == "SubscribeToShard":
+                return self._subscribe(content_type, request.body)
             body = self._answer(operation, content_type, request.body)
         except KinesisError as error:
             return self.refuse(request, error)
@@ -61,6 +72,31 @@ class KinesisFace:
             return codec.encode_read(content_type, data_plane.get_records(world, params))
         answer = self.model.call(operation, **params)
         return codec.encode(content_type, answer) if answer else b""
+
+    # -- enhanced fan-out ----------------------------------------------------------------------------------------------
+
+    def _subscribe(self, content_type: str, body: bytes) -> Response:
+        params = codec.decode(content_type, body)
+        check_request("SubscribeToShard", params)
+        subscription = subscriptions.subscribe(self.model.world, params)
+        headers = self._headers(content_type) | {"Content-Type": event_stream.CONTENT_TYPE}
+        return Response(200, headers=headers, stream=self._events(content_type, subscription))
+
+    def _events(self, content_type: str, subscription: Subscription) -> Iterator[bytes]:
+        world, stop = self.model.world, self._stop
+        yield event_stream.event("initial-response", content_type, codec.encode(content_type, {}))
+        while not subscriptions.has_ended(world, subscription):
+            try:
+                event = subscriptions.next_event(world, subscription)
+            except KinesisError as error:
+                yield event_stream.exception(error.code, content_type, codec.encode(content_type, {"message": error.message}))
+                return
+            if event is not None:
+                yield event_stream.event("SubscribeToShardEvent", content_type, codec.encode_event(content_type, event))
+                if event.continuation is None:
+                    return
+            elif stop.wait(_POLL_SECONDS):
+                return
 
 
 def content_type_of(request: Request) -> str:

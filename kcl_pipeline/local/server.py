@@ -67,7 +67,7 @@ class EmbeddedAws:
         settings: KinesisSettings | None = None,
     ) -> None:
         self.clock: Clock = clock if clock is not None else ShiftedClock()
-        self.region = region
+        self.region = region if settings is None else settings.region
         self.fault_rules = FaultRules()
         self._port = port
         self._faults = faults
@@ -83,6 +83,7 @@ class EmbeddedAws:
         if self._server is None:
             server = HttpServer(self._handle, self._port)
             self._moto.start()
+            self._kinesis.start()
             server.start()
             self._server = server
         return self

@@ -15,11 +15,13 @@ from kcl_pipeline.testing import kinesis_consumers as consumers
 from kcl_pipeline.testing import kinesis_control as control
 from kcl_pipeline.testing import kinesis_data as data_plane
 from kcl_pipeline.testing import kinesis_listing as listing
+from kcl_pipeline.testing import kinesis_subscriptions as subscriptions
 from kcl_pipeline.testing.clock import ShiftedClock
 from kcl_pipeline.testing.kinesis_data import Entry, Put, Read
 from kcl_pipeline.testing.kinesis_errors import KinesisError, constraint, validation
 from kcl_pipeline.testing.kinesis_state import Answer, KinesisSettings, Params, World
-from kcl_pipeline.testing.kinesis_stream import Stream
+from kcl_pipeline.testing.kinesis_stream import Stream, Subscription
+from kcl_pipeline.testing.kinesis_subscriptions import SubscriptionEvent
 
 
 def _put_record(world: World, params: Params) -> Answer:
@@ -190,6 +192,14 @@ class KinesisModel:
     def merge(self, name: str, shard_id: str, adjacent_shard_id: str) -> None:
         """Merge two adjacent open shards."""
         self.call("MergeShards", StreamName=name, ShardToMerge=shard_id, AdjacentShardToMerge=adjacent_shard_id)
+
+    def subscribe(self, consumer_arn: str, shard_id: str, **starting_position: Any) -> Subscription:
+        """SubscribeToShard: `subscribe(arn, shard, Type="LATEST")`. Ask `next_event` for what it delivers."""
+        return subscriptions.subscribe(self.world, {"ConsumerARN": consumer_arn, "ShardId": shard_id, "StartingPosition": starting_position})
+
+    def next_event(self, subscription: Subscription) -> SubscriptionEvent | None:
+        """What the subscription delivers next; None: nothing yet. Raises `KinesisError` when it was taken over or its shard is gone."""
+        return subscriptions.next_event(self.world, subscription)
 
     def stream(self, name: str) -> Stream:
         """The stream itself, to look at. Raises `KinesisError` (ResourceNotFoundException)."""

@@ -9,6 +9,7 @@ from typing import Final
 
 from kcl_pipeline.shards import MAX_HASH_KEY, ChildShard, HashKeyRange
 from kcl_pipeline.testing.kinesis_errors import invalid_argument, not_found
+from kcl_pipeline.testing.kinesis_limits import TokenBucket
 from kcl_pipeline.testing.kinesis_shards import ShardLog
 
 HOUR_MILLIS: Final = 3_600_000
@@ -23,6 +24,22 @@ class Consumer:
     arn: str
     created_millis: int
     tags: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Subscription:
+    """A fan-out subscription of one consumer to one shard: where it stands, since when, and until when. Times are epoch milliseconds."""
+
+    stream_name: str
+    stream_serial: int
+    shard_id: str
+    consumer_arn: str
+    index: int
+    started_millis: int
+    ends_millis: int
+    last_event_millis: int | None = None
+    superseded: bool = False
+    bucket: TokenBucket | None = None
 
 
 def even_boundaries(count: int) -> list[int]:
@@ -46,6 +63,7 @@ class Stream:
         self.max_record_bytes = 1_048_576
         self.tags: dict[str, str] = {}
         self.consumers: dict[str, Consumer] = {}
+        self.subscriptions: dict[tuple[str, str], Subscription] = {}
         self.shard_metrics: list[str] = []
         self.encryption_key_id: str | None = None
         self.reshard_millis: list[int] = []
