@@ -66,6 +66,16 @@ class AssignmentSettings(_Settings):
     allow_throughput_overshoot: bool = True
     variance_balancing_frequency: int = Field(3, ge=1)
     worker_metrics_ema_alpha: float = Field(0.5, gt=0, le=1)
+    balance_target_percentage: float = Field(5.0, ge=0, le=100, description="balanced: stops this far above the fair share; above the threshold: the threshold")
+    group_threshold_percentage: float = Field(5.0, ge=0, le=100, description="balanced: a group this far above its fair share is relieved")
+    dead_band_kbps: float = Field(1.0, ge=0, description="balanced: an excess of throughput below this is left alone")
+    dead_band_cpu_percentage: float = Field(5.0, ge=0, le=100, description="balanced: an excess of CPU below this many points is left alone")
+    min_benefit_per_move: float = Field(0.0005, ge=0, description="balanced: excess a move relieves on average, in fair shares of a worker")
+    cool_down_seconds: float = Field(120.0, ge=0, description="balanced: a lease that moved is left alone for this long, unless its owner dies")
+    churn_budget_percentage: float = Field(100.0, ge=0, le=100, description="balanced: most leases moved for balance by one plan")
+    fresh_lease_quantile: float = Field(0.75, ge=0, le=1, description="balanced: a lease without a sample counts as this quantile of the others")
+    max_leases_for_group: int = Field(2**31 - 1, ge=1, description="balanced: per worker group")
+    max_throughput_per_group_kbps: float = Field(math.inf, gt=0, description="balanced: per worker group")
     stale_worker_metrics_entry_cleanup_millis: int = Field(86_400_000, ge=1_000)
     max_consecutive_failures: int = Field(3, ge=1, description="Then the leadership is given up")
 

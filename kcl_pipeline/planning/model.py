@@ -33,7 +33,8 @@ class WorkerState:
 
     `metrics` maps a metric's short name to its moving average in percent, `limits` to the highest percentage wanted. Both empty: it reports
     none. `capacity` is relative (1.0: like the others). `accepts_leases` False: never a target (one of its leases has just expired, it
-    is draining, its metrics are failing), though it keeps what it has.
+    is draining, its metrics are failing), though it keeps what it has. `worker_class`: workers of one class turn the same bytes into the
+    same CPU (an instance type, say); the cost model tells classes apart.
     """
 
     worker_id: str
@@ -42,11 +43,19 @@ class WorkerState:
     limits: Mapping[str, float] = field(default_factory=dict)
     capacity: float = 1.0
     accepts_leases: bool = True
+    worker_class: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class PlanLimits:
-    """The settings that planning needs, in the units of `config.AssignmentSettings`."""
+    """The settings that planning needs, in the units of `config.AssignmentSettings`.
+
+    The fields after `balance` are read by `balanced` only. Its dead-band has two edges: balancing starts when a worker is more than
+    `re_balance_threshold_percentage` above its fair share (a group: `group_threshold_percentage`) and stops at `balance_target_percentage`. A worker
+    is also left alone while its excess is below `dead_band_kbps` and `dead_band_cpu_percentage` (points). `min_benefit_per_move` is in fair
+    shares of excess relieved, averaged over the moves made for balance. `churn_budget_percentage` is of all leases, per plan; it and
+    `cool_down_seconds` do not hold back a lease without a living owner. `fresh_lease_quantile` of the sampled leases is what a lease without a sample counts.
+    """
 
     max_leases_for_worker: int = 2**31 - 1
     max_throughput_per_host_kbps: float = math.inf
@@ -55,6 +64,16 @@ class PlanLimits:
     allow_throughput_overshoot: bool = True
     balance: bool = True
     """False: only leases without an owner are placed, nothing is moved for balance."""
+    balance_target_percentage: float = 5.0
+    group_threshold_percentage: float = 5.0
+    dead_band_kbps: float = 1.0
+    dead_band_cpu_percentage: float = 5.0
+    min_benefit_per_move: float = 0.0005
+    cool_down_seconds: float = 120.0
+    churn_budget_percentage: float = 100.0
+    fresh_lease_quantile: float = 0.75
+    max_leases_for_group: int = 2**31 - 1
+    max_throughput_per_group_kbps: float = math.inf
 
 
 @dataclass(frozen=True, slots=True)

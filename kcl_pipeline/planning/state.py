@@ -89,6 +89,16 @@ def limits_of(settings: AssignmentSettings, *, balance: bool) -> PlanLimits:
         dampening_percentage=settings.dampening_percentage,
         allow_throughput_overshoot=settings.allow_throughput_overshoot,
         balance=balance,
+        balance_target_percentage=settings.balance_target_percentage,
+        group_threshold_percentage=settings.group_threshold_percentage,
+        dead_band_kbps=settings.dead_band_kbps,
+        dead_band_cpu_percentage=settings.dead_band_cpu_percentage,
+        min_benefit_per_move=settings.min_benefit_per_move,
+        cool_down_seconds=settings.cool_down_seconds,
+        churn_budget_percentage=settings.churn_budget_percentage,
+        fresh_lease_quantile=settings.fresh_lease_quantile,
+        max_leases_for_group=settings.max_leases_for_group,
+        max_throughput_per_group_kbps=settings.max_throughput_per_group_kbps,
     )
 
 

@@ -1,0 +1,160 @@
+"""A lower bound on the number of moves, so that "few moves" has a meaning.
+
+The goal that a plan is held to: every lease without an owner is placed, and the load of each worker is at most `rest` times its capacity in every resource;
+a worker with one of `giants` may have that lease plus `GIANT_SLACK` of it instead, and so may one with load that nobody may move.
+(What a group may have is bounded likewise.)
+`moves_lower_bound` is the largest of three bounds, each a proof that no plan reaches the goal with fewer moves.
+
+**What has to leave.** A move takes a lease off one worker only, so the leases that leave different workers are counted separately, and
+placing leases without an owner are moves of their own. Take a worker that is over its limit by `e`. What arrives only adds load, so what leaves weighs
+at least `e`; k leases weigh at most what the k heaviest movable ones weigh; so at least the smallest k whose heaviest weigh `e` leave. With a giant on the
+worker the cases are "giant g is the heaviest that stays" and "no giant stays"; the smallest number over the cases holds.
+
+**What has to arrive.** The first bound takes off the heaviest leases, but they need large holes. Call a lease heavy when its load is
+above a threshold θ. In any plan that reaches the goal let `m_w` heavy leases leave worker w and `r_w` arrive. At least `f_w(m_w, r_w)` leases leave w,
+where `f_w(m, r)` is the smallest number that, with exactly m heavy ones among them, brings its load plus r θ within its limit (the m heaviest heavy
+ones, then light ones, heaviest first). Every heavy lease that leaves somewhere, or had no owner (u of them), arrives somewhere:
+`Σ r_w = Σ m_w + u`. Hence for any price λ
+
+    moves ≥ placed + Σ_w f_w(m_w, r_w) + λ (Σ m_w + u - Σ r_w) ≥ placed + λ u + Σ_w min over (m, r) of (f_w(m, r) + λ (m - r)),
+
+the Lagrange dual of the problem; the right side does not know the plan. Several θ and λ are tried and the best is taken.
+
+**Groups.** The same as the first, with a group in place of a worker; a lease that changes group is one move.
+
+With several resources each gives such numbers, and the largest holds. The bound may be below the optimum (the holes are not
+matched with leases one by one), never above: the tests compare it with exhaustive search.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from kcl_pipeline.planning.balanced_problem import EPSILON, Problem
+from kcl_pipeline.planning.balanced_targets import GIANT_SLACK
+
+_PRICES = tuple(step / 4 for step in range(1, 13))
+_THRESHOLD_PARTS = (1.0, 1 / 2, 1 / 3, 1 / 4, 1 / 6, 1 / 8, 1 / 12)
+"""Thresholds tried, in limits of the largest worker; just above 1/k at most k - 1 heavy leases fit a worker."""
+_MOST_HEAVY = 24
+
+
+def moves_lower_bound(problem: Problem, rest: float, giants: Sequence[int], group_rest: Sequence[float] | None = None) -> int:
+    """No plan that reaches the goal moves fewer leases than this.
+
+    `group_rest`: the utilization that each group may have at most; None: groups are not part of the goal.
+    """
+    held: list[list[int]] = [[] for _ in problem.workers]
+    ownerless: list[int] = []
+    for i, w in enumerate(problem.home):
+        if w >= 0:
+            held[w].append(i)
+        elif problem.free[i]:
+            ownerless.append(i)
+    heavy = set(giants)
+    # Load that may not move excuses its worker, as a giant does.
+    limits = [
+        [max(rest * capacity, (1 + GIANT_SLACK) * fixed) * (1 + EPSILON) for capacity, fixed in zip(capacities, problem.fixed(r), strict=True)]
+        for r, capacities in enumerate(problem.capacities)
+    ]
+    best = sum(_leaving(problem, w, held[w], limits, heavy) for w in range(len(problem.workers)))
+    if not giants:
+        for r in range(len(problem.loads)):
+            best = max(best, _arriving(problem, r, held, ownerless, limits[r]))
+    if group_rest is not None and len(problem.groups) > 1 and not giants:
+        best = max(best, _leaving_groups(problem, held, group_rest))
+    return len(ownerless) + best
+
+
+def _leaving(problem: Problem, w: int, held: list[int], limits: list[list[float]], giants: set[int]) -> int:
+    if all(_load(problem, r, w, held) <= limits[r][w] for r in range(len(problem.loads))):
+        return 0
+    mine = [i for i in held if i in giants]
+    cases = [_without(problem, w, held, limits, gone=[i for i in mine if problem.free[i]], stays=[i for i in mine if not problem.free[i]])]
+    for giant in mine:
+        heavier = [i for i in mine if problem.free[i] and all(loads[i] > loads[giant] for loads in problem.loads)]
+        cases.append(_without(problem, w, held, limits, gone=heavier, stays=[i for i in mine if i not in heavier]))
+    return min(cases)
+
+
+def _load(problem: Problem, r: int, w: int, held: list[int]) -> float:
+    loads = problem.loads[r]
+    return problem.base[r][w] + sum(loads[i] for i in held)
+
+
+def _without(problem: Problem, w: int, held: list[int], limits: list[list[float]], *, gone: list[int], stays: list[int]) -> int:
+    """Leases that leave when `gone` do and each giant of `stays` may raise the limit."""
+    gone_set = set(gone)
+    kept = [i for i in held if i not in gone_set]
+    most = 0
+    for r, loads in enumerate(problem.loads):
+        limit = max([limits[r][w], *((1 + GIANT_SLACK) * loads[i] for i in stays)])
+        most = max(most, _pieces(sorted((loads[i] for i in kept if problem.free[i]), reverse=True), _load(problem, r, w, kept) - limit))
+    return len(gone) + most
+
+
+def _pieces(heaviest_first: list[float], excess: float) -> int:
+    """How many leases weigh `excess` at least; all of them if they do not."""
+    for k, load in enumerate(heaviest_first):
+        if excess <= EPSILON:
+            return k
+        excess -= load
+    return len(heaviest_first)
+
+
+def _leaving_groups(problem: Problem, held: list[list[int]], group_rest: Sequence[float]) -> int:
+    total = 0
+    for g in range(len(problem.groups)):
+        workers = [w for w, group in enumerate(problem.group_of) if group == g]
+        most = 0
+        for r, loads in enumerate(problem.loads):
+            excess = sum(_load(problem, r, w, held[w]) for w in workers) - group_rest[g] * problem.group_capacities[r][g]
+            if excess > EPSILON:
+                most = max(most, _pieces(sorted((loads[i] for w in workers for i in held[w] if problem.free[i]), reverse=True), excess))
+        total += most
+    return total
+
+
+def _arriving(problem: Problem, r: int, held: list[list[int]], ownerless: list[int], limits: list[float]) -> int:
+    loads = problem.loads[r]
+    largest = max(limits)
+    best = 0
+    movable = [sorted((loads[i] for i in mine if problem.free[i]), reverse=True) for mine in held]
+    excess = [_load(problem, r, w, mine) - limits[w] for w, mine in enumerate(held)]
+    for part in _THRESHOLD_PARTS:
+        threshold = part * largest * (1 + EPSILON)
+        waiting = sum(1 for i in ownerless if loads[i] > threshold)
+        if not waiting and not any(mine and mine[0] > threshold for mine in movable):
+            continue
+        tables = [_table(mine, excess[w], threshold) for w, mine in enumerate(movable)]
+        for price in _PRICES:
+            value = price * waiting + sum(min((leave + price * net for net, leave in table), default=0.0) for table in tables)
+            best = max(best, math.ceil(value - 1e-6))
+    return best
+
+
+def _table(movable: list[float], excess: float, threshold: float) -> list[tuple[int, int]]:
+    """Pairs (m - r, f(m, r)) worth looking at; none when the worker cannot reach its limit (it then counts nothing)."""
+    heavy = [load for load in movable if load > threshold]
+    light = movable[len(heavy) :]
+    # More arrivals than fit an empty worker, or than are worth listing, would only make the bound useless; arrivals beyond the table are impossible or cost
+    # at least as much per arrival as the last one listed only if all that fit are listed: so all are.
+    best: dict[int, int] = {}
+    relief = [0.0]
+    for load in light:
+        relief.append(relief[-1] + load)
+    gone_heavy = 0.0
+    for m in range(len(heavy) + 1):
+        if m:
+            gone_heavy += heavy[m - 1]
+        r, k = 0, 0
+        while True:
+            missing = excess - gone_heavy + r * threshold - EPSILON
+            while k < len(relief) and relief[k] < missing:
+                k += 1
+            if k == len(relief):
+                break
+            best[m - r] = min(best.get(m - r, m + k), m + k)
+            r += 1
+    return sorted(best.items())
