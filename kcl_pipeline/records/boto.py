@@ -11,9 +11,12 @@ import random
 import threading
 from collections.abc import Callable, Mapping
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, cast
 
 import cbor2
+import urllib3
+from botocore.awsrequest import AWSPreparedRequest, AWSResponse
+from botocore.exceptions import HTTPClientError
 
 from kcl_pipeline.clock import Clock
 from kcl_pipeline.config import RetrievalSettings, ShardSyncSettings
@@ -50,7 +53,7 @@ _OURS: Final = _Ours()
 class BotoKinesis:
     """The `KinesisClient` over a boto3 client; may be used by many threads. The client is not closed here.
 
-    `body_format` "cbor" asks for GetRecords in CBOR, which is smaller on the wire and cheaper for large records.
+    `body_format` "cbor" asks for GetRecords in CBOR, which is a fifth smaller on the wire but slower to decode (`benchmarks.decode`).
     """
 
     def __init__(
@@ -69,6 +72,7 @@ class BotoKinesis:
         self._clock = clock
         self._rng = rng
         self._body_format = body_format
+        receive_in_one_piece(client)
         client.meta.events.register("before-call.kinesis.GetRecords", _ask, unique_id="kcl-pipeline-ask")
         client.meta.events.register("before-parse.kinesis.GetRecords", _take_body, unique_id="kcl-pipeline-take-body")
 
@@ -150,6 +154,31 @@ class BotoKinesis:
                 growing = min(RETRY_SECONDS * 2 ** (failures - 1), MAX_RETRY_SECONDS)
                 wait = throttle_seconds if throttle_seconds is not None and isinstance(error, Throttled) else growing
                 self._clock.sleep(wait * (self._rng.uniform(0.5, 1.0) if self._rng else 1.0))
+
+
+def receive_in_one_piece(client: BotoKinesisClient) -> None:
+    """Have GetRecords bodies read by one call instead of 64 KiB pieces that are then joined: an eighth of the processor time of a full page.
+
+    There is no public hook between sending and joining. Where botocore's inside is not as expected, everything stays as it is, only slower.
+    """
+    endpoint = getattr(client, "_endpoint", None)
+    send = getattr(endpoint, "_send", None)
+    if endpoint is None or send is None or getattr(send, "reads_in_one_piece", False):
+        return
+
+    def send_and_read(request: AWSPreparedRequest) -> AWSResponse:
+        if _OURS.body_format is None:
+            return cast("AWSResponse", send(request))
+        request.stream_output = True
+        response: Any = send(request)
+        try:
+            response._content = response.raw.read()  # noqa: SLF001 (what `content` keeps once it has joined the pieces)
+        except (urllib3.exceptions.HTTPError, OSError) as error:
+            raise HTTPClientError(error=error) from error
+        return cast("AWSResponse", response)
+
+    send_and_read.reads_in_one_piece = True  # type: ignore[attr-defined] # (a mark, so that a client is wrapped once)
+    endpoint._send = send_and_read  # noqa: SLF001 (see above)
 
 
 def account_of(arn: str) -> str:
