@@ -1,112 +1,24 @@
 """The command line against the embedded AWS, in process."""
 
-import itertools
-import json
 import subprocess
 import sys
 import time
-from types import SimpleNamespace
 
 import boto3
 import pytest
+from cli_fleet import run, run_json
 from typer.testing import CliRunner
 
 from kcl_pipeline import clock as clock_module
-from kcl_pipeline.aws import AwsClients, SessionOptions, open_kinesis, open_tables
+from kcl_pipeline.aws import AwsClients, SessionOptions
 from kcl_pipeline.cli import app
-from kcl_pipeline.cli import checks as checks_module
-from kcl_pipeline.clock import SystemClock
 from kcl_pipeline.config import ConsumerSettings
-from kcl_pipeline.leases.lease import Lease
-from kcl_pipeline.leases.tables import LeaderLock, MigrationState, WorkerMetrics
-from kcl_pipeline.local import EmbeddedAws
+from kcl_pipeline.leases.tables import LeaderLock, WorkerMetrics
 from kcl_pipeline.local.faults import FaultRule
-from kcl_pipeline.sequence import SHARD_END, TRIM_HORIZON, Position
+from kcl_pipeline.sequence import SHARD_END
 
-NUMBERS = itertools.count(1)
-ACCOUNT_VARIABLES = ("AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL_DYNAMODB", "AWS_ENDPOINT_URL_KINESIS", "AWS_CA_BUNDLE")
-
-
-@pytest.fixture(scope="module")
-def server():
-    with EmbeddedAws() as aws:
-        aws.warm_up()
-        yield aws
-
-
-@pytest.fixture(scope="module")
-def java_home(tmp_path_factory):
-    """A Java that only says its version, quickly."""
-    home = tmp_path_factory.mktemp("java")
-    (home / "bin").mkdir()
-    command = home / "bin" / "java"
-    command.write_text("#!/bin/sh\necho 'openjdk version \"17.0.15\" 2025-04-15' >&2\n")
-    command.chmod(0o755)
-    return home
-
-
-@pytest.fixture(autouse=True)
-def environment(server, java_home, monkeypatch):
-    monkeypatch.setenv("JAVA_HOME", str(java_home))
-    for name in ACCOUNT_VARIABLES:
-        monkeypatch.delenv(name, raising=False)
-    for name, value in server.environment().items():
-        monkeypatch.setenv(name, value)
-    yield
-    server.fault_rules.replace([])
-
-
-@pytest.fixture
-def fleet(server):
-    """An application with four shards, two workers and a leader, for one test."""
-    return build_fleet(server)
-
-
-@pytest.fixture(scope="module")
-def shared(server):
-    """The same for all tests that only look."""
-    return build_fleet(server)
-
-
-def build_fleet(server):
-    name = f"app-{next(NUMBERS):03}"
-    settings = ConsumerSettings(application_name=name, streams=(name,))
-    clock = SystemClock()
-    options = SessionOptions(region_name="us-east-1", endpoint_url=server.endpoint_url, aws_access_key_id="local", aws_secret_access_key="local")
-    clients = AwsClients(settings, options)
-    clients.kinesis.create_stream(StreamName=name, ShardCount=4)
-    tables, kinesis = open_tables(settings, clients, clock), open_kinesis(settings, clients, clock)
-    for table in (tables.lease, tables.workers, tables.coordinator):
-        table.ensure_exists()
-    shards = kinesis.list_shards(kinesis.resolve_stream(name, multi_stream=False))
-    owners = ["blue-1", "blue-2", "blue-2", None]
-    for number, (shard, owner) in enumerate(zip(shards, owners, strict=True)):
-        checkpoint = TRIM_HORIZON if owner is None else Position("4965" + str(number))
-        lease = Lease(
-            shard.shard_id,
-            checkpoint,
-            counter=number,
-            owner=owner,
-            hash_key_range=shard.hash_key_range,
-            throughput_kbps=None if owner is None else 10.5 * number,
-        )
-        assert tables.lease.create_lease(lease)
-    tables.workers.report(WorkerMetrics("blue-1", int(clock.wall()), {"C": (10.0, 20.0)}, {"C": (100,)}, run_id="run-1"))
-    tables.workers.report(WorkerMetrics("blue-2", int(clock.wall()) - 100, {"C": (50.0, -1.0)}, {"C": (90,)}))
-    assert tables.coordinator.put_lock(LeaderLock("blue-1", 30_000, "v1"), replacing=None)
-    assert tables.coordinator.put_migration(MigrationState("CLIENT_VERSION_3X", "blue-1", 1), replacing=None)
-    return SimpleNamespace(name=name, tables=tables, settings=settings, clients=clients, kinesis=kinesis, keys=[s.shard_id for s in shards])
-
-
-def run(*arguments, code=0):
-    result = CliRunner().invoke(app, [str(a) for a in arguments])
-    assert result.exit_code == code, (result.output, result.stderr, result.exception)
-    assert "Traceback" not in result.output + result.stderr
-    return result
-
-
-def run_json(*arguments, code=0):
-    return json.loads(run(*arguments, "--json", code=code).stdout)
+pytest_plugins = ["cli_fixtures"]
+pytestmark = pytest.mark.usefixtures("environment")
 
 
 # leases
@@ -314,167 +226,6 @@ def test_a_defect_keeps_its_traceback(monkeypatch):
     monkeypatch.setattr("kcl_pipeline.cli.target.ConsumerSettings", lambda **_: 1 / 0)
     result = CliRunner().invoke(app, ["leases", "-a", "some-app"])
     assert isinstance(result.exception, ZeroDivisionError)
-
-
-# doctor
-
-
-def findings(*arguments, code=0):
-    return run_json("doctor", *arguments, code=code)
-
-
-def texts(found, level):
-    return [f"{f['subject']}: {f['text']}" for f in found if f["level"] == level]
-
-
-def heal(fleet):
-    """All leases held, no worker failing."""
-    assert fleet.tables.lease.take(fleet.tables.lease.get(fleet.keys[3]), "blue-1")
-    fleet.tables.workers.report(WorkerMetrics("blue-2", 2_000_000_000, {"C": (50.0,)}, {"C": (90,)}))
-
-
-def renewing(fleet, monkeypatch, keys):
-    """While doctor watches, these leases are renewed; no time passes."""
-
-    def sleep(self, seconds):
-        for key in keys:
-            assert fleet.tables.lease.renew(fleet.tables.lease.get(key))
-
-    monkeypatch.setattr(clock_module.SystemClock, "sleep", sleep)
-
-
-def test_doctor_on_a_healthy_fleet(fleet, monkeypatch):
-    heal(fleet)
-    renewing(fleet, monkeypatch, fleet.keys)
-    found = findings("-a", fleet.name, "-s", fleet.name)
-    assert {f["level"] for f in found} == {"ok"}
-    said = "\n".join(texts(found, "ok"))
-    for part in (
-        "allowed: dynamodb:GetItem, dynamodb:Scan, dynamodb:PutItem, dynamodb:UpdateItem, dynamodb:DeleteItem, dynamodb:Query",
-        "allowed: kinesis:DescribeStreamSummary, kinesis:ListShards, kinesis:GetShardIterator, kinesis:GetRecords",
-        "4 leases cover all hash keys",
-        "all 4 unfinished leases were renewed",
-        "blue-1 holds the lock",
-        "three-table layout",
-    ):
-        assert part in said
-    assert "no problem found" in run("doctor", "-a", fleet.name, "-s", fleet.name).stdout
-
-
-def test_doctor_changes_nothing(shared, monkeypatch):
-    tables = [shared.name, f"{shared.name}-WorkerMetricStats", f"{shared.name}-CoordinatorState"]
-
-    def rows():
-        return [sorted(map(str, shared.clients.dynamodb.scan(TableName=table)["Items"])) for table in tables]
-
-    before = rows()
-    run("doctor", "-a", shared.name, "-s", shared.name, "--watch-seconds", 0, code=1)
-    assert rows() == before
-
-
-@pytest.mark.parametrize("operation", ["GetItem", "Scan", "PutItem", "UpdateItem", "DeleteItem", "Query", "DescribeTable"])
-def test_doctor_names_the_dynamodb_action_that_is_denied(server, shared, operation):
-    server.fault_rules.replace([FaultRule(service="dynamodb", operation=operation, kind="deny")])
-    found = findings("-a", shared.name, "-s", shared.name, "--watch-seconds", 0, code=1)
-    assert any(f"dynamodb:{operation}" in text for text in texts(found, "problem"))
-    assert all(f["advice"] for f in found if f["level"] == "problem")
-
-
-@pytest.mark.parametrize("operation", ["DescribeStreamSummary", "ListShards", "GetShardIterator", "GetRecords"])
-def test_doctor_names_the_kinesis_action_that_is_denied(server, shared, operation):
-    server.fault_rules.replace([FaultRule(service="kinesis", operation=operation, kind="deny")])
-    found = findings("-a", shared.name, "-s", shared.name, "--watch-seconds", 0, code=1)
-    (bad,) = [f for f in found if f["level"] == "problem" and f["subject"].startswith("stream")]
-    assert f"kinesis:{operation}" in bad["advice"]
-
-
-def test_doctor_finds_leases_that_nobody_renews_or_has(fleet, monkeypatch):
-    renewing(fleet, monkeypatch, fleet.keys[:2])
-    found = findings("-a", fleet.name, "-s", fleet.name, code=1)
-    (stuck, free) = [t for t in texts(found, "problem") if t.startswith("leases")]
-    assert f"{fleet.keys[2]} of blue-2" in stuck
-    assert fleet.keys[1] not in stuck
-    assert fleet.keys[3] in free
-    assert "workers: cannot measure their CPU and get no leases: blue-2" in texts(found, "problem")
-
-
-def test_doctor_does_not_judge_leases_it_did_not_watch(shared):
-    found = findings("-a", shared.name, "-s", shared.name, "--watch-seconds", 0, code=1)
-    assert any("not watched" in text for text in texts(found, "unknown"))
-
-
-def test_doctor_finds_a_hole(fleet, monkeypatch):
-    heal(fleet)
-    renewing(fleet, monkeypatch, [key for key in fleet.keys if key != fleet.keys[1]])
-    assert fleet.tables.lease.delete(fleet.tables.lease.get(fleet.keys[1]))
-    found = findings("-a", fleet.name, "-s", fleet.name, code=1)
-    assert any("no lease covers the hash keys" in text for text in texts(found, "problem"))
-
-
-def test_doctor_finds_that_nobody_leads(fleet):
-    heal(fleet)
-    assert fleet.tables.coordinator.release_lock(fleet.tables.coordinator.read_lock())
-    found = findings("-a", fleet.name, "-s", fleet.name, "--watch-seconds", 0, code=1)
-    assert texts(found, "problem") == ["leader: nobody leads, although there are workers"]
-
-
-def test_doctor_refuses_the_single_table_layout_and_a_2x_mode(fleet):
-    fleet.clients.dynamodb.put_item(TableName=fleet.name, Item={"leaseKey": {"S": "Leader"}, "entityType": {"S": "LEADER"}})
-    state = fleet.tables.coordinator.read_migration()
-    assert fleet.tables.coordinator.put_migration(MigrationState("CLIENT_VERSION_2X", "tool", 2), replacing=state)
-    found = findings("-a", fleet.name, "-s", fleet.name, "--watch-seconds", 0, code=1)
-    said = "\n".join(texts(found, "problem"))
-    assert "single-table layout" in said
-    assert "CLIENT_VERSION_2X, set by tool" in said
-
-
-def test_doctor_before_the_first_worker(server):
-    boto3.client("kinesis", region_name="us-east-1").create_stream(StreamName="fresh-app", ShardCount=1)
-    found = findings("-a", "fresh-app", "-s", "fresh-app")
-    assert sum("does not exist yet" in text for text in texts(found, "warning")) == 3
-    assert texts(found, "problem") == []
-
-
-def test_doctor_on_a_stream_that_is_not_there(shared):
-    found = findings("-a", shared.name, "-s", "no-such-stream", "--watch-seconds", 0, code=1)
-    assert any("no-such-stream" in text for text in texts(found, "problem"))
-
-
-def test_doctor_on_a_table_that_belongs_to_something_else():
-    client = boto3.client("dynamodb", region_name="us-east-1")
-    client.create_table(
-        TableName="foreign-app",
-        BillingMode="PAY_PER_REQUEST",
-        KeySchema=[{"AttributeName": "id", "KeyType": "HASH"}],
-        AttributeDefinitions=[{"AttributeName": "id", "AttributeType": "S"}],
-    )
-    found = findings("-a", "foreign-app", "-s", "no-such-stream", code=1)
-    assert any("foreign-app: has the key" in text for text in texts(found, "problem"))
-
-
-def test_doctor_needs_a_stream():
-    assert "write --stream NAME" in run("doctor", "-a", "some-app", code=1).stderr
-
-
-def test_doctor_for_a_human_says_what_to_do(shared):
-    text = run("doctor", "-a", shared.name, "-s", "no-such-stream", "--watch-seconds", 0, code=1).stdout
-    assert "problem stream no-such-stream" in text
-    assert "→ check the stream's name" in text
-    assert "problems found" in text
-
-
-@pytest.mark.parametrize("needed", [True, False])
-def test_java_that_is_missing_is_a_problem_only_for_a_pipeline_on_spark(needed, monkeypatch):
-    monkeypatch.setenv("JAVA_HOME", "/no/java/here")
-    found = checks_module.check_java(needed=needed)
-    assert found.level == ("problem" if needed else "warning")
-    assert "Spark needs Java 17" in found.text
-    assert found.advice.startswith("install one (Debian/Ubuntu: ")
-
-
-def test_java_that_is_there():
-    found = checks_module.check_java(needed=True, require=lambda: 21)
-    assert (found.level, found.text, found.advice) == ("ok", "Java 21", "")
 
 
 # plan
