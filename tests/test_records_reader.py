@@ -136,6 +136,17 @@ def test_aggregates_can_be_left_as_they_are() -> None:
     assert values(drain(world.reader(TRIM_HORIZON, skip=True))) == [data]
 
 
+def test_a_position_inside_a_record_that_is_left_whole_never_goes_back() -> None:
+    world = World()
+    (number,) = world.put(aggregate_of([("k", None, b"a"), ("k", None, b"b")]))
+    reader = world.reader(Position(number, 1), skip=True)
+    assert reader.read() is None
+    assert reader.position == Position(number, 1)
+    world.put(b"next")
+    (chunk,) = drain(reader, 1)
+    assert (chunk.after, values([chunk])) == (Position(number, 1), [b"next"])
+
+
 def test_an_expired_iterator_is_rebuilt_after_the_last_record_read() -> None:
     world = World()
     numbers = world.put(b"0", b"1")
