@@ -20,7 +20,7 @@ from typing import Any, Final
 import dagster as dg
 
 from kcl_pipeline.assets.contract import DagsterOptions, Mode, PipelineLike
-from kcl_pipeline.assets.figures import ADDITIVE, final_metadata, period_metadata
+from kcl_pipeline.assets.figures import ADDITIVE, final_metadata, period_metadata, table_rows
 from kcl_pipeline.assets.names import APPLICATION_TAG, LAG_TAG, MODE_TAG, WORKER_TAG, worker_id_of
 from kcl_pipeline.clock import Clock, StopSignal, SystemClock
 from kcl_pipeline.events import Event, EventSink
@@ -30,7 +30,8 @@ from kcl_pipeline.worker.summary import StopReason, WorkerProgress, WorkerSummar
 ORPHAN_POLL_SECONDS: Final = 1.0
 CONTINUOUS_LEADER_PATIENCE_SECONDS: Final = 20.0
 """A continuous worker lets the sensor, whose ticks come every five seconds, lead first."""
-_KEPT_EVENTS = 50
+SLOW_COUNT_SECONDS: Final = 0.5
+_KEPT_EVENTS: Final = 50
 
 _log = logging.getLogger(__name__)
 
@@ -131,10 +132,13 @@ class RunEvents:
 class RunReporter:
     """Tells Dagster once per period how one worker is doing. Never raises: reporting must not stop consuming."""
 
-    def __init__(self, context: dg.AssetExecutionContext, events: RunEvents, stop: StopSignal) -> None:
+    def __init__(self, context: dg.AssetExecutionContext, events: RunEvents, stop: StopSignal, clock: Clock, sink: Any) -> None:
         self._context = context
         self._events = events
         self._stop = stop
+        self._clock = clock
+        self._sink = sink
+        self._count_seconds = 0.0
         self.last: WorkerProgress | None = None
         self.reported = dict.fromkeys(ADDITIVE, 0)
 
@@ -145,7 +149,7 @@ class RunReporter:
             self.reported[name] += getattr(progress, name)
         try:
             self.flush_events()
-            self._context.log_event(dg.AssetMaterialization(self._context.asset_key, metadata=period_metadata(progress)))
+            self._context.log_event(dg.AssetMaterialization(self._context.asset_key, metadata=period_metadata(progress) | self.row_count()))
             run_id = self._context.run.run_id
             if progress.lag_millis is not None:
                 self._context.instance.add_run_tags(run_id, {LAG_TAG: str(progress.lag_millis)})
@@ -155,6 +159,15 @@ class RunReporter:
                 self._stop.set()
         except Exception:  # noqa: BLE001 (whatever Dagster's storage raises, consuming goes on)
             _log.exception("this period's report did not reach Dagster")
+
+    def row_count(self) -> dict[str, int]:
+        """The table's rows, as Dagster's page shows them; left out of a running worker's reports once counting takes longer than is good for its batches."""
+        if self._count_seconds > SLOW_COUNT_SECONDS:
+            return {}
+        began = self._clock.monotonic()
+        rows = table_rows(self._sink)
+        self._count_seconds = self._clock.monotonic() - began
+        return {} if rows is None else {"dagster/row_count": rows}
 
     def flush_events(self) -> None:
         """Write the events so far as one entry of the run's log."""
@@ -181,7 +194,7 @@ def consume_shards(
     context.instance.add_run_tags(run_id, {APPLICATION_TAG: pipeline.name, MODE_TAG: mode, WORKER_TAG: worker_id})
     stop = clock.signal()
     events = RunEvents()
-    reporter = RunReporter(context, events, stop)
+    reporter = RunReporter(context, events, stop, clock, pipeline.sink)
     with deferred_interrupts(stop) as interrupts, orphan_guard(stop, clock, enabled=not in_run_process(context)):
         session = None if pipeline.transform is None else spark.session()
         interrupts.reinstall()
@@ -206,7 +219,7 @@ def consume_shards(
 def _end(context: dg.AssetExecutionContext, summary: WorkerSummary, reporter: RunReporter, *, interrupted: bool) -> dg.MaterializeResult[None]:
     total = summary.total
     context.log.info("worker %s has stopped (%s) after %d records in %d batches", total.worker_id, summary.reason, total.records, total.batches)
-    metadata = final_metadata(summary, reporter.reported, reporter.last)
+    metadata = final_metadata(summary, reporter.reported, reporter.last) | reporter.row_count()
     if summary.reason in (StopReason.DRAINED, StopReason.DRAIN_REQUESTED):
         return dg.MaterializeResult(metadata=metadata)
     context.log_event(dg.AssetMaterialization(context.asset_key, metadata=metadata))

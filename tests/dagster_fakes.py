@@ -47,7 +47,7 @@ class FakeFleet:
 
 @dataclass
 class FakeSink:
-    uri: str = "s3://lake/per_minute/"
+    uri: str = "/nowhere/lake/per_minute/"
 
 
 class FakeWorker:

@@ -1,5 +1,9 @@
 """What a pipeline becomes in Dagster, and how it lives beside others."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import dagster as dg
@@ -42,7 +46,7 @@ def test_what_is_shown_about_the_output():
     defs = build_definitions(pipeline, owners=("team:streaming",), tags={"domain": "orders"}, group_name="shop")
     spec = defs.resolve_asset_graph().get(Names.of(pipeline).output)
     assert (spec.group_name, list(spec.owners), spec.tags["domain"]) == ("shop", ["team:streaming"], "orders")
-    assert spec.metadata["dagster/uri"] == "s3://lake/per_minute/"
+    assert spec.metadata["dagster/uri"] == "/nowhere/lake/per_minute/"
     assert spec.kinds == {"kinesis", "spark", "deltalake"}
     assert spec.freshness_policy is not None
 
@@ -162,3 +166,12 @@ def test_the_instance_settings_load(tmp_path):
 def test_a_sink_that_is_no_table_has_no_address():
     defs = build_definitions(FakePipeline(sink=SimpleNamespace()))
     assert "dagster/uri" not in defs.resolve_asset_graph().get(dg.AssetKey(["orders-eu", "output"])).metadata
+
+
+def test_the_workspace_with_the_example_validates(tmp_path):
+    root = Path(__file__).parents[1]
+    command = [str(Path(sys.executable).with_name("dagster")), "definitions", "validate", "-w", str(root / "workspace.yaml")]
+    env = {**os.environ, "DAGSTER_HOME": str(write_dagster_yaml(tmp_path / "home").parent), "ORDERS_TABLE": str(tmp_path / "lake")}
+    answer = subprocess.run(command, cwd=root, env=env, capture_output=True, text=True, timeout=120, check=False)
+    assert answer.returncode == 0, answer.stderr
+    assert not (tmp_path / "lake").exists()

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import dagster as dg
 
+from kcl_pipeline.assets.names import table_uri
 from kcl_pipeline.worker.summary import WorkerProgress, WorkerSummary
 
 MOST_ROWS: Final = 50
@@ -42,12 +43,25 @@ def _shards(progress: WorkerProgress) -> dg.TableMetadataValue | dg.TextMetadata
     return table_of([{"lease": key, "position": progress.positions.get(key), "behind": lag_text(progress.millis_behind_latest.get(key))} for key in keys])
 
 
+def table_rows(sink: Any) -> int | None:
+    """How many rows the sink's table has, by the statistics in its log; None for a sink that is no table, or one that cannot be read now."""
+    uri = table_uri(sink)
+    if uri is None:
+        return None
+    from deltalake import DeltaTable  # noqa: PLC0415 (its runtime must start in the process that uses it)
+    from deltalake.exceptions import DeltaError  # noqa: PLC0415
+
+    try:
+        return DeltaTable(uri, storage_options=dict(getattr(sink, "storage_options", {}))).count()
+    except (DeltaError, OSError, ValueError):
+        return None
+
+
 def period_metadata(progress: WorkerProgress) -> dict[str, Any]:
     """What one reporting period of one worker did."""
     metadata: dict[str, Any] = {
         "records": progress.records,
         "bytes": progress.bytes,
-        "dagster/row_count": progress.rows_written,
         "rows": progress.rows_written,
         "batches": progress.batches,
         "dead_letters": progress.dead_letters,
@@ -75,7 +89,6 @@ def final_metadata(summary: WorkerSummary, reported: Mapping[str, int], last: Wo
     metadata: dict[str, Any] = {
         "records": rest["records"],
         "bytes": rest["bytes"],
-        "dagster/row_count": rest["rows_written"],
         "rows": rest["rows_written"],
         "batches": rest["batches"],
         "dead_letters": rest["dead_letters"],
