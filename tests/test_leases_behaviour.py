@@ -296,3 +296,8 @@ def test_unknown_attributes_survive_every_write(twin):
     table.set_hash_key_range(KEY, HashKeyRange(1, 2))
     assert {name: row(twin)[name] for name in foreign} == foreign
     assert row(twin)["startingHashKey"] == {"S": "1"}
+
+
+def test_numbers_are_compared_as_numbers(twin):
+    twin.plant(twin.leases, FRESH_ITEM | {"leaseOwner": {"S": "w1"}, "leaseCounter": {"N": "7.0"}})
+    assert twin.leases.renew(FRESH.with_(owner="w1", counter=7)).counter == 8
