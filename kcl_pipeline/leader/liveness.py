@@ -80,10 +80,11 @@ class Liveness:
         seen = {row.worker_id: row for row in workers}
         for worker_id in [w for w in self._workers if w not in seen]:
             del self._workers[worker_id]
-            self._distrust.pop(worker_id, None)
         for worker_id, row in seen.items():
             self._observe_worker(worker_id, row, answered)
         self._declare_expired(asked, answered)
+        # Without a row nobody is a target, and a row that comes back is a report.
+        self._distrust = {worker_id: distrust for worker_id, distrust in self._distrust.items() if worker_id in seen}
 
     def _observe_lease(self, key: str, lease: Lease, now: float) -> None:
         memory = self._leases.get(key)
