@@ -1,60 +1,18 @@
-"""HeldLeases on a virtual clock: gaining, renewing, expiring, writing, handing over, releasing."""
+"""HeldLeases on a virtual clock: gaining, renewing, expiring, writing."""
 
 import threading
 
 import pytest
+from held_world import END, World, world_fixture  # noqa: F401 (a fixture)
 
 from kcl_pipeline.clock import SystemClock
-from kcl_pipeline.config import LeaseSettings
 from kcl_pipeline.errors import AccessDenied, LeaseLost, Throttled, Unavailable
-from kcl_pipeline.events import AwsTrouble, HandoffCompleted, HandoffStarted, LeaseGained, LeaseReleased
+from kcl_pipeline.events import AwsTrouble, LeaseGained
 from kcl_pipeline.events import LeaseLost as LeaseLostEvent
-from kcl_pipeline.leases.held import HeldLeases, pending_number
+from kcl_pipeline.leases.held import pending_number
 from kcl_pipeline.leases.lease import Lease
-from kcl_pipeline.leases.memory import InMemoryLeaseTable, no_hook
+from kcl_pipeline.leases.memory import no_hook
 from kcl_pipeline.sequence import TRIM_HORIZON, Position
-from kcl_pipeline.testing.clock import VirtualClock
-
-END = Position("100")
-SETTINGS = LeaseSettings()
-
-
-class World:
-    def __init__(self, clock=None, settings=SETTINGS):
-        self.clock = clock or VirtualClock()
-        self.table = InMemoryLeaseTable("app", clock=self.clock)
-        self.leader = self.table.view()
-        self.events = []
-        self.leases = HeldLeases(self.table, "w1", settings, self.clock, self.events.append)
-
-    def assign(self, *keys, owner="w1"):
-        for key in keys:
-            self.leader.create_lease(Lease(key, TRIM_HORIZON))
-            self.leader.assign(self.leader.get(key), owner)
-
-    def gain(self, key="s0"):
-        self.assign(key)
-        (held,) = self.leases.discover()
-        return held
-
-    def fail_once(self, operation, error, *, applied):
-        def hook(called, key):
-            if called == operation:
-                self.table.hook(None, None)
-                raise error
-
-        self.table.hook(None if applied else hook, hook if applied else None)
-
-    def lose_answer(self, operation="UpdateItem"):
-        self.fail_once(operation, Unavailable("no answer", operation=operation), applied=True)
-
-    def of(self, kind):
-        return [event for event in self.events if isinstance(event, kind)]
-
-
-@pytest.fixture
-def world():
-    return World()
 
 
 def test_discovery_gains_what_is_assigned_and_nothing_else(world):
@@ -306,125 +264,6 @@ def test_a_lost_answer_to_a_renewal_does_not_cost_the_checkpoint(world):
     world.leases.renew_all()
     assert world.leases.checkpoint(held, checkpoint=END).checkpoint == END
     assert world.leases.get("s0") is held
-
-
-def test_a_handoff_is_noticed_once_and_completed(world):
-    held = world.gain()
-    world.leader.initiate_handoff(held.lease, "w2")
-    world.clock.advance(3)
-    world.leases.renew_all()
-    world.leases.renew_all()
-    assert world.of(HandoffStarted) == [HandoffStarted("s0", "w1", "w2")]
-    assert world.leases.handoffs() == (held,)
-    assert held.handoff_deadline == world.clock.monotonic() + 30
-    world.clock.advance(2)
-    world.leases.checkpoint(held, checkpoint=END)
-    assert world.leases.complete_handoff(held)
-    row = world.leader.get("s0")
-    assert (row.owner, row.checkpoint_owner, row.checkpoint) == ("w2", None, END)
-    assert world.of(HandoffCompleted) == [HandoffCompleted("s0", "w1", "w2", 2.0)]
-    assert world.leases.held() == ()
-    assert world.of(LeaseLostEvent) == []
-    assert not world.leases.complete_handoff(held)
-
-
-def test_a_checkpoint_notices_a_handoff_too(world):
-    held = world.gain()
-    world.leader.initiate_handoff(held.lease, "w2")
-    world.leases.prepare(held, checkpoint=None, end=END, avoid_number=None)
-    assert world.leases.handoffs() == (held,)
-
-
-def test_a_handoff_is_overdue_at_its_deadline(world):
-    held = world.gain()
-    world.leader.initiate_handoff(held.lease, "w2")
-    world.leases.renew_all()
-    for _ in range(9):
-        assert world.leases.overdue_handoffs() == ()
-        world.clock.advance(3.3)
-        world.leases.renew_all()
-    world.clock.advance(0.3)
-    assert world.leases.overdue_handoffs() == (held,)
-    assert world.leases.complete_handoff(held, forced=True)
-    assert world.of(HandoffCompleted)[0].forced
-
-
-def test_a_handoff_that_is_called_off_ends(world):
-    held = world.gain()
-    world.leader.initiate_handoff(held.lease, "w2")
-    world.leases.renew_all()
-    world.leader.assign(world.leader.get("s0"), "w1")
-    assert world.leases.renew_all() == 1
-    assert world.leases.handoffs() == ()
-    assert held.handoff_deadline is None
-    assert not world.leases.complete_handoff(held)
-    assert world.leases.get("s0") is held
-
-
-def test_a_handoff_overtaken_by_the_leader_is_lost(world):
-    held = world.gain()
-    world.leader.initiate_handoff(held.lease, "w2")
-    world.leases.renew_all()
-    world.leader.assign(world.leader.get("s0"), "w3")
-    assert not world.leases.complete_handoff(held)
-    assert world.leader.get("s0").owner == "w3"
-    assert len(world.of(LeaseLostEvent)) == 1
-
-
-def test_a_lost_answer_to_the_transfer(world):
-    held = world.gain()
-    world.leader.initiate_handoff(held.lease, "w2")
-    world.leases.renew_all()
-    world.lose_answer()
-    with pytest.raises(Unavailable):
-        world.leases.complete_handoff(held)
-    assert world.leases.complete_handoff(held)
-    assert world.leader.get("s0").counter == 3
-
-
-def test_release_makes_the_row_ownerless(world):
-    held = world.gain()
-    assert world.leases.release(held)
-    row = world.leader.get("s0")
-    assert (row.owner, row.counter) == (None, 2)
-    assert world.of(LeaseReleased) == [LeaseReleased("w1", "s0")]
-    assert world.leases.held() == ()
-    assert not world.leases.release(held)
-
-
-@pytest.mark.parametrize("noticed", [True, False])
-def test_release_in_a_handoff_completes_it(world, noticed):
-    held = world.gain()
-    world.leader.initiate_handoff(held.lease, "w2")
-    if noticed:
-        world.leases.renew_all()
-    assert world.leases.release(held)
-    row = world.leader.get("s0")
-    assert (row.owner, row.checkpoint_owner) == ("w2", None)
-    assert len(world.of(HandoffCompleted)) == 1
-    assert world.of(LeaseReleased) == []
-
-
-@pytest.mark.parametrize("lost", ["renewal", "release"])
-def test_release_after_a_lost_answer(world, lost):
-    held = world.gain()
-    world.lose_answer()
-    if lost == "renewal":
-        world.leases.renew_all()
-    else:
-        with pytest.raises(Unavailable):
-            world.leases.release(held)
-    assert world.leases.release(held)
-    assert world.leader.get("s0").owner is None
-    assert world.of(LeaseLostEvent) == []
-
-
-def test_release_of_a_lease_that_is_gone(world):
-    held = world.gain()
-    world.leader.assign(held.lease, "w2")
-    assert not world.leases.release(held)
-    assert world.leader.get("s0").owner == "w2"
-    assert len(world.of(LeaseLostEvent)) == 1
 
 
 def test_throughput_is_seeded_averaged_and_written(world):
