@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import random
+import socketserver
+import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime
 
 import boto3
 import pytest
+import urllib3
 from botocore.config import Config
 from botocore.exceptions import ClientError
 
@@ -16,7 +19,7 @@ from kcl_pipeline.aws import AwsClients, SessionOptions, open_kinesis
 from kcl_pipeline.config import ConsumerSettings, RetrievalSettings, ShardSyncSettings
 from kcl_pipeline.local import EmbeddedAws, FaultRule
 from kcl_pipeline.records.aws_errors import from_client_error
-from kcl_pipeline.records.boto import MAX_ATTEMPTS, BotoKinesis, account_of
+from kcl_pipeline.records.boto import MAX_ATTEMPTS, BotoKinesis, account_of, receive_in_one_piece
 from kcl_pipeline.records.kinesis import RECORD_SCHEMA
 from kcl_pipeline.records.reader import ShardReader
 from kcl_pipeline.sequence import TRIM_HORIZON
@@ -287,3 +290,61 @@ def test_opened_from_the_applications_settings(aws: EmbeddedAws, side: Side) -> 
     page = kinesis.get_records(stream, SHARD, kinesis.get_shard_iterator(stream, SHARD, "TRIM_HORIZON"), 5)
     assert page.records.num_rows == 1
     clients.close()
+
+
+class Halting(socketserver.BaseRequestHandler):
+    """Promises a thousand bytes, sends a few, and then goes silent or away."""
+
+    def handle(self) -> None:
+        received = b""
+        while b"\r\n\r\n" not in received:
+            received += self.request.recv(65536)
+        self.request.sendall(b'HTTP/1.1 200 OK\r\nContent-Type: application/x-amz-json-1.1\r\nContent-Length: 1000\r\n\r\n{"Records": [')
+        if self.server.silent:  # type: ignore[attr-defined]
+            self.server.over.wait(20)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("silent", [True, False])
+def test_an_answer_that_stops_in_the_middle_is_unavailable(silent: bool) -> None:
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Halting) as server:
+        server.silent, server.over = silent, threading.Event()  # type: ignore[attr-defined]
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            client = boto3.client(
+                "kinesis",
+                endpoint_url=f"http://127.0.0.1:{server.server_address[1]}",
+                region_name="us-east-1",
+                aws_access_key_id="local",
+                aws_secret_access_key="local",
+                config=Config(retries={"total_max_attempts": 1}, read_timeout=0.3),
+            )
+            kinesis = BotoKinesis(client, RetrievalSettings(), ShardSyncSettings(), VirtualClock())
+            with pytest.raises(errors.Unavailable):
+                kinesis.get_records(StreamId("orders"), SHARD, "iterator", 5)
+            client.close()
+        finally:
+            server.over.set()  # type: ignore[attr-defined]
+            server.shutdown()
+            thread.join(10)
+
+
+def test_bodies_are_received_in_one_piece_once_per_client_and_only_by_us(side: Side) -> None:
+    stream = side.stream("orders", records=2)
+    wrapped = side.client._endpoint._send
+    side.adapter()
+    assert side.client._endpoint._send is wrapped
+    pieces: list[object] = []
+    original = urllib3.response.HTTPResponse.stream
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(urllib3.response.HTTPResponse, "stream", lambda self, *a, **k: pieces.append(self) or original(self, *a, **k))
+        iterator = iterator_of(side, stream)
+        pieces.clear()
+        assert side.kinesis.get_records(stream, SHARD, iterator, 5).records.num_rows == 2
+        assert pieces == []
+        assert len(side.client.get_records(ShardIterator=iterator)["Records"]) == 2
+        assert len(pieces) == 1
+
+
+def test_another_botocore_is_left_as_it_is() -> None:
+    receive_in_one_piece(object())  # type: ignore[arg-type]
