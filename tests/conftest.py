@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
     """A Spark session on two cores."""
-    from kcl_pipeline.spark.session import build_session
+    from kcl_pipeline.spark.session import build_session  # noqa: PLC0415 (runs without Spark tests need no pyspark)
 
     session = build_session("tests", {"spark.master": "local[2]"})
     yield session

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import os
 from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
@@ -11,6 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
+from pyspark.sql import functions
+from pyspark.sql.functions import udf
 
 from kcl_pipeline.batch import Batch, BatchWriter, CommitEntry, SinkNumbers
 from kcl_pipeline.errors import SettingsError, SinkError, TransformFailed
@@ -19,6 +22,7 @@ from kcl_pipeline.records.kinesis import RECORD_SCHEMA
 from kcl_pipeline.spark.arrow_writer import ArrowBatchWriter
 from kcl_pipeline.spark.delta import DeltaCommitter, DeltaSink
 from kcl_pipeline.spark.session import build_session, session_settings
+from kcl_pipeline.spark.writer import SparkBatchWriter
 
 NOW = dt.datetime(2026, 5, 4, 3, 2, 1, 123456, tzinfo=dt.UTC)
 
@@ -52,8 +56,6 @@ def plain_writer(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[...
     def build(partition_by: tuple[str, ...] = ()) -> BatchWriter:
         if request.param == "arrow":
             return ArrowBatchWriter(None, str(tmp_path / "t"), partition_by)
-        from kcl_pipeline.spark.writer import SparkBatchWriter
-
         writer = SparkBatchWriter(request.getfixturevalue("spark"), None, str(tmp_path / "t"), partition_by)
         if request.param != "spark":
             writer._write_local = writer._write_remote  # type: ignore[method-assign]
@@ -103,16 +105,12 @@ def test_two_attempts_at_a_batch_share_no_path(tmp_path: Path, plain_writer: Cal
 
 
 def spark_writer(spark, tmp_path: Path, transform) -> BatchWriter:
-    from kcl_pipeline.spark.writer import SparkBatchWriter
-
     return SparkBatchWriter(spark, transform, str(tmp_path / "t"))
 
 
 def test_an_aggregation_is_what_the_function_says(spark, tmp_path: Path) -> None:
     def totals(frame):
-        from pyspark.sql import functions as F
-
-        return frame.groupBy("stream").agg(F.count("*").alias("n"), F.sum(F.length("data")).alias("bytes"))
+        return frame.groupBy("stream").agg(functions.count("*").alias("n"), functions.sum(functions.length("data")).alias("bytes"))
 
     written = spark_writer(spark, tmp_path, totals).write(batch(b"1", b"22", b"333"))
     assert written.rows == 1
@@ -148,8 +146,6 @@ def test_spark_types_are_read_back_through_the_table(spark, tmp_path: Path) -> N
 
 
 def _python_error(frame):
-    from pyspark.sql.functions import udf
-
     def refuse(data):
         if data == b"bad":
             raise ValueError("cannot take this\nsecond line")
@@ -168,10 +164,6 @@ def _arrow_error(frame):
 
 
 def _crash(frame):
-    import os
-
-    from pyspark.sql.functions import udf
-
     return frame.select(udf(lambda _: os._exit(3), "int")("data").alias("x"))
 
 
@@ -198,8 +190,6 @@ def test_what_the_function_raises_is_its_own_fault_and_told_in_a_line(spark, tmp
 
 
 def test_what_cannot_be_written_is_the_sinks_fault(spark, tmp_path: Path) -> None:
-    from kcl_pipeline.spark.writer import SparkBatchWriter
-
     (tmp_path / "file").write_text("in the way")
     for transform, where, by, message in [
         (None, "file/table", (), "not a directory"),

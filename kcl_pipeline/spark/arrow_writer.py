@@ -5,7 +5,6 @@ pyarrow writes the same table with about a fifth of the CPU time that Spark's wr
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Mapping, Sequence
 
 import pyarrow as pa
@@ -24,7 +23,7 @@ class ArrowBatchWriter:
     """A `BatchWriter` without Spark.
 
     `transform_arrow` gets the batch's records (`RECORD_SCHEMA`, possibly no rows) and returns a table; None writes them as they are. It must be a function of
-    its input alone: a replay of a range has to yield the same rows. `rng` names the files; a seeded one is for simulations in one process only.
+    its input alone: a replay of a range has to yield the same rows.
     """
 
     def __init__(
@@ -35,13 +34,11 @@ class ArrowBatchWriter:
         storage_options: Mapping[str, str] | None = None,
         *,
         clock: Clock | None = None,
-        rng: random.Random | None = None,
     ) -> None:
         self._transform = transform_arrow
         self._partition_by = tuple(partition_by)
         self._storage = open_storage(table_root(table_uri), storage_options)
         self._clock = clock or SystemClock()
-        self._rng = rng or random.SystemRandom()
 
     def write(self, batch: Batch) -> Written:
         """Transform and write (see `BatchWriter.write`)."""
@@ -49,7 +46,7 @@ class ArrowBatchWriter:
         reason = partition_misfit(table.schema, self._partition_by)
         if reason:
             raise SinkError(reason)
-        folder = batch_folder(batch.batch_id, self._rng)
+        folder = batch_folder(batch.batch_id)
         files = write_table(self._storage, folder, table, self._partition_by, modified_millis=int(self._clock.wall() * 1000))
         schema = pa.schema([field.with_nullable(table.column(field.name).null_count > 0) for field in table.schema])
         return Written(files, schema, table.num_rows)

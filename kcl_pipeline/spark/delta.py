@@ -18,6 +18,7 @@ import pyarrow as pa
 from kcl_pipeline.batch import CommitEntry, CommitOutcome, DataFile, SinkNumbers, Written
 from kcl_pipeline.clock import Clock, SystemClock
 from kcl_pipeline.errors import SettingsError, SinkError
+from kcl_pipeline.spark.combine import Board, Claim, Pace, PreparedBatch, combined
 from kcl_pipeline.spark.delta_log import DeltaLog, delta_errors
 from kcl_pipeline.spark.schema import delta_schema, misfit, missing_columns, partition_misfit
 from kcl_pipeline.spark.storage import table_root
@@ -35,7 +36,8 @@ class DeltaSink:
     `uri` is a local path or an object store's (`s3://bucket/folder`); `storage_options` are delta-rs's (`AWS_ENDPOINT_URL`, `AWS_REGION`, …).
     `partition_by` names columns of the transform's output. `dead_letter_uri` None: `<uri>_dead_letters`. `schema_evolution` adds columns that the output
     has and the table has not; otherwise such a batch is an error. `table_properties` are set when the table is created (`delta.checkpointInterval` is 50
-    unless given: the cost of a commit grows with the entries since the last checkpoint). Raises `SettingsError`.
+    unless given: the cost of a commit grows with the entries since the last checkpoint). `combined_commits`: a worker that loses the race for a version
+    announces its batch, and takes along what others announced. Raises `SettingsError`.
     """
 
     uri: str
@@ -44,6 +46,7 @@ class DeltaSink:
     dead_letter_uri: str | None = None
     schema_evolution: bool = False
     table_properties: Mapping[str, str] = field(default_factory=dict)
+    combined_commits: bool = True
 
     def __post_init__(self) -> None:
         if not self.uri.strip():
@@ -69,6 +72,8 @@ class DeltaCommitter:
         self._clock = clock or SystemClock()
         self._rng = rng or random.SystemRandom()
         self._log = DeltaLog(sink.uri, sink.storage_options, f"{application_name}/")
+        self._board = Board(self._log.storage)
+        self._pace = Pace(self._clock, self._rng)
         self._lock = self._clock.lock()
 
     def ensure_table(self, schema: pa.Schema) -> None:
@@ -93,22 +98,33 @@ class DeltaCommitter:
         """Land the batch, or say which leases stand in the way (see `TransactionalSink.commit`)."""
         _check_entries(entries)
         with self._lock:
-            self._refresh_existing()
+            if not self._log.peek():
+                self._refresh_existing()
             self._fit(written.schema)
-            transactions = {key: number for entry in entries for key, number in self._transactions(entry).items()}
+            own = PreparedBatch(tuple(written.files), tuple(self._claim(entry) for entry in entries))
             for attempt in range(MAX_ATTEMPTS):
                 outcome = self._decided(entries)
+                if outcome is None and self._sink.combined_commits and self._pace.crowded:
+                    own = own if own.name else self._board.announce(own)
+                    outcome = self._taken_along(entries)
+                if outcome is None:
+                    self._refresh_existing()
+                    outcome = self._decided(entries)
+                if outcome is not None:
+                    self._board.remove([own])
+                    return outcome
+                with self._pace.attempt():
+                    riders = self._board.riders(self._log, own) if own.name else ()
+                    outcome = self._land((own, *riders))
                 if outcome is not None:
                     return outcome
-                version = self._attempt(written.files, transactions)
-                if version is not None:
-                    self._log.maintain(version)
-                    return CommitOutcome(version)
-                self._back_off(attempt)
+                self._pace.lost(1 + len(riders))
+                if not self._sink.combined_commits:
+                    self._back_off(attempt)
             raise SinkError(f"{self._log.root}: {MAX_ATTEMPTS} attempts to commit lost to other writers")
 
     def fence(self, lease_key: str, expected: SinkNumbers) -> SinkNumbers | None:
-        """Raise the fence number alone (see `TransactionalSink.fence`)."""
+        """Raise the fence number alone (see `TransactionalSink.fence`). A batch of this lease that is announced is landed instead: read again."""
         with self._lock:
             if not self._log.refresh():
                 return expected
@@ -116,21 +132,19 @@ class DeltaCommitter:
             for attempt in range(MAX_ATTEMPTS):
                 if self._numbers(lease_key) != expected:
                     return None
-                if self._attempt((), {self._fence_id(lease_key): raised.fence or 0}) is not None:
+                announced = [batch for batch in self._board.riders(self._log) if any(claim.data_id == self._data_id(lease_key) for claim in batch.claims)]
+                if announced:
+                    if self._land(announced) is not None:
+                        return None
+                elif self._attempt((), {self._fence_id(lease_key): raised.fence or 0}) is not None:
                     return raised
                 self._back_off(attempt)
             raise SinkError(f"{self._log.root}: {MAX_ATTEMPTS} attempts to fence {lease_key} lost to other writers")
 
     def write_dead_letters(self, records: pa.Table) -> None:
         """Append failed records to the dead-letter table, at least once."""
-        from deltalake import write_deltalake  # noqa: PLC0415 (its runtime must start in the process that uses it)
-
-        uri = table_root(self._sink.dead_letters)
-        with self._lock, delta_errors(f"could not write {records.num_rows} dead letters to {uri}"):
-            log = DeltaLog(uri, self._sink.storage_options)
-            if not log.refresh():
-                log.create(delta_schema(records.schema), (), {})
-            write_deltalake(uri, records, mode="append", schema_mode="merge", storage_options=dict(self._sink.storage_options))
+        with self._lock:
+            append_dead_letters(self._sink.dead_letters, self._sink.storage_options, records)
 
     def _numbers(self, lease_key: str) -> SinkNumbers:
         return SinkNumbers(self._log.transaction(self._data_id(lease_key)), self._log.transaction(self._fence_id(lease_key)))
@@ -141,23 +155,40 @@ class DeltaCommitter:
     def _fence_id(self, lease_key: str) -> str:
         return f"{self._application}/{lease_key}/fence"
 
-    def _transactions(self, entry: CommitEntry) -> dict[str, int]:
-        both = {self._data_id(entry.lease_key): entry.number}
-        if entry.expected.fence is not None:  # so that another client's conflict check sees both, too
-            both[self._fence_id(entry.lease_key)] = entry.expected.fence
-        return both
+    def _claim(self, entry: CommitEntry) -> Claim:
+        return Claim(self._data_id(entry.lease_key), self._fence_id(entry.lease_key), entry.number, entry.expected)
 
     def _decided(self, entries: Sequence[CommitEntry]) -> CommitOutcome | None:
         """What the log already says about these entries; None: nothing stands in their way.
 
-        A number belongs to one batch alone, so one that is there proves that the whole commit landed (an answer was lost).
+        A number belongs to one range of one lease alone, so if all are there, all ranges landed: an answer was lost, or another writer took them along.
         """
         now = {entry.lease_key: self._numbers(entry.lease_key) for entry in entries}
-        landed = [entry.lease_key for entry in entries if now[entry.lease_key].data == entry.number]
-        if landed:
-            return CommitOutcome(self._log.landed_at(self._data_id(landed[0])))
+        if all(now[entry.lease_key].data == entry.number for entry in entries):
+            return CommitOutcome(self._log.landed_at(self._data_id(entries[0].lease_key)))
         refused = tuple(entry.lease_key for entry in entries if now[entry.lease_key] != entry.expected)
         return CommitOutcome(None, refused) if refused else None
+
+    def _taken_along(self, entries: Sequence[CommitEntry]) -> CommitOutcome | None:
+        """Wait a little for another writer to land the announced batch; None: nobody has yet."""
+        for _ in self._pace.polls():
+            self._log.peek()
+            outcome = self._decided(entries)
+            if outcome is not None:
+                if outcome.version is not None:
+                    self._pace.landed(self._log.transactions_at(outcome.version) / len(entries))
+                return outcome
+        return None
+
+    def _land(self, batches: Sequence[PreparedBatch]) -> CommitOutcome | None:
+        """Land the batches in one commit, if nobody was quicker; then their announcements are settled."""
+        version = self._attempt(*combined(batches))
+        if version is None:
+            return None
+        self._board.remove(batches)
+        self._pace.landed(len(batches))
+        self._log.maintain(version)
+        return CommitOutcome(version)
 
     def _attempt(self, files: Sequence[DataFile], transactions: Mapping[str, int]) -> int | None:
         """Write the next version. Its number, or None when another writer had it first: the log is then read up to its end."""
@@ -207,6 +238,18 @@ class DeltaCommitter:
             else:
                 self._refresh_existing()
         raise SinkError(f"{self._log.root}: {MAX_ATTEMPTS} attempts to add columns lost to other writers")
+
+
+def append_dead_letters(uri: str, storage_options: Mapping[str, str], records: pa.Table) -> None:
+    """Append failed records to a Delta table of their own, made when it is first needed, at least once. Raises `SinkError`."""
+    from deltalake import write_deltalake  # noqa: PLC0415 (its runtime must start in the process that uses it)
+
+    root = table_root(uri)
+    with delta_errors(f"could not write {records.num_rows} dead letters to {root}"):
+        log = DeltaLog(root, storage_options)
+        if not log.refresh():
+            log.create(delta_schema(records.schema), (), _TABLE_PROPERTIES)
+        write_deltalake(root, records, mode="append", schema_mode="merge", storage_options=dict(storage_options))
 
 
 def _check_entries(entries: Sequence[CommitEntry]) -> None:

@@ -5,6 +5,9 @@ only the log's new entries are read for their `txn` lines. A number that the map
 whether the old part of the log was checkpointed or cleaned, and when a new entry is not there any more (the handle jumped over a cleaned part)
 everything is opened anew.
 
+`peek` reads the entries that are there beyond the handle's version without moving it, for next to nothing. What it finds is true for ever (a number
+that is not the expected one never will be again), what it does not find is not: only `refresh` knows where the log ends.
+
 `append` is strict: an entry is written at the handle's version + 1, if nobody wrote that one, or not at all. delta-rs would otherwise check what the
 winners did and write further back; with `max_commit_retries=0` it never does, so what is true at the handle's version is true right before the new entry.
 
@@ -30,6 +33,7 @@ from kcl_pipeline.spark.storage import open_storage, table_root
 _LOG: Final = logging.getLogger(__name__)
 _DEFAULT_CHECKPOINT_INTERVAL: Final = 100
 _UNSUPPORTED_FEATURES: Final = {"identityColumns", "generatedColumns", "rowTracking", "icebergCompatV1", "icebergCompatV2", "columnMapping"}
+_SIZES_KEPT: Final = 128
 _runtime_process: list[int] = []
 
 
@@ -61,6 +65,10 @@ def first_line(error: BaseException) -> str:
     return lines[0] if lines else type(error).__name__
 
 
+def _entry_path(version: int) -> str:
+    return f"_delta_log/{version:020d}.json"
+
+
 class DeltaLog:
     """The log of the table at `uri`. Not for use by two threads at a time."""
 
@@ -74,6 +82,8 @@ class DeltaLog:
         self._landed: dict[str, int] = {}
         self._schema: pa.Schema | None = None
         self._opened_at = -1
+        self._read_to = -1
+        self._sizes: dict[int, int] = {}
 
     @property
     def version(self) -> int:
@@ -87,8 +97,24 @@ class DeltaLog:
                 return True
             return self._open()
 
+    def peek(self) -> bool:
+        """Read the entries that follow what has been read, as far as they are there. False: nothing has been read yet."""
+        if self._table is None:
+            return False
+        with delta_errors(f"could not read the log of {self.root}"):
+            while True:
+                try:
+                    entry = self.storage.read(_entry_path(self._read_to + 1))
+                except OSError:
+                    return True
+                self._read_entry(self._read_to + 1, entry)
+
+    def transactions_at(self, version: int) -> int:
+        """How many application transactions the commit of a version carried that was read lately; 0 when it was not."""
+        return self._sizes.get(version, 0)
+
     def transaction(self, application_id: str) -> int | None:
-        """The number of an application transaction at `version`."""
+        """The number of an application transaction at `version`, or as far as `peek` has read."""
         if application_id not in self._numbers:
             with delta_errors(f"could not read the transactions of {self.root}"):
                 self._numbers[application_id] = self._table.transaction_version(application_id)
@@ -101,6 +127,8 @@ class DeltaLog:
     def schema(self) -> pa.Schema:
         """The table's columns."""
         if self._schema is None:
+            if self._read_to > self.version:
+                self.refresh()
             with delta_errors(f"could not read the schema of {self.root}"):
                 self._schema = pa.schema(self._table.schema().to_arrow())
         return self._schema
@@ -192,12 +220,12 @@ class DeltaLog:
         from deltalake import DeltaTable  # noqa: PLC0415 (as above)
         from deltalake.exceptions import TableNotFoundError  # noqa: PLC0415 (as above)
 
-        self._table, self._numbers, self._landed, self._schema = None, {}, {}, None
+        self._table, self._numbers, self._landed, self._schema, self._sizes = None, {}, {}, None, {}
         try:
             self._table = DeltaTable(self.root, storage_options=self._options)
         except TableNotFoundError:
             return False
-        self._opened_at = self.version
+        self._opened_at = self._read_to = self.version
         return True
 
     def _follow(self) -> bool:
@@ -205,7 +233,7 @@ class DeltaLog:
         before = self.version
         try:
             self._advance()
-            entries = [(version, self.storage.read(f"_delta_log/{version:020d}.json")) for version in range(before + 1, self.version + 1)]
+            entries = [(version, self.storage.read(_entry_path(version))) for version in range(self._read_to + 1, self.version + 1)]
         except Exception as error:  # noqa: BLE001 (any of them is answered by opening the table anew, which raises its own)
             _LOG.info("reading the log of %s from its start: %s", self.root, first_line(error))
             return False
@@ -227,11 +255,14 @@ class DeltaLog:
             self._table.update_incremental()
 
     def _read_entry(self, version: int, entry: bytes) -> None:
+        self._read_to = version
+        self._sizes[version] = entry.count(b'{"txn"')
+        self._sizes.pop(version - _SIZES_KEPT, None)
         for line in entry.splitlines():
             if b'"txn"' in line or b'"metaData"' in line:
                 action = json.loads(line)
                 transaction = action.get("txn")
-                if transaction is not None and transaction["appId"].startswith(self._prefix):
+                if transaction is not None and (transaction["appId"].startswith(self._prefix) or transaction["appId"] in self._numbers):
                     self._numbers[transaction["appId"]] = transaction["version"]
                     self._landed[transaction["appId"]] = version
                 if "metaData" in action:

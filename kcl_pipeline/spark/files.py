@@ -7,8 +7,8 @@ must be found by it.
 from __future__ import annotations
 
 import datetime as dt
-import random
 import re
+import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from decimal import Decimal
 from typing import Any, Final
@@ -26,10 +26,15 @@ BATCH_FOLDER: Final = "batches"
 _NOT_IN_A_NAME: Final = re.compile(r"[^A-Za-z0-9.-]+")
 
 
-def batch_folder(batch_id: str, rng: random.Random) -> str:
+def unique_name() -> str:
+    """A name that nobody else has. Not from a seeded generator: two processes with one seed would write over each other's committed files."""
+    return uuid.uuid4().hex
+
+
+def batch_folder(batch_id: str) -> str:
     """A new folder for one attempt at a batch, relative to the table's root: two attempts never share a file name, also not in two processes."""
     name = _NOT_IN_A_NAME.sub("-", batch_id).strip("-.")[:80] or "batch"
-    return f"{BATCH_FOLDER}/{name}-{rng.getrandbits(64):016x}"
+    return f"{BATCH_FOLDER}/{name}-{unique_name()}"
 
 
 def partition_value(value: Any) -> str | None:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -124,22 +125,38 @@ class ObjectStorage:
         return self._handler
 
     def read(self, path: str) -> bytes:  # noqa: D102
-        return bytes(self._store().open_input_file(path).read())
+        with _os_errors(f"{self._uri}/{path}"):
+            return bytes(self._store().open_input_file(path).read())
 
     def write(self, path: str, data: bytes | memoryview) -> None:  # noqa: D102
-        stream = self._store().open_output_stream(path)
-        stream.write(bytes(data))
-        stream.close()
+        with _os_errors(f"{self._uri}/{path}"):
+            stream = self._store().open_output_stream(path)
+            stream.write(bytes(data))
+            stream.close()
 
     def exists(self, path: str) -> bool:  # noqa: D102
-        return bool(self._store().get_file_info([path])[0].is_file)
+        with _os_errors(f"{self._uri}/{path}"):
+            return bool(self._store().get_file_info([path])[0].is_file)
 
     def list(self, folder: str) -> list[StoredObject]:  # noqa: D102
-        found = self._store().get_file_info_selector(folder, True, True)
+        with _os_errors(f"{self._uri}/{folder}"):
+            found = self._store().get_file_info_selector(folder, True, True)
         return sorted((StoredObject(info.path, info.size, (info.mtime_ns or 0) // 1_000_000) for info in found if info.is_file), key=lambda stored: stored.path)
 
     def delete(self, path: str) -> None:  # noqa: D102
         try:
-            self._store().delete_file(path)
+            with _os_errors(f"{self._uri}/{path}"):
+                self._store().delete_file(path)
         except FileNotFoundError:
             return
+
+
+@contextmanager
+def _os_errors(what: str) -> Iterator[None]:
+    """The client's own errors as `OSError`, with the object's name; those that are one already stay."""
+    try:
+        yield
+    except OSError:
+        raise
+    except Exception as error:
+        raise OSError(f"{what}: {(str(error).strip().splitlines() or [type(error).__name__])[0]}") from error

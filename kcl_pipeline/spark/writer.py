@@ -7,7 +7,6 @@ write the files themselves (`mapInArrow`, pyarrow, the storage client of the tab
 from __future__ import annotations
 
 import json
-import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -51,7 +50,6 @@ class SparkBatchWriter:
         storage_options: Mapping[str, str] | None = None,
         *,
         clock: Clock | None = None,
-        rng: random.Random | None = None,
     ) -> None:
         self._session = session
         self._transform = transform
@@ -59,11 +57,10 @@ class SparkBatchWriter:
         self._options = dict(storage_options or {})
         self._partition_by = tuple(partition_by)
         self._clock = clock or SystemClock()
-        self._rng = rng or random.SystemRandom()
 
     def write(self, batch: Batch) -> Written:
         """Transform and write (see `BatchWriter.write`)."""
-        with_result = self._transformed(batch.records)
+        with_result = transformed(records_frame(self._session, batch.records), self._transform, batch.records.num_rows)
         given = to_arrow_schema(with_result.schema, timezone="UTC")
         schema = _with_nullability(delta_schema(given), given)
         reason = partition_misfit(schema, self._partition_by)
@@ -72,7 +69,7 @@ class SparkBatchWriter:
         with_result = with_result.select(*[f"`{name.replace('`', '``')}`" for name in schema.names])
         parts = min(1 + batch.records.nbytes // _BYTES_OF_A_TASK, self._session.sparkContext.defaultParallelism)
         with_result = with_result.coalesce(max(parts, 1))
-        folder = batch_folder(batch.batch_id, self._rng)
+        folder = batch_folder(batch.batch_id)
         millis = int(self._clock.wall() * 1000)
         try:
             files = self._write_local(with_result, folder, millis) if is_local(self._root) else self._write_remote(with_result, folder, millis)
@@ -81,22 +78,8 @@ class SparkBatchWriter:
         except OSError as error:
             raise SinkError(f"could not write the batch to {self._root}: {error}") from error
         except Exception as error:
-            raise _classified(error, f"{batch.records.num_rows} records") from error
+            raise classified(error, batch.records.num_rows) from error
         return Written(files, schema, sum(file.rows for file in files))
-
-    def _transformed(self, records: pa.Table) -> DataFrame:
-        frame = records_frame(self._session, records)
-        if self._transform is None:
-            return frame
-        try:
-            result: Any = self._transform(frame)
-        except KclError:
-            raise
-        except Exception as error:
-            raise _classified(error, f"{records.num_rows} records") from error
-        if not isinstance(result, DataFrame):
-            raise TransformFailed(f"the transform returned {type(result).__name__}; write a function that returns a DataFrame")
-        return result
 
     def _write_local(self, frame: DataFrame, folder: str, millis: int) -> tuple[DataFile, ...]:
         target = Path(self._root) / folder
@@ -154,16 +137,31 @@ def records_frame(session: SparkSession, records: pa.Table) -> DataFrame:
             return session.createDataFrame(records)
         return session.createDataFrame([], from_arrow_schema(records.schema))
     except Exception as error:
-        raise SinkError(f"Spark could not take {records.num_rows} records: {_spark_line(error)}") from error
+        raise SinkError(f"Spark could not take {records.num_rows} records: {spark_line(error)}") from error
+
+
+def transformed(frame: DataFrame, transform: SparkTransform | None, records: int) -> DataFrame:
+    """What the user's function makes of the frame (nothing runs yet). Raises `TransformFailed` with its error, or when it does not return a DataFrame."""
+    if transform is None:
+        return frame
+    try:
+        result: Any = transform(frame)
+    except KclError:
+        raise
+    except Exception as error:
+        raise classified(error, records) from error
+    if not isinstance(result, DataFrame):
+        raise TransformFailed(f"the transform returned {type(result).__name__}; write a function that returns a DataFrame")
+    return result
 
 
 def _with_nullability(schema: pa.Schema, given: pa.Schema) -> pa.Schema:
     return pa.schema([field.with_nullable(given.field(field.name).nullable) for field in schema])
 
 
-def _classified(error: Exception, what: str) -> KclError:
+def classified(error: Exception, records: int) -> KclError:
     """The user's fault or the table's? Only what shows in the Java causes as input/output, or as a dead JVM, counts as the latter."""
-    line = _spark_line(error)
+    line = spark_line(error)
     if _SINK_ERROR_IN_TASK in str(error):
         return SinkError(str(error).rpartition(_SINK_ERROR_IN_TASK)[2].strip().splitlines()[0])
     java = getattr(error, "java_exception", None) or getattr(error, "_origin", None)
@@ -172,7 +170,7 @@ def _classified(error: Exception, what: str) -> KclError:
     crashed = any("Python worker exited unexpectedly" in text for _, text in causes)
     if gone or (not crashed and any(name.startswith(_WRITING_FAILED) for name, _ in causes)):
         return SinkError(f"writing failed: {line}")
-    return TransformFailed(f"the transform failed on {what}: {'a Python worker of Spark crashed in it' if crashed else line}")
+    return TransformFailed(f"the transform failed on {records} records: {'a Python worker of Spark crashed in it' if crashed else line}")
 
 
 def _java_causes(java: Any) -> list[tuple[str, str]]:
@@ -183,7 +181,7 @@ def _java_causes(java: Any) -> list[tuple[str, str]]:
     return causes
 
 
-def _spark_line(error: Exception) -> str:
+def spark_line(error: Exception) -> str:
     """The one line of a Spark error that says what happened: the innermost Python error, or Spark's first line, or the last Java cause."""
     java = getattr(error, "java_exception", None)
     if java is not None:

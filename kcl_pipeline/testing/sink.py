@@ -138,9 +138,8 @@ class InMemorySink:
             raise SinkError("the table does not exist; it was removed while a worker writes to it")
         self._check_schema(written.schema)
         while True:
-            landed = [entry for entry in entries if self.table.numbers(entry.lease_key).data == entry.number]
-            if landed:
-                return CommitOutcome(self.table.landed_at(landed[0].lease_key, landed[0].number))
+            if all(self.table.numbers(entry.lease_key).data == entry.number for entry in entries):
+                return CommitOutcome(self.table.landed_at(entries[0].lease_key, entries[0].number))
             refused = tuple(entry.lease_key for entry in entries if self.table.numbers(entry.lease_key) != entry.expected)
             if refused:
                 return CommitOutcome(None, refused)

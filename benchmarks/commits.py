@@ -1,0 +1,112 @@
+"""Many writer processes on one Delta table: batches per second and the time of a commit, each writer alone against combined commits.
+
+Every writer writes a Parquet file of 100 rows and commits it with the numbers of two leases of its own, for as long as a cell lasts. At the end the log
+is read: every file that a writer was told landed must be there, and none twice.
+
+    python -m benchmarks.commits [--seconds 12] [--writers 1 4 16 32] [--json]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import statistics
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from kcl_pipeline.batch import Batch, CommitEntry, SinkNumbers
+from kcl_pipeline.spark.arrow_writer import ArrowBatchWriter
+from kcl_pipeline.spark.delta import DeltaCommitter, DeltaSink
+
+SCHEMA = pa.schema([("id", pa.int64()), ("data", pa.binary())])
+
+
+def write_until(uri: str, worker: int, combine: bool, seconds: float, start: Any) -> tuple[list[str], list[float]]:
+    """One writer: the files that landed and the milliseconds of each commit."""
+    sink = DeltaCommitter(DeltaSink(uri, combined_commits=combine), "bench")
+    writer = ArrowBatchWriter(None, uri)
+    rows = pa.table({"id": pa.array(range(100), pa.int64()), "data": pa.array([bytes(100)] * 100, pa.binary())}, schema=SCHEMA)
+    keys = (f"{worker}-x", f"{worker}-y")
+    numbers = sink.numbers(keys)
+    start.wait()
+    began, paths, millis, turn = time.perf_counter(), [], [], 0
+    while time.perf_counter() - began < seconds:
+        turn += 1
+        written = writer.write(Batch(f"{worker}-{turn}", (), rows))
+        before = time.perf_counter()
+        outcome = sink.commit(written, [CommitEntry(key, turn, numbers[key]) for key in keys])
+        millis.append((time.perf_counter() - before) * 1000)
+        if outcome.version is None:
+            raise AssertionError(f"refused {outcome.refused} on leases that nobody else has")
+        paths += [file.path for file in written.files]
+        numbers = dict.fromkeys(keys, SinkNumbers(turn))
+    return paths, millis
+
+
+def _child(queue: Any, *arguments: Any) -> None:
+    queue.put(write_until(*arguments))
+
+
+def run_cell(uri: str, writers: int, combine: bool, seconds: float) -> dict[str, float]:
+    """One cell of the table, on a table of its own."""
+    DeltaCommitter(DeltaSink(uri), "bench").ensure_table(SCHEMA)
+    context = multiprocessing.get_context("spawn")
+    queue, start = context.Queue(), context.Barrier(writers)
+    processes = [context.Process(target=_child, args=(queue, uri, worker, combine, seconds, start)) for worker in range(writers)]
+    for process in processes:
+        process.start()
+    results = [queue.get(timeout=seconds + 300) for _ in processes]
+    for process in processes:
+        process.join(timeout=60)
+    added, biggest = read_log(Path(uri))
+    promised = [path for paths, _ in results for path in paths]
+    millis = sorted(value for _, values in results for value in values)
+    return {
+        "batches_per_s": round(len(promised) / seconds, 1),
+        "p50_ms": round(statistics.median(millis), 1),
+        "p99_ms": round(millis[min(len(millis) - 1, int(len(millis) * 0.99))], 1),
+        "biggest": biggest,
+        "missing": len(set(promised) - set(added)),
+        "repeated": sum(count - 1 for count in added.values()) + len(set(added) - set(promised)),
+    }
+
+
+def read_log(table: Path) -> tuple[Counter[str], int]:
+    """How often each file was added, and the most files of one commit."""
+    added: Counter[str] = Counter()
+    biggest = 0
+    for entry in (table / "_delta_log").glob("*.json"):
+        paths = [line["add"]["path"] for text in entry.read_text().splitlines() if "add" in (line := json.loads(text))]
+        added.update(paths)
+        biggest = max(biggest, len(paths))
+    return added, biggest
+
+
+def main() -> None:
+    """Print the table, or one line of JSON."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=12.0)
+    parser.add_argument("--writers", type=int, nargs="+", default=[1, 4, 16, 32])
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    results: dict[str, Any] = {"alone": {}, "combined": {}}
+    with tempfile.TemporaryDirectory() as folder:
+        for writers in arguments.writers:
+            for way in ("alone", "combined"):
+                cell = run_cell(f"{folder}/{way}-{writers}", writers, way == "combined", arguments.seconds)
+                results[way][str(writers)] = cell
+                if not arguments.json:
+                    print(f"{way:>8} {writers:>3} writers: " + ", ".join(f"{key} {value}" for key, value in cell.items()), flush=True)
+    results |= {key: sum(cell[key] for way in ("alone", "combined") for cell in results[way].values()) for key in ("missing", "repeated")}
+    if arguments.json:
+        print(json.dumps(results))
+
+
+if __name__ == "__main__":
+    main()

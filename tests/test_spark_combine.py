@@ -1,0 +1,311 @@
+"""Combined commits: an announced batch lands once or never, by whoever comes first, on exactly the numbers it expects."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+from test_spark_delta import NoWait, ids, log_lines, written
+
+from kcl_pipeline.batch import CommitEntry, CommitOutcome, SinkNumbers
+from kcl_pipeline.spark.combine import FOLDER, Board, Claim, Pace, PreparedBatch
+from kcl_pipeline.spark.delta import DeltaCommitter, DeltaSink
+from kcl_pipeline.spark.delta_log import DeltaLog
+
+SCHEMA = pa.schema([("id", pa.int64())])
+NONE = SinkNumbers()
+
+
+@pytest.fixture
+def uri(tmp_path: Path) -> str:
+    path = str(tmp_path / "table")
+    committer(path).ensure_table(SCHEMA)
+    return path
+
+
+def committer(uri: str, *, crowded: bool = False, application: str = "app") -> DeltaCommitter:
+    sink = DeltaCommitter(DeltaSink(uri), application, clock=NoWait(), rng=random.Random(7))
+    if crowded:
+        sink._pace.lost(3)
+    return sink
+
+
+def claim(key: str, number: int, expected: SinkNumbers = NONE, application: str = "app") -> Claim:
+    return Claim(f"{application}/{key}", f"{application}/{key}/fence", number, expected)
+
+
+def announce(uri: str, ident: int, *claims: Claim) -> PreparedBatch:
+    sink = committer(uri)
+    return sink._board.announce(PreparedBatch(tuple(written(uri, ident).files), claims))
+
+
+def announced(uri: str) -> list[str]:
+    return sorted(file.name for file in (Path(uri) / FOLDER).glob("*.json"))
+
+
+def commit(uri: str, ident: int, key: str = "own") -> CommitOutcome:
+    """A commit of somebody who was in a crowd lately, on a lease of his own."""
+    sink = committer(uri, crowded=True)
+    number = sink.numbers([key])[key]
+    return sink.commit(written(uri, ident), [CommitEntry(key, (number.data or 0) + 1, number)])
+
+
+def test_who_commits_takes_along_what_is_announced(uri: str) -> None:
+    announce(uri, 1, claim("a", 5), claim("b", 6))
+    announce(uri, 2, claim("c", 7, application="other"))
+    assert commit(uri, 3).version == 1
+    assert ids(uri) == [1, 2, 3]
+    assert announced(uri) == []
+    assert committer(uri).numbers(["a", "b"]) == {"a": SinkNumbers(5), "b": SinkNumbers(6)}
+    assert committer(uri).commit(written(uri, 9), [CommitEntry("a", 5, NONE), CommitEntry("b", 6, NONE)]) == CommitOutcome(1), "the owner finds it landed"
+    assert ids(uri) == [1, 2, 3]
+
+
+def test_alone_nothing_is_announced_or_looked_for(uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Board, "announce", lambda *_: pytest.fail("announced"))
+    monkeypatch.setattr(Board, "riders", lambda *_: pytest.fail("looked for"))
+    sink = committer(uri)
+    for turn in range(1, 4):
+        assert sink.commit(written(uri, turn), [CommitEntry("a", turn, SinkNumbers(turn - 1 or None))]).version == turn
+
+
+def test_who_loses_the_race_announces_and_is_taken_along(uri: str) -> None:
+    loser, winner = committer(uri), committer(uri, crowded=True)
+    append, raced = loser._log.append, []
+
+    def too_late(*arguments: object) -> None:
+        raced.append(True)
+        if len(raced) == 1:
+            winner.commit(written(uri, 1), [CommitEntry("w", 1, NONE)])
+        append(*arguments)  # type: ignore[arg-type]
+
+    def winner_comes(_seconds: float) -> None:
+        if announced(uri):
+            winner.commit(written(uri, 2), [CommitEntry("w", 2, SinkNumbers(1))])
+
+    loser._log.append = too_late  # type: ignore[method-assign]
+    loser._clock.sleep = winner_comes  # type: ignore[method-assign]
+    assert loser.commit(written(uri, 3), [CommitEntry("a", 1, NONE)]) == CommitOutcome(2)
+    assert raced == [True], "it tried once, the rest was done for it"
+    assert ids(uri) == [1, 2, 3]
+    assert announced(uri) == []
+
+
+@pytest.mark.parametrize("expected", [SinkNumbers(5), SinkNumbers(4, 1), SinkNumbers(None, 1), NONE, SinkNumbers(8)])
+def test_only_exactly_the_expected_numbers_will_do(uri: str, expected: SinkNumbers) -> None:
+    """The table has data 4 and no fence; a higher number than the table's is no reason to land."""
+    committer(uri).commit(written(uri, 1), [CommitEntry("a", 4, NONE)])
+    announce(uri, 2, claim("a", 9, expected), claim("b", 9))
+    assert commit(uri, 3).version is not None
+    assert ids(uri) == [1, 3]
+    announce(uri, 4, claim("a", 9, SinkNumbers(4)), claim("b", 9))
+    assert commit(uri, 5).version is not None
+    assert ids(uri) == [1, 3, 4, 5]
+
+
+def test_a_fence_makes_an_announcement_hopeless_and_it_is_taken_away(uri: str) -> None:
+    old = committer(uri)
+    log = DeltaLog(uri)
+    log.refresh()
+    log.append((), {"app/a/fence": 1})
+    announce(uri, 1, claim("a", 5))
+    rider = committer(uri, crowded=True)
+    for turn in (1, 2):
+        assert rider.commit(written(uri, 10 + turn), [CommitEntry("own", turn, SinkNumbers(turn - 1 or None))]).version is not None
+    assert announced(uri) == []
+    assert old.commit(written(uri, 2), [CommitEntry("a", 5, NONE)]) == CommitOutcome(None, ("a",))
+    assert ids(uri) == [11, 12]
+
+
+def test_a_taker_lands_what_the_dead_owner_announced_instead_of_fencing(uri: str) -> None:
+    announce(uri, 1, claim("a", 5), claim("b", 2))
+    announce(uri, 2, claim("z", 1))
+    taker = committer(uri)
+    assert taker.fence("a", NONE) is None, "read again"
+    assert taker.numbers(["a", "b"]) == {"a": SinkNumbers(5), "b": SinkNumbers(2)}
+    assert ids(uri) == [1]
+    assert taker.fence("a", SinkNumbers(5)) == SinkNumbers(5, 1)
+    assert len(announced(uri)) == 1
+
+
+def test_of_two_announcements_of_a_lease_one_lands(uri: str) -> None:
+    announce(uri, 1, claim("a", 5), claim("b", 1))
+    announce(uri, 2, claim("a", 6), claim("c", 1))
+    for turn in (10, 11, 12):
+        commit(uri, turn)
+    landed = [ident for ident in ids(uri) if ident < 10]
+    assert len(landed) == 1
+    assert committer(uri).numbers(["a"])["a"].data == {1: 5, 2: 6}[landed[0]]
+
+
+def test_a_committer_does_not_take_along_its_own_lease_twice(uri: str) -> None:
+    announce(uri, 1, claim("own", 5))
+    assert commit(uri, 2).version is not None
+    assert ids(uri) == [2]
+
+
+def test_a_batch_whose_file_is_gone_is_left_alone(uri: str) -> None:
+    batch = announce(uri, 1, claim("a", 5))
+    (Path(uri) / batch.files[0].path).unlink()
+    assert commit(uri, 2).version is not None
+    assert ids(uri) == [2]
+
+
+def test_what_is_no_announcement_is_left_alone(uri: str, caplog: pytest.LogCaptureFixture) -> None:
+    announce(uri, 1, claim("a", 5))
+    folder = Path(uri) / FOLDER
+    good = next(folder.glob("*.json")).read_text()
+    (folder / "later.json").write_text(good.replace('"format": 1', '"format": 2').replace("app/a", "app/b"))
+    (folder / "torn.json").write_text(good[:40])
+    (folder / "other.json").write_text("[]")
+    (folder / "note.txt").write_text("hello")
+    assert commit(uri, 2).version is not None
+    assert ids(uri) == [1, 2]
+    assert announced(uri) == ["later.json", "other.json", "torn.json"]
+    assert "torn.json is not an announcement" in caplog.text
+
+
+def test_a_board_that_fails_only_costs_the_company(uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    sink = committer(uri, crowded=True)
+
+    def broken(*_: object) -> None:
+        raise OSError("no space left")
+
+    for method in ("write", "list", "delete"):
+        monkeypatch.setattr(sink._log.storage, method, broken)
+    assert sink.commit(written(uri, 1), [CommitEntry("a", 1, NONE)]).version == 1
+    assert ids(uri) == [1]
+
+
+def test_partition_values_survive_the_announcement(tmp_path: Path) -> None:
+    uri = str(tmp_path / "parted")
+    from_writer = written(uri, 1).files[0]
+    batch = PreparedBatch((type(from_writer)(from_writer.path, 7, 3, {"day": "a b/é", "hour": None}, 99),), (claim("a", 1, SinkNumbers(None, 4)),))
+    board = committer(uri)._board
+    sent = board.announce(batch)
+    assert sent.name
+    assert committer(uri)._board._read(skip=()) == [sent]
+
+
+def test_the_wait_grows_with_the_crowd_and_ends() -> None:
+    clock = NoWait()
+    pace = Pace(clock, random.Random(3))
+    assert not pace.crowded
+    pace.lost(1)
+    few = max(len(list(pace.polls())) for _ in range(20))
+    pace.lost(32)
+    many = max(len(list(pace.polls())) for _ in range(20))
+    assert pace.crowded
+    assert few < many <= 2 * 32 * 2
+    for _ in range(20):
+        pace.landed(1)
+    assert not pace.crowded
+
+
+@dataclass
+class Row:
+    """The lease row of the model: owner, counter, checkpoint, pending (end, number)."""
+
+    owner: int = -1
+    counter: int = 0
+    checkpoint: int = 0
+    pending: tuple[int, int] | None = None
+
+
+class Shard:
+    """The protocol of design §3 over a real table, one step at a time: pauses, crashes, takeovers and announcements in any order."""
+
+    def __init__(self, uri: str, seed: int) -> None:
+        self.uri, self.rng, self.row, self.turn = uri, random.Random(seed), Row(), 0
+        self.sinks = [committer(uri) for _ in range(3)]
+        self.workers: list[dict] = [{"at": "idle"} for _ in range(3)]
+        self.done: list[str] = []
+
+    def step(self) -> None:
+        who = self.rng.randrange(3)
+        worker, roll = self.workers[who], self.rng.random()
+        if roll < 0.12:
+            self.row.owner, self.row.counter = who, self.row.counter + 1
+            action = "assign"
+        elif roll < 0.17:
+            self.workers[who], action = {"at": "idle"}, "crash"
+        elif roll < 0.25:
+            self.turn += 1
+            bystander = committer(self.uri, crowded=True, application="bystander")
+            bystander.commit(written(self.uri), [CommitEntry("own", self.turn, SinkNumbers(self.turn - 1 or None))])
+            action = "anyone lands what is announced"
+        else:
+            action = worker["at"]
+            getattr(self, action)(who, worker, self.sinks[who])
+        self.done.append(f"{who}: {action}")
+
+    def mine(self, who: int, worker: dict) -> bool:
+        return self.row.owner == who and self.row.counter == worker["counter"]
+
+    def idle(self, who: int, worker: dict, sink: DeltaCommitter) -> None:
+        if self.row.owner == who:
+            self.workers[who] = {"at": "load", "counter": self.row.counter, "from": self.row.checkpoint, "pending": self.row.pending}
+
+    def load(self, who: int, worker: dict, sink: DeltaCommitter) -> None:
+        worker["numbers"] = sink.numbers(["s"])["s"]
+        if worker["pending"] is None:
+            worker["at"] = "read"
+        elif worker["numbers"].data == worker["pending"][1]:
+            worker["end"], worker["at"] = worker["pending"][0], "checkpoint"
+        else:
+            worker["at"] = "settle"
+
+    def settle(self, who: int, worker: dict, sink: DeltaCommitter) -> None:
+        fenced = sink.fence("s", worker["numbers"])
+        worker["at"] = "load" if fenced is None else "read"
+        worker["numbers"] = fenced
+
+    def read(self, who: int, worker: dict, sink: DeltaCommitter) -> None:
+        if not self.mine(who, worker):
+            self.workers[who] = {"at": "idle"}
+            return
+        worker["end"] = worker["from"] + self.rng.randint(1, 3)
+        self.row.counter += 1
+        worker["counter"] = worker["number"] = self.row.counter
+        self.row.pending = (worker["end"], self.row.counter)
+        worker["batch"] = written(self.uri, *range(worker["from"] + 1, worker["end"] + 1))
+        worker["at"] = "announce" if self.rng.random() < 0.5 else "land"
+
+    def announce(self, who: int, worker: dict, sink: DeltaCommitter) -> None:
+        sink._board.announce(PreparedBatch(tuple(worker["batch"].files), (claim("s", worker["number"], worker["numbers"]),)))
+        worker["at"] = "land"
+
+    def land(self, who: int, worker: dict, sink: DeltaCommitter) -> None:
+        if self.rng.random() < 0.3:
+            sink._pace.lost(2)
+        outcome = sink.commit(worker["batch"], [CommitEntry("s", worker["number"], worker["numbers"])])
+        worker["numbers"] = SinkNumbers(worker["number"], worker["numbers"].fence)
+        worker["at"] = "idle" if outcome.version is None else "checkpoint"
+
+    def checkpoint(self, who: int, worker: dict, sink: DeltaCommitter) -> None:
+        if not self.mine(who, worker):
+            self.workers[who] = {"at": "idle"}
+            return
+        self.row.counter += 1
+        self.row.checkpoint, self.row.pending = worker["end"], None
+        worker["counter"], worker["from"], worker["pending"], worker["at"] = self.row.counter, worker["end"], None, "read"
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_any_schedule_of_pauses_crashes_and_takeovers_keeps_the_range_whole(tmp_path: Path, seed: int) -> None:
+    uri = str(tmp_path / "table")
+    committer(uri).ensure_table(SCHEMA)
+    shard = Shard(uri, seed)
+    for _ in range(300):
+        shard.step()
+    landed = ids(uri)
+    assert landed == list(range(1, len(landed) + 1)), f"seed {seed}: {shard.done}"
+    assert shard.row.checkpoint <= len(landed)
+    assert landed, "some of it must have landed, or nothing was tried"
+    added = [line["add"]["path"] for line in log_lines(uri) if "add" in line]
+    assert len(added) == len(set(added))
+    assert DeltaTable(uri).version() >= len(added)
