@@ -8,6 +8,7 @@ import dagster as dg
 
 from kcl_pipeline.assets.checks import build_checks
 from kcl_pipeline.assets.contract import DagsterOptions, PipelineLike
+from kcl_pipeline.assets.maintenance import build_maintenance_job
 from kcl_pipeline.assets.names import Names
 from kcl_pipeline.assets.output import build_consume_job, build_output_asset, continuous_config
 from kcl_pipeline.assets.specs import stream_spec, table_specs
@@ -49,10 +50,11 @@ def build_definitions(
     names = Names.of(pipeline)
     output = build_output_asset(pipeline, names, options)
     job = build_consume_job(output, names)
+    maintenance = build_maintenance_job(pipeline, names)
     return dg.Definitions(
         assets=[output, *(stream_spec(s) for s in pipeline.settings.streams), *table_specs(pipeline, names, options)],
         asset_checks=build_checks(pipeline, names, options),
-        jobs=[job],
+        jobs=[job] if maintenance is None else [job, maintenance],
         sensors=[build_leader_sensor(pipeline, names, options, job, continuous_config(output))],
         resources=build_resources(pipeline, names, aws or AwsResource()),
     )

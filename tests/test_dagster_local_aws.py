@@ -87,3 +87,23 @@ def test_the_check_with_a_button_reads_the_real_table(stage):
     result = dg.Definitions.merge(defs, dg.Definitions(jobs=[job])).resolve_job_def("coverage").execute_in_process(instance=instance)
     (evaluation,) = result.get_asset_check_evaluations()
     assert (evaluation.passed, evaluation.metadata["leases"].value) == (True, 4)
+
+
+def test_maintenance_compacts_and_keeps_every_record(stage):
+    from deltalake import DeltaTable  # noqa: PLC0415 (its runtime must start in the process that uses it)
+
+    instance, pipeline, defs, _ = stage
+    before = len(DeltaTable(pipeline.sink.uri).file_uris())
+    job = defs.resolve_job_def("orders_maintenance")
+    preview = job.execute_in_process(instance=instance, run_config={"ops": {"orders_maintain": {"config": {"dry_run": True}}}})
+    assert preview.success
+    assert len(DeltaTable(pipeline.sink.uri).file_uris()) == before
+    result = job.execute_in_process(instance=instance)
+    assert result.success
+    table = DeltaTable(pipeline.sink.uri)
+    assert len(table.file_uris()) <= before
+    assert table.to_pyarrow_table().num_rows == RECORDS
+    (told,) = instance.fetch_observations(Names.of(pipeline).output, limit=1).records
+    assert told.asset_observation.metadata["files_compacted"].value >= told.asset_observation.metadata["files_made"].value
+    short = {"ops": {"orders_maintain": {"config": {"retention_hours": 0}}}}
+    assert not job.execute_in_process(instance=instance, run_config=short, raise_on_error=False).success
