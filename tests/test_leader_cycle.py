@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import pytest
+from leader_world import World
 
 from kcl_pipeline.errors import Throttled, Unavailable
 from kcl_pipeline.events import CycleFailed, HoleFound, LeaderElected, LeadershipLost, LeaseDeleted, LeaseMoved, LeasesCreated, MoveRefused
+from kcl_pipeline.leader.moves import how_to_move
 from kcl_pipeline.leader.preview import preview
 from kcl_pipeline.leases.lease import Lease
 from kcl_pipeline.leases.tables import LeaderLock, MigrationState, WorkerMetrics
+from kcl_pipeline.planning.state import Observation
 from kcl_pipeline.sequence import LATEST, SHARD_END, TRIM_HORIZON, Position
-from tests.leader_world import World
 
 
 def settled(world, *workers):
@@ -152,6 +154,18 @@ def test_balance_waits_for_its_interval_while_placement_does_not():
     assert world.happened(LeaseMoved) == []
 
 
+def test_a_new_leader_moves_nothing_to_a_worker_that_has_only_left_its_row():
+    world = World(shards=4)
+    world.join("a")
+    world.rows.report(WorkerMetrics("ghost", int(world.clock.wall())))
+    for key in ("shardId-000000000000", "shardId-000000000001"):
+        world.leases.create_lease(Lease(key, LATEST, owner="a"))
+    world.run(12)
+    world.leader()
+    world.run(120)
+    assert world.happened(LeaseMoved) == []
+
+
 def test_a_worker_asked_to_drain_gets_nothing_and_hands_over_what_it_has():
     world = settled(World(shards=4), "a", "b")
     world.rows.request_drain("b")
@@ -161,6 +175,27 @@ def test_a_worker_asked_to_drain_gets_nothing_and_hands_over_what_it_has():
     assert all(m.graceful for m in moves)
     world.run(120)
     assert world.held()["b"] == []
+
+
+@pytest.mark.parametrize(
+    ("lease", "seen", "options", "how"),
+    [
+        (Lease("s", LATEST), Observation(), {}, "assign"),
+        (Lease("s", LATEST, owner="a"), Observation(), {}, "hand off"),
+        (Lease("s", LATEST, owner="a"), Observation(), {"graceful_enabled": False}, "assign"),
+        (Lease("s", SHARD_END, owner="a"), Observation(), {}, "assign"),
+        (Lease("s", LATEST, owner="a"), Observation(expired=frozenset("s")), {}, "assign"),
+        (Lease("s", LATEST, owner="b"), Observation(), {}, "leave"),
+        (Lease("s", LATEST, owner="b"), Observation(expired=frozenset("s")), {}, "assign"),
+        (Lease("s", LATEST, owner="b", checkpoint_owner="a"), Observation(), {}, "leave"),
+        (Lease("s", LATEST, owner="c", checkpoint_owner="a"), Observation(), {}, "leave"),
+        (Lease("s", LATEST, owner="c", checkpoint_owner="a"), Observation(), {"has_to_move": True}, "assign"),
+        (Lease("s", LATEST, owner="b", checkpoint_owner="a"), Observation(overdue_handoffs=frozenset("s")), {}, "assign"),
+        (Lease("s", LATEST, owner="b", checkpoint_owner="a"), Observation(expired=frozenset("s")), {}, "assign"),
+    ],
+)
+def test_how_a_lease_goes_to_b(lease, seen, options, how):
+    assert how_to_move(lease, "b", seen, **{"graceful_enabled": True, "has_to_move": False, **options}) == how
 
 
 def test_an_old_owner_that_dies_in_the_handoff_is_replaced_by_the_destination():
@@ -345,6 +380,16 @@ def test_a_row_that_cannot_be_read_is_reported_and_not_created_again():
     assert world.reports[-1].unreadable == (keys[0],)
     assert "checkpoint" not in world.leases.rows()[keys[0]]
     assert not world.reports[-1].coverage[0].complete
+
+
+def test_a_stream_of_which_no_row_can_be_read_is_not_taken_for_a_new_one():
+    world = World(shards=2)
+    world.leases.plant({"leaseKey": {"S": "shardId-000000000000"}, "leaseCounter": {"N": "5"}})
+    world.leader()
+    world.run(200)
+    assert world.table() == {}
+    world.run(60)
+    assert list(world.table()) == ["shardId-000000000001"], "after three audits"
 
 
 def test_another_hole_begins_the_count_anew():

@@ -170,8 +170,8 @@ class LeaderCycle:
         now.expired = tuple(sorted(seen.expired))
         began = self._clock.monotonic()
         if self._balance_due is None:
-            # By then a dead owner can be told from a living one, and nothing is moved to a worker that is not there.
-            self._balance_due = began + self._settings.lease.failover_time_millis / 1000
+            # Nothing is moved for balance to a worker that may not be there; what has no owner cannot wait.
+            self._balance_due = began + self._liveness.settling_seconds
         balance = began >= self._balance_due
         prepared = prepare(
             tuple(now.leases.values()),

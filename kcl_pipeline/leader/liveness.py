@@ -63,6 +63,8 @@ class Liveness:
         self._grace = self._failover + settings.lease_discovery_interval_millis / 1000
         self._handoff = self._failover + settings.lease.graceful_lease_handoff_timeout_millis / 1000
         self._period = max(settings.worker.worker_metrics_reporter_freq_in_millis / 1000, _SHORTEST_PERIOD_SECONDS)
+        self.settling_seconds = max(self._grace, _FRESH_PERIODS * self._period)
+        """How long to look before a dead owner or worker can be told from a living one."""
         self._leases: dict[str, _LeaseMemory] = {}
         self._workers: dict[str, _WorkerMemory] = {}
         self._distrust: dict[str, _Distrust] = {}
@@ -171,7 +173,7 @@ class Liveness:
         memory = self._workers[worker_id]
         rest = now - memory.changed_at
         period = max(self._period, min(memory.period or 0.0, _LONGEST_PERIOD_SECONDS))
-        if rest <= _FRESH_PERIODS * period:
+        if rest < _FRESH_PERIODS * period:
             return True
         return memory.period is None and rest <= _FIRST_REPORT_SECONDS and self._renews(worker_id, now)
 

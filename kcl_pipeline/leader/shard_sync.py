@@ -105,7 +105,7 @@ class ShardSync:
             if any(needs_listing(row) or row.lease_key in stale for row in rows):
                 listings[stream] = self._kinesis.list_shards(stream)
                 self._fill_in(now, stream, listings[stream])
-            if rows and self._count_hole(now, stream):
+            if (rows or keys_of(now.unreadable, stream)) and self._count_hole(now, stream):
                 if stream not in listings:
                     listings[stream] = self._kinesis.list_shards(stream)
                 self._create_missing(now, stream, listings[stream])
