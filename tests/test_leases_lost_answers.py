@@ -58,15 +58,22 @@ def test_a_write_that_never_arrived_is_made_when_repeated(twin, name):
     assert row(twin) != before
 
 
-def test_renewal_adopts_a_prepare_and_a_handoff_behind_lost_answers(twin):
+def test_a_prepare_behind_a_lost_answer_is_found_by_making_it_again_also_in_a_handoff(twin):
     lease = owned(twin)
+    prepare = {"checkpoint": lease.checkpoint, "pending": END, "pending_state": b"2"}
     twin.lose_answer("UpdateItem")
     with pytest.raises(Unavailable):
-        twin.leases.update_checkpoint(lease, checkpoint=lease.checkpoint, pending=END, pending_state=b"2")
+        twin.leases.update_checkpoint(lease, **prepare)
     twin.leases.initiate_handoff(lease, "w2")
-    adopted = twin.leases.renew(lease)
+    adopted = twin.leases.update_checkpoint(lease, **prepare)
     assert adopted == twin.leases.get(KEY)
     assert (adopted.counter, adopted.pending_checkpoint, adopted.owner, adopted.checkpoint_owner) == (2, END, "w2", "w1")
+
+
+def test_a_renewal_does_not_take_the_progress_of_a_twin_for_its_own(twin):
+    lease = owned(twin)
+    assert twin.leases.update_checkpoint(lease, checkpoint=lease.checkpoint, pending=END, pending_state=b"2")
+    assert twin.leases.renew(lease) is None
 
 
 def race(calls):

@@ -9,7 +9,7 @@ from kcl_pipeline.errors import NotACompatibleTable, Unavailable
 from kcl_pipeline.leases.migration import ensure_client_version
 from kcl_pipeline.leases.tables import LeaderLock, MigrationState, WorkerMetrics
 
-W1 = WorkerMetrics("w1", 1760000000, {"C": (10.5, 11.25)}, {"C": (100,)})
+W1 = WorkerMetrics("w1", 1760000000, {"C": (10.5, 11.25)}, {"C": (100,)}, support_code=1)
 LOCK = LeaderLock("w1", 120000, "v1")
 NEXT = LeaderLock("w2", 30000, "v2")
 
@@ -28,7 +28,7 @@ def migration_row(twin):
 
 def test_appendix_a9_rows(twin):
     assert twin.workers.report(W1) == W1
-    twin.workers.report(WorkerMetrics("w2", 1760000003))
+    twin.workers.report(WorkerMetrics("w2", 1760000003, support_code=1))
     assert workers(twin) == {
         "w1": {
             "wid": {"S": "w1"},

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from typing import Final
 
 from kcl_pipeline.clock import Clock
@@ -35,6 +36,15 @@ def pending_number(lease: Lease) -> int | None:
     if lease.pending_checkpoint is None or not state or len(state) > LONGEST_NUMBER or not state.isdigit():
         return None
     return int(state)
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointWrite:
+    """What a checkpoint write puts into the row; made again it is the same write."""
+
+    checkpoint: Position
+    pending: Position | None
+    pending_state: bytes | None
 
 
 class Held:
@@ -190,7 +200,10 @@ class HeldLeases:
             with self._lock:
                 throughput_kbps = held.throughput.close_interval(self._clock.monotonic())
             try:
-                self._renew(held, throughput_kbps)
+                if held.unsure is None:
+                    self._renew(held, throughput_kbps)
+                else:
+                    self._settle(held)
             except LeaseLost:
                 return False
             except (AwsError, ValueError) as error:
@@ -204,7 +217,7 @@ class HeldLeases:
         Raises `LeaseLost`, and `Throttled` or `Unavailable`: the lease is still held, call again.
         """
         with self._entered(held):
-            return self._checkpoint(held, checkpoint, pending, pending_state)
+            return self._checkpoint(held, CheckpointWrite(checkpoint, pending, pending_state))
 
     def prepare(self, held: Held, *, checkpoint: Position | None, end: Position, avoid_number: int | None) -> int:
         """Announce a batch that ends at `end` (inclusive): pending checkpoint and its number in one conditional write (design §3, step 1).
@@ -214,26 +227,32 @@ class HeldLeases:
         """
         with self._entered(held):
             place = checkpoint if checkpoint is not None else held.lease.checkpoint
-            if held.unsure != _checkpoint_write(place, end, _number_state(held)):
+            if held.unsure != CheckpointWrite(place, end, _number_state(held)):
                 self._settle(held)
             if held.lease.counter + 1 == avoid_number:
                 self._renew(held)
             place = checkpoint if checkpoint is not None else held.lease.checkpoint
-            return self._checkpoint(held, place, end, _number_state(held)).counter
+            return self._checkpoint(held, CheckpointWrite(place, end, _number_state(held))).counter
 
-    def _checkpoint(self, held: Held, checkpoint: Position, pending: Position | None, state: bytes | None) -> Lease:
-        what = _checkpoint_write(checkpoint, pending, state)
+    def _checkpoint(self, held: Held, what: CheckpointWrite) -> Lease:
         if held.unsure != what:
             self._settle(held)
-        return self._write(held, what, lambda lease: self._table.update_checkpoint(lease, checkpoint=checkpoint, pending=pending, pending_state=state))
+        return self._write(
+            held, what, lambda lease: self._table.update_checkpoint(lease, checkpoint=what.checkpoint, pending=what.pending, pending_state=what.pending_state)
+        )
 
     def _renew(self, held: Held, throughput_kbps: float | None = None) -> Lease:
         return self._write(held, "renewal", lambda lease: self._table.renew(lease, throughput_kbps))
 
     def _settle(self, held: Held) -> None:
-        """Learn what became of an earlier write whose answer was lost: a renewal either goes through or finds that write (it can land no more afterwards)."""
-        if held.unsure is not None:
-            self._renew(held)
+        """Learn what became of an earlier write whose answer was lost, by making it again: it goes through, or finds itself (and can land no more)."""
+        match held.unsure:
+            case None:
+                return
+            case CheckpointWrite():
+                self._checkpoint(held, held.unsure)
+            case _:
+                self._renew(held)
 
     def _write(self, held: Held, what: object, write: Callable[[Lease], Lease | None]) -> Lease:
         self._require(held)
@@ -368,7 +387,3 @@ class HeldLeases:
 
 def _number_state(held: Held) -> bytes:
     return str(held.lease.counter + 1).encode("ascii")
-
-
-def _checkpoint_write(checkpoint: Position, pending: Position | None, state: bytes | None) -> tuple[str, Position, Position | None, bytes | None]:
-    return ("checkpoint", checkpoint, pending, state)

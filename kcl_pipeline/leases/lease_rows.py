@@ -67,9 +67,10 @@ class LeaseRows:
         return self._store.keys_by_owner(owner)
 
     def renew(self, lease: Lease, throughput_kbps: float | None = None) -> Lease | None:
-        """Done when the counter is one further and the same worker still processes the shard: only an owner's writes (or an assignment to it) do that.
+        """Done when the counter is one further, the same worker still processes the shard, and both positions are as this worker knows them.
 
-        Other than KCL's, the check also works during a handoff, and adopts any own write whose answer was lost (protocol §1.4.1).
+        Other than KCL's, the check also works during a handoff (protocol §1.4.1). The positions tell this write from one of another process under the same
+        worker id: adopting that one's counter would make its progress invisible, and its records would be committed twice.
         """
         put: Item = {rows.COUNTER: number(lease.counter + 1)}
         if throughput_kbps is not None:
@@ -85,7 +86,7 @@ class LeaseRows:
             row = _lease(outcome.item)
         if outcome.applied or row is None:
             return row
-        return row if _is_next(row, lease) and row.checkpoint_owner != row.owner else None
+        return row if _is_next(row, lease) and row.checkpoint_owner != row.owner and _same_progress(row, lease) else None
 
     def update_checkpoint(self, lease: Lease, *, checkpoint: Position, pending: Position | None = None, pending_state: bytes | None = None) -> Lease | None:
         """Done when the counter is one further, the same worker still processes the shard, and both positions and the state are those of this write."""
@@ -185,6 +186,11 @@ def _lease(item: Item | None) -> Lease | None:
 
 def _is_next(row: Lease, lease: Lease) -> bool:
     return row.counter == lease.counter + 1 and lease.actual_owner is not None and row.actual_owner == lease.actual_owner
+
+
+def _same_progress(row: Lease, lease: Lease) -> bool:
+    pending = row.pending_checkpoint == lease.pending_checkpoint and row.pending_checkpoint_state == lease.pending_checkpoint_state
+    return pending and row.checkpoint == lease.checkpoint
 
 
 def _same_place(one: Position | None, other: Position | None) -> bool:

@@ -102,14 +102,15 @@ class WorkerMetrics:
 
     `stats` maps a metric's short name (C, M, NI, NO, T) to up to ten averages, oldest first, −1 for a failed interval;
     `operating_range` maps it to `(max utilization percent,)`. Both empty: a worker without metrics. `last_update_seconds` is the
-    writer's wall clock. `drain_requested` and `run_id` are our extra attributes (`kclpDrain` N 1, `kclpRunId` S), which Java readers ignore.
+    writer's wall clock. `support_code` 1 would tell a Java leader that this worker can move to the single table (protocol §4.5), which it cannot yet.
+    `drain_requested` and `run_id` are our extra attributes (`kclpDrain` N 1, `kclpRunId` S), which Java readers ignore.
     """
 
     worker_id: str
     last_update_seconds: int
     stats: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     operating_range: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    support_code: int | None = 1
+    support_code: int | None = None
     drain_requested: bool = False
     run_id: str | None = None
 

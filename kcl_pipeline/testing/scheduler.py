@@ -38,6 +38,7 @@ class Task:
     greenlet: greenlet.greenlet
     done: bool = False
     error: BaseException | None = None
+    ticket: int = 0
 
     def join(self, timeout: float | None = None) -> None:
         """Wait in virtual time until the task is done, at most `timeout` seconds."""
@@ -84,7 +85,8 @@ class Host:
 class Scheduler:
     """Runs tasks in virtual time until none is left, a bound is reached, or the caller's condition holds.
 
-    `now` is virtual seconds from 0. The order of tasks that are due at the same time is drawn from the seeded generator.
+    `now` is virtual seconds from 0; `tasks` are all that were ever started. A task that ends with an exception that is no `Exception` (other than its host's
+    crash) ends the run at once, and is kept in `broken`. The order of tasks that are due at the same time is drawn from the seeded generator.
     """
 
     def __init__(self, seed: int, *, max_steps: int = 2_000_000) -> None:
@@ -94,6 +96,8 @@ class Scheduler:
         self._max_steps = max_steps
         self._queue: list[tuple[float, float, int, Task]] = []
         self._serial = itertools.count()
+        self.tasks: list[Task] = []
+        self.broken: BaseException | None = None
         self._hub = greenlet.getcurrent()
         self._current: Task | None = None
 
@@ -109,22 +113,36 @@ class Scheduler:
                 raise
             except BaseException as error:  # noqa: BLE001 (kept for whoever checks the task)
                 task.error = error
+                if not isinstance(error, Exception):
+                    self.broken = self.broken or error
             finally:
                 task.done = True
 
         task = Task(name, host, greenlet.greenlet(body, parent=self._hub))
         host.tasks.append(task)
+        self.tasks.append(task)
         self._enqueue(task, self.now)
         return task
 
     def _enqueue(self, task: Task, when: float) -> None:
-        heapq.heappush(self._queue, (when, self.rng.random(), next(self._serial), task))
+        """Only the newest entry of a task counts: one that was woken is not resumed a second time by the time-out it waited for."""
+        task.ticket = next(self._serial)
+        heapq.heappush(self._queue, (when, self.rng.random(), task.ticket, task))
+
+    def current(self) -> Task:
+        """The running task. Raises `RuntimeError` outside of one."""
+        if self._current is None:
+            raise RuntimeError("only a task can wait in virtual time")
+        return self._current
+
+    def wake(self, task: Task) -> None:
+        """Let a waiting task go on now."""
+        if not task.done:
+            self._enqueue(task, self.now)
 
     def pause(self, seconds: float) -> None:
         """Give way and come back after `seconds` of virtual time; raises `HostCrashed` if the host has died meanwhile."""
-        task = self._current
-        if task is None:
-            raise RuntimeError("only a task can wait in virtual time")
+        task = self.current()
         task.host.check()
         self._enqueue(task, self.now + max(seconds, 0.0))
         self._hub.switch()
@@ -134,19 +152,18 @@ class Scheduler:
         """Run until the condition holds (True), no task is left or `seconds` have passed (False). Raises `TimeIsUp` past the bound of steps."""
         deadline = self.now + seconds
         while self._queue:
-            if until is not None and until():
-                return True
-            when, _, _, task = self._queue[0]
+            if self.broken is not None or (until is not None and until()):
+                return self.broken is None
+            when, _, ticket, task = self._queue[0]
             if when > deadline:
                 self.now = deadline
                 return until is not None and until()
             heapq.heappop(self._queue)
-            self._resume(task, when)
+            if ticket == task.ticket and not task.done:
+                self._resume(task, when)
         return until is not None and until()
 
     def _resume(self, task: Task, when: float) -> None:
-        if task.done:
-            return
         if not task.host.crashed and task.host.paused_until > when:
             self._enqueue(task, task.host.paused_until)
             return
@@ -163,7 +180,7 @@ class Scheduler:
     def close(self) -> None:
         """End all tasks that are left, as crashes; afterwards no greenlet of this scheduler is alive."""
         for _ in range(10_000):
-            live = [entry for entry in self._queue if not entry[3].done]
+            live = [entry for entry in self._queue if entry[2] == entry[3].ticket and not entry[3].done]
             if not live:
                 return
             self._queue = live
@@ -209,28 +226,27 @@ class SimulatedSignal:
     def __init__(self, host: Host) -> None:
         self._host = host
         self._set = False
+        self._waiting: list[Task] = []
 
     def is_set(self) -> bool:
         """Whether it has been set."""
         return self._set
 
     def set(self) -> None:
-        """Set it; waiters notice at their next look."""
+        """Set it and wake those who wait."""
         self._set = True
-
-    def clear(self) -> None:
-        """Unset it."""
-        self._set = False
+        waiting, self._waiting = self._waiting, []
+        for task in waiting:
+            self._host.scheduler.wake(task)
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait in slices, so that a set signal is noticed within a tenth of the time-out, at the latest after a quarter of a second."""
-        scheduler = self._host.scheduler
-        deadline = scheduler.now + (3_600.0 if timeout is None else timeout)
-        slice_seconds = min(max((timeout or 1.0) / 10, _POLL_SECONDS), 0.25)
-        while not self._set and scheduler.now < deadline:
-            scheduler.pause(min(slice_seconds, deadline - scheduler.now))
-        if timeout is not None and timeout <= 0:
-            scheduler.pause(0.0)
+        """Wait until set, or for `timeout` seconds."""
+        if not self._set:
+            task = self._host.scheduler.current()
+            self._waiting.append(task)
+            self._host.scheduler.pause(3_600.0 if timeout is None else timeout)
+            if task in self._waiting:
+                self._waiting.remove(task)
         return self._set
 
 

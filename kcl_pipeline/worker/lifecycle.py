@@ -115,9 +115,9 @@ class Lifecycle:
         """Children first, then the parent's end: a crash between leaves nothing without a lease (protocol §6.7)."""
         lease = consumer.held.lease
         if consumer.children:
-            missing = [c for c in consumer.children if self._table.get(lease.key_of_sibling(c.shard_id)) is None]
-            for child in child_leases(lease, missing, existing=self._existing_parents(lease, consumer)):
-                self._table.create_lease(child)
+            if any(self._table.get(lease.key_of_sibling(c.shard_id)) is None for c in consumer.children):
+                for child in child_leases(lease, consumer.children, existing=self._existing_parents(lease, consumer)):
+                    self._table.create_lease(child)
             self._table.set_child_shard_ids(lease.lease_key, [c.shard_id for c in consumer.children])
         self._leases.checkpoint(consumer.held, checkpoint=SHARD_END)
         consumer.committed = consumer.checkpointed = SHARD_END

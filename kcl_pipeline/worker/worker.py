@@ -41,7 +41,6 @@ from kcl_pipeline.worker.summary import StopReason, WorkerProgress, WorkerSummar
 Mode = Literal["continuous", "drain"]
 ProgressCallback = Callable[[WorkerProgress], None]
 
-IDLE_SECONDS: Final = 0.05
 JOIN_SECONDS: Final = 10.0
 
 
@@ -50,7 +49,7 @@ class WorkerParts:
     """What a worker is made of.
 
     `metric` None reports no CPU; `leader` None: somebody else leads. `spawn` starts the threads, and `parallel` False makes renewals one after
-    the other: a simulation sets both.
+    the other: a simulation sets both. `idle_seconds`: how long the processing thread waits for data before it looks at its leases again.
     """
 
     settings: ConsumerSettings
@@ -69,6 +68,7 @@ class WorkerParts:
     run_id: str | None = None
     spawn: Spawn = spawn_thread
     parallel: bool = True
+    idle_seconds: float = 0.05
 
 
 class Worker:
@@ -155,7 +155,7 @@ class Worker:
             if self.reporter.drain_requested:
                 return StopReason.DRAIN_REQUESTED
             if not self.process_tick():
-                self.prefetcher.wait_for_data(stop, IDLE_SECONDS)
+                self.prefetcher.wait_for_data(stop, self._parts.idle_seconds)
             if on_progress is not None and self.figures.period_seconds() >= progress_seconds:
                 on_progress(self._progress())
             if drain is not None and drain.done():

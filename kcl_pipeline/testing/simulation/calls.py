@@ -1,0 +1,162 @@
+"""Every simulated I/O call goes through here: it takes time before and after its effect, and may fail in every way that AWS does."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final
+
+from kcl_pipeline.errors import ExpiredIterator, Throttled, Unavailable
+from kcl_pipeline.testing.scheduler import Host
+from kcl_pipeline.testing.sink import SinkFault
+
+
+class Fault(StrEnum):
+    """What can happen to one call."""
+
+    THROTTLED = "throttled"
+    SERVER_ERROR = "server_error"
+    TIMEOUT_BEFORE = "timeout_before_applying"
+    TIMEOUT_AFTER = "timeout_after_applying"
+    CRASH_BEFORE = "crash_before"
+    CRASH_AFTER = "crash_after"
+    PAUSE_BEFORE = "pause_before"
+    PAUSE_AFTER = "pause_after"
+
+
+AWS_SITES: Final = (
+    *(f"leases.{o}" for o in ("GetItem", "PutItem", "UpdateItem", "DeleteItem", "Scan", "Query")),
+    *(f"workers.{o}" for o in ("UpdateItem", "Scan", "DeleteItem")),
+    *(f"coordinator.{o}" for o in ("GetItem", "PutItem", "UpdateItem", "DeleteItem")),
+    *(f"kinesis.{o}" for o in ("DescribeStreamSummary", "ListShards", "GetShardIterator", "GetRecords")),
+)
+SINK_SITES: Final = ("sink.numbers", "sink.commit", "sink.fence", "sink.ensure_table", "sink.write_dead_letters")
+SITES: Final = (*AWS_SITES, *SINK_SITES)
+
+_THROTTLABLE: Final = frozenset(AWS_SITES)
+_SINK_FAULTS: Final = {
+    Fault.SERVER_ERROR: SinkFault.FAIL,
+    Fault.TIMEOUT_BEFORE: SinkFault.LAND_LATE,
+    Fault.TIMEOUT_AFTER: SinkFault.LAND_AND_FAIL,
+    Fault.THROTTLED: SinkFault.LOSE_RACE,
+}
+_LANDING: Final = ("sink.commit", "sink.fence")
+
+
+def applicable(site: str, fault: Fault) -> bool:
+    """Whether a fault can happen at a call site: only commits and fences can land late, or lose a race for the log."""
+    if site in _LANDING or site in _THROTTLABLE:
+        return True
+    return fault not in (Fault.THROTTLED, Fault.TIMEOUT_BEFORE, Fault.TIMEOUT_AFTER)
+
+
+@dataclass
+class Weather:
+    """How likely faults are now. `chance` is per call; hosts named in `partitioned` reach nothing at all."""
+
+    rng: random.Random
+    chance: float = 0.0
+    partitioned: set[str] = field(default_factory=set)
+    long_pause_seconds: float = 6.0
+    counts: Counter[tuple[str, str]] = field(default_factory=Counter)
+    note: Callable[[str], None] = lambda _text: None
+    deadly: bool = True
+
+    def draw(self, host: Host, site: str) -> Fault | None:
+        """The fault of this call, if it has one."""
+        if host.name in self.partitioned and site in _THROTTLABLE:
+            return self._count(host, site, Fault.TIMEOUT_BEFORE)
+        if self.rng.random() >= self.chance:
+            return None
+        fault = self.rng.choice(list(Fault))
+        if not applicable(site, fault):
+            return None
+        if fault in (Fault.CRASH_BEFORE, Fault.CRASH_AFTER, Fault.PAUSE_BEFORE, Fault.PAUSE_AFTER) and not self.deadly:
+            return None
+        return self._count(host, site, fault)
+
+    def _count(self, host: Host, site: str, fault: Fault) -> Fault:
+        self.counts[(site, fault)] += 1
+        self.note(f"{host.name}: {fault} at {site}")
+        return fault
+
+
+class Calls:
+    """The I/O of one host."""
+
+    def __init__(self, host: Host, weather: Weather) -> None:
+        self._host = host
+        self._weather = weather
+        self._open: dict[object, Fault | None] = {}
+
+    def latency(self) -> float:
+        """Half a round trip."""
+        return 0.001 + self._weather.rng.random() * 0.006
+
+    def before(self, site: str) -> None:
+        """Everything up to the moment of the effect."""
+        fault = self._weather.draw(self._host, site)
+        self._open[self._host.scheduler.current()] = fault
+        self._strike(fault, Fault.CRASH_BEFORE, Fault.PAUSE_BEFORE)
+        self._host.scheduler.pause(self.latency())
+        operation = site.partition(".")[2]
+        if fault is Fault.THROTTLED:
+            raise Throttled(f"{site} was throttled", code="ProvisionedThroughputExceededException", operation=operation)
+        if fault is Fault.SERVER_ERROR:
+            raise Unavailable(f"{site} failed with a server error", code="InternalServerError", operation=operation)
+        if fault is Fault.TIMEOUT_BEFORE:
+            self._host.scheduler.pause(0.3)
+            raise Unavailable(f"{site} timed out", code="ReadTimeout", operation=operation)
+
+    def after(self, site: str) -> None:
+        """Everything from the effect to the answer."""
+        fault = self._open.pop(self._host.scheduler.current(), None)
+        self._strike(fault, Fault.CRASH_AFTER, Fault.PAUSE_AFTER)
+        self._host.scheduler.pause(self.latency())
+        if fault is Fault.TIMEOUT_AFTER:
+            raise Unavailable(f"{site} timed out", code="ReadTimeout", operation=site.partition(".")[2])
+
+    @contextmanager
+    def call(self, site: str) -> Iterator[None]:
+        """Both halves around an effect."""
+        self.before(site)
+        yield
+        self.after(site)
+
+    def sink_fault(self, site: str) -> SinkFault | None:
+        """The sink passes time by itself; crashes and pauses are struck before it begins."""
+        fault = self._weather.draw(self._host, site)
+        self._strike(fault, Fault.CRASH_BEFORE, Fault.PAUSE_BEFORE)
+        if fault in (Fault.CRASH_AFTER, Fault.PAUSE_AFTER):
+            self._later(fault)
+            return None
+        return None if fault is None else _SINK_FAULTS.get(fault)
+
+    def _later(self, fault: Fault) -> None:
+        host, seconds = self._host, self._weather.long_pause_seconds
+
+        def strike() -> None:
+            self._host.scheduler.pause(self._weather.rng.random() * 0.03)
+            if fault is Fault.CRASH_AFTER:
+                host.crash()
+            else:
+                host.pause(seconds)
+
+        self._host.scheduler.spawn(Host("fate", host.scheduler), "strike", strike)
+
+    def _strike(self, fault: Fault | None, crash: Fault, pause: Fault) -> None:
+        if fault is crash:
+            self._host.crash()
+        elif fault is pause:
+            self._host.pause(self._weather.long_pause_seconds)
+
+    def expired(self) -> ExpiredIterator | None:
+        """Now and then an iterator is too old."""
+        if self._weather.rng.random() < self._weather.chance:
+            self._weather.counts[("kinesis.GetRecords", "expired_iterator")] += 1
+            return ExpiredIterator("the iterator expired", code="ExpiredIteratorException", operation="GetRecords")
+        return None
