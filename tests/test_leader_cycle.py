@@ -7,6 +7,7 @@ from leader_world import World
 
 from kcl_pipeline.errors import Throttled, Unavailable
 from kcl_pipeline.events import CycleFailed, HoleFound, LeaderElected, LeadershipLost, LeaseDeleted, LeaseMoved, LeasesCreated, MoveRefused
+from kcl_pipeline.leader.listing import missing_leases
 from kcl_pipeline.leader.moves import how_to_move
 from kcl_pipeline.leader.preview import preview
 from kcl_pipeline.leases.lease import Lease
@@ -390,6 +391,16 @@ def test_a_stream_of_which_no_row_can_be_read_is_not_taken_for_a_new_one():
     assert world.table() == {}
     world.run(60)
     assert list(world.table()) == ["shardId-000000000001"], "after three audits"
+
+
+def test_the_children_of_a_row_that_cannot_be_read_are_left_to_it():
+    world = World(shards=1)
+    (parent,) = world.model.open_shard_ids("orders")
+    world.model.split("orders", parent)
+    stream = world.kinesis.resolve_stream("orders", multi_stream=False)
+    shards = world.kinesis.list_shards(stream)
+    assert missing_leases(world.settings.shard_sync, [], [parent], shards, stream) == ()
+    assert [lease.lease_key for lease in missing_leases(world.settings.shard_sync, [], [], shards, stream)] == [parent]
 
 
 def test_another_hole_begins_the_count_anew():

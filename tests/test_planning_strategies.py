@@ -176,6 +176,12 @@ def test_equal_workers_share_new_leases_equally(name, workers, kbps):
 
 
 @both
+def test_leases_that_weigh_nothing_are_spread_too(name):
+    leases = [LeaseState(f"s{i}", None, 5.0, ended=True) for i in range(6)]
+    assert Counter(m.to_worker for m in plan(name, leases, fleet(3)).moves) == {"w00": 2, "w01": 2, "w02": 2}
+
+
+@both
 def test_a_fleet_without_traffic_is_balanced(name):
     """KCL waits for traffic: without throughput every comparison is with NaN."""
     leases = tuple(LeaseState(f"s{i:02}", "w00", kbps) for i, kbps in enumerate([None, 0.0] * 6))
@@ -224,11 +230,11 @@ def test_heavy_leases_leave_the_hot_worker_by_the_dampened_amount():
 
 def test_a_lease_that_fits_nobody_does_not_cost_its_target_the_next_one():
     """KCL polls the target, finds that the first lease does not fit, and has lost the target for the rest of the run (protocol §5.5 step 5)."""
-    leases = [LeaseState("big", "w00", 260.0), *(LeaseState(f"small{i}", "w00", 20.0) for i in range(12)), LeaseState("x", "w01", 350.0)]
-    workers = [WorkerState("w00", metrics={"C": 90.0}, limits={"C": 100.0}), WorkerState("w01", metrics={"C": 40.0}, limits={"C": 100.0})]
-    made = plan("worker_utilization_aware", leases, workers)
-    assert made.moves
-    assert all(m.lease_key.startswith("small") for m in made.moves)
+    leases = [*(LeaseState(f"heavy{i}", "w00", 226.0) for i in range(5)), LeaseState("big", "w00", 150.0), LeaseState("small", "w00", 20.0)]
+    leases += [LeaseState("x", "w01", 100.0), LeaseState("y", "w02", 100.0)]
+    workers = [WorkerState(f"w0{i}", metrics={"C": cpu}, limits={"C": 100.0}) for i, cpu in enumerate((90.0, 50.0, 70.0))]
+    # To take: 1300 × 20/90 × 0.6 = 173. The big one would raise w01 by 70 × 150/500 = 21 points over the mean of 70; the small one by 2.8.
+    assert [(m.lease_key, m.to_worker) for m in plan("worker_utilization_aware", leases, workers).moves] == [("small", "w01")]
 
 
 def test_within_the_threshold_nothing_moves():
@@ -254,7 +260,7 @@ def test_overshoot_is_a_setting():
 
 
 def test_the_last_lease_is_not_taken_for_balance():
-    leases = [LeaseState("a", "w00", 10.0), LeaseState("b", "w01", 1.0), LeaseState("c", "w01", 1.0)]
+    leases = [LeaseState("a", "w00", 1.0), LeaseState("b", "w01", 10.0), LeaseState("c", "w01", 10.0)]
     workers = [WorkerState("w00", metrics={"C": 80.0}, limits={"C": 100.0}), WorkerState("w01", metrics={"C": 5.0}, limits={"C": 100.0})]
     assert plan("worker_utilization_aware", leases, workers).moves == ()
 
