@@ -166,3 +166,12 @@ class FakeWorker:
         self.held.clear()
         self.world.rows.deregister(self.name)
         del self.world.workers[self.name]
+
+
+def settled(world, *workers):
+    """A fleet at work: every lease held by a living worker, evenly."""
+    world.join(*workers)
+    if not world.leaders:
+        world.leader()
+    world.run_until(lambda: all(world.held().values()) and sum(map(len, world.held().values())) == len(world.table()))
+    return world
