@@ -196,11 +196,15 @@ def consume_shards(
     events = RunEvents()
     reporter = RunReporter(context, events, stop, clock, pipeline.sink)
     with deferred_interrupts(stop) as interrupts, orphan_guard(stop, clock, enabled=not in_run_process(context)):
-        session = None if pipeline.transform is None else spark.session()
-        interrupts.reinstall()
+
+        def make_session() -> Any:
+            session = spark.session()
+            interrupts.reinstall()
+            return session
+
         worker = pipeline.build_worker(
             worker_id,
-            session_factory=None if session is None else lambda: session,
+            session_factory=None if pipeline.transform is None else make_session,
             clients=clients,
             clock=clock,
             events=events,

@@ -49,7 +49,7 @@ def test_appendix_a9_rows(twin):
             "slu": {"N": "1760000003"},
         },
     }
-    assert sorted(twin.workers.list_workers(), key=lambda w: w.worker_id) == [W1, WorkerMetrics("w2", 1760000003)]
+    assert sorted(twin.workers.list_workers(), key=lambda w: w.worker_id) == [W1, WorkerMetrics("w2", 1760000003, support_code=1)]
 
 
 def test_numbers_have_six_decimals_rounded_half_up(twin):
