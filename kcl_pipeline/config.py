@@ -54,9 +54,9 @@ class AssignmentSettings(_Settings):
     """What the leader does with leases and workers (protocol §5)."""
 
     lease_assignment_strategy: str = Field(
-        "worker_utilization_aware",
+        "balanced",
         min_length=1,
-        description="worker_utilization_aware, lease_count_based, balanced, or a registered strategy",
+        description="balanced, worker_utilization_aware (KCL's default), lease_count_based, or a registered strategy",
     )
     lease_assignment_interval_millis: int | None = Field(None, ge=10, description="None: twice the failover time")
     max_leases_for_worker: int = Field(2**31 - 1, ge=1)

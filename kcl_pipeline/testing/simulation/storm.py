@@ -9,7 +9,7 @@ from typing import Final
 from kcl_pipeline.testing.kinesis_errors import KinesisError
 from kcl_pipeline.testing.simulation.world import STREAM, Machine, World
 
-STRATEGIES: Final = ("worker_utilization_aware", "lease_count_based")
+STRATEGIES: Final = ("balanced", "worker_utilization_aware", "lease_count_based")
 
 
 @dataclass(frozen=True, slots=True)
