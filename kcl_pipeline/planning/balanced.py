@@ -99,10 +99,10 @@ class _Stress:
 
     def __init__(self, problem: Problem, targets: Targets, owner: list[int], reach: float) -> None:
         load = [list(base) for base in problem.base]
-        for i, w in enumerate(owner):
-            if w >= 0:
-                for row, loads in zip(load, problem.loads, strict=True):
-                    row[w] += loads[i]
+        for row, loads in zip(load, problem.loads, strict=True):
+            for w, one in zip(owner, loads, strict=True):
+                if w >= 0:
+                    row[w] += one
         used = [max(row[w] / caps[w] for row, caps in zip(load, problem.capacities, strict=True)) for w in range(len(problem.workers))]
         hosts: dict[int, float] = {}
         for i in targets.giants:
@@ -121,7 +121,11 @@ class _Stress:
                 for w, g in enumerate(problem.group_of):
                     by_group[g] += row[w]
                 self.group_peak = max([self.group_peak, *(total / room for total, room in zip(by_group, caps, strict=True))])
-        self.group_is_over = self.group_peak > 1.0 + problem.limits.group_threshold_percentage / 100.0 + EPSILON and _several_per_group(problem)
+        self.group_is_over = (
+            self.group_peak > 1.0 + problem.limits.group_threshold_percentage / 100.0 + EPSILON
+            and _several_per_group(problem)
+            and (not targets.giants or is_small(problem))
+        )
 
 
 def _several_per_group(problem: Problem) -> bool:

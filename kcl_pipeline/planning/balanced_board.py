@@ -54,10 +54,13 @@ class Board:
             for capacities, fixed_of in zip(problem.capacities, self.fixed, strict=True)
         ]
         self.limit = [list(limits) for limits in self.plain_limit]
-        # When workers cannot be as even as they might, groups are not asked to be.
+        # When workers cannot be as even as they might, groups are not asked to be; nor beside a giant: the other workers of its group
+        # would be emptied for it.
         targets = [target + max(rest - self.targets.rest, 0.0) for target in problem.group_targets]
         self.group_limit = [
-            [target * capacity for target, capacity in zip(targets, capacities, strict=True)] if len(problem.groups) > 1 else [math.inf]
+            [target * capacity for target, capacity in zip(targets, capacities, strict=True)]
+            if len(problem.groups) > 1 and not self.giants
+            else [math.inf] * len(problem.groups)
             for capacities in problem.group_capacities
         ]
         for i in self.giants:

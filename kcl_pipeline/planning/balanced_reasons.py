@@ -35,10 +35,10 @@ def moves_of(problem: Problem, owner: list[int]) -> tuple[Move, ...]:
 def utilizations(problem: Problem, owner: list[int]) -> list[float]:
     """Load over capacity of each worker, in its worst resource; 1.0 is the fair share."""
     load = [list(base) for base in problem.base]
-    for i, w in enumerate(owner):
-        if w >= 0:
-            for row, loads in zip(load, problem.loads, strict=True):
-                row[w] += loads[i]
+    for row, loads in zip(load, problem.loads, strict=True):
+        for w, one in zip(owner, loads, strict=True):
+            if w >= 0:
+                row[w] += one
     return [max(row[w] / capacities[w] for row, capacities in zip(load, problem.capacities, strict=True)) for w in range(len(problem.workers))]
 
 

@@ -231,18 +231,28 @@ def _push(board: Board, w: int, r: int, excess: float, pieces: int, once: set[in
             if v == w or not board.fits_hard(i, v) or not board.fits_group(i, v):
                 continue
             missing, by = max((board.loads[q][i] - board.limit[q][v] + board.load[q][v], q) for q in board.resources)
-            below = board.held[by][v][: bisect_left(board.held[by][v], (_LIGHTER * load, -1))]
-            cost = pieces_needed(below, missing)
-            if not below or below[-1][0] * len(below) < missing or sum(x for x, _ in below[-cost:]) < missing:
+            most_pieces = lighter if best is None else min(lighter, best[0])
+            cost = _room_for(board.held[by][v], missing, _LIGHTER * load, most_pieces)
+            if cost < 0:
                 continue
             rank = (cost, missing / cost, i, v)
-            if cost <= lighter and (best is None or rank < best):
+            if best is None or rank < best:
                 best = rank
     if best is None:
         return -1
     once.add(best[2])
     board.move(best[2], best[3])
     return best[3]
+
+
+def _room_for(held: list[tuple[float, int]], missing: float, below: float, most: int) -> int:
+    """How many leases lighter than `below` weigh `missing`, heaviest first; -1 when more than `most` would be needed."""
+    k = bisect_left(held, (below, -1))
+    for cost in range(1, min(most, k) + 1):
+        missing -= held[k - cost][0]
+        if missing <= 0:
+            return cost
+    return -1
 
 
 def _exchange(board: Board, i: int, v: int, r: int, need: float) -> bool:

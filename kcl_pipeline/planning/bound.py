@@ -8,7 +8,7 @@ a worker with one of `giants` may have that lease plus `GIANT_SLACK` of it inste
 **What has to leave.** A move takes a lease off one worker only, so the leases that leave different workers are counted separately, and
 placing leases without an owner are moves of their own. Take a worker that is over its limit by `e`. What arrives only adds load, so what leaves weighs
 at least `e`; k leases weigh at most what the k heaviest movable ones weigh; so at least the smallest k whose heaviest weigh `e` leave. With a giant on the
-worker the cases are "giant g is the heaviest that stays" and "no giant stays"; the smallest number over the cases holds.
+worker the cases are "giant g is the heaviest that stays" (g itself is not among the k then) and "no giant stays"; the smallest number over the cases holds.
 
 **What has to arrive.** The first bound takes off the heaviest leases, but they need large holes. Call a lease heavy when its load is
 above a threshold θ. In any plan that reaches the goal let `m_w` heavy leases leave worker w and `r_w` arrive. At least `f_w(m_w, r_w)` leases leave w,
@@ -62,7 +62,7 @@ def moves_lower_bound(problem: Problem, rest: float, giants: Sequence[int], grou
     if not giants:
         for r in range(len(problem.loads)):
             best = max(best, _arriving(problem, r, held, ownerless, limits[r]))
-    if group_rest is not None and len(problem.groups) > 1 and not giants:
+    if group_rest is not None and len(problem.groups) > 1:
         best = max(best, _leaving_groups(problem, held, group_rest))
     return len(ownerless) + best
 
@@ -71,10 +71,11 @@ def _leaving(problem: Problem, w: int, held: list[int], limits: list[list[float]
     if all(_load(problem, r, w, held) <= limits[r][w] for r in range(len(problem.loads))):
         return 0
     mine = [i for i in held if i in giants]
-    cases = [_without(problem, w, held, limits, gone=[i for i in mine if problem.free[i]], stays=[i for i in mine if not problem.free[i]])]
+    gone = [i for i in mine if problem.free[i]]
+    cases = [_without(problem, w, held, limits, gone=gone, stays=[i for i in mine if not problem.free[i]], kept=-1)]
     for giant in mine:
-        heavier = [i for i in mine if problem.free[i] and all(loads[i] > loads[giant] for loads in problem.loads)]
-        cases.append(_without(problem, w, held, limits, gone=heavier, stays=[i for i in mine if i not in heavier]))
+        heavier = [i for i in gone if all(loads[i] > loads[giant] for loads in problem.loads)]
+        cases.append(_without(problem, w, held, limits, gone=heavier, stays=[i for i in mine if i not in heavier], kept=giant))
     return min(cases)
 
 
@@ -83,14 +84,15 @@ def _load(problem: Problem, r: int, w: int, held: list[int]) -> float:
     return problem.base[r][w] + sum(loads[i] for i in held)
 
 
-def _without(problem: Problem, w: int, held: list[int], limits: list[list[float]], *, gone: list[int], stays: list[int]) -> int:
-    """Leases that leave when `gone` do and each giant of `stays` may raise the limit."""
+def _without(problem: Problem, w: int, held: list[int], limits: list[list[float]], *, gone: list[int], stays: list[int], kept: int) -> int:
+    """Leases that leave when `gone` do, `kept` does not (-1: any may), and each giant of `stays` may raise the limit."""
     gone_set = set(gone)
-    kept = [i for i in held if i not in gone_set]
+    left = [i for i in held if i not in gone_set]
     most = 0
     for r, loads in enumerate(problem.loads):
         limit = max([limits[r][w], *((1 + GIANT_SLACK) * loads[i] for i in stays)])
-        most = max(most, _pieces(sorted((loads[i] for i in kept if problem.free[i]), reverse=True), _load(problem, r, w, kept) - limit))
+        movable = sorted((loads[i] for i in left if problem.free[i] and i != kept), reverse=True)
+        most = max(most, _pieces(movable, _load(problem, r, w, left) - limit))
     return len(gone) + most
 
 

@@ -1,0 +1,1 @@
+"""Workloads that print figures; run as `python -m benchmarks.<name>`."""

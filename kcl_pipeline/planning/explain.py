@@ -1,0 +1,178 @@
+"""A plan as a table: every move with its reason, workers and groups before and after, and the bound. Plain values for whoever prints it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from kcl_pipeline.planning.figures import Figures, figures_of, max_over_mean, owners_after, worker_loads
+from kcl_pipeline.planning.model import Plan, PlanInput
+
+Value = str | int | float | None
+
+
+@dataclass(frozen=True, slots=True)
+class MoveRow:
+    """One move. `kbps` None: no sample."""
+
+    lease_key: str
+    from_worker: str | None
+    to_worker: str
+    kbps: float | None
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class LoadRow:
+    """A worker, or a group (`name` is its name, `group` too), before and after the plan. Utilization 1.0 is the fair share of its capacity."""
+
+    name: str
+    group: str
+    leases_before: int
+    leases_after: int
+    kbps_before: float
+    kbps_after: float
+    utilization_before: float
+    utilization_after: float
+
+
+@dataclass(frozen=True, slots=True)
+class PlanTable:
+    """What `explain` found. Moves in the order of the plan, workers most loaded first, groups by name."""
+
+    strategy: str
+    moves: tuple[MoveRow, ...]
+    workers: tuple[LoadRow, ...]
+    groups: tuple[LoadRow, ...]
+    spilled: tuple[str, ...]
+    notes: tuple[str, ...]
+    max_over_mean_before: float
+    figures: Figures
+
+    def rows(self) -> list[dict[str, Value]]:
+        """The moves as plain rows: lease, from, to, kbps, reason."""
+        return [{"lease": row.lease_key, "from": row.from_worker, "to": row.to_worker, "kbps": row.kbps, "reason": row.reason} for row in self.moves]
+
+    def worker_rows(self) -> list[dict[str, Value]]:
+        """Workers as plain rows."""
+        return [_load_row(row, "worker") for row in self.workers]
+
+    def group_rows(self) -> list[dict[str, Value]]:
+        """Groups as plain rows."""
+        return [_load_row(row, "group") for row in self.groups]
+
+    @property
+    def summary(self) -> str:
+        """One sentence: moves, bound, evenness before and after."""
+        return (
+            f"{self.strategy}: {self.figures.moves} moves (at least {self.figures.lower_bound} are needed), "
+            f"most loaded worker {self.max_over_mean_before:.3f} -> {self.figures.max_over_mean:.3f} of the mean"
+        )
+
+    def text(self, most_rows: int = 50) -> str:
+        """Everything as aligned text; at most `most_rows` of moves and of workers each."""
+        parts = [self.summary, *self.notes]
+        if self.spilled:
+            parts.append(f"{len(self.spilled)} leases that no worker may take: {', '.join(self.spilled[:most_rows])}")
+        for rows in (self.rows(), self.worker_rows(), self.group_rows()):
+            if rows:
+                parts.append("")
+                parts.extend(_aligned(rows[:most_rows]))
+                if len(rows) > most_rows:
+                    parts.append(f"... and {len(rows) - most_rows} more")
+        return "\n".join(parts)
+
+
+def explain(plan_input: PlanInput, plan: Plan) -> PlanTable:
+    """The table of a plan of any strategy for this input."""
+    kbps = {lease.lease_key: lease.throughput_kbps for lease in plan_input.leases}
+    before = {lease.lease_key: lease.owner for lease in plan_input.leases}
+    after = owners_after(plan_input, plan)
+    workers = _worker_rows(plan_input, before, after)
+    return PlanTable(
+        strategy=plan.strategy,
+        moves=tuple(MoveRow(move.lease_key, move.from_worker, move.to_worker, kbps.get(move.lease_key), move.reason) for move in plan.moves),
+        workers=tuple(sorted(workers, key=lambda row: (-max(row.utilization_before, row.utilization_after), row.name))),
+        groups=_group_rows(plan_input, workers),
+        spilled=plan.spilled,
+        notes=plan.notes,
+        max_over_mean_before=max_over_mean(plan_input, before),
+        figures=figures_of(plan_input, plan),
+    )
+
+
+def _worker_rows(plan_input: PlanInput, before: Mapping[str, str | None], after: Mapping[str, str | None]) -> list[LoadRow]:
+    loads_before, loads_after = worker_loads(plan_input, before), worker_loads(plan_input, after)
+    count_before, count_after = dict.fromkeys(loads_before, 0), dict.fromkeys(loads_before, 0)
+    for owners, counts in ((before, count_before), (after, count_after)):
+        for owner in owners.values():
+            if owner in counts:
+                counts[owner] += 1
+    room = sum(worker.capacity for worker in plan_input.workers) or 1.0
+    fair_before, fair_after = (sum(loads.values()) / room or 1.0 for loads in (loads_before, loads_after))
+    return [
+        LoadRow(
+            worker.worker_id,
+            worker.group,
+            count_before[worker.worker_id],
+            count_after[worker.worker_id],
+            loads_before[worker.worker_id],
+            loads_after[worker.worker_id],
+            loads_before[worker.worker_id] / (worker.capacity or 1.0) / fair_before,
+            loads_after[worker.worker_id] / (worker.capacity or 1.0) / fair_after,
+        )
+        for worker in sorted(plan_input.workers, key=lambda worker: worker.worker_id)
+    ]
+
+
+def _group_rows(plan_input: PlanInput, workers: Sequence[LoadRow]) -> tuple[LoadRow, ...]:
+    capacity: dict[str, float] = {}
+    for worker in plan_input.workers:
+        capacity[worker.group] = capacity.get(worker.group, 0.0) + worker.capacity
+    room = sum(capacity.values()) or 1.0
+    fair_before = sum(row.kbps_before for row in workers) / room or 1.0
+    fair_after = sum(row.kbps_after for row in workers) / room or 1.0
+    found = []
+    for group in sorted(capacity):
+        mine = [row for row in workers if row.group == group]
+        kbps_before, kbps_after = sum(row.kbps_before for row in mine), sum(row.kbps_after for row in mine)
+        found.append(
+            LoadRow(
+                group,
+                group,
+                sum(row.leases_before for row in mine),
+                sum(row.leases_after for row in mine),
+                kbps_before,
+                kbps_after,
+                kbps_before / (capacity[group] or 1.0) / fair_before,
+                kbps_after / (capacity[group] or 1.0) / fair_after,
+            )
+        )
+    return tuple(found)
+
+
+def _load_row(row: LoadRow, kind: str) -> dict[str, Value]:
+    found: dict[str, Value] = {kind: row.name}
+    if kind != "group":
+        found["group"] = row.group
+    return found | {
+        "leases before": row.leases_before,
+        "leases after": row.leases_after,
+        "kbps before": round(row.kbps_before, 1),
+        "kbps after": round(row.kbps_after, 1),
+        "utilization before": round(row.utilization_before, 3),
+        "utilization after": round(row.utilization_after, 3),
+    }
+
+
+def _aligned(rows: list[dict[str, Value]]) -> list[str]:
+    heads = list(rows[0])
+    cells = [heads, *([_cell(row[head]) for head in heads] for row in rows)]
+    widths = [max(len(line[k]) for line in cells) for k in range(len(heads))]
+    return ["  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip() for line in cells]
+
+
+def _cell(value: Value) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.1f}" if isinstance(value, float) and value >= 100 else f"{value:.3f}" if isinstance(value, float) else str(value)  # noqa: PLR2004 (digits)
