@@ -1,16 +1,19 @@
 """CPU providers: pure parsers on texts as the kernel and the metadata endpoint write them, and the choice between providers."""
 
 import json
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from types import SimpleNamespace
 
+import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kcl_pipeline.metrics import cgroup, cpu, ecs, platform
+from kcl_pipeline.metrics import cgroup, cpu, ecs, platform, process
 from kcl_pipeline.metrics.provider import percent
 
 
@@ -87,17 +90,41 @@ def test_proc_stat_is_always_a_percentage_or_nothing(readings):
         assert value is None or 0 <= value <= 100
 
 
-def test_psutil_times_without_iowait_as_on_macos():
-    assert cpu.from_psutil(SimpleNamespace(user=3.0, nice=1.0, system=2.0, idle=10.0)) == cpu.CpuTimes(busy=6.0, idle=10.0)
+class Ticking:
+    """A clock whose every reading is a second later."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def monotonic(self):
+        self.now += 1.0
+        return self.now
 
 
-def test_psutil_reads_this_machine():
-    provider = cpu.psutil_cpu()
+def test_the_processes_of_a_worker_are_measured_and_not_the_machine():
+    provider = process.ProcessCpu(Ticking(), 1)
     assert provider.sample() is None
-    total = 0
-    while (value := provider.sample()) is None:
-        total += sum(range(10_000))
-    assert 0 <= value <= 100
+    began = psutil.Process().cpu_times()
+    while psutil.Process().cpu_times().user - began.user < 0.05:
+        sum(range(10_000))
+    value = provider.sample()
+    assert 4 <= value <= 50
+
+
+def test_a_child_counts_as_its_worker():
+    provider = process.ProcessCpu(Ticking(), 1)
+    provider.sample()
+    busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        child = psutil.Process(busy.pid)
+        while child.cpu_times().user < 0.1:
+            os.sched_yield()
+        assert provider.sample() >= 9
+    finally:
+        busy.kill()
+        busy.wait(10)
+    provider.sample()
+    assert provider.sample() >= 0
 
 
 # cgroups
@@ -369,13 +396,13 @@ def test_ec2_is_known_by_its_firmware(files, expected):
 def test_elsewhere_psutil_gives_a_real_metric(system):
     files = v2_files(1) if system != "linux" else Files()
     provider = platform.select_provider(FakeClock(), host(files, environment=ECS_VARIABLE if system != "linux" else {}, system=system))
-    assert isinstance(provider, cpu.MachineCpu)
+    assert isinstance(provider, process.ProcessCpu)
     assert provider.short_name == "C"
     assert provider.max_utilization_percent == 100
 
 
 def test_no_source_at_all_is_no_metric(monkeypatch):
-    monkeypatch.setattr(cpu, "from_psutil", lambda times: 1 / 0)
+    monkeypatch.setattr(process.ProcessCpu, "sample", lambda self: 1 / 0)
     assert platform.select_provider(FakeClock(), host(Files())) is None
 
 

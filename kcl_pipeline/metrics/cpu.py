@@ -1,6 +1,6 @@
-"""CPU of a whole machine: /proc/stat (protocol §11.2), and psutil where there is no /proc.
+"""CPU of a whole machine by /proc/stat (protocol §11.2).
 
-Both count what KCL counts: user, nice, system and waiting for I/O are busy; interrupts, stolen and guest time are left out, so that
+It counts what KCL counts: user, nice, system and waiting for I/O are busy; interrupts, stolen and guest time are left out, so that
 the figures of a mixed fleet can be compared.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from kcl_pipeline.metrics.provider import CPU, FULL_PERCENT, ReadText, percent, read_text
 
@@ -41,12 +41,6 @@ def parse_proc_stat(text: str) -> CpuTimes:
     return CpuTimes(busy=user + nice + system + io_wait, idle=idle)
 
 
-def from_psutil(times: Any) -> CpuTimes:
-    """From `psutil.cpu_times()`: macOS and Windows have no I/O wait, Windows no nice."""
-    busy = sum(getattr(times, name, 0.0) for name in ("user", "nice", "system", "iowait"))
-    return CpuTimes(busy=busy, idle=times.idle)
-
-
 class MachineCpu:
     """CPU of this machine, from whatever `read` gives."""
 
@@ -67,10 +61,3 @@ class MachineCpu:
 def proc_stat_cpu(read: ReadText = read_text) -> MachineCpu:
     """By /proc/stat."""
     return MachineCpu(lambda: parse_proc_stat(read(PROC_STAT)))
-
-
-def psutil_cpu() -> MachineCpu:
-    """By psutil, on every platform that it knows."""
-    import psutil  # noqa: PLC0415 (needed only where /proc and cgroups do not say)
-
-    return MachineCpu(lambda: from_psutil(psutil.cpu_times()))

@@ -15,8 +15,9 @@ from typing import Final
 
 from kcl_pipeline.clock import Clock
 from kcl_pipeline.metrics.cgroup import Group, GroupCpu, detect_group, is_limited
-from kcl_pipeline.metrics.cpu import proc_stat_cpu, psutil_cpu
+from kcl_pipeline.metrics.cpu import proc_stat_cpu
 from kcl_pipeline.metrics.ecs import ENDPOINT_VARIABLE, EcsCpu, HttpGet, http_get
+from kcl_pipeline.metrics.process import ProcessCpu
 from kcl_pipeline.metrics.provider import MetricProvider, ReadText, read_text
 
 KUBERNETES_TOKEN: Final = "/var/run/secrets/kubernetes.io/serviceaccount/token"  # noqa: S105 (the path of a file, which is only looked for)
@@ -60,7 +61,7 @@ def _candidates(clock: Clock, host: Host) -> Iterator[MetricProvider]:
             yield GroupCpu(group, clock, host.cores)
         if is_ec2(host.read):
             yield proc_stat_cpu(host.read)
-    yield psutil_cpu()
+    yield ProcessCpu(clock, host.cores)
 
 
 def _has_limit(group: Group, cores: int) -> bool:

@@ -1,0 +1,47 @@
+"""CPU of this worker's own processes, by psutil.
+
+On a machine that is neither a cloud instance nor a container several workers may run side by side, as they do on a laptop. The whole machine's CPU is
+then the same for all of them and says nothing about who has too much; that of a worker's own processes (Python, the JVM, Spark's Python workers) does.
+"""
+
+from __future__ import annotations
+
+import psutil
+
+from kcl_pipeline.clock import Clock
+from kcl_pipeline.metrics.provider import CPU, FULL_PERCENT, percent
+
+
+class ProcessCpu:
+    """Percent of the machine that this process and its descendants use. A descendant that has ended takes its time with it: that step counts as none."""
+
+    short_name = CPU
+    max_utilization_percent = FULL_PERCENT
+
+    def __init__(self, clock: Clock, cores: int, pid: int | None = None) -> None:
+        self._clock = clock
+        self._cores = cores
+        self._process = psutil.Process(pid)
+        self._before: tuple[float, float] | None = None
+
+    def sample(self) -> float | None:
+        """Percent of all cores since the last call; None at the first. Raises `psutil.Error` when the process cannot be read."""
+        now = (self._clock.monotonic(), self._used_seconds())
+        before, self._before = self._before, now
+        if before is None:
+            return None
+        return percent(max(now[1] - before[1], 0.0), (now[0] - before[0]) * self._cores)
+
+    def _used_seconds(self) -> float:
+        used = _seconds(self._process)
+        for child in self._process.children(recursive=True):
+            try:
+                used += _seconds(child)
+            except psutil.NoSuchProcess:
+                continue
+        return used
+
+
+def _seconds(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return float(times.user + times.system)
