@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kcl_pipeline.planning.balanced_problem import Problem, build
+from kcl_pipeline.planning.balanced_score import heavy_for_all
 from kcl_pipeline.planning.balanced_targets import GIANT_SLACK
 from kcl_pipeline.planning.bound import moves_lower_bound
 from kcl_pipeline.planning.model import LeaseState, PlanInput, WorkerState
@@ -73,6 +74,25 @@ def test_no_plan_beats_the_bound(problem: Problem, rest: float) -> None:
 @given(problems(), st.sampled_from((1.05, 1.2)), st.integers(1, 2))
 def test_no_plan_beats_the_bound_with_giants(problem: Problem, rest: float, count: int) -> None:
     giants = sorted(range(len(problem.leases)), key=lambda i: -problem.loads[0][i])[:count]
+    best = fewest_moves(problem, rest, giants)
+    if best is not None:
+        assert moves_lower_bound(problem, rest, giants) <= best
+
+
+@st.composite
+def problems_with_giants(draw: st.DrawFn) -> tuple[Problem, list[int]]:
+    workers = tuple(WorkerState(f"w{w}", capacity=draw(st.sampled_from((1.0, 1.0, 1.5)))) for w in range(3))
+    owners = st.sampled_from([None, "w0", "w0", "w1", "w2"])
+    loads = [*draw(st.lists(st.integers(600, 900), min_size=1, max_size=2)), *draw(st.lists(st.integers(1, 60), min_size=2, max_size=5))]
+    problem = build(PlanInput(tuple(LeaseState(f"s{i}", draw(owners), float(load)) for i, load in enumerate(loads)), workers))
+    assert problem is not None
+    return problem, sorted(heavy_for_all(problem))
+
+
+@settings(max_examples=200, deadline=None)
+@given(problems_with_giants(), st.sampled_from((1.05, 1.2)))
+def test_no_plan_beats_the_bound_beside_real_giants(case: tuple[Problem, list[int]], rest: float) -> None:
+    problem, giants = case
     best = fewest_moves(problem, rest, giants)
     if best is not None:
         assert moves_lower_bound(problem, rest, giants) <= best

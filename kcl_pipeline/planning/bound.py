@@ -3,7 +3,7 @@
 The goal that a plan is held to: every lease without an owner is placed, and the load of each worker is at most `rest` times its capacity in every resource;
 a worker with one of `giants` may have that lease plus `GIANT_SLACK` of it instead, and so may one with load that nobody may move.
 (What a group may have is bounded likewise.)
-`moves_lower_bound` is the largest of three bounds, each a proof that no plan reaches the goal with fewer moves.
+`moves_lower_bound` is the largest of four bounds, each a proof that no plan reaches the goal with fewer moves.
 
 **What has to leave.** A move takes a lease off one worker only, so the leases that leave different workers are counted separately, and
 placing leases without an owner are moves of their own. Take a worker that is over its limit by `e`. What arrives only adds load, so what leaves weighs
@@ -19,6 +19,11 @@ ones, then light ones, heaviest first). Every heavy lease that leaves somewhere,
     moves ≥ placed + Σ_w f_w(m_w, r_w) + λ (Σ m_w + u - Σ r_w) ≥ placed + λ u + Σ_w min over (m, r) of (f_w(m, r) + λ (m - r)),
 
 the Lagrange dual of the problem; the right side does not know the plan. Several θ and λ are tried and the best is taken.
+
+**Hosts of giants.** (One resource; no giant so light that two fit one worker.) In the end each giant is alone among giants on its host, so there
+are as many hosts as giants. A host keeps at most one giant and, of everything else, at most what its limit leaves beside the lightest giant, or the
+slack of the heaviest; a worker that is no host keeps no giant. That gives two numbers of leases per worker that leave at least, and the
+cheapest choice of hosts is a bound.
 
 **Groups.** The same as the first, with a group in place of a worker; a lease that changes group is one move.
 
@@ -62,6 +67,8 @@ def moves_lower_bound(problem: Problem, rest: float, giants: Sequence[int], grou
     if not giants:
         for r in range(len(problem.loads)):
             best = max(best, _arriving(problem, r, held, ownerless, limits[r]))
+    elif len(problem.loads) == 1:
+        best = max(best, _hosting(problem, held, limits[0], giants))
     if group_rest is not None and len(problem.groups) > 1:
         best = max(best, _leaving_groups(problem, held, group_rest))
     return len(ownerless) + best
@@ -77,6 +84,25 @@ def _leaving(problem: Problem, w: int, held: list[int], limits: list[list[float]
         heavier = [i for i in gone if all(loads[i] > loads[giant] for loads in problem.loads)]
         cases.append(_without(problem, w, held, limits, gone=heavier, stays=[i for i in mine if i not in heavier], kept=giant))
     return min(cases)
+
+
+def _hosting(problem: Problem, held: list[list[int]], limits: list[float], giants: Sequence[int]) -> int:
+    loads = problem.loads[0]
+    least, most = min(loads[i] for i in giants), max(loads[i] for i in giants)
+    if least <= GIANT_SLACK * most + EPSILON or 2 * least <= max(limits) or len(giants) > len(limits):
+        return 0
+    heavy = set(giants)
+    total, savings = 0, []
+    for w, mine in enumerate(held):
+        own = sum(1 for i in mine if i in heavy)
+        others = [i for i in mine if i not in heavy]
+        movable = sorted((loads[i] for i in others if problem.free[i]), reverse=True)
+        load = _load(problem, 0, w, others)
+        without = own + _pieces(movable, load - limits[w])
+        hosting = max(own - 1, 0) + _pieces(movable, load - max(limits[w] - least, GIANT_SLACK * most))
+        total += without
+        savings.append(without - hosting)
+    return total - sum(sorted(savings, reverse=True)[: len(giants)])
 
 
 def _load(problem: Problem, r: int, w: int, held: list[int]) -> float:
