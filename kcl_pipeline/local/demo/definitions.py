@@ -5,8 +5,7 @@ import os
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 
-from kcl_pipeline.pipeline import Fleet, KinesisPipeline
-from kcl_pipeline.spark.delta import DeltaSink
+from kcl_pipeline import DeltaSink, Fleet, KinesisPipeline
 
 EVENT = "id string, user string, amount double, metric string, value double, time timestamp"
 
