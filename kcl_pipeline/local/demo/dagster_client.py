@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,8 @@ TERMINATE = (
 )
 MATERIALIZATIONS = """query Events($run: ID!) { runOrError(runId: $run) { ... on Run { assetMaterializations {
   metadataEntries { label ... on IntMetadataEntry { intValue } ... on FloatMetadataEntry { floatValue } } } } } }"""
+STARTED = re.compile(r"Started process for run \(pid: (\d+)\)")
+MESSAGES = """query Messages($run: ID!) { logsForRun(runId: $run, limit: 50) { ... on EventConnection { events { ... on MessageEvent { message } } } } }"""
 SENSOR = """query Sensor($selector: SensorSelector!) { sensorOrError(sensorSelector: $selector) { __typename ... on Sensor { id } } }"""
 STOP_SENSOR = """mutation Stop($id: String!) { stopSensor(id: $id) { __typename ... on PythonError { message } } }"""
 LOCATIONS = """query { workspaceOrError { ... on Workspace { locationEntries { name loadStatus locationOrLoadError { __typename
@@ -84,6 +87,12 @@ class DagsterPage:
         answer = self._ask(STOP_SENSOR, id=state["id"])["stopSensor"]
         if answer["__typename"] != "StopSensorMutationResult":
             raise RuntimeError(f"Dagster did not stop the sensor {sensor}: {answer}")
+
+    def pid_of(self, run_id: str) -> int | None:
+        """The process of a run, as its log tells it; None before it has started."""
+        events = self._ask(MESSAGES, run=run_id)["logsForRun"].get("events", [])
+        found = [match for event in events if (match := STARTED.search(event.get("message", "")))]
+        return int(found[-1].group(1)) if found else None
 
     def sum_of(self, run_id: str, label: str) -> float:
         """The sum of one additive figure over the materializations that a run has reported."""

@@ -45,8 +45,8 @@ class Processes:
     _children: list[tuple[str, subprocess.Popen[bytes]]] = field(default_factory=list)
 
     def start(self, name: str, arguments: list[str], extra: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
-        """Run `python <arguments>`; its output goes to `<folder>/<name>.log`."""
-        log = (self.folder / f"{name}.log").open("wb")
+        """Run `python <arguments>`; its output is added to `<folder>/<name>.log`."""
+        log = (self.folder / f"{name}.log").open("ab")
         with log:
             child = subprocess.Popen(  # noqa: S603 (our own modules)
                 [sys.executable, *arguments],
@@ -86,14 +86,18 @@ class Processes:
         return url
 
     def start_dagster(self, module: str, port: int) -> str:
-        """`dagster dev` (webserver and daemon) for a module; returns the page's address."""
+        """`dagster dev` (webserver and daemon) for a module; returns the page's address, which answers."""
+        self.launch_dagster(module, port)
+        self._wait_for_port("dagster", port, 120)
+        return f"http://127.0.0.1:{port}"
+
+    def launch_dagster(self, module: str, port: int) -> subprocess.Popen[bytes]:
+        """`dagster dev` without waiting for its page. Started again, it continues with the runs and sensors that are recorded in the folder."""
         home = self.folder / "dagster"
         home.mkdir(parents=True, exist_ok=True)
         write_dagster_yaml(home)
         self.environment["DAGSTER_HOME"] = str(home.resolve())
-        self.start("dagster", ["-m", "dagster", "dev", "-m", module, "-h", "127.0.0.1", "-p", str(port)])
-        self._wait_for_port("dagster", port, 120)
-        return f"http://127.0.0.1:{port}"
+        return self.start("dagster", ["-m", "dagster", "dev", "-m", module, "-h", "127.0.0.1", "-p", str(port)])
 
     def _wait_for_port(self, name: str, port: int, seconds: float) -> None:
         deadline = self.clock.monotonic() + seconds
@@ -109,7 +113,8 @@ class Processes:
     def stop_all(self) -> None:
         """Stop every child and what it started: SIGINT first, SIGKILL for what is left after its time."""
         for _, child in reversed(self._children):
-            family = _family(child.pid)
+            # The pid of a child that was waited for may be somebody else's by now.
+            family = _family(child.pid) if child.poll() is None else []
             if child.poll() is None:
                 child.send_signal(signal.SIGINT if child.args[2:3] != ["dagster"] else signal.SIGTERM)  # type: ignore[index]
             _, alive = psutil.wait_procs(family, timeout=20)

@@ -1,0 +1,182 @@
+"""What `benchmarks.chaos` sees from outside: the table's rows against the ledger, and who holds which lease. One thread that only reads."""
+
+from __future__ import annotations
+
+import statistics
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from kcl_pipeline.clock import Clock
+from kcl_pipeline.errors import KclError
+from kcl_pipeline.leases.lease import Lease
+from kcl_pipeline.leases.tables import LeaseTable
+from kcl_pipeline.local.demo.table import CommittedRows
+
+if TYPE_CHECKING:
+    from mypy_boto3_kinesis import KinesisClient
+
+LOOK_SECONDS = 0.3
+LONGEST_TAKEOVER_SECONDS = 120.0
+SLOW_TAKEOVER_SECONDS = 12.0
+
+
+@dataclass(slots=True)
+class Takeover:
+    """The leases that a worker had when something was done to it, until all of them are renewed by somebody.
+
+    `over`: the worker can write no more. Only then does a counter that moves prove anything: one that differs from `counters`, from the first look after.
+    """
+
+    kind: str
+    worker: str
+    began: float
+    keys: frozenset[str]
+    over: bool
+    counters: Mapping[str, int] | None = None
+
+
+@dataclass
+class Watch:
+    """Progress, gaps and takeovers, read three times a second. All times are monotonic seconds of this process."""
+
+    rows: CommittedRows
+    table: LeaseTable
+    published: Callable[[], int]
+    clock: Clock
+    say: Callable[[str], None]
+    committed: int = 0
+    worst_gap_s: float = 0.0
+    worst_gap_at: float = 0.0
+    takeovers: dict[str, list[float]] = field(default_factory=dict)
+    leases: Mapping[str, Lease] = field(default_factory=dict)
+    error: BaseException | None = None
+    looks: int = 0
+
+    def __post_init__(self) -> None:
+        self._stop = threading.Event()
+        self._lock = threading.Lock()
+        self._open: list[Takeover] = []
+        self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
+        self._moved = self.clock.monotonic()
+
+    def start(self) -> None:
+        """Begin to look."""
+        self._moved = self.clock.monotonic()
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop looking; raises what the thread raised."""
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join(10)
+        if self.error is not None:
+            raise self.error
+
+    def hit(self, kind: str, worker: str, *, over: bool) -> None:
+        """Something was done to a worker. `over`: it can write no more (SIGKILL, SIGSTOP); otherwise `ended` tells when."""
+        keys = frozenset(key for key, lease in self.leases.items() if lease.actual_owner == worker and not lease.ended)
+        if keys:
+            with self._lock:
+                self._open = [t for t in self._open if t.worker != worker]
+                self._open.append(Takeover(kind, worker, self.clock.monotonic(), keys, over))
+
+    def ended(self, worker: str) -> None:
+        """The worker that was hit can write no more."""
+        with self._lock:
+            for takeover in self._open:
+                takeover.over = takeover.over or takeover.worker == worker
+
+    def _run(self) -> None:
+        try:
+            while not self._stop.wait(LOOK_SECONDS):
+                self.look()
+        except BaseException as error:  # noqa: BLE001 (shown by stop)
+            self.error = error
+
+    def look(self) -> None:
+        """One look at table and leases."""
+        # Before the rows: what is published meanwhile waits for nobody yet
+        published = self.published()
+        committed = self.rows.count()
+        now = self.clock.monotonic()
+        if committed > self.committed or committed >= published:
+            self._moved = now
+        self.committed = committed
+        if now - self._moved > self.worst_gap_s:
+            self.worst_gap_s, self.worst_gap_at = now - self._moved, self._moved
+        try:
+            began = self.clock.monotonic()
+            self.leases = {lease.lease_key: lease for lease in self.table.list_leases().leases}
+        except KclError:
+            return
+        self.looks += 1
+        with self._lock:
+            self._open = [t for t in self._open if not self._settled(t, began)]
+
+    def _settled(self, takeover: Takeover, looked: float) -> bool:
+        if looked < takeover.began:
+            return False
+        if takeover.over and takeover.counters is None:
+            takeover.counters = {key: lease.counter for key, lease in self.leases.items()}
+        waiting = sorted(key for key in takeover.keys if not self._renewed(key, takeover))
+        seconds = self.clock.monotonic() - takeover.began
+        if waiting and seconds < LONGEST_TAKEOVER_SECONDS:
+            return False
+        self.takeovers.setdefault(takeover.kind, []).append(seconds)
+        if seconds > SLOW_TAKEOVER_SECONDS:
+            self.say(f"taking over from {takeover.worker} ({takeover.kind}) took {seconds:.1f} s; waiting still: {waiting}")
+        return True
+
+    def _renewed(self, key: str, takeover: Takeover) -> bool:
+        lease = self.leases.get(key)
+        if lease is None or lease.ended:
+            return True
+        moved = takeover.counters is not None and lease.counter > takeover.counters.get(key, 0)
+        return lease.actual_owner is not None and (lease.actual_owner != takeover.worker or moved)
+
+    def figures(self) -> dict[str, dict[str, float]]:
+        """Seconds from the hit until somebody held all leases again, by kind."""
+        return {
+            kind: {"count": len(times), "median_s": round(statistics.median(times), 1), "worst_s": round(max(times), 1)}
+            for kind, times in sorted(self.takeovers.items())
+        }
+
+
+def stuck_leases(kinesis: KinesisClient, streams: Sequence[str], before: Mapping[str, Lease], after: Mapping[str, Lease]) -> list[str]:
+    """What is not as it has to be, in words, from two looks that are further apart than the lease time.
+
+    An open shard without lease; an unfinished lease without owner, in a handoff in both looks, or whose counter stood still; a closed shard not at its end.
+    """
+    return [*_stuck_shards(kinesis, streams, after), *_stuck_rows(before, after)]
+
+
+def _stuck_shards(kinesis: KinesisClient, streams: Sequence[str], leases: Mapping[str, Lease]) -> list[str]:
+    stuck = []
+    by_shard = {((lease.stream or "::").split(":")[1], lease.shard_id): lease for lease in leases.values()}
+    for stream in streams:
+        shards: list[Any] = [shard for page in kinesis.get_paginator("list_shards").paginate(StreamName=stream) for shard in page["Shards"]]
+        for shard in shards:
+            closed = "EndingSequenceNumber" in shard["SequenceNumberRange"]
+            lease = by_shard.get((stream, shard["ShardId"]))
+            if lease is None and not closed:
+                stuck.append(f"{stream} {shard['ShardId']} is open and has no lease")
+            if lease is not None and closed and not lease.ended:
+                stuck.append(f"{stream} {shard['ShardId']} is closed and its lease is at {lease.checkpoint}, owner {lease.actual_owner}")
+    return stuck
+
+
+def _stuck_rows(before: Mapping[str, Lease], after: Mapping[str, Lease]) -> list[str]:
+    stuck = []
+    for key, lease in after.items():
+        old = before.get(key)
+        if lease.ended:
+            continue
+        if lease.actual_owner is None:
+            stuck.append(f"{key} has no owner")
+        elif lease.in_handoff and old is not None and old.in_handoff and old.owner == lease.owner:
+            stuck.append(f"{key} is in a handoff from {lease.checkpoint_owner} to {lease.owner}")
+        elif old is not None and old.counter == lease.counter:
+            stuck.append(f"{key} of {lease.actual_owner} is not renewed")
+    return stuck
