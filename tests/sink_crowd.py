@@ -48,3 +48,23 @@ def run_crowd(uri: str, workers: int, commits: int) -> Sequence[dict[str, Any]]:
     context = multiprocessing.get_context("spawn")
     with context.Pool(workers) as pool:
         return pool.starmap(crowd_writer, [(uri, worker, commits) for worker in range(1, workers + 1)], chunksize=1)
+
+
+def create_tables(root: str, rounds: int, barrier: Any) -> None:
+    """Make the same tables as everybody else, each at the same moment as everybody else."""
+    for turn in range(rounds):
+        sink = DeltaCommitter(DeltaSink(f"{root}/{turn}"), "app")
+        barrier.wait(60)
+        sink.ensure_table(SCHEMA)
+
+
+def run_creators(root: str, workers: int, rounds: int) -> list[int | None]:
+    """Run `create_tables` in processes of their own; their exit codes."""
+    context = multiprocessing.get_context("spawn")
+    barrier = context.Barrier(workers)
+    processes = [context.Process(target=create_tables, args=(root, rounds, barrier)) for _ in range(workers)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(120)
+    return [process.exitcode for process in processes]

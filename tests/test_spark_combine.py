@@ -231,9 +231,9 @@ class Shard:
         if roll < 0.12:
             self.row.owner, self.row.counter = who, self.row.counter + 1
             action = "assign"
-        elif roll < 0.17:
+        elif roll < 0.14:
             self.workers[who], action = {"at": "idle"}, "crash"
-        elif roll < 0.25:
+        elif roll < 0.3:
             self.turn += 1
             bystander = committer(self.uri, crowded=True, application="bystander")
             bystander.commit(written(self.uri), [CommitEntry("own", self.turn, SinkNumbers(self.turn - 1 or None))])
@@ -273,7 +273,7 @@ class Shard:
         worker["counter"] = worker["number"] = self.row.counter
         self.row.pending = (worker["end"], self.row.counter)
         worker["batch"] = written(self.uri, *range(worker["from"] + 1, worker["end"] + 1))
-        worker["at"] = "announce" if self.rng.random() < 0.5 else "land"
+        worker["at"] = "announce" if self.rng.random() < 0.8 else "land"
 
     def announce(self, who: int, worker: dict, sink: DeltaCommitter) -> None:
         sink._board.announce(PreparedBatch(tuple(worker["batch"].files), (claim("s", worker["number"], worker["numbers"]),)))

@@ -12,7 +12,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
-from sink_crowd import SHARED, run_crowd
+from sink_crowd import SHARED, run_creators, run_crowd
 
 from kcl_pipeline.batch import Batch, CommitEntry, CommitOutcome, SinkNumbers, Written
 from kcl_pipeline.errors import SettingsError, SinkError
@@ -295,3 +295,11 @@ def test_a_crowd_of_processes_loses_and_repeats_nothing(uri: str) -> None:
     assert len(contested) == sum(result["won"] for result in results) > 0
     final = committer(uri).numbers([f"{worker}-x" for worker in range(1, 9)])
     assert set(final.values()) == {SinkNumbers(20)}
+
+
+@pytest.mark.processes
+def test_many_workers_create_a_table_once(tmp_path: Path) -> None:
+    assert run_creators(str(tmp_path), workers=6, rounds=12) == [0] * 6
+    for turn in range(12):
+        assert sum("metaData" in line for line in log_lines(str(tmp_path / str(turn)))) == 1
+        assert DeltaTable(str(tmp_path / str(turn))).version() == 0

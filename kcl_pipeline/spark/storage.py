@@ -1,7 +1,7 @@
 """The objects under a table's root, on a local disk or in an object store: read, write, list, delete.
 
-Object stores are reached with the same client and the same storage options as the table's log, so that there is one set of settings and no
-second one to get wrong. Nothing here is conditional: who writes an object that must not be overwritten gives it a name of its own.
+Object stores are reached with the same storage options as the table's log, so that there is one set of settings and no second one to get wrong.
+Nothing here is conditional: who writes an object that must not be overwritten gives it a name of its own.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol
 from urllib.parse import unquote
+
+from pyarrow import fs as pafs
 
 _SCHEME: Final = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]+://")
 
@@ -110,45 +112,76 @@ class LocalStorage:
 
 
 class ObjectStorage:
-    """A prefix of an object store, through the client of delta-rs."""
+    """A prefix of an object store, through pyarrow's client.
 
-    def __init__(self, uri: str, storage_options: dict[str, str]) -> None:
+    Not through delta-rs', which has one, too: it keeps the interpreter lock while it waits for the network, and a worker whose other threads stand still
+    for the length of an upload loses its leases.
+    """
+
+    def __init__(self, uri: str, storage_options: Mapping[str, str]) -> None:
         self._uri = uri
-        self._options = storage_options
-        self._handler: Any = None
-
-    def _store(self) -> Any:
-        if self._handler is None:
-            from deltalake.fs import DeltaStorageHandler  # noqa: PLC0415 (its runtime must start in the process that uses it)
-
-            self._handler = DeltaStorageHandler(self._uri, options=self._options)._handler  # noqa: SLF001 (the wrapper cannot take pyarrow buffers)
-        return self._handler
+        self._options = {key.lower(): value for key, value in storage_options.items()}
+        self._opened: tuple[pafs.FileSystem, str] | None = None
 
     def read(self, path: str) -> bytes:  # noqa: D102
-        with _os_errors(f"{self._uri}/{path}"):
-            return bytes(self._store().open_input_file(path).read())
+        store, root = self._store()
+        with _os_errors(f"{self._uri}/{path}"), store.open_input_stream(f"{root}/{path}") as stream:
+            return bytes(stream.read())
 
     def write(self, path: str, data: bytes | memoryview) -> None:  # noqa: D102
-        with _os_errors(f"{self._uri}/{path}"):
-            stream = self._store().open_output_stream(path)
-            stream.write(bytes(data))
-            stream.close()
+        store, root = self._store()
+        with _os_errors(f"{self._uri}/{path}"), store.open_output_stream(f"{root}/{path}") as stream:
+            stream.write(data)
 
     def exists(self, path: str) -> bool:  # noqa: D102
+        store, root = self._store()
         with _os_errors(f"{self._uri}/{path}"):
-            return bool(self._store().get_file_info([path])[0].is_file)
+            return bool(store.get_file_info(f"{root}/{path}").type == pafs.FileType.File)
 
     def list(self, folder: str) -> list[StoredObject]:  # noqa: D102
+        store, root = self._store()
         with _os_errors(f"{self._uri}/{folder}"):
-            found = self._store().get_file_info_selector(folder, True, True)
-        return sorted((StoredObject(info.path, info.size, (info.mtime_ns or 0) // 1_000_000) for info in found if info.is_file), key=lambda stored: stored.path)
+            found = store.get_file_info(pafs.FileSelector(f"{root}/{folder}", recursive=True, allow_not_found=True))
+        files = [info for info in found if info.type == pafs.FileType.File]
+        return sorted(
+            (StoredObject(info.path.removeprefix(f"{root}/"), info.size, (info.mtime_ns or 0) // 1_000_000) for info in files), key=lambda one: one.path
+        )
 
     def delete(self, path: str) -> None:  # noqa: D102
+        store, root = self._store()
         try:
             with _os_errors(f"{self._uri}/{path}"):
-                self._store().delete_file(path)
+                store.delete_file(f"{root}/{path}")
         except FileNotFoundError:
             return
+
+    def _store(self) -> tuple[pafs.FileSystem, str]:
+        if self._opened is None:
+            scheme, _, root = self._uri.partition("://")
+            if scheme in ("s3", "s3a"):
+                self._opened = pafs.S3FileSystem(**s3_settings(self._options)), root
+            else:
+                self._opened = pafs.FileSystem.from_uri(self._uri)
+        return self._opened
+
+
+def s3_settings(options: Mapping[str, str]) -> dict[str, Any]:
+    """Settings of pyarrow for delta-rs' storage options (lower-case names, with or without `aws_`); what is not given comes from the environment, as there."""
+
+    def given(*names: str) -> str | None:
+        return next((options[key] for name in names for key in (f"aws_{name}", name) if key in options), None)
+
+    endpoint = given("endpoint_url", "endpoint")
+    settings = {
+        "access_key": given("access_key_id"),
+        "secret_key": given("secret_access_key"),
+        "session_token": given("session_token"),
+        "region": given("region", "default_region"),
+        "endpoint_override": endpoint.partition("://")[2].rstrip("/") if endpoint else None,
+        "scheme": "http" if endpoint and endpoint.startswith("http://") else None,
+        "force_virtual_addressing": given("virtual_hosted_style_request") == "true" or None,
+    }
+    return {name: value for name, value in settings.items() if value is not None}
 
 
 @contextmanager
