@@ -1,7 +1,7 @@
 """How good, how frugal and how fast the planner is: `python -m benchmarks.planner --json`.
 
-Beside `balanced`: KCL's variance strategy after 1, 10 and 60 rounds, and LPT from scratch. Nothing here asserts; the figures are printed. Plan times are those of one core, so that other work on the machine
-does not count; `plan_wall_ms_p99` is by the clock.
+Beside `balanced`: KCL's variance strategy after 1, 10 and 60 rounds, and LPT from scratch. Nothing here asserts; the figures are printed. Plan times
+are those of one core, so that other work on the machine does not count; `plan_wall_ms_p99` is by the clock.
 """
 
 from __future__ import annotations

@@ -15,6 +15,8 @@ class Board:
     def __init__(self, problem: Problem, targets: Targets, rest: float) -> None:
         self.problem = problem
         self.targets = targets
+        # Pairs that may still be looked at for an exchange: bounds the time where the target is out of reach.
+        self.tries = 4_000 + 2 * len(problem.leases)
         self.loads = problem.loads
         self.resources = range(len(problem.loads))
         self.sizes = [size(problem, i) for i in range(len(problem.leases))] if len(problem.loads) > 1 else problem.loads[0]

@@ -206,6 +206,9 @@ def _relieve_with_two(board: Board, w: int, r: int, need: float) -> bool:
     candidates = [i for _, i in held[first : first + _CANDIDATES]]
     receivers = [v for _, v in board.slacks[: -_RECEIVERS - 1 : -1] if v != w]
     for i in candidates:
+        if board.tries <= 0:
+            return False
+        board.tries -= len(receivers)
         for v in receivers:
             if _exchange(board, i, v, r, need) or _pass_on(board, i, v, r):
                 return True
@@ -260,17 +263,19 @@ def _exchange(board: Board, i: int, v: int, r: int, need: float) -> bool:
     load = board.loads[r][i]
     missing = load - (board.limit[r][v] - board.load[r][v])
     w = board.owner[i]
+    same_group = board.problem.group_of[w] == board.problem.group_of[v]
     held = board.held[r][v]
-    for k in range(bisect_left(held, (missing, -1)), len(held)):
+    first = bisect_left(held, (missing, -1))
+    for k in range(first, min(first + _CANDIDATES, len(held))):
         back_load, back = held[k]
         if back_load > load - need:
             return False
-        if back in board.giants:
+        if back in board.giants or not _would_fit(board, i, back, v):
             continue
         board.move(back, -1)
         if board.fits(i, v):
             board.move(i, v)
-            if board.fits_hard(back, w) and board.fits_group(back, w):
+            if board.fits_hard(back, w) and (same_group or board.fits_group(back, w)):
                 board.move(back, w)
                 return True
             board.move(i, w)
@@ -278,6 +283,24 @@ def _exchange(board: Board, i: int, v: int, r: int, need: float) -> bool:
         if len(board.resources) == 1:
             return False
     return False
+
+
+def _would_fit(board: Board, i: int, back: int, v: int) -> bool:
+    """A cheap look before anything is moved: whether `v` and its group have room for `i` once `back` is gone."""
+    groups = board.problem.group_of
+    g = groups[v]
+    limits = board.problem.limits
+    if board.count[v] > limits.max_leases_for_worker:
+        return False
+    if board.has_kbps_limit:
+        kbps = board.kbps[v] - board.problem.kbps[back]
+        if kbps > 0 and kbps + board.problem.kbps[i] > limits.max_throughput_per_host_kbps:
+            return False
+    if g != groups[board.owner[i]]:
+        for r in board.resources:
+            if board.group_load[r][g] - board.loads[r][back] + board.loads[r][i] > board.group_limit[r][g]:
+                return False
+    return all(board.load[r][v] - board.loads[r][back] + board.loads[r][i] <= board.limit[r][v] for r in board.resources)
 
 
 def _pass_on(board: Board, i: int, v: int, r: int) -> bool:
@@ -288,7 +311,7 @@ def _pass_on(board: Board, i: int, v: int, r: int) -> bool:
     if k == len(held):
         return False
     on = held[k][1]
-    if on in board.giants or board.sizes[on] >= board.sizes[i]:
+    if on in board.giants or board.sizes[on] >= board.sizes[i] or not _would_fit(board, i, on, v):
         return False
     third = board.best_fit(on, without=(v, board.owner[i]))
     if third < 0:

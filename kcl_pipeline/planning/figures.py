@@ -6,9 +6,10 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from kcl_pipeline.planning.balanced_problem import build
+from kcl_pipeline.planning.balanced_problem import EPSILON, build
 from kcl_pipeline.planning.balanced_reasons import utilizations
 from kcl_pipeline.planning.balanced_score import heavy_for_all
+from kcl_pipeline.planning.balanced_targets import GIANT_SLACK
 from kcl_pipeline.planning.bound import moves_lower_bound
 from kcl_pipeline.planning.model import Plan, PlanInput
 
@@ -78,8 +79,16 @@ def lower_bound(plan_input: PlanInput, plan: Plan) -> int:
     giants = heavy_for_all(problem)
     if len(giants) >= len(problem.workers):
         giants = set()
-    hosts = {owner[i] for i in giants}
-    reached = max([problem.target, *(u for w, u in enumerate(utilizations(problem, owner)) if w not in hosts)])
+    used = utilizations(problem, owner)
+    alone = {owner[i]: 0.0 for i in giants if owner[i] >= 0}
+    for i in giants:
+        if owner[i] >= 0:
+            share = max(loads[i] / capacities[owner[i]] for loads, capacities in zip(problem.loads, problem.capacities, strict=True))
+            alone[owner[i]] = max(alone[owner[i]], share)
+    reached = max([problem.target, *(u for w, u in enumerate(used) if w not in alone)])
+    if any(used[w] > max(reached, (1 + GIANT_SLACK) * share) * (1 + EPSILON) for w, share in alone.items()) or len(alone) < len(giants):
+        # The plan leaves more than slack beside a giant: what it reaches is a peak over all workers.
+        giants, reached = set(), max([problem.target, *used])
     group_rest = None
     if 1 < len(problem.groups) < len(problem.workers):
         group_rest = _group_utilizations(problem_loads=problem.loads, base=problem.base, owner=owner, group_of=problem.group_of, room=problem.group_capacities)
