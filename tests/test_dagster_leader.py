@@ -131,7 +131,7 @@ def test_tells_streams_tables_and_checks(instance):
     assert lease_table.metadata["leases"].value == 4
     assert len(lease_table.metadata["rows"].records) == 4
     assert {(r.data["worker"], r.data["leases"]) for r in lease_table.metadata["per_worker"].records} == {("w-1", 2), ("w-2", 2)}
-    assert lease_table.metadata["plan"].records[0].data["why"] == "w-1 has too much"
+    assert lease_table.metadata["plan"].records[0].data["reason"] == "w-1 has too much"
     workers = next(e for e in result.asset_events if e.asset_key.path[-1] == "worker_metrics_table" and not isinstance(e, dg.AssetCheckEvaluation))
     assert workers.metadata["cpu_spread"].value == 10.0
     assert all(e.passed for e in result.asset_events if isinstance(e, dg.AssetCheckEvaluation))

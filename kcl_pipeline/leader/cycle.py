@@ -182,7 +182,7 @@ class LeaderCycle:
             balance=balance,
         )
         plan = whole_plan(self._strategy(prepared.given), prepared)
-        now.plan = plan
+        now.plan, now.plan_input = plan, prepared.given
         if plan.moves or plan.spilled:
             unassigned = sum(1 for lease in prepared.given.leases if lease.owner is None)
             millis = (self._clock.monotonic() - began) * 1000
@@ -225,6 +225,7 @@ class LeaderCycle:
             unreadable=tuple(sorted(now.unreadable)),
             coverage=self._sync.coverage(now),
             plan=now.plan,
+            plan_input=now.plan_input,
             failed_moves=now.failed_moves,
             created=tuple(now.created),
             deleted=tuple(now.deleted),

@@ -12,7 +12,7 @@ from kcl_pipeline.errors import NotACompatibleTable
 from kcl_pipeline.leader.lock import LeaderElection
 from kcl_pipeline.leases.lease import Lease
 from kcl_pipeline.leases.tables import LeaseTable, WorkerMetrics, WorkerMetricsTable
-from kcl_pipeline.planning.model import Plan
+from kcl_pipeline.planning.model import Plan, PlanInput
 from kcl_pipeline.records.kinesis import KinesisClient
 from kcl_pipeline.shards import StreamId
 
@@ -52,6 +52,7 @@ class Round:
     deleted: list[str] = field(default_factory=list)
     expired: tuple[str, ...] = ()
     plan: Plan | None = None
+    plan_input: PlanInput | None = None
     failed_moves: int = 0
     errors: list[Exception] = field(default_factory=list)
 

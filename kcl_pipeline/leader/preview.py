@@ -15,7 +15,7 @@ from kcl_pipeline.leases.lease import Lease
 from kcl_pipeline.leases.tables import LeaseTable, WorkerMetrics, WorkerMetricsTable
 from kcl_pipeline.planning import strategies
 from kcl_pipeline.planning.cleanup import Deletion, completed_leases
-from kcl_pipeline.planning.model import Plan
+from kcl_pipeline.planning.model import Plan, PlanInput
 from kcl_pipeline.planning.state import prepare
 from kcl_pipeline.records.kinesis import KinesisClient
 
@@ -24,8 +24,9 @@ from kcl_pipeline.records.kinesis import KinesisClient
 class Preview:
     """What was found and what would be done.
 
-    `leases` are the rows as they are, `create` those to be added, `delete` those that may go once they have been finished long enough. `plan` includes the
-    leases to be created. `observed_seconds`: for how long the rows were watched; `expired` is known only if that is longer than the grace of their owners.
+    `leases` are the rows as they are, `create` those to be added, `delete` those that may go once they have been finished long enough. `plan`, made from
+    `plan_input`, includes the leases to be created. `observed_seconds`: for how long the rows were watched; `expired` is known only if that is longer than
+    the grace of their owners.
     """
 
     leases: tuple[Lease, ...]
@@ -36,6 +37,7 @@ class Preview:
     create: tuple[Lease, ...]
     delete: tuple[Deletion, ...]
     plan: Plan
+    plan_input: PlanInput
     observed_seconds: float
 
 
@@ -86,5 +88,6 @@ def preview(
         create=tuple(create),
         delete=completed_leases(found.leases, {}, 0.0) if settings.shard_sync.cleanup_leases_upon_shard_completion else (),
         plan=whole_plan(strategy(prepared.given), prepared),
+        plan_input=prepared.given,
         observed_seconds=observe_seconds,
     )

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from kcl_pipeline.leases.lease import Lease
 from kcl_pipeline.leases.tables import WorkerMetrics
-from kcl_pipeline.planning.model import Plan
+from kcl_pipeline.planning.model import Plan, PlanInput
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class StreamCoverage:
 
 @dataclass(frozen=True, slots=True)
 class CycleReport:
-    """The result of `LeaderCycle.run_once`. When `led` is False only `lock_owner` and `seconds` mean something.
+    """The result of `LeaderCycle.run_once`. When `led` is False only `lock_owner` and `plan_input` is what the plan was made from. `seconds` mean something.
 
     `leases` are the rows after this cycle's own writes, sorted by key; `workers` the living ones, sorted by id; `expired` the lease keys whose counter
     stood still for the failover time; `failed_moves` counts moves whose condition did not hold; `seconds` is how long the cycle took. `error`: what went wrong,
@@ -36,6 +36,7 @@ class CycleReport:
     unreadable: tuple[str, ...] = ()
     coverage: tuple[StreamCoverage, ...] = ()
     plan: Plan | None = None
+    plan_input: PlanInput | None = None
     failed_moves: int = 0
     created: tuple[str, ...] = ()
     deleted: tuple[str, ...] = ()

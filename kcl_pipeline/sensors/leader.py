@@ -150,6 +150,7 @@ class LeaderTick:
             waits=room.waits.observe(leases, gone | set(report.expired), now),
             lag_millis=worst_lag_millis(active),
             plan=report.plan,
+            plan_input=report.plan_input,
             cycle_seconds=report.seconds,
         )
         return list(asset_events(view, self._names, self._settings, self._options, room.cadence, now))

@@ -13,7 +13,8 @@ from kcl_pipeline.assets.names import Names, stream_key
 from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.leases.lease import Lease
 from kcl_pipeline.leases.tables import WorkerMetrics
-from kcl_pipeline.planning.model import Plan
+from kcl_pipeline.planning.explain import explain
+from kcl_pipeline.planning.model import Plan, PlanInput
 
 AssetEvent = dg.AssetMaterialization | dg.AssetObservation | dg.AssetCheckEvaluation
 
@@ -35,6 +36,7 @@ class FleetView:
     waits: dict[str, float]
     lag_millis: int | None = None
     plan: Plan | None = None
+    plan_input: PlanInput | None = None
     cycle_seconds: float = 0.0
 
 
@@ -111,10 +113,22 @@ def lease_table_metadata(view: FleetView) -> dict[str, Any]:
     else:
         metadata["rows"] = dg.MetadataValue.text(f"{len(view.leases)} rows are too many for this page; see `kcl-pipeline leases`")
     if view.plan is not None:
-        moves = [{"lease": m.lease_key, "from": m.from_worker, "to": m.to_worker, "why": m.reason} for m in view.plan.moves]
-        metadata["plan"] = table_of(moves)
+        metadata |= plan_metadata(view.plan, view.plan_input)
         metadata["plan_notes"] = dg.MetadataValue.text("; ".join((view.plan.strategy, *view.plan.notes, *(f"nobody can take {k}" for k in view.plan.spilled))))
     return metadata
+
+
+def plan_metadata(plan: Plan, plan_input: PlanInput | None) -> dict[str, Any]:
+    """The moves with their reasons; and, when it is known what the plan was made from, loads before and after per worker and group, and the bound."""
+    if plan_input is None:
+        return {"plan": table_of([{"lease": m.lease_key, "from": m.from_worker, "to": m.to_worker, "reason": m.reason} for m in plan.moves])}
+    table = explain(plan_input, plan)
+    return {
+        "plan": table_of(table.rows()),
+        "plan_summary": dg.MetadataValue.text(table.summary),
+        "plan_workers": table_of(table.worker_rows()),
+        "plan_groups": table_of(table.group_rows()),
+    }
 
 
 def worker_table_metadata(view: FleetView) -> dict[str, Any]:
