@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 FEWEST_SHARDS: Final = 3
 MOST_SHARDS: Final = 10
+FEWEST_UP: Final = 2
 LEASE_SECONDS: Final = 3.0
 TROUBLES: Final[tuple[tuple[str, dict[str, Any]], ...]] = (
     ("tables_throttled", {"service": "dynamodb", "kind": "throttle", "probability": 0.5}),
@@ -98,7 +99,8 @@ class Menu:
 
     def _on_worker(self, kind: str) -> bool:
         up = self.workers.up()
-        if not up:
+        # One is left alone: how long nothing was committed then tells of the fleet, not of a fleet that is not there
+        if len(up) < FEWEST_UP:
             return False
         worker = self.rng.choice(up)
         if kind == "kill_jvm":
