@@ -295,7 +295,7 @@ class Shard:
         worker["counter"], worker["from"], worker["pending"], worker["at"] = self.row.counter, worker["end"], None, "read"
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(5))
 def test_any_schedule_of_pauses_crashes_and_takeovers_keeps_the_range_whole(tmp_path: Path, seed: int) -> None:
     uri = str(tmp_path / "table")
     committer(uri).ensure_table(SCHEMA)
