@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Final
 
@@ -58,3 +59,17 @@ def require_java() -> int:
     if version < MINIMUM_JAVA:
         raise SettingsError(f"Spark needs Java {MINIMUM_JAVA} or newer and {command} is Java {version}: {_HINT}")
     return version
+
+
+def main() -> int:
+    """For the Makefile: nothing is printed when Java will do, else the one line that says what to install; returns the exit code."""
+    try:
+        require_java()
+    except SettingsError as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
