@@ -40,7 +40,9 @@ def worker(
     name = worker_id or f"{socket.gethostname().replace(separator, '_')}{separator}{os.getpid()}"
     clock = SystemClock()
     stop = clock.signal()
-    built = found.build_worker(name, events=LoggingEvents(), clock=clock, leads=lead, leader_patience_seconds=leader_patience_seconds)
+    # A run of its own, so that a request to drain that was meant for the process before this one is not taken for ours
+    run_id = f"{name}@{round(clock.wall() * 1000)}"
+    built = found.build_worker(name, events=LoggingEvents(), clock=clock, run_id=run_id, leads=lead, leader_patience_seconds=leader_patience_seconds)
     for number in (signal.SIGINT, signal.SIGTERM):
         # After the Spark session, which sets a handler of its own; an interrupt inside a Spark call would ruin the session
         signal.signal(number, lambda *_: stop.set())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Final
 
 from kcl_pipeline.clock import Clock
 from kcl_pipeline.config import ConsumerSettings
@@ -18,6 +19,8 @@ from kcl_pipeline.sequence import SHARD_END
 from kcl_pipeline.shards import StreamId
 from kcl_pipeline.worker.commit import Committer
 from kcl_pipeline.worker.consumer import ConsumerState, ShardConsumer
+
+ENDING_ATTEMPTS: Final = 10
 
 ReaderFactory = Callable[[ShardConsumer], ShardReader]
 
@@ -83,6 +86,9 @@ class Lifecycle:
             except (AwsError, SinkError, ShardSyncError) as error:
                 self._events(AwsTrouble(f"{consumer.state} {consumer.lease_key}", str(error)))
                 consumer.back_off(now, self._settings.worker.task_backoff_time_millis / 1000)
+                if consumer.state is ConsumerState.ENDING and consumer.failures >= ENDING_ATTEMPTS:
+                    # What the service said of the children may have been wrong: ask again
+                    self.restart(consumer)
 
     def _step(self, consumer: ShardConsumer) -> None:
         if consumer.state is ConsumerState.BLOCKED and not self._parents_ended(consumer):
