@@ -26,9 +26,11 @@ if TYPE_CHECKING:
 
     from kcl_pipeline.leases.tables import CoordinatorStateTable, LeaseTable, WorkerMetricsTable
     from kcl_pipeline.records.boto import BotoKinesis
+    from kcl_pipeline.records.fanout_boto import BotoFanOut
 
 CONNECT_TIMEOUT_SECONDS: Final = 5.0
 SPARE_CONNECTIONS: Final = 4
+SUBSCRIPTION_CONNECTIONS: Final = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +61,7 @@ class AwsClients:
         self._session: boto3.Session | None = None
         self._dynamodb: DynamoDBClient | None = None
         self._kinesis: BotoKinesisClient | None = None
+        self._fan_out: BotoKinesisClient | None = None
 
     @property
     def dynamodb(self) -> DynamoDBClient:
@@ -75,6 +78,14 @@ class AwsClients:
             if self._kinesis is None:
                 self._kinesis = self._get_session().client("kinesis", endpoint_url=self.options.endpoint_url, config=kinesis_config(self._settings))
             return self._kinesis
+
+    @property
+    def fan_out(self) -> BotoKinesisClient:
+        """The Kinesis client of subscriptions, each of which keeps a connection for minutes."""
+        with self._lock, _as_settings_errors():
+            if self._fan_out is None:
+                self._fan_out = self._get_session().client("kinesis", endpoint_url=self.options.endpoint_url, config=fan_out_config(self._settings))
+            return self._fan_out
 
     @property
     def endpoint_url(self) -> str:
@@ -94,10 +105,10 @@ class AwsClients:
     def close(self) -> None:
         """Close the connections; the clients are made anew when asked for again."""
         with self._lock:
-            for client in (self._dynamodb, self._kinesis):
+            for client in (self._dynamodb, self._kinesis, self._fan_out):
                 if client is not None:
                     client.close()
-            self._dynamodb = self._kinesis = None
+            self._dynamodb = self._kinesis = self._fan_out = None
 
     def _get_session(self) -> boto3.Session:
         if self._session is None:
@@ -156,6 +167,13 @@ def kinesis_config(settings: ConsumerSettings) -> Config:
     )
 
 
+def fan_out_config(settings: ConsumerSettings) -> Config:
+    """As `kinesis_config`, for subscriptions: one that is silent for less than the watchdog's time is not timed out."""
+    retrieval = settings.retrieval
+    seconds = max(retrieval.kinesis_request_timeout_millis, retrieval.fan_out_stall_millis) / 1000
+    return kinesis_config(settings).merge(Config(read_timeout=seconds, max_pool_connections=SUBSCRIPTION_CONNECTIONS))
+
+
 @dataclass(frozen=True, slots=True)
 class Tables:
     """The three tables of one application."""
@@ -184,3 +202,12 @@ def open_kinesis(settings: ConsumerSettings, clients: AwsClients, clock: Clock) 
     from kcl_pipeline.records.boto import BotoKinesis  # noqa: PLC0415 (pyarrow is needed only where records are read)
 
     return BotoKinesis(clients.kinesis, settings.retrieval, settings.shard_sync, clock)
+
+
+def open_fan_out(settings: ConsumerSettings, clients: AwsClients) -> BotoFanOut | None:
+    """The client that shards are subscribed to with; None when they are all polled."""
+    if settings.retrieval.retrieval_mode == "polling":
+        return None
+    from kcl_pipeline.records.fanout_boto import BotoFanOut  # noqa: PLC0415 (likewise)
+
+    return BotoFanOut(clients.fan_out)

@@ -139,6 +139,26 @@ class RetrievalSettings(_Settings):
     prefetch_max_bytes: int = Field(64 * 1024 * 1024, ge=1024 * 1024, description="Per worker, over all its shards")
     fetch_threads: int = Field(4, ge=1, le=256)
     skip_kpl_deaggregation: bool = False
+    retrieval_mode: Literal["polling", "fan_out", "auto"] = Field(
+        "polling",
+        description="KCL: fan_out, which AWS bills per consumer, shard and hour. auto: fan_out while this worker holds at most fan_out_max_shards "
+        "leases and its consumer can be registered, else polling",
+    )
+    consumer_name: str | None = Field(None, pattern=r"^[A-Za-z0-9_.-]{1,128}$", description="Of the fan-out consumer. None: the application's name")
+    consumer_arns: dict[str, str] = Field(default_factory=dict, description="Stream name to the ARN of a consumer that is used as it is")
+    fan_out_max_shards: int = Field(16, ge=1, description="Only with auto: a subscription takes a connection, a thread and up to 8 MiB")
+    fan_out_stall_millis: int = Field(20_000, ge=1_000, description="A subscription that is silent for this long is made anew; one that works speaks every 5 s")
+
+    @field_validator("consumer_arns")
+    @classmethod
+    def _are_consumers(cls, value: dict[str, str]) -> dict[str, str]:
+        for stream, arn in value.items():
+            if ":stream/" not in arn or "/consumer/" not in arn:
+                msg = (
+                    f"consumer_arns[{stream!r}]={arn!r} is not a consumer's ARN; write arn:aws:kinesis:<region>:<account>:stream/<name>/consumer/<name>:<epoch>"
+                )
+                raise ValueError(msg)
+        return value
 
 
 class BatchSettings(_Settings):

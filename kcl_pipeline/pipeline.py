@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from kcl_pipeline.aws import AwsClients, open_kinesis, open_tables
+from kcl_pipeline.aws import AwsClients, open_fan_out, open_kinesis, open_tables
 from kcl_pipeline.clock import Clock, SystemClock
 from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.errors import SettingsError
@@ -164,6 +164,7 @@ class KinesisPipeline:
             leader=leader,
             leader_patience_seconds=leader_patience_seconds,
             run_id=run_id,
+            fan_out=open_fan_out(self.settings, clients),
         )
         return Worker(worker_id, parts)
 

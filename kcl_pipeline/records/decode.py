@@ -8,6 +8,7 @@ because the same iterator may be asked again.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime
 from typing import Any, Final
 
@@ -54,7 +55,12 @@ class _Answer(msgspec.Struct, rename="pascal", gc=False):
     child_shards: list[_Child] | None = None
 
 
+class _Event(_Answer, rename="pascal", gc=False):
+    continuation_sequence_number: str | None = None
+
+
 _JSON: Final = msgspec.json.Decoder(_Answer)
+_EVENT_JSON: Final = msgspec.json.Decoder(_Event)
 
 
 def decode_page(body: bytes, content_type: str, stream: str, shard_id: str) -> RecordsPage:
@@ -68,6 +74,17 @@ def decode_page(body: bytes, content_type: str, stream: str, shard_id: str) -> R
     except (msgspec.MsgspecError, cbor2.CBORDecodeError, pa.ArrowException, LookupError, TypeError, ValueError, OverflowError, AttributeError) as error:
         why = f"the GetRecords answer for {shard_id} of {stream} ({len(body)} bytes, {content_type or 'no content type'}) cannot be read: {error}"
         raise Unavailable(why, code="BrokenBody", operation="GetRecords") from error
+
+
+def decode_event(payload: bytes, content_type: str, stream: str, shard_id: str) -> RecordsPage:
+    """One SubscribeToShardEvent in JSON as a page; `next_iterator` is its ContinuationSequenceNumber. Raises `Unavailable` when it is something else."""
+    try:
+        event = _EVENT_JSON.decode(payload)
+        seconds = np.fromiter((r.approximate_arrival_timestamp for r in event.records), np.float64, len(event.records))
+        return replace(_page(event, _micros(seconds), stream, shard_id), next_iterator=event.continuation_sequence_number or None)
+    except (msgspec.MsgspecError, pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+        why = f"an event of {shard_id} of {stream} ({len(payload)} bytes, {content_type or 'no content type'}) cannot be read: {error}"
+        raise Unavailable(why, code="BrokenBody", operation="SubscribeToShard") from error
 
 
 def _page(answer: _Answer, micros: npt.NDArray[np.int64], stream: str, shard_id: str) -> RecordsPage:

@@ -18,20 +18,21 @@ class Pace:
     """The times of one shard, in monotonic seconds.
 
     The two megabytes a second that a shard gives are kept to only once the service has insisted on them: a refusal costs a call, and so does
-    asking a shard again right after it gave ten megabytes.
+    asking a shard again right after it gave ten megabytes. `min_call_seconds` 0 is for a shard that pushes: looking for what came costs no call.
     """
 
     idle_seconds: float
     due: float = 0.0
     failures: int = 0
     keeps_byte_rate: bool = False
+    min_call_seconds: float = MIN_CALL_SECONDS
     _paid_until: float = 0.0
 
     def succeeded(self, began: float, *, size: int, at_tip: bool) -> None:
         """A call that began at `began` brought `size` bytes."""
         self.failures = 0
         self._paid_until = max(self._paid_until, began) + size / SHARD_BYTES_PER_SECOND
-        self.due = began + (max(self.idle_seconds, MIN_CALL_SECONDS) if at_tip else MIN_CALL_SECONDS)
+        self.due = began + (max(self.idle_seconds, self.min_call_seconds) if at_tip else self.min_call_seconds)
         if self.keeps_byte_rate:
             self.due = max(self.due, self._paid_until)
 

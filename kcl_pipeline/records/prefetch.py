@@ -6,7 +6,7 @@ import random
 import threading
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Final, Protocol, runtime_checkable
 
 from kcl_pipeline.clock import Clock, StopSignal
 from kcl_pipeline.config import RetrievalSettings
@@ -26,8 +26,9 @@ STALLED_SECONDS: Final = 60.0
 TOLERATED_THROTTLES: Final = 5
 
 
+@runtime_checkable
 class Reader(Protocol):
-    """What is prefetched from: `reader.ShardReader` and `fanout.FanOutReader` are."""
+    """What is prefetched from: `reader.ShardReader` is one."""
 
     lease_key: str
     millis_behind_latest: int | None
@@ -36,6 +37,17 @@ class Reader(Protocol):
 
     def read(self) -> Chunk | None:
         """One bounded step; None when it brought nothing new."""
+        ...
+
+
+@runtime_checkable
+class PushedReader(Reader, Protocol):
+    """A reader whose records come by themselves (`fanout.FanOutReader`): `read` makes no call for them and may be called every `poll_seconds`."""
+
+    poll_seconds: float
+
+    def close(self) -> None:
+        """The lease is gone; must not wait, and may come from another thread than `read`."""
         ...
 
 
@@ -54,6 +66,7 @@ class _Slot:
     reader: Reader
     pace: Pace
     succeeded: float
+    pushed: bool
     buffer: deque[_Buffered] = field(default_factory=deque)
     busy: bool = False
     reached_tip: bool = False
@@ -92,14 +105,19 @@ class Prefetcher:
         """Begin to read a shard; a reader that its lease had before is dropped with its buffer."""
         now = self._clock.monotonic()
         pace = Pace(self._settings.idle_time_between_reads_in_millis / 1000, due=now)
+        if isinstance(reader, PushedReader):
+            pace = Pace(reader.poll_seconds, due=now, min_call_seconds=0.0)
         with self._lock:
-            self._drop(reader.lease_key)
-            self._slots[reader.lease_key] = _Slot(reader, pace, succeeded=now)
+            dropped = self._drop(reader.lease_key)
+            self._slots[reader.lease_key] = _Slot(reader, pace, now, isinstance(reader, PushedReader))
+        if dropped is not reader:
+            _close(dropped)
 
     def remove(self, lease_key: str) -> None:
         """Stop reading a shard and forget what is buffered of it, also what a fetch under way will bring. Unknown keys are ignored."""
         with self._lock:
-            self._drop(lease_key)
+            dropped = self._drop(lease_key)
+        _close(dropped)
 
     def step(self) -> float:
         """One due fetch, if there is one and the buffer has room; returns the seconds until something may be due."""
@@ -197,8 +215,8 @@ class Prefetcher:
     def _note_success(self, slot: _Slot, chunk: Chunk | None, began: float, now: float) -> tuple[Event, ...]:
         reader = slot.reader
         behind = reader.millis_behind_latest
-        at_tip = behind == 0 or (behind is None and chunk is None)
-        slot.pace.succeeded(began, size=reader.last_bytes, at_tip=at_tip)
+        at_tip = behind == 0 or (behind is None and chunk is None and not slot.pushed)
+        slot.pace.succeeded(began, size=reader.last_bytes, at_tip=chunk is None if slot.pushed else at_tip)
         slot.succeeded = slot.stalled_at = now
         slot.behind = behind
         if self._slots.get(reader.lease_key) is not slot:
@@ -243,9 +261,16 @@ class Prefetcher:
             self._bytes += rest.bytes
             self._cost += head.cost
 
-    def _drop(self, lease_key: str) -> None:
+    def _drop(self, lease_key: str) -> Reader | None:
         slot = self._slots.pop(lease_key, None)
-        if slot is not None:
-            self._bytes -= sum(b.chunk.bytes for b in slot.buffer)
-            self._cost -= sum(b.cost for b in slot.buffer)
-            slot.buffer.clear()
+        if slot is None:
+            return None
+        self._bytes -= sum(b.chunk.bytes for b in slot.buffer)
+        self._cost -= sum(b.cost for b in slot.buffer)
+        slot.buffer.clear()
+        return slot.reader
+
+
+def _close(reader: Reader | None) -> None:
+    if isinstance(reader, PushedReader):
+        reader.close()

@@ -25,9 +25,11 @@ from kcl_pipeline.leases.store import serial_map
 from kcl_pipeline.leases.tables import CoordinatorStateTable, LeaseTable, WorkerMetricsTable
 from kcl_pipeline.metrics.provider import MetricProvider
 from kcl_pipeline.metrics.reporter import WorkerMetricsReporter
+from kcl_pipeline.records.fanout_subscription import FanOutClient
 from kcl_pipeline.records.kinesis import KinesisClient
 from kcl_pipeline.records.prefetch import Prefetcher
 from kcl_pipeline.records.reader import ShardReader
+from kcl_pipeline.records.retrieval import Retrieval
 from kcl_pipeline.shards import StreamId
 from kcl_pipeline.worker.background import Background, Due, Spawn, spawn_thread
 from kcl_pipeline.worker.commit import Committer
@@ -49,7 +51,8 @@ class WorkerParts:
     """What a worker is made of.
 
     `metric` None reports no CPU; `leader` None: somebody else leads. `spawn` starts the threads, and `parallel` False makes renewals one after
-    the other: a simulation sets both. `idle_seconds`: how long the processing thread waits for data before it looks at its leases again.
+    the other: a simulation sets both. `fan_out` None: shards can only be polled. `idle_seconds`: how long the processing thread waits for data
+    before it looks at its leases again.
     """
 
     settings: ConsumerSettings
@@ -68,6 +71,7 @@ class WorkerParts:
     run_id: str | None = None
     spawn: Spawn = spawn_thread
     parallel: bool = True
+    fan_out: FanOutClient | None = None
     idle_seconds: float = 0.05
 
 
@@ -84,6 +88,7 @@ class Worker:
         self.leases = HeldLeases(parts.lease_table, worker_id, parts.settings.lease, parts.clock, parts.events)
         self.prefetcher = Prefetcher(parts.settings.retrieval, parts.clock, parts.rng, parts.events)
         self.reporter = WorkerMetricsReporter(parts.worker_table, worker_id, parts.settings.worker, parts.clock, parts.rng, parts.metric, run_id=parts.run_id)
+        self._retrieval = Retrieval(parts.settings, parts.kinesis, parts.fan_out, parts.clock, parts.events, parts.spawn)
         self._streams: dict[str | None, StreamId] = {}
         self._committer = Committer(self.leases, parts.sink, parts.writer, parts.clock, parts.events, worker_id)
         self.lifecycle = Lifecycle(
@@ -116,6 +121,7 @@ class Worker:
         for name in self._settings.streams:
             stream = parts.kinesis.resolve_stream(name, multi_stream=self._settings.is_multi_stream)
             self._streams[stream.serialized if self._settings.is_multi_stream else None] = stream
+        self._retrieval.prepare(self._streams.values())
         for table in (parts.lease_table, parts.worker_table, parts.coordinator_table):
             table.ensure_exists()
         ensure_client_version(parts.coordinator_table, self.worker_id, self._clock)
@@ -235,17 +241,8 @@ class Worker:
         lease = consumer.held.lease
         if consumer.committed is None:
             raise ValueError(f"the lease {lease.lease_key} has no position yet")
-        return ShardReader(
-            self._parts.kinesis,
-            consumer.stream,
-            lease.lease_key,
-            lease.shard_id,
-            consumer.committed,
-            lease.hash_key_range,
-            self._settings.retrieval,
-            self._clock,
-            initial_timestamp=self._settings.shard_sync.initial_timestamp,
-        )
+        held = len(self.leases.held())
+        return self._retrieval.reader(consumer.stream, lease.lease_key, lease.shard_id, consumer.committed, lease.hash_key_range, held_leases=held)
 
     def _map(self, call: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
         return list(self._pool.map(call, items)) if self._parts.parallel and len(items) > 1 else serial_map(call, items)
