@@ -131,14 +131,17 @@ def test_the_same_commit_again_is_found_landed_and_lands_once(world: World) -> N
     assert world.ids() == [1, 9]
 
 
-def test_a_landed_commit_of_which_a_part_was_overtaken_is_refused(world: World) -> None:
-    """Its numbers do not prove any more that all of it landed; giving up the leases is safe, for whoever takes them finds the number that is pending."""
+def test_a_landed_commit_that_was_overtaken_is_known_to_who_saw_it_and_never_repeated(world: World) -> None:
     sink, rival, written = world.ready(), world.new_sink(), world.write(1)
     entries = [entry("a", 1), entry("b", 1)]
-    assert landed(sink.commit(written, entries))
+    version = sink.commit(written, entries).version
     assert landed(rival.commit(world.write(2), [entry("b", 2, SinkNumbers(1))]))
-    assert sink.commit(written, entries) == CommitOutcome(None, ("a", "b"))
-    assert world.ids() == [1, 2]
+    assert sink.commit(written, entries).version == version
+    stranger = world.new_sink().commit(written, entries)
+    assert stranger in (CommitOutcome(version), CommitOutcome(None, ("a", "b"))), "one that saw nothing of it gives up all its leases, or knows"
+    assert landed(rival.commit(world.write(3), [entry("a", 2, SinkNumbers(1)), entry("b", 3, SinkNumbers(2))]))
+    assert sink.commit(written, entries).version == version
+    assert world.ids() == [1, 2, 3]
 
 
 @pytest.mark.parametrize("number", [3, 11])
@@ -222,7 +225,8 @@ def test_a_takeover_at_any_moment_lands_the_range_once(world: World, order: tupl
     assert world.ids() == [1, 2], f"{order} {old_landed}"
     assert any(old_landed) == (settled == "landed")
     assert landed(taker.commit(world.write(3), [entry("a", 9, SinkNumbers(8, seen.fence))]))
-    assert not landed(old.commit(old_batch, [entry("a", 5)]))
+    assert landed(old.commit(old_batch, [entry("a", 5)])) == (settled == "landed"), "the old owner is told the truth, late as it is"
+    assert world.ids() == [1, 2, 3]
 
 
 def test_other_leases_commits_are_no_obstacle(world: World) -> None:

@@ -95,6 +95,22 @@ def test_who_loses_the_race_announces_and_is_taken_along(uri: str) -> None:
     assert announced(uri) == []
 
 
+def test_an_owner_that_looks_late_still_learns_that_its_batch_was_taken_along(uri: str) -> None:
+    """Between its announcement and its next look the batch lands and the lease moves on."""
+    owner, other = committer(uri), committer(uri, crowded=True)
+    owner._pace.lost(3)
+
+    def both(_seconds: float) -> None:
+        if announced(uri):
+            other.commit(written(uri, 2), [CommitEntry("w", 1, NONE)])
+            other.commit(written(uri, 3), [CommitEntry("a", 9, SinkNumbers(1))])
+
+    owner._clock.sleep = both  # type: ignore[method-assign]
+    owner._rng.seed(1)
+    assert owner.commit(written(uri, 1), [CommitEntry("a", 1, NONE)]) == CommitOutcome(1)
+    assert ids(uri) == [1, 2, 3]
+
+
 @pytest.mark.parametrize("expected", [SinkNumbers(5), SinkNumbers(4, 1), SinkNumbers(None, 1), NONE, SinkNumbers(8)])
 def test_only_exactly_the_expected_numbers_will_do(uri: str, expected: SinkNumbers) -> None:
     """The table has data 4 and no fence; a higher number than the table's is no reason to land."""

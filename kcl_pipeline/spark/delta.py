@@ -163,6 +163,9 @@ class DeltaCommitter:
 
         A number belongs to one range of one lease alone, so if all are there, all ranges landed: an answer was lost, or another writer took them along.
         """
+        version = self._log.landed_together({self._data_id(entry.lease_key): entry.number for entry in entries})
+        if version is not None:
+            return CommitOutcome(version)
         now = {entry.lease_key: self._numbers(entry.lease_key) for entry in entries}
         if all(now[entry.lease_key].data == entry.number for entry in entries):
             return CommitOutcome(self._log.landed_at(self._data_id(entries[0].lease_key)))

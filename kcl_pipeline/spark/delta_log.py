@@ -33,7 +33,7 @@ from kcl_pipeline.spark.storage import open_storage, table_root
 _LOG: Final = logging.getLogger(__name__)
 _DEFAULT_CHECKPOINT_INTERVAL: Final = 100
 _UNSUPPORTED_FEATURES: Final = {"identityColumns", "generatedColumns", "rowTracking", "icebergCompatV1", "icebergCompatV2", "columnMapping"}
-_SIZES_KEPT: Final = 128
+_ENTRIES_KEPT: Final = 1024
 _runtime_process: list[int] = []
 
 
@@ -83,7 +83,7 @@ class DeltaLog:
         self._schema: pa.Schema | None = None
         self._opened_at = -1
         self._read_to = -1
-        self._sizes: dict[int, int] = {}
+        self._recent: dict[int, dict[str, int]] = {}
 
     @property
     def version(self) -> int:
@@ -111,7 +111,11 @@ class DeltaLog:
 
     def transactions_at(self, version: int) -> int:
         """How many application transactions the commit of a version carried that was read lately; 0 when it was not."""
-        return self._sizes.get(version, 0)
+        return len(self._recent.get(version, ()))
+
+    def landed_together(self, transactions: Mapping[str, int]) -> int | None:
+        """The newest version read lately whose commit set all these numbers: proof that it landed, also when others have moved the numbers on since."""
+        return next((version for version, entry in reversed(self._recent.items()) if transactions.items() <= entry.items()), None)
 
     def transaction(self, application_id: str) -> int | None:
         """The number of an application transaction at `version`, or as far as `peek` has read."""
@@ -220,7 +224,7 @@ class DeltaLog:
         from deltalake import DeltaTable  # noqa: PLC0415 (as above)
         from deltalake.exceptions import TableNotFoundError  # noqa: PLC0415 (as above)
 
-        self._table, self._numbers, self._landed, self._schema, self._sizes = None, {}, {}, None, {}
+        self._table, self._numbers, self._landed, self._schema, self._recent = None, {}, {}, None, {}
         try:
             self._table = DeltaTable(self.root, storage_options=self._options)
         except TableNotFoundError:
@@ -256,12 +260,14 @@ class DeltaLog:
 
     def _read_entry(self, version: int, entry: bytes) -> None:
         self._read_to = version
-        self._sizes[version] = entry.count(b'{"txn"')
-        self._sizes.pop(version - _SIZES_KEPT, None)
+        numbers = self._recent[version] = {}
+        self._recent.pop(version - _ENTRIES_KEPT, None)
         for line in entry.splitlines():
             if b'"txn"' in line or b'"metaData"' in line:
                 action = json.loads(line)
                 transaction = action.get("txn")
+                if transaction is not None:
+                    numbers[transaction["appId"]] = transaction["version"]
                 if transaction is not None and (transaction["appId"].startswith(self._prefix) or transaction["appId"] in self._numbers):
                     self._numbers[transaction["appId"]] = transaction["version"]
                     self._landed[transaction["appId"]] = version

@@ -138,8 +138,9 @@ class InMemorySink:
             raise SinkError("the table does not exist; it was removed while a worker writes to it")
         self._check_schema(written.schema)
         while True:
-            if all(self.table.numbers(entry.lease_key).data == entry.number for entry in entries):
-                return CommitOutcome(self.table.landed_at(entries[0].lease_key, entries[0].number))
+            landed = {self.table.landed_at(entry.lease_key, entry.number) for entry in entries}
+            if len(landed) == 1 and None not in landed:
+                return CommitOutcome(landed.pop())
             refused = tuple(entry.lease_key for entry in entries if self.table.numbers(entry.lease_key) != entry.expected)
             if refused:
                 return CommitOutcome(None, refused)
