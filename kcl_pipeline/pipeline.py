@@ -28,14 +28,17 @@ from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.errors import SettingsError
 from kcl_pipeline.events import EventSink, ignore_events
 from kcl_pipeline.leader.cycle import LeaderCycle
-from kcl_pipeline.spark.delta import DeltaSink
+from kcl_pipeline.spark.arrow_writer import ArrowBatchWriter
+from kcl_pipeline.spark.delta import DeltaCommitter, DeltaSink
+from kcl_pipeline.worker.starting import patiently
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from dagster import Definitions
     from pyspark.sql import DataFrame, SparkSession
 
-    from kcl_pipeline.batch import BatchWriter
+    from kcl_pipeline.batch import BatchWriter, TransactionalSink
+    from kcl_pipeline.spark.foreach import ForeachBatchSink
     from kcl_pipeline.worker.worker import Worker
 
 SessionFactory = Callable[[], "SparkSession"]
@@ -59,13 +62,13 @@ class KinesisPipeline:
 
     `name` is the KCL application name: it names the three tables and the Dagster definitions. `transform` gets a Spark DataFrame with the columns of
     `records.kinesis.RECORD_SCHEMA` and returns one; `transform_arrow` does the same on `pyarrow.Table` without a JVM; give at most one, none
-    keeps the records as they are. `settings` overrides any field of `config.ConsumerSettings`, e.g. `{"lease": {"failover_time_millis": 5000}}`.
-    `spark_config` are Spark properties. Raises `SettingsError`, with what to write instead.
+    keeps the records as they are. `sink` is a `DeltaSink` (exactly once) or a `spark.foreach.ForeachBatchSink` (at least once).
+    `settings_overrides` changes any field of `config.ConsumerSettings`, e.g. `{"lease": {"failover_time_millis": 5000}}`. `spark_config` are Spark properties. Raises `SettingsError`, with what to write instead.
     """
 
     name: str
     streams: Sequence[str]
-    sink: DeltaSink
+    sink: DeltaSink | ForeachBatchSink
     transform: Callable[[DataFrame], DataFrame] | None = None
     transform_arrow: Callable[[pa.Table], pa.Table] | None = None
     workers: Fleet = Fleet()
@@ -75,6 +78,8 @@ class KinesisPipeline:
     def __post_init__(self) -> None:
         if self.transform is not None and self.transform_arrow is not None:
             raise SettingsError("transform and transform_arrow are both set; keep one of them")
+        if self.transform_arrow is not None and not isinstance(self.sink, DeltaSink):
+            raise SettingsError("transform_arrow needs a DeltaSink; a ForeachBatchSink gets a Spark DataFrame: write transform")
         if isinstance(self.streams, str):
             raise SettingsError(f"streams={self.streams!r} is a text; write streams=[{self.streams!r}]")
         _ = self.settings
@@ -94,7 +99,7 @@ class KinesisPipeline:
 
         return build_definitions(self, **options)
 
-    def ensure_tables(self, *, clients: AwsClients | None = None, clock: Clock | None = None) -> None:
+    def ensure_tables(self, *, clients: AwsClients | None = None, clock: Clock | None = None, events: EventSink = ignore_events) -> None:
         """Look up the streams, then create the three tables where they are missing and wait until they are usable.
 
         Before anything slow, so that the leader can begin. Raises `NotFound` (a stream), `AccessDenied`, `NotACompatibleTable`, `Unavailable`.
@@ -105,7 +110,7 @@ class KinesisPipeline:
             kinesis.resolve_stream(stream, multi_stream=self.settings.is_multi_stream)
         tables = open_tables(self.settings, clients, clock)
         for table in (tables.lease, tables.workers, tables.coordinator):
-            table.ensure_exists()
+            patiently("look at the tables", table.ensure_exists, clock, random.Random(table.name), events, clock.signal())
 
     def build_leader(
         self,
@@ -140,23 +145,23 @@ class KinesisPipeline:
         `leads`: it leads when nobody else does, after `leader_patience_seconds` without any leader.
         """
         from kcl_pipeline.metrics.platform import select_provider  # noqa: PLC0415 (probes the platform)
-        from kcl_pipeline.spark.delta import DeltaCommitter  # noqa: PLC0415
         from kcl_pipeline.worker.worker import Worker, WorkerParts  # noqa: PLC0415
 
         clock = clock or SystemClock()
         clients = clients or AwsClients(self.settings)
-        self.ensure_tables(clients=clients, clock=clock)
+        self.ensure_tables(clients=clients, clock=clock, events=events)
         tables = open_tables(self.settings, clients, clock)
         kinesis = open_kinesis(self.settings, clients, clock)
         leader = self.build_leader(worker_id, clients=clients, clock=clock, events=events) if leads else None
+        writer, sink = self._output(session_factory)
         parts = WorkerParts(
             settings=self.settings,
             lease_table=tables.lease,
             worker_table=tables.workers,
             coordinator_table=tables.coordinator,
             kinesis=kinesis,
-            writer=self._writer(session_factory),
-            sink=DeltaCommitter(self.sink, self.name),
+            writer=writer,
+            sink=sink,
             clock=clock,
             rng=random.Random(worker_id),
             events=events,
@@ -168,15 +173,26 @@ class KinesisPipeline:
         )
         return Worker(worker_id, parts)
 
-    def _writer(self, session_factory: SessionFactory | None) -> BatchWriter:
-        if self.transform is None:
-            from kcl_pipeline.spark.arrow_writer import ArrowBatchWriter  # noqa: PLC0415
+    def _output(self, session_factory: SessionFactory | None) -> tuple[BatchWriter, TransactionalSink]:
+        """What writes batches and what commits them; for a `ForeachBatchSink` that is one object. pyspark is loaded only where a session is needed."""
+        if isinstance(self.sink, DeltaSink):
+            return self._delta_writer(self.sink, session_factory), DeltaCommitter(self.sink, self.name)
+        from kcl_pipeline.spark.foreach import ForeachBatch  # noqa: PLC0415 (it needs pyspark)
 
-            return ArrowBatchWriter(self.transform_arrow, self.sink.uri, self.sink.partition_by, self.sink.storage_options)
-        from kcl_pipeline.spark.session import build_session  # noqa: PLC0415 (pyspark is loaded only where it is used)
+        both = ForeachBatch(self._session(session_factory), self.sink, self.transform)
+        return both, both
+
+    def _delta_writer(self, sink: DeltaSink, session_factory: SessionFactory | None) -> BatchWriter:
+        if self.transform is None:
+            return ArrowBatchWriter(self.transform_arrow, sink.uri, sink.partition_by, sink.storage_options)
+        from kcl_pipeline.spark.writer import SparkBatchWriter  # noqa: PLC0415 (it needs pyspark)
+
+        return SparkBatchWriter(self._session(session_factory), self.transform, sink.uri, sink.partition_by, sink.storage_options)
+
+    def _session(self, session_factory: SessionFactory | None) -> SparkSession:
+        from kcl_pipeline.spark.session import build_session  # noqa: PLC0415 (it needs pyspark)
         from kcl_pipeline.spark.warm import warm_up  # noqa: PLC0415 (likewise)
-        from kcl_pipeline.spark.writer import SparkBatchWriter  # noqa: PLC0415
 
         session = session_factory() if session_factory else build_session(self.name, self.spark_config)
         warm_up(session)
-        return SparkBatchWriter(session, self.transform, self.sink.uri, self.sink.partition_by)
+        return session

@@ -38,6 +38,7 @@ from kcl_pipeline.worker.drain import DrainWatch
 from kcl_pipeline.worker.figures import Figures
 from kcl_pipeline.worker.lifecycle import Lifecycle
 from kcl_pipeline.worker.processing import Processor
+from kcl_pipeline.worker.starting import StoppedWhileStarting, patiently
 from kcl_pipeline.worker.summary import StopReason, WorkerProgress, WorkerSummary
 
 Mode = Literal["continuous", "drain"]
@@ -112,20 +113,26 @@ class Worker:
         self._capture = Due(parts.clock, parts.settings.worker.in_memory_worker_metrics_capture_frequency_millis / 1000)
         self._report = Due(parts.clock, parts.settings.worker.worker_metrics_reporter_freq_in_millis / 1000)
 
-    def prepare(self) -> None:
-        """Tables, client version, streams, this worker's row, and leases that already carry its name.
+    def prepare(self, stop: StopSignal | None = None) -> None:
+        """Tables, client version, streams, this worker's row, and leases that already carry its name. What is throttled or fails is tried again for a while.
 
-        Raises `SettingsError`, `NotACompatibleTable`, `AccessDenied` or `NotFound` before anything is written that a peer could see as a worker.
+        Raises `SettingsError`, `NotACompatibleTable`, `AccessDenied` or `NotFound` before anything is written that a peer could see as a worker;
+        `Throttled` and `Unavailable` when that lasts; `StoppedWhileStarting`.
         """
         parts = self._parts
+        signal = stop or self._clock.signal()
+
+        def patient(what: str, step: Callable[[], object]) -> None:
+            patiently(what, step, self._clock, parts.rng, self._events, signal)
+
         for name in self._settings.streams:
             stream = parts.kinesis.resolve_stream(name, multi_stream=self._settings.is_multi_stream)
             self._streams[stream.serialized if self._settings.is_multi_stream else None] = stream
         self._retrieval.prepare(self._streams.values())
         for table in (parts.lease_table, parts.worker_table, parts.coordinator_table):
-            table.ensure_exists()
-        ensure_client_version(parts.coordinator_table, self.worker_id, self._clock)
-        self.reporter.report()
+            patient("look at the tables", table.ensure_exists)
+        patient("look at the client version", lambda: ensure_client_version(parts.coordinator_table, self.worker_id, self._clock))
+        patient("first worker metrics report", self.reporter.report)
         self.leases.recover()
         self._events(WorkerStarted(self.worker_id))
 
@@ -137,9 +144,11 @@ class Worker:
         background = Background(self._clock, self._parts.spawn)
         reason = StopReason.FAILED
         try:
-            self.prepare()
+            self.prepare(stop)
             self._start(background)
             reason = self._loop(stop, background, DrainWatch(self._parts, self, self._clock) if mode == "drain" else None, on_progress, progress_seconds)
+        except StoppedWhileStarting:
+            reason = StopReason.STOPPED
         finally:
             self.shut_down(background, reason)
         return WorkerSummary(reason, self.figures.total(lag=self.prefetcher.lag(), positions={}))

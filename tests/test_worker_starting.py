@@ -1,0 +1,107 @@
+"""A worker that starts while the tables are throttled or failing begins when they are not any more."""
+
+from __future__ import annotations
+
+import random
+import threading
+
+import pytest
+
+from kcl_pipeline.aws import AwsClients, SessionOptions
+from kcl_pipeline.clock import SystemClock
+from kcl_pipeline.errors import AccessDenied, Throttled, Unavailable
+from kcl_pipeline.local import EmbeddedAws, FaultRule
+from kcl_pipeline.pipeline import KinesisPipeline
+from kcl_pipeline.spark.delta import DeltaSink
+from kcl_pipeline.testing.clock import VirtualClock
+from kcl_pipeline.worker.starting import PATIENCE_SECONDS, StoppedWhileStarting, patiently
+from kcl_pipeline.worker.summary import StopReason
+
+
+@pytest.fixture
+def aws():
+    with EmbeddedAws() as aws:
+        yield aws
+
+
+@pytest.fixture
+def pipeline(aws, tmp_path):
+    fast = {"lease": {"failover_time_millis": 1_000}, "leader": {"leader_lease_duration_millis": 500, "leader_heartbeat_period_millis": 100}}
+    return KinesisPipeline("orders", ["orders"], DeltaSink(str(tmp_path / "raw")), settings_overrides=fast)
+
+
+def clients_of(aws, pipeline):
+    options = SessionOptions(endpoint_url=aws.endpoint_url, region_name="us-east-1", aws_access_key_id="a", aws_secret_access_key="b")
+    return AwsClients(pipeline.settings, options)
+
+
+def test_throttled_tables_delay_a_start_and_do_not_end_it(aws, pipeline):
+    clients = clients_of(aws, pipeline)
+    clients.kinesis.create_stream(StreamName="orders", ShardCount=2)
+    clients.kinesis.put_records(StreamName="orders", Records=[{"Data": b"x", "PartitionKey": f"{n}"} for n in range(10)])
+    pipeline.ensure_tables(clients=clients)
+    rules = [
+        FaultRule(service="dynamodb", operation="DescribeTable", kind="throttle", count=2),
+        FaultRule(service="dynamodb", operation="GetItem", kind="error500", count=1),
+        FaultRule(service="dynamodb", operation="UpdateItem", kind="throttle", count=1),
+    ]
+    aws.fault_rules.replace(rules)
+    events = []
+    worker = pipeline.build_worker("w-1", clients=clients, events=events.append)
+    aws.fault_rules.replace(rules)
+    summary = worker.run(threading.Event(), mode="drain")
+    assert [rule.count for rule in aws.fault_rules.rules] == [0, 0, 0]
+    assert summary.reason is StopReason.DRAINED
+    assert summary.total.records == 10
+    troubled = {event.operation for event in events if type(event).__name__ == "AwsTrouble"}
+    assert {"look at the tables", "first worker metrics report"} <= troubled
+
+
+def test_a_worker_that_is_told_to_stop_before_it_could_start_has_stopped(aws, pipeline):
+    clients = clients_of(aws, pipeline)
+    clients.kinesis.create_stream(StreamName="orders", ShardCount=1)
+    stop = threading.Event()
+
+    def note(event):
+        if "DescribeTable" in str(event):
+            stop.set()
+
+    worker = pipeline.build_worker("w-1", clients=clients, events=note)
+    aws.fault_rules.replace([FaultRule(service="dynamodb", operation="DescribeTable", kind="throttle")])
+    assert worker.run(stop).reason is StopReason.STOPPED
+    aws.fault_rules.replace([])
+    assert clients.dynamodb.scan(TableName="orders-WorkerMetricStats")["Items"] == []
+
+
+@pytest.mark.parametrize(
+    ("error", "tries_at_least", "seconds"),
+    [
+        (Throttled("slow down"), 10, PATIENCE_SECONDS),
+        (Unavailable("500"), 10, PATIENCE_SECONDS),
+        (Unavailable("refused", code="EndpointConnectionError"), 1, 0),
+        (AccessDenied("no"), 1, 0),
+    ],
+)
+def test_patience_has_an_end_and_is_for_what_may_pass(error, tries_at_least, seconds):
+    clock, tries = VirtualClock(), []
+    began = clock.monotonic()
+
+    def step():
+        tries.append(clock.monotonic())
+        raise error
+
+    with pytest.raises(type(error)):
+        patiently("step", step, clock, random.Random(1), lambda _: None, clock.signal())
+    assert len(tries) >= tries_at_least
+    assert len(tries) == 1 or len(tries) < 60
+    assert seconds / 2 <= clock.monotonic() - began <= seconds
+
+
+def test_a_stop_ends_the_patience():
+    def step():
+        raise Throttled("slow down")
+
+    stop = threading.Event()
+    stop.set()
+    with pytest.raises(StoppedWhileStarting, match="step"):
+        patiently("step", step, SystemClock(), random.Random(1), lambda _: None, stop)
