@@ -19,12 +19,14 @@ from typing import Any, Final
 
 import dagster as dg
 
+from kcl_pipeline.assets import health
 from kcl_pipeline.assets.contract import DagsterOptions, Mode, PipelineLike
 from kcl_pipeline.assets.figures import ADDITIVE, final_metadata, period_metadata, table_rows
 from kcl_pipeline.assets.names import APPLICATION_TAG, LAG_TAG, MODE_TAG, WORKER_TAG, worker_id_of
 from kcl_pipeline.clock import Clock, StopSignal, SystemClock
 from kcl_pipeline.events import Event, EventSink
 from kcl_pipeline.metrics.exporters import LoggingEvents, level_of, text_of
+from kcl_pipeline.sensors.runs import active_runs, worst_lag_millis
 from kcl_pipeline.worker.summary import StopReason, WorkerProgress, WorkerSummary
 
 ORPHAN_POLL_SECONDS: Final = 1.0
@@ -132,12 +134,15 @@ class RunEvents:
 class RunReporter:
     """Tells Dagster once per period how one worker is doing. Never raises: reporting must not stop consuming."""
 
-    def __init__(self, context: dg.AssetExecutionContext, events: RunEvents, stop: StopSignal, clock: Clock, sink: Any) -> None:
+    def __init__(
+        self, context: dg.AssetExecutionContext, events: RunEvents, stop: StopSignal, clock: Clock, pipeline: PipelineLike, lag_threshold_seconds: float
+    ) -> None:
         self._context = context
         self._events = events
         self._stop = stop
         self._clock = clock
-        self._sink = sink
+        self._pipeline = pipeline
+        self._lag_threshold_seconds = lag_threshold_seconds
         self._count_seconds = 0.0
         self.last: WorkerProgress | None = None
         self.reported = dict.fromkeys(ADDITIVE, 0)
@@ -153,6 +158,7 @@ class RunReporter:
             run_id = self._context.run.run_id
             if progress.lag_millis is not None:
                 self._context.instance.add_run_tags(run_id, {LAG_TAG: str(progress.lag_millis)})
+                self.check_lag()
             run = self._context.instance.get_run_by_id(run_id)
             if run is not None and run.is_finished:
                 _log.warning("run %s was closed from outside; this worker stops", run_id)
@@ -160,12 +166,17 @@ class RunReporter:
         except Exception:  # noqa: BLE001 (whatever Dagster's storage raises, consuming goes on)
             _log.exception("this period's report did not reach Dagster")
 
+    def check_lag(self) -> None:
+        """The check beside the materialization: Dagster's page takes an evaluation that is older than the last materialization for none."""
+        runs = active_runs(self._context.instance, self._pipeline.name, self._pipeline.settings.worker.worker_group_separator)
+        self._context.log_event(health.lag(worst_lag_millis(runs), self._lag_threshold_seconds).evaluation(self._context.asset_key))
+
     def row_count(self) -> dict[str, int]:
         """The table's rows, as Dagster's page shows them; left out of a running worker's reports once counting takes longer than is good for its batches."""
         if self._count_seconds > SLOW_COUNT_SECONDS:
             return {}
         began = self._clock.monotonic()
-        rows = table_rows(self._sink)
+        rows = table_rows(self._pipeline.sink)
         self._count_seconds = self._clock.monotonic() - began
         return {} if rows is None else {"dagster/row_count": rows}
 
@@ -194,7 +205,7 @@ def consume_shards(
     context.instance.add_run_tags(run_id, {APPLICATION_TAG: pipeline.name, MODE_TAG: mode, WORKER_TAG: worker_id})
     stop = clock.signal()
     events = RunEvents()
-    reporter = RunReporter(context, events, stop, clock, pipeline.sink)
+    reporter = RunReporter(context, events, stop, clock, pipeline, options.lag_threshold_seconds)
     with deferred_interrupts(stop) as interrupts, orphan_guard(stop, clock, enabled=not in_run_process(context)):
 
         def make_session() -> Any:
@@ -204,7 +215,7 @@ def consume_shards(
 
         worker = pipeline.build_worker(
             worker_id,
-            session_factory=None if pipeline.transform is None else make_session,
+            session_factory=make_session,
             clients=clients,
             clock=clock,
             events=events,
