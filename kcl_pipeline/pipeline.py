@@ -63,7 +63,8 @@ class KinesisPipeline:
     `name` is the KCL application name: it names the three tables and the Dagster definitions. `transform` gets a Spark DataFrame with the columns of
     `records.kinesis.RECORD_SCHEMA` and returns one; `transform_arrow` does the same on `pyarrow.Table` without a JVM; give at most one, none
     keeps the records as they are. `sink` is a `DeltaSink` (exactly once) or a `spark.foreach.ForeachBatchSink` (at least once).
-    `settings_overrides` changes any field of `config.ConsumerSettings`, e.g. `{"lease": {"failover_time_millis": 5000}}`. `spark_config` are Spark properties. Raises `SettingsError`, with what to write instead.
+    `settings_overrides` changes any field of `config.ConsumerSettings`, e.g. `{"lease": {"failover_time_millis": 5000}}`.
+    `spark_config` are Spark properties. Raises `SettingsError`, with what to write instead.
     """
 
     name: str

@@ -70,7 +70,7 @@ def test_materialize_drains_and_its_figures_add_up(instance):
     assert last.metadata["table_version"].value == "4"
     (built,) = pipeline.built_workers
     assert built["worker_id"] == f"orders_eu-{result.run_id[:8]}"
-    assert (built["run_id"], built["leads"], built["leader_patience_seconds"], built["session_factory"]) == (result.run_id, True, 0.0, None)
+    assert (built["run_id"], built["leads"], built["leader_patience_seconds"]) == (result.run_id, True, 0.0)
     tags = instance.get_run_by_id(result.run_id).tags
     assert (tags["kcl/application"], tags["kcl/mode"], tags["kcl/worker"]) == ("orders-eu", "drain", built["worker_id"])
     assert tags["kcl/lag_millis"] == "1500"
