@@ -134,7 +134,7 @@ class Chaos:
         self.table_uri = str(lake / "events")
         self.watch = Watch(CommittedRows(self.table_uri), table, lambda: self.publisher.published, self.clock, self.say)
         self.dagster = DagsterHost(self.processes, free_port(0), self.clock, self.say)
-        names = tuple(f"chaos-{letter}" for letter in ("ab" if options.spark else "abc"))
+        names = tuple(f"chaos-{letter}" for letter in "abc")
         self.workers = Workers(names, self.workers_processes, self.clock, self.rng, self.say, self.watch.ended)
         self.menu = Menu(self.rng, self.workers, self.dagster, self.kinesis, self.watch, url, self.say, spark=options.spark)
         self.say(f"embedded AWS at {url}, Dagster at {self.dagster.page.url}, logs in {options.folder}, seed {options.seed}")
@@ -161,8 +161,7 @@ class Chaos:
         # The worst gap is about faults: starting up is none
         self.watch.worst_gap_s = 0.0
         while (passed := self.clock.monotonic() - began) < self.options.minutes * 60:
-            due = KILLS_PER_MINUTE * passed / 60 >= self.menu.kills
-            self.menu.step(kill=due)
+            self.menu.step(kills_due=1 + int(KILLS_PER_MINUTE * passed / 60))
             if self.publisher.error is not None:
                 raise self.publisher.error
             if self.clock.monotonic() - last_line >= 15:

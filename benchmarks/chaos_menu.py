@@ -15,6 +15,7 @@ from botocore.exceptions import ClientError
 from benchmarks.chaos_fleet import DagsterHost, Workers
 from benchmarks.chaos_watch import Watch
 from kcl_pipeline.assets.names import worker_id_of
+from kcl_pipeline.local.demo.dagster_client import Run
 from kcl_pipeline.local.demo.publisher import ORDERS
 
 if TYPE_CHECKING:
@@ -22,7 +23,8 @@ if TYPE_CHECKING:
 
 FEWEST_SHARDS: Final = 3
 MOST_SHARDS: Final = 10
-FEWEST_UP: Final = 2
+BEHIND: Final = 3
+"""So many kills behind what was aimed at, a worker that is still starting is hit, too."""
 LEASE_SECONDS: Final = 3.0
 TROUBLES: Final[tuple[tuple[str, dict[str, Any]], ...]] = (
     ("tables_throttled", {"service": "dynamodb", "kind": "throttle", "probability": 0.5}),
@@ -61,8 +63,8 @@ class Menu:
         """All signals so far."""
         return self.by_kind.total()
 
-    def step(self, *, kill: bool) -> None:
-        """What is due. `kill`: also one process fault."""
+    def step(self, *, kills_due: int) -> None:
+        """What is due. `kills_due`: how many process faults there should have been by now."""
         now = self.watch.clock.monotonic()
         if self._trouble_ends is not None and now >= self._trouble_ends:
             self._post([])
@@ -80,8 +82,8 @@ class Menu:
             self._daemon_at = now + self.rng.uniform(60, 100)
             self.by_kind["kill_dagster_daemon"] += 1
             self.say("kill -9 of Dagster's daemon")
-        elif kill:
-            self._kill()
+        elif kills_due > self.kills:
+            self._kill(behind=kills_due - self.kills > BEHIND)
 
     def end(self) -> None:
         """No more trouble from here on."""
@@ -90,17 +92,35 @@ class Menu:
     def _post(self, rules: list[dict[str, Any]]) -> None:
         requests.post(f"{self.aws_url}/_local/faults", json=rules, timeout=30).raise_for_status()
 
-    def _kill(self) -> None:
-        kinds = {"kill_worker": 4, "pause_worker": 4, "stop_worker": 3, "kill_run": 2, "terminate_run": 1} | ({"kill_jvm": 4} if self.spark else {})
+    def _standing(self) -> set[str | None]:
+        """Workers that hold leases, as last seen, and to which nothing is being done."""
+        up = {worker.name for worker in self.workers.up()} | {worker_id_of("chaos", run.run_id) for run in self._runs()}
+        return up & {lease.actual_owner for lease in self.watch.leases.values() if not lease.ended}
+
+    def _runs(self) -> list[Run]:
+        return [run for run in self.dagster.live_runs() if run.status == "STARTED"]
+
+    def _kill(self, *, behind: bool) -> None:
+        """One process fault. One working worker is always left alone: how long nothing was committed then tells of takeovers, not of an absent fleet."""
+        kinds = {"kill_worker": 4, "pause_worker": 4, "stop_worker": 3, "kill_run": 2, "terminate_run": 1}
+        if self.spark:
+            # A JVM takes its time to start, a pause costs none of that
+            kinds |= {"kill_jvm": 4, "pause_worker": 8}
         kind = self.rng.choices(list(kinds), weights=list(kinds.values()))[0]
-        done = self._on_run(kind) if kind.endswith("_run") else self._on_worker(kind)
+        standing = self._standing()
+        if not standing:
+            return
+        targets = standing if len(standing) > 1 else set()
+        starting = {worker.name for worker in self.workers.up()} - standing
+        if behind and not targets:
+            targets = starting
+        done = self._on_run(kind, targets) if kind.endswith("_run") else self._on_worker(kind, targets)
         if done:
             self.by_kind[kind] += 1
 
-    def _on_worker(self, kind: str) -> bool:
-        up = self.workers.up()
-        # One is left alone: how long nothing was committed then tells of the fleet, not of a fleet that is not there
-        if len(up) < FEWEST_UP:
+    def _on_worker(self, kind: str, targets: set[str | None]) -> bool:
+        up = [worker for worker in self.workers.up() if worker.name in targets]
+        if not up:
             return False
         worker = self.rng.choice(up)
         if kind == "kill_jvm":
@@ -119,8 +139,8 @@ class Menu:
         self.watch.hit(kind, worker.name, over=kind != "stop_worker")
         return True
 
-    def _on_run(self, kind: str) -> bool:
-        runs = [run for run in self.dagster.live_runs() if run.status == "STARTED"]
+    def _on_run(self, kind: str, targets: set[str | None]) -> bool:
+        runs = [run for run in self._runs() if worker_id_of("chaos", run.run_id) in targets]
         if not runs:
             return False
         run = self.rng.choice(runs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import socket
@@ -31,6 +32,9 @@ def worker(
     from kcl_pipeline.pipeline import KinesisPipeline  # noqa: PLC0415
 
     console = Console(stderr=True, soft_wrap=True)
+    # What the worker does is told, too, not only what goes wrong: leases gained and handed over, leadership, shards that ended
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
+    logging.getLogger("kcl_pipeline").setLevel(logging.INFO)
     found = load_pipeline(pipeline)
     if not isinstance(found, KinesisPipeline):
         raise SettingsError(f"--pipeline {pipeline} is a {type(found).__name__}; name a KinesisPipeline")
