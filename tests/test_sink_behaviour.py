@@ -144,6 +144,16 @@ def test_a_landed_commit_that_was_overtaken_is_known_to_who_saw_it_and_never_rep
     assert world.ids() == [1, 2, 3]
 
 
+def test_a_number_that_the_log_had_before_the_expected_one_is_no_proof_of_landing(world: World) -> None:
+    """A lease row that somebody deleted begins its numbers anew."""
+    sink = world.ready()
+    assert landed(sink.commit(world.write(1), [entry("a", 2)]))
+    assert landed(sink.commit(world.write(2), [entry("a", 40, SinkNumbers(2))]))
+    assert landed(sink.commit(world.write(3), [entry("a", 1, SinkNumbers(40))]))
+    assert landed(sink.commit(world.write(4), [entry("a", 2, SinkNumbers(1))]))
+    assert world.ids() == [1, 2, 3, 4]
+
+
 @pytest.mark.parametrize("number", [3, 11])
 def test_numbers_are_compared_for_equality_never_for_order(world: World, number: int) -> None:
     sink = world.ready()

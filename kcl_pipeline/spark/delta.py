@@ -161,9 +161,11 @@ class DeltaCommitter:
     def _decided(self, entries: Sequence[CommitEntry]) -> CommitOutcome | None:
         """What the log already says about these entries; None: nothing stands in their way.
 
-        A number belongs to one range of one lease alone, so if all are there, all ranges landed: an answer was lost, or another writer took them along.
+        Since the numbers were as expected, a number belongs to one range of one lease alone, so if all are there, all ranges landed: an answer was lost,
+        or another writer took them along. Older entries prove nothing: where a lease row was deleted by hand, its numbers begin anew.
         """
-        version = self._log.landed_together({self._data_id(entry.lease_key): entry.number for entry in entries})
+        numbers = {self._data_id(entry.lease_key): entry.number for entry in entries}
+        version = self._log.landed_together(numbers, after={self._data_id(entry.lease_key): entry.expected.data for entry in entries})
         if version is not None:
             return CommitOutcome(version)
         now = {entry.lease_key: self._numbers(entry.lease_key) for entry in entries}

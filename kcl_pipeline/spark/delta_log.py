@@ -113,9 +113,17 @@ class DeltaLog:
         """How many application transactions the commit of a version carried that was read lately; 0 when it was not."""
         return len(self._recent.get(version, ()))
 
-    def landed_together(self, transactions: Mapping[str, int]) -> int | None:
-        """The newest version read lately whose commit set all these numbers: proof that it landed, also when others have moved the numbers on since."""
-        return next((version for version, entry in reversed(self._recent.items()) if transactions.items() <= entry.items()), None)
+    def landed_together(self, transactions: Mapping[str, int], after: Mapping[str, int | None]) -> int | None:
+        """The newest version read lately whose commit set all these numbers, and which is after those that set the numbers of `after`.
+
+        It is proof that a commit on the numbers of `after` landed, also when others have moved the numbers on since.
+        """
+        for version, entry in reversed(self._recent.items()):
+            if transactions.items() <= entry.items():
+                return version
+            if any(entry.get(application_id) == number for application_id, number in after.items() if number is not None):
+                return None
+        return None
 
     def transaction(self, application_id: str) -> int | None:
         """The number of an application transaction at `version`, or as far as `peek` has read."""

@@ -138,9 +138,9 @@ class InMemorySink:
             raise SinkError("the table does not exist; it was removed while a worker writes to it")
         self._check_schema(written.schema)
         while True:
-            landed = {self.table.landed_at(entry.lease_key, entry.number) for entry in entries}
-            if len(landed) == 1 and None not in landed:
-                return CommitOutcome(landed.pop())
+            landed = self._landed(entries)
+            if landed is not None:
+                return CommitOutcome(landed)
             refused = tuple(entry.lease_key for entry in entries if self.table.numbers(entry.lease_key) != entry.expected)
             if refused:
                 return CommitOutcome(None, refused)
@@ -149,6 +149,15 @@ class InMemorySink:
             if version is not None:
                 return CommitOutcome(version)
             fault = None
+
+    def _landed(self, entries: Sequence[CommitEntry]) -> int | None:
+        """The version that set all these numbers, if it is after those that set the expected ones: a row deleted by hand begins its numbers anew."""
+        versions = {self.table.landed_at(entry.lease_key, entry.number) for entry in entries}
+        version = versions.pop()
+        if versions or version is None:
+            return None
+        expected = (self.table.landed_at(e.lease_key, e.expected.data) for e in entries if e.expected.data is not None)
+        return version if all(before is None or before < version for before in expected) else None
 
     def fence(self, lease_key: str, expected: SinkNumbers) -> SinkNumbers | None:
         """See `TransactionalSink.fence`."""
