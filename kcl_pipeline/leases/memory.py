@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import Self
+from typing import Self, TypeVar, cast
 
 from kcl_pipeline.clock import Clock, SystemClock
 from kcl_pipeline.errors import NotFound
@@ -23,6 +23,8 @@ from kcl_pipeline.leases.worker_rows import WorkerRows
 
 CallHook = Callable[[str, str], None]
 Lag = float | Callable[[], float]
+
+_T = TypeVar("_T")
 
 HISTORY_SECONDS = 120.0
 
@@ -65,16 +67,16 @@ class MemoryStore:
         with self._lock:
             item = self._rows.get(key) if consistent else self._as_of(_seconds(self.read_lag_seconds)).get(key)
         self.after_call("GetItem", key)
-        return copy.deepcopy(item)
+        return _copied(item)
 
     def put(self, item: Item, conditions: Sequence[Condition]) -> Outcome:
         """See `store.RowStore`."""
         key = text_of(item, self.key_name) or ""
-        return self._write("PutItem", key, conditions, lambda _: copy.deepcopy(item))
+        return self._write("PutItem", key, conditions, lambda _: _copied(item))
 
     def update(self, key: str, conditions: Sequence[Condition], changes: Changes) -> Outcome:
         """See `store.RowStore`."""
-        return self._write("UpdateItem", key, conditions, lambda found: changed(found, self.key_name, key, copy.deepcopy(changes)))
+        return self._write("UpdateItem", key, conditions, lambda found: _copied(changed(found, self.key_name, key, changes)))
 
     def delete(self, key: str, conditions: Sequence[Condition]) -> Outcome:
         """See `store.RowStore`."""
@@ -86,7 +88,7 @@ class MemoryStore:
         with self._lock:
             found = dict(self._rows) if consistent else self._as_of(_seconds(self.scan_lag_seconds))
         self.after_call("Scan", "")
-        yield from copy.deepcopy(list(found.values()))
+        yield from (_copied(item) for item in found.values())
 
     def keys_by_owner(self, owner: str) -> tuple[str, ...]:
         """See `store.RowStore`."""
@@ -99,7 +101,7 @@ class MemoryStore:
     def rows(self) -> dict[str, Item]:
         """A copy of all rows by key, sorted; no hook runs."""
         with self._lock:
-            return {key: copy.deepcopy(self._rows[key]) for key in sorted(self._rows)}
+            return {key: _copied(self._rows[key]) for key in sorted(self._rows)}
 
     def view(self) -> MemoryStore:
         """The same rows under other hooks and lags."""
@@ -110,7 +112,13 @@ class MemoryStore:
     def plant(self, item: Item) -> None:
         """Put a row as another program might have written it: no condition, no hook."""
         with self._lock:
-            self._replace(text_of(item, self.key_name) or "", copy.deepcopy(item))
+            self._replace(text_of(item, self.key_name) or "", _copied(item))
+
+    def erase(self, key: str) -> None:
+        """Remove a row as another program, or somebody by hand, might: no condition, no hook. An unknown key is ignored."""
+        with self._lock:
+            if key in self._rows:
+                self._replace(key, None)
 
     def _begin(self, operation: str, key: str) -> None:
         self.before_call(operation, key)
@@ -126,7 +134,7 @@ class MemoryStore:
             if applied:
                 self._replace(key, result)
         self.after_call(operation, key)
-        return Outcome(applied, copy.deepcopy(result))
+        return Outcome(applied, _copied(result))
 
     def _replace(self, key: str, item: Item | None) -> None:
         now = self._clock.monotonic()
@@ -149,6 +157,13 @@ class MemoryStore:
             if item is not None:
                 found[key] = item
         return found
+
+
+def _copied(value: _T) -> _T:
+    """A deep copy of a row; rows hold dictionaries, lists and values that cannot change."""
+    if isinstance(value, dict):
+        return cast("_T", {name: _copied(part) for name, part in value.items()})
+    return cast("_T", [_copied(part) for part in value]) if isinstance(value, list) else value
 
 
 def _seconds(lag: Lag) -> float:
@@ -183,6 +198,10 @@ class _Inspectable:
     def plant(self, item: Item) -> None:
         """Put a row as another program might have written it: no condition, no hook."""
         self.store.plant(item)
+
+    def erase(self, key: str) -> None:
+        """Remove a row as somebody by hand might: no condition, no hook. An unknown key is ignored."""
+        self.store.erase(key)
 
 
 class InMemoryLeaseTable(LeaseRows, _Inspectable):

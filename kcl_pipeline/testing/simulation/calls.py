@@ -45,6 +45,7 @@ _SINK_FAULTS: Final = {
     Fault.THROTTLED: SinkFault.LOSE_RACE,
 }
 _LANDING: Final = ("sink.commit", "sink.fence")
+_THROTTLED_SHARE: Final = 0.5
 
 
 def applicable(site: str, fault: Fault) -> bool:
@@ -54,9 +55,19 @@ def applicable(site: str, fault: Fault) -> bool:
     return fault not in (Fault.THROTTLED, Fault.TIMEOUT_BEFORE, Fault.TIMEOUT_AFTER)
 
 
+CELLS: Final = tuple((site, fault) for site in SITES for fault in Fault if applicable(site, fault))
+"""The fault × call-site table: every fault at every call where it can happen."""
+
+EXPIRED_ITERATOR: Final = ("kinesis.GetRecords", "expired_iterator")
+
+
 @dataclass
 class Weather:
-    """How likely faults are now. `chance` is per call; hosts named in `partitioned` reach nothing at all."""
+    """How likely faults are now. `chance` is per call; hosts named in `partitioned` reach nothing at all.
+
+    `steered` is one (site, fault) that happens at the `steered_call`th call of its site whatever the chance; `throttled` names the tables, or "kinesis",
+    of which every other call is throttled now.
+    """
 
     rng: random.Random
     chance: float = 0.0
@@ -65,11 +76,21 @@ class Weather:
     counts: Counter[tuple[str, str]] = field(default_factory=Counter)
     note: Callable[[str], None] = lambda _text: None
     deadly: bool = True
+    steered: tuple[str, Fault] | None = None
+    steered_call: int = 1
+    throttled: set[str] = field(default_factory=set)
 
     def draw(self, host: Host, site: str) -> Fault | None:
         """The fault of this call, if it has one."""
         if host.name in self.partitioned and site in _THROTTLABLE:
             return self._count(host, site, Fault.TIMEOUT_BEFORE)
+        if self.steered is not None and self.steered[0] == site and self.deadly:
+            self.steered_call -= 1
+            if self.steered_call <= 0:
+                fault, self.steered = self.steered[1], None
+                return self._count(host, site, fault)
+        if site.partition(".")[0] in self.throttled and self.rng.random() < _THROTTLED_SHARE:
+            return self._count(host, site, Fault.THROTTLED)
         if self.rng.random() >= self.chance:
             return None
         fault = self.rng.choice(list(Fault))
@@ -157,6 +178,6 @@ class Calls:
     def expired(self) -> ExpiredIterator | None:
         """Now and then an iterator is too old."""
         if self._weather.rng.random() < self._weather.chance:
-            self._weather.counts[("kinesis.GetRecords", "expired_iterator")] += 1
+            self._weather.counts[EXPIRED_ITERATOR] += 1
             return ExpiredIterator("the iterator expired", code="ExpiredIteratorException", operation="GetRecords")
         return None

@@ -1,20 +1,25 @@
-"""What must hold after every step (safety) and after the storm (liveness)."""
+"""What must hold after every step: the safety invariants, on every write of the lease table and every entry of the sink's log."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import pyarrow as pa
 
 from kcl_pipeline.leases.lease import Lease
 from kcl_pipeline.leases.memory import InMemoryLeaseTable
 from kcl_pipeline.leases.serialization import lease_from_item
-from kcl_pipeline.sequence import TRIM_HORIZON, Position
-from kcl_pipeline.testing.sink import LogEntry, MemoryTable
+from kcl_pipeline.planning.coverage import hole_in_leases
+from kcl_pipeline.sequence import AT_TIMESTAMP, LATEST, TRIM_HORIZON, Position
+from kcl_pipeline.testing.kinesis_model import KinesisModel
+from kcl_pipeline.testing.simulation.scenario import BEGIN_MILLIS, HANDOFF_SECONDS, Scenario
+from kcl_pipeline.testing.simulation.traffic import EVENT_SCHEMA, Ledger, Published
+from kcl_pipeline.testing.sink import LogEntry
 
-EVENT_SCHEMA = pa.schema([("id", pa.string()), ("key", pa.string()), ("number", pa.int64()), ("lease_key", pa.string()), ("sequence_number", pa.string())])
-POISON = "poison"
+Role = Literal["worker", "leader", "hand"]
 
 
 class BrokenInvariant(BaseException):
@@ -22,108 +27,254 @@ class BrokenInvariant(BaseException):
 
 
 @dataclass
-class Ledger:
-    """What was published: `numbers` counts per key; `ids` are acknowledged; `poison` are those that the transform cannot take."""
-
-    numbers: Counter[str] = field(default_factory=Counter)
-    ids: set[str] = field(default_factory=set)
-    poison: set[str] = field(default_factory=set)
-
-
-@dataclass
 class Checks:
-    """Sees every change of the lease table and of the sink's log, and raises `BrokenInvariant` at once."""
+    """Sees every change of the lease table and of the sink's log, and raises `BrokenInvariant` at once.
+
+    `replayed` are leases of a lineage of which a row was deleted by hand: only there may anything come twice or out of order. `excuses` count, per
+    lease, what allows an at-least-once sink to repeat: a crash or a lost lease of its owner, a failed write. `lost` are events that left retention unread.
+    """
 
     table: InMemoryLeaseTable
+    model: KinesisModel
+    scenario: Scenario
+    now: Callable[[], float]
+    lease_key: Callable[[str, str], str]
     ledger: Ledger = field(default_factory=Ledger)
-    repeats_allowed: bool = False
     committed: Counter[str] = field(default_factory=Counter)
+    edited: set[str] = field(default_factory=set)
+    replayed: set[str] = field(default_factory=set)
+    twins: set[str] = field(default_factory=set)
+    lost: set[str] = field(default_factory=set)
+    coverage_suspended: bool = False
+    moves: list[tuple[float, str]] = field(default_factory=list)
+    _covered: set[str | None] = field(default_factory=set)
     _last_number: dict[str, int] = field(default_factory=dict)
     _settled: dict[str, Position] = field(default_factory=dict)
+    _first: dict[str, Position] = field(default_factory=dict)
     _rows: dict[str, Lease] = field(default_factory=dict)
-    edited: set[str] = field(default_factory=set)
+    _created_at: dict[str, Position] = field(default_factory=dict)
+    _handoff_began: dict[str, float] = field(default_factory=dict)
+    _excuses: Counter[str] = field(default_factory=Counter)
+    _excused_at: dict[str, int] = field(default_factory=dict)
+    _waiting: set[str] = field(default_factory=set)
+
+    # -- the lease table -----------------------------------------------------------------------------------------------
 
     def lease(self, key: str) -> Lease | None:
         """The row now; None when there is none."""
         item = self.table.store._rows.get(key)  # noqa: SLF001 (a copy of every row at every step would be most of the simulation's time)
         return None if item is None else lease_from_item(item)
 
-    def row_written(self, key: str) -> None:
-        """S2, S3, S5, S6, S8 on one row of the lease table."""
+    def rows(self) -> list[Lease]:
+        """All rows as they were last written, by key."""
+        return [self._rows[key] for key in sorted(self._rows)]
+
+    def row_written(self, key: str, role: Role, worker_id: str) -> None:
+        """All that one write of a lease row must keep; `worker_id` is the worker that wrote, in the given role."""
         before, now = self._rows.get(key), self.lease(key)
         if now is None:
-            if before is not None and not self.repeats_allowed:
+            if before is not None and role != "hand":
                 self._may_be_deleted(before)
             self._rows.pop(key, None)
-            return
-        if before is None and now.parent_shard_ids and any(self.lease(now.key_of_sibling(p)) for p in now.parent_shard_ids) and now.checkpoint != TRIM_HORIZON:
+        else:
+            if before is None:
+                self._created(now)
+            else:
+                self._changed(before, now, role, worker_id)
+            self._rows[key] = now
+        row = now or before
+        if row is not None and (before is None or now is None or before.ended != now.ended):
+            self._check_coverage(row.stream)
+
+    def _created(self, now: Lease) -> None:
+        """S6: what has a parent with a lease is read from its begin."""
+        key = now.lease_key
+        self._created_at[key] = now.checkpoint
+        parents = [now.key_of_sibling(parent) for parent in now.parent_shard_ids]
+        if any(self.lease(parent) for parent in parents) and now.checkpoint != TRIM_HORIZON and key not in self.replayed:
             raise BrokenInvariant(f"S6: {key} was created at {now.checkpoint} although a parent has a lease")
-        if before is not None and now.counter < before.counter and key not in self.edited:
-            raise BrokenInvariant(f"S1: the counter of {key} went back from {before.counter} to {now.counter}")
-        if before is not None and now.checkpoint < before.checkpoint:
+        if self.replayed.intersection(parents):
+            self.replayed.add(key)
+
+    def _changed(self, before: Lease, now: Lease, role: Role, worker_id: str) -> None:
+        key = now.lease_key
+        by_hand = key in self.edited
+        step = now.counter - before.counter
+        if step not in (0, 1) and not by_hand:
+            raise BrokenInvariant(f"S1: one write moved the counter of {key} from {before.counter} to {now.counter}")
+        if role == "worker" and step and before.actual_owner != worker_id and not by_hand:
+            raise BrokenInvariant(f"S13: {worker_id} wrote {key}, which {before.actual_owner} owns")
+        progress = (now.checkpoint, now.pending_checkpoint) != (before.checkpoint, before.pending_checkpoint)
+        if progress and role != "worker":
+            raise BrokenInvariant(f"S1: a {role} moved a position of {key}")
+        if progress and not step:
+            raise BrokenInvariant(f"S1: a position of {key} moved without its counter, so that a stale worker's write would pass")
+        if now.checkpoint < before.checkpoint:
             raise BrokenInvariant(f"S3: the checkpoint of {key} went back from {before.checkpoint} to {now.checkpoint}")
         if not now.checkpoint.is_sentinel and now.checkpoint > self._settled.get(key, TRIM_HORIZON):
             raise BrokenInvariant(f"S2: the checkpoint of {key} is {now.checkpoint}, past the table at {self._settled.get(key)}")
-        self._rows[key] = now
+        if not now.checkpoint.is_sentinel:
+            self._first.setdefault(key, now.checkpoint)
+        self._note_owner(before, now, role)
+
+    def _note_owner(self, before: Lease, now: Lease, role: Role) -> None:
+        key = now.lease_key
+        if now.in_handoff and not before.in_handoff:
+            self._handoff_began[key] = self.now()
+        if before.actual_owner is not None and before.actual_owner in self.twins:
+            self.excuse(key)
+        if before.actual_owner == now.actual_owner:
+            return
+        if not now.ended:
+            self.moves.append((self.now(), key))
+        overdue = self.now() - self._handoff_began.get(key, self.now()) >= HANDOFF_SECONDS
+        if before.actual_owner is not None and (role != "worker" or (before.in_handoff and overdue)):
+            self.excuse(key)
 
     def _may_be_deleted(self, lease: Lease) -> None:
+        """S8: a row goes when its shard is finished and the children have begun, or when the shard does not exist any more."""
         if not lease.ended:
             raise BrokenInvariant(f"S8: {lease.lease_key} was deleted at {lease.checkpoint}")
+        if lease.lease_key in self.replayed or lease.shard_id not in {s.shard_id for s in self.model.stream(self._stream_of(lease)).shards}:
+            return
         for child in lease.child_shard_ids:
             row = self.lease(lease.key_of_sibling(child))
             if row is None or row.checkpoint == TRIM_HORIZON:
                 raise BrokenInvariant(f"S8: {lease.lease_key} was deleted before its child {child} had begun")
 
+    def _stream_of(self, lease: Lease) -> str:
+        return lease.lease_key.split(":")[1] if lease.stream is not None else self.scenario.streams[0]
+
+    def _check_coverage(self, stream: str | None) -> None:
+        """S7: from when a stream's leases have covered all hash keys once, they always do."""
+        hole = hole_in_leases(lease for lease in self._rows.values() if lease.stream == stream)
+        if hole is None:
+            self._covered.add(stream)
+        elif stream in self._covered and not self.coverage_suspended:
+            raise BrokenInvariant(f"S7: {hole}")
+
+    def uncovered(self) -> list[str]:
+        """The streams whose leases do not cover all hash keys now."""
+        streams = {lease.stream for lease in self._rows.values()}
+        found = [str(hole) for stream in sorted(streams, key=str) if (hole := hole_in_leases(r for r in self._rows.values() if r.stream == stream))]
+        return found if len(streams) >= len(self.scenario.streams) else [*found, "a stream has no leases"]
+
+    # -- what people and time do ---------------------------------------------------------------------------------------
+
+    def excuse(self, *keys: str) -> None:
+        """Something happened after which these leases may be read again by an at-least-once sink."""
+        self._excuses.update(keys)
+
+    def excuse_worker(self, worker_id: str) -> None:
+        """The same for all that a worker owns now."""
+        self.excuse(*(key for key, row in self._rows.items() if row.actual_owner == worker_id))
+
+    def deleted_by_hand(self, key: str) -> None:
+        """A row goes: everything in its lineage may be read again."""
+        lease = self._rows[key]
+        parents = {s.shard_id: set(s.parents) for s in self.model.stream(self._stream_of(lease)).shards}
+        lineage, before = {lease.shard_id}, 0
+        while len(lineage) != before:
+            before = len(lineage)
+            for shard, its in parents.items():
+                if shard in lineage or its & lineage:
+                    lineage |= {shard, *its}
+        self.replayed |= {lease.key_of_sibling(shard) for shard in lineage}
+        self.coverage_suspended = True
+        self.row_written(key, "hand", "")
+
+    def trimmed(self, before_millis: int) -> None:
+        """Records older than this left retention: those that are not in the table need not get there."""
+        self.coverage_suspended = True
+        self.lost |= {one for one, event in self.ledger.events.items() if event.arrival_millis < before_millis and one not in self.committed}
+
+    # -- the sink ------------------------------------------------------------------------------------------------------
+
     def dead_lettered(self, records: pa.Table) -> None:
         """Records set aside count as settled."""
-        for key, number in zip(records["lease_key"].to_pylist(), records["sequence_number"].to_pylist(), strict=True):
-            self._settle(key, number)
+        for key, number, sub in _columns(records, ("lease_key", "sequence_number", "sub_sequence_number")):
+            self._settle(key, Position(number, sub))
 
-    def landed(self, entry: LogEntry, table: MemoryTable) -> None:
+    def landed(self, entry: LogEntry, objects: Mapping[str, pa.Table]) -> None:
         """S4 (nothing twice), S5 (parents first, order per key) on one commit."""
         for file in entry.files:
-            rows = table.objects[file.path]
-            columns = (rows[name].to_pylist() for name in EVENT_SCHEMA.names)
-            for one, key, number, lease_key, sequence_number in zip(*columns, strict=True):
+            for one, key, number, lease_key, sequence_number, sub in _columns(objects[file.path], EVENT_SCHEMA.names):
                 self._row_landed(one, key, number, lease_key)
-                self._settle(lease_key, sequence_number)
+                self._settle(lease_key, Position(sequence_number, sub))
+                if self.scenario.exactly_once:
+                    # Without numbers in a log, a successor does not find this; it begins at LATEST again until there is a checkpoint.
+                    self._first.setdefault(lease_key, Position(sequence_number, sub))
         for lease_key in entry.data:
             self._parents_ended(lease_key)
 
     def _row_landed(self, one: str, key: str, number: int, lease_key: str) -> None:
+        again = one in self.committed
         self.committed[one] += 1
-        if self.repeats_allowed:
-            return
-        if self.committed[one] > 1:
-            raise BrokenInvariant(f"S4: {one} of {lease_key} is in the table twice")
-        if number <= self._last_number.get(key, -1):
+        event = self.ledger.events.get(one)
+        if event is None or event.lease_key != lease_key:
+            raise BrokenInvariant(f"S4: {one} of {lease_key} was never published there")
+        if self._created_at.get(lease_key) == AT_TIMESTAMP and event.arrival_millis < BEGIN_MILLIS:
+            raise BrokenInvariant(f"S4: {one} of {lease_key} is older than the timestamp where reading starts")
+        if again:
+            self._may_repeat(one, lease_key)
+        elif lease_key not in self.replayed and number <= self._last_number.get(key, -1):
             raise BrokenInvariant(f"S5: {one} of {lease_key} entered the table after number {self._last_number[key]} of its key")
-        self._last_number[key] = number
+        self._last_number[key] = max(number, self._last_number.get(key, -1))
+        self._excused_at[one] = self._excuses[lease_key]
 
-    def _settle(self, lease_key: str, sequence_number: str) -> None:
-        position = Position(sequence_number)
+    def _may_repeat(self, one: str, lease_key: str) -> None:
+        if lease_key in self.replayed or (not self.scenario.exactly_once and self._excuses[lease_key] > self._excused_at[one]):
+            return
+        raise BrokenInvariant(f"S4: {one} of {lease_key} is in the table twice" + ("" if self.scenario.exactly_once else ", and nothing excuses it"))
+
+    def _settle(self, lease_key: str, position: Position) -> None:
         self._settled[lease_key] = max(position, self._settled.get(lease_key, TRIM_HORIZON))
 
     def _parents_ended(self, lease_key: str) -> None:
         lease = self.lease(lease_key)
-        for parent in lease.parent_shard_ids if lease is not None and not self.repeats_allowed else ():
-            row = self.lease(lease.key_of_sibling(parent)) if lease is not None else None
+        if lease is None or lease_key in self.replayed:
+            return
+        for parent in lease.parent_shard_ids:
+            row = self.lease(lease.key_of_sibling(parent))
             if row is not None and not row.ended:
                 raise BrokenInvariant(f"S5: {lease_key} was committed before its parent {parent} had ended")
 
     def missing(self) -> set[str]:
-        """Published events that neither the table has nor the transform refuses."""
-        return self.ledger.ids - self.ledger.poison - self.committed.keys()
+        """Events that neither the table has, nor the transform refuses, nor retention or the initial position explains."""
+        self._waiting = {one for one in self._waiting if one not in self.committed and one not in self.lost}
+        if not self._waiting or self.scenario.initial_position == "TRIM_HORIZON":
+            return set(self._waiting)
+        unread = self._unread_shards() if self.scenario.initial_position == "LATEST" else set()
+        return {one for one in self._waiting if not self._before_the_begin(self.ledger.events[one], unread)}
+
+    def published(self, one: str, event: Published) -> None:
+        """An event was acknowledged."""
+        self.ledger.events[one] = event
+        if not event.poison:
+            self._waiting.add(one)
+
+    def _before_the_begin(self, event: Published, unread: set[str]) -> bool:
+        """Whether the event is from before the place where its lease begins: with LATEST that is the first thing that was settled."""
+        if self.scenario.initial_position == "AT_TIMESTAMP":
+            return event.arrival_millis < BEGIN_MILLIS
+        if self._created_at.get(event.lease_key) != LATEST:
+            return event.lease_key in unread
+        first = self._first.get(event.lease_key)
+        return first is None or event.position < first
+
+    def _unread_shards(self) -> set[str]:
+        """Lease keys of shards that had closed when the first leases were made: neither they nor an ancestor ever had a lease, and nothing reads them."""
+        found: set[str] = set()
+        for name in self.scenario.streams:
+            read: set[str] = set()
+            for shard in self.model.stream(name).shards:
+                key = self.lease_key(name, shard.shard_id)
+                if key in self._created_at or any(parent in read for parent in shard.parents):
+                    read.add(shard.shard_id)
+                else:
+                    found.add(key)
+        return found
 
 
-class CheckedTable(MemoryTable):
-    """A table whose every new entry is looked at."""
-
-    checks: Checks
-
-    def append(self, entry: LogEntry) -> bool:
-        """See `MemoryTable.append`."""
-        landed = super().append(entry)
-        if landed:
-            self.checks.landed(entry, self)
-        return landed
+def _columns(table: pa.Table, names: tuple[str, ...] | list[str]) -> Iterator[tuple[Any, ...]]:
+    return zip(*(table[name].to_pylist() for name in names), strict=True)

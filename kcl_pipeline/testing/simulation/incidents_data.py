@@ -1,0 +1,146 @@
+"""Incidents of the stream, the tables and the sink: reshards, retention, stale reads, and people who edit rows by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+from typing import Final
+
+from kcl_pipeline.testing.kinesis_errors import KinesisError
+from kcl_pipeline.testing.kinesis_shards import ShardLog
+from kcl_pipeline.testing.kinesis_stream import HOUR_MILLIS, Stream
+from kcl_pipeline.testing.simulation.world import World
+
+DATA_INCIDENTS: Final = (
+    "split",
+    "merge",
+    "update_shard_count",
+    "retention_trim",
+    "poison",
+    "slow_transform",
+    "stale_index",
+    "stale_scan",
+    "edit_row",
+    "delete_row",
+    "delete_worker_row",
+    "delete_lock",
+    "late_commit",
+)
+"""The names of the methods below that are incidents."""
+
+
+class DataIncidents:
+    """Each method is one incident. `shards` is how many each stream began with."""
+
+    def __init__(self, world: World, rng: Random, shards: int, later: Callable[[float, Callable[[], None]], None]) -> None:
+        self.world = world
+        self.rng = rng
+        self.shards = shards
+        self.later = later
+
+    def _stream(self) -> Stream:
+        return self.world.model.stream(self.rng.choice(self.world.scenario.streams))
+
+    def _reshard(self, stream: Stream, operation: str, **params: object) -> None:
+        try:
+            self.world.model.call(operation, StreamName=stream.name, **params)
+        except KinesisError as error:
+            self.world.note(f"{operation} refused: {error}")
+
+    def split(self) -> None:
+        """Split a shard in the middle."""
+        stream = self._stream()
+        shards: list[ShardLog] = stream.open_shards
+        if len(shards) < 3 * self.shards:
+            shard = self.rng.choice(shards)
+            middle = (shard.hash_key_range.start + shard.hash_key_range.end) // 2
+            self._reshard(stream, "SplitShard", ShardToSplit=shard.shard_id, NewStartingHashKey=str(middle))
+
+    def merge(self) -> None:
+        """Merge two neighbours."""
+        stream = self._stream()
+        shards = stream.open_shards
+        if len(shards) > 1:
+            at = self.rng.randrange(len(shards) - 1)
+            self._reshard(stream, "MergeShards", ShardToMerge=shards[at].shard_id, AdjacentShardToMerge=shards[at + 1].shard_id)
+
+    def update_shard_count(self) -> None:
+        """Reshard a whole stream."""
+        stream = self._stream()
+        target = max(1, min(len(stream.open_shards) + self.rng.choice((-1, 1)), 2 * self.shards))
+        self._reshard(stream, "UpdateShardCount", TargetShardCount=target, ScalingType="UNIFORM_SCALING")
+
+    def retention_trim(self) -> None:
+        """Everything older than a moment ago leaves retention, read or not; closed shards that are older are gone altogether."""
+        cutoff = self.world.model.world.now_millis() - self.rng.randint(200, 3_000)
+        for name in self.world.scenario.streams:
+            stream = self.world.model.stream(name)
+            later = cutoff + stream.retention_hours * HOUR_MILLIS
+            stream.settle(later)
+            for shard in stream.shards:
+                stream.trim(shard, later)
+        self.world.checks.trimmed(cutoff)
+
+    def poison(self) -> None:
+        """A record that the transform cannot take."""
+        self.world.producer.publish(1, poison=True)
+
+    def slow_transform(self) -> None:
+        """The transform takes longer than a lease lives."""
+        self.world.slow_until = self.world.scheduler.now + 4.0
+
+    def stale_index(self) -> None:
+        """The index lags."""
+        self.world.index_lag_seconds = self.rng.uniform(0.5, 3.0)
+        self.later(4.0, lambda: setattr(self.world, "index_lag_seconds", 0.0))
+
+    def stale_scan(self) -> None:
+        """Scans are eventually consistent, and how."""
+        self.world.scan_lag_seconds = self.rng.uniform(0.2, 2.0)
+        self.later(4.0, lambda: setattr(self.world, "scan_lag_seconds", 0.0))
+
+    def edit_row(self) -> None:
+        """Somebody edits a lease row by hand: removes the owner, moves the counter, adds an attribute."""
+        rows = self.world.leases.rows()
+        if not rows:
+            return
+        key = self.rng.choice(sorted(rows))
+        item = dict(rows[key])
+        change = self.rng.randrange(3)
+        if change == 0:
+            item.pop("leaseOwner", None)
+            item.pop("checkpointOwner", None)
+        elif change == 1:
+            item["leaseCounter"] = {"N": str(int(item["leaseCounter"]["N"]) + 3)}
+        else:
+            item["note"] = {"S": "looked at by hand"}
+        self.world.note(f"edits {key}, change {change}")
+        self.world.checks.edited.add(key)
+        self.world.checks.excuse(key)
+        self.world.leases.plant(item)
+        self.world.checks.row_written(key, "hand", "")
+
+    def delete_row(self) -> None:
+        """Somebody deletes a lease row by hand. Not where reading starts at LATEST: its records would be gone, and rightly so."""
+        rows = self.world.leases.rows()
+        if not rows or self.world.scenario.initial_position != "TRIM_HORIZON":
+            return
+        key = self.rng.choice(sorted(rows))
+        self.world.note(f"deletes {key}")
+        self.world.leases.erase(key)
+        self.world.checks.deleted_by_hand(key)
+
+    def delete_worker_row(self) -> None:
+        """Somebody deletes the row of a worker."""
+        rows = self.world.workers.rows()
+        if rows:
+            self.world.workers.erase(self.rng.choice(sorted(rows)))
+
+    def delete_lock(self) -> None:
+        """Somebody deletes the leader's lock."""
+        self.world.coordinator.erase("Leader")
+        self.world.lock_watch.look()
+
+    def late_commit(self) -> None:
+        """Writes to the sink that were under way arrive now."""
+        self.world.sink_table.land_late()

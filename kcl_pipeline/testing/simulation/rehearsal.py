@@ -1,0 +1,48 @@
+"""After the storm: a steady load must let every lease stay where it is (L3), and a graceful stop must be short and repeat nothing (L4)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from kcl_pipeline.testing.simulation.world import World
+
+CONVERGE_SECONDS: Final = 12.0
+STEADY_SECONDS: Final = 6.0
+STOP_SECONDS: Final = 5.0
+_PERIOD: Final = 0.2
+
+
+def rehearse(world: World, unsettled: Callable[[], list[str]], violations: list[str]) -> None:
+    """The body of a task; what does not hold is added to `violations`."""
+    world.note("-- steady load")
+    _load(world, CONVERGE_SECONDS)
+    world.note("-- nothing may move")
+    before = len(world.checks.moves)
+    _load(world, STEADY_SECONDS)
+    moved = [f"{key} at {at:.1f} s" for at, key in world.checks.moves[before:]]
+    if moved:
+        violations.append(f"L3: under a steady load these leases moved: {', '.join(moved)}")
+    _stop_one(world, unsettled, violations)
+
+
+def _load(world: World, seconds: float) -> None:
+    until = world.scheduler.now + seconds
+    while world.scheduler.now < until:
+        world.producer.publish_evenly()
+        world.scheduler.pause(_PERIOD)
+
+
+def _stop_one(world: World, unsettled: Callable[[], list[str]], violations: list[str]) -> None:
+    at_work = [m for m in world.workers_at_work() if not m.quirky and m.mode == "continuous"]
+    twice = {m.worker_id for m in at_work if sum(o.worker_id == m.worker_id for o in at_work) > 1}
+    if len(at_work) < 2 or twice:  # noqa: PLR2004 (somebody has to be left)
+        return
+    chosen = world.rng.choice(at_work)
+    world.note(f"-- {chosen.host.name} is asked to stop")
+    chosen.stop.set()
+    until = world.scheduler.now + STOP_SECONDS
+    while world.scheduler.now < until and unsettled():
+        world.scheduler.pause(0.1)
+    if left := unsettled():
+        violations.append(f"L4: {STOP_SECONDS:.0f} s after a graceful stop: {'; '.join(left)}")
