@@ -1,8 +1,9 @@
-"""A Kinesis of one stream that answers GetRecords with prepared bodies, so that what is measured is the reader and not the server.
+"""A Kinesis of one stream per record size that answers GetRecords with prepared bodies, so that what is measured is the reader and not the server.
 
 `python -m benchmarks.replay_server` listens on a free port of 127.0.0.1, prints `{"port": …}` as its first line, and ends with its standard input.
-The iterator names the record size in bytes ("1024", "100"); every answer holds `--records` records and the same iterator again. JSON and CBOR,
-by the request's content type. `GET /cpu` gives the seconds of processor time that the server has used.
+The streams are `orders-1024` and `orders-100`, with `--shards` shards that never end. Every answer holds `--records` records; only the
+digits that tell one answer from the next are written anew, so that sequence numbers rise. JSON and CBOR, by the request's content type. `GET /cpu` gives the seconds of processor time
+that the server has used. An iterator that is nothing but a record size gives answer 0 again and again, with nothing written anew.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import asyncio
 import base64
 import json
 import random
+import re
 import subprocess
 import sys
 import time
@@ -20,30 +22,61 @@ from contextlib import contextmanager
 from typing import Any
 
 import cbor2
+import numpy as np
 
 JSON = "application/x-amz-json-1.1"
 CBOR = "application/x-amz-cbor-1.1"
 SIZES = (1024, 100)
 ARRIVAL_MILLIS = 1_760_000_000_000
-FIRST_NUMBER = 49_590_338_271_490_256_608_559_692_538_361_571_095_921_575_989_136_588_898
+PREFIX = "495903382714902566085596925383615710"
+DIGITS = 12
+NEXT = b"-at-answer-"
+ARN = "arn:aws:kinesis:us-east-1:123456789012:stream/"
+MAX_HASH = 2**128 - 1
 
 
-def prepared(size: int, records: int) -> dict[str, bytes]:
-    """The two bodies of one answer; record contents are random, sizes exact."""
+def records_of(size: int, records: int) -> list[dict[str, Any]]:
+    """The records of answer 0; contents are random, sizes exact."""
     rng = random.Random(size)
-    rows: list[dict[str, Any]] = [
+    return [
         {
-            "SequenceNumber": str(FIRST_NUMBER + i * 16),
+            "SequenceNumber": sequence_number(0, i),
             "Data": rng.randbytes(size),
             "PartitionKey": f"key-{rng.randrange(10**8):08d}",
             "ApproximateArrivalTimestamp": ARRIVAL_MILLIS + i,
         }
         for i in range(records)
     ]
-    tail = {"NextShardIterator": str(size), "MillisBehindLatest": 60_000}
+
+
+def sequence_number(answer: int, row: int) -> str:
+    return f"{PREFIX}{answer:0{DIGITS}d}{row:08d}"
+
+
+class Prepared:
+    """One answer's body in one form, of which any number of answers is made. `at` is where the answer's digits are."""
+
+    def __init__(self, body: bytes) -> None:
+        self.body = np.frombuffer(body, np.uint8).copy()
+        marks = [m.end() for m in re.finditer(re.escape(PREFIX.encode()) + rb"(?=0{%d})" % DIGITS, body)]
+        self.at = np.array(marks)[:, None] + np.arange(DIGITS)
+        self.next_at = body.rindex(NEXT) + len(NEXT) + np.arange(DIGITS)
+
+    def answer(self, number: int) -> bytes:
+        """The body of that answer, which names the next."""
+        self.body[self.at] = np.frombuffer(f"{number:0{DIGITS}d}".encode(), np.uint8)
+        self.body[self.next_at] = np.frombuffer(f"{number + 1:0{DIGITS}d}".encode(), np.uint8)
+        return self.body.tobytes()
+
+
+def prepared(size: int, records: int) -> dict[str, Prepared]:
+    """The two bodies."""
+    rows = records_of(size, records)
+    tail = {"NextShardIterator": f"{size}{NEXT.decode()}{1:0{DIGITS}d}", "MillisBehindLatest": 60_000}
     texts = [row | {"Data": base64.b64encode(row["Data"]).decode(), "ApproximateArrivalTimestamp": row["ApproximateArrivalTimestamp"] / 1000} for row in rows]
     tagged = [row | {"ApproximateArrivalTimestamp": cbor2.CBORTag(1, row["ApproximateArrivalTimestamp"])} for row in rows]
-    return {JSON: json.dumps({"Records": texts} | tail, separators=(",", ":")).encode(), CBOR: cbor2.dumps({"Records": tagged} | tail)}
+    json_body = json.dumps({"Records": texts} | tail, separators=(",", ":")).encode()
+    return {JSON: Prepared(json_body), CBOR: Prepared(cbor2.dumps({"Records": tagged} | tail))}
 
 
 def response(body: bytes, content_type: str) -> bytes:
@@ -54,8 +87,10 @@ def response(body: bytes, content_type: str) -> bytes:
 class Replay(asyncio.Protocol):
     """One connection. Requests are small and come whole or in few pieces."""
 
-    def __init__(self, answers: dict[tuple[str, str], bytes]) -> None:
+    def __init__(self, answers: dict[tuple[str, str], Prepared], same: dict[tuple[str, str], bytes], shards: int) -> None:
         self.answers = answers
+        self.same = same
+        self.shards = shards
         self.buffer = b""
         self.transport: asyncio.WriteTransport
 
@@ -82,22 +117,56 @@ class Replay(asyncio.Protocol):
             return response(json.dumps({"cpu_s": time.process_time()}).encode(), "application/json")
         kind = CBOR if headers.get("content-type", "").startswith(CBOR) else JSON
         params = cbor2.loads(body) if kind == CBOR else json.loads(body or b"{}")
-        return self.answers[kind, params["ShardIterator"]]
+        operation = headers.get("x-amz-target", ".GetRecords").rpartition(".")[2]
+        if operation == "GetRecords":
+            size, _, number = params["ShardIterator"].partition(NEXT.decode())
+            return response(self.answers[kind, size].answer(int(number)), kind) if number else self.same[kind, size]
+        answer = self.describe(operation, params)
+        return response(json.dumps(answer).encode() if kind == JSON else cbor2.dumps(answer), kind)
+
+    def describe(self, operation: str, params: dict[str, Any]) -> dict[str, Any]:
+        """What consumers ask before they read."""
+        name = params.get("StreamName") or str(params.get("StreamARN", "")).rpartition("/")[2]
+        if operation == "GetShardIterator":
+            after = params.get("StartingSequenceNumber", "")[len(PREFIX) : len(PREFIX) + DIGITS]
+            number = int(after or 0) + (params["ShardIteratorType"] == "AFTER_SEQUENCE_NUMBER")
+            return {"ShardIterator": f"{name.rpartition('-')[2]}{NEXT.decode()}{number:0{DIGITS}d}"}
+        if operation == "ListShards":
+            return {"Shards": self.shard_list()}
+        about = {"StreamName": name, "StreamARN": ARN + name, "StreamStatus": "ACTIVE", "RetentionPeriodHours": 24, "EnhancedMonitoring": []}
+        if operation == "DescribeStreamSummary":
+            return {"StreamDescriptionSummary": about | {"OpenShardCount": self.shards, "StreamCreationTimestamp": ARRIVAL_MILLIS / 1000}}
+        if operation == "DescribeStream":
+            return {"StreamDescription": about | {"Shards": self.shard_list(), "HasMoreShards": False, "StreamCreationTimestamp": ARRIVAL_MILLIS / 1000}}
+        return {}
+
+    def shard_list(self) -> list[dict[str, Any]]:
+        """Open shards that share the hash keys evenly."""
+        edges = [MAX_HASH * i // self.shards for i in range(self.shards)] + [MAX_HASH + 1]
+        return [
+            {
+                "ShardId": f"shardId-{i:012d}",
+                "HashKeyRange": {"StartingHashKey": str(edges[i]), "EndingHashKey": str(edges[i + 1] - 1)},
+                "SequenceNumberRange": {"StartingSequenceNumber": sequence_number(0, 0)},
+            }
+            for i in range(self.shards)
+        ]
 
 
-async def serve(records: int) -> None:
-    answers = {(kind, str(size)): response(body, kind) for size in SIZES for kind, body in prepared(size, records).items()}
+async def serve(records: int, shards: int) -> None:
+    answers = {(kind, str(size)): body for size in SIZES for kind, body in prepared(size, records).items()}
+    same = {(kind, size): response(body.answer(0), kind) for (kind, size), body in answers.items()}
     loop = asyncio.get_running_loop()
-    server = await loop.create_server(lambda: Replay(answers), "127.0.0.1", 0)
+    server = await loop.create_server(lambda: Replay(answers, same, shards), "127.0.0.1", 0)
     print(json.dumps({"port": server.sockets[0].getsockname()[1]}), flush=True)
     await loop.run_in_executor(None, sys.stdin.buffer.read)
     server.close()
 
 
 @contextmanager
-def replay_server(records: int) -> Iterator[str]:
+def replay_server(records: int, shards: int = 16) -> Iterator[str]:
     """The server in a process of its own; gives its address."""
-    command = [sys.executable, "-m", "benchmarks.replay_server", "--records", str(records)]
+    command = [sys.executable, "-m", "benchmarks.replay_server", "--records", str(records), "--shards", str(shards)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdin is not None
         assert process.stdout is not None
@@ -110,4 +179,6 @@ def replay_server(records: int) -> Iterator[str]:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--records", type=int, default=10_000)
-    asyncio.run(serve(parser.parse_args().records))
+    parser.add_argument("--shards", type=int, default=16)
+    options = parser.parse_args()
+    asyncio.run(serve(options.records, options.shards))

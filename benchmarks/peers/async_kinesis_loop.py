@@ -1,0 +1,38 @@
+"""async-kinesis with a processor that keeps the bytes as they are. Runs in a virtual environment of its own: `python async_kinesis_loop.py STREAM ENDPOINT`."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from typing import Any
+
+from kinesis import Consumer
+from kinesis.aggregators import SimpleAggregator
+from kinesis.processors import Processor
+
+
+class Raw:
+    """No serialization at all."""
+
+    def serialize(self, item: Any) -> Any:
+        return item
+
+    def deserialize(self, data: Any) -> Any:
+        return data
+
+
+class RawProcessor(Processor, SimpleAggregator, Raw):
+    """One record is one item, as bytes."""
+
+
+async def main(stream: str, endpoint: str) -> None:
+    taken = 0
+    async with Consumer(stream_name=stream, endpoint_url=endpoint, region_name="us-east-1", processor=RawProcessor(), shard_fetch_rate=5) as consumer:
+        async for _ in consumer:
+            taken += 1
+            if taken % 2000 == 0:
+                print(taken, flush=True)
+
+
+if __name__ == "__main__":
+    asyncio.run(main(sys.argv[1], sys.argv[2]))

@@ -1,0 +1,20 @@
+"""Runs a command, and prints twice a second the sum of the numbers in the files of a folder: `python counted.py FOLDER COMMAND…`."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+
+def main(folder: Path, command: list[str]) -> None:
+    with subprocess.Popen(command, stdout=sys.stderr, stdin=subprocess.DEVNULL) as process:
+        while process.poll() is None:
+            time.sleep(0.5)
+            texts = [file.read_text() for file in folder.iterdir()] if folder.exists() else []
+            print(sum(int(text or 0) for text in texts), flush=True)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2:])

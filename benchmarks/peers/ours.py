@@ -1,0 +1,71 @@
+"""Ours: `reader` takes Arrow chunks from the prefetcher; `driver` and `short` are whole workers that commit exactly once into a Delta table.
+
+`python -m benchmarks.peers.ours reader|driver|short STREAM FOLDER`. The endpoints are in the environment.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import threading
+import time
+
+from kcl_pipeline.aws import AwsClients, SessionOptions, open_kinesis
+from kcl_pipeline.clock import SystemClock
+from kcl_pipeline.config import ConsumerSettings
+from kcl_pipeline.events import BatchCommitted, Event
+from kcl_pipeline.pipeline import KinesisPipeline
+from kcl_pipeline.records.prefetch import Prefetcher
+from kcl_pipeline.records.reader import ShardReader
+from kcl_pipeline.sequence import TRIM_HORIZON
+from kcl_pipeline.spark.delta import DeltaSink
+
+
+def read(stream_name: str) -> None:
+    """All shards through the prefetcher with the worker's number of fetch threads; what is taken is dropped."""
+    settings, clock = ConsumerSettings(application_name="bench", streams=(stream_name,)), SystemClock()
+    kinesis = open_kinesis(settings, AwsClients(settings, SessionOptions()), clock)
+    stream = kinesis.resolve_stream(stream_name, multi_stream=False)
+    prefetcher = Prefetcher(settings.retrieval, clock, random.Random(0), lambda event: print(event, file=sys.stderr))
+    for shard in kinesis.list_shards(stream):
+        key = shard.shard_id
+        prefetcher.add(ShardReader(kinesis, stream, key, key, TRIM_HORIZON, shard.hash_key_range, settings.retrieval, clock))
+
+    def fetch() -> None:
+        while True:
+            time.sleep(prefetcher.step())
+
+    for _ in range(settings.retrieval.fetch_threads):
+        threading.Thread(target=fetch, daemon=True).start()
+    taken, stop = 0, clock.signal()
+    while True:
+        prefetcher.wait_for_data(stop, 0.2)
+        taken += sum(chunk.records.num_rows for chunk in prefetcher.take(10**7, 1 << 30))
+        print(taken, flush=True)
+
+
+def work(way: str, stream_name: str, folder: str) -> None:
+    """A worker: leases, prepare, files, commit, checkpoint; `driver` runs a DataFrame function in Spark, `short` an Arrow function."""
+    taken = 0
+
+    def count(event: Event) -> None:
+        nonlocal taken
+        if isinstance(event, BatchCommitted):
+            taken += event.records
+            print(taken, flush=True)
+
+    pipeline = KinesisPipeline(
+        name=f"bench-{way}",
+        streams=[stream_name],
+        sink=DeltaSink(f"{folder}/table"),
+        transform=(lambda frame: frame) if way == "driver" else None,
+        settings_overrides={"lease": {"failover_time_millis": 2000}},
+    )
+    pipeline.build_worker("bench-1", events=count).run(threading.Event())
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "reader":
+        read(sys.argv[2])
+    else:
+        work(*sys.argv[1:4])

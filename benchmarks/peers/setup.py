@@ -1,0 +1,90 @@
+"""Setting up the peers: a virtual environment or a folder of jars each, made once per folder and never part of this project's own environment."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).parent
+KCL_VERSION = "3.5.1"
+POM = f"""<project xmlns="http://maven.apache.org/POM/4.0.0">
+  <modelVersion>4.0.0</modelVersion><groupId>bench</groupId><artifactId>bench</artifactId><version>1</version>
+  <dependencies>
+    <dependency><groupId>software.amazon.kinesis</groupId><artifactId>amazon-kinesis-client</artifactId><version>{KCL_VERSION}</version></dependency>
+    <dependency><groupId>org.slf4j</groupId><artifactId>slf4j-nop</artifactId><version>2.0.13</version></dependency>
+  </dependencies>
+</project>
+"""
+
+
+class NotAvailable(Exception):  # noqa: N818 (it is a finding, not a fault)
+    """This peer cannot be measured here; the message says why."""
+
+
+def must(command: list[str], folder: Path) -> None:
+    """Run a step of the set-up. Raises `NotAvailable`."""
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=600, check=False)
+    if done.returncode:
+        lines = [line for line in (done.stdout + done.stderr).splitlines() if line.strip()]
+        raise NotAvailable(f"{Path(command[0]).name} failed: {lines[-1][:300] if lines else done.returncode}")
+
+
+def environment_with(kept: Path, package: str) -> Path:
+    """A virtual environment with that package; its python."""
+    folder = kept / package
+    python = folder / "bin" / "python"
+    if not (folder / "ready").exists():
+        shutil.rmtree(folder, ignore_errors=True)
+        must([sys.executable, "-m", "venv", str(folder)], kept)
+        must([str(python), "-m", "pip", "install", "--quiet", package], kept)
+        (folder / "ready").touch()
+    return python
+
+
+def async_kinesis_command(kept: Path, stream: str, kinesis: str) -> list[str]:
+    return [str(environment_with(kept, "async-kinesis")), str(HERE / "async_kinesis_loop.py"), stream, kinesis]
+
+
+def java_kcl_command(kept: Path, stream: str, kinesis: str, dynamodb: str) -> list[str]:
+    for tool in ("java", "javac", "mvn"):
+        if shutil.which(tool) is None:
+            raise NotAvailable(f"there is no {tool} on PATH")
+    folder = kept / "java-kcl"
+    classes = f"{folder / 'classes'}{os.pathsep}{folder / 'lib'}/*"
+    if not (folder / "ready").exists():
+        folder.mkdir(exist_ok=True)
+        (folder / "pom.xml").write_text(POM)
+        must(["mvn", "-q", "-B", "dependency:copy-dependencies", f"-DoutputDirectory={folder / 'lib'}"], folder)
+        must(["javac", "-nowarn", "-cp", classes, "-d", str(folder / "classes"), str(HERE / "CountingConsumer.java")], folder)
+        (folder / "ready").touch()
+    return ["java", "-cp", classes, "CountingConsumer", stream, kinesis, dynamodb, "bench-java"]
+
+
+def kclpy_command(kept: Path, folder: Path, stream: str, kinesis: str, dynamodb: str) -> list[str]:
+    """kclpy's own Java daemon (the jars are in the package) with a record processor in Python on its standard streams."""
+    python = environment_with(kept, "kclpy-ext")
+    jars = next((kept / "kclpy-ext").glob("lib/python*/site-packages/amazon_kclpy/jars"))
+    counter = folder / "counted"
+    properties = {
+        "executableName": f"{python} {HERE / 'kclpy_processor.py'} {counter}",
+        "streamName": stream,
+        "applicationName": "bench-kclpy",
+        "AwsCredentialsProvider": "DefaultCredentialsProvider",
+        "processingLanguage": "python",
+        "initialPositionInStream": "TRIM_HORIZON",
+        "retrievalMode": "POLLING",
+        "regionName": "us-east-1",
+        "kinesisEndpoint": kinesis,
+        "dynamoDBEndpoint": dynamodb,
+        "maxRecords": "10000",
+        "idleTimeBetweenReadsInMillis": "200",
+        "failoverTimeMillis": "2000",
+        "metricsLevel": "NONE",
+    }
+    target = folder / "kclpy.properties"
+    target.write_text("".join(f"{key} = {value}\n" for key, value in properties.items()))
+    daemon = ["java", "-cp", f"{jars}/*", "software.amazon.kinesis.multilang.MultiLangDaemon", "--properties-file", str(target)]
+    return [sys.executable, str(HERE / "counted.py"), str(counter), *daemon]

@@ -1,0 +1,249 @@
+"""How fast consumers take a stream that never ends from the replay server: ours beside boto3, async-kinesis, kclpy and the Java KCL.
+
+Every consumer is a program of its own (`benchmarks.peers`) that prints how many records it has taken; this one reads its lines and the processor time of its
+processes. The clock starts `--warm-up` seconds after the first record (a JIT has warmed up by then) and runs for `--seconds`. Consumers take turns, round by
+round, in both record sizes; the figures are medians of the rounds. `ours_driver` and `ours_short` are whole workers that commit exactly once into a Delta
+table, with their lease rows in the embedded AWS; the Java peers keep theirs there too. A peer that cannot be set up is null, and `reasons` says why.
+
+    python -m benchmarks.throughput [--json] [--rounds 3] [--seconds 10] [--only ours_short java_kcl] [--folder KEPT]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from benchmarks.peers.setup import NotAvailable, async_kinesis_command, java_kcl_command, kclpy_command
+from benchmarks.replay_server import SIZES, replay_server
+from kcl_pipeline.local import EmbeddedAws
+
+ROOT = Path(__file__).parents[1]
+FIRST_RECORD_SECONDS = 240.0
+SHARDS = {1024: 16, 100: 32}
+"""A shard may be asked five times a second, so that these must be enough for a million records a second and more."""
+
+
+@dataclass(frozen=True)
+class World:
+    """Where everything is during one run of one consumer."""
+
+    stream: str
+    kinesis: str
+    dynamodb: str
+    folder: Path
+    kept: Path
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One run of one consumer: records and seconds of wall and processor time, of the server's too, and the machine's load."""
+
+    records: int
+    seconds: float
+    cpu_s: float
+    server_cpu_s: float
+    load: float
+
+
+Command = Callable[[World], list[str]]
+
+
+def ours(way: str) -> Command:
+    return lambda world: [sys.executable, "-m", "benchmarks.peers.ours", way, world.stream, str(world.folder)]
+
+
+def executors(_world: World) -> list[str]:
+    raise NotAvailable("fetching by executors is not built: batches are fetched by the driver")
+
+
+WAYS: dict[str, Command] = {
+    "ours_reader": ours("reader"),
+    "boto3": lambda world: [sys.executable, "-m", "benchmarks.peers.boto3_loop", world.stream],
+    "ours_driver": ours("driver"),
+    "ours_executors": executors,
+    "ours_short": ours("short"),
+    "async_kinesis": lambda world: async_kinesis_command(world.kept, world.stream, world.kinesis),
+    "java_kcl": lambda world: java_kcl_command(world.kept, world.stream, world.kinesis, world.dynamodb),
+    "kclpy": lambda world: kclpy_command(world.kept, world.folder, world.stream, world.kinesis, world.dynamodb),
+}
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One line of a consumer."""
+
+    at: float
+    records: int
+    cpu_s: float
+    server_cpu_s: float
+
+
+def cpu_of(process: psutil.Process) -> float:
+    """Seconds that a process and its descendants have used, also those that have ended and were waited for."""
+    total = 0.0
+    for one in [process, *process.children(recursive=True)]:
+        try:
+            times = one.cpu_times()
+        except psutil.NoSuchProcess:
+            continue
+        total += times.user + times.system + times.children_user + times.children_system
+    return total
+
+
+def server_cpu(url: str) -> float:
+    with urllib.request.urlopen(f"{url}/cpu", timeout=30) as answer:
+        return float(json.load(answer)["cpu_s"])
+
+
+@contextmanager
+def running(command: list[str], environment: dict[str, str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A consumer in a session of its own; it and what it started are ended afterwards."""
+    with log.open("wb") as errors, subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=errors, env=environment, cwd=ROOT, start_new_session=True
+    ) as process:
+        try:
+            yield process
+        finally:
+            family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)] if process.poll() is None else []
+            for member in family:
+                try:
+                    member.kill()
+                except psutil.NoSuchProcess:
+                    continue
+
+
+def observe(command: list[str], environment: dict[str, str], world: World, warm_up: float, seconds: float) -> Sample:
+    """Run it until it has been measured. Raises `NotAvailable` when it ends early or takes nothing."""
+    log = world.folder / "stderr.txt"
+    with running(command, environment, log) as process, ThreadPoolExecutor(1) as pool:
+        assert process.stdout is not None
+        tree, began = psutil.Process(process.pid), time.perf_counter()
+        first: float | None = None
+        start: Reading | None = None
+        while True:
+            line = pool.submit(process.stdout.readline)
+            try:
+                text = line.result(timeout=FIRST_RECORD_SECONDS)
+            except TimeoutError:
+                process.kill()
+                raise NotAvailable("it said nothing for minutes") from None
+            now = time.perf_counter()
+            if not text:
+                raise NotAvailable(f"it ended: {last_line(log)}")
+            if not text.strip().isdigit():
+                continue
+            records = int(text)
+            if records == 0 and now - began > FIRST_RECORD_SECONDS:
+                raise NotAvailable(f"no record in {FIRST_RECORD_SECONDS:.0f} s: {last_line(log)}")
+            if records and first is None:
+                first = now
+            if first is None or now - first < warm_up:
+                continue
+            if start is None:
+                start = Reading(now, records, cpu_of(tree), server_cpu(world.kinesis))
+            elif now - start.at >= seconds:
+                cpu, server = cpu_of(tree), server_cpu(world.kinesis)
+                return Sample(records - start.records, now - start.at, cpu - start.cpu_s, server - start.server_cpu_s, os.getloadavg()[0])
+
+
+def last_line(log: Path) -> str:
+    lines = [line for line in log.read_text("utf-8", "replace").splitlines() if line.strip()]
+    return lines[-1][:300] if lines else "without a word"
+
+
+def run_one(way: str, size: int, kept: Path, warm_up: float, seconds: float) -> Sample:
+    """One consumer on servers of its own."""
+    with replay_server(10_000, SHARDS[size]) as url, EmbeddedAws() as aws, tempfile.TemporaryDirectory() as folder:
+        world = World(f"orders-{size}", url, aws.endpoint_url, Path(folder), kept)
+        environment = dict(os.environ) | aws.environment() | {"AWS_ENDPOINT_URL_KINESIS": url, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
+        return observe(WAYS[way](world), environment, world, warm_up, seconds)
+
+
+def figures(samples: list[Sample], size: int) -> dict[str, float]:
+    """Medians."""
+
+    def median(of: Callable[[Sample], float], digits: int) -> float:
+        return round(statistics.median(of(s) for s in samples), digits)
+
+    return {
+        "records_per_s": median(lambda s: s.records / s.seconds, 0),
+        "mb_per_s": median(lambda s: s.records * size / s.seconds / 1e6, 1),
+        "cpu_s_per_gb": median(lambda s: s.cpu_s / (s.records * size / 1e9), 2),
+        "records_per_cpu_s": median(lambda s: s.records / s.cpu_s, 0),
+        "cores": median(lambda s: s.cpu_s / s.seconds, 2),
+        "server_cores": median(lambda s: s.server_cpu_s / s.seconds, 2),
+        "load": median(lambda s: s.load, 1),
+    }
+
+
+def ratio(of: dict[str, Any], ours_way: str, peer: str, figure: str) -> float | None:
+    if of.get(ours_way) is None or of.get(peer) is None:
+        return None
+    return round(float(of[ours_way][figure]) / float(of[peer][figure]), 2)
+
+
+def ratios(of: dict[str, Any]) -> dict[str, float | None]:
+    """The targets: at least 5, 5, 5, 3 (5 at 100 B), 1 (at 1 KB), 3."""
+    return {
+        **{f"reader_vs_{peer}_records_per_s": ratio(of, "ours_reader", peer, "records_per_s") for peer in ("boto3", "async_kinesis", "kclpy")},
+        "reader_vs_java_kcl_records_per_cpu_s": ratio(of, "ours_reader", "java_kcl", "records_per_cpu_s"),
+        "java_kcl_vs_short_cpu_s_per_gb": ratio(of, "java_kcl", "ours_short", "cpu_s_per_gb"),
+        "short_vs_driver_records_per_s": ratio(of, "ours_short", "ours_driver", "records_per_s"),
+    }
+
+
+def run(options: argparse.Namespace) -> dict[str, Any]:
+    samples: dict[tuple[str, int], list[Sample]] = {}
+    reasons: dict[str, str] = {}
+    with tempfile.TemporaryDirectory() as temporary:
+        kept = Path(options.folder or temporary).resolve()
+        kept.mkdir(parents=True, exist_ok=True)
+        for _ in range(options.rounds):
+            for size in SIZES:
+                for way in options.only or WAYS:
+                    if way in reasons:
+                        continue
+                    try:
+                        sample = run_one(way, size, kept, options.warm_up, options.seconds)
+                    except NotAvailable as reason:
+                        reasons[way] = str(reason)
+                        continue
+                    samples.setdefault((way, size), []).append(sample)
+                    if not options.json:
+                        print(f"{size:>5} B {way:<14} {figures([sample], size)}", flush=True)
+    large, small = ({way: figures(samples[way, size], size) if (way, size) in samples else None for way in WAYS} for size in SIZES)
+    machine = {"cores": os.cpu_count(), "python": sys.version.split()[0], "java": shutil.which("java") is not None}
+    about = {"reasons": reasons, "machine": machine, "rounds": options.rounds, "seconds": options.seconds}
+    return {**large, "small": {**small, "ratios": ratios(small)}, "ratios": ratios(large), **about}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="one line of JSON")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=10.0)
+    parser.add_argument("--warm-up", type=float, default=8.0)
+    parser.add_argument("--only", nargs="+", choices=list(WAYS))
+    parser.add_argument("--folder", help="keeps the peers' libraries from one run to the next")
+    result = run(parser.parse_args())
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()
