@@ -3,13 +3,13 @@
 import threading
 
 import pytest
-from held_world import END, World, world_fixture  # noqa: F401 (a fixture)
+from held_world import END, SETTINGS, World, world_fixture  # noqa: F401 (a fixture)
 
 from kcl_pipeline.clock import SystemClock
 from kcl_pipeline.errors import AccessDenied, LeaseLost, Throttled, Unavailable
 from kcl_pipeline.events import AwsTrouble, LeaseGained
 from kcl_pipeline.events import LeaseLost as LeaseLostEvent
-from kcl_pipeline.leases.held import pending_number
+from kcl_pipeline.leases.held import HeldLeases, pending_number
 from kcl_pipeline.leases.lease import Lease
 from kcl_pipeline.leases.memory import no_hook
 from kcl_pipeline.sequence import TRIM_HORIZON, Position
@@ -369,3 +369,15 @@ def test_renewals_and_checkpoints_side_by_side_never_lose_the_lease():
     assert world.leases.get("s0") is held
     assert held.lease == world.leader.get("s0")
     assert held.lease.counter > 900
+
+
+def test_a_twin_that_expects_another_table_is_not_taken_for_this_worker(world):
+    """It prepares the same range on the same counter, may fence its number, and prepare again: adopting its row would land the range twice."""
+    held = world.gain()
+    twin = HeldLeases(world.leader, "w1", SETTINGS, world.clock, world.events.append)
+    (other,) = twin.discover()
+    assert twin.prepare(other, checkpoint=None, end=END, avoid_number=None, expects="-,3") == 2
+    with pytest.raises(LeaseLost):
+        world.leases.prepare(held, checkpoint=None, end=END, avoid_number=None, expects="-,4")
+    row = world.leader.get("s0")
+    assert (row.pending_checkpoint_state, pending_number(row)) == (b"2/-,3", 2)

@@ -31,11 +31,14 @@ _EXPIRED: Final = "it was not renewed in time"
 
 
 def pending_number(lease: Lease) -> int | None:
-    """The number of the prepared batch in `pendingCheckpointState` (ASCII decimal); None when there is none, or another program wrote the state."""
-    state = lease.pending_checkpoint_state
-    if lease.pending_checkpoint is None or not state or len(state) > LONGEST_NUMBER or not state.isdigit():
+    """The number of the prepared batch in `pendingCheckpointState`: ASCII decimal, and what follows a slash does not matter.
+
+    None when there is none, or another program wrote the state.
+    """
+    number = (lease.pending_checkpoint_state or b"").partition(b"/")[0]
+    if lease.pending_checkpoint is None or not number or len(number) > LONGEST_NUMBER or not number.isdigit():
         return None
-    return int(state)
+    return int(number)
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,20 +222,22 @@ class HeldLeases:
         with self._entered(held):
             return self._checkpoint(held, CheckpointWrite(checkpoint, pending, pending_state))
 
-    def prepare(self, held: Held, *, checkpoint: Position | None, end: Position, avoid_number: int | None) -> int:
+    def prepare(self, held: Held, *, checkpoint: Position | None, end: Position, avoid_number: int | None, expects: str = "") -> int:
         """Announce a batch that ends at `end` (inclusive): pending checkpoint and its number in one conditional write (design §3, step 1).
 
         The number is the lease counter that this write makes, so no other write of the row has it, and it is never `avoid_number` (what the table has now).
+        `expects` names what the table must have for the batch to land. It stands in the row behind the number, so that another process under the same
+        worker id, which prepares the same range on the same counter for another state of the table, is not taken for this one: it may have fenced the number.
         `checkpoint`, when given, moves along in the same write. Raises as `checkpoint` does.
         """
         with self._entered(held):
             place = checkpoint if checkpoint is not None else held.lease.checkpoint
-            if held.unsure != CheckpointWrite(place, end, _number_state(held)):
+            if held.unsure != CheckpointWrite(place, end, _number_state(held, expects)):
                 self._settle(held)
             if held.lease.counter + 1 == avoid_number:
                 self._renew(held)
             place = checkpoint if checkpoint is not None else held.lease.checkpoint
-            return self._checkpoint(held, CheckpointWrite(place, end, _number_state(held))).counter
+            return self._checkpoint(held, CheckpointWrite(place, end, _number_state(held, expects))).counter
 
     def _checkpoint(self, held: Held, what: CheckpointWrite) -> Lease:
         if held.unsure != what:
@@ -385,5 +390,6 @@ class HeldLeases:
             return True
 
 
-def _number_state(held: Held) -> bytes:
-    return str(held.lease.counter + 1).encode("ascii")
+def _number_state(held: Held, expects: str) -> bytes:
+    number = str(held.lease.counter + 1)
+    return (f"{number}/{expects}" if expects else number).encode("ascii")

@@ -2,7 +2,8 @@
 
 Per lease the sink's log keeps two numbers, data and fence. For each batch:
 
-1. *Prepare*: the lease row gets `pendingCheckpoint` = the end of the range and a number n that no other write of this row has (its own counter).
+1. *Prepare*: the lease row gets `pendingCheckpoint` = the end of the range and a number n that no other write of this row has (its own counter),
+   and behind it the numbers that step 2 expects.
 2. *Commit*: the files enter the log in one commit that sets data = n for every lease, and is refused unless both numbers are what this worker last saw.
 3. *Checkpoint*: `checkpoint` moves to the end. It rides on the next batch's prepare, or is flushed when the shard idles or leaves.
 
@@ -17,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-from kcl_pipeline.batch import Batch, BatchWriter, CommitEntry, TransactionalSink, Written
+from kcl_pipeline.batch import Batch, BatchWriter, CommitEntry, SinkNumbers, TransactionalSink, Written
 from kcl_pipeline.clock import Clock
 from kcl_pipeline.errors import LeaseLost, SinkError, Throttled, Unavailable
 from kcl_pipeline.events import AwsTrouble, BatchRefused, EventSink, PendingResolved
@@ -144,9 +145,8 @@ class Committer:
 
     def _prepare(self, consumer: ShardConsumer, end: Position) -> None:
         def write() -> int:
-            return self._leases.prepare(
-                consumer.held, checkpoint=consumer.committed if consumer.flush_needed else None, end=end, avoid_number=consumer.numbers.data
-            )
+            checkpoint = consumer.committed if consumer.flush_needed else None
+            return self._leases.prepare(consumer.held, checkpoint=checkpoint, end=end, avoid_number=consumer.numbers.data, expects=_named(consumer.numbers))
 
         number = self.retrying(write, consumer.held)
         if not isinstance(number, int):
@@ -214,6 +214,11 @@ def without(batch: Batch, lease_keys: dict[str, str]) -> Batch:
     """The batch less the ranges and records of some leases."""
     ranges = tuple(r for r in batch.ranges if r.lease_key not in lease_keys)
     return replace(batch, ranges=ranges, records=records_of(batch.records, [r.lease_key for r in ranges]))
+
+
+def _named(numbers: SinkNumbers) -> str:
+    """The numbers as text; empty where the table has none of this lease."""
+    return "" if numbers == SinkNumbers() else ",".join("-" if number is None else str(number) for number in (numbers.data, numbers.fence))
 
 
 def _entry(consumer: ShardConsumer) -> CommitEntry:

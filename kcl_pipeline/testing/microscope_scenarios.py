@@ -1,0 +1,82 @@
+"""The scenarios of the microscope, and a command that explores them: `python -m kcl_pipeline.testing.microscope_scenarios [--deeper N] [NAME ...]`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Final
+
+from kcl_pipeline.clock import SystemClock
+from kcl_pipeline.testing.explorer import Explored, explore
+from kcl_pipeline.testing.microscope import Bench, Scenario, Worker
+from kcl_pipeline.testing.sink import SinkFault
+
+_MOVE: Final = (("s0", "w2"),)
+_SECOND: Final = Worker("w2", size=2)
+
+
+def scenarios() -> Iterator[Scenario]:
+    """All of them. Every schedule may stop anywhere, so each also has every crash point of every worker."""
+    yield Scenario("one worker", (Worker("w1"),), preemptions=1, records=3)
+    yield Scenario("a zombie", (Worker("w1"), _SECOND), _MOVE, preemptions=3)
+    yield Scenario("a zombie with larger batches", (Worker("w1", size=2), Worker("w2")), _MOVE)
+    yield Scenario("two zombies", (Worker("w1"), _SECOND, Worker("w3")), (("s0", "w2"), ("s0", "w3")))
+    yield Scenario("there and back", (Worker("w1"), _SECOND, Worker("w1 again", worker_id="w1")), (("s0", "w2"), ("s0", "w1")), preemptions=1)
+    yield Scenario("twins", (Worker("w1"), Worker("w1 twin", size=2, worker_id="w1")), preemptions=3)
+    yield Scenario("twins that renew", (Worker("w1", renews=1), Worker("w1 twin", size=2, worker_id="w1", renews=1)), preemptions=1)
+    yield Scenario("twins and a taker", (Worker("w1"), Worker("w1 twin", size=2, worker_id="w1"), _SECOND), _MOVE)
+    yield Scenario("a batch of two leases loses one", (Worker("w1"), _SECOND), _MOVE, leases=("s0", "s1"))
+    yield from _sink_faults()
+    yield from _lost_answers()
+
+
+def _sink_faults() -> Iterator[Scenario]:
+    for fault in SinkFault:
+        for number in (1, 2):
+            first = Worker("w1", sink_faults={("commit", number): fault})
+            yield Scenario(f"commit {number} of the old owner: {fault}", (first, _SECOND), _MOVE)
+        taker = replace(_SECOND, size=1, sink_faults={("fence", 1): fault})
+        yield Scenario(f"fence of the taker: {fault}", (Worker("w1"), taker), _MOVE)
+        taker = replace(_SECOND, size=1, sink_faults={("commit", 1): fault})
+        yield Scenario(f"commit of the taker: {fault}", (Worker("w1"), taker), _MOVE, preemptions=1)
+    yield Scenario("numbers of the taker: fail", (Worker("w1"), replace(_SECOND, sink_faults={("numbers", 1): SinkFault.FAIL})), _MOVE, preemptions=1)
+
+
+def _lost_answers() -> Iterator[Scenario]:
+    for kind in ("before", "after", "throttled"):
+        for number in (1, 2, 3):
+            first = Worker("w1", lost_answers={number: kind})
+            yield Scenario(f"write {number} of the old owner: {kind}", (first, _SECOND), _MOVE, preemptions=2 if kind == "after" else 1)
+        yield Scenario(f"write 1 of the taker: {kind}", (Worker("w1"), replace(_SECOND, size=1, lost_answers={1: kind})), _MOVE, preemptions=1)
+    first, twin = Worker("w1", lost_answers={1: "after"}, renews=1), Worker("w1 twin", size=2, worker_id="w1")
+    yield Scenario("a lost answer among twins", (first, twin))
+
+
+def explored(scenario: Scenario, *, deeper: int = 0) -> Explored:
+    """Every schedule of a scenario, with `deeper` more preemptions than it asks for. Raises `explorer.Violation`."""
+    return explore(lambda: Bench(scenario), preemptions=scenario.preemptions + deeper)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Explore, print a line per scenario and the sum."""
+    parser = argparse.ArgumentParser(description="Every interleaving of the commit protocol's I/O calls, by scenario")
+    parser.add_argument("names", nargs="*", help="only scenarios whose name contains one of these")
+    parser.add_argument("--deeper", type=int, default=0, help="more preemptions than in the tests")
+    options = parser.parse_args(arguments)
+    clock, schedules, steps = SystemClock(), 0, 0
+    for scenario in scenarios():
+        if options.names and not any(name in scenario.name for name in options.names):
+            continue
+        began = clock.monotonic()
+        found = explored(scenario, deeper=options.deeper)
+        schedules, steps = schedules + found.schedules, steps + found.steps
+        sys.stdout.write(f"{found.schedules:8} schedules {found.steps:9} steps {clock.monotonic() - began:7.1f} s  {scenario.name}\n")
+        sys.stdout.flush()
+    sys.stdout.write(f"{schedules:8} schedules {steps:9} steps, no violation\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
