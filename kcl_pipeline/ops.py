@@ -158,7 +158,7 @@ class RunReporter:
             run_id = self._context.run.run_id
             if progress.lag_millis is not None:
                 self._context.instance.add_run_tags(run_id, {LAG_TAG: str(progress.lag_millis)})
-                self.check_lag()
+                self.check_lag(progress.lag_millis)
             run = self._context.instance.get_run_by_id(run_id)
             if run is not None and run.is_finished:
                 _log.warning("run %s was closed from outside; this worker stops", run_id)
@@ -166,10 +166,17 @@ class RunReporter:
         except Exception:  # noqa: BLE001 (whatever Dagster's storage raises, consuming goes on)
             _log.exception("this period's report did not reach Dagster")
 
-    def check_lag(self) -> None:
-        """The check beside the materialization: Dagster's page takes an evaluation that is older than the last materialization for none."""
-        runs = active_runs(self._context.instance, self._pipeline.name, self._pipeline.settings.worker.worker_group_separator)
-        self._context.log_event(health.lag(worst_lag_millis(runs), self._lag_threshold_seconds).evaluation(self._context.asset_key))
+    def check_lag(self, own_lag_millis: int) -> None:
+        """The check beside the materialization: Dagster's page takes an evaluation that is not of the last materialization for none.
+
+        Outside the run, like the sensor's: within a run Dagster keeps one row per check, which would count as older than any of the sensor's.
+        """
+        instance, key = self._context.instance, self._context.asset_key
+        others = active_runs(instance, self._pipeline.name, self._pipeline.settings.worker.worker_group_separator)
+        worst = max(own_lag_millis, worst_lag_millis(others) or 0)
+        last = instance.fetch_materializations(key, limit=1).records
+        evaluation = health.lag(worst, self._lag_threshold_seconds).evaluation(key, of=last[0] if last else None)
+        instance.report_runless_asset_event(evaluation)
 
     def row_count(self) -> dict[str, int]:
         """The table's rows, as Dagster's page shows them; left out of a running worker's reports once counting takes longer than is good for its batches."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
+    from dagster_stage import Stage
     from pyspark.sql import SparkSession
 
 
@@ -19,3 +20,12 @@ def spark() -> Iterator[SparkSession]:
     session = build_session("tests", {"spark.master": "local[2]"})
     yield session
     session.stop()
+
+
+@pytest.fixture(scope="session")
+def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+    """One `dagster dev` with a consuming pipeline, for all tests that look at it from outside, because it takes fifteen seconds to start."""
+    from dagster_stage import dagster_stage  # noqa: PLC0415 (runs without these tests start nothing)
+
+    with dagster_stage(tmp_path_factory.mktemp("stage")) as stage:
+        yield stage

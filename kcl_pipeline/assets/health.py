@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 import dagster as dg
+from dagster._core.definitions.asset_checks.asset_check_evaluation import AssetCheckEvaluationTargetMaterializationData
 
 from kcl_pipeline.assets.figures import lag_text, table_of
 from kcl_pipeline.leases.lease import Lease
@@ -35,11 +36,21 @@ class Health:
         """For a check that is executed."""
         return dg.AssetCheckResult(passed=self.passed, severity=self.severity, description=self.description, metadata=self.metadata)
 
-    def evaluation(self, key: dg.AssetKey) -> dg.AssetCheckEvaluation:
-        """For the leader sensor: the same check, without a run."""
+    def evaluation(self, key: dg.AssetKey, *, of: dg.EventLogRecord | None = None) -> dg.AssetCheckEvaluation:
+        """The same check without a run; `of` is the materialization that it is about."""
         return dg.AssetCheckEvaluation(
-            asset_key=key, check_name=self.check, passed=self.passed, severity=self.severity, description=self.description, metadata=self.metadata
+            asset_key=key,
+            check_name=self.check,
+            passed=self.passed,
+            severity=self.severity,
+            description=self.description,
+            metadata=self.metadata,
+            target_materialization_data=None if of is None else _target(of),
         )
+
+
+def _target(of: dg.EventLogRecord) -> AssetCheckEvaluationTargetMaterializationData:
+    return AssetCheckEvaluationTargetMaterializationData(storage_id=of.storage_id, run_id=of.run_id, timestamp=of.timestamp)
 
 
 def lease_counts(leases: Iterable[Lease]) -> Counter[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ TERMINATE = (
 MATERIALIZATIONS = """query Events($run: ID!) { runOrError(runId: $run) { ... on Run { assetMaterializations {
   metadataEntries { label ... on IntMetadataEntry { intValue } ... on FloatMetadataEntry { floatValue } } } } } }"""
 STARTED = re.compile(r"Started process for run \(pid: (\d+)\)")
+ASSET_JOB = "__ASSET_JOB"
 MESSAGES = """query Messages($run: ID!) { logsForRun(runId: $run, limit: 50) { ... on EventConnection { events { ... on MessageEvent { message } } } } }"""
 SENSOR = """query Sensor($selector: SensorSelector!) { sensorOrError(sensorSelector: $selector) { __typename ... on Sensor { id } } }"""
 STOP_SENSOR = """mutation Stop($id: String!) { stopSensor(id: $id) { __typename ... on PythonError { message } } }"""
@@ -66,13 +67,28 @@ class DagsterPage:
         results = self._ask(RUNS, filter={"pipelineName": job})["runsOrError"]["results"]
         return [Run(r["runId"], r["status"], {t["key"]: t["value"] for t in r["tags"]}) for r in results]
 
+    def status(self, run_id: str) -> str:
+        """Dagster's status of a run; an empty text when there is no such run."""
+        results = self._ask(RUNS, filter={"runIds": [run_id]})["runsOrError"]["results"]
+        return str(results[0]["status"]) if results else ""
+
     def launch(self, location: str, repository: str, job: str, run_config: Mapping[str, Any], tags: Mapping[str, str]) -> str:
         """Launch a run, as the Launchpad does; returns its id."""
-        selector = {"repositoryLocationName": location, "repositoryName": repository, "pipelineName": job}
+        return self._launch(self._selector(location, repository, job), run_config, tags)
+
+    def materialize(self, location: str, repository: str, asset: Sequence[str]) -> str:
+        """The Materialize button of an asset (`asset` is its key's path); returns the run's id."""
+        selector = self._selector(location, repository, ASSET_JOB)
+        return self._launch({**selector, "assetSelection": [{"path": list(asset)}], "assetCheckSelection": []}, {}, {})
+
+    def _selector(self, location: str, repository: str, job: str) -> dict[str, Any]:
+        return {"repositoryLocationName": location, "repositoryName": repository, "pipelineName": job}
+
+    def _launch(self, selector: Mapping[str, Any], run_config: Mapping[str, Any], tags: Mapping[str, str]) -> str:
         metadata = {"tags": [{"key": key, "value": value} for key, value in tags.items()]}
         answer = self._ask(LAUNCH, params={"selector": selector, "runConfigData": run_config, "executionMetadata": metadata})["launchRun"]
         if answer["__typename"] != "LaunchRunSuccess":
-            raise RuntimeError(f"Dagster did not launch {job}: {answer}")
+            raise RuntimeError(f"Dagster did not launch {selector['pipelineName']}: {answer}")
         return str(answer["run"]["runId"])
 
     def terminate(self, run_id: str) -> None:
