@@ -114,9 +114,10 @@ def server_cpu(url: str) -> float:
 @contextmanager
 def running(command: list[str], environment: dict[str, str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
     """A consumer in a session of its own; it and what it started are ended afterwards."""
-    with log.open("wb") as errors, subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=errors, env=environment, cwd=ROOT, start_new_session=True
-    ) as process:
+    with (
+        log.open("wb") as errors,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, env=environment, cwd=ROOT, start_new_session=True) as process,
+    ):
         try:
             yield process
         finally:

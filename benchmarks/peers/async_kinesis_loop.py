@@ -15,9 +15,11 @@ class Raw:
     """No serialization at all."""
 
     def serialize(self, item: Any) -> Any:
+        """As it is."""
         return item
 
     def deserialize(self, data: Any) -> Any:
+        """As it is."""
         return data
 
 

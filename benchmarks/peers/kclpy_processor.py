@@ -20,22 +20,23 @@ class Counter(processor.RecordProcessorBase):
         self.taken = self.size = 0
 
     def initialize(self, initialize_input: Any) -> None:
-        pass
+        """Nothing to prepare."""
 
     def process_records(self, process_records_input: Any) -> None:
+        """Count."""
         for record in process_records_input.records:
             self.taken += 1
             self.size += len(record.binary_data)
         self.file.write_text(str(self.taken))
 
     def lease_lost(self, lease_lost_input: Any) -> None:
-        pass
+        """Nothing to give up."""
 
     def shard_ended(self, shard_ended_input: Any) -> None:
-        pass
+        """Never: the shards do not end."""
 
     def shutdown_requested(self, shutdown_requested_input: Any) -> None:
-        pass
+        """Nothing to save."""
 
 
 if __name__ == "__main__":

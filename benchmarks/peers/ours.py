@@ -59,7 +59,6 @@ def work(way: str, stream_name: str, folder: str) -> None:
         streams=[stream_name],
         sink=DeltaSink(f"{folder}/table"),
         transform=(lambda frame: frame) if way == "driver" else None,
-        settings_overrides={"lease": {"failover_time_millis": 2000}},
     )
     pipeline.build_worker("bench-1", events=count).run(threading.Event())
 

@@ -64,7 +64,7 @@ def java_kcl_command(kept: Path, stream: str, kinesis: str, dynamodb: str) -> li
 
 
 def kclpy_command(kept: Path, folder: Path, stream: str, kinesis: str, dynamodb: str) -> list[str]:
-    """kclpy's own Java daemon (the jars are in the package) with a record processor in Python on its standard streams."""
+    """The Java daemon of kclpy (the jars are in the package) with a record processor in Python on its standard streams."""
     python = environment_with(kept, "kclpy-ext")
     jars = next((kept / "kclpy-ext").glob("lib/python*/site-packages/amazon_kclpy/jars"))
     counter = folder / "counted"

@@ -1,0 +1,210 @@
+"""What a micro-batch costs, and how old a record is when its row is committed.
+
+Batches of 0, 1,000 and 100,000 records go through the driver's way (DataFrame function, Spark's Parquet writer) and the short way (Arrow function,
+pyarrow), each with the exactly-once commit into a local Delta table, in turn with Spark's own `range(n).write.parquet`. Latency: records are put at a steady
+rate into the embedded AWS, a whole worker (short way) commits them, and each row's time is that from before its PutRecords call to its commit. Medians;
+milliseconds.
+
+    python -m benchmarks.microbatch [--json] [--rounds 15] [--seconds 10]
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import statistics
+import struct
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import boto3
+import numpy as np
+import pyarrow as pa
+
+from kcl_pipeline.aws import AwsClients, SessionOptions
+from kcl_pipeline.batch import Batch, BatchWriter, CommitEntry, SinkNumbers
+from kcl_pipeline.events import BatchCommitted, Event
+from kcl_pipeline.local import EmbeddedAws
+from kcl_pipeline.pipeline import KinesisPipeline
+from kcl_pipeline.records.decode import records_table
+from kcl_pipeline.spark.arrow_writer import ArrowBatchWriter
+from kcl_pipeline.spark.delta import DeltaCommitter, DeltaSink
+from kcl_pipeline.spark.session import build_session
+from kcl_pipeline.spark.warm import warm_up
+from kcl_pipeline.spark.writer import SparkBatchWriter
+
+SIZES = (0, 1_000, 100_000)
+RATES = (1, 100, 10_000)
+RECORD_BYTES = 100
+SETTLED_SECONDS = 120.0
+WARM_UP_ROUNDS = 3
+
+
+def records_of(count: int) -> pa.Table:
+    data = np.random.default_rng(0).bytes(count * RECORD_BYTES)
+    return records_table(
+        "orders",
+        "shardId-000000000000",
+        sequence_numbers=[str(10**55 + i) for i in range(count)],
+        partition_keys=[f"key-{i:08d}" for i in range(count)],
+        data=[data[i * RECORD_BYTES : (i + 1) * RECORD_BYTES] for i in range(count)],
+        arrival_micros=np.arange(count, dtype=np.int64) + 1_760_000_000_000_000,
+        encryption_types=[None] * count,
+    )
+
+
+class Way:
+    """Writes and commits batches into a table of its own, as the worker does after the prepare."""
+
+    def __init__(self, name: str, writer: BatchWriter, sink: DeltaCommitter) -> None:
+        self._name, self._writer, self._sink = name, writer, sink
+        self._numbers = SinkNumbers()
+        self._turn = itertools.count(1)
+
+    def __call__(self, records: pa.Table) -> None:
+        """One batch, from Arrow to committed."""
+        turn = next(self._turn)
+        written = self._writer.write(Batch(f"{self._name}-{turn}", (), records))
+        if turn == 1:
+            self._sink.ensure_table(written.schema)
+        outcome = self._sink.commit(written, [CommitEntry("lease", turn, self._numbers)])
+        assert outcome.version is not None
+        self._numbers = SinkNumbers(turn)
+
+
+def batches(folder: Path, rounds: int) -> dict[str, Any]:
+    session = build_session("microbatch")
+    warm_up(session)
+    spark, arrow = f"{folder}/spark", f"{folder}/arrow"
+    driver = Way("driver", SparkBatchWriter(session, lambda frame: frame, spark), DeltaCommitter(DeltaSink(spark), "bench"))
+    short = Way("short", ArrowBatchWriter(lambda table: table, arrow), DeltaCommitter(DeltaSink(arrow), "bench"))
+    numbers = itertools.count()
+    tables = {size: records_of(size) for size in SIZES}
+
+    def spark_write(size: int) -> None:
+        session.range(size).write.parquet(f"{folder}/range-{next(numbers)}")
+
+    def spark_empty_write(_size: int) -> None:
+        session.range(0).write.parquet(f"{folder}/range-{next(numbers)}")
+
+    ways: dict[str, Callable[[int], None]] = {
+        "driver_ms": lambda size: driver(tables[size]),
+        "short_ms": lambda size: short(tables[size]),
+        "spark_write_ms": spark_write,
+        "spark_empty_write_ms": spark_empty_write,
+    }
+    millis: dict[tuple[str, int], list[float]] = {}
+    for number in range(rounds + WARM_UP_ROUNDS):
+        for size, (name, way) in itertools.product(SIZES, ways.items()):
+            began = time.perf_counter()
+            way(size)
+            if number >= WARM_UP_ROUNDS:  # the first rounds warm up
+                millis.setdefault((name, size), []).append((time.perf_counter() - began) * 1000)
+    session.stop()
+    return {str(size): {name: round(statistics.median(millis[name, size]), 1) for name in ways} for size in SIZES}
+
+
+class Committed:
+    """When the rows of a worker's batches were committed, by the number that is in each record."""
+
+    def __init__(self) -> None:
+        self.at: dict[int, float] = {}
+        self._waiting: list[int] = []
+
+    def transform(self, table: pa.Table) -> pa.Table:
+        """Notes the numbers of a batch."""
+        self._waiting += [struct.unpack_from(">Q", value.as_buffer())[0] for value in table.column("data")]
+        return table
+
+    def __call__(self, event: Event) -> None:
+        """The event sink of the worker."""
+        if isinstance(event, BatchCommitted):
+            now = time.perf_counter()
+            self.at.update(dict.fromkeys(self._waiting, now))
+            self._waiting.clear()
+
+
+def put(aws: EmbeddedAws, rate: int, seconds: float, first: int) -> dict[int, float]:
+    """Puts at that rate, ten calls a second at most, through boto3; when each record was handed to it."""
+    client = boto3.client("kinesis", endpoint_url=aws.endpoint_url, region_name="us-east-1", aws_access_key_id="k", aws_secret_access_key="s")
+    each, gap = max(rate // 20, 1), max(1 / rate, 0.05)
+    put_at: dict[int, float] = {}
+    began = time.perf_counter()
+    for call in range(max(round(seconds / gap), 5)):
+        time.sleep(max(began + call * gap - time.perf_counter(), 0))
+        numbers = range(first + call * each, first + (call + 1) * each)
+        now = time.perf_counter()
+        for part in range(0, each, 500):
+            entries = [{"Data": struct.pack(">Q", n) + bytes(RECORD_BYTES - 8), "PartitionKey": str(n)} for n in numbers[part : part + 500]]
+            assert client.put_records(StreamName="orders", Records=entries)["FailedRecordCount"] == 0
+        put_at.update(dict.fromkeys(numbers, now))
+    return put_at
+
+
+def wait_for_rows(committed: Committed, wanted: dict[int, float]) -> None:
+    deadline = time.monotonic() + SETTLED_SECONDS
+    while not wanted.keys() <= committed.at.keys():
+        assert time.monotonic() < deadline, f"{len(wanted.keys() - committed.at.keys())} records are not in the table"
+        time.sleep(0.05)
+
+
+def latency(folder: Path, rate: int, seconds: float, overrides: dict[str, Any]) -> dict[str, float]:
+    committed, stop = Committed(), threading.Event()
+    with EmbeddedAws() as aws:
+        aws.kinesis.call("CreateStream", StreamName="orders", ShardCount=4)
+        sink = DeltaSink(f"{folder}/latency-{rate}-{len(list(folder.iterdir()))}")
+        settings = {"assignment": {"lease_assignment_interval_millis": 1000}, **overrides}
+        pipeline = KinesisPipeline(name="bench", streams=["orders"], sink=sink, transform_arrow=committed.transform, settings_overrides=settings)
+        options = SessionOptions("us-east-1", endpoint_url=aws.endpoint_url, aws_access_key_id="k", aws_secret_access_key="s")
+        worker = pipeline.build_worker("bench-1", clients=AwsClients(pipeline.settings, options), events=committed)
+        thread = threading.Thread(target=worker.run, args=(stop,))
+        thread.start()
+        try:
+            for first in range(0, 200, 20):  # every shard is read before the clock starts
+                wait_for_rows(committed, put(aws, 200, 0.05, 10**9 + first * 1000))
+            put_at = put(aws, rate, seconds, 0)
+            wait_for_rows(committed, put_at)
+        finally:
+            stop.set()
+            thread.join(60)
+    millis = sorted((committed.at[n] - at) * 1000 for n, at in put_at.items())
+    p99 = millis[min(len(millis) - 1, int(len(millis) * 0.99))]
+    return {"records": len(millis), "put_to_commit_ms_p50": round(statistics.median(millis), 1), "put_to_commit_ms_p99": round(p99, 1)}
+
+
+def run(rounds: int, seconds: float) -> dict[str, Any]:
+    quick = {"batch": {"min_batch_interval_millis": 50}, "retrieval": {"retrieval_mode": "fan_out"}}
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        of = batches(folder, rounds)
+        latencies = {str(rate): latency(folder, rate, seconds, {}) for rate in RATES}
+        fan_out = {str(rate): latency(folder, rate, seconds, quick) for rate in RATES}
+    return {
+        "batches": of,
+        "overhead_ratio_vs_spark_write": round(of["1000"]["driver_ms"] / of["1000"]["spark_write_ms"], 2),
+        "overhead_ratio_vs_spark_empty_write": round(of["1000"]["driver_ms"] / of["1000"]["spark_empty_write_ms"], 2),
+        "short_ratio_vs_spark_write": round(of["1000"]["short_ms"] / of["1000"]["spark_write_ms"], 2),
+        "latency": latencies,
+        "latency_fan_out_and_50_ms_batches": fan_out,
+        "machine": {"cores": os.cpu_count(), "python": sys.version.split()[0], "load": round(os.getloadavg()[0], 1)},
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="one line instead of indented JSON")
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--seconds", type=float, default=10.0, help="of each latency run")
+    options = parser.parse_args()
+    print(json.dumps(run(options.rounds, options.seconds), indent=None if options.json else 2))
+
+
+if __name__ == "__main__":
+    main()
