@@ -1,9 +1,9 @@
 """A Kinesis of one stream per record size that answers GetRecords with prepared bodies, so that what is measured is the reader and not the server.
 
 `python -m benchmarks.replay_server` listens on a free port of 127.0.0.1, prints `{"port": …}` as its first line, and ends with its standard input.
-The streams are `orders-1024` and `orders-100`, with `--shards` shards that never end. Every answer holds `--records` records; only the
-digits that tell one answer from the next are written anew, so that sequence numbers rise. JSON and CBOR, by the request's content type. `GET /cpu` gives the seconds of processor time
-that the server has used. An iterator that is nothing but a record size gives answer 0 again and again, with nothing written anew.
+The streams are `orders-1024` and `orders-100`, with `--shards` shards that never end. Every answer holds `--records` records; only the digits that
+tell one answer from the next are written anew, so that sequence numbers rise. JSON and CBOR, by the request's content type. `GET /cpu` gives the seconds
+of processor time that the server has used. An iterator that is nothing but a record size gives answer 0 again and again, with nothing written anew.
 """
 
 from __future__ import annotations
