@@ -8,7 +8,8 @@ KclError
 │   ├── Unavailable        network, time-out, 5xx: the call may or may not have been applied
 │   ├── AccessDenied       a permission is missing: the message names the action
 │   ├── NotFound           the table or stream does not exist
-│   └── InvalidRequest     anything else the service refused
+│   ├── InvalidRequest     anything else the service refused
+│   └── UnreadableRow      a row of one of the tables is not what it should be
 ├── ShardSyncError         the shard list cannot be used as it is (hole, inconsistent, stream not active)
 ├── LeaseLost              the lease is not ours any more: nothing may be written for it
 ├── TransformFailed        the user's transform raised
@@ -61,6 +62,10 @@ class InvalidRequest(AwsError):  # noqa: N818
 
 class ExpiredIterator(AwsError):  # noqa: N818
     """A shard iterator is older than five minutes, or not one the service accepts."""
+
+
+class UnreadableRow(AwsError, ValueError):  # noqa: N818
+    """A row has an attribute missing, or of another type, or with a value that means nothing; whoever meets it leaves it alone and reports it."""
 
 
 class ShardSyncError(KclError):

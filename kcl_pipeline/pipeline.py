@@ -83,6 +83,8 @@ class KinesisPipeline:
             raise SettingsError("transform_arrow needs a DeltaSink; a ForeachBatchSink gets a Spark DataFrame: write transform")
         if isinstance(self.streams, str):
             raise SettingsError(f"streams={self.streams!r} is a text; write streams=[{self.streams!r}]")
+        if not isinstance(self.streams, Sequence):
+            raise SettingsError(f'streams={self.streams!r} is no list; write the names or ARNs of the streams, such as streams=["orders"]')
         _ = self.settings
 
     @cached_property

@@ -7,10 +7,12 @@ another type makes the row unreadable (`ValueError`), an optional one of another
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from decimal import ROUND_HALF_UP, Decimal, InvalidOperation
 from typing import Any, Final
 
+from kcl_pipeline.errors import UnreadableRow
 from kcl_pipeline.leases.lease import Lease
 from kcl_pipeline.leases.store import AttributeValue, Item
 from kcl_pipeline.sequence import Position
@@ -117,9 +119,9 @@ def is_lease(item: Item) -> bool:
 
 
 def lease_from_item(item: Item) -> Lease:
-    """The lease of a row that `is_lease`. Raises `ValueError` that says what is wrong with it."""
-    key = required(text_of(item, LEASE_KEY), LEASE_KEY)
-    try:
+    """The lease of a row that `is_lease`. Raises `UnreadableRow` (a `ValueError`) that says what is wrong with it."""
+    with readable(f"the row {text_of(item, LEASE_KEY) or 'without a key'} is not a lease that can be read"):
+        key = required(text_of(item, LEASE_KEY), LEASE_KEY)
         stream = text_of(item, STREAM)
         if stream is None and ":" in key:
             stream = key.rsplit(":", 1)[0]
@@ -138,8 +140,15 @@ def lease_from_item(item: Item) -> Lease:
             throughput_kbps=float_of(item, THROUGHPUT),
             stream=stream,
         )
-    except ValueError as error:
-        raise ValueError(f"the row {key} is not a lease that can be read: {error}") from error
+
+
+@contextmanager
+def readable(otherwise: str) -> Iterator[None]:
+    """Raise what a row's values make Python raise as one `UnreadableRow` that begins with `otherwise`."""
+    try:
+        yield
+    except (ValueError, ArithmeticError, TypeError, AttributeError, LookupError) as error:
+        raise UnreadableRow(f"{otherwise}: {error}") from error
 
 
 def required(value: Any, name: str) -> Any:

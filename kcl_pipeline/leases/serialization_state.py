@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from kcl_pipeline.leases.serialization import ENTITY_TYPE, int_of, number, required, string, text_of
+from kcl_pipeline.leases.serialization import ENTITY_TYPE, int_of, number, readable, required, string, text_of
 from kcl_pipeline.leases.store import AttributeValue, Item
 from kcl_pipeline.leases.tables import LeaderLock, MigrationState, WorkerMetrics
 
@@ -55,6 +55,11 @@ def worker_attributes(row: WorkerMetrics) -> Item:
 
 def worker_from_item(item: Item, key_name: str) -> WorkerMetrics:
     """Read a worker's row; missing maps read as empty. Raises `ValueError` when key or `lut` are missing, or a number is none."""
+    with readable(f"the row {text_of(item, key_name) or 'without a key'} is not a worker's that can be read"):
+        return _worker(item, key_name)
+
+
+def _worker(item: Item, key_name: str) -> WorkerMetrics:
     return WorkerMetrics(
         worker_id=required(text_of(item, key_name), key_name),
         last_update_seconds=required(int_of(item, LAST_UPDATE), LAST_UPDATE),
@@ -87,12 +92,13 @@ def lock_to_item(lock: LeaderLock, key_name: str) -> Item:
 
 def lock_from_item(item: Item) -> LeaderLock:
     """Read the lock item. Raises `ValueError` when owner, duration or version are missing."""
-    return LeaderLock(
-        owner_name=required(text_of(item, LOCK_OWNER), LOCK_OWNER),
-        lease_duration_millis=int(required(text_of(item, LOCK_DURATION), LOCK_DURATION)),
-        version=required(text_of(item, LOCK_VERSION), LOCK_VERSION),
-        is_released=text_of(item, LOCK_RELEASED) == "1",
-    )
+    with readable(f"the row {LEADER_KEY} is not a leader's lock that can be read"):
+        return LeaderLock(
+            owner_name=required(text_of(item, LOCK_OWNER), LOCK_OWNER),
+            lease_duration_millis=int(required(text_of(item, LOCK_DURATION), LOCK_DURATION)),
+            version=required(text_of(item, LOCK_VERSION), LOCK_VERSION),
+            is_released=text_of(item, LOCK_RELEASED) == "1",
+        )
 
 
 def migration_attributes(state: MigrationState) -> Item:
@@ -107,8 +113,9 @@ def migration_attributes(state: MigrationState) -> Item:
 
 def migration_from_item(item: Item) -> MigrationState:
     """Read the client-version item; a missing history is empty. Raises `ValueError` when `cv`, `mb` or `mts` are missing."""
-    entries = item.get(HISTORY, {}).get("L") or []
-    return MigrationState(*_state_of(item), history=tuple(_state_of(entry["M"]) for entry in entries if "M" in entry))
+    with readable(f"the row {MIGRATION_KEY} is not a client version that can be read"):
+        entries = item.get(HISTORY, {}).get("L") or []
+        return MigrationState(*_state_of(item), history=tuple(_state_of(entry["M"]) for entry in entries if "M" in entry))
 
 
 def _state_attributes(client_version: str, modified_by: str, modified_millis: int) -> Item:
