@@ -105,3 +105,32 @@ def test_a_stop_ends_the_patience():
     stop.set()
     with pytest.raises(StoppedWhileStarting, match="step"):
         patiently("step", step, SystemClock(), random.Random(1), lambda _: None, stop)
+
+
+def test_a_worker_that_stops_takes_nothing_more(aws, pipeline):
+    clients = clients_of(aws, pipeline)
+    clients.kinesis.create_stream(StreamName="orders", ShardCount=8)
+    stop, events = threading.Event(), []
+
+    def note(event):
+        events.append(type(event).__name__)
+        if events[-1] == "LeaseGained":
+            stop.set()
+
+    worker = pipeline.build_worker("w-1", clients=clients, events=note)
+    steps, advance = [], worker.lifecycle._step
+    worker.lifecycle._step = lambda consumer: (steps.append(consumer), advance(consumer))
+    discoveries, discover = [], worker.leases.discover
+
+    def counted():
+        discoveries.append(stop.is_set())
+        return discover()
+
+    worker.leases.discover = counted
+    assert worker.run(stop).reason is StopReason.STOPPED
+    assert discoveries.count(True) == 1, "once more at the end, to give back what was assigned meanwhile"
+    assert steps == []
+    rows = clients.dynamodb.scan(TableName="orders")["Items"]
+    assert len(rows) == 8
+    assert not [row for row in rows if "leaseOwner" in row]
+    assert clients.dynamodb.scan(TableName="orders-WorkerMetricStats")["Items"] == []

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from kcl_pipeline.clock import Clock
+from kcl_pipeline.clock import Clock, StopSignal
 from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.errors import AwsError, LeaseLost, ShardSyncError, SinkError
 from kcl_pipeline.events import AwsTrouble, EventSink, ShardEnded
@@ -72,10 +72,12 @@ class Lifecycle:
         state = ConsumerState.ENDED if held.lease.ended else ConsumerState.BLOCKED
         self.consumers[key] = ShardConsumer(held, stream, state)
 
-    def advance(self) -> None:
-        """One step for every consumer that is due and not simply reading."""
+    def advance(self, stop: StopSignal) -> None:
+        """One step for every consumer that is due and not simply reading, until `stop` is set."""
         now = self._clock.monotonic()
         for consumer in list(self.consumers.values()):
+            if stop.is_set():
+                return
             if consumer.state in (ConsumerState.READING, ConsumerState.ENDED) or consumer.due > now:
                 continue
             try:

@@ -107,6 +107,8 @@ class Worker:
         self.figures = Figures(worker_id, parts.clock)
         self._processor = Processor(parts, self.worker_id, self.leases, self.prefetcher, self._committer, self.lifecycle, self.figures)
         self._absent_since: float | None = None
+        # Set: nothing new is begun any more. A worker that goes on taking leases while it stops gives them to others later than it could.
+        self._stop: StopSignal = parts.clock.signal()
         lease = parts.settings.lease
         self._renewal = Due(parts.clock, lease.renewal_interval_millis / 1000)
         self._discovery = Due(parts.clock, parts.settings.lease_discovery_interval_millis / 1000)
@@ -143,6 +145,7 @@ class Worker:
         """
         background = Background(self._clock, self._parts.spawn)
         reason = StopReason.FAILED
+        self._stop = stop
         try:
             self.prepare(stop)
             self._start(background)
@@ -180,7 +183,7 @@ class Worker:
         """Bring consumers up to date with the leases, hand over, and process one batch at most; True when a batch was processed."""
         self.lifecycle.sync_with_leases()
         self.figures.handoffs(self.lifecycle.hand_over())
-        self.lifecycle.advance()
+        self.lifecycle.advance(self._stop)
         return self._processor.step()
 
     def lease_tick(self) -> float:
@@ -188,7 +191,7 @@ class Worker:
         if self._renewal.ready():
             self._guard("renewal", lambda: self.leases.renew_all(map=self._map))
             self._guard("handoff time-out", self._force_overdue_handoffs)
-        if self._discovery.ready():
+        if self._discovery.ready() and not self._stop.is_set():
             self._guard("discovery", self.leases.discover)
         if self._capture.ready():
             self.reporter.capture()
@@ -209,7 +212,7 @@ class Worker:
         """One leader cycle, once nobody has led for the time of the lock; returns seconds until the next."""
         leader = self._parts.leader
         interval = min(self._settings.lease_assignment_interval_millis, self._settings.leader.leader_heartbeat_period_millis) / 1000
-        if leader is not None and self._may_lead():
+        if leader is not None and not self._stop.is_set() and self._may_lead():
             leader.run_once()
         return interval
 
@@ -237,6 +240,9 @@ class Worker:
         if self._parts.leader is not None:
             self._guard("release of the leader lock", self._parts.leader.release)
         self._guard("deregistration", self.reporter.deregister)
+        # What a leader has given to this worker as long as it had a row, and it has not taken, would wait for its expiry
+        self._guard("last discovery", self.leases.discover)
+        self._guard("release", self.lifecycle.release_all)
         self._pool.shutdown(wait=False, cancel_futures=True)
         self._events(WorkerStopped(self.worker_id, reason))
 
