@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 SEEDS ?= 0:100000
 
-.PHONY: setup run dev test lint simulate clean java
+.PHONY: setup run dev test lint simulate mutate clean java
 
 setup: $(STAMP)
 
@@ -33,6 +33,9 @@ lint: setup
 
 simulate: setup
 	@$(BIN)/python -m kcl_pipeline.testing.simulate --seeds $(SEEDS)
+
+mutate: setup
+	@$(BIN)/python tests/mutations.py
 
 clean:
 	rm -rf $(VENV) .run .mypy_cache .ruff_cache

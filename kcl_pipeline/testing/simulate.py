@@ -197,6 +197,16 @@ def explain(failure: Failure, out: TextIO) -> None:
     print(outcome.timeline(), file=out)
 
 
+def _first_failure(seeds: Sequence[int], out: TextIO) -> int:
+    for seed in seeds:
+        outcome = simulate(seed)
+        if outcome.violations:
+            print(outcome.timeline(), file=out)
+            print(f"seed {seed} fails: {'; '.join(outcome.violations)}", file=out)
+            return 1
+    return 0
+
+
 def seed_range(text: str) -> range:
     """`10:20` (end exclusive), or one seed. Raises `ArgumentTypeError`."""
     first, colon, last = text.partition(":")
@@ -214,9 +224,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m kcl_pipeline.testing.simulate", description="Simulate fleets under faults; one seed decides everything.")
     parser.add_argument("--seeds", type=seed_range, default=range(2000), help="first:end, end exclusive (default 0:2000)")
     parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)), help="processes (default: one per core)")
+    parser.add_argument("--first", action="store_true", help="one process, and the end at the first seed that fails")
     parser.add_argument("--json", action="store_true", help="end with one line of JSON; everything else goes to stderr")
     given = parser.parse_args(arguments)
     out = sys.stderr if given.json else sys.stdout
+
+    if given.first:
+        return _first_failure(given.seeds, out)
 
     def progress(so_far: Result) -> None:
         print(f"{so_far.seeds} seeds, {so_far.seeds / so_far.seconds:.1f}/s, {len(so_far.failures)} failed", file=out, flush=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -56,6 +57,7 @@ class Checks:
     _handoff_began: dict[str, float] = field(default_factory=dict)
     _excuses: Counter[str] = field(default_factory=Counter)
     _excused_at: dict[str, int] = field(default_factory=dict)
+    _begun: dict[str, int] = field(default_factory=dict)
     _waiting: set[str] = field(default_factory=set)
 
     # -- the lease table -----------------------------------------------------------------------------------------------
@@ -165,6 +167,17 @@ class Checks:
         """Something happened after which these leases may be read again by an at-least-once sink."""
         self._excuses.update(keys)
 
+    def excuses_of(self, keys: tuple[str, ...]) -> dict[str, int]:
+        """How much has happened to these leases so far."""
+        return {key: self._excuses[key] for key in keys}
+
+    @contextmanager
+    def begun_at(self, excuses: dict[str, int]) -> Iterator[None]:
+        """What lands within was begun then: a lease lost since excuses that it is read again."""
+        self._begun = excuses
+        yield
+        self._begun = {}
+
     def excuse_worker(self, worker_id: str) -> None:
         """The same for all that a worker owns now."""
         self.excuse(*(key for key, row in self._rows.items() if row.actual_owner == worker_id))
@@ -220,7 +233,7 @@ class Checks:
         elif lease_key not in self.replayed and number <= self._last_number.get(key, -1):
             raise BrokenInvariant(f"S5: {one} of {lease_key} entered the table after number {self._last_number[key]} of its key")
         self._last_number[key] = max(number, self._last_number.get(key, -1))
-        self._excused_at[one] = self._excuses[lease_key]
+        self._excused_at[one] = self._begun.get(lease_key, self._excuses[lease_key])
 
     def _may_repeat(self, one: str, lease_key: str) -> None:
         if lease_key in self.replayed or (not self.scenario.exactly_once and self._excuses[lease_key] > self._excused_at[one]):

@@ -74,6 +74,7 @@ class StoreSink:
         refused = tuple(e.lease_key for e in entries if self._numbers.get(e.lease_key, SinkNumbers()) != e.expected)
         if refused:
             return CommitOutcome(None, refused)
+        begun = self._table.checks.excuses_of(keys)
         fault = self._faults("commit", keys)
         self._clock.sleep(self._latency)
         if fault is not None:
@@ -86,7 +87,8 @@ class StoreSink:
         if fault is SinkFault.LAND_LATE:
             self._table.promised.append((written.files, numbers))
             raise SinkError("the function timed out on demand; its rows are under way")
-        self._table.append(LogEntry(self._table.version + 1, written.files, numbers))
+        with self._table.checks.begun_at(begun):
+            self._table.append(LogEntry(self._table.version + 1, written.files, numbers))
         self._clock.sleep(self._latency)
         if fault is SinkFault.LAND_AND_FAIL:
             raise SinkError("the function timed out on demand; its rows are there")

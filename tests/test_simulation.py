@@ -1,0 +1,134 @@
+"""Whole fleets under faults: two thousand seeds, the same twice for the same seed, and a planted defect that does not stay hidden."""
+
+import hashlib
+import io
+import json
+import os
+import random
+import subprocess
+import sys
+
+import pytest
+
+from kcl_pipeline.leases.lease_rows import LeaseRows
+from kcl_pipeline.records.kpl import deaggregate
+from kcl_pipeline.testing import simulate as command
+from kcl_pipeline.testing.kinesis_client import InMemoryKinesis
+from kcl_pipeline.testing.kinesis_model import KinesisModel
+from kcl_pipeline.testing.simulation import StormOptions, simulate
+from kcl_pipeline.testing.simulation.storm import incident_names
+from kcl_pipeline.testing.simulation.traffic import Ledger, Producer, aggregated
+from kcl_pipeline.testing.sink import InMemorySink
+
+DIGEST = """
+import hashlib, sys
+from kcl_pipeline.testing.simulation import simulate
+for seed in map(int, sys.argv[1:]):
+    print(seed, hashlib.sha256(repr(simulate(seed).lines).encode()).hexdigest())
+"""
+
+
+@pytest.mark.timeout(1_200)
+def test_two_thousand_seeds_keep_every_invariant_and_leave_no_fault_untried():
+    result = command.run_seeds(range(2_000), len(os.sched_getaffinity(0)))
+    out = io.StringIO()
+    for failure in result.failures[:2]:
+        command.explain(failure, out)
+    assert not result.failures, out.getvalue()
+    assert result.seeds == 2_000
+    assert result.empty_cells == []
+    assert result.committed > 1_000_000
+
+
+def test_the_same_seed_is_the_same_to_the_last_line_in_any_process():
+    seeds = [4, 11, 60]
+    here = "".join(f"{s} {hashlib.sha256(repr(simulate(s).lines).encode()).hexdigest()}\n" for s in seeds)
+    for salt in ("1", "2"):
+        environment = {**os.environ, "PYTHONHASHSEED": salt}
+        done = subprocess.run([sys.executable, "-c", DIGEST, *map(str, seeds)], env=environment, capture_output=True, text=True, timeout=120, check=True)
+        assert done.stdout == here
+
+
+def first_failure(seeds: range) -> tuple[int, str]:
+    for seed in seeds:
+        outcome = simulate(seed)
+        if outcome.violations:
+            return seed, outcome.violations[0]
+    raise AssertionError(f"none of the seeds {seeds} fails")
+
+
+def test_without_the_fence_some_seed_repeats_records(monkeypatch):
+    monkeypatch.setattr(InMemorySink, "fence", lambda _self, _key, expected: expected)
+    _, violation = first_failure(range(300))
+    assert violation.startswith(("S2", "S4", "S5"))
+
+
+def test_a_failing_seed_is_shrunk_and_replays_exactly(monkeypatch):
+    renew = LeaseRows.update_checkpoint
+    monkeypatch.setattr(LeaseRows, "update_checkpoint", lambda self, lease, **kwargs: renew(self, self.get(lease.lease_key) or lease, **kwargs))
+    seed, _ = first_failure(range(100))
+    options, outcome = command.shrink(seed, most_runs=25)
+    assert outcome.violations
+    assert len(options.skipped) > 0 or options.call_fault_chance == 0
+    again = simulate(seed, options)
+    assert (again.lines, again.violations) == (outcome.lines, outcome.violations)
+    assert f"VIOLATION {outcome.violations[0]}" in again.timeline()
+
+
+def test_a_seed_that_does_not_fail_cannot_be_shrunk():
+    with pytest.raises(ValueError, match="seed 4 does not fail"):
+        command.shrink(4)
+
+
+def test_an_incident_can_be_left_out_and_a_calm_sea_has_no_faults():
+    whole = simulate(4)
+    calm = simulate(4, StormOptions(call_fault_chance=0.0, steer=False, skipped=frozenset(range(whole.incidents))))
+    assert calm.incidents == 0
+    assert calm.violations == ()
+    assert not calm.faults
+    assert calm.published == calm.committed
+
+
+def test_the_command_ends_with_one_line_of_json(capsys):
+    assert command.main(["--seeds", "4:6", "--workers", "1", "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert answer.keys() == {"seeds", "violations", "faults", "empty_cells", "seeds_per_s"}
+    assert (answer["seeds"], answer["violations"]) == (2, [])
+    assert answer["empty_cells"] > 0
+
+
+def test_the_command_fails_and_shows_the_seed_when_an_invariant_breaks(monkeypatch, capsys):
+    monkeypatch.setattr(command, "simulate", lambda seed, _options=None: simulate(seed, StormOptions(settle_seconds=0.0)))
+    assert command.main(["--seeds", "3", "--first"]) == 1
+    assert "seed 3 fails: 0 s after the storm" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("wrong", ["5:5", "7:3", "x", "1:y", "-1:3"])
+def test_a_range_without_seeds_is_refused(wrong, capsys):
+    with pytest.raises(SystemExit):
+        command.main([f"--seeds={wrong}"])
+    assert "write for example 0:2000" in capsys.readouterr().err
+
+
+def test_the_table_of_cells_has_every_fault_at_every_call_and_every_incident():
+    sites = {site for site, _ in command.ALL_CELLS}
+    assert {"leases.UpdateItem", "kinesis.GetRecords", "sink.commit", "incident"} <= sites
+    assert len(command.ALL_CELLS) == len(set(command.ALL_CELLS)) > 150
+    assert {"retention_trim", "delete_row", "drain_request", "duplicate_worker_id"} <= set(incident_names())
+
+
+def test_aggregates_of_the_traffic_are_those_of_the_decoder():
+    model = KinesisModel()
+    model.create_stream("events")
+    told = {}
+    Producer(model, ("events",), Ledger(), random.Random(1), 1.0, told.__setitem__).publish(5)
+    kinesis = InMemoryKinesis(model)
+    stream = kinesis.resolve_stream("events", multi_stream=False)
+    iterator = kinesis.get_shard_iterator(stream, "shardId-000000000000", "TRIM_HORIZON")
+    records = deaggregate(kinesis.get_records(stream, "shardId-000000000000", iterator, 100).records, None).records
+    assert [data.split(b"|")[0].decode() for data in records["data"].to_pylist()] == list(told)
+    assert [(p.position.sequence_number, p.position.sub_sequence_number) for p in told.values()] == list(
+        zip(records["sequence_number"].to_pylist(), records["sub_sequence_number"].to_pylist(), strict=True)
+    )
+    long = aggregated("k", [b"x" * 1_000])
+    assert long.count(b"x") == 1_000
