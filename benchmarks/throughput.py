@@ -14,6 +14,7 @@ import argparse
 import json
 import os
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -242,6 +243,7 @@ def main() -> None:
     parser.add_argument("--warm-up", type=float, default=8.0)
     parser.add_argument("--only", nargs="+", choices=list(WAYS))
     parser.add_argument("--folder", help="keeps the peers' libraries from one run to the next")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the consumers, which have sessions of their own, are ended too
     result = run(parser.parse_args())
     print(json.dumps(result))
 

@@ -29,7 +29,9 @@ class RawProcessor(Processor, SimpleAggregator, Raw):
 
 async def main(stream: str, endpoint: str) -> None:
     taken = 0
-    async with Consumer(stream_name=stream, endpoint_url=endpoint, region_name="us-east-1", processor=RawProcessor(), shard_fetch_rate=5) as consumer:
+    async with Consumer(
+        stream_name=stream, endpoint_url=endpoint, region_name="us-east-1", processor=RawProcessor(), shard_fetch_rate=5, idle_timeout=60.0
+    ) as consumer:
         async for _ in consumer:
             taken += 1
             if taken % 2000 == 0:
