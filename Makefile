@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 SEEDS ?= 0:100000
 
-.PHONY: setup run dev test lint simulate mutate clean java
+.PHONY: setup run dev test lint simulate microscope mutate audit clean java
 
 setup: $(STAMP)
 
@@ -36,6 +36,18 @@ simulate: setup
 
 mutate: setup
 	@$(BIN)/python tests/mutations.py
+
+microscope: setup
+	@$(BIN)/python -m kcl_pipeline.testing.microscope_scenarios --deeper 1
+	@$(BIN)/python -m kcl_pipeline.testing.model
+
+# What is installed fits together and is what constraints.txt says; known advisories where pip-audit is installed and its service can be reached.
+audit: setup
+	@$(BIN)/python -m pip check --disable-pip-version-check
+	@$(BIN)/python -c "import importlib.metadata as m, sys; pins = dict(l.strip().split('==') for l in open('constraints.txt') if '==' in l and l[0] != '#'); \
+	have = {d.metadata['Name'].lower().replace('_', '-'): d.version for d in m.distributions()}; \
+	off = [f'{n} is {have[n.lower()]}, not {v}' for n, v in pins.items() if have.get(n.lower(), v) != v]; sys.exit('; '.join(off) or 0)"
+	@if test -x $(BIN)/pip-audit; then $(BIN)/pip-audit -r constraints.txt --no-deps; else echo "pip-audit is not installed: advisories were not looked up"; fi
 
 clean:
 	rm -rf $(VENV) .run .mypy_cache .ruff_cache
