@@ -76,7 +76,9 @@ class DataIncidents:
         for name in self.world.scenario.streams:
             stream = self.world.model.stream(name)
             later = cutoff + stream.retention_hours * HOUR_MILLIS
-            stream.settle(later)
+            if stream.status == "ACTIVE" and not self.world.checks.uncovered():
+                # Before a stream has leases, its first listing goes by the model's own horizon, which this does not move.
+                stream.settle(later)
             for shard in stream.shards:
                 stream.trim(shard, later)
         self.world.checks.trimmed(cutoff)

@@ -13,7 +13,7 @@ STOP_SECONDS: Final = 5.0
 _PERIOD: Final = 0.2
 
 
-def rehearse(world: World, unsettled: Callable[[], list[str]], violations: list[str]) -> None:
+def rehearse(world: World, unowned: Callable[[], list[str]], violations: list[str]) -> None:
     """The body of a task; what does not hold is added to `violations`."""
     world.note("-- steady load")
     _load(world, CONVERGE_SECONDS)
@@ -23,7 +23,7 @@ def rehearse(world: World, unsettled: Callable[[], list[str]], violations: list[
     moved = [f"{key} at {at:.1f} s" for at, key in world.checks.moves[before:]]
     if moved:
         violations.append(f"L3: under a steady load these leases moved: {', '.join(moved)}")
-    _stop_one(world, unsettled, violations)
+    _stop_one(world, unowned, violations)
 
 
 def _load(world: World, seconds: float) -> None:
@@ -33,7 +33,7 @@ def _load(world: World, seconds: float) -> None:
         world.scheduler.pause(_PERIOD)
 
 
-def _stop_one(world: World, unsettled: Callable[[], list[str]], violations: list[str]) -> None:
+def _stop_one(world: World, unowned: Callable[[], list[str]], violations: list[str]) -> None:
     at_work = [m for m in world.workers_at_work() if not m.quirky and m.mode == "continuous"]
     twice = {m.worker_id for m in at_work if sum(o.worker_id == m.worker_id for o in at_work) > 1}
     if len(at_work) < 2 or twice:  # noqa: PLR2004 (somebody has to be left)
@@ -42,7 +42,7 @@ def _stop_one(world: World, unsettled: Callable[[], list[str]], violations: list
     world.note(f"-- {chosen.host.name} is asked to stop")
     chosen.stop.set()
     until = world.scheduler.now + STOP_SECONDS
-    while world.scheduler.now < until and unsettled():
+    while world.scheduler.now < until and unowned():
         world.scheduler.pause(0.1)
-    if left := unsettled():
+    if left := unowned():
         violations.append(f"L4: {STOP_SECONDS:.0f} s after a graceful stop: {'; '.join(left)}")

@@ -58,7 +58,7 @@ def simulate(seed: int, options: StormOptions | None = None) -> Outcome:
         if world.scheduler.broken is None and _settles(world, options.settle_seconds):
             settled = world.scheduler.now - calm_at
             if scenario.rehearsal:
-                _rehearsed(world, violations)
+                _rehearsed(world, options, violations)
         elif world.scheduler.broken is None:
             violations += [f"{options.settle_seconds:.0f} s after the storm: {text}" for text in unsettled(world)]
     except TimeIsUp as error:
@@ -94,10 +94,12 @@ def _settles(world: World, seconds: float) -> bool:
     return world.scheduler.run(done, seconds=seconds)
 
 
-def _rehearsed(world: World, violations: list[str]) -> None:
-    done = world.ground.spawn("rehearsal", lambda: rehearse(world, lambda: unsettled(world), violations))
+def _rehearsed(world: World, options: StormOptions, violations: list[str]) -> None:
+    done = world.ground.spawn("rehearsal", lambda: rehearse(world, lambda: _unowned(world), violations))
     if not world.scheduler.run(lambda: done.done, seconds=REHEARSAL_SECONDS) and world.scheduler.broken is None:
         violations.append("L6: the rehearsal did not end")
+    elif world.scheduler.broken is None and not _settles(world, options.settle_seconds):
+        violations += [f"L4: {options.settle_seconds:.0f} s after a graceful stop: {text}" for text in unsettled(world)]
 
 
 def _broken(world: World) -> list[str]:
