@@ -24,6 +24,8 @@ from kcl_pipeline.pipeline import KinesisPipeline
 from kcl_pipeline.sequence import TRIM_HORIZON
 from kcl_pipeline.spark.delta import DeltaSink
 from kcl_pipeline.testing.clock import VirtualClock
+from kcl_pipeline.testing.microscope import STREAM, Bench, Process, Scenario, Worker
+from kcl_pipeline.worker.consumer import ShardConsumer
 
 QUICK = settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
 FEW = settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
@@ -182,6 +184,23 @@ def test_a_worker_survives_them_and_leaves_them_alone(items: list[dict]) -> None
     assert all(found[key] == item for key, item in planted.items() if key not in readable)
     broken = [key for key, item in planted.items() if key not in readable and is_lease(item)]
     assert len([event for event in events if isinstance(event, AwsTrouble)]) == len(broken), "each is reported"
+
+
+def test_a_row_made_unreadable_costs_its_lease_and_not_the_worker() -> None:
+    bench = Bench(Scenario("one", (Worker("w1"),), leases=("s0", "s1")))
+    leases = HeldLeases(bench.table, "w1", LeaseSettings(), bench.clock, bench.events.append)
+    process = Process("w1", leases, bench.sink_for(lambda *_: None), bench.writer, bench.clock, bench.events.append, 1, 2)
+    consumers = {held.lease_key: ShardConsumer(held, STREAM) for held in leases.discover()}
+    process._settle(consumers)
+    broken = {"leaseKey": {"S": "s0"}, "leaseOwner": {"S": "w1"}, "checkpoint": {"S": "by hand"}}
+    bench.table.plant(broken)
+    batch = process._cut(consumers)
+    done = process._committer.commit(batch, consumers, bench.writer.write(batch))
+    assert done is not None
+    assert done.lease_keys == ("s1",)
+    assert [held.lease_key for held in leases.held()] == ["s1"]
+    assert bench.table.rows()["s0"] == broken
+    assert bench.ranges() == [("s1", 0, 1)]
 
 
 def _reads(item: dict) -> bool:

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 
 from kcl_pipeline.batch import Batch, BatchWriter, CommitEntry, SinkNumbers, TransactionalSink, Written
 from kcl_pipeline.clock import Clock
-from kcl_pipeline.errors import LeaseLost, SinkError, Throttled, Unavailable
+from kcl_pipeline.errors import LeaseLost, SinkError, Throttled, Unavailable, UnreadableRow
 from kcl_pipeline.events import AwsTrouble, BatchRefused, EventSink, PendingResolved
 from kcl_pipeline.leases.held import Held, HeldLeases, pending_number
 from kcl_pipeline.sequence import Position
@@ -139,7 +139,7 @@ class Committer:
                 continue
             try:
                 self._prepare(consumer, part.through)
-            except LeaseLost as error:
+            except (LeaseLost, UnreadableRow) as error:
                 lost[part.lease_key] = str(error)
         return lost
 
