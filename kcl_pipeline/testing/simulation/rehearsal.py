@@ -1,4 +1,4 @@
-"""After the storm: a steady load must let every lease stay where it is (L3), and a graceful stop must be short and repeat nothing (L4)."""
+"""After the storm: under a steady load no lease may go to and fro (L3), and a graceful stop must be short and repeat nothing (L4)."""
 
 from __future__ import annotations
 
@@ -16,13 +16,15 @@ _PERIOD: Final = 0.2
 def rehearse(world: World, unowned: Callable[[], list[str]], violations: list[str]) -> None:
     """The body of a task; what does not hold is added to `violations`."""
     world.note("-- steady load")
+    begin = len(world.checks.moves)
     _load(world, CONVERGE_SECONDS)
-    world.note("-- nothing may move")
-    before = len(world.checks.moves)
+    world.note("-- nothing may move again")
+    settled = len(world.checks.moves)
     _load(world, STEADY_SECONDS)
-    moved = [f"{key} at {at:.1f} s" for at, key in world.checks.moves[before:]]
-    if moved:
-        violations.append(f"L3: under a steady load these leases moved: {', '.join(moved)}")
+    before = {key for _, key in world.checks.moves[begin:settled]}
+    again = [f"{key} at {at:.1f} s" for at, key in world.checks.moves[settled:] if key in before]
+    if again:
+        violations.append(f"L3: under a steady load these leases went to and fro: {', '.join(again)}")
     _stop_one(world, unowned, violations)
 
 
