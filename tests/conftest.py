@@ -1,15 +1,25 @@
-"""Shared by all tests: one Spark session for the whole run, because a session takes five seconds to start."""
+"""Shared by all tests: one Spark session for the whole run, because a session takes five seconds to start.
+
+Property tests draw the same cases in every run, so that a run tells about the change and not about the day; `HYPOTHESIS_PROFILE=explore` draws new ones.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import settings
 
 if TYPE_CHECKING:
     from dagster_stage import Stage
     from pyspark.sql import SparkSession
+
+
+settings.register_profile("same", derandomize=True, deadline=None)
+settings.register_profile("explore", deadline=None)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
 
 @pytest.fixture(scope="session")

@@ -294,3 +294,14 @@ def test_everything_on_one_worker_of_many() -> None:
 def test_bad_samples_are_no_load() -> None:
     leases = [LeaseState(f"s{i}", None, value) for i, value in enumerate((float("nan"), float("inf"), -5.0, 100.0, 100.0))]
     assert len(balanced(PlanInput(tuple(leases), fleet(2))).moves) == 5
+
+
+def test_a_worker_that_joins_an_even_fleet_with_cpu_figures_gets_a_lease():
+    """Idle processes may look as busy as working ones; without a lease the new one would stay idle for ever."""
+    workers = tuple(WorkerState(f"a-{n}", "a", {"C": cpu}, {"C": 100.0}) for n, cpu in ((1, 3.0), (2, 3.1), (3, 2.6)))
+    leases = tuple(LeaseState(f"s{n}", f"a-{1 + n % 2}", throughput_kbps=2.0) for n in range(6))
+    plan = balanced(PlanInput(leases, workers))
+    assert {move.to_worker for move in plan.moves} == {"a-3"}
+    after = {lease.lease_key: lease.owner for lease in leases} | {move.lease_key: move.to_worker for move in plan.moves}
+    settled = PlanInput(tuple(replace(lease, owner=after[lease.lease_key]) for lease in leases), workers)
+    assert balanced(settled).moves == ()

@@ -40,6 +40,9 @@ def balanced(plan_input: PlanInput) -> Plan:
         owner, why = _fill_empty(problem, calm), "traffic is near zero: only workers without a lease are given some"
     else:
         owner, why = _balance(problem, calm)
+        if owner == calm and problem.hysteresis > 0 and len(problem.loads) > 1:
+            owner = _fill_empty(problem, calm, most=1)
+            why += "; a worker without any lease is given one" if owner != calm else ""
     spilled = tuple(problem.leases[i].lease_key for i, w in enumerate(owner) if w < 0 and problem.free[i])
     return Plan(NAME, moves_of(problem, owner), spilled, (why,))
 
@@ -215,10 +218,14 @@ def _within_budget(problem: Problem, targets: Targets, calm: list[int], chosen: 
     return board.owner
 
 
-def _fill_empty(problem: Problem, calm: list[int]) -> list[int]:
-    """Near zero traffic says nothing about tomorrow's: only workers without any lease get some, from those with the most."""
+def _fill_empty(problem: Problem, calm: list[int], most: int | None = None) -> list[int]:
+    """Workers without any lease get some, at most `most` each, from those with the most: the lightest ones.
+
+    Near zero traffic says nothing about tomorrow's. And where CPU counts, an idle process may look as busy as one that has leases: a worker that joins such a
+    fleet would stay without any for ever, and never show what they cost it.
+    """
     board = Board(replace(problem, home=calm), Targets(problem.target, []), problem.target)
-    fair = max(sum(board.count) // len(board.count), 1)
+    fair = min(max(sum(board.count) // len(board.count), 1), most or len(calm))
     for w in [w for w in range(len(board.count)) if board.count[w] == 0]:
         while board.count[w] < fair:
             giver = max(range(len(board.count)), key=lambda v: (board.count[v] if board.held[0][v] else -1, -v))

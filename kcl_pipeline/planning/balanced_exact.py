@@ -237,13 +237,16 @@ class _Search:
 
 
 def breaks_caps(problem: Problem, owner: Sequence[int]) -> bool:
-    """Whether an assignment makes a worker or group take leases that its caps do not allow."""
+    """Whether an assignment makes a worker or group take leases that its caps do not allow. A lease without traffic is no matter for a throughput cap."""
     limits = problem.limits
+    heavy = [i for i, w in enumerate(owner) if w >= 0 and w != problem.home[i] and problem.kbps[i] > 0]
     arrived = {w for i, w in enumerate(owner) if w >= 0 and w != problem.home[i]}
     for w in arrived:
         mine = [i for i, v in enumerate(owner) if v == w]
         busy = [problem.kbps[i] for i in mine if problem.kbps[i] > 0]
-        if len(mine) > limits.max_leases_for_worker or (len(busy) > 1 and sum(busy) > limits.max_throughput_per_host_kbps + EPSILON):
+        if len(mine) > limits.max_leases_for_worker or (
+            any(owner[i] == w for i in heavy) and len(busy) > 1 and sum(busy) > limits.max_throughput_per_host_kbps + EPSILON
+        ):
             return True
     group_of = problem.group_of
     for g in {group_of[w] for i, w in enumerate(owner) if w >= 0 and (problem.home[i] < 0 or group_of[problem.home[i]] != group_of[w])}:
@@ -252,7 +255,7 @@ def breaks_caps(problem: Problem, owner: Sequence[int]) -> bool:
         other = problem.other_group_kbps[g]
         if len(mine) + problem.other_group_leases[g] > limits.max_leases_for_group:
             return True
-        if len(busy) + (other > 0) > 1 and sum(busy) + other > limits.max_throughput_per_group_kbps + EPSILON:
+        if any(group_of[owner[i]] == g for i in heavy) and len(busy) + (other > 0) > 1 and sum(busy) + other > limits.max_throughput_per_group_kbps + EPSILON:
             return True
     return False
 
