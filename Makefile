@@ -35,7 +35,7 @@ simulate: setup
 	@$(BIN)/python -m kcl_pipeline.testing.simulate --seeds $(SEEDS)
 
 mutate: setup
-	@$(BIN)/python tests/mutations.py
+	@$(BIN)/python tests/mutations.py --baseline
 
 microscope: setup
 	@$(BIN)/python -m kcl_pipeline.testing.microscope_scenarios --deeper 1

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from random import Random
 from typing import Final
 
+from kcl_pipeline.shards import ChildShard
 from kcl_pipeline.testing.kinesis_errors import KinesisError
 from kcl_pipeline.testing.kinesis_shards import ShardLog
 from kcl_pipeline.testing.kinesis_stream import HOUR_MILLIS, Stream
@@ -27,6 +28,12 @@ DATA_INCIDENTS: Final = (
     "late_commit",
 )
 """The names of the methods below that are incidents."""
+
+
+def child_closed(stream: Stream, child: ChildShard) -> bool:
+    """Whether a child has been closed, too, or is gone."""
+    shard = stream.shard(child.shard_id)
+    return shard is None or not shard.is_open
 
 
 class DataIncidents:
@@ -71,17 +78,25 @@ class DataIncidents:
         self._reshard(stream, "UpdateShardCount", TargetShardCount=target, ScalingType="UNIFORM_SCALING")
 
     def retention_trim(self) -> None:
-        """Everything older than a moment ago leaves retention, read or not; closed shards that are older are gone altogether."""
+        """Everything older than a moment ago leaves retention, read or not; closed shards that were read and are older are gone altogether."""
         cutoff = self.world.model.world.now_millis() - self.rng.randint(200, 3_000)
         for name in self.world.scenario.streams:
             stream = self.world.model.stream(name)
             later = cutoff + stream.retention_hours * HOUR_MILLIS
-            if stream.status == "ACTIVE" and not self.world.checks.uncovered():
-                # Before a stream has leases, its first listing goes by the model's own horizon, which this does not move.
+            if stream.status == "ACTIVE" and self._all_followed(stream):
                 stream.settle(later)
             for shard in stream.shards:
                 stream.trim(shard, later)
         self.world.checks.trimmed(cutoff)
+
+    def _all_followed(self, stream: Stream) -> bool:
+        """Whether every closed shard was read to its end and its children have leases: a first listing goes by the model's own horizon, which does not move."""
+        checks, key = self.world.checks, self.world.lease_key
+        closed = [shard for shard in stream.shards if not shard.is_open]
+        read = all((row := checks.lease(key(stream.name, shard.shard_id))) is None or row.ended for shard in closed)
+        return read and all(
+            checks.lease(key(stream.name, child.shard_id)) is not None for shard in closed for child in shard.children if not child_closed(stream, child)
+        )
 
     def poison(self) -> None:
         """A record that the transform cannot take."""
