@@ -93,7 +93,7 @@ def test_the_command_ends_with_one_line_of_json(capsys):
     assert command.main(["--seeds", "4:6", "--workers", "1", "--json"]) == 0
     answer = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert answer.keys() == {"seeds", "violations", "faults", "empty_cells", "seeds_per_s"}
-    assert (answer["seeds"], answer["violations"]) == (2, [])
+    assert (answer["seeds"], answer["violations"]) == (2, 0)
     assert answer["empty_cells"] > 0
 
 
@@ -131,4 +131,4 @@ def test_aggregates_of_the_traffic_are_those_of_the_decoder():
         zip(records["sequence_number"].to_pylist(), records["sub_sequence_number"].to_pylist(), strict=True)
     )
     long = aggregated("k", [b"x" * 1_000])
-    assert long.count(b"x") == 1_000
+    assert b"x" * 1_000 in long

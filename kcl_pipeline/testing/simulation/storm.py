@@ -24,7 +24,7 @@ class StormOptions:
     incidents: tuple[int, int] = (3, 9)
     call_fault_chance: float = 0.012
     records_per_second: float = 20.0
-    settle_seconds: float = 60.0
+    settle_seconds: float = 30.0
     skipped: frozenset[int] = frozenset()
     steer: bool = True
 
