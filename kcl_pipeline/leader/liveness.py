@@ -35,6 +35,7 @@ class _LeaseMemory:
     waiting_since: float | None = None
     handoff_since: float | None = None
     changed_hands_at: float | None = None
+    """When a living owner last gave it to another. One that had nobody may be moved again at once: who came first got them all."""
     last_owner: str | None = None
     ended_since: float | None = None
     declared_expired: bool = False
@@ -114,7 +115,9 @@ class Liveness:
         if (lease.owner, lease.checkpoint_owner) != (memory.owner, memory.checkpoint_owner):
             memory.handoff_since = None
         if after != before:
-            memory.moved_at = memory.changed_hands_at = now
+            memory.moved_at = now
+            if before is not None and after is not None and not memory.declared_expired:
+                memory.changed_hands_at = now
             memory.proven = memory.declared_expired = False
             memory.last_owner = before if after is None else None
         elif lease.counter != memory.counter:

@@ -63,6 +63,8 @@ def _balance(problem: Problem, calm: list[int]) -> tuple[list[int], str]:
     """The assignment to go to, and a sentence about why this one."""
     targets = compute(problem)
     best = _solve_small(problem, targets, calm) if is_small(problem) else None
+    if best is not None and score(problem, best).unplaced < score(problem, calm).unplaced:
+        return best, "other leases make room for one that would find no worker"
     reach = score(problem, best).peak_without_giants * problem.target if best is not None else targets.rest
     loaded = any(w < 0 and problem.free[i] and _weighs(problem, i) for i, w in enumerate(problem.home))
     patience = 0.0 if loaded else problem.hysteresis
