@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 SEEDS ?= 0:100000
 
-.PHONY: setup run dev test lint simulate microscope mutate audit clean java
+.PHONY: setup run dev test lint simulate mutate microscope audit clean java
 
 setup: $(STAMP)
 
@@ -25,7 +25,7 @@ run: setup java
 dev: setup java
 	@$(BIN)/kcl-pipeline dev
 
-test: setup java lint
+test: setup java lint audit
 	@$(BIN)/python -m pytest
 
 lint: setup
