@@ -60,16 +60,21 @@ class SparkBatchWriter:
 
     def write(self, batch: Batch) -> Written:
         """Transform and write (see `BatchWriter.write`)."""
-        with_result = transformed(records_frame(self._session, batch.records), self._transform, batch.records.num_rows)
+        parts = min(1 + batch.records.nbytes // _BYTES_OF_A_TASK, self._session.sparkContext.defaultParallelism)
+        return self.write_frame(records_frame(self._session, batch.records), batch.batch_id, batch.records.num_rows, parts)
+
+    def write_frame(self, frame: DataFrame, batch_id: str, records: int, parts: int | None) -> Written:
+        """As `write`, of records that Spark has already; `records` is how many, for messages. `parts`: at most so many files; None: one per partition."""
+        with_result = transformed(frame, self._transform, records)
         given = to_arrow_schema(with_result.schema, timezone="UTC")
         schema = _with_nullability(delta_schema(given), given)
         reason = partition_misfit(schema, self._partition_by)
         if reason:
             raise SinkError(reason)
         with_result = with_result.select(*[f"`{name.replace('`', '``')}`" for name in schema.names])
-        parts = min(1 + batch.records.nbytes // _BYTES_OF_A_TASK, self._session.sparkContext.defaultParallelism)
-        with_result = with_result.coalesce(max(parts, 1))
-        folder = batch_folder(batch.batch_id)
+        if parts is not None:
+            with_result = with_result.coalesce(max(parts, 1))
+        folder = batch_folder(batch_id)
         millis = int(self._clock.wall() * 1000)
         try:
             files = self._write_local(with_result, folder, millis) if is_local(self._root) else self._write_remote(with_result, folder, millis)
@@ -78,7 +83,7 @@ class SparkBatchWriter:
         except OSError as error:
             raise SinkError(f"could not write the batch to {self._root}: {error}") from error
         except Exception as error:
-            raise classified(error, batch.records.num_rows) from error
+            raise classified(error, records) from error
         return Written(files, schema, sum(file.rows for file in files))
 
     def _write_local(self, frame: DataFrame, folder: str, millis: int) -> tuple[DataFile, ...]:
