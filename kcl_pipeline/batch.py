@@ -25,11 +25,15 @@ class ShardRange:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Records with the ranges they come from, one range per lease. `records` has `RECORD_SCHEMA` and may have no rows."""
+    """Records with the ranges they come from, one range per lease. `records` has `RECORD_SCHEMA` and may have no rows.
+
+    `loaded` False: executors have read and written the ranges, and `records` stays empty unless somebody has to read them again.
+    """
 
     batch_id: str
     ranges: tuple[ShardRange, ...]
     records: pa.Table
+    loaded: bool = True
 
 
 @dataclass(frozen=True, slots=True)

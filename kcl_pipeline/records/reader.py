@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from datetime import UTC, datetime
 
 import pyarrow as pa
@@ -16,11 +17,25 @@ from kcl_pipeline.sequence import AT_TIMESTAMP, TRIM_HORIZON, Position
 from kcl_pipeline.shards import ChildShard, HashKeyRange, StreamId
 
 
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """What a reader knows besides its position, so that another one, perhaps in another process, goes on without a call for an iterator.
+
+    It belongs to that position. `iterator` is good for five minutes; `last_sequence_number` is the last record read, and `latest_since`
+    the time at which the iterator of a shard begun at LATEST was made.
+    """
+
+    iterator: str | None = None
+    last_sequence_number: str | None = None
+    latest_since: datetime | None = None
+
+
 class ShardReader:
     """Reads a shard after `position` (exclusive). Used by one thread at a time.
 
-    `hash_key_range` None delivers every KPL aggregate. `initial_timestamp` is needed for the position AT_TIMESTAMP, which a lease row stores without
-    its time. Raises `SettingsError` when it is missing, `ValueError` for the position SHARD_END: there is nothing after it.
+    `hash_key_range` None delivers every KPL aggregate. `resume` is that of a reader which had got to `position`. `initial_timestamp` is needed for the
+    position AT_TIMESTAMP, which a lease row stores without its time. Raises `SettingsError` when it is missing, `ValueError` for the position
+    SHARD_END: there is nothing after it.
     """
 
     def __init__(
@@ -35,6 +50,7 @@ class ShardReader:
         clock: Clock,
         *,
         initial_timestamp: datetime | None = None,
+        resume: Resume | None = None,
     ) -> None:
         if position.is_shard_end:
             raise ValueError(f"{lease_key} is at SHARD_END: nothing is left to read")
@@ -53,14 +69,24 @@ class ShardReader:
         self._settings = settings
         self._clock = clock
         self._timestamp = initial_timestamp
-        self._iterator: str | None = None
-        self._last_sequence_number: str | None = None
-        self._latest_since: datetime | None = None
+        resume = resume or Resume()
+        self._iterator = resume.iterator
+        self._last_sequence_number = resume.last_sequence_number
+        self._latest_since = resume.latest_since
 
     @property
     def position(self) -> Position:
         """Everything up to here (inclusive) has been given out."""
         return self._position
+
+    @property
+    def resume(self) -> Resume:
+        """What a reader that goes on after `position` needs to know."""
+        return Resume(self._iterator, self._last_sequence_number, self._latest_since)
+
+    def open(self) -> None:
+        """Make the iterator now instead of with the first read. Raises what GetShardIterator does."""
+        self._opened()
 
     def read(self) -> Chunk | None:
         """One GetRecords; None when it brought nothing new, and after the shard's end.
@@ -96,11 +122,13 @@ class ShardReader:
         return self._get_records()
 
     def _get_records(self) -> RecordsPage:
-        if self._iterator is None:
-            self._iterator = self._make_iterator()
-        page = self._kinesis.get_records(self._stream, self.shard_id, self._iterator, self._settings.max_records)
+        page = self._kinesis.get_records(self._stream, self.shard_id, self._opened(), self._settings.max_records)
         _check(page, self.shard_id)
         return page
+
+    def _opened(self) -> str:
+        iterator = self._iterator = self._iterator or self._make_iterator()
+        return iterator
 
     def _make_iterator(self) -> str:
         """After the last record read, if there is one; else at the start. An iterator of LATEST is made only once: again, it would skip what came between."""

@@ -56,6 +56,6 @@ class DrainWatch:
         consumer = self._worker.lifecycle.consumers.get(lease.lease_key)
         if consumer is None:
             return lease.actual_owner not in (None, self._worker.worker_id) and lease.lease_key in self._renewed
-        if consumer.state is not ConsumerState.READING or not self._worker.prefetcher.caught_up(lease.lease_key):
+        if consumer.state is not ConsumerState.READING or not self._worker.supply.caught_up(lease.lease_key):
             return False
         return consumer.prepared is None

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 
 from kcl_pipeline.clock import Clock
 from kcl_pipeline.worker.summary import WorkerProgress
@@ -62,11 +60,12 @@ class Figures:
         self._period = Period(clock.monotonic())
         self.table_version: int | None = None
 
-    def batch(self, records: pa.Table, *, bytes_read: int, rows_written: int, dead_letters: int, version: int | None) -> None:
+    def batch(self, records: int, arrival_micros: Sequence[int], *, bytes_read: int, rows_written: int, dead_letters: int, version: int | None) -> None:
         """Count a batch that landed. Put-to-commit is this host's clock against Kinesis' arrival time: a figure, never a decision."""
-        waits = put_to_commit_millis(records, self._clock.wall())
+        now_millis = self._clock.wall() * 1000
+        waits = [max(now_millis - micros / 1000, 0.0) for micros in arrival_micros]
         for period in (self._period, self._life):
-            period.records += records.num_rows + dead_letters
+            period.records += records
             period.bytes += bytes_read
             period.rows_written += rows_written
             period.batches += 1
@@ -98,13 +97,3 @@ class Figures:
     def total(self, *, lag: Mapping[str, int], positions: Mapping[str, str]) -> WorkerProgress:
         """The figures of the whole life."""
         return self._life.progress(self._worker_id, self._clock.monotonic(), lag=lag, positions=positions, table_version=self.table_version)
-
-
-def put_to_commit_millis(records: pa.Table, wall_seconds: float, samples: int = 64) -> list[float]:
-    """Milliseconds from arrival in Kinesis to now, for up to `samples` records spread evenly over the table."""
-    if records.num_rows == 0:
-        return []
-    step = max(records.num_rows // samples, 1)
-    rows = pa.array(range(0, records.num_rows, step), pa.int64())
-    micros = pc.cast(records["approximate_arrival_timestamp"].take(rows), pa.int64()).to_numpy()
-    return [float(ms) for ms in np.maximum(wall_seconds * 1000 - micros / 1000, 0.0)]

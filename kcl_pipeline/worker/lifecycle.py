@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Final
 
 from kcl_pipeline.clock import Clock, StopSignal
@@ -13,16 +13,13 @@ from kcl_pipeline.leases.held import Held, HeldLeases
 from kcl_pipeline.leases.lease import Lease
 from kcl_pipeline.leases.tables import LeaseTable
 from kcl_pipeline.planning.shard_sync import child_leases
-from kcl_pipeline.records.prefetch import Prefetcher
-from kcl_pipeline.records.reader import ShardReader
 from kcl_pipeline.sequence import SHARD_END
 from kcl_pipeline.shards import StreamId
 from kcl_pipeline.worker.commit import Committer
 from kcl_pipeline.worker.consumer import ConsumerState, ShardConsumer
+from kcl_pipeline.worker.supply import Supply
 
 ENDING_ATTEMPTS: Final = 10
-
-ReaderFactory = Callable[[ShardConsumer], ShardReader]
 
 
 class Lifecycle:
@@ -36,9 +33,8 @@ class Lifecycle:
         streams: Mapping[str | None, StreamId],
         table: LeaseTable,
         leases: HeldLeases,
-        prefetcher: Prefetcher,
+        supply: Supply,
         committer: Committer,
-        make_reader: ReaderFactory,
         clock: Clock,
         events: EventSink,
     ) -> None:
@@ -47,9 +43,8 @@ class Lifecycle:
         self._streams = streams
         self._table = table
         self._leases = leases
-        self._prefetcher = prefetcher
+        self._supply = supply
         self._committer = committer
-        self._make_reader = make_reader
         self._clock = clock
         self._events = events
         self.consumers: dict[str, ShardConsumer] = {}
@@ -59,7 +54,7 @@ class Lifecycle:
         held = {h.lease.lease_key: h for h in self._leases.held()}
         for key, consumer in list(self.consumers.items()):
             if held.get(key) is not consumer.held:
-                self._prefetcher.remove(key)
+                self._supply.end(key)
                 del self.consumers[key]
         for key, lease in held.items():
             if key not in self.consumers and not lease.lease.in_handoff:
@@ -100,8 +95,8 @@ class Lifecycle:
             consumer.state = ConsumerState.RESOLVING
         if consumer.state is ConsumerState.RESOLVING:
             self._committer.resolve(consumer)
+            self._supply.begin(consumer)
             consumer.state = ConsumerState.READING
-            self._prefetcher.add(self._make_reader(consumer))
         elif consumer.state is ConsumerState.ENDING:
             self._end(consumer)
 
@@ -115,7 +110,7 @@ class Lifecycle:
 
     def restart(self, consumer: ShardConsumer) -> None:
         """Read the shard again from what the table has: after a batch that neither landed nor was refused for good."""
-        self._prefetcher.remove(consumer.lease_key)
+        self._supply.end(consumer.lease_key)
         consumer.state = ConsumerState.RESOLVING
         consumer.back_off(self._clock.monotonic(), self._settings.worker.task_backoff_time_millis / 1000)
 
@@ -130,7 +125,7 @@ class Lifecycle:
         self._leases.checkpoint(consumer.held, checkpoint=SHARD_END)
         consumer.committed = consumer.checkpointed = SHARD_END
         consumer.state = ConsumerState.ENDED
-        self._prefetcher.remove(lease.lease_key)
+        self._supply.end(lease.lease_key)
         self._events(ShardEnded(self._worker_id, lease.lease_key, tuple(lease.key_of_sibling(c.shard_id) for c in consumer.children)))
 
     def _existing_parents(self, lease: Lease, consumer: ShardConsumer) -> frozenset[str]:
@@ -142,7 +137,7 @@ class Lifecycle:
         done = 0
         for held in self._leases.handoffs():
             key = held.lease.lease_key
-            self._prefetcher.remove(key)
+            self._supply.end(key)
             consumer = self.consumers.pop(key, None)
             try:
                 if consumer is not None and consumer.held is held:
@@ -173,7 +168,7 @@ class Lifecycle:
     def release_all(self) -> None:
         """Checkpoint and give back everything, at the end of a worker."""
         for consumer in list(self.consumers.values()):
-            self._prefetcher.remove(consumer.lease_key)
+            self._supply.end(consumer.lease_key)
             if consumer.flush_needed:
                 self._flush(consumer)
         self.consumers.clear()

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from kcl_pipeline.batch import Batch
 from kcl_pipeline.errors import SinkError, TransformFailed
 from kcl_pipeline.events import AwsTrouble, BatchCommitted, RecordsDeadLettered
 from kcl_pipeline.leases.held import HeldLeases
-from kcl_pipeline.records.kinesis import Chunk
-from kcl_pipeline.records.prefetch import Prefetcher
-from kcl_pipeline.worker.batches import cut, dead_letters, lease_key_of, write_or_sift
+from kcl_pipeline.records.kinesis import RECORD_SCHEMA
+from kcl_pipeline.worker.batches import Sifted, dead_letters, lease_key_of, write_or_sift
 from kcl_pipeline.worker.commit import Committer
 from kcl_pipeline.worker.consumer import ConsumerState
 from kcl_pipeline.worker.figures import Figures
 from kcl_pipeline.worker.lifecycle import Lifecycle
+from kcl_pipeline.worker.supply import ShardPart, Supplied, Supply
 
 if TYPE_CHECKING:
     from kcl_pipeline.worker.worker import WorkerParts
@@ -24,14 +25,14 @@ FLUSH_IDLE_SECONDS: Final = 1.0
 
 
 class Processor:
-    """Takes what is buffered and commits it. Only the processing thread uses it."""
+    """Takes what the supply has and commits it. Only the processing thread uses it."""
 
     def __init__(
         self,
         parts: WorkerParts,
         worker_id: str,
         leases: HeldLeases,
-        prefetcher: Prefetcher,
+        supply: Supply,
         committer: Committer,
         lifecycle: Lifecycle,
         figures: Figures,
@@ -40,7 +41,7 @@ class Processor:
         self._settings = parts.settings.batch
         self._worker_id = worker_id
         self._leases = leases
-        self._prefetcher = prefetcher
+        self._supply = supply
         self._committer = committer
         self._lifecycle = lifecycle
         self._figures = figures
@@ -57,31 +58,31 @@ class Processor:
         """
         now = self._clock.monotonic()
         waited = now - self._last_cut >= self._settings.min_batch_interval_millis / 1000
-        chunks = self._prefetcher.take(self._settings.max_batch_records, self._settings.max_batch_bytes) if self._full() or waited else []
-        if not chunks:
+        consumers = self._lifecycle.consumers
+        batch_id = f"{self._worker_id}-{self._incarnation}-{self._serial + 1}"
+        try:
+            supplied = self._supply.next(batch_id, {key: c.committed for key, c in consumers.items()}, waited=waited)
+        except SinkError as error:
+            self._sink_failed(Batch(batch_id, (), RECORD_SCHEMA.empty_table()), error)
+            return False
+        if supplied is None:
             self._lifecycle.flush_idle(FLUSH_IDLE_SECONDS)
             return False
         self._last_cut = now
         self._serial += 1
-        consumers = self._lifecycle.consumers
-        batch = cut(f"{self._worker_id}-{self._incarnation}-{self._serial}", chunks, {key: c.committed for key, c in consumers.items()})
-        if batch.ranges:
-            self._process(batch, sum(c.bytes for c in chunks))
-        self._note_ends(chunks)
-        self._restart_gaps(chunks, {r.lease_key for r in batch.ranges})
+        if supplied.batch.ranges:
+            self._process(supplied)
+        self._note_ends(supplied.parts)
+        self._restart_gaps(supplied)
         return True
 
-    def _full(self) -> bool:
-        return self._prefetcher.buffered_bytes >= self._settings.max_batch_bytes
-
-    def _process(self, batch: Batch, bytes_read: int) -> None:
+    def _process(self, supplied: Supplied) -> None:
+        batch = supplied.batch
         began = self._clock.monotonic()
         keys = [r.lease_key for r in batch.ranges]
         try:
-            sifted = write_or_sift(self._parts.writer, batch)
+            sifted = self._sifted(supplied)
             written_millis = (self._clock.monotonic() - began) * 1000
-            if sifted.failed:
-                self._set_aside(batch, sifted.failed)
             consumers = {key: self._lifecycle.consumers[key] for key in keys}
             done = self._committer.commit(sifted.batch, consumers, sifted.written)
         except SinkError as error:
@@ -92,22 +93,39 @@ class Processor:
             self._figures.refused()
         if done is None:
             return
-        lost = set(keys) - set(done.lease_keys)
-        for part in batch.ranges:
-            if part.lease_key not in lost:
-                self._leases.record_bytes(part.lease_key, bytes_read // len(keys))
-        self._figures.batch(sifted.batch.records, bytes_read=bytes_read, rows_written=done.rows, dead_letters=len(sifted.failed), version=done.version)
+        bytes_of = {key: size for key, size in supplied.bytes_of_leases.items() if key in done.lease_keys}
+        for key, size in bytes_of.items():
+            self._leases.record_bytes(key, size)
+        failed = len(sifted.failed)
+        self._figures.batch(
+            supplied.records,
+            supplied.arrival_micros,
+            bytes_read=sum(bytes_of.values()),
+            rows_written=done.rows,
+            dead_letters=failed,
+            version=done.version,
+        )
         self._parts.events(
             BatchCommitted(
                 self._worker_id,
                 batch.batch_id,
-                sifted.batch.records.num_rows,
-                bytes_read,
+                supplied.records - failed,
+                sum(bytes_of.values()),
                 done.lease_keys,
                 {"write": written_millis, **done.milliseconds},
                 done.version,
             )
         )
+
+    def _sifted(self, supplied: Supplied) -> Sifted:
+        """The files of the batch, and the records that its transform cannot take, which are set aside."""
+        if supplied.written is not None:
+            return Sifted(supplied.batch, supplied.written, ())
+        batch = supplied.batch if supplied.batch.loaded else self._supply.load(supplied.batch)
+        sifted = write_or_sift(self._parts.writer, batch)
+        if sifted.failed:
+            self._set_aside(batch, sifted.failed)
+        return sifted
 
     def _set_aside(self, batch: Batch, failed: tuple[tuple[int, str], ...]) -> None:
         if self._settings.failed_records == "fail":
@@ -135,18 +153,19 @@ class Processor:
             if consumer is not None:
                 self._lifecycle.restart(consumer)
 
-    def _restart_gaps(self, chunks: list[Chunk], used: set[str]) -> None:
-        """A chunk that did not follow on must never make the shard stand still: its reader begins again at what is committed."""
-        for chunk in chunks:
-            consumer = self._lifecycle.consumers.get(chunk.lease_key)
-            if consumer is None or chunk.lease_key in used or consumer.state is not ConsumerState.READING or chunk.after == consumer.committed:
+    def _restart_gaps(self, supplied: Supplied) -> None:
+        """A part that did not follow on must never make the shard stand still: its reader begins again at what is committed."""
+        used = {r.lease_key for r in supplied.batch.ranges}
+        for part in supplied.parts:
+            consumer = self._lifecycle.consumers.get(part.lease_key)
+            if consumer is None or part.lease_key in used or consumer.state is not ConsumerState.READING or part.after == consumer.committed:
                 continue
-            self._parts.events(AwsTrouble(f"read of {chunk.lease_key}", f"records after {chunk.after} do not follow {consumer.committed}"))
+            self._parts.events(AwsTrouble(f"read of {part.lease_key}", f"records after {part.after} do not follow {consumer.committed}"))
             self._lifecycle.restart(consumer)
 
-    def _note_ends(self, chunks: list[Chunk]) -> None:
-        for chunk in chunks:
-            consumer = self._lifecycle.consumers.get(chunk.lease_key)
-            if chunk.shard_end is not None and consumer is not None and consumer.state is ConsumerState.READING and consumer.committed == chunk.through:
-                consumer.children = chunk.shard_end
+    def _note_ends(self, parts: Sequence[ShardPart]) -> None:
+        for part in parts:
+            consumer = self._lifecycle.consumers.get(part.lease_key)
+            if part.shard_end is not None and consumer is not None and consumer.state is ConsumerState.READING and consumer.committed == part.through:
+                consumer.children = part.shard_end
                 consumer.state = ConsumerState.ENDING

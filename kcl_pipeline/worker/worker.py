@@ -28,6 +28,7 @@ from kcl_pipeline.metrics.reporter import WorkerMetricsReporter
 from kcl_pipeline.records.fanout_subscription import FanOutClient
 from kcl_pipeline.records.kinesis import KinesisClient
 from kcl_pipeline.records.prefetch import Prefetcher
+from kcl_pipeline.records.ranges import RangeJobs, RangeReader
 from kcl_pipeline.records.reader import ShardReader
 from kcl_pipeline.records.retrieval import Retrieval
 from kcl_pipeline.shards import StreamId
@@ -38,8 +39,10 @@ from kcl_pipeline.worker.drain import DrainWatch
 from kcl_pipeline.worker.figures import Figures
 from kcl_pipeline.worker.lifecycle import Lifecycle
 from kcl_pipeline.worker.processing import Processor
+from kcl_pipeline.worker.ranges import RangeSupply
 from kcl_pipeline.worker.starting import StoppedWhileStarting, patiently
 from kcl_pipeline.worker.summary import StopReason, WorkerProgress, WorkerSummary
+from kcl_pipeline.worker.supply import BufferedSupply, Supply
 
 Mode = Literal["continuous", "drain"]
 ProgressCallback = Callable[[WorkerProgress], None]
@@ -52,8 +55,8 @@ class WorkerParts:
     """What a worker is made of.
 
     `metric` None reports no CPU; `leader` None: somebody else leads. `spawn` starts the threads, and `parallel` False makes renewals one after
-    the other: a simulation sets both. `fan_out` None: shards can only be polled. `idle_seconds`: how long the processing thread waits for data
-    before it looks at its leases again.
+    the other: a simulation sets both. `fan_out` None: shards can only be polled. `range_jobs` None: this process reads the shards itself.
+    `idle_seconds`: how long the processing thread waits for data before it looks at its leases again.
     """
 
     settings: ConsumerSettings
@@ -73,6 +76,7 @@ class WorkerParts:
     spawn: Spawn = spawn_thread
     parallel: bool = True
     fan_out: FanOutClient | None = None
+    range_jobs: RangeJobs | None = None
     idle_seconds: float = 0.05
 
 
@@ -87,25 +91,24 @@ class Worker:
         self._events = parts.events
         self._pool = ThreadPoolExecutor(max_workers=parts.settings.lease.max_lease_renewal_threads, thread_name_prefix="renew")
         self.leases = HeldLeases(parts.lease_table, worker_id, parts.settings.lease, parts.clock, parts.events)
-        self.prefetcher = Prefetcher(parts.settings.retrieval, parts.clock, parts.rng, parts.events)
         self.reporter = WorkerMetricsReporter(parts.worker_table, worker_id, parts.settings.worker, parts.clock, parts.rng, parts.metric, run_id=parts.run_id)
         self._retrieval = Retrieval(parts.settings, parts.kinesis, parts.fan_out, parts.clock, parts.events, parts.spawn)
         self._streams: dict[str | None, StreamId] = {}
-        self._committer = Committer(self.leases, parts.sink, parts.writer, parts.clock, parts.events, worker_id)
+        self.supply = self._make_supply()
+        self._committer = Committer(self.leases, parts.sink, self.supply.rewriter, parts.clock, parts.events, worker_id)
         self.lifecycle = Lifecycle(
             worker_id=worker_id,
             settings=parts.settings,
             streams=self._streams,
             table=parts.lease_table,
             leases=self.leases,
-            prefetcher=self.prefetcher,
+            supply=self.supply,
             committer=self._committer,
-            make_reader=self._reader,
             clock=parts.clock,
             events=parts.events,
         )
         self.figures = Figures(worker_id, parts.clock)
-        self._processor = Processor(parts, self.worker_id, self.leases, self.prefetcher, self._committer, self.lifecycle, self.figures)
+        self._processor = Processor(parts, self.worker_id, self.leases, self.supply, self._committer, self.lifecycle, self.figures)
         self._absent_since: float | None = None
         # Set: nothing new is begun any more. A worker that goes on taking leases while it stops gives them to others later than it could.
         self._stop: StopSignal = parts.clock.signal()
@@ -154,11 +157,11 @@ class Worker:
             reason = StopReason.STOPPED
         finally:
             self.shut_down(background, reason)
-        return WorkerSummary(reason, self.figures.total(lag=self.prefetcher.lag(), positions={}))
+        return WorkerSummary(reason, self.figures.total(lag=self.supply.lag(), positions={}))
 
     def _start(self, background: Background) -> None:
         background.start("leases", self.lease_tick)
-        for number in range(self._settings.retrieval.fetch_threads):
+        for number in range(self.supply.fetch_threads):
             background.start(f"fetch-{number}", self.fetch_tick)
         if self._parts.leader is not None:
             background.start("leader", self.lead_tick)
@@ -173,7 +176,7 @@ class Worker:
             if self.reporter.drain_requested:
                 return StopReason.DRAIN_REQUESTED
             if not self.process_tick():
-                self.prefetcher.wait_for_data(stop, self._parts.idle_seconds)
+                self.supply.wait(stop, self._parts.idle_seconds)
             if on_progress is not None and self.figures.period_seconds() >= progress_seconds:
                 on_progress(self._progress())
             if drain is not None and drain.done():
@@ -201,12 +204,12 @@ class Worker:
 
     def _force_overdue_handoffs(self) -> None:
         for held in self.leases.overdue_handoffs():
-            self.prefetcher.remove(held.lease.lease_key)
+            self.supply.end(held.lease.lease_key)
             self.leases.complete_handoff(held, forced=True)
 
     def fetch_tick(self) -> float:
         """One GetRecords if one is due and the buffer has room; returns seconds until the next may be."""
-        return self.prefetcher.step()
+        return self.supply.fetch()
 
     def lead_tick(self) -> float:
         """One leader cycle, once nobody has led for the time of the lock; returns seconds until the next."""
@@ -247,10 +250,18 @@ class Worker:
         self._events(WorkerStopped(self.worker_id, reason))
 
     def _progress(self) -> WorkerProgress:
-        return self.figures.close_period(lag=self.prefetcher.lag(), positions=self._positions())
+        return self.figures.close_period(lag=self.supply.lag(), positions=self._positions())
 
     def _positions(self) -> dict[str, str]:
         return {key: str(c.committed) for key, c in self.lifecycle.consumers.items() if c.committed is not None}
+
+    def _make_supply(self) -> Supply:
+        parts = self._parts
+        if parts.range_jobs is not None:
+            reader = RangeReader(parts.kinesis, parts.settings.retrieval, parts.settings.shard_sync.initial_timestamp, parts.clock)
+            return RangeSupply(parts.range_jobs, reader, parts.writer, parts.settings, parts.clock, parts.rng, parts.events)
+        prefetcher = Prefetcher(parts.settings.retrieval, parts.clock, parts.rng, parts.events)
+        return BufferedSupply(prefetcher, self._reader, parts.writer, parts.settings.batch, parts.settings.retrieval.fetch_threads)
 
     def _reader(self, consumer: ShardConsumer) -> ShardReader:
         lease = consumer.held.lease
