@@ -71,7 +71,7 @@ class DeltaCommitter:
         self._application = application_name
         self._clock = clock or SystemClock()
         self._rng = rng or random.SystemRandom()
-        self._log = DeltaLog(sink.uri, sink.storage_options, f"{application_name}/")
+        self._log = DeltaLog(sink.uri, sink.storage_options)
         self._board = Board(self._log.storage)
         self._pace = Pace(self._clock, self._rng)
         self._lock = self._clock.lock()
@@ -221,7 +221,7 @@ class DeltaCommitter:
             raise SinkError(f"{self._log.root} is partitioned by {list(columns)} and partition_by says {list(wanted)}; write partition_by={columns!r}")
         reason = self._log.unsupported()
         if reason:
-            raise SinkError(f"{self._log.root} has {reason}, which files that Spark wrote outside of it cannot honour; take another table")
+            raise SinkError(f"{self._log.root} has {reason}, which a writer of finished files that must land exactly once cannot honour; take another table")
 
     def _fit(self, schema: pa.Schema) -> None:
         for attempt in range(MAX_ATTEMPTS):

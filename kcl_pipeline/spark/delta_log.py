@@ -1,9 +1,8 @@
 """One Delta table's log, followed cheaply: a handle at a version, and the application transactions at exactly that version.
 
-delta-rs reads a transaction's number by reading the log again (0.4 ms, then 3 ms and more as the log grows), so the numbers are kept in a map and
-only the log's new entries are read for their `txn` lines. A number that the map has not is asked of the handle once; that way it does not matter
-whether the old part of the log was checkpointed or cleaned, and when a new entry is not there any more (the handle jumped over a cleaned part)
-everything is opened anew.
+delta-rs reads a transaction's number by reading the log again, once for each, so all numbers are read together when the first is asked for
+(`delta_transactions`) and kept in a map; afterwards only the log's new entries are read. Where the old part of the log cannot be read that way, the handle is
+asked for each number once. When a new entry is not there any more (the handle jumped over a cleaned part) everything is opened anew.
 
 `peek` reads the entries that are there beyond the handle's version without moving it, for next to nothing. What it finds is true for ever (a number
 that is not the expected one never will be again), what it does not find is not: only `refresh` knows where the log ends.
@@ -28,6 +27,7 @@ import pyarrow as pa
 
 from kcl_pipeline.batch import DataFile
 from kcl_pipeline.errors import SinkError
+from kcl_pipeline.spark.delta_transactions import entry_path, entry_transactions, read_transactions
 from kcl_pipeline.spark.storage import open_storage, table_root
 
 _LOG: Final = logging.getLogger(__name__)
@@ -65,20 +65,16 @@ def first_line(error: BaseException) -> str:
     return lines[0] if lines else type(error).__name__
 
 
-def _entry_path(version: int) -> str:
-    return f"_delta_log/{version:020d}.json"
-
-
 class DeltaLog:
     """The log of the table at `uri`. Not for use by two threads at a time."""
 
-    def __init__(self, uri: str, storage_options: Mapping[str, str] | None = None, prefix: str = "") -> None:
+    def __init__(self, uri: str, storage_options: Mapping[str, str] | None = None) -> None:
         self.root = table_root(uri)
         self.storage = open_storage(self.root, storage_options)
         self._options = dict(storage_options or {})
-        self._prefix = prefix
         self._table: Any = None
         self._numbers: dict[str, int | None] = {}
+        self._numbers_read: bool | None = None
         self._landed: dict[str, int] = {}
         self._schema: pa.Schema | None = None
         self._opened_at = -1
@@ -104,7 +100,7 @@ class DeltaLog:
         with delta_errors(f"could not read the log of {self.root}"):
             while True:
                 try:
-                    entry = self.storage.read(_entry_path(self._read_to + 1))
+                    entry = self.storage.read(entry_path(self._read_to + 1))
                 except OSError:
                     return True
                 self._read_entry(self._read_to + 1, entry)
@@ -127,7 +123,12 @@ class DeltaLog:
 
     def transaction(self, application_id: str) -> int | None:
         """The number of an application transaction at `version`, or as far as `peek` has read."""
+        if application_id not in self._numbers and self._numbers_read is None:
+            found = read_transactions(self.storage, self.version)
+            self._numbers, self._numbers_read = (found or {}) | self._numbers, found is not None
         if application_id not in self._numbers:
+            if self._numbers_read:
+                return None
             with delta_errors(f"could not read the transactions of {self.root}"):
                 self._numbers[application_id] = self._table.transaction_version(application_id)
         return self._numbers[application_id]
@@ -157,6 +158,8 @@ class DeltaLog:
             return f"check constraints ({', '.join(constraints)})"
         if configuration.get("delta.columnMapping.mode", "none") != "none":
             return "column mapping"
+        if "delta.setTransactionRetentionDuration" in configuration:
+            return "application transactions that expire (delta.setTransactionRetentionDuration)"
         features = sorted((set(protocol.writer_features or ()) & _UNSUPPORTED_FEATURES) - {"columnMapping"})
         computed = [field.name for field in self._table.schema().fields if {"delta.invariants", "delta.generationExpression"} & set(field.metadata)]
         return ", ".join(features) or (f"invariants or generated columns ({', '.join(computed)})" if computed else None)
@@ -232,7 +235,7 @@ class DeltaLog:
         from deltalake import DeltaTable  # noqa: PLC0415 (as above)
         from deltalake.exceptions import TableNotFoundError  # noqa: PLC0415 (as above)
 
-        self._table, self._numbers, self._landed, self._schema, self._recent = None, {}, {}, None, {}
+        self._table, self._numbers, self._numbers_read, self._landed, self._schema, self._recent = None, {}, None, {}, None, {}
         try:
             self._table = DeltaTable(self.root, storage_options=self._options)
         except TableNotFoundError:
@@ -245,7 +248,7 @@ class DeltaLog:
         before = self.version
         try:
             self._advance()
-            entries = [(version, self.storage.read(_entry_path(version))) for version in range(self._read_to + 1, self.version + 1)]
+            entries = [(version, self.storage.read(entry_path(version))) for version in range(self._read_to + 1, self.version + 1)]
         except Exception as error:  # noqa: BLE001 (any of them is answered by opening the table anew, which raises its own)
             _LOG.info("reading the log of %s from its start: %s", self.root, first_line(error))
             return False
@@ -263,21 +266,15 @@ class DeltaLog:
         if self.version // interval > self._opened_at // interval and self.version % interval > 1:
             self._table = DeltaTable(self.root, storage_options=self._options)
             self._opened_at = self.version
+            self._numbers_read = self._numbers_read or None
         else:
             self._table.update_incremental()
 
     def _read_entry(self, version: int, entry: bytes) -> None:
         self._read_to = version
-        numbers = self._recent[version] = {}
+        numbers = self._recent[version] = entry_transactions(entry)
         self._recent.pop(version - _ENTRIES_KEPT, None)
-        for line in entry.splitlines():
-            if b'"txn"' in line or b'"metaData"' in line:
-                action = json.loads(line)
-                transaction = action.get("txn")
-                if transaction is not None:
-                    numbers[transaction["appId"]] = transaction["version"]
-                if transaction is not None and (transaction["appId"].startswith(self._prefix) or transaction["appId"] in self._numbers):
-                    self._numbers[transaction["appId"]] = transaction["version"]
-                    self._landed[transaction["appId"]] = version
-                if "metaData" in action:
-                    self._schema = None
+        self._numbers |= numbers
+        self._landed |= dict.fromkeys(numbers, version)
+        if any(b'"metaData"' in line and "metaData" in json.loads(line) for line in entry.splitlines()):
+            self._schema = None

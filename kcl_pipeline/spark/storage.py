@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 from urllib.parse import unquote
 
+import pyarrow as pa
 from pyarrow import fs as pafs
 
 _SCHEME: Final = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]+://")
@@ -34,6 +35,10 @@ class Storage(Protocol):
 
     def read(self, path: str) -> bytes:
         """The whole object."""
+        ...
+
+    def open(self, path: str) -> pa.NativeFile:
+        """The object for reading parts of it; to be closed."""
         ...
 
     def write(self, path: str, data: bytes | memoryview) -> None:
@@ -83,6 +88,9 @@ class LocalStorage:
     def read(self, path: str) -> bytes:  # noqa: D102 (documented by the protocol, as are the others)
         return (self.root / path).read_bytes()
 
+    def open(self, path: str) -> pa.NativeFile:  # noqa: D102
+        return pa.OSFile(str(self.root / path))
+
     def write(self, path: str, data: bytes | memoryview) -> None:  # noqa: D102
         target = self.root / path
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -127,6 +135,11 @@ class ObjectStorage:
         store, root = self._store()
         with _os_errors(f"{self._uri}/{path}"), store.open_input_stream(f"{root}/{path}") as stream:
             return bytes(stream.read())
+
+    def open(self, path: str) -> pa.NativeFile:  # noqa: D102
+        store, root = self._store()
+        with _os_errors(f"{self._uri}/{path}"):
+            return store.open_input_file(f"{root}/{path}")
 
     def write(self, path: str, data: bytes | memoryview) -> None:  # noqa: D102
         store, root = self._store()
