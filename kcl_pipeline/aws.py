@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
     from kcl_pipeline.leases.tables import CoordinatorStateTable, LeaseTable, WorkerMetricsTable
     from kcl_pipeline.records.boto import BotoKinesis
-    from kcl_pipeline.records.fanout_boto import BotoFanOut
+    from kcl_pipeline.records.fanout_http2 import Http2FanOut
+    from kcl_pipeline.records.fanout_subscription import FanOutClient
 
 CONNECT_TIMEOUT_SECONDS: Final = 5.0
 SPARE_CONNECTIONS: Final = 4
@@ -62,6 +63,7 @@ class AwsClients:
         self._dynamodb: DynamoDBClient | None = None
         self._kinesis: BotoKinesisClient | None = None
         self._fan_out: BotoKinesisClient | None = None
+        self._http2_fan_out: Http2FanOut | None = None
 
     @property
     def dynamodb(self) -> DynamoDBClient:
@@ -88,6 +90,17 @@ class AwsClients:
             return self._fan_out
 
     @property
+    def http2_fan_out(self) -> Http2FanOut:
+        """The subscriptions over HTTP/2, with their own client. Raises `SettingsError` when the extra `http2` is not installed."""
+        from kcl_pipeline.records.fanout_http2 import Http2FanOut  # noqa: PLC0415 (an extra)
+
+        client = self.fan_out
+        with self._lock:
+            if self._http2_fan_out is None:
+                self._http2_fan_out = Http2FanOut(client)
+            return self._http2_fan_out
+
+    @property
     def endpoint_url(self) -> str:
         """Where DynamoDB is reached."""
         return self.dynamodb.meta.endpoint_url
@@ -109,6 +122,9 @@ class AwsClients:
                 if client is not None:
                     client.close()
             self._dynamodb = self._kinesis = self._fan_out = None
+            http2, self._http2_fan_out = self._http2_fan_out, None
+            if http2 is not None:
+                http2.close()
 
     def _get_session(self) -> boto3.Session:
         if self._session is None:
@@ -204,10 +220,12 @@ def open_kinesis(settings: ConsumerSettings, clients: AwsClients, clock: Clock) 
     return BotoKinesis(clients.kinesis, settings.retrieval, settings.shard_sync, clock)
 
 
-def open_fan_out(settings: ConsumerSettings, clients: AwsClients) -> BotoFanOut | None:
-    """The client that shards are subscribed to with; None when they are all polled."""
+def open_fan_out(settings: ConsumerSettings, clients: AwsClients) -> FanOutClient | None:
+    """The client that shards are subscribed to with; None when they are all polled. Raises `SettingsError` when it needs an extra that is not installed."""
     if settings.retrieval.retrieval_mode == "polling":
         return None
+    if settings.retrieval.fan_out_http == "2":
+        return clients.http2_fan_out
     from kcl_pipeline.records.fanout_boto import BotoFanOut  # noqa: PLC0415 (likewise)
 
     return BotoFanOut(clients.fan_out)

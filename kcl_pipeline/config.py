@@ -147,6 +147,11 @@ class RetrievalSettings(_Settings):
     consumer_name: str | None = Field(None, pattern=r"^[A-Za-z0-9_.-]{1,128}$", description="Of the fan-out consumer. None: the application's name")
     consumer_arns: dict[str, str] = Field(default_factory=dict, description="Stream name to the ARN of a consumer that is used as it is")
     fan_out_max_shards: int = Field(16, ge=1, description="Only with auto: a subscription takes a connection, a thread and up to 8 MiB")
+    fan_out_http: Literal["1.1", "2"] = Field(
+        "1.1",
+        description="What subscriptions go over. 2 needs the extra http2 and an endpoint that speaks it, and uses no proxy: a connection for every 32 "
+        "subscriptions and no thread of their own, instead of a connection and a thread each",
+    )
     fan_out_stall_millis: int = Field(20_000, ge=1_000, description="A subscription that is silent for this long is made anew; one that works speaks every 5 s")
 
     @field_validator("consumer_arns")

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
-from fan_out_world import aws, subscriptions  # noqa: F401 (fixtures of the two fan-out files)
+from fan_out_world import aws, over, subscriptions  # noqa: F401 (fixtures of the fan-out files)
 from hypothesis import settings
 
 if TYPE_CHECKING:

@@ -6,6 +6,8 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,8 +31,13 @@ from kcl_pipeline.worker.background import spawn_thread
 DEADLINE_SECONDS = 15.0
 
 
+FAN_OUT_HTTP: ContextVar[str] = ContextVar("FAN_OUT_HTTP", default="1.1")
+"""What subscriptions go over in this test; set by the fixture `over`."""
+
+
 def settings(mode: str = "fan_out", **retrieval: Any) -> ConsumerSettings:
-    return ConsumerSettings(application_name="orders-app", streams=("orders",), retrieval=RetrievalSettings(retrieval_mode=mode, **retrieval))
+    chosen: Any = {"retrieval_mode": mode, "fan_out_http": FAN_OUT_HTTP.get()} | retrieval
+    return ConsumerSettings(application_name="orders-app", streams=("orders",), retrieval=RetrievalSettings(**chosen))
 
 
 class HastyClock(ShiftedClock):
@@ -55,6 +62,7 @@ class House:
         self.kinesis = open_kinesis(self.settings, self.clients, SystemClock())
         self.stream = self.kinesis.resolve_stream("orders", multi_stream=False)
         client = open_fan_out(self.settings, self.clients)
+        HOUSES.append(self)
         self.retrieval = Retrieval(self.settings, self.kinesis, client, self.stall_clock, self.events.append, spawn_thread)
 
     def prepared(self) -> House:
@@ -69,18 +77,34 @@ class House:
         return [c["ConsumerName"] for c in found]
 
 
+HOUSES: list[House] = []
+
+
+@pytest.fixture(params=["1.1", "2"], ids=["http1.1", "http2"])
+def over(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Both ways of a subscription; what uses this runs on each."""
+    token = FAN_OUT_HTTP.set(request.param)
+    yield request.param
+    FAN_OUT_HTTP.reset(token)
+
+
 @pytest.fixture
-def aws() -> Iterator[EmbeddedAws]:
+def aws(over: str) -> Iterator[EmbeddedAws]:
     with EmbeddedAws(clock=ShiftedClock()) as running:
         running.kinesis.create_stream("orders")
         before = subscriptions()
         yield running
         running.stop()
-        wait_for(lambda: subscriptions() <= before, "every subscription's thread ends")
+        wait_for(lambda: subscriptions() <= before, "every subscription ends")
+    for house in HOUSES:
+        house.clients.close()
+    HOUSES.clear()
 
 
 def subscriptions() -> int:
-    return sum(t.name.startswith("subscription-") for t in threading.enumerate())
+    """Threads that wait for one, and answers under way over HTTP/2."""
+    threads = sum(t.name.startswith("subscription-") for t in threading.enumerate())
+    return threads + sum(house.clients.http2_fan_out.connections.streams for house in HOUSES if house.settings.retrieval.fan_out_http == "2")
 
 
 def wait_for(condition: Callable[[], bool], what: str) -> None:
@@ -139,4 +163,5 @@ def break_connections(aws: EmbeddedAws) -> None:
     server = aws._server
     assert server is not None
     for connection in list(server._connections):
-        connection.shutdown(socket.SHUT_RDWR)
+        with suppress(OSError):  # gone already
+            connection.shutdown(socket.SHUT_RDWR)

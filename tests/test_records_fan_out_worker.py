@@ -56,8 +56,8 @@ def test_a_second_owner_takes_the_shard_over(aws: EmbeddedAws) -> None:
     close(old, new)
 
 
-def test_the_buffer_of_a_subscription_is_bounded(aws: EmbeddedAws) -> None:
-    house = House(aws).prepared()
+def test_the_buffer_of_a_subscription_with_a_thread_is_bounded(aws: EmbeddedAws) -> None:
+    house = House(aws, settings(fan_out_http="1.1")).prepared()
     reader = house.reader()
     assert reader.read() is None
     for _ in range(12):

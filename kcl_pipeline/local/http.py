@@ -1,4 +1,7 @@
-"""A small HTTP/1.1 server for loopback: keep-alive, one thread per connection, no parsing beyond what AWS SDKs send."""
+"""A small HTTP/1.1 server for loopback: keep-alive, one thread per connection, no parsing beyond what AWS SDKs send.
+
+A connection that begins with HTTP/2's preface is served by `local.http2`, if its extra is installed, and closed otherwise.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from io import BufferedReader
 from typing import BinaryIO, Final, cast
 
 _MAX_HEADER_BYTES: Final = 65_536
@@ -16,6 +20,7 @@ _BUFFER_BYTES: Final = 262_144
 _JOIN_SECONDS: Final = 5.0
 _REASONS: Final = {100: "Continue", 200: "OK", 204: "No Content", 206: "Partial Content", 304: "Not Modified", 400: "Bad Request", 403: "Forbidden"}
 _REASONS_MORE: Final = {404: "Not Found", 409: "Conflict", 412: "Precondition Failed", 500: "Internal Server Error", 503: "Service Unavailable"}
+_HTTP2_PREFACE: Final = b"PRI * HTTP/2"
 _NO_BODY: Final = frozenset({204, 304})
 
 
@@ -169,10 +174,15 @@ class HttpServer:
     def _serve(self, connection: socket.socket) -> None:
         try:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            with connection.makefile("rb", _BUFFER_BYTES) as reader:
-                while self._serve_one(cast("BinaryIO", reader), connection):
+            with cast("BufferedReader", connection.makefile("rb", _BUFFER_BYTES)) as reader:
+                if reader.peek(len(_HTTP2_PREFACE)).startswith(_HTTP2_PREFACE):
+                    from kcl_pipeline.local.http2 import Http2Face  # noqa: PLC0415 (an extra, which HTTP/1.1 does without)
+
+                    Http2Face(connection, reader, self._handler, threading.current_thread().name).serve()
+                    return
+                while self._serve_one(reader, connection):
                     pass
-        except (OSError, _BadRequest, ValueError):
+        except (OSError, _BadRequest, ValueError, ImportError):
             pass
         finally:
             with self._guard:

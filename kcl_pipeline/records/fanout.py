@@ -14,7 +14,7 @@ from kcl_pipeline.clock import Clock
 from kcl_pipeline.config import RetrievalSettings
 from kcl_pipeline.errors import ExpiredIterator, NotFound, Unavailable
 from kcl_pipeline.records.fanout_consumers import Consumers
-from kcl_pipeline.records.fanout_subscription import FanOutClient, Spawn, Subscription
+from kcl_pipeline.records.fanout_subscription import FanOutClient, Spawn, Subscribed
 from kcl_pipeline.records.kinesis import RECORD_SCHEMA, IteratorType, KinesisClient, RecordsPage, ShardFilterType
 from kcl_pipeline.records.reader import ShardReader
 from kcl_pipeline.sequence import Position
@@ -43,7 +43,7 @@ class SubscribedShard:
         self._lease_key = lease_key
         self._guard = threading.Lock()
         self._closed = False
-        self._subscription: Subscription | None = None
+        self._subscription: Subscribed | None = None
         self._at = ""
         self._behind: int | None = None
         self._asked_latest = False
@@ -107,7 +107,7 @@ class SubscribedShard:
     def _nothing_new(self, iterator: str) -> RecordsPage:
         return RecordsPage(RECORD_SCHEMA.empty_table(), iterator, self._behind)
 
-    def _subscribe(self, stream: StreamId, shard_id: str, iterator: str) -> Subscription:
+    def _subscribe(self, stream: StreamId, shard_id: str, iterator: str) -> Subscribed:
         self._drop()
         kind, _, argument = iterator.partition(":")
         if kind == "LATEST":
@@ -124,7 +124,7 @@ class SubscribedShard:
             events = self._fan_out.subscribe(arn, stream, shard_id, _KINDS[kind], **where)
         except NotFound as error:
             raise self._explained(error, stream, shard_id) from error
-        subscription = Subscription(events, self._clock)
+        subscription = events.subscription(self._clock)
         with self._guard:
             closed = self._closed
             if not closed:

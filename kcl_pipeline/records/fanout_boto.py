@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
@@ -11,10 +11,11 @@ from botocore.eventstream import ParserError
 from botocore.exceptions import BotoCoreError, ClientError
 from urllib3.exceptions import HTTPError
 
+from kcl_pipeline.clock import Clock
 from kcl_pipeline.errors import AwsError, InvalidRequest, Throttled, Unavailable
 from kcl_pipeline.records.aws_errors import from_client_error, kinesis_errors
 from kcl_pipeline.records.decode import decode_event
-from kcl_pipeline.records.fanout_subscription import Consumer
+from kcl_pipeline.records.fanout_subscription import Consumer, EventStream, Subscription
 from kcl_pipeline.records.kinesis import IteratorType, RecordsPage
 from kcl_pipeline.shards import StreamId
 
@@ -28,10 +29,14 @@ _EVENT: Final = "SubscribeToShardEvent"
 
 
 class BotoFanOut:
-    """The `FanOutClient` over a boto3 client; may be used by many threads. Its read time-out ends a subscription that has nothing to say for so long."""
+    """The `FanOutClient` over a boto3 client; may be used by many threads. Its read time-out ends a subscription that has nothing to say for so long.
 
-    def __init__(self, client: BotoKinesisClient) -> None:
+    `events` makes an `EventStream` of botocore's, a stream's name and a shard's id.
+    """
+
+    def __init__(self, client: BotoKinesisClient, events: Callable[[Any, str, str], EventStream] | None = None) -> None:
         self._client = client
+        self._events = events or BotoEventStream
 
     def describe_consumer(self, stream: StreamId, name: str) -> Consumer | None:
         """See `FanOutClient`. A stream that does not exist has no consumers, either."""
@@ -55,7 +60,7 @@ class BotoFanOut:
 
     def subscribe(
         self, consumer_arn: str, stream: StreamId, shard_id: str, kind: IteratorType, *, sequence_number: str | None = None, timestamp: datetime | None = None
-    ) -> BotoEventStream:
+    ) -> EventStream:
         """See `FanOutClient`."""
         position: dict[str, Any] = {"Type": kind}
         if sequence_number is not None:
@@ -63,9 +68,9 @@ class BotoFanOut:
         if timestamp is not None:
             position["Timestamp"] = timestamp
         about = f"{shard_id} of {stream.name}"
-        with _subscription_errors(about):
+        with subscription_errors(about):
             answer: Any = self._client.subscribe_to_shard(ConsumerARN=consumer_arn, ShardId=shard_id, StartingPosition=position)  # type: ignore[arg-type] # (a plain dict)
-        return BotoEventStream(answer["EventStream"], stream.name, shard_id)
+        return self._events(answer["EventStream"], stream.name, shard_id)
 
 
 class BotoEventStream:
@@ -78,23 +83,34 @@ class BotoEventStream:
         self._stream_name = stream_name
         self._shard_id = shard_id
 
+    def subscription(self, clock: Clock) -> Subscription:
+        """See `EventStream`: a thread that waits on the wire."""
+        return Subscription(self, clock)
+
     def pages(self) -> Iterator[RecordsPage]:
-        """See `EventStream`."""
+        """See `PulledEvents`."""
         try:
-            with _subscription_errors(f"{self._shard_id} of {self._stream_name}"):
+            with subscription_errors(f"{self._shard_id} of {self._stream_name}"):
                 for message in self._messages:
-                    if message.headers.get(":message-type") in ("exception", "error"):
-                        raise _refusal(message)
-                    if message.headers.get(":event-type") == _EVENT:
-                        content_type = str(message.headers.get(":content-type", ""))
-                        yield decode_event(message.payload, content_type, self._stream_name, self._shard_id)
+                    page = page_of(message, self._stream_name, self._shard_id)
+                    if page is not None:
+                        yield page
         finally:
             self._raw.close()
 
     def close(self) -> None:
-        """See `EventStream`. The socket is shut down, which wakes the thread that reads from it; that thread then closes it."""
+        """See `PulledEvents`. The socket is shut down, which wakes the thread that reads from it; that thread then closes it."""
         with suppress(AttributeError, ValueError, RuntimeError, OSError):  # closed already; or an older urllib3, where the thread ends by the read time-out
             self._raw.shutdown()
+
+
+def page_of(message: Any, stream_name: str, shard_id: str) -> RecordsPage | None:
+    """An event's records; None for a message that is no event of records. Raises `ClientError` for an error inside the stream."""
+    if message.headers.get(":message-type") in ("exception", "error"):
+        raise _refusal(message)
+    if message.headers.get(":event-type") != _EVENT:
+        return None
+    return decode_event(message.payload, str(message.headers.get(":content-type", "")), stream_name, shard_id)
 
 
 def _refusal(message: Any) -> ClientError:
@@ -105,7 +121,7 @@ def _refusal(message: Any) -> ClientError:
 
 
 @contextmanager
-def _subscription_errors(about: str) -> Iterator[None]:
+def subscription_errors(about: str) -> Iterator[None]:
     """As `kinesis_errors`, and what can happen to a stream under way. Someone else's subscription makes this one wait, as throttling does."""
     try:
         yield

@@ -27,8 +27,47 @@ class Consumer:
     is_active: bool
 
 
+class Subscribed(Protocol):
+    """A subscription behind a bounded buffer, of which nobody else waits for the wire: `Subscription`, and what has no thread of its own.
+
+    `error` is what ended it, None after a normal end; it is there once `is_over`. `received`: events so far.
+    """
+
+    error: Exception | None
+    received: int
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing will come any more and everything has been taken."""
+        ...
+
+    def start(self, name: str, spawn: Spawn) -> None:
+        """Begin to read, on a thread of that name if it needs one."""
+        ...
+
+    def take(self) -> RecordsPage | None:
+        """The oldest event that has not been taken; None when there is none yet."""
+        ...
+
+    def silent_seconds(self) -> float:
+        """How long the wire has said nothing; 0 while there are events to take, and after the end."""
+        ...
+
+    def close(self) -> None:
+        """End the subscription and forget what is buffered. Any thread; does not wait."""
+        ...
+
+
 class EventStream(Protocol):
-    """The events of one subscription as they come."""
+    """A subscription that has begun."""
+
+    def subscription(self, clock: Clock) -> Subscribed:
+        """The buffer that its events are taken from. Called once."""
+        ...
+
+
+class PulledEvents(Protocol):
+    """The events of one subscription, for a thread that waits for them."""
 
     def pages(self) -> Iterator[RecordsPage]:
         """Waits for the next event; ends when the service ends the subscription.
@@ -77,7 +116,7 @@ class Subscription:
     No plain lock is held while anything waits. `error` is what ended it, None after a normal end; it is set only after the last event is buffered.
     """
 
-    def __init__(self, events: EventStream, clock: Clock) -> None:
+    def __init__(self, events: PulledEvents, clock: Clock) -> None:
         self._events = events
         self._clock = clock
         self._guard = threading.Lock()
