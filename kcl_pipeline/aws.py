@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 import boto3
@@ -166,7 +166,7 @@ def dynamodb_config(settings: ConsumerSettings) -> Config:
         connect_timeout=CONNECT_TIMEOUT_SECONDS,
         read_timeout=settings.lease.dynamo_db_request_timeout_millis / 1000,
         retries={"total_max_attempts": 1, "mode": "standard"},
-        max_pool_connections=settings.lease.max_lease_renewal_threads + SPARE_CONNECTIONS,
+        max_pool_connections=2 * settings.lease.max_lease_renewal_threads + SPARE_CONNECTIONS,  # renewals and prepares
         tcp_keepalive=True,
     )
 
@@ -218,6 +218,34 @@ def open_kinesis(settings: ConsumerSettings, clients: AwsClients, clock: Clock) 
     from kcl_pipeline.records.boto import BotoKinesis  # noqa: PLC0415 (pyarrow is needed only where records are read)
 
     return BotoKinesis(clients.kinesis, settings.retrieval, settings.shard_sync, clock)
+
+
+@dataclass(frozen=True, slots=True)
+class KinesisSource:
+    """Opens the stream client of an application in another process, once there; it can be pickled.
+
+    Credentials travel only where `options` has them; otherwise each process finds its own.
+    """
+
+    settings: ConsumerSettings
+    options: SessionOptions
+
+    @classmethod
+    def of(cls, settings: ConsumerSettings, clients: AwsClients) -> KinesisSource:
+        """The source that reads where `clients` does: the region, and the endpoint if one is set here, are told."""
+        options = clients.options
+        endpoint = options.endpoint_url or os.environ.get("AWS_ENDPOINT_URL_KINESIS") or os.environ.get("AWS_ENDPOINT_URL")
+        return cls(settings, replace(options, region_name=clients.region_name, endpoint_url=endpoint))
+
+    def open(self) -> BotoKinesis:
+        """The client of this process."""
+        key = (self.settings.model_dump_json(), self.options)
+        if key not in _OPENED:
+            _OPENED[key] = open_kinesis(self.settings, AwsClients(self.settings, self.options), SystemClock())
+        return _OPENED[key]
+
+
+_OPENED: Final[dict[tuple[str, SessionOptions], BotoKinesis]] = {}
 
 
 def open_fan_out(settings: ConsumerSettings, clients: AwsClients) -> FanOutClient | None:

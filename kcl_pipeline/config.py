@@ -139,6 +139,12 @@ class RetrievalSettings(_Settings):
     prefetch_max_bytes: int = Field(64 * 1024 * 1024, ge=1024 * 1024, description="Per worker, over all its shards")
     fetch_threads: int = Field(4, ge=1, le=256)
     skip_kpl_deaggregation: bool = False
+    fetch_on: Literal["auto", "driver", "executors"] = Field(
+        "auto",
+        description="Who reads the shards. auto: the driver where Spark is local[...] or not used, else the executors, which need this package, the "
+        "credentials to read the stream, and a table that they can write to",
+    )
+    executors_port: int = Field(0, ge=0, le=65535, description="Where the driver answers its tasks when a Spark transform is fetched by executors. 0: any")
     retrieval_mode: Literal["polling", "fan_out", "auto"] = Field(
         "polling",
         description="KCL: fan_out, which AWS bills per consumer, shard and hour. auto: fan_out while this worker holds at most fan_out_max_shards "

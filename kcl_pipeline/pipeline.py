@@ -15,6 +15,7 @@ defs = orders.definitions()
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -22,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from kcl_pipeline.aws import AwsClients, open_fan_out, open_kinesis, open_tables
+from kcl_pipeline.aws import AwsClients, KinesisSource, open_fan_out, open_kinesis, open_tables
 from kcl_pipeline.clock import Clock, SystemClock
 from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.errors import SettingsError
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from kcl_pipeline.batch import BatchWriter, TransactionalSink
+    from kcl_pipeline.records.ranges import RangeJobs
+    from kcl_pipeline.spark.executors import TaskSource
     from kcl_pipeline.spark.foreach import ForeachBatchSink
     from kcl_pipeline.worker.worker import Worker
 
@@ -156,7 +159,7 @@ class KinesisPipeline:
         tables = open_tables(self.settings, clients, clock)
         kinesis = open_kinesis(self.settings, clients, clock)
         leader = self.build_leader(worker_id, clients=clients, clock=clock, events=events) if leads else None
-        writer, sink = self._output(session_factory)
+        writer, sink, range_jobs = self._output(session_factory, clients)
         parts = WorkerParts(
             settings=self.settings,
             lease_table=tables.lease,
@@ -172,25 +175,55 @@ class KinesisPipeline:
             leader=leader,
             leader_patience_seconds=leader_patience_seconds,
             run_id=run_id,
-            fan_out=open_fan_out(self.settings, clients),
+            fan_out=open_fan_out(self.settings, clients) if range_jobs is None else None,
+            range_jobs=range_jobs,
         )
         return Worker(worker_id, parts)
 
-    def _output(self, session_factory: SessionFactory | None) -> tuple[BatchWriter, TransactionalSink]:
-        """What writes batches and what commits them; for a `ForeachBatchSink` that is one object. pyspark is loaded only where a session is needed."""
-        if isinstance(self.sink, DeltaSink):
-            return self._delta_writer(self.sink, session_factory), DeltaCommitter(self.sink, self.name)
-        from kcl_pipeline.spark.foreach import ForeachBatch  # noqa: PLC0415 (it needs pyspark)
+    def _output(self, session_factory: SessionFactory | None, clients: AwsClients) -> tuple[BatchWriter, TransactionalSink, RangeJobs | None]:
+        """What writes batches, what commits them, and what has executors read them, if they do; for a `ForeachBatchSink` the first two are one object.
 
-        both = ForeachBatch(self._session(session_factory), self.sink, self.transform)
-        return both, both
+        pyspark is loaded only where a session is needed.
+        """
+        sink = self.sink
+        if not isinstance(sink, DeltaSink):
+            from kcl_pipeline.spark.foreach import ForeachBatch  # noqa: PLC0415 (it needs pyspark)
 
-    def _delta_writer(self, sink: DeltaSink, session_factory: SessionFactory | None) -> BatchWriter:
+            if self.settings.retrieval.fetch_on == "executors":
+                raise SettingsError("fetch_on='executors' needs a DeltaSink; with a ForeachBatchSink the driver reads: leave fetch_on out")
+            both = ForeachBatch(self._session(session_factory), sink, self.transform)
+            return both, both, None
+        committer = DeltaCommitter(sink, self.name)
         if self.transform is None:
-            return ArrowBatchWriter(self.transform_arrow, sink.uri, sink.partition_by, sink.storage_options)
+            writer = ArrowBatchWriter(self.transform_arrow, sink.uri, sink.partition_by, sink.storage_options)
+            if not self._executors_fetch(self.spark_config.get("spark.master", "local[*]")):
+                return writer, committer, None
+            from kcl_pipeline.spark.executors import ArrowRangeJobs  # noqa: PLC0415 (it needs pyspark)
+
+            session = self._session(session_factory)
+            return writer, committer, ArrowRangeJobs(session, self._source(clients), self.transform_arrow, sink.uri, sink.partition_by, sink.storage_options)
         from kcl_pipeline.spark.writer import SparkBatchWriter  # noqa: PLC0415 (it needs pyspark)
 
-        return SparkBatchWriter(self._session(session_factory), self.transform, sink.uri, sink.partition_by, sink.storage_options)
+        session = self._session(session_factory)
+        frames = SparkBatchWriter(session, self.transform, sink.uri, sink.partition_by, sink.storage_options)
+        if not self._executors_fetch(session.sparkContext.master or ""):
+            return frames, committer, None
+        from kcl_pipeline.spark.executors import FrameRangeJobs  # noqa: PLC0415 (it needs pyspark)
+
+        return frames, committer, FrameRangeJobs(session, self._source(clients), frames, self.settings.retrieval.executors_port)
+
+    def _executors_fetch(self, master: str) -> bool:
+        """Whether the shards are read by executors. Raises `SettingsError` when they are told to, but shards are to be subscribed to."""
+        retrieval = self.settings.retrieval
+        found = retrieval.fetch_on == "executors" or (retrieval.fetch_on == "auto" and not re.match(r"local(\[|$)", master))
+        if found and retrieval.retrieval_mode == "fan_out":
+            raise SettingsError("retrieval_mode='fan_out' needs a process that stays subscribed, but executors fetch; write fetch_on='driver', or polling")
+        return found
+
+    def _source(self, clients: AwsClients) -> TaskSource:
+        from kcl_pipeline.spark.executors import TaskSource  # noqa: PLC0415 (it needs pyspark)
+
+        return TaskSource(KinesisSource.of(self.settings, clients), self.settings.retrieval, self.settings.shard_sync.initial_timestamp)
 
     def _session(self, session_factory: SessionFactory | None) -> SparkSession:
         from kcl_pipeline.spark.session import build_session  # noqa: PLC0415 (it needs pyspark)

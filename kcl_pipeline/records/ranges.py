@@ -85,10 +85,12 @@ class RangesWritten:
 class RangeJobs(Protocol):
     """Fetches, transforms and writes elsewhere; only positions, counts and file names come back."""
 
-    parallelism: int
-
     def run(self, batch_id: str, fetches: Sequence[ShardFetch]) -> RangesWritten:
         """One batch. Raises `errors.SinkError` when the job itself failed: nothing is known then, and every fetch can be repeated."""
+        ...
+
+    def close(self) -> None:
+        """Nothing will be run any more."""
         ...
 
 

@@ -69,6 +69,8 @@ def build_session(app_name: str, config: Mapping[str, str] | None = None) -> Spa
         return active
     require_java()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # else Spark's Python workers are whatever python3 is on PATH
+    if session_settings(config)["spark.master"].startswith("local"):
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")  # else it looks for the machine's name, warns, and listens where others can reach it
     builder = SparkSession.builder.appName(app_name)
     for key, value in session_settings(config).items():
         builder = builder.config(key, value)

@@ -112,7 +112,7 @@ class Processor:
                 supplied.records - failed,
                 sum(bytes_of.values()),
                 done.lease_keys,
-                {"write": written_millis, **done.milliseconds},
+                {**supplied.milliseconds, "write": written_millis, **done.milliseconds},
                 done.version,
             )
         )

@@ -98,7 +98,8 @@ class RangeSupply:
                 cursor.pace.failed(self._clock.monotonic(), self._rng, throttled=False)
             raise
         self._note(chosen, done, began)
-        return self._supplied(batch_id, fetches, done, committed)
+        supplied = self._supplied(batch_id, fetches, done, committed)
+        return supplied and replace(supplied, milliseconds={"job": (self._clock.monotonic() - began) * 1000})
 
     def _choose(self, now: float, *, waited: bool) -> dict[str, _Cursor]:
         with self._lock:
@@ -148,6 +149,8 @@ class RangeSupply:
 
     def _supplied(self, batch_id: str, fetches: tuple[ShardFetch, ...], done: RangesWritten, committed: Mapping[str, Position | None]) -> Supplied | None:
         of_batch = [s for s in done.shards if s.after != s.through and committed.get(s.lease_key) == s.after]
+        if done.failure is not None and not of_batch:
+            raise SinkError(f"no shard could be read: {done.failure}")
         if not of_batch and all(shard.shard_end is None for shard in done.shards):
             return None
         by_key = {fetch.lease_key: fetch for fetch in fetches}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from kcl_pipeline.batch import Batch, BatchWriter, Written
@@ -54,7 +54,8 @@ class Supplied:
     """A batch to commit, and everything that was read for it.
 
     A batch without ranges is possible: then only `parts` say something. `written`: its files are there already. `failure`: the transform failed
-    where the batch was read; it is to be loaded and its records sifted. `arrival_micros` samples the records' arrival times.
+    where the batch was read; it is to be loaded and its records sifted. `arrival_micros` samples the records' arrival times, `milliseconds` says how long
+    the job took that read them.
     """
 
     batch: Batch
@@ -63,6 +64,7 @@ class Supplied:
     arrival_micros: Sequence[int]
     written: Written | None = None
     failure: str | None = None
+    milliseconds: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def bytes_of_leases(self) -> Mapping[str, int]:

@@ -1,0 +1,201 @@
+"""Batches that executors fetch: one Spark job reads several shards per task, transforms and writes; positions, counts and file names come back.
+
+*The short way* (`ArrowRangeJobs`): a task reads, applies the Arrow function and writes its Parquet file itself; no record reaches a JVM. Only the attempt
+whose result Spark takes counts; the files of any other are in no commit.
+*A Spark transform* (`FrameRangeJobs`) gets a DataFrame whose partitions read their shards when they are evaluated; `pins` keeps every evaluation of a job to
+the same ranges.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final, Protocol
+
+import pyarrow as pa
+from pyspark.sql import SparkSession
+from pyspark.sql.pandas.types import from_arrow_schema
+
+from kcl_pipeline.batch import Batch, Written
+from kcl_pipeline.clock import Clock, SystemClock
+from kcl_pipeline.config import RetrievalSettings
+from kcl_pipeline.errors import SinkError, TransformFailed
+from kcl_pipeline.records.kinesis import RECORD_SCHEMA, KinesisClient
+from kcl_pipeline.records.ranges import FetchedShard, RangeReader, RangesWritten, ShardFetch
+from kcl_pipeline.spark.arrow_writer import ArrowBatchWriter, ArrowTransform
+from kcl_pipeline.spark.pins import PinAddress, Pins, PinServer
+from kcl_pipeline.spark.writer import SparkBatchWriter, spark_line
+
+FETCH_SECONDS: Final = 5.0
+"""A task begins no further call after this time: hand-overs and stops wait for the job."""
+
+
+class KinesisOpener(Protocol):
+    """Gives the stream client in whatever process it is called, the same one every time; can be pickled."""
+
+    def open(self) -> KinesisClient:
+        """The client."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class TaskSource:
+    """What a task needs to read; it goes out with every job."""
+
+    kinesis: KinesisOpener
+    retrieval: RetrievalSettings
+    initial_timestamp: datetime | None = None
+
+    def reader(self, clock: Clock) -> RangeReader:
+        """A reader in this process."""
+        return RangeReader(self.kinesis.open(), self.retrieval, self.initial_timestamp, clock)
+
+
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    shards: tuple[FetchedShard, ...]
+    written: Written | None = None
+    failure: str | None = None
+
+
+class ArrowRangeJobs:
+    """`RangeJobs` of the short way. `transform_arrow` is called once per task, with the records of the task's shards: it must not look beyond single records
+    or single shards.
+    """
+
+    def __init__(
+        self,
+        session: SparkSession,
+        source: TaskSource,
+        transform_arrow: ArrowTransform | None,
+        table_uri: str,
+        partition_by: Sequence[str] = (),
+        storage_options: Mapping[str, str] | None = None,
+    ) -> None:
+        self._context = session.sparkContext
+        self._source = source
+        self._open_writer = _WriterOf(transform_arrow, table_uri, tuple(partition_by), dict(storage_options or {}))
+
+    def run(self, batch_id: str, fetches: Sequence[ShardFetch]) -> RangesWritten:
+        """See `RangeJobs.run`."""
+        groups = spread(fetches, self._context.defaultParallelism)
+        try:
+            outcomes = self._context.parallelize(groups, len(groups)).map(_ArrowTask(self._source, self._open_writer, batch_id)).collect()
+        except Exception as error:
+            raise SinkError(f"the job of batch {batch_id} failed: {spark_line(error)}") from error
+        shards = tuple(shard for outcome in outcomes for shard in outcome.shards)
+        failure = next((outcome.failure for outcome in outcomes if outcome.failure is not None), None)
+        if failure is not None:
+            return RangesWritten(shards, None, failure)
+        return joined(shards, [outcome.written for outcome in outcomes if outcome.written is not None])
+
+    def close(self) -> None:
+        """Nothing is held open."""
+
+
+@dataclass(frozen=True, slots=True)
+class _WriterOf:
+    transform: ArrowTransform | None
+    uri: str
+    partition_by: tuple[str, ...]
+    storage_options: dict[str, str]
+
+    def __call__(self) -> ArrowBatchWriter:
+        return ArrowBatchWriter(self.transform, self.uri, self.partition_by, self.storage_options)
+
+
+class _ArrowTask:
+    """One task of the short way: several shards in, files out."""
+
+    def __init__(self, source: TaskSource, open_writer: Callable[[], ArrowBatchWriter], batch_id: str) -> None:
+        self._source, self._open_writer, self._batch_id = source, open_writer, batch_id
+
+    def __call__(self, fetches: Sequence[ShardFetch]) -> _Outcome:
+        read = self._source.reader(SystemClock()).fetch(fetches, FETCH_SECONDS)
+        shards = tuple(shard for shard, _ in read)
+        if all(shard.after == shard.through for shard in shards):
+            return _Outcome(shards)
+        rows = pa.concat_tables([table for _, table in read])
+        try:
+            return _Outcome(shards, self._open_writer().write(Batch(self._batch_id, (), rows)))
+        except TransformFailed as error:
+            return _Outcome(shards, failure=str(error))
+
+
+class FrameRangeJobs:
+    """`RangeJobs` of a Spark transform. Starts a `PinServer` where Spark's driver listens; `port` 0: any free one."""
+
+    def __init__(self, session: SparkSession, source: TaskSource, writer: SparkBatchWriter, port: int = 0) -> None:
+        self._session = session
+        self._source = source
+        self._writer = writer
+        conf = session.sparkContext.getConf()
+        host = conf.get("spark.driver.host", "127.0.0.1") or "127.0.0.1"
+        self._pins = PinServer(conf.get("spark.driver.bindAddress", host) or host, host, port)
+
+    def run(self, batch_id: str, fetches: Sequence[ShardFetch]) -> RangesWritten:
+        """See `RangeJobs.run`."""
+        groups = spread(fetches, self._session.sparkContext.defaultParallelism)
+        job = uuid.uuid4().hex  # never that of another attempt at the batch, whose tasks may still be running
+        self._pins.begin(job)
+        try:
+            task = _FrameTask(self._source, groups, self._pins.address, job)
+            frame = self._session.range(0, len(groups), 1, len(groups)).mapInArrow(task, from_arrow_schema(RECORD_SCHEMA))
+            written = self._writer.write_frame(frame, batch_id, sum(fetch.max_records for fetch in fetches), None)
+        except TransformFailed as error:
+            return RangesWritten(self._pins.end(job), None, str(error))
+        finally:
+            shards = self._pins.end(job)
+        return RangesWritten(shards, written)
+
+    def close(self) -> None:
+        """Stop listening for tasks."""
+        self._pins.close()
+
+
+class _FrameTask:
+    """One partition of the records' DataFrame: reads its shards, or reads again what is pinned."""
+
+    def __init__(self, source: TaskSource, groups: Sequence[tuple[ShardFetch, ...]], address: PinAddress, job: str) -> None:
+        self._source, self._groups, self._address, self._job = source, groups, address, job
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for number in batch.column(0).to_pylist():
+                for table in self._tables(self._groups[number]):
+                    yield from table.to_batches()
+
+    def _tables(self, fetches: Sequence[ShardFetch]) -> list[pa.Table]:
+        reader = self._source.reader(SystemClock())
+        with Pins(self._address, self._job) as pins:
+            pinned = {fetch.lease_key: pins.get(fetch.lease_key) for fetch in fetches}
+            tables = []
+            for shard, table in reader.fetch([fetch for fetch in fetches if pinned[fetch.lease_key] is None], FETCH_SECONDS):
+                counts = pins.pin(shard)
+                if (counts.through, counts.records) == (shard.through, shard.records):
+                    tables.append(table)
+                else:
+                    pinned[shard.lease_key] = counts
+        again = [(fetch, known) for fetch in fetches if (known := pinned[fetch.lease_key]) is not None]
+        return tables + [reader.read_exactly(fetch, known.through, known.records) for fetch, known in again]
+
+
+def spread(fetches: Sequence[ShardFetch], tasks: int) -> list[tuple[ShardFetch, ...]]:
+    """The fetches dealt out to at most `tasks` tasks, none of them empty."""
+    count = max(min(tasks, len(fetches)), 1)
+    return [tuple(fetches[number::count]) for number in range(count)]
+
+
+def joined(shards: tuple[FetchedShard, ...], parts: Sequence[Written]) -> RangesWritten:
+    """What the tasks wrote, in one. Tasks whose tables differ in more than nullability make it a failure; the types of a table without rows say nothing."""
+    if not parts:
+        return RangesWritten(shards, Written((), RECORD_SCHEMA, 0))
+    telling = [part for part in parts if part.rows] or parts[:1]
+    schema = telling[0].schema
+    for part in telling[1:]:
+        if [(field.name, field.type) for field in part.schema] != [(field.name, field.type) for field in schema]:
+            return RangesWritten(shards, None, f"tasks of one batch made different tables: {schema.names} and {part.schema.names}, or other types")
+        schema = pa.schema([field.with_nullable(field.nullable or other.nullable) for field, other in zip(schema, part.schema, strict=True)])
+    return RangesWritten(shards, Written(tuple(file for part in parts for file in part.files), schema, sum(part.rows for part in parts)))

@@ -1,0 +1,35 @@
+"""Executors without Spark: the fetches of a batch done one after the other, in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pyarrow as pa
+
+from kcl_pipeline.batch import Batch, BatchWriter
+from kcl_pipeline.errors import TransformFailed
+from kcl_pipeline.records.ranges import RangeReader, RangesWritten, ShardFetch
+
+
+class InlineRangeJobs:
+    """`RangeJobs` that reads with `reader` and writes with `writer`, as one task would. `fetch_seconds`: see `RangeReader.fetch`."""
+
+    def __init__(self, reader: RangeReader, writer: BatchWriter, fetch_seconds: float = 5.0) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._fetch_seconds = fetch_seconds
+        self.closed = False
+
+    def run(self, batch_id: str, fetches: Sequence[ShardFetch]) -> RangesWritten:
+        """See `RangeJobs.run`."""
+        read = self._reader.fetch(fetches, self._fetch_seconds)
+        shards = tuple(shard for shard, _ in read)
+        rows = pa.concat_tables([table for _, table in read])
+        try:
+            return RangesWritten(shards, self._writer.write(Batch(batch_id, (), rows)))
+        except TransformFailed as error:
+            return RangesWritten(shards, None, str(error))
+
+    def close(self) -> None:
+        """Note that it was called."""
+        self.closed = True
