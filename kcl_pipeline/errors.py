@@ -11,6 +11,7 @@ KclError
 │   ├── InvalidRequest     anything else the service refused
 │   └── UnreadableRow      a row of one of the tables is not what it should be
 ├── ShardSyncError         the shard list cannot be used as it is (hole, inconsistent, stream not active)
+├── RecordsLost            records that were to be read have left retention, or their shard is gone
 ├── LeaseLost              the lease is not ours any more: nothing may be written for it
 ├── TransformFailed        the user's transform raised
 └── SinkError              the sink failed in a way that is not a refusal
@@ -70,6 +71,10 @@ class UnreadableRow(AwsError, ValueError):  # noqa: N818
 
 class ShardSyncError(KclError):
     """The list of shards is not usable now; try again later."""
+
+
+class RecordsLost(KclError):  # noqa: N818
+    """Records that were to be read have left retention, or their shard is gone; the message names shard and positions."""
 
 
 class LeaseLost(KclError):  # noqa: N818

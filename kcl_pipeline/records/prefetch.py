@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, Protocol, runtime_checkable
 
@@ -144,16 +145,18 @@ class Prefetcher:
             self._events(event)
         return 0.0
 
-    def take(self, max_records: int, max_bytes: int) -> list[Chunk]:
+    def take(self, max_records: int, max_bytes: int, *, left: Mapping[str, int] | None = None) -> list[Chunk]:
         """What has waited longest, up to both limits: chunks of one lease follow each other, a chunk that does not fit is cut in two.
 
-        A first record that alone exceeds `max_bytes` is given on its own, so that it never blocks its shard.
+        A first record that alone exceeds `max_bytes` is given on its own, so that it never blocks its shard. `left`: how many records each lease may
+        still give; one that is not named is not limited.
         """
         taken: list[Chunk] = []
+        allowed = dict(left or {})
         with self._lock:
-            while (slot := self._oldest()) is not None and max_records > 0:
+            while (slot := self._oldest(allowed)) is not None and max_records > 0:
                 head = slot.buffer[0]
-                part, rest = split(head.chunk, max_records, max_bytes)
+                part, rest = split(head.chunk, min(max_records, allowed.get(head.chunk.lease_key, max_records)), max_bytes)
                 if part is None and not taken:
                     part, rest = split(head.chunk, 1, head.chunk.bytes)
                 if part is None:
@@ -162,6 +165,8 @@ class Prefetcher:
                 taken.append(part)
                 max_records -= part.records.num_rows
                 max_bytes -= part.bytes
+                if part.lease_key in allowed:
+                    allowed[part.lease_key] -= part.records.num_rows
         return taken
 
     def lag(self) -> dict[str, int]:
@@ -182,6 +187,12 @@ class Prefetcher:
         with self._lock:
             slot = self._slots.get(lease_key)
             return slot is not None and slot.reached_tip and not slot.buffer
+
+    def busy(self, lease_key: str) -> bool:
+        """Whether a fetch of this shard is under way, or what it brought is not buffered yet. False for unknown keys."""
+        with self._lock:
+            slot = self._slots.get(lease_key)
+            return slot is not None and slot.busy
 
     def wait_for_data(self, stop: StopSignal, seconds: float) -> bool:
         """Wait until something new is buffered since the last call, `stop` is set, or `seconds` passed; True when there is something new."""
@@ -247,8 +258,8 @@ class Prefetcher:
             events.append(Stalled(f"reading {slot.reader.lease_key}", now - slot.succeeded))
         return tuple(events)
 
-    def _oldest(self) -> _Slot | None:
-        waiting = [slot for slot in self._slots.values() if slot.buffer]
+    def _oldest(self, allowed: Mapping[str, int]) -> _Slot | None:
+        waiting = [slot for key, slot in self._slots.items() if slot.buffer and allowed.get(key, 1) > 0]
         return min(waiting, key=lambda slot: slot.buffer[0].serial, default=None)
 
     def _replace_head(self, slot: _Slot, rest: Chunk | None) -> None:
