@@ -13,7 +13,9 @@ from kcl_pipeline.clock import StopSignal
 from kcl_pipeline.errors import AwsError, SinkError
 from kcl_pipeline.events import AwsTrouble, BatchCommitted, Event, LeaseLost, PlanMade
 from kcl_pipeline.leases.memory import InMemoryCoordinatorStateTable, InMemoryLeaseTable, InMemoryWorkerMetricsTable
+from kcl_pipeline.records.ranges import RangeReader
 from kcl_pipeline.testing.kinesis_model import KinesisModel
+from kcl_pipeline.testing.range_jobs import InlineRangeJobs
 from kcl_pipeline.testing.scheduler import Host, Scheduler, SimulatedClock
 from kcl_pipeline.testing.simulation.calls import Calls, Weather
 from kcl_pipeline.testing.simulation.checks import Checks, Role
@@ -28,6 +30,7 @@ from kcl_pipeline.worker.worker import Mode, Worker, WorkerParts
 QUIET_EVENTS = (BatchCommitted, AwsTrouble, PlanMade)
 TRANSFORM_SECONDS = 0.01
 SLOW_TRANSFORM_SECONDS = 3.0
+JOBS_SHARE = 0.3
 
 
 @dataclass(eq=False)
@@ -44,7 +47,10 @@ class SimulatedHost(Host):
 
 @dataclass(eq=False)
 class Machine:
-    """A host with the process that runs on it. `stop` asks it to end in good order; a quirky peer hands over and releases nothing."""
+    """A host with the process that runs on it. `stop` asks it to end in good order; a quirky peer hands over and releases nothing.
+
+    `fetches_in_jobs`: a worker whose executors fetch; their calls are this host's.
+    """
 
     name: str
     host: SimulatedHost
@@ -54,6 +60,7 @@ class Machine:
     worker_id: str
     mode: Mode = "continuous"
     quirky: bool = False
+    fetches_in_jobs: bool = False
 
 
 @dataclass
@@ -99,10 +106,13 @@ class World:
         """Boot a host with a worker, or with the leader that stands for the sensor."""
         host = SimulatedHost(f"{name}#{len(self.lines)}", self.scheduler, skew_seconds=self.rng.uniform(-300, 300), monotonic_base=self.rng.uniform(0, 1e6))
         host.crashing = partial(self.checks.excuse_worker, worker_id or name)
-        machine = Machine(name, host, SimulatedClock(host).signal(), strategy, is_worker, worker_id or name, mode, quirky)
+        # Only a transactional sink takes what executors wrote
+        in_jobs = is_worker and self.scenario.exactly_once and random.Random(f"{self.seed}/{name}/jobs").random() < JOBS_SHARE
+        machine = Machine(name, host, SimulatedClock(host).signal(), strategy, is_worker, worker_id or name, mode, quirky, in_jobs)
         self.machines[name] = machine
         host.spawn("main", partial(self._work if is_worker else self._lead, machine))
-        kind = f" as worker {machine.worker_id}, {mode}, {strategy}" + (", quirky" if quirky else "") if is_worker else f" as leader, {strategy}"
+        traits = "".join(f", {trait}" for trait, has in (("quirky", quirky), ("fetches in jobs", in_jobs)) if has)
+        kind = f" as worker {machine.worker_id}, {mode}, {strategy}{traits}" if is_worker else f" as leader, {strategy}"
         self.note(f"{host.name} starts{kind}")
         return machine
 
@@ -144,13 +154,17 @@ class World:
         leases, workers, coordinator = self._tables(machine, calls, "worker")
         faults = lambda op, _keys: calls.sink_fault(f"sink.{op}")  # noqa: E731 (too small for a name of its own)
         make_sink = NotedSink if self.scenario.exactly_once else StoreSink
+        chosen = settings(self.scenario, machine.strategy, quirky=machine.quirky)
+        kinesis, writer = SimulatedKinesis(self.model, calls), MemoryBatchWriter(self.sink_table, self._transform_on(machine.host))
+        reader = RangeReader(kinesis, chosen.retrieval, chosen.shard_sync.initial_timestamp, clock)
         return WorkerParts(
-            settings=settings(self.scenario, machine.strategy, quirky=machine.quirky),
+            settings=chosen,
             lease_table=leases,
             worker_table=workers,
             coordinator_table=coordinator,
-            kinesis=SimulatedKinesis(self.model, calls),
-            writer=MemoryBatchWriter(self.sink_table, self._transform_on(machine.host)),
+            kinesis=kinesis,
+            writer=writer,
+            range_jobs=InlineRangeJobs(reader, writer) if machine.fetches_in_jobs else None,
             sink=make_sink(self.sink_table, machine.worker_id, clock=clock, latency_seconds=calls.latency(), faults=faults),
             clock=clock,
             rng=random.Random(f"{self.seed}/{machine.host.name}"),
