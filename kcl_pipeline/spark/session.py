@@ -1,8 +1,8 @@
 """The Spark session with the settings that were measured to matter for small batches.
 
 On `local[*]` adaptive execution off with as many shuffle partitions as cores takes a quarter off a small batch; domain sockets take a third off every
-job that starts Python; a dictionary for the payload column halves the rate of the Parquet writer. Everything can be
-overridden, and a session that exists is used as it is.
+job that starts Python; Spark's Parquet writer is up to twice as fast without a dictionary for the payload, and a fifth faster without one for the sequence
+number, which never repeats. Everything can be overridden, and a session that exists is used as it is.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ _ALWAYS: Final = {
     "spark.sql.execution.arrow.pyspark.enabled": "true",
     "spark.python.unix.domain.socket.enabled": "true",
     "spark.hadoop.parquet.enable.dictionary#data": "false",
+    "spark.hadoop.parquet.enable.dictionary#sequence_number": "false",
     "spark.hadoop.mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
     "spark.hadoop.mapreduce.fileoutputcommitter.algorithm.version": "2",
     "spark.sql.sources.commitProtocolClass": "org.apache.spark.sql.execution.datasources.SQLHadoopMapReduceCommitProtocol",

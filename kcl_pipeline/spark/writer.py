@@ -7,7 +7,9 @@ write the files themselves (`mapInArrow`, pyarrow, the storage client of the tab
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,12 +24,15 @@ from kcl_pipeline.batch import Batch, DataFile, Written
 from kcl_pipeline.clock import Clock, SystemClock
 from kcl_pipeline.errors import KclError, SinkError, TransformFailed
 from kcl_pipeline.spark.files import batch_folder, values_of_path, write_table
+from kcl_pipeline.spark.handover import can_hand_over, handed_over
 from kcl_pipeline.spark.schema import delta_schema, partition_misfit, to_delta
 from kcl_pipeline.spark.storage import is_local, open_storage, table_root
 
 SparkTransform = Callable[[DataFrame], DataFrame]
 
+_LOG: Final = logging.getLogger(__name__)
 _BYTES_OF_A_TASK: Final = 8 * 1024 * 1024
+_BYTES_WORTH_A_FILE: Final = 4 * 1024 * 1024  # below it, planning to read a file takes longer than `createDataFrame`
 _FILES_WRITTEN: Final = "path string, size long, rows long, partition_values string"
 _WRITING_FAILED: Final = ("org.apache.hadoop.", "java.io.", "java.nio.file.", "java.net.", "java.lang.OutOfMemoryError")
 _SINK_ERROR_IN_TASK: Final = f"{SinkError.__module__}.{SinkError.__name__}:"
@@ -60,8 +65,9 @@ class SparkBatchWriter:
 
     def write(self, batch: Batch) -> Written:
         """Transform and write (see `BatchWriter.write`)."""
-        parts = min(1 + batch.records.nbytes // _BYTES_OF_A_TASK, self._session.sparkContext.defaultParallelism)
-        return self.write_frame(records_frame(self._session, batch.records), batch.batch_id, batch.records.num_rows, parts)
+        parts = max(min(1 + batch.records.nbytes // _BYTES_OF_A_TASK, self._session.sparkContext.defaultParallelism), 1)
+        with batch_frame(self._session, batch.records, parts) as frame:
+            return self.write_frame(frame, batch.batch_id, batch.records.num_rows, parts)
 
     def write_frame(self, frame: DataFrame, batch_id: str, records: int, parts: int | None) -> Written:
         """As `write`, of records that Spark has already; `records` is how many, for messages. `parts`: at most so many files; None: one per partition."""
@@ -133,6 +139,19 @@ class _RemoteTask:
         yield pa.RecordBatch.from_pydict(
             columns, schema=pa.schema([("path", pa.string()), ("size", pa.int64()), ("rows", pa.int64()), ("partition_values", pa.string())])
         )
+
+
+@contextmanager
+def batch_frame(session: SparkSession, records: pa.Table, parts: int) -> Iterator[DataFrame]:
+    """The records as a DataFrame, by the way that is faster for so many; it can be used while the context lasts. Raises `SinkError` when Spark is gone."""
+    with ExitStack() as stack:
+        frame = None
+        if records.nbytes >= _BYTES_WORTH_A_FILE and can_hand_over(session):
+            try:
+                frame = stack.enter_context(handed_over(session, records, parts))
+            except (OSError, PySparkException, Py4JError) as error:
+                _LOG.info("records go to Spark value by value: %s", spark_line(error))
+        yield records_frame(session, records) if frame is None else frame
 
 
 def records_frame(session: SparkSession, records: pa.Table) -> DataFrame:
