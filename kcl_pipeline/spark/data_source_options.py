@@ -16,7 +16,6 @@ from typing import Any, Final, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 from pydantic.alias_generators import to_camel
 
-from kcl_pipeline.aws import SessionOptions
 from kcl_pipeline.config import ConsumerSettings, RetrievalSettings
 from kcl_pipeline.errors import SettingsError
 from kcl_pipeline.spark.data_source_offsets import Offset, offset_from_json
@@ -83,11 +82,6 @@ class SourceOptions(BaseModel):
     def streams(self) -> tuple[str, ...]:
         """Names and ARNs, in the order written."""
         return tuple(part.strip() for part in (self.stream_name or self.stream_arn or "").split(",") if part.strip())
-
-    @property
-    def session(self) -> SessionOptions:
-        """Where AWS is and who asks; what is not given comes from the standard chain of the process that reads."""
-        return SessionOptions(self.region, self.profile, self.endpoint_url, self.access_key_id, self.secret_access_key, self.session_token)
 
     @property
     def retrieval(self) -> RetrievalSettings:

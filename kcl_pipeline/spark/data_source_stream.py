@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxBytes, ReadMaxRows, SupportsTriggerAvailableNow
 
-from kcl_pipeline.aws import AwsClients
 from kcl_pipeline.clock import SystemClock
 from kcl_pipeline.errors import SettingsError
 from kcl_pipeline.spark.data_source_offsets import Offset, offset_from_json, offset_to_json
 from kcl_pipeline.spark.data_source_options import SourceOptions
 from kcl_pipeline.spark.data_source_plan import Limit, StreamPlanner
 from kcl_pipeline.spark.data_source_tasks import open_clients, open_reading, partitions_of, read_partition
+
+if TYPE_CHECKING:
+    from kcl_pipeline.aws import AwsClients
 
 
 class KinesisStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):

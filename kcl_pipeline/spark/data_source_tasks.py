@@ -5,21 +5,24 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
-from kcl_pipeline.aws import AwsClients, open_kinesis
 from kcl_pipeline.clock import Clock, SystemClock
-from kcl_pipeline.records.boto import BotoKinesis
 from kcl_pipeline.spark.data_source_options import MEBIBYTE, SourceOptions
 from kcl_pipeline.spark.data_source_plan import Piece, read_rules
 from kcl_pipeline.spark.data_source_read import ReadRange, read_range
 
-TASK_BYTES = 4 * MEBIBYTE
+if TYPE_CHECKING:
+    from kcl_pipeline.aws import AwsClients
+    from kcl_pipeline.records.boto import BotoKinesis
+
+TASK_BYTES: Final = 4 * MEBIBYTE
 """Held records of several shards are handed to one task up to this size: a task costs more than a few megabytes."""
 
-BATCH_ROWS = 10_000
+BATCH_ROWS: Final = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,12 +89,17 @@ def read_partition(partition: InputPartition, options: SourceOptions, schema: pa
 
 
 def open_clients(options: SourceOptions) -> AwsClients:
-    """The AWS clients of this process."""
-    return AwsClients(options.consumer, options.session)
+    """The AWS clients of this process. What the options do not say comes from the standard chain of this process."""
+    from kcl_pipeline.aws import AwsClients, SessionOptions  # noqa: PLC0415 (a task that is given its records needs no boto3, which takes long to load)
+
+    keys = options.access_key_id, options.secret_access_key, options.session_token
+    return AwsClients(options.consumer, SessionOptions(options.region, options.profile, options.endpoint_url, *keys))
 
 
 def open_reading(options: SourceOptions, clients: AwsClients, clock: Clock) -> BotoKinesis:
     """The stream client over them."""
+    from kcl_pipeline.aws import open_kinesis  # noqa: PLC0415 (likewise)
+
     return open_kinesis(options.consumer, clients, clock)
 
 
