@@ -1,7 +1,8 @@
 """A Kinesis of one stream per record size that answers GetRecords with prepared bodies, so that what is measured is the reader and not the server.
 
 `python -m benchmarks.replay_server` listens on a free port of 127.0.0.1, prints `{"port": …}` as its first line, and ends with its standard input.
-The streams are `orders-1024` and `orders-100`, with `--shards` shards that never end. Every answer holds `--records` records; only the digits that
+The streams are `orders-1024` and `orders-100` (or those of `--sizes`), with `--shards` shards that never end. Every answer holds `--records` records,
+or as many as 10 MiB hold; only the digits that
 tell one answer from the next are written anew, so that sequence numbers rise. JSON and CBOR, by the request's content type. `GET /cpu` gives the seconds
 of processor time that the server has used. An iterator that is nothing but a record size gives answer 0 again and again, with nothing written anew.
 """
@@ -27,6 +28,7 @@ import numpy as np
 JSON = "application/x-amz-json-1.1"
 CBOR = "application/x-amz-cbor-1.1"
 SIZES = (1024, 100)
+MAX_ANSWER_BYTES = 10 * 1024 * 1024
 ARRIVAL_MILLIS = 1_760_000_000_000
 PREFIX = "495903382714902566085596925383615710"
 DIGITS = 12
@@ -153,8 +155,13 @@ class Replay(asyncio.Protocol):
         ]
 
 
-async def serve(records: int, shards: int) -> None:
-    answers = {(kind, str(size)): body for size in SIZES for kind, body in prepared(size, records).items()}
+def answer_records(size: int, records: int) -> int:
+    """How many records an answer holds: as many as Kinesis lets it hold at most."""
+    return min(records, MAX_ANSWER_BYTES // size)
+
+
+async def serve(records: int, shards: int, sizes: tuple[int, ...] = SIZES) -> None:
+    answers = {(kind, str(size)): body for size in sizes for kind, body in prepared(size, answer_records(size, records)).items()}
     same = {(kind, size): response(body.answer(0), kind) for (kind, size), body in answers.items()}
     loop = asyncio.get_running_loop()
     server = await loop.create_server(lambda: Replay(answers, same, shards), "127.0.0.1", 0)
@@ -164,9 +171,10 @@ async def serve(records: int, shards: int) -> None:
 
 
 @contextmanager
-def replay_server(records: int, shards: int = 16) -> Iterator[str]:
+def replay_server(records: int, shards: int = 16, sizes: tuple[int, ...] = SIZES) -> Iterator[str]:
     """The server in a process of its own; gives its address."""
     command = [sys.executable, "-m", "benchmarks.replay_server", "--records", str(records), "--shards", str(shards)]
+    command += ["--sizes", *map(str, sizes)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdin is not None
         assert process.stdout is not None
@@ -180,5 +188,6 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--records", type=int, default=10_000)
     parser.add_argument("--shards", type=int, default=16)
+    parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, help="of a record's data, bytes")
     options = parser.parse_args()
-    asyncio.run(serve(options.records, options.shards))
+    asyncio.run(serve(options.records, options.shards, tuple(options.sizes)))

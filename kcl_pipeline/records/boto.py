@@ -36,6 +36,9 @@ BodyFormat = Literal["json", "cbor"]
 MAX_ATTEMPTS: Final = 5
 RETRY_SECONDS: Final = 0.5
 MAX_RETRY_SECONDS: Final = 10.0
+CBOR_RECORD_BYTES: Final = 8 * 1024
+"""Mean size above which CBOR is the faster form (`benchmarks.decode`)."""
+
 _BODY: Final = "KclPipelineBody"
 _HTTP_ERROR: Final = 300
 _ARN_PARTS: Final = 6
@@ -53,7 +56,7 @@ _OURS: Final = _Ours()
 class BotoKinesis:
     """The `KinesisClient` over a boto3 client; may be used by many threads. The client is not closed here.
 
-    `body_format` "cbor" asks for GetRecords in CBOR, which is a fifth smaller on the wire but slower to decode (`benchmarks.decode`).
+    `body_format`: in which form GetRecords is asked for, instead of what `RetrievalSettings.body_format` says.
     """
 
     def __init__(
@@ -64,14 +67,15 @@ class BotoKinesis:
         clock: Clock,
         *,
         rng: random.Random | None = None,
-        body_format: BodyFormat = "json",
+        body_format: BodyFormat | None = None,
     ) -> None:
         self._client = client
         self._retrieval = retrieval
         self._shard_sync = shard_sync
         self._clock = clock
         self._rng = rng
-        self._body_format = body_format
+        self._body_format = body_format or (None if retrieval.body_format == "auto" else retrieval.body_format)
+        self._record_bytes: dict[str, float] = {}
         receive_in_one_piece(client)
         client.meta.events.register("before-call.kinesis.GetRecords", _ask, unique_id="kcl-pipeline-ask")
         client.meta.events.register("before-parse.kinesis.GetRecords", _take_body, unique_id="kcl-pipeline-take-body")
@@ -131,14 +135,20 @@ class BotoKinesis:
         request: dict[str, Any] = {"ShardIterator": iterator, "Limit": limit}
         if stream.arn is not None:
             request["StreamARN"] = stream.arn
-        _OURS.body_format = self._body_format
+        _OURS.body_format = self._body_format or self._faster_format(stream)
         try:
             with kinesis_errors("GetRecords", f"{shard_id} of {stream.name}"):
                 answer: Mapping[str, Any] = self._client.get_records(**request)
         finally:
             _OURS.body_format = None
         body, content_type = answer[_BODY]
-        return decode_page(body, content_type, stream.name, shard_id)
+        page = decode_page(body, content_type, stream.name, shard_id)
+        if page.records.num_rows:
+            self._record_bytes[stream.serialized] = page.bytes / page.records.num_rows
+        return page
+
+    def _faster_format(self, stream: StreamId) -> BodyFormat:
+        return "cbor" if self._record_bytes.get(stream.serialized, 0) > CBOR_RECORD_BYTES else "json"
 
     def _patiently(self, operation: str, about: str, call: Callable[[], _T], *, attempts: int = MAX_ATTEMPTS, throttle_seconds: float | None = None) -> _T:
         """Call until it works; the last error is raised. `throttle_seconds`: a fixed wait after throttling instead of a growing one."""

@@ -1,6 +1,7 @@
-"""GetRecords bodies into Arrow columns: one small struct per record, and nothing per field but what the columns hold.
+"""GetRecords bodies into Arrow columns.
 
-JSON (what boto3 speaks) is decoded by msgspec, which also undoes the base64 of `Data`; CBOR (what the service answers to a CBOR request,
+JSON (what boto3 speaks) is read by the places of its quotes (`records.columns`), or, where that does not work, by msgspec: one small struct per record,
+which also undoes the base64 of `Data`. CBOR (what the service answers to a CBOR request,
 integer milliseconds as time) by cbor2. Fields that are not known are ignored; a body that is not a GetRecords answer raises `Unavailable`,
 because the same iterator may be asked again.
 """
@@ -8,9 +9,8 @@ because the same iterator may be asked again.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from datetime import datetime
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import cbor2
 import msgspec
@@ -19,6 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from kcl_pipeline.errors import Unavailable
+from kcl_pipeline.records.columns import Columns, columns_of
 from kcl_pipeline.records.kinesis import RECORD_SCHEMA, RecordsPage
 from kcl_pipeline.shards import ChildShard, HashKeyRange
 
@@ -59,6 +60,7 @@ class _Event(_Answer, rename="pascal", gc=False):
     continuation_sequence_number: str | None = None
 
 
+_A = TypeVar("_A", bound=_Answer)
 _JSON: Final = msgspec.json.Decoder(_Answer)
 _EVENT_JSON: Final = msgspec.json.Decoder(_Event)
 
@@ -68,9 +70,7 @@ def decode_page(body: bytes, content_type: str, stream: str, shard_id: str) -> R
     try:
         if "cbor" in content_type.lower():
             return _from_cbor(_load_cbor(body), stream, shard_id)
-        answer = _JSON.decode(body)
-        seconds = np.fromiter((r.approximate_arrival_timestamp for r in answer.records), np.float64, len(answer.records))
-        return _page(answer, _micros(seconds), stream, shard_id)
+        return _from_json(_JSON, body, stream, shard_id)
     except (msgspec.MsgspecError, cbor2.CBORDecodeError, pa.ArrowException, LookupError, TypeError, ValueError, OverflowError, AttributeError) as error:
         why = f"the GetRecords answer for {shard_id} of {stream} ({len(body)} bytes, {content_type or 'no content type'}) cannot be read: {error}"
         raise Unavailable(why, code="BrokenBody", operation="GetRecords") from error
@@ -79,15 +79,17 @@ def decode_page(body: bytes, content_type: str, stream: str, shard_id: str) -> R
 def decode_event(payload: bytes, content_type: str, stream: str, shard_id: str) -> RecordsPage:
     """One SubscribeToShardEvent in JSON as a page; `next_iterator` is its ContinuationSequenceNumber. Raises `Unavailable` when it is something else."""
     try:
-        event = _EVENT_JSON.decode(payload)
-        seconds = np.fromiter((r.approximate_arrival_timestamp for r in event.records), np.float64, len(event.records))
-        return replace(_page(event, _micros(seconds), stream, shard_id), next_iterator=event.continuation_sequence_number or None)
+        return _from_json(_EVENT_JSON, payload, stream, shard_id)
     except (msgspec.MsgspecError, pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         why = f"an event of {shard_id} of {stream} ({len(payload)} bytes, {content_type or 'no content type'}) cannot be read: {error}"
         raise Unavailable(why, code="BrokenBody", operation="SubscribeToShard") from error
 
 
-def _page(answer: _Answer, micros: npt.NDArray[np.int64], stream: str, shard_id: str) -> RecordsPage:
+def _from_json(decoder: msgspec.json.Decoder[_A], body: bytes, stream: str, shard_id: str) -> RecordsPage:
+    columns = columns_of(body)
+    if columns is not None:
+        return _page(decoder.decode(columns.frame), _table_of_columns(columns, stream, shard_id))
+    answer = decoder.decode(body)
     records = answer.records
     table = records_table(
         stream,
@@ -95,14 +97,33 @@ def _page(answer: _Answer, micros: npt.NDArray[np.int64], stream: str, shard_id:
         sequence_numbers=[r.sequence_number for r in records],
         partition_keys=[r.partition_key for r in records],
         data=[r.data for r in records],
-        arrival_micros=micros,
+        arrival_micros=_micros(np.fromiter((r.approximate_arrival_timestamp for r in records), np.float64, len(records))),
         encryption_types=[r.encryption_type for r in records],
     )
+    return _page(answer, table)
+
+
+def _table_of_columns(columns: Columns, stream: str, shard_id: str) -> pa.Table:
+    seconds, encryption = columns.arrival_seconds, columns.encryption_types
+    rows = len(columns.data)
+    return _table(
+        stream,
+        shard_id,
+        columns.sequence_numbers,
+        columns.partition_keys,
+        columns.data,
+        np.zeros(rows, np.int64) if seconds is None else _micros(seconds),
+        pa.nulls(rows, pa.string()) if encryption is None else encryption,
+    )
+
+
+def _page(answer: _Answer, table: pa.Table) -> RecordsPage:
     children = tuple(
         ChildShard(c.shard_id, tuple(c.parent_shards), HashKeyRange(int(c.hash_key_range.starting_hash_key), int(c.hash_key_range.ending_hash_key)))
         for c in answer.child_shards or ()
     )
-    return RecordsPage(table, answer.next_shard_iterator or None, answer.millis_behind_latest, children, payload_bytes(table))
+    following = answer.continuation_sequence_number if isinstance(answer, _Event) else answer.next_shard_iterator
+    return RecordsPage(table, following or None, answer.millis_behind_latest, children, payload_bytes(table))
 
 
 def records_table(
@@ -119,8 +140,14 @@ def records_table(
 
     Raises `ValueError` when a sequence number is not decimal.
     """
-    rows = len(sequence_numbers)
-    numbers = pa.array(sequence_numbers, pa.string())
+    numbers, keys, encryption = (pa.array(texts, pa.string()) for texts in (sequence_numbers, partition_keys, encryption_types))
+    return _table(stream, shard_id, numbers, keys, pa.array(data, pa.binary()), arrival_micros, encryption)
+
+
+def _table(
+    stream: str, shard_id: str, numbers: pa.Array, partition_keys: pa.Array, data: pa.Array, arrival_micros: npt.NDArray[np.int64], encryption_types: pa.Array
+) -> pa.Table:
+    rows = len(numbers)
     if not _all_decimal(numbers):
         raise ValueError("a sequence number is not a decimal number")
     return pa.Table.from_arrays(
@@ -129,11 +156,11 @@ def records_table(
             repeated(shard_id, rows),
             numbers,
             pa.array(np.zeros(rows, np.int64)),
-            pa.array(partition_keys, pa.string()),
+            partition_keys,
             pa.nulls(rows, pa.string()),
-            pa.array(data, pa.binary()),
+            data,
             pa.array(arrival_micros, pa.timestamp("us", tz="UTC")),
-            pa.array(encryption_types, pa.string()),
+            encryption_types,
         ],
         schema=RECORD_SCHEMA,
     )
@@ -196,9 +223,7 @@ def _from_cbor(answer: Any, stream: str, shard_id: str) -> RecordsPage:
         arrival_micros=micros,
         encryption_types=[r.get("EncryptionType") for r in records],
     )
-    frame = msgspec.convert({**answer, "Records": []}, _Answer)
-    empty = _page(frame, micros[:0], stream, shard_id)
-    return RecordsPage(table, empty.next_iterator, empty.millis_behind_latest, empty.child_shards, payload_bytes(table))
+    return _page(msgspec.convert({**answer, "Records": []}, _Answer), table)
 
 
 def _cbor_micros(value: Any) -> int:
