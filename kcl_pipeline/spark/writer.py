@@ -158,10 +158,15 @@ def records_frame(session: SparkSession, records: pa.Table) -> DataFrame:
     """The records as a DataFrame, also when there are none (which `createDataFrame` cannot take from Arrow). Raises `SinkError` when Spark is gone."""
     try:
         if records.num_rows:
-            return session.createDataFrame(records)
+            return session.createDataFrame(without_empty_chunks(records))
         return session.createDataFrame([], from_arrow_schema(records.schema))
     except Exception as error:
         raise SinkError(f"Spark could not take {records.num_rows} records: {spark_line(error)}") from error
+
+
+def without_empty_chunks(records: pa.Table) -> pa.Table:
+    """The same rows. Spark stops reading at an empty record batch: the rows behind it would be lost without a word."""
+    return pa.Table.from_batches([batch for batch in records.to_batches() if batch.num_rows], records.schema)
 
 
 def transformed(frame: DataFrame, transform: SparkTransform | None, records: int) -> DataFrame:
