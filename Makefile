@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 SEEDS ?= 0:100000
 
-.PHONY: setup run dev test lint simulate mutate microscope audit clean java
+.PHONY: setup run dev test lint simulate mutate microscope soak audit clean java
 
 setup: $(STAMP)
 
@@ -36,6 +36,10 @@ simulate: setup
 
 mutate: setup
 	@$(BIN)/python tests/mutations.py --baseline
+
+# A day's worth of batches by either way: is what the driver, the JVM and the Python workers hold flat?
+soak: setup java
+	@$(BIN)/python -m benchmarks.soak
 
 microscope: setup
 	@$(BIN)/python -m kcl_pipeline.testing.microscope_scenarios --deeper 1

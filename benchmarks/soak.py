@@ -1,0 +1,296 @@
+"""Whether many batches leak: a worker on the embedded AWS, each in a process of its own, and what they hold as batch follows batch.
+
+`python -m benchmarks.soak [--ways short spark] [--batches 2000] [--json]`. Batches are small and cut as soon as there is data. After every hundredth of
+them the resident memory of the driver, of the JVM and of Spark's Python workers is looked at, the JVM's heap after a collection, and the driver's and the
+JVM's threads and open files. The first quarter is warm-up. *Flat*: the median of the last quarter is above that of the second by at most 5 % or
+`--limit-mb`, whichever is more (for threads and files: 5 % or `LIMIT_COUNT`). The JVM's heap is committed from the start, so that its resident memory shows
+what is outside of the heap. Exit code 1 when something is not flat. `--leak-kb` plants a leak of so much per batch, to see it found.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import boto3
+import psutil
+import pyarrow as pa
+
+from kcl_pipeline.aws import AwsClients, SessionOptions
+from kcl_pipeline.events import BatchCommitted, Event
+from kcl_pipeline.pipeline import KinesisPipeline
+from kcl_pipeline.spark.delta import DeltaSink
+
+STREAM = "soak"
+SHARDS = 8
+RECORD_BYTES = 100
+PUT_RECORDS = 10
+PUT_SECONDS = 0.02
+SAMPLES = 100
+MIN_SAMPLES = 8
+LIMIT_SHARE = 0.05
+LIMIT_MB = 24.0
+LIMIT_COUNT = 4
+COUNTS = frozenset({"driver_threads", "driver_files", "jvm_threads", "jvm_files"})
+PATIENCE_SECONDS = 120.0
+SPARK = {
+    "spark.master": "local[2]",
+    "spark.driver.memory": "640m",
+    "spark.driver.extraJavaOptions": "-Xms640m -XX:+AlwaysPreTouch",
+}
+
+
+# -- the verdict -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Trend:
+    """Of one figure: medians of its second and of its last quarter, and by how much it may grow between them."""
+
+    first: float
+    last: float
+    limit: float
+    flat: bool
+
+
+def trend(values: Sequence[float], smallest_limit: float) -> Trend:
+    """The verdict on one figure, in its own unit. Raises `ValueError` for fewer values than two in each quarter."""
+    if len(values) < MIN_SAMPLES:
+        raise ValueError(f"{len(values)} samples are too few to tell; {MIN_SAMPLES} are needed")
+    quarter = len(values) // 4
+    first, last = statistics.median(values[quarter : 2 * quarter]), statistics.median(values[-quarter:])
+    limit = max(first * LIMIT_SHARE, smallest_limit)
+    return Trend(round(first, 1), round(last, 1), round(limit, 1), last - first <= limit)
+
+
+def trends(samples: Sequence[Mapping[str, float]], limit_mb: float) -> dict[str, Trend]:
+    """The verdict on every figure of the samples."""
+    return {name: trend([sample[name] for sample in samples], LIMIT_COUNT if name in COUNTS else limit_mb) for name in samples[0]}
+
+
+# -- the worker's process ----------------------------------------------------------------------------------------------
+
+
+def in_spark(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Keeps Spark's Python workers busy."""
+    yield from batches
+
+
+class Counter:
+    """Tells the controller of every batch, and stops the worker after the last."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options = options
+        self.stop = threading.Event()
+        self.leaked: list[bytearray] = []
+        self.done = 0
+        self.every = max(options.batches // SAMPLES, 1)
+
+    def __call__(self, event: Event) -> None:
+        """The worker's event sink."""
+        if not isinstance(event, BatchCommitted):
+            return
+        self.done += 1
+        if self.options.leak_kb:
+            self.leaked.append(bytearray(os.urandom(1024) * self.options.leak_kb))
+        if self.done % self.every == 0:
+            print(json.dumps({"batches": self.done, "heap_mb": self.heap_mb()}), flush=True)
+            sys.stdin.readline()  # the controller looks at a process that stands still
+        if self.done >= self.options.batches:
+            self.stop.set()
+
+    def heap_mb(self) -> float | None:
+        """Of the JVM, after a collection; None without one."""
+        if self.options.worker != "spark":
+            return None
+        from pyspark.sql import SparkSession  # noqa: PLC0415 (the short way has no Spark)
+
+        session = SparkSession.getActiveSession()
+        assert session is not None
+        jvm: Any = session.sparkContext._jvm  # noqa: SLF001 (the only way to the JVM's own figures)
+        jvm.System.gc()
+        runtime = jvm.Runtime.getRuntime()
+        return float(round((runtime.totalMemory() - runtime.freeMemory()) / 1e6, 1))
+
+
+def run_worker(options: argparse.Namespace) -> None:
+    """One worker until so many batches are committed."""
+    counter = Counter(options)
+    ways: dict[str, Any] = {
+        "short": {"transform_arrow": lambda table: table},
+        "spark": {"transform": lambda frame: frame.mapInArrow(in_spark, frame.schema), "spark_config": SPARK},
+    }
+    overrides = {
+        "batch": {"min_batch_interval_millis": 0},
+        "retrieval": {"idle_time_between_reads_in_millis": 200},
+        "assignment": {"lease_assignment_interval_millis": 1000},
+    }
+    pipeline = KinesisPipeline(name="soak-app", streams=[STREAM], sink=DeltaSink(options.table), settings_overrides=overrides, **ways[options.worker])
+    clients = AwsClients(pipeline.settings, SessionOptions("us-east-1", endpoint_url=options.endpoint_url, aws_access_key_id="k", aws_secret_access_key="s"))
+    pipeline.build_worker("soak-1", clients=clients, events=counter).run(counter.stop)
+
+
+# -- the controller ----------------------------------------------------------------------------------------------------
+
+
+def look(driver: psutil.Process, heap_mb: float | None) -> dict[str, float]:
+    """What the driver and the processes below it hold now."""
+    below = driver.children(recursive=True)
+    jvms = [process for process in below if process.name() == "java"]
+    sample = {"driver_mb": driver.memory_info().rss / 1e6, "driver_threads": driver.num_threads(), "driver_files": driver.num_fds()}
+    for jvm in jvms[:1]:
+        workers = [p for p in jvm.children(recursive=True) if p.name().startswith("python")]
+        sample |= {"jvm_mb": jvm.memory_info().rss / 1e6, "jvm_threads": jvm.num_threads(), "jvm_files": jvm.num_fds(), "jvm_heap_mb": heap_mb or 0.0}
+        sample["python_workers_mb"] = sum(p.memory_info().rss for p in workers) / 1e6
+    return sample
+
+
+@contextmanager
+def embedded_aws() -> Iterator[str]:
+    """The embedded AWS in a process of its own, with the stream."""
+    with subprocess.Popen([sys.executable, "-m", "kcl_pipeline.local", "--port", "0"], stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            url = process.stdout.readline().strip()
+            client(url).create_stream(StreamName=STREAM, ShardCount=SHARDS)
+            yield url
+        finally:
+            process.terminate()
+
+
+def client(url: str) -> Any:
+    return boto3.client("kinesis", endpoint_url=url, region_name="us-east-1", aws_access_key_id="k", aws_secret_access_key="s")
+
+
+def keep_putting(url: str, stop: threading.Event) -> None:
+    """Some records every now and then, on all shards in turn."""
+    kinesis = client(url)
+    for number in itertools.count():
+        entries = [{"Data": os.urandom(RECORD_BYTES), "PartitionKey": f"{number}-{i}"} for i in range(PUT_RECORDS)]
+        kinesis.put_records(StreamName=STREAM, Records=entries)
+        if stop.wait(PUT_SECONDS):
+            return
+
+
+def samples_of(way: str, url: str, table: str, options: argparse.Namespace) -> list[dict[str, float]]:
+    """Run a worker; one sample per hundredth of its batches. Raises `RuntimeError` when it ends early or says nothing for two minutes."""
+    command = [sys.executable, "-m", "benchmarks.soak", "--worker", way, "--endpoint-url", url, "--table", table]
+    command += ["--batches", str(options.batches), "--leak-kb", str(options.leak_kb)]
+    samples: list[dict[str, float]] = []
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        driver = psutil.Process(process.pid)
+        silence = Silence(process)
+        for line in process.stdout:
+            silence.broken()
+            said = json.loads(line)
+            samples.append(look(driver, said["heap_mb"]))
+            process.stdin.write("\n")
+            process.stdin.flush()
+            if said["batches"] >= options.batches:
+                break
+        silence.broken()
+        code = process.wait(PATIENCE_SECONDS)
+        silence.end()
+    if code != 0:
+        raise RuntimeError(f"the worker of the {way} way ended with code {code} after {len(samples)} samples")
+    return samples
+
+
+class Silence:
+    """Ends a process that says nothing for two minutes."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self._process = process
+        self._timer = threading.Timer(PATIENCE_SECONDS, process.kill)
+        self._timer.start()
+
+    def broken(self) -> None:
+        """It has said something."""
+        self.end()
+        self._timer = threading.Timer(PATIENCE_SECONDS, self._process.kill)
+        self._timer.start()
+
+    def end(self) -> None:
+        """It is not watched any more."""
+        self._timer.cancel()
+
+
+def soak(way: str, options: argparse.Namespace) -> dict[str, Any]:
+    """One way, from an empty table on."""
+    stop = threading.Event()
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder, embedded_aws() as url:
+        putting = threading.Thread(target=keep_putting, args=(url, stop), daemon=True)
+        putting.start()
+        try:
+            samples = samples_of(way, url, f"{folder}/table", options)
+        finally:
+            stop.set()
+            putting.join(10)
+    found = trends(samples, options.limit_mb)
+    return {
+        "batches": options.batches,
+        "flat": all(one.flat for one in found.values()),
+        "rss_mb": {name: asdict(one) for name, one in found.items() if name not in COUNTS},
+        "counts": {name: asdict(one) for name, one in found.items() if name in COUNTS},
+        "seconds": round(time.monotonic() - began, 1),
+        "samples": samples,
+    }
+
+
+def run(options: argparse.Namespace) -> dict[str, Any]:
+    """All ways that were asked for."""
+    of = {way: soak(way, options) for way in options.ways}
+    return {"batches": options.batches, "flat": all(one["flat"] for one in of.values()), "rss_mb": {way: one["rss_mb"] for way, one in of.items()}, "ways": of}
+
+
+def print_table(result: dict[str, Any]) -> None:
+    for way, of in result["ways"].items():
+        print(f"{way}: {of['batches']} batches in {of['seconds']} s")
+        for name, one in (of["rss_mb"] | of["counts"]).items():
+            verdict = "flat" if one["flat"] else "GROWS"
+            print(f"  {name:<18} second quarter {one['first']:>8.1f}   last quarter {one['last']:>8.1f}   limit +{one['limit']:<6.1f} {verdict}")
+
+
+def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="one line of JSON")
+    parser.add_argument("--batches", type=int, default=2000, help="of each way")
+    parser.add_argument("--ways", nargs="+", choices=["short", "spark"], default=["short", "spark"])
+    parser.add_argument("--limit-mb", type=float, default=LIMIT_MB)
+    parser.add_argument("--leak-kb", type=int, default=0)
+    for name in ("--worker", "--endpoint-url", "--table"):  # of the worker's own process
+        parser.add_argument(name, help=argparse.SUPPRESS)
+    return parser.parse_args(given)
+
+
+def main() -> int:
+    options = arguments()
+    if options.worker:
+        run_worker(options)
+        return 0
+    result = run(options)
+    if options.json:
+        print(json.dumps(result))
+    else:
+        print_table(result)
+    return 0 if result["flat"] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
