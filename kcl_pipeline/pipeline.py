@@ -198,9 +198,10 @@ class KinesisPipeline:
             writer = ArrowBatchWriter(self.transform_arrow, sink.uri, sink.partition_by, sink.storage_options)
             if not self._executors_fetch(self.spark_config.get("spark.master", "local[*]")):
                 return writer, committer, None
-            from kcl_pipeline.spark.executors import ArrowRangeJobs  # noqa: PLC0415 (it needs pyspark)
+            from kcl_pipeline.spark.executors import ArrowRangeJobs, ship_by_value  # noqa: PLC0415 (it needs pyspark)
 
             session = self._session(session_factory)
+            ship_by_value(self.transform_arrow)
             return writer, committer, ArrowRangeJobs(session, self._source(clients), self.transform_arrow, sink.uri, sink.partition_by, sink.storage_options)
         from kcl_pipeline.spark.writer import SparkBatchWriter  # noqa: PLC0415 (it needs pyspark)
 
@@ -208,8 +209,9 @@ class KinesisPipeline:
         frames = SparkBatchWriter(session, self.transform, sink.uri, sink.partition_by, sink.storage_options)
         if not self._executors_fetch(session.sparkContext.master or ""):
             return frames, committer, None
-        from kcl_pipeline.spark.executors import FrameRangeJobs  # noqa: PLC0415 (it needs pyspark)
+        from kcl_pipeline.spark.executors import FrameRangeJobs, ship_by_value  # noqa: PLC0415 (it needs pyspark)
 
+        ship_by_value(self.transform)
         return frames, committer, FrameRangeJobs(session, self._source(clients), frames, self.settings.retrieval.executors_port)
 
     def _executors_fetch(self, master: str) -> bool:

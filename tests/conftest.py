@@ -25,10 +25,10 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
-    """A Spark session on two cores."""
+    """A Spark session on two cores; `test_spark_ways` runs itself once more where KCL_TEST_SPARK_MASTER says."""
     from kcl_pipeline.spark.session import build_session  # noqa: PLC0415 (runs without Spark tests need no pyspark)
 
-    session = build_session("tests", {"spark.master": "local[2]"})
+    session = build_session("tests", {"spark.master": os.environ.get("KCL_TEST_SPARK_MASTER", "local[2]")})
     yield session
     session.stop()
 

@@ -86,6 +86,13 @@ def test_partitioned_records_arrive_unchanged_by_every_way(tmp_path: Path, plain
     assert table.to_pylist() == given.records.to_pylist()
 
 
+def test_a_chunk_without_rows_does_not_hide_what_comes_behind_it(tmp_path: Path, plain_writer: Callable[..., BatchWriter]) -> None:
+    nothing = RECORD_SCHEMA.empty_table()
+    chunked = Batch("orders/1", (), pa.concat_tables([nothing, records(b"1", b"2"), nothing, nothing, records(b"3"), nothing]))
+    assert chunked.records.column("data").num_chunks > 2, "as it comes from shards whose records were all filtered out"
+    assert sorted(commit(tmp_path, plain_writer(), chunked).column("data").to_pylist()) == [b"1", b"2", b"3"]
+
+
 def test_an_empty_batch_gives_no_file_and_the_schema(tmp_path: Path, plain_writer: Callable[..., BatchWriter]) -> None:
     written = plain_writer().write(batch())
     assert (written.files, written.rows) == ((), 0)

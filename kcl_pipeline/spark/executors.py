@@ -8,13 +8,16 @@ the same ranges.
 
 from __future__ import annotations
 
+import sys
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from pathlib import Path
 from typing import Final, Protocol
 
 import pyarrow as pa
+from pyspark import cloudpickle
 from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
@@ -30,6 +33,9 @@ from kcl_pipeline.spark.writer import SparkBatchWriter, spark_line
 
 FETCH_SECONDS: Final = 5.0
 """A task begins no further call after this time: hand-overs and stops wait for the job."""
+
+
+_INSTALLED: Final = frozenset({"site-packages", "dist-packages", "kcl_pipeline"})
 
 
 class KinesisOpener(Protocol):
@@ -165,7 +171,7 @@ class _FrameTask:
         for batch in batches:
             for number in batch.column(0).to_pylist():
                 for table in self._tables(self._groups[number]):
-                    yield from table.to_batches()
+                    yield from (one for one in table.to_batches() if one.num_rows)
 
     def _tables(self, fetches: Sequence[ShardFetch]) -> list[pa.Table]:
         reader = self._source.reader(SystemClock())
@@ -180,6 +186,17 @@ class _FrameTask:
                     pinned[shard.lease_key] = counts
         again = [(fetch, known) for fetch in fetches if (known := pinned[fetch.lease_key]) is not None]
         return tables + [reader.read_exactly(fetch, known.through, known.records) for fetch, known in again]
+
+
+def ship_by_value(function: Callable[..., object] | None) -> None:
+    """Have Spark send what the function's module defines along with it, unless the module is installed.
+
+    A pipeline's module is a file of the user's project, which executors do not have; sent as a name, it could not be imported there.
+    """
+    module = sys.modules.get(getattr(function, "__module__", None) or "")
+    file = getattr(module, "__file__", None)
+    if module is not None and file is not None and not _INSTALLED.intersection(Path(file).parts):
+        cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call] # (it has no types)
 
 
 def spread(fetches: Sequence[ShardFetch], tasks: int) -> list[tuple[ShardFetch, ...]]:
