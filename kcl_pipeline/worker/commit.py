@@ -14,7 +14,7 @@ A taker that finds a pending checkpoint with number n asks the log: data = n mea
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -22,7 +22,8 @@ from kcl_pipeline.batch import Batch, BatchWriter, CommitEntry, SinkNumbers, Tra
 from kcl_pipeline.clock import Clock
 from kcl_pipeline.errors import LeaseLost, SinkError, Throttled, Unavailable, UnreadableRow
 from kcl_pipeline.events import AwsTrouble, BatchRefused, EventSink, PendingResolved
-from kcl_pipeline.leases.held import Held, HeldLeases, pending_number
+from kcl_pipeline.leases.held import HeldLeases, pending_number
+from kcl_pipeline.leases.store import MapCallable, serial_map
 from kcl_pipeline.sequence import Position
 from kcl_pipeline.worker.batches import records_of
 from kcl_pipeline.worker.consumer import ShardConsumer
@@ -30,6 +31,7 @@ from kcl_pipeline.worker.consumer import ShardConsumer
 MAX_ATTEMPTS = 60
 RETRY_SECONDS = 0.25
 MAX_RETRY_SECONDS = 2.0
+_NOT_WRITTEN = "the lease could not be written before it expired"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,27 +44,60 @@ class Committed:
     milliseconds: dict[str, float]
 
 
-class Committer:
-    """Runs the protocol for the leases of one worker. Not thread-safe: only the processing thread uses it."""
+@dataclass(frozen=True, slots=True)
+class _Prepare:
+    """A prepare that is to be written: the lease, and the last position of its range."""
 
-    def __init__(self, leases: HeldLeases, sink: TransactionalSink, writer: BatchWriter, clock: Clock, events: EventSink, worker_id: str) -> None:
+    consumer: ShardConsumer
+    end: Position
+
+
+class Committer:
+    """Runs the protocol for the leases of one worker. Not thread-safe: only the processing thread uses it.
+
+    `map` makes the writes of a batch's lease rows, which know nothing of each other: on several threads where that is allowed.
+    """
+
+    def __init__(
+        self,
+        leases: HeldLeases,
+        sink: TransactionalSink,
+        writer: BatchWriter,
+        clock: Clock,
+        events: EventSink,
+        worker_id: str,
+        *,
+        map: MapCallable = serial_map,  # noqa: A002 (it stands for the builtin)
+    ) -> None:
         self._leases = leases
         self._sink = sink
         self._writer = writer
         self._clock = clock
         self._events = events
         self._worker_id = worker_id
+        self._map = map
         self._table_known = False
 
-    def resolve(self, consumer: ShardConsumer) -> Position:
+    def look_up(self, consumers: Iterable[ShardConsumer]) -> dict[str, SinkNumbers]:
+        """The table's numbers of these leases in one reading, for `resolve`; empty when the sink cannot be read now. Their rows were read before."""
+        keys = [consumer.lease_key for consumer in consumers]
+        try:
+            return self._sink.numbers(keys) if keys else {}
+        except SinkError as error:
+            self._events(AwsTrouble("numbers", str(error)))
+            return {}
+
+    def resolve(self, consumer: ShardConsumer, seen: SinkNumbers | None = None) -> Position:
         """Settle what the previous owner left; afterwards the shard is read after the returned position (exclusive).
 
+        `seen` are the numbers of `look_up`, made after the consumer's row was read; None reads them now. Others may have moved them on since: whatever is
+        concluded from them is either true for ever, or refused by the fence or the commit that expects them.
         Raises `LeaseLost`, `SinkError`, `Throttled`, `Unavailable`: call again later, nothing has been decided.
         """
         lease = consumer.held.lease
         key = lease.lease_key
         consumer.prepared = None
-        numbers = self._sink.numbers([key])[key]
+        numbers = seen if seen is not None else self._sink.numbers([key])[key]
         position = lease.checkpoint
         if lease.pending_checkpoint is not None and not lease.ended:
             number = pending_number(lease)
@@ -119,40 +154,55 @@ class Committer:
         self._leases.checkpoint(consumer.held, checkpoint=consumer.committed)
         consumer.checkpointed = consumer.committed
 
-    def retrying(self, call: Callable[[], Position | int | None], held: Held) -> Position | int | None:
-        """Call, and again after throttling or an unknown outcome, for as long as the lease is held. Raises `LeaseLost`."""
-        for attempt in range(MAX_ATTEMPTS):
-            try:
-                return call()
-            except (Throttled, Unavailable) as trouble:
-                self._events(AwsTrouble(trouble.operation or "UpdateItem", str(trouble)))
-                if self._leases.get(held.lease.lease_key) is not held:
-                    break
-                self._clock.sleep(min(RETRY_SECONDS * 2**attempt, MAX_RETRY_SECONDS))
-        raise LeaseLost(f"the lease {held.lease.lease_key} could not be written before it expired")
-
     def _prepare_all(self, batch: Batch, consumers: dict[str, ShardConsumer]) -> dict[str, str]:
+        """Prepare every lease of the batch; returns those that are lost, with the reason.
+
+        Round after round: what was throttled, or has no known outcome, is tried again after a wait for as long as its lease is held.
+        """
         lost: dict[str, str] = {}
-        for part in batch.ranges:
-            consumer = consumers[part.lease_key]
-            if consumer.prepared is not None and consumer.prepared[0] == part.through:
-                continue
-            try:
-                self._prepare(consumer, part.through)
-            except (LeaseLost, UnreadableRow) as error:
-                lost[part.lease_key] = str(error)
-        return lost
+        todo = [_Prepare(consumers[part.lease_key], part.through) for part in batch.ranges]
+        todo = [one for one in todo if one.consumer.prepared is None or one.consumer.prepared[0] != one.end]
+        for attempt in range(MAX_ATTEMPTS):
+            todo = self._note_prepared(todo, list(self._map(self._try_prepare, todo)), lost)
+            if not todo:
+                return lost
+            self._clock.sleep(min(RETRY_SECONDS * 2**attempt, MAX_RETRY_SECONDS))
+        return lost | {one.consumer.lease_key: _NOT_WRITTEN for one in todo}
 
-    def _prepare(self, consumer: ShardConsumer, end: Position) -> None:
-        def write() -> int:
-            checkpoint = consumer.committed if consumer.flush_needed else None
-            return self._leases.prepare(consumer.held, checkpoint=checkpoint, end=end, avoid_number=consumer.numbers.data, expects=_named(consumer.numbers))
+    def _try_prepare(self, one: _Prepare) -> int | Exception:
+        """The number, or what went wrong: one that fails must not leave the others behind, running on while the batch is given up."""
+        try:
+            return self._prepare(one.consumer, one.end)
+        except Exception as error:  # noqa: BLE001 (raised again, or answered, by the thread that has all the outcomes)
+            return error
 
-        number = self.retrying(write, consumer.held)
-        if not isinstance(number, int):
-            raise LeaseLost(f"the lease {consumer.lease_key} gave no number")
-        consumer.prepared = (end, number)
-        consumer.checkpointed = consumer.committed
+    def _prepare(self, consumer: ShardConsumer, end: Position) -> int:
+        checkpoint = consumer.committed if consumer.flush_needed else None
+        return self._leases.prepare(consumer.held, checkpoint=checkpoint, end=end, avoid_number=consumer.numbers.data, expects=_named(consumer.numbers))
+
+    def _note_prepared(self, tried: Sequence[_Prepare], outcomes: Sequence[int | Exception], lost: dict[str, str]) -> list[_Prepare]:
+        """Bring the consumers up to date; returns what is to be tried again. Raises the first error that is neither a lost lease nor a passing trouble."""
+        again: list[_Prepare] = []
+        failures: list[Exception] = []
+        for one, outcome in zip(tried, outcomes, strict=True):
+            consumer = one.consumer
+            match outcome:
+                case int():
+                    consumer.prepared = (one.end, outcome)
+                    consumer.checkpointed = consumer.committed
+                case LeaseLost() | UnreadableRow():
+                    lost[consumer.lease_key] = str(outcome)
+                case Throttled() | Unavailable():
+                    self._events(AwsTrouble(outcome.operation or "UpdateItem", str(outcome)))
+                    if self._holds(consumer):
+                        again.append(one)
+                    else:
+                        lost[consumer.lease_key] = _NOT_WRITTEN
+                case _:
+                    failures.append(outcome)
+        if failures:
+            raise failures[0]
+        return again
 
     def _land(self, batch: Batch, consumers: dict[str, ShardConsumer], written: Written) -> tuple[bool, int | None, dict[str, str]]:
         entries = [_entry(consumers[part.lease_key]) for part in batch.ranges]

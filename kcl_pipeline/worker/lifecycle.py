@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+from kcl_pipeline.batch import SinkNumbers
 from kcl_pipeline.clock import Clock, StopSignal
 from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.errors import AwsError, LeaseLost, ShardSyncError, SinkError
 from kcl_pipeline.events import AwsTrouble, EventSink, ShardEnded
 from kcl_pipeline.leases.held import Held, HeldLeases
 from kcl_pipeline.leases.lease import Lease
+from kcl_pipeline.leases.store import MapCallable, serial_map
 from kcl_pipeline.leases.tables import LeaseTable
 from kcl_pipeline.planning.shard_sync import child_leases
 from kcl_pipeline.sequence import SHARD_END
@@ -23,7 +25,7 @@ ENDING_ATTEMPTS: Final = 10
 
 
 class Lifecycle:
-    """Moves consumers from state to state, one bounded step each. Only the processing thread uses it."""
+    """Moves consumers from state to state, one bounded step each. Only the processing thread uses it; `map` makes the writes of several lease rows."""
 
     def __init__(
         self,
@@ -37,6 +39,7 @@ class Lifecycle:
         committer: Committer,
         clock: Clock,
         events: EventSink,
+        map: MapCallable = serial_map,  # noqa: A002 (it stands for the builtin)
     ) -> None:
         self._worker_id = worker_id
         self._settings = settings
@@ -47,6 +50,7 @@ class Lifecycle:
         self._committer = committer
         self._clock = clock
         self._events = events
+        self._map = map
         self.consumers: dict[str, ShardConsumer] = {}
 
     def sync_with_leases(self) -> None:
@@ -70,13 +74,13 @@ class Lifecycle:
     def advance(self, stop: StopSignal) -> None:
         """One step for every consumer that is due and not simply reading, until `stop` is set."""
         now = self._clock.monotonic()
-        for consumer in list(self.consumers.values()):
+        due = [c for c in self.consumers.values() if c.state not in (ConsumerState.READING, ConsumerState.ENDED) and c.due <= now]
+        seen = self._committer.look_up(c for c in due if c.state is not ConsumerState.ENDING)
+        for consumer in due:
             if stop.is_set():
                 return
-            if consumer.state in (ConsumerState.READING, ConsumerState.ENDED) or consumer.due > now:
-                continue
             try:
-                self._step(consumer)
+                self._step(consumer, seen.get(consumer.lease_key))
                 consumer.failures = 0
             except LeaseLost as error:
                 self._leases.drop(consumer.held, str(error))
@@ -87,14 +91,14 @@ class Lifecycle:
                     # What the service said of the children may have been wrong: ask again
                     self.restart(consumer)
 
-    def _step(self, consumer: ShardConsumer) -> None:
+    def _step(self, consumer: ShardConsumer, seen: SinkNumbers | None) -> None:
         if consumer.state is ConsumerState.BLOCKED and not self._parents_ended(consumer):
             consumer.due = self._clock.monotonic() + self._settings.worker.parent_shard_poll_interval_millis / 1000
             return
         if consumer.state is ConsumerState.BLOCKED:
             consumer.state = ConsumerState.RESOLVING
         if consumer.state is ConsumerState.RESOLVING:
-            self._committer.resolve(consumer)
+            self._committer.resolve(consumer, seen)
             self._supply.begin(consumer)
             consumer.state = ConsumerState.READING
         elif consumer.state is ConsumerState.ENDING:
@@ -152,9 +156,7 @@ class Lifecycle:
     def flush_idle(self, idle_seconds: float) -> None:
         """Write the checkpoints that have waited for a next batch for `idle_seconds` or longer."""
         now = self._clock.monotonic()
-        for consumer in list(self.consumers.values()):
-            if consumer.flush_needed and now - consumer.last_commit >= idle_seconds and consumer.due <= now:
-                self._flush(consumer)
+        list(self._map(self._flush, [c for c in self.consumers.values() if c.flush_needed and now - c.last_commit >= idle_seconds and c.due <= now]))
 
     def _flush(self, consumer: ShardConsumer) -> None:
         try:
@@ -169,14 +171,15 @@ class Lifecycle:
         """Checkpoint and give back everything, at the end of a worker."""
         for consumer in list(self.consumers.values()):
             self._supply.end(consumer.lease_key)
-            if consumer.flush_needed:
-                self._flush(consumer)
+        list(self._map(self._flush, [consumer for consumer in self.consumers.values() if consumer.flush_needed]))
         self.consumers.clear()
-        for held in self._leases.held():
-            try:
-                if self._settings.lease.release_leases_on_shutdown:
-                    self._leases.release(held)
-                else:
-                    self._leases.drop(held, "the worker stopped")
-            except (AwsError, LeaseLost) as error:
-                self._events(AwsTrouble(f"release of {held.lease.lease_key}", str(error)))
+        list(self._map(self._release, self._leases.held()))
+
+    def _release(self, held: Held) -> None:
+        try:
+            if self._settings.lease.release_leases_on_shutdown:
+                self._leases.release(held)
+            else:
+                self._leases.drop(held, "the worker stopped")
+        except (AwsError, LeaseLost) as error:
+            self._events(AwsTrouble(f"release of {held.lease.lease_key}", str(error)))

@@ -89,13 +89,16 @@ class Worker:
         self._settings = parts.settings
         self._clock = parts.clock
         self._events = parts.events
-        self._pool = ThreadPoolExecutor(max_workers=parts.settings.lease.max_lease_renewal_threads, thread_name_prefix="renew")
+        threads = parts.settings.lease.max_lease_renewal_threads
+        self._pool = ThreadPoolExecutor(max_workers=threads, thread_name_prefix="renew")
+        # Not the renewals' pool: prepares that wait for a slow table would keep the other leases from being renewed
+        self._commit_pool = ThreadPoolExecutor(max_workers=threads, thread_name_prefix="commit")
         self.leases = HeldLeases(parts.lease_table, worker_id, parts.settings.lease, parts.clock, parts.events)
         self.reporter = WorkerMetricsReporter(parts.worker_table, worker_id, parts.settings.worker, parts.clock, parts.rng, parts.metric, run_id=parts.run_id)
         self._retrieval = Retrieval(parts.settings, parts.kinesis, parts.fan_out, parts.clock, parts.events, parts.spawn)
         self._streams: dict[str | None, StreamId] = {}
         self.supply = self._make_supply()
-        self._committer = Committer(self.leases, parts.sink, self.supply.rewriter, parts.clock, parts.events, worker_id)
+        self._committer = Committer(self.leases, parts.sink, self.supply.rewriter, parts.clock, parts.events, worker_id, map=self._commit_map)
         self.lifecycle = Lifecycle(
             worker_id=worker_id,
             settings=parts.settings,
@@ -106,6 +109,7 @@ class Worker:
             committer=self._committer,
             clock=parts.clock,
             events=parts.events,
+            map=self._commit_map,
         )
         self.figures = Figures(worker_id, parts.clock)
         self._processor = Processor(parts, self.worker_id, self.leases, self.supply, self._committer, self.lifecycle, self.figures)
@@ -246,7 +250,10 @@ class Worker:
         # What a leader has given to this worker as long as it had a row, and it has not taken, would wait for its expiry
         self._guard("last discovery", self.leases.discover)
         self._guard("release", self.lifecycle.release_all)
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        for pool in (self._pool, self._commit_pool):
+            pool.shutdown(wait=False, cancel_futures=True)
+        if self._parts.range_jobs is not None:
+            self._parts.range_jobs.close()
         self._events(WorkerStopped(self.worker_id, reason))
 
     def _progress(self) -> WorkerProgress:
@@ -271,7 +278,13 @@ class Worker:
         return self._retrieval.reader(consumer.stream, lease.lease_key, lease.shard_id, consumer.committed, lease.hash_key_range, held_leases=held)
 
     def _map(self, call: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
-        return list(self._pool.map(call, items)) if self._parts.parallel and len(items) > 1 else serial_map(call, items)
+        return self._map_on(self._pool, call, items)
+
+    def _commit_map(self, call: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
+        return self._map_on(self._commit_pool, call, items)
+
+    def _map_on(self, pool: ThreadPoolExecutor, call: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
+        return list(pool.map(call, items)) if self._parts.parallel and len(items) > 1 else serial_map(call, items)
 
     def _guard(self, what: str, call: Callable[[], object]) -> None:
         try:

@@ -1,0 +1,145 @@
+"""Batches per second of a worker with many leases: the rows prepared one after the other against on the worker's threads, in turns.
+
+The lease rows are in the embedded AWS, which is a process of its own; the table is in memory, so that what is timed is the writes of the rows.
+`latency_millis` is waited before each request, as a network would. `beside`: the most requests that were under way at once.
+
+    python -m benchmarks.prepares [--leases 64] [--rounds 5] [--json]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+
+from kcl_pipeline.aws import AwsClients, SessionOptions
+from kcl_pipeline.batch import Batch, ShardRange
+from kcl_pipeline.clock import SystemClock
+from kcl_pipeline.config import ConsumerSettings
+from kcl_pipeline.leases.dynamodb import DynamoDbLeaseTable
+from kcl_pipeline.leases.held import HeldLeases
+from kcl_pipeline.leases.lease import Lease
+from kcl_pipeline.leases.store import MapCallable, serial_map
+from kcl_pipeline.sequence import TRIM_HORIZON, Position
+from kcl_pipeline.shards import StreamId
+from kcl_pipeline.testing.sink import InMemorySink, MemoryBatchWriter, MemoryTable
+from kcl_pipeline.worker.commit import Committer
+from kcl_pipeline.worker.consumer import ShardConsumer
+
+LATENCIES_MILLIS = (0.0, 5.0)
+BATCHES = 5
+NO_RECORDS = pa.table({"id": pa.array([], pa.int64())})
+
+
+@dataclass
+class Network:
+    """Waits before each request, and counts those under way."""
+
+    latency_seconds: float = 0.0
+    most: int = 0
+    _now: int = 0
+    _guard: threading.Lock = field(default_factory=threading.Lock)
+
+    def around(self, client: Any) -> None:
+        """Be in the way of this client's requests."""
+        client.meta.events.register("before-send.dynamodb", self._begin)
+        client.meta.events.register("needs-retry.dynamodb", self._end)
+
+    def _begin(self, **_: Any) -> None:
+        with self._guard:
+            self._now += 1
+            self.most = max(self.most, self._now)
+        time.sleep(self.latency_seconds)
+
+    def _end(self, **_: Any) -> None:
+        with self._guard:
+            self._now -= 1
+
+
+class OneWorker:
+    """A worker's leases and their consumers on a table of its own."""
+
+    def __init__(self, clients: AwsClients, settings: ConsumerSettings, name: str, leases: int, map_calls: MapCallable) -> None:
+        clock = SystemClock()
+        table = DynamoDbLeaseTable(clients.dynamodb, name, settings.lease_table, settings.lease, clock)
+        table.ensure_exists()
+        for number in range(leases):
+            table.create_lease(Lease(f"shardId-{number:012d}", TRIM_HORIZON, owner="w"))
+        held = HeldLeases(table, "w", settings.lease, clock, lambda _event: None)
+        rows = MemoryTable()
+        self._writer = MemoryBatchWriter(rows)
+        self._committer = Committer(held, InMemorySink(rows), self._writer, clock, lambda _event: None, "w", map=map_calls)
+        self._consumers = {held.lease_key: ShardConsumer(held, StreamId("s")) for held in held.recover()}
+        for consumer in self._consumers.values():
+            self._committer.resolve(consumer)
+        self._turn = 0
+
+    def batch(self) -> None:
+        """Commit a batch with a range of every lease."""
+        self._turn += 1
+        end = Position(str(self._turn))
+        ranges = tuple(ShardRange(key, consumer.committed or TRIM_HORIZON, end) for key, consumer in self._consumers.items())
+        batch = Batch(f"b{self._turn}", ranges, NO_RECORDS)
+        done = self._committer.commit(batch, self._consumers, self._writer.write(batch))
+        if done is None or len(done.lease_keys) != len(ranges):
+            raise AssertionError("a lease was lost")
+
+
+def measure(endpoint: str, leases: int, rounds: int, latency_millis: float) -> dict[str, Any]:
+    """Batches per second of both ways in turns: their medians, the ratio of each round, and the most requests at once."""
+    settings = ConsumerSettings(application_name="prepares", streams=("s",))
+    network = Network()
+    clients = AwsClients(settings, SessionOptions("us-east-1", None, endpoint, "k", "s"))
+    network.around(clients.dynamodb)
+    with ThreadPoolExecutor(settings.lease.max_lease_renewal_threads) as pool:
+        ways: dict[str, MapCallable] = {"one_by_one": serial_map, "together": lambda call, items: list(pool.map(call, items))}
+        workers = {way: OneWorker(clients, settings, f"{way}-{latency_millis:.0f}", leases, chosen) for way, chosen in ways.items()}
+        network.latency_seconds = latency_millis / 1000
+        rates: dict[str, list[float]] = {way: [] for way in ways}
+        most: dict[str, int] = {}
+        for _ in range(rounds):
+            for way, worker in workers.items():
+                network.most = 0
+                began = time.perf_counter()
+                for _ in range(BATCHES):
+                    worker.batch()
+                rates[way].append(BATCHES / (time.perf_counter() - began))
+                most[way] = network.most
+    clients.close()
+    figures = {way: {"batches_per_s": round(statistics.median(rates[way]), 2), "beside": most[way]} for way in ways}
+    return figures | {"ratio": round(statistics.median(b / a for a, b in zip(rates["one_by_one"], rates["together"], strict=True)), 2)}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Print the figures, or one line of JSON."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--leases", type=int, default=64)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args(arguments)
+    server = subprocess.Popen([sys.executable, "-m", "kcl_pipeline.local", "--port", "0"], stdout=subprocess.PIPE, text=True)
+    try:
+        endpoint = server.stdout.readline().strip() if server.stdout else ""
+        results = {f"{latency:.0f}": measure(endpoint, options.leases, options.rounds, latency) for latency in LATENCIES_MILLIS}
+    finally:
+        server.terminate()
+        server.wait(30)
+    if options.json:
+        print(json.dumps({"leases": options.leases, "latency_millis": results}))
+        return
+    for latency, figures in results.items():
+        print(f"{options.leases} leases, {latency} ms away: {figures}")
+
+
+if __name__ == "__main__":
+    main()
