@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
+from pyspark.sql.pandas.types import to_arrow_schema
 
 from kcl_pipeline.batch import Batch, DataFile, Written
 from kcl_pipeline.clock import Clock, SystemClock
@@ -33,6 +33,7 @@ SparkTransform = Callable[[DataFrame], DataFrame]
 _LOG: Final = logging.getLogger(__name__)
 _BYTES_OF_A_TASK: Final = 8 * 1024 * 1024
 _BYTES_WORTH_A_FILE: Final = 4 * 1024 * 1024  # below it, planning to read a file takes longer than `createDataFrame`
+_ZERO: Final[dict[pa.DataType, Any]] = {pa.string(): "", pa.binary(): b"", pa.int64(): 0, pa.timestamp("us", tz="UTC"): 0}
 _FILES_WRITTEN: Final = "path string, size long, rows long, partition_values string"
 _WRITING_FAILED: Final = ("org.apache.hadoop.", "java.io.", "java.nio.file.", "java.net.", "java.lang.OutOfMemoryError")
 _SINK_ERROR_IN_TASK: Final = f"{SinkError.__module__}.{SinkError.__name__}:"
@@ -77,7 +78,8 @@ class SparkBatchWriter:
         reason = partition_misfit(schema, self._partition_by)
         if reason:
             raise SinkError(reason)
-        with_result = with_result.select(*[f"`{name.replace('`', '``')}`" for name in schema.names])
+        if schema.names != given.names:
+            with_result = with_result.select(*[f"`{name.replace('`', '``')}`" for name in schema.names])
         if parts is not None:
             with_result = with_result.coalesce(max(parts, 1))
         folder = batch_folder(batch_id)
@@ -159,9 +161,15 @@ def records_frame(session: SparkSession, records: pa.Table) -> DataFrame:
     try:
         if records.num_rows:
             return session.createDataFrame(without_empty_chunks(records))
-        return session.createDataFrame([], from_arrow_schema(records.schema))
+        return session.createDataFrame(_one_row(records.schema)).where("false")  # planned away; an empty list would start Python tasks
     except Exception as error:
         raise SinkError(f"Spark could not take {records.num_rows} records: {spark_line(error)}") from error
+
+
+def _one_row(schema: pa.Schema) -> pa.Table:
+    """A row of zeros, empty texts and nulls."""
+    columns = [pa.nulls(1, field.type) if field.nullable else pa.array([_ZERO[field.type]], field.type) for field in schema]
+    return pa.Table.from_arrays(columns, schema=schema)
 
 
 def without_empty_chunks(records: pa.Table) -> pa.Table:
