@@ -1,0 +1,281 @@
+"""A batch of many leases: its rows are written beside each other, each outcome is answered on its own, and reading goes on while a commit waits."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pyarrow as pa
+import pytest
+
+from kcl_pipeline.batch import Batch, CommitEntry, ShardRange, SinkNumbers
+from kcl_pipeline.clock import SystemClock
+from kcl_pipeline.config import ConsumerSettings, LeaseSettings
+from kcl_pipeline.errors import AccessDenied, SinkError, Throttled, Unavailable, UnreadableRow
+from kcl_pipeline.events import AwsTrouble, BatchCommitted, BatchRefused, PendingResolved
+from kcl_pipeline.leader.cycle import LeaderCycle
+from kcl_pipeline.leases.held import HeldLeases
+from kcl_pipeline.leases.lease import Lease
+from kcl_pipeline.leases.memory import InMemoryCoordinatorStateTable, InMemoryLeaseTable, InMemoryWorkerMetricsTable
+from kcl_pipeline.leases.store import serial_map
+from kcl_pipeline.sequence import TRIM_HORIZON, Position
+from kcl_pipeline.shards import StreamId
+from kcl_pipeline.testing.clock import VirtualClock
+from kcl_pipeline.testing.kinesis_client import InMemoryKinesis
+from kcl_pipeline.testing.kinesis_model import KinesisModel
+from kcl_pipeline.testing.sink import InMemorySink, MemoryBatchWriter, MemoryTable
+from kcl_pipeline.worker.commit import Committer
+from kcl_pipeline.worker.consumer import ShardConsumer
+from kcl_pipeline.worker.worker import Worker, WorkerParts
+
+DEADLINE_SECONDS = 60
+KEYS = tuple(f"shardId-{number:012d}" for number in range(12))
+MIB = 1024 * 1024
+NO_RECORDS = pa.table({"shard_id": pa.array([], pa.string())})
+
+
+class World:
+    """One worker's committer over `KEYS`; `trouble` maps a lease key to the errors that its next writes meet."""
+
+    def __init__(self, map_calls=serial_map):
+        self.clock = VirtualClock()
+        self.table = InMemoryLeaseTable("app", clock=self.clock)
+        for key in KEYS:
+            self.table.create_lease(Lease(key, TRIM_HORIZON))
+            self.table.assign(self.table.get(key), "w")
+        self.events: list[object] = []
+        self.leases = HeldLeases(self.table, "w", LeaseSettings(), self.clock, self.events.append)
+        self.rows = MemoryTable()
+        self.asked: list[tuple[str, tuple[str, ...]]] = []
+        self.sink = InMemorySink(self.rows, clock=self.clock, faults=lambda operation, keys: self.asked.append((operation, keys)))
+        self.writer = MemoryBatchWriter(self.rows)
+        self.committer = Committer(self.leases, self.sink, self.writer, self.clock, self.events.append, "w", map=map_calls)
+        self.consumers = {held.lease_key: ShardConsumer(held, StreamId("s")) for held in self.leases.discover()}
+        for consumer in self.consumers.values():
+            self.committer.resolve(consumer)
+        self.trouble: dict[str, list[Exception]] = {}
+        self.writes: list[str] = []
+        self.table.hook(self._before, None)
+
+    def _before(self, called: str, key: str) -> None:
+        if called == "UpdateItem":
+            self.writes.append(key)
+            if self.trouble.get(key):
+                raise self.trouble[key].pop(0)
+
+    def commit(self, through: int):
+        ranges = tuple(ShardRange(key, consumer.committed, Position(str(through))) for key, consumer in self.consumers.items())
+        batch = Batch(f"b{through}", ranges, NO_RECORDS)
+        return self.committer.commit(batch, self.consumers, self.writer.write(batch))
+
+
+@pytest.fixture(params=["serial", "threads"])
+def world(request: pytest.FixtureRequest) -> Iterator[World]:
+    if request.param == "serial":
+        yield World()
+        return
+    with ThreadPoolExecutor(4) as pool:
+        yield World(lambda call, items: list(pool.map(call, items)))
+
+
+def test_the_rows_of_a_batch_are_written_beside_each_other() -> None:
+    meeting = threading.Barrier(len(KEYS))
+    with ThreadPoolExecutor(len(KEYS)) as pool:
+        world = World(lambda call, items: list(pool.map(call, items)))
+        world.table.hook(lambda called, _key: called == "UpdateItem" and meeting.wait(DEADLINE_SECONDS), None)
+        done = world.commit(5)
+        assert done is not None, "each write waited until all had begun"
+        assert done.lease_keys == KEYS
+        for consumer in world.consumers.values():
+            assert (consumer.committed, consumer.prepared) == (Position("5"), None)
+        assert world.commit(9) is not None
+    assert {world.rows.numbers(key).data for key in KEYS} == {world.table.get(key).counter for key in KEYS}
+    assert {world.table.get(key).checkpoint for key in KEYS} == {Position("5")}, "the checkpoint rode on the next prepare"
+    assert [entry.data.keys() for entry in world.rows.log[1:]] == [set(KEYS), set(KEYS)]
+
+
+def test_each_lease_has_the_outcome_of_its_own_write(world: World) -> None:
+    lost, unreadable, throttled, unsure = KEYS[1], KEYS[4], KEYS[7], KEYS[9]
+    taken = world.table.view()
+    taken.assign(taken.get(lost), "other")
+    world.trouble = {
+        unreadable: [UnreadableRow("no counter")],
+        throttled: [Throttled("slow down", operation="UpdateItem")] * 2,
+        unsure: [Unavailable("no answer", operation="UpdateItem")],
+    }
+    done = world.commit(5)
+    assert done is not None
+    assert set(done.lease_keys) == set(world.consumers) == set(KEYS) - {lost, unreadable}
+    assert {held.lease_key for held in world.leases.held()} == set(world.consumers)
+    assert [event.lease_keys for event in world.events if isinstance(event, BatchRefused)] == [(lost, unreadable)]
+    assert sorted(event.operation for event in world.events if isinstance(event, AwsTrouble)) == ["UpdateItem"] * 3
+    assert {key: world.writes.count(key) for key in (*KEYS[:1], throttled, unsure)} == {KEYS[0]: 1, throttled: 3, unsure: 2}, "only what failed is tried again"
+    assert {world.rows.numbers(key).data for key in (lost, unreadable)} == {None}
+
+
+def test_a_row_that_stays_throttled_is_lost_with_its_lease_and_the_others_land(world: World) -> None:
+    world.trouble = {KEYS[3]: [Throttled("slow down", operation="UpdateItem")] * 1000}
+    sleep = world.clock.sleep
+
+    def others_are_renewed(seconds: float) -> None:
+        sleep(seconds)
+        for consumer in world.consumers.values():
+            if consumer.lease_key != KEYS[3]:
+                consumer.held.renewed_at = world.clock.monotonic()
+
+    world.clock.sleep = others_are_renewed  # type: ignore[method-assign]
+    done = world.commit(5)
+    assert done is not None
+    assert set(done.lease_keys) == set(KEYS) - {KEYS[3]}
+    assert world.table.view().get(KEYS[3]).pending_checkpoint is None
+    assert 3 < world.writes.count(KEYS[3]) < 60
+    assert world.clock.monotonic() < 2 * LeaseSettings().failover_time_millis / 1000
+
+
+def test_an_error_is_raised_when_all_have_been_tried(world: World) -> None:
+    world.trouble = {KEYS[0]: [AccessDenied("dynamodb:UpdateItem is missing")]}
+    with pytest.raises(AccessDenied, match="is missing"):
+        world.commit(5)
+    assert sorted(world.writes) == sorted(KEYS), "none is still under way"
+    assert world.consumers[KEYS[0]].prepared is None
+    assert {consumer.prepared[0] for key, consumer in world.consumers.items() if key != KEYS[0] and consumer.prepared} == {Position("5")}
+    before = list(world.writes)
+    assert world.commit(5) is not None
+    assert world.writes == [*before, KEYS[0]], "what is prepared for this range is not prepared again"
+
+
+def test_many_takeovers_read_the_tables_end_once(world: World) -> None:
+    """Some batches of the old owner landed, some did not, and one lands between the look and the settling."""
+    assert world.commit(5) is not None
+    batch = Batch("b9", tuple(ShardRange(key, Position("5"), Position("9")) for key in KEYS), NO_RECORDS)
+    assert world.committer._prepare_all(batch, world.consumers) == {}
+    entries = [CommitEntry(key, c.prepared[1], c.numbers) for key, c in world.consumers.items() if c.prepared]
+    old, landed, late = InMemorySink(world.rows, clock=world.clock), entries[:4], entries[4]
+    assert old.commit(world.writer.write(batch), landed).version is not None
+    taker = HeldLeases(world.table.view(), "w", LeaseSettings(), world.clock, world.events.append)
+    consumers = [ShardConsumer(held, StreamId("s")) for held in taker.discover()]
+    committer = Committer(taker, world.sink, world.writer, world.clock, world.events.append, "w")
+    world.asked.clear()
+    seen = committer.look_up(consumers)
+    assert world.asked == [("numbers", KEYS)]
+    assert old.commit(world.writer.write(batch), [late]).version is not None
+    positions = {consumer.lease_key: committer.resolve(consumer, seen[consumer.lease_key]) for consumer in consumers}
+    assert positions == {key: Position("9" if key in KEYS[:5] else "5") for key in KEYS}
+    assert [event.landed for event in world.events if isinstance(event, PendingResolved)] == [True] * 5 + [False] * 7
+    assert [keys for operation, keys in world.asked[1:] if operation == "numbers"] == [(KEYS[4],)], "the one whose fence was refused"
+    for consumer in consumers:
+        assert consumer.numbers == world.rows.numbers(consumer.lease_key) != SinkNumbers()
+    for entry in entries[5:]:
+        assert old.commit(world.writer.write(batch), [entry]).version is None, "fenced"
+
+
+def test_a_sink_that_cannot_be_looked_at_is_asked_by_each(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(_keys: object) -> None:
+        raise SinkError("no route to the store")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(world.sink, "numbers", broken)
+        assert world.committer.look_up(world.consumers.values()) == {}
+    assert [event.error for event in world.events if isinstance(event, AwsTrouble)] == ["no route to the store"]
+    assert world.committer.look_up([]) == {}
+
+
+# -- a whole worker on its threads --------------------------------------------------------------------------------------
+
+
+def wait_for(what: str, condition) -> None:
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, f"not in time: {what}"
+        time.sleep(0.01)
+
+
+class Gate:
+    """A sink's hook: commits wait while it is closed; a commit that comes is noted with the thread that makes it."""
+
+    def __init__(self) -> None:
+        self.open = threading.Event()
+        self.open.set()
+        self.waiting = threading.Event()
+        self.threads: list[str] = []
+
+    def __call__(self, operation: str, _keys: tuple[str, ...]) -> None:
+        if operation == "commit":
+            self.threads.append(threading.current_thread().name)
+            if not self.open.is_set():
+                self.waiting.set()
+                assert self.open.wait(DEADLINE_SECONDS)
+
+
+class Running:
+    """A worker of an in-memory stream, on threads of its own and the real clock."""
+
+    def __init__(self, gate: Gate, shards: int, **settings) -> None:
+        clock = SystemClock()
+        self.model = KinesisModel(clock)
+        self.model.call("CreateStream", StreamName="orders", ShardCount=shards)
+        shape = ConsumerSettings(application_name="orders", streams=("orders",), **settings)
+        tables = [kind(clock=clock, exists=False) for kind in (InMemoryLeaseTable, InMemoryWorkerMetricsTable, InMemoryCoordinatorStateTable)]
+        self.leases = tables[0]
+        self.events: list[object] = []
+        self.table = MemoryTable()
+        kinesis, rng = InMemoryKinesis(self.model), random.Random(1)
+        leader = LeaderCycle(shape, *tables, kinesis, clock, self.events.append, "w", rng=rng)
+        sink = InMemorySink(self.table, clock=clock, faults=gate)
+        parts = WorkerParts(shape, *tables, kinesis, MemoryBatchWriter(self.table), sink, clock, rng, self.events.append, leader=leader)
+        self.worker = Worker("w", parts)
+        self.stop = clock.signal()
+        self._thread = threading.Thread(target=self.worker.run, args=(self.stop,), name="processing")
+        self._thread.start()
+
+    def put(self, records: int, size: int) -> None:
+        for number in range(records):
+            self.model.call("PutRecord", StreamName="orders", PartitionKey=f"k{number}", Data=bytes(size))
+
+    def batches(self) -> list[BatchCommitted]:
+        return [event for event in self.events if isinstance(event, BatchCommitted)]
+
+    def end(self, gate: Gate) -> None:
+        gate.open.set()
+        self.stop.set()
+        self._thread.join(DEADLINE_SECONDS)
+        assert not self._thread.is_alive()
+
+
+def test_a_commit_that_waits_holds_up_no_fetching_and_the_next_batch_is_bigger() -> None:
+    gate = Gate()
+    running = Running(
+        gate,
+        shards=4,
+        retrieval={"idle_time_between_reads_in_millis": 200, "prefetch_max_bytes": MIB, "max_records": 10},
+        batch={"min_batch_interval_millis": 0, "max_batch_records": 60},
+    )
+    prefetcher, writers = running.worker.supply._prefetcher, set()
+    try:
+        gate.open.clear()
+        wait_for("the worker has its leases", lambda: len(running.worker.leases.held()) == 4)
+        running.put(1, 10_000)
+        wait_for("a commit waits", gate.waiting.is_set)
+        assert running.batches() == []
+        running.put(300, 10_000)
+        wait_for("the buffer is full", lambda: prefetcher.buffered_bytes >= MIB)
+        assert not gate.open.is_set()
+        assert running.batches() == [], "all of that was read during one commit"
+        assert prefetcher.buffered_bytes < MIB + 4 * 10 * 11_000, "by the bytes of the setting, and one answer for each fetch thread"
+        counters = {lease.lease_key: lease.counter for lease in running.leases.list_leases().leases}
+        wait_for("leases are renewed", lambda: all(lease.counter > counters[lease.lease_key] for lease in running.leases.list_leases().leases))
+        gate.open.set()
+        running.leases.hook(lambda called, _key: called == "UpdateItem" and writers.add(threading.current_thread().name.rpartition("_")[0]), None)
+        wait_for("everything is committed", lambda: sum(batch.records for batch in running.batches()) == 301)
+    finally:
+        running.end(gate)
+    first, second, *_ = sizes = [batch.records for batch in running.batches()]
+    assert first < second == max(sizes) == 60, "the next batch is as big as a batch may be"
+    assert set(gate.threads) == {"processing"}
+    assert "commit" in writers, "rows are prepared on threads of their own"
+    rows = running.table.rows()
+    assert rows is not None
+    assert rows.num_rows == 301
