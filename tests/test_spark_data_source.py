@@ -140,8 +140,9 @@ def test_a_wrong_option_is_one_sentence(make: Callable[[int], Kinesis], tmp_path
     kinesis = make(1)
     with pytest.raises(AnalysisException, match=r"SettingsError: option maxrecordpertrigger='5' is not known; write maxRecordsPerTrigger"):
         kinesis.stream(maxRecordPerTrigger="5")
-    with pytest.raises(AnalysisException, match=r"SettingsError: option endingPosition is for spark.read; a stream ends by its trigger"):
-        kinesis.stream(endingPosition="LATEST").writeStream.format("noop").option("checkpointLocation", str(tmp_path)).start()
+    stream = kinesis.stream(endingPosition="LATEST").writeStream.format("noop").option("checkpointLocation", str(tmp_path)).start()
+    with pytest.raises(StreamingQueryException, match=r"SettingsError: option endingPosition is for spark.read; a stream ends by its trigger"):
+        stream.awaitTermination(60)
 
 
 # -- spark.readStream --------------------------------------------------------------------------------------------------

@@ -6,23 +6,30 @@ import json
 import random
 from datetime import UTC, datetime
 
+import pyarrow as pa
 import pytest
 from data_source_world import DAY, Query, World, data, rows_of
 from kpl_encoder import aggregate_of
+from pyspark.sql.datasource import InputPartition
 
 from kcl_pipeline.errors import RecordsLost, SettingsError, Throttled, Unavailable
-from kcl_pipeline.records.kinesis import RecordsPage
+from kcl_pipeline.records.kinesis import RECORD_SCHEMA, RecordsPage
 from kcl_pipeline.sequence import TRIM_HORIZON, Position
-from kcl_pipeline.shards import MAX_HASH_KEY, HashKeyRange
+from kcl_pipeline.shards import MAX_HASH_KEY, HashKeyRange, Shard, StreamId
 from kcl_pipeline.spark.data_source_batch import plan_ranges
+from kcl_pipeline.spark.data_source_lineage import children_in
 from kcl_pipeline.spark.data_source_offsets import ShardOffset, offset_from_json, offset_to_json
 from kcl_pipeline.spark.data_source_options import check_mode, parse_options
-from kcl_pipeline.spark.data_source_plan import Limit, read_rules
+from kcl_pipeline.spark.data_source_plan import Limit, Piece, read_rules
 from kcl_pipeline.spark.data_source_read import ReadRange, read_range, up_to_position
+from kcl_pipeline.spark.data_source_tasks import KinesisPartition, partitions_of, read_partition
 from kcl_pipeline.testing.kinesis_client import InMemoryKinesis
 
 ZERO = "shardId-000000000000"
 ALL = HashKeyRange(0, MAX_HASH_KEY)
+COLUMNS = {"stream": "a", "shard_id": ZERO, "sequence_number": "1", "sub_sequence_number": 0, "partition_key": "k", "data": b"d"} | {
+    "approximate_arrival_timestamp": datetime.fromtimestamp(0, UTC)
+}
 
 
 def read_all(world: World, **options: str) -> list[bytes]:
@@ -247,3 +254,35 @@ def test_a_range_whose_end_is_gone() -> None:
     with pytest.raises(RecordsLost, match=f"{ZERO} of orders after TRIM_HORIZON through {number} cannot be read again"):
         whole(world, number)
     assert whole(world, number, failOnDataLoss="false") == []
+
+
+# -- what tasks are given ----------------------------------------------------------------------------------------------
+
+
+def test_a_task_gives_spark_no_empty_batch() -> None:
+    """Spark takes an empty batch for the end of the rows."""
+    rows = RECORD_SCHEMA.empty_table()
+    table = pa.Table.from_pylist([dict.fromkeys(RECORD_SCHEMA.names, None) | COLUMNS], schema=RECORD_SCHEMA)
+    (partition,) = partitions_of([Piece((rows, table, rows, table), 10, None)])
+    batches = list(read_partition(partition, parse_options({"streamName": "a"}), RECORD_SCHEMA))
+    assert sum(batch.num_rows for batch in batches) == 2
+    assert all(batch.num_rows for batch in batches)
+    assert list(read_partition(InputPartition(None), parse_options({"streamName": "a"}), RECORD_SCHEMA)) == []
+
+
+def test_small_pieces_go_together() -> None:
+    table = RECORD_SCHEMA.empty_table()
+    wanted = ReadRange(StreamId("a"), ZERO, ALL, ShardOffset(TRIM_HORIZON))
+    pieces = [Piece((table,), size, None) for size in (1000, 2000, 3 * 2**20, 2**20, 1)] + [Piece((table,), 5, wanted), Piece((), 0, wanted)]
+    tasks = partitions_of(pieces)
+    assert sorted(len(task.parts) for task in tasks if isinstance(task, KinesisPartition)) == [1, 1, 2, 3]
+    assert sum(part.rest is wanted for task in tasks if isinstance(task, KinesisPartition) for part in task.parts) == 2
+
+
+def test_a_listing_from_the_middle_of_a_reshard_names_no_children() -> None:
+    middle = 2**127
+    parent = Shard(ZERO, ALL, "1", "2")
+    left = Shard("shardId-000000000001", HashKeyRange(0, middle - 1), "3", None, ZERO)
+    right = Shard("shardId-000000000002", HashKeyRange(middle, MAX_HASH_KEY), "3", None, ZERO)
+    assert children_in([parent, left], ZERO) == ()
+    assert [child.shard_id for child in children_in([parent, left, right], ZERO)] == [left.shard_id, right.shard_id]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import random
+import sys
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -65,6 +67,9 @@ class KinesisStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if opened is not None:
             opened[1].close()
             opened[0].close()
+        if isinstance(sys.exc_info()[1], BrokenPipeError | ConnectionResetError):
+            # Spark hung up while a plan waited for records; its runner would now print three tracebacks about that.
+            os._exit(0)
 
     @property
     def _planner(self) -> StreamPlanner:

@@ -23,6 +23,7 @@ TASK_BYTES: Final = 4 * MEBIBYTE
 """Held records of several shards are handed to one task up to this size: a task costs more than a few megabytes."""
 
 BATCH_ROWS: Final = 10_000
+SMALL_ROWS: Final = 1_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,15 +105,16 @@ def open_reading(options: SourceOptions, clients: AwsClients, clock: Clock) -> B
 
 
 def _to_ipc(tables: Sequence[pa.Table]) -> bytes:
-    table = pa.concat_tables(tables).combine_chunks()
+    table = pa.concat_tables(tables)
+    if table.num_rows < SMALL_ROWS * len(tables):
+        table = table.combine_chunks()  # each batch costs Spark something; large ones are not copied for it
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema) as writer:
         writer.write_table(table)
-    return bytes(sink.getvalue().to_pybytes())
+    return bytes(sink.getvalue())
 
 
 def _as_batches(table: pa.Table, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """Batches with Spark's own idea of the columns, which Spark compares to the letter."""
-    for batch in table.combine_chunks().to_batches(max_chunksize=BATCH_ROWS):
-        if batch.num_rows:
-            yield pa.RecordBatch.from_arrays(batch.columns, schema=schema)
+    """Batches with Spark's own idea of the columns, which Spark compares to the letter; none of them empty, which Spark would take for the end."""
+    for batch in table.to_batches(max_chunksize=BATCH_ROWS):
+        yield pa.RecordBatch.from_arrays(batch.columns, schema=schema)
