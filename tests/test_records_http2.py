@@ -266,6 +266,29 @@ def test_an_address_where_nobody_listens_or_answers() -> None:
     client.close()
 
 
+def test_closing_ends_a_request_that_still_waits_for_its_connection_and_later_ones_begin_anew() -> None:
+    client = Http2Connections(60)
+    errors: list[Exception] = []
+
+    def ask(port: int) -> None:
+        try:
+            client.request("POST", f"http://127.0.0.1:{port}/", {}, b"")
+        except BotoCoreError as error:
+            errors.append(error)
+
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        thread = threading.Thread(target=ask, args=(silent.getsockname()[1],))
+        thread.start()
+        connection, _ = silent.accept()
+        client.close()
+        thread.join(10)
+        assert len(errors) == 1
+        connection.close()
+    with listening() as (port, _):
+        assert client.request("POST", f"http://127.0.0.1:{port}/", {}, b"1").head(10)[0] == 200
+        client.close()
+
+
 def test_a_connection_that_is_silent_is_asked_and_then_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The face answers pings by itself; one whose other side is not read any more does not."""
     monkeypatch.setattr(http2, "PING_SECONDS", 0.1)

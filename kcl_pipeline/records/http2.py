@@ -10,7 +10,10 @@ import asyncio
 import ssl
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from concurrent.futures import CancelledError
+from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 from urllib.parse import urlsplit
 
@@ -55,9 +58,7 @@ class Http2Connections:
         self._connect_timeout_seconds = connect_timeout_seconds
         self._tls_context = tls_context
         self._guard = threading.Lock()
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._open: dict[tuple[str, str, int], list[_Connection]] = {}
-        self._making: dict[tuple[str, str, int], asyncio.Lock] = {}
+        self._room: _Room | None = None
 
     def request(self, method: str, url: str, headers: Mapping[str, str | bytes], body: bytes) -> Exchange:
         """Send a request; its answer comes into the `Exchange`.
@@ -71,46 +72,46 @@ class Http2Connections:
         key = (address.scheme, address.hostname or "", address.port or _PORTS[address.scheme])
         fields = [(":method", method), (":scheme", address.scheme), (":authority", address.netloc.rpartition("@")[2]), (":path", _path(url))]
         fields += [(name.lower(), _text(value)) for name, value in headers.items() if name.lower() not in _NOT_IN_HTTP2]
-        return self._wait_for(self._begin(key, fields, body))
+        return self._wait_for(lambda room: self._begin(room, key, fields, body), url)
 
     @property
     def connections(self) -> int:
         """How many are open."""
-        return sum(connection.is_open for found in list(self._open.values()) for connection in list(found))
+        return sum(connection.is_open for connection in self._known())
 
     @property
     def streams(self) -> int:
         """How many answers are under way."""
-        return sum(len(connection.exchanges) for found in list(self._open.values()) for connection in list(found))
+        return sum(len(connection.exchanges) for connection in self._known())
+
+    def _known(self) -> list[_Connection]:
+        room = self._room
+        return [] if room is None else [connection for found in list(room.open.values()) for connection in list(found)]
 
     def close(self) -> None:
         """Close all connections, which ends their answers, and the thread. The next request begins anew."""
         with self._guard:
-            loop, self._loop = self._loop, None
-        if loop is not None:
-            loop.call_soon_threadsafe(self._close_all, loop)
+            room, self._room = self._room, None
+        if room is not None:
+            room.loop.call_soon_threadsafe(room.loop.stop)
 
-    def _close_all(self, loop: asyncio.AbstractEventLoop) -> None:
-        for found in self._open.values():
-            for connection in found:
-                connection.end(ConnectionAbortedError("closed"))
-        self._open.clear()
-        self._making.clear()
-        loop.call_soon(loop.stop)
-
-    def _wait_for(self, work: Coroutine[Any, Any, _T]) -> _T:
+    def _wait_for(self, work: Callable[[_Room], Coroutine[Any, Any, _T]], url: str) -> _T:
         with self._guard:
-            if self._loop is None:
-                self._loop = asyncio.new_event_loop()
-                threading.Thread(target=_run, args=(self._loop,), name="http2", daemon=True).start()
-            future = asyncio.run_coroutine_threadsafe(work, self._loop)
-        return future.result(2 * self._connect_timeout_seconds + PING_SECONDS)
+            if self._room is None:
+                self._room = _Room(asyncio.new_event_loop())
+                threading.Thread(target=self._room.run, name="http2", daemon=True).start()
+            future = asyncio.run_coroutine_threadsafe(work(self._room), self._room.loop)
+        try:
+            return future.result(2 * self._connect_timeout_seconds + PING_SECONDS)
+        except (FutureTimeout, CancelledError) as error:
+            future.cancel()  # else it may send what nobody waits for any more
+            raise EndpointConnectionError(endpoint_url=url, error=error) from error
 
     # -- in the thread of the connections ------------------------------------------------------------------------------
 
-    async def _begin(self, key: tuple[str, str, int], fields: list[tuple[str, str]], body: bytes) -> Exchange:
-        async with self._making.setdefault(key, asyncio.Lock()):
-            found = self._open.setdefault(key, [])
+    async def _begin(self, room: _Room, key: tuple[str, str, int], fields: list[tuple[str, str]], body: bytes) -> Exchange:
+        async with room.making.setdefault(key, asyncio.Lock()):
+            found = room.open.setdefault(key, [])
             found[:] = [connection for connection in found if connection.is_open]
             connection = next((connection for connection in found if connection.has_room), None)
             if connection is None:
@@ -144,6 +145,31 @@ class Http2Connections:
         return await asyncio.wait_for(work, self._connect_timeout_seconds)
 
 
+@dataclass(frozen=True, slots=True)
+class _Room:
+    """A loop, run by one thread, and what belongs to it."""
+
+    loop: asyncio.AbstractEventLoop
+    open: dict[tuple[str, str, int], list[_Connection]] = field(default_factory=dict)
+    making: dict[tuple[str, str, int], asyncio.Lock] = field(default_factory=dict)
+
+    def run(self) -> None:
+        try:
+            self.loop.run_forever()
+        finally:
+            self.loop.run_until_complete(self._end())
+            self.loop.close()
+
+    async def _end(self) -> None:
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+        for connection in [connection for found in self.open.values() for connection in found]:
+            connection.end(ConnectionAbortedError("closed"))
+        await asyncio.sleep(0)  # transports close in the loop's next turn
+
+
 class _Connection(asyncio.Protocol):
     """One connection; everything but the exchanges' own part happens in the loop's thread."""
 
@@ -172,9 +198,13 @@ class _Connection(asyncio.Protocol):
     def begin(self, fields: list[tuple[str, str]], body: bytes) -> Exchange:
         if not self.is_open:
             raise EndpointConnectionError(endpoint_url=dict(fields)[":authority"], error="the connection is gone")
-        number = self._h2.get_next_available_stream_id()
-        self._h2.send_headers(number, fields)
-        self._h2.send_data(number, body, end_stream=True)
+        try:
+            number = self._h2.get_next_available_stream_id()
+            self._h2.send_headers(number, fields)
+            self._h2.send_data(number, body, end_stream=True)
+        except ProtocolError as error:
+            self.end(error)
+            raise EndpointConnectionError(endpoint_url=dict(fields)[":authority"], error=error) from error
         exchange = self.exchanges[number] = Exchange(
             lambda size: self._soon(self._acknowledge, number, size),
             lambda: self._soon(self._cancel, number),
@@ -268,13 +298,6 @@ class _Connection(asyncio.Protocol):
             self._flush()
         self._heard = False
         self._timer = self._loop.call_later(PING_SECONDS, self._look)
-
-
-def _run(loop: asyncio.AbstractEventLoop) -> None:
-    try:
-        loop.run_forever()
-    finally:
-        loop.close()
 
 
 def _path(url: str) -> str:
