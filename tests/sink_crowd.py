@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import multiprocessing
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import pyarrow as pa
@@ -15,11 +16,13 @@ from kcl_pipeline.spark.delta import DeltaCommitter, DeltaSink
 
 SCHEMA = pa.schema([("id", pa.int64())])
 SHARED = "contested"
+NO_OPTIONS: Mapping[str, str] = MappingProxyType({})
 
 
-def crowd_writer(uri: str, worker: int, commits: int) -> dict[str, Any]:
+def crowd_writer(uri: str, worker: int, commits: int, options: Mapping[str, str]) -> dict[str, Any]:
     """Commit `commits` batches of two private leases, and as often try a lease that every writer wants; ids tell who wrote what."""
-    sink, writer, rng = DeltaCommitter(DeltaSink(uri), "app"), ArrowBatchWriter(None, uri), random.Random(worker)
+    sink, rng = DeltaCommitter(DeltaSink(uri, storage_options=options), "app"), random.Random(worker)
+    writer = ArrowBatchWriter(None, uri, storage_options=options)
     sink.ensure_table(SCHEMA)
     numbers = {key: SinkNumbers() for key in (f"{worker}-x", f"{worker}-y")}
     written, won = [], 0
@@ -43,11 +46,11 @@ def crowd_writer(uri: str, worker: int, commits: int) -> dict[str, Any]:
     return {"written": written, "won": won}
 
 
-def run_crowd(uri: str, workers: int, commits: int) -> Sequence[dict[str, Any]]:
+def run_crowd(uri: str, workers: int, commits: int, options: Mapping[str, str] = NO_OPTIONS) -> Sequence[dict[str, Any]]:
     """Run the writers in processes of their own, all at once."""
     context = multiprocessing.get_context("spawn")
     with context.Pool(workers) as pool:
-        return pool.starmap(crowd_writer, [(uri, worker, commits) for worker in range(1, workers + 1)], chunksize=1)
+        return pool.starmap(crowd_writer, [(uri, worker, commits, dict(options)) for worker in range(1, workers + 1)], chunksize=1)
 
 
 def create_tables(root: str, rounds: int, barrier: Any) -> None:
