@@ -85,6 +85,10 @@ def test_times_as_they_are_written(seconds: float) -> None:
     same(text)
 
 
+def test_keys_that_look_like_structure() -> None:
+    same(body_of([record(i, b"x", key) for i, key in enumerate(["a", "},{", "}]", "]}", '{:,', "", "é€😀", ' ":'[:1])]))
+
+
 def test_no_time_at_all_and_empty_data() -> None:
     same(body_of([record(i, b"", order=FIELDS[:3]) for i in range(3)]))
     same(body_of([record(i, b"x" * (i % 4), order=FIELDS[:3]) for i in range(9)]))
@@ -110,6 +114,7 @@ R = [record(i, b"data") for i in range(3)]
         body_of([record(0, b"x", order=FIELDS), *R]),
         body_of([*R, record(3, b"x", key='"')]),
         body_of([*R, record(3, b"x", key="é")], ascii_only=True),
+        body_of([record(0, b"x", key="}"), *R]),
         body_of([]),
         body_of([R[0] | {"More": "x"}, *R]),
         body_of([r | {"More": "x"} for r in R]),

@@ -38,17 +38,17 @@ def test_too_few_samples_are_no_verdict() -> None:
 
 
 @pytest.mark.processes
-def test_the_short_way_is_flat_over_eighty_batches() -> None:
-    result = soak("short", arguments(["--batches", "80", "--limit-mb", "40"]))
+def test_the_short_way_is_flat_over_sixty_batches() -> None:
+    result = soak("short", arguments(["--batches", "60", "--limit-mb", "40"]))
     memory = result["rss_mb"]["driver_mb"]
     assert memory["last"] - memory["first"] <= memory["limit"], result["rss_mb"]
     assert result["counts"]["driver_files"]["flat"], result["counts"]
-    assert len(result["samples"]) == 80
+    assert len(result["samples"]) == 60
 
 
 @pytest.mark.processes
 def test_a_worker_that_leaks_is_found() -> None:
-    result = soak("short", arguments(["--batches", "60", "--limit-mb", "40", "--leak-kb", "4000"]))
+    result = soak("short", arguments(["--batches", "40", "--limit-mb", "40", "--leak-kb", "6000"]))
     assert not result["flat"]
     assert not result["rss_mb"]["driver_mb"]["flat"]
 
