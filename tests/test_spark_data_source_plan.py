@@ -374,3 +374,13 @@ def test_a_stream_that_was_made_anew() -> None:
     world.put(b"b")
     with pytest.raises(RecordsLost, match=ZERO):
         query.restarted().batch()
+
+
+def test_a_limited_batch_takes_from_all_shards() -> None:
+    """Else the first batches would be one shard's, and a watermark would drop the records of the others as late."""
+    world = World(4)
+    world.put(*numbered(400))
+    shards = len(world.open_shards())
+    for rows in Query(world).drain(Limit(max_records=40))[:5]:
+        counts = [sum(row[0] == shard for row in rows) for shard in {row[0] for row in rows}]
+        assert (len(counts), max(counts)) == (shards, 40 // shards)

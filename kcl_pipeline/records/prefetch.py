@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 import threading
 from collections import deque
 from collections.abc import Mapping
@@ -145,18 +146,20 @@ class Prefetcher:
             self._events(event)
         return 0.0
 
-    def take(self, max_records: int, max_bytes: int, *, left: Mapping[str, int] | None = None) -> list[Chunk]:
+    def take(self, max_records: int, max_bytes: int, *, left: Mapping[str, int] | None = None, turn: int = sys.maxsize) -> list[Chunk]:
         """What has waited longest, up to both limits: chunks of one lease follow each other, a chunk that does not fit is cut in two.
 
         A first record that alone exceeds `max_bytes` is given on its own, so that it never blocks its shard. `left`: how many records each lease may
-        still give; one that is not named is not limited.
+        still give; one that is not named is not limited. `turn`: after so many records of a lease the others have theirs.
         """
         taken: list[Chunk] = []
-        allowed = dict(left or {})
+        given: dict[str, int] = {}
         with self._lock:
-            while (slot := self._oldest(allowed)) is not None and max_records > 0:
+            while (slot := self._oldest(given, left or {}, turn)) is not None and max_records > 0:
                 head = slot.buffer[0]
-                part, rest = split(head.chunk, min(max_records, allowed.get(head.chunk.lease_key, max_records)), max_bytes)
+                key = head.chunk.lease_key
+                had = given.get(key, 0)
+                part, rest = split(head.chunk, min(max_records, (left or {}).get(key, sys.maxsize) - had, turn - had % turn), max_bytes)
                 if part is None and not taken:
                     part, rest = split(head.chunk, 1, head.chunk.bytes)
                 if part is None:
@@ -165,8 +168,7 @@ class Prefetcher:
                 taken.append(part)
                 max_records -= part.records.num_rows
                 max_bytes -= part.bytes
-                if part.lease_key in allowed:
-                    allowed[part.lease_key] -= part.records.num_rows
+                given[key] = had + part.records.num_rows
         return taken
 
     def lag(self) -> dict[str, int]:
@@ -258,9 +260,9 @@ class Prefetcher:
             events.append(Stalled(f"reading {slot.reader.lease_key}", now - slot.succeeded))
         return tuple(events)
 
-    def _oldest(self, allowed: Mapping[str, int]) -> _Slot | None:
-        waiting = [slot for key, slot in self._slots.items() if slot.buffer and allowed.get(key, 1) > 0]
-        return min(waiting, key=lambda slot: slot.buffer[0].serial, default=None)
+    def _oldest(self, given: Mapping[str, int], left: Mapping[str, int], turn: int) -> _Slot | None:
+        waiting = [(key, slot) for key, slot in self._slots.items() if slot.buffer and given.get(key, 0) < left.get(key, sys.maxsize)]
+        return min(waiting, key=lambda one: (given.get(one[0], 0) // turn, one[1].buffer[0].serial), default=(None, None))[1]
 
     def _replace_head(self, slot: _Slot, rest: Chunk | None) -> None:
         head = slot.buffer.popleft()

@@ -118,13 +118,13 @@ class Feeds:
         for feed in self._feeds.values():
             feed.tip_moment = self.tip_moment
 
-    def take(self, max_records: int, max_bytes: int, left: Mapping[ShardKey, int] | None) -> list[Chunk]:
+    def take(self, max_records: int, max_bytes: int, left: Mapping[ShardKey, int], turn: int) -> list[Chunk]:
         """See `Prefetcher.take`. Raises what ended a shard for good."""
         self._background.check()
         for feed in self._feeds.values():
             if feed.fatal is not None:
                 raise feed.fatal
-        return self._prefetcher.take(max_records, max_bytes, left=None if left is None else {feed_key(key): number for key, number in left.items()})
+        return self._prefetcher.take(max_records, max_bytes, left={feed_key(key): number for key, number in left.items()}, turn=turn)
 
     def wait(self, seconds: float) -> None:
         """Wait until something may have come, at most `seconds`."""
@@ -136,12 +136,17 @@ class Feeds:
     def asked_since(self, moment: float) -> bool:
         """Whether each shard was asked at or after `moment` (monotonic seconds), or has ended, and what came can be taken."""
         asked = all(feed.ended or (feed.asked_at is not None and feed.asked_at >= moment) for feed in self._feeds.values())
-        return asked and not any(self._prefetcher.busy(feed.lease_key) for feed in self._feeds.values())
+        return asked and self._idle(self._feeds.values())
+
+    def begun(self) -> bool:
+        """Whether each shard has given an answer, or a refusal, since it is read, and what came can be taken."""
+        feeds = self._feeds.values()
+        return all(feed.ended or feed.asked_at is not None or feed.failure is not None for feed in feeds) and self._idle(feeds)
 
     def drained(self) -> bool:
         """Whether each shard has ended and nothing of it is buffered."""
-        keys = [feed.lease_key for feed in self._feeds.values() if feed.ended]
-        return len(keys) == len(self._feeds) and not any(map(self._prefetcher.busy, keys)) and all(map(self._prefetcher.caught_up, keys))
+        feeds = self._feeds.values()
+        return all(feed.ended for feed in feeds) and self._idle(feeds) and all(self._prefetcher.caught_up(feed.lease_key) for feed in feeds)
 
     def raise_stuck(self) -> None:
         """Raise the error of a shard that has only failed for `retry_seconds`."""
@@ -155,6 +160,9 @@ class Feeds:
         feed = self._feeds.get(key)
         known = None if feed is None else feed.read_up_to
         return known[1] if known is not None and known[0] == offset.position else None
+
+    def _idle(self, feeds: Iterable[ShardFeed]) -> bool:
+        return not any(self._prefetcher.busy(feed.lease_key) for feed in feeds)
 
     def close(self) -> None:
         """Stop the threads."""

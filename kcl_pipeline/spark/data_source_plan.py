@@ -31,6 +31,9 @@ REFRESH_MILLIS: Final = 3600 * 1000
 SLACK_SECONDS: Final = 1.0
 """An empty plan waits this long, besides the time between two reads, for every shard to be asked once."""
 
+TURN_RECORDS: Final = 1_000
+"""A batch takes from the shards in turn, so that their records are about equally old."""
+
 
 @dataclass(frozen=True, slots=True)
 class Limit:
@@ -145,6 +148,8 @@ class StreamPlanner:
         idle = self.rules.retrieval.idle_time_between_reads_in_millis / 1000 + SLACK_SECONDS
         to_the_tip = self._feeds.tip_moment is not None
         chunks: list[Chunk] = []
+        while not self._feeds.begun() and self._clock.monotonic() - began < idle:
+            self._feeds.wait(idle)  # else the first batch would be one shard's, and its watermark make the others' records late
         while True:
             asked = self._feeds.asked_since(began)
             new = [self._hold(chunk, start, limited=not limit.everything) for chunk in self._take(limit)]
@@ -162,10 +167,12 @@ class StreamPlanner:
 
     def _take(self, limit: Limit) -> list[Chunk]:
         if limit.everything:
-            return self._feeds.take(NO_LIMIT, NO_LIMIT, None)
+            return self._feeds.take(NO_LIMIT, NO_LIMIT, {}, NO_LIMIT)
+        shards = self._feeds.keys
         per_shard = self._options.max_records_per_shard_per_trigger
-        left = None if per_shard is None else dict.fromkeys(self._feeds.keys, per_shard)
-        return self._feeds.take(limit.max_records, min(limit.max_bytes, self._options.max_bytes_per_trigger), left)
+        left = {} if per_shard is None else dict.fromkeys(shards, per_shard)
+        turn = max(min(limit.max_records // max(len(shards), 1), TURN_RECORDS), 1)
+        return self._feeds.take(limit.max_records, min(limit.max_bytes, self._options.max_bytes_per_trigger), left, turn)
 
     def _hold(self, chunk: Chunk, start: Offset, *, limited: bool) -> Chunk:
         """Keep the records for the tasks; in a batch without limit only as far as the budget goes, and from there on nothing of this shard."""
