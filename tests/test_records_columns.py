@@ -86,7 +86,7 @@ def test_times_as_they_are_written(seconds: float) -> None:
 
 
 def test_keys_that_look_like_structure() -> None:
-    same(body_of([record(i, b"x", key) for i, key in enumerate(["a", "},{", "}]", "]}", '{:,', "", "é€😀", ' ":'[:1])]))
+    same(body_of([record(i, b"x", key) for i, key in enumerate(["a", "},{", "}]", "]}", "{:,", "", "é€😀", " "])]))
 
 
 def test_no_time_at_all_and_empty_data() -> None:
