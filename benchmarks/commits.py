@@ -1,9 +1,12 @@
 """Many writer processes on one Delta table: batches per second and the time of a commit, each writer alone against combined commits.
 
+`log_growth`: how long a new reader takes to learn the numbers of 64 leases, and a lone writer to commit, as the log gets longer; `one_by_one_ms` is what the
+library takes to answer for as many numbers.
+
 Every writer writes a Parquet file of 100 rows and commits it with the numbers of two leases of its own, for as long as a cell lasts. At the end the log
 is read: every file that a writer was told landed must be there, and none twice.
 
-    python -m benchmarks.commits [--seconds 12] [--writers 1 4 16 32] [--json]
+    python -m benchmarks.commits [--seconds 12] [--writers 1 4 16 32] [--versions 10 1000 3000] [--json]
 """
 
 from __future__ import annotations
@@ -15,10 +18,12 @@ import statistics
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+from deltalake import DeltaTable
 
 from kcl_pipeline.batch import Batch, CommitEntry, SinkNumbers
 from kcl_pipeline.spark.arrow_writer import ArrowBatchWriter
@@ -77,6 +82,38 @@ def run_cell(uri: str, writers: int, combine: bool, seconds: float) -> dict[str,
     }
 
 
+def log_growth(uri: str, versions: Sequence[int], leases: int = 64) -> dict[str, dict[str, float]]:
+    """Milliseconds at some lengths of the log, each a median over the 25 versions from there on."""
+    sink = DeltaCommitter(DeltaSink(uri), "bench")
+    sink.ensure_table(SCHEMA)
+    writer = ArrowBatchWriter(None, uri)
+    rows = pa.table({"id": pa.array(range(100), pa.int64()), "data": pa.array([bytes(100)] * 100, pa.binary())}, schema=SCHEMA)
+    keys = [f"lease-{number}" for number in range(leases)]
+    results: dict[str, dict[str, list[float]]] = {}
+    number = None
+    for turn in range(1, max(versions) + 26):
+        entry = CommitEntry(keys[0], turn, SinkNumbers(number))
+        written = writer.write(Batch(f"g-{turn}", (), rows))
+        cell = next((start for start in versions if start <= turn < start + 25), None)
+        committed = _millis(sink.commit, written, [entry])
+        number = turn
+        if cell is not None:
+            reader = DeltaCommitter(DeltaSink(uri), "bench")
+            samples = results.setdefault(str(cell), {"numbers_ms": [], "commit_ms": [], "one_by_one_ms": []})
+            samples["numbers_ms"].append(_millis(reader.numbers, keys))
+            samples["commit_ms"].append(committed)
+            if turn % 8 == 0:
+                table = DeltaTable(uri)
+                samples["one_by_one_ms"].append(_millis(list, map(table.transaction_version, keys)))
+    return {cell: {name: round(statistics.median(values), 1) for name, values in samples.items()} for cell, samples in results.items()}
+
+
+def _millis(call: Callable[..., object], *arguments: object) -> float:
+    before = time.perf_counter()
+    call(*arguments)
+    return (time.perf_counter() - before) * 1000
+
+
 def read_log(table: Path) -> tuple[Counter[str], int]:
     """How often each file was added, and the most files of one commit."""
     added: Counter[str] = Counter()
@@ -93,6 +130,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=12.0)
     parser.add_argument("--writers", type=int, nargs="+", default=[1, 4, 16, 32])
+    parser.add_argument("--versions", type=int, nargs="*", default=[10, 1000, 3000])
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     results: dict[str, Any] = {"alone": {}, "combined": {}}
@@ -103,6 +141,10 @@ def main() -> None:
                 results[way][str(writers)] = cell
                 if not arguments.json:
                     print(f"{way:>8} {writers:>3} writers: " + ", ".join(f"{key} {value}" for key, value in cell.items()), flush=True)
+        if arguments.versions:
+            growth = results["log_growth"] = log_growth(f"{folder}/growth", arguments.versions)
+            if not arguments.json:
+                print("\n".join(f"log of {version:>5} versions: {cell}" for version, cell in growth.items()))
     results |= {key: sum(cell[key] for way in ("alone", "combined") for cell in results[way].values()) for key in ("missing", "repeated")}
     if arguments.json:
         print(json.dumps(results))
