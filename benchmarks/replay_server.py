@@ -2,9 +2,9 @@
 
 `python -m benchmarks.replay_server` listens on a free port of 127.0.0.1, prints `{"port": …}` as its first line, and ends with its standard input.
 The streams are `orders-1024` and `orders-100` (or those of `--sizes`), with `--shards` shards that never end. Every answer holds `--records` records,
-or as many as 10 MiB hold; only the digits that
-tell one answer from the next are written anew, so that sequence numbers rise. JSON and CBOR, by the request's content type. `GET /cpu` gives the seconds
-of processor time that the server has used. An iterator that is nothing but a record size gives answer 0 again and again, with nothing written anew.
+or as many as 10 MiB hold; only the digits that tell one answer from the next are written anew, so that sequence numbers rise. JSON and CBOR, by the
+request's content type; HTTP/1.1, and HTTP/2 in cleartext. `GET /cpu` gives the seconds of processor time that the server has used. An iterator that is
+nothing but a record size gives answer 0 again and again, with nothing written anew.
 """
 
 from __future__ import annotations
@@ -24,6 +24,9 @@ from typing import Any
 
 import cbor2
 import numpy as np
+
+from benchmarks.peers.tied import tied
+from benchmarks.replay_http2 import PREFACE, Http2Connection
 
 JSON = "application/x-amz-json-1.1"
 CBOR = "application/x-amz-cbor-1.1"
@@ -81,9 +84,8 @@ def prepared(size: int, records: int) -> dict[str, Prepared]:
     return {JSON: Prepared(json_body), CBOR: Prepared(cbor2.dumps({"Records": tagged} | tail))}
 
 
-def response(body: bytes, content_type: str) -> bytes:
-    head = f"HTTP/1.1 200 OK\r\nContent-Type: {content_type}\r\nContent-Length: {len(body)}\r\nx-amzn-RequestId: 0\r\n\r\n"
-    return head.encode() + body
+def head(length: int, content_type: str) -> bytes:
+    return f"HTTP/1.1 200 OK\r\nContent-Type: {content_type}\r\nContent-Length: {length}\r\nx-amzn-RequestId: 0\r\n\r\n".encode()
 
 
 class Replay(asyncio.Protocol):
@@ -94,6 +96,7 @@ class Replay(asyncio.Protocol):
         self.same = same
         self.shards = shards
         self.buffer = b""
+        self.http2: Http2Connection | None = None
         self.transport: asyncio.WriteTransport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -102,8 +105,17 @@ class Replay(asyncio.Protocol):
         self.transport = transport
 
     def data_received(self, data: bytes) -> None:
-        """Answer every request that is complete."""
+        """Answer every request that is complete; a connection that begins with HTTP/2's preface goes on in HTTP/2."""
+        if self.http2 is not None:
+            self.http2.data_received(data)
+            return
         self.buffer += data
+        if self.buffer.startswith(PREFACE):
+            self.http2 = Http2Connection(self.transport, self.answer)
+            self.http2.data_received(self.buffer)
+            return
+        if PREFACE.startswith(self.buffer):
+            return
         while (end := self.buffer.find(b"\r\n\r\n")) >= 0:
             lines = self.buffer[:end].decode("latin-1").split("\r\n")
             headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines[1:])}
@@ -111,20 +123,22 @@ class Replay(asyncio.Protocol):
             if len(self.buffer) < stop:
                 return
             body, self.buffer = self.buffer[end + 4 : stop], self.buffer[stop:]
-            self.transport.write(self.answer(lines[0], headers, body))
+            kind, answer = self.answer(lines[0].split(" ")[1], headers, body)
+            self.transport.write(head(len(answer), kind))
+            self.transport.write(answer)
 
-    def answer(self, request: str, headers: dict[str, str], body: bytes) -> bytes:
-        """The whole response, head and body."""
-        if request.startswith("GET /cpu"):
-            return response(json.dumps({"cpu_s": time.process_time()}).encode(), "application/json")
+    def answer(self, path: str, headers: dict[str, str], body: bytes) -> tuple[str, bytes]:
+        """Content type and body of the answer."""
+        if path == "/cpu":
+            return "application/json", json.dumps({"cpu_s": time.process_time()}).encode()
         kind = CBOR if headers.get("content-type", "").startswith(CBOR) else JSON
         params = cbor2.loads(body) if kind == CBOR else json.loads(body or b"{}")
         operation = headers.get("x-amz-target", ".GetRecords").rpartition(".")[2]
         if operation == "GetRecords":
             size, _, number = params["ShardIterator"].partition(NEXT.decode())
-            return response(self.answers[kind, size].answer(int(number)), kind) if number else self.same[kind, size]
+            return kind, self.answers[kind, size].answer(int(number)) if number else self.same[kind, size]
         answer = self.describe(operation, params)
-        return response(json.dumps(answer).encode() if kind == JSON else cbor2.dumps(answer), kind)
+        return kind, json.dumps(answer).encode() if kind == JSON else cbor2.dumps(answer)
 
     def describe(self, operation: str, params: dict[str, Any]) -> dict[str, Any]:
         """What consumers ask before they read."""
@@ -135,7 +149,7 @@ class Replay(asyncio.Protocol):
             return {"ShardIterator": f"{name.rpartition('-')[2]}{NEXT.decode()}{number:0{DIGITS}d}"}
         if operation == "ListShards":
             return {"Shards": self.shard_list()}
-        about = {"StreamName": name, "StreamARN": ARN + name, "StreamStatus": "ACTIVE", "RetentionPeriodHours": 24, "EnhancedMonitoring": []}
+        about: dict[str, Any] = {"StreamName": name, "StreamARN": ARN + name, "StreamStatus": "ACTIVE", "RetentionPeriodHours": 24, "EnhancedMonitoring": []}
         if operation == "DescribeStreamSummary":
             return {"StreamDescriptionSummary": about | {"OpenShardCount": self.shards, "StreamCreationTimestamp": ARRIVAL_MILLIS / 1000}}
         if operation == "DescribeStream":
@@ -162,7 +176,7 @@ def answer_records(size: int, records: int) -> int:
 
 async def serve(records: int, shards: int, sizes: tuple[int, ...] = SIZES) -> None:
     answers = {(kind, str(size)): body for size in sizes for kind, body in prepared(size, answer_records(size, records)).items()}
-    same = {(kind, size): response(body.answer(0), kind) for (kind, size), body in answers.items()}
+    same = {of: body.answer(0) for of, body in answers.items()}
     loop = asyncio.get_running_loop()
     server = await loop.create_server(lambda: Replay(answers, same, shards), "127.0.0.1", 0)
     print(json.dumps({"port": server.sockets[0].getsockname()[1]}), flush=True)
@@ -175,7 +189,7 @@ def replay_server(records: int, shards: int = 16, sizes: tuple[int, ...] = SIZES
     """The server in a process of its own; gives its address."""
     command = [sys.executable, "-m", "benchmarks.replay_server", "--records", str(records), "--shards", str(shards)]
     command += ["--sizes", *map(str, sizes)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+    with subprocess.Popen(tied(command), stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdin is not None
         assert process.stdout is not None
         try:

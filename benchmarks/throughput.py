@@ -2,10 +2,13 @@
 
 Every consumer is a program of its own (`benchmarks.peers`) that prints how many records it has taken; this one reads its lines and the processor time of its
 processes. The clock starts `--warm-up` seconds after the first record (a JIT has warmed up by then) and runs for `--seconds`. Consumers take turns, round by
-round, in both record sizes; the figures are medians of the rounds. `ours_driver` and `ours_short` are whole workers that commit exactly once into a Delta
-table, with their lease rows in the embedded AWS; the Java peers keep theirs there too. A peer that cannot be set up is null, and `reasons` says why.
+round, in both record sizes; the figures are medians of the rounds. `ours_driver`, `ours_executors` and `ours_short` are whole workers that commit exactly
+once into a Delta table, with their lease rows in the embedded AWS; the Java peers keep theirs there too. A peer that cannot be set up is null, and `reasons`
+says why. Whatever is started ends with this process, also when that is killed.
 
-    python -m benchmarks.throughput [--json] [--rounds 3] [--seconds 10] [--only ours_short java_kcl] [--folder KEPT]
+    python -m benchmarks.throughput [--json] [--rounds 2] [--seconds 5] [--warm-up 4] [--only ours_short java_kcl] [--folder KEPT]
+
+Both rounds take about ten minutes on two quiet cores; `--rounds 1 --seconds 3 --warm-up 2` is the short form.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,13 +34,18 @@ from typing import Any
 import psutil
 
 from benchmarks.peers.setup import NotAvailable, async_kinesis_command, java_kcl_command, kclpy_command
+from benchmarks.peers.tied import tied
 from benchmarks.replay_server import SIZES, replay_server
 from kcl_pipeline.local import EmbeddedAws
 
 ROOT = Path(__file__).parents[1]
-FIRST_RECORD_SECONDS = 240.0
-SHARDS = {1024: 16, 100: 32}
-"""A shard may be asked five times a second, so that these must be enough for a million records a second and more."""
+FIRST_RECORD_SECONDS = 120.0
+SILENCE_SECONDS = 60.0
+WITH_A_JVM = ("ours_driver", "ours_executors", "java_kcl", "kclpy")
+JIT_FACTOR = 2.5
+"""The warm-up of a consumer with a JVM is this much longer: compiled code is what is compared."""
+SHARDS = 24
+"""A shard may be asked five times a second for 10,000 records at most, so this is enough for 1.2 million records a second."""
 
 
 @dataclass(frozen=True)
@@ -69,15 +77,11 @@ def ours(way: str) -> Command:
     return lambda world: [sys.executable, "-m", "benchmarks.peers.ours", way, world.stream, str(world.folder)]
 
 
-def executors(_world: World) -> list[str]:
-    raise NotAvailable("fetching by executors is not built: batches are fetched by the driver")
-
-
 WAYS: dict[str, Command] = {
     "ours_reader": ours("reader"),
     "boto3": lambda world: [sys.executable, "-m", "benchmarks.peers.boto3_loop", world.stream],
     "ours_driver": ours("driver"),
-    "ours_executors": executors,
+    "ours_executors": ours("executors"),
     "ours_short": ours("short"),
     "async_kinesis": lambda world: async_kinesis_command(world.kept, world.stream, world.kinesis),
     "java_kcl": lambda world: java_kcl_command(world.kept, world.stream, world.kinesis, world.dynamodb),
@@ -114,20 +118,27 @@ def server_cpu(url: str) -> float:
 
 @contextmanager
 def running(command: list[str], environment: dict[str, str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A consumer in a session of its own; it and what it started are ended afterwards."""
+    """A consumer in a session of its own; it and what it started are ended afterwards, also what its parent has left behind."""
     with (
         log.open("wb") as errors,
-        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, env=environment, cwd=ROOT, start_new_session=True) as process,
+        subprocess.Popen(tied(command), stdout=subprocess.PIPE, stderr=errors, env=environment, cwd=ROOT, start_new_session=True) as process,
     ):
         try:
             yield process
         finally:
-            family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)] if process.poll() is None else []
-            for member in family:
-                try:
+            for member in session_members(process.pid):
+                with suppress(psutil.NoSuchProcess):
                     member.kill()
-                except psutil.NoSuchProcess:
-                    continue
+
+
+def session_members(session: int) -> list[psutil.Process]:
+    """The processes of a session, youngest last."""
+    members = []
+    for process in psutil.process_iter():
+        with suppress(ProcessLookupError):
+            if os.getsid(process.pid) == session:
+                members.append(process)
+    return members
 
 
 def observe(command: list[str], environment: dict[str, str], world: World, warm_up: float, seconds: float) -> Sample:
@@ -141,10 +152,10 @@ def observe(command: list[str], environment: dict[str, str], world: World, warm_
         while True:
             line = pool.submit(process.stdout.readline)
             try:
-                text = line.result(timeout=FIRST_RECORD_SECONDS)
+                text = line.result(timeout=SILENCE_SECONDS if first else FIRST_RECORD_SECONDS)
             except TimeoutError:
                 process.kill()
-                raise NotAvailable("it said nothing for minutes") from None
+                raise NotAvailable(f"it said nothing for {SILENCE_SECONDS if first else FIRST_RECORD_SECONDS:.0f} s: {last_line(log)}") from None
             now = time.perf_counter()
             if not text:
                 raise NotAvailable(f"it ended: {last_line(log)}")
@@ -171,10 +182,10 @@ def last_line(log: Path) -> str:
 
 def run_one(way: str, size: int, kept: Path, warm_up: float, seconds: float) -> Sample:
     """One consumer on servers of its own."""
-    with replay_server(10_000, SHARDS[size]) as url, EmbeddedAws() as aws, tempfile.TemporaryDirectory() as folder:
+    with replay_server(10_000, SHARDS) as url, EmbeddedAws() as aws, tempfile.TemporaryDirectory() as folder:
         world = World(f"orders-{size}", url, aws.endpoint_url, Path(folder), kept)
         environment = dict(os.environ) | aws.environment() | {"AWS_ENDPOINT_URL_KINESIS": url, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
-        return observe(WAYS[way](world), environment, world, warm_up, seconds)
+        return observe(WAYS[way](world), environment, world, warm_up * (JIT_FACTOR if way in WITH_A_JVM else 1), seconds)
 
 
 def figures(samples: list[Sample], size: int) -> dict[str, float]:
@@ -238,9 +249,9 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="one line of JSON")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=10.0)
-    parser.add_argument("--warm-up", type=float, default=8.0)
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--seconds", type=float, default=5.0)
+    parser.add_argument("--warm-up", type=float, default=4.0)
     parser.add_argument("--only", nargs="+", choices=list(WAYS))
     parser.add_argument("--folder", help="keeps the peers' libraries from one run to the next")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the consumers, which have sessions of their own, are ended too

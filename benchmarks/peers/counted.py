@@ -7,9 +7,11 @@ import sys
 import time
 from pathlib import Path
 
+from tied import tied  # (a program of its own, beside this one)
+
 
 def main(folder: Path, command: list[str]) -> None:
-    with subprocess.Popen(command, stdout=sys.stderr, stdin=subprocess.DEVNULL) as process:
+    with subprocess.Popen(tied(command), stdout=sys.stderr, stdin=subprocess.DEVNULL) as process:
         while process.poll() is None:
             time.sleep(0.5)
             texts = [file.read_text() for file in folder.iterdir()] if folder.exists() else []

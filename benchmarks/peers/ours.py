@@ -1,6 +1,7 @@
-"""Ours: `reader` takes Arrow chunks from the prefetcher; `driver` and `short` are whole workers that commit exactly once into a Delta table.
+"""Ours: `reader` takes Arrow chunks from the prefetcher; the others are whole workers that commit exactly once into a Delta table.
 
-`python -m benchmarks.peers.ours reader|driver|short STREAM FOLDER`. The endpoints are in the environment.
+`python -m benchmarks.peers.ours reader|short|driver|executors STREAM FOLDER`. The endpoints are in the environment. `short` has no transform; `driver` has
+a DataFrame function, and fetches itself; `executors` has the tasks of a cluster on this machine fetch and write.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import random
 import sys
 import threading
 import time
+from typing import Any
 
 from kcl_pipeline.aws import AwsClients, SessionOptions, open_kinesis
 from kcl_pipeline.clock import SystemClock
@@ -19,6 +21,8 @@ from kcl_pipeline.records.prefetch import Prefetcher
 from kcl_pipeline.records.reader import ShardReader
 from kcl_pipeline.sequence import TRIM_HORIZON
 from kcl_pipeline.spark.delta import DeltaSink
+
+CLUSTER = "local-cluster[2,1,1024]"
 
 
 def read(stream_name: str) -> None:
@@ -45,8 +49,9 @@ def read(stream_name: str) -> None:
 
 
 def work(way: str, stream_name: str, folder: str) -> None:
-    """A worker: leases, prepare, files, commit, checkpoint; `driver` runs a DataFrame function in Spark, `short` an Arrow function."""
+    """A worker: leases, prepare, files, commit, checkpoint."""
     taken = 0
+    settings: dict[str, Any] = {"assignment": {"lease_assignment_interval_millis": 1000}}
 
     def count(event: Event) -> None:
         nonlocal taken
@@ -59,6 +64,8 @@ def work(way: str, stream_name: str, folder: str) -> None:
         streams=[stream_name],
         sink=DeltaSink(f"{folder}/table"),
         transform=(lambda frame: frame) if way == "driver" else None,
+        settings_overrides=settings | ({"retrieval": {"fetch_on": "executors"}} if way == "executors" else {}),
+        spark_config={"spark.master": CLUSTER} if way == "executors" else {},
     )
     pipeline.build_worker("bench-1", events=count).run(threading.Event())
 

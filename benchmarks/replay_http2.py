@@ -1,0 +1,75 @@
+"""The replay server's HTTP/2 in cleartext, for clients that begin with the preface: the AWS SDK in kclpy's daemon asks Kinesis that way.
+
+The protocol is h2's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from h2.config import H2Configuration
+from h2.connection import H2Connection
+from h2.events import DataReceived, Event, RequestReceived, StreamEnded, StreamReset
+from h2.settings import SettingCodes, Settings
+
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+FRAME_BYTES = 16_384
+MAX_STREAMS = 256
+
+Answer = Callable[[str, dict[str, str], bytes], tuple[str, bytes]]
+"""Path, headers and body of a request to the content type and the body of its answer."""
+
+
+class Http2Connection:
+    """One connection. An answer is sent as far as the client's windows allow, the rest when they open."""
+
+    def __init__(self, transport: asyncio.WriteTransport, answer: Answer) -> None:
+        self.transport = transport
+        self.answer = answer
+        self.h2 = H2Connection(H2Configuration(client_side=False, header_encoding="utf-8"))
+        self.h2.local_settings = Settings(client=False, initial_values={SettingCodes.MAX_CONCURRENT_STREAMS: MAX_STREAMS})
+        self.requests: dict[int, tuple[dict[str, str], bytearray]] = {}
+        self.unsent: dict[int, memoryview] = {}
+        self.h2.initiate_connection()
+
+    def data_received(self, data: bytes) -> None:
+        """Take what came, send what can be sent."""
+        for event in self.h2.receive_data(data):
+            self.on(event)
+        for stream in list(self.unsent):
+            self.send(stream)
+        self.flush()
+
+    def on(self, event: Event) -> None:
+        """Collect a request; answer it when it is complete."""
+        if isinstance(event, RequestReceived):
+            self.requests[event.stream_id] = {str(name): str(value) for name, value in event.headers}, bytearray()
+        elif isinstance(event, DataReceived):
+            self.requests[event.stream_id][1].extend(event.data)
+            self.h2.acknowledge_received_data(event.flow_controlled_length, event.stream_id)
+        elif isinstance(event, StreamEnded):
+            headers, body = self.requests.pop(event.stream_id)
+            kind, answer = self.answer(headers[":path"], headers, bytes(body))
+            self.h2.send_headers(event.stream_id, [(":status", "200"), ("content-type", kind), ("x-amzn-requestid", "0")])
+            self.unsent[event.stream_id] = memoryview(answer)
+        elif isinstance(event, StreamReset):
+            self.requests.pop(event.stream_id, None)
+            self.unsent.pop(event.stream_id, None)
+
+    def send(self, stream: int) -> None:
+        """As much of an answer as the windows of its stream and of the connection allow."""
+        body = self.unsent[stream]
+        while body and (size := min(self.h2.local_flow_control_window(stream), self.h2.max_outbound_frame_size, FRAME_BYTES, len(body))) > 0:
+            self.h2.send_data(stream, bytes(body[:size]))
+            body = body[size:]
+        if body:
+            self.unsent[stream] = body
+            return
+        self.h2.end_stream(stream)
+        del self.unsent[stream]
+
+    def flush(self) -> None:
+        """Hand over what h2 has ready."""
+        if data := self.h2.data_to_send():
+            self.transport.write(data)
