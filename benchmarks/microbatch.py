@@ -3,9 +3,11 @@
 Batches of 0, 1,000 and 100,000 records go through the driver's way (DataFrame function, Spark's Parquet writer) and the short way (Arrow function,
 pyarrow), each with the exactly-once commit into a local Delta table, in turn with Spark's own `range(n).write.parquet`. Latency: records are put at a steady
 rate into the embedded AWS, a whole worker (short way) commits them, and each row's time is that from before its PutRecords call to its commit. Medians;
-milliseconds.
+milliseconds; the ratios are medians of the rounds' ratios, so that a busy minute hardly shows in them.
 
     python -m benchmarks.microbatch [--json] [--rounds 15] [--seconds 10]
+
+Two to three minutes on two quiet cores; `--rounds 5 --seconds 3` is the short form.
 """
 
 from __future__ import annotations
@@ -108,7 +110,17 @@ def batches(folder: Path, rounds: int) -> dict[str, Any]:
             if number >= WARM_UP_ROUNDS:  # the first rounds warm up
                 millis.setdefault((name, size), []).append((time.perf_counter() - began) * 1000)
     session.stop()
-    return {str(size): {name: round(statistics.median(millis[name, size]), 1) for name in ways} for size in SIZES}
+
+    def ratio(name: str, of: str) -> float:
+        """Median of the rounds' ratios: what slows a round slows both."""
+        return round(statistics.median(a / b for a, b in zip(millis[name, 1_000], millis[of, 1_000], strict=True)), 2)
+
+    return {
+        "batches": {str(size): {name: round(statistics.median(millis[name, size]), 1) for name in ways} for size in SIZES},
+        "overhead_ratio_vs_spark_write": ratio("driver_ms", "spark_write_ms"),
+        "overhead_ratio_vs_spark_empty_write": ratio("driver_ms", "spark_empty_write_ms"),
+        "short_ratio_vs_spark_write": ratio("short_ms", "spark_write_ms"),
+    }
 
 
 class Committed:
@@ -142,7 +154,7 @@ def put(aws: EmbeddedAws, rate: int, seconds: float, first: int) -> dict[int, fl
         numbers = range(first + call * each, first + (call + 1) * each)
         now = time.perf_counter()
         for part in range(0, each, 500):
-            entries = [{"Data": struct.pack(">Q", n) + bytes(RECORD_BYTES - 8), "PartitionKey": str(n)} for n in numbers[part : part + 500]]
+            entries: list[Any] = [{"Data": struct.pack(">Q", n) + bytes(RECORD_BYTES - 8), "PartitionKey": str(n)} for n in numbers[part : part + 500]]
             assert client.put_records(StreamName="orders", Records=entries)["FailedRecordCount"] == 0
         put_at.update(dict.fromkeys(numbers, now))
     return put_at
@@ -187,10 +199,7 @@ def run(rounds: int, seconds: float) -> dict[str, Any]:
         latencies = {str(rate): latency(folder, rate, seconds, {}) for rate in RATES}
         fan_out = {str(rate): latency(folder, rate, seconds, quick) for rate in RATES}
     return {
-        "batches": of,
-        "overhead_ratio_vs_spark_write": round(of["1000"]["driver_ms"] / of["1000"]["spark_write_ms"], 2),
-        "overhead_ratio_vs_spark_empty_write": round(of["1000"]["driver_ms"] / of["1000"]["spark_empty_write_ms"], 2),
-        "short_ratio_vs_spark_write": round(of["1000"]["short_ms"] / of["1000"]["spark_write_ms"], 2),
+        **of,
         "latency": latencies,
         "latency_fan_out_and_50_ms_batches": fan_out,
         "machine": {"cores": os.cpu_count(), "python": sys.version.split()[0], "load": round(os.getloadavg()[0], 1)},
