@@ -89,7 +89,7 @@ class Batches:
         if self.hold is not None:
             self.holding.set()
             self.hold.wait(60)
-            frame.sparkSession.range(1).count()  # fails when the query was stopped
+            raise RuntimeError("stopped in the middle of a batch")
 
     def data(self) -> list[bytes]:
         return [row[3] for batch_id in sorted(self.rows) for row in self.rows[batch_id]]
@@ -189,8 +189,12 @@ def test_a_batch_that_was_stopped_comes_again_with_the_same_rows(make: Callable[
     kinesis.put(*numbered(30))
     query = start(kinesis.stream(startingPosition="TRIM_HORIZON"), sink, tmp_path)
     assert sink.holding.wait(60)
-    threading.Timer(0.5, sink.hold.set).start()
-    query.stop()
+    stopping = threading.Thread(target=query.stop)
+    stopping.start()
+    stopping.join(2)
+    sink.hold.set()
+    stopping.join(60)
+    assert not query.isActive
     assert not (tmp_path / "commits" / "0").exists()
     kinesis.put(*numbered(10, 30))
     again = Batches()
@@ -215,7 +219,7 @@ def sink(frame, batch_id):
     if batch_id == 1:
         os.kill(os.getpid(), signal.SIGKILL)
 stream = spark.readStream.format("kinesis").options(**options).load()
-stream.writeStream.foreachBatch(sink).option("checkpointLocation", checkpoint).start().awaitTermination(90)
+stream.writeStream.foreachBatch(sink).option("checkpointLocation", checkpoint).start().awaitTermination(200)
 """
 
 
@@ -226,7 +230,7 @@ def test_a_batch_that_was_killed_comes_again_with_the_same_rows(make: Callable[[
     seen, checkpoint = tmp_path / "seen", tmp_path / "checkpoint"
     seen.mkdir()
     options = kinesis.options | {"maxRecordsPerTrigger": "12", "startingPosition": "TRIM_HORIZON"}
-    killed = subprocess.run([sys.executable, "-c", KILLED, json.dumps(options), str(checkpoint), str(seen)], check=False, timeout=120, capture_output=True)
+    killed = subprocess.run([sys.executable, "-c", KILLED, json.dumps(options), str(checkpoint), str(seen)], check=False, timeout=240, capture_output=True)
     assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()[-2000:]
     first, second = (json.loads((seen / name).read_text()) for name in ("0", "1"))
     kinesis.put(*numbered(10, 30))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Iterable, Mapping
 from typing import Final
@@ -51,7 +52,7 @@ class ShardFeed:
         try:
             chunk = self._read(asked, wall)
         except (Throttled, Unavailable) as error:
-            self.failure = error
+            self.failure, self.asked_at = error, asked
             self.failing_since = asked if self.failing_since is None else self.failing_since
             raise
         except KclError as error:
@@ -134,14 +135,13 @@ class Feeds:
         self._clock.sleep(min(self._prefetcher.step(), seconds))
 
     def asked_since(self, moment: float) -> bool:
-        """Whether each shard was asked at or after `moment` (monotonic seconds), or has ended, and what came can be taken."""
+        """Whether each shard was asked at or after `moment` (monotonic seconds) and has answered or refused, or has ended, and what came can be taken."""
         asked = all(feed.ended or (feed.asked_at is not None and feed.asked_at >= moment) for feed in self._feeds.values())
         return asked and self._idle(self._feeds.values())
 
     def begun(self) -> bool:
-        """Whether each shard has given an answer, or a refusal, since it is read, and what came can be taken."""
-        feeds = self._feeds.values()
-        return all(feed.ended or feed.asked_at is not None or feed.failure is not None for feed in feeds) and self._idle(feeds)
+        """As `asked_since`, since it is read at all."""
+        return self.asked_since(-math.inf)
 
     def drained(self) -> bool:
         """Whether each shard has ended and nothing of it is buffered."""

@@ -28,8 +28,8 @@ NO_LIMIT: Final = 2**62
 REFRESH_MILLIS: Final = 3600 * 1000
 """An idle query logs an offset this often, so that a shard without records is known to have had none when the query starts again."""
 
-SLACK_SECONDS: Final = 1.0
-"""An empty plan waits this long, besides the time between two reads, for every shard to be asked once."""
+SLACK_SECONDS: Final = 10.0
+"""A plan without records waits for every shard to be asked once, but no longer than this and the time between two reads: a shard may hang or back off."""
 
 TURN_RECORDS: Final = 1_000
 """A batch takes from the shards in turn, so that their records are about equally old."""
