@@ -25,7 +25,7 @@ import pyarrow as pa
 from kcl_pipeline.aws import AwsClients, SessionOptions
 from kcl_pipeline.batch import Batch, ShardRange
 from kcl_pipeline.clock import SystemClock
-from kcl_pipeline.config import ConsumerSettings
+from kcl_pipeline.config import ConsumerSettings, LeaseSettings
 from kcl_pipeline.leases.dynamodb import DynamoDbLeaseTable
 from kcl_pipeline.leases.held import HeldLeases
 from kcl_pipeline.leases.lease import Lease
@@ -97,7 +97,8 @@ class OneWorker:
 
 def measure(endpoint: str, leases: int, rounds: int, latency_millis: float) -> dict[str, Any]:
     """Batches per second of both ways in turns: their medians, the ratio of each round, and the most requests at once."""
-    settings = ConsumerSettings(application_name="prepares", streams=("s",))
+    patience = LeaseSettings(failover_time_millis=600_000)  # one waits while the other is measured
+    settings = ConsumerSettings(application_name="prepares", streams=("s",), lease=patience)
     network = Network()
     clients = AwsClients(settings, SessionOptions("us-east-1", None, endpoint, "k", "s"))
     network.around(clients.dynamodb)
