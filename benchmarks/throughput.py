@@ -39,7 +39,7 @@ from benchmarks.replay_server import SIZES, replay_server
 from kcl_pipeline.local import EmbeddedAws
 
 ROOT = Path(__file__).parents[1]
-FIRST_RECORD_SECONDS = 120.0
+FIRST_RECORD_SECONDS = 180.0
 SILENCE_SECONDS = 60.0
 WITH_A_JVM = ("ours_driver", "ours_executors", "java_kcl", "kclpy")
 JIT_FACTOR = 2.5
