@@ -9,10 +9,8 @@ The server listens where Spark's driver does, and answers only those who know th
 
 from __future__ import annotations
 
-import base64
 import hmac
 import json
-import pickle
 import secrets
 import socket
 import socketserver
@@ -21,12 +19,15 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final, Self
 
+from pydantic import TypeAdapter
+
 from kcl_pipeline.errors import SinkError
 from kcl_pipeline.records.ranges import FetchedShard
 
 CONNECT_SECONDS: Final = 10.0
 IDLE_SECONDS: Final = 600.0
 _MAX_LINE: Final = 1 << 20
+_FETCHED: Final = TypeAdapter(FetchedShard)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +68,7 @@ class PinServer:
         """What was pinned, by lease key; the job's tasks are refused from now on."""
         with self._lock:
             pinned = self._jobs.pop(job, {})
-        return tuple(_loads(pinned[key]) for key in sorted(pinned))
+        return tuple(_FETCHED.validate_json(pinned[key]) for key in sorted(pinned))
 
     def close(self) -> None:
         """Stop listening."""
@@ -114,7 +115,7 @@ class Pins:
         return pinned
 
     def _ask(self, lease_key: str, shard: FetchedShard | None) -> FetchedShard | None:
-        report = None if shard is None else base64.b64encode(pickle.dumps(shard)).decode()
+        report = None if shard is None else _FETCHED.dump_json(shard).decode()
         request = {"token": self._address.token, "job": self._job, "key": lease_key, "report": report}
         try:
             self._socket.sendall(json.dumps(request).encode() + b"\n")
@@ -123,7 +124,7 @@ class Pins:
             raise SinkError(f"a task has lost the driver: {error}") from error
         if "error" in answer:
             raise SinkError(f"the driver refuses the range of {lease_key}: {answer['error']}")
-        return None if answer["report"] is None else _loads(answer["report"])
+        return None if answer["report"] is None else _FETCHED.validate_json(answer["report"])
 
     def __enter__(self) -> Self:
         """Itself."""
@@ -151,8 +152,3 @@ class _Handler(socketserver.StreamRequestHandler):
                 self.wfile.write(json.dumps(self.server.pins.answer(json.loads(line))).encode() + b"\n")
         except (OSError, ValueError):
             return
-
-
-def _loads(report: str) -> FetchedShard:
-    found: FetchedShard = pickle.loads(base64.b64decode(report))  # noqa: S301 (from a task that knows the token; Spark takes its tasks' results in the same form)
-    return found
