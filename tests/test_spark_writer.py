@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -22,7 +23,7 @@ from kcl_pipeline.records.kinesis import RECORD_SCHEMA
 from kcl_pipeline.spark.arrow_writer import ArrowBatchWriter
 from kcl_pipeline.spark.delta import DeltaCommitter, DeltaSink
 from kcl_pipeline.spark.session import build_session, session_settings
-from kcl_pipeline.spark.writer import SparkBatchWriter
+from kcl_pipeline.spark.writer import SparkBatchWriter, classified
 
 NOW = dt.datetime(2026, 5, 4, 3, 2, 1, 123456, tzinfo=dt.UTC)
 
@@ -211,6 +212,49 @@ def test_what_cannot_be_written_is_the_sinks_fault(spark, tmp_path: Path) -> Non
     remote._write_local = remote._write_remote  # type: ignore[method-assign]
     with pytest.raises(SinkError, match="could not write"):
         remote.write(batch(b"1"))
+
+
+class JavaError(Exception):
+    """As pyspark gives it: an exception with its Java one, which has a class, a message and a cause."""
+
+    def __init__(self, *chain: tuple[str, str]) -> None:
+        super().__init__(chain[0][1])
+        self.java_exception = _throwable(chain)
+
+
+def _throwable(chain):
+    (name, text), *causes = chain
+    getters = {
+        "getClass": lambda: SimpleNamespace(getName=lambda: name),
+        "getMessage": lambda: text,
+        "getCause": lambda: _throwable(causes) if causes else None,
+    }
+    return SimpleNamespace(**getters)
+
+
+ABORTED = (
+    "Job aborted due to stage failure: Task 0 in stage 3.0 failed 4 times, most recent failure: Lost task 0.3 in stage 3.0 (TID 8) (10.0.0.7 executor 1): "
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        (ABORTED + "ExecutorLostFailure (executor 1 exited unrelated to the running tasks) Reason: Command exited with code 137", SinkError),
+        (ABORTED + "ExecutorLostFailure (executor 1 exited) Reason: Executor heartbeat timed out after 143023 ms", SinkError),
+        (
+            "Job aborted due to stage failure: ResultStage 4 has failed the maximum allowable number of times: 4. Most recent failure reason: FetchFailed",
+            SinkError,
+        ),
+        ("Job 7 cancelled because SparkContext was shut down", SinkError),
+        ("Job aborted due to stage failure: Master removed our application: KILLED", SinkError),
+        (ABORTED + "org.apache.spark.SparkException: Python worker failed to connect back.", SinkError),
+        (ABORTED + "org.apache.spark.api.python.PythonException: Traceback (most recent call last):\nValueError: ExecutorLostFailure", TransformFailed),
+        (ABORTED + "java.lang.ArithmeticException: divide by zero", TransformFailed),
+    ],
+)
+def test_good_records_are_not_blamed_for_machines_that_are_lost(text: str, kind: type[Exception]) -> None:
+    assert type(classified(JavaError(("org.apache.spark.SparkException", text)), 3)) is kind
 
 
 def test_arrow_functions_fail_in_the_same_words(tmp_path: Path) -> None:

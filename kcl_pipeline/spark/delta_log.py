@@ -125,7 +125,7 @@ class DeltaLog:
         """The number of an application transaction at `version`, or as far as `peek` has read."""
         if application_id not in self._numbers and self._numbers_read is None:
             found = read_transactions(self.storage, self.version)
-            self._numbers, self._numbers_read = (found or {}) | self._numbers, found is not None
+            self._numbers, self._numbers_read = {**(found or {}), **self._numbers}, found is not None
         if application_id not in self._numbers:
             if self._numbers_read:
                 return None

@@ -149,7 +149,7 @@ class FrameRangeJobs:
         try:
             task = _FrameTask(self._source, groups, self._pins.address, job)
             frame = self._session.range(0, len(groups), 1, len(groups)).mapInArrow(task, from_arrow_schema(RECORD_SCHEMA))
-            written = self._writer.write_frame(frame, batch_id, sum(fetch.max_records for fetch in fetches), None)
+            written = self._writer.write_frame(frame, batch_id, None, None)
         except TransformFailed as error:
             return RangesWritten(self._pins.end(job), None, str(error))
         finally:

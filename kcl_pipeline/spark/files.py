@@ -69,7 +69,7 @@ def split_by(table: pa.Table, partition_by: Sequence[str]) -> Iterator[tuple[dic
 
 
 def parquet_bytes(table: pa.Table) -> pa.Buffer:
-    """The table as a Parquet file. No dictionary for binary columns, which repeat rarely, nor for sequence numbers, which never do: looking for it costs more."""
+    """The table as a Parquet file. No dictionary for binary columns, which repeat rarely, nor for sequence numbers, which never do: looking costs more."""
     repeating = [field.name for field in table.schema if not pa.types.is_binary(field.type) and field.name != "sequence_number"]
     sink = pa.BufferOutputStream()
     pq.write_table(table, sink, compression="snappy", use_dictionary=repeating, coerce_timestamps="us", store_schema=False)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -35,7 +36,12 @@ _BYTES_OF_A_TASK: Final = 8 * 1024 * 1024
 _BYTES_WORTH_A_FILE: Final = 4 * 1024 * 1024  # below it, planning to read a file takes longer than `createDataFrame`
 _ZERO: Final[dict[pa.DataType, Any]] = {pa.string(): "", pa.binary(): b"", pa.int64(): 0, pa.timestamp("us", tz="UTC"): 0}
 _FILES_WRITTEN: Final = "path string, size long, rows long, partition_values string"
+_CRASHED: Final = "a Python worker of Spark crashed in it"
 _WRITING_FAILED: Final = ("org.apache.hadoop.", "java.io.", "java.nio.file.", "java.net.", "java.lang.OutOfMemoryError")
+_NOT_BY_RECORDS: Final = re.compile(  # how Spark says that a job died of its machines
+    r"ExecutorLostFailure|Executor heartbeat timed out|FetchFailed|TaskResultLost|TaskKilled|failed to connect back|[Jj]ob \S*\s?cancelled"
+    r"|SparkContext (was|has been) shut ?down|stopped SparkContext|removed our application|is closed"
+)
 _SINK_ERROR_IN_TASK: Final = f"{SinkError.__module__}.{SinkError.__name__}:"
 
 
@@ -70,8 +76,8 @@ class SparkBatchWriter:
         with batch_frame(self._session, batch.records, parts) as frame:
             return self.write_frame(frame, batch.batch_id, batch.records.num_rows, parts)
 
-    def write_frame(self, frame: DataFrame, batch_id: str, records: int, parts: int | None) -> Written:
-        """As `write`, of records that Spark has already; `records` is how many, for messages. `parts`: at most so many files; None: one per partition."""
+    def write_frame(self, frame: DataFrame, batch_id: str, records: int | None, parts: int | None) -> Written:
+        """As `write`, of records that Spark has already, and how many if that is known. `parts`: at most so many files; None: one per partition."""
         with_result = transformed(frame, self._transform, records)
         given = to_arrow_schema(with_result.schema, timezone="UTC")
         schema = _with_nullability(delta_schema(given), given)
@@ -177,7 +183,7 @@ def without_empty_chunks(records: pa.Table) -> pa.Table:
     return pa.Table.from_batches([batch for batch in records.to_batches() if batch.num_rows], records.schema)
 
 
-def transformed(frame: DataFrame, transform: SparkTransform | None, records: int) -> DataFrame:
+def transformed(frame: DataFrame, transform: SparkTransform | None, records: int | None) -> DataFrame:
     """What the user's function makes of the frame (nothing runs yet). Raises `TransformFailed` with its error, or when it does not return a DataFrame."""
     if transform is None:
         return frame
@@ -196,8 +202,11 @@ def _with_nullability(schema: pa.Schema, given: pa.Schema) -> pa.Schema:
     return pa.schema([field.with_nullable(given.field(field.name).nullable) for field in schema])
 
 
-def classified(error: Exception, records: int) -> KclError:
-    """The user's fault or the table's? Only what shows in the Java causes as input/output, or as a dead JVM, counts as the latter."""
+def classified(error: Exception, records: int | None) -> KclError:
+    """The user's fault or the table's? What shows in the Java causes as input/output, lost executors, or a dead JVM counts as the latter.
+
+    In doubt it is not the records' fault: a good record that is set aside is lost to the table, a batch that is tried again is not.
+    """
     line = spark_line(error)
     if _SINK_ERROR_IN_TASK in str(error):
         return SinkError(str(error).rpartition(_SINK_ERROR_IN_TASK)[2].strip().splitlines()[0])
@@ -205,9 +214,10 @@ def classified(error: Exception, records: int) -> KclError:
     gone = isinstance(error, ConnectionError) or (isinstance(error, Py4JError) and java is None)
     causes = [] if gone else _java_causes(java)
     crashed = any("Python worker exited unexpectedly" in text for _, text in causes)
-    if gone or (not crashed and any(name.startswith(_WRITING_FAILED) for name, _ in causes)):
+    lost = any(_NOT_BY_RECORDS.search(text.partition("\n")[0]) for name, text in causes if name.startswith("org.apache.spark."))
+    if gone or lost or (not crashed and any(name.startswith(_WRITING_FAILED) for name, _ in causes)):
         return SinkError(f"writing failed: {line}")
-    return TransformFailed(f"the transform failed on {records} records: {'a Python worker of Spark crashed in it' if crashed else line}")
+    return TransformFailed(f"the transform failed{'' if records is None else f' on {records} records'}: {_CRASHED if crashed else line}")
 
 
 def _java_causes(java: Any) -> list[tuple[str, str]]:
