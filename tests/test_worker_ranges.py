@@ -131,6 +131,20 @@ def test_everything_is_in_the_table_once_and_nothing_is_read_ahead():
     assert world.worker.figures.total(lag={}, positions={}).bytes == sum(batch.bytes for batch in batches) > 0
 
 
+def test_bytes_are_those_of_each_lease_and_not_a_share_of_the_batch():
+    world = World()
+    world.run()
+    counted: dict[str, int] = {}
+    world.worker.leases.record_bytes = lambda key, size: counted.__setitem__(key, counted.get(key, 0) + size)
+    low, high = sorted(world.kinesis.list_shards(StreamId("orders")), key=lambda shard: shard.hash_key_range.start)
+    for shard, size in ((low, 5000), (high, 10)):
+        start = str(shard.hash_key_range.start)
+        world.model.call("PutRecord", StreamName="orders", PartitionKey="k", ExplicitHashKey=start, Data=b"x" * size)
+    world.run()
+    assert counted == {low.shard_id: 5001, high.shard_id: 11}
+    assert len({batch.lease_keys for batch in world.of(BatchCommitted)}) == 1, "one batch of both"
+
+
 def test_an_idle_shard_is_asked_once_a_second_and_one_behind_at_once():
     world = World(shards=1, retrieval={"max_records": 5}, batch={"max_batch_records": 5})
     world.put(*numbered(1))
