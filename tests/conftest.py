@@ -6,6 +6,8 @@ Property tests draw the same cases in every run, so that a run tells about the c
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -21,6 +23,32 @@ if TYPE_CHECKING:
 settings.register_profile("same", derandomize=True, deadline=None)
 settings.register_profile("explore", deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
+
+
+SEEDS = pytest.StashKey[subprocess.Popen[str]]()
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """The two thousand seeds take both cores for minutes, and most other tests wait for something: they get what is left over, from the beginning on."""
+    if not session.config.option.collectonly and any("thousand_seeds" in getattr(item, "fixturenames", ()) for item in session.items):
+        command = ["nice", "-n", "19", sys.executable, "-m", "kcl_pipeline.testing.simulate", "--seeds", "0:2000", "--json"]
+        session.config.stash[SEEDS] = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Whatever ends the run ends the seeds."""
+    seeds = config.stash.get(SEEDS, None)
+    if seeds is not None and seeds.poll() is None:
+        seeds.terminate()
+        seeds.wait(30)
+
+
+@pytest.fixture(scope="session")
+def thousand_seeds(request: pytest.FixtureRequest) -> subprocess.CompletedProcess[str]:
+    """The two thousand seeds, run to their end."""
+    seeds = request.config.stash[SEEDS]
+    out, report = seeds.communicate(timeout=1_100)
+    return subprocess.CompletedProcess(seeds.args, seeds.returncode, out, report)
 
 
 @pytest.fixture(scope="session")

@@ -336,7 +336,7 @@ def a_lost_executors_range_is_read_again_with_the_same_rows(aws, spark, tmp_path
 
 def the_suite_passes_on_a_cluster():
     environment = os.environ | {"KCL_TEST_SPARK_MASTER": CLUSTER}
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__]
+    command = [sys.executable, "-m", "pytest", "-o", "addopts=", "-p", "no:cacheprovider", __file__]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, check=False, cwd=Path(__file__).parent.parent)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
     assert " passed" in done.stdout

@@ -15,7 +15,9 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
+from multiprocessing.connection import wait
+from threading import Thread
 from typing import Any, Final, TextIO
 
 from kcl_pipeline.clock import SystemClock
@@ -114,9 +116,16 @@ def run_seeds(seeds: Sequence[int], workers: int, progress: Callable[[Result], N
 
 
 def _results(chunks: Sequence[tuple[int, ...]], workers: int) -> Iterator[Result]:
-    pool = ProcessPoolExecutor(workers, mp_context=get_context("spawn")) if workers > 1 else None
+    pool = ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_end_with_parent) if workers > 1 else None
     with pool or nullcontext():
         yield from pool.map(run_chunk, chunks) if pool is not None else map(run_chunk, chunks)
+
+
+def _end_with_parent() -> None:
+    """A process of the pool would wait for ever for work of a parent that was killed."""
+    parent = parent_process()
+    if parent is not None:
+        Thread(target=lambda: (wait([parent.sentinel]), os._exit(1)), daemon=True).start()
 
 
 def shrink(seed: int, options: StormOptions | None = None, most_runs: int = SHRINK_RUNS) -> tuple[StormOptions, Outcome]:
