@@ -40,7 +40,7 @@ NO_RECORDS = pa.table({"shard_id": pa.array([], pa.string())})
 class World:
     """One worker's committer over `KEYS`; `trouble` maps a lease key to the errors that its next writes meet."""
 
-    def __init__(self, map_calls=serial_map):
+    def __init__(self, map_calls=serial_map, beside=None):
         self.clock = VirtualClock()
         self.table = InMemoryLeaseTable("app", clock=self.clock)
         for key in KEYS:
@@ -52,7 +52,7 @@ class World:
         self.asked: list[tuple[str, tuple[str, ...]]] = []
         self.sink = InMemorySink(self.rows, clock=self.clock, faults=lambda operation, keys: self.asked.append((operation, keys)))
         self.writer = MemoryBatchWriter(self.rows)
-        self.committer = Committer(self.leases, self.sink, self.writer, self.clock, self.events.append, "w", map=map_calls)
+        self.committer = Committer(self.leases, self.sink, self.writer, self.clock, self.events.append, "w", map=map_calls, beside=beside)
         self.consumers = {held.lease_key: ShardConsumer(held, StreamId("s")) for held in self.leases.discover()}
         for consumer in self.consumers.values():
             self.committer.resolve(consumer)
@@ -66,10 +66,16 @@ class World:
             if self.trouble.get(key):
                 raise self.trouble[key].pop(0)
 
-    def commit(self, through: int):
+    def batch(self, through: int) -> Batch:
         ranges = tuple(ShardRange(key, consumer.committed, Position(str(through))) for key, consumer in self.consumers.items())
-        batch = Batch(f"b{through}", ranges, NO_RECORDS)
+        return Batch(f"b{through}", ranges, NO_RECORDS)
+
+    def commit(self, through: int):
+        batch = self.batch(through)
         return self.committer.commit(batch, self.consumers, self.writer.write(batch))
+
+    def pending(self) -> set[Position | None]:
+        return {self.table.get(key).pending_checkpoint for key in KEYS}
 
 
 @pytest.fixture(params=["serial", "threads"])
@@ -145,6 +151,60 @@ def test_an_error_is_raised_when_all_have_been_tried(world: World) -> None:
     before = list(world.writes)
     assert world.commit(5) is not None
     assert world.writes == [*before, KEYS[0]], "what is prepared for this range is not prepared again"
+
+
+@pytest.fixture
+def beside() -> Iterator[World]:
+    """A world whose table exists, and whose batches are prepared while they are written."""
+    with ThreadPoolExecutor(1) as thread:
+        world = World(beside=thread)
+        batch = world.batch(5)
+        with world.committer.preparing(batch, world.consumers):
+            time.sleep(0)
+        assert world.writes == [], "a fence would have no log to stand in"
+        assert world.committer.commit(batch, world.consumers, world.writer.write(batch)) is not None
+        world.writes.clear()
+        yield world
+
+
+def test_a_batch_is_prepared_while_it_is_written(beside: World) -> None:
+    batch = beside.batch(9)
+    with beside.committer.preparing(batch, beside.consumers):
+        deadline = time.monotonic() + DEADLINE_SECONDS
+        while beside.pending() != {Position("9")}:
+            assert time.monotonic() < deadline, "the rows are written although the files are not there yet"
+            time.sleep(0.001)
+        written = beside.writer.write(batch)
+    done = beside.committer.commit(batch, beside.consumers, written)
+    assert done is not None
+    assert done.lease_keys == KEYS
+    assert sorted(beside.writes) == sorted(KEYS), "one write for each row"
+    assert {beside.rows.numbers(key).data for key in KEYS} == {beside.table.get(key).counter for key in KEYS}
+
+
+def test_a_batch_that_was_prepared_and_never_written_is_settled_and_read_again(beside: World) -> None:
+    batch = beside.batch(9)
+    with pytest.raises(SinkError, match="disk"), beside.committer.preparing(batch, beside.consumers):
+        raise SinkError("the disk is full")
+    assert beside.pending() == {Position("9")}
+    for consumer in beside.consumers.values():
+        assert beside.committer.resolve(consumer) == Position("5")
+    assert {event.landed for event in beside.events if isinstance(event, PendingResolved)} == {False}
+    assert beside.commit(8) is not None
+    assert {consumer.committed for consumer in beside.consumers.values()} == {Position("8")}
+
+
+def test_a_lease_that_is_lost_while_its_batch_is_written_is_left_out_of_the_commit(beside: World) -> None:
+    batch = beside.batch(9)
+    taken = beside.table.view()
+    taken.assign(taken.get(KEYS[2]), "other")
+    beside.trouble = {KEYS[5]: [Throttled("slow down", operation="UpdateItem")]}
+    with beside.committer.preparing(batch, beside.consumers):
+        written = beside.writer.write(batch)
+    done = beside.committer.commit(batch, beside.consumers, written)
+    assert done is not None
+    assert set(done.lease_keys) == set(KEYS) - {KEYS[2]}
+    assert [event.lease_keys for event in beside.events if isinstance(event, BatchRefused)] == [(KEYS[2],)]
 
 
 def test_many_takeovers_read_the_tables_end_once(world: World) -> None:

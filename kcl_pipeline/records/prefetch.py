@@ -94,6 +94,7 @@ class Prefetcher:
         self._slots: dict[str, _Slot] = {}
         self._serial = 0
         self._bytes = 0
+        self._records = 0
         self._cost = 0
         self._fresh = False
         self._arrival: StopSignal | None = None
@@ -102,6 +103,11 @@ class Prefetcher:
     def buffered_bytes(self) -> int:
         """Payload bytes (`Chunk.bytes`) that `take` could give."""
         return self._bytes
+
+    def fills(self, max_records: int, max_bytes: int) -> bool:
+        """Whether `take` could reach one of these limits, or nothing more is fetched before something is taken: waiting would bring no more."""
+        with self._lock:
+            return self._records >= max_records or self._bytes >= max_bytes or self._cost >= self._settings.prefetch_max_bytes
 
     def add(self, reader: Reader) -> None:
         """Begin to read a shard; a reader that its lease had before is dropped with its buffer."""
@@ -241,6 +247,7 @@ class Prefetcher:
             self._serial += 1
             slot.buffer.append(_Buffered(self._serial, chunk, slot.last_cost, now))
             self._bytes += chunk.bytes
+            self._records += chunk.records.num_rows
             self._cost += slot.last_cost
             self._fresh = True
             if self._arrival is not None:
@@ -267,11 +274,13 @@ class Prefetcher:
     def _replace_head(self, slot: _Slot, rest: Chunk | None) -> None:
         head = slot.buffer.popleft()
         self._bytes -= head.chunk.bytes
+        self._records -= head.chunk.records.num_rows
         self._cost -= head.cost
         if rest is not None:
             # The whole table stays in memory until its last part is taken.
             slot.buffer.appendleft(_Buffered(head.serial, rest, head.cost, head.fetched))
             self._bytes += rest.bytes
+            self._records += rest.records.num_rows
             self._cost += head.cost
 
     def _drop(self, lease_key: str) -> Reader | None:
@@ -279,6 +288,7 @@ class Prefetcher:
         if slot is None:
             return None
         self._bytes -= sum(b.chunk.bytes for b in slot.buffer)
+        self._records -= sum(b.chunk.records.num_rows for b in slot.buffer)
         self._cost -= sum(b.cost for b in slot.buffer)
         slot.buffer.clear()
         return slot.reader

@@ -15,6 +15,7 @@ A taker that finds a pending checkpoint with number n asks the log: data = n mea
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Executor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -55,7 +56,8 @@ class _Prepare:
 class Committer:
     """Runs the protocol for the leases of one worker. Not thread-safe: only the processing thread uses it.
 
-    `map` makes the writes of a batch's lease rows, which know nothing of each other: on several threads where that is allowed.
+    `map` makes the writes of a batch's lease rows, which know nothing of each other: on several threads where that is allowed. `beside` is a thread on which
+    they are made while the batch is still being written; None: they follow.
     """
 
     def __init__(
@@ -68,6 +70,7 @@ class Committer:
         worker_id: str,
         *,
         map: MapCallable = serial_map,  # noqa: A002 (it stands for the builtin)
+        beside: Executor | None = None,
     ) -> None:
         self._leases = leases
         self._sink = sink
@@ -76,6 +79,7 @@ class Committer:
         self._events = events
         self._worker_id = worker_id
         self._map = map
+        self._beside = beside
         self._table_known = False
 
     def look_up(self, consumers: Iterable[ShardConsumer]) -> dict[str, SinkNumbers]:
@@ -116,6 +120,22 @@ class Committer:
         consumer.numbers = numbers
         consumer.committed = consumer.checkpointed = position
         return position
+
+    @contextmanager
+    def preparing(self, batch: Batch, consumers: dict[str, ShardConsumer]) -> Iterator[None]:
+        """Prepare the batch while its files are written within, if that may be: a prepare needs only where the ranges end.
+
+        What goes wrong with a prepare is met again, and dealt with, by `commit`. A batch whose files fail stays prepared, as after a crash in between:
+        `resolve` settles it. Not before the table exists, because a fence needs a log to stand in.
+        """
+        if self._beside is None or not self._table_known:
+            yield
+            return
+        done = self._beside.submit(self._prepare_all, batch, consumers)
+        try:
+            yield
+        finally:
+            wait([done])
 
     def commit(self, batch: Batch, consumers: dict[str, ShardConsumer], written: Written) -> Committed | None:
         """Prepare and commit; returns None when no lease of the batch is left.

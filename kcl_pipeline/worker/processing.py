@@ -81,9 +81,10 @@ class Processor:
         began = self._clock.monotonic()
         keys = [r.lease_key for r in batch.ranges]
         try:
-            sifted = self._sifted(supplied)
-            written_millis = (self._clock.monotonic() - began) * 1000
             consumers = {key: self._lifecycle.consumers[key] for key in keys}
+            with self._committer.preparing(batch, consumers):
+                sifted = self._sifted(supplied)
+            written_millis = (self._clock.monotonic() - began) * 1000
             done = self._committer.commit(sifted.batch, consumers, sifted.written)
         except SinkError as error:
             self._sink_failed(batch, error)

@@ -138,9 +138,10 @@ class BufferedSupply:
         return self._prefetcher.step()
 
     def next(self, batch_id: str, committed: Mapping[str, Position | None], *, waited: bool) -> Supplied | None:  # noqa: D102
-        if not waited and self._prefetcher.buffered_bytes < self._settings.max_batch_bytes:
+        limits = self._settings.max_batch_records, self._settings.max_batch_bytes
+        if not waited and not self._prefetcher.fills(*limits):
             return None
-        chunks = self._prefetcher.take(self._settings.max_batch_records, self._settings.max_batch_bytes)
+        chunks = self._prefetcher.take(*limits)
         if not chunks:
             return None
         batch = cut(batch_id, chunks, committed)

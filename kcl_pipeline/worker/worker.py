@@ -98,7 +98,10 @@ class Worker:
         self._retrieval = Retrieval(parts.settings, parts.kinesis, parts.fan_out, parts.clock, parts.events, parts.spawn)
         self._streams: dict[str | None, StreamId] = {}
         self.supply = self._make_supply()
-        self._committer = Committer(self.leases, parts.sink, self.supply.rewriter, parts.clock, parts.events, worker_id, map=self._commit_map)
+        self._beside = ThreadPoolExecutor(max_workers=1, thread_name_prefix="prepare") if parts.parallel else None
+        self._committer = Committer(
+            self.leases, parts.sink, self.supply.rewriter, parts.clock, parts.events, worker_id, map=self._commit_map, beside=self._beside
+        )
         self.lifecycle = Lifecycle(
             worker_id=worker_id,
             settings=parts.settings,
@@ -250,8 +253,9 @@ class Worker:
         # What a leader has given to this worker as long as it had a row, and it has not taken, would wait for its expiry
         self._guard("last discovery", self.leases.discover)
         self._guard("release", self.lifecycle.release_all)
-        for pool in (self._pool, self._commit_pool):
-            pool.shutdown(wait=False, cancel_futures=True)
+        for pool in (self._pool, self._commit_pool, self._beside):
+            if pool is not None:
+                pool.shutdown(wait=False, cancel_futures=True)
         if self._parts.range_jobs is not None:
             self._parts.range_jobs.close()
         self._events(WorkerStopped(self.worker_id, reason))
