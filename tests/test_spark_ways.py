@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -116,7 +117,7 @@ class Stage:
             writer=writer,
             sink=sink,
             clock=self.clock,
-            rng=__import__("random").Random(name),
+            rng=random.Random(name),
             events=self.events.append,
             leader=LeaderCycle(pipeline.settings, *self.tables, kinesis, self.clock, self.events.append, name),
             range_jobs=jobs,
