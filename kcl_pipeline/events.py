@@ -87,7 +87,9 @@ class ShardEnded(Event):
 
 @dataclass(frozen=True, slots=True)
 class BatchCommitted(Event):
-    """A batch is in the sink. `milliseconds` maps phase (prepare, write, commit, ...) to its time; `lag_millis` per lease."""
+    """A batch is in the sink. `milliseconds` maps phase to its time: job (of executors that fetch), write, prepare (what was left of it when the files
+    were written), commit, rewrite.
+    """
 
     worker_id: str
     batch_id: str
