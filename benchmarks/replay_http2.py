@@ -5,7 +5,6 @@ The protocol is h2's.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 
 from h2.config import H2Configuration
@@ -17,15 +16,15 @@ PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 FRAME_BYTES = 16_384
 MAX_STREAMS = 256
 
-Answer = Callable[[str, dict[str, str], bytes], tuple[str, bytes]]
+Answer = Callable[[str, dict[str, str], bytes], tuple[str, bytes | memoryview]]
 """Path, headers and body of a request to the content type and the body of its answer."""
 
 
 class Http2Connection:
     """One connection. An answer is sent as far as the client's windows allow, the rest when they open."""
 
-    def __init__(self, transport: asyncio.WriteTransport, answer: Answer) -> None:
-        self.transport = transport
+    def __init__(self, sendall: Callable[[bytes], object], answer: Answer) -> None:
+        self.sendall = sendall
         self.answer = answer
         self.h2 = H2Connection(H2Configuration(client_side=False, header_encoding="utf-8"))
         self.h2.local_settings = Settings(client=False, initial_values={SettingCodes.MAX_CONCURRENT_STREAMS: MAX_STREAMS})
@@ -52,7 +51,7 @@ class Http2Connection:
             headers, body = self.requests.pop(event.stream_id)
             kind, answer = self.answer(headers[":path"], headers, bytes(body))
             self.h2.send_headers(event.stream_id, [(":status", "200"), ("content-type", kind), ("x-amzn-requestid", "0")])
-            self.unsent[event.stream_id] = memoryview(answer)
+            self.unsent[event.stream_id] = memoryview(bytes(answer))
         elif isinstance(event, StreamReset):
             self.requests.pop(event.stream_id, None)
             self.unsent.pop(event.stream_id, None)
@@ -72,4 +71,4 @@ class Http2Connection:
     def flush(self) -> None:
         """Hand over what h2 has ready."""
         if data := self.h2.data_to_send():
-            self.transport.write(data)
+            self.sendall(data)

@@ -10,16 +10,18 @@ nothing but a record size gives answer 0 again and again, with nothing written a
 from __future__ import annotations
 
 import argparse
-import asyncio
 import base64
 import json
 import random
 import re
+import socket
+import socketserver
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import cbor2
@@ -62,16 +64,20 @@ class Prepared:
     """One answer's body in one form, of which any number of answers is made. `at` is where the answer's digits are."""
 
     def __init__(self, body: bytes) -> None:
-        self.body = np.frombuffer(body, np.uint8).copy()
+        self.body = body
         marks = [m.end() for m in re.finditer(re.escape(PREFIX.encode()) + rb"(?=0{%d})" % DIGITS, body)]
         self.at = np.array(marks)[:, None] + np.arange(DIGITS)
         self.next_at = body.rindex(NEXT) + len(NEXT) + np.arange(DIGITS)
+        self.local = threading.local()
 
-    def answer(self, number: int) -> bytes:
-        """The body of that answer, which names the next."""
-        self.body[self.at] = np.frombuffer(f"{number:0{DIGITS}d}".encode(), np.uint8)
-        self.body[self.next_at] = np.frombuffer(f"{number + 1:0{DIGITS}d}".encode(), np.uint8)
-        return self.body.tobytes()
+    def answer(self, number: int) -> memoryview:
+        """The body of that answer, which names the next. The memory is the calling thread's, until it asks for another answer."""
+        if not hasattr(self.local, "body"):
+            self.local.body = np.frombuffer(self.body, np.uint8).copy()
+        body = self.local.body
+        body[self.at] = np.frombuffer(f"{number:0{DIGITS}d}".encode(), np.uint8)
+        body[self.next_at] = np.frombuffer(f"{number + 1:0{DIGITS}d}".encode(), np.uint8)
+        return memoryview(body)
 
 
 def prepared(size: int, records: int) -> dict[str, Prepared]:
@@ -88,46 +94,48 @@ def head(length: int, content_type: str) -> bytes:
     return f"HTTP/1.1 200 OK\r\nContent-Type: {content_type}\r\nContent-Length: {length}\r\nx-amzn-RequestId: 0\r\n\r\n".encode()
 
 
-class Replay(asyncio.Protocol):
-    """One connection. Requests are small and come whole or in few pieces."""
+class Replay(socketserver.BaseRequestHandler):
+    """One connection, in a thread of its own: a body goes to the kernel from where it is, and nothing else is copied."""
 
-    def __init__(self, answers: dict[tuple[str, str], Prepared], same: dict[tuple[str, str], bytes], shards: int) -> None:
-        self.answers = answers
-        self.same = same
-        self.shards = shards
-        self.buffer = b""
-        self.http2: Http2Connection | None = None
-        self.transport: asyncio.WriteTransport
+    answers: dict[tuple[str, str], Prepared]
+    same: dict[tuple[str, str], bytes]
+    shards: int
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Remember where answers go."""
-        assert isinstance(transport, asyncio.WriteTransport)
-        self.transport = transport
+    def handle(self) -> None:
+        """Answer every request; a connection that begins with HTTP/2's preface goes on in HTTP/2."""
+        self.request.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        buffer = b""
+        with suppress(ConnectionError):
+            while data := self.request.recv(65_536):
+                buffer += data
+                if buffer.startswith(PREFACE):
+                    self.speak_http2(buffer)
+                    return
+                if not PREFACE.startswith(buffer):
+                    buffer = self.answer_all(buffer)
 
-    def data_received(self, data: bytes) -> None:
-        """Answer every request that is complete; a connection that begins with HTTP/2's preface goes on in HTTP/2."""
-        if self.http2 is not None:
-            self.http2.data_received(data)
-            return
-        self.buffer += data
-        if self.buffer.startswith(PREFACE):
-            self.http2 = Http2Connection(self.transport, self.answer)
-            self.http2.data_received(self.buffer)
-            return
-        if PREFACE.startswith(self.buffer):
-            return
-        while (end := self.buffer.find(b"\r\n\r\n")) >= 0:
-            lines = self.buffer[:end].decode("latin-1").split("\r\n")
+    def speak_http2(self, data: bytes) -> None:
+        """Until the client closes the connection."""
+        http2 = Http2Connection(self.request.sendall, self.answer)
+        while data:
+            http2.data_received(data)
+            data = self.request.recv(65_536)
+
+    def answer_all(self, buffer: bytes) -> bytes:
+        """Answer the requests that are complete; returns what is left."""
+        while (end := buffer.find(b"\r\n\r\n")) >= 0:
+            lines = buffer[:end].decode("latin-1").split("\r\n")
             headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines[1:])}
             stop = end + 4 + int(headers.get("content-length", 0))
-            if len(self.buffer) < stop:
-                return
-            body, self.buffer = self.buffer[end + 4 : stop], self.buffer[stop:]
+            if len(buffer) < stop:
+                return buffer
+            body, buffer = buffer[end + 4 : stop], buffer[stop:]
             kind, answer = self.answer(lines[0].split(" ")[1], headers, body)
-            self.transport.write(head(len(answer), kind))
-            self.transport.write(answer)
+            self.request.sendall(head(len(answer), kind))
+            self.request.sendall(answer)
+        return buffer
 
-    def answer(self, path: str, headers: dict[str, str], body: bytes) -> tuple[str, bytes]:
+    def answer(self, path: str, headers: dict[str, str], body: bytes) -> tuple[str, bytes | memoryview]:
         """Content type and body of the answer."""
         if path == "/cpu":
             return "application/json", json.dumps({"cpu_s": time.process_time()}).encode()
@@ -174,14 +182,22 @@ def answer_records(size: int, records: int) -> int:
     return min(records, MAX_ANSWER_BYTES // size)
 
 
-async def serve(records: int, shards: int, sizes: tuple[int, ...] = SIZES) -> None:
-    answers = {(kind, str(size)): body for size in sizes for kind, body in prepared(size, answer_records(size, records)).items()}
-    same = {of: body.answer(0) for of, body in answers.items()}
-    loop = asyncio.get_running_loop()
-    server = await loop.create_server(lambda: Replay(answers, same, shards), "127.0.0.1", 0)
-    print(json.dumps({"port": server.sockets[0].getsockname()[1]}), flush=True)
-    await loop.run_in_executor(None, sys.stdin.buffer.read)
-    server.close()
+class Server(socketserver.ThreadingTCPServer):
+    """Its threads end with the process."""
+
+    daemon_threads = True
+    request_queue_size = 128
+
+
+def serve(records: int, shards: int, sizes: tuple[int, ...] = SIZES) -> None:
+    Replay.answers = {(kind, str(size)): body for size in sizes for kind, body in prepared(size, answer_records(size, records)).items()}
+    Replay.same = {of: bytes(body.answer(0)) for of, body in Replay.answers.items()}
+    Replay.shards = shards
+    with Server(("127.0.0.1", 0), Replay) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        print(json.dumps({"port": server.server_address[1]}), flush=True)
+        sys.stdin.buffer.read()
+        server.shutdown()
 
 
 @contextmanager
@@ -204,4 +220,4 @@ if __name__ == "__main__":
     parser.add_argument("--shards", type=int, default=16)
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, help="of a record's data, bytes")
     options = parser.parse_args()
-    asyncio.run(serve(options.records, options.shards, tuple(options.sizes)))
+    serve(options.records, options.shards, tuple(options.sizes))

@@ -44,8 +44,8 @@ SILENCE_SECONDS = 60.0
 WITH_A_JVM = ("ours_driver", "ours_executors", "java_kcl", "kclpy")
 JIT_FACTOR = 2.5
 """The warm-up of a consumer with a JVM is this much longer: compiled code is what is compared."""
-SHARDS = 24
-"""A shard may be asked five times a second for 10,000 records at most, so this is enough for 1.2 million records a second."""
+SHARDS = 32
+"""A shard may be asked five times a second for 10,000 records at most, so this is enough for 1.6 million records a second."""
 
 
 @dataclass(frozen=True)

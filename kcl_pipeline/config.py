@@ -138,10 +138,13 @@ class RetrievalSettings(_Settings):
     kinesis_request_timeout_millis: int = Field(30_000, ge=100)
     body_format: Literal["auto", "json", "cbor"] = Field(
         "auto",
-        description="Of GetRecords answers. auto: CBOR for a stream whose records were above 8 KiB on average when last read, else JSON. Processor time of "
-        "JSON into Arrow over that of CBOR (benchmarks.decode --sizes): 0.26 at 100 B, 0.47 at 1 KiB, 0.98 at 6 KiB, 1.2 at 10 KiB, 1.5 at 100 KiB",
+        description="Of GetRecords answers. auto: CBOR for a stream whose last answer had half a megabyte or more, or records above 8 KiB on average, else "
+        "JSON; and JSON where CBOR is never answered. Processor time of JSON into Arrow over that of CBOR in full answers (benchmarks.decode --sizes): 1.4 at "
+        "100 B, 1.3 at 1 KiB, 1.2 at 10 KiB, 1.4 at 100 KiB",
     )
-    prefetch_max_bytes: int = Field(64 * 1024 * 1024, ge=1024 * 1024, description="Per worker, over all its shards")
+    prefetch_max_bytes: int = Field(
+        128 * 1024 * 1024, ge=1024 * 1024, description="Per worker, over all its shards; room for two batches, one of them being processed"
+    )
     fetch_threads: int = Field(4, ge=1, le=256)
     skip_kpl_deaggregation: bool = False
     fetch_on: Literal["auto", "driver", "executors"] = Field(

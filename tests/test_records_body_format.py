@@ -1,4 +1,4 @@
-"""In which form GetRecords is asked for: by the size of the stream's records, or as the settings say."""
+"""In which form GetRecords is asked for: by the size of the stream's answers and records, or as the settings say."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ from local_aws import ZERO, client
 
 from kcl_pipeline.clock import SystemClock
 from kcl_pipeline.config import RetrievalSettings, ShardSyncSettings
+from kcl_pipeline.errors import InvalidRequest, Unavailable
 from kcl_pipeline.local import EmbeddedAws
-from kcl_pipeline.records.boto import BotoKinesis
+from kcl_pipeline.local.faults import Fault, FaultRule
+from kcl_pipeline.records import decode
+from kcl_pipeline.records.boto import CBOR_TRIALS, BotoKinesis
 from kcl_pipeline.records.columns import MIN_BYTES
 from kcl_pipeline.shards import StreamId
 
@@ -20,10 +23,10 @@ class Asked:
     """What a client sent and got, by content type."""
 
     def __init__(self, aws: EmbeddedAws, body_format: str) -> None:
-        boto = client(aws)
+        made = client(aws)
         self.types: list[str] = []
-        self.kinesis = BotoKinesis(boto, RetrievalSettings(body_format=body_format), ShardSyncSettings(), SystemClock())
-        boto.meta.events.register("before-send.kinesis.GetRecords", self._note)
+        self.kinesis = BotoKinesis(made, RetrievalSettings(body_format=body_format), ShardSyncSettings(), SystemClock())
+        made.meta.events.register("before-send.kinesis.GetRecords", self._note)
 
     def _note(self, request: Any, **_: object) -> None:
         kind = request.headers["Content-Type"]
@@ -54,6 +57,52 @@ def test_auto_asks_for_cbor_once_the_records_are_known_to_be_large(aws: Embedded
         assert asked.types == kinds
 
 
+def fill(aws: EmbeddedAws, stream: str) -> None:
+    """More than half a megabyte of small records."""
+    aws.kinesis.create_stream(stream)
+    for _ in range(4):
+        aws.kinesis.put(stream, [(f"k{i}", bytes([i % 251]) * (900 + i)) for i in range(300)])
+
+
+def test_auto_asks_for_cbor_while_answers_are_long(aws: EmbeddedAws) -> None:
+    fill(aws, "long")
+    asked = Asked(aws, "auto")
+    assert asked.read("long") == asked.read("long")
+    assert asked.types == ["json", "cbor"]
+    asked.read("small")
+    asked.read("small")
+    assert asked.types == ["json", "cbor", "json", "json"], "each stream has its own"
+
+
+def test_auto_gives_up_cbor_where_it_is_never_answered() -> None:
+    def json_only(_service: str, operation: str, body: bytes) -> Fault | None:
+        return Fault("throttle", "SerializationException") if operation == "GetRecords" and not body.startswith(b"{") else None
+
+    with EmbeddedAws(faults=json_only) as aws:
+        fill(aws, "long")
+        asked = Asked(aws, "auto")
+        whole = asked.read("long")
+        for _ in range(CBOR_TRIALS):
+            with pytest.raises(InvalidRequest):
+                asked.read("long")
+        assert asked.read("long") == asked.read("long") == whole
+        assert asked.types == ["json", *["cbor"] * CBOR_TRIALS, "json", "json"]
+
+
+def test_auto_keeps_cbor_that_has_worked(aws: EmbeddedAws) -> None:
+    fill(aws, "long")
+    asked = Asked(aws, "auto")
+    asked.read("long")
+    whole = asked.read("long")
+    aws.fault_rules.replace([FaultRule(operation="GetRecords", kind="error500", count=CBOR_TRIALS)])
+    for _ in range(CBOR_TRIALS):
+        with pytest.raises(Unavailable):
+            asked.read("long")
+    asked.types.clear()
+    assert asked.read("long") == whole
+    assert asked.types == ["cbor"]
+
+
 @pytest.mark.parametrize("body_format", ["json", "cbor"])
 def test_a_setting_is_kept_to(aws: EmbeddedAws, body_format: str) -> None:
     asked = Asked(aws, body_format)
@@ -63,21 +112,22 @@ def test_a_setting_is_kept_to(aws: EmbeddedAws, body_format: str) -> None:
 
 
 def test_a_long_answer_is_read_without_a_parser_and_equal_in_both_forms(aws: EmbeddedAws, monkeypatch: pytest.MonkeyPatch) -> None:
-    aws.kinesis.create_stream("long")
-    for _ in range(4):
-        aws.kinesis.put("long", [(f"k{i}", bytes([i % 251]) * (900 + i)) for i in range(300)])
+    fill(aws, "long")
+    found: list[tuple[str, bool]] = []
+
+    def noted(name: str) -> Any:
+        real = getattr(decode, name)
+
+        def columns_of(body: bytes) -> Any:
+            columns = real(body)
+            found.append((name, columns is not None and len(body) > MIN_BYTES))
+            return columns
+
+        return columns_of
+
+    for name in ("columns_of", "cbor_columns_of"):
+        monkeypatch.setattr(decode, name, noted(name))
     as_cbor = Asked(aws, "cbor").read("long")
-    found: list[bool] = []
-    from kcl_pipeline.records import decode  # noqa: PLC0415 (only here)
-
-    real = decode.columns_of
-
-    def columns_of(body: bytes) -> Any:
-        columns = real(body)
-        found.append(columns is not None and len(body) > MIN_BYTES)
-        return columns
-
-    monkeypatch.setattr(decode, "columns_of", columns_of)
     assert Asked(aws, "json").read("long") == as_cbor
-    assert found == [True]
+    assert found == [("cbor_columns_of", True), ("columns_of", True)]
     assert len(as_cbor) == 1200

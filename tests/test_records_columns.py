@@ -1,4 +1,4 @@
-"""Reading a body by the places of its quotes gives what a JSON parser gives, or nothing."""
+"""Reading a body by the places of its colons, or of its quotes, gives what a JSON parser gives, or nothing."""
 
 from __future__ import annotations
 
@@ -138,6 +138,7 @@ def test_what_is_written_otherwise_is_left_to_the_parser(body: bytes) -> None:
         body_of([*R, record(3, b"x", SequenceNumber="")]),
         body_of(R).replace(b"key", b"k\xffy", 1),
         body_of(R).replace(b"key", b"k\x01y", 1),
+        body_of(R).replace(b"key", b'k"y', 1),
         body_of(R).replace(b":1760000001.123", b":NaN"),
         body_of(R).replace(b":1760000001.123", b":1,7"),
         body_of(R).replace(b'"MillisBehindLatest":7', b'"MillisBehindLatest":x'),

@@ -10,7 +10,6 @@ import random
 import sys
 import threading
 import time
-from typing import Any
 
 from kcl_pipeline.aws import AwsClients, SessionOptions, open_kinesis
 from kcl_pipeline.clock import SystemClock
@@ -51,7 +50,6 @@ def read(stream_name: str) -> None:
 def work(way: str, stream_name: str, folder: str) -> None:
     """A worker: leases, prepare, files, commit, checkpoint."""
     taken = 0
-    settings: dict[str, Any] = {"assignment": {"lease_assignment_interval_millis": 1000}}
 
     def count(event: Event) -> None:
         nonlocal taken
@@ -64,7 +62,7 @@ def work(way: str, stream_name: str, folder: str) -> None:
         streams=[stream_name],
         sink=DeltaSink(f"{folder}/table"),
         transform=(lambda frame: frame) if way == "driver" else None,
-        settings_overrides=settings | ({"retrieval": {"fetch_on": "executors"}} if way == "executors" else {}),
+        settings_overrides={"retrieval": {"fetch_on": "executors"}} if way == "executors" else {},
         spark_config={"spark.master": CLUSTER} if way == "executors" else {},
     )
     pipeline.build_worker("bench-1", events=count).run(threading.Event())

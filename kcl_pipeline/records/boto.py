@@ -20,8 +20,9 @@ from botocore.exceptions import HTTPClientError
 
 from kcl_pipeline.clock import Clock
 from kcl_pipeline.config import RetrievalSettings, ShardSyncSettings
-from kcl_pipeline.errors import SettingsError, Throttled, Unavailable
+from kcl_pipeline.errors import InvalidRequest, SettingsError, Throttled, Unavailable
 from kcl_pipeline.records.aws_errors import kinesis_errors
+from kcl_pipeline.records.columns import MIN_BYTES
 from kcl_pipeline.records.decode import CBOR_CONTENT_TYPE, decode_page
 from kcl_pipeline.records.kinesis import IteratorType, RecordsPage, ShardFilterType
 from kcl_pipeline.shards import HashKeyRange, Shard, StreamId
@@ -37,7 +38,10 @@ MAX_ATTEMPTS: Final = 5
 RETRY_SECONDS: Final = 0.5
 MAX_RETRY_SECONDS: Final = 10.0
 CBOR_RECORD_BYTES: Final = 8 * 1024
-"""Mean size above which CBOR is the faster form (`benchmarks.decode`)."""
+"""Mean size of a record above which CBOR is the faster form also of small answers (`benchmarks.decode`)."""
+
+CBOR_TRIALS: Final = 3
+"""So often in a row CBOR is asked for without ever getting it; then the service, or what stands in for it, is taken not to speak it."""
 
 _BODY: Final = "KclPipelineBody"
 _HTTP_ERROR: Final = 300
@@ -77,7 +81,9 @@ class BotoKinesis:
         self._clock = clock
         self._rng = rng
         self._body_format = body_format or (None if retrieval.body_format == "auto" else retrieval.body_format)
-        self._record_bytes: dict[str, float] = {}
+        self._faster: dict[str, BodyFormat] = {}
+        self._cbor_works = False
+        self._cbor_failures = 0
         receive_in_one_piece(client)
         client.meta.events.register("before-call.kinesis.GetRecords", _ask, unique_id="kcl-pipeline-ask")
         client.meta.events.register("before-parse.kinesis.GetRecords", _take_body, unique_id="kcl-pipeline-take-body")
@@ -137,21 +143,29 @@ class BotoKinesis:
         request: dict[str, Any] = {"ShardIterator": iterator, "Limit": limit}
         if stream.arn is not None:
             request["StreamARN"] = stream.arn
-        _OURS.body_format = self._body_format or self._faster_format(stream)
+        form = self._body_format or self._faster_format(stream)
+        _OURS.body_format = form
         try:
             with kinesis_errors("GetRecords", f"{shard_id} of {stream.name}"):
                 answer: Mapping[str, Any] = self._client.get_records(**request)
+            body, content_type = answer[_BODY]
+            with _DECODING:
+                page = decode_page(body, content_type, stream.name, shard_id)
+        except (Unavailable, InvalidRequest):
+            self._cbor_failures += form == "cbor"
+            raise
         finally:
             _OURS.body_format = None
-        body, content_type = answer[_BODY]
-        with _DECODING:
-            page = decode_page(body, content_type, stream.name, shard_id)
+        self._cbor_works = self._cbor_works or form == "cbor"
         if page.records.num_rows:
-            self._record_bytes[stream.serialized] = page.bytes / page.records.num_rows
+            large = page.bytes >= MIN_BYTES or page.bytes > CBOR_RECORD_BYTES * page.records.num_rows
+            self._faster[stream.serialized] = "cbor" if large else "json"
         return page
 
     def _faster_format(self, stream: StreamId) -> BodyFormat:
-        return "cbor" if self._record_bytes.get(stream.serialized, 0) > CBOR_RECORD_BYTES else "json"
+        if not self._cbor_works and self._cbor_failures >= CBOR_TRIALS:
+            return "json"
+        return self._faster.get(stream.serialized, "json")
 
     def _patiently(self, operation: str, about: str, call: Callable[[], _T], *, attempts: int = MAX_ATTEMPTS, throttle_seconds: float | None = None) -> _T:
         """Call until it works; the last error is raised. `throttle_seconds`: a fixed wait after throttling instead of a growing one."""

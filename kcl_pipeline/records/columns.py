@@ -1,7 +1,8 @@
-"""The records of a JSON body as columns, by arithmetic on the places of its quotes: no Python object per record.
+"""The records of a JSON body as columns, by arithmetic on the places of its colons: no Python object per record.
 
 It works where every record of the body is written as the first one is (the same keys in the same order, no white space, no escapes), which is how a
-service writes them; every byte between two values is compared. Anything else is left to a JSON parser.
+service writes them; every byte between two values is compared. Where values hold colons, its quotes are looked for, of which there are more. Anything
+else is left to a JSON parser.
 """
 
 from __future__ import annotations
@@ -25,16 +26,17 @@ PIECE_BYTES: Final = 1024 * 1024
 
 _START: Final = b'"Records":['
 _END: Final = b"}]"
-_MAX_BYTES: Final = 2**31 - 1
+MAX_BYTES: Final = 2**31 - 1
+_COLON: Final = ord(":")
 _QUOTE: Final = ord('"')
 _PAD: Final = ord("=")
 _ZERO_BITS: Final = ord("A")
 _BLANK: Final = ord(" ")
 _ASCII_END: Final = 128
-_WORD: Final = 8
-_NUMBER: Final = "ApproximateArrivalTimestamp"
-_REQUIRED: Final = frozenset({"SequenceNumber", "Data", "PartitionKey"})
-_KNOWN: Final = _REQUIRED | {_NUMBER, "EncryptionType"}
+MICROS_PER_SECOND: Final = 1_000_000
+ARRIVAL: Final = "ApproximateArrivalTimestamp"
+REQUIRED: Final = frozenset({"SequenceNumber", "Data", "PartitionKey"})
+KNOWN: Final = REQUIRED | {ARRIVAL, "EncryptionType"}
 
 Positions = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
@@ -42,13 +44,13 @@ Flags = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """Columns of equal length, and the body without its records. `arrival_seconds` and `encryption_types` are None where the records have none."""
+    """Columns of equal length, and the body without its records. `arrival_micros` and `encryption_types` are None where the records have none."""
 
     frame: bytes
     sequence_numbers: pa.StringArray
     partition_keys: pa.StringArray
     data: pa.BinaryArray
-    arrival_seconds: npt.NDArray[np.float64] | None
+    arrival_micros: npt.NDArray[np.int64] | None
     encryption_types: pa.StringArray | None
 
 
@@ -64,7 +66,7 @@ class _Field:
 
 def columns_of(body: bytes) -> Columns | None:
     """The columns; None where a JSON parser has to be asked, also about what is wrong with the body."""
-    if not MIN_BYTES <= len(body) <= _MAX_BYTES or b"\\" in body:
+    if not MIN_BYTES <= len(body) <= MAX_BYTES or b"\\" in body:
         return None
     start, end = body.find(_START) + len(_START), body.rfind(_END) + 1
     if start < len(_START) or end <= start:
@@ -74,84 +76,103 @@ def columns_of(body: bytes) -> Columns | None:
         fields = _fields(body, start, end, keys) if keys is not None else None
         if fields is None:
             return None
-        values = {f.name: _gather(body, f.starts, f.ends) for f in fields if f.name != "Data"}
+        values = {f.name: gather(body, f.starts, f.ends) for f in fields if f.name != "Data"}
         data = next(_decoded(body, f.starts, f.ends) for f in fields if f.name == "Data")
-        seconds = values[_NUMBER].cast(pa.string()).cast(pa.float64()).to_numpy() if _NUMBER in values else None
-        texts = {name: _text(value) for name, value in values.items() if name != _NUMBER}
+        micros = micros_of(values[ARRIVAL].cast(pa.string()).cast(pa.float64()).to_numpy()) if ARRIVAL in values else None
+        texts = {name: _text(value) for name, value in values.items() if name != ARRIVAL}
     except (msgspec.MsgspecError, pa.ArrowException, ValueError, IndexError):
         return None
     frame = body[:start] + body[end:]
-    return Columns(frame, texts["SequenceNumber"], texts["PartitionKey"], data, seconds, texts.get("EncryptionType"))
+    return Columns(frame, texts["SequenceNumber"], texts["PartitionKey"], data, micros, texts.get("EncryptionType"))
+
+
+def micros_of(seconds: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
+    """Times in microseconds. Raises `ValueError` for what is no number."""
+    if not np.isfinite(seconds).all():
+        raise ValueError("an arrival time is not a number")
+    return np.rint(seconds * MICROS_PER_SECOND).astype(np.int64)
 
 
 def _keys(record: bytes) -> tuple[str, ...] | None:
     """The keys of the first record in their order, if they are such as can be read by position."""
     fields: dict[str, Any] = msgspec.json.decode(record)
-    right = all(type(value) in ((int, float) if key == _NUMBER else (str,)) for key, value in fields.items())
-    return tuple(fields) if right and fields.keys() >= _REQUIRED and fields.keys() <= _KNOWN else None
+    right = all(type(value) in ((int, float) if key == ARRIVAL else (str,)) for key, value in fields.items())
+    return tuple(fields) if right and fields.keys() >= REQUIRED and fields.keys() <= KNOWN else None
 
 
 @lru_cache(maxsize=16)
 def _fixed(keys: tuple[str, ...]) -> tuple[bytes, ...]:
     """What is written before each value; before the first: from the end of the record before."""
-    quotes = [b"" if key == _NUMBER else b'"' for key in keys]
+    quotes = [b"" if key == ARRIVAL else b'"' for key in keys]
     between = [quotes[-1] + b"},{", *(quote + b"," for quote in quotes[:-1])]
     return tuple(b'%s"%s":%s' % (before, key.encode(), quote) for before, key, quote in zip(between, keys, quotes, strict=True))
 
 
 def _fields(body: bytes, start: int, end: int, keys: tuple[str, ...]) -> list[_Field] | None:
     """Where the values are; None unless everything around them is as in the first record."""
-    at = _quotes(body, start, end)
-    columns = sum(2 if key == _NUMBER else 4 for key in keys)
-    rows, rest = divmod(len(at), columns)
+    for starts_by in (_starts_by_colons, _starts_by_quotes):
+        starts = starts_by(body, start, end, keys)
+        if starts is None:
+            continue
+        fixed = _fixed(keys)
+        closing = fixed[0].partition(b",")[0]
+        ends = [after - len(text) for after, text in zip(starts[1:], fixed[1:], strict=True)]
+        ends.append(np.append(starts[0][1:] - len(fixed[0]), end - len(closing)))
+        fields = [_Field(*field) for field in zip(keys, fixed, starts, ends, strict=True)]
+        if _is_regular(body, start, end, fields):
+            return fields
+    return None
+
+
+def _starts_by_colons(body: bytes, start: int, end: int, keys: tuple[str, ...]) -> list[Positions] | None:
+    """Where each value of each record begins: one colon before each. None where their number tells that values hold some too."""
+    at = places(body, start, end, _COLON)
+    rows, rest = divmod(len(at), len(keys))
     if rest or rows == 0:
         return None
-    table = np.ascontiguousarray(at.reshape(rows, columns).T)
-    record_ends = np.append(table[0, 1:] - len(b"},{"), end - len(b"}"))
-    fields: list[_Field] = []
-    column = 0
-    for key, fixed in zip(keys, _fixed(keys), strict=True):
-        if key == _NUMBER:
-            starts = table[column + 1] + len(b'":')
-            column += 2
-            ends = table[column] - len(b",") if column < columns else record_ends
-        else:
-            starts, ends = table[column + 2] + 1, table[column + 3]
-            column += 4
-        fields.append(_Field(key, fixed, starts, ends))
-    return fields if _is_regular(body, start, end, fields) else None
+    table = np.ascontiguousarray(at.reshape(rows, len(keys)).T)
+    return [table[column] + (1 if key == ARRIVAL else 2) for column, key in enumerate(keys)]
+
+
+def _starts_by_quotes(body: bytes, start: int, end: int, keys: tuple[str, ...]) -> list[Positions] | None:
+    """The same by quotes: two around each key, and two around each value that is a text."""
+    at = places(body, start, end, _QUOTE)
+    columns = [2 if key == ARRIVAL else 4 for key in keys]
+    rows, rest = divmod(len(at), sum(columns))
+    if rest or rows == 0:
+        return None
+    table = np.ascontiguousarray(at.reshape(rows, sum(columns)).T)
+    firsts = [sum(columns[:column]) for column in range(len(keys))]
+    return [table[first + 1] + 2 if key == ARRIVAL else table[first + 2] + 1 for first, key in zip(firsts, keys, strict=True)]
 
 
 def _is_regular(body: bytes, start: int, end: int, fields: list[_Field]) -> bool:
     """Whether every byte that is no value is as expected."""
-    words = np.ndarray((len(body) - _WORD + 1,), "<u8", body, strides=(1,))
     first, last = fields[0], fields[-1]
     opening, closing = first.fixed.partition(b",")[2], first.fixed.partition(b",")[0]
     if body[start : first.starts[0]] != opening or body[last.ends[-1] : end] != closing:
         return False
+    if any((f.ends < f.starts).any() for f in fields):
+        return False
     befores = [last.ends[:-1], *(f.ends for f in fields[:-1])]
-    for number, (field, before) in enumerate(zip(fields, befores, strict=True)):
-        starts = field.starts[1:] if number == 0 else field.starts
-        size = len(field.fixed)
-        if not (starts - before == size).all() or not (field.ends >= field.starts).all():
+    for field, before in zip(fields, befores, strict=True):
+        texts = np.ndarray((len(body) - len(field.fixed) + 1,), f"V{len(field.fixed)}", body, strides=(1,))
+        if texts[before].tobytes() != field.fixed * len(before):
             return False
-        for offset in (*range(0, size - _WORD, _WORD), size - _WORD):
-            if not (words[before + offset] == np.uint64(int.from_bytes(field.fixed[offset : offset + _WORD], "little"))).all():
-                return False
     return True
 
 
-def _quotes(body: bytes, start: int, end: int) -> Positions:
-    """Where the quotes between `start` and `end` are. In pieces, because memory that is new to the process costs more than the search."""
+def places(body: bytes, start: int, end: int, byte: int) -> Positions:
+    """Where a byte is between `start` and `end`. In pieces, because memory that is new to the process costs more than the search."""
     text = np.frombuffer(body, np.uint8, end)
-    is_quote = np.empty(PIECE_BYTES, np.bool_)
+    is_there = np.empty(PIECE_BYTES, np.bool_)
     found = [
-        np.flatnonzero(np.equal(text[at : at + PIECE_BYTES], _QUOTE, out=is_quote[: min(PIECE_BYTES, end - at)])) + at for at in range(start, end, PIECE_BYTES)
+        np.flatnonzero(np.equal(text[at : at + PIECE_BYTES], byte, out=is_there[: min(PIECE_BYTES, end - at)])) + at for at in range(start, end, PIECE_BYTES)
     ]
     return np.concatenate(found)
 
 
-def _gather(source: bytes, starts: Positions, ends: Positions) -> pa.BinaryArray:
+def gather(source: bytes, starts: Positions, ends: Positions) -> pa.BinaryArray:
     """`source[start:end]` of every row."""
     rows = len(starts)
     offsets = np.empty(2 * rows, np.int32)
@@ -168,10 +189,16 @@ def _characters(values: pa.BinaryArray) -> npt.NDArray[np.uint8]:
 
 
 def _text(values: pa.BinaryArray) -> pa.StringArray:
-    """As text. Raises `ArrowException` where it is not UTF-8, `ValueError` for control characters, which JSON does not allow."""
+    """As text. Raises `ArrowException` where it is not UTF-8, `ValueError` for control characters and quotes, which JSON does not allow."""
     characters = _characters(values)
-    if len(characters) and characters.min() < _BLANK:
-        raise ValueError("a control character")
+    if len(characters) and (characters.min() < _BLANK or (characters == _QUOTE).any()):
+        raise ValueError("a control character or a quote")
+    return utf8(values)
+
+
+def utf8(values: pa.BinaryArray) -> pa.StringArray:
+    """A new array as text. Raises `ArrowException` where it is not UTF-8."""
+    characters = _characters(values)
     if len(characters) and characters.max() < _ASCII_END:
         return pa.Array.from_buffers(pa.string(), len(values), values.buffers())
     return values.cast(pa.string())
@@ -198,7 +225,7 @@ def _decoded(body: bytes, starts: Positions, ends: Positions) -> pa.BinaryArray:
 
 
 def _decoded_piece(body: bytes, starts: Positions, ends: Positions, padded: Flags, twice: Flags) -> npt.NDArray[np.uint8]:
-    text = _characters(_gather(body, starts, ends)).copy()
+    text = _characters(gather(body, starts, ends))  # (new memory of our own, so it may be written to)
     text_ends = np.cumsum(ends - starts)
     text[text_ends[padded] - 1] = _ZERO_BITS
     text[text_ends[twice] - 2] = _ZERO_BITS
@@ -206,4 +233,4 @@ def _decoded_piece(body: bytes, starts: Positions, ends: Positions, padded: Flag
     if not padded.any():
         return np.frombuffer(raw, np.uint8)
     raw_ends = text_ends // 4 * 3
-    return _characters(_gather(raw, raw_ends - (ends - starts) // 4 * 3, raw_ends - padded - twice))
+    return _characters(gather(raw, raw_ends - (ends - starts) // 4 * 3, raw_ends - padded - twice))

@@ -1,8 +1,8 @@
 """GetRecords bodies into Arrow columns.
 
 JSON (what boto3 speaks) is read by the places of its quotes (`records.columns`), or, where that does not work, by msgspec: one small struct per record,
-which also undoes the base64 of `Data`. CBOR (what the service answers to a CBOR request,
-integer milliseconds as time) by cbor2. Fields that are not known are ignored; a body that is not a GetRecords answer raises `Unavailable`,
+which also undoes the base64 of `Data`. CBOR (what the service answers to a CBOR request, integer milliseconds as time) likewise by
+places (`records.cbor_columns`), or by cbor2. Fields that are not known are ignored; a body that is not a GetRecords answer raises `Unavailable`,
 because the same iterator may be asked again.
 """
 
@@ -19,14 +19,14 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from kcl_pipeline.errors import Unavailable
-from kcl_pipeline.records.columns import Columns, columns_of
+from kcl_pipeline.records.cbor_columns import cbor_columns_of
+from kcl_pipeline.records.columns import MICROS_PER_SECOND, Columns, columns_of, micros_of
 from kcl_pipeline.records.kinesis import RECORD_SCHEMA, RecordsPage
 from kcl_pipeline.shards import ChildShard, HashKeyRange
 
 JSON_CONTENT_TYPE: Final = "application/x-amz-json-1.1"
 CBOR_CONTENT_TYPE: Final = "application/x-amz-cbor-1.1"
 
-MICROS_PER_SECOND: Final = 1_000_000
 _EPOCH_TIME_TAG: Final = 1
 
 
@@ -69,7 +69,7 @@ def decode_page(body: bytes, content_type: str, stream: str, shard_id: str) -> R
     """One GetRecords body as a page; `stream` is the bare name. Raises `Unavailable` when the body is cut short or something else altogether."""
     try:
         if "cbor" in content_type.lower():
-            return _from_cbor(_load_cbor(body), stream, shard_id)
+            return _from_cbor(body, stream, shard_id)
         return _from_json(_JSON, body, stream, shard_id)
     except (msgspec.MsgspecError, cbor2.CBORDecodeError, pa.ArrowException, LookupError, TypeError, ValueError, OverflowError, AttributeError) as error:
         why = f"the GetRecords answer for {shard_id} of {stream} ({len(body)} bytes, {content_type or 'no content type'}) cannot be read: {error}"
@@ -97,14 +97,14 @@ def _from_json(decoder: msgspec.json.Decoder[_A], body: bytes, stream: str, shar
         sequence_numbers=[r.sequence_number for r in records],
         partition_keys=[r.partition_key for r in records],
         data=[r.data for r in records],
-        arrival_micros=_micros(np.fromiter((r.approximate_arrival_timestamp for r in records), np.float64, len(records))),
+        arrival_micros=micros_of(np.fromiter((r.approximate_arrival_timestamp for r in records), np.float64, len(records))),
         encryption_types=[r.encryption_type for r in records],
     )
     return _page(answer, table)
 
 
 def _table_of_columns(columns: Columns, stream: str, shard_id: str) -> pa.Table:
-    seconds, encryption = columns.arrival_seconds, columns.encryption_types
+    micros, encryption = columns.arrival_micros, columns.encryption_types
     rows = len(columns.data)
     return _table(
         stream,
@@ -112,7 +112,7 @@ def _table_of_columns(columns: Columns, stream: str, shard_id: str) -> pa.Table:
         columns.sequence_numbers,
         columns.partition_keys,
         columns.data,
-        np.zeros(rows, np.int64) if seconds is None else _micros(seconds),
+        np.zeros(rows, np.int64) if micros is None else micros,
         pa.nulls(rows, pa.string()) if encryption is None else encryption,
     )
 
@@ -195,21 +195,19 @@ def _value_bytes(array: pa.Array) -> int:
     return int(offsets[array.offset + len(array)]) - int(offsets[array.offset])
 
 
-def _micros(seconds: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
-    if not np.isfinite(seconds).all():
-        raise ValueError("an arrival time is not a number")
-    return np.rint(seconds * MICROS_PER_SECOND).astype(np.int64)
-
-
 def _load_cbor(body: bytes) -> Any:
     """Times come as tag 1 around integer milliseconds, which the library's own rule (seconds) would refuse: the tag is looked through."""
     return cbor2.loads(body, semantic_decoders={_EPOCH_TIME_TAG: lambda value, *_: value})
 
 
-def _from_cbor(answer: Any, stream: str, shard_id: str) -> RecordsPage:
+def _from_cbor(body: bytes, stream: str, shard_id: str) -> RecordsPage:
+    columns = cbor_columns_of(body)
+    answer = _load_cbor(body if columns is None else columns.frame)
     if not isinstance(answer, dict):
         raise TypeError("the body is not a map")
     records = answer["Records"]
+    if columns is not None and records == []:
+        return _page(_rest(answer), _table_of_columns(columns, stream, shard_id))
     data = [r["Data"] for r in records]
     if set(map(type, data)) - {bytes}:
         raise TypeError("a record's data is not a byte string")
@@ -223,7 +221,11 @@ def _from_cbor(answer: Any, stream: str, shard_id: str) -> RecordsPage:
         arrival_micros=micros,
         encryption_types=[r.get("EncryptionType") for r in records],
     )
-    return _page(msgspec.convert({**answer, "Records": []}, _Answer), table)
+    return _page(_rest(answer), table)
+
+
+def _rest(answer: dict[str, Any]) -> _Answer:
+    return msgspec.convert({**answer, "Records": []}, _Answer)
 
 
 def _cbor_micros(value: Any) -> int:

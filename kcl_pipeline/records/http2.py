@@ -139,10 +139,15 @@ class Http2Connections:
         except (OSError, ProtocolError) as error:
             connection.end(error)
             raise EndpointConnectionError(endpoint_url=url, error=error) from error
+        except asyncio.CancelledError:
+            connection.end(ConnectionAbortedError("closed"))
+            raise
         return connection
 
     async def _in_time(self, work: Awaitable[_T]) -> _T:
-        return await asyncio.wait_for(work, self._connect_timeout_seconds)
+        # Not `wait_for`: before Python 3.12 it forgets a cancellation that comes in the moment in which the work is done
+        async with asyncio.timeout(self._connect_timeout_seconds):
+            return await work
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -43,6 +43,10 @@ class Storage(Protocol):
 
     def write(self, path: str, data: bytes | memoryview) -> None:
         """Create or replace the object; a reader sees all of it or nothing."""
+        ...
+
+    def create(self, path: str) -> AbstractContextManager[pa.NativeFile]:
+        """A stream to write the object with; it exists once the block has ended without an error, and not before."""
         ...
 
     def exists(self, path: str) -> bool:
@@ -98,6 +102,19 @@ class LocalStorage:
         partial.write_bytes(data)
         partial.replace(target)
 
+    @contextmanager
+    def create(self, path: str) -> Iterator[pa.NativeFile]:  # noqa: D102
+        target = self.root / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        partial = target.with_name(f".{target.name}.partial")
+        try:
+            with pa.OSFile(str(partial), "wb") as stream:
+                yield stream
+            partial.replace(target)
+        except BaseException:
+            partial.unlink(missing_ok=True)
+            raise
+
     def exists(self, path: str) -> bool:  # noqa: D102
         return (self.root / path).is_file()
 
@@ -145,6 +162,13 @@ class ObjectStorage:
         store, root = self._store()
         with _os_errors(f"{self._uri}/{path}"), store.open_output_stream(f"{root}/{path}") as stream:
             stream.write(data)
+
+    @contextmanager
+    def create(self, path: str) -> Iterator[pa.NativeFile]:  # noqa: D102
+        # In memory first: a stream to the store that is closed by an error would leave a part of the object there.
+        stream = pa.BufferOutputStream()
+        yield stream
+        self.write(path, memoryview(stream.getvalue()))
 
     def exists(self, path: str) -> bool:  # noqa: D102
         store, root = self._store()
