@@ -75,12 +75,14 @@ class Lifecycle:
         """One step for every consumer that is due and not simply reading, until `stop` is set."""
         now = self._clock.monotonic()
         due = [c for c in self.consumers.values() if c.state not in (ConsumerState.READING, ConsumerState.ENDED) and c.due <= now]
+        blocked = [c for c in due if c.state is ConsumerState.BLOCKED]
+        parents = dict(zip((c.lease_key for c in blocked), self._map(self._look_at_parents, blocked), strict=True))
         seen = self._committer.look_up(c for c in due if c.state is not ConsumerState.ENDING)
         for consumer in due:
             if stop.is_set():
                 return
             try:
-                self._step(consumer, seen.get(consumer.lease_key))
+                self._step(consumer, parents.get(consumer.lease_key), seen.get(consumer.lease_key))
                 consumer.failures = 0
             except LeaseLost as error:
                 self._leases.drop(consumer.held, str(error))
@@ -91,8 +93,10 @@ class Lifecycle:
                     # What the service said of the children may have been wrong: ask again
                     self.restart(consumer)
 
-    def _step(self, consumer: ShardConsumer, seen: SinkNumbers | None) -> None:
-        if consumer.state is ConsumerState.BLOCKED and not self._parents_ended(consumer):
+    def _step(self, consumer: ShardConsumer, parents_ended: bool | AwsError | None, seen: SinkNumbers | None) -> None:
+        if isinstance(parents_ended, AwsError):
+            raise parents_ended
+        if consumer.state is ConsumerState.BLOCKED and not parents_ended:
             consumer.due = self._clock.monotonic() + self._settings.worker.parent_shard_poll_interval_millis / 1000
             return
         if consumer.state is ConsumerState.BLOCKED:
@@ -103,6 +107,13 @@ class Lifecycle:
             consumer.state = ConsumerState.READING
         elif consumer.state is ConsumerState.ENDING:
             self._end(consumer)
+
+    def _look_at_parents(self, consumer: ShardConsumer) -> bool | AwsError:
+        """Whether all have ended, or why that is not known: one shard's trouble must not hold up the others."""
+        try:
+            return self._parents_ended(consumer)
+        except AwsError as error:
+            return error
 
     def _parents_ended(self, consumer: ShardConsumer) -> bool:
         lease = consumer.held.lease
@@ -138,20 +149,22 @@ class Lifecycle:
 
     def hand_over(self) -> int:
         """Finish the handoffs that the leader has begun; returns how many leases left. The processing thread is between batches here."""
-        done = 0
-        for held in self._leases.handoffs():
-            key = held.lease.lease_key
-            self._supply.end(key)
-            consumer = self.consumers.pop(key, None)
-            try:
-                if consumer is not None and consumer.held is held:
-                    self._committer.flush(consumer)
-                done += self._leases.complete_handoff(held)
-            except LeaseLost as error:
-                self._leases.drop(held, str(error))
-            except AwsError as error:
-                self._events(AwsTrouble(f"handoff of {key}", str(error)))
-        return done
+        leaving = [(held, self.consumers.pop(held.lease.lease_key, None)) for held in self._leases.handoffs()]
+        for held, _ in leaving:
+            self._supply.end(held.lease.lease_key)
+        return sum(self._map(self._hand_over, leaving))
+
+    def _hand_over(self, leaving: tuple[Held, ShardConsumer | None]) -> bool:
+        held, consumer = leaving
+        try:
+            if consumer is not None and consumer.held is held:
+                self._committer.flush(consumer)
+            return self._leases.complete_handoff(held)
+        except LeaseLost as error:
+            self._leases.drop(held, str(error))
+        except AwsError as error:
+            self._events(AwsTrouble(f"handoff of {held.lease.lease_key}", str(error)))
+        return False
 
     def flush_idle(self, idle_seconds: float) -> None:
         """Write the checkpoints that have waited for a next batch for `idle_seconds` or longer."""
