@@ -8,7 +8,7 @@ says why. Whatever is started ends with this process, also when that is killed.
 
     python -m benchmarks.throughput [--json] [--rounds 2] [--seconds 5] [--warm-up 4] [--only ours_short java_kcl] [--folder KEPT]
 
-Both rounds take about ten minutes on two quiet cores; `--rounds 1 --seconds 3 --warm-up 2` is the short form.
+A round takes about twelve minutes on two quiet cores; `--rounds 1 --seconds 3 --warm-up 2` is the short form.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ from kcl_pipeline.local import EmbeddedAws
 from kcl_pipeline.spark.files import write_table
 from kcl_pipeline.spark.storage import Storage, open_storage
 
+BUCKET = "storage-of-parts"  # bucket names are global, and other tests have theirs in this process
 OPTIONS = {"AWS_ALLOW_HTTP": "true", "AWS_REGION": "us-east-1", "AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test"}
 
 
@@ -21,7 +22,7 @@ OPTIONS = {"AWS_ALLOW_HTTP": "true", "AWS_REGION": "us-east-1", "AWS_ACCESS_KEY_
 def bucket() -> Iterator[dict[str, str]]:
     keys = {"aws_access_key_id": "test", "aws_secret_access_key": "test", "region_name": "us-east-1"}
     with EmbeddedAws() as aws:
-        boto3.client("s3", endpoint_url=aws.endpoint_url, **keys).create_bucket(Bucket="lake")
+        boto3.client("s3", endpoint_url=aws.endpoint_url, **keys).create_bucket(Bucket=BUCKET)
         yield OPTIONS | {"AWS_ENDPOINT_URL": aws.endpoint_url}
 
 
@@ -29,7 +30,7 @@ def bucket() -> Iterator[dict[str, str]]:
 def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Storage:
     if request.param == "local":
         return open_storage(str(tmp_path / "table"))
-    return open_storage(f"s3://lake/{request.node.name}", request.getfixturevalue("bucket"))
+    return open_storage(f"s3://{BUCKET}/{request.node.name}", request.getfixturevalue("bucket"))
 
 
 def test_an_object_is_there_once_it_is_complete(storage: Storage) -> None:

@@ -1,6 +1,6 @@
 """GetRecords bodies into Arrow columns.
 
-JSON (what boto3 speaks) is read by the places of its quotes (`records.columns`), or, where that does not work, by msgspec: one small struct per record,
+JSON (what boto3 speaks) is read by the places of its colons (`records.columns`), or, where that does not work, by msgspec: one small struct per record,
 which also undoes the base64 of `Data`. CBOR (what the service answers to a CBOR request, integer milliseconds as time) likewise by
 places (`records.cbor_columns`), or by cbor2. Fields that are not known are ignored; a body that is not a GetRecords answer raises `Unavailable`,
 because the same iterator may be asked again.
