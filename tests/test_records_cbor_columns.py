@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import cbor2
+import page_twins
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kcl_pipeline.errors import Unavailable
-from kcl_pipeline.records import cbor_columns, columns, decode
+from kcl_pipeline.records import cbor_columns, columns
 from kcl_pipeline.records.cbor_columns import cbor_columns_of
 from kcl_pipeline.records.decode import CBOR_CONTENT_TYPE, decode_page
 from kcl_pipeline.records.kinesis import RecordsPage
@@ -71,18 +72,11 @@ def values(number: int, data: bytes, key: str = "key", order: tuple[str, ...] = 
 
 
 def by_parser(body: bytes) -> RecordsPage:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(decode, "cbor_columns_of", lambda _: None)
-        return decode_page(body, CBOR_CONTENT_TYPE, "orders", "shard-0")
+    return page_twins.by_parser(body, CBOR_CONTENT_TYPE, "cbor_columns_of")
 
 
 def same(body: bytes) -> None:
-    """Read without a parser, and as the parser does."""
-    assert cbor_columns_of(body) is not None
-    page, expected = decode_page(body, CBOR_CONTENT_TYPE, "orders", "shard-0"), by_parser(body)
-    page.records.validate(full=True)
-    assert page.records.equals(expected.records)
-    assert (page.next_iterator, page.millis_behind_latest, page.bytes) == (expected.next_iterator, expected.millis_behind_latest, expected.bytes)
+    page_twins.assert_read_alike(body, CBOR_CONTENT_TYPE, "cbor_columns_of")
 
 
 @given(
@@ -169,18 +163,5 @@ def test_a_body_that_was_cut_short_has_no_columns(style: Style) -> None:
 def test_a_body_that_was_changed_anywhere_is_read_as_the_parser_reads_it_or_refused(style: Style) -> None:
     rng = random.Random(7)
     sound = style.body([style.record(values(i, rng.randbytes(i * 9), f"key-{i}", FIELDS)) for i in range(6)])
-    read = 0
-    for _ in range(3000):
-        body = bytearray(sound)
-        for _ in range(rng.choice((1, 1, 2))):
-            at = rng.randrange(len(body))
-            body[at : at + rng.choice((0, 1, 1, 2))] = rng.choice((b"", b"\xff", b"\xa4", b"\xbf", b"\x58", b"\xc1\x1b", bytes([rng.randrange(256)])))
-        if cbor_columns_of(bytes(body)) is None:
-            continue
-        try:
-            page = decode_page(bytes(body), CBOR_CONTENT_TYPE, "orders", "shard-0")
-        except Unavailable:
-            continue
-        assert page.records.equals(by_parser(bytes(body)).records), bytes(body)
-        read += 1
-    assert read > 150
+    marks = (b"", b"\xff", b"\xa4", b"\xbf", b"\x58", b"\xc1\x1b")
+    assert page_twins.changed_bodies_read_alike(sound, marks, 3000, CBOR_CONTENT_TYPE, "cbor_columns_of") > 150

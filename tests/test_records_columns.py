@@ -7,12 +7,13 @@ import json
 import random
 from typing import Any
 
+import page_twins
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kcl_pipeline.errors import Unavailable
-from kcl_pipeline.records import columns, decode
+from kcl_pipeline.records import columns
 from kcl_pipeline.records.columns import columns_of
 from kcl_pipeline.records.decode import JSON_CONTENT_TYPE, decode_event, decode_page
 from kcl_pipeline.records.kinesis import RecordsPage
@@ -46,23 +47,11 @@ def body_of(records: list[dict[str, Any]], *, first: bool = False, ascii_only: b
 
 
 def by_parser(body: bytes) -> RecordsPage:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(decode, "columns_of", lambda _: None)
-        return decode_page(body, JSON_CONTENT_TYPE, "orders", "shard-0")
+    return page_twins.by_parser(body, JSON_CONTENT_TYPE, "columns_of")
 
 
 def same(body: bytes) -> None:
-    """Read without a parser, and as the parser does."""
-    assert columns_of(body) is not None
-    page, expected = decode_page(body, JSON_CONTENT_TYPE, "orders", "shard-0"), by_parser(body)
-    page.records.validate(full=True)
-    assert page.records.equals(expected.records)
-    assert (page.next_iterator, page.millis_behind_latest, page.child_shards, page.bytes) == (
-        expected.next_iterator,
-        expected.millis_behind_latest,
-        expected.child_shards,
-        expected.bytes,
-    )
+    page_twins.assert_read_alike(body, JSON_CONTENT_TYPE, "columns_of")
 
 
 @given(
@@ -154,19 +143,5 @@ def test_what_is_wrong_is_refused(broken: bytes) -> None:
 def test_a_body_that_was_changed_anywhere_is_read_as_the_parser_reads_it_or_refused() -> None:
     rng = random.Random(7)
     sound = body_of([record(i, rng.randbytes(i), f"key-{i}", FIELDS) for i in range(6)])
-    read = 0
-    for _ in range(4000):
-        body = bytearray(sound)
-        for _ in range(rng.choice((1, 1, 2))):
-            at = rng.randrange(len(body))
-            body[at : at + rng.choice((0, 1, 1, 2))] = rng.choice((b"", b'"', b",", b"}", b"]", b":", b"=", b"{", bytes([rng.randrange(128)]), b'},{"'))
-        found = columns_of(bytes(body))
-        if found is None:
-            continue
-        try:
-            page = decode_page(bytes(body), JSON_CONTENT_TYPE, "orders", "shard-0")
-        except Unavailable:
-            continue
-        assert page.records.equals(by_parser(bytes(body)).records), bytes(body)
-        read += 1
-    assert read > 200
+    marks = (b"", b'"', b",", b"}", b"]", b":", b"=", b"{", b'},{"')
+    assert page_twins.changed_bodies_read_alike(sound, marks, 4000, JSON_CONTENT_TYPE, "columns_of") > 200

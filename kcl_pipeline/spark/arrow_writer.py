@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Final
 
 import pyarrow as pa
@@ -70,7 +70,9 @@ class ArrowBatchWriter:
             return write(0)
         # Kept from batch to batch: the memory that a thread's encoding needs goes with it, and taking it anew is a tenth of the time.
         self._pool = self._pool or ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="write")
-        return tuple(file for files in list(self._pool.map(write, range(parts))) for file in files)
+        written = [self._pool.submit(write, number) for number in range(parts)]
+        wait(written)  # also where one fails: nothing is written any more once this returns
+        return tuple(file for files in written for file in files.result())
 
 
 def apply_arrow_transform(transform: ArrowTransform | None, records: pa.Table) -> pa.Table:
