@@ -111,10 +111,12 @@ class Processes:
         raise StartFailed(f"{name} did not listen on 127.0.0.1:{port} within {seconds:.0f} s; see {self.folder / (name + '.log')}")
 
     def stop_all(self) -> None:
-        """Stop every child and what it started: SIGINT first, SIGKILL for what is left after its time."""
+        """Stop every child and what it started: SIGINT first, SIGKILL for what is left after its time. What a child that ended by itself left, too."""
         for _, child in reversed(self._children):
-            # The pid of a child that was waited for may be somebody else's by now.
-            family = _family(child.pid) if child.poll() is None else []
+            left = _left_in_session(child.pid) if child.poll() is not None else []
+            for process in left:
+                _send(process, signal.SIGTERM)
+            family = _family(child.pid) if child.poll() is None else left
             if child.poll() is None:
                 child.send_signal(signal.SIGINT if child.args[2:3] != ["dagster"] else signal.SIGTERM)  # type: ignore[index]
             _, alive = psutil.wait_procs(family, timeout=20)
@@ -133,6 +135,20 @@ def _family(pid: int) -> list[psutil.Process]:
         return [parent, *parent.children(recursive=True)]
     except psutil.NoSuchProcess:
         return []
+
+
+def _left_in_session(pid: int) -> list[psutil.Process]:
+    """The processes in the session of a child that has ended. None where its pid is somebody else's by now."""
+    left = []
+    for process in psutil.process_iter():
+        if process.pid == pid:
+            return []
+        try:
+            if os.getsid(process.pid) == pid:
+                left.append(process)
+        except (ProcessLookupError, PermissionError):
+            continue
+    return left
 
 
 def _send(process: psutil.Process, number: int) -> None:
