@@ -37,6 +37,7 @@ from benchmarks.peers.setup import NotAvailable, async_kinesis_command, java_kcl
 from benchmarks.peers.tied import tied
 from benchmarks.replay_server import SIZES, replay_server
 from kcl_pipeline.local import EmbeddedAws
+from kcl_pipeline.local.demo.processes import session_members
 
 ROOT = Path(__file__).parents[1]
 FIRST_RECORD_SECONDS = 180.0
@@ -129,16 +130,6 @@ def running(command: list[str], environment: dict[str, str], log: Path) -> Itera
             for member in session_members(process.pid):
                 with suppress(psutil.NoSuchProcess):
                     member.kill()
-
-
-def session_members(session: int) -> list[psutil.Process]:
-    """The processes of a session, youngest last."""
-    members = []
-    for process in psutil.process_iter():
-        with suppress(ProcessLookupError):
-            if os.getsid(process.pid) == session:
-                members.append(process)
-    return members
 
 
 def observe(command: list[str], environment: dict[str, str], world: World, warm_up: float, seconds: float) -> Sample:

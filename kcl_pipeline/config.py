@@ -143,7 +143,7 @@ class RetrievalSettings(_Settings):
         "100 B, 1.3 at 1 KiB, 1.2 at 10 KiB, 1.4 at 100 KiB",
     )
     prefetch_max_bytes: int = Field(
-        128 * 1024 * 1024, ge=1024 * 1024, description="Per worker, over all its shards; room for two batches, one of them being processed"
+        128 * 1024 * 1024, ge=1024 * 1024, description="Per worker, over all its shards; room for two full batches, so that reading goes on while one waits"
     )
     fetch_threads: int = Field(4, ge=1, le=256)
     skip_kpl_deaggregation: bool = False

@@ -20,7 +20,8 @@ from h2.events import DataReceived, ResponseReceived, StreamEnded
 
 from benchmarks.peers.tied import tied
 from benchmarks.replay_server import CBOR, JSON, replay_server
-from benchmarks.throughput import running, session_members
+from benchmarks.throughput import running
+from kcl_pipeline.local.demo.processes import session_members
 from kcl_pipeline.records.decode import decode_page
 
 DEADLINE_SECONDS = 60.0

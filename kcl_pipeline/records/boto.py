@@ -41,7 +41,7 @@ CBOR_RECORD_BYTES: Final = 8 * 1024
 """Mean size of a record above which CBOR is the faster form also of small answers (`benchmarks.decode`)."""
 
 CBOR_TRIALS: Final = 3
-"""So often in a row CBOR is asked for without ever getting it; then the service, or what stands in for it, is taken not to speak it."""
+"""So many times CBOR is asked for while it was never answered; then the service, or what stands in for it, is taken not to speak it."""
 
 _BODY: Final = "KclPipelineBody"
 _HTTP_ERROR: Final = 300

@@ -24,7 +24,7 @@ _BREAK: Final = b"\xff"
 _TIME_HEADS: Final = (b"\xc1\x1b", b"\x1b")
 """A number of eight bytes, with or without the tag of a time: milliseconds since 1970 are that large."""
 
-MAX_MILLIS: Final = np.uint64(2**63 // 1000)
+_MAX_MILLIS: Final = np.uint64(2**63 // 1000)
 
 _LENGTHS: Final = ((24, "u1"), (25, ">u2"), (26, ">u4"))
 """How a head says that its length follows, and in which form."""
@@ -157,6 +157,6 @@ def _numbers(body: bytes, kind: str) -> npt.NDArray[Any]:
 def _micros(body: bytes, at: Positions) -> Positions:
     """The milliseconds at each place in microseconds. Raises `ValueError` for such as no clock shows."""
     millis = _numbers(body, ">u8")[at]
-    if (millis > MAX_MILLIS).any():
+    if (millis > _MAX_MILLIS).any():
         raise ValueError("an arrival time out of range")
     return np.asarray(millis * 1000, np.int64)

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -113,12 +114,13 @@ class Processes:
     def stop_all(self) -> None:
         """Stop every child and what it started: SIGINT first, SIGKILL for what is left after its time. What a child that ended by itself left, too."""
         for _, child in reversed(self._children):
-            left = _left_in_session(child.pid) if child.poll() is not None else []
-            for process in left:
-                _send(process, signal.SIGTERM)
-            family = _family(child.pid) if child.poll() is None else left
             if child.poll() is None:
+                family = _family(child.pid)
                 child.send_signal(signal.SIGINT if child.args[2:3] != ["dagster"] else signal.SIGTERM)  # type: ignore[index]
+            else:
+                family = _left_by(child.pid)
+                for process in family:
+                    _send(process, signal.SIGTERM)
             _, alive = psutil.wait_procs(family, timeout=20)
             for process in alive:
                 _send(process, signal.SIGTERM)
@@ -137,18 +139,20 @@ def _family(pid: int) -> list[psutil.Process]:
         return []
 
 
-def _left_in_session(pid: int) -> list[psutil.Process]:
-    """The processes in the session of a child that has ended. None where its pid is somebody else's by now."""
-    left = []
+def _left_by(pid: int) -> list[psutil.Process]:
+    """What is left in the session of a child that has ended; nothing where its pid is somebody else's by now."""
+    left = session_members(pid)
+    return [] if any(process.pid == pid for process in left) else left
+
+
+def session_members(session: int) -> list[psutil.Process]:
+    """The processes of a session, youngest last."""
+    members = []
     for process in psutil.process_iter():
-        if process.pid == pid:
-            return []
-        try:
-            if os.getsid(process.pid) == pid:
-                left.append(process)
-        except (ProcessLookupError, PermissionError):
-            continue
-    return left
+        with suppress(ProcessLookupError):
+            if os.getsid(process.pid) == session:
+                members.append(process)
+    return members
 
 
 def _send(process: psutil.Process, number: int) -> None:
