@@ -58,6 +58,36 @@ def test_an_owner_not_yet_seen_renewing_has_the_discovery_interval_on_top():
     assert seen.at(30 + GRACE + 0.1, lease(2, "b")).expired == {"s"}
 
 
+def test_a_worker_that_stopped_while_it_was_given_a_lease_is_not_waited_for():
+    """Its row is gone, and it has not renewed since: it will not find the lease any more."""
+    seen = Seen()
+    seen.at(0, lease(1, None), row("a", 1), row("b", 1))
+    seen.at(1, lease(2, "a"), row("a", 1), row("b", 1))
+    assert seen.at(2, lease(2, "a"), row("b", 2)).expired == frozenset(), "it may be giving it back just now"
+    assert seen.at(5.5, lease(2, "a"), row("b", 5)).expired == {"s"}
+    assert seen.at(6, lease(3, "b"), row("b", 6)).expired == frozenset()
+
+
+def test_one_without_a_row_that_renews_or_never_had_one_keeps_its_time():
+    """A row may be deleted by hand, and workers of KCL 2 have none."""
+    seen = Seen()
+    seen.at(0, lease(1, "a"), row("a", 1))
+    seen.at(1, lease(2, "a"))
+    assert seen.at(10, lease(2, "a")).expired == frozenset()
+    assert seen.at(11.1, lease(2, "a")).expired == {"s"}
+    never = Seen()
+    never.at(0, lease(1, "a"))
+    assert never.at(GRACE, lease(1, "a")).expired == frozenset()
+
+
+def test_a_row_that_comes_back_is_a_worker_that_is_there():
+    seen = Seen()
+    seen.at(0, lease(1, "a"), row("a", 1))
+    seen.at(1, lease(1, "a"))
+    seen.at(2, lease(1, "a"), row("a", 2))
+    assert seen.at(10, lease(1, "a"), row("a", 9)).expired == frozenset()
+
+
 def test_a_pause_of_the_leader_is_not_silence_of_the_workers():
     seen = Seen()
     seen.at(0, lease(1))

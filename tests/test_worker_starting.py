@@ -119,7 +119,7 @@ def test_a_worker_that_stops_takes_nothing_more(aws, pipeline):
 
     worker = pipeline.build_worker("w-1", clients=clients, events=note)
     steps, advance = [], worker.lifecycle._step
-    worker.lifecycle._step = lambda consumer: (steps.append(consumer), advance(consumer))
+    worker.lifecycle._step = lambda consumer, *seen: (steps.append(consumer), advance(consumer, *seen))
     discoveries, discover = [], worker.leases.discover
 
     def counted():

@@ -6,6 +6,7 @@ No time written by another host is compared with anything: only whether it chang
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -62,6 +63,7 @@ class Liveness:
         self._failover = settings.lease.failover_time_millis / 1000
         # A new owner finds its lease by discovery, and its first write is the renewal after that.
         self._grace = self._failover + settings.lease_discovery_interval_millis / 1000
+        self._renewal = settings.lease.renewal_interval_millis / 1000
         self._handoff = self._failover + settings.lease.graceful_lease_handoff_timeout_millis / 1000
         self._period = max(settings.worker.worker_metrics_reporter_freq_in_millis / 1000, _SHORTEST_PERIOD_SECONDS)
         self.settling_seconds = max(self._grace, _FRESH_PERIODS * self._period)
@@ -69,6 +71,8 @@ class Liveness:
         self._leases: dict[str, _LeaseMemory] = {}
         self._workers: dict[str, _WorkerMemory] = {}
         self._distrust: dict[str, _Distrust] = {}
+        self._gone: dict[str, float] = {}
+        """Workers whose row went while this process was looking: they stopped in good order, and since when that is known."""
 
     def observe(self, leases: Iterable[Lease], workers: Iterable[WorkerMetrics], asked: float, answered: float) -> None:
         """Take in a scan that was begun at `asked` and complete at `answered`, in monotonic seconds.
@@ -83,6 +87,9 @@ class Liveness:
         seen = {row.worker_id: row for row in workers}
         for worker_id in [w for w in self._workers if w not in seen]:
             del self._workers[worker_id]
+            self._gone[worker_id] = answered
+        # As long as a handoff to one of them may take
+        self._gone = {worker_id: since for worker_id, since in self._gone.items() if worker_id not in seen and answered - since <= self._handoff}
         for worker_id, row in seen.items():
             self._observe_worker(worker_id, row, answered)
         self._declare_expired(asked, answered)
@@ -150,7 +157,11 @@ class Liveness:
             self._distrust[owner] = _Distrust(answered, min(strikes, _MOST_STRIKES))
 
     def _is_expired(self, memory: _LeaseMemory, now: float) -> bool:
-        return now - memory.moved_at > (self._failover if memory.proven else self._grace)
+        """An owner not yet seen renewing has time to discover the lease as well, unless it stopped while it was given the lease: it does neither any more."""
+        if memory.proven:
+            return now - memory.moved_at > self._failover
+        gone_since = self._gone.get(memory.checkpoint_owner or memory.owner or "", math.inf)
+        return now - memory.moved_at > self._grace or now - max(gone_since, memory.moved_at) > self._renewal
 
     def note_move(self, lease: Lease, now: float) -> None:
         """Remember a move that this process has just written: the new owner has its full grace from now on, and a counter moved by us proves nothing."""

@@ -90,7 +90,7 @@ class HeldLeases:
 
     # -- gaining -------------------------------------------------------------------------------------------------------
 
-    def recover(self, *, map: MapCallable = serial_map) -> tuple[Held, ...]:  # noqa: A002 (it stands for the builtin)
+    def recover(self) -> tuple[Held, ...]:
         """Take back what already carries this worker's name, at its start: renewed even if expired; leases in a handoff are left (protocol §6.2).
 
         Throttling and lost answers are reported as events; discovery finds what was missed. Raises `AccessDenied` and `NotFound`.
@@ -100,8 +100,8 @@ class HeldLeases:
         except (Throttled, Unavailable) as error:
             self._events(AwsTrouble("recovery of leases", str(error)))
             return ()
-        mine = [lease for lease in listing.leases if self._acceptable(lease) and self.get(lease.lease_key) is None]
-        return tuple(held for held in map(self._recover_one, mine) if held is not None)
+        mine = (lease for lease in listing.leases if self._acceptable(lease) and self.get(lease.lease_key) is None)
+        return tuple(held for lease in mine if (held := self._recover_one(lease)) is not None)
 
     def _recover_one(self, scanned: Lease) -> Held | None:
         began = self._clock.monotonic()
@@ -152,8 +152,7 @@ class HeldLeases:
     def held(self) -> tuple[Held, ...]:
         """The leases held and not locally expired, by key."""
         now = self._clock.monotonic()
-        with self._lock:
-            return tuple(h for _, h in sorted(self._held.items()) if not self._expired(h, now))
+        return tuple(held for held in self._all() if not self._expired(held, now))
 
     def get(self, lease_key: str) -> Held | None:
         """The lease if it is held and not locally expired."""
@@ -178,6 +177,10 @@ class HeldLeases:
             if held is not None:
                 held.throughput.record(count)
 
+    def _all(self) -> list[Held]:
+        with self._lock:
+            return [held for _, held in sorted(self._held.items())]
+
     def _expired(self, held: Held, now: float) -> bool:
         return now - held.renewed_at >= self._failover_seconds
 
@@ -189,9 +192,7 @@ class HeldLeases:
         What expired locally is lost and not written: others may have it. A refused write is a lost lease; an error is an event, and the lease is kept
         until it expires. A lease that is being written is left out. Handoffs are noticed here.
         """
-        with self._lock:
-            everything = [held for _, held in sorted(self._held.items())]
-        return sum(map(self._renew_one, everything))
+        return sum(map(self._renew_one, self._all()))
 
     def _renew_one(self, held: Held) -> bool:
         if self._expired(held, self._clock.monotonic()):
@@ -213,6 +214,13 @@ class HeldLeases:
                 self._events(AwsTrouble(f"renewal of {held.lease_key}", str(error)))
                 return False
             return True
+
+    def drop_expired(self) -> None:
+        """Stop holding what was not renewed in time, so that discovery finds it again if it still is this worker's."""
+        now = self._clock.monotonic()
+        for held in self._all():
+            if self._expired(held, now):
+                self.drop(held, _EXPIRED)
 
     def checkpoint(self, held: Held, *, checkpoint: Position, pending: Position | None = None, pending_state: bytes | None = None) -> Lease:
         """Write both positions in one conditional write, which also renews the lease; `pending` None removes the pending one.
@@ -311,11 +319,7 @@ class HeldLeases:
         Raises `AwsError`: the lease is still held, call again.
         """
         with self._entered(held):
-            if not self._is_current(held):
-                return False
-            if held.lease.in_handoff:
-                return self._transfer(held, forced=False)
-            return self._evict(held)
+            return self._is_current(held) and (self._transfer(held, forced=False) if held.lease.in_handoff else self._evict(held))
 
     def _evict(self, held: Held) -> bool:
         if held.unsure != "eviction":

@@ -48,6 +48,9 @@ Mode = Literal["continuous", "drain"]
 ProgressCallback = Callable[[WorkerProgress], None]
 
 JOIN_SECONDS: Final = 10.0
+LEAVE_SECONDS: Final = 5.0
+"""How long a worker that stops waits for leases on their way to it; its own are released before that."""
+LEAVE_POLL_SECONDS: Final = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,21 +247,37 @@ class Worker:
         return now - self._absent_since >= self._parts.leader_patience_seconds
 
     def shut_down(self, background: Background, reason: StopReason) -> None:
-        """Stop the threads, checkpoint, release leases and lock, delete the worker's row. Errors of one step do not hold up the next."""
+        """Stop the threads, delete the worker's row, checkpoint, release leases and lock. Errors of one step do not hold up the next.
+
+        The row goes first: a leader that looks at the tables from then on gives nothing more to this worker, the released leases least of all.
+        """
         background.join(JOIN_SECONDS)
+        self._guard("deregistration", self.reporter.deregister)
         self._guard("release", self.lifecycle.release_all)
         if self._parts.leader is not None:
             self._guard("release of the leader lock", self._parts.leader.release)
-        self._guard("deregistration", self.reporter.deregister)
-        # What a leader has given to this worker as long as it had a row, and it has not taken, would wait for its expiry
-        self._guard("last discovery", self.leases.discover)
-        self._guard("release", self.lifecycle.release_all)
+        self._guard("last discovery", self._give_back_what_still_comes)
         for pool in (self._pool, self._commit_pool, self._beside):
             if pool is not None:
                 pool.shutdown(wait=False, cancel_futures=True)
         if self._parts.range_jobs is not None:
             self._parts.range_jobs.close()
         self._events(WorkerStopped(self.worker_id, reason))
+
+    def _give_back_what_still_comes(self) -> None:
+        """What carries this worker's name still, or comes to carry it for a short while, would wait for its expiry.
+
+        That is a lease whose time here ran out while threads were joined, one that a leader was just assigning, or one that its old owner is handing over.
+        """
+        deadline = self._clock.monotonic() + LEAVE_SECONDS
+        while True:
+            self.leases.drop_expired()
+            self.leases.discover()
+            self.lifecycle.release_all()
+            is_kept = not self._settings.lease.release_leases_on_shutdown
+            if is_kept or not self._parts.lease_table.lease_keys_of(self.worker_id) or self._clock.monotonic() >= deadline:
+                return
+            self._clock.sleep(LEAVE_POLL_SECONDS)
 
     def _progress(self) -> WorkerProgress:
         return self.figures.close_period(lag=self.supply.lag(), positions=self._positions())

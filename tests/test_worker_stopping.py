@@ -1,0 +1,96 @@
+"""A worker that stops in good order: nothing in the tables carries its name afterwards, whatever was under way."""
+
+from __future__ import annotations
+
+import pytest
+from worker_world import World
+
+from kcl_pipeline.worker.background import Background
+from kcl_pipeline.worker.summary import StopReason
+from kcl_pipeline.worker.worker import LEAVE_SECONDS
+
+
+def stop(world):
+    began = world.clock.monotonic()
+    world.worker.shut_down(Background(world.clock), StopReason.STOPPED)
+    return world.clock.monotonic() - began
+
+
+def owners(world):
+    return {lease.lease_key: (lease.owner, lease.checkpoint_owner) for lease in world.leases.list_leases().leases}
+
+
+def nobody(world):
+    return dict.fromkeys(owners(world), (None, None))
+
+
+@pytest.fixture
+def world():
+    world = World(shards=2)
+    world.run(5)
+    assert set(owners(world).values()) == {("w-1", None)}
+    return world
+
+
+def test_its_row_is_gone_before_the_first_lease_is_free(world):
+    """Or the next leader, which finds free leases and a worker that is there, may give them back to it."""
+    rows = []
+    world.leases.hook(lambda operation, _key: rows.append((operation, len(world.rows.list_workers()))), None)
+    assert stop(world) < 1
+    assert {count for operation, count in rows if operation == "UpdateItem"} == {0}
+    assert owners(world) == nobody(world)
+    assert world.coordinator.read_lock() is None
+
+
+def test_a_lease_whose_time_ran_out_while_the_threads_ended_is_free_as_well(world):
+    """The threads are joined, so nothing is renewed; the row still says who has it."""
+    world.clock.advance(world.settings.lease.failover_time_millis / 1000)
+    assert world.worker.leases.held() == ()
+    stop(world)
+    assert owners(world) == nobody(world)
+
+
+def test_a_lease_that_is_being_handed_to_it_is_waited_for(world):
+    (key, *_) = owners(world)
+    other = world.leases.view()
+    stop_other(world, key, other)
+    sleep = world.clock.sleep
+    world.clock.sleep = lambda seconds: (sleep(seconds), other.assign(other.get(key), "w-1"))
+    assert stop(world) < 1
+    assert owners(world) == nobody(world)
+
+
+def test_but_not_for_ever(world):
+    (key, *_) = owners(world)
+    stop_other(world, key, world.leases.view())
+    assert LEAVE_SECONDS <= stop(world) < LEAVE_SECONDS + 1
+    assert owners(world) == {**nobody(world), key: ("w-1", "w-2")}
+
+
+def stop_other(world, key, table):
+    """The lease is w-2's and on its way to w-1, which does not have it yet."""
+    table.assign(table.get(key), "w-2")
+    table.initiate_handoff(table.get(key), "w-1")
+    world.worker.lease_tick()
+
+
+def test_one_that_is_assigned_while_it_stops_is_given_back(world):
+    (key, *_) = owners(world)
+    leader = world.leases.view()
+    deregister = world.rows.deregister
+
+    def late(worker_id):
+        leader.evict(leader.get(key))
+        deregister(worker_id)
+        leader.assign(leader.get(key), worker_id)
+
+    world.rows.deregister = late
+    assert stop(world) < 1
+    assert owners(world) == nobody(world)
+
+
+def test_leases_that_are_to_be_kept_are_not_waited_for():
+    world = World(shards=2, lease={"failover_time_millis": 1000, "release_leases_on_shutdown": False})
+    world.run(5)
+    assert stop(world) == 0
+    assert set(owners(world).values()) == {("w-1", None)}
