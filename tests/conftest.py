@@ -25,6 +25,9 @@ settings.register_profile("explore", deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
 
+# For JVMs that live for seconds: without the second compiler and the collector's threads they take two thirds of the processor time
+os.environ.setdefault("SPARK_SUBMIT_OPTS", JVM := "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+
 SEEDS = pytest.StashKey[subprocess.Popen[str]]()
 
 
@@ -56,7 +59,7 @@ def spark() -> Iterator[SparkSession]:
     """A Spark session on two cores; `test_spark_ways` runs itself once more where KCL_TEST_SPARK_MASTER says."""
     from kcl_pipeline.spark.session import build_session  # noqa: PLC0415 (runs without Spark tests need no pyspark)
 
-    session = build_session("tests", {"spark.master": os.environ.get("KCL_TEST_SPARK_MASTER", "local[2]")})
+    session = build_session("tests", {"spark.master": os.environ.get("KCL_TEST_SPARK_MASTER", "local[2]"), "spark.executor.extraJavaOptions": JVM})
     yield session
     session.stop()
 

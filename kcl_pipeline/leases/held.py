@@ -7,7 +7,7 @@ lock of its own that may span the call; a renewal that finds the lease busy leav
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Final
@@ -113,13 +113,14 @@ class HeldLeases:
             return None
         return self._gain(renewed, began) if renewed is not None and self._acceptable(renewed) else None
 
-    def discover(self, *, max_leases: int | None = None) -> tuple[Held, ...]:
-        """Find leases newly assigned to this worker: by the index, then row by row; at most as many as make `max_leases` held ones (protocol §6.3).
+    def discover(self, keys: Iterable[str] | None = None, *, max_leases: int | None = None) -> tuple[Held, ...]:
+        """Find leases newly assigned to this worker: by the index, or among `keys`, then row by row; at most as many as make `max_leases` held ones
+        (protocol §6.3).
 
         Nothing is written. A row that cannot be read now is left for the next time. Raises `AwsError` when the index cannot be asked.
         """
         gained: list[Held] = []
-        for key in self._table.lease_keys_of(self._worker_id):
+        for key in self._table.lease_keys_of(self._worker_id) if keys is None else keys:
             with self._lock:
                 known, count = key in self._held, len(self._held)
             if known or (max_leases is not None and count >= max_leases):

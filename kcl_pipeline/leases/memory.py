@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import Self, TypeVar, cast
+from typing import Any, Final, Self
 
 from kcl_pipeline.clock import Clock, SystemClock
 from kcl_pipeline.errors import NotFound
@@ -24,7 +24,7 @@ from kcl_pipeline.leases.worker_rows import WorkerRows
 CallHook = Callable[[str, str], None]
 Lag = float | Callable[[], float]
 
-_T = TypeVar("_T")
+_PLAIN: Final = frozenset({"S", "N", "B", "BOOL", "NULL"})
 
 HISTORY_SECONDS = 120.0
 
@@ -67,7 +67,7 @@ class MemoryStore:
         with self._lock:
             item = self._rows.get(key) if consistent else self._as_of(_seconds(self.read_lag_seconds)).get(key)
         self.after_call("GetItem", key)
-        return _copied(item)
+        return None if item is None else _copied(item)
 
     def put(self, item: Item, conditions: Sequence[Condition]) -> Outcome:
         """See `store.RowStore`."""
@@ -134,7 +134,7 @@ class MemoryStore:
             if applied:
                 self._replace(key, result)
         self.after_call(operation, key)
-        return Outcome(applied, _copied(result))
+        return Outcome(applied, None if result is None else _copied(result))
 
     def _replace(self, key: str, item: Item | None) -> None:
         now = self._clock.monotonic()
@@ -159,11 +159,15 @@ class MemoryStore:
         return found
 
 
-def _copied(value: _T) -> _T:
-    """A deep copy of a row; rows hold dictionaries, lists and values that cannot change."""
+def _copied(item: Item) -> Item:
+    """A copy of a row that shares nothing with it that can change; most attributes are a plain value under the name of its type."""
+    return {name: dict(value) if _PLAIN.issuperset(value) else _deep(value) for name, value in item.items()}
+
+
+def _deep(value: Any) -> Any:
     if isinstance(value, dict):
-        return cast("_T", {name: _copied(part) for name, part in value.items()})
-    return cast("_T", [_copied(part) for part in value]) if isinstance(value, list) else value
+        return {name: _deep(part) for name, part in value.items()}
+    return [_deep(part) for part in value] if isinstance(value, list) else value
 
 
 def _seconds(lag: Lag) -> float:

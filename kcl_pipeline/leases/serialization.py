@@ -169,6 +169,8 @@ def int_of(item: Item, name: str) -> int | None:
     value = item.get(name, {}).get("N")
     if not isinstance(value, str):
         return None
+    if value.isascii() and value.isdigit():
+        return int(value)
     try:
         exact = Decimal(value)
     except InvalidOperation:

@@ -8,7 +8,7 @@ from kcl_pipeline.clock import Clock
 from kcl_pipeline.errors import AwsError
 from kcl_pipeline.leases.lease import Lease
 from kcl_pipeline.worker.background import Due
-from kcl_pipeline.worker.consumer import ConsumerState
+from kcl_pipeline.worker.consumer import ConsumerState, ShardConsumer
 
 if TYPE_CHECKING:
     from kcl_pipeline.worker.worker import Worker, WorkerParts
@@ -17,7 +17,7 @@ LOOK_SECONDS: Final = 1.0
 
 
 class DrainWatch:
-    """Looks at the lease table once a second.
+    """Looks at the lease table once a second, and once more as soon as all that is held here is read and committed.
 
     Done means: every stream has leases, and each lease is at SHARD_END, or belongs to another worker that renews it, or is held here, read to the
     tip since the drain began, and committed. A lease that nobody has is waited for: the leader will assign it.
@@ -27,12 +27,14 @@ class DrainWatch:
         self._parts = parts
         self._worker = worker
         self._due = Due(clock, LOOK_SECONDS, first_seconds=LOOK_SECONDS)
+        self._was_through = False
         self._counters: dict[str, int] = {}
         self._renewed: set[str] = set()
 
     def done(self) -> bool:
-        """Whether the drain is complete; looks at most once a second and answers False in between."""
-        if not self._due.ready():
+        """Whether the drain is complete; answers False in between two looks."""
+        was_through, self._was_through = self._was_through, self._is_through()
+        if not self._due.ready() and (was_through or not self._was_through):
             return False
         try:
             leases = self._parts.lease_table.list_leases().leases
@@ -56,6 +58,11 @@ class DrainWatch:
         consumer = self._worker.lifecycle.consumers.get(lease.lease_key)
         if consumer is None:
             return lease.actual_owner not in (None, self._worker.worker_id) and lease.lease_key in self._renewed
-        if consumer.state is not ConsumerState.READING or not self._worker.supply.caught_up(lease.lease_key):
-            return False
-        return consumer.prepared is None
+        return self._is_read(consumer)
+
+    def _is_through(self) -> bool:
+        consumers = [c for c in self._worker.lifecycle.consumers.values() if c.state is not ConsumerState.ENDED]
+        return bool(consumers) and all(self._is_read(consumer) for consumer in consumers)
+
+    def _is_read(self, consumer: ShardConsumer) -> bool:
+        return consumer.state is ConsumerState.READING and consumer.prepared is None and self._worker.supply.caught_up(consumer.lease_key)

@@ -19,6 +19,7 @@ from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.errors import AwsError
 from kcl_pipeline.events import AwsTrouble, EventSink, WorkerStarted, WorkerStopped
 from kcl_pipeline.leader.cycle import LeaderCycle
+from kcl_pipeline.leader.report import CycleReport
 from kcl_pipeline.leases.held import HeldLeases
 from kcl_pipeline.leases.migration import ensure_client_version
 from kcl_pipeline.leases.store import serial_map
@@ -51,6 +52,7 @@ JOIN_SECONDS: Final = 10.0
 LEAVE_SECONDS: Final = 5.0
 """How long a worker that stops waits for leases on their way to it; its own are released before that."""
 LEAVE_POLL_SECONDS: Final = 0.1
+FIRST_DISCOVERY_SECONDS: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +127,7 @@ class Worker:
         lease = parts.settings.lease
         self._renewal = Due(parts.clock, lease.renewal_interval_millis / 1000)
         self._discovery = Due(parts.clock, parts.settings.lease_discovery_interval_millis / 1000)
+        self._first_discovery = Due(parts.clock, min(parts.settings.lease_discovery_interval_millis / 1000, FIRST_DISCOVERY_SECONDS))
         self._capture = Due(parts.clock, parts.settings.worker.in_memory_worker_metrics_capture_frequency_millis / 1000)
         self._report = Due(parts.clock, parts.settings.worker.worker_metrics_reporter_freq_in_millis / 1000)
 
@@ -204,13 +207,19 @@ class Worker:
         if self._renewal.ready():
             self._guard("renewal", lambda: self.leases.renew_all(map=self._map))
             self._guard("handoff time-out", self._force_overdue_handoffs)
-        if self._discovery.ready() and not self._stop.is_set():
+        if self._is_discovery_due() and not self._stop.is_set():
             self._guard("discovery", self.leases.discover)
         if self._capture.ready():
             self.reporter.capture()
         if self._report.ready():
             self._guard("worker metrics report", self.reporter.report)
-        return min(self._renewal.seconds(), self._discovery.seconds(), self._capture.seconds(), self._report.seconds())
+        discovery = self._discovery if self.leases.held() else self._first_discovery
+        return min(self._renewal.seconds(), discovery.seconds(), self._capture.seconds(), self._report.seconds())
+
+    def _is_discovery_due(self) -> bool:
+        """A worker that has no lease at all, as at its start, looks more often."""
+        is_due, is_first_due = self._discovery.ready(), self._first_discovery.ready()
+        return is_due or (is_first_due and not self.leases.held())
 
     def _force_overdue_handoffs(self) -> None:
         for held in self.leases.overdue_handoffs():
@@ -226,8 +235,14 @@ class Worker:
         leader = self._parts.leader
         interval = min(self._settings.lease_assignment_interval_millis, self._settings.leader.leader_heartbeat_period_millis) / 1000
         if leader is not None and not self._stop.is_set() and self._may_lead():
-            leader.run_once()
+            self._take(leader.run_once())
         return interval
+
+    def _take(self, report: CycleReport) -> None:
+        """What this process's own leader has just assigned to this worker need not wait to be discovered."""
+        mine = [lease.lease_key for lease in report.leases if lease.owner == self.worker_id and not lease.in_handoff]
+        if mine and not self._stop.is_set():
+            self.leases.discover(mine)
 
     def _may_lead(self) -> bool:
         """A lock that is absent is taken only after some patience: the sensor, if there is one, goes first."""

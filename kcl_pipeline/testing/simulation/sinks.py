@@ -29,11 +29,12 @@ class CheckedTable(MemoryTable):
         return landed
 
     def land_late(self) -> int:
-        """See `MemoryTable.land_late`; promised writes land in any case."""
+        """See `MemoryTable.land_late`; promised writes land in any case, before or after the same rows are written again."""
         promised, self.promised = self.promised, []
         for files, numbers in promised:
             self.checks.excuse(*numbers)
             self.append(LogEntry(self.version + 1, files, numbers))
+            self.checks.excuse(*numbers)
         return super().land_late() + len(promised)
 
 
