@@ -16,7 +16,7 @@ PARENT = f"import subprocess, sys; print(subprocess.Popen([sys.executable, '-c',
 
 @pytest.mark.parametrize("outlives", [True, False])
 def test_nothing_is_left(tmp_path: Path, *, outlives: bool) -> None:
-    processes = Processes(tmp_path, SystemClock())
+    processes = Processes(tmp_path, SystemClock(), patience_seconds=1.0)
     child = processes.start("parent", ["-c", PARENT if outlives else f"{PARENT}; import time; time.sleep(600)"])
     if outlives:
         child.wait(60)

@@ -88,9 +88,15 @@ class Application:
         kinesis.put_records(StreamName=self.name, Records=[{"Data": b"x", "PartitionKey": str(n)} for n in range(20)])
         kinesis.close()
 
-    def drain(self) -> int:
-        worker = self.pipeline.build_worker("w1", clients=self.clients, events=self.events.append)
+    def drain(self, until_said: str | None = None) -> int:
         stop = SystemClock().signal()
+
+        def note(event: object) -> None:
+            self.events.append(event)
+            if until_said is not None and until_said in self.said():
+                stop.set()
+
+        worker = self.pipeline.build_worker("w1", clients=self.clients, events=note)
         summary = worker.run(stop, mode="drain", on_progress=lambda _: stop.set(), progress_seconds=8.0)
         return summary.total.records
 
@@ -178,7 +184,7 @@ def test_what_a_leader_lacks_is_named(gate: Gate, application: Application, acti
 def test_what_a_worker_lacks_is_named(gate: Gate, application: Application, action: str) -> None:
     gate.allowed = actions("worker") - {action}
     try:
-        application.drain()
+        application.drain(until_said=action)
         text = application.said()
     except AccessDenied as error:
         text = str(error)

@@ -123,6 +123,15 @@ def test_intervals_are_averaged_oldest_first_and_failed_ones_are_minus_one():
     assert made.report().stats == {"C": (10.0, 21.0, -1.0, 5.0)}
 
 
+def test_an_interval_too_short_for_a_capture_says_nothing():
+    """Two reports one after the other, as when the first one's answer was lost: minus one would keep leases away from a worker that is well."""
+    made, _, clock = reporter(Provider(10.0, None))
+    made.report()
+    assert made.report().stats == {"C": (10.0,)}
+    capture(made, clock, 1)
+    assert made.report().stats == {"C": (10.0, -1.0)}
+
+
 def test_at_most_ten_averages_are_kept():
     made, _, clock = reporter(Provider(*[float(n) for n in range(14)]))
     made.report()

@@ -84,6 +84,28 @@ def test_an_interval_shorter_than_a_second_is_kept():
     assert len(asked) == 9
 
 
+class Half:
+    """A metric that can always be read."""
+
+    short_name = "C"
+    max_utilization_percent = 100
+
+    def sample(self):
+        return 50.0
+
+
+def test_a_worker_with_metrics_is_given_leases_as_soon_as_it_is_there():
+    """Its second report comes a whole period after the first: one without any capture before it would say that the worker is failing."""
+    world = World(shards=2, metric=Half())
+    world.run(0.2)
+    assert len(world.worker.leases.held()) == 2
+    (row,) = world.rows.list_workers()
+    assert row.stats == {"C": (50.0,)}
+    world.run(world.settings.worker.worker_metrics_reporter_freq_in_millis / 1000)
+    (row,) = world.rows.list_workers()
+    assert row.stats == {"C": (50.0, 50.0)}
+
+
 @pytest.mark.parametrize("records", [0, 40])
 def test_a_drain_ends_when_all_is_read_and_committed_and_waits_for_no_timer(records):
     world = World(shards=2, **SLOW)

@@ -32,7 +32,8 @@ class Jobs(InlineRangeJobs):
 
 
 class World:
-    def __init__(self, shards=2, transform=None, **settings):
+    def __init__(self, shards=2, transform=None, metric=None, **settings):
+        self.metric = metric
         self.clock = VirtualClock()
         self.model = KinesisModel(self.clock)
         self.model.call("CreateStream", StreamName="orders", ShardCount=shards)
@@ -68,6 +69,7 @@ class World:
             rng=random.Random(name),
             events=self.events.append,
             leader=leader,
+            metric=self.metric,
             parallel=False,
             range_jobs=self.jobs,
         )

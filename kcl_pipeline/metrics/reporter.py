@@ -28,7 +28,7 @@ class WorkerMetricsReporter:
 
     The first report needs no capture before it: for the leader a worker exists only by its row, so it should not wait, and it should not say
     "failing" either, which would keep leases away. A provider that has never given a value counts as none: the row is that of
-    a worker without metrics. Once it has given one, an interval without any is −1.
+    a worker without metrics. Once it has given one, an interval without any is −1; one so short that none was asked for says nothing.
     """
 
     def __init__(
@@ -53,6 +53,7 @@ class WorkerMetricsReporter:
         self._first_capture = clock.monotonic() + rng.random() * settings.in_memory_worker_metrics_capture_frequency_millis / 1000
         self._reported = False
         self._has_value = False
+        self._tried = False
         self._warned = False
         self._drain_requested = False
         self._deregistered = False
@@ -68,6 +69,7 @@ class WorkerMetricsReporter:
             self._sample(self._provider)
 
     def _sample(self, provider: MetricProvider) -> None:
+        self._tried = True
         try:
             value = checked(provider.sample())
         except Exception as error:  # noqa: BLE001 (a provider may be the user's own; a failed capture is a figure, not the end of a worker)
@@ -101,8 +103,9 @@ class WorkerMetricsReporter:
                 self._clock.sleep(FIRST_SAMPLE_SECONDS)
                 self._sample(provider)
         self._reported = True
-        if self._has_value:
+        if self._has_value and self._tried:
             self._averages.append(round_half_up(fmean(self._raw)) if self._raw else FAILED_INTERVAL)
+        self._tried = False
         self._raw.clear()
 
     def _row(self) -> WorkerMetrics:

@@ -129,7 +129,8 @@ class Worker:
         self._discovery = Due(parts.clock, parts.settings.lease_discovery_interval_millis / 1000)
         self._first_discovery = Due(parts.clock, min(parts.settings.lease_discovery_interval_millis / 1000, FIRST_DISCOVERY_SECONDS))
         self._capture = Due(parts.clock, parts.settings.worker.in_memory_worker_metrics_capture_frequency_millis / 1000)
-        self._report = Due(parts.clock, parts.settings.worker.worker_metrics_reporter_freq_in_millis / 1000)
+        period = parts.settings.worker.worker_metrics_reporter_freq_in_millis / 1000
+        self._report = Due(parts.clock, period, first_seconds=period)
 
     def prepare(self, stop: StopSignal | None = None) -> None:
         """Tables, client version, streams, this worker's row, and leases that already carry its name. What is throttled or fails is tried again for a while.

@@ -43,6 +43,8 @@ class Processes:
     folder: Path
     clock: Clock
     environment: dict[str, str] = field(default_factory=dict)
+    patience_seconds: float = 20.0
+    """How long a child has to end in good order: its workers finish a batch, commit, and give their leases back."""
     _children: list[tuple[str, subprocess.Popen[bytes]]] = field(default_factory=list)
 
     def start(self, name: str, arguments: list[str], extra: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
@@ -121,7 +123,7 @@ class Processes:
                 family = _left_by(child.pid)
                 for process in family:
                     _send(process, signal.SIGTERM)
-            _, alive = psutil.wait_procs(family, timeout=20)
+            _, alive = psutil.wait_procs(family, timeout=self.patience_seconds)
             for process in alive:
                 _send(process, signal.SIGTERM)
             _, alive = psutil.wait_procs(alive, timeout=5)
