@@ -35,7 +35,7 @@ class LeaseSettings(_Settings):
 
     failover_time_millis: int = Field(10_000, ge=100, description="A lease whose counter has not moved for this long is expired")
     epsilon_millis: int = Field(25, ge=0)
-    lease_discovery_interval_millis: int | None = Field(None, ge=10, description="None: half the lease assignment interval")
+    lease_discovery_interval_millis: int | None = Field(None, ge=10, description="None: half the lease assignment interval; without any lease: every second")
     consistent_reads: bool = Field(True, description="KCL: false; a fast takeover may then read an older checkpoint")
     dynamo_db_request_timeout_millis: int = Field(60_000, ge=100)
     max_lease_renewal_threads: int = Field(20, ge=1)
