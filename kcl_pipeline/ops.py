@@ -166,6 +166,13 @@ class RunReporter:
         except Exception:  # noqa: BLE001 (whatever Dagster's storage raises, consuming goes on)
             _log.exception("this period's report did not reach Dagster")
 
+    def nothing_behind(self) -> None:
+        """After a drain: what was there when it began is in the table. The check that follows in the same run asks for this."""
+        try:
+            self._context.instance.add_run_tags(self._context.run.run_id, {LAG_TAG: "0"})
+        except Exception:  # noqa: BLE001 (as for a period's report)
+            _log.exception("the lag after the drain did not reach Dagster")
+
     def check_lag(self, own_lag_millis: int) -> None:
         """The check beside the materialization: Dagster's page takes an evaluation that is not of the last materialization for none.
 
@@ -242,6 +249,8 @@ def _end(context: dg.AssetExecutionContext, summary: WorkerSummary, reporter: Ru
     total = summary.total
     context.log.info("worker %s has stopped (%s) after %d records in %d batches", total.worker_id, summary.reason, total.records, total.batches)
     metadata = final_metadata(summary, reporter.reported, reporter.last) | reporter.row_count()
+    if summary.reason is StopReason.DRAINED:
+        reporter.nothing_behind()
     if summary.reason in (StopReason.DRAINED, StopReason.DRAIN_REQUESTED):
         return dg.MaterializeResult(metadata=metadata)
     context.log_event(dg.AssetMaterialization(context.asset_key, metadata=metadata))

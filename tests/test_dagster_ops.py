@@ -15,7 +15,7 @@ from typing import Any
 import dagster as dg
 import pytest
 from dagster import DagsterRunStatus as S
-from dagster_fakes import FakePipeline, resources
+from dagster_fakes import FakePipeline, drained, resources
 
 from kcl_pipeline.assets.names import Names
 from kcl_pipeline.clock import SystemClock
@@ -73,7 +73,7 @@ def test_materialize_drains_and_its_figures_add_up(instance):
     assert (built["run_id"], built["leads"], built["leader_patience_seconds"]) == (result.run_id, True, 0.0)
     tags = instance.get_run_by_id(result.run_id).tags
     assert (tags["kcl/application"], tags["kcl/mode"], tags["kcl/worker"]) == ("orders-eu", "drain", built["worker_id"])
-    assert tags["kcl/lag_millis"] == "1500"
+    assert tags["kcl/lag_millis"] == "0", "after a drain nothing is behind"
 
 
 def test_the_consume_job_runs_a_continuous_worker_and_no_checks(instance):
@@ -81,13 +81,15 @@ def test_the_consume_job_runs_a_continuous_worker_and_no_checks(instance):
 
     def script(stop: Any, mode: str, on_progress: Any, worker_id: str) -> WorkerSummary:
         modes.append(mode)
+        drained(stop, mode, on_progress, worker_id)
         return stopped(worker_id, StopReason.DRAIN_REQUESTED)
 
     pipeline = FakePipeline(script=script)
     result = execute(pipeline, instance)
     assert (result.success, modes) == (True, ["continuous"])
     assert pipeline.built_workers[0]["leader_patience_seconds"] > 0
-    assert instance.get_run_by_id(result.run_id).tags["kcl/mode"] == "continuous"
+    tags = instance.get_run_by_id(result.run_id).tags
+    assert (tags["kcl/mode"], tags["kcl/lag_millis"]) == ("continuous", "1500")
     assert not instance.get_records_for_run(result.run_id, of_type=dg.DagsterEventType.ASSET_CHECK_EVALUATION).records
     config = {"ops": {"orders_eu__per_minute": {"config": {"mode": "drain"}}}}
     again = execute(pipeline, instance, config)
