@@ -44,15 +44,21 @@ def test_discovery_does_not_trust_a_lagging_index(world):
     assert world.leases.discover() == ()
 
 
-def test_discovery_stops_at_the_limit_and_survives_one_bad_row(world):
+def test_discovery_survives_one_bad_row_and_finds_it_the_next_time(world):
     world.assign("a", "b", "c")
     world.fail_once("GetItem", Throttled("slow down"), applied=False)
-    assert [h.lease_key for h in world.leases.discover(max_leases=1)] == ["b"]
+    assert [h.lease_key for h in world.leases.discover()] == ["b", "c"]
     assert len(world.of(AwsTrouble)) == 1
-    assert [h.lease_key for h in world.leases.discover(max_leases=2)] == ["a"]
+    assert [h.lease_key for h in world.leases.discover()] == ["a"]
     world.fail_once("Query", Throttled("slow down"), applied=False)
     with pytest.raises(Throttled):
         world.leases.discover()
+
+
+def test_only_named_leases_that_are_its_own_are_found_among_them(world):
+    world.assign("a", "b")
+    world.assign("c", owner="w2")
+    assert [h.lease_key for h in world.leases.discover(["b", "c", "gone"])] == ["b"]
 
 
 def test_recovery_renews_even_what_has_long_expired_and_skips_handoffs(world):

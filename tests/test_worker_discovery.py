@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 
 import pytest
 from worker_world import World
@@ -82,6 +83,20 @@ def test_an_interval_shorter_than_a_second_is_kept():
     asked = watched(world)
     lease_ticks(world, 2.1)
     assert len(asked) == 9
+
+
+@pytest.mark.parametrize("way", ["own leader", "index", "recovery"])
+def test_many_leases_are_read_side_by_side(way):
+    """One after the other, a thousand of them would take longer than the first ones last."""
+    world = World(shards=8, parallel=True, **SLOW)
+    four = threading.Barrier(4, timeout=20)
+    world.leases.hook(lambda operation, _key: four.wait() if operation == "GetItem" else None, None)
+    if way == "own leader":
+        world.worker.lead_tick()
+    else:
+        other_leader(world).run_once()
+        world.worker.lease_tick() if way == "index" else world.worker.leases.recover(map=world.worker._map)
+    assert len(world.worker.leases.held()) == 8
 
 
 class Half:

@@ -32,8 +32,8 @@ class Jobs(InlineRangeJobs):
 
 
 class World:
-    def __init__(self, shards=2, transform=None, metric=None, **settings):
-        self.metric = metric
+    def __init__(self, shards=2, transform=None, metric=None, parallel=False, **settings):
+        self.metric, self.parallel = metric, parallel
         self.clock = VirtualClock()
         self.model = KinesisModel(self.clock)
         self.model.call("CreateStream", StreamName="orders", ShardCount=shards)
@@ -70,7 +70,7 @@ class World:
             events=self.events.append,
             leader=leader,
             metric=self.metric,
-            parallel=False,
+            parallel=self.parallel,
             range_jobs=self.jobs,
         )
         return Worker(name, parts)

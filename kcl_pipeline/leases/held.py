@@ -90,7 +90,7 @@ class HeldLeases:
 
     # -- gaining -------------------------------------------------------------------------------------------------------
 
-    def recover(self) -> tuple[Held, ...]:
+    def recover(self, *, map: MapCallable = serial_map) -> tuple[Held, ...]:  # noqa: A002 (it stands for the builtin)
         """Take back what already carries this worker's name, at its start: renewed even if expired; leases in a handoff are left (protocol §6.2).
 
         Throttling and lost answers are reported as events; discovery finds what was missed. Raises `AccessDenied` and `NotFound`.
@@ -100,8 +100,8 @@ class HeldLeases:
         except (Throttled, Unavailable) as error:
             self._events(AwsTrouble("recovery of leases", str(error)))
             return ()
-        mine = (lease for lease in listing.leases if self._acceptable(lease) and self.get(lease.lease_key) is None)
-        return tuple(held for lease in mine if (held := self._recover_one(lease)) is not None)
+        mine = [lease for lease in listing.leases if self._acceptable(lease) and self.get(lease.lease_key) is None]
+        return tuple(held for held in map(self._recover_one, mine) if held is not None)
 
     def _recover_one(self, scanned: Lease) -> Held | None:
         began = self._clock.monotonic()
@@ -113,28 +113,24 @@ class HeldLeases:
             return None
         return self._gain(renewed, began) if renewed is not None and self._acceptable(renewed) else None
 
-    def discover(self, keys: Iterable[str] | None = None, *, max_leases: int | None = None) -> tuple[Held, ...]:
-        """Find leases newly assigned to this worker: by the index, or among `keys`, then row by row; at most as many as make `max_leases` held ones
-        (protocol §6.3).
+    def discover(self, keys: Iterable[str] | None = None, *, map: MapCallable = serial_map) -> tuple[Held, ...]:  # noqa: A002
+        """Find leases newly assigned to this worker: by the index, or among `keys`, then row by row through `map` (protocol §6.3).
 
         Nothing is written. A row that cannot be read now is left for the next time. Raises `AwsError` when the index cannot be asked.
         """
-        gained: list[Held] = []
-        for key in self._table.lease_keys_of(self._worker_id) if keys is None else keys:
-            with self._lock:
-                known, count = key in self._held, len(self._held)
-            if known or (max_leases is not None and count >= max_leases):
-                continue
-            began = self._clock.monotonic()
-            try:
-                row = self._table.get(key, consistent=self._settings.consistent_reads)
-            except (AwsError, ValueError) as error:
-                self._events(AwsTrouble(f"discovery of {key}", str(error)))
-                continue
-            held = self._gain(row, began) if row is not None and self._acceptable(row) else None
-            if held is not None:
-                gained.append(held)
-        return tuple(gained)
+        found = self._table.lease_keys_of(self._worker_id) if keys is None else keys
+        with self._lock:
+            unknown = [key for key in found if key not in self._held]
+        return tuple(held for held in map(self._discover_one, unknown) if held is not None)
+
+    def _discover_one(self, key: str) -> Held | None:
+        began = self._clock.monotonic()
+        try:
+            row = self._table.get(key, consistent=self._settings.consistent_reads)
+        except (AwsError, ValueError) as error:
+            self._events(AwsTrouble(f"discovery of {key}", str(error)))
+            return None
+        return self._gain(row, began) if row is not None and self._acceptable(row) else None
 
     def _acceptable(self, lease: Lease) -> bool:
         return lease.owner == self._worker_id and not lease.in_handoff

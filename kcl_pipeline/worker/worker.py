@@ -152,7 +152,7 @@ class Worker:
             patient("look at the tables", table.ensure_exists)
         patient("look at the client version", lambda: ensure_client_version(parts.coordinator_table, self.worker_id, self._clock))
         patient("first worker metrics report", self.reporter.report)
-        self.leases.recover()
+        self.leases.recover(map=self._map)
         self._events(WorkerStarted(self.worker_id))
 
     def run(self, stop: StopSignal, *, mode: Mode = "continuous", on_progress: ProgressCallback | None = None, progress_seconds: float = 60.0) -> WorkerSummary:
@@ -209,7 +209,7 @@ class Worker:
             self._guard("renewal", lambda: self.leases.renew_all(map=self._map))
             self._guard("handoff time-out", self._force_overdue_handoffs)
         if self._is_discovery_due() and not self._stop.is_set():
-            self._guard("discovery", self.leases.discover)
+            self._guard("discovery", lambda: self.leases.discover(map=self._map))
         if self._capture.ready():
             self.reporter.capture()
         if self._report.ready():
@@ -243,7 +243,7 @@ class Worker:
         """What this process's own leader has just assigned to this worker need not wait to be discovered."""
         mine = [lease.lease_key for lease in report.leases if lease.owner == self.worker_id and not lease.in_handoff]
         if mine and not self._stop.is_set():
-            self.leases.discover(mine)
+            self.leases.discover(mine, map=self._map)
 
     def _may_lead(self) -> bool:
         """A lock that is absent is taken only after some patience: the sensor, if there is one, goes first."""
@@ -288,7 +288,7 @@ class Worker:
         deadline = self._clock.monotonic() + LEAVE_SECONDS
         while True:
             self.leases.drop_expired()
-            self.leases.discover()
+            self.leases.discover(map=self._map)
             self.lifecycle.release_all()
             is_kept = not self._settings.lease.release_leases_on_shutdown
             if is_kept or not self._parts.lease_table.lease_keys_of(self.worker_id) or self._clock.monotonic() >= deadline:
