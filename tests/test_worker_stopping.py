@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from worker_world import World
 
+from kcl_pipeline.errors import Throttled
 from kcl_pipeline.worker.background import Background
 from kcl_pipeline.worker.summary import StopReason
 from kcl_pipeline.worker.worker import LEAVE_SECONDS
@@ -85,6 +86,33 @@ def test_one_that_is_assigned_while_it_stops_is_given_back(world):
         leader.assign(leader.get(key), worker_id)
 
     world.rows.deregister = late
+    assert stop(world) < 1
+    assert owners(world) == nobody(world)
+
+
+def test_what_another_process_under_the_same_name_holds_on_to_is_not_fought_for(world):
+    """A worker that was started again before the old one had ended: the old one gives back once, and goes."""
+    (key, *_) = owners(world)
+    twin, evict = world.leases.view(), world.leases.evict
+
+    def take_again(lease):
+        row = evict(lease)
+        twin.assign(twin.get(key), "w-1") if lease.lease_key == key else None
+        return row
+
+    world.leases.evict = take_again
+    assert stop(world) == 0
+    assert owners(world) == {**nobody(world), key: ("w-1", None)}
+
+
+def test_a_release_that_fails_is_made_again(world):
+    failures = [Throttled("slow down"), Throttled("slow down")]
+
+    def fail(operation, _key):
+        if operation == "UpdateItem" and failures:
+            raise failures.pop()
+
+    world.leases.hook(fail, None)
     assert stop(world) < 1
     assert owners(world) == nobody(world)
 

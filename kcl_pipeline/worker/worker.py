@@ -290,10 +290,20 @@ class Worker:
             self.leases.drop_expired()
             self.leases.discover(map=self._map)
             self.lifecycle.release_all()
-            is_kept = not self._settings.lease.release_leases_on_shutdown
-            if is_kept or not self._parts.lease_table.lease_keys_of(self.worker_id) or self._clock.monotonic() >= deadline:
+            if not self._settings.lease.release_leases_on_shutdown or self._clock.monotonic() >= deadline:
+                return
+            # What is not in a handoff is either given back by now, or another process under this name has it: nothing to wait for
+            on_its_way = any(self._is_on_its_way(key) for key in self._parts.lease_table.lease_keys_of(self.worker_id))
+            if not on_its_way and not self.leases.held():
                 return
             self._clock.sleep(LEAVE_POLL_SECONDS)
+
+    def _is_on_its_way(self, lease_key: str) -> bool:
+        try:
+            row = self._parts.lease_table.get(lease_key)
+        except ValueError:  # it cannot be read
+            return False
+        return row is not None and row.in_handoff and row.owner == self.worker_id
 
     def _progress(self) -> WorkerProgress:
         return self.figures.close_period(lag=self.supply.lag(), positions=self._positions())
