@@ -122,9 +122,9 @@ def test_a_worker_that_stops_takes_nothing_more(aws, pipeline):
     worker.lifecycle._step = lambda consumer, *seen: (steps.append(consumer), advance(consumer, *seen))
     discoveries, discover = [], worker.leases.discover
 
-    def counted(keys=None):
+    def counted(*args, **options):
         discoveries.append(stop.is_set())
-        return discover(keys)
+        return discover(*args, **options)
 
     worker.leases.discover = counted
     assert worker.run(stop).reason is StopReason.STOPPED
