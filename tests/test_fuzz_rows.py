@@ -273,5 +273,9 @@ def test_any_settings_are_taken_or_refused_with_a_sentence(overrides: dict) -> N
 @QUICK
 @given(JSON, JSON)
 def test_any_names_are_taken_or_refused_with_a_sentence(name: object, streams: object) -> None:
-    with contextlib.suppress(SettingsError):
+    said = "it is taken"
+    try:
         KinesisPipeline(name, streams, DeltaSink("lake/orders"))  # type: ignore[arg-type]
+    except SettingsError as error:
+        said = str(error)
+    assert len(said.split()) >= 3

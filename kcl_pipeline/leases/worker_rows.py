@@ -35,7 +35,7 @@ class WorkerRows:
             if state.is_worker(item):
                 try:
                     found.append(state.worker_from_item(item, self._store.key_name))
-                except ValueError:
+                except ValueError:  # as if it had no row: no leases until its next report, which writes these attributes anew
                     continue
         return tuple(found)
 

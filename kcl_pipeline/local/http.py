@@ -183,7 +183,7 @@ class HttpServer:
                 while self._serve_one(reader, connection):
                     pass
         except (OSError, _BadRequest, ValueError, ImportError):
-            pass
+            pass  # Who has gone, was cut off by stop, or speaks what is not understood here (HTTP/2 without the extra) sees the connection close
         finally:
             with self._guard:
                 self._connections.pop(connection, None)

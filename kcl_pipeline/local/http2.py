@@ -54,7 +54,7 @@ class Http2Face:
                     self._flush()
                     self._changed.notify_all()
         except (OSError, ProtocolError, ValueError):
-            pass
+            pass  # As with HTTP/1.1: who has gone, or breaks the protocol, sees the connection close
         finally:
             with self._changed:
                 self._over = True

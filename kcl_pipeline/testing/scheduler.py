@@ -108,7 +108,7 @@ class Scheduler:
             try:
                 target()
             except HostCrashed:
-                pass
+                pass  # The crash was asked for: a dead host's tasks have no error
             except greenlet.GreenletExit:
                 raise
             except BaseException as error:  # noqa: BLE001 (kept for whoever checks the task)

@@ -301,7 +301,7 @@ class Worker:
     def _is_on_its_way(self, lease_key: str) -> bool:
         try:
             row = self._parts.lease_table.get(lease_key)
-        except ValueError:  # it cannot be read
+        except ValueError:  # it cannot be read, as discovery has just reported
             return False
         return row is not None and row.in_handoff and row.owner == self.worker_id
 

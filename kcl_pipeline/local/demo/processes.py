@@ -151,7 +151,7 @@ def session_members(session: int) -> list[psutil.Process]:
     """The processes of a session, youngest last."""
     members = []
     for process in psutil.process_iter():
-        with suppress(ProcessLookupError):
+        with suppress(ProcessLookupError):  # it has ended since it was listed
             if os.getsid(process.pid) == session:
                 members.append(process)
     return members
