@@ -15,7 +15,7 @@ import requests
 
 from kcl_pipeline.clock import Clock
 from kcl_pipeline.local.demo.dagster_client import DagsterPage, Run
-from kcl_pipeline.local.demo.processes import Processes
+from kcl_pipeline.local.demo.processes import Processes, session_members
 
 MODULE: Final = "benchmarks.chaos_pipeline"
 APPLICATION: Final = "chaos"
@@ -245,7 +245,7 @@ class DagsterHost:
 
     def kill_orphans(self) -> list[str]:
         """End what a `dagster dev` that is gone has left behind, each by its pid; says what there was."""
-        left = [process for process in psutil.process_iter(["name"]) if _session(process.pid) in self.sessions]
+        left = [process for session in self.sessions for process in session_members(session)]
         for process in left:
             try:
                 process.send_signal(signal.SIGTERM)
@@ -258,10 +258,3 @@ class DagsterHost:
             except psutil.NoSuchProcess:
                 continue
         return [f"{process.pid}" for process in left]
-
-
-def _session(pid: int) -> int | None:
-    try:
-        return os.getsid(pid)
-    except ProcessLookupError:
-        return None

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import random
 import threading
 
 import pytest
 from worker_world import World
 
 from kcl_pipeline.events import BatchCommitted
-from kcl_pipeline.leader.cycle import LeaderCycle
 from kcl_pipeline.worker.drain import DrainWatch
 
 SLOW = {"lease": {"failover_time_millis": 60_000, "lease_discovery_interval_millis": 30_000}}
@@ -26,12 +24,6 @@ def lease_ticks(world, seconds):
     until = world.clock.monotonic() + seconds
     while world.clock.monotonic() < until:
         world.clock.advance(max(world.worker.lease_tick(), 0.01))
-
-
-def other_leader(world, name="sensor"):
-    return LeaderCycle(
-        world.settings, world.leases, world.rows, world.coordinator, world.kinesis, world.clock, world.events.append, name, rng=random.Random(name)
-    )
 
 
 def test_what_its_own_leader_gives_it_is_held_at_once_and_not_asked_for():
@@ -70,7 +62,7 @@ def test_a_worker_without_leases_asks_once_a_second_and_one_with_leases_at_the_i
     asked = watched(world)
     lease_ticks(world, 5.5)
     assert len(asked) == 6
-    other_leader(world).run_once()
+    world.make_leader("sensor").run_once()
     lease_ticks(world, 1.1)
     assert len(world.worker.leases.held()) == 2
     del asked[:]
@@ -94,7 +86,7 @@ def test_many_leases_are_read_side_by_side(way):
     if way == "own leader":
         world.worker.lead_tick()
     else:
-        other_leader(world).run_once()
+        world.make_leader("sensor").run_once()
         world.worker.lease_tick() if way == "index" else world.worker.leases.recover(map=world.worker._map)
     assert len(world.worker.leases.held()) == 8
 

@@ -53,10 +53,10 @@ class World:
         self.worker = self.make_worker()
         self.worker.prepare()
 
+    def make_leader(self, name):
+        return LeaderCycle(self.settings, self.leases, self.rows, self.coordinator, self.kinesis, self.clock, self.events.append, name, rng=random.Random(name))
+
     def make_worker(self, name="w-1"):
-        leader = LeaderCycle(
-            self.settings, self.leases, self.rows, self.coordinator, self.kinesis, self.clock, self.events.append, name, rng=random.Random(name)
-        )
         parts = WorkerParts(
             settings=self.settings,
             lease_table=self.leases,
@@ -68,7 +68,7 @@ class World:
             clock=self.clock,
             rng=random.Random(name),
             events=self.events.append,
-            leader=leader,
+            leader=self.make_leader(name),
             metric=self.metric,
             parallel=self.parallel,
             range_jobs=self.jobs,
