@@ -1,13 +1,17 @@
-"""A fleet under real faults: what was published is exactly what the table holds, and nothing is stuck at the end.
+"""A fleet under real faults: what was published is exactly what the table holds, and nothing is
+stuck at the end.
 
-Workers (`kcl-pipeline worker` and a run of Dagster's sensor) and the sensor as leader consume two streams of the embedded AWS, while processes are killed,
-paused and stopped, Dagster's daemon dies, shards split and merge, and tables are throttled. One seed decides what happens when.
+Workers (`kcl-pipeline worker` and a run of Dagster's sensor) and the sensor as leader consume two
+streams of the embedded AWS, while processes are killed, paused and stopped, Dagster's daemon dies,
+shards split and merge, and tables are throttled. One seed decides what happens when.
 
     python -m benchmarks.chaos --minutes 5 [--seed 1] [--spark] [--json] [--folder F]
 
-The last line of the output is JSON. `missing`, `duplicated`: acknowledged ids against the table's rows. `stuck_leases`: see `stuck_leases`.
-`kills`: signals that ended or paused a process, by kind in `by_kind`. `worst_gap_s`: longest time in which nothing was committed although data waited.
-Exit code 0: nothing missing, duplicated or stuck, no worker ended by itself, and at least ten kills a minute.
+The last line of the output is JSON. `missing`, `duplicated`: acknowledged ids against the table's
+rows. `stuck_leases`: see `stuck_leases`. `kills`: signals that ended or paused a process, by kind
+in `by_kind`. `worst_gap_s`: longest time in which nothing was committed although data waited. Exit
+code 0: nothing missing, duplicated or stuck, no worker ended by itself, and at least ten kills a
+minute.
 """
 
 from __future__ import annotations
@@ -127,28 +131,63 @@ class Chaos:
         self.kinesis.create_stream(StreamName=ORDERS, ShardCount=SHARDS)
         self.kinesis.create_stream(StreamName=TELEMETRY, ShardCount=1)
         settings = ConsumerSettings(application_name=APPLICATION, streams=(ORDERS, TELEMETRY))
-        session = SessionOptions(endpoint_url=url, region_name="us-east-1", aws_access_key_id="embedded", aws_secret_access_key="embedded")
+        session = SessionOptions(
+            endpoint_url=url,
+            region_name="us-east-1",
+            aws_access_key_id="embedded",
+            aws_secret_access_key="embedded",
+        )
         table = open_tables(settings, AwsClients(settings, session), self.clock).lease
         count = round(options.per_second * 60 * (options.minutes + 5))
-        self.publisher = Publisher(self.kinesis, self.clock, count, options.per_second, SHARDS, seed=options.seed)
+        self.publisher = Publisher(
+            self.kinesis, self.clock, count, options.per_second, SHARDS, seed=options.seed
+        )
         self.table_uri = str(lake / "events")
-        self.watch = Watch(CommittedRows(self.table_uri), table, lambda: self.publisher.published, self.clock, self.say)
+        self.watch = Watch(
+            CommittedRows(self.table_uri),
+            table,
+            lambda: self.publisher.published,
+            self.clock,
+            self.say,
+        )
         self.dagster = DagsterHost(self.processes, free_port(0), self.clock, self.say)
         names = tuple(f"chaos-{letter}" for letter in "abc")
-        self.workers = Workers(names, self.workers_processes, self.clock, self.rng, self.say, self.watch.ended)
-        self.menu = Menu(self.rng, self.workers, self.dagster, self.kinesis, self.watch, url, self.say, spark=options.spark)
-        self.say(f"embedded AWS at {url}, Dagster at {self.dagster.page.url}, logs in {options.folder}, seed {options.seed}")
+        self.workers = Workers(
+            names, self.workers_processes, self.clock, self.rng, self.say, self.watch.ended
+        )
+        self.menu = Menu(
+            self.rng,
+            self.workers,
+            self.dagster,
+            self.kinesis,
+            self.watch,
+            url,
+            self.say,
+            spark=options.spark,
+        )
+        self.say(
+            f"embedded AWS at {url}, Dagster at {self.dagster.page.url}, logs in "
+            f"{options.folder}, seed {options.seed}"
+        )
         if not self.wait_for("Dagster to load the code", self.dagster.loaded, 120):
             raise RuntimeError("Dagster did not come up; see dagster.log")
         self.publisher.start()
         self.watch.start()
         everybody = len(names) + 1
-        self.wait_for(f"{everybody} workers to hold leases", lambda: len(self.owners() - {None}) >= everybody and self.watch.committed > 0, 120)
+        self.wait_for(
+            f"{everybody} workers to hold leases",
+            lambda: len(self.owners() - {None}) >= everybody and self.watch.committed > 0,
+            120,
+        )
 
     def _kinesis(self, url: str) -> KinesisClient:
         session = boto3.Session("embedded", "embedded", region_name="us-east-1")
         # A put that is repeated after a time-out would publish twice what the ledger has once
-        return session.client("kinesis", endpoint_url=url, config=Config(retries={"max_attempts": 1, "mode": "standard"}))
+        return session.client(
+            "kinesis",
+            endpoint_url=url,
+            config=Config(retries={"max_attempts": 1, "mode": "standard"}),
+        )
 
     def owners(self) -> set[str | None]:
         """Who holds unfinished leases, as last seen."""
@@ -166,9 +205,16 @@ class Chaos:
                 raise self.publisher.error
             if self.clock.monotonic() - last_line >= 15:
                 last_line = self.clock.monotonic()
-                held = Counter(str(lease.actual_owner) for lease in self.watch.leases.values() if not lease.ended)
+                held = Counter(
+                    str(lease.actual_owner)
+                    for lease in self.watch.leases.values()
+                    if not lease.ended
+                )
                 shown = " ".join(f"{name}={count}" for name, count in sorted(held.items()))
-                progress = f"published {self.publisher.published:,} committed {self.watch.committed:,} kills {self.menu.kills}"
+                progress = (
+                    f"published {self.publisher.published:,} committed "
+                    f"{self.watch.committed:,} kills {self.menu.kills}"
+                )
                 self.say(f"{progress} worst gap {self.watch.worst_gap_s:.1f} s  {shown}")
             self.wait(self.rng.uniform(0.2, 1.2))
         self.storm_seconds = self.clock.monotonic() - began
@@ -180,7 +226,9 @@ class Chaos:
         self.workers.wake_all()
         self.publisher.finish()
         total = self.publisher.published
-        self.wait_for(f"{total:,} rows in the table", lambda: self.watch.committed >= total, SETTLE_SECONDS)
+        self.wait_for(
+            f"{total:,} rows in the table", lambda: self.watch.committed >= total, SETTLE_SECONDS
+        )
         deadline = self.clock.monotonic() + SETTLE_SECONDS
         while True:
             before = self.watch.leases
@@ -194,12 +242,14 @@ class Chaos:
 
     def finish(self) -> None:
         """Stop every worker as an operator would; afterwards nobody owns anything."""
-        self.wait_for("Dagster's page", self.dagster.loaded, 90)
+        self.wait_for("the Dagster UI", self.dagster.loaded, 90)
         self.dagster.stopping = True
         ended = self.dagster.stop_workers(60)
         self.stopped_well = self.workers.stop(60) and ended
         self.watch.look()
-        self.unreleased = sorted(key for key, lease in self.watch.leases.items() if lease.owner is not None)
+        self.unreleased = sorted(
+            key for key, lease in self.watch.leases.items() if lease.owner is not None
+        )
         for key in self.unreleased:
             self.say(f"not released: {key} of {self.watch.leases[key].owner}")
 
@@ -248,13 +298,23 @@ class Chaos:
 def passed(report: dict[str, Any]) -> bool:
     """Whether everything holds that has to."""
     zero = ("missing", "duplicated", "unknown", "stuck_leases", "unreleased_leases", "crashes")
-    return all(report[name] == 0 for name in zero) and report["stopped_well"] and report["kills_per_minute"] >= 10
+    return (
+        all(report[name] == 0 for name in zero)
+        and report["stopped_well"]
+        and report["kills_per_minute"] >= 10
+    )
 
 
 def run(options: Options) -> dict[str, Any] | None:
-    """One storm; None when interrupted. Whatever happens, everything that was started is stopped."""
+    """One storm; None when interrupted.
+
+    Whatever happens, everything that was started is stopped.
+    """
     interrupted = threading.Event()
-    old = {number: signal.signal(number, lambda *_: interrupted.set()) for number in (signal.SIGINT, signal.SIGTERM)}
+    old = {
+        number: signal.signal(number, lambda *_: interrupted.set())
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
     chaos = Chaos(options, interrupted)
     try:
         chaos.start()
@@ -272,17 +332,43 @@ def run(options: Options) -> dict[str, Any] | None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.chaos", description="A fleet under real faults, and a ledger against the table")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.chaos",
+        description="A fleet under real faults, and a ledger against the table",
+    )
     parser.add_argument("--minutes", type=float, default=3.0)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--spark", action=argparse.BooleanOptionalAction, default=False, help="workers with a Spark transform, whose JVMs are killed too")
-    parser.add_argument("--per-second", type=int, default=1_000, help="records published a second (default: %(default)s)")
-    parser.add_argument("--folder", type=Path, default=None, help="logs and table; kept (default: a temporary one, kept when something is wrong)")
-    parser.add_argument("--json", action="store_true", help="only the last line goes to the output; the story always goes to the error output")
+    parser.add_argument(
+        "--spark",
+        action=argparse.BooleanOptionalAction,
+        default=False,
+        help="workers with a Spark transform, whose JVMs are killed too",
+    )
+    parser.add_argument(
+        "--per-second",
+        type=int,
+        default=1_000,
+        help="records published a second (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--folder",
+        type=Path,
+        default=None,
+        help="logs and table; kept (default: a temporary one, kept when something is wrong)",
+    )
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        help="only the last line goes to the output; the story always goes to the error output",
+    )
     options = parser.parse_args(arguments)
     if not 0 < options.minutes <= 24 * 60:
         parser.error(f"--minutes {options.minutes}: write more than 0 and at most 1440")
-    folder = Path(tempfile.mkdtemp(prefix="chaos-")) if options.folder is None else options.folder.resolve()
+    folder = (
+        Path(tempfile.mkdtemp(prefix="chaos-"))
+        if options.folder is None
+        else options.folder.resolve()
+    )
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     report = run(Options(options.minutes, options.seed, options.spark, options.per_second, folder))

@@ -1,4 +1,6 @@
-"""The fleet under `benchmarks.chaos`: worker processes that are restarted like a supervisor would, and `dagster dev` with the leader sensor."""
+"""The fleet under `benchmarks.chaos`: worker processes that are restarted like a supervisor would,
+and `dagster dev` with the leader sensor.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ import psutil
 import requests
 
 from kcl_pipeline.clock import Clock
-from kcl_pipeline.local.demo.dagster_client import DagsterPage, Run
+from kcl_pipeline.local.demo.dagster_client import DagsterClient, Run
 from kcl_pipeline.local.demo.processes import Processes, session_members
 
 MODULE: Final = "benchmarks.chaos_pipeline"
@@ -31,7 +33,10 @@ PAGE_ERRORS: Final = (requests.RequestException, RuntimeError, KeyError)
 
 @dataclass(slots=True)
 class CliWorker:
-    """One `kcl-pipeline worker`, through all its lives. `told` is the signal that its present life is to end by; times are monotonic seconds."""
+    """One `kcl-pipeline worker`, through all its lives.
+
+    `told` is the signal that its present life is to end by; times are monotonic seconds.
+    """
 
     name: str
     process: subprocess.Popen[bytes] | None = None
@@ -49,7 +54,9 @@ class CliWorker:
 
 @dataclass
 class Workers:
-    """All CLI workers. Restarts what ended, wakes what sleeps; an end that nobody asked for is kept in `crashes`."""
+    """All CLI workers. Restarts what ended, wakes what sleeps; an end that nobody asked for is kept
+    in `crashes`.
+    """
 
     names: tuple[str, ...]
     processes: Processes
@@ -82,7 +89,18 @@ class Workers:
         worker.lives += 1
         worker.told = None
         worker.process = self.processes.start(
-            worker.name, ["-m", "kcl_pipeline.cli", "worker", "-p", f"{MODULE}:chaos", "--worker-id", worker.name, "--leader-patience-seconds", "20"]
+            worker.name,
+            [
+                "-m",
+                "kcl_pipeline.cli",
+                "worker",
+                "-p",
+                f"{MODULE}:chaos",
+                "--worker-id",
+                worker.name,
+                "--leader-patience-seconds",
+                "20",
+            ],
         )
 
     def _look(self, worker: CliWorker, now: float) -> None:
@@ -91,13 +109,21 @@ class Workers:
         code = worker.process.poll()
         if code is None:
             if worker.told == signal.SIGTERM and now - worker.told_at > STOP_SECONDS:
-                self.crashes.append(f"{worker.name} did not end within {STOP_SECONDS:.0f} s of SIGTERM")
+                self.crashes.append(
+                    f"{worker.name} did not end within {STOP_SECONDS:.0f} s of SIGTERM"
+                )
                 self.say(self.crashes[-1])
                 worker.process.kill()
                 worker.told = signal.SIGKILL
             return
-        # SIGTERM before the handlers are there, when there is no lease yet, ends a process the plain way
-        asked = {None: (), signal.SIGTERM: (0, -signal.SIGTERM), signal.SIGKILL: (-signal.SIGKILL,), signal.SIGUSR1: (0, 1)}[worker.told]
+        # SIGTERM before the handlers are there, when there is no lease yet, ends a process the
+        # plain way
+        asked = {
+            None: (),
+            signal.SIGTERM: (0, -signal.SIGTERM),
+            signal.SIGKILL: (-signal.SIGKILL,),
+            signal.SIGUSR1: (0, 1),
+        }[worker.told]
         if code not in asked:
             tail = "\n    ".join(self.processes.log_text(worker.name).splitlines()[-12:])
             self.crashes.append(f"{worker.name} ended by itself with exit code {code}:\n    {tail}")
@@ -124,7 +150,10 @@ class Workers:
             worker.wake_at = self.clock.monotonic() + seconds
 
     def kill_jvm(self, worker: CliWorker) -> bool:
-        """SIGKILL the worker's JVM; it is then free to end with an error, and is started again. False when it has none yet."""
+        """SIGKILL the worker's JVM; it is then free to end with an error, and is started again.
+
+        False when it has none yet.
+        """
         if worker.process is None:
             return False
         for child in psutil.Process(worker.process.pid).children(recursive=True):
@@ -156,7 +185,9 @@ class Workers:
 
 @dataclass
 class DagsterHost:
-    """`dagster dev`, its runs, and its replacement when it has gone down because its daemon was killed."""
+    """`dagster dev`, its runs, and its replacement when it has gone down because its daemon was
+    killed.
+    """
 
     processes: Processes
     port: int
@@ -169,7 +200,7 @@ class DagsterHost:
     location: tuple[str, str] | None = None
 
     def __post_init__(self) -> None:
-        self.page = DagsterPage(f"http://127.0.0.1:{self.port}")
+        self.page = DagsterClient(f"http://127.0.0.1:{self.port}")
 
     def tick(self) -> None:
         """Start it when it is not there."""
@@ -179,7 +210,8 @@ class DagsterHost:
             self.restarts += 1
             self.say("dagster dev has gone down; starting it again")
         self.dev = self.processes.launch_dagster(MODULE, self.port)
-        # A child begins a session of its own; its id outlives it as long as anything started under it is left
+        # A child begins a session of its own; its id outlives it as long as anything started under
+        # it is left
         self.sessions.add(self.dev.pid)
 
     def loaded(self) -> bool:
@@ -238,13 +270,19 @@ class DagsterHost:
         asked: set[str] = set()
         while (runs := self.live_runs()) and self.clock.monotonic() < deadline:
             for run in runs:
-                if run.status in ("QUEUED", "STARTING", "STARTED") and run.run_id not in asked and self.terminate_run(run):
+                if (
+                    run.status in ("QUEUED", "STARTING", "STARTED")
+                    and run.run_id not in asked
+                    and self.terminate_run(run)
+                ):
                     asked.add(run.run_id)
             self.clock.sleep(0.5)
         return not self.live_runs()
 
     def kill_orphans(self) -> list[str]:
-        """End what a `dagster dev` that is gone has left behind, each by its pid; says what there was."""
+        """End what a `dagster dev` that is gone has left behind, each by its pid; says what there
+        was.
+        """
         left = [process for session in self.sessions for process in session_members(session)]
         for process in left:
             try:

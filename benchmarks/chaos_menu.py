@@ -29,16 +29,36 @@ LEASE_SECONDS: Final = 3.0
 TROUBLES: Final[tuple[tuple[str, dict[str, Any]], ...]] = (
     ("tables_throttled", {"service": "dynamodb", "kind": "throttle", "probability": 0.5}),
     ("tables_failing", {"service": "dynamodb", "kind": "error500", "probability": 0.3}),
-    ("writes_unanswered", {"service": "dynamodb", "operation": "UpdateItem", "kind": "drop_after", "probability": 0.3}),
-    ("reads_unanswered", {"service": "dynamodb", "operation": "Scan", "kind": "drop_before", "probability": 0.5}),
-    ("shards_throttled", {"service": "kinesis", "operation": "GetRecords", "kind": "throttle", "probability": 0.7}),
-    ("stream_failing", {"service": "kinesis", "operation": "GetRecords", "kind": "error500", "probability": 0.5}),
+    (
+        "writes_unanswered",
+        {
+            "service": "dynamodb",
+            "operation": "UpdateItem",
+            "kind": "drop_after",
+            "probability": 0.3,
+        },
+    ),
+    (
+        "reads_unanswered",
+        {"service": "dynamodb", "operation": "Scan", "kind": "drop_before", "probability": 0.5},
+    ),
+    (
+        "shards_throttled",
+        {"service": "kinesis", "operation": "GetRecords", "kind": "throttle", "probability": 0.7},
+    ),
+    (
+        "stream_failing",
+        {"service": "kinesis", "operation": "GetRecords", "kind": "error500", "probability": 0.5},
+    ),
 )
 
 
 @dataclass
 class Menu:
-    """Does one thing at a time. `by_kind` counts signals that ended or paused a process, `others` everything else."""
+    """Does one thing at a time.
+
+    `by_kind` counts signals that ended or paused a process, `others` everything else.
+    """
 
     rng: random.Random
     workers: Workers
@@ -94,15 +114,25 @@ class Menu:
 
     def _standing(self) -> set[str | None]:
         """Workers that hold leases, as last seen, and to which nothing is being done."""
-        up = {worker.name for worker in self.workers.up()} | {worker_id_of("chaos", run.run_id) for run in self._runs()}
+        up = {worker.name for worker in self.workers.up()} | {
+            worker_id_of("chaos", run.run_id) for run in self._runs()
+        }
         return up & {lease.actual_owner for lease in self.watch.leases.values() if not lease.ended}
 
     def _runs(self) -> list[Run]:
         return [run for run in self.dagster.live_runs() if run.status == "STARTED"]
 
     def _kill(self, *, behind: bool) -> None:
-        """One process fault. One working worker is always left alone: how long nothing was committed then tells of takeovers, not of an absent fleet."""
-        kinds = {"kill_worker": 4, "pause_worker": 4, "stop_worker": 3, "kill_run": 2, "terminate_run": 1}
+        """One process fault. One working worker is always left alone: how long nothing was
+        committed then tells of takeovers, not of an absent fleet.
+        """
+        kinds = {
+            "kill_worker": 4,
+            "pause_worker": 4,
+            "stop_worker": 3,
+            "kill_run": 2,
+            "terminate_run": 1,
+        }
         if self.spark:
             # A JVM takes its time to start, a pause costs none of that
             kinds |= {"kill_jvm": 4, "pause_worker": 8}
@@ -114,7 +144,9 @@ class Menu:
         starting = {worker.name for worker in self.workers.up()} - standing
         if behind and not targets:
             targets = starting
-        done = self._on_run(kind, targets) if kind.endswith("_run") else self._on_worker(kind, targets)
+        done = (
+            self._on_run(kind, targets) if kind.endswith("_run") else self._on_worker(kind, targets)
+        )
         if done:
             self.by_kind[kind] += 1
 
@@ -147,15 +179,24 @@ class Menu:
         worker_id = worker_id_of("chaos", run.run_id)
         done = self.dagster.kill_run(run) if kind == "kill_run" else self.dagster.terminate_run(run)
         if done:
-            self.say(f"{'kill -9 of' if kind == 'kill_run' else 'Terminate in Dagster:'} run {run.run_id[:8]}")
+            self.say(
+                f"{'kill -9 of' if kind == 'kill_run' else 'Terminate in Dagster:'} run "
+                f"{run.run_id[:8]}"
+            )
             # A run's id is used once, so that anybody else's name on the lease is a takeover
             self.watch.hit(kind, worker_id, over=kind == "kill_run")
         return done
 
     def _reshard(self) -> None:
-        shards = self.kinesis.list_shards(StreamName=ORDERS, ShardFilter={"Type": "AT_LATEST"})["Shards"]
+        shards = self.kinesis.list_shards(StreamName=ORDERS, ShardFilter={"Type": "AT_LATEST"})[
+            "Shards"
+        ]
         shards.sort(key=lambda s: int(s["HashKeyRange"]["StartingHashKey"]))
-        kinds = ["update_shard_count"] + ["split"] * (len(shards) < MOST_SHARDS) + ["merge"] * (len(shards) > FEWEST_SHARDS)
+        kinds = (
+            ["update_shard_count"]
+            + ["split"] * (len(shards) < MOST_SHARDS)
+            + ["merge"] * (len(shards) > FEWEST_SHARDS)
+        )
         kind = self.rng.choice(kinds)
         try:
             self._reshard_by(kind, shards)
@@ -168,17 +209,30 @@ class Menu:
     def _reshard_by(self, kind: str, shards: list[Any]) -> None:
         if kind == "split":
             shard = self.rng.choice(shards)
-            low, high = (int(shard["HashKeyRange"][end]) for end in ("StartingHashKey", "EndingHashKey"))
+            low, high = (
+                int(shard["HashKeyRange"][end]) for end in ("StartingHashKey", "EndingHashKey")
+            )
             self.say(f"split {shard['ShardId']}")
-            self.kinesis.split_shard(StreamName=ORDERS, ShardToSplit=shard["ShardId"], NewStartingHashKey=str((low + high) // 2))
+            self.kinesis.split_shard(
+                StreamName=ORDERS,
+                ShardToSplit=shard["ShardId"],
+                NewStartingHashKey=str((low + high) // 2),
+            )
         elif kind == "merge":
             first = self.rng.randrange(len(shards) - 1)
             left, right = shards[first]["ShardId"], shards[first + 1]["ShardId"]
             self.say(f"merge {left} and {right}")
-            self.kinesis.merge_shards(StreamName=ORDERS, ShardToMerge=left, AdjacentShardToMerge=right)
+            self.kinesis.merge_shards(
+                StreamName=ORDERS, ShardToMerge=left, AdjacentShardToMerge=right
+            )
         else:
             # Kinesis takes from half to twice the present count
-            least, most = max(FEWEST_SHARDS, (len(shards) + 1) // 2), min(MOST_SHARDS, 2 * len(shards))
+            least, most = (
+                max(FEWEST_SHARDS, (len(shards) + 1) // 2),
+                min(MOST_SHARDS, 2 * len(shards)),
+            )
             target = self.rng.choice([n for n in range(least, most + 1) if n != len(shards)])
             self.say(f"update_shard_count from {len(shards)} to {target}")
-            self.kinesis.update_shard_count(StreamName=ORDERS, TargetShardCount=target, ScalingType="UNIFORM_SCALING")
+            self.kinesis.update_shard_count(
+                StreamName=ORDERS, TargetShardCount=target, ScalingType="UNIFORM_SCALING"
+            )

@@ -1,6 +1,7 @@
 """The pipeline under `benchmarks.chaos`, as a user would write it: ids of two streams, short times.
 
-Read from the environment: CHAOS_LAKE (the table's folder), CHAOS_SPARK (`1`: the transform is a Spark function), CHAOS_RUNS (workers that the sensor keeps).
+Read from the environment: CHAOS_LAKE (the table's folder), CHAOS_SPARK (`1`: the transform is a
+Spark function), CHAOS_RUNS (workers that the sensor keeps).
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from kcl_pipeline.delta.sink import DeltaSink
 from kcl_pipeline.pipeline import Fleet, KinesisPipeline
-from kcl_pipeline.spark.delta import DeltaSink
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -25,7 +26,9 @@ def ids(records: pa.Table) -> pa.Table:
     """The id of every record, and where it was."""
     return pa.table(
         {
-            "id": pa.array([json.loads(data)["id"] for data in records["data"].to_pylist()], pa.string()),
+            "id": pa.array(
+                [json.loads(data)["id"] for data in records["data"].to_pylist()], pa.string()
+            ),
             "stream": records["stream"],
             "shard_id": records["shard_id"],
             "sequence_number": records["sequence_number"],
@@ -37,7 +40,12 @@ def ids_in_spark(records: DataFrame) -> DataFrame:
     """The same as a Spark function."""
     from pyspark.sql import functions as f  # noqa: PLC0415 (a fleet without Spark does not load it)
 
-    return records.select(f.get_json_object(f.col("data").cast("string"), "$.id").alias("id"), "stream", "shard_id", "sequence_number")
+    return records.select(
+        f.get_json_object(f.col("data").cast("string"), "$.id").alias("id"),
+        "stream",
+        "shard_id",
+        "sequence_number",
+    )
 
 
 chaos = KinesisPipeline(
@@ -52,7 +60,10 @@ chaos = KinesisPipeline(
         "assignment": {"lease_assignment_interval_millis": 1_000},
         # Dagster ticks every five seconds; the lock outlives one tick that comes late
         "leader": {"leader_lease_duration_millis": 12_000, "leader_heartbeat_period_millis": 4_000},
-        "worker": {"worker_metrics_reporter_freq_in_millis": 1_000, "parent_shard_poll_interval_millis": 300},
+        "worker": {
+            "worker_metrics_reporter_freq_in_millis": 1_000,
+            "parent_shard_poll_interval_millis": 300,
+        },
         "shard_sync": {"completed_lease_cleanup_interval_millis": 5_000},
         "batch": {"min_batch_interval_millis": 100},
     },

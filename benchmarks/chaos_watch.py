@@ -1,4 +1,6 @@
-"""What `benchmarks.chaos` sees from outside: the table's rows against the ledger, and who holds which lease. One thread that only reads."""
+"""What `benchmarks.chaos` sees from outside: the table's rows against the ledger, and who holds
+which lease. One thread that only reads.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +26,11 @@ SLOW_TAKEOVER_SECONDS = 12.0
 
 @dataclass(slots=True)
 class Takeover:
-    """The leases that a worker had when something was done to it, until all of them are renewed by somebody.
+    """The leases that a worker had when something was done to it, until all of them are renewed by
+    somebody.
 
-    `over`: the worker can write no more. Only then does a counter that moves prove anything: one that differs from `counters`, from the first look after.
+    `over`: the worker can write no more. Only then does a counter that moves prove anything: one
+    that differs from `counters`, from the first look after.
     """
 
     kind: str
@@ -39,7 +43,10 @@ class Takeover:
 
 @dataclass
 class Watch:
-    """Progress, gaps and takeovers, read three times a second. All times are monotonic seconds of this process."""
+    """Progress, gaps and takeovers, read three times a second.
+
+    All times are monotonic seconds of this process.
+    """
 
     rows: CommittedRows
     table: LeaseTable
@@ -75,8 +82,14 @@ class Watch:
             raise self.error
 
     def hit(self, kind: str, worker: str, *, over: bool) -> None:
-        """Something was done to a worker. `over`: it can write no more (SIGKILL, SIGSTOP); otherwise `ended` tells when."""
-        keys = frozenset(key for key, lease in self.leases.items() if lease.actual_owner == worker and not lease.ended)
+        """Something was done to a worker. `over`: it can write no more (SIGKILL, SIGSTOP);
+        otherwise `ended` tells when.
+        """
+        keys = frozenset(
+            key
+            for key, lease in self.leases.items()
+            if lease.actual_owner == worker and not lease.ended
+        )
         if keys:
             with self._lock:
                 self._open = [t for t in self._open if t.worker != worker]
@@ -126,7 +139,10 @@ class Watch:
             return False
         self.takeovers.setdefault(takeover.kind, []).append(seconds)
         if seconds > SLOW_TAKEOVER_SECONDS:
-            self.say(f"taking over from {takeover.worker} ({takeover.kind}) took {seconds:.1f} s; waiting still: {waiting}")
+            self.say(
+                f"taking over from {takeover.worker} ({takeover.kind}) took {seconds:.1f} s; "
+                f"waiting still: {waiting}"
+            )
         return True
 
     def _renewed(self, key: str, takeover: Takeover) -> bool:
@@ -139,31 +155,53 @@ class Watch:
     def figures(self) -> dict[str, dict[str, float]]:
         """Seconds from the hit until somebody held all leases again, by kind."""
         return {
-            kind: {"count": len(times), "median_s": round(statistics.median(times), 1), "worst_s": round(max(times), 1)}
+            kind: {
+                "count": len(times),
+                "median_s": round(statistics.median(times), 1),
+                "worst_s": round(max(times), 1),
+            }
             for kind, times in sorted(self.takeovers.items())
         }
 
 
-def stuck_leases(kinesis: KinesisClient, streams: Sequence[str], before: Mapping[str, Lease], after: Mapping[str, Lease]) -> list[str]:
-    """What is not as it has to be, in words, from two looks that are further apart than the lease time.
+def stuck_leases(
+    kinesis: KinesisClient,
+    streams: Sequence[str],
+    before: Mapping[str, Lease],
+    after: Mapping[str, Lease],
+) -> list[str]:
+    """What is not as it has to be, in words, from two looks that are further apart than the lease
+    time.
 
-    An open shard without lease; an unfinished lease without owner, in a handoff in both looks, or whose counter stood still; a closed shard not at its end.
+    An open shard without lease; an unfinished lease without owner, in a handoff in both looks, or
+    whose counter stood still; a closed shard not at its end.
     """
     return [*_stuck_shards(kinesis, streams, after), *_stuck_rows(before, after)]
 
 
-def _stuck_shards(kinesis: KinesisClient, streams: Sequence[str], leases: Mapping[str, Lease]) -> list[str]:
+def _stuck_shards(
+    kinesis: KinesisClient, streams: Sequence[str], leases: Mapping[str, Lease]
+) -> list[str]:
     stuck = []
-    by_shard = {((lease.stream or "::").split(":")[1], lease.shard_id): lease for lease in leases.values()}
+    by_shard = {
+        ((lease.stream or "::").split(":")[1], lease.shard_id): lease for lease in leases.values()
+    }
     for stream in streams:
-        shards: list[Any] = [shard for page in kinesis.get_paginator("list_shards").paginate(StreamName=stream) for shard in page["Shards"]]
+        shards: list[Any] = [
+            shard
+            for page in kinesis.get_paginator("list_shards").paginate(StreamName=stream)
+            for shard in page["Shards"]
+        ]
         for shard in shards:
             closed = "EndingSequenceNumber" in shard["SequenceNumberRange"]
             lease = by_shard.get((stream, shard["ShardId"]))
             if lease is None and not closed:
                 stuck.append(f"{stream} {shard['ShardId']} is open and has no lease")
             if lease is not None and closed and not lease.ended:
-                stuck.append(f"{stream} {shard['ShardId']} is closed and its lease is at {lease.checkpoint}, owner {lease.actual_owner}")
+                stuck.append(
+                    f"{stream} {shard['ShardId']} is closed and its lease is at "
+                    f"{lease.checkpoint}, owner {lease.actual_owner}"
+                )
     return stuck
 
 

@@ -1,12 +1,16 @@
-"""Many writer processes on one Delta table: batches per second and the time of a commit, each writer alone against combined commits.
+"""Many writer processes on one Delta table: batches per second and the time of a commit, each
+writer alone against combined commits.
 
-`log_growth`: how long a new reader takes to learn the numbers of 64 leases, and a lone writer to commit, as the log gets longer; `one_by_one_ms` is what the
-library takes to answer for as many numbers.
+`log_growth`: how long a new reader takes to learn the numbers of 64 leases, and a lone writer to
+commit, as the log gets longer; `one_by_one_ms` is what the library takes to answer for as many
+numbers.
 
-Every writer writes a Parquet file of 100 rows and commits it with the numbers of two leases of its own, for as long as a cell lasts. At the end the log
-is read: every file that a writer was told landed must be there, and none twice.
+Every writer writes a Parquet file of 100 rows and commits it with the numbers of two leases of its
+own, for as long as a cell lasts. At the end the log is read: every file that a writer was told
+landed must be there, and none twice.
 
-    python -m benchmarks.commits [--seconds 12] [--writers 1 4 16 32] [--versions 10 1000 3000] [--json]
+    python -m benchmarks.commits [--seconds 12] [--writers 1 4 16 32] [--versions 10 1000 3000]
+    [--json]
 """
 
 from __future__ import annotations
@@ -25,18 +29,23 @@ from typing import Any
 import pyarrow as pa
 from deltalake import DeltaTable
 
-from kcl_pipeline.batch import Batch, CommitEntry, SinkNumbers
-from kcl_pipeline.spark.arrow_writer import ArrowBatchWriter
-from kcl_pipeline.spark.delta import DeltaCommitter, DeltaSink
+from kcl_pipeline.batch import Batch, CommitEntry, TxnVersions
+from kcl_pipeline.delta.arrow_writer import ArrowBatchWriter
+from kcl_pipeline.delta.sink import DeltaCommitter, DeltaSink
 
 SCHEMA = pa.schema([("id", pa.int64()), ("data", pa.binary())])
 
 
-def write_until(uri: str, worker: int, combine: bool, seconds: float, start: Any) -> tuple[list[str], list[float]]:
+def write_until(
+    uri: str, worker: int, combine: bool, seconds: float, start: Any
+) -> tuple[list[str], list[float]]:
     """One writer: the files that landed and the milliseconds of each commit."""
     sink = DeltaCommitter(DeltaSink(uri, combined_commits=combine), "bench")
     writer = ArrowBatchWriter(None, uri)
-    rows = pa.table({"id": pa.array(range(100), pa.int64()), "data": pa.array([bytes(100)] * 100, pa.binary())}, schema=SCHEMA)
+    rows = pa.table(
+        {"id": pa.array(range(100), pa.int64()), "data": pa.array([bytes(100)] * 100, pa.binary())},
+        schema=SCHEMA,
+    )
     keys = (f"{worker}-x", f"{worker}-y")
     numbers = sink.numbers(keys)
     start.wait()
@@ -50,7 +59,7 @@ def write_until(uri: str, worker: int, combine: bool, seconds: float, start: Any
         if outcome.version is None:
             raise AssertionError(f"refused {outcome.refused} on leases that nobody else has")
         paths += [file.path for file in written.files]
-        numbers = dict.fromkeys(keys, SinkNumbers(turn))
+        numbers = dict.fromkeys(keys, TxnVersions(turn))
     return paths, millis
 
 
@@ -63,7 +72,10 @@ def run_cell(uri: str, writers: int, combine: bool, seconds: float) -> dict[str,
     DeltaCommitter(DeltaSink(uri), "bench").ensure_table(SCHEMA)
     context = multiprocessing.get_context("spawn")
     queue, start = context.Queue(), context.Barrier(writers)
-    processes = [context.Process(target=_child, args=(queue, uri, worker, combine, seconds, start)) for worker in range(writers)]
+    processes = [
+        context.Process(target=_child, args=(queue, uri, worker, combine, seconds, start))
+        for worker in range(writers)
+    ]
     for process in processes:
         process.start()
     results = [queue.get(timeout=seconds + 300) for _ in processes]
@@ -87,25 +99,33 @@ def log_growth(uri: str, versions: Sequence[int], leases: int = 64) -> dict[str,
     sink = DeltaCommitter(DeltaSink(uri), "bench")
     sink.ensure_table(SCHEMA)
     writer = ArrowBatchWriter(None, uri)
-    rows = pa.table({"id": pa.array(range(100), pa.int64()), "data": pa.array([bytes(100)] * 100, pa.binary())}, schema=SCHEMA)
+    rows = pa.table(
+        {"id": pa.array(range(100), pa.int64()), "data": pa.array([bytes(100)] * 100, pa.binary())},
+        schema=SCHEMA,
+    )
     keys = [f"lease-{number}" for number in range(leases)]
     results: dict[str, dict[str, list[float]]] = {}
     number = None
     for turn in range(1, max(versions) + 26):
-        entry = CommitEntry(keys[0], turn, SinkNumbers(number))
+        entry = CommitEntry(keys[0], turn, TxnVersions(number))
         written = writer.write(Batch(f"g-{turn}", (), rows))
         cell = next((start for start in versions if start <= turn < start + 25), None)
         committed = _millis(sink.commit, written, [entry])
         number = turn
         if cell is not None:
             reader = DeltaCommitter(DeltaSink(uri), "bench")
-            samples = results.setdefault(str(cell), {"numbers_ms": [], "commit_ms": [], "one_by_one_ms": []})
+            samples = results.setdefault(
+                str(cell), {"numbers_ms": [], "commit_ms": [], "one_by_one_ms": []}
+            )
             samples["numbers_ms"].append(_millis(reader.numbers, keys))
             samples["commit_ms"].append(committed)
             if turn % 8 == 0:
                 table = DeltaTable(uri)
                 samples["one_by_one_ms"].append(_millis(list, map(table.transaction_version, keys)))
-    return {cell: {name: round(statistics.median(values), 1) for name, values in samples.items()} for cell, samples in results.items()}
+    return {
+        cell: {name: round(statistics.median(values), 1) for name, values in samples.items()}
+        for cell, samples in results.items()
+    }
 
 
 def _millis(call: Callable[..., object], *arguments: object) -> float:
@@ -119,7 +139,11 @@ def read_log(table: Path) -> tuple[Counter[str], int]:
     added: Counter[str] = Counter()
     biggest = 0
     for entry in (table / "_delta_log").glob("*.json"):
-        paths = [line["add"]["path"] for text in entry.read_text().splitlines() if "add" in (line := json.loads(text))]
+        paths = [
+            line["add"]["path"]
+            for text in entry.read_text().splitlines()
+            if "add" in (line := json.loads(text))
+        ]
         added.update(paths)
         biggest = max(biggest, len(paths))
     return added, biggest
@@ -137,15 +161,28 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         for writers in arguments.writers:
             for way in ("alone", "combined"):
-                cell = run_cell(f"{folder}/{way}-{writers}", writers, way == "combined", arguments.seconds)
+                cell = run_cell(
+                    f"{folder}/{way}-{writers}", writers, way == "combined", arguments.seconds
+                )
                 results[way][str(writers)] = cell
                 if not arguments.json:
-                    print(f"{way:>8} {writers:>3} writers: " + ", ".join(f"{key} {value}" for key, value in cell.items()), flush=True)
+                    print(
+                        f"{way:>8} {writers:>3} writers: "
+                        + ", ".join(f"{key} {value}" for key, value in cell.items()),
+                        flush=True,
+                    )
         if arguments.versions:
             growth = results["log_growth"] = log_growth(f"{folder}/growth", arguments.versions)
             if not arguments.json:
-                print("\n".join(f"log of {version:>5} versions: {cell}" for version, cell in growth.items()))
-    results |= {key: sum(cell[key] for way in ("alone", "combined") for cell in results[way].values()) for key in ("missing", "repeated")}
+                print(
+                    "\n".join(
+                        f"log of {version:>5} versions: {cell}" for version, cell in growth.items()
+                    )
+                )
+    results |= {
+        key: sum(cell[key] for way in ("alone", "combined") for cell in results[way].values())
+        for key in ("missing", "repeated")
+    }
     if arguments.json:
         print(json.dumps(results))
 

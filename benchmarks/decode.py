@@ -1,7 +1,9 @@
-"""How fast GetRecords answers become Arrow columns, over HTTP from a replay server: ours beside botocore's parser and beside receiving the bytes only.
+"""How fast GetRecords answers become Arrow columns, over HTTP from a replay server: ours beside
+botocore's parser and beside receiving the bytes only.
 
-`python -m benchmarks.decode [--json] [--sizes 1024 100 10240 102400]`. One client thread; the ways take turns, round by round; medians of the rounds.
-Ratios are of processor time, which other work on the machine disturbs least; those of elapsed time are beside them.
+`python -m benchmarks.decode [--json] [--sizes 1024 100 10240 102400]`. One client thread; the ways
+take turns, round by round; medians of the rounds. Ratios are of processor time, which other work on
+the machine disturbs least; those of elapsed time are beside them.
 """
 
 from __future__ import annotations
@@ -22,8 +24,8 @@ from botocore.config import Config
 from benchmarks.replay_server import JSON, SIZES, answer_records, replay_server
 from kcl_pipeline.clock import SystemClock
 from kcl_pipeline.config import RetrievalSettings, ShardSyncSettings
-from kcl_pipeline.records.boto import BodyFormat, BotoKinesis
-from kcl_pipeline.records.kinesis import RECORD_SCHEMA
+from kcl_pipeline.kinesis.boto import BodyFormat, BotoKinesis
+from kcl_pipeline.kinesis.client import RECORD_SCHEMA
 from kcl_pipeline.shards import StreamId
 
 STREAM = StreamId("orders")
@@ -76,7 +78,9 @@ def botocore_way(url: str) -> Way:
             pa.array([r["PartitionKey"] for r in records], pa.string()),
             pa.nulls(len(records), pa.string()),
             pa.array([r["Data"] for r in records], pa.binary()),
-            pa.array([r["ApproximateArrivalTimestamp"] for r in records], pa.timestamp("us", tz="UTC")),
+            pa.array(
+                [r["ApproximateArrivalTimestamp"] for r in records], pa.timestamp("us", tz="UTC")
+            ),
             pa.array([r.get("EncryptionType") for r in records], pa.string()),
         ]
         return int(pa.Table.from_arrays(columns, schema=RECORD_SCHEMA).num_rows)
@@ -85,13 +89,26 @@ def botocore_way(url: str) -> Way:
 
 
 def our_way(url: str, body_format: BodyFormat) -> Way:
-    kinesis = BotoKinesis(client_of(url), RetrievalSettings(), ShardSyncSettings(), SystemClock(), body_format=body_format)
-    return lambda iterator: int(kinesis.get_records(STREAM, SHARD, iterator, 10_000).records.num_rows)
+    kinesis = BotoKinesis(
+        client_of(url),
+        RetrievalSettings(),
+        ShardSyncSettings(),
+        SystemClock(),
+        body_format=body_format,
+    )
+    return lambda iterator: int(
+        kinesis.get_records(STREAM, SHARD, iterator, 10_000).records.num_rows
+    )
 
 
 def measure(url: str, size: int, records: int, rounds: int) -> dict[str, Figure]:
     """Figures of each way at one size."""
-    ways = {"raw_body": raw_way(url), "botocore": botocore_way(url), "ours_json": our_way(url, "json"), "ours_cbor": our_way(url, "cbor")}
+    ways = {
+        "raw_body": raw_way(url),
+        "botocore": botocore_way(url),
+        "ours_json": our_way(url, "json"),
+        "ours_cbor": our_way(url, "cbor"),
+    }
     samples: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
     for number in range(rounds + 1):
         for name, way in ways.items():
@@ -100,7 +117,9 @@ def measure(url: str, size: int, records: int, rounds: int) -> dict[str, Figure]
             for _ in range(calls):
                 assert way(str(size)) > 0
             if number > 0:  # the first round warms up
-                samples[name].append(((time.perf_counter() - began) / calls, (time.process_time() - cpu) / calls))
+                samples[name].append(
+                    ((time.perf_counter() - began) / calls, (time.process_time() - cpu) / calls)
+                )
     figures = {}
     for name, pairs in samples.items():
         seconds, cpu = (statistics.median(column) for column in zip(*pairs, strict=True))
@@ -112,15 +131,35 @@ def measure(url: str, size: int, records: int, rounds: int) -> dict[str, Figure]
 def run(records: int, rounds: int, sizes: tuple[int, ...] = SIZES) -> dict[str, Any]:
     """Figures at each size, and what they say."""
     with replay_server(records, sizes=sizes) as url:
-        figures = {str(size): measure(url, size, answer_records(size, records), rounds) for size in sizes}
+        figures = {
+            str(size): measure(url, size, answer_records(size, records), rounds) for size in sizes
+        }
         server = urllib3.PoolManager().request("GET", f"{url}/cpu").json()["cpu_s"]
     return {
-        "ratio_vs_botocore": {size: of["botocore"].cpu_s_per_gb / of["ours_json"].cpu_s_per_gb for size, of in figures.items()},
-        "ratio_vs_botocore_elapsed": {size: of["ours_json"].records_per_s / of["botocore"].records_per_s for size, of in figures.items()},
-        "ratio_vs_raw_body": {size: of["raw_body"].cpu_s_per_gb / of["ours_json"].cpu_s_per_gb for size, of in figures.items()},
-        "ratio_cbor_vs_json": {size: of["ours_json"].cpu_s_per_gb / of["ours_cbor"].cpu_s_per_gb for size, of in figures.items()},
-        "faster_format": {size: "json" if of["ours_json"].cpu_s_per_gb <= of["ours_cbor"].cpu_s_per_gb else "cbor" for size, of in figures.items()},
-        "figures": {size: {name: asdict(figure) for name, figure in of.items()} for size, of in figures.items()},
+        "ratio_vs_botocore": {
+            size: of["botocore"].cpu_s_per_gb / of["ours_json"].cpu_s_per_gb
+            for size, of in figures.items()
+        },
+        "ratio_vs_botocore_elapsed": {
+            size: of["ours_json"].records_per_s / of["botocore"].records_per_s
+            for size, of in figures.items()
+        },
+        "ratio_vs_raw_body": {
+            size: of["raw_body"].cpu_s_per_gb / of["ours_json"].cpu_s_per_gb
+            for size, of in figures.items()
+        },
+        "ratio_cbor_vs_json": {
+            size: of["ours_json"].cpu_s_per_gb / of["ours_cbor"].cpu_s_per_gb
+            for size, of in figures.items()
+        },
+        "faster_format": {
+            size: "json" if of["ours_json"].cpu_s_per_gb <= of["ours_cbor"].cpu_s_per_gb else "cbor"
+            for size, of in figures.items()
+        },
+        "figures": {
+            size: {name: asdict(figure) for name, figure in of.items()}
+            for size, of in figures.items()
+        },
         "server_cpu_s": server,
     }
 
@@ -130,7 +169,9 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="one line of JSON")
     parser.add_argument("--records", type=int, default=10_000, help="per answer")
     parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, help="of a record's data, bytes")
+    parser.add_argument(
+        "--sizes", type=int, nargs="+", default=SIZES, help="of a record's data, bytes"
+    )
     options = parser.parse_args()
     result = run(options.records, options.rounds, tuple(options.sizes))
     if options.json:
@@ -139,10 +180,18 @@ def main() -> None:
     for size, of in result["figures"].items():
         for name, figure in of.items():
             print(
-                f"{size:>5} B  {name:<10} {figure['records_per_s']:>12,.0f} records/s {figure['mb_per_s']:>8.1f} MB/s {figure['cpu_s_per_gb']:>7.2f} CPU s/GB"
+                f"{size:>5} B  {name:<10} {figure['records_per_s']:>12,.0f} records/s "
+                f"{figure['mb_per_s']:>8.1f} MB/s {figure['cpu_s_per_gb']:>7.2f} CPU s/GB"
             )
-    for name in ("ratio_vs_botocore", "ratio_vs_botocore_elapsed", "ratio_vs_raw_body", "ratio_cbor_vs_json"):
-        print(f"{name}: " + ", ".join(f"{size} B {ratio:.2f}" for size, ratio in result[name].items()))
+    for name in (
+        "ratio_vs_botocore",
+        "ratio_vs_botocore_elapsed",
+        "ratio_vs_raw_body",
+        "ratio_cbor_vs_json",
+    ):
+        print(
+            f"{name}: " + ", ".join(f"{size} B {ratio:.2f}" for size, ratio in result[name].items())
+        )
     print(f"faster_format: {result['faster_format']}")
 
 

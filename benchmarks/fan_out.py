@@ -1,8 +1,10 @@
-"""What many subscriptions take in a worker's process: over HTTP/1.1 (a connection and a thread each) and over HTTP/2 (shared connections, no thread).
+"""What many subscriptions take in a worker's process: over HTTP/1.1 (a connection and a thread
+each) and over HTTP/2 (shared connections, no thread).
 
-`python -m benchmarks.fan_out [--json] [--shards 32] [--records 20000]`. The embedded AWS is a process of its own, and so is each way of reading, in turn;
-every shard is subscribed to and read to its tip. Threads, connections to the service and resident memory are those at the end, above what the process
-had before it subscribed; CPU is that of reading.
+`python -m benchmarks.fan_out [--json] [--shards 32] [--records 20000]`. The embedded AWS is a
+process of its own, and so is each way of reading, in turn; every shard is subscribed to and read to
+its tip. Threads, connections to the service and resident memory are those at the end, above what
+the process had before it subscribed; CPU is that of reading.
 """
 
 from __future__ import annotations
@@ -22,39 +24,61 @@ import psutil
 
 from benchmarks.soak import client, embedded_aws
 from kcl_pipeline.aws import AwsClients, SessionOptions, open_fan_out, open_kinesis
+from kcl_pipeline.background import spawn_thread
 from kcl_pipeline.clock import SystemClock
 from kcl_pipeline.config import ConsumerSettings, RetrievalSettings
-from kcl_pipeline.errors import Throttled
-from kcl_pipeline.records.fanout import FanOutReader
-from kcl_pipeline.records.retrieval import Retrieval
-from kcl_pipeline.sequence import TRIM_HORIZON
-from kcl_pipeline.worker.background import spawn_thread
+from kcl_pipeline.errors import ThrottledError
+from kcl_pipeline.kinesis.fan_out.source import FanOutReader
+from kcl_pipeline.kinesis.retrieval import Retrieval
+from kcl_pipeline.position import TRIM_HORIZON
 
 STREAM = "many"
 RECORD_BYTES = 1024
-PATIENCE_SECONDS = 120.0
+RETRY_LIMIT_SECONDS = 120.0
 
 
 def read_all(url: str, http: str, records: int) -> dict[str, float]:
-    """In this process: subscribe to every shard, read so many records in all, and say what that takes."""
-    chosen = RetrievalSettings(retrieval_mode="fan_out", fan_out_http=http, consumer_name=f"reader-{http[0]}")
+    """In this process: subscribe to every shard, read so many records in all, and say what that
+    takes.
+    """
+    chosen = RetrievalSettings(
+        retrieval_mode="fan_out", fan_out_http=http, consumer_name=f"reader-{http[0]}"
+    )
     settings = ConsumerSettings(application_name="fan-out", streams=(STREAM,), retrieval=chosen)
-    clients = AwsClients(settings, SessionOptions("us-east-1", endpoint_url=url, aws_access_key_id="k", aws_secret_access_key="s"))
+    clients = AwsClients(
+        settings,
+        SessionOptions(
+            "us-east-1", endpoint_url=url, aws_access_key_id="k", aws_secret_access_key="s"
+        ),
+    )
     kinesis = open_kinesis(settings, clients, SystemClock())
     stream = kinesis.resolve_stream(STREAM, multi_stream=False)
-    retrieval = Retrieval(settings, kinesis, open_fan_out(settings, clients), SystemClock(), lambda _: None, spawn_thread)
+    retrieval = Retrieval(
+        settings,
+        kinesis,
+        open_fan_out(settings, clients),
+        SystemClock(),
+        lambda _: None,
+        spawn_thread,
+    )
     retrieval.prepare([stream])
     shards = [shard.shard_id for shard in kinesis.list_shards(stream)]
     port = int(url.rpartition(":")[2])
     process = psutil.Process()
 
     def taken() -> tuple[int, int, float]:
-        connections = sum(c.status == psutil.CONN_ESTABLISHED and bool(c.raddr) and c.raddr.port == port for c in process.net_connections("tcp"))
+        connections = sum(
+            c.status == psutil.CONN_ESTABLISHED and bool(c.raddr) and c.raddr.port == port
+            for c in process.net_connections("tcp")
+        )
         return threading.active_count(), connections, process.memory_info().rss / 1e6
 
     before = taken()
     began, cpu = time.perf_counter(), time.process_time()
-    readers = [retrieval.reader(stream, shard, shard, TRIM_HORIZON, None, held_leases=1) for shard in shards]
+    readers = [
+        retrieval.reader(stream, shard, shard, TRIM_HORIZON, None, held_leases=1)
+        for shard in shards
+    ]
     read_to_the_tip(readers, records)
     seconds, cpu = time.perf_counter() - began, time.process_time() - cpu
     after = taken()
@@ -70,14 +94,14 @@ def read_all(url: str, http: str, records: int) -> dict[str, float]:
 
 def read_to_the_tip(readers: list[Any], records: int) -> None:
     """Take what has come from each in turn, as the worker's fetch threads do."""
-    deadline = time.monotonic() + PATIENCE_SECONDS
+    deadline = time.monotonic() + RETRY_LIMIT_SECONDS
     got, begun = 0, 0
     while got < records or begun < len(readers):
         assert time.monotonic() < deadline, f"{got} of {records} records came"
         for reader in readers:
             try:
                 chunk = reader.read()
-            except Throttled:  # another subscription to the shard is younger than five seconds
+            except ThrottledError:  # another subscription to the shard is younger than five seconds
                 chunk = None
             got += chunk.records.num_rows if chunk is not None else 0
         begun = sum(reader.millis_behind_latest is not None for reader in readers)
@@ -91,20 +115,46 @@ def run(shards: int, records: int, rounds: int) -> dict[str, Any]:
         kinesis = client(url)
         kinesis.create_stream(StreamName=STREAM, ShardCount=shards)
         for first in range(0, records, 500):
-            entries = [{"Data": os.urandom(RECORD_BYTES), "PartitionKey": str(n)} for n in range(first, min(first + 500, records))]
+            entries = [
+                {"Data": os.urandom(RECORD_BYTES), "PartitionKey": str(n)}
+                for n in range(first, min(first + 500, records))
+            ]
             assert kinesis.put_records(StreamName=STREAM, Records=entries)["FailedRecordCount"] == 0
         for _ in range(rounds):
             for http, found in samples.items():
-                command = [sys.executable, "-m", "benchmarks.fan_out", "--read", http, "--url", url, "--records", str(records)]
-                done = subprocess.run(command, stdout=subprocess.PIPE, check=True, timeout=2 * PATIENCE_SECONDS)
+                command = [
+                    sys.executable,
+                    "-m",
+                    "benchmarks.fan_out",
+                    "--read",
+                    http,
+                    "--url",
+                    url,
+                    "--records",
+                    str(records),
+                ]
+                done = subprocess.run(
+                    command, stdout=subprocess.PIPE, check=True, timeout=2 * RETRY_LIMIT_SECONDS
+                )
                 found.append(json.loads(done.stdout))
                 time.sleep(5)  # the service lets a shard be subscribed to once in five seconds
-    median: Callable[[list[dict[str, float]], str], float] = lambda found, name: statistics.median(one[name] for one in found)  # noqa: E731 (one line)
-    return {"subscriptions": shards, **{f"http_{http}": {name: median(found, name) for name in found[0]} for http, found in samples.items()}}
+    # one line
+    median: Callable[[list[dict[str, float]], str], float] = lambda found, name: statistics.median(  # noqa: E731
+        one[name] for one in found
+    )
+    return {
+        "subscriptions": shards,
+        **{
+            f"http_{http}": {name: median(found, name) for name in found[0]}
+            for http, found in samples.items()
+        },
+    }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--json", action="store_true", help="one line instead of indented JSON")
     parser.add_argument("--shards", type=int, default=32)
     parser.add_argument("--records", type=int, default=20_000)
@@ -115,7 +165,11 @@ def main() -> None:
     if options.read:
         print(json.dumps(read_all(options.url, options.read, options.records)))
         return
-    print(json.dumps(run(options.shards, options.records, options.rounds), indent=None if options.json else 2))
+    print(
+        json.dumps(
+            run(options.shards, options.records, options.rounds), indent=None if options.json else 2
+        )
+    )
 
 
 if __name__ == "__main__":

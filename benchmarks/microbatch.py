@@ -1,9 +1,11 @@
 """What a micro-batch costs, and how old a record is when its row is committed.
 
-Batches of 0, 1,000 and 100,000 records go through the driver's way (DataFrame function, Spark's Parquet writer) and the short way (Arrow function,
-pyarrow), each with the exactly-once commit into a local Delta table, in turn with Spark's own `range(n).write.parquet`. Latency: records are put at a steady
-rate into the embedded AWS, a whole worker (short way) commits them, and each row's time is that from before its PutRecords call to its commit. Medians;
-milliseconds; the ratios are medians of the rounds' ratios, so that a busy minute hardly shows in them.
+Batches of 0, 1,000 and 100,000 records go through the Spark path (DataFrame function, Spark's
+Parquet writer) and the Arrow path (Arrow function, pyarrow), each with the exactly-once commit into
+a local Delta table, in turn with Spark's own `range(n).write.parquet`. Latency: records are put at
+a steady rate into the embedded AWS, a whole worker (Arrow path) commits them, and each row's time
+is that from before its PutRecords call to its commit. Medians; milliseconds; the ratios are medians
+of the rounds' ratios, so that a busy minute hardly shows in them.
 
     python -m benchmarks.microbatch [--json] [--rounds 15] [--seconds 10]
 
@@ -31,13 +33,13 @@ import numpy as np
 import pyarrow as pa
 
 from kcl_pipeline.aws import AwsClients, SessionOptions
-from kcl_pipeline.batch import Batch, BatchWriter, CommitEntry, SinkNumbers
+from kcl_pipeline.batch import Batch, BatchWriter, CommitEntry, TxnVersions
+from kcl_pipeline.delta.arrow_writer import ArrowBatchWriter
+from kcl_pipeline.delta.sink import DeltaCommitter, DeltaSink
 from kcl_pipeline.events import BatchCommitted, Event
+from kcl_pipeline.kinesis.decode.bodies import records_table
 from kcl_pipeline.local import EmbeddedAws
 from kcl_pipeline.pipeline import KinesisPipeline
-from kcl_pipeline.records.decode import records_table
-from kcl_pipeline.spark.arrow_writer import ArrowBatchWriter
-from kcl_pipeline.spark.delta import DeltaCommitter, DeltaSink
 from kcl_pipeline.spark.session import build_session
 from kcl_pipeline.spark.warm import warm_up
 from kcl_pipeline.spark.writer import SparkBatchWriter
@@ -67,7 +69,7 @@ class Way:
 
     def __init__(self, name: str, writer: BatchWriter, sink: DeltaCommitter) -> None:
         self._name, self._writer, self._sink = name, writer, sink
-        self._numbers = SinkNumbers()
+        self._numbers = TxnVersions()
         self._turn = itertools.count(1)
 
     def __call__(self, records: pa.Table) -> None:
@@ -78,15 +80,23 @@ class Way:
             self._sink.ensure_table(written.schema)
         outcome = self._sink.commit(written, [CommitEntry("lease", turn, self._numbers)])
         assert outcome.version is not None
-        self._numbers = SinkNumbers(turn)
+        self._numbers = TxnVersions(turn)
 
 
 def batches(folder: Path, rounds: int) -> dict[str, Any]:
     session = build_session("microbatch")
     warm_up(session)
     spark, arrow = f"{folder}/spark", f"{folder}/arrow"
-    driver = Way("driver", SparkBatchWriter(session, lambda frame: frame, spark), DeltaCommitter(DeltaSink(spark), "bench"))
-    short = Way("short", ArrowBatchWriter(lambda table: table, arrow), DeltaCommitter(DeltaSink(arrow), "bench"))
+    driver = Way(
+        "driver",
+        SparkBatchWriter(session, lambda frame: frame, spark),
+        DeltaCommitter(DeltaSink(spark), "bench"),
+    )
+    short = Way(
+        "short",
+        ArrowBatchWriter(lambda table: table, arrow),
+        DeltaCommitter(DeltaSink(arrow), "bench"),
+    )
     numbers = itertools.count()
     tables = {size: records_of(size) for size in SIZES}
 
@@ -113,10 +123,18 @@ def batches(folder: Path, rounds: int) -> dict[str, Any]:
 
     def ratio(name: str, of: str) -> float:
         """Median of the rounds' ratios: what slows a round slows both."""
-        return round(statistics.median(a / b for a, b in zip(millis[name, 1_000], millis[of, 1_000], strict=True)), 2)
+        return round(
+            statistics.median(
+                a / b for a, b in zip(millis[name, 1_000], millis[of, 1_000], strict=True)
+            ),
+            2,
+        )
 
     return {
-        "batches": {str(size): {name: round(statistics.median(millis[name, size]), 1) for name in ways} for size in SIZES},
+        "batches": {
+            str(size): {name: round(statistics.median(millis[name, size]), 1) for name in ways}
+            for size in SIZES
+        },
         "overhead_ratio_vs_spark_write": ratio("driver_ms", "spark_write_ms"),
         "overhead_ratio_vs_spark_empty_write": ratio("driver_ms", "spark_empty_write_ms"),
         "short_ratio_vs_spark_write": ratio("short_ms", "spark_write_ms"),
@@ -132,7 +150,9 @@ class Committed:
 
     def transform(self, table: pa.Table) -> pa.Table:
         """Notes the numbers of a batch."""
-        self._waiting += [struct.unpack_from(">Q", value.as_buffer())[0] for value in table.column("data")]
+        self._waiting += [
+            struct.unpack_from(">Q", value.as_buffer())[0] for value in table.column("data")
+        ]
         return table
 
     def __call__(self, event: Event) -> None:
@@ -144,8 +164,16 @@ class Committed:
 
 
 def put(aws: EmbeddedAws, rate: int, seconds: float, first: int) -> dict[int, float]:
-    """Puts at that rate, ten calls a second at most, through boto3; when each record was handed to it."""
-    client = boto3.client("kinesis", endpoint_url=aws.endpoint_url, region_name="us-east-1", aws_access_key_id="k", aws_secret_access_key="s")
+    """Puts at that rate, ten calls a second at most, through boto3; when each record was handed to
+    it.
+    """
+    client = boto3.client(
+        "kinesis",
+        endpoint_url=aws.endpoint_url,
+        region_name="us-east-1",
+        aws_access_key_id="k",
+        aws_secret_access_key="s",
+    )
     each, gap = max(rate // 20, 1), max(1 / rate, 0.05)
     put_at: dict[int, float] = {}
     began = time.perf_counter()
@@ -154,8 +182,13 @@ def put(aws: EmbeddedAws, rate: int, seconds: float, first: int) -> dict[int, fl
         numbers = range(first + call * each, first + (call + 1) * each)
         now = time.perf_counter()
         for part in range(0, each, 500):
-            entries: list[Any] = [{"Data": struct.pack(">Q", n) + bytes(RECORD_BYTES - 8), "PartitionKey": str(n)} for n in numbers[part : part + 500]]
-            assert client.put_records(StreamName="orders", Records=entries)["FailedRecordCount"] == 0
+            entries: list[Any] = [
+                {"Data": struct.pack(">Q", n) + bytes(RECORD_BYTES - 8), "PartitionKey": str(n)}
+                for n in numbers[part : part + 500]
+            ]
+            assert (
+                client.put_records(StreamName="orders", Records=entries)["FailedRecordCount"] == 0
+            )
         put_at.update(dict.fromkeys(numbers, now))
     return put_at
 
@@ -163,7 +196,9 @@ def put(aws: EmbeddedAws, rate: int, seconds: float, first: int) -> dict[int, fl
 def wait_for_rows(committed: Committed, wanted: dict[int, float]) -> None:
     deadline = time.monotonic() + SETTLED_SECONDS
     while not wanted.keys() <= committed.at.keys():
-        assert time.monotonic() < deadline, f"{len(wanted.keys() - committed.at.keys())} records are not in the table"
+        assert time.monotonic() < deadline, (
+            f"{len(wanted.keys() - committed.at.keys())} records are not in the table"
+        )
         time.sleep(0.05)
 
 
@@ -173,9 +208,22 @@ def latency(folder: Path, rate: int, seconds: float, overrides: dict[str, Any]) 
         aws.kinesis.call("CreateStream", StreamName="orders", ShardCount=4)
         sink = DeltaSink(f"{folder}/latency-{rate}-{len(list(folder.iterdir()))}")
         settings = {"assignment": {"lease_assignment_interval_millis": 1000}, **overrides}
-        pipeline = KinesisPipeline(name="bench", streams=["orders"], sink=sink, transform_arrow=committed.transform, settings_overrides=settings)
-        options = SessionOptions("us-east-1", endpoint_url=aws.endpoint_url, aws_access_key_id="k", aws_secret_access_key="s")
-        worker = pipeline.build_worker("bench-1", clients=AwsClients(pipeline.settings, options), events=committed)
+        pipeline = KinesisPipeline(
+            name="bench",
+            streams=["orders"],
+            sink=sink,
+            transform_arrow=committed.transform,
+            settings_overrides=settings,
+        )
+        options = SessionOptions(
+            "us-east-1",
+            endpoint_url=aws.endpoint_url,
+            aws_access_key_id="k",
+            aws_secret_access_key="s",
+        )
+        worker = pipeline.build_worker(
+            "bench-1", clients=AwsClients(pipeline.settings, options), events=committed
+        )
         thread = threading.Thread(target=worker.run, args=(stop,))
         thread.start()
         try:
@@ -188,7 +236,11 @@ def latency(folder: Path, rate: int, seconds: float, overrides: dict[str, Any]) 
             thread.join(60)
     millis = sorted((committed.at[n] - at) * 1000 for n, at in put_at.items())
     p99 = millis[min(len(millis) - 1, int(len(millis) * 0.99))]
-    return {"records": len(millis), "put_to_commit_ms_p50": round(statistics.median(millis), 1), "put_to_commit_ms_p99": round(p99, 1)}
+    return {
+        "records": len(millis),
+        "put_to_commit_ms_p50": round(statistics.median(millis), 1),
+        "put_to_commit_ms_p99": round(p99, 1),
+    }
 
 
 def run(rounds: int, seconds: float) -> dict[str, Any]:
@@ -202,12 +254,18 @@ def run(rounds: int, seconds: float) -> dict[str, Any]:
         **of,
         "latency": latencies,
         "latency_fan_out_and_50_ms_batches": fan_out,
-        "machine": {"cores": os.cpu_count(), "python": sys.version.split()[0], "load": round(os.getloadavg()[0], 1)},
+        "machine": {
+            "cores": os.cpu_count(),
+            "python": sys.version.split()[0],
+            "load": round(os.getloadavg()[0], 1),
+        },
     }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--json", action="store_true", help="one line instead of indented JSON")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--seconds", type=float, default=10.0, help="of each latency run")

@@ -1,7 +1,8 @@
 """How good, how frugal and how fast the planner is: `python -m benchmarks.planner --json`.
 
-Beside `balanced`: KCL's variance strategy after 1, 10 and 60 rounds, and LPT from scratch. Nothing here asserts; the figures are printed. Plan times
-are those of one core, so that other work on the machine does not count; `plan_wall_ms_p99` is by the clock.
+Beside `balanced`: KCL's variance strategy after 1, 10 and 60 rounds, and LPT from scratch. Nothing
+here asserts; the figures are printed. Plan times are those of one core, so that other work on the
+machine does not count; `plan_wall_ms_p99` is by the clock.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from typing import Any
 
 from benchmarks.planner_cases import DISTRIBUTIONS, STARTS, carried_out, from_trace, lpt, make
 from benchmarks.svg import line_chart
-from kcl_pipeline.planning.balanced import balanced
+from kcl_pipeline.planning.balanced.strategy import balanced
 from kcl_pipeline.planning.explain import explain
-from kcl_pipeline.planning.figures import figures_of, max_over_mean, worker_loads
-from kcl_pipeline.planning.kcl_variance_exact import kcl_variance_exact
 from kcl_pipeline.planning.model import PlanInput
+from kcl_pipeline.planning.quality import figures_of, max_over_mean, worker_loads
+from verification.kcl_variance_exact import kcl_variance_exact
 
 _ROUNDS = (1, 10, 60)
 _CPU_AT_MEAN, _CPU_LIMIT = 40.0, 80.0
@@ -31,12 +32,21 @@ _CPU_AT_MEAN, _CPU_LIMIT = 40.0, 80.0
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.planner", description=__doc__)
-    parser.add_argument("--json", action="store_true", help="print one JSON line instead of a table")
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON line instead of a table"
+    )
     parser.add_argument("--seeds", type=int, default=20)
-    parser.add_argument("--kcl-seeds", type=int, default=3, help="seeds on which KCL's 60 rounds are run")
+    parser.add_argument(
+        "--kcl-seeds", type=int, default=3, help="seeds on which KCL's 60 rounds are run"
+    )
     parser.add_argument("--leases", type=int, default=10_000)
     parser.add_argument("--workers", type=int, default=500)
-    parser.add_argument("--large", action=argparse.BooleanOptionalAction, default=True, help="also time one plan of 100,000 leases on 5,000 workers")
+    parser.add_argument(
+        "--large",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="also time one plan of 100,000 leases on 5,000 workers",
+    )
     parser.add_argument("--figures", type=Path, help="write one SVG per scenario into this folder")
     parser.add_argument("--trace", type=Path, help="plan this case instead")
     options = parser.parse_args(arguments)
@@ -75,7 +85,9 @@ def p99(ordered: list[float]) -> float:
     return ordered[min(int(len(ordered) * 0.99), len(ordered) - 1)]
 
 
-def scenario(distribution: str, start: str, options: argparse.Namespace, times: list[tuple[float, float]]) -> dict[str, Any]:
+def scenario(
+    distribution: str, start: str, options: argparse.Namespace, times: list[tuple[float, float]]
+) -> dict[str, Any]:
     found, baseline, kcl = [], [], []
     for seed in range(options.seeds):
         case = make(distribution, start, seed, options.leases, options.workers)
@@ -88,7 +100,13 @@ def scenario(distribution: str, start: str, options: argparse.Namespace, times: 
             rounds, after_kcl = kcl_rounds(case, seed)
             kcl.append(rounds)
             if seed == 0 and options.figures:
-                draw(options.figures, f"{distribution}_{start}", case, carried_out(case, plan), after_kcl)
+                draw(
+                    options.figures,
+                    f"{distribution}_{start}",
+                    case,
+                    carried_out(case, plan),
+                    after_kcl,
+                )
     result: dict[str, Any] = {
         "name": f"{distribution}_{start}",
         "seeds": options.seeds,
@@ -96,7 +114,9 @@ def scenario(distribution: str, start: str, options: argparse.Namespace, times: 
         "largest_over_mean": round(max(one.largest_over_mean for one in found), 4),
         "moves": statistics.median(one.moves for one in found),
         "lower_bound": statistics.median(one.lower_bound for one in found),
-        "moves_over_lower_bound": round(statistics.median(one.moves_over_lower_bound for one in found), 4),
+        "moves_over_lower_bound": round(
+            statistics.median(one.moves_over_lower_bound for one in found), 4
+        ),
         "moves_over_lower_bound_worst": round(max(one.moves_over_lower_bound for one in found), 4),
     }
     for count in _ROUNDS:
@@ -105,34 +125,58 @@ def scenario(distribution: str, start: str, options: argparse.Namespace, times: 
                 "max_over_mean": round(statistics.median(one[count][0] for one in kcl), 4),
                 "moves": statistics.median(one[count][1] for one in kcl),
             }
-    result["lpt"] = {"max_over_mean": round(max(one[0] for one in baseline), 4), "moves": statistics.median(one[1] for one in baseline)}
+    result["lpt"] = {
+        "max_over_mean": round(max(one[0] for one in baseline), 4),
+        "moves": statistics.median(one[1] for one in baseline),
+    }
     return result
 
 
 def from_scratch(case: PlanInput) -> tuple[float, int]:
     """LPT blind to owners: (max over mean, moves)."""
     owner = lpt([lease.throughput_kbps or 0.0 for lease in case.leases], len(case.workers))
-    owners = {lease.lease_key: case.workers[w].worker_id for lease, w in zip(case.leases, owner, strict=True)}
+    owners = {
+        lease.lease_key: case.workers[w].worker_id
+        for lease, w in zip(case.leases, owner, strict=True)
+    }
     moves = sum(1 for lease in case.leases if owners[lease.lease_key] != lease.owner)
     return max_over_mean(case, owners), moves
 
 
 def kcl_rounds(case: PlanInput, seed: int) -> tuple[dict[int, tuple[float, int]], PlanInput]:
-    """KCL round by round with ideal metrics: each worker's CPU is exactly its share of the load, without lag, 40 % at the mean, limit 80 %."""
+    """KCL round by round with ideal metrics: each worker's CPU is exactly its share of the load,
+    without lag, 40 % at the mean, limit 80 %.
+    """
     rng = random.Random(seed)
     found: dict[int, tuple[float, int]] = {}
     moves = 0
     mean = sum(lease.throughput_kbps or 0.0 for lease in case.leases) / len(case.workers)
     for count in range(1, max(_ROUNDS) + 1):
         loads = worker_loads(case, {lease.lease_key: lease.owner for lease in case.leases})
-        crew = tuple(replace(worker, metrics={"C": _CPU_AT_MEAN * loads[worker.worker_id] / mean}, limits={"C": _CPU_LIMIT}) for worker in case.workers)
+        crew = tuple(
+            replace(
+                worker,
+                metrics={"C": _CPU_AT_MEAN * loads[worker.worker_id] / mean},
+                limits={"C": _CPU_LIMIT},
+            )
+            for worker in case.workers
+        )
         plan = kcl_variance_exact(replace(case, workers=crew), rng)
         moves += len(plan.moves)
         if plan.moves:
             to = {move.lease_key: move.to_worker for move in plan.moves}
-            case = replace(case, leases=tuple(replace(lease, owner=to[lease.lease_key]) if lease.lease_key in to else lease for lease in case.leases))
+            case = replace(
+                case,
+                leases=tuple(
+                    replace(lease, owner=to[lease.lease_key]) if lease.lease_key in to else lease
+                    for lease in case.leases
+                ),
+            )
         if count in _ROUNDS:
-            found[count] = max_over_mean(case, {lease.lease_key: lease.owner for lease in case.leases}), moves
+            found[count] = (
+                max_over_mean(case, {lease.lease_key: lease.owner for lease in case.leases}),
+                moves,
+            )
     return found, case
 
 
@@ -140,10 +184,20 @@ def draw(folder: Path, name: str, before: PlanInput, after: PlanInput, kcl: Plan
     folder.mkdir(parents=True, exist_ok=True)
     curves = {}
     for label, case in (("before", before), ("KCL, 60 rounds", kcl), ("balanced, one plan", after)):
-        loads = sorted(worker_loads(case, {lease.lease_key: lease.owner for lease in case.leases}).values(), reverse=True)
+        loads = sorted(
+            worker_loads(case, {lease.lease_key: lease.owner for lease in case.leases}).values(),
+            reverse=True,
+        )
         mean = sum(lease.throughput_kbps or 0.0 for lease in case.leases) / len(loads)
         curves[label] = [load / mean for load in loads]
-    chart = line_chart(name.replace("_", " "), "workers, most loaded first", "load / mean", curves, most=2.5, marks=(1.05,))
+    chart = line_chart(
+        name.replace("_", " "),
+        "workers, most loaded first",
+        "load / mean",
+        curves,
+        most=2.5,
+        marks=(1.05,),
+    )
     (folder / f"planner_{name}.svg").write_text(chart)
 
 
@@ -165,7 +219,15 @@ def plan_trace(path: Path, *, as_json: bool) -> int:
     print(
         json.dumps(
             {
-                "moves": [{"key": move.lease_key, "from": move.from_worker, "to": move.to_worker, "reason": move.reason} for move in plan.moves],
+                "moves": [
+                    {
+                        "key": move.lease_key,
+                        "from": move.from_worker,
+                        "to": move.to_worker,
+                        "reason": move.reason,
+                    }
+                    for move in plan.moves
+                ],
                 "spilled": list(plan.spilled),
                 "max_over_mean_before": round(shown.max_over_mean_before, 4),
                 "max_over_mean": round(found.max_over_mean, 6),
@@ -181,13 +243,27 @@ def plan_trace(path: Path, *, as_json: bool) -> int:
 
 
 def table(result: dict[str, Any]) -> str:
-    lines = [f"{'scenario':26}{'max/mean':>9}{'moves':>8}{'bound':>8}{'ratio':>7}{'KCL 1':>15}{'KCL 10':>15}{'KCL 60':>15}{'LPT':>15}"]
+    lines = [
+        (
+            f"{'scenario':26}{'max/mean':>9}{'moves':>8}{'bound':>8}{'ratio':>7}"
+            f"{'KCL 1':>15}{'KCL 10':>15}{'KCL 60':>15}{'LPT':>15}"
+        )
+    ]
     for one in result["scenarios"]:
         peers = "".join(
-            f"{one[key]['max_over_mean']:>9.3f}/{one[key]['moves']:>5.0f}" if key in one else f"{'':>15}" for key in ("kcl_1", "kcl_10", "kcl_60", "lpt")
+            f"{one[key]['max_over_mean']:>9.3f}/{one[key]['moves']:>5.0f}"
+            if key in one
+            else f"{'':>15}"
+            for key in ("kcl_1", "kcl_10", "kcl_60", "lpt")
         )
-        lines.append(f"{one['name']:26}{one['max_over_mean']:>9.4f}{one['moves']:>8.0f}{one['lower_bound']:>8.0f}{one['moves_over_lower_bound']:>7.3f}{peers}")
-    lines.append(f"plan: p50 {result['plan_ms_p50']} ms, p99 {result['plan_ms_p99']} ms; 100k x 5k: {result['plan_100k_5k_s']} s")
+        lines.append(
+            f"{one['name']:26}{one['max_over_mean']:>9.4f}{one['moves']:>8.0f}"
+            f"{one['lower_bound']:>8.0f}{one['moves_over_lower_bound']:>7.3f}{peers}"
+        )
+    lines.append(
+        f"plan: p50 {result['plan_ms_p50']} ms, p99 {result['plan_ms_p99']} ms; 100k x 5k: "
+        f"{result['plan_100k_5k_s']} s"
+    )
     return "\n".join(lines)
 
 

@@ -1,4 +1,6 @@
-"""The cases of the planner benchmark: 10,000 leases on 500 workers, two distributions, four starts."""
+"""The cases of the planner benchmark: 10,000 leases on 500 workers, two distributions, four
+starts.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from kcl_pipeline.planning.figures import owners_after
 from kcl_pipeline.planning.model import LeaseState, Plan, PlanInput, PlanLimits, WorkerState
+from kcl_pipeline.planning.quality import owners_after
 
 SHARD_KBPS = 1_000.0
 """What a shard takes at most: no lease is heavier."""
@@ -21,7 +23,9 @@ _DRIFT_SIGMA = 0.35
 
 
 def lease_loads(distribution: str, leases: int, rng: random.Random) -> list[float]:
-    """KB/s per lease, each at most what a shard takes. Lognormal: sigma 1, mean 86. Zipf: in proportion to 1 / rank, mean about 79, shuffled."""
+    """KB/s per lease, each at most what a shard takes. Lognormal: sigma 1, mean 86. Zipf: in
+    proportion to 1 / rank, mean about 79, shuffled.
+    """
     if distribution == "lognormal":
         return [min(SHARD_KBPS, 86.0 * rng.lognormvariate(-0.5, 1.0)) for _ in range(leases)]
     scale = 15.2 * leases
@@ -31,7 +35,9 @@ def lease_loads(distribution: str, leases: int, rng: random.Random) -> list[floa
 
 
 def lpt(loads: list[float], workers: int) -> list[int]:
-    """Longest processing time first: the heaviest lease to the least loaded worker, blind to who has what."""
+    """Longest processing time first: the heaviest lease to the least loaded worker, blind to who
+    has what.
+    """
     heap = [(0.0, w) for w in range(workers)]
     owner = [0] * len(loads)
     for i in sorted(range(len(loads)), key=lambda i: (-loads[i], i)):
@@ -46,9 +52,12 @@ def worker_id(w: int) -> str:
     return f"az{w % GROUPS}-{w:05}"
 
 
-def make(distribution: str, start: str, seed: int, leases: int = 10_000, workers: int = 500) -> PlanInput:
-    """One case. `cold`: as many leases on each worker, whatever they weigh; the others start even (LPT), then a tenth of the workers is
-    added, or dies, or the loads drift by a lognormal factor of sigma 0.35.
+def make(
+    distribution: str, start: str, seed: int, leases: int = 10_000, workers: int = 500
+) -> PlanInput:
+    """One case. `cold`: as many leases on each worker, whatever they weigh; the others start even
+    (LPT), then a tenth of the workers is added, or dies, or the loads drift by a lognormal factor
+    of sigma 0.35.
     """
     rng = random.Random(f"{distribution}/{start}/{seed}")
     loads = lease_loads(distribution, leases, rng)
@@ -68,13 +77,22 @@ def make(distribution: str, start: str, seed: int, leases: int = 10_000, workers
         dead = set(rng.sample(crew, workers // 10))
         crew = [w for w in crew if w not in dead]
     if start == "drift":
-        loads = [min(SHARD_KBPS, load * rng.lognormvariate(-(_DRIFT_SIGMA**2) / 2, _DRIFT_SIGMA)) for load in loads]
+        loads = [
+            min(SHARD_KBPS, load * rng.lognormvariate(-(_DRIFT_SIGMA**2) / 2, _DRIFT_SIGMA))
+            for load in loads
+        ]
     alive = set(crew)
     return PlanInput(
         tuple(
             LeaseState(f"shardId-{i:012}", worker_id(w), loads[i])
             if w in alive
-            else LeaseState(f"shardId-{i:012}", None, loads[i], last_owner=worker_id(w or 0), waited_seconds=10.0)
+            else LeaseState(
+                f"shardId-{i:012}",
+                None,
+                loads[i],
+                last_owner=worker_id(w or 0),
+                waited_seconds=10.0,
+            )
             for i, w in enumerate(owner)
         ),
         tuple(WorkerState(worker_id(w), group=f"az{w % GROUPS}") for w in crew),
@@ -84,31 +102,49 @@ def make(distribution: str, start: str, seed: int, leases: int = 10_000, workers
 def carried_out(case: PlanInput, plan: Plan) -> PlanInput:
     """The case after the plan."""
     owners = owners_after(case, plan)
-    return replace(case, leases=tuple(replace(lease, owner=owners[lease.lease_key]) for lease in case.leases))
+    return replace(
+        case, leases=tuple(replace(lease, owner=owners[lease.lease_key]) for lease in case.leases)
+    )
 
 
 def from_trace(path: Path) -> PlanInput:
-    """A case from a file: `{"workers": [{"id", "group", "capacity"}], "leases": [{"key", "load", "owner"}]}`.
+    """A case from a file: `{"workers": [{"id", "group", "capacity"}], "leases": [{"key", "load",
+    "owner"}]}`.
 
-    An owner that is no worker is dead. Loads are in any unit: they are scaled to a mean of 1,000 KB/s per worker, so that the absolute dead-band
-    means little; the hysteresis is off, as if balancing had just begun. Raises `ValueError` naming what is wrong.
+    An owner that is no worker is dead. Loads are in any unit: they are scaled to a mean of 1,000
+    KB/s per worker, so that the absolute dead-band means little; the hysteresis is off, as if
+    balancing had just begun. Raises `ValueError` naming what is wrong.
     """
     try:
         content: Any = json.loads(path.read_text())
         crew = tuple(
-            WorkerState(str(worker["id"]), group=str(worker.get("group") or ""), capacity=float(worker.get("capacity", 1.0))) for worker in content["workers"]
+            WorkerState(
+                str(worker["id"]),
+                group=str(worker.get("group") or ""),
+                capacity=float(worker.get("capacity", 1.0)),
+            )
+            for worker in content["workers"]
         )
-        rows = [(str(lease["key"]), float(lease["load"] or 0.0), lease.get("owner")) for lease in content["leases"]]
+        rows = [
+            (str(lease["key"]), float(lease["load"] or 0.0), lease.get("owner"))
+            for lease in content["leases"]
+        ]
     except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
         raise ValueError(
-            f"{path} is not a trace; write {{'workers': [{{'id', 'group', 'capacity'}}], 'leases': [{{'key', 'load', 'owner'}}]}}: {error!r}"
+            f"{path} is not a trace; write {{'workers': [{{'id', 'group', 'capacity'}}], "
+            f"'leases': [{{'key', 'load', 'owner'}}]}}: {error!r}"
         ) from error
     living = {worker.worker_id for worker in crew}
     total = sum(load for _, load, _ in rows)
     unit = SHARD_KBPS * max(len(crew), 1) / total if total > 0 else 1.0
     return PlanInput(
         tuple(
-            LeaseState(key, owner if owner in living else None, load * unit, last_owner=None if owner is None or owner in living else str(owner))
+            LeaseState(
+                key,
+                owner if owner in living else None,
+                load * unit,
+                last_owner=None if owner is None or owner in living else str(owner),
+            )
             for key, load, owner in rows
         ),
         crew,

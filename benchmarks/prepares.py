@@ -1,7 +1,9 @@
-"""Batches per second of a worker with many leases: the rows prepared one after the other against on the worker's threads, in turns.
+"""Batches per second of a worker with many leases: the rows prepared one after the other against on
+the worker's threads, in turns.
 
-The lease rows are in the embedded AWS, which is a process of its own; the table is in memory, so that what is timed is the writes of the rows.
-`latency_millis` is waited before each request, as a network would. `beside`: the most requests that were under way at once.
+The lease rows are in the embedded AWS, which is a process of its own; the table is in memory, so
+that what is timed is the writes of the rows. `latency_millis` is waited before each request, as a
+network would. `beside`: the most requests that were under way at once.
 
     python -m benchmarks.prepares [--leases 64] [--rounds 5] [--json]
 """
@@ -26,11 +28,11 @@ from kcl_pipeline.aws import AwsClients, SessionOptions
 from kcl_pipeline.batch import Batch, ShardRange
 from kcl_pipeline.clock import SystemClock
 from kcl_pipeline.config import ConsumerSettings, LeaseSettings
-from kcl_pipeline.leases.dynamodb import DynamoDbLeaseTable
+from kcl_pipeline.leases.dynamodb.leases import DynamoDbLeaseTable
 from kcl_pipeline.leases.held import HeldLeases
 from kcl_pipeline.leases.lease import Lease
 from kcl_pipeline.leases.store import MapCallable, serial_map
-from kcl_pipeline.sequence import TRIM_HORIZON, Position
+from kcl_pipeline.position import TRIM_HORIZON, Position
 from kcl_pipeline.shards import StreamId
 from kcl_pipeline.testing.sink import InMemorySink, MemoryBatchWriter, MemoryTable
 from kcl_pipeline.worker.commit import Committer
@@ -69,17 +71,30 @@ class Network:
 class OneWorker:
     """A worker's leases and their consumers on a table of its own."""
 
-    def __init__(self, clients: AwsClients, settings: ConsumerSettings, name: str, leases: int, map_calls: MapCallable) -> None:
+    def __init__(
+        self,
+        clients: AwsClients,
+        settings: ConsumerSettings,
+        name: str,
+        leases: int,
+        map_calls: MapCallable,
+    ) -> None:
         clock = SystemClock()
-        table = DynamoDbLeaseTable(clients.dynamodb, name, settings.lease_table, settings.lease, clock)
+        table = DynamoDbLeaseTable(
+            clients.dynamodb, name, settings.lease_table, settings.lease, clock
+        )
         table.ensure_exists()
         for number in range(leases):
             table.create_lease(Lease(f"shardId-{number:012d}", TRIM_HORIZON, owner="w"))
         held = HeldLeases(table, "w", settings.lease, clock, lambda _event: None)
         rows = MemoryTable()
         self._writer = MemoryBatchWriter(rows)
-        self._committer = Committer(held, InMemorySink(rows), self._writer, clock, lambda _event: None, "w", map=map_calls)
-        self._consumers = {held.lease_key: ShardConsumer(held, StreamId("s")) for held in held.recover()}
+        self._committer = Committer(
+            held, InMemorySink(rows), self._writer, clock, lambda _event: None, "w", map=map_calls
+        )
+        self._consumers = {
+            held.lease_key: ShardConsumer(held, StreamId("s")) for held in held.recover()
+        }
         for consumer in self._consumers.values():
             self._committer.resolve(consumer)
         self._turn = 0
@@ -88,7 +103,10 @@ class OneWorker:
         """Commit a batch with a range of every lease."""
         self._turn += 1
         end = Position(str(self._turn))
-        ranges = tuple(ShardRange(key, consumer.committed or TRIM_HORIZON, end) for key, consumer in self._consumers.items())
+        ranges = tuple(
+            ShardRange(key, consumer.committed or TRIM_HORIZON, end)
+            for key, consumer in self._consumers.items()
+        )
         batch = Batch(f"b{self._turn}", ranges, NO_RECORDS)
         done = self._committer.commit(batch, self._consumers, self._writer.write(batch))
         if done is None or len(done.lease_keys) != len(ranges):
@@ -96,15 +114,23 @@ class OneWorker:
 
 
 def measure(endpoint: str, leases: int, rounds: int, latency_millis: float) -> dict[str, Any]:
-    """Batches per second of both ways in turns: their medians, the ratio of each round, and the most requests at once."""
+    """Batches per second of both ways in turns: their medians, the ratio of each round, and the
+    most requests at once.
+    """
     patience = LeaseSettings(failover_time_millis=600_000)  # one waits while the other is measured
     settings = ConsumerSettings(application_name="prepares", streams=("s",), lease=patience)
     network = Network()
     clients = AwsClients(settings, SessionOptions("us-east-1", None, endpoint, "k", "s"))
     network.around(clients.dynamodb)
     with ThreadPoolExecutor(settings.lease.max_lease_renewal_threads) as pool:
-        ways: dict[str, MapCallable] = {"one_by_one": serial_map, "together": lambda call, items: list(pool.map(call, items))}
-        workers = {way: OneWorker(clients, settings, f"{way}-{latency_millis:.0f}", leases, chosen) for way, chosen in ways.items()}
+        ways: dict[str, MapCallable] = {
+            "one_by_one": serial_map,
+            "together": lambda call, items: list(pool.map(call, items)),
+        }
+        workers = {
+            way: OneWorker(clients, settings, f"{way}-{latency_millis:.0f}", leases, chosen)
+            for way, chosen in ways.items()
+        }
         network.latency_seconds = latency_millis / 1000
         rates: dict[str, list[float]] = {way: [] for way in ways}
         most: dict[str, int] = {}
@@ -117,8 +143,18 @@ def measure(endpoint: str, leases: int, rounds: int, latency_millis: float) -> d
                 rates[way].append(BATCHES / (time.perf_counter() - began))
                 most[way] = network.most
     clients.close()
-    figures = {way: {"batches_per_s": round(statistics.median(rates[way]), 2), "beside": most[way]} for way in ways}
-    return figures | {"ratio": round(statistics.median(b / a for a, b in zip(rates["one_by_one"], rates["together"], strict=True)), 2)}
+    figures = {
+        way: {"batches_per_s": round(statistics.median(rates[way]), 2), "beside": most[way]}
+        for way in ways
+    }
+    return figures | {
+        "ratio": round(
+            statistics.median(
+                b / a for a, b in zip(rates["one_by_one"], rates["together"], strict=True)
+            ),
+            2,
+        )
+    }
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -128,10 +164,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(arguments)
-    server = subprocess.Popen([sys.executable, "-m", "kcl_pipeline.local", "--port", "0"], stdout=subprocess.PIPE, text=True)
+    server = subprocess.Popen(
+        [sys.executable, "-m", "kcl_pipeline.local", "--port", "0"],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     try:
         endpoint = server.stdout.readline().strip() if server.stdout else ""
-        results = {f"{latency:.0f}": measure(endpoint, options.leases, options.rounds, latency) for latency in LATENCIES_MILLIS}
+        results = {
+            f"{latency:.0f}": measure(endpoint, options.leases, options.rounds, latency)
+            for latency in LATENCIES_MILLIS
+        }
     finally:
         server.terminate()
         server.wait(30)

@@ -1,12 +1,14 @@
 """24 virtual hours of a fleet under each strategy: `python -m benchmarks.rebalance --json`.
 
-A daily curve (night at a sixth of the peak) with an autoscaler that follows it, leases that drift, hot shards, three rolling deploys that replace
-every worker (the new one starts before the old one stops, as orchestrators do by default), and workers that die and are replaced five minutes
-later. Every strategy sees the same day. Once a minute the leader plans on smoothed samples of the past; the plan meets the load of the next
-minute, and that is what is measured.
+A daily curve (night at a sixth of the peak) with an autoscaler that follows it, leases that drift,
+hot shards, three rolling deploys that replace every worker (the new one starts before the old one
+stops, as orchestrators do by default), and workers that die and are replaced five minutes later.
+Every strategy sees the same day. Once a minute the leader plans on smoothed samples of the past;
+the plan meets the load of the next minute, and that is what is measured.
 
-`max_over_mean` is the mean over the day of the most loaded worker over the fleet's mean; `moves` counts all, placements of orphans included;
-`over_1_10`: the share of minutes in which it was above 1.10.
+`max_over_mean` is the mean over the day of the most loaded worker over the fleet's mean; `moves`
+counts all, placements of orphans included; `over_1_10`: the share of minutes in which it was above
+1.10.
 """
 
 from __future__ import annotations
@@ -22,8 +24,8 @@ from pathlib import Path
 
 from benchmarks.svg import line_chart
 from kcl_pipeline.planning import strategies
-from kcl_pipeline.planning.kcl_variance_exact import kcl_variance_exact
 from kcl_pipeline.planning.model import LeaseState, Plan, PlanInput, WorkerState
+from verification.kcl_variance_exact import kcl_variance_exact
 
 MINUTES = 24 * 60
 _SHARD_KBPS = 1_000.0
@@ -43,8 +45,8 @@ _HEADROOM = 0.15
 
 @dataclass(slots=True)
 class Day:
-    """What happens, the same for every strategy: KB/s per minute and lease, and in which minute which slots of the fleet
-    start a new worker and stop the oldest.
+    """What happens, the same for every strategy: KB/s per minute and lease, and in which minute
+    which slots of the fleet start a new worker and stop the oldest.
     """
 
     loads: list[list[float]]
@@ -82,7 +84,18 @@ def make_day(seed: int, leases: int, workers: int, minutes: int = MINUTES) -> Da
             drift[i] += rng.gauss(0.0, _DRIFT_PER_MINUTE) - _DRIFT_PULL * drift[i]
         if rng.random() < _BURSTS_PER_MINUTE:
             hot_until[rng.randrange(leases)] = minute + rng.randint(20, 60)
-        loads.append([min(_SHARD_KBPS, base[i] * curve * math.exp(drift[i]) * (_BURST_FACTOR if hot_until[i] > minute else 1.0)) for i in range(leases)])
+        loads.append(
+            [
+                min(
+                    _SHARD_KBPS,
+                    base[i]
+                    * curve
+                    * math.exp(drift[i])
+                    * (_BURST_FACTOR if hot_until[i] > minute else 1.0),
+                )
+                for i in range(leases)
+            ]
+        )
     day = Day(loads)
     _schedule(day, rng, workers, minutes)
     return day
@@ -96,7 +109,11 @@ def _curve(minute: int) -> float:
 def _schedule(day: Day, rng: random.Random, workers: int, minutes: int) -> None:
     """Who starts and stops when: the autoscaler (not during deploys), deploys, deaths."""
     running = workers
-    quiet = [minute for minute in range(minutes) if all(not begin - 15 <= minute <= begin + workers + 15 for begin in _DEPLOYS)]
+    quiet = [
+        minute
+        for minute in range(minutes)
+        if all(not begin - 15 <= minute <= begin + workers + 15 for begin in _DEPLOYS)
+    ]
     sizes = []
     for minute in range(minutes):
         wanted = max(math.ceil(workers * min(_curve(minute) + _HEADROOM, 1.0)), 2)
@@ -112,7 +129,8 @@ def _schedule(day: Day, rng: random.Random, workers: int, minutes: int) -> None:
             for slot in range(sizes[begin]):
                 day.starts.setdefault(begin + slot, []).append(slot)
                 day.stops.setdefault(begin + slot + _SURGE_MINUTES, []).append(slot)
-    # The slots that are never scaled away, and away from deploys: then no replacement is caught in between.
+    # The slots that are never scaled away, and away from deploys: then no replacement is caught in
+    # between.
     for slot in rng.sample(range(min(sizes)), min(_DEATHS_PER_DAY, *sizes)):
         minute = rng.choice([m for m in quiet if m > 0])
         day.stops.setdefault(minute, []).append(slot)
@@ -136,15 +154,34 @@ def live_through(day: Day, strategy: Callable[[PlanInput], Plan], workers: int) 
         for slot in day.stops.get(minute, []):
             owner = [None if name == _name(slot, stopped[slot]) else name for name in owner]
             stopped[slot] += 1
-        crew = [_name(slot, generation) for slot in range(workers) for generation in range(stopped[slot], started[slot])]
+        crew = [
+            _name(slot, generation)
+            for slot in range(workers)
+            for generation in range(stopped[slot], started[slot])
+        ]
         measured = _loads(crew, owner, sampled)
-        # A worker at the peak of the day and at its fair share uses 60 % CPU; 3 % is the process itself.
+        # A worker at the peak of the day and at its fair share uses 60 % CPU; 3 % is the process
+        # itself.
         per_kbps = 57.0 / (86.0 * leases / workers)
-        states = tuple(WorkerState(name, name.split("-")[0], {"C": min(3.0 + per_kbps * measured[name], 100.0)}, {"C": 90.0}) for name in crew)
+        states = tuple(
+            WorkerState(
+                name,
+                name.split("-")[0],
+                {"C": min(3.0 + per_kbps * measured[name], 100.0)},
+                {"C": 90.0},
+            )
+            for name in crew
+        )
         plan = strategy(
             PlanInput(
                 tuple(
-                    LeaseState(key, owner[i], sampled[i], waited_seconds=0.0 if owner[i] else 10.0, seconds_since_move=60.0 * (minute - moved_at[i]))
+                    LeaseState(
+                        key,
+                        owner[i],
+                        sampled[i],
+                        waited_seconds=0.0 if owner[i] else 10.0,
+                        seconds_since_move=60.0 * (minute - moved_at[i]),
+                    )
                     for i, key in enumerate(keys)
                 ),
                 states,
@@ -156,7 +193,10 @@ def live_through(day: Day, strategy: Callable[[PlanInput], Plan], workers: int) 
         outcome.moves += len(plan.moves)
         now = _loads(crew, owner, loads)
         outcome.peaks.append(max(now.values()) / (sum(loads) / len(crew)))
-        sampled = [_SMOOTHING * load + (1 - _SMOOTHING) * before for load, before in zip(loads, sampled, strict=True)]
+        sampled = [
+            _SMOOTHING * load + (1 - _SMOOTHING) * before
+            for load, before in zip(loads, sampled, strict=True)
+        ]
     return outcome
 
 
@@ -173,7 +213,9 @@ def _loads(crew: list[str], owner: list[str | None], loads: list[float]) -> dict
 
 
 def contestants() -> dict[str, Callable[[PlanInput], Plan]]:
-    """The strategies by name; KCL's variance strategy both as this package has it and with all its defects."""
+    """The strategies by name; KCL's variance strategy both as this package has it and with all its
+    defects.
+    """
     rng = random.Random(1)
     return {
         "balanced": strategies.get("balanced"),
@@ -200,11 +242,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
     rows = {name: outcome.row for name, outcome in found.items()}
     if options.figures:
         options.figures.mkdir(parents=True, exist_ok=True)
-        curves = {name: [max(outcome.peaks[k : k + 10]) for k in range(0, len(outcome.peaks), 10)] for name, outcome in found.items()}
-        chart = line_chart("24 virtual hours, worst of ten minutes", "time", "max / mean", curves, most=3.0, marks=(1.10,))
+        curves = {
+            name: [max(outcome.peaks[k : k + 10]) for k in range(0, len(outcome.peaks), 10)]
+            for name, outcome in found.items()
+        }
+        chart = line_chart(
+            "24 virtual hours, worst of ten minutes",
+            "time",
+            "max / mean",
+            curves,
+            most=3.0,
+            marks=(1.10,),
+        )
         (options.figures / "rebalance.svg").write_text(chart)
     if options.json:
-        print(json.dumps({"seed": options.seed, "leases": options.leases, "workers": options.workers, "minutes": options.minutes, "strategies": rows}))
+        print(
+            json.dumps(
+                {
+                    "seed": options.seed,
+                    "leases": options.leases,
+                    "workers": options.workers,
+                    "minutes": options.minutes,
+                    "strategies": rows,
+                }
+            )
+        )
         return 0
     print(f"{'strategy':28}{'max/mean':>10}{'moves':>8}{'over 1.10':>11}")
     for name, row in rows.items():

@@ -1,4 +1,5 @@
-"""The replay server's HTTP/2 in cleartext, for clients that begin with the preface: the AWS SDK in kclpy's daemon asks Kinesis that way.
+"""The replay server's HTTP/2 in cleartext, for clients that begin with the preface: the AWS SDK in
+kclpy's daemon asks Kinesis that way.
 
 The protocol is h2's.
 """
@@ -21,13 +22,18 @@ Answer = Callable[[str, dict[str, str], bytes], tuple[str, bytes | memoryview]]
 
 
 class Http2Connection:
-    """One connection. An answer is sent as far as the client's windows allow, the rest when they open."""
+    """One connection.
+
+    An answer is sent as far as the client's windows allow, the rest when they open.
+    """
 
     def __init__(self, sendall: Callable[[bytes], object], answer: Answer) -> None:
         self.sendall = sendall
         self.answer = answer
         self.h2 = H2Connection(H2Configuration(client_side=False, header_encoding="utf-8"))
-        self.h2.local_settings = Settings(client=False, initial_values={SettingCodes.MAX_CONCURRENT_STREAMS: MAX_STREAMS})
+        self.h2.local_settings = Settings(
+            client=False, initial_values={SettingCodes.MAX_CONCURRENT_STREAMS: MAX_STREAMS}
+        )
         self.requests: dict[int, tuple[dict[str, str], bytearray]] = {}
         self.unsent: dict[int, memoryview] = {}
         self.h2.initiate_connection()
@@ -43,14 +49,20 @@ class Http2Connection:
     def on(self, event: Event) -> None:
         """Collect a request; answer it when it is complete."""
         if isinstance(event, RequestReceived):
-            self.requests[event.stream_id] = {str(name): str(value) for name, value in event.headers}, bytearray()
+            self.requests[event.stream_id] = (
+                {str(name): str(value) for name, value in event.headers},
+                bytearray(),
+            )
         elif isinstance(event, DataReceived):
             self.requests[event.stream_id][1].extend(event.data)
             self.h2.acknowledge_received_data(event.flow_controlled_length, event.stream_id)
         elif isinstance(event, StreamEnded):
             headers, body = self.requests.pop(event.stream_id)
             kind, answer = self.answer(headers[":path"], headers, bytes(body))
-            self.h2.send_headers(event.stream_id, [(":status", "200"), ("content-type", kind), ("x-amzn-requestid", "0")])
+            self.h2.send_headers(
+                event.stream_id,
+                [(":status", "200"), ("content-type", kind), ("x-amzn-requestid", "0")],
+            )
             self.unsent[event.stream_id] = memoryview(bytes(answer))
         elif isinstance(event, StreamReset):
             self.requests.pop(event.stream_id, None)
@@ -59,7 +71,18 @@ class Http2Connection:
     def send(self, stream: int) -> None:
         """As much of an answer as the windows of its stream and of the connection allow."""
         body = self.unsent[stream]
-        while body and (size := min(self.h2.local_flow_control_window(stream), self.h2.max_outbound_frame_size, FRAME_BYTES, len(body))) > 0:
+        while (
+            body
+            and (
+                size := min(
+                    self.h2.local_flow_control_window(stream),
+                    self.h2.max_outbound_frame_size,
+                    FRAME_BYTES,
+                    len(body),
+                )
+            )
+            > 0
+        ):
             self.h2.send_data(stream, bytes(body[:size]))
             body = body[size:]
         if body:

@@ -1,10 +1,13 @@
-"""A Kinesis of one stream per record size that answers GetRecords with prepared bodies, so that what is measured is the reader and not the server.
+"""A Kinesis of one stream per record size that answers GetRecords with prepared bodies, so that
+what is measured is the reader and not the server.
 
-`python -m benchmarks.replay_server` listens on a free port of 127.0.0.1, prints `{"port": …}` as its first line, and ends with its standard input.
-The streams are `orders-1024` and `orders-100` (or those of `--sizes`), with `--shards` shards that never end. Every answer holds `--records` records,
-or as many as 10 MiB hold; only the digits that tell one answer from the next are written anew, so that sequence numbers rise. JSON and CBOR, by the
-request's content type; HTTP/1.1, and HTTP/2 in cleartext. `GET /cpu` gives the seconds of processor time that the server has used. An iterator that is
-nothing but a record size gives answer 0 again and again, with nothing written anew.
+`python -m benchmarks.replay_server` listens on a free port of 127.0.0.1, prints `{"port": …}` as
+its first line, and ends with its standard input. The streams are `orders-1024` and `orders-100` (or
+those of `--sizes`), with `--shards` shards that never end. Every answer holds `--records` records,
+or as many as 10 MiB hold; only the digits that tell one answer from the next are written anew, so
+that sequence numbers rise. JSON and CBOR, by the request's content type; HTTP/1.1, and HTTP/2 in
+cleartext. `GET /cpu` gives the seconds of processor time that the server has used. An iterator that
+is nothing but a record size gives answer 0 again and again, with nothing written anew.
 """
 
 from __future__ import annotations
@@ -61,17 +64,25 @@ def sequence_number(answer: int, row: int) -> str:
 
 
 class Prepared:
-    """One answer's body in one form, of which any number of answers is made. `at` is where the answer's digits are."""
+    """One answer's body in one form, of which any number of answers is made.
+
+    `at` is where the answer's digits are.
+    """
 
     def __init__(self, body: bytes) -> None:
         self.body = body
-        marks = [m.end() for m in re.finditer(re.escape(PREFIX.encode()) + rb"(?=0{%d})" % DIGITS, body)]
+        marks = [
+            m.end() for m in re.finditer(re.escape(PREFIX.encode()) + rb"(?=0{%d})" % DIGITS, body)
+        ]
         self.at = np.array(marks)[:, None] + np.arange(DIGITS)
         self.next_at = body.rindex(NEXT) + len(NEXT) + np.arange(DIGITS)
         self.local = threading.local()
 
     def answer(self, number: int) -> memoryview:
-        """The body of that answer, which names the next. The memory is the calling thread's, until it asks for another answer."""
+        """The body of that answer, which names the next.
+
+        The memory is the calling thread's, until it asks for another answer.
+        """
         if not hasattr(self.local, "body"):
             self.local.body = np.frombuffer(self.body, np.uint8).copy()
         body = self.local.body
@@ -83,26 +94,46 @@ class Prepared:
 def prepared(size: int, records: int) -> dict[str, Prepared]:
     """The two bodies."""
     rows = records_of(size, records)
-    tail = {"NextShardIterator": f"{size}{NEXT.decode()}{1:0{DIGITS}d}", "MillisBehindLatest": 60_000}
-    texts = [row | {"Data": base64.b64encode(row["Data"]).decode(), "ApproximateArrivalTimestamp": row["ApproximateArrivalTimestamp"] / 1000} for row in rows]
-    tagged = [row | {"ApproximateArrivalTimestamp": cbor2.CBORTag(1, row["ApproximateArrivalTimestamp"])} for row in rows]
+    tail = {
+        "NextShardIterator": f"{size}{NEXT.decode()}{1:0{DIGITS}d}",
+        "MillisBehindLatest": 60_000,
+    }
+    texts = [
+        row
+        | {
+            "Data": base64.b64encode(row["Data"]).decode(),
+            "ApproximateArrivalTimestamp": row["ApproximateArrivalTimestamp"] / 1000,
+        }
+        for row in rows
+    ]
+    tagged = [
+        row | {"ApproximateArrivalTimestamp": cbor2.CBORTag(1, row["ApproximateArrivalTimestamp"])}
+        for row in rows
+    ]
     json_body = json.dumps({"Records": texts} | tail, separators=(",", ":")).encode()
     return {JSON: Prepared(json_body), CBOR: Prepared(cbor2.dumps({"Records": tagged} | tail))}
 
 
 def head(length: int, content_type: str) -> bytes:
-    return f"HTTP/1.1 200 OK\r\nContent-Type: {content_type}\r\nContent-Length: {length}\r\nx-amzn-RequestId: 0\r\n\r\n".encode()
+    return (
+        f"HTTP/1.1 200 OK\r\nContent-Type: {content_type}\r\nContent-Length: "
+        f"{length}\r\nx-amzn-RequestId: 0\r\n\r\n"
+    ).encode()
 
 
 class Replay(socketserver.BaseRequestHandler):
-    """One connection, in a thread of its own: a body goes to the kernel from where it is, and nothing else is copied."""
+    """One connection, in a thread of its own: a body goes to the kernel from where it is, and
+    nothing else is copied.
+    """
 
     answers: dict[tuple[str, str], Prepared]
     same: dict[tuple[str, str], bytes]
     shards: int
 
     def handle(self) -> None:
-        """Answer every request; a connection that begins with HTTP/2's preface goes on in HTTP/2."""
+        """Answer every request; a connection that begins with HTTP/2's preface goes on in
+        HTTP/2.
+        """
         self.request.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         buffer = b""
         with suppress(ConnectionError):
@@ -125,7 +156,10 @@ class Replay(socketserver.BaseRequestHandler):
         """Answer the requests that are complete; returns what is left."""
         while (end := buffer.find(b"\r\n\r\n")) >= 0:
             lines = buffer[:end].decode("latin-1").split("\r\n")
-            headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines[1:])}
+            headers = {
+                name.lower(): value.strip()
+                for name, _, value in (line.partition(":") for line in lines[1:])
+            }
             stop = end + 4 + int(headers.get("content-length", 0))
             if len(buffer) < stop:
                 return buffer
@@ -135,7 +169,9 @@ class Replay(socketserver.BaseRequestHandler):
             self.request.sendall(answer)
         return buffer
 
-    def answer(self, path: str, headers: dict[str, str], body: bytes) -> tuple[str, bytes | memoryview]:
+    def answer(
+        self, path: str, headers: dict[str, str], body: bytes
+    ) -> tuple[str, bytes | memoryview]:
         """Content type and body of the answer."""
         if path == "/cpu":
             return "application/json", json.dumps({"cpu_s": time.process_time()}).encode()
@@ -144,7 +180,9 @@ class Replay(socketserver.BaseRequestHandler):
         operation = headers.get("x-amz-target", ".GetRecords").rpartition(".")[2]
         if operation == "GetRecords":
             size, _, number = params["ShardIterator"].partition(NEXT.decode())
-            return kind, self.answers[kind, size].answer(int(number)) if number else self.same[kind, size]
+            return kind, self.answers[kind, size].answer(int(number)) if number else self.same[
+                kind, size
+            ]
         answer = self.describe(operation, params)
         return kind, json.dumps(answer).encode() if kind == JSON else cbor2.dumps(answer)
 
@@ -157,11 +195,27 @@ class Replay(socketserver.BaseRequestHandler):
             return {"ShardIterator": f"{name.rpartition('-')[2]}{NEXT.decode()}{number:0{DIGITS}d}"}
         if operation == "ListShards":
             return {"Shards": self.shard_list()}
-        about: dict[str, Any] = {"StreamName": name, "StreamARN": ARN + name, "StreamStatus": "ACTIVE", "RetentionPeriodHours": 24, "EnhancedMonitoring": []}
+        about: dict[str, Any] = {
+            "StreamName": name,
+            "StreamARN": ARN + name,
+            "StreamStatus": "ACTIVE",
+            "RetentionPeriodHours": 24,
+            "EnhancedMonitoring": [],
+        }
         if operation == "DescribeStreamSummary":
-            return {"StreamDescriptionSummary": about | {"OpenShardCount": self.shards, "StreamCreationTimestamp": ARRIVAL_MILLIS / 1000}}
+            return {
+                "StreamDescriptionSummary": about
+                | {"OpenShardCount": self.shards, "StreamCreationTimestamp": ARRIVAL_MILLIS / 1000}
+            }
         if operation == "DescribeStream":
-            return {"StreamDescription": about | {"Shards": self.shard_list(), "HasMoreShards": False, "StreamCreationTimestamp": ARRIVAL_MILLIS / 1000}}
+            return {
+                "StreamDescription": about
+                | {
+                    "Shards": self.shard_list(),
+                    "HasMoreShards": False,
+                    "StreamCreationTimestamp": ARRIVAL_MILLIS / 1000,
+                }
+            }
         return {}
 
     def shard_list(self) -> list[dict[str, Any]]:
@@ -170,7 +224,10 @@ class Replay(socketserver.BaseRequestHandler):
         return [
             {
                 "ShardId": f"shardId-{i:012d}",
-                "HashKeyRange": {"StartingHashKey": str(edges[i]), "EndingHashKey": str(edges[i + 1] - 1)},
+                "HashKeyRange": {
+                    "StartingHashKey": str(edges[i]),
+                    "EndingHashKey": str(edges[i + 1] - 1),
+                },
                 "SequenceNumberRange": {"StartingSequenceNumber": sequence_number(0, 0)},
             }
             for i in range(self.shards)
@@ -190,7 +247,11 @@ class Server(socketserver.ThreadingTCPServer):
 
 
 def serve(records: int, shards: int, sizes: tuple[int, ...] = SIZES) -> None:
-    Replay.answers = {(kind, str(size)): body for size in sizes for kind, body in prepared(size, answer_records(size, records)).items()}
+    Replay.answers = {
+        (kind, str(size)): body
+        for size in sizes
+        for kind, body in prepared(size, answer_records(size, records)).items()
+    }
     Replay.same = {of: bytes(body.answer(0)) for of, body in Replay.answers.items()}
     Replay.shards = shards
     with Server(("127.0.0.1", 0), Replay) as server:
@@ -203,7 +264,15 @@ def serve(records: int, shards: int, sizes: tuple[int, ...] = SIZES) -> None:
 @contextmanager
 def replay_server(records: int, shards: int = 16, sizes: tuple[int, ...] = SIZES) -> Iterator[str]:
     """The server in a process of its own; gives its address."""
-    command = [sys.executable, "-m", "benchmarks.replay_server", "--records", str(records), "--shards", str(shards)]
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.replay_server",
+        "--records",
+        str(records),
+        "--shards",
+        str(shards),
+    ]
     command += ["--sizes", *map(str, sizes)]
     with subprocess.Popen(tied(command), stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdin is not None
@@ -218,6 +287,8 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--records", type=int, default=10_000)
     parser.add_argument("--shards", type=int, default=16)
-    parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, help="of a record's data, bytes")
+    parser.add_argument(
+        "--sizes", type=int, nargs="+", default=SIZES, help="of a record's data, bytes"
+    )
     options = parser.parse_args()
     serve(options.records, options.shards, tuple(options.sizes))

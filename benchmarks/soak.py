@@ -1,11 +1,15 @@
-"""Whether many batches leak: a worker on the embedded AWS, each in a process of its own, and what they hold as batch follows batch.
+"""Whether many batches leak: a worker on the embedded AWS, each in a process of its own, and what
+they hold as batch follows batch.
 
-`python -m benchmarks.soak [--ways short spark] [--batches 2000] [--json]`. Batches are small and cut as soon as there is data. After every hundredth of
-them the resident memory of the driver, of the JVM and of Spark's Python workers is looked at, the JVM's heap after a collection, and the driver's and the
-JVM's threads and open files. The first quarter is warm-up. *Flat*: the median of the last quarter is above that of the second by at most 5 % or
-`--limit-mb`, whichever is more (for threads and files: 5 % or `LIMIT_COUNT`; delta-rs has a pool that grows by need to about 64 threads, and may). The
-JVM's heap is committed from the start, so that its resident memory shows what is outside of the heap. Exit code 1 when something is not flat.
-`--leak-kb` plants a leak of so much per batch, to see it found.
+`python -m benchmarks.soak [--ways short spark] [--batches 2000] [--json]`. Batches are small and
+cut as soon as there is data. After every hundredth of them the resident memory of the driver, of
+the JVM and of Spark's Python workers is looked at, the JVM's heap after a collection, and the
+driver's and the JVM's threads and open files. The first quarter is warm-up. *Flat*: the median of
+the last quarter is above that of the second by at most 5 % or `--limit-mb`, whichever is more (for
+threads and files: 5 % or `LIMIT_COUNT`; delta-rs has a pool that grows by need to about 64 threads,
+and may). The JVM's heap is committed from the start, so that its resident memory shows what is
+outside of the heap. Exit code 1 when something is not flat. `--leak-kb` plants a leak of so much
+per batch, to see it found.
 """
 
 from __future__ import annotations
@@ -31,9 +35,9 @@ import psutil
 import pyarrow as pa
 
 from kcl_pipeline.aws import AwsClients, SessionOptions
+from kcl_pipeline.delta.sink import DeltaSink
 from kcl_pipeline.events import BatchCommitted, Event
 from kcl_pipeline.pipeline import KinesisPipeline
-from kcl_pipeline.spark.delta import DeltaSink
 
 STREAM = "soak"
 SHARDS = 8
@@ -46,9 +50,15 @@ LIMIT_SHARE = 0.05
 LIMIT_MB = 24.0
 LIMIT_COUNT = 4
 LIMIT_POOL = 64
-COUNT_LIMITS = {"driver_threads": LIMIT_COUNT, "driver_files": LIMIT_COUNT, "delta_threads": LIMIT_POOL, "jvm_threads": LIMIT_COUNT, "jvm_files": LIMIT_COUNT}
+COUNT_LIMITS = {
+    "driver_threads": LIMIT_COUNT,
+    "driver_files": LIMIT_COUNT,
+    "delta_threads": LIMIT_POOL,
+    "jvm_threads": LIMIT_COUNT,
+    "jvm_files": LIMIT_COUNT,
+}
 POOL_THREAD = "tokio-rt-worker"
-PATIENCE_SECONDS = 120.0
+RETRY_LIMIT_SECONDS = 120.0
 SPARK = {
     "spark.master": "local[2]",
     "spark.driver.memory": "640m",
@@ -56,12 +66,15 @@ SPARK = {
 }
 
 
-# -- the verdict -------------------------------------------------------------------------------------------------------
+# -- the verdict
+# ----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Trend:
-    """Of one figure: medians of its second and of its last quarter, and by how much it may grow between them."""
+    """Of one figure: medians of its second and of its last quarter, and by how much it may grow
+    between them.
+    """
 
     first: float
     last: float
@@ -70,21 +83,31 @@ class Trend:
 
 
 def trend(values: Sequence[float], smallest_limit: float) -> Trend:
-    """The verdict on one figure, in its own unit. Raises `ValueError` for fewer values than two in each quarter."""
+    """The verdict on one figure, in its own unit.
+
+    Raises `ValueError` for fewer values than two in each quarter.
+    """
     if len(values) < MIN_SAMPLES:
         raise ValueError(f"{len(values)} samples are too few to tell; {MIN_SAMPLES} are needed")
     quarter = len(values) // 4
-    first, last = statistics.median(values[quarter : 2 * quarter]), statistics.median(values[-quarter:])
+    first, last = (
+        statistics.median(values[quarter : 2 * quarter]),
+        statistics.median(values[-quarter:]),
+    )
     limit = max(first * LIMIT_SHARE, smallest_limit)
     return Trend(round(first, 1), round(last, 1), round(limit, 1), last - first <= limit)
 
 
 def trends(samples: Sequence[Mapping[str, float]], limit_mb: float) -> dict[str, Trend]:
     """The verdict on every figure of the samples."""
-    return {name: trend([sample[name] for sample in samples], COUNT_LIMITS.get(name, limit_mb)) for name in samples[0]}
+    return {
+        name: trend([sample[name] for sample in samples], COUNT_LIMITS.get(name, limit_mb))
+        for name in samples[0]
+    }
 
 
-# -- the worker's process ----------------------------------------------------------------------------------------------
+# -- the worker's process
+# ----------------------------------------------------------------------------
 
 
 def in_spark(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -119,7 +142,7 @@ class Counter:
         """Of the JVM, after a collection; None without one."""
         if self.options.worker != "spark":
             return None
-        from pyspark.sql import SparkSession  # noqa: PLC0415 (the short way has no Spark)
+        from pyspark.sql import SparkSession  # noqa: PLC0415 (the Arrow path has no Spark)
 
         session = SparkSession.getActiveSession()
         assert session is not None
@@ -134,19 +157,37 @@ def run_worker(options: argparse.Namespace) -> None:
     counter = Counter(options)
     ways: dict[str, Any] = {
         "short": {"transform_arrow": lambda table: table},
-        "spark": {"transform": lambda frame: frame.mapInArrow(in_spark, frame.schema), "spark_config": SPARK},
+        "spark": {
+            "transform": lambda frame: frame.mapInArrow(in_spark, frame.schema),
+            "spark_config": SPARK,
+        },
     }
     overrides = {
         "batch": {"min_batch_interval_millis": 0},
         "retrieval": {"idle_time_between_reads_in_millis": 200},
         "assignment": {"lease_assignment_interval_millis": 1000},
     }
-    pipeline = KinesisPipeline(name="soak-app", streams=[STREAM], sink=DeltaSink(options.table), settings_overrides=overrides, **ways[options.worker])
-    clients = AwsClients(pipeline.settings, SessionOptions("us-east-1", endpoint_url=options.endpoint_url, aws_access_key_id="k", aws_secret_access_key="s"))
+    pipeline = KinesisPipeline(
+        name="soak-app",
+        streams=[STREAM],
+        sink=DeltaSink(options.table),
+        settings_overrides=overrides,
+        **ways[options.worker],
+    )
+    clients = AwsClients(
+        pipeline.settings,
+        SessionOptions(
+            "us-east-1",
+            endpoint_url=options.endpoint_url,
+            aws_access_key_id="k",
+            aws_secret_access_key="s",
+        ),
+    )
     pipeline.build_worker("soak-1", clients=clients, events=counter).run(counter.stop)
 
 
-# -- the controller ----------------------------------------------------------------------------------------------------
+# -- the controller
+# ----------------------------------------------------------------------------
 
 
 def look(driver: psutil.Process, heap_mb: float | None) -> dict[str, float]:
@@ -155,10 +196,20 @@ def look(driver: psutil.Process, heap_mb: float | None) -> dict[str, float]:
     jvms = [process for process in below if process.name() == "java"]
     names = thread_names(driver.pid)
     pool = names.count(POOL_THREAD)
-    sample = {"driver_mb": driver.memory_info().rss / 1e6, "driver_threads": len(names) - pool, "delta_threads": pool, "driver_files": driver.num_fds()}
+    sample = {
+        "driver_mb": driver.memory_info().rss / 1e6,
+        "driver_threads": len(names) - pool,
+        "delta_threads": pool,
+        "driver_files": driver.num_fds(),
+    }
     for jvm in jvms[:1]:
         workers = [p for p in jvm.children(recursive=True) if p.name().startswith("python")]
-        sample |= {"jvm_mb": jvm.memory_info().rss / 1e6, "jvm_threads": jvm.num_threads(), "jvm_files": jvm.num_fds(), "jvm_heap_mb": heap_mb or 0.0}
+        sample |= {
+            "jvm_mb": jvm.memory_info().rss / 1e6,
+            "jvm_threads": jvm.num_threads(),
+            "jvm_files": jvm.num_fds(),
+            "jvm_heap_mb": heap_mb or 0.0,
+        }
         sample["python_workers_mb"] = sum(p.memory_info().rss for p in workers) / 1e6
     return sample
 
@@ -175,7 +226,11 @@ def thread_names(pid: int) -> list[str]:
 @contextmanager
 def embedded_aws() -> Iterator[str]:
     """The embedded AWS in a process of its own, with the stream."""
-    with subprocess.Popen([sys.executable, "-m", "kcl_pipeline.local", "--port", "0"], stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        [sys.executable, "-m", "kcl_pipeline.local", "--port", "0"],
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
         try:
             assert process.stdout is not None
             url = process.stdout.readline().strip()
@@ -186,25 +241,51 @@ def embedded_aws() -> Iterator[str]:
 
 
 def client(url: str) -> Any:
-    return boto3.client("kinesis", endpoint_url=url, region_name="us-east-1", aws_access_key_id="k", aws_secret_access_key="s")
+    return boto3.client(
+        "kinesis",
+        endpoint_url=url,
+        region_name="us-east-1",
+        aws_access_key_id="k",
+        aws_secret_access_key="s",
+    )
 
 
 def keep_putting(url: str, stop: threading.Event) -> None:
     """Some records every now and then, on all shards in turn."""
     kinesis = client(url)
     for number in itertools.count():
-        entries = [{"Data": os.urandom(RECORD_BYTES), "PartitionKey": f"{number}-{i}"} for i in range(PUT_RECORDS)]
+        entries = [
+            {"Data": os.urandom(RECORD_BYTES), "PartitionKey": f"{number}-{i}"}
+            for i in range(PUT_RECORDS)
+        ]
         kinesis.put_records(StreamName=STREAM, Records=entries)
         if stop.wait(PUT_SECONDS):
             return
 
 
-def samples_of(way: str, url: str, table: str, options: argparse.Namespace) -> list[dict[str, float]]:
-    """Run a worker; one sample per hundredth of its batches. Raises `RuntimeError` when it ends early or says nothing for two minutes."""
-    command = [sys.executable, "-m", "benchmarks.soak", "--worker", way, "--endpoint-url", url, "--table", table]
+def samples_of(
+    way: str, url: str, table: str, options: argparse.Namespace
+) -> list[dict[str, float]]:
+    """Run a worker; one sample per hundredth of its batches.
+
+    Raises `RuntimeError` when it ends early or says nothing for two minutes.
+    """
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.soak",
+        "--worker",
+        way,
+        "--endpoint-url",
+        url,
+        "--table",
+        table,
+    ]
     command += ["--batches", str(options.batches), "--leak-kb", str(options.leak_kb)]
     samples: list[dict[str, float]] = []
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdin is not None
         assert process.stdout is not None
         driver = psutil.Process(process.pid)
@@ -218,10 +299,12 @@ def samples_of(way: str, url: str, table: str, options: argparse.Namespace) -> l
             if said["batches"] >= options.batches:
                 break
         silence.broken()
-        code = process.wait(PATIENCE_SECONDS)
+        code = process.wait(RETRY_LIMIT_SECONDS)
         silence.end()
     if code != 0:
-        raise RuntimeError(f"the worker of the {way} way ended with code {code} after {len(samples)} samples")
+        raise RuntimeError(
+            f"the worker of the {way} way ended with code {code} after {len(samples)} samples"
+        )
     return samples
 
 
@@ -230,13 +313,13 @@ class Silence:
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
-        self._timer = threading.Timer(PATIENCE_SECONDS, process.kill)
+        self._timer = threading.Timer(RETRY_LIMIT_SECONDS, process.kill)
         self._timer.start()
 
     def broken(self) -> None:
         """It has said something."""
         self.end()
-        self._timer = threading.Timer(PATIENCE_SECONDS, self._process.kill)
+        self._timer = threading.Timer(RETRY_LIMIT_SECONDS, self._process.kill)
         self._timer.start()
 
     def end(self) -> None:
@@ -270,7 +353,12 @@ def soak(way: str, options: argparse.Namespace) -> dict[str, Any]:
 def run(options: argparse.Namespace) -> dict[str, Any]:
     """All ways that were asked for."""
     of = {way: soak(way, options) for way in options.ways}
-    return {"batches": options.batches, "flat": all(one["flat"] for one in of.values()), "rss_mb": {way: one["rss_mb"] for way, one in of.items()}, "ways": of}
+    return {
+        "batches": options.batches,
+        "flat": all(one["flat"] for one in of.values()),
+        "rss_mb": {way: one["rss_mb"] for way, one in of.items()},
+        "ways": of,
+    }
 
 
 def print_table(result: dict[str, Any]) -> None:
@@ -278,12 +366,17 @@ def print_table(result: dict[str, Any]) -> None:
         print(f"{way}: {of['batches']} batches in {of['seconds']} s")
         for name, one in (of["rss_mb"] | of["counts"]).items():
             verdict = "flat" if one["flat"] else "GROWS"
-            print(f"  {name:<18} second quarter {one['first']:>8.1f}   last quarter {one['last']:>8.1f}   limit +{one['limit']:<6.1f} {verdict}")
+            print(
+                f"  {name:<18} second quarter {one['first']:>8.1f}   last quarter "
+                f"{one['last']:>8.1f}   limit +{one['limit']:<6.1f} {verdict}"
+            )
 
 
 def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--json", action="store_true", help="one line of JSON")
     parser.add_argument("--batches", type=int, default=2000, help="of each way")
     parser.add_argument("--ways", nargs="+", choices=["short", "spark"], default=["short", "spark"])

@@ -1,14 +1,20 @@
-"""How fast consumers take a stream that never ends from the replay server: ours beside boto3, async-kinesis, kclpy and the Java KCL.
+"""How fast consumers take a stream that never ends from the replay server: ours beside boto3,
+async-kinesis, kclpy and the Java KCL.
 
-Every consumer is a program of its own (`benchmarks.peers`) that prints how many records it has taken; this one reads its lines and the processor time of its
-processes. The clock starts `--warm-up` seconds after the first record (a JIT has warmed up by then) and runs for `--seconds`. Consumers take turns, round by
-round, in both record sizes; the figures are medians of the rounds. `ours_driver`, `ours_executors` and `ours_short` are whole workers that commit exactly
-once into a Delta table, with their lease rows in the embedded AWS; the Java peers keep theirs there too. A peer that cannot be set up is null, and `reasons`
-says why. Whatever is started ends with this process, also when that is killed.
+Every consumer is a program of its own (`benchmarks.peers`) that prints how many records it has
+taken; this one reads its lines and the processor time of its processes. The clock starts
+`--warm-up` seconds after the first record (a JIT has warmed up by then) and runs for `--seconds`.
+Consumers take turns, round by round, in both record sizes; the figures are medians of the rounds.
+`ours_driver`, `ours_executors` and `ours_short` are whole workers that commit exactly once into a
+Delta table, with their lease rows in the embedded AWS; the Java peers keep theirs there too. A peer
+that cannot be set up is null, and `reasons` says why. Whatever is started ends with this process,
+also when that is killed.
 
-    python -m benchmarks.throughput [--json] [--rounds 2] [--seconds 5] [--warm-up 4] [--only ours_short java_kcl] [--folder KEPT]
+    python -m benchmarks.throughput [--json] [--rounds 2] [--seconds 5] [--warm-up 4] [--only
+    ours_short java_kcl] [--folder KEPT]
 
-A round takes about twelve minutes on two quiet cores; `--rounds 1 --seconds 3 --warm-up 2` is the short form.
+A round takes about twelve minutes on two quiet cores; `--rounds 1 --seconds 3 --warm-up 2` is the
+short form.
 """
 
 from __future__ import annotations
@@ -33,7 +39,12 @@ from typing import Any
 
 import psutil
 
-from benchmarks.peers.setup import NotAvailable, async_kinesis_command, java_kcl_command, kclpy_command
+from benchmarks.peers.setup import (
+    NotAvailable,
+    async_kinesis_command,
+    java_kcl_command,
+    kclpy_command,
+)
 from benchmarks.peers.tied import tied
 from benchmarks.replay_server import SIZES, replay_server
 from kcl_pipeline.local import EmbeddedAws
@@ -46,7 +57,9 @@ WITH_A_JVM = ("ours_driver", "ours_executors", "java_kcl", "kclpy")
 JIT_FACTOR = 2.5
 """The warm-up of a consumer with a JVM is this much longer: compiled code is what is compared."""
 SHARDS = 32
-"""A shard may be asked five times a second for 10,000 records at most, so this is enough for 1.6 million records a second."""
+"""A shard may be asked five times a second for 10,000 records at most, so this is enough for 1.6
+million records a second.
+"""
 
 
 @dataclass(frozen=True)
@@ -62,7 +75,9 @@ class World:
 
 @dataclass(frozen=True)
 class Sample:
-    """One run of one consumer: records and seconds of wall and processor time, of the server's too, and the machine's load."""
+    """One run of one consumer: records and seconds of wall and processor time, of the server's too,
+    and the machine's load.
+    """
 
     records: int
     seconds: float
@@ -75,7 +90,14 @@ Command = Callable[[World], list[str]]
 
 
 def ours(way: str) -> Command:
-    return lambda world: [sys.executable, "-m", "benchmarks.peers.ours", way, world.stream, str(world.folder)]
+    return lambda world: [
+        sys.executable,
+        "-m",
+        "benchmarks.peers.ours",
+        way,
+        world.stream,
+        str(world.folder),
+    ]
 
 
 WAYS: dict[str, Command] = {
@@ -85,8 +107,12 @@ WAYS: dict[str, Command] = {
     "ours_executors": ours("executors"),
     "ours_short": ours("short"),
     "async_kinesis": lambda world: async_kinesis_command(world.kept, world.stream, world.kinesis),
-    "java_kcl": lambda world: java_kcl_command(world.kept, world.stream, world.kinesis, world.dynamodb),
-    "kclpy": lambda world: kclpy_command(world.kept, world.folder, world.stream, world.kinesis, world.dynamodb),
+    "java_kcl": lambda world: java_kcl_command(
+        world.kept, world.stream, world.kinesis, world.dynamodb
+    ),
+    "kclpy": lambda world: kclpy_command(
+        world.kept, world.folder, world.stream, world.kinesis, world.dynamodb
+    ),
 }
 
 
@@ -101,7 +127,9 @@ class Reading:
 
 
 def cpu_of(process: psutil.Process) -> float:
-    """Seconds that a process and its descendants have used, also those that have ended and were waited for."""
+    """Seconds that a process and its descendants have used, also those that have ended and were
+    waited for.
+    """
     total = 0.0
     for one in [process, *process.children(recursive=True)]:
         try:
@@ -118,11 +146,22 @@ def server_cpu(url: str) -> float:
 
 
 @contextmanager
-def running(command: list[str], environment: dict[str, str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A consumer in a session of its own; it and what it started are ended afterwards, also what its parent has left behind."""
+def running(
+    command: list[str], environment: dict[str, str], log: Path
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A consumer in a session of its own; it and what it started are ended afterwards, also what
+    its parent has left behind.
+    """
     with (
         log.open("wb") as errors,
-        subprocess.Popen(tied(command), stdout=subprocess.PIPE, stderr=errors, env=environment, cwd=ROOT, start_new_session=True) as process,
+        subprocess.Popen(
+            tied(command),
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            env=environment,
+            cwd=ROOT,
+            start_new_session=True,
+        ) as process,
     ):
         try:
             yield process
@@ -132,8 +171,13 @@ def running(command: list[str], environment: dict[str, str], log: Path) -> Itera
                     member.kill()
 
 
-def observe(command: list[str], environment: dict[str, str], world: World, warm_up: float, seconds: float) -> Sample:
-    """Run it until it has been measured. Raises `NotAvailable` when it ends early or takes nothing."""
+def observe(
+    command: list[str], environment: dict[str, str], world: World, warm_up: float, seconds: float
+) -> Sample:
+    """Run it until it has been measured.
+
+    Raises `NotAvailable` when it ends early or takes nothing.
+    """
     log = world.folder / "stderr.txt"
     with running(command, environment, log) as process, ThreadPoolExecutor(1) as pool:
         assert process.stdout is not None
@@ -146,7 +190,11 @@ def observe(command: list[str], environment: dict[str, str], world: World, warm_
                 text = line.result(timeout=SILENCE_SECONDS if first else FIRST_RECORD_SECONDS)
             except TimeoutError:
                 process.kill()
-                raise NotAvailable(f"it said nothing for {SILENCE_SECONDS if first else FIRST_RECORD_SECONDS:.0f} s: {last_line(log)}") from None
+                raise NotAvailable(
+                    "it said nothing for "
+                    f"{SILENCE_SECONDS if first else FIRST_RECORD_SECONDS:.0f} s: "
+                    f"{last_line(log)}"
+                ) from None
             now = time.perf_counter()
             if not text:
                 raise NotAvailable(f"it ended: {last_line(log)}")
@@ -163,7 +211,13 @@ def observe(command: list[str], environment: dict[str, str], world: World, warm_
                 start = Reading(now, records, cpu_of(tree), server_cpu(world.kinesis))
             elif now - start.at >= seconds:
                 cpu, server = cpu_of(tree), server_cpu(world.kinesis)
-                return Sample(records - start.records, now - start.at, cpu - start.cpu_s, server - start.server_cpu_s, os.getloadavg()[0])
+                return Sample(
+                    records - start.records,
+                    now - start.at,
+                    cpu - start.cpu_s,
+                    server - start.server_cpu_s,
+                    os.getloadavg()[0],
+                )
 
 
 def last_line(log: Path) -> str:
@@ -173,10 +227,24 @@ def last_line(log: Path) -> str:
 
 def run_one(way: str, size: int, kept: Path, warm_up: float, seconds: float) -> Sample:
     """One consumer on servers of its own."""
-    with replay_server(10_000, SHARDS) as url, EmbeddedAws() as aws, tempfile.TemporaryDirectory() as folder:
+    with (
+        replay_server(10_000, SHARDS) as url,
+        EmbeddedAws() as aws,
+        tempfile.TemporaryDirectory() as folder,
+    ):
         world = World(f"orders-{size}", url, aws.endpoint_url, Path(folder), kept)
-        environment = dict(os.environ) | aws.environment() | {"AWS_ENDPOINT_URL_KINESIS": url, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
-        return observe(WAYS[way](world), environment, world, warm_up * (JIT_FACTOR if way in WITH_A_JVM else 1), seconds)
+        environment = (
+            dict(os.environ)
+            | aws.environment()
+            | {"AWS_ENDPOINT_URL_KINESIS": url, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
+        )
+        return observe(
+            WAYS[way](world),
+            environment,
+            world,
+            warm_up * (JIT_FACTOR if way in WITH_A_JVM else 1),
+            seconds,
+        )
 
 
 def figures(samples: list[Sample], size: int) -> dict[str, float]:
@@ -205,8 +273,13 @@ def ratio(of: dict[str, Any], ours_way: str, peer: str, figure: str) -> float | 
 def ratios(of: dict[str, Any]) -> dict[str, float | None]:
     """The targets: at least 5, 5, 5, 3 (5 at 100 B), 1 (at 1 KB), 3."""
     return {
-        **{f"reader_vs_{peer}_records_per_s": ratio(of, "ours_reader", peer, "records_per_s") for peer in ("boto3", "async_kinesis", "kclpy")},
-        "reader_vs_java_kcl_records_per_cpu_s": ratio(of, "ours_reader", "java_kcl", "records_per_cpu_s"),
+        **{
+            f"reader_vs_{peer}_records_per_s": ratio(of, "ours_reader", peer, "records_per_s")
+            for peer in ("boto3", "async_kinesis", "kclpy")
+        },
+        "reader_vs_java_kcl_records_per_cpu_s": ratio(
+            of, "ours_reader", "java_kcl", "records_per_cpu_s"
+        ),
         "java_kcl_vs_short_cpu_s_per_gb": ratio(of, "java_kcl", "ours_short", "cpu_s_per_gb"),
         "short_vs_driver_records_per_s": ratio(of, "ours_short", "ours_driver", "records_per_s"),
     }
@@ -231,21 +304,37 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
                     samples.setdefault((way, size), []).append(sample)
                     if not options.json:
                         print(f"{size:>5} B {way:<14} {figures([sample], size)}", flush=True)
-    large, small = ({way: figures(samples[way, size], size) if (way, size) in samples else None for way in WAYS} for size in SIZES)
-    machine = {"cores": os.cpu_count(), "python": sys.version.split()[0], "java": shutil.which("java") is not None}
-    about = {"reasons": reasons, "machine": machine, "rounds": options.rounds, "seconds": options.seconds}
+    large, small = (
+        {way: figures(samples[way, size], size) if (way, size) in samples else None for way in WAYS}
+        for size in SIZES
+    )
+    machine = {
+        "cores": os.cpu_count(),
+        "python": sys.version.split()[0],
+        "java": shutil.which("java") is not None,
+    }
+    about = {
+        "reasons": reasons,
+        "machine": machine,
+        "rounds": options.rounds,
+        "seconds": options.seconds,
+    }
     return {**large, "small": {**small, "ratios": ratios(small)}, "ratios": ratios(large), **about}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--json", action="store_true", help="one line of JSON")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--warm-up", type=float, default=4.0)
     parser.add_argument("--only", nargs="+", choices=list(WAYS))
     parser.add_argument("--folder", help="keeps the peers' libraries from one run to the next")
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the consumers, which have sessions of their own, are ended too
+    signal.signal(
+        signal.SIGTERM, lambda *_: sys.exit(1)
+    )  # so that the consumers, which have sessions of their own, are ended too
     result = run(parser.parse_args())
     print(json.dumps(result))
 

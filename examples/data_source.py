@@ -1,8 +1,10 @@
-"""Kinesis in Spark without leases: a windowed count with a watermark, and a batch read of the same stream.
+"""Kinesis in Spark without leases: a windowed count with a watermark, and a batch read of the same
+stream.
 
     python examples/data_source.py
 
-It brings its own Kinesis (the embedded AWS), which the environment points to; for a real one there is nothing to change but the stream.
+It brings its own Kinesis (the embedded AWS), which the environment points to; for a real one there
+is nothing to change but the stream.
 """
 
 from __future__ import annotations
@@ -17,12 +19,14 @@ import boto3
 from pyspark.sql import functions as f
 
 from kcl_pipeline.local import EmbeddedAws
-from kcl_pipeline.spark.data_source import KinesisDataSource
+from kcl_pipeline.spark.data_source.source import KinesisDataSource
 from kcl_pipeline.spark.session import build_session
 
 
 def main() -> None:
-    """Put a thousand clicks, count them by page and ten seconds, and read them once more as a batch."""
+    """Put a thousand clicks, count them by page and ten seconds, and read them once more as a
+    batch.
+    """
     with EmbeddedAws() as aws, tempfile.TemporaryDirectory() as checkpoint:
         os.environ |= aws.environment()
         kinesis = boto3.client("kinesis")
@@ -31,22 +35,44 @@ def main() -> None:
         now = time.time()
         clicks = [{"page": rng.choice("abc"), "at": now - 60 + i / 20} for i in range(1000)]
         for begin in range(0, len(clicks), 500):
-            records = [{"Data": json.dumps(click).encode(), "PartitionKey": click["page"]} for click in clicks[begin : begin + 500]]
+            records = [
+                {"Data": json.dumps(click).encode(), "PartitionKey": click["page"]}
+                for click in clicks[begin : begin + 500]
+            ]
             kinesis.put_records(StreamName="clicks", Records=records)
 
         spark = build_session("clicks", {"spark.master": "local[2]"})
         spark.dataSource.register(KinesisDataSource)
         options = {"streamName": "clicks"}
 
-        stream = spark.readStream.format("kinesis").options(**options, maxRecordsPerTrigger=400).load()
-        parsed = stream.select(f.from_json(f.col("data").cast("string"), "page string, at double").alias("click")).select("click.*")
-        counts = parsed.withColumn("at", f.timestamp_seconds("at")).withWatermark("at", "5 seconds").groupBy(f.window("at", "10 seconds"), "page").count()
-        query = counts.writeStream.format("memory").queryName("counts").outputMode("append").option("checkpointLocation", checkpoint)
+        stream = (
+            spark.readStream.format("kinesis").options(**options, maxRecordsPerTrigger=400).load()
+        )
+        parsed = stream.select(
+            f.from_json(f.col("data").cast("string"), "page string, at double").alias("click")
+        ).select("click.*")
+        counts = (
+            parsed.withColumn("at", f.timestamp_seconds("at"))
+            .withWatermark("at", "5 seconds")
+            .groupBy(f.window("at", "10 seconds"), "page")
+            .count()
+        )
+        query = (
+            counts.writeStream.format("memory")
+            .queryName("counts")
+            .outputMode("append")
+            .option("checkpointLocation", checkpoint)
+        )
         query.trigger(availableNow=True).start().awaitTermination()
-        spark.sql("select window.start, page, count from counts order by 1, 2").show(6, truncate=False)
+        spark.sql("select window.start, page, count from counts order by 1, 2").show(
+            6, truncate=False
+        )
 
         batch = spark.read.format("kinesis").options(**options).load()
-        print(f"{batch.count()} records in the stream, from {batch.select('shard_id').distinct().count()} shards")
+        print(
+            f"{batch.count()} records in the stream, from "
+            f"{batch.select('shard_id').distinct().count()} shards"
+        )
         spark.stop()
 
 

@@ -7,20 +7,27 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from kcl_pipeline.pipeline import Fleet, KinesisPipeline
-    from kcl_pipeline.spark.delta import DeltaSink
+from kcl_pipeline.version import __version__
 
-__version__ = "0.1.0"
+if TYPE_CHECKING:
+    from kcl_pipeline.delta.sink import DeltaSink
+    from kcl_pipeline.pipeline import Fleet, KinesisPipeline
+
 __all__ = ["DeltaSink", "Fleet", "KinesisPipeline", "__version__"]
 
-_PLACES = {"DeltaSink": "kcl_pipeline.spark.delta", "Fleet": "kcl_pipeline.pipeline", "KinesisPipeline": "kcl_pipeline.pipeline"}
+_PLACES = {
+    "DeltaSink": "kcl_pipeline.delta.sink",
+    "Fleet": "kcl_pipeline.pipeline",
+    "KinesisPipeline": "kcl_pipeline.pipeline",
+}
 
 
 def __getattr__(name: str) -> Any:
-    """The user's three names, loaded when they are asked for: the command line starts without boto3."""
+    """The user's three names, loaded when they are asked for: the command line starts without
+    boto3.
+    """
     if name not in _PLACES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    import importlib  # noqa: PLC0415 (kept off the way of whoever imports only a part)
+    import importlib  # noqa: PLC0415 (not needed by an import of one part)
 
     return getattr(importlib.import_module(_PLACES[name]), name)

@@ -1,6 +1,8 @@
-"""AWS as one object: the session, its two clients, and the tables and the stream client made from them.
+"""AWS as one object: the session, its two clients, and the tables and the stream client made from
+them.
 
-The pipeline, the command line and Dagster's resources all come here, so time-outs, retries and the user agent are decided once.
+The pipeline, the command line and Dagster's resources all come here, so time-outs, retries and the
+user agent are decided once.
 """
 
 from __future__ import annotations
@@ -13,21 +15,27 @@ from typing import TYPE_CHECKING, Final
 
 import boto3
 from botocore.config import Config
-from botocore.exceptions import BotoCoreError, NoRegionError, PartialCredentialsError, ProfileNotFound
+from botocore.exceptions import (
+    BotoCoreError,
+    NoRegionError,
+    PartialCredentialsError,
+    ProfileNotFound,
+)
 
-from kcl_pipeline import __version__
 from kcl_pipeline.clock import Clock, SystemClock
 from kcl_pipeline.config import ConsumerSettings
+from kcl_pipeline.deadline import limit_bodies
 from kcl_pipeline.errors import SettingsError
+from kcl_pipeline.version import __version__
 
 if TYPE_CHECKING:
     from mypy_boto3_dynamodb import DynamoDBClient
     from mypy_boto3_kinesis import KinesisClient as BotoKinesisClient
 
+    from kcl_pipeline.kinesis.boto import BotoKinesis
+    from kcl_pipeline.kinesis.fan_out.http2 import Http2FanOut
+    from kcl_pipeline.kinesis.fan_out.subscription import FanOutClient
     from kcl_pipeline.leases.tables import CoordinatorStateTable, LeaseTable, WorkerMetricsTable
-    from kcl_pipeline.records.boto import BotoKinesis
-    from kcl_pipeline.records.fanout_http2 import Http2FanOut
-    from kcl_pipeline.records.fanout_subscription import FanOutClient
 
 CONNECT_TIMEOUT_SECONDS: Final = 5.0
 SPARE_CONNECTIONS: Final = 4
@@ -36,9 +44,11 @@ SUBSCRIPTION_CONNECTIONS: Final = 256
 
 @dataclass(frozen=True, slots=True)
 class SessionOptions:
-    """Where AWS is and who asks. None everywhere: what the standard environment, configuration files and instance roles say.
+    """Where AWS is and who asks. None everywhere: what the standard environment, configuration
+    files and instance roles say.
 
-    `endpoint_url` serves both services and overrules `AWS_ENDPOINT_URL`. Keys are given both or not at all.
+    `endpoint_url` serves both services and overrules `AWS_ENDPOINT_URL`. Keys are given both or not
+    at all.
     """
 
     region_name: str | None = None
@@ -50,12 +60,20 @@ class SessionOptions:
 
 
 class AwsClients:
-    """The boto3 clients of one application, made when first asked for and then kept; they may be used by many threads.
+    """The boto3 clients of one application, made when first asked for and then kept; they may be
+    used by many threads.
 
-    Raises `SettingsError` when the region, the profile, the endpoint or half a key pair is missing or wrong. No call is made to a service.
+    Raises `SettingsError` when the region, the profile, the endpoint or half a key pair is missing
+    or wrong. No call is made to a service.
     """
 
-    def __init__(self, settings: ConsumerSettings, options: SessionOptions | None = None, *, clock: Clock | None = None) -> None:
+    def __init__(
+        self,
+        settings: ConsumerSettings,
+        options: SessionOptions | None = None,
+        *,
+        clock: Clock | None = None,
+    ) -> None:
         self.options = options or SessionOptions()
         self._settings = settings
         self._lock = (clock or SystemClock()).lock()
@@ -70,7 +88,12 @@ class AwsClients:
         """The DynamoDB client: a call that timed out is never repeated behind the caller's back."""
         with self._lock, _as_settings_errors():
             if self._dynamodb is None:
-                self._dynamodb = self._get_session().client("dynamodb", endpoint_url=self.options.endpoint_url, config=dynamodb_config(self._settings))
+                self._dynamodb = self._get_session().client(
+                    "dynamodb",
+                    endpoint_url=self.options.endpoint_url,
+                    config=dynamodb_config(self._settings),
+                )
+                limit_bodies(self._dynamodb)
             return self._dynamodb
 
     @property
@@ -78,7 +101,11 @@ class AwsClients:
         """The Kinesis client, with a connection for every fetch thread."""
         with self._lock, _as_settings_errors():
             if self._kinesis is None:
-                self._kinesis = self._get_session().client("kinesis", endpoint_url=self.options.endpoint_url, config=kinesis_config(self._settings))
+                self._kinesis = self._get_session().client(
+                    "kinesis",
+                    endpoint_url=self.options.endpoint_url,
+                    config=kinesis_config(self._settings),
+                )
             return self._kinesis
 
     @property
@@ -86,13 +113,20 @@ class AwsClients:
         """The Kinesis client of subscriptions, each of which keeps a connection for minutes."""
         with self._lock, _as_settings_errors():
             if self._fan_out is None:
-                self._fan_out = self._get_session().client("kinesis", endpoint_url=self.options.endpoint_url, config=fan_out_config(self._settings))
+                self._fan_out = self._get_session().client(
+                    "kinesis",
+                    endpoint_url=self.options.endpoint_url,
+                    config=fan_out_config(self._settings),
+                )
             return self._fan_out
 
     @property
     def http2_fan_out(self) -> Http2FanOut:
-        """The subscriptions over HTTP/2, with their own client. Raises `SettingsError` when the extra `http2` is not installed."""
-        from kcl_pipeline.records.fanout_http2 import Http2FanOut  # noqa: PLC0415 (an extra)
+        """The subscriptions over HTTP/2, with their own client.
+
+        Raises `SettingsError` when the extra `http2` is not installed.
+        """
+        from kcl_pipeline.kinesis.fan_out.http2 import Http2FanOut  # noqa: PLC0415 (an extra)
 
         client = self.fan_out
         with self._lock:
@@ -111,7 +145,9 @@ class AwsClients:
         return self.dynamodb.meta.region_name
 
     def has_credentials(self) -> bool:
-        """Whether any source of credentials has some; an instance role may be asked for them over the network."""
+        """Whether any source of credentials has some; an instance role may be asked for them over
+        the network.
+        """
         with self._lock, _as_settings_errors():
             return self._get_session().get_credentials() is not None
 
@@ -134,7 +170,8 @@ class AwsClients:
                 aws_secret_access_key=options.aws_secret_access_key,
                 aws_session_token=options.aws_session_token,
                 profile_name=options.profile_name,
-                # boto3 reads AWS_DEFAULT_REGION and the profile; containers and functions are given AWS_REGION
+                # boto3 reads AWS_DEFAULT_REGION and the profile; containers and functions are given
+                # AWS_REGION
                 region_name=options.region_name or os.environ.get("AWS_REGION") or None,
             )
         return self._session
@@ -145,11 +182,18 @@ def _as_settings_errors() -> Iterator[None]:
     try:
         yield
     except NoRegionError as error:
-        raise SettingsError("no AWS region is set; set AWS_REGION (for the embedded AWS any will do, such as us-east-1)") from error
+        raise SettingsError(
+            "no AWS region is set; set AWS_REGION (for the embedded AWS any will do, such as "
+            "us-east-1)"
+        ) from error
     except ProfileNotFound as error:
-        raise SettingsError(f"{error}; write a profile of ~/.aws/config, or leave it out") from error
+        raise SettingsError(
+            f"{error}; write a profile of ~/.aws/config, or leave it out"
+        ) from error
     except PartialCredentialsError as error:
-        raise SettingsError(f"{error}; give the access key id and the secret access key together") from error
+        raise SettingsError(
+            f"{error}; give the access key id and the secret access key together"
+        ) from error
     except (BotoCoreError, ValueError) as error:
         raise SettingsError(f"the AWS session cannot be made: {error}") from error
 
@@ -160,19 +204,24 @@ def user_agent(settings: ConsumerSettings) -> str:
 
 
 def dynamodb_config(settings: ConsumerSettings) -> Config:
-    """Time-outs of the lease settings; one attempt, because a repeated conditional write fails on its own first attempt (protocol §1.4.1)."""
+    """Time-outs of the lease settings; one attempt, because a repeated conditional write fails on
+    its own first attempt (protocol §1.4.1).
+    """
     return Config(
         user_agent_extra=user_agent(settings),
         connect_timeout=CONNECT_TIMEOUT_SECONDS,
         read_timeout=settings.lease.dynamo_db_request_timeout_millis / 1000,
         retries={"total_max_attempts": 1, "mode": "standard"},
-        max_pool_connections=2 * settings.lease.max_lease_renewal_threads + SPARE_CONNECTIONS,  # renewals and prepares
+        max_pool_connections=2 * settings.lease.max_lease_renewal_threads
+        + SPARE_CONNECTIONS,  # renewals and prepares
         tcp_keepalive=True,
     )
 
 
 def kinesis_config(settings: ConsumerSettings) -> Config:
-    """Time-outs of the retrieval settings; one attempt, because the reader backs off by itself and counts every call against the shard's limits."""
+    """Time-outs of the retrieval settings; one attempt, because the reader backs off by itself and
+    counts every call against the shard's limits.
+    """
     return Config(
         user_agent_extra=user_agent(settings),
         connect_timeout=CONNECT_TIMEOUT_SECONDS,
@@ -184,10 +233,14 @@ def kinesis_config(settings: ConsumerSettings) -> Config:
 
 
 def fan_out_config(settings: ConsumerSettings) -> Config:
-    """As `kinesis_config`, for subscriptions: one that is silent for less than the watchdog's time is not timed out."""
+    """As `kinesis_config`, for subscriptions: one that is silent for less than the watchdog's time
+    is not timed out.
+    """
     retrieval = settings.retrieval
     seconds = max(retrieval.kinesis_request_timeout_millis, retrieval.fan_out_stall_millis) / 1000
-    return kinesis_config(settings).merge(Config(read_timeout=seconds, max_pool_connections=SUBSCRIPTION_CONNECTIONS))
+    return kinesis_config(settings).merge(
+        Config(read_timeout=seconds, max_pool_connections=SUBSCRIPTION_CONNECTIONS)
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,21 +254,32 @@ class Tables:
 
 def open_tables(settings: ConsumerSettings, clients: AwsClients, clock: Clock) -> Tables:
     """The three tables as objects; nothing is created or read until they are used."""
-    from kcl_pipeline.leases.dynamodb import DynamoDbLeaseTable  # noqa: PLC0415 (the command line opens without tables)
-    from kcl_pipeline.leases.dynamodb_coordinator import DynamoDbCoordinatorStateTable  # noqa: PLC0415 (likewise)
-    from kcl_pipeline.leases.dynamodb_workers import DynamoDbWorkerMetricsTable  # noqa: PLC0415 (likewise)
+    # the command line opens without tables
+    # likewise
+    from kcl_pipeline.leases.dynamodb.coordinator import DynamoDbCoordinatorStateTable  # noqa: PLC0415
+    from kcl_pipeline.leases.dynamodb.leases import DynamoDbLeaseTable  # noqa: PLC0415
+
+    # likewise
+    from kcl_pipeline.leases.dynamodb.workers import DynamoDbWorkerMetricsTable  # noqa: PLC0415
 
     client = clients.dynamodb
     return Tables(
-        DynamoDbLeaseTable(client, settings.lease_table_name, settings.lease_table, settings.lease, clock),
-        DynamoDbWorkerMetricsTable(client, settings.worker_metrics_table_name, settings.worker_metrics_table, clock),
-        DynamoDbCoordinatorStateTable(client, settings.coordinator_state_table_name, settings.coordinator_state_table, clock),
+        DynamoDbLeaseTable(
+            client, settings.lease_table_name, settings.lease_table, settings.lease, clock
+        ),
+        DynamoDbWorkerMetricsTable(
+            client, settings.worker_metrics_table_name, settings.worker_metrics_table, clock
+        ),
+        DynamoDbCoordinatorStateTable(
+            client, settings.coordinator_state_table_name, settings.coordinator_state_table, clock
+        ),
     )
 
 
 def open_kinesis(settings: ConsumerSettings, clients: AwsClients, clock: Clock) -> BotoKinesis:
     """The stream client of this application."""
-    from kcl_pipeline.records.boto import BotoKinesis  # noqa: PLC0415 (pyarrow is needed only where records are read)
+    # pyarrow is needed only where records are read
+    from kcl_pipeline.kinesis.boto import BotoKinesis  # noqa: PLC0415
 
     return BotoKinesis(clients.kinesis, settings.retrieval, settings.shard_sync, clock)
 
@@ -232,16 +296,26 @@ class KinesisSource:
 
     @classmethod
     def of(cls, settings: ConsumerSettings, clients: AwsClients) -> KinesisSource:
-        """The source that reads where `clients` does: the region, and the endpoint if one is set here, are told."""
+        """The source that reads where `clients` does: the region, and the endpoint if one is set
+        here, are told.
+        """
         options = clients.options
-        endpoint = options.endpoint_url or os.environ.get("AWS_ENDPOINT_URL_KINESIS") or os.environ.get("AWS_ENDPOINT_URL")
-        return cls(settings, replace(options, region_name=clients.region_name, endpoint_url=endpoint))
+        endpoint = (
+            options.endpoint_url
+            or os.environ.get("AWS_ENDPOINT_URL_KINESIS")
+            or os.environ.get("AWS_ENDPOINT_URL")
+        )
+        return cls(
+            settings, replace(options, region_name=clients.region_name, endpoint_url=endpoint)
+        )
 
     def open(self) -> BotoKinesis:
         """The client of this process."""
         key = (self.settings.model_dump_json(), self.options)
         if key not in _OPENED:
-            _OPENED[key] = open_kinesis(self.settings, AwsClients(self.settings, self.options), SystemClock())
+            _OPENED[key] = open_kinesis(
+                self.settings, AwsClients(self.settings, self.options), SystemClock()
+            )
         return _OPENED[key]
 
 
@@ -249,11 +323,14 @@ _OPENED: Final[dict[tuple[str, SessionOptions], BotoKinesis]] = {}
 
 
 def open_fan_out(settings: ConsumerSettings, clients: AwsClients) -> FanOutClient | None:
-    """The client that shards are subscribed to with; None when they are all polled. Raises `SettingsError` when it needs an extra that is not installed."""
+    """The client that shards are subscribed to with; None when they are all polled.
+
+    Raises `SettingsError` when it needs an extra that is not installed.
+    """
     if settings.retrieval.retrieval_mode == "polling":
         return None
     if settings.retrieval.fan_out_http == "2":
         return clients.http2_fan_out
-    from kcl_pipeline.records.fanout_boto import BotoFanOut  # noqa: PLC0415 (likewise)
+    from kcl_pipeline.kinesis.fan_out.boto import BotoFanOut  # noqa: PLC0415 (likewise)
 
     return BotoFanOut(clients.fan_out)

@@ -1,8 +1,9 @@
 """The one module that knows time and waiting.
 
-Everything else takes a `Clock`. The system clock is real; `kcl_pipeline.testing` has a virtual one, under which every wait,
-lock and I/O call is a scheduling point. For that to work there is one rule: **no plain lock is held across an I/O call**; where
-a lock has to span one, it comes from `Clock.lock()`.
+Everything else takes a `Clock`. The system clock is real; `kcl_pipeline.testing` has a virtual one,
+under which every wait, lock and I/O call is a scheduling point. For that to work there is one rule:
+**no plain lock is held across an I/O call**; where a lock has to span one, it comes from
+`Clock.lock()`.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ class Clock(Protocol):
     """Time in seconds, and the ways to wait."""
 
     def monotonic(self) -> float:
-        """Seconds on a clock that never goes back; only differences mean something, and only in this process."""
+        """Seconds on a clock that never goes back; only differences mean something, and only in
+        this process.
+        """
         ...
 
     def wall(self) -> float:

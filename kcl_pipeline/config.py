@@ -1,4 +1,5 @@
-"""Every knob of the consumer: KCL's names in snake_case, the unit last, KCL's defaults unless the description says otherwise.
+"""Every knob of the consumer: KCL's names in snake_case, the unit last, KCL's defaults unless the
+description says otherwise.
 
 Nothing here reads the environment. Each check says what to write instead (protocol §13).
 """
@@ -7,42 +8,81 @@ from __future__ import annotations
 
 import math
 from datetime import datetime
-from typing import Literal, Self
+from typing import Final, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
+
+from kcl_pipeline.config_retrieval import RetrievalSettings
+from kcl_pipeline.settings_model import STREAM_FORMS, StrictSettings, is_stream
+
+__all__ = [
+    "MAX_LOCK_DURATION_MILLIS",
+    "AssignmentSettings",
+    "BatchSettings",
+    "ConsumerSettings",
+    "InitialPosition",
+    "LeaderSettings",
+    "LeaseSettings",
+    "RetrievalSettings",
+    "ShardSyncSettings",
+    "TableSettings",
+    "WorkerSettings",
+]
+
+MAX_LOCK_DURATION_MILLIS: Final = 600_000
+"""The longest leader lock, in settings and in the lock row (our own limit; KCL's default is two
+minutes). A lock row that cannot be read is taken over when it has not changed for so long.
+"""
 
 InitialPosition = Literal["LATEST", "TRIM_HORIZON", "AT_TIMESTAMP"]
 
 
-class _Settings(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+class TableSettings(StrictSettings):
+    """How one DynamoDB table is created; an existing table is never changed, except for
+    point-in-time recovery (protocol §1.1).
+    """
 
-
-class TableSettings(_Settings):
-    """How one DynamoDB table is created; an existing table is never changed, except for point-in-time recovery (protocol §1.1)."""
-
-    table_name: str | None = Field(None, min_length=3, max_length=255, description="None: derived from the application name")
+    table_name: str | None = Field(
+        None, min_length=3, max_length=255, description="None: derived from the application name"
+    )
     billing_mode: Literal["PAY_PER_REQUEST", "PROVISIONED"] = "PAY_PER_REQUEST"
     read_capacity_units: int = Field(10, ge=1, description="Only with billing_mode PROVISIONED")
     write_capacity_units: int = Field(10, ge=1, description="Only with billing_mode PROVISIONED")
     point_in_time_recovery_enabled: bool = False
     deletion_protection_enabled: bool = False
-    tags: dict[str, str] = Field(default_factory=dict)
+    tags: dict[str, str] = Field(
+        default_factory=dict,
+        json_schema_extra={"write": "a dictionary of strings, such as {'team': 'orders'}"},
+    )
 
 
-class LeaseSettings(_Settings):
-    """Leases: how long they last, how they are renewed, found, handed over (protocol §6.1, §6.5)."""
+class LeaseSettings(StrictSettings):
+    """Leases: how long they last, how they are renewed, found, handed over (protocol §6.1,
+    §6.5).
+    """
 
-    failover_time_millis: int = Field(10_000, ge=100, description="A lease whose counter has not moved for this long is expired")
+    failover_time_millis: int = Field(
+        10_000, ge=100, description="A lease whose counter has not moved for this long is expired"
+    )
     epsilon_millis: int = Field(25, ge=0)
-    lease_discovery_interval_millis: int | None = Field(None, ge=10, description="None: half the lease assignment interval; without any lease: every second")
-    consistent_reads: bool = Field(True, description="KCL: false; a fast takeover may then read an older checkpoint")
+    lease_discovery_interval_millis: int | None = Field(
+        None,
+        ge=10,
+        description="None: half the lease assignment interval; without any lease: every second",
+    )
+    consistent_reads: bool = Field(
+        True, description="KCL: false; a fast takeover may then read an older checkpoint"
+    )
     dynamo_db_request_timeout_millis: int = Field(60_000, ge=100)
     max_lease_renewal_threads: int = Field(20, ge=1)
-    lease_table_scan_total_segments: int | None = Field(None, ge=1, le=1_000_000, description="None: by table size, 1 to 32")
+    lease_table_scan_total_segments: int | None = Field(
+        None, ge=1, le=1_000_000, description="None: by table size, 1 to 32"
+    )
     is_graceful_lease_handoff_enabled: bool = True
     graceful_lease_handoff_timeout_millis: int = Field(30_000, ge=100)
-    release_leases_on_shutdown: bool = Field(True, description="KCL waits for expiry; an ownerless row is free for any leader at once")
+    release_leases_on_shutdown: bool = Field(
+        True, description="KCL waits for expiry; an ownerless row is free for any leader at once"
+    )
 
     @property
     def renewal_interval_millis(self) -> int:
@@ -50,15 +90,18 @@ class LeaseSettings(_Settings):
         return max(self.failover_time_millis // 3 - self.epsilon_millis, 1)
 
 
-class AssignmentSettings(_Settings):
+class AssignmentSettings(StrictSettings):
     """What the leader does with leases and workers (protocol §5)."""
 
     lease_assignment_strategy: str = Field(
         "balanced",
         min_length=1,
-        description="balanced, worker_utilization_aware (KCL's default), lease_count_based, or a registered strategy",
+        description="balanced, worker_utilization_aware (KCL's default), lease_count_based, "
+        "or a registered strategy",
     )
-    lease_assignment_interval_millis: int | None = Field(None, ge=10, description="None: twice the failover time")
+    lease_assignment_interval_millis: int | None = Field(
+        None, ge=10, description="None: twice the failover time"
+    )
     max_leases_for_worker: int = Field(2**31 - 1, ge=1)
     max_throughput_per_host_kbps: float = Field(math.inf, gt=0)
     re_balance_threshold_percentage: int = Field(10, ge=0, le=100)
@@ -66,130 +109,161 @@ class AssignmentSettings(_Settings):
     allow_throughput_overshoot: bool = True
     variance_balancing_frequency: int = Field(3, ge=1)
     worker_metrics_ema_alpha: float = Field(0.5, gt=0, le=1)
-    balance_target_percentage: float = Field(5.0, ge=0, le=100, description="balanced: stops this far above the fair share; above the threshold: the threshold")
-    group_threshold_percentage: float = Field(5.0, ge=0, le=100, description="balanced: a group this far above its fair share is relieved")
-    dead_band_kbps: float = Field(1.0, ge=0, description="balanced: an excess of throughput below this is left alone")
-    dead_band_cpu_percentage: float = Field(5.0, ge=0, le=100, description="balanced: an excess of CPU below this many points is left alone")
-    min_benefit_per_move: float = Field(0.0005, ge=0, description="balanced: excess a move relieves on average, in fair shares of a worker")
-    cool_down_seconds: float = Field(120.0, ge=0, description="balanced: a lease that moved is left alone for this long, unless its owner dies")
-    churn_budget_percentage: float = Field(100.0, ge=0, le=100, description="balanced: most leases moved for balance by one plan")
-    fresh_lease_quantile: float = Field(0.75, ge=0, le=1, description="balanced: a lease without a sample counts as this quantile of the others")
+    balance_target_percentage: float = Field(
+        5.0,
+        ge=0,
+        le=100,
+        description="balanced: stops this far above the fair share; above the threshold: the "
+        "threshold",
+    )
+    group_threshold_percentage: float = Field(
+        5.0, ge=0, le=100, description="balanced: a group this far above its fair share is relieved"
+    )
+    dead_band_kbps: float = Field(
+        1.0, ge=0, description="balanced: an excess of throughput below this is left alone"
+    )
+    dead_band_cpu_percentage: float = Field(
+        5.0,
+        ge=0,
+        le=100,
+        description="balanced: an excess of CPU below this many points is left alone",
+    )
+    min_benefit_per_move: float = Field(
+        0.0005,
+        ge=0,
+        description="balanced: excess a move relieves on average, in fair shares of a worker",
+    )
+    cool_down_seconds: float = Field(
+        120.0,
+        ge=0,
+        description="balanced: a lease that moved is left alone for this long, unless its "
+        "owner dies",
+    )
+    churn_budget_percentage: float = Field(
+        100.0, ge=0, le=100, description="balanced: most leases moved for balance by one plan"
+    )
+    fresh_lease_quantile: float = Field(
+        0.75,
+        ge=0,
+        le=1,
+        description="balanced: a lease without a sample counts as this quantile of the others",
+    )
     max_leases_for_group: int = Field(2**31 - 1, ge=1, description="balanced: per worker group")
-    max_throughput_per_group_kbps: float = Field(math.inf, gt=0, description="balanced: per worker group")
+    max_throughput_per_group_kbps: float = Field(
+        math.inf, gt=0, description="balanced: per worker group"
+    )
     stale_worker_metrics_entry_cleanup_millis: int = Field(86_400_000, ge=1_000)
     max_consecutive_failures: int = Field(3, ge=1, description="Then the leadership is given up")
 
 
-class LeaderSettings(_Settings):
-    """The leader's lock (protocol §3.3). The duration is stored in the item; observers use the stored one."""
+class LeaderSettings(StrictSettings):
+    """The leader's lock (protocol §3.3). The duration is stored in the item; observers use the
+    stored one.
+    """
 
-    leader_lease_duration_millis: int = Field(30_000, ge=200, description="KCL: 120000")
+    leader_lease_duration_millis: int = Field(
+        30_000, ge=200, le=MAX_LOCK_DURATION_MILLIS, description="KCL: 120000"
+    )
     leader_heartbeat_period_millis: int = Field(10_000, ge=50, description="KCL: 30000")
 
     @model_validator(mode="after")
     def _duration_covers_two_heartbeats(self) -> Self:
         if self.leader_lease_duration_millis < 2 * self.leader_heartbeat_period_millis:
             msg = (
-                f"leader_lease_duration_millis={self.leader_lease_duration_millis} is below two heartbeats; write at least "
-                f"{2 * self.leader_heartbeat_period_millis}, or a shorter leader_heartbeat_period_millis"
+                f"leader.leader_lease_duration_millis={self.leader_lease_duration_millis} is below "
+                f"two heartbeats. Write {2 * self.leader_heartbeat_period_millis} or more, or a "
+                "shorter leader.leader_heartbeat_period_millis"
             )
             raise ValueError(msg)
         return self
 
 
-class ShardSyncSettings(_Settings):
-    """Finding shards without a lease (protocol §7) and removing leases of finished shards (protocol §8)."""
+class ShardSyncSettings(StrictSettings):
+    """Finding shards without a lease (protocol §7) and removing leases of finished shards (protocol
+    §8).
+    """
 
     initial_position_in_stream: InitialPosition = Field("TRIM_HORIZON", description="KCL: LATEST")
-    initial_timestamp: datetime | None = Field(None, description="Required with AT_TIMESTAMP; with a time zone")
+    initial_timestamp: datetime | None = Field(
+        None,
+        strict=False,
+        description="Required with AT_TIMESTAMP; with a time zone",
+        json_schema_extra={"write": "a time with a time zone, such as 2026-01-31T12:00:00+00:00"},
+    )
     leases_recovery_auditor_execution_frequency_millis: int = Field(120_000, ge=10)
     leases_recovery_auditor_inconsistency_confidence_threshold: int = Field(3, ge=1)
     list_shards_backoff_time_millis: int = Field(1_500, ge=0)
     max_list_shards_retry_attempts: int = Field(50, ge=1)
     ignore_unexpected_child_shards: bool = False
     cleanup_leases_upon_shard_completion: bool = True
-    completed_lease_cleanup_interval_millis: int = Field(300_000, ge=0, description="A finished shard's lease is kept at least this long")
+    completed_lease_cleanup_interval_millis: int = Field(
+        300_000, ge=0, description="A finished shard's lease is kept at least this long"
+    )
     garbage_lease_cleanup_interval_millis: int = Field(1_800_000, ge=0)
 
     @field_validator("initial_timestamp")
     @classmethod
     def _has_a_zone(cls, value: datetime | None) -> datetime | None:
         if value is not None and value.tzinfo is None:
-            msg = f"initial_timestamp={value.isoformat()} has no time zone; write {value.isoformat()}+00:00 for UTC"
+            msg = (
+                f"shard_sync.initial_timestamp={value.isoformat()} has no time zone. Write "
+                f"{value.isoformat()}+00:00 for UTC"
+            )
             raise ValueError(msg)
         return value
 
     @model_validator(mode="after")
     def _timestamp_where_needed(self) -> Self:
-        if (self.initial_position_in_stream == "AT_TIMESTAMP") != (self.initial_timestamp is not None):
+        if (self.initial_position_in_stream == "AT_TIMESTAMP") != (
+            self.initial_timestamp is not None
+        ):
+            position = self.initial_position_in_stream
             msg = (
-                f"initial_position_in_stream={self.initial_position_in_stream} with initial_timestamp={self.initial_timestamp}: "
-                "AT_TIMESTAMP needs a timestamp, the other positions take none"
+                f"shard_sync.initial_timestamp={self.initial_timestamp} does not fit "
+                f"initial_position_in_stream={position!r}. "
+                + (
+                    "Write a time with a time zone, such as 2026-01-31T12:00:00+00:00"
+                    if position == "AT_TIMESTAMP"
+                    else "Write initial_position_in_stream='AT_TIMESTAMP', or leave the time out"
+                )
             )
             raise ValueError(msg)
         return self
 
 
-class RetrievalSettings(_Settings):
-    """Reading shards (protocol §10.2)."""
-
-    max_records: int = Field(10_000, ge=1, le=10_000)
-    idle_time_between_reads_in_millis: int = Field(1_000, ge=200, description="Of a shard that is at its tip. KCL: 1500")
-    kinesis_request_timeout_millis: int = Field(30_000, ge=100)
-    body_format: Literal["auto", "json", "cbor"] = Field(
-        "auto",
-        description="Of GetRecords answers. auto: CBOR for a stream whose last answer had half a megabyte or more, or records above 8 KiB on average, else "
-        "JSON; and JSON where CBOR is never answered. Processor time of JSON into Arrow over that of CBOR in full answers (benchmarks.decode --sizes): 1.4 at "
-        "100 B, 1.3 at 1 KiB, 1.2 at 10 KiB, 1.4 at 100 KiB",
-    )
-    prefetch_max_bytes: int = Field(
-        128 * 1024 * 1024, ge=1024 * 1024, description="Per worker, over all its shards; room for two full batches, so that reading goes on while one waits"
-    )
-    fetch_threads: int = Field(4, ge=1, le=256)
-    skip_kpl_deaggregation: bool = False
-    fetch_on: Literal["auto", "driver", "executors"] = Field(
-        "auto",
-        description="Who reads the shards. auto: the driver where Spark is local[...] or not used, else the executors, which need this package, the "
-        "credentials to read the stream, and a table that they can write to",
-    )
-    executors_port: int = Field(0, ge=0, le=65535, description="Where the driver answers its tasks when a Spark transform is fetched by executors. 0: any")
-    retrieval_mode: Literal["polling", "fan_out", "auto"] = Field(
-        "polling",
-        description="KCL: fan_out, which AWS bills per consumer, shard and hour. auto: fan_out while this worker holds at most fan_out_max_shards "
-        "leases and its consumer can be registered, else polling",
-    )
-    consumer_name: str | None = Field(None, pattern=r"^[A-Za-z0-9_.-]{1,128}$", description="Of the fan-out consumer. None: the application's name")
-    consumer_arns: dict[str, str] = Field(default_factory=dict, description="Stream name to the ARN of a consumer that is used as it is")
-    fan_out_max_shards: int = Field(16, ge=1, description="Only with auto: a subscription takes a connection, a thread and up to 8 MiB")
-    fan_out_http: Literal["1.1", "2"] = Field(
-        "1.1",
-        description="What subscriptions go over. 2 needs the extra http2 and an endpoint that speaks it, and uses no proxy: a connection for every 32 "
-        "subscriptions and no thread of their own, instead of a connection and a thread each",
-    )
-    fan_out_stall_millis: int = Field(20_000, ge=1_000, description="A subscription that is silent for this long is made anew; one that works speaks every 5 s")
-
-    @field_validator("consumer_arns")
-    @classmethod
-    def _are_consumers(cls, value: dict[str, str]) -> dict[str, str]:
-        for stream, arn in value.items():
-            if ":stream/" not in arn or "/consumer/" not in arn:
-                msg = (
-                    f"consumer_arns[{stream!r}]={arn!r} is not a consumer's ARN; write arn:aws:kinesis:<region>:<account>:stream/<name>/consumer/<name>:<epoch>"
-                )
-                raise ValueError(msg)
-        return value
-
-
-class BatchSettings(_Settings):
+class BatchSettings(StrictSettings):
     """How micro-batches are cut."""
 
     max_batch_records: int = Field(200_000, ge=1)
     max_batch_bytes: int = Field(64 * 1024 * 1024, ge=1024)
-    min_batch_interval_millis: int = Field(500, ge=0, description="Wait this long for more records before a small batch is cut")
-    failed_records: Literal["dead_letter", "fail", "skip"] = Field("dead_letter", description="What to do with a record the transform cannot take")
+    min_batch_interval_millis: int = Field(
+        500, ge=0, description="Wait this long for more records before a small batch is cut"
+    )
+    failed_records: Literal["dead_letter", "fail", "skip"] = Field(
+        "dead_letter",
+        description="What to do with a record that the transform fails on or hands back with "
+        "_error. dead_letter: write it to the dead-letter table. skip: leave it out, with an "
+        "event and a count. fail: pause its shard",
+    )
+    max_dead_letter_share: float = Field(
+        0.5,
+        ge=0,
+        le=1,
+        description="A shard pauses when more than this share of its records in a batch fail: "
+        "then the transform is broken, not the records. A batch with fewer than 20 records of the "
+        "shard counts together with the ones before it, as 20 records at least. 0: the first "
+        "failing record pauses the shard. 1: it never pauses for this. Also with skip",
+    )
+    max_dead_letters_per_batch: int = Field(
+        10_000,
+        ge=0,
+        description="A shard pauses when more than this many of its records in a batch fail. Each "
+        "costs a few small Spark jobs, or calls of an Arrow transform, unless the transform hands "
+        "it back with _error. Not with skip",
+    )
 
 
-class WorkerSettings(_Settings):
+class WorkerSettings(StrictSettings):
     """One worker (protocol §2.3, §6.6)."""
 
     worker_metrics_reporter_freq_in_millis: int = Field(10_000, ge=50, description="KCL: 30000")
@@ -198,14 +272,33 @@ class WorkerSettings(_Settings):
     disable_worker_metrics: bool = False
     parent_shard_poll_interval_millis: int = Field(2_000, ge=10, description="KCL: 10000")
     task_backoff_time_millis: int = Field(500, ge=0)
-    worker_group_separator: str = Field("-", min_length=1, description="The group is the worker id up to the first of these")
+    shard_stalled_after_millis: int = Field(
+        120_000,
+        ge=10,
+        description="A held lease that has not moved for so long is reported as ShardStalled, "
+        "and again after each such time; longer than the longest batch takes",
+    )
+    worker_group_separator: str = Field(
+        "-", min_length=1, description="The group is the worker id up to the first of these"
+    )
 
 
-class ConsumerSettings(_Settings):
+class ConsumerSettings(StrictSettings):
     """All settings of one application."""
 
-    application_name: str = Field(min_length=3, max_length=230, pattern=r"^[A-Za-z0-9_.-]+$")
-    streams: tuple[str, ...] = Field(min_length=1, description="Stream names or ARNs")
+    application_name: str = Field(
+        min_length=3,
+        max_length=230,
+        pattern=r"^[A-Za-z0-9_.-]+$",
+        json_schema_extra={"write": "3 to 230 of the characters A-Z a-z 0-9 _ . -"},
+    )
+    streams: tuple[str, ...] = Field(
+        min_length=1,
+        max_length=10_000,
+        strict=False,
+        description="Stream names or ARNs",
+        json_schema_extra={"write": "a list of stream names or ARNs, such as ['orders']"},
+    )
     lease_table: TableSettings = TableSettings()
     worker_metrics_table: TableSettings = TableSettings()
     coordinator_state_table: TableSettings = TableSettings()
@@ -221,8 +314,12 @@ class ConsumerSettings(_Settings):
     @classmethod
     def _streams_are_distinct(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         if len(set(value)) != len(value):
-            msg = f"streams={list(value)} names a stream twice; name each once"
+            msg = f"streams={list(value)} names a stream twice. Write each stream once"
             raise ValueError(msg)
+        for number, name in enumerate(value):
+            if not is_stream(name):
+                msg = f"streams[{number}]={name!r} is no stream. Write {STREAM_FORMS}"
+                raise ValueError(msg)
         return value
 
     @property
@@ -238,7 +335,9 @@ class ConsumerSettings(_Settings):
     @property
     def coordinator_state_table_name(self) -> str:
         """`<application>-CoordinatorState` unless set."""
-        return self.coordinator_state_table.table_name or f"{self.application_name}-CoordinatorState"
+        return (
+            self.coordinator_state_table.table_name or f"{self.application_name}-CoordinatorState"
+        )
 
     @property
     def is_multi_stream(self) -> bool:
@@ -248,9 +347,13 @@ class ConsumerSettings(_Settings):
     @property
     def lease_assignment_interval_millis(self) -> int:
         """Twice the failover time unless set (protocol §5.1)."""
-        return self.assignment.lease_assignment_interval_millis or 2 * self.lease.failover_time_millis
+        return (
+            self.assignment.lease_assignment_interval_millis or 2 * self.lease.failover_time_millis
+        )
 
     @property
     def lease_discovery_interval_millis(self) -> int:
         """Half the assignment interval less epsilon unless set (protocol §6.1)."""
-        return self.lease.lease_discovery_interval_millis or max(self.lease_assignment_interval_millis // 2 - self.lease.epsilon_millis, 10)
+        return self.lease.lease_discovery_interval_millis or max(
+            self.lease_assignment_interval_millis // 2 - self.lease.epsilon_millis, 10
+        )

@@ -6,16 +6,26 @@ from typing import Any, Final
 
 import dagster as dg
 
+from kcl_pipeline.arguments import check_texts
 from kcl_pipeline.assets.checks import build_checks
 from kcl_pipeline.assets.contract import DagsterOptions, PipelineLike
 from kcl_pipeline.assets.maintenance import build_maintenance_job
 from kcl_pipeline.assets.names import Names
-from kcl_pipeline.assets.output import build_consume_job, build_output_asset, continuous_config
 from kcl_pipeline.assets.specs import stream_spec, table_specs
-from kcl_pipeline.resources import AwsResource, CoordinatorStateTableResource, LeaseTableResource, SparkResource, WorkerMetricsTableResource
+from kcl_pipeline.ops.output import build_consume_job, build_output_asset, continuous_config
+from kcl_pipeline.resources import (
+    AwsResource,
+    CoordinatorStateTableResource,
+    LeaseTableResource,
+    SparkResource,
+    WorkerMetricsTableResource,
+)
 from kcl_pipeline.sensors.leader import build_leader_sensor
+from kcl_pipeline.settings_errors import wrong
 
-DEFAULT_FRESHNESS: Final = dg.FreshnessPolicy.time_window(fail_window=timedelta(minutes=15), warn_window=timedelta(minutes=5))
+DEFAULT_FRESHNESS: Final = dg.FreshnessPolicy.time_window(
+    fail_window=timedelta(minutes=15), warn_window=timedelta(minutes=5)
+)
 
 
 def build_definitions(
@@ -31,18 +41,24 @@ def build_definitions(
     lag_threshold_seconds: float = 60.0,
     scale_up_lag_seconds: float | None = 120.0,
 ) -> dg.Definitions:
-    """Assets, checks, the consume job, the leader sensor and resources of one pipeline; merge them with others by `Definitions.merge`.
+    """Assets, checks, the consume job, the leader sensor and resources of one pipeline; merge them
+    with others by `Definitions.merge`.
 
-    `aws` None: the standard environment. `leader_default_running`: the sensor is on, and starts workers, as soon as Dagster loads the code; otherwise
-    somebody turns it on. `progress_seconds`: how often a running worker reports (one materialization, about 9 kB of Dagster's log). `owners`: e-mails or
-    `team:...`. `freshness` None: no policy. `scale_up_lag_seconds` None: never more than `workers.min` workers unless somebody starts them.
+    `aws` None: the standard environment. `leader_default_running`: the sensor is on, and starts
+    workers, as soon as Dagster loads the code; otherwise somebody turns it on. `progress_seconds`:
+    how often a running worker reports (one materialization, about 9 kB of Dagster's log). `owners`:
+    e-mails or `team:...`. `freshness` None: no policy. `scale_up_lag_seconds` None: never more than
+    `workers.min` workers unless somebody starts them.
     """
+    if aws is not None and not isinstance(aws, AwsResource):
+        raise wrong("aws", aws, "is not an AwsResource", "Write AwsResource(...), or None")
+    check_texts("owners", owners, "Write owners=['team:data', 'me@example.com']")
     options = DagsterOptions(
         leader_default_running=leader_default_running,
         progress_seconds=progress_seconds,
         group_name=group_name,
         owners=tuple(owners),
-        tags=dict(tags or {}),
+        tags={} if tags is None else tags,
         freshness=freshness,
         lag_threshold_seconds=lag_threshold_seconds,
         scale_up_lag_seconds=scale_up_lag_seconds,
@@ -52,7 +68,11 @@ def build_definitions(
     job = build_consume_job(output, names)
     maintenance = build_maintenance_job(pipeline, names)
     return dg.Definitions(
-        assets=[output, *(stream_spec(s) for s in pipeline.settings.streams), *table_specs(pipeline, names, options)],
+        assets=[
+            output,
+            *(stream_spec(s) for s in pipeline.settings.streams),
+            *table_specs(pipeline, names, options),
+        ],
         asset_checks=build_checks(pipeline, names, options),
         jobs=[job] if maintenance is None else [job, maintenance],
         sensors=[build_leader_sensor(pipeline, names, options, job, continuous_config(output))],

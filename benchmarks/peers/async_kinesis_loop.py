@@ -1,4 +1,7 @@
-"""async-kinesis with a processor that keeps the bytes as they are. Runs in a virtual environment of its own: `python async_kinesis_loop.py STREAM ENDPOINT`."""
+"""async-kinesis with a processor that keeps the bytes as they are.
+
+Runs in a virtual environment of its own: `python async_kinesis_loop.py STREAM ENDPOINT`.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from typing import Any
 
 from kinesis import Consumer
 from kinesis.aggregators import SimpleAggregator
-from kinesis.processors import Processor
+from kinesis.processors import BatchRunner
 
 
 class Raw:
@@ -23,14 +26,19 @@ class Raw:
         return data
 
 
-class RawProcessor(Processor, SimpleAggregator, Raw):
+class RawProcessor(BatchRunner, SimpleAggregator, Raw):
     """One record is one item, as bytes."""
 
 
 async def main(stream: str, endpoint: str) -> None:
     taken = 0
     async with Consumer(
-        stream_name=stream, endpoint_url=endpoint, region_name="us-east-1", processor=RawProcessor(), shard_fetch_rate=5, idle_timeout=60.0
+        stream_name=stream,
+        endpoint_url=endpoint,
+        region_name="us-east-1",
+        processor=RawProcessor(),
+        shard_fetch_rate=5,
+        idle_timeout=60.0,
     ) as consumer:
         async for _ in consumer:
             taken += 1

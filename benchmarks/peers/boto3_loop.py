@@ -1,4 +1,7 @@
-"""What a boto3 user writes: one thread asks shard after shard and looks at every record. `python -m benchmarks.peers.boto3_loop STREAM`."""
+"""What a boto3 user writes: one thread asks shard after shard and looks at every record.
+
+`python -m benchmarks.peers.boto3_loop STREAM`.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,12 @@ import boto3
 def main(stream: str) -> None:
     client = boto3.client("kinesis")
     shards = [s["ShardId"] for s in client.list_shards(StreamName=stream)["Shards"]]
-    iterators = [client.get_shard_iterator(StreamName=stream, ShardId=s, ShardIteratorType="TRIM_HORIZON")["ShardIterator"] for s in shards]
+    iterators = [
+        client.get_shard_iterator(StreamName=stream, ShardId=s, ShardIteratorType="TRIM_HORIZON")[
+            "ShardIterator"
+        ]
+        for s in shards
+    ]
     taken = size = 0
     while True:
         for i, iterator in enumerate(iterators):

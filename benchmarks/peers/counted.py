@@ -1,4 +1,6 @@
-"""Runs a command, and prints twice a second the sum of the numbers in the files of a folder: `python counted.py FOLDER COMMAND…`."""
+"""Runs a command, and prints twice a second the sum of the numbers in the files of a folder:
+`python counted.py FOLDER COMMAND…`.
+"""
 
 from __future__ import annotations
 

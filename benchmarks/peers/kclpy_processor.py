@@ -1,4 +1,6 @@
-"""A record processor of kclpy that counts; several run at once (one per shard), each with a file of its own: `python kclpy_processor.py FOLDER`."""
+"""A record processor of kclpy that counts; several run at once (one per shard), each with a file of
+its own: `python kclpy_processor.py FOLDER`.
+"""
 
 from __future__ import annotations
 

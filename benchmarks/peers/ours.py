@@ -1,7 +1,9 @@
-"""Ours: `reader` takes Arrow chunks from the prefetcher; the others are whole workers that commit exactly once into a Delta table.
+"""Ours: `reader` takes Arrow chunks from the prefetcher; the others are whole workers that commit
+exactly once into a Delta table.
 
-`python -m benchmarks.peers.ours reader|short|driver|executors STREAM FOLDER`. The endpoints are in the environment. `short` has no transform; `driver` has
-a DataFrame function, and fetches itself; `executors` has the tasks of a cluster on this machine fetch and write.
+`python -m benchmarks.peers.ours reader|short|driver|executors STREAM FOLDER`. The endpoints are in
+the environment. `short` has no transform; `driver` has a DataFrame function, and fetches itself;
+`executors` has the tasks of a cluster on this machine fetch and write.
 """
 
 from __future__ import annotations
@@ -14,25 +16,43 @@ import time
 from kcl_pipeline.aws import AwsClients, SessionOptions, open_kinesis
 from kcl_pipeline.clock import SystemClock
 from kcl_pipeline.config import ConsumerSettings
+from kcl_pipeline.delta.sink import DeltaSink
 from kcl_pipeline.events import BatchCommitted, Event
+from kcl_pipeline.kinesis.prefetch import Prefetcher
+from kcl_pipeline.kinesis.reader import ShardReader
 from kcl_pipeline.pipeline import KinesisPipeline
-from kcl_pipeline.records.prefetch import Prefetcher
-from kcl_pipeline.records.reader import ShardReader
-from kcl_pipeline.sequence import TRIM_HORIZON
-from kcl_pipeline.spark.delta import DeltaSink
+from kcl_pipeline.position import TRIM_HORIZON
 
 CLUSTER = "local-cluster[2,1,1024]"
 
 
 def read(stream_name: str) -> None:
-    """All shards through the prefetcher with the worker's number of fetch threads; what is taken is dropped."""
-    settings, clock = ConsumerSettings(application_name="bench", streams=(stream_name,)), SystemClock()
+    """All shards through the prefetcher with the worker's number of fetch threads; what is taken is
+    dropped.
+    """
+    settings, clock = (
+        ConsumerSettings(application_name="bench", streams=(stream_name,)),
+        SystemClock(),
+    )
     kinesis = open_kinesis(settings, AwsClients(settings, SessionOptions()), clock)
     stream = kinesis.resolve_stream(stream_name, multi_stream=False)
-    prefetcher = Prefetcher(settings.retrieval, clock, random.Random(0), lambda event: print(event, file=sys.stderr))
+    prefetcher = Prefetcher(
+        settings.retrieval, clock, random.Random(0), lambda event: print(event, file=sys.stderr)
+    )
     for shard in kinesis.list_shards(stream):
         key = shard.shard_id
-        prefetcher.add(ShardReader(kinesis, stream, key, key, TRIM_HORIZON, shard.hash_key_range, settings.retrieval, clock))
+        prefetcher.add(
+            ShardReader(
+                kinesis,
+                stream,
+                key,
+                key,
+                TRIM_HORIZON,
+                shard.hash_key_range,
+                settings.retrieval,
+                clock,
+            )
+        )
 
     def fetch() -> None:
         while True:

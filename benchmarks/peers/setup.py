@@ -1,4 +1,6 @@
-"""Setting up the peers: a virtual environment or a folder of jars each, made once per folder and never part of this project's own environment."""
+"""Setting up the peers: a virtual environment or a folder of jars each, made once per folder and
+never part of this project's own environment.
+"""
 
 from __future__ import annotations
 
@@ -26,10 +28,14 @@ class NotAvailable(Exception):  # noqa: N818 (it is a finding, not a fault)
 
 def must(command: list[str], folder: Path) -> None:
     """Run a step of the set-up. Raises `NotAvailable`."""
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=600, check=False)
+    done = subprocess.run(
+        command, cwd=folder, capture_output=True, text=True, timeout=600, check=False
+    )
     if done.returncode:
         lines = [line for line in (done.stdout + done.stderr).splitlines() if line.strip()]
-        raise NotAvailable(f"{Path(command[0]).name} failed: {lines[-1][:300] if lines else done.returncode}")
+        raise NotAvailable(
+            f"{Path(command[0]).name} failed: {lines[-1][:300] if lines else done.returncode}"
+        )
 
 
 def environment_with(kept: Path, package: str) -> Path:
@@ -45,7 +51,12 @@ def environment_with(kept: Path, package: str) -> Path:
 
 
 def async_kinesis_command(kept: Path, stream: str, kinesis: str) -> list[str]:
-    return [str(environment_with(kept, "async-kinesis")), str(HERE / "async_kinesis_loop.py"), stream, kinesis]
+    return [
+        str(environment_with(kept, "async-kinesis")),
+        str(HERE / "async_kinesis_loop.py"),
+        stream,
+        kinesis,
+    ]
 
 
 def java_kcl_command(kept: Path, stream: str, kinesis: str, dynamodb: str) -> list[str]:
@@ -57,14 +68,36 @@ def java_kcl_command(kept: Path, stream: str, kinesis: str, dynamodb: str) -> li
     if not (folder / "ready").exists():
         folder.mkdir(exist_ok=True)
         (folder / "pom.xml").write_text(POM)
-        must(["mvn", "-q", "-B", "dependency:copy-dependencies", f"-DoutputDirectory={folder / 'lib'}"], folder)
-        must(["javac", "-nowarn", "-cp", classes, "-d", str(folder / "classes"), str(HERE / "CountingConsumer.java")], folder)
+        must(
+            [
+                "mvn",
+                "-q",
+                "-B",
+                "dependency:copy-dependencies",
+                f"-DoutputDirectory={folder / 'lib'}",
+            ],
+            folder,
+        )
+        must(
+            [
+                "javac",
+                "-nowarn",
+                "-cp",
+                classes,
+                "-d",
+                str(folder / "classes"),
+                str(HERE / "CountingConsumer.java"),
+            ],
+            folder,
+        )
         (folder / "ready").touch()
     return ["java", "-cp", classes, "CountingConsumer", stream, kinesis, dynamodb, "bench-java"]
 
 
 def kclpy_command(kept: Path, folder: Path, stream: str, kinesis: str, dynamodb: str) -> list[str]:
-    """The Java daemon of kclpy (the jars are in the package) with a record processor in Python on its standard streams."""
+    """The Java daemon of kclpy (the jars are in the package) with a record processor in Python on
+    its standard streams.
+    """
     python = environment_with(kept, "kclpy-ext")
     jars = next((kept / "kclpy-ext").glob("lib/python*/site-packages/amazon_kclpy/jars"))
     counter = folder / "counted"
@@ -86,5 +119,12 @@ def kclpy_command(kept: Path, folder: Path, stream: str, kinesis: str, dynamodb:
     }
     target = folder / "kclpy.properties"
     target.write_text("".join(f"{key} = {value}\n" for key, value in properties.items()))
-    daemon = ["java", "-cp", f"{jars}/*", "software.amazon.kinesis.multilang.MultiLangDaemon", "--properties-file", str(target)]
+    daemon = [
+        "java",
+        "-cp",
+        f"{jars}/*",
+        "software.amazon.kinesis.multilang.MultiLangDaemon",
+        "--properties-file",
+        str(target),
+    ]
     return [sys.executable, str(HERE / "counted.py"), str(counter), *daemon]

@@ -1,6 +1,8 @@
-"""Becomes a command that ends when the process that started it does, however that ends: `python tied.py COMMAND…`. Linux keeps the tie through `exec`.
+"""Becomes a command that ends when the process that started it does, however that ends: `python
+tied.py COMMAND…`. Linux keeps the tie through `exec`.
 
-A consumer that outlives the benchmark goes on taking a core, and spoils the figures of everything that is measured later.
+A consumer that outlives the benchmark goes on taking a core, and spoils the figures of everything
+that is measured later.
 """
 
 from __future__ import annotations

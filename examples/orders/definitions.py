@@ -1,4 +1,7 @@
-"""Orders per minute: from a Kinesis stream to a Delta table, exactly once. AWS is where the environment says (`AWS_ENDPOINT_URL`, `AWS_REGION`, ...)."""
+"""Orders per minute: from a Kinesis stream to a Delta table, exactly once.
+
+AWS is where the environment says (`AWS_ENDPOINT_URL`, `AWS_REGION`, ...).
+"""
 
 import os
 
@@ -10,9 +13,15 @@ from kcl_pipeline import DeltaSink, Fleet, KinesisPipeline
 
 def per_minute(records: DataFrame) -> DataFrame:
     """Count and sum the orders of a batch by minute; a later query adds the parts up."""
-    order = f.from_json(f.col("data").cast("string"), "id string, user string, amount double, time timestamp", {"mode": "FAILFAST"})
+    order = f.from_json(
+        f.col("data").cast("string"),
+        "id string, user string, amount double, time timestamp",
+        {"mode": "FAILFAST"},
+    )
     orders = records.select(order.alias("order")).select("order.*")
-    return orders.groupBy(f.date_trunc("minute", "time").alias("minute")).agg(f.count("*").alias("orders"), f.sum("amount").alias("amount"))
+    return orders.groupBy(f.date_trunc("minute", "time").alias("minute")).agg(
+        f.count("*").alias("orders"), f.sum("amount").alias("amount")
+    )
 
 
 orders = KinesisPipeline(

@@ -7,25 +7,39 @@ import dagster as dg
 from kcl_pipeline.assets import health
 from kcl_pipeline.assets.contract import DagsterOptions, PipelineLike
 from kcl_pipeline.assets.names import Names
+from kcl_pipeline.assets.runs import (
+    active_runs,
+    lag_age_seconds,
+    silence_limit_seconds,
+    stalled_shards,
+    worst_lag_millis,
+)
 from kcl_pipeline.clock import Clock, SystemClock
+from kcl_pipeline.leases.lease import LeaseListing
 from kcl_pipeline.leases.tables import LeaseTable, WorkerMetricsTable
-from kcl_pipeline.sensors.reconcile import silence_limit_seconds
-from kcl_pipeline.sensors.runs import active_runs, worst_lag_millis
 
 LOOK_SECONDS = 1.0
 
 
 def watch_leases(table: LeaseTable, seconds: float, clock: Clock) -> dict[str, float]:
-    """Leases that are unfinished and have nobody who renews them, by looking for so many seconds; returns how long each was seen so.
+    """Leases that are unfinished and have nobody who renews them, by looking for so many seconds;
+    returns how long each was seen so.
 
-    A renewal is seen as a counter that moves. A lease that is renewed or finished at any look is not among them.
+    A renewal is seen as a counter that moves. A lease that is renewed or finished at any look is
+    not among them.
     """
     begin = clock.monotonic()
-    suspects = {lease.lease_key: lease.counter for lease in table.list_leases().leases if not lease.ended}
+    suspects = {
+        lease.lease_key: lease.counter for lease in table.list_leases().leases if not lease.ended
+    }
     while suspects and clock.monotonic() - begin < seconds:
         clock.sleep(LOOK_SECONDS)
         now = {lease.lease_key: lease for lease in table.list_leases().leases if not lease.ended}
-        suspects = {key: counter for key, counter in suspects.items() if key in now and (now[key].counter == counter or now[key].actual_owner is None)}
+        suspects = {
+            key: counter
+            for key, counter in suspects.items()
+            if key in now and (now[key].counter == counter or now[key].actual_owner is None)
+        }
     return dict.fromkeys(suspects, clock.monotonic() - begin)
 
 
@@ -41,25 +55,34 @@ def living_workers(table: WorkerMetricsTable, seconds: float, clock: Clock) -> t
     return tuple(living[key] for key in sorted(living))
 
 
-def build_checks(pipeline: PipelineLike, names: Names, options: DagsterOptions, clock: Clock | None = None) -> list[dg.AssetChecksDefinition]:
-    """Hash-range coverage and stuck leases on the lease table, balance on the worker-metrics table, lag on the output."""
+def build_checks(
+    pipeline: PipelineLike, names: Names, options: DagsterOptions, clock: Clock | None = None
+) -> list[dg.AssetChecksDefinition]:
+    """Hash-range coverage, stuck leases and usable rows on the lease table, balance on the
+    worker-metrics table, lag and paused shards on the output.
+    """
     clock = clock or SystemClock()
     settings = pipeline.settings
+
+    def usable_leases(table: LeaseTable) -> LeaseListing:
+        return table.list_leases().of_form(table.name, multi_stream=settings.is_multi_stream)
 
     @dg.asset_check(
         asset=names.lease_table,
         name=health.COVERAGE,
-        description="The unfinished leases of every stream cover all hash keys: no record can be missed.",
+        description="The unfinished leases of every stream cover all hash keys: no record "
+        "can be missed.",
         required_resource_keys={names.leases_resource},
     )
     def hash_ranges_covered(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
         table = getattr(context.resources, names.leases_resource).table()
-        return health.coverage(table.list_leases().leases, settings.streams).result()
+        return health.coverage(usable_leases(table).leases, settings.streams).result()
 
     @dg.asset_check(
         asset=names.lease_table,
         name=health.STUCK,
-        description="Every unfinished lease is renewed by somebody. The button looks for as long as a lease lasts.",
+        description="Every unfinished lease is renewed by somebody. The button looks for as "
+        "long as a lease lasts.",
         required_resource_keys={names.leases_resource},
     )
     def leases_renewed(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
@@ -70,21 +93,67 @@ def build_checks(pipeline: PipelineLike, names: Names, options: DagsterOptions, 
     @dg.asset_check(
         asset=names.worker_metrics_table,
         name=health.BALANCE,
-        description="Work is spread evenly over the living workers. The button looks until all have reported.",
+        description="Work is spread evenly over the living workers. The button looks until "
+        "all have reported.",
         required_resource_keys={names.leases_resource, names.workers_resource},
     )
     def balanced(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
-        workers = living_workers(getattr(context.resources, names.workers_resource).table(), silence_limit_seconds(settings), clock)
+        workers = living_workers(
+            getattr(context.resources, names.workers_resource).table(),
+            silence_limit_seconds(settings),
+            clock,
+        )
         leases = getattr(context.resources, names.leases_resource).table().list_leases().leases
-        return health.balance(leases, workers, settings.assignment.re_balance_threshold_percentage).result()
+        return health.balance(
+            leases, workers, settings.assignment.re_balance_threshold_percentage
+        ).result()
 
     @dg.asset_check(
         asset=names.output,
         name=health.LAG,
-        description=f"No running worker is more than {options.lag_threshold_seconds:.0f} s behind the tip of its shards.",
+        description=f"No running worker is more than {options.lag_threshold_seconds:.0f} s "
+        "behind the tip of its shards, and no shard stands still.",
     )
     def lag_below_threshold(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
-        runs = active_runs(context.instance, names.application, settings.worker.worker_group_separator)
-        return health.lag(worst_lag_millis(runs), options.lag_threshold_seconds).result()
+        runs = active_runs(
+            context.instance, names.application, settings.worker.worker_group_separator
+        )
+        return health.lag(
+            worst_lag_millis(runs),
+            options.lag_threshold_seconds,
+            stalled_shards(runs),
+            age_seconds=lag_age_seconds(runs, clock.wall()),
+        ).result()
 
-    return [hash_ranges_covered, leases_renewed, balanced, lag_below_threshold]
+    @dg.asset_check(
+        asset=names.output,
+        name=health.PAUSED,
+        description="No shard is paused because its transform fails. The button looks until "
+        "all workers have reported.",
+        required_resource_keys={names.workers_resource},
+    )
+    def no_shard_paused(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
+        table = getattr(context.resources, names.workers_resource).table()
+        limit = silence_limit_seconds(settings)
+        return health.paused(living_workers(table, limit, clock)).result()
+
+    @dg.asset_check(
+        asset=names.lease_table,
+        name=health.ROWS,
+        description="Every row of the lease and worker-metrics tables can be used. One that "
+        "cannot is left alone.",
+        required_resource_keys={names.leases_resource, names.workers_resource},
+    )
+    def rows_usable(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
+        leases = usable_leases(getattr(context.resources, names.leases_resource).table())
+        workers = getattr(context.resources, names.workers_resource).table().scan_workers()
+        return health.rows((*leases.bad_rows, *workers.bad_rows)).result()
+
+    return [
+        hash_ranges_covered,
+        leases_renewed,
+        balanced,
+        lag_below_threshold,
+        no_shard_paused,
+        rows_usable,
+    ]

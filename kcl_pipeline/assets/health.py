@@ -1,4 +1,6 @@
-"""Is the fleet well? Pure functions from rows to a verdict; the checks' buttons and the leader sensor use the same ones."""
+"""Is the fleet well? Pure functions from rows to a verdict; the checks' buttons and the leader
+sensor use the same ones.
+"""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -6,17 +8,22 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 import dagster as dg
-from dagster._core.definitions.asset_checks.asset_check_evaluation import AssetCheckEvaluationTargetMaterializationData
+from dagster._core.definitions.asset_checks.asset_check_evaluation import (
+    AssetCheckEvaluationTargetMaterializationData,
+)
 
-from kcl_pipeline.assets.figures import lag_text, table_of
-from kcl_pipeline.leases.lease import Lease
+from kcl_pipeline.assets.run_metadata import MOST_ROWS, lag_text, table_of
+from kcl_pipeline.leases.lease import BadRow, Lease
 from kcl_pipeline.leases.tables import WorkerMetrics
 from kcl_pipeline.planning.coverage import hole_in_leases
+from kcl_pipeline.text import printable
 
 COVERAGE: Final = "hash_ranges_covered"
 STUCK: Final = "leases_renewed"
 BALANCE: Final = "balanced"
 LAG: Final = "lag_below_threshold"
+ROWS: Final = "rows_usable"
+PAUSED: Final = "no_shard_paused"
 
 IDLE_POINTS: Final = 5.0
 """Differences of CPU below so many percentage points are noise."""
@@ -34,9 +41,16 @@ class Health:
 
     def result(self) -> dg.AssetCheckResult:
         """For a check that is executed."""
-        return dg.AssetCheckResult(passed=self.passed, severity=self.severity, description=self.description, metadata=self.metadata)
+        return dg.AssetCheckResult(
+            passed=self.passed,
+            severity=self.severity,
+            description=self.description,
+            metadata=self.metadata,
+        )
 
-    def evaluation(self, key: dg.AssetKey, *, of: dg.EventLogRecord | None = None) -> dg.AssetCheckEvaluation:
+    def evaluation(
+        self, key: dg.AssetKey, *, of: dg.EventLogRecord | None = None
+    ) -> dg.AssetCheckEvaluation:
         """The same check without a run; `of` is the materialization that it is about."""
         return dg.AssetCheckEvaluation(
             asset_key=key,
@@ -50,20 +64,31 @@ class Health:
 
 
 def _target(of: dg.EventLogRecord) -> AssetCheckEvaluationTargetMaterializationData:
-    return AssetCheckEvaluationTargetMaterializationData(storage_id=of.storage_id, run_id=of.run_id, timestamp=of.timestamp)
+    return AssetCheckEvaluationTargetMaterializationData(
+        storage_id=of.storage_id, run_id=of.run_id, timestamp=of.timestamp
+    )
 
 
 def lease_counts(leases: Iterable[Lease]) -> Counter[str]:
     """Unfinished leases per worker that processes them."""
-    return Counter(lease.actual_owner for lease in leases if not lease.ended and lease.actual_owner is not None)
+    return Counter(
+        lease.actual_owner for lease in leases if not lease.ended and lease.actual_owner is not None
+    )
 
 
 def coverage(leases: Sequence[Lease], streams: Sequence[str]) -> Health:
-    """Whether the unfinished leases of every stream cover all 2^128 hash keys. One hole, while a shard is being split or merged, closes by itself."""
+    """Whether the unfinished leases of every stream cover all 2^128 hash keys.
+
+    One hole, while a shard is being split or merged, closes by itself.
+    """
     groups: dict[str, list[Lease]] = {}
     for lease in leases:
         groups.setdefault(lease.stream or streams[0], []).append(lease)
-    holes = {stream: str(hole) for stream, group in groups.items() if (hole := hole_in_leases(group)) is not None}
+    holes = {
+        stream: str(hole)
+        for stream, group in groups.items()
+        if (hole := hole_in_leases(group)) is not None
+    }
     missing = max(len(streams) - len(groups), 0)
     if missing:
         holes[f"{missing} of {len(streams)} streams"] = "no lease at all"
@@ -72,21 +97,59 @@ def coverage(leases: Sequence[Lease], streams: Sequence[str]) -> Health:
     return Health(
         COVERAGE,
         not holes,
-        text if holes else f"{len(groups)} streams are covered by {sum(not le.ended for le in leases)} leases",
+        text
+        if holes
+        else f"{len(groups)} streams are covered by {sum(not le.ended for le in leases)} leases",
         dg.AssetCheckSeverity.ERROR,
         {"leases": len(leases), "holes": len(holes), "leases_without_range": rangeless},
     )
 
 
 def stuck(waits: Mapping[str, float], limit_seconds: float) -> Health:
-    """Whether any unfinished lease has been without a living owner (or in one handoff) for longer than the limit; `waits` are seconds by lease key."""
-    late = sorted((key for key, seconds in waits.items() if seconds > limit_seconds), key=lambda key: -waits[key])
+    """Whether any unfinished lease has been without a living owner (or in one handoff) for longer
+    than the limit; `waits` are seconds by lease key.
+    """
+    late = sorted(
+        (key for key, seconds in waits.items() if seconds > limit_seconds),
+        key=lambda key: -waits[key],
+    )
     return Health(
         STUCK,
         not late,
-        f"{len(late)} leases have had no living owner for more than {limit_seconds:.0f} s: {', '.join(late[:5])}" if late else "every lease is renewed",
+        f"{len(late)} leases have had no living owner for more than {limit_seconds:.0f} s: "
+        f"{', '.join(late[:5])}"
+        if late
+        else "every lease is renewed",
         dg.AssetCheckSeverity.ERROR,
-        {"stuck": len(late), "waiting": len(waits), "leases": table_of([{"lease": key, "seconds": round(waits[key])} for key in late])},
+        {
+            "stuck": len(late),
+            "waiting": len(waits),
+            "leases": table_of([{"lease": key, "seconds": round(waits[key])} for key in late]),
+        },
+    )
+
+
+def rows(bad_rows: Sequence[BadRow]) -> Health:
+    """Whether every row of the lease and worker-metrics tables can be used. One that cannot is left
+    alone: its lease is neither held nor planned, its worker gets no leases.
+    """
+    found = sorted(bad_rows, key=lambda row: (row.table, row.key))[:MOST_ROWS]
+    return Health(
+        ROWS,
+        not bad_rows,
+        f"{len(bad_rows)} rows cannot be used; the first: {found[0].reason}"
+        if found
+        else "every row can be used",
+        dg.AssetCheckSeverity.ERROR,
+        {
+            "bad_rows": len(bad_rows),
+            "rows": table_of(
+                [
+                    {"table": row.table, "key": printable(row.key), "reason": row.reason}
+                    for row in found
+                ]
+            ),
+        },
     )
 
 
@@ -101,8 +164,11 @@ def _within(values: Sequence[float], threshold_percentage: float, least: float) 
     return max(values) <= mean + max(mean * threshold_percentage / 100, least)
 
 
-def balance(leases: Sequence[Lease], workers: Sequence[WorkerMetrics], threshold_percentage: float) -> Health:
-    """Whether work is spread evenly over the living workers, by CPU, by throughput or by the number of leases: one of the three is enough.
+def balance(
+    leases: Sequence[Lease], workers: Sequence[WorkerMetrics], threshold_percentage: float
+) -> Health:
+    """Whether work is spread evenly over the living workers, by CPU, by throughput or by the number
+    of leases: one of the three is enough.
 
     A worker with nothing to do while another has two leases or more is never balanced.
     """
@@ -111,7 +177,9 @@ def balance(leases: Sequence[Lease], workers: Sequence[WorkerMetrics], threshold
     flow: dict[str, float] = {}
     for lease in leases:
         if not lease.ended and lease.actual_owner is not None:
-            flow[lease.actual_owner] = flow.get(lease.actual_owner, 0.0) + (lease.throughput_kbps or 0.0)
+            flow[lease.actual_owner] = flow.get(lease.actual_owner, 0.0) + (
+                lease.throughput_kbps or 0.0
+            )
     cpus = [cpu for w in workers if (cpu := cpu_percent(w)) is not None]
     flows = [flow.get(w.worker_id, 0.0) for w in workers]
     even = len(workers) < 2 or (  # noqa: PLR2004 (two make a comparison)
@@ -119,7 +187,8 @@ def balance(leases: Sequence[Lease], workers: Sequence[WorkerMetrics], threshold
         or (any(flows) and _within(flows, threshold_percentage, 1.0))
         or (len(cpus) == len(workers) and _within(cpus, threshold_percentage, IDLE_POINTS))
     )
-    idle = bool(numbers) and min(numbers) == 0 and max(numbers) >= 2  # noqa: PLR2004 (one of two could be given away)
+    # one of two could be given away
+    idle = bool(numbers) and min(numbers) == 0 and max(numbers) >= 2  # noqa: PLR2004
     rows = [
         {
             "worker": w.worker_id,
@@ -133,14 +202,71 @@ def balance(leases: Sequence[Lease], workers: Sequence[WorkerMetrics], threshold
     return Health(
         BALANCE,
         passed,
-        f"{len(workers)} workers, {min(numbers, default=0)} to {max(numbers, default=0)} leases each" + (", one is idle" if idle else ""),
+        f"{len(workers)} workers, {min(numbers, default=0)} to {max(numbers, default=0)} "
+        "leases each" + (", one is idle" if idle else ""),
         dg.AssetCheckSeverity.WARN,
         {"workers": table_of(rows)},
     )
 
 
-def lag(millis: int | None, threshold_seconds: float) -> Health:
-    """Whether the worst lag that a running worker reported is below the threshold; not knowing it is not passing."""
-    passed = millis is not None and millis <= threshold_seconds * 1000
-    description = "no running worker has reported its lag" if millis is None else f"{lag_text(millis)} behind the tip of the stream"
-    return Health(LAG, passed, description, dg.AssetCheckSeverity.WARN, {} if millis is None else {"lag_seconds": millis / 1000})
+def lag(
+    millis: int | None,
+    threshold_seconds: float,
+    stalled_shards: int = 0,
+    *,
+    unread_shards: int = 0,
+    age_seconds: float | None = None,
+) -> Health:
+    """Whether the worst lag of committed data that a running worker reported is below the
+    threshold, and no shard stands still; not knowing the lag is not passing.
+
+    `unread_shards`: of how many shards it is not known yet. `age_seconds`: how long ago it was
+    reported.
+    """
+    passed = millis is not None and millis <= threshold_seconds * 1000 and not stalled_shards
+    description = (
+        "no running worker has reported its lag"
+        if millis is None
+        else f"{lag_text(millis)} behind the tip of the stream"
+    )
+    if millis is not None and age_seconds is not None:
+        description += f", reported {max(age_seconds, 0.0):.0f} s ago"
+    if unread_shards:
+        description += f"; not read yet: {unread_shards} shards"
+    if stalled_shards:
+        description += (
+            f"; stalled shards: {stalled_shards} (see shard_stalled in their workers' logs)"
+        )
+    return Health(
+        LAG,
+        passed,
+        description,
+        dg.AssetCheckSeverity.WARN,
+        ({} if millis is None else {"lag_seconds": millis / 1000})
+        | {"stalled_shards": stalled_shards},
+    )
+
+
+def paused(workers: Sequence[WorkerMetrics]) -> Health:
+    """Whether no shard of these workers is paused because its transform fails."""
+    found = [
+        {
+            "lease": one.lease_key,
+            "worker": worker.worker_id,
+            "seconds": round(one.seconds),
+            "reason": one.reason,
+        }
+        for worker in workers
+        if worker.status is not None
+        for one in worker.status.paused
+    ]
+    count = sum(w.status.paused_leases for w in workers if w.status is not None)
+    return Health(
+        PAUSED,
+        not count,
+        f"{count} shards are paused; the first, {found[0]['lease']}: {found[0]['reason']}"
+        if found
+        else "no shard is paused",
+        dg.AssetCheckSeverity.ERROR,
+        {"paused": count, "shards": table_of(found)},
+    )

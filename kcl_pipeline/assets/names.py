@@ -1,4 +1,6 @@
-"""Names that Dagster shows or stores: asset keys, job and sensor names, resource keys, run tags, worker ids."""
+"""Names that Dagster shows or stores: asset keys, job and sensor names, resource keys, run tags,
+worker ids.
+"""
 
 import re
 from dataclasses import dataclass
@@ -11,6 +13,8 @@ APPLICATION_TAG = "kcl/application"
 MODE_TAG = "kcl/mode"
 WORKER_TAG = "kcl/worker"
 LAG_TAG = "kcl/lag_millis"
+LAG_AT_TAG = "kcl/lag_reported_at"
+STALLED_TAG = "kcl/stalled_shards"
 CONTINUOUS = "continuous"
 DRAIN = "drain"
 
@@ -18,7 +22,9 @@ _NOT_PYTHON = re.compile(r"[^A-Za-z0-9_]")
 
 
 def python_name(text: str) -> str:
-    """`text` with every character that Dagster does not take in a name replaced by an underscore."""
+    """`text` with every character that Dagster does not take in a name replaced by an
+    underscore.
+    """
     name = _NOT_PYTHON.sub("_", text)
     return f"_{name}" if name[:1].isdigit() else name
 
@@ -29,7 +35,9 @@ def stream_name(name_or_arn: str) -> str:
 
 
 def stream_key(name_or_arn: str) -> AssetKey:
-    """The asset of a stream: the same for all pipelines that read it, so that their lineages meet."""
+    """The asset of a stream: the same for all pipelines that read it, so that their lineages
+    meet.
+    """
     return AssetKey(["kinesis", stream_name(name_or_arn)])
 
 
@@ -39,8 +47,16 @@ def table_uri(sink: object) -> str | None:
     return str(uri) if uri else None
 
 
+def dead_letter_uri(sink: object) -> str | None:
+    """The address of the sink's dead-letter table; None for a sink that has none."""
+    uri = getattr(sink, "dead_letters", None) or getattr(sink, "dead_letter_uri", None)
+    return str(uri) if uri else None
+
+
 def worker_id_of(application: str, run_id: str, separator: str = "-") -> str:
-    """The worker of a run: the group (what stands before the first separator) is the application, the rest is unique per run."""
+    """The worker of a run: the group (what stands before the first separator) is the application,
+    the rest is unique per run.
+    """
     return f"{application.replace(separator, '_')}{separator}{run_id[:8]}"
 
 
@@ -54,9 +70,13 @@ class Names:
 
     @classmethod
     def of(cls, pipeline: PipelineLike) -> "Names":
-        """Derived from the pipeline; the output is called after the last part of the table's address."""
+        """Derived from the pipeline; the output is called after the last part of the table's
+        address.
+        """
         uri = table_uri(pipeline.sink) or "output"
-        return cls(pipeline.name, tuple(pipeline.settings.streams), uri.rstrip("/").rsplit("/", 1)[-1])
+        return cls(
+            pipeline.name, tuple(pipeline.settings.streams), uri.rstrip("/").rsplit("/", 1)[-1]
+        )
 
     @property
     def prefix(self) -> str:
@@ -105,7 +125,9 @@ class Names:
 
     @property
     def aws(self) -> str:
-        """Resource key; resources carry the pipeline's name, so that several pipelines merge into one code location."""
+        """Resource key; resources carry the pipeline's name, so that several pipelines merge into
+        one code location.
+        """
         return f"{self.prefix}_aws"
 
     @property

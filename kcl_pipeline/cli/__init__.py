@@ -1,10 +1,13 @@
-"""The command line `kcl-pipeline`: one line per command below; what is heavy is imported inside the commands."""
+"""The command line `kcl-pipeline`: one line per command below; what is heavy is imported inside the
+commands.
+"""
 
 from __future__ import annotations
 
 import typer
 
-from kcl_pipeline.cli.doctor import doctor
+from kcl_pipeline.cli.application import application
+from kcl_pipeline.cli.doctor.command import doctor
 from kcl_pipeline.cli.failures import SentenceGroup
 from kcl_pipeline.cli.leader import leader
 from kcl_pipeline.cli.leases import leases
@@ -20,7 +23,8 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    help="Kinesis Client Library 3.x in Python. Where AWS is and who asks comes from the environment: AWS_REGION, AWS_ENDPOINT_URL, AWS_PROFILE.",
+    help="Kinesis Client Library 3.x in Python. Where AWS is and who asks comes from the "
+    "environment: AWS_REGION, AWS_ENDPOINT_URL, AWS_PROFILE.",
 )
 
 app.command()(run)
@@ -31,4 +35,5 @@ app.command()(leases)
 app.command()(workers)
 app.command()(leader)
 app.command()(plan)
+app.command()(application)
 app.command()(doctor)

@@ -9,6 +9,9 @@ import typer
 from kcl_pipeline.cli import show
 from kcl_pipeline.cli.failures import FAILED
 from kcl_pipeline.cli.target import Application, AsJson, Pipeline, Streams, target
+from kcl_pipeline.config import MAX_LOCK_DURATION_MILLIS
+from kcl_pipeline.errors import UnreadableRowError
+from kcl_pipeline.leases.tables import UnreadableLock
 
 if TYPE_CHECKING:
     from kcl_pipeline.clock import Clock
@@ -21,13 +24,28 @@ def leader(
     application: Application = None,
     stream: Streams = None,
     pipeline: Pipeline = None,
-    wait: Annotated[bool, typer.Option("--wait", help="Wait for a heartbeat, at most as long as the lock lasts; exit code 1 when none comes.")] = False,
+    wait: Annotated[
+        bool,
+        typer.Option(
+            "--wait",
+            help="Wait for a heartbeat, at most as long as the lock lasts; exit code 1 when "
+            "none comes.",
+        ),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show the leader's lock. It holds no time, so only its next change tells that the leader is alive: see --wait."""
+    """Show the leader's lock.
+
+    It holds no time, so only its next change tells that the leader is alive: see --wait.
+    """
     app = target(application, stream, pipeline)
     table = app.tables.coordinator
-    lock = table.read_lock()
+    lock = table.observe_lock()
+    if isinstance(lock, UnreadableLock):
+        raise UnreadableRowError(
+            f"{lock.reason}; a leader takes it over when it has not changed for "
+            f"{MAX_LOCK_DURATION_MILLIS // 1000} s"
+        )
     migration = table.read_migration()
     alive = heartbeat_seen(table, lock, app.clock) if wait and lock is not None else None
     if as_json:
@@ -42,8 +60,11 @@ def leader(
             }
         )
     else:
-        typer.echo(describe(lock, alive=alive))
-        typer.echo(f"client version: {'none recorded' if migration is None else f'{migration.client_version}, set by {migration.modified_by}'}")
+        show.echo(describe(lock, alive=alive))
+        version = "none recorded"
+        if migration is not None:
+            version = f"{migration.client_version}, set by {migration.modified_by}"
+        show.echo(f"client version: {version}")
     if wait and not alive:
         raise typer.Exit(FAILED)
 
@@ -55,7 +76,10 @@ def describe(lock: LeaderLock | None, *, alive: bool | None) -> str:
     if lock.is_released:
         return f"nobody leads: {lock.owner_name} released the lock"
     life = {None: "", True: ", alive", False: ", silent: the lock may be taken over"}[alive]
-    return f"{lock.owner_name} leads (lock of {lock.lease_duration_millis / 1000:g} s, version {lock.version}){life}"
+    return (
+        f"{lock.owner_name} leads (lock of {lock.lease_duration_millis / 1000:g} s, "
+        f"version {lock.version}){life}"
+    )
 
 
 def heartbeat_seen(table: CoordinatorStateTable, first: LeaderLock, clock: Clock) -> bool:

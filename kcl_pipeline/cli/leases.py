@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,6 +14,7 @@ from kcl_pipeline.cli.target import Application, AsJson, Pipeline, Streams, targ
 
 if TYPE_CHECKING:
     from kcl_pipeline.leases.lease import Lease
+    from kcl_pipeline.leases.tables import WorkerMetrics
 
 NOBODY = "(nobody)"
 
@@ -29,60 +30,87 @@ def leases(
     application: Application = None,
     stream: Streams = None,
     pipeline: Pipeline = None,
-    by: Annotated[By | None, typer.Option("--by", help="Add the leases up by worker, or by worker group.", show_default=False)] = None,
+    by: Annotated[
+        By | None,
+        typer.Option(
+            "--by", help="Add the leases up by worker, or by worker group.", show_default=False
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show the leases: owner, state, checkpoint and throughput."""
     app = target(application, stream, pipeline)
     listing = app.tables.lease.list_leases()
     rows = sorted(listing.leases, key=lambda lease: lease.lease_key)
+    paused = paused_leases(app.tables.workers.scan_workers().workers)
     if by is not None:
         _print_sums(rows, by, app.settings.worker.worker_group_separator, as_json=as_json)
     elif as_json:
-        show.print_json([as_dict(lease) for lease in rows])
+        show.print_json([as_dict(lease, paused) for lease in rows])
     else:
         show.print_table(
             f"Leases of {app.settings.application_name}",
             ["lease", "owner", "state", "checkpoint", "counter", "KiB/s"],
-            [_row(lease) for lease in rows],
+            [_row(lease, paused) for lease in rows],
             numbers=["counter", "KiB/s"],
         )
-    if listing.unreadable:
-        typer.echo(f"{len(listing.unreadable)} rows are not readable as leases: {', '.join(sorted(listing.unreadable))}", err=True)
+    show.print_bad_rows(listing.bad_rows)
 
 
-def state(lease: Lease) -> str:
-    """In one word or two: ended, handing over to a worker, free, held."""
+Paused = Mapping[tuple[str | None, str], str]
+"""Worker and lease key to the reason for which the worker has paused the shard."""
+
+
+def paused_leases(workers: Iterable[WorkerMetrics]) -> Paused:
+    """What workers say of the shards whose transform fails."""
+    return {
+        (worker.worker_id, one.lease_key): one.reason
+        for worker in workers
+        if worker.status is not None
+        for one in worker.status.paused
+    }
+
+
+def state(lease: Lease, paused: Paused | None = None) -> str:
+    """In one word or two: ended, handing over to a worker, free, paused, held."""
     if lease.ended:
         return "ended"
     if lease.in_handoff:
         return f"handing over to {lease.owner or NOBODY}"
-    return "free" if lease.owner is None else "held"
+    if lease.owner is None:
+        return "free"
+    return "paused" if (lease.owner, lease.lease_key) in (paused or {}) else "held"
 
 
-def _row(lease: Lease) -> Sequence[str]:
+def _row(lease: Lease, paused: Paused) -> Sequence[str]:
     return [
         lease.lease_key,
         lease.actual_owner or NOBODY,
-        state(lease),
+        state(lease, paused),
         str(lease.checkpoint),
         str(lease.counter),
         show.number(lease.throughput_kbps),
     ]
 
 
-def as_dict(lease: Lease) -> dict[str, Any]:
+def as_dict(lease: Lease, paused: Paused | None = None) -> dict[str, Any]:
     """All of a lease, for programs. Hash keys are texts, because they have 128 bits."""
     keys = lease.hash_key_range
+    found = state(lease, paused)
     return {
         "lease_key": lease.lease_key,
         "stream": lease.stream,
         "shard_id": lease.shard_id,
         "owner": lease.owner,
         "checkpoint_owner": lease.checkpoint_owner,
-        "state": "handoff" if lease.in_handoff and not lease.ended else state(lease),
+        "state": "handoff" if lease.in_handoff and not lease.ended else found,
+        "paused_because": (paused or {}).get((lease.owner, lease.lease_key))
+        if found == "paused"
+        else None,
         "checkpoint": str(lease.checkpoint),
-        "pending_checkpoint": None if lease.pending_checkpoint is None else str(lease.pending_checkpoint),
+        "pending_checkpoint": None
+        if lease.pending_checkpoint is None
+        else str(lease.pending_checkpoint),
         "counter": lease.counter,
         "owner_switches_since_checkpoint": lease.owner_switches_since_checkpoint,
         "throughput_kbps": lease.throughput_kbps,
@@ -101,13 +129,20 @@ def _print_sums(rows: Iterable[Lease], by: By, separator: str, *, as_json: bool)
     held: dict[str, list[Lease]] = defaultdict(list)
     for lease in rows:
         owner = lease.actual_owner
-        held[NOBODY if owner is None else owner if by is By.WORKER else group_of(owner, separator)].append(lease)
+        held[
+            NOBODY if owner is None else owner if by is By.WORKER else group_of(owner, separator)
+        ].append(lease)
     sums = [_sum_of(by, name, mine) for name, mine in sorted(held.items())]
     if as_json:
         show.print_json(sums)
         return
     columns = [by.value, "leases", "ended", "handing over", "KiB/s"]
-    show.print_table(f"Leases by {by.value}", columns, [[str(value) for value in s.values()] for s in sums], numbers=columns[1:])
+    show.print_table(
+        f"Leases by {by.value}",
+        columns,
+        [[str(value) for value in s.values()] for s in sums],
+        numbers=columns[1:],
+    )
 
 
 def _sum_of(by: By, name: str, mine: Sequence[Lease]) -> dict[str, Any]:
@@ -116,5 +151,7 @@ def _sum_of(by: By, name: str, mine: Sequence[Lease]) -> dict[str, Any]:
         "leases": sum(not lease.ended for lease in mine),
         "ended": sum(lease.ended for lease in mine),
         "handing_over": sum(lease.in_handoff for lease in mine),
-        "throughput_kbps": round(sum(lease.throughput_kbps or 0.0 for lease in mine if not lease.ended), 1),
+        "throughput_kbps": round(
+            sum(lease.throughput_kbps or 0.0 for lease in mine if not lease.ended), 1
+        ),
     }

@@ -20,20 +20,46 @@ _WAIT_SECONDS: Final = 3_600.0
 
 
 def local(
-    port: Annotated[int, typer.Option("--port", min=0, max=65_535, help="Where to listen on 127.0.0.1; 0 takes a free port.")] = DEFAULT_PORT,
-    region: Annotated[str, typer.Option("--region", help="The region that it plays.")] = "us-east-1",
-    enforce_limits: Annotated[bool, typer.Option("--enforce-limits", help="Throttle shards as Kinesis does.")] = False,
-    create: Annotated[list[str] | None, typer.Option("--create", help="A stream to make at the start: NAME or NAME:SHARDS.", show_default=False)] = None,
-    reshard_delay_seconds: Annotated[float, typer.Option(min=0, help="How long a stream is UPDATING after a reshard.")] = 0.0,
-    create_delay_seconds: Annotated[float, typer.Option(min=0, help="How long a new stream is CREATING.")] = 0.0,
+    port: Annotated[
+        int,
+        typer.Option(
+            "--port", min=0, max=65_535, help="Where to listen on 127.0.0.1; 0 takes a free port."
+        ),
+    ] = DEFAULT_PORT,
+    region: Annotated[
+        str, typer.Option("--region", help="The region that it plays.")
+    ] = "us-east-1",
+    enforce_limits: Annotated[
+        bool, typer.Option("--enforce-limits", help="Throttle shards as Kinesis does.")
+    ] = False,
+    create: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--create",
+            help="A stream to make at the start: NAME or NAME:SHARDS.",
+            show_default=False,
+        ),
+    ] = None,
+    reshard_delay_seconds: Annotated[
+        float, typer.Option(min=0, help="How long a stream is UPDATING after a reshard.")
+    ] = 0.0,
+    create_delay_seconds: Annotated[
+        float, typer.Option(min=0, help="How long a new stream is CREATING.")
+    ] = 0.0,
 ) -> None:
-    """Run Kinesis and DynamoDB in memory on 127.0.0.1 until Ctrl-C. The first line printed is the address; then it is ready."""
+    """Run Kinesis and DynamoDB in memory on 127.0.0.1 until Ctrl-C.
+
+    The first line printed is the address; then it is ready.
+    """
     streams = [parse_stream(text) for text in create or []]
     from kcl_pipeline.local import EmbeddedAws  # noqa: PLC0415 (moto is loaded only here)
-    from kcl_pipeline.testing.kinesis_state import KinesisSettings  # noqa: PLC0415 (likewise)
+    from kcl_pipeline.testing.kinesis.state import KinesisSettings  # noqa: PLC0415 (likewise)
 
     settings = KinesisSettings(
-        region=region, enforce_limits=enforce_limits, create_delay_seconds=create_delay_seconds, reshard_delay_seconds=reshard_delay_seconds
+        region=region,
+        enforce_limits=enforce_limits,
+        create_delay_seconds=create_delay_seconds,
+        reshard_delay_seconds=reshard_delay_seconds,
     )
     stop = SystemClock().signal()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -42,7 +68,10 @@ def local(
     try:
         aws.start()
     except OSError as error:
-        raise SettingsError(f"--port {port}: cannot listen on 127.0.0.1: {error.strerror or error}; choose another port, or 0 for a free one") from error
+        raise SettingsError(
+            f"--port {port}: cannot listen on 127.0.0.1: {error.strerror or error}; choose "
+            "another port, or 0 for a free one"
+        ) from error
     try:
         serve(aws, streams, stop)
     finally:
@@ -65,7 +94,9 @@ def make_stream(aws: EmbeddedAws, name: str, shards: int) -> None:
     """Create one stream by the server's own API."""
     import boto3  # noqa: PLC0415 (loaded only when there is a stream to make)
 
-    client = boto3.Session("local", "local", region_name=aws.region).client("kinesis", endpoint_url=aws.endpoint_url)
+    client = boto3.Session("local", "local", region_name=aws.region).client(
+        "kinesis", endpoint_url=aws.endpoint_url
+    )
     try:
         client.create_stream(StreamName=name, ShardCount=shards)
     finally:
@@ -76,5 +107,7 @@ def parse_stream(text: str) -> tuple[str, int]:
     """Name and number of shards of "NAME" or "NAME:SHARDS". Raises `SettingsError`."""
     name, colon, shards = text.partition(":")
     if not name or (colon and not (shards.isascii() and shards.isdigit() and int(shards) > 0)):
-        raise SettingsError(f"--create {text!r} is neither NAME nor NAME:SHARDS; write for example orders:8")
+        raise SettingsError(
+            f"--create {text!r} is neither NAME nor NAME:SHARDS; write for example orders:8"
+        )
     return name, int(shards or 1)

@@ -22,19 +22,39 @@ def plan(
     application: Application = None,
     stream: Streams = None,
     pipeline: Pipeline = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Change nothing. There is no other way: only the leader moves leases.")] = True,
+    dry_run: Annotated[
+        bool,
+        typer.Option(
+            "--dry-run", help="Change nothing. There is no other way: only the leader moves leases."
+        ),
+    ] = True,
     observe_seconds: Annotated[
-        float, typer.Option("--observe-seconds", min=0, help="Watch this long for owners that are gone; with 0 every owner counts as alive.")
+        float,
+        typer.Option(
+            "--observe-seconds",
+            min=0,
+            help="Watch this long for owners that are gone; with 0 every owner counts as alive.",
+        ),
     ] = 0.0,
     as_json: AsJson = False,
 ) -> None:
-    """Show the moves the leader would make now, with reasons, and every worker's load before and after."""
+    """Show the moves the leader would make now, with reasons, and every worker's load before and
+    after.
+    """
     del dry_run  # it is how people ask for a preview; there is nothing else to do
     app = target(application, stream, pipeline, needs_streams=True)
-    from kcl_pipeline.leader.preview import preview  # noqa: PLC0415 (pyarrow and the planners are loaded only here)
+    # pyarrow and the planners are loaded only here
+    from kcl_pipeline.leader.preview import preview  # noqa: PLC0415
 
     tables = app.tables
-    found = preview(app.settings, tables.lease, tables.workers, app.kinesis, app.clock, observe_seconds=observe_seconds)
+    found = preview(
+        app.settings,
+        tables.lease,
+        tables.workers,
+        app.kinesis,
+        app.clock,
+        observe_seconds=observe_seconds,
+    )
     if as_json:
         show.print_json(as_dict(found))
     else:
@@ -54,10 +74,13 @@ def as_dict(found: Preview) -> dict[str, Any]:
         "lower_bound": table.figures.lower_bound,
         "max_over_mean_before": table.max_over_mean_before,
         "max_over_mean": table.figures.max_over_mean,
-        "create": [{"lease_key": lease.lease_key, "checkpoint": str(lease.checkpoint)} for lease in found.create],
+        "create": [
+            {"lease_key": lease.lease_key, "checkpoint": str(lease.checkpoint)}
+            for lease in found.create
+        ],
         "delete": [asdict(deletion) for deletion in _deletions(found)],
         "expired": list(found.expired),
-        "unreadable": list(found.unreadable),
+        "bad_rows": [asdict(row) for row in found.bad_rows],
         "coverage": [asdict(coverage) for coverage in found.coverage],
         "observed_seconds": found.observed_seconds,
     }
@@ -74,32 +97,52 @@ def _deletions(found: Preview) -> list[_Deletion]:
 
 
 def _print(found: Preview) -> None:
+    show.print_bad_rows(found.bad_rows)
     for hole in (c for c in found.coverage if not c.complete):
-        typer.echo(f"stream {hole.stream}: {hole.hole}")
-    _print_if("Leases to create", ["lease", "from"], [[lease.lease_key, str(lease.checkpoint)] for lease in found.create])
-    _print_if("Leases to delete, once kept long enough", ["lease", "reason"], [[d.lease_key, d.reason] for d in _deletions(found)])
+        show.echo(f"stream {hole.stream}: {hole.hole}")
+    _print_if(
+        "Leases to create",
+        ["lease", "from"],
+        [[lease.lease_key, str(lease.checkpoint)] for lease in found.create],
+    )
+    _print_if(
+        "Leases to delete, once kept long enough",
+        ["lease", "reason"],
+        [[d.lease_key, d.reason] for d in _deletions(found)],
+    )
     table = explain(found.plan_input, found.plan)
-    moves = [[move.lease_key, move.from_worker or NOBODY, move.to_worker, move.reason] for move in found.plan.moves]
+    moves = [
+        [move.lease_key, move.from_worker or NOBODY, move.to_worker, move.reason]
+        for move in found.plan.moves
+    ]
     show.print_table(f"Moves by {found.plan.strategy}", ["lease", "from", "to", "reason"], moves)
     columns = ["leases", "after", "KiB/s", "after KiB/s", "utilization", "after utilization"]
-    for title, kind, loads in (("Load per worker", "worker", table.workers), ("Load per group", "group", table.groups)):
+    for title, kind, loads in (
+        ("Load per worker", "worker", table.workers),
+        ("Load per group", "group", table.groups),
+    ):
         show.print_table(title, [kind, *columns], [_cells(row) for row in loads], numbers=columns)
-    typer.echo(table.summary)
+    show.echo(table.summary)
     for text in found.plan.notes:
-        typer.echo(f"note: {text}")
+        show.echo(f"note: {text}")
     if found.plan.spilled:
-        typer.echo(f"nobody can take: {', '.join(found.plan.spilled)}")
-    if found.unreadable:
-        typer.echo(f"not readable as leases: {', '.join(found.unreadable)}")
+        show.echo(f"nobody can take: {', '.join(found.plan.spilled)}")
     if found.expired:
-        typer.echo(f"not renewed in time: {', '.join(found.expired)}")
+        show.echo(f"not renewed in time: {', '.join(found.expired)}")
     elif not found.observed_seconds:
-        typer.echo("every owner was taken for alive; --observe-seconds 30 would find those that are gone")
+        show.echo(
+            "every owner was taken for alive; --observe-seconds 30 would find those that are gone"
+        )
 
 
 def _cells(row: LoadRow) -> list[str]:
     figures = (row.kbps_before, row.kbps_after, row.utilization_before, row.utilization_after)
-    return [row.name, str(row.leases_before), str(row.leases_after), *(show.number(figure) for figure in figures)]
+    return [
+        row.name,
+        str(row.leases_before),
+        str(row.leases_after),
+        *(show.number(figure) for figure in figures),
+    ]
 
 
 def _print_if(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

@@ -1,32 +1,69 @@
-"""How things are printed: one console, plain JSON, figures that people can read."""
+"""How things are printed: one console, plain JSON, figures that people can read.
+
+What is shown comes from rows that others may have written. No string is taken for markup, and
+characters that do not print are escaped: nothing moves the cursor, changes the title of the
+terminal or begins a line of its own.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
+
+from kcl_pipeline.text import printable
+
+if TYPE_CHECKING:
+    from kcl_pipeline.leases.lease import BadRow
 
 WIDTH_WITHOUT_TERMINAL: Final = 200
+MAX_CELL_CHARACTERS: Final = 2_100
+"""A lease key or an owner of 2,048 bytes fits."""
+MAX_LINE_CHARACTERS: Final = 10_000
+MAX_BAD_ROWS: Final = 20
 NONE: Final = "-"
 
 
 def console() -> Console:
     """Where results go; without a terminal lines are long enough for lease keys."""
-    made = Console(highlight=False)
-    return made if made.is_terminal else Console(highlight=False, width=WIDTH_WITHOUT_TERMINAL)
+    made = Console(highlight=False, markup=False, emoji=False)
+    if made.is_terminal:
+        return made
+    return Console(highlight=False, markup=False, emoji=False, width=WIDTH_WITHOUT_TERMINAL)
 
 
-def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: Sequence[str] = ()) -> None:
+def plain(text: str, style: str = "") -> Text:
+    """A string as it is, in a style of ours."""
+    return Text(printable(text, MAX_CELL_CHARACTERS), style=style)
+
+
+def echo(text: str, *, err: bool = False) -> None:
+    """One line on standard output, or standard error."""
+    typer.echo(printable(text, MAX_LINE_CHARACTERS), err=err)
+
+
+def print_table(
+    title: str,
+    columns: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    numbers: Sequence[str] = (),
+) -> None:
     """A table; the columns named in `numbers` are right-aligned. An empty one says so."""
-    table = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
+    table = Table(
+        title=plain(title), title_justify="left", box=None, pad_edge=False, header_style="bold"
+    )
     for name in columns:
-        table.add_column(name, justify="right" if name in numbers else "left", overflow="fold")
+        table.add_column(
+            plain(name), justify="right" if name in numbers else "left", overflow="fold"
+        )
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*(plain(cell) for cell in row))
     out = console()
     out.print(table)
     if not table.row_count:
@@ -34,8 +71,19 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]
 
 
 def print_json(value: Any) -> None:
-    """Indented JSON on standard output."""
-    typer.echo(json.dumps(value, indent=2, ensure_ascii=False))
+    """Indented JSON on standard output; what does not print is escaped, as JSON has it."""
+    text = json.dumps(value, indent=2, ensure_ascii=False)
+    if not text.replace("\n", "").isprintable():
+        text = "".join(c if c == "\n" or c.isprintable() else json.dumps(c)[1:-1] for c in text)
+    typer.echo(text)
+
+
+def print_bad_rows(rows: Sequence[BadRow]) -> None:
+    """The rows that cannot be used, on standard error."""
+    for row in sorted(rows, key=lambda row: (row.table, row.key))[:MAX_BAD_ROWS]:
+        echo(f"table {row.table}: {row.reason}", err=True)
+    if len(rows) > MAX_BAD_ROWS:
+        echo(f"and {len(rows) - MAX_BAD_ROWS} more rows that cannot be used", err=True)
 
 
 def number(value: float | None, decimals: int = 1) -> str:

@@ -9,54 +9,104 @@ import socket
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
+from kcl_pipeline.cli import show
+from kcl_pipeline.cli.failures import FAILED
 from kcl_pipeline.cli.target import load_pipeline
 from kcl_pipeline.clock import SystemClock
 from kcl_pipeline.errors import SettingsError
+from kcl_pipeline.worker.summary import StopReason, WorkerProgress
 
 
 def worker(
-    pipeline: Annotated[str, typer.Option("--pipeline", "-p", help="module:attribute of a KinesisPipeline.")],
+    pipeline: Annotated[
+        str, typer.Option("--pipeline", "-p", help="module:attribute of a KinesisPipeline.")
+    ],
     worker_id: Annotated[
-        str | None, typer.Option(help="Unique in the fleet; kept over restarts it takes its own leases back.", show_default="host-pid")
+        str | None,
+        typer.Option(
+            help="Unique in the fleet; kept over restarts it takes its own leases back.",
+            show_default="host-pid",
+        ),
     ] = None,
-    drain: Annotated[bool, typer.Option("--drain", help="Stop when all that is there now is in the table.")] = False,
-    lead: Annotated[bool, typer.Option("--lead/--no-lead", help="Lead when nobody else does.")] = True,
-    leader_patience_seconds: Annotated[float, typer.Option(min=0, help="Leave an absent leader lock to others for this long.")] = 0.0,
-    progress_seconds: Annotated[float, typer.Option(min=0.1, help="Print a line of figures this often.")] = 10.0,
+    drain: Annotated[
+        bool, typer.Option("--drain", help="Stop when all that is there now is in the table.")
+    ] = False,
+    lead: Annotated[
+        bool, typer.Option("--lead/--no-lead", help="Lead when nobody else does.")
+    ] = True,
+    leader_patience_seconds: Annotated[
+        float, typer.Option(min=0, help="Leave an absent leader lock to others for this long.")
+    ] = 0.0,
+    progress_seconds: Annotated[
+        float, typer.Option(min=0.1, help="Print a line of figures this often.")
+    ] = 10.0,
 ) -> None:
-    """Consume until SIGTERM or Ctrl-C; then finish the batch, checkpoint, and release the leases."""
-    from kcl_pipeline.java import require_java  # noqa: PLC0415 (loaded only here, as all below)
+    """Consume until SIGTERM or Ctrl-C; then finish the batch, checkpoint, and release the
+    leases.
+    """
     from kcl_pipeline.metrics.exporters import LoggingEvents  # noqa: PLC0415
     from kcl_pipeline.pipeline import KinesisPipeline  # noqa: PLC0415
 
-    console = Console(stderr=True, soft_wrap=True)
-    # What the worker does is told, too, not only what goes wrong: leases gained and handed over, leadership, shards that ended
+    # loaded only here, as all below
+    from kcl_pipeline.spark.java import require_java  # noqa: PLC0415
+
+    # What the worker does is told, too, not only what goes wrong: leases gained and handed over,
+    # leadership, shards that ended
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
     logging.getLogger("kcl_pipeline").setLevel(logging.INFO)
     found = load_pipeline(pipeline)
     if not isinstance(found, KinesisPipeline):
-        raise SettingsError(f"--pipeline {pipeline} is a {type(found).__name__}; name a KinesisPipeline")
+        raise SettingsError(
+            f"--pipeline {pipeline} is a {type(found).__name__}; name a KinesisPipeline"
+        )
     if found.transform is not None:
         require_java()
     separator = found.settings.worker.worker_group_separator
     name = worker_id or f"{socket.gethostname().replace(separator, '_')}{separator}{os.getpid()}"
     clock = SystemClock()
     stop = clock.signal()
-    # A run of its own, so that a request to drain that was meant for the process before this one is not taken for ours
+    # A run of its own, so that a request to drain that was meant for the process before this one is
+    # not taken for ours
     run_id = f"{name}@{round(clock.wall() * 1000)}"
-    built = found.build_worker(name, events=LoggingEvents(), clock=clock, run_id=run_id, leads=lead, leader_patience_seconds=leader_patience_seconds)
+    built = found.build_worker(
+        name,
+        events=LoggingEvents(),
+        clock=clock,
+        run_id=run_id,
+        leads=lead,
+        leader_patience_seconds=leader_patience_seconds,
+    )
     for number in (signal.SIGINT, signal.SIGTERM):
-        # After the Spark session, which sets a handler of its own; an interrupt inside a Spark call would ruin the session
+        # After the Spark session, which sets a handler of its own; an interrupt inside a Spark call
+        # would ruin the session
         signal.signal(number, lambda *_: stop.set())
-    console.print(f"worker {name} of {found.name} starts")
+    show.echo(f"worker {name} of {found.name} starts", err=True)
     summary = built.run(
         stop,
         mode="drain" if drain else "continuous",
         progress_seconds=progress_seconds,
-        on_progress=lambda p: console.print(
-            f"{name}: {p.records:,} records, {p.bytes / 1e6:,.1f} MB in {p.seconds:.0f} s; lag {p.lag_millis or 0} ms; {len(p.leases)} leases"
-        ),
+        on_progress=lambda p: show.echo(f"{name}: {progress_line(p)}", err=True),
     )
-    console.print(f"worker {name} {summary.reason}: {summary.total.records:,} records in {summary.total.batches:,} batches")
+    show.echo(
+        f"worker {name} {summary.reason}: {summary.total.records:,} records in "
+        f"{summary.total.batches:,} batches",
+        err=True,
+    )
+    if summary.reason is StopReason.FAILED:
+        show.echo(f"Error: {summary.error}", err=True)
+        raise typer.Exit(FAILED)
+
+
+def progress_line(progress: WorkerProgress) -> str:
+    """The figures of a period. The lag is that of committed data; what is not known is not 0."""
+    lag = "unknown" if progress.lag_millis is None else f"{progress.lag_millis} ms"
+    unknown = len(progress.lag_unknown)
+    parts = [
+        f"{progress.records:,} records, {progress.bytes / 1e6:,.1f} MB in {progress.seconds:.0f} s",
+        f"lag {lag}" + (f" ({unknown} shards not read yet)" if unknown else ""),
+        f"{len(progress.leases)} leases",
+    ]
+    parts += [f"{len(progress.stalled)} stalled"] if progress.stalled else []
+    parts += [f"{len(progress.paused)} paused"] if progress.paused else []
+    return "; ".join(parts)

@@ -16,20 +16,29 @@ if TYPE_CHECKING:
 CPU = "C"
 
 
-def workers(application: Application = None, stream: Streams = None, pipeline: Pipeline = None, as_json: AsJson = False) -> None:
-    """Show the workers: leases held, CPU, age of the last report, drain requests."""
+def workers(
+    application: Application = None,
+    stream: Streams = None,
+    pipeline: Pipeline = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show the workers: leases held, CPU, lag, age of the last report, paused shards."""
     app = target(application, stream, pipeline)
-    rows = sorted(app.tables.workers.list_workers(), key=lambda row: row.worker_id)
-    held = Counter(lease.actual_owner for lease in app.tables.lease.list_leases().leases if not lease.ended)
+    listing = app.tables.workers.scan_workers()
+    rows = sorted(listing.workers, key=lambda row: row.worker_id)
+    held = Counter(
+        lease.actual_owner for lease in app.tables.lease.list_leases().leases if not lease.ended
+    )
     now, separator = app.clock.wall(), app.settings.worker.worker_group_separator
+    show.print_bad_rows(listing.bad_rows)
     if as_json:
         show.print_json([_as_dict(row, held[row.worker_id], now, separator) for row in rows])
         return
     show.print_table(
         f"Workers of {app.settings.application_name}",
-        ["worker", "group", "leases", "CPU %", "limit %", "last report", "state", "run"],
+        ["worker", "group", "leases", "CPU %", "limit %", "lag", "last report", "state", "run"],
         [_row(row, held[row.worker_id], now, separator) for row in rows],
-        numbers=["leases", "CPU %", "limit %"],
+        numbers=["leases", "CPU %", "limit %", "lag"],
     )
 
 
@@ -41,6 +50,7 @@ def _row(row: WorkerMetrics, leases: int, now: float, separator: str) -> Sequenc
         str(leases),
         show.number(newest(row)),
         str(limit[0]) if limit else show.NONE,
+        lag_of(row),
         f"{show.age(now - row.last_update_seconds)} ago",
         ", ".join(states(row)) or "working",
         row.run_id or show.NONE,
@@ -52,6 +62,15 @@ def newest(row: WorkerMetrics) -> float | None:
     return next((value for value in reversed(row.stats.get(CPU, ())) if value >= 0), None)
 
 
+def lag_of(row: WorkerMetrics) -> str:
+    """The lag of committed data as of the last report."""
+    status = row.status
+    if status is None or status.lag_millis is None:
+        return show.NONE if status is None else "unknown"
+    more = f" ({status.unknown_lags} shards unknown)" if status.unknown_lags else ""
+    return f"{status.lag_millis / 1000:.1f} s{more}"
+
+
 def states(row: WorkerMetrics) -> list[str]:
     """What is special about this worker."""
     found = []
@@ -61,6 +80,8 @@ def states(row: WorkerMetrics) -> list[str]:
         found.append("metrics failing")
     if not row.stats:
         found.append("no metrics")
+    if row.status is not None and row.status.paused_leases:
+        found.append(f"{row.status.paused_leases} shards paused")
     return found
 
 
@@ -76,4 +97,6 @@ def _as_dict(row: WorkerMetrics, leases: int, now: float, separator: str) -> dic
         "support_code": row.support_code,
         "drain_requested": row.drain_requested,
         "run_id": row.run_id,
+        "lag_millis": None if row.status is None else row.status.lag_millis,
+        "paused": {} if row.status is None else {p.lease_key: p.reason for p in row.status.paused},
     }

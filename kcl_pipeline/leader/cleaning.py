@@ -1,12 +1,16 @@
-"""The leader's removals: leases of finished shards, rows of workers that are gone (protocol §8.2, §2.4)."""
+"""The leader's removals: leases of finished shards, rows of workers that are gone (protocol §8.2,
+§2.4).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 
 from kcl_pipeline.config import ConsumerSettings
-from kcl_pipeline.events import EventSink, LeaseDeleted
-from kcl_pipeline.leader.phase import WRITES_AT_ONCE, Fence, Round
+from kcl_pipeline.errors import AwsError
+from kcl_pipeline.events import AwsTrouble, EventSink, LeaseDeleted
+from kcl_pipeline.leader.phase import CycleContext, LeadershipCheck
 from kcl_pipeline.leases.tables import LeaseTable, WorkerMetrics, WorkerMetricsTable
 from kcl_pipeline.planning.cleanup import Deletion, completed_leases, garbage_leases
 from kcl_pipeline.shards import Shard, StreamId
@@ -15,44 +19,74 @@ from kcl_pipeline.shards import Shard, StreamId
 class Cleaning:
     """Deletes what nobody needs; every delete is conditional on the row being as it was seen."""
 
-    def __init__(self, settings: ConsumerSettings, lease_table: LeaseTable, worker_table: WorkerMetricsTable, events: EventSink, fence: Fence) -> None:
+    def __init__(
+        self,
+        settings: ConsumerSettings,
+        lease_table: LeaseTable,
+        worker_table: WorkerMetricsTable,
+        events: EventSink,
+        leadership: LeadershipCheck,
+    ) -> None:
         self._settings = settings
         self._lease_table = lease_table
         self._worker_table = worker_table
         self._events = events
-        self._fence = fence
+        self._leadership = leadership
 
     def stale(self, ended_seconds: Mapping[str, float]) -> frozenset[str]:
-        """Leases that have been at SHARD_END for so long that their shard may have left retention: the audit is to list their stream."""
+        """Leases that have been at SHARD_END for so long that their shard may have left retention:
+        the audit is to list their stream.
+        """
         keep = self._settings.shard_sync.garbage_lease_cleanup_interval_millis / 1000
         return frozenset(key for key, seconds in ended_seconds.items() if seconds >= keep)
 
-    def finished_leases(self, now: Round, ended_seconds: Mapping[str, float], listings: Mapping[StreamId, Sequence[Shard]]) -> None:
-        """Delete the leases of finished shards that may go; children before they have begun keep their parents."""
+    def finished_leases(
+        self,
+        context: CycleContext,
+        ended_seconds: Mapping[str, float],
+        listings: Mapping[StreamId, Sequence[Shard]],
+    ) -> None:
+        """Delete the leases of finished shards that may go; children before they have begun keep
+        their parents.
+        """
         found: dict[str, Deletion] = {}
         for stream, shards in listings.items():
             keep = self._settings.shard_sync.garbage_lease_cleanup_interval_millis / 1000
-            garbage = garbage_leases(now.of_stream(stream), shards, stream, ended_seconds, keep)
+            garbage = garbage_leases(context.of_stream(stream), shards, stream, ended_seconds, keep)
             found |= {deletion.lease.lease_key: deletion for deletion in garbage}
         if self._settings.shard_sync.cleanup_leases_upon_shard_completion:
             keep = self._settings.shard_sync.completed_lease_cleanup_interval_millis / 1000
-            completed = completed_leases(now.leases.values(), ended_seconds, keep)
+            completed = completed_leases(context.leases.values(), ended_seconds, keep)
             found |= {deletion.lease.lease_key: deletion for deletion in completed}
         for number, key in enumerate(sorted(found)):
-            if now.deadline.passed():
+            if context.deadline.passed():
                 return
-            if number % WRITES_AT_ONCE == 0:
-                self._fence.check()
-            if self._lease_table.delete(found[key].lease):
-                del now.leases[key]
-                now.deleted.append(key)
-                self._events(LeaseDeleted(key, found[key].reason))
+            self._leadership.keep(number)
+            self._delete(f"deletion of {key}", partial(self._delete_lease, context, found[key]))
 
-    def worker_rows(self, now: Round, unchanged: Iterable[WorkerMetrics]) -> None:
-        """Delete the rows of workers that have not reported for `stale_worker_metrics_entry_cleanup_millis`."""
+    def worker_rows(self, context: CycleContext, unchanged: Iterable[WorkerMetrics]) -> None:
+        """Delete the rows of workers that have not reported for
+        `stale_worker_metrics_entry_cleanup_millis`.
+        """
         for number, row in enumerate(unchanged):
-            if now.deadline.passed():
+            if context.deadline.passed():
                 return
-            if number % WRITES_AT_ONCE == 0:
-                self._fence.check()
-            self._worker_table.delete(row)
+            self._leadership.keep(number)
+            self._delete(
+                f"deletion of the row of {row.worker_id}",
+                partial(self._worker_table.delete, row),
+            )
+
+    def _delete_lease(self, context: CycleContext, deletion: Deletion) -> None:
+        key = deletion.lease.lease_key
+        if self._lease_table.delete(deletion.lease):
+            del context.leases[key]
+            context.deleted.append(key)
+            self._events(LeaseDeleted(key, deletion.reason))
+
+    def _delete(self, what: str, delete: Callable[[], object]) -> None:
+        """One deletion; nothing waits for it, and a later cycle tries again."""
+        try:
+            delete()
+        except (AwsError, ValueError) as error:
+            self._events(AwsTrouble(what, str(error)))

@@ -6,39 +6,87 @@ from collections.abc import Iterable, Sequence
 
 from kcl_pipeline.config import ShardSyncSettings
 from kcl_pipeline.errors import ShardSyncError
+from kcl_pipeline.kinesis.client import KinesisClient
+from kcl_pipeline.leader.phase import keys_of
 from kcl_pipeline.leader.report import StreamCoverage
 from kcl_pipeline.leases.lease import Lease
 from kcl_pipeline.planning.coverage import covers_everything, hole_in_leases
-from kcl_pipeline.planning.shard_sync import initial_filter, leases_for_missing_shards, leases_for_new_stream
-from kcl_pipeline.records.kinesis import KinesisClient
+from kcl_pipeline.planning.shard_sync import (
+    initial_filter,
+    leases_for_missing_shards,
+    leases_for_new_stream,
+)
 from kcl_pipeline.shards import Shard, StreamId
 
 
-def initial_leases(kinesis: KinesisClient, settings: ShardSyncSettings, stream: StreamId) -> tuple[Lease, ...]:
-    """The leases of a stream that has none. Raises `ShardSyncError` when the listing does not cover all hash keys: it is from the middle of a reshard."""
+def initial_leases(
+    kinesis: KinesisClient, settings: ShardSyncSettings, stream: StreamId
+) -> tuple[Lease, ...]:
+    """The leases of a stream that has none.
+
+    Raises `ShardSyncError` when the listing does not cover all hash keys: it is from the middle of
+    a reshard.
+    """
     position = settings.initial_position_in_stream
     shards = kinesis.list_shards(stream, initial_filter(position), settings.initial_timestamp)
     if not covers_everything(shards):
-        raise ShardSyncError(f"the {len(shards)} shards of {stream.name} at {position} do not cover all hash keys; the next cycle asks again")
+        raise ShardSyncError(
+            f"the {len(shards)} shards of {stream.name} at {position} do not cover all hash "
+            "keys; the next cycle asks again"
+        )
     return leases_for_new_stream(stream, shards, position)
 
 
+def has_unreadable_shards(
+    kinesis: KinesisClient, stream: StreamId, unreadable: Iterable[str]
+) -> bool:
+    """Whether a lease row that cannot be used is of a shard that the stream lists.
+
+    Then a stream without other leases is not new, and the audit finds what is missing. A row that
+    is of no shard does not matter.
+    """
+    keys = keys_of(unreadable, stream)
+    return bool(keys) and not {
+        stream.lease_key(shard.shard_id) for shard in kinesis.list_shards(stream)
+    }.isdisjoint(keys)
+
+
 def missing_leases(
-    settings: ShardSyncSettings, rows: Iterable[Lease], unreadable: Iterable[str], shards: Sequence[Shard], stream: StreamId
+    settings: ShardSyncSettings,
+    rows: Iterable[Lease],
+    unreadable: Iterable[str],
+    shards: Sequence[Shard],
+    stream: StreamId,
 ) -> tuple[Lease, ...]:
-    """The leases to add to a stream that has some. A row of which only the key can be read counts as there, and as unfinished."""
-    existing = {row.shard_id: row.ended for row in rows} | {key.rsplit(":", 1)[-1]: False for key in unreadable}
+    """The leases to add to a stream that has some.
+
+    A row of which only the key can be read counts as there, and as unfinished.
+    """
+    existing = {row.shard_id: row.ended for row in rows} | {
+        key.rsplit(":", 1)[-1]: False for key in unreadable
+    }
     return leases_for_missing_shards(
-        stream, shards, existing, settings.initial_position_in_stream, ignore_unexpected_child_shards=settings.ignore_unexpected_child_shards
+        stream,
+        shards,
+        existing,
+        settings.initial_position_in_stream,
+        ignore_unexpected_child_shards=settings.ignore_unexpected_child_shards,
     )
 
 
 def needs_listing(lease: Lease) -> bool:
-    """Whether the row lacks something that a listing knows: the hash range, or the children of a finished shard."""
+    """Whether the row lacks something that a listing knows: the hash range, or the children of a
+    finished shard.
+    """
     return not lease.child_shard_ids if lease.ended else lease.hash_key_range is None
 
 
 def stream_coverage(stream: StreamId, rows: Iterable[Lease], audits: int) -> StreamCoverage:
     """Coverage for the report."""
     hole = hole_in_leases(rows)
-    return StreamCoverage(stream.serialized, complete=hole is None, hole=None if hole is None else str(hole), confidence=0 if hole is None else audits)
+    return StreamCoverage(
+        stream.serialized,
+        complete=hole is None,
+        hole=None if hole is None else str(hole),
+        confidence=0 if hole is None else audits,
+    )

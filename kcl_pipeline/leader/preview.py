@@ -1,36 +1,44 @@
-"""What a leader would do now, without the lock and without a write: `kcl-pipeline plan --dry-run`."""
+"""What a leader would do now, without the lock and without a write: `kcl-pipeline plan
+--dry-run`.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kcl_pipeline.clock import Clock
 from kcl_pipeline.config import ConsumerSettings
+from kcl_pipeline.kinesis.client import KinesisClient
 from kcl_pipeline.leader.cycle import whole_plan
-from kcl_pipeline.leader.listing import initial_leases, missing_leases, stream_coverage
+from kcl_pipeline.leader.listing import (
+    has_unreadable_shards,
+    initial_leases,
+    missing_leases,
+    stream_coverage,
+)
 from kcl_pipeline.leader.liveness import Liveness
 from kcl_pipeline.leader.phase import Streams, keys_of, leases_of, scan
 from kcl_pipeline.leader.report import StreamCoverage
-from kcl_pipeline.leases.lease import Lease
+from kcl_pipeline.leases.lease import BadRow, Lease
 from kcl_pipeline.leases.tables import LeaseTable, WorkerMetrics, WorkerMetricsTable
 from kcl_pipeline.planning import strategies
 from kcl_pipeline.planning.cleanup import Deletion, completed_leases
 from kcl_pipeline.planning.model import Plan, PlanInput
 from kcl_pipeline.planning.state import prepare
-from kcl_pipeline.records.kinesis import KinesisClient
 
 
 @dataclass(frozen=True, slots=True)
 class Preview:
     """What was found and what would be done.
 
-    `leases` are the rows as they are, `create` those to be added, `delete` those that may go once they have been finished long enough. `plan`, made from
-    `plan_input`, includes the leases to be created. `observed_seconds`: for how long the rows were watched; `expired` is known only if that is longer than
-    the grace of their owners.
+    `leases` are the rows as they are, `create` those to be added, `delete` those that may go once
+    they have been finished long enough. `plan`, made from `plan_input`, includes the leases to be
+    created. `observed_seconds`: for how long the rows were watched; `expired` is known only if that
+    is longer than the grace of their owners.
     """
 
     leases: tuple[Lease, ...]
-    unreadable: tuple[str, ...]
+    bad_rows: tuple[BadRow, ...]
     workers: tuple[WorkerMetrics, ...]
     expired: tuple[str, ...]
     coverage: tuple[StreamCoverage, ...]
@@ -51,19 +59,22 @@ def preview(
     observe_seconds: float = 0.0,
     balance: bool = True,
 ) -> Preview:
-    """Look at tables and streams once, or twice `observe_seconds` apart, and plan as the leader does.
+    """Look at tables and streams once, or twice `observe_seconds` apart, and plan as the leader
+    does.
 
-    One look cannot tell a dead owner or worker from a living one: every owner then counts as alive. To see expired leases, observe for longer than
-    failover time and discovery interval together. Raises the errors of tables and Kinesis, and `SettingsError` for an unknown strategy.
+    One look cannot tell a dead owner or worker from a living one: every owner and every row then
+    counts as alive. To see expired leases, observe for longer than failover time and discovery
+    interval together; to see which workers are alive, for three of their reporting periods.
+    Raises the errors of tables and Kinesis, and `SettingsError` for an unknown strategy.
     """
     strategy = strategies.get(settings.assignment.lease_assignment_strategy)
     liveness = Liveness(settings)
     found = scan(lease_table, worker_table, clock, is_multi_stream=settings.is_multi_stream)
-    liveness.observe(found.leases, found.workers, found.asked, found.answered)
+    liveness.observe(found.leases, found.workers, found.scan_started, found.scan_finished)
     if observe_seconds > 0:
         clock.sleep(observe_seconds)
         found = scan(lease_table, worker_table, clock, is_multi_stream=settings.is_multi_stream)
-        liveness.observe(found.leases, found.workers, found.asked, found.answered)
+        liveness.observe(found.leases, found.workers, found.scan_started, found.scan_finished)
     streams = Streams(settings, kinesis)
     create: list[Lease] = []
     coverage: list[StreamCoverage] = []
@@ -71,22 +82,35 @@ def preview(
         stream = streams.resolve(name)
         rows, unreadable = leases_of(found.leases, stream), keys_of(found.unreadable, stream)
         coverage.append(stream_coverage(stream, rows, 0))
-        if not rows and not unreadable:
+        if not rows and not has_unreadable_shards(kinesis, stream, unreadable):
             create += initial_leases(kinesis, settings.shard_sync, stream)
         elif not coverage[-1].complete:
-            create += missing_leases(settings.shard_sync, rows, unreadable, kinesis.list_shards(stream), stream)
-    seen = liveness.observation(found.asked)
-    workers = liveness.living(found.asked)
+            create += missing_leases(
+                settings.shard_sync, rows, unreadable, kinesis.list_shards(stream), stream
+            )
+    seen = liveness.observation(found.scan_started)
+    if observe_seconds < liveness.settling_seconds:
+        seen = replace(seen, unconfirmed=frozenset())
+    workers = liveness.living(found.scan_started)
     separator = settings.worker.worker_group_separator
-    prepared = prepare((*found.leases, *create), workers, seen, settings.assignment, group_separator=separator, balance=balance)
+    prepared = prepare(
+        (*found.leases, *create),
+        workers,
+        seen,
+        settings.assignment,
+        group_separator=separator,
+        balance=balance,
+    )
     return Preview(
         leases=tuple(sorted(found.leases, key=lambda lease: lease.lease_key)),
-        unreadable=tuple(sorted(found.unreadable)),
+        bad_rows=found.bad_rows,
         workers=workers,
         expired=tuple(sorted(seen.expired)),
         coverage=tuple(coverage),
         create=tuple(create),
-        delete=completed_leases(found.leases, {}, 0.0) if settings.shard_sync.cleanup_leases_upon_shard_completion else (),
+        delete=completed_leases(found.leases, {}, 0.0)
+        if settings.shard_sync.cleanup_leases_upon_shard_completion
+        else (),
         plan=whole_plan(strategy(prepared.given), prepared),
         plan_input=prepared.given,
         observed_seconds=observe_seconds,

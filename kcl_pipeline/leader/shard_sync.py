@@ -1,4 +1,6 @@
-"""The leader's shard sync: leases for new streams at once, for holes after several audits have seen the same one (protocol §7)."""
+"""The leader's shard sync: leases for new streams at once, for holes after several audits have seen
+the same one (protocol §7).
+"""
 
 from __future__ import annotations
 
@@ -8,14 +10,28 @@ from dataclasses import dataclass
 from kcl_pipeline.clock import Clock
 from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.events import EventSink, HoleFound, LeasesCreated
-from kcl_pipeline.leader.listing import initial_leases, missing_leases, needs_listing, stream_coverage
-from kcl_pipeline.leader.phase import WRITES_AT_ONCE, Fence, Map, Round, Streams, keys_of
+from kcl_pipeline.kinesis.client import KinesisClient
+from kcl_pipeline.leader.listing import (
+    has_unreadable_shards,
+    initial_leases,
+    missing_leases,
+    needs_listing,
+    stream_coverage,
+)
+from kcl_pipeline.leader.phase import (
+    WRITES_AT_ONCE,
+    CycleContext,
+    LeadershipCheck,
+    Map,
+    NotLeadingError,
+    Streams,
+    keys_of,
+)
 from kcl_pipeline.leader.report import StreamCoverage
 from kcl_pipeline.leases.lease import Lease
 from kcl_pipeline.leases.tables import LeaseTable
 from kcl_pipeline.planning.cleanup import children_to_fill
 from kcl_pipeline.planning.coverage import Hole, hole_in_leases, ranges_to_fill
-from kcl_pipeline.records.kinesis import KinesisClient
 from kcl_pipeline.shards import Shard, StreamId
 
 
@@ -26,7 +42,12 @@ class _Seen:
 
 
 class ShardSync:
-    """Creates the leases that are missing. What it remembers is the holes of the last audits, and initial leases that a deadline cut off."""
+    """Creates the leases that are missing.
+
+    What it remembers is the holes of the last audits, and initial leases that a deadline cut off;
+    the latter for its term alone: the next leader may have created them, and deleted them when
+    their shards were finished.
+    """
 
     def __init__(
         self,
@@ -36,7 +57,7 @@ class ShardSync:
         clock: Clock,
         events: EventSink,
         streams: Streams,
-        fence: Fence,
+        leadership: LeadershipCheck,
         map_: Map = map,
     ) -> None:
         self._settings = settings.shard_sync
@@ -45,89 +66,146 @@ class ShardSync:
         self._clock = clock
         self._events = events
         self._streams = streams
-        self._fence = fence
+        self._leadership = leadership
         self._map = map_
+        self._term = 0
         self._holes: dict[StreamId, _Seen] = {}
         self._unfinished: dict[StreamId, tuple[Lease, ...]] = {}
         self._audit_due: dict[StreamId, float] = {}
 
-    def start(self, now: Round) -> None:
-        """Create the leases of every stream that has none; KCL then sleeps a minute, which nothing needs."""
+    def start(self, context: CycleContext) -> None:
+        """Create the leases of every stream that has none; KCL then sleeps a minute, which nothing
+        needs.
+        """
+        if self._term != self._leadership.term:
+            self._term = self._leadership.term
+            self._unfinished.clear()
 
         def begin(stream: StreamId) -> None:
-            if now.deadline.passed():
+            if context.deadline.passed():
                 return
             wanted = self._unfinished.get(stream)
-            if wanted is None and not now.of_stream(stream) and not keys_of(now.unreadable, stream):
+            if (
+                wanted is None
+                and not context.of_stream(stream)
+                and not has_unreadable_shards(self._kinesis, stream, context.unreadable)
+            ):
                 wanted = initial_leases(self._kinesis, self._settings, stream)
+                self._streams.confirm(stream)
             if wanted:
-                self._create_initial(now, stream, wanted)
+                self._create_initial(context, stream, wanted)
 
-        self._streams.for_each(begin, now.errors)
+        self._streams.for_each(begin, context.errors)
 
-    def _create_initial(self, now: Round, stream: StreamId, wanted: Sequence[Lease]) -> None:
-        """These leases have no ancestors among each other, so that their order means nothing and they are written side by side."""
-        rest = tuple(wanted)
-        while rest and not now.deadline.passed():
-            self._unfinished[stream] = rest
-            self._fence.check()
+    def _create_initial(
+        self, context: CycleContext, stream: StreamId, wanted: Sequence[Lease]
+    ) -> None:
+        """These leases have no ancestors among each other, so that their order means nothing and
+        they are written side by side.
+        """
+        rest, failed = tuple(wanted), dict[Lease, Exception]()
+        while rest and not context.deadline.passed():
+            self._unfinished[stream] = (*failed, *rest)
+            self._leadership.check()
             part, rest = rest[:WRITES_AT_ONCE], rest[WRITES_AT_ONCE:]
-            created = [lease for lease, done in zip(part, self._map(self._table.create_lease, part), strict=True) if done]
-            self._note_created(now, stream, created, f"the stream had no leases; they begin at {self._settings.initial_position_in_stream}")
-        if rest:
-            self._unfinished[stream] = rest
+            outcomes = list(zip(part, self._map(self._try_create, part), strict=True))
+            failed |= {lease: done for lease, done in outcomes if isinstance(done, Exception)}
+            created = [lease for lease, done in outcomes if done is True]
+            self._note_created(
+                context,
+                stream,
+                created,
+                "the stream had no leases; they begin at "
+                f"{self._settings.initial_position_in_stream}",
+            )
+        if rest or failed:
+            self._unfinished[stream] = (*failed, *rest)
         else:
             self._unfinished.pop(stream, None)
+        for error in failed.values():
+            # What came too late for this look at the lock is left to the next cycle
+            if not isinstance(error, NotLeadingError):
+                raise error
 
-    def _note_created(self, now: Round, stream: StreamId, created: Iterable[Lease], reason: str) -> None:
+    def _try_create(self, lease: Lease) -> bool | Exception:
+        """Whether the lease was created, or what went wrong: the others are created all the
+        same.
+        """
+        if not self._leadership.is_current():
+            return NotLeadingError()
+        try:
+            return self._table.create_lease(lease)
+        except Exception as error:  # noqa: BLE001 (raised again when the others are written)
+            return error
+
+    def _note_created(
+        self, context: CycleContext, stream: StreamId, created: Iterable[Lease], reason: str
+    ) -> None:
         keys = []
         for lease in created:
-            now.leases[lease.lease_key] = lease
+            context.leases[lease.lease_key] = lease
             keys.append(lease.lease_key)
-        now.created.extend(keys)
+        context.created.extend(keys)
         if keys:
             self._events(LeasesCreated(stream.name, tuple(keys), reason))
 
-    def audit(self, now: Round, *, stale: frozenset[str] = frozenset()) -> dict[StreamId, tuple[Shard, ...]]:
-        """At its interval: look for holes in every stream, and create what is missing where one was seen often enough.
+    def audit(
+        self, context: CycleContext, *, stale: frozenset[str] = frozenset()
+    ) -> dict[StreamId, tuple[Shard, ...]]:
+        """At its interval: look for holes in every stream, and create what is missing where one was
+        seen often enough.
 
-        `stale` are lease keys for which cleanup wants to know whether the shard still exists. Returns the unfiltered listings that were
-        made, for cleanup to use; none for streams whose audit was not due.
+        `stale` are lease keys for which cleanup wants to know whether the shard still exists.
+        Returns the unfiltered listings that were made, for cleanup to use; none for streams whose
+        audit was not due.
         """
         listings: dict[StreamId, tuple[Shard, ...]] = {}
         time = self._clock.monotonic()
 
         def look(stream: StreamId) -> None:
-            if now.deadline.passed() or time < self._audit_due.get(stream, time):
+            if context.deadline.passed() or time < self._audit_due.get(stream, time):
                 return
-            self._audit_due[stream] = time + self._settings.leases_recovery_auditor_execution_frequency_millis / 1000
-            rows = now.of_stream(stream)
+            self._audit_due[stream] = (
+                time + self._settings.leases_recovery_auditor_execution_frequency_millis / 1000
+            )
+            rows = context.of_stream(stream)
+            if stream.creation_epoch is None:
+                # Nothing in the rows would show that the stream was deleted and created again
+                self._streams.confirm(stream)
             if any(needs_listing(row) or row.lease_key in stale for row in rows):
-                listings[stream] = self._kinesis.list_shards(stream)
-                self._fill_in(now, stream, listings[stream])
-            if (rows or keys_of(now.unreadable, stream)) and self._count_hole(now, stream):
+                listings[stream] = self._listed(stream)
+                self._fill_in(context, stream, listings[stream])
+            if (rows or keys_of(context.unreadable, stream)) and self._count_hole(context, stream):
                 if stream not in listings:
-                    listings[stream] = self._kinesis.list_shards(stream)
-                self._create_missing(now, stream, listings[stream])
+                    listings[stream] = self._listed(stream)
+                self._create_missing(context, stream, listings[stream])
 
-        self._streams.for_each(look, now.errors)
+        self._streams.for_each(look, context.errors)
         return listings
 
-    def _fill_in(self, now: Round, stream: StreamId, shards: Sequence[Shard]) -> None:
+    def _listed(self, stream: StreamId) -> tuple[Shard, ...]:
+        """The unfiltered listing, of this very stream and no other one of its name."""
+        shards = self._kinesis.list_shards(stream)
+        self._streams.confirm(stream)
+        return shards
+
+    def _fill_in(self, context: CycleContext, stream: StreamId, shards: Sequence[Shard]) -> None:
         """Hash ranges and children that the rows do not have, as KCL's meta updates do."""
-        ranges = ranges_to_fill(now.of_stream(stream), shards, stream)
-        children = children_to_fill(now.of_stream(stream), shards, stream)
+        ranges = ranges_to_fill(context.of_stream(stream), shards, stream)
+        children = children_to_fill(context.of_stream(stream), shards, stream)
         if ranges or children:
-            self._fence.check()
+            self._leadership.check()
         for key, hash_key_range in ranges.items():
             if self._table.set_hash_key_range(key, hash_key_range):
-                now.leases[key] = now.leases[key].with_(hash_key_range=hash_key_range)
+                context.leases[key] = context.leases[key].with_(hash_key_range=hash_key_range)
         for key, child_shard_ids in children.items():
             if self._table.set_child_shard_ids(key, child_shard_ids):
-                now.leases[key] = now.leases[key].with_(child_shard_ids=frozenset(child_shard_ids))
+                context.leases[key] = context.leases[key].with_(
+                    child_shard_ids=frozenset(child_shard_ids)
+                )
 
-    def _count_hole(self, now: Round, stream: StreamId) -> bool:
-        hole = hole_in_leases(now.of_stream(stream))
+    def _count_hole(self, context: CycleContext, stream: StreamId) -> bool:
+        hole = hole_in_leases(context.of_stream(stream))
         if hole is None:
             self._holes.pop(stream, None)
             return False
@@ -137,21 +215,37 @@ class ShardSync:
         self._events(HoleFound(stream.name, str(hole), times))
         return times >= self._settings.leases_recovery_auditor_inconsistency_confidence_threshold
 
-    def _create_missing(self, now: Round, stream: StreamId, shards: Sequence[Shard]) -> None:
+    def _create_missing(
+        self, context: CycleContext, stream: StreamId, shards: Sequence[Shard]
+    ) -> None:
         """One after the other, ancestors first: see `leases_for_missing_shards`."""
-        wanted = missing_leases(self._settings, now.of_stream(stream), keys_of(now.unreadable, stream), shards, stream)
+        wanted = missing_leases(
+            self._settings,
+            context.of_stream(stream),
+            keys_of(context.unreadable, stream),
+            shards,
+            stream,
+        )
         created = []
         for number, lease in enumerate(wanted):
-            if now.deadline.passed():
+            if context.deadline.passed():
                 break
-            if number % WRITES_AT_ONCE == 0:
-                self._fence.check()
+            self._leadership.keep(number)
             if self._table.create_lease(lease):
                 created.append(lease)
-        self._note_created(now, stream, created, f"the leases had a hole: {self._holes[stream].hole}")
+        self._note_created(
+            context, stream, created, f"the leases had a hole: {self._holes[stream].hole}"
+        )
 
-    def coverage(self, now: Round) -> tuple[StreamCoverage, ...]:
-        """Whether each stream resolved so far is covered as the rows are now, with what the audits have counted."""
+    def coverage(self, context: CycleContext) -> tuple[StreamCoverage, ...]:
+        """Whether each stream resolved so far is covered as the rows are now, with what the audits
+        have counted.
+        """
         return tuple(
-            stream_coverage(stream, now.of_stream(stream), self._holes[stream].times if stream in self._holes else 0) for stream in self._streams.known()
+            stream_coverage(
+                stream,
+                context.of_stream(stream),
+                self._holes[stream].times if stream in self._holes else 0,
+            )
+            for stream in self._streams.known()
         )

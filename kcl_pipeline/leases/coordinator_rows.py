@@ -1,62 +1,109 @@
-"""The coordinator-state table's operations: the leader's lock and the client version (protocol §3)."""
+"""The coordinator-state table's operations: the leader's lock and the client version
+(protocol §3).
+"""
 
 from __future__ import annotations
 
-from kcl_pipeline.errors import NotACompatibleTable
+from kcl_pipeline.errors import IncompatibleTableError, UnreadableRowError
 from kcl_pipeline.leases import serialization_state as rows
-from kcl_pipeline.leases.serialization import string, text_of
-from kcl_pipeline.leases.store import Absent, Changes, Condition, Equals, Item, Outcome, Present, RowStore, same_item, same_value
-from kcl_pipeline.leases.tables import LeaderLock, MigrationState
+from kcl_pipeline.leases.application import (
+    ApplicationIdentity,
+    ApplicationRecord,
+    application_from_text,
+    application_text,
+)
+from kcl_pipeline.leases.attributes import text_of
+from kcl_pipeline.leases.serialization import string
+from kcl_pipeline.leases.store import (
+    Absent,
+    Changes,
+    Condition,
+    Equals,
+    Item,
+    Outcome,
+    Present,
+    RowStore,
+    same_item,
+    same_value,
+)
+from kcl_pipeline.leases.tables import LeaderLock, MigrationState, UnreadableLock
 
 _MOVED_AWAY = frozenset({"TABLE_MIGRATION_STATUS_PENDING", "TABLE_MIGRATION_STATUS_COMPLETE"})
 
 
 class CoordinatorRows:
-    """`tables.CoordinatorStateTable` on any row store. Lock versions are unique, so a write recognises its own work by them."""
+    """`tables.CoordinatorStateTable` on any row store.
+
+    Lock versions are unique, so a write recognises its own work by them.
+    """
 
     def __init__(self, store: RowStore) -> None:
         self.name = store.name
         self._store = store
 
     def ensure_exists(self) -> bool:
-        """See `tables.CoordinatorStateTable`. Raises `errors.NotACompatibleTable` when a Java fleet has moved its rows into the lease table (protocol §4.3)."""
+        """See `tables.CoordinatorStateTable`.
+
+        Raises `errors.IncompatibleTableError` when a Java fleet has moved its rows into the lease
+        table (protocol §4.3).
+        """
         return self._store.ensure_exists(self._refuse_moved_rows)
 
     def _refuse_moved_rows(self) -> None:
         item = self._store.get(rows.TABLE_MIGRATION_KEY)
         status = text_of(item, "tm") if item is not None else None
         if status in _MOVED_AWAY:
-            raise NotACompatibleTable(
-                f"the row {rows.TABLE_MIGRATION_KEY} of the table {self.name} says {status}: the application's rows are in the single-table layout "
+            raise IncompatibleTableError(
+                f"the row {rows.TABLE_MIGRATION_KEY} of the table {self.name} says {status}: "
+                "the application's rows are in the single-table layout "
                 "of KCL 3.5, which this version does not work on; use another application name"
             )
 
     def read_lock(self) -> LeaderLock | None:
-        """See `tables.CoordinatorStateTable`. Raises `ValueError` when the item is not a lock."""
-        item = self._store.get(rows.LEADER_KEY)
-        return None if item is None else rows.lock_from_item(item)
+        """See `tables.CoordinatorStateTable`."""
+        found = self.observe_lock()
+        if isinstance(found, UnreadableLock):
+            raise UnreadableRowError(found.reason)
+        return found
 
-    def put_lock(self, lock: LeaderLock, *, replacing: LeaderLock | None) -> bool:
+    def observe_lock(self) -> LeaderLock | UnreadableLock | None:
+        """See `tables.CoordinatorStateTable`."""
+        item = self._store.get(rows.LEADER_KEY)
+        if item is None:
+            return None
+        try:
+            return rows.lock_from_item(item)
+        except UnreadableRowError as error:
+            known: Item = {name: item[name] for name in rows.LOCK_ATTRIBUTES if name in item}
+            return UnreadableLock(str(error), known)
+
+    def put_lock(self, lock: LeaderLock, *, replacing: LeaderLock | UnreadableLock | None) -> bool:
         """Done when the item is exactly this one: its version is in no other."""
         key = self._store.key_name
         item = rows.lock_to_item(lock, key)
-        conditions: list[Condition] = [Absent(key)]
-        if replacing is not None:
-            expected = Equals(rows.LOCK_RELEASED, string("1")) if replacing.is_released else Equals(rows.LOCK_VERSION, string(replacing.version))
-            conditions = [Present(key), expected]
-        outcome = self._store.put(item, conditions)
+        outcome = self._store.put(item, _replaceable(key, replacing))
         return outcome.applied or same_item(outcome.item, item)
 
     def heartbeat_lock(self, lock: LeaderLock, version: str) -> bool:
         """Done when owner and new version are there."""
-        put = {rows.LOCK_DURATION: string(str(lock.lease_duration_millis)), rows.LOCK_VERSION: string(version)}
+        put = {
+            rows.LOCK_DURATION: string(str(lock.lease_duration_millis)),
+            rows.LOCK_VERSION: string(version),
+        }
         outcome = self._store.update(rows.LEADER_KEY, self._held(lock), Changes(put))
         return outcome.applied or _has(outcome, {rows.LOCK_OWNER: string(lock.owner_name), **put})
 
     def release_lock(self, lock: LeaderLock) -> bool:
-        """Done when the item is gone or names another owner. Under the same owner name with another version it is still held: False."""
+        """Done when the item is gone or names another owner.
+
+        Under the same owner name with another version it is still held: False.
+        """
         outcome = self._store.delete(rows.LEADER_KEY, self._held(lock))
-        return outcome.applied or outcome.item is None or text_of(outcome.item, rows.LOCK_OWNER) != lock.owner_name
+        return (
+            outcome.applied
+            or outcome.item is None
+            or text_of(outcome.item, rows.LOCK_OWNER) != lock.owner_name
+        )
 
     def _held(self, lock: LeaderLock) -> list[Condition]:
         return [
@@ -75,12 +122,57 @@ class CoordinatorRows:
         key = self._store.key_name
         attributes = rows.migration_attributes(state)
         if replacing is None:
-            outcome = self._store.put({key: string(rows.MIGRATION_KEY), **attributes}, [Absent(key)])
+            outcome = self._store.put(
+                {key: string(rows.MIGRATION_KEY), **attributes}, [Absent(key)]
+            )
         else:
-            conditions: list[Condition] = [Present(key), Equals(rows.CLIENT_VERSION, string(replacing.client_version))]
+            conditions: list[Condition] = [
+                Present(key),
+                Equals(rows.CLIENT_VERSION, string(replacing.client_version)),
+            ]
             outcome = self._store.update(rows.MIGRATION_KEY, conditions, Changes(attributes))
         return outcome.applied or _has(outcome, attributes)
 
+    def read_application(self) -> ApplicationRecord | None:
+        """See `tables.CoordinatorStateTable`."""
+        item = self._store.get(rows.MIGRATION_KEY)
+        if item is None or rows.APPLICATION not in item:
+            return None
+        return application_from_text(text_of(item, rows.APPLICATION) or "")
+
+    def put_application(
+        self, identity: ApplicationIdentity, *, replacing: ApplicationRecord | None
+    ) -> bool:
+        """Done when the attribute is exactly this one."""
+        put = {rows.APPLICATION: string(application_text(identity))}
+        before: Condition = Absent(rows.APPLICATION)
+        if replacing is not None:
+            before = Equals(rows.APPLICATION, string(replacing.text))
+        outcome = self._store.update(
+            rows.MIGRATION_KEY, [Present(self._store.key_name), before], Changes(put)
+        )
+        return outcome.applied or _has(outcome, put)
+
+
+def _replaceable(key: str, found: LeaderLock | UnreadableLock | None) -> list[Condition]:
+    """What must still hold for the lock that was found to be replaced."""
+    match found:
+        case None:
+            return [Absent(key)]
+        case UnreadableLock():
+            return [Present(key), *(_unchanged(found, name) for name in rows.LOCK_ATTRIBUTES)]
+        case LeaderLock(is_released=True):
+            return [Present(key), Equals(rows.LOCK_RELEASED, string("1"))]
+        case LeaderLock():
+            return [Present(key), Equals(rows.LOCK_VERSION, string(found.version))]
+
+
+def _unchanged(found: UnreadableLock, name: str) -> Condition:
+    value = found.attributes.get(name)
+    return Absent(name) if value is None else Equals(name, value)
+
 
 def _has(outcome: Outcome, attributes: Item) -> bool:
-    return outcome.item is not None and all(same_value(outcome.item.get(name), value) for name, value in attributes.items())
+    return outcome.item is not None and all(
+        same_value(outcome.item.get(name), value) for name, value in attributes.items()
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
-from kcl_pipeline.sequence import Position
+from kcl_pipeline.position import Position
 from kcl_pipeline.shards import HashKeyRange
 
 
@@ -13,9 +13,10 @@ from kcl_pipeline.shards import HashKeyRange
 class Lease:
     """One row of the lease table; `None` means that the attribute is absent.
 
-    `owner` is who should own it, `checkpoint_owner` the previous owner that is still draining during a graceful handoff.
-    `throughput_kbps` is a moving average in KiB/s. `stream` is the serialized stream identifier of a multi-stream lease
-    (`account:name:epoch`), None for single-stream ones; `parent_shard_ids` and `child_shard_ids` are bare shard ids in both forms.
+    `owner` is who should own it, `checkpoint_owner` the previous owner that is still draining
+    during a graceful handoff. `throughput_kbps` is a moving average in KiB/s. `stream` is the
+    serialized stream identifier of a multi-stream lease (`account:name:epoch`), None for
+    single-stream ones; `parent_shard_ids` and `child_shard_ids` are bare shard ids in both forms.
     """
 
     lease_key: str
@@ -62,8 +63,62 @@ class Lease:
 
 
 @dataclass(frozen=True, slots=True)
+class BadRow:
+    """A row that cannot be used, and why.
+
+    Attributes:
+        table: Name of the table.
+        key: Primary key of the row, as it was found; it may be of any content.
+        reason: What is wrong; printable.
+    """
+
+    table: str
+    key: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class LeaseListing:
-    """The result of a scan: the leases in no particular order, and the keys of rows that could not be read."""
+    """The result of a scan.
+
+    Attributes:
+        leases: The leases, in no particular order.
+        bad_rows: Rows that are leases by their type, but cannot be used.
+    """
 
     leases: tuple[Lease, ...]
-    unreadable: tuple[str, ...] = ()
+    bad_rows: tuple[BadRow, ...] = ()
+
+    @property
+    def unreadable(self) -> tuple[str, ...]:
+        """The keys of the rows that cannot be used."""
+        return tuple(row.key for row in self.bad_rows)
+
+    def of_form(self, table: str, *, multi_stream: bool) -> LeaseListing:
+        """This listing with leases of the other form, single-stream or multi-stream, as bad rows
+        (protocol §1.3).
+        """
+        good: list[Lease] = []
+        bad = list(self.bad_rows)
+        for lease in self.leases:
+            reason = other_form(lease, multi_stream=multi_stream)
+            if reason is None:
+                good.append(lease)
+            else:
+                bad.append(BadRow(table, lease.lease_key, reason))
+        return LeaseListing(tuple(good), tuple(bad))
+
+
+def other_form(lease: Lease, *, multi_stream: bool) -> str | None:
+    """Why the lease is not of a single-stream or multi-stream application; None when it is."""
+    if (lease.stream is not None) == multi_stream:
+        return None
+    if lease.stream is None:
+        return (
+            f"the lease {lease.lease_key} has no stream in its key: it is of a single-stream "
+            "application, but the setting streams names several streams"
+        )
+    return (
+        f"the lease {lease.lease_key} has the stream {lease.stream} in its key: it is of a "
+        "multi-stream application, but the setting streams names one stream"
+    )

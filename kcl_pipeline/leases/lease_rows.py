@@ -1,21 +1,44 @@
-"""The lease table's operations: their conditions, their effects, and what a refused write means (protocol §1.4).
+"""The lease table's operations: their conditions, their effects, and what a refused write means
+(protocol §1.4).
 
-A write may have been applied although its answer was lost. It is then tried again, is refused by its own first attempt, and gets back
-the row as it stands. Each operation says below how it recognises its own work; because leases are only written under conditions on counter or
-owners, a row that looks like this very write was made by it, or by an equal write, which is as good.
+A write may have been applied although its answer was lost. It is then tried again, is refused by
+its own first attempt, and gets back the row as it stands. Each operation says below how it
+recognises its own work; because leases are only written under conditions on counter or owners, a
+row that looks like this very write was made by it, or by an equal write, which is as good.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from kcl_pipeline.errors import NotACompatibleTable
+from kcl_pipeline.errors import IncompatibleTableError, UnreadableRowError
 from kcl_pipeline.leases import serialization as rows
-from kcl_pipeline.leases.lease import Lease, LeaseListing
-from kcl_pipeline.leases.serialization import is_lease, lease_from_item, lease_to_item, number, string, string_set, text_of
+from kcl_pipeline.leases.attributes import text_of
+from kcl_pipeline.leases.lease import BadRow, Lease, LeaseListing
+from kcl_pipeline.leases.serialization import (
+    is_lease,
+    lease_from_item,
+    lease_to_item,
+    number,
+    string,
+    string_set,
+)
 from kcl_pipeline.leases.serialization_state import LEADER_KEY
-from kcl_pipeline.leases.store import Absent, AbsentOrEquals, Changes, Condition, Equals, Item, Present, RowStore, same_item
-from kcl_pipeline.sequence import Position
+from kcl_pipeline.leases.store import (
+    Absent,
+    AbsentOrEquals,
+    Changes,
+    Condition,
+    Differs,
+    Equals,
+    Item,
+    Present,
+    Put,
+    RowStore,
+    Update,
+    same_item,
+)
+from kcl_pipeline.position import SHARD_END, Position
 from kcl_pipeline.shards import HashKeyRange
 
 
@@ -25,6 +48,10 @@ class LeaseRows:
     def __init__(self, store: RowStore) -> None:
         self.name = store.name
         self._store = store
+        self._decode: Callable[[Item], Lease] = lease_from_item
+
+    def _lease(self, item: Item | None) -> Lease | None:
+        return self._decode(item) if item is not None and is_lease(item) else None
 
     def ensure_exists(self) -> bool:
         """See `tables.LeaseTable`; a table that is refused has not been changed."""
@@ -34,9 +61,12 @@ class LeaseRows:
         for item in self._store.scan(consistent=True):
             key, entity = text_of(item, rows.LEASE_KEY), text_of(item, rows.ENTITY_TYPE)
             if entity in rows.NON_LEASE_ENTITIES or key == LEADER_KEY:
-                raise NotACompatibleTable(
-                    f"the lease table {self.name} has the row {key} of type {entity or 'LEADER'}, so it is in the single-table layout of KCL 3.5, which this "
-                    "version does not work on; use another application name, or the application's three separate tables"
+                raise IncompatibleTableError(
+                    f"the lease table {self.name} has the row {key} of type "
+                    f"{entity or 'LEADER'}, so it is in the single-table layout of KCL 3.5, "
+                    "which this "
+                    "version does not work on; use another application name, or the "
+                    "application's three separate tables"
                 )
 
     def create_lease(self, lease: Lease) -> bool:
@@ -45,52 +75,121 @@ class LeaseRows:
         outcome = self._store.put(item, [Absent(rows.LEASE_KEY)])
         return outcome.applied or same_item(outcome.item, item)
 
+    def create_successors(self, lease: Lease, successors: Sequence[Lease]) -> bool:
+        """Done when all rows are there. A row that another parent's worker created, or an earlier
+        attempt, is left out and the rest tried again.
+        """
+        unfinished: list[Condition] = [
+            Present(rows.LEASE_KEY),
+            Differs(rows.CHECKPOINT, string(SHARD_END.sequence_number)),
+        ]
+        children = string_set(successor.shard_id for successor in successors)
+        parent = Update(lease.lease_key, unfinished, Changes({rows.CHILDREN: children}))
+        return self._put_missing(parent, successors) is not None
+
+    def restore_parents(self, child: Lease, parents: Sequence[Lease]) -> tuple[str, ...] | None:
+        """Done when all rows are there; see `create_successors`."""
+        has_not_begun = [*_checkpoint_of(child), Absent(rows.PENDING)]
+        # A transaction has to change every row that it looks at; the parents stay as they are.
+        same = Changes({rows.PARENTS: string_set(child.parent_shard_ids)})
+        return self._put_missing(Update(child.lease_key, has_not_begun, same), parents)
+
+    def _put_missing(self, proof: Update, leases: Sequence[Lease]) -> tuple[str, ...] | None:
+        """Create those leases that have no row, at one instant with `proof`.
+
+        Returns the keys that this call created; None when `proof` was refused.
+        """
+        missing = list(leases)
+        while refused := self._store.transact(
+            [proof, *(Put(lease_to_item(lease), [Absent(rows.LEASE_KEY)]) for lease in missing)]
+        ):
+            if 0 in refused:
+                return None
+            missing = [lease for place, lease in enumerate(missing, 1) if place not in refused]
+        return tuple(lease.lease_key for lease in missing)
+
     def get(self, lease_key: str, *, consistent: bool = True) -> Lease | None:
         """See `tables.LeaseTable`; a row that is not a lease counts as none."""
-        return _lease(self._store.get(lease_key, consistent=consistent))
+        return self._lease(self._store.get(lease_key, consistent=consistent))
 
     def list_leases(self) -> LeaseListing:
         """See `tables.LeaseTable`."""
         leases: list[Lease] = []
-        unreadable: list[str] = []
+        bad_rows: list[BadRow] = []
         for item in self._store.scan():
             if not is_lease(item):
                 continue
             try:
-                leases.append(lease_from_item(item))
-            except ValueError:
-                unreadable.append(text_of(item, rows.LEASE_KEY) or "")
-        return LeaseListing(tuple(leases), tuple(unreadable))
+                leases.append(self._decode(item))
+            except UnreadableRowError as error:
+                key = text_of(item, rows.LEASE_KEY) or ""
+                bad_rows.append(BadRow(self.name, key, str(error)))
+        return LeaseListing(tuple(leases), tuple(bad_rows))
 
     def lease_keys_of(self, owner: str) -> tuple[str, ...]:
         """See `tables.LeaseTable`."""
         return self._store.keys_by_owner(owner)
 
     def renew(self, lease: Lease, throughput_kbps: float | None = None) -> Lease | None:
-        """Done when the counter is one further, the same worker still processes the shard, and both positions are as this worker knows them.
+        """Done when the counter is one further, the same worker still processes the shard, and both
+        positions are as this worker knows them.
 
-        Other than KCL's, the check also works during a handoff (protocol §1.4.1). The positions tell this write from one of another process under the same
-        worker id: adopting that one's counter would make its progress invisible, and its records would be committed twice.
+        Other than KCL's, the check also works during a handoff (protocol §1.4.1). The positions
+        tell this write from one of another process under the same worker id: adopting that one's
+        counter would make its progress invisible, and its records would be committed twice.
         """
         put: Item = {rows.COUNTER: number(lease.counter + 1)}
         if throughput_kbps is not None:
             put[rows.THROUGHPUT] = number(float(throughput_kbps))
         conditions: list[Condition] = [Equals(rows.COUNTER, number(lease.counter))]
         changes = Changes(put)
-        outcome = self._store.update(lease.lease_key, conditions if lease.in_handoff else [*conditions, Absent(rows.CHECKPOINT_OWNER)], changes)
-        row = _lease(outcome.item)
-        if not outcome.applied and not lease.in_handoff and row is not None and row.in_handoff and row.counter == lease.counter:
+        outcome = self._store.update(
+            lease.lease_key,
+            conditions if lease.in_handoff else [*conditions, Absent(rows.CHECKPOINT_OWNER)],
+            changes,
+        )
+        row = self._lease(outcome.item)
+        if (
+            not outcome.applied
+            and not lease.in_handoff
+            and row is not None
+            and row.in_handoff
+            and row.counter == lease.counter
+        ):
             if row.actual_owner != lease.actual_owner or row.checkpoint_owner == row.owner:
                 return None
             outcome = self._store.update(lease.lease_key, conditions, changes)
-            row = _lease(outcome.item)
+            row = self._lease(outcome.item)
         if outcome.applied or row is None:
             return row
-        return row if _is_next(row, lease) and row.checkpoint_owner != row.owner and _same_progress(row, lease) else None
+        return (
+            row
+            if _is_next(row, lease)
+            and row.checkpoint_owner != row.owner
+            and _same_progress(row, lease)
+            else None
+        )
 
-    def update_checkpoint(self, lease: Lease, *, checkpoint: Position, pending: Position | None = None, pending_state: bytes | None = None) -> Lease | None:
-        """Done when the counter is one further, the same worker still processes the shard, and both positions and the state are those of this write."""
-        switches = lease.owner_switches_since_checkpoint if _same_place(checkpoint, lease.checkpoint) else 0
+    def update_checkpoint(
+        self,
+        lease: Lease,
+        *,
+        checkpoint: Position,
+        pending: Position | None = None,
+        pending_state: bytes | None = None,
+    ) -> Lease | None:
+        """Done when the counter is one further, the same worker still processes the shard, and both
+        positions and the state are those of this write.
+
+        The write is conditional on the checkpoint that `lease` has, and refuses to go back from it;
+        so no checkpoint ever goes back, also where two rows of one key had the same counter.
+        """
+        if checkpoint < lease.checkpoint:
+            raise ValueError(
+                f"the checkpoint of {lease.lease_key} is {lease.checkpoint} and must not go back "
+                f"to {checkpoint}"
+            )
+        switches = lease.owner_switches_since_checkpoint if checkpoint == lease.checkpoint else 0
         put: Item = {
             rows.COUNTER: number(lease.counter + 1),
             rows.OWNER_SWITCHES: number(switches),
@@ -107,94 +206,150 @@ class LeaseRows:
             put[rows.CHILDREN] = string_set(lease.child_shard_ids)
         if lease.hash_key_range is not None:
             put |= rows.hash_range_attributes(lease.hash_key_range)
-        outcome = self._store.update(lease.lease_key, [Equals(rows.COUNTER, number(lease.counter))], Changes(put, remove))
-        row = _lease(outcome.item)
+        conditions = [Equals(rows.COUNTER, number(lease.counter)), *_checkpoint_of(lease)]
+        outcome = self._store.update(lease.lease_key, conditions, Changes(put, remove))
+        row = self._lease(outcome.item)
         if outcome.applied or row is None:
             return row
         state = (pending_state or None) if pending is not None else None
-        same = _same_place(row.checkpoint, checkpoint) and _same_place(row.pending_checkpoint, pending) and row.pending_checkpoint_state == state
+        same = (
+            row.checkpoint == checkpoint
+            and row.pending_checkpoint == pending
+            and row.pending_checkpoint_state == state
+        )
         return row if same and _is_next(row, lease) else None
 
     def take(self, lease: Lease, owner: str) -> Lease | None:
         """Done when the counter is one further and the owner is the one wanted, with no handoff."""
         put = {rows.COUNTER: number(lease.counter + 1), rows.OWNER: string(owner)}
         changes = Changes(put, (rows.CHECKPOINT_OWNER,), _switch(lease, owner))
-        outcome = self._store.update(lease.lease_key, [Equals(rows.COUNTER, number(lease.counter))], changes)
-        row = _lease(outcome.item)
+        outcome = self._store.update(
+            lease.lease_key, [Equals(rows.COUNTER, number(lease.counter))], changes
+        )
+        row = self._lease(outcome.item)
         if outcome.applied or row is None:
             return row
-        return row if row.owner == owner and not row.in_handoff and row.counter == lease.counter + 1 else None
+        return (
+            row
+            if row.owner == owner and not row.in_handoff and row.counter == lease.counter + 1
+            else None
+        )
 
-    def assign(self, lease: Lease, owner: str) -> Lease | None:
-        """Done when the owner is the one wanted, with no handoff, and the counter has moved on (the new owner may have renewed since).
+    def assign(self, lease: Lease, owner: str, *, unrenewed: bool = False) -> Lease | None:
+        """Done when the owner is the one wanted, with no handoff, and the counter has moved on (the
+        new owner may have renewed since).
 
-        Assigning to the owner that already stands there would pass its own condition twice; in that case alone the counter is a condition as well.
+        Assigning to the owner that already stands there would pass its own condition twice; then
+        the counter is a condition as well.
         """
         conditions = [Present(rows.LEASE_KEY), *_owners_of(lease)]
-        if lease.owner == owner and not lease.in_handoff:
+        if unrenewed or (lease.owner == owner and not lease.in_handoff):
             conditions.append(Equals(rows.COUNTER, number(lease.counter)))
-        changes = Changes({rows.OWNER: string(owner)}, (rows.CHECKPOINT_OWNER,), {rows.COUNTER: 1, **_switch(lease, owner)})
+        changes = Changes(
+            {rows.OWNER: string(owner)},
+            (rows.CHECKPOINT_OWNER,),
+            {rows.COUNTER: 1, **_switch(lease, owner)},
+        )
         outcome = self._store.update(lease.lease_key, conditions, changes)
-        row = _lease(outcome.item)
+        row = self._lease(outcome.item)
         if outcome.applied or row is None:
             return row
-        return row if row.owner == owner and not row.in_handoff and row.counter > lease.counter else None
+        return (
+            row
+            if row.owner == owner and not row.in_handoff and row.counter > lease.counter
+            else None
+        )
 
     def initiate_handoff(self, lease: Lease, owner: str) -> Lease | None:
-        """Done when the row names both workers of this very handoff. An ownerless lease, or one that is `owner`'s already, has none to make."""
+        """Done when the row names both workers of this very handoff.
+
+        An ownerless lease, or one that is `owner`'s already, has none to make.
+        """
         if lease.owner is None or lease.in_handoff or lease.owner == owner:
             return None
         conditions = [Present(rows.LEASE_KEY), *_owners_of(lease)]
         changes = Changes({rows.OWNER: string(owner), rows.CHECKPOINT_OWNER: string(lease.owner)})
         outcome = self._store.update(lease.lease_key, conditions, changes)
-        row = _lease(outcome.item)
+        row = self._lease(outcome.item)
         if outcome.applied or row is None:
             return row
         return row if row.owner == owner and row.checkpoint_owner == lease.owner else None
 
     def evict(self, lease: Lease) -> Lease | None:
-        """Done when the counter is one further, there is no handoff, and the owner is gone (or, where a handoff was cancelled, still the same)."""
-        remove = (rows.CHECKPOINT_OWNER,) if lease.in_handoff else (rows.OWNER, rows.CHECKPOINT_OWNER)
-        conditions = [Present(rows.LEASE_KEY), *_owners_of(lease), Equals(rows.COUNTER, number(lease.counter))]
-        outcome = self._store.update(lease.lease_key, conditions, Changes(remove=remove, add={rows.COUNTER: 1}))
-        row = _lease(outcome.item)
+        """Done when the counter is one further, there is no handoff, and the owner is gone (or,
+        where a handoff was cancelled, still the same).
+        """
+        remove = (
+            (rows.CHECKPOINT_OWNER,) if lease.in_handoff else (rows.OWNER, rows.CHECKPOINT_OWNER)
+        )
+        conditions = [
+            Present(rows.LEASE_KEY),
+            *_owners_of(lease),
+            Equals(rows.COUNTER, number(lease.counter)),
+        ]
+        outcome = self._store.update(
+            lease.lease_key, conditions, Changes(remove=remove, add={rows.COUNTER: 1})
+        )
+        row = self._lease(outcome.item)
         if outcome.applied or row is None:
             return row
         remaining = lease.owner if lease.in_handoff else None
-        return row if row.owner == remaining and not row.in_handoff and row.counter == lease.counter + 1 else None
+        return (
+            row
+            if row.owner == remaining and not row.in_handoff and row.counter == lease.counter + 1
+            else None
+        )
 
     def set_child_shard_ids(self, lease_key: str, child_shard_ids: Sequence[str]) -> bool:
-        """See `tables.LeaseTable`; setting it twice is setting it once. Raises `ValueError` for no children at all: a set cannot be empty."""
-        return self._store.update(lease_key, [Present(rows.LEASE_KEY)], Changes({rows.CHILDREN: string_set(child_shard_ids)})).applied
+        """See `tables.LeaseTable`; setting it twice is setting it once.
+
+        Raises `ValueError` for no children at all: a set cannot be empty.
+        """
+        return self._store.update(
+            lease_key,
+            [Present(rows.LEASE_KEY)],
+            Changes({rows.CHILDREN: string_set(child_shard_ids)}),
+        ).applied
 
     def set_hash_key_range(self, lease_key: str, hash_key_range: HashKeyRange) -> bool:
         """See `tables.LeaseTable`; setting it twice is setting it once."""
-        return self._store.update(lease_key, [Present(rows.LEASE_KEY)], Changes(rows.hash_range_attributes(hash_key_range))).applied
+        return self._store.update(
+            lease_key,
+            [Present(rows.LEASE_KEY)],
+            Changes(rows.hash_range_attributes(hash_key_range)),
+        ).applied
 
     def delete(self, lease: Lease) -> bool:
         """Done when there is no row."""
-        place = rows.position_attributes(rows.CHECKPOINT, rows.CHECKPOINT_SUB, lease.checkpoint)
-        sub_condition = Equals if lease.checkpoint.sub_sequence_number else AbsentOrEquals
-        conditions = [Equals(rows.CHECKPOINT, place[rows.CHECKPOINT]), sub_condition(rows.CHECKPOINT_SUB, place[rows.CHECKPOINT_SUB])]
-        outcome = self._store.delete(lease.lease_key, conditions)
+        outcome = self._store.delete(lease.lease_key, _checkpoint_of(lease))
         return outcome.applied or outcome.item is None
 
 
-def _lease(item: Item | None) -> Lease | None:
-    return lease_from_item(item) if item is not None and is_lease(item) else None
-
-
 def _is_next(row: Lease, lease: Lease) -> bool:
-    return row.counter == lease.counter + 1 and lease.actual_owner is not None and row.actual_owner == lease.actual_owner
+    return (
+        row.counter == lease.counter + 1
+        and lease.actual_owner is not None
+        and row.actual_owner == lease.actual_owner
+    )
 
 
 def _same_progress(row: Lease, lease: Lease) -> bool:
-    pending = row.pending_checkpoint == lease.pending_checkpoint and row.pending_checkpoint_state == lease.pending_checkpoint_state
+    pending = (
+        row.pending_checkpoint == lease.pending_checkpoint
+        and row.pending_checkpoint_state == lease.pending_checkpoint_state
+    )
     return pending and row.checkpoint == lease.checkpoint
 
 
-def _same_place(one: Position | None, other: Position | None) -> bool:
-    return one == other
+def _checkpoint_of(lease: Lease) -> list[Condition]:
+    """The row is at the checkpoint of `lease`, compared as text: as it was read, not by value."""
+    place = rows.position_attributes(rows.CHECKPOINT, rows.CHECKPOINT_SUB, lease.checkpoint)
+    # A row without a sub-sequence number is at 0 of its sequence number.
+    sub_condition = Equals if lease.checkpoint.sub_sequence_number else AbsentOrEquals
+    return [
+        Equals(rows.CHECKPOINT, place[rows.CHECKPOINT]),
+        sub_condition(rows.CHECKPOINT_SUB, place[rows.CHECKPOINT_SUB]),
+    ]
 
 
 def _owners_of(lease: Lease) -> list[Condition]:
@@ -203,6 +358,10 @@ def _owners_of(lease: Lease) -> list[Condition]:
 
 
 def _switch(lease: Lease, owner: str) -> dict[str, int]:
-    """KCL counts a switch when the owner changes, and when a draining worker gets its lease back; not when a handoff ends (protocol §1.4)."""
-    switched = (lease.owner is not None and lease.owner != owner) or (lease.checkpoint_owner is not None and lease.checkpoint_owner == owner)
+    """KCL counts a switch when the owner changes, and when a draining worker gets its lease back;
+    not when a handoff ends (protocol §1.4).
+    """
+    switched = (lease.owner is not None and lease.owner != owner) or (
+        lease.checkpoint_owner is not None and lease.checkpoint_owner == owner
+    )
     return {rows.OWNER_SWITCHES: 1} if switched else {}

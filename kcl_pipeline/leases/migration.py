@@ -1,11 +1,13 @@
-"""The client version of the fleet: a 3.x-only worker respects what a migrating Java fleet has written (protocol §3.5)."""
+"""The client version of the fleet: a 3.x-only worker respects what a migrating Java fleet has
+written (protocol §3.5).
+"""
 
 from __future__ import annotations
 
 from typing import Final
 
 from kcl_pipeline.clock import Clock
-from kcl_pipeline.errors import NotACompatibleTable
+from kcl_pipeline.errors import IncompatibleTableError
 from kcl_pipeline.leases.serialization_state import HISTORY_LENGTH, MIGRATION_KEY
 from kcl_pipeline.leases.tables import CoordinatorStateTable, MigrationState
 
@@ -18,12 +20,15 @@ VERSION_3X: Final = "CLIENT_VERSION_3X"
 ATTEMPTS: Final = 5
 
 
-def ensure_client_version(coordinator_table: CoordinatorStateTable, worker_id: str, clock: Clock) -> MigrationState:
+def ensure_client_version(
+    coordinator_table: CoordinatorStateTable, worker_id: str, clock: Clock
+) -> MigrationState:
     """Make sure that the fleet is at client version 3X, and return the item that says so.
 
-    An absent item is created; 3X_WITH_ROLLBACK (and INIT) become 3X with the old state on top of the history. Losing either write to
-    another worker is fine: the item is read again. Raises `NotACompatibleTable` for an application of KCL 2.x, or one on its way from there,
-    and for a version this one does not know.
+    An absent item is created; 3X_WITH_ROLLBACK (and INIT) become 3X with the old state on top of
+    the history. Losing either write to another worker is fine: the item is read again. Raises
+    `IncompatibleTableError` for an application of KCL 2.x, or one on its way from there, and for a
+    version this one does not know.
     """
     for _ in range(ATTEMPTS):
         found = coordinator_table.read_migration()
@@ -32,15 +37,23 @@ def ensure_client_version(coordinator_table: CoordinatorStateTable, worker_id: s
         wanted = _successor(coordinator_table.name, found, worker_id, int(clock.wall() * 1000))
         if coordinator_table.put_migration(wanted, replacing=found):
             return wanted
-    raise NotACompatibleTable(f"the row {MIGRATION_KEY} of the table {coordinator_table.name} changed {ATTEMPTS} times while this worker was starting")
+    raise IncompatibleTableError(
+        f"the row {MIGRATION_KEY} of the table {coordinator_table.name} changed {ATTEMPTS} "
+        "times while this worker was starting"
+    )
 
 
-def _successor(table: str, found: MigrationState | None, worker_id: str, now_millis: int) -> MigrationState:
+def _successor(
+    table: str, found: MigrationState | None, worker_id: str, now_millis: int
+) -> MigrationState:
     if found is None:
-        return MigrationState(VERSION_3X, worker_id, now_millis, ((VERSION_INIT, worker_id, now_millis),))
+        return MigrationState(
+            VERSION_3X, worker_id, now_millis, ((VERSION_INIT, worker_id, now_millis),)
+        )
     if found.client_version not in {VERSION_3X_WITH_ROLLBACK, VERSION_INIT}:
-        raise NotACompatibleTable(
-            f"the row {MIGRATION_KEY} of the table {table} says {found.client_version} (set by {found.modified_by}): the application still runs in a mode of "
+        raise IncompatibleTableError(
+            f"the row {MIGRATION_KEY} of the table {table} says {found.client_version} (set "
+            f"by {found.modified_by}): the application still runs in a mode of "
             "KCL 2.x that this version has not; finish its migration to 3.x first"
         )
     past = ((found.client_version, found.modified_by, found.modified_millis), *found.history)

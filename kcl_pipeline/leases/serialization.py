@@ -1,27 +1,45 @@
-"""Rows of the lease table as values and back, with KCL's attribute names and types (protocol §1.2, appendix A).
+"""Rows of the lease table as values and back, with KCL's attribute names and types (protocol §1.2,
+appendix A).
 
-An attribute without a value is absent, never NULL and never empty. Reading follows KCL: a required attribute that is missing or of
-another type makes the row unreadable (`ValueError`), an optional one of another type counts as absent.
+An attribute without a value is absent, never NULL and never empty. Reading follows KCL: a required
+attribute that is missing or of another type makes the row unreadable (`ValueError`), an optional
+one of another type counts as absent.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from decimal import ROUND_HALF_UP, Decimal, InvalidOperation
-from typing import Any, Final
+from collections.abc import Iterable
+from decimal import ROUND_HALF_UP, Decimal
+from typing import Final
 
-from kcl_pipeline.errors import UnreadableRow
+from kcl_pipeline.leases.attributes import (
+    MAX_COUNTER,
+    MAX_KEY_BYTES,
+    bytes_of,
+    check_size,
+    checked_name,
+    checked_shard_id,
+    float_of,
+    int_of,
+    name_of,
+    readable,
+    required,
+    shard_ids_of,
+    text_of,
+)
 from kcl_pipeline.leases.lease import Lease
 from kcl_pipeline.leases.store import AttributeValue, Item
-from kcl_pipeline.sequence import Position
+from kcl_pipeline.position import Position
 from kcl_pipeline.shards import HashKeyRange
+from kcl_pipeline.text import printable
 
 LEASE_KEY: Final = "leaseKey"
 ENTITY_TYPE: Final = "entityType"
 LEASE_ENTITY: Final = "LEASE"
-NON_LEASE_ENTITIES: Final = frozenset({"STREAM", "LEADER", "CLIENT_VERSION_MIGRATION", "TABLE_MIGRATION", "WORKER_METRIC_STATS"})
+NON_LEASE_ENTITIES: Final = frozenset(
+    {"STREAM", "LEADER", "CLIENT_VERSION_MIGRATION", "TABLE_MIGRATION", "WORKER_METRIC_STATS"}
+)
 OWNER: Final = "leaseOwner"
 COUNTER: Final = "leaseCounter"
 OWNER_SWITCHES: Final = "ownerSwitchesSinceCheckpoint"
@@ -40,7 +58,16 @@ STREAM: Final = "streamName"
 SHARD_ID: Final = "shardId"
 
 _MICRO: Final = Decimal("0.000001")
-_DIGITS: Final = re.compile(r"[0-9]+")
+_HASH_KEY: Final = re.compile(r"[0-9]{1,39}")
+"""A hash key has 128 bits, so at most 39 digits (Kinesis)."""
+
+_STREAM_OF_KEY: Final = re.compile(r"[0-9]{1,20}:[A-Za-z0-9_.-]{1,128}:[0-9]{1,20}")
+"""The stream in a multi-stream lease key: account, name, creation epoch (protocol §1.3). The name
+has Kinesis' pattern of StreamName; 20 digits are our own limit for the numbers.
+"""
+
+MAX_THROUGHPUT_KBPS: Final = 1e9
+"""Throughput of one lease (our own limit, a terabyte per second): the planner adds these up."""
 
 
 def string(value: str) -> AttributeValue:
@@ -51,18 +78,23 @@ def string(value: str) -> AttributeValue:
 
 
 def number(value: float) -> AttributeValue:
-    """An N attribute with at most six decimals, rounded half up, without trailing zeros. Raises `ValueError` unless finite."""
+    """An N attribute with at most six decimals, rounded half up, without trailing zeros.
+
+    Raises `ValueError` unless finite.
+    """
+    if type(value) is int:
+        return {"N": str(value)}
     exact = Decimal(repr(value))
     if not exact.is_finite():
         raise ValueError(f"{value} cannot be stored as a number")
-    if isinstance(value, int):
-        return {"N": str(value)}
     rounded = exact.quantize(_MICRO, ROUND_HALF_UP).normalize()
     return {"N": format(rounded, "f") if rounded else "0"}
 
 
 def string_set(values: Iterable[str]) -> AttributeValue:
-    """An SS attribute, sorted so that equal sets look equal. Raises `ValueError` when empty: DynamoDB has no empty sets."""
+    """An SS attribute, sorted so that equal sets look equal. Raises `ValueError` when empty:
+    DynamoDB has no empty sets.
+    """
     texts = sorted(set(values))
     if not texts or not all(texts):
         raise ValueError("a string set needs at least one text, and no empty one")
@@ -76,12 +108,21 @@ def position_attributes(name: str, sub_name: str, position: Position) -> Item:
 
 def hash_range_attributes(hash_key_range: HashKeyRange) -> Item:
     """The two attributes of a hash range, as decimal texts."""
-    return {STARTING_HASH_KEY: string(str(hash_key_range.start)), ENDING_HASH_KEY: string(str(hash_key_range.end))}
+    return {
+        STARTING_HASH_KEY: string(str(hash_key_range.start)),
+        ENDING_HASH_KEY: string(str(hash_key_range.end)),
+    }
 
 
 def stream_attributes(lease: Lease) -> Item:
-    """The two attributes that only multi-stream rows have: the whole stream identifier, and the bare shard id."""
-    return {} if lease.stream is None else {STREAM: string(lease.stream), SHARD_ID: string(lease.shard_id)}
+    """The two attributes that only multi-stream rows have: the whole stream identifier, and the
+    bare shard id.
+    """
+    return (
+        {}
+        if lease.stream is None
+        else {STREAM: string(lease.stream), SHARD_ID: string(lease.shard_id)}
+    )
 
 
 def lease_to_item(lease: Lease) -> Item:
@@ -119,81 +160,52 @@ def is_lease(item: Item) -> bool:
 
 
 def lease_from_item(item: Item) -> Lease:
-    """The lease of a row that `is_lease`. Raises `UnreadableRow` (a `ValueError`) that says what is wrong with it."""
-    with readable(f"the row {text_of(item, LEASE_KEY) or 'without a key'} is not a lease that can be read"):
+    """The lease of a row that `is_lease`.
+
+    Raises `UnreadableRowError` (a `ValueError`) that says what is wrong with it.
+    """
+    with readable(lambda: f"the row {_shown_key(item)} is not a lease that can be read"):
+        check_size(item)
         key = required(text_of(item, LEASE_KEY), LEASE_KEY)
-        stream = text_of(item, STREAM)
-        if stream is None and ":" in key:
-            stream = key.rsplit(":", 1)[0]
+        stream = _stream_of_key(key, item)
+        checkpoint = required(text_of(item, CHECKPOINT), CHECKPOINT)
         return Lease(
             lease_key=key,
-            checkpoint=Position(required(text_of(item, CHECKPOINT), CHECKPOINT), int_of(item, CHECKPOINT_SUB) or 0),
-            counter=required(int_of(item, COUNTER), COUNTER),
-            owner=text_of(item, OWNER),
-            checkpoint_owner=text_of(item, CHECKPOINT_OWNER),
-            owner_switches_since_checkpoint=required(int_of(item, OWNER_SWITCHES), OWNER_SWITCHES),
+            checkpoint=Position(checkpoint, int_of(item, CHECKPOINT_SUB) or 0),
+            counter=required(int_of(item, COUNTER, most=MAX_COUNTER), COUNTER),
+            owner=name_of(item, OWNER, MAX_KEY_BYTES),
+            checkpoint_owner=name_of(item, CHECKPOINT_OWNER, MAX_KEY_BYTES),
+            owner_switches_since_checkpoint=required(
+                int_of(item, OWNER_SWITCHES, most=MAX_COUNTER), OWNER_SWITCHES
+            ),
             pending_checkpoint=_pending(item),
-            pending_checkpoint_state=_bytes_of(item, PENDING_STATE),
-            parent_shard_ids=_set_of(item, PARENTS),
-            child_shard_ids=_set_of(item, CHILDREN),
+            pending_checkpoint_state=bytes_of(item, PENDING_STATE),
+            parent_shard_ids=shard_ids_of(item, PARENTS),
+            child_shard_ids=shard_ids_of(item, CHILDREN),
             hash_key_range=_hash_range(item),
-            throughput_kbps=float_of(item, THROUGHPUT),
+            throughput_kbps=float_of(item, THROUGHPUT, least=0.0, most=MAX_THROUGHPUT_KBPS),
             stream=stream,
         )
 
 
-@contextmanager
-def readable(otherwise: str) -> Iterator[None]:
-    """Raise what a row's values make Python raise as one `UnreadableRow` that begins with `otherwise`."""
-    try:
-        yield
-    except (ValueError, ArithmeticError, TypeError, AttributeError, LookupError) as error:
-        raise UnreadableRow(f"{otherwise}: {error}") from error
+def _shown_key(item: Item) -> str:
+    return printable(text_of(item, LEASE_KEY) or "without a key")
 
 
-def required(value: Any, name: str) -> Any:
-    """The value. Raises `ValueError` when it is None."""
-    if value is None:
-        raise ValueError(f"{name} is missing, or not of its type")
-    return value
+def _stream_of_key(key: str, item: Item) -> str | None:
+    """The stream of a multi-stream lease; None for a single-stream one.
 
-
-def text_of(item: Item, name: str) -> str | None:
-    """An S attribute; None when absent, empty or of another type."""
-    value = item.get(name, {}).get("S")
-    return value if isinstance(value, str) and value else None
-
-
-def int_of(item: Item, name: str) -> int | None:
-    """An N attribute as an integer; None when absent or of another type. Raises `ValueError` when it is no whole number."""
-    value = item.get(name, {}).get("N")
-    if not isinstance(value, str):
-        return None
-    if value.isascii() and value.isdigit():
-        return int(value)
-    try:
-        exact = Decimal(value)
-    except InvalidOperation:
-        raise ValueError(f"{name} is {value!r}, not a number") from None
-    if not exact.is_finite() or exact != exact.to_integral_value():
-        raise ValueError(f"{name} is {value}, not a whole number")
-    return int(exact)
-
-
-def float_of(item: Item, name: str) -> float | None:
-    """An N attribute as a float; None when absent or of another type."""
-    value = item.get(name, {}).get("N")
-    return float(value) if isinstance(value, str) else None
-
-
-def _bytes_of(item: Item, name: str) -> bytes | None:
-    value = item.get(name, {}).get("B")
-    return bytes(value) if isinstance(value, bytes | bytearray) and value else None
-
-
-def _set_of(item: Item, name: str) -> frozenset[str]:
-    value = item.get(name, {}).get("SS")
-    return frozenset(value) if isinstance(value, list) else frozenset()
+    Raises `ValueError` when the key is of neither form, or `streamName` says something else.
+    """
+    checked_name(key, LEASE_KEY, MAX_KEY_BYTES)
+    stream, colon, shard_id = key.rpartition(":")
+    checked_shard_id(shard_id, LEASE_KEY)
+    if colon and not _STREAM_OF_KEY.fullmatch(stream):
+        raise ValueError(f"{LEASE_KEY} begins with '{printable(stream)}', which is not a stream")
+    told = text_of(item, STREAM)
+    if told is not None and told != stream:
+        raise ValueError(f"{STREAM} is '{printable(told)}', but the key is not of that stream")
+    return stream if colon else None
 
 
 def _pending(item: Item) -> Position | None:
@@ -207,6 +219,7 @@ def _hash_range(item: Item) -> HashKeyRange | None:
         return None
     if start is None or end is None:
         raise ValueError("the hash range has one end only")
-    if not (_DIGITS.fullmatch(start) and _DIGITS.fullmatch(end)):
-        raise ValueError(f"the hash range {start}..{end} is not made of whole numbers")
+    if not (_HASH_KEY.fullmatch(start) and _HASH_KEY.fullmatch(end)):
+        shown = f"{printable(start, 50)}..{printable(end, 50)}"
+        raise ValueError(f"the hash range {shown} is not made of hash keys")
     return HashKeyRange(int(start), int(end))

@@ -1,16 +1,33 @@
-"""Rows of the worker-metrics and coordinator-state tables as values and back (protocol §2.2, §3.3, §3.5, appendix A).
+"""Rows of the worker-metrics and coordinator-state tables as values and back (protocol §2.2, §3.3,
+§3.5, appendix A).
 
 The name of the primary key is the table's business: `wid` and `key` in the three-table layout.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
-from kcl_pipeline.leases.serialization import ENTITY_TYPE, int_of, number, readable, required, string, text_of
+from kcl_pipeline.config import MAX_LOCK_DURATION_MILLIS
+from kcl_pipeline.leases.attributes import (
+    MAX_KEY_BYTES,
+    checked_name,
+    float_of,
+    int_of,
+    list_of,
+    map_of,
+    name_of,
+    readable,
+    required,
+    text_of,
+)
+from kcl_pipeline.leases.serialization import ENTITY_TYPE, number, string
 from kcl_pipeline.leases.store import AttributeValue, Item
 from kcl_pipeline.leases.tables import LeaderLock, MigrationState, WorkerMetrics
+from kcl_pipeline.leases.worker_status import status_of, status_text
+from kcl_pipeline.text import printable
 
 LAST_UPDATE: Final = "lut"
 STATS: Final = "sts"
@@ -19,6 +36,9 @@ SUPPORT_CODE: Final = "sup"
 SUPPORT_CODE_UPDATE: Final = "slu"
 DRAIN: Final = "kclpDrain"
 RUN_ID: Final = "kclpRunId"
+STATUS: Final = "kclpStatus"
+OPTIONAL_ATTRIBUTES: Final = (SUPPORT_CODE, SUPPORT_CODE_UPDATE, DRAIN, RUN_ID, STATUS)
+"""What a row of a worker may have beyond what each report writes."""
 WORKER_ENTITY: Final = "WORKER_METRIC_STATS"
 
 LEADER_KEY: Final = "Leader"
@@ -27,6 +47,7 @@ LOCK_OWNER: Final = "ownerName"
 LOCK_DURATION: Final = "leaseDuration"
 LOCK_VERSION: Final = "recordVersionNumber"
 LOCK_RELEASED: Final = "isReleased"
+LOCK_ATTRIBUTES: Final = (LOCK_OWNER, LOCK_DURATION, LOCK_VERSION, LOCK_RELEASED)
 
 MIGRATION_KEY: Final = "Migration3.0"
 MIGRATION_ENTITY: Final = "CLIENT_VERSION_MIGRATION"
@@ -36,10 +57,24 @@ MODIFIED_BY: Final = "mb"
 MODIFIED_MILLIS: Final = "mts"
 HISTORY: Final = "h"
 HISTORY_LENGTH: Final = 10
+APPLICATION: Final = "kclpApplication"
+
+MAX_METRICS: Final = 32
+"""Metrics of one worker (our own limit; KCL has five)."""
+MAX_METRIC_VALUES: Final = 100
+"""Averages of one metric (our own limit; KCL keeps ten)."""
+MAX_METRIC_VALUE: Final = 1e9
+"""An average or limit of a metric (our own limit; KCL's are percentages, and -1 for a failure)."""
+MAX_HISTORY: Final = 100
+"""Past client versions (our own limit; KCL keeps ten)."""
+_DURATION: Final = re.compile(r"[0-9]{1,19}")
 
 
 def worker_attributes(row: WorkerMetrics) -> Item:
-    """What a report writes, without the key; `slu` is the time of the same report. The drain request is not the worker's to write."""
+    """What a report writes, without the key; `slu` is the time of the same report.
+
+    The drain request is not the worker's to write.
+    """
     attributes: Item = {
         ENTITY_TYPE: string(WORKER_ENTITY),
         LAST_UPDATE: number(row.last_update_seconds),
@@ -47,27 +82,40 @@ def worker_attributes(row: WorkerMetrics) -> Item:
         OPERATING_RANGE: _number_lists(row.operating_range),
     }
     if row.support_code is not None:
-        attributes |= {SUPPORT_CODE: number(row.support_code), SUPPORT_CODE_UPDATE: number(row.last_update_seconds)}
+        attributes |= {
+            SUPPORT_CODE: number(row.support_code),
+            SUPPORT_CODE_UPDATE: number(row.last_update_seconds),
+        }
     if row.run_id is not None:
         attributes[RUN_ID] = string(row.run_id)
+    if row.status is not None:
+        attributes[STATUS] = string(status_text(row.status))
     return attributes
 
 
 def worker_from_item(item: Item, key_name: str) -> WorkerMetrics:
-    """Read a worker's row; missing maps read as empty. Raises `ValueError` when key or `lut` are missing, or a number is none."""
-    with readable(f"the row {text_of(item, key_name) or 'without a key'} is not a worker's that can be read"):
+    """Read a worker's row; missing maps read as empty.
+
+    Raises `ValueError` when key or `lut` are missing, or a number is none.
+    """
+    key = printable(text_of(item, key_name) or "without a key")
+    with readable(f"the row {key} is not a worker's that can be read"):
         return _worker(item, key_name)
 
 
 def _worker(item: Item, key_name: str) -> WorkerMetrics:
     return WorkerMetrics(
-        worker_id=required(text_of(item, key_name), key_name),
+        worker_id=required(name_of(item, key_name, MAX_KEY_BYTES), key_name),
         last_update_seconds=required(int_of(item, LAST_UPDATE), LAST_UPDATE),
-        stats=_lists_of(item, STATS),
-        operating_range={name: tuple(int(v) for v in values) for name, values in _lists_of(item, OPERATING_RANGE).items()},
+        stats=_lists_of(item, STATS, least=-1.0),
+        operating_range={
+            name: tuple(int(v) for v in values)
+            for name, values in _lists_of(item, OPERATING_RANGE, least=0.0).items()
+        },
         support_code=int_of(item, SUPPORT_CODE),
         drain_requested=int_of(item, DRAIN) == 1,
-        run_id=text_of(item, RUN_ID),
+        run_id=name_of(item, RUN_ID, MAX_KEY_BYTES),
+        status=None if (text := text_of(item, STATUS)) is None else status_of(text),
     )
 
 
@@ -91,14 +139,29 @@ def lock_to_item(lock: LeaderLock, key_name: str) -> Item:
 
 
 def lock_from_item(item: Item) -> LeaderLock:
-    """Read the lock item. Raises `ValueError` when owner, duration or version are missing."""
+    """Read the lock item.
+
+    Raises `UnreadableRowError` when owner, duration or version are missing or beyond their limits.
+    The longest duration is `MAX_LOCK_DURATION_MILLIS`: a longer one would keep everybody from
+    leading.
+    """
     with readable(f"the row {LEADER_KEY} is not a leader's lock that can be read"):
         return LeaderLock(
-            owner_name=required(text_of(item, LOCK_OWNER), LOCK_OWNER),
-            lease_duration_millis=int(required(text_of(item, LOCK_DURATION), LOCK_DURATION)),
-            version=required(text_of(item, LOCK_VERSION), LOCK_VERSION),
+            owner_name=required(name_of(item, LOCK_OWNER, MAX_KEY_BYTES), LOCK_OWNER),
+            lease_duration_millis=_duration(required(text_of(item, LOCK_DURATION), LOCK_DURATION)),
+            version=required(name_of(item, LOCK_VERSION), LOCK_VERSION),
             is_released=text_of(item, LOCK_RELEASED) == "1",
         )
+
+
+def _duration(text: str) -> int:
+    millis = int(text) if _DURATION.fullmatch(text) else 0
+    if not 0 < millis <= MAX_LOCK_DURATION_MILLIS:
+        raise ValueError(
+            f"{LOCK_DURATION} is '{printable(text, 50)}', not milliseconds from 1 to "
+            f"{MAX_LOCK_DURATION_MILLIS}"
+        )
+    return millis
 
 
 def migration_attributes(state: MigrationState) -> Item:
@@ -112,28 +175,47 @@ def migration_attributes(state: MigrationState) -> Item:
 
 
 def migration_from_item(item: Item) -> MigrationState:
-    """Read the client-version item; a missing history is empty. Raises `ValueError` when `cv`, `mb` or `mts` are missing."""
+    """Read the client-version item; a missing history is empty.
+
+    Raises `ValueError` when `cv`, `mb` or `mts` are missing.
+    """
     with readable(f"the row {MIGRATION_KEY} is not a client version that can be read"):
-        entries = item.get(HISTORY, {}).get("L") or []
-        return MigrationState(*_state_of(item), history=tuple(_state_of(entry["M"]) for entry in entries if "M" in entry))
+        entries = list_of(item, HISTORY, MAX_HISTORY)
+        history = tuple(_state_of(entry["M"]) for entry in entries if "M" in entry)
+        return MigrationState(*_state_of(item), history=history)
 
 
 def _state_attributes(client_version: str, modified_by: str, modified_millis: int) -> Item:
-    return {CLIENT_VERSION: string(client_version), MODIFIED_BY: string(modified_by), MODIFIED_MILLIS: number(modified_millis)}
+    return {
+        CLIENT_VERSION: string(client_version),
+        MODIFIED_BY: string(modified_by),
+        MODIFIED_MILLIS: number(modified_millis),
+    }
 
 
 def _state_of(item: Item) -> tuple[str, str, int]:
     return (
-        required(text_of(item, CLIENT_VERSION), CLIENT_VERSION),
-        required(text_of(item, MODIFIED_BY), MODIFIED_BY),
+        required(name_of(item, CLIENT_VERSION), CLIENT_VERSION),
+        required(name_of(item, MODIFIED_BY, MAX_KEY_BYTES), MODIFIED_BY),
         required(int_of(item, MODIFIED_MILLIS), MODIFIED_MILLIS),
     )
 
 
-def _number_lists(lists: Mapping[str, tuple[float, ...]] | Mapping[str, tuple[int, ...]]) -> AttributeValue:
-    return {"M": {name: {"L": [number(value) for value in values]} for name, values in lists.items()}}
+def _number_lists(
+    lists: Mapping[str, tuple[float, ...]] | Mapping[str, tuple[int, ...]],
+) -> AttributeValue:
+    return {
+        "M": {name: {"L": [number(value) for value in values]} for name, values in lists.items()}
+    }
 
 
-def _lists_of(item: Item, name: str) -> dict[str, tuple[float, ...]]:
-    maps: dict[str, Any] = item.get(name, {}).get("M") or {}
-    return {metric: tuple(float(value["N"]) for value in values.get("L", ()) if "N" in value) for metric, values in maps.items()}
+def _lists_of(item: Item, name: str, *, least: float) -> dict[str, tuple[float, ...]]:
+    found: dict[str, tuple[float, ...]] = {}
+    for metric, values in map_of(item, name, MAX_METRICS).items():
+        numbers = list_of({metric: values}, metric, MAX_METRIC_VALUES)
+        averages = (
+            float_of({metric: value}, metric, least=least, most=MAX_METRIC_VALUE)
+            for value in numbers
+        )
+        found[checked_name(metric, name)] = tuple(one for one in averages if one is not None)
+    return found

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from kcl_pipeline.errors import UnreadableRowError
 from kcl_pipeline.leases import serialization_state as state
+from kcl_pipeline.leases.attributes import text_of
+from kcl_pipeline.leases.lease import BadRow
 from kcl_pipeline.leases.serialization import number
 from kcl_pipeline.leases.store import AbsentOrEquals, Changes, Equals, Present, RowStore
-from kcl_pipeline.leases.tables import WorkerMetrics
+from kcl_pipeline.leases.tables import WorkerListing, WorkerMetrics
 
 
 class WorkerRows:
-    """`tables.WorkerMetricsTable` on any row store. Every write is one that may be repeated: it sets the same values, or removes what is gone."""
+    """`tables.WorkerMetricsTable` on any row store. Every write is one that may be repeated: it
+    sets the same values, or removes what is gone.
+    """
 
     def __init__(self, store: RowStore) -> None:
         self.name = store.name
@@ -20,32 +27,61 @@ class WorkerRows:
         return self._store.ensure_exists(lambda: None)
 
     def report(self, row: WorkerMetrics) -> WorkerMetrics:
-        """See `tables.WorkerMetricsTable`. A drain request was for the run whose id stands in the row: another run under the same worker id removes it."""
+        """See `tables.WorkerMetricsTable`.
+
+        A drain request was for the run whose id stands in the row: another run under the same
+        worker id removes it.
+        """
         attributes = state.worker_attributes(row)
-        mine = [] if row.run_id is None else [AbsentOrEquals(state.RUN_ID, attributes[state.RUN_ID])]
+        mine = (
+            [] if row.run_id is None else [AbsentOrEquals(state.RUN_ID, attributes[state.RUN_ID])]
+        )
         outcome = self._store.update(row.worker_id, mine, Changes(attributes))
+        replaced = None
         if not outcome.applied:
+            replaced = text_of(outcome.item or {}, state.RUN_ID)
             outcome = self._store.update(row.worker_id, [], Changes(attributes, (state.DRAIN,)))
-        return row if outcome.item is None else state.worker_from_item(outcome.item, self._store.key_name)
+        if outcome.item is None:
+            return row
+        try:
+            stored = state.worker_from_item(outcome.item, self._store.key_name)
+        except UnreadableRowError:
+            # What makes it unreadable is not from this worker, whose row it is
+            foreign = tuple(name for name in state.OPTIONAL_ATTRIBUTES if name not in attributes)
+            self._store.update(row.worker_id, [], Changes(attributes, foreign))
+            stored = row
+        return stored if replaced is None else replace(stored, replaced_run_id=replaced)
 
     def list_workers(self) -> tuple[WorkerMetrics, ...]:
         """See `tables.WorkerMetricsTable`."""
-        found = []
+        return self.scan_workers().workers
+
+    def scan_workers(self) -> WorkerListing:
+        """See `tables.WorkerMetricsTable`. A row that cannot be read counts as none: its worker
+        gets no leases until its next report, which repairs the row.
+        """
+        found: list[WorkerMetrics] = []
+        bad_rows: list[BadRow] = []
+        key_name = self._store.key_name
         for item in self._store.scan():
             if state.is_worker(item):
                 try:
-                    found.append(state.worker_from_item(item, self._store.key_name))
-                except ValueError:  # as if it had no row: no leases until its next report, which writes these attributes anew
-                    continue
-        return tuple(found)
+                    found.append(state.worker_from_item(item, key_name))
+                except UnreadableRowError as error:
+                    bad_rows.append(BadRow(self.name, text_of(item, key_name) or "", str(error)))
+        return WorkerListing(tuple(found), tuple(bad_rows))
 
     def request_drain(self, worker_id: str) -> bool:
         """See `tables.WorkerMetricsTable`."""
-        return self._store.update(worker_id, [Present(self._store.key_name)], Changes({state.DRAIN: number(1)})).applied
+        return self._store.update(
+            worker_id, [Present(self._store.key_name)], Changes({state.DRAIN: number(1)})
+        ).applied
 
     def delete(self, row: WorkerMetrics) -> bool:
         """Done when there is no row."""
-        outcome = self._store.delete(row.worker_id, [Equals(state.LAST_UPDATE, number(row.last_update_seconds))])
+        outcome = self._store.delete(
+            row.worker_id, [Equals(state.LAST_UPDATE, number(row.last_update_seconds))]
+        )
         return outcome.applied or outcome.item is None
 
     def deregister(self, worker_id: str) -> None:

@@ -1,4 +1,6 @@
-"""`python -m kcl_pipeline.local --port P [--enforce-limits]`: the embedded AWS as a process of its own."""
+"""`python -m kcl_pipeline.local --port P [--enforce-limits]`: the embedded AWS as a process of its
+own.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +12,16 @@ from types import FrameType
 
 from kcl_pipeline.clock import Clock, StopSignal, SystemClock
 from kcl_pipeline.local.server import EmbeddedAws
-from kcl_pipeline.testing.kinesis_state import KinesisSettings
+from kcl_pipeline.testing.kinesis.state import KinesisSettings
 
 _WAIT_SECONDS = 3600.0
 
 
 def serve(settings: KinesisSettings, port: int, stop: StopSignal) -> None:
-    """Serve until `stop` is set; prints one line with the URL when ready. Raises `OSError` when the port is taken."""
+    """Serve until `stop` is set; prints one line with the URL when ready.
+
+    Raises `OSError` when the port is taken.
+    """
     with EmbeddedAws(port=port, region=settings.region, settings=settings) as aws:
         aws.warm_up()
         sys.stdout.write(f"{aws.endpoint_url}\n")
@@ -26,13 +31,30 @@ def serve(settings: KinesisSettings, port: int, stop: StopSignal) -> None:
 
 
 def main(arguments: Sequence[str] | None = None, clock: Clock | None = None) -> int:
-    """Read the arguments, serve, stop on SIGTERM or SIGINT. The exit code is 0, or 1 when the port is taken."""
-    parser = argparse.ArgumentParser(prog="kcl-pipeline local", description="Kinesis, DynamoDB and S3 on 127.0.0.1 (use AWS_ENDPOINT_URL)")
-    parser.add_argument("--port", type=int, default=4566, help="0 takes a free one (default: %(default)s)")
+    """Read the arguments, serve, stop on SIGTERM or SIGINT.
+
+    The exit code is 0, or 1 when the port is taken.
+    """
+    parser = argparse.ArgumentParser(
+        prog="kcl-pipeline local",
+        description="Kinesis, DynamoDB and S3 on 127.0.0.1 (use AWS_ENDPOINT_URL)",
+    )
+    parser.add_argument(
+        "--port", type=int, default=4566, help="0 takes a free one (default: %(default)s)"
+    )
     parser.add_argument("--region", default="us-east-1")
-    parser.add_argument("--enforce-limits", action="store_true", help="throttle shards as Kinesis does")
-    parser.add_argument("--reshard-delay-seconds", type=float, default=0.0, help="how long a stream is UPDATING after a reshard")
-    parser.add_argument("--create-delay-seconds", type=float, default=0.0, help="how long a new stream is CREATING")
+    parser.add_argument(
+        "--enforce-limits", action="store_true", help="throttle shards as Kinesis does"
+    )
+    parser.add_argument(
+        "--reshard-delay-seconds",
+        type=float,
+        default=0.0,
+        help="how long a stream is UPDATING after a reshard",
+    )
+    parser.add_argument(
+        "--create-delay-seconds", type=float, default=0.0, help="how long a new stream is CREATING"
+    )
     options = parser.parse_args(arguments)
     stop = (clock if clock is not None else SystemClock()).signal()
 
@@ -50,7 +72,9 @@ def main(arguments: Sequence[str] | None = None, clock: Clock | None = None) -> 
     try:
         serve(settings, options.port, stop)
     except OSError as error:
-        sys.stderr.write(f"cannot listen on 127.0.0.1:{options.port}: {error.strerror}; choose another --port\n")
+        sys.stderr.write(
+            f"cannot listen on 127.0.0.1:{options.port}: {error.strerror}; choose another --port\n"
+        )
         return 1
     return 0
 

@@ -15,7 +15,8 @@ sensors:
   num_workers: 4
   num_submit_workers: 4
 
-# Continuous workers occupy their places for as long as they run; the limit on their tag keeps places for everything else.
+# Continuous workers occupy their places for as long as they run; the limit on their tag keeps
+# places for everything else.
 run_queue:
   dequeue_interval_seconds: 1
   max_concurrent_runs: 25
@@ -42,7 +43,9 @@ retention:
 
 
 def write_dagster_yaml(home: Path) -> Path:
-    """Write `dagster.yaml` into the folder `home` (made when missing), unless there is one; returns its path."""
+    """Write `dagster.yaml` into the folder `home` (made when missing), unless there is one; returns
+    its path.
+    """
     home.mkdir(parents=True, exist_ok=True)
     path = home / "dagster.yaml"
     if not path.exists():

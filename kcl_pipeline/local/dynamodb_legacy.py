@@ -1,4 +1,5 @@
-"""DynamoDB's older conditions and updates (`Expected`, `AttributeUpdates`), which the Java KCL sends, rewritten as the expressions that moto gets right.
+"""DynamoDB's older conditions and updates (`Expected`, `AttributeUpdates`), which the Java KCL
+sends, rewritten as the expressions that moto gets right.
 
 As they are, moto ignores `Expected` on DeleteItem and reads `ConditionalOperator=OR` as AND.
 """
@@ -32,11 +33,14 @@ class _Placeholders:
 
 
 def modernize(operation: str, body: bytes) -> bytes:
-    """The request with expressions in place of `Expected` and `AttributeUpdates`; any other request as it is.
+    """The request with expressions in place of `Expected` and `AttributeUpdates`; any other request
+    as it is.
 
     Requests that mix both styles are left for DynamoDB to refuse.
     """
-    if operation not in _OPERATIONS or (b'"Expected"' not in body and b'"AttributeUpdates"' not in body):
+    if operation not in _OPERATIONS or (
+        b'"Expected"' not in body and b'"AttributeUpdates"' not in body
+    ):
         return body
     request = msgspec.json.decode(body)
     if "ConditionExpression" in request or "UpdateExpression" in request:
@@ -45,7 +49,9 @@ def modernize(operation: str, body: bytes) -> bytes:
     expected = request.pop("Expected", None)
     joiner = f" {request.pop('ConditionalOperator', 'AND')} "
     if expected:
-        request["ConditionExpression"] = joiner.join(f"({_condition(n, c, placeholders)})" for n, c in expected.items())
+        request["ConditionExpression"] = joiner.join(
+            f"({_condition(n, c, placeholders)})" for n, c in expected.items()
+        )
     updates = request.pop("AttributeUpdates", None)
     if updates:
         request["UpdateExpression"] = _update(updates, placeholders)
@@ -63,7 +69,12 @@ def _condition(attribute: str, condition: Mapping[str, Any], placeholders: _Plac
         if condition.get("Exists") is False:
             return f"attribute_not_exists({name})"
         return f"{name} = {placeholders.value(condition['Value'])}"
-    values = [placeholders.value(v) for v in condition.get("AttributeValueList", [condition["Value"]] if "Value" in condition else [])]
+    values = [
+        placeholders.value(v)
+        for v in condition.get(
+            "AttributeValueList", [condition["Value"]] if "Value" in condition else []
+        )
+    ]
     if operator == "NULL":
         return f"attribute_not_exists({name})"
     if operator == "NOT_NULL":

@@ -1,4 +1,6 @@
-"""Faults to order: throttled calls, denied actions, server errors, and calls that are applied but never answered."""
+"""Faults to order: throttled calls, denied actions, server errors, and calls that are applied but
+never answered.
+"""
 
 from __future__ import annotations
 
@@ -12,19 +14,20 @@ from xml.sax.saxutils import escape
 import msgspec
 from pydantic import BaseModel, ConfigDict, Field
 
-from kcl_pipeline.local.http import Request, Response
+from kcl_pipeline.local.messages import Request, Response
 
 Kind = Literal["throttle", "error500", "deny", "drop_before", "drop_after"]
 _KINESIS_DATA: Final = frozenset({"GetRecords", "GetShardIterator", "PutRecord", "PutRecords"})
-_XML: Final = frozenset({"s3", "sts", "monitoring", "iam"})
+_XML: Final = frozenset({"s3", "sts", "monitoring", "iam", "ec2", "sns"})
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
     """What happens to one call.
 
-    `throttle`, `error500`, `deny`: refused, nothing applied. `drop_before`: the connection ends, nothing applied. `drop_after`: applied, then the
-    connection ends without an answer, which the client sees as a time-out. `code` and `message` replace the service's own words.
+    `throttle`, `error500`, `deny`: refused, nothing applied. `drop_before`: the connection ends,
+    nothing applied. `drop_after`: applied, then the connection ends without an answer, which the
+    client sees as a time-out. `code` and `message` replace the service's own words.
     """
 
     kind: Kind
@@ -33,11 +36,15 @@ class Fault:
 
 
 FaultHook = Callable[[str, str, bytes], Fault | None]
-"""Asked before every call with service (`kinesis`, `dynamodb`, `s3`, …), operation (an S3 call's is its HTTP method) and body; None: no fault."""
+"""Asked before every call with service (`kinesis`, `dynamodb`, `s3`, …), operation (an S3 call's is
+its HTTP method) and body; None: no fault.
+"""
 
 
 class FaultRule(BaseModel):
-    """A rule as posted to `/_local/faults`. `*` matches every service or operation; `count` None: for ever; `contains`: only bodies with this text."""
+    """A rule as posted to `/_local/faults`. `*` matches every service or operation; `count` None:
+    for ever; `contains`: only bodies with this text.
+    """
 
     model_config = ConfigDict(extra="forbid")
 
@@ -53,7 +60,10 @@ class FaultRule(BaseModel):
 
 
 class FaultRules:
-    """Rules that are tried in order; the first that matches and whose dice fall so is used. Thread-safe; the dice are seeded."""
+    """Rules that are tried in order; the first that matches and whose dice fall so is used.
+
+    Thread-safe; the dice are seeded.
+    """
 
     def __init__(self, seed: int = 0) -> None:
         self._random = random.Random(seed)
@@ -66,7 +76,11 @@ class FaultRules:
             return None
         with self._guard:
             for rule in self._rules:
-                if rule.service not in ("*", service) or rule.operation not in ("*", operation) or rule.count == 0:
+                if (
+                    rule.service not in ("*", service)
+                    or rule.operation not in ("*", operation)
+                    or rule.count == 0
+                ):
                     continue
                 if rule.contains is not None and rule.contains.encode() not in body:
                     continue
@@ -92,7 +106,9 @@ def _code(service: str, operation: str, kind: Kind) -> str:
     if kind == "deny":
         return "AccessDenied" if service in _XML else "AccessDeniedException"
     if kind == "error500":
-        return {"dynamodb": "InternalServerError", "s3": "InternalError"}.get(service, "InternalFailure")
+        return {"dynamodb": "InternalServerError", "s3": "InternalError"}.get(
+            service, "InternalFailure"
+        )
     if service == "s3":
         return "SlowDown"
     if service == "dynamodb" or operation in _KINESIS_DATA:
@@ -102,7 +118,10 @@ def _code(service: str, operation: str, kind: Kind) -> str:
 
 def _message(service: str, operation: str, kind: Kind) -> str:
     if kind == "deny":
-        return f"User: arn:aws:iam::123456789012:user/local is not authorized to perform: {service}:{operation}"
+        return (
+            "User: arn:aws:iam::123456789012:user/local is not authorized to perform: "
+            f"{service}:{operation}"
+        )
     return "Rate exceeded." if kind == "throttle" else "The service failed."
 
 
@@ -114,8 +133,16 @@ def refusal(fault: Fault, service: str, operation: str, request: Request) -> Res
         status = {"error500": 500, "deny": 403}.get(fault.kind, 503)
         error = f"<Error><Code>{escape(code)}</Code><Message>{escape(message)}</Message></Error>"
         body = error if service == "s3" else f"<ErrorResponse>{error}</ErrorResponse>"
-        return Response(status, f'<?xml version="1.0" encoding="UTF-8"?>{body}'.encode(), {"Content-Type": "application/xml"})
+        return Response(
+            status,
+            f'<?xml version="1.0" encoding="UTF-8"?>{body}'.encode(),
+            {"Content-Type": "application/xml"},
+        )
     status = 500 if fault.kind == "error500" else 400
     content_type = request.headers.get("content-type", "application/x-amz-json-1.0")
     kind = f"com.amazonaws.dynamodb.v20120810#{code}" if service == "dynamodb" else code
-    return Response(status, msgspec.json.encode({"__type": kind, "message": message}), {"Content-Type": content_type, "x-amzn-ErrorType": code})
+    return Response(
+        status,
+        msgspec.json.encode({"__type": kind, "message": message}),
+        {"Content-Type": content_type, "x-amzn-ErrorType": code},
+    )

@@ -1,59 +1,46 @@
-"""A small HTTP/1.1 server for loopback: keep-alive, one thread per connection, no parsing beyond what AWS SDKs send.
+"""A small HTTP/1.1 server for loopback: keep-alive, one thread per connection, no parsing beyond
+what AWS SDKs send.
 
-A connection that begins with HTTP/2's preface is served by `local.http2`, if its extra is installed, and closed otherwise.
+A connection that begins with HTTP/2's preface is served by `local.http2`, if its extra is
+installed, and closed otherwise.
 """
 
 from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
 from io import BufferedReader
 from typing import BinaryIO, Final, cast
+
+from kcl_pipeline.local.messages import Handler, Request, Response
 
 _MAX_HEADER_BYTES: Final = 65_536
 _MAX_HEADERS: Final = 200
 _MAX_BODY_BYTES: Final = 1 << 31
 _BUFFER_BYTES: Final = 262_144
 _JOIN_SECONDS: Final = 5.0
-_REASONS: Final = {100: "Continue", 200: "OK", 204: "No Content", 206: "Partial Content", 304: "Not Modified", 400: "Bad Request", 403: "Forbidden"}
-_REASONS_MORE: Final = {404: "Not Found", 409: "Conflict", 412: "Precondition Failed", 500: "Internal Server Error", 503: "Service Unavailable"}
+_REASONS: Final = {
+    100: "Continue",
+    200: "OK",
+    204: "No Content",
+    206: "Partial Content",
+    304: "Not Modified",
+    400: "Bad Request",
+    403: "Forbidden",
+}
+_REASONS_MORE: Final = {
+    404: "Not Found",
+    409: "Conflict",
+    412: "Precondition Failed",
+    500: "Internal Server Error",
+    503: "Service Unavailable",
+}
 _HTTP2_PREFACE: Final = b"PRI * HTTP/2"
 _NO_BODY: Final = frozenset({204, 304})
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
-    """One request. Header names are in lower case; `target` is path and query as sent."""
-
-    method: str
-    target: str
-    headers: Mapping[str, str]
-    body: bytes
-
-    @property
-    def path(self) -> str:
-        """The path without the query, still quoted."""
-        return self.target.partition("?")[0]
-
-
-@dataclass(frozen=True, slots=True)
-class Response:
-    """One answer. With `stream`, its pieces follow the headers as they come (chunked), and the connection ends with them."""
-
-    status: int
-    body: bytes = b""
-    headers: Mapping[str, str] = field(default_factory=dict)
-    stream: Iterable[bytes] | None = None
-
-
-Handler = Callable[[Request], "Response | None"]
-"""Answers a request; None drops the connection without an answer."""
-
-
-class _BadRequest(Exception):  # noqa: N818 (it becomes a 400, nobody catches it by name)
+class _BadRequestError(Exception):
     pass
 
 
@@ -64,8 +51,9 @@ def _read_head(reader: BinaryIO) -> tuple[str, str, dict[str, str]] | None:
     if not line:
         return None
     parts = line.decode("latin-1").split()
-    if len(parts) != 3 or not parts[2].startswith("HTTP/1."):  # noqa: PLR2004 (method, target, version)
-        raise _BadRequest
+    # method, target, version
+    if len(parts) != 3 or not parts[2].startswith("HTTP/1."):  # noqa: PLR2004
+        raise _BadRequestError
     headers: dict[str, str] = {}
     for _ in range(_MAX_HEADERS):
         line = reader.readline(_MAX_HEADER_BYTES)
@@ -73,10 +61,10 @@ def _read_head(reader: BinaryIO) -> tuple[str, str, dict[str, str]] | None:
             return parts[0], parts[1], headers
         name, colon, value = line.decode("latin-1").partition(":")
         if not colon:
-            raise _BadRequest
+            raise _BadRequestError
         name, value = name.strip().lower(), value.strip()
         headers[name] = f"{headers[name]},{value}" if name in headers else value
-    raise _BadRequest
+    raise _BadRequestError
 
 
 def _read_chunked(reader: BinaryIO) -> bytes:
@@ -86,7 +74,7 @@ def _read_chunked(reader: BinaryIO) -> bytes:
         if size == 0:
             break
         if size > _MAX_BODY_BYTES:
-            raise _BadRequest
+            raise _BadRequestError
         pieces.append(reader.read(size))
         reader.readline(_MAX_HEADER_BYTES)
     while reader.readline(_MAX_HEADER_BYTES) not in (b"\r\n", b"\n", b""):
@@ -106,7 +94,7 @@ def _read_request(reader: BinaryIO, connection: socket.socket) -> Request | None
     else:
         length = int(headers.get("content-length") or 0)
         if not 0 <= length <= _MAX_BODY_BYTES:
-            raise _BadRequest
+            raise _BadRequestError
         body = reader.read(length) if length else b""
         if len(body) < length:
             return None
@@ -116,7 +104,11 @@ def _read_request(reader: BinaryIO, connection: socket.socket) -> Request | None
 def _head_bytes(response: Response, *, close: bool, length: int | None) -> bytes:
     reason = _REASONS.get(response.status) or _REASONS_MORE.get(response.status, "Status")
     lines = [f"HTTP/1.1 {response.status} {reason}"]
-    lines += [f"{k}: {v}" for k, v in response.headers.items() if k.lower() not in {"content-length", "transfer-encoding", "connection"}]
+    lines += [
+        f"{k}: {v}"
+        for k, v in response.headers.items()
+        if k.lower() not in {"content-length", "transfer-encoding", "connection"}
+    ]
     if length is None:
         lines.append("Transfer-Encoding: chunked")
     elif response.status not in _NO_BODY:
@@ -127,7 +119,10 @@ def _head_bytes(response: Response, *, close: bool, length: int | None) -> bytes
 
 
 class HttpServer:
-    """Listens on 127.0.0.1 only. `port` 0 takes a free one. A handler that raises gives a 500 and does not end the server."""
+    """Listens on 127.0.0.1 only. `port` 0 takes a free one.
+
+    A handler that raises gives a 500 and does not end the server.
+    """
 
     def __init__(self, handler: Handler, port: int = 0) -> None:
         self._handler = handler
@@ -136,7 +131,9 @@ class HttpServer:
         self._guard = threading.Lock()
         self._connections: dict[socket.socket, threading.Thread] = {}
         self._stopping = False
-        self._acceptor = threading.Thread(target=self._accept, name=f"local-aws-{self.port}", daemon=True)
+        self._acceptor = threading.Thread(
+            target=self._accept, name=f"local-aws-{self.port}", daemon=True
+        )
 
     def start(self) -> None:
         """Begin to accept connections."""
@@ -163,7 +160,12 @@ class HttpServer:
                 connection, _ = self._listener.accept()
             except OSError:
                 return
-            thread = threading.Thread(target=self._serve, args=(connection,), name=f"local-aws-{self.port}-connection", daemon=True)
+            thread = threading.Thread(
+                target=self._serve,
+                args=(connection,),
+                name=f"local-aws-{self.port}-connection",
+                daemon=True,
+            )
             with self._guard:
                 if self._stopping:
                     connection.close()
@@ -176,14 +178,19 @@ class HttpServer:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             with cast("BufferedReader", connection.makefile("rb", _BUFFER_BYTES)) as reader:
                 if reader.peek(len(_HTTP2_PREFACE)).startswith(_HTTP2_PREFACE):
-                    from kcl_pipeline.local.http2 import Http2Face  # noqa: PLC0415 (an extra, which HTTP/1.1 does without)
+                    # an extra, which HTTP/1.1 does without
+                    from kcl_pipeline.local.http2 import Http2Connection  # noqa: PLC0415
 
-                    Http2Face(connection, reader, self._handler, threading.current_thread().name).serve()
+                    Http2Connection(
+                        connection, reader, self._handler, threading.current_thread().name
+                    ).serve()
                     return
                 while self._serve_one(reader, connection):
                     pass
-        except (OSError, _BadRequest, ValueError, ImportError):
-            pass  # Who has gone, was cut off by stop, or speaks what is not understood here (HTTP/2 without the extra) sees the connection close
+        except (OSError, _BadRequestError, ValueError, ImportError):
+            # Who has gone, was cut off by stop, or speaks what is not understood here (HTTP/2
+            # without the extra) sees the connection close
+            pass
         finally:
             with self._guard:
                 self._connections.pop(connection, None)
@@ -195,7 +202,8 @@ class HttpServer:
             return False
         try:
             response = self._handler(request)
-        except Exception as error:  # noqa: BLE001 (a fault of the server is an answer, as with any service)
+        except Exception as error:  # noqa: BLE001
+            # a fault of the server is an answer, as with any service
             response = Response(500, f"{type(error).__name__}: {error}".encode())
         if response is None:
             return False
@@ -205,7 +213,12 @@ class HttpServer:
             return False
         length = len(response.body)
         if request.method == "HEAD":
-            length = int(next((v for k, v in response.headers.items() if k.lower() == "content-length"), length))
+            length = int(
+                next(
+                    (v for k, v in response.headers.items() if k.lower() == "content-length"),
+                    length,
+                )
+            )
         head = _head_bytes(response, close=close, length=length)
         body = b"" if request.method == "HEAD" or response.status in _NO_BODY else response.body
         connection.sendall(head + body)

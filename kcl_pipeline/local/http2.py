@@ -1,6 +1,8 @@
-"""HTTP/2 in front of any handler of `local.http`, in cleartext and on the same port: a connection that begins with HTTP/2's preface is served here.
+"""HTTP/2 in front of any handler of `local.http`, in cleartext and on the same port: a connection
+that begins with HTTP/2's preface is served here.
 
-The protocol is h2's (the extra `http2`). Every request has a thread, so answers that stream go on beside each other; each is held up by its own window.
+The protocol is h2's (the extra `http2`). Every request has a thread, so answers that stream go on
+beside each other; each is held up by its own window.
 """
 
 from __future__ import annotations
@@ -14,11 +16,18 @@ from typing import Final
 from h2.config import H2Configuration
 from h2.connection import H2Connection
 from h2.errors import ErrorCodes
-from h2.events import ConnectionTerminated, DataReceived, Event, RequestReceived, StreamEnded, StreamReset
+from h2.events import (
+    ConnectionTerminated,
+    DataReceived,
+    Event,
+    RequestReceived,
+    StreamEnded,
+    StreamReset,
+)
 from h2.exceptions import ProtocolError
 from h2.settings import SettingCodes, Settings
 
-from kcl_pipeline.local.http import Handler, Request, Response
+from kcl_pipeline.local.messages import Handler, Request, Response
 
 MAX_STREAMS: Final = 128
 _READ_BYTES: Final = 65_536
@@ -26,23 +35,30 @@ _JOIN_SECONDS: Final = 5.0
 _CONNECTION_HEADERS: Final = frozenset({"connection", "content-length", "transfer-encoding"})
 
 
-class Http2Face:
-    """One connection. `serve` returns when it is over and its requests' threads have ended (bounded)."""
+class Http2Connection:
+    """One connection.
 
-    def __init__(self, connection: socket.socket, reader: io.BufferedReader, handler: Handler, name: str) -> None:
+    `serve` returns when it is over and its requests' threads have ended (bounded).
+    """
+
+    def __init__(
+        self, connection: socket.socket, reader: io.BufferedReader, handler: Handler, name: str
+    ) -> None:
         self._connection = connection
         self._reader = reader
         self._handler = handler
         self._name = name
         self._changed = threading.Condition()
         self._h2 = H2Connection(H2Configuration(client_side=False, header_encoding="utf-8"))
-        self._h2.local_settings = Settings(client=False, initial_values={SettingCodes.MAX_CONCURRENT_STREAMS: MAX_STREAMS})
+        self._h2.local_settings = Settings(
+            client=False, initial_values={SettingCodes.MAX_CONCURRENT_STREAMS: MAX_STREAMS}
+        )
         self._requests: dict[int, tuple[dict[str, str], bytearray]] = {}
         self._answering: dict[int, threading.Thread] = {}
         self._over = False
 
     def serve(self) -> None:
-        """Read until the other side, or whoever shuts the socket down, has had enough."""
+        """Read until the other side, or the thread that shuts the socket down, has had enough."""
         try:
             with self._changed:
                 self._h2.initiate_connection()
@@ -54,7 +70,8 @@ class Http2Face:
                     self._flush()
                     self._changed.notify_all()
         except (OSError, ProtocolError, ValueError):
-            pass  # As with HTTP/1.1: who has gone, or breaks the protocol, sees the connection close
+            # As with HTTP/1.1: who has gone, or breaks the protocol, sees the connection close
+            pass
         finally:
             with self._changed:
                 self._over = True
@@ -65,15 +82,28 @@ class Http2Face:
 
     def _on(self, event: Event) -> None:
         if isinstance(event, RequestReceived):
-            self._requests[event.stream_id] = ({str(name): str(value) for name, value in event.headers}, bytearray())
+            self._requests[event.stream_id] = (
+                {str(name): str(value) for name, value in event.headers},
+                bytearray(),
+            )
         elif isinstance(event, DataReceived):
             self._h2.acknowledge_received_data(event.flow_controlled_length, event.stream_id)
             if event.stream_id in self._requests:
                 self._requests[event.stream_id][1].extend(event.data)
         elif isinstance(event, StreamEnded) and event.stream_id in self._requests:
             headers, body = self._requests.pop(event.stream_id)
-            request = Request(headers.pop(":method"), headers.pop(":path"), {"host": headers.pop(":authority", "")} | headers, bytes(body))
-            thread = threading.Thread(target=self._answer, args=(event.stream_id, request), name=f"{self._name}-{event.stream_id}", daemon=True)
+            request = Request(
+                headers.pop(":method"),
+                headers.pop(":path"),
+                {"host": headers.pop(":authority", "")} | headers,
+                bytes(body),
+            )
+            thread = threading.Thread(
+                target=self._answer,
+                args=(event.stream_id, request),
+                name=f"{self._name}-{event.stream_id}",
+                daemon=True,
+            )
             self._answering[event.stream_id] = thread
             thread.start()
         elif isinstance(event, StreamReset):
@@ -82,12 +112,14 @@ class Http2Face:
         elif isinstance(event, ConnectionTerminated):
             self._over = True
 
-    # -- in a request's thread -----------------------------------------------------------------------------------------
+    # -- in a request's thread
+    # ----------------------------------------------------------------------------
 
     def _answer(self, number: int, request: Request) -> None:
         try:
             response = self._handler(request)
-        except Exception as error:  # noqa: BLE001 (a fault of the server is an answer, as with any service)
+        except Exception as error:  # noqa: BLE001
+            # a fault of the server is an answer, as with any service
             response = Response(500, f"{type(error).__name__}: {error}".encode())
         with suppress(OSError, ProtocolError):
             if response is None:
@@ -105,7 +137,11 @@ class Http2Face:
 
     def _send(self, number: int, response: Response, *, without_body: bool) -> None:
         headers = [(":status", str(response.status))]
-        headers += [(k.lower(), v) for k, v in response.headers.items() if k.lower() not in _CONNECTION_HEADERS]
+        headers += [
+            (k.lower(), v)
+            for k, v in response.headers.items()
+            if k.lower() not in _CONNECTION_HEADERS
+        ]
         with self._changed:
             if not self._is_wanted(number):
                 return
@@ -126,10 +162,19 @@ class Http2Face:
         rest = memoryview(piece)
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: not self._is_wanted(number) or self._h2.local_flow_control_window(number) > 0)
+                self._changed.wait_for(
+                    lambda: (
+                        not self._is_wanted(number)
+                        or self._h2.local_flow_control_window(number) > 0
+                    )
+                )
                 if not self._is_wanted(number):
                     return False
-                size = min(len(rest), self._h2.local_flow_control_window(number), self._h2.max_outbound_frame_size)
+                size = min(
+                    len(rest),
+                    self._h2.local_flow_control_window(number),
+                    self._h2.max_outbound_frame_size,
+                )
                 if size:
                     self._h2.send_data(number, rest[:size])
                     self._flush()

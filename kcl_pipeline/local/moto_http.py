@@ -1,6 +1,10 @@
-"""Everything but Kinesis: moto in this process, one request at a time.
+"""DynamoDB, S3, STS and CloudWatch: moto in this process, one request at a time.
 
-moto's DynamoDB has no lock of its own: under threads it lets two writers win one condition. Here every request takes one lock, so each is atomic.
+Each request goes to the service that it is signed for. moto's own dispatcher is not used: it also
+serves ``/moto-api``, which resets everything, writes files and sends requests elsewhere.
+
+moto's DynamoDB has no lock of its own: under threads it lets two writers win one condition. Here
+every request takes one lock, so each is atomic.
 """
 
 from __future__ import annotations
@@ -9,36 +13,52 @@ import io
 import sys
 import threading
 from collections.abc import Callable, Iterable
-from typing import Any, Final
+from typing import Any, Final, cast
 from urllib.parse import unquote_to_bytes
 
-from kcl_pipeline.local.http import Request, Response
+from kcl_pipeline.local.messages import Request, Response
+
+SERVICES: Final = {
+    "dynamodb": "dynamodb",
+    "s3": "s3",
+    "sts": "sts",
+    "monitoring": "cloudwatch",
+}
+"""Names in an AWS signature and moto's names of the services that are served."""
 
 _FIRST_ACCOUNT: Final = 123456789012
 _FORGET_EVERY: Final = 5_000
+
+_Application = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
 
 _lock = threading.Lock()
 _accounts: set[int] = set()
 
 
-class MotoFace:
-    """One account of moto. Several of them in one process do not see each other's tables and buckets (bucket names are global, as in AWS)."""
+class MotoServices:
+    """One account of moto.
+
+    Several of them in one process do not see each other's tables and buckets (bucket names are
+    global, as in AWS).
+    """
 
     def __init__(self) -> None:
-        self._application: Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]] | None = None
+        self._applications: dict[str, _Application] = {}
         self._requests = 0
         self._account: int | None = None
 
     def load(self) -> None:
-        """Import moto, which takes half a second; otherwise the first request does it."""
+        """Import moto and its DynamoDB, which takes half a second, before the first request."""
         with _lock:
-            self._load()
+            self._application("dynamodb")
 
-    def _load(self) -> None:
-        if self._application is None:
-            from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app  # noqa: PLC0415 (slow, and often not needed)
+    def _application(self, service: str) -> _Application:
+        if service not in self._applications:
+            # slow, and often not needed
+            from moto.moto_server.werkzeug_app import create_backend_app  # noqa: PLC0415
 
-            self._application = DomainDispatcherApplication(create_backend_app)
+            self._applications[service] = create_backend_app(cast("Any", SERVICES[service]))
+        return self._applications[service]
 
     @property
     def account(self) -> str:
@@ -50,20 +70,24 @@ class MotoFace:
     def start(self) -> None:
         """Take an account that no other one in this process uses."""
         with _lock:
-            self._account = next(a for a in range(_FIRST_ACCOUNT, _FIRST_ACCOUNT + len(_accounts) + 1) if a not in _accounts)
+            self._account = next(
+                a
+                for a in range(_FIRST_ACCOUNT, _FIRST_ACCOUNT + len(_accounts) + 1)
+                if a not in _accounts
+            )
             _accounts.add(self._account)
 
     def stop(self) -> None:
         """Forget everything in the account."""
         with _lock:
             if self._account is not None:
-                if self._application is not None:
+                if self._applications:
                     _forget(self.account)
                 _accounts.discard(self._account)
                 self._account = None
 
-    def handle(self, request: Request) -> Response:
-        """Answer one request, alone."""
+    def handle(self, service: str, request: Request) -> Response:
+        """Answer one request, alone. `service` is a key of `SERVICES`."""
         environ = _environ(request)
         environ["HTTP_X_MOTO_ACCOUNT_ID"] = self.account
         status = 500
@@ -75,19 +99,20 @@ class MotoFace:
             headers.update(header_list)
 
         with _lock:
-            self._load()
+            application = self._application(service)
             self._requests += 1
             if self._requests % _FORGET_EVERY == 0:
                 _forget_instances()
-            assert self._application is not None  # noqa: S101 (just loaded)
-            answer = self._application(environ, start_response)
+            answer = application(environ, start_response)
             try:
                 body = b"".join(answer)
             finally:
                 close = getattr(answer, "close", None)
                 if close is not None:
                     close()
-        return Response(status, body, headers)
+        # moto answers every page of a browser: with any origin in these headers
+        own = {k: v for k, v in headers.items() if not k.lower().startswith("access-control-")}
+        return Response(status, body, own)
 
 
 def _environ(request: Request) -> dict[str, Any]:
@@ -123,15 +148,17 @@ def _environ(request: Request) -> dict[str, Any]:
 
 def _forget_instances() -> None:
     # moto keeps every object it ever made, for a dashboard that is not served here.
-    from moto.core.model_instances import reset_model_data  # noqa: PLC0415 (see MotoFace._load)
+    from moto.core.model_instances import reset_model_data  # noqa: PLC0415 (see MotoServices._load)
 
     reset_model_data()
 
 
 def _forget(account: str) -> None:
-    from moto.core.base_backend import BackendDict  # noqa: PLC0415 (see MotoFace._load)
+    from moto.core.base_backend import BackendDict  # noqa: PLC0415 (see MotoServices._load)
 
-    every: list[Any] = list(vars(BackendDict)["_instances"])  # moto has no public way to reset one account
+    every: list[Any] = list(
+        vars(BackendDict)["_instances"]
+    )  # moto has no public way to reset one account
     for backends in every:
         if account in backends:
             backends[account].reset()

@@ -1,7 +1,10 @@
 """The embedded AWS: one server on 127.0.0.1 that SDKs find by `AWS_ENDPOINT_URL`.
 
-Kinesis is the model of `kcl_pipeline.testing`; DynamoDB, S3, STS, CloudWatch and the rest are moto behind one lock. Everything is in memory.
-Private paths: `/_local/health`, `/_local/faults` (GET, POST a list of `FaultRule`, DELETE), `/_local/clock` (POST `{"advance_seconds": …}`: Kinesis only).
+Kinesis is the model of `kcl_pipeline.testing`. DynamoDB, S3, STS and CloudWatch are moto behind one
+lock. No other service is served, and no request of a web page (`gate`). Everything is in memory.
+
+Private paths: `/_local/health`, `/_local/faults` (GET, POST a list of `FaultRule`, DELETE) and
+`/_local/clock` (POST `{"advance_seconds": …}`: Kinesis only).
 """
 
 from __future__ import annotations
@@ -18,13 +21,15 @@ from pydantic import TypeAdapter, ValidationError
 from kcl_pipeline.clock import Clock
 from kcl_pipeline.local.dynamodb_legacy import modernize
 from kcl_pipeline.local.faults import Fault, FaultHook, FaultRule, FaultRules, refusal
-from kcl_pipeline.local.http import HttpServer, Request, Response
-from kcl_pipeline.local.kinesis_http import KinesisFace
-from kcl_pipeline.local.moto_http import MotoFace
+from kcl_pipeline.local.gate import refused
+from kcl_pipeline.local.http import HttpServer
+from kcl_pipeline.local.kinesis.handler import KinesisHandler
+from kcl_pipeline.local.messages import Request, Response
+from kcl_pipeline.local.moto_http import SERVICES, MotoServices
 from kcl_pipeline.testing.clock import ShiftedClock
-from kcl_pipeline.testing.kinesis_errors import KinesisError
-from kcl_pipeline.testing.kinesis_model import KinesisModel
-from kcl_pipeline.testing.kinesis_state import KinesisSettings
+from kcl_pipeline.testing.kinesis.errors import KinesisError
+from kcl_pipeline.testing.kinesis.model import KinesisModel
+from kcl_pipeline.testing.kinesis.state import KinesisSettings
 
 _PRIVATE: Final = "/_local/"
 _KINESIS_TARGET: Final = "Kinesis_20131202"
@@ -50,11 +55,19 @@ def classify(request: Request) -> tuple[str, str]:
     return service, request.method
 
 
-class EmbeddedAws:
-    """Kinesis, DynamoDB, S3, STS and CloudWatch on 127.0.0.1, for tests, demos and development. A context manager.
+def _unknown_service(service: str) -> Fault:
+    message = f"the embedded AWS has no service {service[:50]!r}; it has kinesis, dynamodb, s3, sts"
+    return Fault("deny", "UnknownServiceException", f"{message} and monitoring")
 
-    `port` 0 takes a free one. `enforce_limits`: shards throttle as real ones do. `clock` (default: a `ShiftedClock`) is Kinesis' own time and can be moved.
-    `faults` is asked before every call; rules posted to `/_local/faults` (or set by `fault_rules`) come after it. `settings` overrides what Kinesis does.
+
+class EmbeddedAws:
+    """Kinesis, DynamoDB, S3, STS and CloudWatch on 127.0.0.1, for tests, demos and development. A
+    context manager.
+
+    `port` 0 takes a free one. `enforce_limits`: shards throttle as real ones do. `clock` (default:
+    a `ShiftedClock`) is Kinesis' own time and can be moved. `faults` is asked before every call;
+    rules posted to `/_local/faults` (or set by `fault_rules`) come after it. `settings` overrides
+    what Kinesis does.
     """
 
     def __init__(
@@ -71,12 +84,17 @@ class EmbeddedAws:
         self.fault_rules = FaultRules()
         self._port = port
         self._faults = faults
-        self._moto = MotoFace()
-        kinesis_settings = settings if settings is not None else KinesisSettings(region=region, enforce_limits=enforce_limits)
-        self._kinesis = KinesisFace(KinesisModel(self.clock, kinesis_settings))
+        self._moto = MotoServices()
+        kinesis_settings = (
+            settings
+            if settings is not None
+            else KinesisSettings(region=region, enforce_limits=enforce_limits)
+        )
+        self._kinesis = KinesisHandler(KinesisModel(self.clock, kinesis_settings))
         self._server: HttpServer | None = None
 
-    # -- life ----------------------------------------------------------------------------------------------------------
+    # -- life
+    # ----------------------------------------------------------------------------
 
     def start(self) -> Self:
         """Listen. Raises `OSError` when the port is taken."""
@@ -89,7 +107,9 @@ class EmbeddedAws:
         return self
 
     def stop(self) -> None:
-        """Stop listening and forget everything but the Kinesis model, which can still be looked at."""
+        """Stop listening and forget everything but the Kinesis model, which can still be
+        looked at.
+        """
         server, self._server = self._server, None
         if server is not None:
             self._kinesis.stop()
@@ -99,14 +119,20 @@ class EmbeddedAws:
     def __enter__(self) -> Self:
         return self.start()
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.stop()
 
     def warm_up(self) -> None:
         """Load what the first DynamoDB call would load (half a second)."""
         self._moto.load()
 
-    # -- what users need -----------------------------------------------------------------------------------------------
+    # -- what users need
+    # ----------------------------------------------------------------------------
 
     @property
     def endpoint_url(self) -> str:
@@ -121,7 +147,9 @@ class EmbeddedAws:
         return self._kinesis.model
 
     def environment(self) -> dict[str, str]:
-        """Environment variables that make any AWS SDK (and delta-rs) use this server, with dummy credentials."""
+        """Environment variables that make any AWS SDK (and delta-rs) use this server, with dummy
+        credentials.
+        """
         return {
             "AWS_ENDPOINT_URL": self.endpoint_url,
             "AWS_ACCESS_KEY_ID": "local",
@@ -132,12 +160,17 @@ class EmbeddedAws:
             "AWS_ALLOW_HTTP": "true",
         }
 
-    # -- requests ------------------------------------------------------------------------------------------------------
+    # -- requests
+    # ----------------------------------------------------------------------------
 
     def _handle(self, request: Request) -> Response | None:
+        if (response := refused(request)) is not None:
+            return response
         if request.path.startswith(_PRIVATE):
             return self._private(request)
         service, operation = classify(request)
+        if service != "kinesis" and service not in SERVICES:
+            return refusal(_unknown_service(service), service, operation, request)
         fault = self._fault(service, operation, request.body)
         if fault is not None and fault.kind == "drop_before":
             return None
@@ -145,7 +178,11 @@ class EmbeddedAws:
             return self._refuse(fault, service, operation, request)
         if service == "dynamodb":
             request = replace(request, body=modernize(operation, request.body))
-        response = self._kinesis.handle(operation, request) if service == "kinesis" else self._moto.handle(request)
+        response = (
+            self._kinesis.handle(operation, request)
+            if service == "kinesis"
+            else self._moto.handle(service, request)
+        )
         return response if fault is None else None
 
     def _fault(self, service: str, operation: str, body: bytes) -> Fault | None:
@@ -161,9 +198,15 @@ class EmbeddedAws:
 
     def _private(self, request: Request) -> Response:
         try:
-            answer = self._control(request.method, request.path.removeprefix(_PRIVATE), request.body)
+            answer = self._control(
+                request.method, request.path.removeprefix(_PRIVATE), request.body
+            )
         except (ValidationError, msgspec.DecodeError, ValueError) as error:
-            return Response(400, msgspec.json.encode({"error": str(error)}), {"Content-Type": "application/json"})
+            return Response(
+                400,
+                msgspec.json.encode({"error": str(error)}),
+                {"Content-Type": "application/json"},
+            )
         if answer is None:
             return Response(404, b"{}", {"Content-Type": "application/json"})
         return Response(200, msgspec.json.encode(answer), {"Content-Type": "application/json"})

@@ -45,7 +45,10 @@ def _cores(quota: float, period: float) -> float:
 
 
 def parse_usage_usec(text: str) -> float:
-    """CPU seconds used, from `cpu.stat` of version 2. Raises `ValueError` when it has no `usage_usec`."""
+    """CPU seconds used, from `cpu.stat` of version 2.
+
+    Raises `ValueError` when it has no `usage_usec`.
+    """
     for line in text.splitlines():
         name, _, value = line.partition(" ")
         if name == "usage_usec":
@@ -54,7 +57,10 @@ def parse_usage_usec(text: str) -> float:
 
 
 def own_group(text: str, controller: str) -> str:
-    """The path of this process's group from /proc/self/cgroup; `controller` "" is version 2. "/" when it is not listed."""
+    """The path of this process's group from /proc/self/cgroup; `controller` "" is version 2.
+
+    "/" when it is not listed.
+    """
     for line in text.splitlines():
         _, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
@@ -65,44 +71,68 @@ def own_group(text: str, controller: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class CpuLimit:
-    """What a group may use, in cores: by quota, and by the CPUs it may run on; None where it does not say."""
+    """What a group may use, in cores: by quota, and by the CPUs it may run on; None where it does
+    not say.
+    """
 
     quota_cores: float | None
     set_cores: int | None
 
     def cores(self, machine_cores: int) -> float:
         """The smaller of the two; the whole machine when neither says."""
-        return min(self.quota_cores or machine_cores, self.set_cores or machine_cores, machine_cores)
+        return min(
+            self.quota_cores or machine_cores, self.set_cores or machine_cores, machine_cores
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """How to read one control group. Both raise `OSError` or `ValueError` when it cannot be read."""
+    """How to read one control group.
+
+    Both raise `OSError` or `ValueError` when it cannot be read.
+    """
 
     used_seconds: Callable[[], float]
     limit: Callable[[], CpuLimit]
 
 
 def group_v2(read: ReadText) -> Group:
-    """Version 2: one hierarchy. The group of this process, or the root of what is mounted (inside a container that is its own group)."""
+    """Version 2: one hierarchy.
+
+    The group of this process, or the root of what is mounted (inside a container that is its own
+    group).
+    """
     folders = _folders(read, ROOT, "")
 
     def limit() -> CpuLimit:
         maximum = _first_text(read, folders, ["cpu.max"])
         cpus = _first_text(read, folders, ["cpuset.cpus.effective"])
-        return CpuLimit(parse_cpu_max(maximum) if maximum else None, parse_cpu_set(cpus) if cpus and cpus.strip() else None)
+        return CpuLimit(
+            parse_cpu_max(maximum) if maximum else None,
+            parse_cpu_set(cpus) if cpus and cpus.strip() else None,
+        )
 
     return Group(lambda: parse_usage_usec(_need(read, folders, ["cpu.stat"])), limit)
 
 
 def group_v1(read: ReadText) -> Group:
     """Version 1: one hierarchy per controller, which may be mounted apart or together."""
-    usage = [folder for name in ("cpu", "cpuacct", "cpu,cpuacct") for folder in _folders(read, f"{ROOT}/{name}", "cpuacct")]
-    quota = [folder for name in ("cpu", "cpu,cpuacct") for folder in _folders(read, f"{ROOT}/{name}", "cpu")]
+    usage = [
+        folder
+        for name in ("cpu", "cpuacct", "cpu,cpuacct")
+        for folder in _folders(read, f"{ROOT}/{name}", "cpuacct")
+    ]
+    quota = [
+        folder
+        for name in ("cpu", "cpu,cpuacct")
+        for folder in _folders(read, f"{ROOT}/{name}", "cpu")
+    ]
     cpuset = _folders(read, f"{ROOT}/cpuset", "cpuset")
 
     def limit() -> CpuLimit:
-        micros, period = (_first_text(read, quota, [name]) for name in ("cpu.cfs_quota_us", "cpu.cfs_period_us"))
+        micros, period = (
+            _first_text(read, quota, [name]) for name in ("cpu.cfs_quota_us", "cpu.cfs_period_us")
+        )
         cpus = _first_text(read, cpuset, ["cpuset.effective_cpus", "cpuset.cpus"])
         return CpuLimit(
             parse_cfs_quota(micros, period) if micros and period else None,
@@ -138,7 +168,9 @@ def _need(read: ReadText, folders: Sequence[str], names: Sequence[str]) -> str:
 
 
 class GroupCpu:
-    """CPU that a control group used, of what it may use; the limit is read with every sample, because it may be changed while running."""
+    """CPU that a control group used, of what it may use; the limit is read with every sample,
+    because it may be changed while running.
+    """
 
     short_name = CPU
     max_utilization_percent = FULL_PERCENT
@@ -150,12 +182,17 @@ class GroupCpu:
         self._before: tuple[float, float] | None = None
 
     def sample(self) -> float | None:
-        """Percent of the limit used since the last call. Raises `OSError` or `ValueError` when the group cannot be read."""
+        """Percent of the limit used since the last call.
+
+        Raises `OSError` or `ValueError` when the group cannot be read.
+        """
         used, now = self._group.used_seconds(), self._clock.monotonic()
         before, self._before = self._before, (used, now)
         if before is None:
             return None
-        return percent(used - before[0], (now - before[1]) * self._group.limit().cores(self._machine_cores))
+        return percent(
+            used - before[0], (now - before[1]) * self._group.limit().cores(self._machine_cores)
+        )
 
 
 def is_limited(limit: CpuLimit, machine_cores: int) -> bool:
@@ -164,7 +201,9 @@ def is_limited(limit: CpuLimit, machine_cores: int) -> bool:
 
 
 def detect_group(read: ReadText = read_text) -> Group | None:
-    """The control group of this process, version 2 before version 1; None when neither tells its usage."""
+    """The control group of this process, version 2 before version 1; None when neither tells its
+    usage.
+    """
     for make in (group_v2, group_v1):
         group = make(read)
         try:

@@ -1,7 +1,7 @@
 """CPU of a whole machine by /proc/stat (protocol §11.2).
 
-It counts what KCL counts: user, nice, system and waiting for I/O are busy; interrupts, stolen and guest time are left out, so that
-the figures of a mixed fleet can be compared.
+It counts what KCL counts: user, nice, system and waiting for I/O are busy; interrupts, stolen and
+guest time are left out, so that the figures of a mixed fleet can be compared.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ class CpuTimes:
     def percent_since(self, before: CpuTimes) -> float | None:
         """How busy the machine was between two readings; None when no time passed.
 
-        The kernel lets the I/O wait and idle of a sleeping CPU go back now and then: such a step counts as none.
+        The kernel lets the I/O wait and idle of a sleeping CPU go back now and then: such a step
+        counts as none.
         """
         busy = max(self.busy - before.busy, 0.0)
         return percent(busy, busy + max(self.idle - before.idle, 0.0))
@@ -52,7 +53,10 @@ class MachineCpu:
         self._before: CpuTimes | None = None
 
     def sample(self) -> float | None:
-        """Percent busy since the last call. Raises `OSError` or `ValueError` when there is nothing readable."""
+        """Percent busy since the last call.
+
+        Raises `OSError` or `ValueError` when there is nothing readable.
+        """
         now = self._read()
         before, self._before = self._before, now
         return None if before is None else now.percent_since(before)

@@ -21,11 +21,15 @@ _MAX_BODY_BYTES: Final = 4 * 1024 * 1024
 
 
 def http_get(url: str) -> bytes:
-    """One GET over plain HTTP, without proxies, half a second at most per step: it runs between lease renewals."""
+    """One GET over plain HTTP, without proxies, half a second at most per step: it runs between
+    lease renewals.
+    """
     parts = urlsplit(url)
     if parts.scheme != "http" or not parts.hostname:
         raise OSError(f"{url!r} is not an http address")
-    connection = http.client.HTTPConnection(parts.hostname, parts.port or 80, timeout=_TIMEOUT_SECONDS)
+    connection = http.client.HTTPConnection(
+        parts.hostname, parts.port or 80, timeout=_TIMEOUT_SECONDS
+    )
     try:
         connection.request("GET", parts.path or "/")
         answer = connection.getresponse()
@@ -40,9 +44,14 @@ def http_get(url: str) -> bytes:
 
 
 def cores_used(stats: Mapping[str, Any]) -> float | None:
-    """Cores in use between the two readings in an answer of `/stats`; None when it has only one reading, or no time passed between them."""
+    """Cores in use between the two readings in an answer of `/stats`; None when it has only one
+    reading, or no time passed between them.
+    """
     now, before = stats["cpu_stats"], stats["precpu_stats"]
-    used_before, system_before = before["cpu_usage"]["total_usage"], before.get("system_cpu_usage", 0)
+    used_before, system_before = (
+        before["cpu_usage"]["total_usage"],
+        before.get("system_cpu_usage", 0),
+    )
     if not used_before and not system_before:
         return None
     used = now["cpu_usage"]["total_usage"] - used_before
@@ -52,11 +61,14 @@ def cores_used(stats: Mapping[str, Any]) -> float | None:
     return float(used / system * now["online_cpus"])
 
 
-def container_cores(container: Mapping[str, Any], task: Mapping[str, Any], online_cpus: int) -> float:
-    """The part of the task's CPUs that belongs to this container: by its share among all containers of the task.
+def container_cores(
+    container: Mapping[str, Any], task: Mapping[str, Any], online_cpus: int
+) -> float:
+    """The part of the task's CPUs that belongs to this container: by its share among all containers
+    of the task.
 
-    The task's limit is in vCPU; a task without one may use the whole instance. A container without a share has Docker's minimum, so
-    the sum is never 0.
+    The task's limit is in vCPU; a task without one may use the whole instance. A container without
+    a share has Docker's minimum, so the sum is never 0.
     """
     task_cores = float(task.get("Limits", {}).get("CPU") or online_cpus)
     shares = {c["DockerId"]: _shares(c) for c in task["Containers"]}
@@ -69,7 +81,9 @@ def _shares(container: Mapping[str, Any]) -> float:
 
 
 class EcsCpu:
-    """CPU of this container, of its part of the task; `base_url` is the value of `ECS_CONTAINER_METADATA_URI_V4`."""
+    """CPU of this container, of its part of the task; `base_url` is the value of
+    `ECS_CONTAINER_METADATA_URI_V4`.
+    """
 
     short_name = CPU
     max_utilization_percent = FULL_PERCENT
@@ -80,13 +94,19 @@ class EcsCpu:
         self._cores: float | None = None
 
     def sample(self) -> float | None:
-        """Percent of the container's part. Raises `OSError` when the endpoint does not answer, `ValueError` or `KeyError` for another answer."""
+        """Percent of the container's part.
+
+        Raises `OSError` when the endpoint does not answer, `ValueError` or `KeyError` for another
+        answer.
+        """
         stats = self._json("/stats")
         used = cores_used(stats)
         if used is None:
             return None
         if self._cores is None:
-            self._cores = container_cores(self._json(""), self._json("/task"), stats["cpu_stats"]["online_cpus"])
+            self._cores = container_cores(
+                self._json(""), self._json("/task"), stats["cpu_stats"]["online_cpus"]
+            )
         return percent(used, self._cores)
 
     def _json(self, path: str) -> Any:

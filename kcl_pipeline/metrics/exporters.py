@@ -14,6 +14,8 @@ from kcl_pipeline.events import Event, EventSink
 _WORD_START: Final = re.compile(r"(?<!^)(?=[A-Z])")
 _HOLE_WARNING_TIMES: Final = 2
 _SHOWN_ITEMS: Final = 5
+_SHOWN_CHARACTERS: Final = 1000
+_WORD: Final = re.compile(r"[^\s='\"]+")
 
 logger = logging.getLogger("kcl_pipeline.events")
 
@@ -22,15 +24,25 @@ _LEVELS: Final[dict[type[Event], int]] = {
     ev.LeaseLost: logging.WARNING,
     ev.BatchRefused: logging.WARNING,
     ev.RecordsDeadLettered: logging.WARNING,
-    ev.Stalled: logging.WARNING,
+    ev.AggregatesRejected: logging.WARNING,
+    ev.ShardPaused: logging.ERROR,
+    ev.RecordsLost: logging.ERROR,
+    ev.ShardStalled: logging.WARNING,
+    ev.WorkerIdShared: logging.ERROR,
+    ev.AnnouncementRejected: logging.WARNING,
     ev.AwsTrouble: logging.WARNING,
+    ev.RowRejected: logging.WARNING,
     ev.CycleFailed: logging.ERROR,
 }
 """Only what differs from INFO, and does so whatever the event says."""
 
 
 def level_of(event: Event) -> int:
-    """The logging level. A fleet in good health, which reshards, hands over and stops in good order, logs nothing above INFO."""
+    """The logging level.
+
+    A fleet in good health, which reshards, hands over and stops in good order, logs nothing above
+    INFO.
+    """
     match event:
         case ev.WorkerStopped(reason="failed"):
             return logging.ERROR
@@ -38,6 +50,9 @@ def level_of(event: Event) -> int:
             return logging.WARNING
         case ev.HoleFound(times=times) if times >= _HOLE_WARNING_TIMES:
             return logging.WARNING
+        case ev.ShardStalled(step=ev.StallStep.WAITING_FOR_PARENT, error=None):
+            # The parents may have days of records; one that stands still is reported itself.
+            return logging.INFO
         case ev.PlanMade(moves=0, spilled=0):
             return logging.DEBUG
         case ev.PlanMade(spilled=spilled) if spilled:
@@ -58,11 +73,15 @@ def facts_of(event: Event) -> dict[str, Any]:
 
 def text_of(event: Event) -> str:
     """The event as one line: `lease_gained worker_id=w1 ...`."""
-    return " ".join((name_of(event), *(f"{key}={_shown(value)}" for key, value in facts_of(event).items())))
+    return " ".join(
+        (name_of(event), *(f"{key}={_shown(value)}" for key, value in facts_of(event).items()))
+    )
 
 
 class LoggingEvents:
-    """An event sink that logs. The message reads `lease_gained worker_id=w1 ...`; the same facts are in the record's `kcl_event` and `kcl` attributes."""
+    """An event sink that logs. The message reads `lease_gained worker_id=w1 ...`; the same facts
+    are in the record's `kcl_event` and `kcl` attributes.
+    """
 
     def __init__(self, log: logging.Logger = logger) -> None:
         self._log = log
@@ -71,19 +90,45 @@ class LoggingEvents:
         """Log one event; nothing is formatted when its level is off."""
         level = level_of(event)
         if self._log.isEnabledFor(level):
-            self._log.log(level, "%s", text_of(event), extra={"kcl_event": name_of(event), "kcl": facts_of(event)})
+            self._log.log(
+                level,
+                "%s",
+                text_of(event),
+                extra={"kcl_event": name_of(event), "kcl": facts_of(event)},
+            )
 
 
 def _shown(value: Any) -> str:
-    if isinstance(value, tuple) and len(value) > _SHOWN_ITEMS:
-        return f"({', '.join(map(str, value[:_SHOWN_ITEMS]))}, … {len(value)} in all)"
-    if isinstance(value, float):
-        return f"{value:.1f}"
-    return repr(value) if isinstance(value, str) and " " in value else str(value)
+    """One fact. What others wrote, such as the owner in a row, cannot begin a line, move a cursor
+    or look like another fact: a string that is not one plain word is quoted and escaped.
+    """
+    match value:
+        case float():
+            return f"{value:.1f}"
+        case str():
+            return _quoted(value)
+        case tuple() if len(value) > _SHOWN_ITEMS:
+            items = ", ".join(_shown(item) for item in value[:_SHOWN_ITEMS])
+            return f"({items}, … {len(value)} in all)"
+        case tuple():
+            items = ", ".join(_quoted(repr(item), is_repr=True) for item in value)
+            return f"({items},)" if len(value) == 1 else f"({items})"
+        case _:
+            return _quoted(str(value), is_repr=True)
+
+
+def _quoted(text: str, *, is_repr: bool = False) -> str:
+    cut = f"{text[:_SHOWN_CHARACTERS]}... ({len(text)} characters)"
+    shown = text if len(text) <= _SHOWN_CHARACTERS else cut
+    plain = shown.isprintable() and (is_repr or _WORD.fullmatch(shown) is not None)
+    return shown if plain else repr(shown)
 
 
 def fan_out(*sinks: EventSink) -> EventSink:
-    """One sink that hands every event to all of them, in order. A sink that raises does not keep it from the others; its first failure is logged."""
+    """One sink that hands every event to all of them, in order.
+
+    A sink that raises does not keep it from the others; its first failure is logged.
+    """
     failed: set[int] = set()
 
     def give(event: Event) -> None:

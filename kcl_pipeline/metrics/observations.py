@@ -1,4 +1,5 @@
-"""From events to figures, with the Java library's metric names and operations, so that dashboards made for it fit (protocol §12.2). Pure.
+"""From events to figures, with the Java library's metric names and operations, so that dashboards
+made for it fit (protocol §12.2). Pure.
 
 Figures that KCL has no name for (handoffs, refused batches, dead letters) are named in its manner.
 """
@@ -15,7 +16,9 @@ from kcl_pipeline.events import Event
 
 
 class Kind(StrEnum):
-    """How values of a metric combine: counters add up, gauges replace, histograms are distributions."""
+    """How values of a metric combine: counters add up, gauges replace, histograms are
+    distributions.
+    """
 
     COUNTER = "counter"
     GAUGE = "gauge"
@@ -24,7 +27,9 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """One value. `name` is KCL's, `unit` is UCUM (ms, By, 1); `attributes` have KCL's dimension names."""
+    """One value. `name` is KCL's, `unit` is UCUM (ms, By, 1); `attributes` have KCL's dimension
+    names.
+    """
 
     name: str
     kind: Kind
@@ -47,12 +52,20 @@ def observations(event: Event) -> tuple[Observation, ...]:
 
 def lag(lease_key: str, millis_behind_latest: int, worker_id: str) -> Observation:
     """How far one lease is behind its shard's tip."""
-    return Observation("MillisBehindLatest", Kind.HISTOGRAM, millis_behind_latest, "ms", _of_lease("ProcessTask", lease_key, worker_id))
+    return Observation(
+        "MillisBehindLatest",
+        Kind.HISTOGRAM,
+        millis_behind_latest,
+        "ms",
+        _of_lease("ProcessTask", lease_key, worker_id),
+    )
 
 
 def current_leases(worker_id: str, leases: int) -> Observation:
     """How many leases a worker holds."""
-    return Observation("CurrentLeases", Kind.GAUGE, leases, "1", {OPERATION: "RenewAllLeases", WORKER: worker_id})
+    return Observation(
+        "CurrentLeases", Kind.GAUGE, leases, "1", {OPERATION: "RenewAllLeases", WORKER: worker_id}
+    )
 
 
 def _of_lease(operation: str, lease_key: str, worker_id: str | None = None) -> dict[str, str]:
@@ -75,7 +88,10 @@ def _millis(name: str, value: float, attributes: dict[str, str]) -> Observation:
 
 def _batch(e: ev.BatchCommitted) -> tuple[Observation, ...]:
     where = {OPERATION: "ProcessTask", WORKER: e.worker_id}
-    phases = tuple(_millis(f"{_PHASES.get(phase, phase)}.Time", value, where) for phase, value in sorted(e.milliseconds.items()))
+    phases = tuple(
+        _millis(f"{_PHASES.get(phase, phase)}.Time", value, where)
+        for phase, value in sorted(e.milliseconds.items())
+    )
     return (
         _count("RecordsProcessed", e.records, where),
         Observation("DataBytesProcessed", Kind.HISTOGRAM, e.bytes, "By", where),
@@ -85,7 +101,11 @@ def _batch(e: ev.BatchCommitted) -> tuple[Observation, ...]:
     )
 
 
-_PHASES: Final = {"write": "RecordProcessor.processRecords", "prepare": "UpdateLease", "commit": "SinkCommit"}
+_PHASES: Final = {
+    "write": "RecordProcessor.processRecords",
+    "prepare": "UpdateLease",
+    "commit": "SinkCommit",
+}
 
 
 def _plan(e: ev.PlanMade) -> tuple[Observation, ...]:
@@ -100,12 +120,33 @@ def _plan(e: ev.PlanMade) -> tuple[Observation, ...]:
 
 
 def _handoff(e: ev.HandoffCompleted) -> tuple[Observation, ...]:
-    where = {**_of_lease("LeaseHandoff", e.lease_key, e.from_worker), "Forced": str(e.forced).lower()}
-    return (_count("Success", 0 if e.forced else 1, where), _millis("Time", e.seconds * 1000, where))
+    where = {
+        **_of_lease("LeaseHandoff", e.lease_key, e.from_worker),
+        "Forced": str(e.forced).lower(),
+    }
+    return (
+        _count("Success", 0 if e.forced else 1, where),
+        _millis("Time", e.seconds * 1000, where),
+    )
+
+
+def _aggregates(e: ev.AggregatesRejected) -> tuple[Observation, ...]:
+    where = _of_lease("ProcessTask", e.lease_key)
+    return (
+        _count("AggregatesOverLimit", e.over_limit, where),
+        _count("AggregatesMisplaced", e.misplaced, where),
+        _count("UserRecordsWithoutKey", e.unknown_keys, where),
+    )
 
 
 def _dead_letters(e: ev.RecordsDeadLettered) -> tuple[Observation, ...]:
-    return (_count("RecordsSkipped" if e.skipped else "RecordsDeadLettered", e.records, _of_lease("ProcessTask", e.lease_key, e.worker_id)),)
+    return (
+        _count(
+            "RecordsSkipped" if e.skipped else "RecordsDeadLettered",
+            e.records,
+            _of_lease("ProcessTask", e.lease_key, e.worker_id),
+        ),
+    )
 
 
 def _assignment(name: str, value: float) -> tuple[Observation, ...]:
@@ -113,20 +154,67 @@ def _assignment(name: str, value: float) -> tuple[Observation, ...]:
 
 
 _MAKERS: Final[dict[type[Event], Callable[[Any], tuple[Observation, ...]]]] = {
-    ev.WorkerStarted: lambda e: (_count("Initialize.Success", 1, {OPERATION: "Scheduler:Initialize", WORKER: e.worker_id}),),
-    ev.LeaseGained: lambda e: (_count("NewLeasesDiscovered", 1, {OPERATION: "LeaseDiscovery", WORKER: e.worker_id}),),
-    ev.LeaseLost: lambda e: (_count("LostLeases", 1, {OPERATION: "RenewAllLeases", WORKER: e.worker_id}),),
+    ev.WorkerStarted: lambda e: (
+        _count("Initialize.Success", 1, {OPERATION: "Scheduler:Initialize", WORKER: e.worker_id}),
+    ),
+    ev.LeaseGained: lambda e: (
+        _count("NewLeasesDiscovered", 1, {OPERATION: "LeaseDiscovery", WORKER: e.worker_id}),
+    ),
+    ev.LeaseLost: lambda e: (
+        _count("LostLeases", 1, {OPERATION: "RenewAllLeases", WORKER: e.worker_id}),
+    ),
     ev.HandoffCompleted: _handoff,
-    ev.ShardEnded: lambda e: (_count("Success", 1, _of_lease("ShutdownTask", e.lease_key, e.worker_id)),),
+    ev.ShardEnded: lambda e: (
+        _count("Success", 1, _of_lease("ShutdownTask", e.lease_key, e.worker_id)),
+    ),
     ev.BatchCommitted: _batch,
-    ev.BatchRefused: lambda e: (_count("Success", 0, {OPERATION: "ProcessTask", WORKER: e.worker_id}), _count("BatchesRefused", 1, {WORKER: e.worker_id})),
+    ev.BatchRefused: lambda e: (
+        _count("Success", 0, {OPERATION: "ProcessTask", WORKER: e.worker_id}),
+        _count("BatchesRefused", 1, {WORKER: e.worker_id}),
+    ),
     ev.RecordsDeadLettered: _dead_letters,
+    ev.AggregatesRejected: _aggregates,
+    ev.ShardPaused: lambda e: (
+        _count("ShardPaused", 1, _of_lease("ProcessTask", e.lease_key, e.worker_id)),
+    ),
+    ev.RecordsLost: lambda e: (
+        _count(
+            "RecordsLost",
+            1,
+            {**_of_lease("LeaseCleanup", e.lease_key), "Reason": str(e.reason)},
+        ),
+    ),
+    ev.AnnouncementRejected: lambda _: (
+        _count("AnnouncementsRejected", 1, {OPERATION: "SinkCommit"}),
+    ),
     ev.AwsTrouble: lambda e: (_count("Fault", 1, {OPERATION: e.operation.partition(" ")[0]}),),
-    ev.Stalled: lambda e: (_count("Stalled", 1, {OPERATION: e.what.partition(" ")[0]}),),
-    ev.LeaderElected: lambda _: (_count("LeaderDecider:IsLeader", 1, {OPERATION: "LeaderDecider"}),),
-    ev.LeasesCreated: lambda e: (_count("CreateLease.Success", len(e.lease_keys), {OPERATION: "ShardSyncTask", STREAM: e.stream}),),
-    ev.LeaseDeleted: lambda e: (_count("DeleteLease.Success", 1, _of_lease("LeaseCleanup", e.lease_key)),),
-    ev.HoleFound: lambda e: (_count("NumStreamsWithPartialLeases", 1, {OPERATION: "PeriodicShardSyncManager", STREAM: e.stream}),),
+    ev.ShardStalled: lambda e: (
+        _count(
+            "ShardStalled",
+            1,
+            {**_of_lease("ProcessTask", e.lease_key, e.worker_id), "Step": str(e.step)},
+        ),
+    ),
+    ev.WorkerIdShared: lambda e: (_count("WorkerIdShared", 1, {WORKER: e.worker_id}),),
+    ev.LeaderElected: lambda _: (
+        _count("LeaderDecider:IsLeader", 1, {OPERATION: "LeaderDecider"}),
+    ),
+    ev.LeasesCreated: lambda e: (
+        _count(
+            "CreateLease.Success", len(e.lease_keys), {OPERATION: "ShardSyncTask", STREAM: e.stream}
+        ),
+    ),
+    ev.LeaseDeleted: lambda e: (
+        _count("DeleteLease.Success", 1, _of_lease("LeaseCleanup", e.lease_key)),
+    ),
+    ev.HoleFound: lambda e: (
+        _count(
+            "NumStreamsWithPartialLeases",
+            1,
+            {OPERATION: "PeriodicShardSyncManager", STREAM: e.stream},
+        ),
+    ),
+    ev.RowRejected: lambda _: (_count("RowsRejected", 1, {OPERATION: "Table"}),),
     ev.PlanMade: _plan,
     ev.MoveRefused: lambda _: _assignment("FailedAssignmentCount", 1),
     ev.CycleFailed: lambda _: _assignment("Success", 0),
@@ -144,7 +232,10 @@ class HeldLeaseCount:
         match event:
             case ev.LeaseGained(worker_id=worker, lease_key=key):
                 self._held.setdefault(worker, set()).add(key)
-            case ev.LeaseLost(worker_id=worker, lease_key=key) | ev.LeaseReleased(worker_id=worker, lease_key=key):
+            case (
+                ev.LeaseLost(worker_id=worker, lease_key=key)
+                | ev.LeaseReleased(worker_id=worker, lease_key=key)
+            ):
                 self._held.setdefault(worker, set()).discard(key)
             case ev.HandoffCompleted(from_worker=worker, lease_key=key):
                 self._held.setdefault(worker, set()).discard(key)

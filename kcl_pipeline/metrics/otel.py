@@ -1,6 +1,8 @@
-"""OpenTelemetry: only its API is used, and only when it is installed; the application configures the SDK and its exporters.
+"""OpenTelemetry: only its API is used, and only when it is installed; the application configures
+the SDK and its exporters.
 
-Names, instruments and attributes are those of the Java library's OpenTelemetry backend (protocol §12.3).
+Names, instruments and attributes are those of the Java library's OpenTelemetry backend (protocol
+§12.3).
 """
 
 from __future__ import annotations
@@ -10,10 +12,20 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-from kcl_pipeline import __version__
 from kcl_pipeline.errors import SettingsError
 from kcl_pipeline.events import Event
-from kcl_pipeline.metrics.observations import OPERATION, SHARD, STREAM, WORKER, HeldLeaseCount, Kind, Observation, lag, observations
+from kcl_pipeline.metrics.observations import (
+    OPERATION,
+    SHARD,
+    STREAM,
+    WORKER,
+    HeldLeaseCount,
+    Kind,
+    Observation,
+    lag,
+    observations,
+)
+from kcl_pipeline.version import __version__
 
 SCOPE: Final = "software.amazon.kinesis"
 PREFIX: Final = "aws.kinesis.client."
@@ -43,24 +55,34 @@ _ILLEGAL: Final = re.compile(r"[^a-z0-9_./-]")
 
 
 def otel_name(name: str) -> str:
-    """The OpenTelemetry name of a KCL metric: `RenewLease.Time` is `aws.kinesis.client.renew_lease.duration`."""
+    """The OpenTelemetry name of a KCL metric: `RenewLease.Time` is
+    `aws.kinesis.client.renew_lease.duration`.
+    """
     if name in _SPECIAL:
         return PREFIX + _SPECIAL[name]
     text = name.replace(":", ".")
     if text == "Time" or text.endswith(".Time"):
         text = text.removesuffix("Time") + "duration"
     text = text.removesuffix(".Count")
-    words = ".".join(_ACRONYM_END.sub("_", _LOWER_TO_UPPER.sub("_", part)) for part in text.split("."))
+    words = ".".join(
+        _ACRONYM_END.sub("_", _LOWER_TO_UPPER.sub("_", part)) for part in text.split(".")
+    )
     return (PREFIX + _ILLEGAL.sub("_", words.lower()))[:MAX_NAME]
 
 
 def otel_attributes(attributes: Mapping[str, str]) -> dict[str, str]:
     """Dimensions under their OpenTelemetry names; others are put below `aws.kinesis`."""
-    return {_ATTRIBUTES.get(name, f"aws.kinesis.{name.lower()}"): value for name, value in attributes.items()}
+    return {
+        _ATTRIBUTES.get(name, f"aws.kinesis.{name.lower()}"): value
+        for name, value in attributes.items()
+    }
 
 
 class OtelEvents:
-    """An event sink that records figures. `meter` None: the meter of the global provider. Raises `SettingsError` when OpenTelemetry's API is not installed."""
+    """An event sink that records figures. `meter` None: the meter of the global provider.
+
+    Raises `SettingsError` when OpenTelemetry's API is not installed.
+    """
 
     def __init__(self, meter: Any = None) -> None:
         self._meter = meter if meter is not None else _global_meter()
@@ -79,7 +101,10 @@ class OtelEvents:
 
     def record(self, observation: Observation) -> None:
         """Record one figure."""
-        instrument, attributes = self._instrument(observation), otel_attributes(observation.attributes)
+        instrument, attributes = (
+            self._instrument(observation),
+            otel_attributes(observation.attributes),
+        )
         match observation.kind:
             case Kind.COUNTER:
                 instrument.add(observation.value, attributes)
@@ -100,5 +125,8 @@ def _global_meter() -> Any:
     try:
         metrics = importlib.import_module("opentelemetry.metrics")
     except ModuleNotFoundError as error:
-        raise SettingsError("OpenTelemetry's API is not installed; install kcl-pipeline[otel], or leave OtelEvents out") from error
+        raise SettingsError(
+            "OpenTelemetry's API is not installed; install kcl-pipeline[otel], or leave "
+            "OtelEvents out"
+        ) from error
     return metrics.get_meter(SCOPE, __version__)

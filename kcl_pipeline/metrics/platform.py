@@ -1,8 +1,9 @@
 """Which provider tells the CPU of this worker (protocol §11.1).
 
-Amazon ECS, then Kubernetes, then any control group with a limit, then EC2, then psutil. Unlike KCL, a platform whose provider turns out
-unreadable gives way to the next one, and a laptop or a plain server has a metric too. No network is asked which platform this is: EC2 is known by
-its firmware, so nothing here waits for an instance metadata service, or needs one to be switched on.
+Amazon ECS, then Kubernetes, then any control group with a limit, then EC2, then psutil. Unlike KCL,
+a platform whose provider turns out unreadable gives way to the next one, and a laptop or a plain
+server has a metric too. No network is asked which platform this is: EC2 is known by its firmware,
+so nothing here waits for an instance metadata service, or needs one to be switched on.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from kcl_pipeline.metrics.ecs import ENDPOINT_VARIABLE, EcsCpu, HttpGet, http_ge
 from kcl_pipeline.metrics.process import ProcessCpu
 from kcl_pipeline.metrics.provider import MetricProvider, ReadText, read_text
 
-KUBERNETES_TOKEN: Final = "/var/run/secrets/kubernetes.io/serviceaccount/token"  # noqa: S105 (the path of a file, which is only looked for)
+# the path of a file, which is only looked for
+KUBERNETES_TOKEN: Final = "/var/run/secrets/kubernetes.io/serviceaccount/token"  # noqa: S105
 VENDOR: Final = "/sys/class/dmi/id/sys_vendor"
 HYPERVISOR: Final = "/sys/hypervisor/uuid"
 
@@ -42,11 +44,14 @@ class Host:
 
 
 def select_provider(clock: Clock, host: Host | None = None) -> MetricProvider | None:
-    """The CPU provider of this worker, tried once; None when no source can be read: a worker without metrics."""
+    """The CPU provider of this worker, tried once; None when no source can be read: a worker
+    without metrics.
+    """
     for provider in _candidates(clock, host or Host()):
         try:
             provider.sample()
-        except Exception:  # noqa: BLE001, S112 (whatever a source raises, it is not usable here, and the next one is asked)
+        except Exception:  # noqa: BLE001, S112
+            # whatever a source raises, it is not usable here, and the next one is asked
             continue
         return provider
     return None
@@ -69,8 +74,12 @@ def _has_limit(group: Group, cores: int) -> bool:
 
 
 def is_ec2(read: ReadText) -> bool:
-    """Whether the firmware is Amazon's: the vendor on Nitro instances, the hypervisor's id on older ones."""
-    return _text(read, VENDOR).startswith("Amazon EC2") or _text(read, HYPERVISOR).lower().startswith("ec2")
+    """Whether the firmware is Amazon's: the vendor on Nitro instances, the hypervisor's id on older
+    ones.
+    """
+    return _text(read, VENDOR).startswith("Amazon EC2") or _text(
+        read, HYPERVISOR
+    ).lower().startswith("ec2")
 
 
 def _text(read: ReadText, path: str) -> str:

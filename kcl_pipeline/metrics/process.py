@@ -1,7 +1,9 @@
 """CPU of this worker's own processes, by psutil.
 
-On a machine that is neither a cloud instance nor a container several workers may run side by side, as they do on a laptop. The whole machine's CPU is
-then the same for all of them and says nothing about who has too much; that of a worker's own processes (Python, the JVM, Spark's Python workers) does.
+On a machine that is neither a cloud instance nor a container several workers may run side by side,
+as they do on a laptop. The whole machine's CPU is then the same for all of them and says nothing
+about who has too much; that of a worker's own processes (Python, the JVM, Spark's Python workers)
+does.
 """
 
 from __future__ import annotations
@@ -13,7 +15,10 @@ from kcl_pipeline.metrics.provider import CPU, FULL_PERCENT, percent
 
 
 class ProcessCpu:
-    """Percent of the machine that this process and its descendants use. A descendant that has ended takes its time with it: that step counts as none."""
+    """Percent of the machine that this process and its descendants use.
+
+    A descendant that has ended takes its time with it: that step counts as none.
+    """
 
     short_name = CPU
     max_utilization_percent = FULL_PERCENT
@@ -25,7 +30,10 @@ class ProcessCpu:
         self._before: tuple[float, float] | None = None
 
     def sample(self) -> float | None:
-        """Percent of all cores since the last call; None at the first. Raises `psutil.Error` when the process cannot be read."""
+        """Percent of all cores since the last call; None at the first.
+
+        Raises `psutil.Error` when the process cannot be read.
+        """
         now = (self._clock.monotonic(), self._used_seconds())
         before, self._before = self._before, now
         if before is None:

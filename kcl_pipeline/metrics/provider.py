@@ -16,14 +16,16 @@ FULL_PERCENT: Final = 100
 class MetricProvider(Protocol):
     """One utilization of this worker (protocol §11).
 
-    `short_name` is the name in the worker's row: C, M, NI, NO or T. `max_utilization_percent` is the end of its operating range, 1 to 100.
+    `short_name` is the name in the worker's row: C, M, NI, NO or T. `max_utilization_percent` is
+    the end of its operating range, 1 to 100.
     """
 
     short_name: str
     max_utilization_percent: int
 
     def sample(self) -> float | None:
-        """Percent, 0 to 100 inclusive, since the last call; None when there is nothing to compare with yet, or no time has passed.
+        """Percent, 0 to 100 inclusive, since the last call; None when there is nothing to compare
+        with yet, or no time has passed.
 
         Whatever it raises counts as a failed capture.
         """
@@ -36,7 +38,9 @@ def read_text(path: str) -> str:
 
 
 def percent(used: float, available: float) -> float | None:
-    """`used` of `available` in percent, at most 100; None when nothing was available or a counter went back."""
+    """`used` of `available` in percent, at most 100; None when nothing was available or a counter
+    went back.
+    """
     if available <= 0 or used < 0:
         return None
     return min(used / available * FULL_PERCENT, float(FULL_PERCENT))

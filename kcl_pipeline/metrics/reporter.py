@@ -1,4 +1,6 @@
-"""A worker's own row: CPU is captured often, averaged and reported now and then (protocol §2.2, §2.3)."""
+"""A worker's own row: CPU is captured often, averaged and reported now and then (protocol §2.2,
+§2.3).
+"""
 
 from __future__ import annotations
 
@@ -6,6 +8,7 @@ import logging
 import math
 import random
 from collections import deque
+from collections.abc import Callable
 from decimal import ROUND_HALF_UP, Decimal
 from statistics import fmean
 from typing import Final
@@ -13,7 +16,9 @@ from typing import Final
 from kcl_pipeline.clock import Clock
 from kcl_pipeline.config import WorkerSettings
 from kcl_pipeline.leases.tables import WorkerMetrics, WorkerMetricsTable
+from kcl_pipeline.leases.worker_status import WorkerStatus
 from kcl_pipeline.metrics.provider import FULL_PERCENT, MetricProvider
+from kcl_pipeline.text import printable
 
 FAILED_INTERVAL: Final = -1.0
 MAX_RAW_VALUES: Final = 300
@@ -24,11 +29,14 @@ logger = logging.getLogger(__name__)
 
 
 class WorkerMetricsReporter:
-    """Two ticks, `capture` and `report`, called by one thread; `drain_requested` may be read by any.
+    """Two ticks, `capture` and `report`, called by one thread; `drain_requested` may be read by
+    any.
 
-    The first report needs no capture before it: for the leader a worker exists only by its row, so it should not wait, and it should not say
-    "failing" either, which would keep leases away. A provider that has never given a value counts as none: the row is that of
-    a worker without metrics. Once it has given one, an interval without any is −1; one so short that none was asked for says nothing.
+    The first report needs no capture before it: for the leader a worker exists only by its row, so
+    it should not wait, and it should not say "failing" either, which would keep leases away. A
+    provider that has never given a value counts as none: the row is that of a worker without
+    metrics. Once it has given one, an interval without any is −1; one so short that none was asked
+    for says nothing.
     """
 
     def __init__(
@@ -41,30 +49,46 @@ class WorkerMetricsReporter:
         provider: MetricProvider | None,
         *,
         run_id: str | None = None,
+        status: Callable[[], WorkerStatus] | None = None,
     ) -> None:
         self._table = table
         self._worker_id = worker_id
         self._clock = clock
         self._provider = None if settings.disable_worker_metrics else provider
         self._run_id = run_id
+        self._status = status
         self._raw: deque[float] = deque(maxlen=MAX_RAW_VALUES)
-        self._averages: deque[float] = deque(maxlen=settings.no_of_persisted_metrics_per_worker_metrics)
+        self._averages: deque[float] = deque(
+            maxlen=settings.no_of_persisted_metrics_per_worker_metrics
+        )
         # workers that were started together do not sample together
-        self._first_capture = clock.monotonic() + rng.random() * settings.in_memory_worker_metrics_capture_frequency_millis / 1000
+        self._first_capture = (
+            clock.monotonic()
+            + rng.random() * settings.in_memory_worker_metrics_capture_frequency_millis / 1000
+        )
         self._reported = False
         self._has_value = False
         self._tried = False
         self._warned = False
         self._drain_requested = False
         self._deregistered = False
+        self._was_stored = False
+        self.other_run_id: str | None = None
+        """The run of another process that reports under this worker id at the same time: it wrote
+        the row after this process had. A run that is found at the first report may be over."""
 
     @property
     def drain_requested(self) -> bool:
-        """Whether the row, as it came back from the last report, asked this worker to stop. It stays asked for."""
+        """Whether the row, as it came back from the last report, asked this worker to stop.
+
+        It stays asked for.
+        """
         return self._drain_requested
 
     def capture(self) -> None:
-        """Take one value. Never raises: a capture that fails, or is not within 0 to 100, leaves no value behind."""
+        """Take one value. Never raises: a capture that fails, or is not within 0 to 100, leaves no
+        value behind.
+        """
         if self._provider is not None and self._clock.monotonic() >= self._first_capture:
             self._sample(self._provider)
 
@@ -72,9 +96,16 @@ class WorkerMetricsReporter:
         self._tried = True
         try:
             value = checked(provider.sample())
-        except Exception as error:  # noqa: BLE001 (a provider may be the user's own; a failed capture is a figure, not the end of a worker)
+        except Exception as error:  # noqa: BLE001
+            # a provider may be the user's own; a failed capture is a figure, not the end of a
+            # worker
             if not self._warned:
-                logger.warning("worker metric %s cannot be captured: %s: %s", provider.short_name, type(error).__name__, error)
+                logger.warning(
+                    "worker metric %s cannot be captured: %s: %s",
+                    provider.short_name,
+                    type(error).__name__,
+                    printable(str(error)),
+                )
                 self._warned = True
             return
         if value is not None:
@@ -83,7 +114,8 @@ class WorkerMetricsReporter:
             self._raw.append(value)
 
     def report(self) -> WorkerMetrics:
-        """Write the row with the average of the interval that ends here; returns it as stored. After `deregister` nothing is written.
+        """Write the row with the average of the interval that ends here; returns it as stored.
+        After `deregister` nothing is written.
 
         Raises `errors.AwsError` when the table does; the average is then part of the next report.
         """
@@ -93,6 +125,9 @@ class WorkerMetricsReporter:
         if self._deregistered:
             return row
         stored = self._table.report(row)
+        if self._was_stored and stored.replaced_run_id is not None:
+            self.other_run_id = stored.replaced_run_id
+        self._was_stored = True
         self._drain_requested = self._drain_requested or stored.drain_requested
         return stored
 
@@ -114,9 +149,14 @@ class WorkerMetricsReporter:
         return WorkerMetrics(
             worker_id=self._worker_id,
             last_update_seconds=int(self._clock.wall()),
-            stats={provider.short_name: tuple(self._averages)} if provider is not None and known else {},
-            operating_range={provider.short_name: (provider.max_utilization_percent,)} if provider is not None and known else {},
+            stats={provider.short_name: tuple(self._averages)}
+            if provider is not None and known
+            else {},
+            operating_range={provider.short_name: (provider.max_utilization_percent,)}
+            if provider is not None and known
+            else {},
             run_id=self._run_id,
+            status=None if self._status is None else self._status(),
         )
 
     def deregister(self) -> None:

@@ -1,34 +1,45 @@
 """A lower bound on the number of moves, so that "few moves" has a meaning.
 
-The goal that a plan is held to: every lease without an owner is placed, and the load of each worker is at most `rest` times its capacity in every resource;
-a worker with one of `giants` may have that lease plus `GIANT_SLACK` of it instead, and so may one with load that nobody may move.
-(What a group may have is bounded likewise.)
-`moves_lower_bound` is the largest of four bounds, each a proof that no plan reaches the goal with fewer moves.
+The goal that a plan is held to: every lease without an owner is placed, and the load of each worker
+is at most `rest` times its capacity in every resource; a worker with one of `giants` may have that
+lease plus `GIANT_SLACK` of it instead, and so may one with load that nobody may move. (What a group
+may have is bounded likewise.) `moves_lower_bound` is the largest of four bounds, each a proof that
+no plan reaches the goal with fewer moves.
 
-**What has to leave.** A move takes a lease off one worker only, so the leases that leave different workers are counted separately, and
-placing leases without an owner are moves of their own. Take a worker that is over its limit by `e`. What arrives only adds load, so what leaves weighs
-at least `e`; k leases weigh at most what the k heaviest movable ones weigh; so at least the smallest k whose heaviest weigh `e` leave. With a giant on the
-worker the cases are "giant g is the heaviest that stays" (g itself is not among the k then) and "no giant stays"; the smallest number over the cases holds.
+**What has to leave.** A move takes a lease off one worker only, so the leases that leave different
+workers are counted separately, and placing leases without an owner are moves of their own. Take a
+worker that is over its limit by `e`. What arrives only adds load, so what leaves weighs at least
+`e`; k leases weigh at most what the k heaviest movable ones weigh; so at least the smallest k whose
+heaviest weigh `e` leave. With a giant on the worker the cases are "giant g is the heaviest that
+stays" (g itself is not among the k then) and "no giant stays"; the smallest number over the cases
+holds.
 
-**What has to arrive.** The first bound takes off the heaviest leases, but they need large holes. Call a lease heavy when its load is
-above a threshold θ. In any plan that reaches the goal let `m_w` heavy leases leave worker w and `r_w` arrive. At least `f_w(m_w, r_w)` leases leave w,
-where `f_w(m, r)` is the smallest number that, with exactly m heavy ones among them, brings its load plus r θ within its limit (the m heaviest heavy
-ones, then light ones, heaviest first). Every heavy lease that leaves somewhere, or had no owner (u of them), arrives somewhere:
-`Σ r_w = Σ m_w + u`. Hence for any price λ
+**What has to arrive.** The first bound takes off the heaviest leases, but they need large holes.
+Call a lease heavy when its load is above a threshold θ. In any plan that reaches the goal let `m_w`
+heavy leases leave worker w and `r_w` arrive. At least `f_w(m_w, r_w)` leases leave w, where `f_w(m,
+r)` is the smallest number that, with exactly m heavy ones among them, brings its load plus r θ
+within its limit (the m heaviest heavy ones, then light ones, heaviest first). Every heavy lease
+that leaves somewhere, or had no owner (u of them), arrives somewhere: `Σ r_w = Σ m_w + u`. Hence
+for any price λ
 
-    moves ≥ placed + Σ_w f_w(m_w, r_w) + λ (Σ m_w + u - Σ r_w) ≥ placed + λ u + Σ_w min over (m, r) of (f_w(m, r) + λ (m - r)),
+    moves ≥ placed + Σ_w f_w(m_w, r_w) + λ (Σ m_w + u - Σ r_w) ≥ placed + λ u + Σ_w min over (m, r)
+    of (f_w(m, r) + λ (m - r)),
 
-the Lagrange dual of the problem; the right side does not know the plan. Several θ and λ are tried and the best is taken.
+the Lagrange dual of the problem; the right side does not know the plan. Several θ and λ are tried
+and the best is taken.
 
-**Hosts of giants.** (One resource; no giant so light that two fit one worker.) In the end each giant is alone among giants on its host, so there
-are as many hosts as giants. A host keeps at most one giant and, of everything else, at most what its limit leaves beside the lightest giant, or the
-slack of the heaviest; a worker that is no host keeps no giant. That gives two numbers of leases per worker that leave at least, and the
-cheapest choice of hosts is a bound.
+**Hosts of giants.** (One resource; no giant so light that two fit one worker.) In the end each
+giant is alone among giants on its host, so there are as many hosts as giants. A host keeps at most
+one giant and, of everything else, at most what its limit leaves beside the lightest giant, or the
+slack of the heaviest; a worker that is no host keeps no giant. That gives two numbers of leases per
+worker that leave at least, and the cheapest choice of hosts is a bound.
 
-**Groups.** The same as the first, with a group in place of a worker; a lease that changes group is one move.
+**Groups.** The same as the first, with a group in place of a worker; a lease that changes group is
+one move.
 
-With several resources each gives such numbers, and the largest holds. The bound may be below the optimum (the holes are not
-matched with leases one by one), never above: the tests compare it with exhaustive search.
+With several resources each gives such numbers, and the largest holds. The bound may be below the
+optimum (the holes are not matched with leases one by one), never above: the tests compare it with
+exhaustive search.
 """
 
 from __future__ import annotations
@@ -36,19 +47,24 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from kcl_pipeline.planning.balanced_problem import EPSILON, Problem
-from kcl_pipeline.planning.balanced_targets import GIANT_SLACK
+from kcl_pipeline.planning.balanced.problem import EPSILON, Problem
+from kcl_pipeline.planning.balanced.targets import GIANT_SLACK
 
 _PRICES = tuple(step / 4 for step in range(1, 13))
 _THRESHOLD_PARTS = (1.0, 1 / 2, 1 / 3, 1 / 4, 1 / 6, 1 / 8, 1 / 12)
-"""Thresholds tried, in limits of the largest worker; just above 1/k at most k - 1 heavy leases fit a worker."""
+"""Thresholds tried, in limits of the largest worker; just above 1/k at most k - 1 heavy leases fit
+a worker.
+"""
 _MOST_HEAVY = 24
 
 
-def moves_lower_bound(problem: Problem, rest: float, giants: Sequence[int], group_rest: Sequence[float] | None = None) -> int:
+def moves_lower_bound(
+    problem: Problem, rest: float, giants: Sequence[int], group_rest: Sequence[float] | None = None
+) -> int:
     """No plan that reaches the goal moves fewer leases than this.
 
-    `group_rest`: the utilization that each group may have at most; None: groups are not part of the goal.
+    `group_rest`: the utilization that each group may have at most; None: groups are not part of the
+    goal.
     """
     held: list[list[int]] = [[] for _ in problem.workers]
     ownerless: list[int] = []
@@ -60,7 +76,10 @@ def moves_lower_bound(problem: Problem, rest: float, giants: Sequence[int], grou
     heavy = set(giants)
     # Load that may not move excuses its worker, as a giant does.
     limits = [
-        [max(rest * capacity, (1 + GIANT_SLACK) * fixed) * (1 + EPSILON) for capacity, fixed in zip(capacities, problem.fixed(r), strict=True)]
+        [
+            max(rest * capacity, (1 + GIANT_SLACK) * fixed) * (1 + EPSILON)
+            for capacity, fixed in zip(capacities, problem.fixed(r), strict=True)
+        ]
         for r, capacities in enumerate(problem.capacities)
     ]
     best = sum(_leaving(problem, w, held[w], limits, heavy) for w in range(len(problem.workers)))
@@ -74,22 +93,50 @@ def moves_lower_bound(problem: Problem, rest: float, giants: Sequence[int], grou
     return len(ownerless) + best
 
 
-def _leaving(problem: Problem, w: int, held: list[int], limits: list[list[float]], giants: set[int]) -> int:
+def _leaving(
+    problem: Problem, w: int, held: list[int], limits: list[list[float]], giants: set[int]
+) -> int:
     if all(_load(problem, r, w, held) <= limits[r][w] for r in range(len(problem.loads))):
         return 0
     mine = [i for i in held if i in giants]
     gone = [i for i in mine if problem.free[i]]
-    cases = [_without(problem, w, held, limits, gone=gone, stays=[i for i in mine if not problem.free[i]], kept=-1)]
+    cases = [
+        _without(
+            problem,
+            w,
+            held,
+            limits,
+            gone=gone,
+            stays=[i for i in mine if not problem.free[i]],
+            kept=-1,
+        )
+    ]
     for giant in mine:
         heavier = [i for i in gone if all(loads[i] > loads[giant] for loads in problem.loads)]
-        cases.append(_without(problem, w, held, limits, gone=heavier, stays=[i for i in mine if i not in heavier], kept=giant))
+        cases.append(
+            _without(
+                problem,
+                w,
+                held,
+                limits,
+                gone=heavier,
+                stays=[i for i in mine if i not in heavier],
+                kept=giant,
+            )
+        )
     return min(cases)
 
 
-def _hosting(problem: Problem, held: list[list[int]], limits: list[float], giants: Sequence[int]) -> int:
+def _hosting(
+    problem: Problem, held: list[list[int]], limits: list[float], giants: Sequence[int]
+) -> int:
     loads = problem.loads[0]
     least, most = min(loads[i] for i in giants), max(loads[i] for i in giants)
-    if least <= GIANT_SLACK * most + EPSILON or 2 * least <= max(limits) or len(giants) > len(limits):
+    if (
+        least <= GIANT_SLACK * most + EPSILON
+        or 2 * least <= max(limits)
+        or len(giants) > len(limits)
+    ):
         return 0
     heavy = set(giants)
     total, savings = 0, []
@@ -99,7 +146,9 @@ def _hosting(problem: Problem, held: list[list[int]], limits: list[float], giant
         movable = sorted((loads[i] for i in others if problem.free[i]), reverse=True)
         load = _load(problem, 0, w, others)
         without = own + _pieces(movable, load - limits[w])
-        hosting = max(own - 1, 0) + _pieces(movable, load - max(limits[w] - least, GIANT_SLACK * most))
+        hosting = max(own - 1, 0) + _pieces(
+            movable, load - max(limits[w] - least, GIANT_SLACK * most)
+        )
         total += without
         savings.append(without - hosting)
     return total - sum(sorted(savings, reverse=True)[: len(giants)])
@@ -110,8 +159,19 @@ def _load(problem: Problem, r: int, w: int, held: list[int]) -> float:
     return problem.base[r][w] + sum(loads[i] for i in held)
 
 
-def _without(problem: Problem, w: int, held: list[int], limits: list[list[float]], *, gone: list[int], stays: list[int], kept: int) -> int:
-    """Leases that leave when `gone` do, `kept` does not (-1: any may), and each giant of `stays` may raise the limit."""
+def _without(
+    problem: Problem,
+    w: int,
+    held: list[int],
+    limits: list[list[float]],
+    *,
+    gone: list[int],
+    stays: list[int],
+    kept: int,
+) -> int:
+    """Leases that leave when `gone` do, `kept` does not (-1: any may), and each giant of `stays`
+    may raise the limit.
+    """
     gone_set = set(gone)
     left = [i for i in held if i not in gone_set]
     most = 0
@@ -137,14 +197,28 @@ def _leaving_groups(problem: Problem, held: list[list[int]], group_rest: Sequenc
         workers = [w for w, group in enumerate(problem.group_of) if group == g]
         most = 0
         for r, loads in enumerate(problem.loads):
-            excess = sum(_load(problem, r, w, held[w]) for w in workers) - group_rest[g] * problem.group_capacities[r][g]
+            excess = (
+                sum(_load(problem, r, w, held[w]) for w in workers)
+                - group_rest[g] * problem.group_capacities[r][g]
+            )
             if excess > EPSILON:
-                most = max(most, _pieces(sorted((loads[i] for w in workers for i in held[w] if problem.free[i]), reverse=True), excess))
+                most = max(
+                    most,
+                    _pieces(
+                        sorted(
+                            (loads[i] for w in workers for i in held[w] if problem.free[i]),
+                            reverse=True,
+                        ),
+                        excess,
+                    ),
+                )
         total += most
     return total
 
 
-def _arriving(problem: Problem, r: int, held: list[list[int]], ownerless: list[int], limits: list[float]) -> int:
+def _arriving(
+    problem: Problem, r: int, held: list[list[int]], ownerless: list[int], limits: list[float]
+) -> int:
     loads = problem.loads[r]
     largest = max(limits)
     best = 0
@@ -157,17 +231,22 @@ def _arriving(problem: Problem, r: int, held: list[list[int]], ownerless: list[i
             continue
         tables = [_table(mine, excess[w], threshold) for w, mine in enumerate(movable)]
         for price in _PRICES:
-            value = price * waiting + sum(min((leave + price * net for net, leave in table), default=0.0) for table in tables)
+            value = price * waiting + sum(
+                min((leave + price * net for net, leave in table), default=0.0) for table in tables
+            )
             best = max(best, math.ceil(value - 1e-6))
     return best
 
 
 def _table(movable: list[float], excess: float, threshold: float) -> list[tuple[int, int]]:
-    """Pairs (m - r, f(m, r)) worth looking at; none when the worker cannot reach its limit (it then counts nothing)."""
+    """Pairs (m - r, f(m, r)) worth looking at; none when the worker cannot reach its limit (it then
+    counts nothing).
+    """
     heavy = [load for load in movable if load > threshold]
     light = movable[len(heavy) :]
-    # More arrivals than fit an empty worker, or than are worth listing, would only make the bound useless; arrivals beyond the table are impossible or cost
-    # at least as much per arrival as the last one listed only if all that fit are listed: so all are.
+    # More arrivals than fit an empty worker, or than are worth listing, would only make the bound
+    # useless; arrivals beyond the table are impossible or cost at least as much per arrival as the
+    # last one listed only if all that fit are listed: so all are.
     best: dict[int, int] = {}
     relief = [0.0]
     for load in light:

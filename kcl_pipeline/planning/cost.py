@@ -1,16 +1,19 @@
 """What a shard costs in CPU: estimated from the workers, not assumed.
 
-`fit` regresses the CPU of each worker on the bytes and records of its leases. With `x = (KB/s, records/s)` summed over a worker's leases,
+`fit` regresses the CPU of each worker on the bytes and records of its leases. With `x = (KB/s,
+records/s)` summed over a worker's leases,
 
     cpu(worker) = idle + factor(class of the worker) * (x · slopes)
 
-`slopes` and `idle` come from a ridge regression over all workers (both features scaled to mean one, so that one penalty fits both), the class
-factors from a second, one-parameter ridge towards 1: a class seen once hardly differs from the fleet, a class seen often stands for itself.
-Negative slopes are not possible in the world; the feature that gets one is left out. What the line does not explain on a worker is spread over
-that worker's leases in proportion (within a factor of two), because a shard that costs more than its bytes say keeps doing so wherever it goes.
+`slopes` and `idle` come from a ridge regression over all workers (both features scaled to mean one,
+so that one penalty fits both), the class factors from a second, one-parameter ridge towards 1: a
+class seen once hardly differs from the fleet, a class seen often stands for itself. Negative slopes
+are not possible in the world; the feature that gets one is left out. What the line does not explain
+on a worker is spread over that worker's leases in proportion (within a factor of two), because a
+shard that costs more than its bytes say keeps doing so wherever it goes.
 
-Fallbacks, in this order: fewer than `MIN_WORKERS` workers report CPU, or bytes vary too little to tell → CPU in proportion to throughput;
-no throughput → every lease of the fleet costs the same.
+Fallbacks, in this order: fewer than `MIN_WORKERS` workers report CPU, or bytes vary too little to
+tell → CPU in proportion to throughput; no throughput → every lease of the fleet costs the same.
 """
 
 from __future__ import annotations
@@ -21,7 +24,9 @@ from dataclasses import dataclass
 MIN_WORKERS = 3
 """Below this many workers with a CPU figure a line through them says nothing."""
 RIDGE = 0.01
-"""Penalty per worker on squared slopes, features scaled to mean one: small against any real spread, large against none."""
+"""Penalty per worker on squared slopes, features scaled to mean one: small against any real spread,
+large against none.
+"""
 CLASS_PRIOR_WORKERS = 2.0
 """How many workers' worth of evidence stands behind a class factor of 1."""
 _RESIDUAL_FACTOR = 2.0
@@ -30,7 +35,10 @@ _LEAST_SPREAD = 1e-4
 
 @dataclass(frozen=True, slots=True)
 class WorkerSample:
-    """One worker: its CPU in percent, and the throughput and records of its leases summed. `records_per_s` None: not known for all of them."""
+    """One worker: its CPU in percent, and the throughput and records of its leases summed.
+
+    `records_per_s` None: not known for all of them.
+    """
 
     worker_class: str
     cpu_percentage: float
@@ -41,7 +49,9 @@ class WorkerSample:
 
 @dataclass(frozen=True, slots=True)
 class CostModel:
-    """CPU percentage points per KB/s, per record/s and per lease on a worker of factor 1; `basis` names which fallback was taken."""
+    """CPU percentage points per KB/s, per record/s and per lease on a worker of factor 1; `basis`
+    names which fallback was taken.
+    """
 
     basis: str
     idle_percentage: float
@@ -51,25 +61,41 @@ class CostModel:
     class_factors: Mapping[str, float]
 
     def lease_percentage(self, throughput_kbps: float, records_per_s: float | None) -> float:
-        """CPU points of one lease on a worker of factor 1. A lease without a record count is costed on its bytes alone."""
-        return self.per_lease + self.per_kbps * throughput_kbps + self.per_record_per_s * (records_per_s or 0.0)
+        """CPU points of one lease on a worker of factor 1.
+
+        A lease without a record count is costed on its bytes alone.
+        """
+        return (
+            self.per_lease
+            + self.per_kbps * throughput_kbps
+            + self.per_record_per_s * (records_per_s or 0.0)
+        )
 
     def factor(self, worker_class: str) -> float:
         """How much more CPU than the fleet this class needs for the same leases."""
         return self.class_factors.get(worker_class, 1.0)
 
     def residual_factor(self, sample: WorkerSample) -> float:
-        """By what to multiply the costs of this worker's leases so that they explain its CPU, within a factor of two."""
+        """By what to multiply the costs of this worker's leases so that they explain its CPU,
+        within a factor of two.
+        """
         explained = self.factor(sample.worker_class) * (
-            self.per_lease * sample.leases + self.per_kbps * sample.throughput_kbps + self.per_record_per_s * (sample.records_per_s or 0.0)
+            self.per_lease * sample.leases
+            + self.per_kbps * sample.throughput_kbps
+            + self.per_record_per_s * (sample.records_per_s or 0.0)
         )
         if explained <= 0:
             return 1.0
-        return min(max((sample.cpu_percentage - self.idle_percentage) / explained, 1 / _RESIDUAL_FACTOR), _RESIDUAL_FACTOR)
+        return min(
+            max((sample.cpu_percentage - self.idle_percentage) / explained, 1 / _RESIDUAL_FACTOR),
+            _RESIDUAL_FACTOR,
+        )
 
 
 def fit(samples: Sequence[WorkerSample]) -> CostModel:
-    """The cost model of these workers (at least one). Deterministic; the order does not matter beyond rounding."""
+    """The cost model of these workers (at least one). Deterministic; the order does not matter
+    beyond rounding.
+    """
     total_cpu = sum(sample.cpu_percentage for sample in samples)
     total_kbps = sum(sample.throughput_kbps for sample in samples)
     if total_kbps <= 0:
@@ -88,7 +114,11 @@ def _regress(samples: Sequence[WorkerSample], mean_kbps: float) -> CostModel | N
     cpu = [sample.cpu_percentage - mean_cpu for sample in samples]
     records = [sample.records_per_s for sample in samples if sample.records_per_s is not None]
     mean_records = sum(records) / len(samples) if len(records) == len(samples) else 0.0
-    scaled_records = [(sample.records_per_s or 0.0) / mean_records - 1.0 for sample in samples] if mean_records > 0 else None
+    scaled_records = (
+        [(sample.records_per_s or 0.0) / mean_records - 1.0 for sample in samples]
+        if mean_records > 0
+        else None
+    )
     slope_bytes, slope_records = _ridge(bytes_, scaled_records, cpu)
     if slope_bytes + slope_records <= 0:
         return None
@@ -98,11 +128,17 @@ def _regress(samples: Sequence[WorkerSample], mean_kbps: float) -> CostModel | N
     idle = mean_cpu - slope_bytes - slope_records
     per_record = slope_records / mean_records if mean_records > 0 else 0.0
     model = CostModel("regression", idle, slope_bytes / mean_kbps, per_record, 0.0, {})
-    return CostModel("regression", idle, model.per_kbps, per_record, 0.0, _class_factors(samples, model))
+    return CostModel(
+        "regression", idle, model.per_kbps, per_record, 0.0, _class_factors(samples, model)
+    )
 
 
-def _ridge(first: list[float], second: list[float] | None, target: list[float]) -> tuple[float, float]:
-    """Slopes of two centred features, neither below zero; (0, 0) when nothing varies enough to tell."""
+def _ridge(
+    first: list[float], second: list[float] | None, target: list[float]
+) -> tuple[float, float]:
+    """Slopes of two centred features, neither below zero; (0, 0) when nothing varies enough to
+    tell.
+    """
     penalty = RIDGE * len(target)
     s11 = sum(x * x for x in first)
     s1y = sum(x * y for x, y in zip(first, target, strict=True))
@@ -128,12 +164,19 @@ def _ridge(first: list[float], second: list[float] | None, target: list[float]) 
 def _class_factors(samples: Sequence[WorkerSample], model: CostModel) -> dict[str, float]:
     explained_by_class: dict[str, list[tuple[float, float]]] = {}
     for sample in samples:
-        explained = model.per_kbps * sample.throughput_kbps + model.per_record_per_s * (sample.records_per_s or 0.0)
-        explained_by_class.setdefault(sample.worker_class, []).append((explained, sample.cpu_percentage - model.idle_percentage))
+        explained = model.per_kbps * sample.throughput_kbps + model.per_record_per_s * (
+            sample.records_per_s or 0.0
+        )
+        explained_by_class.setdefault(sample.worker_class, []).append(
+            (explained, sample.cpu_percentage - model.idle_percentage)
+        )
     if len(explained_by_class) == 1:
         return {}
     everything = [pair for pairs in explained_by_class.values() for pair in pairs]
     prior = CLASS_PRIOR_WORKERS * sum(x * x for x, _ in everything) / len(everything)
     return {
-        name: max((sum(x * y for x, y in pairs) + prior) / (sum(x * x for x, _ in pairs) + prior), 0.1) for name, pairs in sorted(explained_by_class.items())
+        name: max(
+            (sum(x * y for x, y in pairs) + prior) / (sum(x * x for x, _ in pairs) + prior), 0.1
+        )
+        for name, pairs in sorted(explained_by_class.items())
     }

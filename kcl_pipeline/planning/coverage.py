@@ -11,7 +11,10 @@ from kcl_pipeline.shards import MAX_HASH_KEY, HashKeyRange, Shard, StreamId
 
 @dataclass(frozen=True, slots=True)
 class Hole:
-    """The lowest stretch of hash keys that nothing covers, both ends inclusive. Two audits saw the same hole when these are equal."""
+    """The lowest stretch of hash keys that nothing covers, both ends inclusive.
+
+    Two audits saw the same hole when these are equal.
+    """
 
     start: int
     end: int
@@ -23,7 +26,9 @@ class Hole:
 
 
 def find_hole(ranges: Iterable[HashKeyRange]) -> Hole | None:
-    """The first gap in 0..2^128-1; overlaps are no gaps, and the end is the highest one seen, not that of the last range."""
+    """The first gap in 0..2^128-1; overlaps are no gaps, and the end is the highest one seen, not
+    that of the last range.
+    """
     covered = -1
     for item in sorted(ranges):
         if item.start > covered + 1:
@@ -33,8 +38,14 @@ def find_hole(ranges: Iterable[HashKeyRange]) -> Hole | None:
 
 
 def hole_in_leases(leases: Iterable[Lease]) -> Hole | None:
-    """The first gap between leases that are not at SHARD_END; leases without a range count for nothing (fill them first)."""
-    return find_hole(lease.hash_key_range for lease in leases if not lease.ended and lease.hash_key_range is not None)
+    """The first gap between leases that are not at SHARD_END; leases without a range count for
+    nothing (fill them first).
+    """
+    return find_hole(
+        lease.hash_key_range
+        for lease in leases
+        if not lease.ended and lease.hash_key_range is not None
+    )
 
 
 def covers_everything(shards: Iterable[Shard]) -> bool:
@@ -42,7 +53,13 @@ def covers_everything(shards: Iterable[Shard]) -> bool:
     return find_hole(shard.hash_key_range for shard in shards) is None
 
 
-def ranges_to_fill(leases: Iterable[Lease], shards: Iterable[Shard], stream: StreamId) -> Mapping[str, HashKeyRange]:
+def ranges_to_fill(
+    leases: Iterable[Lease], shards: Iterable[Shard], stream: StreamId
+) -> Mapping[str, HashKeyRange]:
     """Hash ranges, by lease key, for unfinished leases that have none and whose shard is listed."""
     known = {stream.lease_key(shard.shard_id): shard.hash_key_range for shard in shards}
-    return {lease.lease_key: known[lease.lease_key] for lease in leases if lease.hash_key_range is None and not lease.ended and lease.lease_key in known}
+    return {
+        lease.lease_key: known[lease.lease_key]
+        for lease in leases
+        if lease.hash_key_range is None and not lease.ended and lease.lease_key in known
+    }

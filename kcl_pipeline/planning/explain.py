@@ -1,12 +1,20 @@
-"""A plan as a table: every move with its reason, workers and groups before and after, and the bound. Plain values for whoever prints it."""
+"""A plan as a table: every move with its reason, workers and groups before and after, and the
+bound. Plain values, to be printed by the caller.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from kcl_pipeline.planning.figures import Figures, figures_of, max_over_mean, owners_after, worker_loads
 from kcl_pipeline.planning.model import Plan, PlanInput
+from kcl_pipeline.planning.quality import (
+    Figures,
+    figures_of,
+    max_over_mean,
+    owners_after,
+    worker_loads,
+)
 
 Value = str | int | float | None
 
@@ -24,7 +32,10 @@ class MoveRow:
 
 @dataclass(frozen=True, slots=True)
 class LoadRow:
-    """A worker, or a group (`name` is its name, `group` too), before and after the plan. Utilization 1.0 is the fair share of its capacity."""
+    """A worker, or a group (`name` is its name, `group` too), before and after the plan.
+
+    Utilization 1.0 is the fair share of its capacity.
+    """
 
     name: str
     group: str
@@ -38,7 +49,10 @@ class LoadRow:
 
 @dataclass(frozen=True, slots=True)
 class PlanTable:
-    """What `explain` found. Moves in the order of the plan, workers most loaded first, groups by name."""
+    """What `explain` found.
+
+    Moves in the order of the plan, workers most loaded first, groups by name.
+    """
 
     strategy: str
     moves: tuple[MoveRow, ...]
@@ -51,7 +65,16 @@ class PlanTable:
 
     def rows(self) -> list[dict[str, Value]]:
         """The moves as plain rows: lease, from, to, kbps, reason."""
-        return [{"lease": row.lease_key, "from": row.from_worker, "to": row.to_worker, "kbps": row.kbps, "reason": row.reason} for row in self.moves]
+        return [
+            {
+                "lease": row.lease_key,
+                "from": row.from_worker,
+                "to": row.to_worker,
+                "kbps": row.kbps,
+                "reason": row.reason,
+            }
+            for row in self.moves
+        ]
 
     def worker_rows(self) -> list[dict[str, Value]]:
         """Workers as plain rows."""
@@ -65,15 +88,20 @@ class PlanTable:
     def summary(self) -> str:
         """One sentence: moves, bound, evenness before and after."""
         return (
-            f"{self.strategy}: {self.figures.moves} moves (at least {self.figures.lower_bound} are needed), "
-            f"most loaded worker {self.max_over_mean_before:.3f} -> {self.figures.max_over_mean:.3f} of the mean"
+            f"{self.strategy}: {self.figures.moves} moves (at least "
+            f"{self.figures.lower_bound} are needed), "
+            f"most loaded worker {self.max_over_mean_before:.3f} -> "
+            f"{self.figures.max_over_mean:.3f} of the mean"
         )
 
     def text(self, most_rows: int = 50) -> str:
         """Everything as aligned text; at most `most_rows` of moves and of workers each."""
         parts = [self.summary, *self.notes]
         if self.spilled:
-            parts.append(f"{len(self.spilled)} leases that no worker may take: {', '.join(self.spilled[:most_rows])}")
+            parts.append(
+                f"{len(self.spilled)} leases that no worker may take: "
+                f"{', '.join(self.spilled[:most_rows])}"
+            )
         for rows in (self.rows(), self.worker_rows(), self.group_rows()):
             if rows:
                 parts.append("")
@@ -91,8 +119,22 @@ def explain(plan_input: PlanInput, plan: Plan) -> PlanTable:
     workers = _worker_rows(plan_input, before, after)
     return PlanTable(
         strategy=plan.strategy,
-        moves=tuple(MoveRow(move.lease_key, move.from_worker, move.to_worker, kbps.get(move.lease_key), move.reason) for move in plan.moves),
-        workers=tuple(sorted(workers, key=lambda row: (-max(row.utilization_before, row.utilization_after), row.name))),
+        moves=tuple(
+            MoveRow(
+                move.lease_key,
+                move.from_worker,
+                move.to_worker,
+                kbps.get(move.lease_key),
+                move.reason,
+            )
+            for move in plan.moves
+        ),
+        workers=tuple(
+            sorted(
+                workers,
+                key=lambda row: (-max(row.utilization_before, row.utilization_after), row.name),
+            )
+        ),
         groups=_group_rows(plan_input, workers),
         spilled=plan.spilled,
         notes=plan.notes,
@@ -101,7 +143,9 @@ def explain(plan_input: PlanInput, plan: Plan) -> PlanTable:
     )
 
 
-def _worker_rows(plan_input: PlanInput, before: Mapping[str, str | None], after: Mapping[str, str | None]) -> list[LoadRow]:
+def _worker_rows(
+    plan_input: PlanInput, before: Mapping[str, str | None], after: Mapping[str, str | None]
+) -> list[LoadRow]:
     loads_before, loads_after = worker_loads(plan_input, before), worker_loads(plan_input, after)
     count_before, count_after = dict.fromkeys(loads_before, 0), dict.fromkeys(loads_before, 0)
     for owners, counts in ((before, count_before), (after, count_after)):
@@ -109,7 +153,9 @@ def _worker_rows(plan_input: PlanInput, before: Mapping[str, str | None], after:
             if owner in counts:
                 counts[owner] += 1
     room = sum(worker.capacity for worker in plan_input.workers) or 1.0
-    fair_before, fair_after = (sum(loads.values()) / room or 1.0 for loads in (loads_before, loads_after))
+    fair_before, fair_after = (
+        sum(loads.values()) / room or 1.0 for loads in (loads_before, loads_after)
+    )
     return [
         LoadRow(
             worker.worker_id,
@@ -135,7 +181,10 @@ def _group_rows(plan_input: PlanInput, workers: Sequence[LoadRow]) -> tuple[Load
     found = []
     for group in sorted(capacity):
         mine = [row for row in workers if row.group == group]
-        kbps_before, kbps_after = sum(row.kbps_before for row in mine), sum(row.kbps_after for row in mine)
+        kbps_before, kbps_after = (
+            sum(row.kbps_before for row in mine),
+            sum(row.kbps_after for row in mine),
+        )
         found.append(
             LoadRow(
                 group,
@@ -169,10 +218,19 @@ def _aligned(rows: list[dict[str, Value]]) -> list[str]:
     heads = list(rows[0])
     cells = [heads, *([_cell(row[head]) for head in heads] for row in rows)]
     widths = [max(len(line[k]) for line in cells) for k in range(len(heads))]
-    return ["  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip() for line in cells]
+    return [
+        "  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip()
+        for line in cells
+    ]
 
 
 def _cell(value: Value) -> str:
     if value is None:
         return "-"
-    return f"{value:.1f}" if isinstance(value, float) and value >= 100 else f"{value:.3f}" if isinstance(value, float) else str(value)  # noqa: PLR2004 (digits)
+    return (
+        f"{value:.1f}"
+        if isinstance(value, float) and value >= 100  # noqa: PLR2004 (digits)
+        else f"{value:.3f}"
+        if isinstance(value, float)
+        else str(value)
+    )

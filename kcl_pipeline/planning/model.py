@@ -1,4 +1,4 @@
-"""What a strategy gets and gives: plain values (design §2: planning is pure)."""
+"""What a strategy gets and gives: plain values (planning is pure)."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 class LeaseState:
     """One lease, as the planner sees it.
 
-    `owner` is who processes it now (None: nobody, also when its owner's counter stands still, then `last_owner` says who it was).
-    `waited_seconds`: how long it has been without a living owner. `movable` False: it may not change hands now (handoff running, or
-    not eligible). `ended`: at SHARD_END; costs nothing but is counted. `throughput_kbps` None: no sample yet.
+    `owner` is who processes it now (None: nobody, also when its owner's counter stands still, then
+    `last_owner` says who it was). `waited_seconds`: how long it has been without a living owner.
+    `movable` False: it may not change hands now (handoff running, or not eligible). `ended`: at
+    SHARD_END; costs nothing but is counted. `throughput_kbps` None: no sample yet.
     """
 
     lease_key: str
@@ -31,10 +32,12 @@ class LeaseState:
 class WorkerState:
     """One living worker.
 
-    `metrics` maps a metric's short name to its moving average in percent, `limits` to the highest percentage wanted. Both empty: it reports
-    none. `capacity` is relative (1.0: like the others). `accepts_leases` False: never a target (one of its leases has just expired, it
-    is draining, its metrics are failing), though it keeps what it has. `worker_class`: workers of one class turn the same bytes into the
-    same CPU (an instance type, say); the cost model tells classes apart.
+    `metrics` maps a metric's short name to its moving average in percent, `limits` to the highest
+    percentage wanted. Both empty: it reports none. `capacity` is relative (1.0: like the others).
+    `accepts_leases` False: never a target (one of its leases has just expired, it has shown no sign
+    of life yet, it is draining, its metrics are failing), though it keeps what it has.
+    `worker_class`: workers of one class turn the same bytes into the same CPU (an instance type,
+    say); the cost model tells classes apart.
     """
 
     worker_id: str
@@ -50,11 +53,14 @@ class WorkerState:
 class PlanLimits:
     """The settings that planning needs, in the units of `config.AssignmentSettings`.
 
-    The fields after `balance` are read by `balanced` only. Its dead-band has two edges: balancing starts when a worker is more than
-    `re_balance_threshold_percentage` above its fair share (a group: `group_threshold_percentage`) and stops at `balance_target_percentage`. A worker
-    is also left alone while its excess is below `dead_band_kbps` and `dead_band_cpu_percentage` (points). `min_benefit_per_move` is in fair
-    shares of excess relieved, averaged over the moves made for balance. `churn_budget_percentage` is of all leases, per plan; it and
-    `cool_down_seconds` do not hold back a lease without a living owner. `fresh_lease_quantile` of the sampled leases is what a lease without a sample counts.
+    The fields after `balance` are read by `balanced` only. Its dead-band has two edges: balancing
+    starts when a worker is more than `re_balance_threshold_percentage` above its fair share (a
+    group: `group_threshold_percentage`) and stops at `balance_target_percentage`. A worker is also
+    left alone while its excess is below `dead_band_kbps` and `dead_band_cpu_percentage` (points).
+    `min_benefit_per_move` is in fair shares of excess relieved, averaged over the moves made for
+    balance. `churn_budget_percentage` is of all leases, per plan; it and `cool_down_seconds` do not
+    hold back a lease without a living owner. `fresh_lease_quantile` of the sampled leases is what a
+    lease without a sample counts.
     """
 
     max_leases_for_worker: int = 2**31 - 1
@@ -78,7 +84,10 @@ class PlanLimits:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """Give the lease to `to_worker`. `from_worker` None: it has no living owner. `reason` is a sentence for people."""
+    """Give the lease to `to_worker`. `from_worker` None: it has no living owner.
+
+    `reason` is a sentence for people.
+    """
 
     lease_key: str
     from_worker: str | None
@@ -88,7 +97,9 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Moves in the order of their importance, at most one per lease. `spilled`: leases that nobody could take."""
+    """Moves in the order of their importance, at most one per lease. `spilled`: leases that nobody
+    could take.
+    """
 
     strategy: str
     moves: tuple[Move, ...]
@@ -98,7 +109,9 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class PlanInput:
-    """All that a strategy may look at. The order of leases and workers does not matter: strategies sort."""
+    """All that a strategy may look at. The order of leases and workers does not matter: strategies
+    sort.
+    """
 
     leases: tuple[LeaseState, ...]
     workers: tuple[WorkerState, ...]

@@ -17,11 +17,14 @@ _DEFAULT_LIMIT = 100.0
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What the leader knows besides the rows, by lease key or worker id. Seconds are on the leader's own clock.
+    """What the leader knows besides the rows, by lease key or worker id. Seconds are on the
+    leader's own clock.
 
-    `expired`: the counter stood still for too long. `waited_seconds`: how long a lease has had no living owner. `overdue_handoffs`: begun, not done in time.
-    `last_owners`: who held a lease that has no owner now. `moved_seconds`: since it last changed hands. `distrusted`: workers that let a lease expire and
-    have not reported since.
+    `expired`: the counter stood still for too long. `waited_seconds`: how long a lease has had no
+    living owner. `overdue_handoffs`: begun, not done in time. `last_owners`: who held a lease that
+    has no owner now. `moved_seconds`: since it last changed hands. `distrusted`: workers that let a
+    lease expire and have not reported since. `unconfirmed`: workers of which there is only a row;
+    they may be dead, and are given nothing until they show a sign of life.
     """
 
     expired: frozenset[str] = frozenset()
@@ -30,11 +33,14 @@ class Observation:
     last_owners: Mapping[str, str] = field(default_factory=dict)
     moved_seconds: Mapping[str, float] = field(default_factory=dict)
     distrusted: frozenset[str] = frozenset()
+    unconfirmed: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A strategy's input, and moves that are no strategy's choice: handoffs to be finished by force. `invalid` are workers whose row cannot be used."""
+    """A strategy's input, and moves that are no strategy's choice: handoffs to be finished by
+    force. `invalid` are workers whose row cannot be used.
+    """
 
     given: PlanInput
     forced: tuple[Move, ...]
@@ -53,11 +59,20 @@ def prepare(
 ) -> Prepared:
     """Rows to plain values; `workers` are the living ones only.
 
-    A lease whose owner has to go (asked to drain), or whose handoff goes to a worker that is gone, is presented as having no owner, so that it is
-    placed anew. A lease in a handoff that may still come to its end counts for the worker it goes to and is not movable.
+    A lease whose owner has to go (asked to drain), or whose handoff goes to a worker that is gone,
+    is presented as having no owner, so that it is placed anew. A lease in a handoff that may still
+    come to its end counts for the worker it goes to and is not movable.
     """
     usable = [row for row in workers if is_valid(row)]
-    states = {row.worker_id: worker_state(row, settings.worker_metrics_ema_alpha, group_separator, seen.distrusted) for row in usable}
+    states = {
+        row.worker_id: worker_state(
+            row,
+            settings.worker_metrics_ema_alpha,
+            group_separator,
+            seen.distrusted | seen.unconfirmed,
+        )
+        for row in usable
+    }
     draining = frozenset(row.worker_id for row in workers if row.drain_requested)
     living = frozenset(row.worker_id for row in workers)
     accepting = frozenset(state.worker_id for state in states.values() if state.accepts_leases)
@@ -103,8 +118,15 @@ def limits_of(settings: AssignmentSettings, *, balance: bool) -> PlanLimits:
 
 
 def is_valid(row: WorkerMetrics) -> bool:
-    """Whether a worker's row can be used: no metrics at all, or an operating range other than 0 for each (protocol §2.4)."""
-    return all(metric in row.operating_range and row.operating_range[metric] and row.operating_range[metric][0] != 0 for metric in row.stats)
+    """Whether a worker's row can be used: no metrics at all, or an operating range other than 0 for
+    each (protocol §2.4).
+    """
+    return all(
+        metric in row.operating_range
+        and row.operating_range[metric]
+        and row.operating_range[metric][0] != 0
+        for metric in row.stats
+    )
 
 
 def is_failing(row: WorkerMetrics) -> bool:
@@ -113,7 +135,9 @@ def is_failing(row: WorkerMetrics) -> bool:
 
 
 def moving_average(values: Sequence[float], alpha: float) -> float | None:
-    """The exponential moving average, oldest first, failed intervals skipped; None when nothing is left (protocol §2.4)."""
+    """The exponential moving average, oldest first, failed intervals skipped; None when nothing is
+    left (protocol §2.4).
+    """
     average: float | None = None
     for value in values:
         if value == _FAILED or not math.isfinite(value):
@@ -122,31 +146,63 @@ def moving_average(values: Sequence[float], alpha: float) -> float | None:
     return average
 
 
-def worker_state(row: WorkerMetrics, alpha: float, group_separator: str, distrusted: frozenset[str] = frozenset()) -> WorkerState:
-    """One worker as strategies see it; its group is the id up to the first separator, the whole id without one."""
-    averages = {metric: moving_average(values, alpha) for metric, values in sorted(row.stats.items())}
+def worker_state(
+    row: WorkerMetrics, alpha: float, group_separator: str, distrusted: frozenset[str] = frozenset()
+) -> WorkerState:
+    """One worker as strategies see it; its group is the id up to the first separator, the whole id
+    without one.
+    """
+    averages = {
+        metric: moving_average(values, alpha) for metric, values in sorted(row.stats.items())
+    }
     metrics = {metric: value for metric, value in averages.items() if value is not None}
     return WorkerState(
         worker_id=row.worker_id,
         group=row.worker_id.partition(group_separator)[0],
         metrics=metrics,
-        limits={metric: float(row.operating_range[metric][0]) if row.operating_range.get(metric) else _DEFAULT_LIMIT for metric in metrics},
-        accepts_leases=not row.drain_requested and not is_failing(row) and row.worker_id not in distrusted,
+        limits={
+            metric: float(row.operating_range[metric][0])
+            if row.operating_range.get(metric)
+            else _DEFAULT_LIMIT
+            for metric in metrics
+        },
+        accepts_leases=not row.drain_requested
+        and not is_failing(row)
+        and row.worker_id not in distrusted,
     )
 
 
 def _forced_move(lease: Lease, seen: Observation, accepting: frozenset[str]) -> Move | None:
-    """A handoff that its old owner does not finish, because it died or takes too long, is finished in its place."""
+    """A handoff that its old owner does not finish, because it died or takes too long, is finished
+    in its place.
+    """
     if lease.checkpoint_owner is None or lease.owner is None or lease.owner not in accepting:
         return None
     if lease.lease_key in seen.expired:
-        return Move(lease.lease_key, None, lease.owner, f"{lease.checkpoint_owner} stopped renewing during the handoff")
+        return Move(
+            lease.lease_key,
+            None,
+            lease.owner,
+            f"{lease.checkpoint_owner} stopped renewing during the handoff",
+        )
     if lease.lease_key in seen.overdue_handoffs:
-        return Move(lease.lease_key, lease.checkpoint_owner, lease.owner, f"the handoff from {lease.checkpoint_owner} is overdue")
+        return Move(
+            lease.lease_key,
+            lease.checkpoint_owner,
+            lease.owner,
+            f"the handoff from {lease.checkpoint_owner} is overdue",
+        )
     return None
 
 
-def _lease_state(lease: Lease, seen: Observation, draining: frozenset[str], living: frozenset[str], *, is_forced: bool) -> LeaseState:
+def _lease_state(
+    lease: Lease,
+    seen: Observation,
+    draining: frozenset[str],
+    living: frozenset[str],
+    *,
+    is_forced: bool,
+) -> LeaseState:
     key = lease.lease_key
     owner, last_owner, movable = lease.owner, seen.last_owners.get(key), True
     if is_forced:
@@ -155,7 +211,12 @@ def _lease_state(lease: Lease, seen: Observation, draining: frozenset[str], livi
         owner = None
     elif key in seen.expired:
         owner, last_owner = None, lease.actual_owner
-    elif lease.in_handoff and lease.owner in living and lease.owner not in draining and key not in seen.overdue_handoffs:
+    elif (
+        lease.in_handoff
+        and lease.owner in living
+        and lease.owner not in draining
+        and key not in seen.overdue_handoffs
+    ):
         movable = False
     elif lease.in_handoff or lease.owner in draining:
         owner, last_owner = None, lease.owner

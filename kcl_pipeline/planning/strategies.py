@@ -7,32 +7,41 @@ import importlib.util
 from typing import Final
 
 from kcl_pipeline.errors import SettingsError
-from kcl_pipeline.planning.lease_count import lease_count_based
+from kcl_pipeline.planning.kcl.lease_count import lease_count_based
+from kcl_pipeline.planning.kcl.variance import worker_utilization_aware
 from kcl_pipeline.planning.model import Strategy
-from kcl_pipeline.planning.variance import worker_utilization_aware
 
 _REGISTRY: Final[dict[str, Strategy]] = {
     "worker_utilization_aware": worker_utilization_aware,
     "lease_count_based": lease_count_based,
 }
-_OWN_MODULES: Final = {"balanced": "kcl_pipeline.planning.balanced"}
+_OWN_MODULES: Final = {"balanced": "kcl_pipeline.planning.balanced.strategy"}
 """Strategies whose module registers itself when it is imported."""
 
 
 def register(name: str, strategy: Strategy) -> None:
-    """Make a strategy known under `name`; a later registration of the same name wins. The function must be pure and deterministic."""
+    """Make a strategy known under `name`; a later registration of the same name wins.
+
+    The function must be pure and deterministic.
+    """
     _REGISTRY[name] = strategy
 
 
 def get(name: str) -> Strategy:
-    """The strategy of that name, KCL's spelling in capitals included. Raises `SettingsError` naming the known ones."""
+    """The strategy of that name, KCL's spelling in capitals included.
+
+    Raises `SettingsError` naming the known ones.
+    """
     wanted = name.lower()
     if wanted not in _REGISTRY:
         _load_own_modules()
     for candidate in (name, wanted):
         if candidate in _REGISTRY:
             return _REGISTRY[candidate]
-    raise SettingsError(f"lease_assignment_strategy={name!r} is not known; write one of {', '.join(names())}, or register it")
+    raise SettingsError(
+        f"lease_assignment_strategy={name!r} is not known; write one of "
+        f"{', '.join(names())}, or register it"
+    )
 
 
 def names() -> tuple[str, ...]:

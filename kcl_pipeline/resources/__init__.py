@@ -2,6 +2,16 @@
 
 from kcl_pipeline.resources.aws import AwsResource
 from kcl_pipeline.resources.spark import SparkResource
-from kcl_pipeline.resources.tables import CoordinatorStateTableResource, LeaseTableResource, WorkerMetricsTableResource
+from kcl_pipeline.resources.tables import (
+    CoordinatorStateTableResource,
+    LeaseTableResource,
+    WorkerMetricsTableResource,
+)
 
-__all__ = ["AwsResource", "CoordinatorStateTableResource", "LeaseTableResource", "SparkResource", "WorkerMetricsTableResource"]
+__all__ = [
+    "AwsResource",
+    "CoordinatorStateTableResource",
+    "LeaseTableResource",
+    "SparkResource",
+    "WorkerMetricsTableResource",
+]

@@ -14,18 +14,27 @@ _made_guard = threading.Lock()
 
 
 class AwsResource(dg.ConfigurableResource[Any]):
-    """Where AWS is and who asks; leave everything out to use the standard environment (`AWS_REGION`, `AWS_ENDPOINT_URL`, profiles, instance roles).
+    """Where AWS is and who asks; leave everything out to use the standard environment
+    (`AWS_REGION`, `AWS_ENDPOINT_URL`, profiles, instance roles).
 
-    The fields are those of dagster-aws; retries and time-outs are not among them, because the client library has to know about each attempt
-    (a repeated conditional write fails on its own first attempt).
+    The fields are those of dagster-aws; retries and time-outs are not among them, because the
+    client library has to know about each attempt (a repeated conditional write fails on its own
+    first attempt).
     """
 
     region_name: str | None = Field(default=None, description="AWS region, such as eu-central-1")
-    endpoint_url: str | None = Field(default=None, description="Another address for DynamoDB and Kinesis, such as that of the embedded AWS")
+    endpoint_url: str | None = Field(
+        default=None,
+        description="Another address for DynamoDB and Kinesis, such as that of the embedded AWS",
+    )
     profile_name: str | None = Field(default=None, description="A profile of ~/.aws/config")
     aws_access_key_id: str | None = Field(default=None, description="Give both keys or none")
-    aws_secret_access_key: str | None = Field(default=None, description="Give both keys or none; use an EnvVar")
-    aws_session_token: str | None = Field(default=None, description="For temporary credentials; use an EnvVar")
+    aws_secret_access_key: str | None = Field(
+        default=None, repr=False, description="Give both keys or none; use an EnvVar"
+    )
+    aws_session_token: str | None = Field(
+        default=None, repr=False, description="For temporary credentials; use an EnvVar"
+    )
 
     def session_options(self) -> SessionOptions:
         """The same as a value."""
@@ -39,7 +48,11 @@ class AwsResource(dg.ConfigurableResource[Any]):
         )
 
     def clients(self, settings: ConsumerSettings) -> AwsClients:
-        """The boto3 clients for an application. Dagster makes a resource anew for every tick, so they are kept by the process, one set per configuration."""
+        """The boto3 clients for an application.
+
+        Dagster makes a resource anew for every tick, so they are kept by the process, one set per
+        configuration.
+        """
         key = (self.session_options(), repr(settings))
         with _made_guard:
             if key not in _made:

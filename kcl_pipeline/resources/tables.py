@@ -16,22 +16,41 @@ class ApplicationResource(dg.ConfigurableResource[Any]):
     """What the three have in common: the application they belong to."""
 
     aws: dg.ResourceDependency[AwsResource]
-    application_name: str = Field(description="The KCL application name; tables are named after it unless a setting says otherwise")
-    streams: list[str] = Field(description="Names or ARNs of the streams that the application reads")
+    application_name: str = Field(
+        description="The KCL application name; tables are named after it unless a setting "
+        "says otherwise"
+    )
+    streams: list[str] = Field(
+        description="Names or ARNs of the streams that the application reads"
+    )
     overrides: dict[str, Any] = Field(
         default_factory=dict,
-        description='Settings that are not at their default, by section, such as {"lease_table": {"table_name": "orders-leases"}}',
+        description="Settings that are not at their default, by section, such as "
+        '{"lease_table": {"table_name": "orders-leases"}}',
     )
 
     @classmethod
     def of(cls, settings: ConsumerSettings, aws: AwsResource) -> Self:
         """The resource for an application with these settings."""
-        overrides = settings.model_dump(mode="json", exclude_defaults=True, exclude={"application_name", "streams"})
-        return cls(aws=aws, application_name=settings.application_name, streams=list(settings.streams), overrides=overrides)
+        overrides = settings.model_dump(
+            mode="json", exclude_defaults=True, exclude={"application_name", "streams"}
+        )
+        return cls(
+            aws=aws,
+            application_name=settings.application_name,
+            streams=list(settings.streams),
+            overrides=overrides,
+        )
 
     def settings(self) -> ConsumerSettings:
         """All settings of the application. Raises `pydantic.ValidationError` for wrong ones."""
-        return ConsumerSettings.model_validate({**self.overrides, "application_name": self.application_name, "streams": tuple(self.streams)})
+        return ConsumerSettings.model_validate(
+            {
+                **self.overrides,
+                "application_name": self.application_name,
+                "streams": tuple(self.streams),
+            }
+        )
 
     def _tables(self) -> Tables:
         settings = self.settings()

@@ -1,7 +1,9 @@
 """Dagster's runs against the workers' heartbeats.
 
-Dagster's default launcher does not notice a dead worker after the code server that started it is gone, and a run can be stuck in CANCELING with a worker
-that never got the signal. Both are judged on this process's monotonic clock alone: what counts is whether a worker's row *moved*, never what time it says.
+Dagster's default launcher does not notice a dead worker after the code server that started it is
+gone, and a run can be stuck in CANCELING with a worker that never got the signal. Both are judged
+on this process's monotonic clock alone: what counts is whether a worker's row *moved*, never what
+time it says.
 """
 
 from collections.abc import Iterable, Sequence
@@ -10,13 +12,13 @@ from typing import Final, Literal
 
 from dagster import DagsterInstance, DagsterRunStatus
 
-from kcl_pipeline.config import ConsumerSettings
+from kcl_pipeline.assets.runs import RunView
 from kcl_pipeline.leases.tables import WorkerMetrics, WorkerMetricsTable
-from kcl_pipeline.sensors.runs import RunView
 
-LEAST_SILENCE_SECONDS: Final = 20.0
 NO_ROW_SECONDS: Final = 120.0
-"""A starting worker has no row until its Spark session stands, a finishing one has deleted it: both are given this long."""
+"""A starting worker has no row until its Spark session stands, a finishing one has deleted it: both
+are given this long.
+"""
 STUCK_CANCELING_SECONDS: Final = 30.0
 LONGEST_GAP_SECONDS: Final = 10.0
 
@@ -35,10 +37,12 @@ class Finding:
 
 @dataclass(slots=True)
 class Heartbeats:
-    """For how long each worker's row has stood still, and each run has been in its present state; may be rebuilt at any time.
+    """For how long each worker's row has stood still, and each run has been in its present state;
+    may be rebuilt at any time.
 
-    Only time that was watched counts: a gap between two looks adds at most `LONGEST_GAP_SECONDS`. After an outage of the table, in which nobody could
-    report, workers therefore have their full time again.
+    Only time that was watched counts: a gap between two looks adds at most `LONGEST_GAP_SECONDS`.
+    After an outage of the table, in which nobody could report, workers therefore have their full
+    time again.
     """
 
     looked: float | None = None
@@ -52,12 +56,23 @@ class Heartbeats:
         self.looked = now
         seen = {row.worker_id: row for row in rows}
         self.rows = {
-            worker_id: (row, before[1] + step if (before := self.rows.get(worker_id)) and _same_beat(before[0], row) else 0.0)
+            worker_id: (
+                row,
+                before[1] + step
+                if (before := self.rows.get(worker_id)) and _same_beat(before[0], row)
+                else 0.0,
+            )
             for worker_id, row in seen.items()
         }
-        started = [r for r in runs if r.status in (DagsterRunStatus.STARTED, DagsterRunStatus.CANCELING)]
+        started = [
+            r for r in runs if r.status in (DagsterRunStatus.STARTED, DagsterRunStatus.CANCELING)
+        ]
         canceling = [r for r in started if r.status is DagsterRunStatus.CANCELING]
-        self.absent = {r.run_id: self.absent.get(r.run_id, -step) + step for r in started if r.worker_id not in seen}
+        self.absent = {
+            r.run_id: self.absent.get(r.run_id, -step) + step
+            for r in started
+            if r.worker_id not in seen
+        }
         self.canceling = {r.run_id: self.canceling.get(r.run_id, -step) + step for r in canceling}
 
     def silent_seconds(self, worker_id: str) -> float | None:
@@ -71,13 +86,10 @@ def _same_beat(before: WorkerMetrics, after: WorkerMetrics) -> bool:
     return before.last_update_seconds == after.last_update_seconds and before.stats == after.stats
 
 
-def silence_limit_seconds(settings: ConsumerSettings) -> float:
-    """A row that stood still for longer belongs to no living worker: three reports missed, and never less than 20 s."""
-    return max(3 * settings.worker.worker_metrics_reporter_freq_in_millis / 1000, LEAST_SILENCE_SECONDS)
-
-
 def judge(beats: Heartbeats, runs: Sequence[RunView], limit_seconds: float) -> tuple[Finding, ...]:
-    """Runs without a living worker, and runs that are being cancelled while their worker lives on."""
+    """Runs without a living worker, and runs that are being cancelled while their worker
+    lives on.
+    """
     findings = []
     for run in runs:
         if run.status not in (DagsterRunStatus.STARTED, DagsterRunStatus.CANCELING):
@@ -86,18 +98,46 @@ def judge(beats: Heartbeats, runs: Sequence[RunView], limit_seconds: float) -> t
         silent = beats.silent_seconds(run.worker_id)
         gone: Action = "report_canceled" if canceling else "report_failed"
         if silent is not None and silent > limit_seconds:
-            findings.append(Finding(run.run_id, run.worker_id, gone, f"worker {run.worker_id} has not reported for {silent:.0f} s"))
+            findings.append(
+                Finding(
+                    run.run_id,
+                    run.worker_id,
+                    gone,
+                    f"worker {run.worker_id} has not reported for {silent:.0f} s",
+                )
+            )
         elif silent is None and beats.absent.get(run.run_id, 0.0) > NO_ROW_SECONDS:
-            findings.append(Finding(run.run_id, run.worker_id, gone, f"worker {run.worker_id} has had no row for {NO_ROW_SECONDS:.0f} s"))
-        elif silent is not None and canceling and beats.canceling.get(run.run_id, 0.0) > STUCK_CANCELING_SECONDS:
-            findings.append(Finding(run.run_id, run.worker_id, "request_drain", f"worker {run.worker_id} goes on though its run is being cancelled"))
+            findings.append(
+                Finding(
+                    run.run_id,
+                    run.worker_id,
+                    gone,
+                    f"worker {run.worker_id} has had no row for {NO_ROW_SECONDS:.0f} s",
+                )
+            )
+        elif (
+            silent is not None
+            and canceling
+            and beats.canceling.get(run.run_id, 0.0) > STUCK_CANCELING_SECONDS
+        ):
+            findings.append(
+                Finding(
+                    run.run_id,
+                    run.worker_id,
+                    "request_drain",
+                    f"worker {run.worker_id} goes on though its run is being cancelled",
+                )
+            )
     return tuple(findings)
 
 
-def act(findings: Sequence[Finding], instance: DagsterInstance, table: WorkerMetricsTable) -> tuple[str, ...]:
+def act(
+    findings: Sequence[Finding], instance: DagsterInstance, table: WorkerMetricsTable
+) -> tuple[str, ...]:
     """Carry the findings out; returns a sentence for each that was.
 
-    A worker whose run is reported dead is also told to drain: should it only have been paused, it must not go on outside any run.
+    A worker whose run is reported dead is also told to drain: should it only have been paused, it
+    must not go on outside any run.
     """
     done = []
     for finding in findings:

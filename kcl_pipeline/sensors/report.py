@@ -1,4 +1,6 @@
-"""What the leader sensor tells Dagster about streams and tables, and when: on change, and at least once a minute."""
+"""What the leader sensor tells Dagster about streams and tables, and when: on change, and at least
+once a minute.
+"""
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
@@ -8,10 +10,10 @@ import dagster as dg
 
 from kcl_pipeline.assets import health
 from kcl_pipeline.assets.contract import DagsterOptions
-from kcl_pipeline.assets.figures import MOST_ROWS, lag_text, table_of
 from kcl_pipeline.assets.names import Names, stream_key
+from kcl_pipeline.assets.run_metadata import MOST_ROWS, lag_text, table_of
 from kcl_pipeline.config import ConsumerSettings
-from kcl_pipeline.leases.lease import Lease
+from kcl_pipeline.leases.lease import BadRow, Lease
 from kcl_pipeline.leases.tables import WorkerMetrics
 from kcl_pipeline.planning.explain import explain
 from kcl_pipeline.planning.model import Plan, PlanInput
@@ -20,14 +22,19 @@ AssetEvent = dg.AssetMaterialization | dg.AssetObservation | dg.AssetCheckEvalua
 
 LONGEST_GAP_SECONDS: Final = 60.0
 SHORTEST_GAP_SECONDS: Final = 9.0
-"""An event costs 9 kB of Dagster's log for ever; a fleet that changes at every tick is shown at every other."""
+"""An event costs 9 kB of Dagster's log for ever; a fleet that changes at every tick is shown at
+every other.
+"""
 
 HOLE_GRACE_SECONDS: Final = 30.0
 
 
 @dataclass(frozen=True, slots=True)
 class FleetView:
-    """One look at the application. `waits`: seconds without a living owner by lease key; `lag_millis` the worst that a running worker reported."""
+    """One look at the application. `waits`: seconds without a living owner by lease key;
+    `lag_millis` the worst that a running worker reported, `unread_shards` of how many shards it is
+    not known yet, `stalled_shards` how many of their shards stand still.
+    """
 
     leases: tuple[Lease, ...]
     workers: tuple[WorkerMetrics, ...]
@@ -35,20 +42,29 @@ class FleetView:
     leads: bool
     waits: dict[str, float]
     lag_millis: int | None = None
+    stalled_shards: int = 0
+    unread_shards: int = 0
     plan: Plan | None = None
     plan_input: PlanInput | None = None
     cycle_seconds: float = 0.0
+    bad_rows: tuple[BadRow, ...] = ()
 
 
 @dataclass(slots=True)
 class Cadence:
-    """Decides what is due. Remembers, per subject, what was told last and when (monotonic seconds); may be rebuilt at any time."""
+    """Decides what is due.
+
+    Remembers, per subject, what was told last and when (monotonic seconds); may be rebuilt at any
+    time.
+    """
 
     told: dict[str, tuple[Hashable, float]] = field(default_factory=dict)
     hole_since: float | None = None
 
     def hole_lasts(self, hole: bool, now: float) -> bool:
-        """Whether hash keys have been uncovered for longer than a new application, or a reshard, takes to create leases."""
+        """Whether hash keys have been uncovered for longer than a new application, or a reshard,
+        takes to create leases.
+        """
         self.hole_since = (now if self.hole_since is None else self.hole_since) if hole else None
         return self.hole_since is not None and now - self.hole_since >= HOLE_GRACE_SECONDS
 
@@ -65,20 +81,32 @@ class Cadence:
 
 @dataclass(slots=True)
 class LeaseWaits:
-    """Since when each unfinished lease has had no living owner (monotonic seconds); may be rebuilt at any time."""
+    """Since when each unfinished lease has had no living owner (monotonic seconds); may be rebuilt
+    at any time.
+    """
 
     since: dict[str, float] = field(default_factory=dict)
 
     def observe(self, leases: Sequence[Lease], ownerless: set[str], now: float) -> dict[str, float]:
         """Take in one look; returns the seconds waited by lease key."""
-        waiting = {le.lease_key for le in leases if not le.ended and (le.actual_owner is None or le.lease_key in ownerless)}
+        waiting = {
+            le.lease_key
+            for le in leases
+            if not le.ended and (le.actual_owner is None or le.lease_key in ownerless)
+        }
         self.since = {key: self.since.get(key, now) for key in waiting}
         return {key: now - since for key, since in self.since.items()}
 
 
 def stuck_limit_seconds(settings: ConsumerSettings) -> float:
-    """A lease may wait for its expiry, for the next assignment, and for its new owner to find it; twice that is stuck."""
-    millis = settings.lease.failover_time_millis + settings.lease_assignment_interval_millis + settings.lease_discovery_interval_millis
+    """A lease may wait for its expiry, for the next assignment, and for its new owner to find it;
+    twice that is stuck.
+    """
+    millis = (
+        settings.lease.failover_time_millis
+        + settings.lease_assignment_interval_millis
+        + settings.lease_discovery_interval_millis
+    )
     return 2 * millis / 1000
 
 
@@ -97,7 +125,9 @@ def _lease_rows(leases: Sequence[Lease]) -> list[dict[str, Any]]:
 
 
 def lease_table_metadata(view: FleetView) -> dict[str, Any]:
-    """Gauges of the whole application (numbers: Dagster plots them), the leases (up to 50), leases per worker, and the plan."""
+    """Gauges of the whole application (numbers: Dagster plots them), the leases (up to 50), leases
+    per worker, and the plan.
+    """
     unfinished = [le for le in view.leases if not le.ended]
     counts = health.lease_counts(view.leases)
     metadata: dict[str, Any] = {
@@ -106,22 +136,48 @@ def lease_table_metadata(view: FleetView) -> dict[str, Any]:
         "without_owner": sum(1 for le in unfinished if le.actual_owner is None),
         "in_handoff": sum(1 for le in view.leases if le.in_handoff),
         "leader": dg.MetadataValue.text(view.lock_owner or "nobody"),
-        "per_worker": table_of([{"worker": worker, "leases": count} for worker, count in sorted(counts.items())]),
+        "per_worker": table_of(
+            [{"worker": worker, "leases": count} for worker, count in sorted(counts.items())]
+        ),
     }
     if len(view.leases) <= MOST_ROWS:
         metadata["rows"] = table_of(_lease_rows(view.leases))
     else:
-        metadata["rows"] = dg.MetadataValue.text(f"{len(view.leases)} rows are too many for this page; see `kcl-pipeline leases`")
+        metadata["rows"] = dg.MetadataValue.text(
+            f"{len(view.leases)} rows are too many for this page; see `kcl-pipeline leases`"
+        )
     if view.plan is not None:
         metadata |= plan_metadata(view.plan, view.plan_input)
-        metadata["plan_notes"] = dg.MetadataValue.text("; ".join((view.plan.strategy, *view.plan.notes, *(f"nobody can take {k}" for k in view.plan.spilled))))
+        metadata["plan_notes"] = dg.MetadataValue.text(
+            "; ".join(
+                (
+                    view.plan.strategy,
+                    *view.plan.notes,
+                    *(f"nobody can take {k}" for k in view.plan.spilled),
+                )
+            )
+        )
     return metadata
 
 
 def plan_metadata(plan: Plan, plan_input: PlanInput | None) -> dict[str, Any]:
-    """The moves with their reasons; and, when it is known what the plan was made from, loads before and after per worker and group, and the bound."""
+    """The moves with their reasons; and, when it is known what the plan was made from, loads before
+    and after per worker and group, and the bound.
+    """
     if plan_input is None:
-        return {"plan": table_of([{"lease": m.lease_key, "from": m.from_worker, "to": m.to_worker, "reason": m.reason} for m in plan.moves])}
+        return {
+            "plan": table_of(
+                [
+                    {
+                        "lease": m.lease_key,
+                        "from": m.from_worker,
+                        "to": m.to_worker,
+                        "reason": m.reason,
+                    }
+                    for m in plan.moves
+                ]
+            )
+        }
     table = explain(plan_input, plan)
     return {
         "plan": table_of(table.rows()),
@@ -139,7 +195,12 @@ def worker_table_metadata(view: FleetView) -> dict[str, Any]:
             "worker": w.worker_id,
             "leases": counts.get(w.worker_id, 0),
             "cpu": None if (cpu := health.cpu_percent(w)) is None else f"{cpu:.0f} %",
-            "limit": " ".join(f"{name}:{limits[0]} %" for name, limits in sorted(w.operating_range.items()) if limits) or None,
+            "limit": " ".join(
+                f"{name}:{limits[0]} %"
+                for name, limits in sorted(w.operating_range.items())
+                if limits
+            )
+            or None,
             "draining": "yes" if w.drain_requested else None,
             "run": w.run_id,
         }
@@ -165,28 +226,64 @@ def _of_stream(view: FleetView, stream: str, single: bool) -> list[Lease]:
     return [le for le in view.leases if single or (le.stream or "").split(":")[1:2] == [bare]]
 
 
-def asset_events(view: FleetView, names: Names, settings: ConsumerSettings, options: DagsterOptions, cadence: Cadence, now: float) -> list[AssetEvent]:
+def asset_events(
+    view: FleetView,
+    names: Names,
+    settings: ConsumerSettings,
+    options: DagsterOptions,
+    cadence: Cadence,
+    now: float,
+) -> list[AssetEvent]:
     """What is due to be told at `now` (monotonic seconds)."""
     events: list[AssetEvent] = []
     owners = tuple((le.lease_key, le.owner, le.checkpoint_owner, le.ended) for le in view.leases)
     if cadence.due("leases", owners, now):
-        events.append(dg.AssetMaterialization(names.lease_table, metadata=lease_table_metadata(view)))
+        events.append(
+            dg.AssetMaterialization(names.lease_table, metadata=lease_table_metadata(view))
+        )
         for stream in settings.streams:
             group = _of_stream(view, stream, single=len(settings.streams) == 1)
-            events.append(dg.AssetObservation(stream_key(stream), metadata=_stream_metadata(view, group)))
+            events.append(
+                dg.AssetObservation(stream_key(stream), metadata=_stream_metadata(view, group))
+            )
     if cadence.due("workers", tuple((w.worker_id, w.drain_requested) for w in view.workers), now):
-        events.append(dg.AssetMaterialization(names.worker_metrics_table, metadata=worker_table_metadata(view)))
+        events.append(
+            dg.AssetMaterialization(
+                names.worker_metrics_table, metadata=worker_table_metadata(view)
+            )
+        )
     if cadence.due("leader", view.lock_owner, now):
-        metadata: dict[str, Any] = {"leader": view.lock_owner or "nobody", "this_sensor_leads": view.leads, "cycle_seconds": view.cycle_seconds}
+        metadata: dict[str, Any] = {
+            "leader": view.lock_owner or "nobody",
+            "this_sensor_leads": view.leads,
+            "cycle_seconds": view.cycle_seconds,
+        }
         events.append(dg.AssetObservation(names.coordinator_state_table, metadata=metadata))
     covered = health.coverage(view.leases, settings.streams)
     checks = [
+        (names.output, health.paused(view.workers)),
         (names.lease_table, health.stuck(view.waits, stuck_limit_seconds(settings))),
-        (names.worker_metrics_table, health.balance(view.leases, view.workers, settings.assignment.re_balance_threshold_percentage)),
+        (names.lease_table, health.rows(view.bad_rows)),
+        (
+            names.worker_metrics_table,
+            health.balance(
+                view.leases, view.workers, settings.assignment.re_balance_threshold_percentage
+            ),
+        ),
     ]
     if cadence.hole_lasts(not covered.passed, now) or covered.passed:
         checks.append((names.lease_table, covered))
-    if view.lag_millis is not None:
-        checks.append((names.output, health.lag(view.lag_millis, options.lag_threshold_seconds)))
-    events += [check.evaluation(key) for key, check in checks if cadence.due(check.check, check.passed, now)]
+    if view.lag_millis is not None or view.stalled_shards:
+        lag = health.lag(
+            view.lag_millis,
+            options.lag_threshold_seconds,
+            view.stalled_shards,
+            unread_shards=view.unread_shards,
+        )
+        checks.append((names.output, lag))
+    events += [
+        check.evaluation(key)
+        for key, check in checks
+        if cadence.due(check.check, check.passed, now)
+    ]
     return events

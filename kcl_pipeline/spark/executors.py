@@ -1,9 +1,11 @@
-"""Batches that executors fetch: one Spark job reads several shards per task, transforms and writes; positions, counts and file names come back.
+"""Batches that executors fetch: one Spark job reads several shards per task, transforms and writes;
+positions, counts and file names come back.
 
-*The short way* (`ArrowRangeJobs`): a task reads, applies the Arrow function and writes its Parquet file itself; no record reaches a JVM. Only the attempt
-whose result Spark takes counts; the files of any other are in no commit.
-*A Spark transform* (`FrameRangeJobs`) gets a DataFrame whose partitions read their shards when they are evaluated; `pins` keeps every evaluation of a job to
-the same ranges.
+*The Arrow path* (`ArrowRangeJobs`): a task reads, applies the Arrow function and writes its Parquet
+file itself; no record reaches a JVM. Only the attempt whose result Spark takes counts; the files of
+any other are in no commit. *A Spark transform* (`FrameRangeJobs`) gets a DataFrame whose partitions
+read their shards when they are evaluated; `pins` keeps every evaluation of a job to the same
+ranges.
 """
 
 from __future__ import annotations
@@ -21,15 +23,20 @@ from pyspark import cloudpickle
 from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from kcl_pipeline.batch import Batch, Written
+from kcl_pipeline.batch import NOTHING_WRITTEN, Batch, Written
 from kcl_pipeline.clock import Clock, SystemClock
 from kcl_pipeline.config import RetrievalSettings
-from kcl_pipeline.errors import SinkError, TransformFailed
-from kcl_pipeline.records.kinesis import RECORD_SCHEMA, KinesisClient
-from kcl_pipeline.records.ranges import FetchedShard, RangeReader, RangesWritten, ShardFetch
-from kcl_pipeline.spark.arrow_writer import ArrowBatchWriter, ArrowTransform
-from kcl_pipeline.spark.pins import PinAddress, Pins, PinServer
-from kcl_pipeline.spark.writer import SparkBatchWriter, spark_line
+from kcl_pipeline.delta.arrow_writer import ArrowBatchWriter
+from kcl_pipeline.delta.files import batch_folder, unique_name
+from kcl_pipeline.delta.storage.options import StorageOptions
+from kcl_pipeline.errors import SinkError, TransformFailedError
+from kcl_pipeline.kinesis.client import RECORD_SCHEMA, KinesisClient
+from kcl_pipeline.kinesis.ranges import FetchedShard, RangeReader, RangesWritten, ShardFetch
+from kcl_pipeline.spark.job_errors import spark_line
+from kcl_pipeline.spark.pin_server import PinServer
+from kcl_pipeline.spark.pins import PinAddress, Pins
+from kcl_pipeline.spark.writer import SparkBatchWriter
+from kcl_pipeline.transform.arrow import ArrowTransform
 
 FETCH_SECONDS: Final = 5.0
 """A task begins no further call after this time: hand-overs and stops wait for the job."""
@@ -39,7 +46,9 @@ _INSTALLED: Final = frozenset({"site-packages", "dist-packages", "kcl_pipeline"}
 
 
 class KinesisOpener(Protocol):
-    """Gives the stream client in whatever process it is called, the same one every time; can be pickled."""
+    """Gives the stream client in whatever process it is called, the same one every time; can be
+    pickled.
+    """
 
     def open(self) -> KinesisClient:
         """The client."""
@@ -67,8 +76,8 @@ class _Outcome:
 
 
 class ArrowRangeJobs:
-    """`RangeJobs` of the short way. `transform_arrow` is called once per task, with the records of the task's shards: it must not look beyond single records
-    or single shards.
+    """`RangeJobs` of the Arrow path. `transform_arrow` is called once per task, with the records of
+    the task's shards: it must not look beyond single records or single shards.
     """
 
     def __init__(
@@ -82,20 +91,30 @@ class ArrowRangeJobs:
     ) -> None:
         self._context = session.sparkContext
         self._source = source
-        self._open_writer = _WriterOf(transform_arrow, table_uri, tuple(partition_by), dict(storage_options or {}))
+        self._open_writer = _WriterOf(
+            transform_arrow, table_uri, tuple(partition_by), StorageOptions(storage_options)
+        )
 
     def run(self, batch_id: str, fetches: Sequence[ShardFetch]) -> RangesWritten:
         """See `RangeJobs.run`."""
         groups = spread(fetches, self._context.defaultParallelism)
         try:
-            outcomes = self._context.parallelize(groups, len(groups)).map(_ArrowTask(self._source, self._open_writer, batch_id)).collect()
+            outcomes = (
+                self._context.parallelize(groups, len(groups))
+                .map(_ArrowTask(self._source, self._open_writer, batch_id, batch_folder(batch_id)))
+                .collect()
+            )
         except Exception as error:
             raise SinkError(f"the job of batch {batch_id} failed: {spark_line(error)}") from error
         shards = tuple(shard for outcome in outcomes for shard in outcome.shards)
-        failure = next((outcome.failure for outcome in outcomes if outcome.failure is not None), None)
+        failure = next(
+            (outcome.failure for outcome in outcomes if outcome.failure is not None), None
+        )
         if failure is not None:
             return RangesWritten(shards, None, failure)
-        return joined(shards, [outcome.written for outcome in outcomes if outcome.written is not None])
+        return joined(
+            shards, [outcome.written for outcome in outcomes if outcome.written is not None]
+        )
 
     def close(self) -> None:
         """Nothing is held open."""
@@ -106,17 +125,24 @@ class _WriterOf:
     transform: ArrowTransform | None
     uri: str
     partition_by: tuple[str, ...]
-    storage_options: dict[str, str]
+    storage_options: StorageOptions
 
     def __call__(self) -> ArrowBatchWriter:
         return ArrowBatchWriter(self.transform, self.uri, self.partition_by, self.storage_options)
 
 
 class _ArrowTask:
-    """One task of the short way: several shards in, files out."""
+    """One task of the Arrow path: several shards in, files out, in a new folder below `folder`."""
 
-    def __init__(self, source: TaskSource, open_writer: Callable[[], ArrowBatchWriter], batch_id: str) -> None:
-        self._source, self._open_writer, self._batch_id = source, open_writer, batch_id
+    def __init__(
+        self,
+        source: TaskSource,
+        open_writer: Callable[[], ArrowBatchWriter],
+        batch_id: str,
+        folder: str,
+    ) -> None:
+        self._source, self._open_writer = source, open_writer
+        self._batch_id, self._folder = batch_id, folder
 
     def __call__(self, fetches: Sequence[ShardFetch]) -> _Outcome:
         read = self._source.reader(SystemClock()).fetch(fetches, FETCH_SECONDS)
@@ -125,15 +151,20 @@ class _ArrowTask:
             return _Outcome(shards)
         rows = pa.concat_tables([table for _, table in read])
         try:
-            return _Outcome(shards, self._open_writer().write(Batch(self._batch_id, (), rows)))
-        except TransformFailed as error:
+            batch, folder = Batch(self._batch_id, (), rows), f"{self._folder}/{unique_name()}"
+            return _Outcome(shards, self._open_writer().write_into(batch, folder))
+        except TransformFailedError as error:
             return _Outcome(shards, failure=str(error))
 
 
 class FrameRangeJobs:
-    """`RangeJobs` of a Spark transform. Starts a `PinServer` where Spark's driver listens; `port` 0: any free one."""
+    """`RangeJobs` of a Spark transform. Starts a `PinServer` where Spark's driver listens; `port`
+    0: any free one.
+    """
 
-    def __init__(self, session: SparkSession, source: TaskSource, writer: SparkBatchWriter, port: int = 0) -> None:
+    def __init__(
+        self, session: SparkSession, source: TaskSource, writer: SparkBatchWriter, port: int = 0
+    ) -> None:
         self._session = session
         self._source = source
         self._writer = writer
@@ -144,13 +175,17 @@ class FrameRangeJobs:
     def run(self, batch_id: str, fetches: Sequence[ShardFetch]) -> RangesWritten:
         """See `RangeJobs.run`."""
         groups = spread(fetches, self._session.sparkContext.defaultParallelism)
-        job = uuid.uuid4().hex  # never that of another attempt at the batch, whose tasks may still be running
-        self._pins.begin(job)
+        job = (
+            uuid.uuid4().hex
+        )  # never that of another attempt at the batch, whose tasks may still be running
+        self._pins.begin(job, [fetch.lease_key for fetch in fetches])
         try:
             task = _FrameTask(self._source, groups, self._pins.address, job)
-            frame = self._session.range(0, len(groups), 1, len(groups)).mapInArrow(task, from_arrow_schema(RECORD_SCHEMA))
+            frame = self._session.range(0, len(groups), 1, len(groups)).mapInArrow(
+                task, from_arrow_schema(RECORD_SCHEMA)
+            )
             written = self._writer.write_frame(frame, batch_id, None, None)
-        except TransformFailed as error:
+        except TransformFailedError as error:
             return RangesWritten(self._pins.end(job), None, str(error))
         finally:
             shards = self._pins.end(job)
@@ -164,7 +199,13 @@ class FrameRangeJobs:
 class _FrameTask:
     """One partition of the records' DataFrame: reads its shards, or reads again what is pinned."""
 
-    def __init__(self, source: TaskSource, groups: Sequence[tuple[ShardFetch, ...]], address: PinAddress, job: str) -> None:
+    def __init__(
+        self,
+        source: TaskSource,
+        groups: Sequence[tuple[ShardFetch, ...]],
+        address: PinAddress,
+        job: str,
+    ) -> None:
         self._source, self._groups, self._address, self._job = source, groups, address, job
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -178,20 +219,28 @@ class _FrameTask:
         with Pins(self._address, self._job) as pins:
             pinned = {fetch.lease_key: pins.get(fetch.lease_key) for fetch in fetches}
             tables = []
-            for shard, table in reader.fetch([fetch for fetch in fetches if pinned[fetch.lease_key] is None], FETCH_SECONDS):
+            for shard, table in reader.fetch(
+                [fetch for fetch in fetches if pinned[fetch.lease_key] is None], FETCH_SECONDS
+            ):
                 counts = pins.pin(shard)
                 if (counts.through, counts.records) == (shard.through, shard.records):
                     tables.append(table)
                 else:
                     pinned[shard.lease_key] = counts
-        again = [(fetch, known) for fetch in fetches if (known := pinned[fetch.lease_key]) is not None]
-        return tables + [reader.read_exactly(fetch, known.through, known.records) for fetch, known in again]
+        again = [
+            (fetch, known) for fetch in fetches if (known := pinned[fetch.lease_key]) is not None
+        ]
+        return tables + [
+            reader.read_exactly(fetch, known.through, known.records) for fetch, known in again
+        ]
 
 
 def ship_by_value(function: Callable[..., object] | None) -> None:
-    """Have Spark send what the function's module defines along with it, unless the module is installed.
+    """Have Spark send what the function's module defines along with it, unless the module is
+    installed.
 
-    A pipeline's module is a file of the user's project, which executors do not have; sent as a name, it could not be imported there.
+    A pipeline's module is a file of the user's project, which executors do not have; sent as a
+    name, it could not be imported there.
     """
     module = sys.modules.get(getattr(function, "__module__", None) or "")
     file = getattr(module, "__file__", None)
@@ -206,13 +255,39 @@ def spread(fetches: Sequence[ShardFetch], tasks: int) -> list[tuple[ShardFetch, 
 
 
 def joined(shards: tuple[FetchedShard, ...], parts: Sequence[Written]) -> RangesWritten:
-    """What the tasks wrote, in one. Tasks whose tables differ in more than nullability make it a failure; the types of a table without rows say nothing."""
-    if not parts:
-        return RangesWritten(shards, Written((), RECORD_SCHEMA, 0))
-    telling = [part for part in parts if part.rows] or parts[:1]
-    schema = telling[0].schema
-    for part in telling[1:]:
-        if [(field.name, field.type) for field in part.schema] != [(field.name, field.type) for field in schema]:
-            return RangesWritten(shards, None, f"tasks of one batch made different tables: {schema.names} and {part.schema.names}, or other types")
-        schema = pa.schema([field.with_nullable(field.nullable or other.nullable) for field, other in zip(schema, part.schema, strict=True)])
-    return RangesWritten(shards, Written(tuple(file for part in parts for file in part.files), schema, sum(part.rows for part in parts)))
+    """What the tasks wrote, in one.
+
+    Tasks whose tables differ in more than nullability make it a failure; the types of a table
+    without rows say nothing.
+    """
+    with_schema = [(part, part.schema) for part in parts if part.schema is not None]
+    if not with_schema:
+        return RangesWritten(shards, NOTHING_WRITTEN)
+    telling = [schema for part, schema in with_schema if part.rows] or [with_schema[0][1]]
+    schema = telling[0]
+    for other in telling[1:]:
+        if [(field.name, field.type) for field in other] != [
+            (field.name, field.type) for field in schema
+        ]:
+            return RangesWritten(
+                shards,
+                None,
+                f"tasks of one batch made different tables: {schema.names} and "
+                f"{other.names}, or other types",
+            )
+        schema = pa.schema(
+            [
+                field.with_nullable(field.nullable or same.nullable)
+                for field, same in zip(schema, other, strict=True)
+            ]
+        )
+    rejected = [part.rejected for part in parts if part.rejected is not None]
+    return RangesWritten(
+        shards,
+        Written(
+            tuple(file for part in parts for file in part.files),
+            schema,
+            sum(part.rows for part in parts),
+            pa.concat_tables(rejected) if rejected else None,
+        ),
+    )

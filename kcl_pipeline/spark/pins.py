@@ -1,107 +1,96 @@
-"""The driver's memory of which range each task has read, asked by the tasks themselves.
+"""Which range each task has read, reported to the driver by the tasks themselves.
 
-A DataFrame can be evaluated more than once: an executor is lost together with its shuffle files, a straggler runs twice, a transform counts before it
-writes. Whoever reads a shard for a job first says where it stopped, and everybody after that reads exactly the same range. Ends come back to the
-driver this way in the job itself.
+A DataFrame can be evaluated more than once: an executor is lost together with its shuffle files, a
+straggler runs twice, a transform counts before it writes. The first task that reads a shard for a
+job first reports where it stopped (it *pins* the range), and everybody after that reads exactly the
+same range. Ends come back to the driver this way in the job itself.
 
-The server listens where Spark's driver does, and answers only those who know the token that went out with the job.
+The messages are lines of JSON. A connection begins with a `Hello`, which the server answers with an
+`Answer` without a report or an error; then each `Request` has one `Answer`. The server is in
+`pin_server`.
 """
 
 from __future__ import annotations
 
-import hmac
-import json
-import secrets
+import random
 import socket
-import socketserver
-import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Annotated, Final, Self
 
+import msgspec
 from pydantic import TypeAdapter
 
+from kcl_pipeline.clock import Clock, SystemClock
 from kcl_pipeline.errors import SinkError
-from kcl_pipeline.records.ranges import FetchedShard
+from kcl_pipeline.kinesis.ranges import FetchedShard
 
 CONNECT_SECONDS: Final = 10.0
-IDLE_SECONDS: Final = 600.0
-_MAX_LINE: Final = 1 << 20
-_FETCHED: Final = TypeAdapter(FetchedShard)
+MAX_LINE: Final = 1024 * 1024
+"""Bytes. A report has a few kilobytes."""
+MAX_NAME: Final = 4096
+"""Characters of a job's or lease's name."""
+_ATTEMPTS: Final = 3
+_RETRY_SECONDS: Final = 0.5
+FETCHED: Final = TypeAdapter(FetchedShard)
+
+_Name = Annotated[str, msgspec.Meta(max_length=MAX_NAME)]
+
+
+class Hello(msgspec.Struct, forbid_unknown_fields=True):
+    """The first message of a connection."""
+
+    token: Annotated[str, msgspec.Meta(max_length=64)]
+
+
+class Request(msgspec.Struct, forbid_unknown_fields=True):
+    """What is pinned for the lease `key`; `report` pins it unless another task has."""
+
+    job: _Name
+    key: _Name
+    report: str | None = None
+
+
+class Answer(msgspec.Struct, forbid_unknown_fields=True):
+    """What is pinned now, or why the request is refused."""
+
+    report: str | None = None
+    error: str | None = None
+
+
+_ANSWER: Final = msgspec.json.Decoder(Answer)
 
 
 @dataclass(frozen=True, slots=True)
 class PinAddress:
-    """Where a task asks; it goes out with the job. `token` is in no log."""
+    """Where a task reports to; it goes out with the job. `token` is in no log and no `repr`."""
 
     host: str
     port: int
-    token: str
-
-
-class PinServer:
-    """Serves the pins of one driver until `close`. `bind_host` is listened on, `host` is what tasks connect to; `port` 0: any free one.
-
-    Raises `SinkError` when the address cannot be listened on.
-    """
-
-    def __init__(self, bind_host: str, host: str, port: int = 0) -> None:
-        self._lock = threading.Lock()
-        self._jobs: dict[str, dict[str, str]] = {}
-        # Not from a seeded generator: what can be guessed protects nothing
-        self._token = secrets.token_hex(16)
-        try:
-            self._server = _Server((bind_host, port), _Handler)
-        except OSError as error:
-            raise SinkError(f"the driver cannot listen on {bind_host}:{port} for its tasks: {error}; see spark.driver.bindAddress") from error
-        self._server.pins = self
-        self.address = PinAddress(host, self._server.server_address[1], self._token)
-        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.1}, name="pins", daemon=True)
-        self._thread.start()
-
-    def begin(self, job: str) -> None:
-        """Take pins for this job."""
-        with self._lock:
-            self._jobs[job] = {}
-
-    def end(self, job: str) -> tuple[FetchedShard, ...]:
-        """What was pinned, by lease key; the job's tasks are refused from now on."""
-        with self._lock:
-            pinned = self._jobs.pop(job, {})
-        return tuple(_FETCHED.validate_json(pinned[key]) for key in sorted(pinned))
-
-    def close(self) -> None:
-        """Stop listening."""
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join(CONNECT_SECONDS)
-
-    def answer(self, request: dict[str, Any]) -> dict[str, Any]:
-        """The pin of a shard, which is the report that comes with the request unless there was one before."""
-        if not hmac.compare_digest(str(request.get("token")), self._token):
-            return {"error": "the token is wrong"}
-        key, report = str(request.get("key")), request.get("report")
-        with self._lock:
-            job = self._jobs.get(str(request.get("job")))
-            if job is None:
-                return {"error": "the job is over"}
-            if report is not None:
-                report = job.setdefault(key, str(report))
-            return {"report": job.get(key)}
+    token: str = field(repr=False)
 
 
 class Pins:
-    """A task's side of one job; use it in `with`. Raises `SinkError` when the driver cannot be reached, or the job is over."""
+    """A task's side of one job; use it in `with`.
 
-    def __init__(self, address: PinAddress, job: str) -> None:
+    Raises `SinkError` when the driver cannot be reached, or the job is over.
+    """
+
+    def __init__(self, address: PinAddress, job: str, clock: Clock | None = None) -> None:
         self._address = address
         self._job = job
-        try:
-            self._socket = socket.create_connection((address.host, address.port), CONNECT_SECONDS)
-        except OSError as error:
-            where = f"{address.host}:{address.port}"
-            raise SinkError(f"a task cannot reach the driver at {where}: {error}; see spark.driver.host and retrieval.executors_port") from error
-        self._lines = self._socket.makefile("rb")
+        clock = clock or SystemClock()
+        for attempt in range(1, _ATTEMPTS + 1):
+            try:
+                self._connect()
+                return
+            except (OSError, msgspec.DecodeError) as error:
+                if attempt == _ATTEMPTS:
+                    raise SinkError(
+                        f"a task cannot reach the driver at {address.host}:{address.port}: "
+                        f"{error}; see spark.driver.host and retrieval.executors_port"
+                    ) from error
+            clock.sleep(random.SystemRandom().uniform(0, _RETRY_SECONDS))
 
     def get(self, lease_key: str) -> FetchedShard | None:
         """What was pinned for this shard; None: nobody has read it for this job."""
@@ -114,41 +103,49 @@ class Pins:
             raise SinkError(f"the driver did not keep the range of {shard.lease_key}")
         return pinned
 
-    def _ask(self, lease_key: str, shard: FetchedShard | None) -> FetchedShard | None:
-        report = None if shard is None else _FETCHED.dump_json(shard).decode()
-        request = {"token": self._address.token, "job": self._job, "key": lease_key, "report": report}
+    def _connect(self) -> None:
+        address = self._address.host, self._address.port
+        self._socket = socket.create_connection(address, CONNECT_SECONDS)
+        self._lines = self._socket.makefile("rb")
         try:
-            self._socket.sendall(json.dumps(request).encode() + b"\n")
-            answer = json.loads(self._lines.readline(_MAX_LINE))
-        except (OSError, ValueError) as error:
+            answer = self._exchange(Hello(self._address.token))
+        except BaseException:
+            self._close()
+            raise
+        if answer.error is not None:
+            self._close()
+            raise SinkError(f"the driver refuses a task: {answer.error}")
+
+    def _exchange(self, message: Hello | Request) -> Answer:
+        self._socket.sendall(msgspec.json.encode(message) + b"\n")
+        line = self._lines.readline(MAX_LINE)
+        if not line:
+            raise ConnectionError("the driver has closed the connection")
+        return _ANSWER.decode(line)
+
+    def _ask(self, lease_key: str, shard: FetchedShard | None) -> FetchedShard | None:
+        report = None if shard is None else FETCHED.dump_json(shard).decode()
+        try:
+            answer = self._exchange(Request(self._job, lease_key, report))
+        except (OSError, msgspec.DecodeError) as error:
             raise SinkError(f"a task has lost the driver: {error}") from error
-        if "error" in answer:
-            raise SinkError(f"the driver refuses the range of {lease_key}: {answer['error']}")
-        return None if answer["report"] is None else _FETCHED.validate_json(answer["report"])
+        if answer.error is not None:
+            raise SinkError(f"the driver refuses the range of {lease_key}: {answer.error}")
+        return None if answer.report is None else FETCHED.validate_json(answer.report)
+
+    def _close(self) -> None:
+        self._lines.close()
+        self._socket.close()
 
     def __enter__(self) -> Self:
         """Itself."""
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         """Hang up."""
-        self._lines.close()
-        self._socket.close()
-
-
-class _Server(socketserver.ThreadingTCPServer):
-    daemon_threads = True
-    allow_reuse_address = True
-    pins: PinServer
-
-
-class _Handler(socketserver.StreamRequestHandler):
-    timeout = IDLE_SECONDS
-    server: _Server
-
-    def handle(self) -> None:
-        try:
-            while line := self.rfile.readline(_MAX_LINE):
-                self.wfile.write(json.dumps(self.server.pins.answer(json.loads(line))).encode() + b"\n")
-        except (OSError, ValueError):
-            return
+        self._close()

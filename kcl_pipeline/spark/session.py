@@ -1,8 +1,10 @@
 """The Spark session with the settings that were measured to matter for small batches.
 
-On `local[*]` adaptive execution off with as many shuffle partitions as cores takes a quarter off a small batch; domain sockets take a third off every
-job that starts Python; Spark's Parquet writer is up to twice as fast without a dictionary for the payload, and a fifth faster without one for the sequence
-number, which never repeats. Everything can be overridden, and a session that exists is used as it is.
+On `local[*]` adaptive execution off with as many shuffle partitions as cores takes a quarter off a
+small batch; domain sockets take a third off every job that starts Python; Spark's Parquet writer is
+up to twice as fast without a dictionary for the payload, and a fifth faster without one for the
+sequence number, which never repeats. Everything can be overridden, and a session that exists is
+used as it is.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from typing import Any, Final
 
 from pyspark.sql import SparkSession
 
-from kcl_pipeline.java import require_java
+from kcl_pipeline.spark.java import require_java
 
 _ALWAYS: Final = {
     "spark.sql.session.timeZone": "UTC",
@@ -26,13 +28,16 @@ _ALWAYS: Final = {
     "spark.hadoop.parquet.enable.dictionary#sequence_number": "false",
     "spark.hadoop.mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
     "spark.hadoop.mapreduce.fileoutputcommitter.algorithm.version": "2",
-    "spark.sql.sources.commitProtocolClass": "org.apache.spark.sql.execution.datasources.SQLHadoopMapReduceCommitProtocol",
+    "spark.sql.sources.commitProtocolClass": (
+        "org.apache.spark.sql.execution.datasources.SQLHadoopMapReduceCommitProtocol"
+    ),
     "spark.python.sql.dataFrameDebugging.enabled": "false",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.log.level": "ERROR",
 }
-_QUIET_LOGGERS: Final = (  # each prints the whole trace of a failed task, which comes back as an exception anyway
+# each prints the whole trace of a failed task, which comes back as an exception anyway
+_QUIET_LOGGERS: Final = (
     "org.apache.spark.util.Utils",
     "org.apache.spark.executor.Executor",
     "org.apache.spark.scheduler.TaskSetManager",
@@ -47,7 +52,10 @@ _LOCAL: Final = {
 
 
 def session_settings(config: Mapping[str, str] | None = None) -> dict[str, str]:
-    """All settings that a session made here has: the measured ones, with `config` on top. `spark.master` defaults to `local[*]`."""
+    """All settings that a session made here has: the measured ones, with `config` on top.
+
+    `spark.master` defaults to `local[*]`.
+    """
     given = dict(config or {})
     master = given.get("spark.master", "local[*]")
     settings = {"spark.master": master, **_ALWAYS}
@@ -57,10 +65,12 @@ def session_settings(config: Mapping[str, str] | None = None) -> dict[str, str]:
 
 
 def build_session(app_name: str, config: Mapping[str, str] | None = None) -> SparkSession:
-    """The active session of this process, or a new one. Raises `SettingsError`, one line, when Java is missing or older than 17.
+    """The active session of this process, or a new one. Raises `SettingsError`, one line, when Java
+    is missing or older than 17.
 
-    A session that exists keeps what it was started with; only settings that can change while it runs are taken from `config`.
-    Install signal handlers after this call: pyspark replaces the one for SIGINT when its context starts.
+    A session that exists keeps what it was started with; only settings that can change while it
+    runs are taken from `config`. Install signal handlers after this call: pyspark replaces the one
+    for SIGINT when its context starts.
     """
     active = SparkSession.getActiveSession()
     if active is not None:
@@ -69,9 +79,13 @@ def build_session(app_name: str, config: Mapping[str, str] | None = None) -> Spa
                 active.conf.set(key, value)
         return active
     require_java()
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # else Spark's Python workers are whatever python3 is on PATH
+    os.environ.setdefault(
+        "PYSPARK_PYTHON", sys.executable
+    )  # else Spark's Python workers are whatever python3 is on PATH
     if session_settings(config)["spark.master"].startswith("local"):
-        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")  # else it looks for the machine's name, warns, and listens where others can reach it
+        os.environ.setdefault(
+            "SPARK_LOCAL_IP", "127.0.0.1"
+        )  # else it looks for the machine's name, warns, and listens where others can reach it
     builder = SparkSession.builder.appName(app_name)
     for key, value in session_settings(config).items():
         builder = builder.config(key, value)
@@ -86,11 +100,17 @@ def _quiet(session: SparkSession) -> None:
     log4j = jvm.org.apache.logging.log4j
     for name in _QUIET_LOGGERS:
         log4j.core.config.Configurator.setLevel(name, log4j.Level.OFF)
-    logging.getLogger("DataFrameQueryContextLogger").setLevel(logging.CRITICAL)  # likewise, as one line of JSON on standard error
+    logging.getLogger("DataFrameQueryContextLogger").setLevel(
+        logging.CRITICAL
+    )  # likewise, as one line of JSON on standard error
 
 
 def _cores(master: str) -> int:
     inside = master.partition("[")[2].rstrip("]").split(",")[0].strip()
     if inside == "*":
-        return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        return (
+            len(os.sched_getaffinity(0))
+            if hasattr(os, "sched_getaffinity")
+            else os.cpu_count() or 1
+        )
     return int(inside) if inside.isdigit() else 1

@@ -1,4 +1,6 @@
-"""Clocks for tests: `ShiftedClock` (a real clock with a movable offset) and `VirtualClock` (one thread, time passes only by waiting)."""
+"""Clocks for tests: `ShiftedClock` (a real clock with a movable offset) and `VirtualClock` (one
+thread, time passes only by waiting).
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ from kcl_pipeline.clock import Clock, StopSignal, SystemClock
 
 
 class ShiftedClock:
-    """Another clock, some seconds ahead. Waiting takes as long as it takes on the base clock; only what is read is shifted."""
+    """Another clock, some seconds ahead. Waiting takes as long as it takes on the base clock; only
+    what is read is shifted.
+    """
 
     def __init__(self, base: Clock | None = None, offset_seconds: float = 0.0) -> None:
         self._base = base if base is not None else SystemClock()
@@ -23,7 +27,9 @@ class ShiftedClock:
         return self._offset
 
     def advance(self, seconds: float) -> None:
-        """Move `seconds` (≥ 0) ahead at once. Raises `ValueError` for a negative number: monotonic time never goes back."""
+        """Move `seconds` (≥ 0) ahead at once. Raises `ValueError` for a negative number: monotonic
+        time never goes back.
+        """
         if seconds < 0:
             raise ValueError(f"a clock cannot be advanced by {seconds} seconds")
         with self._guard:
@@ -46,7 +52,9 @@ class ShiftedClock:
 
 
 class VirtualSignal:
-    """A stop signal on virtual time: waiting for an unset signal lets its whole time-out pass at once."""
+    """A stop signal on virtual time: waiting for an unset signal lets its whole time-out pass at
+    once.
+    """
 
     def __init__(self, clock: VirtualClock) -> None:
         self._clock = clock
@@ -59,7 +67,9 @@ class VirtualSignal:
         self._set = True
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Pass `timeout` seconds unless set. Raises `RuntimeError` without a time-out: nobody else runs who could set it."""
+        """Pass `timeout` seconds unless set. Raises `RuntimeError` without a time-out: nobody else
+        runs who could set it.
+        """
         if not self._set:
             if timeout is None:
                 raise RuntimeError("waiting without a time-out on a virtual clock would never end")
@@ -94,7 +104,9 @@ class VirtualClock:
         return VirtualSignal(self)
 
     def lock(self) -> AbstractContextManager[object]:
-        """A lock that raises `RuntimeError` when taken twice: with one thread that would be a deadlock."""
+        """A lock that raises `RuntimeError` when taken twice: with one thread that would be a
+        deadlock.
+        """
         return VirtualLock()
 
 
@@ -106,7 +118,9 @@ class VirtualLock:
 
     def __enter__(self) -> Self:
         if self._locked:
-            raise RuntimeError("a lock of a virtual clock was taken twice by the only thread there is")
+            raise RuntimeError(
+                "a lock of a virtual clock was taken twice by the only thread there is"
+            )
         self._locked = True
         return self
 

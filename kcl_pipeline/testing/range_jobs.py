@@ -7,14 +7,19 @@ from collections.abc import Sequence
 import pyarrow as pa
 
 from kcl_pipeline.batch import Batch, BatchWriter
-from kcl_pipeline.errors import TransformFailed
-from kcl_pipeline.records.ranges import RangeReader, RangesWritten, ShardFetch
+from kcl_pipeline.errors import TransformFailedError
+from kcl_pipeline.kinesis.ranges import RangeReader, RangesWritten, ShardFetch
 
 
 class InlineRangeJobs:
-    """`RangeJobs` that reads with `reader` and writes with `writer`, as one task would. `fetch_seconds`: see `RangeReader.fetch`."""
+    """`RangeJobs` that reads with `reader` and writes with `writer`, as one task would.
 
-    def __init__(self, reader: RangeReader, writer: BatchWriter, fetch_seconds: float = 5.0) -> None:
+    `fetch_seconds`: see `RangeReader.fetch`.
+    """
+
+    def __init__(
+        self, reader: RangeReader, writer: BatchWriter, fetch_seconds: float = 5.0
+    ) -> None:
         self._reader = reader
         self._writer = writer
         self._fetch_seconds = fetch_seconds
@@ -27,7 +32,7 @@ class InlineRangeJobs:
         rows = pa.concat_tables([table for _, table in read])
         try:
             return RangesWritten(shards, self._writer.write(Batch(batch_id, (), rows)))
-        except TransformFailed as error:
+        except TransformFailedError as error:
             return RangesWritten(shards, None, str(error))
 
     def close(self) -> None:

@@ -1,6 +1,8 @@
-"""A table in memory: the twin of the Delta sink, its faults on demand, and a batch writer that keeps files in memory.
+"""A table in memory: the twin of the Delta sink, its faults on demand, and a batch writer that
+keeps files in memory.
 
-One behaviour suite runs against both sinks. Every call passes time on the clock before and after its effect, so a simulation can put anything in between.
+One behaviour suite runs against both sinks. Every call passes time on the clock before and after
+its effect, so a simulation can put anything in between.
 """
 
 from __future__ import annotations
@@ -9,23 +11,42 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import lru_cache
+from typing import Final
 
 import pyarrow as pa
 
-from kcl_pipeline.batch import Batch, CommitEntry, CommitOutcome, DataFile, SinkNumbers, Written
+from kcl_pipeline.batch import (
+    NOTHING_WRITTEN,
+    Batch,
+    CommitEntry,
+    CommitOutcome,
+    DataFile,
+    TxnVersions,
+    Written,
+)
 from kcl_pipeline.clock import Clock, SystemClock
-from kcl_pipeline.errors import KclError, SinkError, TransformFailed
+from kcl_pipeline.errors import SinkError, TableMismatchError
+from kcl_pipeline.transform.arrow import apply_arrow_transform, probe_arrow_transform
+from kcl_pipeline.transform.rejected import split_rejected
+
+_LIMIT: Final = 2**63
+"""The version of an application transaction is a signed 64-bit number."""
 
 
 class SinkFault(StrEnum):
-    """What can go wrong with a call. `REFUSE` and the `LAND` ones concern commits and fences; the others any call."""
+    """What can go wrong with a call. `REFUSE` and the `LAND` ones concern commits and fences; the
+    others any call.
+    """
 
     FAIL = "fail"
     """`SinkError`; nothing happened."""
     LAND_AND_FAIL = "land_and_fail"
     """The entry landed and `SinkError` is raised."""
     LAND_LATE = "land_late"
-    """`SinkError` is raised; the entry lands when `land_late` is called, unless the log has moved on by then."""
+    """`SinkError` is raised; the entry lands when `land_late` is called, unless the log has moved
+    on by then.
+    """
     LOSE_RACE = "lose_race"
     """Another writer's entry takes the version in between: the call tries again by itself."""
 
@@ -46,14 +67,17 @@ FaultHook = Callable[[str, tuple[str, ...]], SinkFault | None]
 
 @dataclass
 class MemoryTable:
-    """What all sinks of one table share: the log, files by path, dead letters. `log` is empty until the table is created."""
+    """What all sinks of one table share: the log, files by path, dead letters.
+
+    `log` is empty until the table is created.
+    """
 
     log: list[LogEntry] = field(default_factory=list)
     schema: pa.Schema | None = None
     objects: dict[str, pa.Table] = field(default_factory=dict)
     dead_letters: list[pa.Table] = field(default_factory=list)
     _waiting: list[LogEntry] = field(default_factory=list, init=False)
-    _numbers: dict[str, SinkNumbers] = field(default_factory=dict, init=False)
+    _numbers: dict[str, TxnVersions] = field(default_factory=dict, init=False)
     _landed: dict[tuple[str, int], int] = field(default_factory=dict, init=False)
 
     @property
@@ -63,24 +87,41 @@ class MemoryTable:
 
     @property
     def files(self) -> tuple[DataFile, ...]:
-        """All committed files, in the order of their commits; a file that was committed twice is there twice."""
+        """All committed files, in the order of their commits; a file that was committed twice is
+        there twice.
+        """
         return tuple(file for entry in self.log for file in entry.files)
 
     def rows(self) -> pa.Table | None:
-        """All committed rows (of files that a `MemoryBatchWriter` wrote); None when there are none."""
+        """All committed rows (of files that a `MemoryBatchWriter` wrote); None when there are
+        none.
+        """
         tables = [self.objects[file.path] for file in self.files]
         return pa.concat_tables(tables, promote_options="default") if tables else None
 
-    def numbers(self, lease_key: str) -> SinkNumbers:
+    def numbers(self, lease_key: str) -> TxnVersions:
         """The numbers of a lease at the log's end."""
-        return self._numbers.get(lease_key, SinkNumbers())
+        return self._numbers.get(lease_key, TxnVersions())
 
     def landed_at(self, lease_key: str, number: int) -> int | None:
         """The version that set the data number of a lease to `number`."""
         return self._landed.get((lease_key, number))
 
+    def new_dead_letters(self, records: pa.Table) -> pa.Table:
+        """Those records that are not among the dead letters, by lease and position."""
+        names = ["lease_key", "sequence_number", "sub_sequence_number"]
+        if not set(names) <= set(records.column_names):
+            return records
+        kept = [table for table in self.dead_letters if set(names) <= set(table.column_names)]
+        known = {tuple(row.values()) for table in kept for row in table.select(names).to_pylist()}
+        rows = records.select(names).to_pylist()
+        new = [number for number, row in enumerate(rows) if tuple(row.values()) not in known]
+        return records.take(pa.array(new, pa.int64()))
+
     def land_late(self) -> int:
-        """Deliver the entries of `LAND_LATE` calls: one whose version is still free lands, the others are gone. Returns how many landed."""
+        """Deliver the entries of `LAND_LATE` calls: one whose version is still free lands, the
+        others are gone. Returns how many landed.
+        """
         waiting, self._waiting = self._waiting, []
         return sum(self.append(entry) for entry in waiting)
 
@@ -91,7 +132,9 @@ class MemoryTable:
         self.log.append(entry)
         for key in {**entry.data, **entry.fence}:
             now = self.numbers(key)
-            self._numbers[key] = SinkNumbers(entry.data.get(key, now.data), entry.fence.get(key, now.fence))
+            self._numbers[key] = TxnVersions(
+                entry.data.get(key, now.data), entry.fence.get(key, now.fence)
+            )
         self._landed |= dict.fromkeys(entry.data.items(), entry.version)
         return True
 
@@ -101,9 +144,20 @@ class MemoryTable:
 
 
 class InMemorySink:
-    """A `TransactionalSink` on a `MemoryTable`. `faults` decides per call, `latency_seconds` is passed before and after the effect of every call."""
+    """A `TransactionalSink` on a `MemoryTable`.
 
-    def __init__(self, table: MemoryTable | None = None, *, clock: Clock | None = None, faults: FaultHook | None = None, latency_seconds: float = 0.0) -> None:
+    `faults` decides per call, `latency_seconds` is passed before and after the effect of every
+    call.
+    """
+
+    def __init__(
+        self,
+        table: MemoryTable | None = None,
+        *,
+        clock: Clock | None = None,
+        faults: FaultHook | None = None,
+        latency_seconds: float = 0.0,
+    ) -> None:
         self.table = table if table is not None else MemoryTable()
         self._clock = clock or SystemClock()
         self.faults: FaultHook = faults or (lambda _operation, _keys: None)
@@ -119,7 +173,7 @@ class InMemorySink:
             self._check_schema(schema)
         self._pass_time()
 
-    def numbers(self, lease_keys: Sequence[str]) -> dict[str, SinkNumbers]:
+    def numbers(self, lease_keys: Sequence[str]) -> dict[str, TxnVersions]:
         """See `TransactionalSink.numbers`."""
         self._before("numbers", tuple(lease_keys))
         found = {key: self.table.numbers(key) for key in lease_keys}
@@ -132,7 +186,11 @@ class InMemorySink:
         if not keys or len(set(keys)) != len(keys):
             raise ValueError(f"a commit needs at least one lease, and each once: {list(keys)}")
         if same := [entry.lease_key for entry in entries if entry.number == entry.expected.data]:
-            raise ValueError(f"the number of a batch must be new, and for {same} the table has it already")
+            raise ValueError(
+                f"the number of a batch must be new, and for {same} the table has it already"
+            )
+        if unfit := tuple(one.lease_key for one in entries if not -_LIMIT <= one.number < _LIMIT):
+            return CommitOutcome(None, unfit, "its number is not one that a log can hold")
         fault = self._before("commit", keys)
         if self.table.version < 0:
             raise SinkError("the table does not exist; it was removed while a worker writes to it")
@@ -141,40 +199,67 @@ class InMemorySink:
             landed = self._landed(entries)
             if landed is not None:
                 return CommitOutcome(landed)
-            refused = tuple(entry.lease_key for entry in entries if self.table.numbers(entry.lease_key) != entry.expected)
+            refused = tuple(
+                entry.lease_key
+                for entry in entries
+                if self.table.numbers(entry.lease_key) != entry.expected
+            )
             if refused:
                 return CommitOutcome(None, refused)
-            fences = {entry.lease_key: entry.expected.fence for entry in entries if entry.expected.fence is not None}
-            version = self._land(LogEntry(self.table.version + 1, written.files, {entry.lease_key: entry.number for entry in entries}, fences), fault)
+            fences = {
+                entry.lease_key: entry.expected.fence
+                for entry in entries
+                if entry.expected.fence is not None
+            }
+            version = self._land(
+                LogEntry(
+                    self.table.version + 1,
+                    written.files,
+                    {entry.lease_key: entry.number for entry in entries},
+                    fences,
+                ),
+                fault,
+            )
             if version is not None:
                 return CommitOutcome(version)
             fault = None
 
     def _landed(self, entries: Sequence[CommitEntry]) -> int | None:
-        """The version that set all these numbers, if it is after those that set the expected ones: a row deleted by hand begins its numbers anew."""
+        """The version that set all these numbers, if it is after those that set the expected ones:
+        a row deleted by hand begins its numbers anew.
+        """
         versions = {self.table.landed_at(entry.lease_key, entry.number) for entry in entries}
         version = versions.pop()
         if versions or version is None:
             return None
-        expected = (self.table.landed_at(e.lease_key, e.expected.data) for e in entries if e.expected.data is not None)
+        expected = (
+            self.table.landed_at(e.lease_key, e.expected.data)
+            for e in entries
+            if e.expected.data is not None
+        )
         return version if all(before is None or before < version for before in expected) else None
 
-    def fence(self, lease_key: str, expected: SinkNumbers) -> SinkNumbers | None:
+    def fence(self, lease_key: str, expected: TxnVersions) -> TxnVersions | None:
         """See `TransactionalSink.fence`."""
         fault = self._before("fence", (lease_key,))
         if self.table.version < 0:
             return expected
         raised = (expected.fence or 0) + 1
         while self.table.numbers(lease_key) == expected:
-            if self._land(LogEntry(self.table.version + 1, fence={lease_key: raised}), fault) is not None:
-                return SinkNumbers(expected.data, raised)
+            if (
+                self._land(LogEntry(self.table.version + 1, fence={lease_key: raised}), fault)
+                is not None
+            ):
+                return TxnVersions(expected.data, raised)
             fault = None
         return None
 
     def write_dead_letters(self, records: pa.Table) -> None:
         """See `TransactionalSink.write_dead_letters`."""
         self._before("write_dead_letters", ())
-        self.table.dead_letters.append(records)
+        new = self.table.new_dead_letters(records)
+        if new.num_rows:
+            self.table.dead_letters.append(new)
         self._pass_time()
 
     def _before(self, operation: str, keys: tuple[str, ...]) -> SinkFault | None:
@@ -185,7 +270,9 @@ class InMemorySink:
         return fault
 
     def _land(self, entry: LogEntry, fault: SinkFault | None) -> int | None:
-        """Append the entry made against the log's end, with time in between: None when somebody was quicker."""
+        """Append the entry made against the log's end, with time in between: None when somebody was
+        quicker.
+        """
         if fault is SinkFault.LOSE_RACE:
             self.table.append(LogEntry(entry.version))
         self._pass_time()
@@ -204,31 +291,52 @@ class InMemorySink:
 
     def _check_schema(self, schema: pa.Schema) -> None:
         known = self.table.schema
-        if known is None:
+        if known is None or schema is known:
             return
-        wrong = [field.name for field in schema if field.name not in known.names or known.field(field.name).type != field.type]
+        wrong = [
+            field.name
+            for field in schema
+            if field.name not in known.names or known.field(field.name).type != field.type
+        ]
         if wrong:
-            raise SinkError(f"the transform's output does not fit the table: {', '.join(wrong)}")
+            raise TableMismatchError(
+                f"the transform's output does not fit the table: {', '.join(wrong)}"
+            )
+
+
+@lru_cache(maxsize=100)
+def _nullable(schema: pa.Schema) -> pa.Schema:
+    return pa.schema([one.with_nullable(True) for one in schema])
 
 
 class MemoryBatchWriter:
-    """A `BatchWriter` that keeps its file in a `MemoryTable`: `transform` gets the records and returns a table; None takes them as they are."""
+    """A `BatchWriter` that keeps its file in a `MemoryTable`: `transform` gets the records and
+    returns a table; None takes them as they are.
+    """
 
-    def __init__(self, table: MemoryTable, transform: Callable[[pa.Table], pa.Table] | None = None) -> None:
+    def __init__(
+        self, table: MemoryTable, transform: Callable[[pa.Table], pa.Table] | None = None
+    ) -> None:
         self._table = table
         self._transform = transform
 
     def write(self, batch: Batch) -> Written:
         """Transform and keep (see `BatchWriter.write`)."""
-        try:
-            rows = self._transform(batch.records) if self._transform else batch.records
-        except KclError:
-            raise
-        except Exception as error:
-            raise TransformFailed(f"the transform failed on {batch.records.num_rows} records: {type(error).__name__}: {error}") from error
-        schema = pa.schema([one.with_nullable(True) for one in rows.schema])
+        if self._transform is not None and not batch.records.num_rows:
+            return NOTHING_WRITTEN
+        rows, rejected = split_rejected(apply_arrow_transform(self._transform, batch.records))
+        schema = _nullable(rows.schema)
         if not rows.num_rows:
-            return Written((), schema, 0)
-        path = next(name for number in itertools.count() if (name := f"batches/{batch.batch_id}-{number}.parquet") not in self._table.objects)
+            return Written((), schema, 0, rejected)
+        path = next(
+            name
+            for number in itertools.count()
+            if (name := f"batches/{batch.batch_id}-{number}.parquet") not in self._table.objects
+        )
         self._table.objects[path] = rows
-        return Written((DataFile(path, rows.nbytes, rows.num_rows),), schema, rows.num_rows)
+        file = DataFile(path, rows.get_total_buffer_size(), rows.num_rows)
+        return Written((file,), schema, rows.num_rows, rejected)
+
+    def probe(self, parts: Sequence[pa.Table]) -> list[str | None]:
+        """Call the transform on each part (see `BatchWriter.probe`)."""
+        return probe_arrow_transform(self._transform, parts)

@@ -1,31 +1,42 @@
-"""The life of a shard consumer between gaining its lease and giving it away (protocol §6.6, §6.7, §6.5)."""
+"""The life of a shard consumer between gaining its lease and giving it away (protocol §6.6, §6.7,
+§6.5).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
-from kcl_pipeline.batch import SinkNumbers
+from kcl_pipeline.batch import TxnVersions
 from kcl_pipeline.clock import Clock, StopSignal
 from kcl_pipeline.config import ConsumerSettings
-from kcl_pipeline.errors import AwsError, LeaseLost, ShardSyncError, SinkError
-from kcl_pipeline.events import AwsTrouble, EventSink, ShardEnded
+from kcl_pipeline.errors import AwsError, LeaseLostError, ShardSyncError, SinkError
+from kcl_pipeline.events import AwsTrouble, EventSink, LossReason, RecordsLost, ShardEnded
 from kcl_pipeline.leases.held import Held, HeldLeases
 from kcl_pipeline.leases.lease import Lease
 from kcl_pipeline.leases.store import MapCallable, serial_map
 from kcl_pipeline.leases.tables import LeaseTable
-from kcl_pipeline.planning.shard_sync import child_leases
-from kcl_pipeline.sequence import SHARD_END
+from kcl_pipeline.planning.shard_sync import child_leases, leases_after_loss
+from kcl_pipeline.position import SHARD_END
 from kcl_pipeline.shards import StreamId
+from kcl_pipeline.worker.batch_source import BatchSource
 from kcl_pipeline.worker.commit import Committer
 from kcl_pipeline.worker.consumer import ConsumerState, ShardConsumer
-from kcl_pipeline.worker.supply import Supply
+from kcl_pipeline.worker.losses import LossCheck
+from kcl_pipeline.worker.parents import ParentCheck, ParentRows
 
 ENDING_ATTEMPTS: Final = 10
+_NOT_CHECKPOINTED: Final = "the lease is given back without it, so its last batch may come again"
+_WITHOUT_STEPS: Final = frozenset(
+    {ConsumerState.READING, ConsumerState.LEAVING, ConsumerState.ENDED}
+)
 
 
 class Lifecycle:
-    """Moves consumers from state to state, one bounded step each. Only the processing thread uses it; `map` makes the writes of several lease rows."""
+    """Moves consumers from state to state, one bounded step each.
+
+    Only the processing thread uses it; `map` makes the writes of several lease rows.
+    """
 
     def __init__(
         self,
@@ -35,48 +46,84 @@ class Lifecycle:
         streams: Mapping[str | None, StreamId],
         table: LeaseTable,
         leases: HeldLeases,
-        supply: Supply,
+        supply: BatchSource,
         committer: Committer,
+        parents: ParentCheck,
+        losses: LossCheck,
         clock: Clock,
         events: EventSink,
+        admits: Callable[[], bool] = lambda: True,
         map: MapCallable = serial_map,  # noqa: A002 (it stands for the builtin)
     ) -> None:
         self._worker_id = worker_id
+        self._admits = admits
         self._settings = settings
         self._streams = streams
         self._table = table
         self._leases = leases
         self._supply = supply
         self._committer = committer
+        self._parents = parents
+        self._losses = losses
         self._clock = clock
         self._events = events
         self._map = map
         self.consumers: dict[str, ShardConsumer] = {}
 
     def sync_with_leases(self) -> None:
-        """Begin consumers for leases gained, end those of leases lost; a buffer of a lost lease is dropped at once."""
+        """Begin consumers for leases gained, end those of leases lost; a buffer of a lost lease is
+        dropped at once. A consumer whose handoff the leader has withdrawn begins again.
+
+        Raises `OtherApplicationError` when the leases are those of other streams now.
+        """
         held = {h.lease.lease_key: h for h in self._leases.held()}
+        lost: list[ShardConsumer] = []
         for key, consumer in list(self.consumers.items()):
-            if held.get(key) is not consumer.held:
+            is_lost = held.get(key) is not consumer.held
+            is_withdrawn = (
+                consumer.state is ConsumerState.LEAVING and not consumer.held.lease.in_handoff
+            )
+            if is_lost or is_withdrawn:
                 self._supply.end(key)
                 del self.consumers[key]
-        for key, lease in held.items():
-            if key not in self.consumers and not lease.lease.in_handoff:
+            if is_lost:
+                lost.append(consumer)
+        gained = {
+            key: lease
+            for key, lease in held.items()
+            if key not in self.consumers
+            and not lease.lease.in_handoff
+            and self.reads_stream_of(lease.lease)
+        }
+        if gained and self._admits():
+            for key, lease in gained.items():
                 self._begin(key, lease)
+        list(self._map(self._losses.look, lost))
+
+    def reads_stream_of(self, lease: Lease) -> bool:
+        """Whether the stream of a lease is one that this worker reads."""
+        return lease.stream in self._streams
 
     def _begin(self, key: str, held: Held) -> None:
-        stream = self._streams.get(held.lease.stream)
-        if stream is None:
-            return
+        stream = self._streams[held.lease.stream]
         state = ConsumerState.ENDED if held.lease.ended else ConsumerState.BLOCKED
-        self.consumers[key] = ShardConsumer(held, stream, state)
+        self.consumers[key] = ShardConsumer(held, stream, state, moved_at=self._clock.monotonic())
 
     def advance(self, stop: StopSignal) -> None:
         """One step for every consumer that is due and not simply reading, until `stop` is set."""
         now = self._clock.monotonic()
-        due = [c for c in self.consumers.values() if c.state not in (ConsumerState.READING, ConsumerState.ENDED) and c.due <= now]
+        due = [c for c in self.consumers.values() if c.state not in _WITHOUT_STEPS and c.due <= now]
+        if not due:
+            return
         blocked = [c for c in due if c.state is ConsumerState.BLOCKED]
-        parents = dict(zip((c.lease_key for c in blocked), self._map(self._look_at_parents, blocked), strict=True))
+        self._parents.begin_pass()
+        parents = dict(
+            zip(
+                (c.lease_key for c in blocked),
+                self._map(self._look_at_parents, blocked),
+                strict=True,
+            )
+        )
         seen = self._committer.look_up(c for c in due if c.state is not ConsumerState.ENDING)
         for consumer in due:
             if stop.is_set():
@@ -84,74 +131,142 @@ class Lifecycle:
             try:
                 self._step(consumer, parents.get(consumer.lease_key), seen.get(consumer.lease_key))
                 consumer.failures = 0
-            except LeaseLost as error:
+                if not consumer.restarted:
+                    consumer.error = None
+            except LeaseLostError as error:
                 self._leases.drop(consumer.held, str(error))
             except (AwsError, SinkError, ShardSyncError) as error:
+                consumer.error = f"{type(error).__name__}: {error}"
                 self._events(AwsTrouble(f"{consumer.state} {consumer.lease_key}", str(error)))
                 consumer.back_off(now, self._settings.worker.task_backoff_time_millis / 1000)
                 if consumer.state is ConsumerState.ENDING and consumer.failures >= ENDING_ATTEMPTS:
                     # What the service said of the children may have been wrong: ask again
                     self.restart(consumer)
 
-    def _step(self, consumer: ShardConsumer, parents_ended: bool | AwsError | None, seen: SinkNumbers | None) -> None:
-        if isinstance(parents_ended, AwsError):
-            raise parents_ended
-        if consumer.state is ConsumerState.BLOCKED and not parents_ended:
-            consumer.due = self._clock.monotonic() + self._settings.worker.parent_shard_poll_interval_millis / 1000
-            return
+    def _step(
+        self,
+        consumer: ShardConsumer,
+        parents: ParentRows | AwsError | None,
+        seen: TxnVersions | None,
+    ) -> None:
+        if isinstance(parents, AwsError):
+            raise parents
+        if parents is not None and parents.reached != consumer.parents_reached:
+            consumer.parents_reached = parents.reached
+            consumer.moved_at = self._clock.monotonic()
         if consumer.state is ConsumerState.BLOCKED:
+            if parents is None or not self._parents.may_start(consumer, parents, seen):
+                consumer.due = (
+                    self._clock.monotonic()
+                    + self._settings.worker.parent_shard_poll_interval_millis / 1000
+                )
+                return
             consumer.state = ConsumerState.RESOLVING
         if consumer.state is ConsumerState.RESOLVING:
-            self._committer.resolve(consumer, seen)
+            if self._committer.resolve(consumer, seen).is_shard_end:
+                # A write of the end whose answer was lost turned out to have been applied.
+                consumer.state = ConsumerState.ENDED
+                return
             self._supply.begin(consumer)
             consumer.state = ConsumerState.READING
         elif consumer.state is ConsumerState.ENDING:
-            self._end(consumer)
+            (self._lose if consumer.shard_gone else self._end)(consumer)
 
-    def _look_at_parents(self, consumer: ShardConsumer) -> bool | AwsError:
-        """Whether all have ended, or why that is not known: one shard's trouble must not hold up the others."""
+    def _look_at_parents(self, consumer: ShardConsumer) -> ParentRows | AwsError:
+        """Their rows, or why they are not known: one shard's trouble must not hold up the
+        others.
+        """
         try:
-            return self._parents_ended(consumer)
+            return self._parents.look(consumer)
         except AwsError as error:
             return error
 
-    def _parents_ended(self, consumer: ShardConsumer) -> bool:
-        lease = consumer.held.lease
-        for parent in sorted(lease.parent_shard_ids):
-            row = self._table.get(lease.key_of_sibling(parent))
-            if row is not None and not row.ended:
-                return False
-        return True
-
     def restart(self, consumer: ShardConsumer) -> None:
-        """Read the shard again from what the table has: after a batch that neither landed nor was refused for good."""
+        """Read the shard again from what the table has: after a batch that neither landed nor was
+        refused for good.
+        """
         self._supply.end(consumer.lease_key)
         consumer.state = ConsumerState.RESOLVING
-        consumer.back_off(self._clock.monotonic(), self._settings.worker.task_backoff_time_millis / 1000)
+        consumer.restarted = True
+        consumer.back_off(
+            self._clock.monotonic(), self._settings.worker.task_backoff_time_millis / 1000
+        )
 
     def _end(self, consumer: ShardConsumer) -> None:
-        """Children first, then the parent's end: a crash between leaves nothing without a lease (protocol §6.7)."""
+        """Children first, then the parent's end: a crash between leaves nothing without a lease
+        (protocol §6.7).
+        """
         lease = consumer.held.lease
         if consumer.children:
-            if any(self._table.get(lease.key_of_sibling(c.shard_id)) is None for c in consumer.children):
-                for child in child_leases(lease, consumer.children, existing=self._existing_parents(lease, consumer)):
-                    self._table.create_lease(child)
-            self._table.set_child_shard_ids(lease.lease_key, [c.shard_id for c in consumer.children])
+            if any(
+                self._table.get(lease.key_of_sibling(c.shard_id)) is None for c in consumer.children
+            ):
+                existing = self._existing_parents(lease, consumer)
+                self._leases.create_successors(
+                    consumer.held, child_leases(lease, consumer.children, existing=existing)
+                )
+            else:
+                self._table.set_child_shard_ids(
+                    lease.lease_key, [c.shard_id for c in consumer.children]
+                )
         self._leases.checkpoint(consumer.held, checkpoint=SHARD_END)
         consumer.committed = consumer.checkpointed = SHARD_END
         consumer.state = ConsumerState.ENDED
         self._supply.end(lease.lease_key)
-        self._events(ShardEnded(self._worker_id, lease.lease_key, tuple(lease.key_of_sibling(c.shard_id) for c in consumer.children)))
+        self._events(
+            ShardEnded(
+                self._worker_id,
+                lease.lease_key,
+                tuple(lease.key_of_sibling(c.shard_id) for c in consumer.children),
+            )
+        )
+
+    def _lose(self, consumer: ShardConsumer) -> None:
+        """The right stream does not list the shard any more: report it, delete its row, and let the
+        shards that follow it go on. SHARD_END would claim that its records are in the table.
+        """
+        lease = consumer.held.lease
+        if not consumer.loss_reported:
+            self._events(
+                RecordsLost(
+                    self._worker_id,
+                    lease.lease_key,
+                    LossReason.SHARD_NOT_LISTED,
+                    after=consumer.committed,
+                )
+            )
+            consumer.loss_reported = True
+        if following := leases_after_loss(lease, consumer.children):
+            self._leases.create_successors(consumer.held, following)
+        self._leases.delete(consumer.held)
+        self._supply.end(lease.lease_key)
+        del self.consumers[lease.lease_key]
 
     def _existing_parents(self, lease: Lease, consumer: ShardConsumer) -> frozenset[str]:
         parents = {parent for child in consumer.children for parent in child.parents}
-        return frozenset(p for p in parents if p == lease.shard_id or self._table.get(lease.key_of_sibling(p)) is not None)
+        return frozenset(
+            p
+            for p in parents
+            if p == lease.shard_id or self._table.get(lease.key_of_sibling(p)) is not None
+        )
 
     def hand_over(self) -> int:
-        """Finish the handoffs that the leader has begun; returns how many leases left. The processing thread is between batches here."""
-        leaving = [(held, self.consumers.pop(held.lease.lease_key, None)) for held in self._leases.handoffs()]
-        for held, _ in leaving:
-            self._supply.end(held.lease.lease_key)
+        """Finish the handoffs that the leader has begun; returns how many leases left.
+
+        The processing thread is between batches here. A consumer is kept until its lease has left:
+        a checkpoint that could not be written is written by a later call, before the transfer.
+        """
+        now = self._clock.monotonic()
+        leaving: list[tuple[Held, ShardConsumer | None]] = []
+        for held in self._leases.handoffs():
+            consumer = self.consumers.get(held.lease_key)
+            if consumer is not None and consumer.state is not ConsumerState.LEAVING:
+                self._supply.end(held.lease_key)
+                consumer.state = ConsumerState.LEAVING
+                # Failures of what it did before say nothing of this
+                consumer.failures, consumer.due = 0, now
+            if consumer is None or consumer.due <= now:
+                leaving.append((held, consumer))
         return sum(self._map(self._hand_over, leaving))
 
     def _hand_over(self, leaving: tuple[Held, ShardConsumer | None]) -> bool:
@@ -160,33 +275,69 @@ class Lifecycle:
             if consumer is not None and consumer.held is held:
                 self._committer.flush(consumer)
             return self._leases.complete_handoff(held)
-        except LeaseLost as error:
+        except LeaseLostError as error:
             self._leases.drop(held, str(error))
         except AwsError as error:
             self._events(AwsTrouble(f"handoff of {held.lease.lease_key}", str(error)))
+            if consumer is not None:
+                consumer.error = f"{type(error).__name__}: {error}"
+                consumer.back_off(
+                    self._clock.monotonic(), self._settings.worker.task_backoff_time_millis / 1000
+                )
         return False
 
     def flush_idle(self, idle_seconds: float) -> None:
         """Write the checkpoints that have waited for a next batch for `idle_seconds` or longer."""
         now = self._clock.monotonic()
-        list(self._map(self._flush, [c for c in self.consumers.values() if c.flush_needed and now - c.last_commit >= idle_seconds and c.due <= now]))
+        waiting = [
+            c
+            for c in self.consumers.values()
+            if c.flush_needed
+            and c.state is not ConsumerState.LEAVING
+            and now - c.last_commit >= idle_seconds
+            and c.due <= now
+        ]
+        list(self._map(self._flush, waiting))
 
     def _flush(self, consumer: ShardConsumer) -> None:
         try:
             self._committer.flush(consumer)
-        except LeaseLost as error:
+        except LeaseLostError as error:
             self._leases.drop(consumer.held, str(error))
         except AwsError as error:
             self._events(AwsTrouble(f"checkpoint of {consumer.lease_key}", str(error)))
-            consumer.back_off(self._clock.monotonic(), self._settings.worker.task_backoff_time_millis / 1000)
+            consumer.back_off(
+                self._clock.monotonic(), self._settings.worker.task_backoff_time_millis / 1000
+            )
 
-    def release_all(self) -> None:
-        """Checkpoint and give back everything, at the end of a worker."""
-        for consumer in list(self.consumers.values()):
-            self._supply.end(consumer.lease_key)
-        list(self._map(self._flush, [consumer for consumer in self.consumers.values() if consumer.flush_needed]))
+    def release_all(self, *, last: bool = True) -> None:
+        """Checkpoint and give back everything, at the end of a worker.
+
+        A lease whose checkpoint could not be written is kept for the next call. Only the `last`
+        call gives it back all the same: its next owner then processes the last batch again, unless
+        the sink's log has it.
+        """
+        for key in self.consumers:
+            self._supply.end(key)
+        list(self._map(self._flush, [c for c in self.consumers.values() if c.flush_needed]))
+        kept = {
+            key: consumer
+            for key, consumer in self.consumers.items()
+            if consumer.flush_needed
+            and consumer.prepared is None
+            and self._leases.get(key) is consumer.held
+        }
         self.consumers.clear()
-        list(self._map(self._release, self._leases.held()))
+        if last:
+            for key in kept:
+                self._events(AwsTrouble(f"last checkpoint of {key}", _NOT_CHECKPOINTED))
+        else:
+            self.consumers.update(kept)
+        list(
+            self._map(
+                self._release, [h for h in self._leases.held() if h.lease_key not in self.consumers]
+            )
+        )
 
     def _release(self, held: Held) -> None:
         try:
@@ -194,5 +345,5 @@ class Lifecycle:
                 self._leases.release(held)
             else:
                 self._leases.drop(held, "the worker stopped")
-        except (AwsError, LeaseLost) as error:
+        except (AwsError, LeaseLostError) as error:
             self._events(AwsTrouble(f"release of {held.lease.lease_key}", str(error)))

@@ -1,10 +1,12 @@
-"""Batches that executors read: this process only says which shards, from where and how much, and commits what comes back."""
+"""Batches that executors read: this process only says which shards, from where and how much, and
+commits what comes back.
+"""
 
 from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -14,14 +16,21 @@ from kcl_pipeline.batch import Batch, BatchWriter, ShardRange, Written
 from kcl_pipeline.clock import Clock, StopSignal
 from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.errors import AwsError, SinkError
-from kcl_pipeline.events import AwsTrouble, EventSink, Stalled
-from kcl_pipeline.records.kinesis import RECORD_SCHEMA
-from kcl_pipeline.records.pacing import Pace
-from kcl_pipeline.records.prefetch import STALLED_SECONDS, TOLERATED_THROTTLES
-from kcl_pipeline.records.ranges import FetchedShard, RangeJobs, RangeReader, RangesWritten, ShardFetch
-from kcl_pipeline.sequence import LATEST, Position
+from kcl_pipeline.events import AwsTrouble, EventSink
+from kcl_pipeline.kinesis.client import NO_RECORDS
+from kcl_pipeline.kinesis.pacing import Pace
+from kcl_pipeline.kinesis.prefetch import TOLERATED_THROTTLES, ReadState
+from kcl_pipeline.kinesis.ranges import (
+    FetchedShard,
+    RangeJobs,
+    RangeReader,
+    RangesWritten,
+    ShardFetch,
+)
+from kcl_pipeline.kinesis.witness import StreamWitness
+from kcl_pipeline.position import LATEST, Position
+from kcl_pipeline.worker.batch_source import SourcedBatch
 from kcl_pipeline.worker.consumer import ShardConsumer
-from kcl_pipeline.worker.supply import Supplied
 
 _UNKNOWN_BYTES: Final = 1024 * 1024
 _MIN_WAIT_SECONDS: Final = 0.001
@@ -39,18 +48,29 @@ class _Cursor:
     reached_tip: bool = False
     ended: bool = False
     behind: int | None = None
-    stalled_at: float = 0.0
+    read_at: float | None = None
+    error: str | None = None
+    brought: bool = False
 
 
-class RangeSupply:
-    """The `Supply` of a worker whose executors fetch (design §3).
+class RangeSource:
+    """The `BatchSource` of a worker whose executors fetch (docs/cluster.md).
 
-    One job reads all shards that are due, the ones that waited longest first, as many as `max_batch_bytes` has room for by what each brought last time; a
-    shard gives one answer at least, so a batch can exceed its limits. Nothing is read ahead: reading is a part of the job.
+    One job reads all shards that are due, the ones that waited longest first, as many as
+    `max_batch_bytes` has room for by what each brought last time; a shard gives one answer at
+    least, so a batch can exceed its limits. Nothing is read ahead: reading is a part of the job.
     """
 
     def __init__(
-        self, jobs: RangeJobs, reader: RangeReader, writer: BatchWriter, settings: ConsumerSettings, clock: Clock, rng: random.Random, events: EventSink
+        self,
+        jobs: RangeJobs,
+        reader: RangeReader,
+        writer: BatchWriter,
+        settings: ConsumerSettings,
+        clock: Clock,
+        rng: random.Random,
+        events: EventSink,
+        witness: StreamWitness,
     ) -> None:
         self.fetch_threads = 0
         self.rewriter: BatchWriter = _LoadingWriter(self, writer)
@@ -61,16 +81,29 @@ class RangeSupply:
         self._clock = clock
         self._rng = rng
         self._events = events
+        self._witness = witness
         self._lock = threading.Lock()
         self._cursors: dict[str, _Cursor] = {}
         self._read: dict[str, tuple[ShardFetch, FetchedShard]] = {}
 
     def begin(self, consumer: ShardConsumer) -> None:
-        """See `Supply`. Raises `ValueError` for a consumer whose position is not settled yet, and for LATEST what GetShardIterator does."""
+        """See `BatchSource`.
+
+        Raises `ValueError` for a consumer whose position is not settled yet, and for LATEST what
+        GetShardIterator does.
+        """
         lease = consumer.held.lease
         if consumer.committed is None:
             raise ValueError(f"the lease {lease.lease_key} has no position yet")
-        fetch = ShardFetch(lease.lease_key, consumer.stream, lease.shard_id, consumer.committed, lease.hash_key_range, 1, 1)
+        fetch = ShardFetch(
+            lease.lease_key,
+            consumer.stream,
+            lease.shard_id,
+            consumer.committed,
+            lease.hash_key_range,
+            1,
+            1,
+        )
         if consumer.committed == LATEST:
             # A task that is repeated would ask for LATEST again, and skip what came between
             fetch = self._reader.opened(fetch)
@@ -78,14 +111,17 @@ class RangeSupply:
         with self._lock:
             self._cursors[lease.lease_key] = _Cursor(fetch, Pace(self._idle_seconds, due=now), now)
 
-    def end(self, lease_key: str) -> None:  # noqa: D102 (documented by the protocol, as are the others)
+    # documented by the protocol, as are the others
+    def end(self, lease_key: str) -> None:  # noqa: D102
         with self._lock:
             self._cursors.pop(lease_key, None)
 
     def fetch(self) -> float:  # noqa: D102
         return 1.0
 
-    def next(self, batch_id: str, committed: Mapping[str, Position | None], *, waited: bool) -> Supplied | None:  # noqa: D102
+    def next(  # noqa: D102
+        self, batch_id: str, committed: Mapping[str, Position | None], *, waited: bool
+    ) -> SourcedBatch | None:
         began = self._clock.monotonic()
         chosen = self._choose(began, waited=waited)
         if not chosen:
@@ -93,17 +129,44 @@ class RangeSupply:
         fetches = self._shares(list(chosen.values()))
         try:
             done = self._jobs.run(batch_id, fetches)
-        except SinkError:
+        except SinkError as error:
             for cursor in chosen.values():
+                cursor.error = str(error)
                 cursor.pace.failed(self._clock.monotonic(), self._rng, throttled=False)
             raise
+        by_key = {fetch.lease_key: fetch for fetch in fetches}
+        done = replace(
+            done, shards=tuple(self._proven(by_key[s.lease_key], s) for s in done.shards)
+        )
         self._note(chosen, done, began)
-        supplied = self._supplied(batch_id, fetches, done, committed)
-        return supplied and replace(supplied, milliseconds={"job": (self._clock.monotonic() - began) * 1000})
+        supplied = self._sourced(batch_id, fetches, done, committed)
+        return supplied and replace(
+            supplied, milliseconds={"job": (self._clock.monotonic() - began) * 1000}
+        )
+
+    def _proven(self, fetch: ShardFetch, shard: FetchedShard) -> FetchedShard:
+        """Believe an end, or that a shard is gone, only with the witness; executors lack the
+        permission to ask. An end without proof is read again.
+        """
+        try:
+            if shard.shard_end is not None:
+                self._witness.confirm(fetch.stream, self._clock.monotonic())
+            elif shard.not_found:
+                following = self._witness.successors_of_gone(
+                    fetch.stream, fetch.shard_id, fetch.hash_key_range
+                )
+                if following is not None:
+                    return replace(shard, error=None, shard_end=following, lost=True)
+        except AwsError as error:
+            return replace(shard, shard_end=None, error=f"{type(error).__name__}: {error}")
+        return shard
 
     def _choose(self, now: float, *, waited: bool) -> dict[str, _Cursor]:
         with self._lock:
-            due = sorted((c for c in self._cursors.values() if not c.ended and c.pace.due <= now), key=lambda c: c.pace.due)
+            due = sorted(
+                (c for c in self._cursors.values() if not c.ended and c.pace.due <= now),
+                key=lambda c: c.pace.due,
+            )
         if not waited and all(cursor.at_tip for cursor in due):
             return {}
         room = self._batch.max_batch_bytes
@@ -116,8 +179,14 @@ class RangeSupply:
         return chosen
 
     def _shares(self, cursors: list[_Cursor]) -> tuple[ShardFetch, ...]:
-        records, size = self._batch.max_batch_records // len(cursors), self._batch.max_batch_bytes // len(cursors)
-        return tuple(replace(cursor.fetch, max_records=max(records, 1), max_bytes=max(size, 1)) for cursor in cursors)
+        records, size = (
+            self._batch.max_batch_records // len(cursors),
+            self._batch.max_batch_bytes // len(cursors),
+        )
+        return tuple(
+            replace(cursor.fetch, max_records=max(records, 1), max_bytes=max(size, 1))
+            for cursor in cursors
+        )
 
     def _note(self, chosen: Mapping[str, _Cursor], done: RangesWritten, began: float) -> None:
         """Move the cursors on, and say what failed."""
@@ -129,10 +198,14 @@ class RangeSupply:
                 self._note_failure(cursor, shard, now)
             else:
                 cursor.pace.succeeded(began, size=shard.read_bytes, at_tip=shard.at_tip)
-                cursor.succeeded = cursor.stalled_at = now
+                cursor.succeeded = cursor.read_at = now
+                cursor.error = None
+                cursor.brought = shard.after != shard.through or shard.shard_end is not None
                 cursor.at_tip, cursor.behind = shard.at_tip, shard.millis_behind_latest
                 cursor.expected_bytes = max(shard.bytes, 1)
             if shard is not None:
+                if shard.rejected is not None:
+                    self._events(shard.rejected)
                 cursor.fetch = replace(cursor.fetch, after=shard.through, resume=shard.resume)
                 cursor.ended = shard.shard_end is not None
                 cursor.reached_tip = cursor.reached_tip or cursor.ended or shard.at_tip
@@ -141,14 +214,20 @@ class RangeSupply:
         throttled = shard is not None and shard.throttled
         key = cursor.fetch.lease_key
         cursor.pace.failed(now, self._rng, throttled=throttled)
+        cursor.error = "no answer" if shard is None else shard.error
         if shard is not None and (not throttled or cursor.pace.failures % TOLERATED_THROTTLES == 0):
             self._events(AwsTrouble(f"read of {key}", shard.error or ""))
-        if now - max(cursor.stalled_at, cursor.succeeded) >= STALLED_SECONDS:
-            cursor.stalled_at = now
-            self._events(Stalled(f"reading {key}", now - cursor.succeeded))
 
-    def _supplied(self, batch_id: str, fetches: tuple[ShardFetch, ...], done: RangesWritten, committed: Mapping[str, Position | None]) -> Supplied | None:
-        of_batch = [s for s in done.shards if s.after != s.through and committed.get(s.lease_key) == s.after]
+    def _sourced(
+        self,
+        batch_id: str,
+        fetches: tuple[ShardFetch, ...],
+        done: RangesWritten,
+        committed: Mapping[str, Position | None],
+    ) -> SourcedBatch | None:
+        of_batch = [
+            s for s in done.shards if s.after != s.through and committed.get(s.lease_key) == s.after
+        ]
         if done.failure is not None and not of_batch:
             raise SinkError(f"no shard could be read: {done.failure}")
         if not of_batch and all(shard.shard_end is None for shard in done.shards):
@@ -157,11 +236,33 @@ class RangeSupply:
         self._read = {shard.lease_key: (by_key[shard.lease_key], shard) for shard in of_batch}
         written: Written | None = done.written
         if sum(shard.records for shard in of_batch) != sum(shard.records for shard in done.shards):
-            written = None  # the files have rows of a shard that is not in the batch: they would be there twice
-        ranges = tuple(ShardRange(shard.lease_key, shard.after, shard.through) for shard in of_batch)
+            # the files have rows of a shard that is not in the batch: they would be there twice
+            written = None
+        ranges = tuple(
+            ShardRange(shard.lease_key, shard.after, shard.through) for shard in of_batch
+        )
         arrivals = [micros for shard in of_batch for micros in shard.arrival_micros]
-        batch = Batch(batch_id, ranges, RECORD_SCHEMA.empty_table(), loaded=False)
-        return Supplied(batch, done.shards, sum(shard.records for shard in of_batch), arrivals, written, done.failure)
+        batch = Batch(batch_id, ranges, NO_RECORDS, loaded=False)
+        return SourcedBatch(
+            batch,
+            done.shards,
+            sum(shard.records for shard in of_batch),
+            arrivals,
+            written,
+            done.failure,
+            oldest_at=self._oldest_of(of_batch),
+        )
+
+    def _oldest_of(self, shards: list[FetchedShard]) -> dict[str, float]:
+        """When the oldest record of each shard arrived, as far as its samples say."""
+        now = self._clock.monotonic()
+        return {
+            shard.lease_key: now
+            - (shard.millis_behind_latest or 0) / 1000
+            - (max(shard.arrival_micros) - min(shard.arrival_micros)) / 1e6
+            for shard in shards
+            if shard.arrival_micros
+        }
 
     def load(self, batch: Batch) -> Batch:  # noqa: D102
         tables = []
@@ -170,14 +271,32 @@ class RangeSupply:
             try:
                 tables.append(self._reader.read_exactly(fetch, part.through, shard.records))
             except AwsError as error:
-                raise SinkError(f"the batch {batch.batch_id} could not be read again: {error}") from error
-        return replace(batch, records=pa.concat_tables(tables) if tables else batch.records, loaded=True)
+                raise SinkError(
+                    f"the batch {batch.batch_id} could not be read again: {error}"
+                ) from error
+        return replace(
+            batch, records=pa.concat_tables(tables) if tables else batch.records, loaded=True
+        )
 
     def lag(self) -> dict[str, int]:  # noqa: D102
         now = self._clock.monotonic()
         with self._lock:
-            known = [(key, cursor) for key, cursor in self._cursors.items() if cursor.behind is not None]
-        return {key: (cursor.behind or 0) + (round((now - cursor.succeeded) * 1000) if cursor.pace.failures else 0) for key, cursor in known}
+            known = [
+                (key, cursor) for key, cursor in self._cursors.items() if cursor.behind is not None
+            ]
+        return {
+            key: (cursor.behind or 0)
+            + (round((now - cursor.succeeded) * 1000) if cursor.pace.failures else 0)
+            for key, cursor in known
+        }
+
+    def state_of(self, lease_key: str) -> ReadState | None:  # noqa: D102
+        with self._lock:
+            cursor = self._cursors.get(lease_key)
+        if cursor is None:
+            return None
+        caught_up = cursor.reached_tip and not cursor.brought
+        return ReadState(cursor.read_at, cursor.brought, caught_up, cursor.error)
 
     def caught_up(self, lease_key: str) -> bool:  # noqa: D102
         with self._lock:
@@ -187,7 +306,10 @@ class RangeSupply:
     def wait(self, stop: StopSignal, seconds: float) -> bool:  # noqa: D102
         now = self._clock.monotonic()
         with self._lock:
-            due = min((cursor.pace.due for cursor in self._cursors.values() if not cursor.ended), default=now + seconds)
+            due = min(
+                (cursor.pace.due for cursor in self._cursors.values() if not cursor.ended),
+                default=now + seconds,
+            )
         stop.wait(min(max(due - now, _MIN_WAIT_SECONDS), seconds))
         return due <= now and not stop.is_set()
 
@@ -195,10 +317,16 @@ class RangeSupply:
 class _LoadingWriter:
     """Writes a batch that executors have read: its records are read again first."""
 
-    def __init__(self, supply: RangeSupply, writer: BatchWriter) -> None:
+    def __init__(self, supply: RangeSource, writer: BatchWriter) -> None:
         self._supply = supply
         self._writer = writer
 
     def write(self, batch: Batch) -> Written:
-        """See `BatchWriter.write`; raises `SinkError` also when the records cannot be read again now."""
+        """See `BatchWriter.write`; raises `SinkError` also when the records cannot be read again
+        now.
+        """
         return self._writer.write(batch if batch.loaded else self._supply.load(batch))
+
+    def probe(self, parts: Sequence[pa.Table]) -> Sequence[str | None]:
+        """See `BatchWriter.probe`."""
+        return self._writer.probe(parts)

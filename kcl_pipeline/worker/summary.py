@@ -18,10 +18,14 @@ class StopReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class WorkerProgress:
-    """Figures of one worker for one reporting period (they add up over periods and workers), or for its whole life in the final one.
+    """Figures of one worker for one reporting period (they add up over periods and workers), or for
+    its whole life in the final one.
 
-    `bytes` is the payload read; `millis_behind_latest` and `positions` (lease key to "sequence number" or "sequence/sub") are the newest per lease held;
-    `lag_millis` is the worst of them; `seconds` the length of the period.
+    `bytes` is the payload read; `positions` (lease key to "sequence number" or "sequence/sub") are
+    the newest per lease held; `seconds` is the length of the period. `millis_behind_latest` is the
+    lag of committed data by lease (see `worker.lag`), `lag_unknown` are the leases of which it is
+    not known yet. `paused` says why a shard pauses, by lease. `stalled` has the leases that stand
+    still and the step they wait in (`events.StallStep`).
     """
 
     worker_id: str
@@ -36,13 +40,16 @@ class WorkerProgress:
     leases: tuple[str, ...] = ()
     millis_behind_latest: Mapping[str, int] = field(default_factory=dict)
     positions: Mapping[str, str] = field(default_factory=dict)
+    stalled: Mapping[str, str] = field(default_factory=dict)
     table_version: int | None = None
     put_to_commit_millis_p50: float | None = None
     put_to_commit_millis_p99: float | None = None
+    lag_unknown: tuple[str, ...] = ()
+    paused: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def lag_millis(self) -> int | None:
-        """The largest `millis_behind_latest`; None when no lease has one."""
+        """The largest `millis_behind_latest`; None when that of no lease is known."""
         return max(self.millis_behind_latest.values(), default=None)
 
 

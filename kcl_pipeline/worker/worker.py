@@ -1,8 +1,9 @@
 """One KCL worker: hold leases, read their shards, process batches, commit, checkpoint, hand off.
 
-The worker is a set of ticks, each one bounded step: `lease_tick` (renewal, discovery, metrics), `fetch_tick` (one GetRecords),
-`lead_tick` (the stand-by leader) and `process_tick` (one batch at most). `run` puts them on threads; the processing tick stays on the
-calling thread, because that is where Spark and the signal handlers are.
+The worker is a set of ticks, each one bounded step: `lease_tick` (renewal, discovery, metrics),
+`fetch_tick` (one GetRecords), `lead_tick` (the standby leader) and `process_tick` (one batch at
+most). `run` puts them on threads; the processing tick stays on the calling thread, because that is
+where Spark and the signal handlers are.
 """
 
 from __future__ import annotations
@@ -13,55 +14,80 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
+from kcl_pipeline.background import Background, Due, Spawn, spawn_thread
 from kcl_pipeline.batch import BatchWriter, TransactionalSink
 from kcl_pipeline.clock import Clock, StopSignal
 from kcl_pipeline.config import ConsumerSettings
-from kcl_pipeline.errors import AwsError
-from kcl_pipeline.events import AwsTrouble, EventSink, WorkerStarted, WorkerStopped
+from kcl_pipeline.errors import AwsError, ThrottledError, UnavailableError
+from kcl_pipeline.events import (
+    AwsTrouble,
+    EventSink,
+    WorkerIdShared,
+    WorkerStarted,
+    WorkerStopped,
+)
+from kcl_pipeline.kinesis.client import KinesisClient
+from kcl_pipeline.kinesis.fan_out.subscription import FanOutClient
+from kcl_pipeline.kinesis.prefetch import Prefetcher
+from kcl_pipeline.kinesis.ranges import RangeJobs, RangeReader
+from kcl_pipeline.kinesis.reader import ShardReader
+from kcl_pipeline.kinesis.retrieval import Retrieval
 from kcl_pipeline.leader.cycle import LeaderCycle
 from kcl_pipeline.leader.report import CycleReport
-from kcl_pipeline.leases.held import HeldLeases
+from kcl_pipeline.leases.application import ApplicationIdentity
+from kcl_pipeline.leases.application_check import check_application, ensure_application
+from kcl_pipeline.leases.held import INCARNATION_BITS, HeldLeases
 from kcl_pipeline.leases.migration import ensure_client_version
 from kcl_pipeline.leases.store import serial_map
 from kcl_pipeline.leases.tables import CoordinatorStateTable, LeaseTable, WorkerMetricsTable
+from kcl_pipeline.leases.worker_status import PausedLease, WorkerStatus
 from kcl_pipeline.metrics.provider import MetricProvider
 from kcl_pipeline.metrics.reporter import WorkerMetricsReporter
-from kcl_pipeline.records.fanout_subscription import FanOutClient
-from kcl_pipeline.records.kinesis import KinesisClient
-from kcl_pipeline.records.prefetch import Prefetcher
-from kcl_pipeline.records.ranges import RangeJobs, RangeReader
-from kcl_pipeline.records.reader import ShardReader
-from kcl_pipeline.records.retrieval import Retrieval
 from kcl_pipeline.shards import StreamId
-from kcl_pipeline.worker.background import Background, Due, Spawn, spawn_thread
+from kcl_pipeline.worker.admission import Admission
+from kcl_pipeline.worker.batch_runner import BatchRunner
+from kcl_pipeline.worker.batch_source import BatchSource, BufferedSource
 from kcl_pipeline.worker.commit import Committer
 from kcl_pipeline.worker.consumer import ShardConsumer
 from kcl_pipeline.worker.drain import DrainWatch
-from kcl_pipeline.worker.figures import Figures
+from kcl_pipeline.worker.lag import Lag, LagTracker
 from kcl_pipeline.worker.lifecycle import Lifecycle
-from kcl_pipeline.worker.processing import Processor
-from kcl_pipeline.worker.ranges import RangeSupply
-from kcl_pipeline.worker.starting import StoppedWhileStarting, patiently
+from kcl_pipeline.worker.losses import LossCheck
+from kcl_pipeline.worker.parents import ParentCheck
+from kcl_pipeline.worker.pauses import Pause, pauses_sentence
+from kcl_pipeline.worker.ranges import RangeSource
+from kcl_pipeline.worker.stalls import StallWatch
+from kcl_pipeline.worker.starting import StoppedWhileStartingError, retry_transient
+from kcl_pipeline.worker.stats import Figures
 from kcl_pipeline.worker.summary import StopReason, WorkerProgress, WorkerSummary
-from kcl_pipeline.worker.supply import BufferedSupply, Supply
 
 Mode = Literal["continuous", "drain"]
 ProgressCallback = Callable[[WorkerProgress], None]
 
 JOIN_SECONDS: Final = 10.0
 LEAVE_SECONDS: Final = 5.0
-"""How long a worker that stops waits for leases on their way to it; its own are released before that."""
+"""How long a worker that stops waits for leases on their way to it; its own are released before
+that.
+"""
 LEAVE_POLL_SECONDS: Final = 0.1
+SHARED_ID_SECONDS: Final = 60.0
+"""How often a worker reports that another process uses its id."""
 FIRST_DISCOVERY_SECONDS: Final = 1.0
+SECOND_REPORT_SECONDS: Final = 2.0
+"""A leader that finds a row does not know whether its worker is alive until the row changes."""
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerParts:
+class WorkerDependencies:
     """What a worker is made of.
 
-    `metric` None reports no CPU; `leader` None: somebody else leads. `spawn` starts the threads, and `parallel` False makes renewals one after
-    the other: a simulation sets both. `fan_out` None: shards can only be polled. `range_jobs` None: this process reads the shards itself.
-    `idle_seconds`: how long the processing thread waits for data before it looks at its leases again.
+    `metric` None reports no CPU; `leader` None: somebody else leads. `spawn` starts the threads,
+    and `parallel` False makes renewals one after the other: a simulation sets both. `fan_out` None:
+    shards can only be polled. `range_jobs` None: this process reads the shards itself.
+    `takes_dead_letters`: whether the sink has a place for them.
+    `idle_seconds`: how long the processing thread waits for data before it looks at its leases
+    again. `sink_address`: where the rows go, which all workers of an application have in common;
+    None: not compared.
     """
 
     settings: ConsumerSettings
@@ -82,13 +108,15 @@ class WorkerParts:
     parallel: bool = True
     fan_out: FanOutClient | None = None
     range_jobs: RangeJobs | None = None
+    takes_dead_letters: bool = True
     idle_seconds: float = 0.05
+    sink_address: str | None = None
 
 
 class Worker:
     """One worker; `run` it once."""
 
-    def __init__(self, worker_id: str, parts: WorkerParts) -> None:
+    def __init__(self, worker_id: str, parts: WorkerDependencies) -> None:
         self.worker_id = worker_id
         self._parts = parts
         self._settings = parts.settings
@@ -96,16 +124,48 @@ class Worker:
         self._events = parts.events
         threads = parts.settings.lease.max_lease_renewal_threads
         self._pool = ThreadPoolExecutor(max_workers=threads, thread_name_prefix="renew")
-        # Not the renewals' pool: prepares that wait for a slow table would keep the other leases from being renewed
+        # Not the renewals' pool: prepares that wait for a slow table would keep the other leases
+        # from being renewed
         self._commit_pool = ThreadPoolExecutor(max_workers=threads, thread_name_prefix="commit")
-        self.leases = HeldLeases(parts.lease_table, worker_id, parts.settings.lease, parts.clock, parts.events)
-        self.reporter = WorkerMetricsReporter(parts.worker_table, worker_id, parts.settings.worker, parts.clock, parts.rng, parts.metric, run_id=parts.run_id)
-        self._retrieval = Retrieval(parts.settings, parts.kinesis, parts.fan_out, parts.clock, parts.events, parts.spawn)
+        self.leases = HeldLeases(
+            parts.lease_table,
+            worker_id,
+            parts.settings.lease,
+            parts.clock,
+            parts.events,
+            multi_stream=parts.settings.is_multi_stream,
+            incarnation=parts.rng.getrandbits(INCARNATION_BITS),
+        )
+        self.reporter = WorkerMetricsReporter(
+            parts.worker_table,
+            worker_id,
+            parts.settings.worker,
+            parts.clock,
+            parts.rng,
+            parts.metric,
+            run_id=parts.run_id,
+            status=self._status,
+        )
+        self._retrieval = Retrieval(
+            parts.settings, parts.kinesis, parts.fan_out, parts.clock, parts.events, parts.spawn
+        )
         self._streams: dict[str | None, StreamId] = {}
-        self.supply = self._make_supply()
-        self._beside = ThreadPoolExecutor(max_workers=1, thread_name_prefix="prepare") if parts.parallel else None
+        self.supply = self._make_batch_source()
+        self._beside = (
+            ThreadPoolExecutor(max_workers=1, thread_name_prefix="prepare")
+            if parts.parallel
+            else None
+        )
         self._committer = Committer(
-            self.leases, parts.sink, self.supply.rewriter, parts.clock, parts.events, worker_id, map=self._commit_map, beside=self._beside
+            self.leases,
+            parts.sink,
+            self.supply.rewriter,
+            parts.clock,
+            parts.events,
+            worker_id,
+            map=self._commit_map,
+            beside=self._beside,
+            pause=self._pause,
         )
         self.lifecycle = Lifecycle(
             worker_id=worker_id,
@@ -115,50 +175,133 @@ class Worker:
             leases=self.leases,
             supply=self.supply,
             committer=self._committer,
+            parents=ParentCheck(
+                worker_id,
+                parts.settings.shard_sync,
+                parts.lease_table,
+                self.leases,
+                parts.kinesis,
+                parts.clock,
+                parts.events,
+            ),
+            losses=LossCheck(
+                worker_id,
+                parts.settings,
+                parts.lease_table,
+                parts.kinesis,
+                parts.clock,
+                parts.events,
+            ),
             clock=parts.clock,
             events=parts.events,
+            admits=Admission(self._check_application, parts.clock, parts.events).admits,
             map=self._commit_map,
         )
+        self.stalls = StallWatch(
+            worker_id,
+            self.leases,
+            self.lifecycle,
+            self.supply,
+            parts.settings.worker.shard_stalled_after_millis / 1000,
+            parts.clock,
+            parts.events,
+        )
         self.figures = Figures(worker_id, parts.clock)
-        self._processor = Processor(parts, self.worker_id, self.leases, self.supply, self._committer, self.lifecycle, self.figures)
+        self._lag = LagTracker(parts.clock)
+        self._processor = BatchRunner(
+            parts,
+            self.worker_id,
+            leases=self.leases,
+            supply=self.supply,
+            committer=self._committer,
+            lifecycle=self.lifecycle,
+            figures=self.figures,
+            lag=self._lag,
+            is_stopped=self._is_stopped,
+        )
         self._absent_since: float | None = None
-        # Set: nothing new is begun any more. A worker that goes on taking leases while it stops gives them to others later than it could.
+        # Set: nothing new is begun any more. A worker that goes on taking leases while it stops
+        # gives them to others later than it could.
         self._stop: StopSignal = parts.clock.signal()
         lease = parts.settings.lease
         self._renewal = Due(parts.clock, lease.renewal_interval_millis / 1000)
         self._discovery = Due(parts.clock, parts.settings.lease_discovery_interval_millis / 1000)
-        self._first_discovery = Due(parts.clock, min(parts.settings.lease_discovery_interval_millis / 1000, FIRST_DISCOVERY_SECONDS))
-        self._capture = Due(parts.clock, parts.settings.worker.in_memory_worker_metrics_capture_frequency_millis / 1000)
+        self._first_discovery = Due(
+            parts.clock,
+            min(parts.settings.lease_discovery_interval_millis / 1000, FIRST_DISCOVERY_SECONDS),
+        )
+        self._capture = Due(
+            parts.clock,
+            parts.settings.worker.in_memory_worker_metrics_capture_frequency_millis / 1000,
+        )
         period = parts.settings.worker.worker_metrics_reporter_freq_in_millis / 1000
-        self._report = Due(parts.clock, period, first_seconds=period)
+        self._report = Due(parts.clock, period, first_seconds=min(period, SECOND_REPORT_SECONDS))
+        self._shared_due = Due(parts.clock, SHARED_ID_SECONDS)
 
     def prepare(self, stop: StopSignal | None = None) -> None:
-        """Tables, client version, streams, this worker's row, and leases that already carry its name. What is throttled or fails is tried again for a while.
+        """Tables, client version, streams, this worker's row, and leases that already carry its
+        name. What is throttled or fails is tried again for a while.
 
-        Raises `SettingsError`, `NotACompatibleTable`, `AccessDenied` or `NotFound` before anything is written that a peer could see as a worker;
-        `Throttled` and `Unavailable` when that lasts; `StoppedWhileStarting`.
+        Raises `SettingsError`, `IncompatibleTableError` (also for an application with other streams
+        or another sink), `AccessDeniedError` or `NotFound` before anything is written that a peer
+        could see as a worker; `ThrottledError` and `UnavailableError` when that lasts;
+        `StoppedWhileStartingError`.
         """
         parts = self._parts
         signal = stop or self._clock.signal()
 
         def patient(what: str, step: Callable[[], object]) -> None:
-            patiently(what, step, self._clock, parts.rng, self._events, signal)
+            retry_transient(what, step, self._clock, parts.rng, self._events, signal)
 
         for name in self._settings.streams:
             stream = parts.kinesis.resolve_stream(name, multi_stream=self._settings.is_multi_stream)
             self._streams[stream.serialized if self._settings.is_multi_stream else None] = stream
-        self._retrieval.prepare(self._streams.values())
         for table in (parts.lease_table, parts.worker_table, parts.coordinator_table):
             patient("look at the tables", table.ensure_exists)
-        patient("look at the client version", lambda: ensure_client_version(parts.coordinator_table, self.worker_id, self._clock))
+        patient(
+            "look at the client version",
+            lambda: ensure_client_version(parts.coordinator_table, self.worker_id, self._clock),
+        )
+        patient("look at the identity of the application", self._ensure_application)
+        self._retrieval.prepare(self._streams.values())
         patient("first worker metrics report", self.reporter.report)
         self.leases.recover(map=self._map)
         self._events(WorkerStarted(self.worker_id))
 
-    def run(self, stop: StopSignal, *, mode: Mode = "continuous", on_progress: ProgressCallback | None = None, progress_seconds: float = 60.0) -> WorkerSummary:
-        """Work until `stop` is set, a drain is asked for, or (mode drain) all that is there now is in the table.
+    def _ensure_application(self) -> None:
+        parts = self._parts
+        ensure_application(
+            self._settings.application_name,
+            parts.coordinator_table,
+            parts.lease_table,
+            self._identity(),
+            lambda: parts.kinesis.list_shards(next(iter(self._streams.values()))),
+        )
 
-        Whatever ends it, also an error (which is raised again): committed work is checkpointed, leases are released, the worker's row is deleted.
+    def _check_application(self) -> None:
+        name = self._settings.application_name
+        check_application(name, self._parts.coordinator_table, self._identity())
+
+    def _identity(self) -> ApplicationIdentity:
+        return ApplicationIdentity.of(
+            self._streams.values(),
+            is_multi_stream=self._settings.is_multi_stream,
+            sink=self._parts.sink_address,
+        )
+
+    def run(
+        self,
+        stop: StopSignal,
+        *,
+        mode: Mode = "continuous",
+        on_progress: ProgressCallback | None = None,
+        progress_seconds: float = 60.0,
+    ) -> WorkerSummary:
+        """Work until `stop` is set, a drain is asked for, or (mode drain) all that is there now is
+        in the table.
+
+        Whatever ends it, also an error (which is raised again): committed work is checkpointed,
+        leases are released, the worker's row is deleted.
         """
         background = Background(self._clock, self._parts.spawn)
         reason = StopReason.FAILED
@@ -166,12 +309,18 @@ class Worker:
         try:
             self.prepare(stop)
             self._start(background)
-            reason = self._loop(stop, background, DrainWatch(self._parts, self, self._clock) if mode == "drain" else None, on_progress, progress_seconds)
-        except StoppedWhileStarting:
+            reason = self._loop(
+                stop,
+                background,
+                DrainWatch(self._parts, self, self._clock) if mode == "drain" else None,
+                on_progress,
+                progress_seconds,
+            )
+        except StoppedWhileStartingError:
             reason = StopReason.STOPPED
         finally:
             self.shut_down(background, reason)
-        return WorkerSummary(reason, self.figures.total(lag=self.supply.lag(), positions={}))
+        return self.summary(reason)
 
     def _start(self, background: Background) -> None:
         background.start("leases", self.lease_tick)
@@ -181,7 +330,12 @@ class Worker:
             background.start("leader", self.lead_tick)
 
     def _loop(
-        self, stop: StopSignal, background: Background, drain: DrainWatch | None, on_progress: ProgressCallback | None, progress_seconds: float
+        self,
+        stop: StopSignal,
+        background: Background,
+        drain: DrainWatch | None,
+        on_progress: ProgressCallback | None,
+        progress_seconds: float,
     ) -> StopReason:
         while True:
             background.check()
@@ -194,28 +348,77 @@ class Worker:
             if on_progress is not None and self.figures.period_seconds() >= progress_seconds:
                 on_progress(self._progress())
             if drain is not None and drain.done():
-                return StopReason.DRAINED
+                return self.reason_of_drain()
+
+    def reason_of_drain(self) -> StopReason:
+        """Why a worker stops whose drain is done: what is in a paused shard is not in the table."""
+        return StopReason.FAILED if self.paused() else StopReason.DRAINED
+
+    def summary(self, reason: StopReason) -> WorkerSummary:
+        """The worker's life."""
+        paused = self._processor.pauses.reasons()
+        total = self.figures.total(lag=self.lag(), paused=paused)
+        error = pauses_sentence(paused) if reason is StopReason.FAILED else None
+        return WorkerSummary(reason, total, error)
 
     def process_tick(self) -> bool:
-        """Bring consumers up to date with the leases, hand over, and process one batch at most; True when a batch was processed."""
+        """Bring consumers up to date with the leases, hand over, and process one batch at most;
+        True when a batch was processed.
+        """
         self.lifecycle.sync_with_leases()
         self.figures.handoffs(self.lifecycle.hand_over())
         self.lifecycle.advance(self._stop)
+        self._lag.hold([key for key, c in self.lifecycle.consumers.items() if c.is_behind])
         return self._processor.step()
 
+    def _is_stopped(self) -> bool:
+        return self._stop.is_set()
+
+    def lag(self) -> Lag:
+        """The lag of committed data. May be called by any thread."""
+        return self._lag.current(self.supply.lag())
+
+    def _status(self) -> WorkerStatus:
+        """For this worker's row, from the thread that renews leases."""
+        lag, pauses, now = self.lag(), self.paused(), self._clock.monotonic()
+        paused = tuple(
+            PausedLease(key, pauses[key].reason, now - pauses[key].since) for key in sorted(pauses)
+        )
+        return WorkerStatus(lag.worst_millis, len(lag.unknown), paused, len(paused))
+
+    def paused(self) -> dict[str, Pause]:
+        """The shards that pause because their transform fails. May be called by any thread."""
+        return self._processor.pauses.current()
+
     def lease_tick(self) -> float:
-        """What is due of renewal, discovery and metrics; returns seconds until something is due. One that fails does not hold up the others."""
+        """What is due of renewal, discovery and metrics; returns seconds until something is due.
+
+        One that fails does not hold up the others.
+        """
         if self._renewal.ready():
             self._guard("renewal", lambda: self.leases.renew_all(map=self._map))
             self._guard("handoff time-out", self._force_overdue_handoffs)
+            self.stalls.look()
         if self._is_discovery_due() and not self._stop.is_set():
             self._guard("discovery", lambda: self.leases.discover(map=self._map))
         if self._capture.ready():
             self.reporter.capture()
         if self._report.ready():
-            self._guard("worker metrics report", self.reporter.report)
+            self._guard("worker metrics report", self._report_metrics)
         discovery = self._discovery if self.leases.held() else self._first_discovery
-        return min(self._renewal.seconds(), discovery.seconds(), self._capture.seconds(), self._report.seconds())
+        return min(
+            self._renewal.seconds(),
+            discovery.seconds(),
+            self._capture.seconds(),
+            self._report.seconds(),
+        )
+
+    def _report_metrics(self) -> None:
+        self.reporter.report()
+        other, self.reporter.other_run_id = self.reporter.other_run_id, None
+        self.leases.shares_its_id = other is not None
+        if other is not None and self._shared_due.ready():
+            self._events(WorkerIdShared(self.worker_id, other))
 
     def _is_discovery_due(self) -> bool:
         """A worker that has no lease at all, as at its start, looks more often."""
@@ -228,29 +431,47 @@ class Worker:
             self.leases.complete_handoff(held, forced=True)
 
     def fetch_tick(self) -> float:
-        """One GetRecords if one is due and the buffer has room; returns seconds until the next may be."""
+        """One GetRecords if one is due and the buffer has room; returns seconds until the next may
+        be.
+        """
         return self.supply.fetch()
 
     def lead_tick(self) -> float:
-        """One leader cycle, once nobody has led for the time of the lock; returns seconds until the next."""
+        """One leader cycle, once nobody has led for the time of the lock; returns seconds until the
+        next.
+        """
         leader = self._parts.leader
-        interval = min(self._settings.lease_assignment_interval_millis, self._settings.leader.leader_heartbeat_period_millis) / 1000
+        interval = (
+            min(
+                self._settings.lease_assignment_interval_millis,
+                self._settings.leader.leader_heartbeat_period_millis,
+            )
+            / 1000
+        )
         if leader is not None and not self._stop.is_set() and self._may_lead():
             self._take(leader.run_once())
         return interval
 
     def _take(self, report: CycleReport) -> None:
-        """What this process's own leader has just assigned to this worker need not wait to be discovered."""
-        mine = [lease.lease_key for lease in report.leases if lease.owner == self.worker_id and not lease.in_handoff]
+        """What this process's own leader has just assigned to this worker need not wait to be
+        discovered.
+        """
+        mine = [
+            lease.lease_key
+            for lease in report.leases
+            if lease.owner == self.worker_id and not lease.in_handoff
+        ]
         if mine and not self._stop.is_set():
             self.leases.discover(mine, map=self._map)
 
     def _may_lead(self) -> bool:
-        """A lock that is absent is taken only after some patience: the sensor, if there is one, goes first."""
+        """A lock that is absent is taken only after some patience: the sensor, if there is one,
+        goes first.
+        """
         if self._parts.leader_patience_seconds <= 0:
             return True
         try:
-            absent = self._parts.coordinator_table.read_lock() is None
+            absent = self._parts.coordinator_table.observe_lock() is None
         except AwsError as error:
             self._events(AwsTrouble("GetItem Leader", str(error)))
             return False
@@ -263,13 +484,15 @@ class Worker:
         return now - self._absent_since >= self._parts.leader_patience_seconds
 
     def shut_down(self, background: Background, reason: StopReason) -> None:
-        """Stop the threads, delete the worker's row, checkpoint, release leases and lock. Errors of one step do not hold up the next.
+        """Stop the threads, delete the worker's row, checkpoint, release leases and lock. Errors of
+        one step do not hold up the next.
 
-        The row goes first: a leader that looks at the tables from then on gives nothing more to this worker, the released leases least of all.
+        The row goes first: a leader that looks at the tables from then on gives nothing more to
+        this worker, the released leases least of all.
         """
         background.join(JOIN_SECONDS)
         self._guard("deregistration", self.reporter.deregister)
-        self._guard("release", self.lifecycle.release_all)
+        self._guard("release", lambda: self.lifecycle.release_all(last=False))
         if self._parts.leader is not None:
             self._guard("release of the leader lock", self._parts.leader.release)
         self._guard("last discovery", self._give_back_what_still_comes)
@@ -281,22 +504,35 @@ class Worker:
         self._events(WorkerStopped(self.worker_id, reason))
 
     def _give_back_what_still_comes(self) -> None:
-        """What carries this worker's name still, or comes to carry it for a short while, would wait for its expiry.
+        """What carries this worker's name still, or comes to carry it for a short while, would wait
+        for its expiry.
 
-        That is a lease whose time here ran out while threads were joined, one that a leader was just assigning, or one that its old owner is handing over.
+        That is a lease whose time here ran out while threads were joined, one that a leader was
+        just assigning, or one that its old owner is handing over.
         """
         deadline = self._clock.monotonic() + LEAVE_SECONDS
         while True:
+            last = (
+                not self._settings.lease.release_leases_on_shutdown
+                or self._clock.monotonic() >= deadline
+            )
             self.leases.drop_expired()
-            self.leases.discover(map=self._map)
-            self.lifecycle.release_all()
-            if not self._settings.lease.release_leases_on_shutdown or self._clock.monotonic() >= deadline:
-                return
-            # What is not in a handoff is either given back by now, or another process under this name has it: nothing to wait for
-            on_its_way = any(self._is_on_its_way(key) for key in self._parts.lease_table.lease_keys_of(self.worker_id))
-            if not on_its_way and not self.leases.held():
+            self._guard("last discovery", lambda: self.leases.discover(map=self._map))
+            self.lifecycle.release_all(last=last)
+            # What is not in a handoff is either given back by now, or another process under this
+            # name has it: nothing to wait for
+            if last or not (self.leases.held() or self._is_something_on_its_way()):
                 return
             self._clock.sleep(LEAVE_POLL_SECONDS)
+
+    def _is_something_on_its_way(self) -> bool:
+        """Whether a lease is being handed to this worker; also when that cannot be told now."""
+        try:
+            keys = self._parts.lease_table.lease_keys_of(self.worker_id)
+            return any(self._is_on_its_way(key) for key in keys)
+        except (ThrottledError, UnavailableError) as error:
+            self._events(AwsTrouble("last discovery", str(error)))
+            return True
 
     def _is_on_its_way(self, lease_key: str) -> bool:
         try:
@@ -306,34 +542,80 @@ class Worker:
         return row is not None and row.in_handoff and row.owner == self.worker_id
 
     def _progress(self) -> WorkerProgress:
-        return self.figures.close_period(lag=self.supply.lag(), positions=self._positions())
+        return self.figures.close_period(
+            lag=self.lag(),
+            positions=self._positions(),
+            stalled=self.stalls.stalled,
+            paused=self._processor.pauses.reasons(),
+        )
 
     def _positions(self) -> dict[str, str]:
-        return {key: str(c.committed) for key, c in self.lifecycle.consumers.items() if c.committed is not None}
+        return {
+            key: str(c.committed)
+            for key, c in self.lifecycle.consumers.items()
+            if c.committed is not None
+        }
 
-    def _make_supply(self) -> Supply:
+    def _make_batch_source(self) -> BatchSource:
         parts = self._parts
         if parts.range_jobs is not None:
-            reader = RangeReader(parts.kinesis, parts.settings.retrieval, parts.settings.shard_sync.initial_timestamp, parts.clock)
-            return RangeSupply(parts.range_jobs, reader, parts.writer, parts.settings, parts.clock, parts.rng, parts.events)
+            reader = RangeReader(
+                parts.kinesis,
+                parts.settings.retrieval,
+                parts.settings.shard_sync.initial_timestamp,
+                parts.clock,
+            )
+            return RangeSource(
+                parts.range_jobs,
+                reader,
+                parts.writer,
+                parts.settings,
+                parts.clock,
+                parts.rng,
+                parts.events,
+                self._retrieval.witness,
+            )
         prefetcher = Prefetcher(parts.settings.retrieval, parts.clock, parts.rng, parts.events)
-        return BufferedSupply(prefetcher, self._reader, parts.writer, parts.settings.batch, parts.settings.retrieval.fetch_threads)
+        return BufferedSource(
+            prefetcher,
+            self._reader,
+            parts.writer,
+            parts.settings.batch,
+            parts.settings.retrieval.fetch_threads,
+        )
 
     def _reader(self, consumer: ShardConsumer) -> ShardReader:
         lease = consumer.held.lease
         if consumer.committed is None:
             raise ValueError(f"the lease {lease.lease_key} has no position yet")
         held = len(self.leases.held())
-        return self._retrieval.reader(consumer.stream, lease.lease_key, lease.shard_id, consumer.committed, lease.hash_key_range, held_leases=held)
+        return self._retrieval.reader(
+            consumer.stream,
+            lease.lease_key,
+            lease.shard_id,
+            consumer.committed,
+            lease.hash_key_range,
+            held_leases=held,
+        )
 
     def _map(self, call: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
         return self._map_on(self._pool, call, items)
 
+    def _pause(self, seconds: float) -> bool:
+        """Wait, or less when the worker stops; returns whether it does."""
+        return self._stop.wait(seconds)
+
     def _commit_map(self, call: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
         return self._map_on(self._commit_pool, call, items)
 
-    def _map_on(self, pool: ThreadPoolExecutor, call: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
-        return list(pool.map(call, items)) if self._parts.parallel and len(items) > 1 else serial_map(call, items)
+    def _map_on(
+        self, pool: ThreadPoolExecutor, call: Callable[[Any], Any], items: Sequence[Any]
+    ) -> list[Any]:
+        return (
+            list(pool.map(call, items))
+            if self._parts.parallel and len(items) > 1
+            else serial_map(call, items)
+        )
 
     def _guard(self, what: str, call: Callable[[], object]) -> None:
         try:

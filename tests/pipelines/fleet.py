@@ -1,18 +1,23 @@
-"""The pipeline that the process tests run: Arrow in, Arrow out, short times. The table's place comes from FLEET_LAKE."""
+"""The pipeline that the process tests run: Arrow in, Arrow out, short times.
+
+The table's place comes from FLEET_LAKE.
+"""
 
 import json
 import os
 
 import pyarrow as pa
 
+from kcl_pipeline.delta.sink import DeltaSink
 from kcl_pipeline.pipeline import KinesisPipeline
-from kcl_pipeline.spark.delta import DeltaSink
 
 
 def ids(records: pa.Table) -> pa.Table:
     return pa.table(
         {
-            "id": pa.array([json.loads(data)["id"] for data in records["data"].to_pylist()], pa.string()),
+            "id": pa.array(
+                [json.loads(data)["id"] for data in records["data"].to_pylist()], pa.string()
+            ),
             "key": records["partition_key"],
             "lease": records["shard_id"],
             "sequence_number": records["sequence_number"],
@@ -31,7 +36,10 @@ events = KinesisPipeline(
         "lease": {"failover_time_millis": FAILOVER_MILLIS, "lease_discovery_interval_millis": 400},
         "assignment": {"lease_assignment_interval_millis": 1_000},
         "leader": {"leader_lease_duration_millis": 3_000, "leader_heartbeat_period_millis": 1_000},
-        "worker": {"worker_metrics_reporter_freq_in_millis": 1_000, "parent_shard_poll_interval_millis": 300},
+        "worker": {
+            "worker_metrics_reporter_freq_in_millis": 1_000,
+            "parent_shard_poll_interval_millis": 300,
+        },
         "shard_sync": {"completed_lease_cleanup_interval_millis": 2_000},
         "batch": {"min_batch_interval_millis": 100},
     },

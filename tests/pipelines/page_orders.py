@@ -1,16 +1,24 @@
-"""The pipeline that the tests of Dagster's page run: Arrow in, Arrow out, the sensor on. The table's place comes from FLEET_LAKE."""
+"""The pipeline that the tests of the Dagster UI run: Arrow in, Arrow out, the sensor on.
+
+The table's place comes from FLEET_LAKE.
+"""
 
 import json
 import os
 
 import pyarrow as pa
 
+from kcl_pipeline.delta.sink import DeltaSink
 from kcl_pipeline.pipeline import Fleet, KinesisPipeline
-from kcl_pipeline.spark.delta import DeltaSink
 
 
 def ids(records: pa.Table) -> pa.Table:
-    return pa.table({"id": [json.loads(data)["id"] for data in records["data"].to_pylist()], "shard_id": records["shard_id"]})
+    return pa.table(
+        {
+            "id": [json.loads(data)["id"] for data in records["data"].to_pylist()],
+            "shard_id": records["shard_id"],
+        }
+    )
 
 
 orders = KinesisPipeline(

@@ -1,4 +1,6 @@
-"""What the demonstration does through Dagster's page, as a user would: look at runs, launch a worker, terminate one."""
+"""What the demonstration does through the Dagster UI, as a user would: look at runs, launch a
+worker, terminate one.
+"""
 
 from __future__ import annotations
 
@@ -9,21 +11,27 @@ from typing import Any
 
 import requests
 
-RUNS = """query Runs($filter: RunsFilter) { runsOrError(filter: $filter, limit: 100) { ... on Runs { results { runId status tags { key value } } } } }"""
-LAUNCH = """mutation Launch($params: ExecutionParams!) { launchRun(executionParams: $params) { __typename ... on LaunchRunSuccess { run { runId } }
-  ... on PythonError { message } ... on RunConfigValidationInvalid { errors { message } } } }"""
-TERMINATE = (
-    """mutation Terminate($run: String!) { terminateRun(runId: $run) { __typename ... on TerminateRunFailure { message } ... on PythonError { message } } }"""
-)
-MATERIALIZATIONS = """query Events($run: ID!) { runOrError(runId: $run) { ... on Run { assetMaterializations {
-  metadataEntries { label ... on IntMetadataEntry { intValue } ... on FloatMetadataEntry { floatValue } } } } } }"""
+RUNS = """query Runs($filter: RunsFilter) { runsOrError(filter: $filter, limit: 100) { ...
+  on Runs { results { runId status tags { key value } } } } }"""
+LAUNCH = """mutation Launch($params: ExecutionParams!) { launchRun(executionParams: $params)
+  { __typename ... on LaunchRunSuccess { run { runId } } ... on PythonError {
+  message } ... on RunConfigValidationInvalid { errors { message } } } }"""
+TERMINATE = """mutation Terminate($run: String!) { terminateRun(runId: $run) { __typename ...
+  on TerminateRunFailure { message } ... on PythonError { message } } }"""
+MATERIALIZATIONS = """query Events($run: ID!) { runOrError(runId: $run) { ... on Run {
+  assetMaterializations { metadataEntries { label ... on IntMetadataEntry {
+  intValue } ... on FloatMetadataEntry { floatValue } } } } } }"""
 STARTED = re.compile(r"Started process for run \(pid: (\d+)\)")
 ASSET_JOB = "__ASSET_JOB"
-MESSAGES = """query Messages($run: ID!) { logsForRun(runId: $run, limit: 50) { ... on EventConnection { events { ... on MessageEvent { message } } } } }"""
-SENSOR = """query Sensor($selector: SensorSelector!) { sensorOrError(sensorSelector: $selector) { __typename ... on Sensor { id } } }"""
-STOP_SENSOR = """mutation Stop($id: String!) { stopSensor(id: $id) { __typename ... on PythonError { message } } }"""
-LOCATIONS = """query { workspaceOrError { ... on Workspace { locationEntries { name loadStatus locationOrLoadError { __typename
-  ... on RepositoryLocation { repositories { name } } ... on PythonError { message } } } } } }"""
+MESSAGES = """query Messages($run: ID!) { logsForRun(runId: $run, limit: 50) { ... on
+  EventConnection { events { ... on MessageEvent { message } } } } }"""
+SENSOR = """query Sensor($selector: SensorSelector!) { sensorOrError(sensorSelector:
+  $selector) { __typename ... on Sensor { id } } }"""
+STOP_SENSOR = """mutation Stop($id: String!) { stopSensor(id: $id) { __typename ... on
+  PythonError { message } } }"""
+LOCATIONS = """query { workspaceOrError { ... on Workspace { locationEntries { name loadStatus
+  locationOrLoadError { __typename ... on RepositoryLocation { repositories { name
+  } } ... on PythonError { message } } } } } }"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,15 +43,21 @@ class Run:
     tags: Mapping[str, str]
 
 
-class DagsterPage:
-    """Dagster's GraphQL endpoint. Raises `requests.RequestException` when it cannot be reached, `RuntimeError` with Dagster's own words otherwise."""
+class DagsterClient:
+    """Dagster's GraphQL endpoint.
+
+    Raises `requests.RequestException` when it cannot be reached, `RuntimeError` with Dagster's own
+    words otherwise.
+    """
 
     def __init__(self, url: str) -> None:
         self.url = url
         self._session = requests.Session()
 
     def _ask(self, query: str, **variables: Any) -> dict[str, Any]:
-        answer = self._session.post(f"{self.url}/graphql", json={"query": query, "variables": variables}, timeout=30)
+        answer = self._session.post(
+            f"{self.url}/graphql", json={"query": query, "variables": variables}, timeout=30
+        )
         answer.raise_for_status()
         body = answer.json()
         if body.get("errors"):
@@ -52,7 +66,10 @@ class DagsterPage:
         return data
 
     def loaded(self) -> tuple[str, str] | None:
-        """(location, repository) once the code is loaded; None before. Raises `RuntimeError` when it cannot be loaded."""
+        """(location, repository) once the code is loaded; None before.
+
+        Raises `RuntimeError` when it cannot be loaded.
+        """
         entries = self._ask(LOCATIONS)["workspaceOrError"].get("locationEntries", [])
         for entry in entries:
             found = entry["locationOrLoadError"] or {}
@@ -65,28 +82,54 @@ class DagsterPage:
     def runs(self, job: str) -> list[Run]:
         """All runs of a job, newest first."""
         results = self._ask(RUNS, filter={"pipelineName": job})["runsOrError"]["results"]
-        return [Run(r["runId"], r["status"], {t["key"]: t["value"] for t in r["tags"]}) for r in results]
+        return [
+            Run(r["runId"], r["status"], {t["key"]: t["value"] for t in r["tags"]}) for r in results
+        ]
 
     def status(self, run_id: str) -> str:
         """Dagster's status of a run; an empty text when there is no such run."""
         results = self._ask(RUNS, filter={"runIds": [run_id]})["runsOrError"]["results"]
         return str(results[0]["status"]) if results else ""
 
-    def launch(self, location: str, repository: str, job: str, run_config: Mapping[str, Any], tags: Mapping[str, str]) -> str:
+    def launch(
+        self,
+        location: str,
+        repository: str,
+        job: str,
+        run_config: Mapping[str, Any],
+        tags: Mapping[str, str],
+    ) -> str:
         """Launch a run, as the Launchpad does; returns its id."""
         return self._launch(self._selector(location, repository, job), run_config, tags)
 
     def materialize(self, location: str, repository: str, asset: Sequence[str]) -> str:
         """The Materialize button of an asset (`asset` is its key's path); returns the run's id."""
         selector = self._selector(location, repository, ASSET_JOB)
-        return self._launch({**selector, "assetSelection": [{"path": list(asset)}], "assetCheckSelection": []}, {}, {})
+        return self._launch(
+            {**selector, "assetSelection": [{"path": list(asset)}], "assetCheckSelection": []},
+            {},
+            {},
+        )
 
     def _selector(self, location: str, repository: str, job: str) -> dict[str, Any]:
-        return {"repositoryLocationName": location, "repositoryName": repository, "pipelineName": job}
+        return {
+            "repositoryLocationName": location,
+            "repositoryName": repository,
+            "pipelineName": job,
+        }
 
-    def _launch(self, selector: Mapping[str, Any], run_config: Mapping[str, Any], tags: Mapping[str, str]) -> str:
+    def _launch(
+        self, selector: Mapping[str, Any], run_config: Mapping[str, Any], tags: Mapping[str, str]
+    ) -> str:
         metadata = {"tags": [{"key": key, "value": value} for key, value in tags.items()]}
-        answer = self._ask(LAUNCH, params={"selector": selector, "runConfigData": run_config, "executionMetadata": metadata})["launchRun"]
+        answer = self._ask(
+            LAUNCH,
+            params={
+                "selector": selector,
+                "runConfigData": run_config,
+                "executionMetadata": metadata,
+            },
+        )["launchRun"]
         if answer["__typename"] != "LaunchRunSuccess":
             raise RuntimeError(f"Dagster did not launch {selector['pipelineName']}: {answer}")
         return str(answer["run"]["runId"])
@@ -99,7 +142,14 @@ class DagsterPage:
 
     def stop_sensor(self, location: str, repository: str, sensor: str) -> None:
         """Turn a sensor off, so that it starts no more workers."""
-        state = self._ask(SENSOR, selector={"repositoryLocationName": location, "repositoryName": repository, "sensorName": sensor})["sensorOrError"]
+        state = self._ask(
+            SENSOR,
+            selector={
+                "repositoryLocationName": location,
+                "repositoryName": repository,
+                "sensorName": sensor,
+            },
+        )["sensorOrError"]
         answer = self._ask(STOP_SENSOR, id=state["id"])["stopSensor"]
         if answer["__typename"] != "StopSensorMutationResult":
             raise RuntimeError(f"Dagster did not stop the sensor {sensor}: {answer}")
@@ -112,6 +162,12 @@ class DagsterPage:
 
     def sum_of(self, run_id: str, label: str) -> float:
         """The sum of one additive figure over the materializations that a run has reported."""
-        found = self._ask(MATERIALIZATIONS, run=run_id)["runOrError"].get("assetMaterializations", [])
-        entries = [entry for one in found for entry in one["metadataEntries"] if entry["label"] == label]
-        return float(sum(entry.get("intValue") or entry.get("floatValue") or 0 for entry in entries))
+        found = self._ask(MATERIALIZATIONS, run=run_id)["runOrError"].get(
+            "assetMaterializations", []
+        )
+        entries = [
+            entry for one in found for entry in one["metadataEntries"] if entry["label"] == label
+        ]
+        return float(
+            sum(entry.get("intValue") or entry.get("floatValue") or 0 for entry in entries)
+        )

@@ -1,4 +1,7 @@
-"""The demonstration's pipeline, as a user would write it. The table's place comes from the environment variable KCL_DEMO_LAKE."""
+"""The demonstration's pipeline, as a user would write it.
+
+The table's place comes from the environment variable KCL_DEMO_LAKE.
+"""
 
 import os
 
@@ -11,9 +14,15 @@ EVENT = "id string, user string, amount double, metric string, value double, tim
 
 
 def events(records: DataFrame) -> DataFrame:
-    """Orders (id, user, amount, time) and telemetry (id, metric, value, time) as one table of events."""
-    parsed = records.withColumn("event", f.from_json(f.col("data").cast("string"), EVENT, {"mode": "FAILFAST"}))
-    return parsed.select("stream", "event.*", "shard_id", "sequence_number", f.to_date("event.time").alias("day"))
+    """Orders (id, user, amount, time) and telemetry (id, metric, value, time) as one table of
+    events.
+    """
+    parsed = records.withColumn(
+        "event", f.from_json(f.col("data").cast("string"), EVENT, {"mode": "FAILFAST"})
+    )
+    return parsed.select(
+        "stream", "event.*", "shard_id", "sequence_number", f.to_date("event.time").alias("day")
+    )
 
 
 orders = KinesisPipeline(
@@ -25,7 +34,10 @@ orders = KinesisPipeline(
     settings_overrides={
         "lease": {"lease_discovery_interval_millis": 1_000},
         "assignment": {"lease_assignment_interval_millis": 5_000},
-        "worker": {"worker_metrics_reporter_freq_in_millis": 3_000, "parent_shard_poll_interval_millis": 1_000},
+        "worker": {
+            "worker_metrics_reporter_freq_in_millis": 3_000,
+            "parent_shard_poll_interval_millis": 1_000,
+        },
         "shard_sync": {"completed_lease_cleanup_interval_millis": 5_000},
     },
 )

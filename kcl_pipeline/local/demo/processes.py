@@ -1,4 +1,6 @@
-"""The processes of the demonstration: the embedded AWS and `dagster dev`, each started here and stopped by its own pid."""
+"""The processes of the demonstration: the embedded AWS and `dagster dev`, each started here and
+stopped by its own pid.
+"""
 
 from __future__ import annotations
 
@@ -38,16 +40,22 @@ def free_port(wanted: int) -> int:
 
 @dataclass
 class Processes:
-    """Starts children in sessions of their own, so that a Ctrl-C in the terminal reaches them only through `stop_all`."""
+    """Starts children in sessions of their own, so that a Ctrl-C in the terminal reaches them only
+    through `stop_all`.
+    """
 
     folder: Path
     clock: Clock
     environment: dict[str, str] = field(default_factory=dict)
     patience_seconds: float = 20.0
-    """How long a child has to end in good order: its workers finish a batch, commit, and give their leases back."""
+    """How long a child has to end in good order: its workers finish a batch, commit, and give their
+    leases back.
+    """
     _children: list[tuple[str, subprocess.Popen[bytes]]] = field(default_factory=list)
 
-    def start(self, name: str, arguments: list[str], extra: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
+    def start(
+        self, name: str, arguments: list[str], extra: Mapping[str, str] | None = None
+    ) -> subprocess.Popen[bytes]:
         """Run `python <arguments>`; its output is added to `<folder>/<name>.log`."""
         log = (self.folder / f"{name}.log").open("ab")
         with log:
@@ -71,10 +79,15 @@ class Processes:
         for name, child in self._children:
             if child.poll() is not None:
                 tail = "\n".join(self.log_text(name).splitlines()[-15:])
-                raise StartFailed(f"{name} ended by itself with exit code {child.returncode}; its log ends with:\n{tail}")
+                raise StartFailed(
+                    f"{name} ended by itself with exit code {child.returncode}; its log ends "
+                    f"with:\n{tail}"
+                )
 
     def start_aws(self, port: int) -> str:
-        """The embedded AWS; returns its address and puts it into the environment of everything started later."""
+        """The embedded AWS; returns its address and puts it into the environment of everything
+        started later.
+        """
         self.start("aws", ["-m", "kcl_pipeline.local", "--port", str(port)])
         url = f"http://127.0.0.1:{port}"
         self._wait_for_port("aws", port, 60)
@@ -89,18 +102,25 @@ class Processes:
         return url
 
     def start_dagster(self, module: str, port: int) -> str:
-        """`dagster dev` (webserver and daemon) for a module; returns the page's address, which answers."""
+        """`dagster dev` (webserver and daemon) for a module; returns the page's address, which
+        answers.
+        """
         self.launch_dagster(module, port)
         self._wait_for_port("dagster", port, 120)
         return f"http://127.0.0.1:{port}"
 
     def launch_dagster(self, module: str, port: int) -> subprocess.Popen[bytes]:
-        """`dagster dev` without waiting for its page. Started again, it continues with the runs and sensors that are recorded in the folder."""
+        """`dagster dev` without waiting for its page.
+
+        Started again, it continues with the runs and sensors that are recorded in the folder.
+        """
         home = self.folder / "dagster"
         home.mkdir(parents=True, exist_ok=True)
         write_dagster_yaml(home)
         self.environment["DAGSTER_HOME"] = str(home.resolve())
-        return self.start("dagster", ["-m", "dagster", "dev", "-m", module, "-h", "127.0.0.1", "-p", str(port)])
+        return self.start(
+            "dagster", ["-m", "dagster", "dev", "-m", module, "-h", "127.0.0.1", "-p", str(port)]
+        )
 
     def _wait_for_port(self, name: str, port: int, seconds: float) -> None:
         deadline = self.clock.monotonic() + seconds
@@ -111,14 +131,20 @@ class Processes:
                 if probe.connect_ex(("127.0.0.1", port)) == 0:
                     return
             self.clock.sleep(0.2)
-        raise StartFailed(f"{name} did not listen on 127.0.0.1:{port} within {seconds:.0f} s; see {self.folder / (name + '.log')}")
+        raise StartFailed(
+            f"{name} did not listen on 127.0.0.1:{port} within {seconds:.0f} s; see "
+            f"{self.folder / (name + '.log')}"
+        )
 
     def stop_all(self) -> None:
-        """Stop every child and what it started: SIGINT first, SIGKILL for what is left after its time. What a child that ended by itself left, too."""
+        """Stop every child and what it started: SIGINT first, SIGKILL for what is left after its
+        time. What a child that ended by itself left, too.
+        """
         for _, child in reversed(self._children):
             if child.poll() is None:
                 family = _family(child.pid)
-                child.send_signal(signal.SIGINT if child.args[2:3] != ["dagster"] else signal.SIGTERM)  # type: ignore[index]
+                is_dagster = child.args[2:3] == ["dagster"]  # type: ignore[index]
+                child.send_signal(signal.SIGTERM if is_dagster else signal.SIGINT)
             else:
                 family = _left_by(child.pid)
                 for process in family:
@@ -142,7 +168,9 @@ def _family(pid: int) -> list[psutil.Process]:
 
 
 def _left_by(pid: int) -> list[psutil.Process]:
-    """What is left in the session of a child that has ended; nothing where its pid is somebody else's by now."""
+    """What is left in the session of a child that has ended; nothing where its pid is somebody
+    else's by now.
+    """
     left = session_members(pid)
     return [] if any(process.pid == pid for process in left) else left
 

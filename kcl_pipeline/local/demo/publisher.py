@@ -1,4 +1,6 @@
-"""Publishes the demonstration's events: orders with a skewed key distribution, and real telemetry of this host."""
+"""Publishes the demonstration's events: orders with a skewed key distribution, and real telemetry
+of this host.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,11 @@ def users(rng: random.Random, shards: int, per_shard: int = 50) -> list[list[str
     by_shard: list[list[str]] = [[] for _ in range(shards)]
     while min(len(names) for names in by_shard) < per_shard:
         name = f"user-{rng.randrange(10**6):06d}"
-        shard = min(int.from_bytes(hashlib.md5(name.encode(), usedforsecurity=False).digest(), "big") // width, shards - 1)
+        shard = min(
+            int.from_bytes(hashlib.md5(name.encode(), usedforsecurity=False).digest(), "big")
+            // width,
+            shards - 1,
+        )
         if len(by_shard[shard]) < per_shard:
             by_shard[shard].append(name)
     return by_shard
@@ -44,7 +50,12 @@ def orders(rng: random.Random, clock: Clock, count: int, shards: int) -> Iterato
     cold = [name for names in by_shard[2:] for name in names]
     for number in range(count):
         user = rng.choice(hot if rng.random() < HOT_SHARE else cold)
-        event = {"id": f"order-{number:07d}", "user": user, "amount": round(rng.lognormvariate(3, 1), 2), "time": _now(clock)}
+        event = {
+            "id": f"order-{number:07d}",
+            "user": user,
+            "amount": round(rng.lognormvariate(3, 1), 2),
+            "time": _now(clock),
+        }
         yield {"Data": json.dumps(event).encode(), "PartitionKey": user}
 
 
@@ -63,7 +74,14 @@ def telemetry(clock: Clock, round_number: int) -> list[dict[str, Any]]:
     }
     return [
         {
-            "Data": json.dumps({"id": f"{metric}-{round_number:06d}", "metric": metric, "value": float(value), "time": _now(clock)}).encode(),
+            "Data": json.dumps(
+                {
+                    "id": f"{metric}-{round_number:06d}",
+                    "metric": metric,
+                    "value": float(value),
+                    "time": _now(clock),
+                }
+            ).encode(),
             "PartitionKey": metric,
         }
         for metric, value in readings.items()
@@ -76,7 +94,10 @@ def _now(clock: Clock) -> str:
 
 @dataclass
 class Publisher:
-    """Publishes on threads of its own, at `per_second` orders a second. `ids` holds every id that Kinesis acknowledged."""
+    """Publishes on threads of its own, at `per_second` orders a second.
+
+    `ids` holds every id that Kinesis acknowledged.
+    """
 
     client: KinesisClient
     clock: Clock
@@ -90,7 +111,10 @@ class Publisher:
     def __post_init__(self) -> None:
         self._stop = threading.Event()
         self._lock = threading.Lock()
-        self._threads = [threading.Thread(target=self._guarded, args=(loop,), daemon=True) for loop in (self._orders, self._telemetry)]
+        self._threads = [
+            threading.Thread(target=self._guarded, args=(loop,), daemon=True)
+            for loop in (self._orders, self._telemetry)
+        ]
         self.orders_done = False
 
     def start(self) -> None:
@@ -149,10 +173,16 @@ class Publisher:
                 return
             answer = self.client.put_records(StreamName=stream, Records=waiting)  # type: ignore[arg-type]
             results = answer["Records"]
-            done = [json.loads(r["Data"])["id"] for r, result in zip(waiting, results, strict=True) if "ErrorCode" not in result]
+            done = [
+                json.loads(r["Data"])["id"]
+                for r, result in zip(waiting, results, strict=True)
+                if "ErrorCode" not in result
+            ]
             with self._lock:
                 self.ids.extend(done)
-            waiting = [r for r, result in zip(waiting, results, strict=True) if "ErrorCode" in result]
+            waiting = [
+                r for r, result in zip(waiting, results, strict=True) if "ErrorCode" in result
+            ]
             if waiting:
                 self._stop.wait(0.2)
         raise RuntimeError(f"{len(waiting)} records were refused a hundred times")

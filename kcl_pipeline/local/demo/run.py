@@ -1,4 +1,6 @@
-"""The main job: the whole pipeline on real input, through a reshard and a changing fleet, with a verdict at the end."""
+"""The main job: the whole pipeline on real input, through a reshard and a changing fleet, with a
+verdict at the end.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ from kcl_pipeline.clock import Clock
 from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.errors import KclError
 from kcl_pipeline.leases.lease import Lease
-from kcl_pipeline.local.demo.dagster_client import DagsterPage, Run
+from kcl_pipeline.local.demo.dagster_client import DagsterClient, Run
 from kcl_pipeline.local.demo.processes import Processes, free_port
 from kcl_pipeline.local.demo.publisher import ORDERS, TELEMETRY, Publisher
 from kcl_pipeline.local.demo.table import CommittedRows, Comparison, compare
@@ -80,23 +82,41 @@ class Demo:
         self.kinesis = self._client(url)
         self.kinesis.create_stream(StreamName=ORDERS, ShardCount=SHARDS)
         self.kinesis.create_stream(StreamName=TELEMETRY, ShardCount=1)
-        self.say(f"embedded AWS at {url}: streams {ORDERS} ({SHARDS} shards) and {TELEMETRY} (1 shard)")
-        self.page = DagsterPage(self.processes.start_dagster(MODULE, free_port(self.options.page_port)))
-        self.say(f"Dagster's page is at {self.page.url}")
+        self.say(
+            f"embedded AWS at {url}: streams {ORDERS} ({SHARDS} shards) and {TELEMETRY} (1 shard)"
+        )
+        self.page = DagsterClient(
+            self.processes.start_dagster(MODULE, free_port(self.options.page_port))
+        )
+        self.say(f"the Dagster UI is at {self.page.url}")
         settings = ConsumerSettings(application_name=APPLICATION, streams=(ORDERS, TELEMETRY))
-        options = SessionOptions(endpoint_url=url, region_name="us-east-1", aws_access_key_id="embedded", aws_secret_access_key="embedded")  # noqa: S106 (the embedded AWS takes any)
+        options = SessionOptions(
+            endpoint_url=url,
+            region_name="us-east-1",
+            aws_access_key_id="embedded",
+            aws_secret_access_key="embedded",  # noqa: S106 (the embedded AWS takes any)
+        )
         self.tables = open_tables(settings, AwsClients(settings, options), self.clock)
 
     def _client(self, url: str) -> KinesisClient:
         session = boto3.Session("embedded", "embedded", region_name="us-east-1")
-        return session.client("kinesis", endpoint_url=url, config=Config(retries={"max_attempts": 5, "mode": "standard"}))
+        return session.client(
+            "kinesis",
+            endpoint_url=url,
+            config=Config(retries={"max_attempts": 5, "mode": "standard"}),
+        )
 
     def run(self) -> Comparison:
         """The whole story; returns the comparison of table and published events."""
         self.wait_for("Dagster to load the code", self._loaded)
         self.wait_for("the sensor to start two workers", lambda: len(self.live_runs()) >= 2)
-        self.wait_for("two workers to hold all leases", lambda: len(self.owners()) >= 2 and None not in self.owners())
-        self.publisher = Publisher(self.kinesis, self.clock, self.options.events, self.options.per_second, SHARDS)
+        self.wait_for(
+            "two workers to hold all leases",
+            lambda: len(self.owners()) >= 2 and None not in self.owners(),
+        )
+        self.publisher = Publisher(
+            self.kinesis, self.clock, self.options.events, self.options.per_second, SHARDS
+        )
         self.publisher.start()
         total = self.options.events
         self.wait_for("a quarter to be published", lambda: self.publisher.published >= total * 0.25)
@@ -106,13 +126,22 @@ class Demo:
         self.wait_for("half to be published", lambda: self.publisher.published >= total * 0.5)
         self.merge_cold_shards()
         self.wait_for("the third worker to hold leases", lambda: len(self.owners() - {None}) >= 3)
-        self.wait_for("nine tenths to be published", lambda: self.publisher.published >= total * 0.9)
+        self.wait_for(
+            "nine tenths to be published", lambda: self.publisher.published >= total * 0.9
+        )
         self.stop_one_worker()
         self.wait_for("everything to be published", lambda: self.publisher.orders_done)
         self.publisher.finish()
-        self.say(f"published {self.publisher.published:,} events; waiting for the table to have them all")
-        self.wait_for("everything published to be in the table", lambda: self.rows.count() >= self.publisher.published)
-        self.wait_for("every finished parent to be at SHARD_END or cleaned up", self._parents_finished)
+        self.say(
+            f"published {self.publisher.published:,} events; waiting for the table to have them all"
+        )
+        self.wait_for(
+            "everything published to be in the table",
+            lambda: self.rows.count() >= self.publisher.published,
+        )
+        self.wait_for(
+            "every finished parent to be at SHARD_END or cleaned up", self._parents_finished
+        )
         return compare(self.table_uri, self.publisher.ids)
 
     def _loaded(self) -> bool:
@@ -139,26 +168,38 @@ class Demo:
     def split_hot_shard(self) -> None:
         """Split the first shard, which takes a quarter of all bytes."""
         shard = self._open_shards()[0]
-        low, high = (int(shard["HashKeyRange"][end]) for end in ("StartingHashKey", "EndingHashKey"))
-        self.kinesis.split_shard(StreamName=ORDERS, ShardToSplit=shard["ShardId"], NewStartingHashKey=str((low + high) // 2))
+        low, high = (
+            int(shard["HashKeyRange"][end]) for end in ("StartingHashKey", "EndingHashKey")
+        )
+        self.kinesis.split_shard(
+            StreamName=ORDERS,
+            ShardToSplit=shard["ShardId"],
+            NewStartingHashKey=str((low + high) // 2),
+        )
         self.reshards += 1
         self.say(f"split the hot shard {shard['ShardId']}")
 
     def merge_cold_shards(self) -> None:
         """Merge the two shards with the highest hash keys, which are cold."""
         first, second = self._open_shards()[-2:]
-        self.kinesis.merge_shards(StreamName=ORDERS, ShardToMerge=first["ShardId"], AdjacentShardToMerge=second["ShardId"])
+        self.kinesis.merge_shards(
+            StreamName=ORDERS, ShardToMerge=first["ShardId"], AdjacentShardToMerge=second["ShardId"]
+        )
         self.reshards += 1
         self.say(f"merged the cold shards {first['ShardId']} and {second['ShardId']}")
 
     def _open_shards(self) -> list[Any]:
-        shards = self.kinesis.list_shards(StreamName=ORDERS, ShardFilter={"Type": "AT_LATEST"})["Shards"]
+        shards = self.kinesis.list_shards(StreamName=ORDERS, ShardFilter={"Type": "AT_LATEST"})[
+            "Shards"
+        ]
         return sorted(shards, key=lambda s: int(s["HashKeyRange"]["StartingHashKey"]))
 
     def start_third_worker(self) -> None:
         """Launch a worker run by hand, as from the Launchpad."""
         config = {"ops": {"orders__events": {"config": {"mode": "continuous"}}}}
-        run = self.page.launch(*self._location, JOB, config, {"kcl/application": APPLICATION, "kcl/mode": "continuous"})
+        run = self.page.launch(
+            *self._location, JOB, config, {"kcl/application": APPLICATION, "kcl/mode": "continuous"}
+        )
         self.say(f"launched a third worker: {self.page.url}/runs/{run}")
 
     def stop_one_worker(self) -> None:
@@ -169,11 +210,19 @@ class Demo:
 
     def _parents_finished(self) -> bool:
         described = self.kinesis.list_shards(StreamName=ORDERS)["Shards"]
-        parents = {s["ShardId"] for s in described if "EndingSequenceNumber" in s["SequenceNumberRange"]}
-        return all(lease.ended for lease in self.leases() if lease.shard_id in parents and ORDERS in (lease.stream or ""))
+        parents = {
+            s["ShardId"] for s in described if "EndingSequenceNumber" in s["SequenceNumberRange"]
+        }
+        return all(
+            lease.ended
+            for lease in self.leases()
+            if lease.shard_id in parents and ORDERS in (lease.stream or "")
+        )
 
     def wait_for(self, what: str, condition: Callable[[], bool]) -> None:
-        """Wait for a condition, printing progress; raises `DemoFailed` after the time-out, or when interrupted."""
+        """Wait for a condition, printing progress; raises `DemoFailed` after the time-out, or when
+        interrupted.
+        """
         deadline = self.clock.monotonic() + self.options.timeout_seconds
         while not condition():
             if self.interrupted.wait(0.5):
@@ -181,7 +230,10 @@ class Demo:
             self.processes.check()
             self.progress()
             if self.clock.monotonic() > deadline:
-                raise DemoFailed(f"waited {self.options.timeout_seconds:.0f} s in vain for {what}; logs are in {self.folder}")
+                raise DemoFailed(
+                    f"waited {self.options.timeout_seconds:.0f} s in vain for {what}; logs "
+                    f"are in {self.folder}"
+                )
 
     def progress(self) -> None:
         """One line every five seconds: published, committed, records/s, lag, leases per worker."""
@@ -192,15 +244,23 @@ class Demo:
         rate = (committed - self._last_committed) / (now - self._last_progress)
         self._last_progress, self._last_committed = now, committed
         published = self.publisher.published if hasattr(self, "publisher") else 0
-        per_worker = Counter(lease.actual_owner or "nobody" for lease in self.leases() if not lease.ended)
-        shown = " ".join(f"{worker}={count}" for worker, count in sorted(per_worker.items())) or "none yet"
+        per_worker = Counter(
+            lease.actual_owner or "nobody" for lease in self.leases() if not lease.ended
+        )
+        shown = (
+            " ".join(f"{worker}={count}" for worker, count in sorted(per_worker.items()))
+            or "none yet"
+        )
         self.say(
-            f"{now - self.began:5.0f} s  published {published:>9,}  committed {committed:>9,}  {rate:>7,.0f} records/s"
+            f"{now - self.began:5.0f} s  published {published:>9,}  committed "
+            f"{committed:>9,}  {rate:>7,.0f} records/s"
             f"  lag {published - committed:>7,}  leases {shown}  {self.page.url}"
         )
 
     def stop(self) -> tuple[int, int]:
-        """Stop the workers through Dagster, then everything else; returns (handoffs, distinct workers)."""
+        """Stop the workers through Dagster, then everything else; returns (handoffs, distinct
+        workers).
+        """
         handoffs = workers = 0
         try:
             runs = self.page.runs(JOB) if hasattr(self, "page") else []
@@ -223,10 +283,18 @@ class Demo:
             self.clock.sleep(0.5)
 
 
-def run_demo(options: DemoOptions, clock: Clock, say: Callable[[str], None], *, stay_open: bool = False) -> int:
-    """Run the demonstration; returns the exit code. With `stay_open` the page stays up, with new events, until Ctrl-C."""
+def run_demo(
+    options: DemoOptions, clock: Clock, say: Callable[[str], None], *, stay_open: bool = False
+) -> int:
+    """Run the demonstration; returns the exit code.
+
+    With `stay_open` the page stays up, with new events, until Ctrl-C.
+    """
     demo = Demo(options, clock, say)
-    old = {number: signal.signal(number, lambda *_: demo.interrupted.set()) for number in (signal.SIGINT, signal.SIGTERM)}
+    old = {
+        number: signal.signal(number, lambda *_: demo.interrupted.set())
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
     comparison = None
     try:
         demo.start()
@@ -246,7 +314,8 @@ def run_demo(options: DemoOptions, clock: Clock, say: Callable[[str], None], *, 
         return 1
     seconds = clock.monotonic() - demo.began
     say(
-        f"VERDICT published={len(demo.publisher.ids)} committed={comparison.committed} missing={comparison.missing} duplicated={comparison.duplicated}"
+        f"VERDICT published={len(demo.publisher.ids)} committed={comparison.committed} "
+        f"missing={comparison.missing} duplicated={comparison.duplicated}"
         f" reshards={demo.reshards} handoffs={handoffs} workers={workers} seconds={seconds:.0f}"
     )
     return 0 if comparison.exact else 1

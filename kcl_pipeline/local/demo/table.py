@@ -13,7 +13,9 @@ from deltalake.exceptions import TableNotFoundError
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Events by id: `missing` were acknowledged but are not in the table, `duplicated` are rows beyond the first, `unknown` were never published."""
+    """Events by id: `missing` were acknowledged but are not in the table, `duplicated` are rows
+    beyond the first, `unknown` were never published.
+    """
 
     committed: int
     missing: int
@@ -59,4 +61,6 @@ def compare(uri: str, published: Iterable[str], column: str = "id") -> Compariso
         ids = pa.chunked_array([pa.array([], pa.string())])
     expected = set(published)
     distinct = set(ids.unique().to_pylist())
-    return Comparison(len(ids), len(expected - distinct), len(ids) - len(distinct), len(distinct - expected))
+    return Comparison(
+        len(ids), len(expected - distinct), len(ids) - len(distinct), len(distinct - expected)
+    )

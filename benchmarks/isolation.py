@@ -1,0 +1,181 @@
+"""What it costs to find the records that a transform fails on.
+
+Some records of a batch cannot be parsed; the batch is written as a worker writes it, which finds
+them by running the transform on parts of the batch. `jvm` fails in a Spark expression (`from_json`
+with FAILFAST), `python` in a Python UDF, `arrow` in an Arrow function without Spark.
+
+    python -m benchmarks.isolation [--records 50000] [--bad 30] [--transform jvm python arrow]
+
+Each transform runs in a process of its own on two cores (`local[2]`) with a new session, and prints
+one line of JSON: seconds, processor seconds of all its processes, Spark jobs, lines that it wrote
+to its log, and files that are left over (the batch's own are not counted). A minute on two quiet
+cores; processor seconds hardly depend on what else the machine does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+import psutil
+import pyarrow as pa
+
+from kcl_pipeline.batch import Batch, BatchWriter, ShardRange
+from kcl_pipeline.config import BatchSettings
+from kcl_pipeline.delta.arrow_writer import ArrowBatchWriter
+from kcl_pipeline.kinesis.client import RECORD_SCHEMA
+from kcl_pipeline.position import TRIM_HORIZON, Position
+from kcl_pipeline.worker.batch_source import SourcedBatch
+from kcl_pipeline.worker.failed_records import FailureLimits
+from kcl_pipeline.worker.splitting import BatchSplitter
+
+TRANSFORMS: Final = ("jvm", "python", "arrow")
+_GOOD: Final = b'{"id": "%d", "amount": 1.5}'
+_BAD: Final = b'{"id": "%d", "amou'
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One run. `found` and `expected` are row numbers."""
+
+    transform: str
+    records: int
+    expected: frozenset[int]
+    found: frozenset[int]
+    jobs: int
+    files: int
+    seconds: float
+    cpu_seconds: float
+
+
+def isolate(session: Any, *, records: int, bad: int, transform: str, seed: int) -> Result:
+    """Write one batch with `bad` records that fail, chosen at random."""
+    chosen = frozenset(random.Random(seed).sample(range(records), bad))
+    ranges = (ShardRange("shard-0", TRIM_HORIZON, Position(str(records))),)
+    batch = Batch("b", ranges, _records(records, chosen))
+    with tempfile.TemporaryDirectory() as folder:
+        splitter = BatchSplitter(
+            _writer(session, transform, folder),
+            FailureLimits(BatchSettings()),
+            lambda same: same,
+            random.Random(seed + 1),
+            lambda: False,
+        )
+        jobs, cpu, began = _jobs(session), _cpu_seconds(), time.monotonic()
+        [part] = splitter.split(SourcedBatch(batch, (), records, ()))
+        seconds, cpu = time.monotonic() - began, _cpu_seconds() - cpu
+        numbers = part.failed["shard-0"]["sequence_number"].to_pylist()
+        files = sum(path.is_file() for path in Path(folder).rglob("*")) - len(part.written.files)
+        found = frozenset(int(number) - 1 for number in numbers)
+        jobs = _jobs(session) - jobs
+    return Result(transform, records, chosen, found, jobs, files, seconds, cpu)
+
+
+def _records(count: int, bad: frozenset[int]) -> pa.Table:
+    data = [(_BAD if row in bad else _GOOD) % row for row in range(count)]
+    now = pa.scalar(datetime(2026, 1, 1, tzinfo=UTC), pa.timestamp("us", tz="UTC"))
+    columns = {
+        "stream": ["orders"] * count,
+        "shard_id": ["shard-0"] * count,
+        "sequence_number": [str(row + 1) for row in range(count)],
+        "sub_sequence_number": [0] * count,
+        "partition_key": ["key"] * count,
+        "explicit_hash_key": pa.nulls(count, pa.string()),
+        "data": data,
+        "approximate_arrival_timestamp": pa.repeat(now, count),
+        "encryption_type": pa.nulls(count, pa.string()),
+    }
+    return pa.table(columns, schema=RECORD_SCHEMA)
+
+
+def _writer(session: Any, transform: str, folder: str) -> BatchWriter:
+    if transform == "arrow":
+        return ArrowBatchWriter(_parse, folder)
+    from pyspark.sql import functions as f  # noqa: PLC0415 (not for Arrow)
+
+    from kcl_pipeline.spark.writer import SparkBatchWriter  # noqa: PLC0415 (likewise)
+
+    def in_jvm(frame: Any) -> Any:
+        text, columns = f.col("data").cast("string"), "id string, amount double"
+        order = f.from_json(text, columns, {"mode": "FAILFAST"}).alias("order")
+        return frame.select(order).select("order.*")
+
+    def in_python(frame: Any) -> Any:
+        amount = f.udf(lambda data: float(json.loads(data)["amount"]), "double")
+        return frame.select(amount("data").alias("amount"))
+
+    return SparkBatchWriter(session, in_jvm if transform == "jvm" else in_python, folder)
+
+
+def _parse(table: pa.Table) -> pa.Table:
+    return pa.table({"amount": [json.loads(data)["amount"] for data in table["data"].to_pylist()]})
+
+
+def _jobs(session: Any) -> int:
+    """How many jobs the session has begun so far."""
+    if session is None:
+        return 0
+    return int(session.sparkContext._jsc.sc().dagScheduler().nextJobId())  # noqa: SLF001
+
+
+def _cpu_seconds() -> float:
+    """Of this process and all below it, also those that have ended."""
+    total = 0.0
+    for process in (me := psutil.Process(), *me.children(recursive=True)):
+        try:
+            times = process.cpu_times()
+        except psutil.NoSuchProcess:
+            continue
+        total += times.user + times.system + times.children_user + times.children_system
+    return total
+
+
+def _run_one(transform: str, records: int, bad: int) -> None:
+    session = None
+    if transform != "arrow":
+        from kcl_pipeline.spark.session import build_session  # noqa: PLC0415 (not for Arrow)
+
+        session = build_session("isolation", {"spark.master": "local[2]"})
+        session.range(10).count()
+    result = isolate(session, records=records, bad=bad, transform=transform, seed=7)
+    print(json.dumps(asdict(result) | {"expected": None, "found": len(result.found)}))
+    if result.found != result.expected:
+        raise SystemExit("other records were found than fail")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run each transform in a process of its own."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--records", type=int, default=50_000)
+    parser.add_argument("--bad", type=int, default=30)
+    parser.add_argument("--transform", nargs="+", choices=TRANSFORMS, default=list(TRANSFORMS))
+    parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args(arguments)
+    if options.inside:
+        _run_one(options.transform[0], options.records, options.bad)
+        return
+    for transform in options.transform:
+        command = [sys.executable, "-m", "benchmarks.isolation", "--inside"]
+        command += ["--transform", transform]
+        command += ["--records", str(options.records), "--bad", str(options.bad)]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        result = json.loads(done.stdout.splitlines()[-1])
+        result["log_lines"] = len(done.stderr.splitlines())
+        del result["expected"]
+        print(
+            json.dumps({k: round(v, 1) if isinstance(v, float) else v for k, v in result.items()})
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,149 @@
+"""Checks of the arguments that users write in Python: names, types and ranges, at construction."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
+from typing import Any, Final, TypeVar
+
+from kcl_pipeline.errors import SettingsError
+from kcl_pipeline.settings_errors import shown, unknown, wrong
+
+MAX_TEXT: Final = 4_096
+"""Characters of a string argument (our own limit)."""
+
+_T = TypeVar("_T")
+
+
+def checked_arguments(cls: type[_T]) -> type[_T]:
+    """Have the constructor of a class name misspelled, missing and surplus arguments.
+
+    Python's own message does not say which name was probably meant. Raises `SettingsError`.
+    """
+    original = cls.__init__
+    parameters = [p for p in inspect.signature(cls).parameters.values() if p.name != "self"]
+    names = [parameter.name for parameter in parameters]
+    required = [parameter.name for parameter in parameters if parameter.default is parameter.empty]
+
+    @wraps(original)
+    def construct(self: _T, *given: Any, **named: Any) -> None:
+        what = f"an argument of {cls.__name__}"
+        for name in named:
+            if name not in names:
+                raise SettingsError(unknown(name, names, what))
+        if len(given) > len(names):
+            raise SettingsError(
+                f"{cls.__name__} has {len(names)} arguments, but {len(given)} are given. Write "
+                f"them by name: {', '.join(names)}."
+            )
+        for name in names[: len(given)]:
+            if name in named:
+                raise SettingsError(f"{cls.__name__} has {name} twice. Write it once.")
+        missing = [name for name in required if name not in names[: len(given)] + list(named)]
+        if missing:
+            raise SettingsError(
+                f"{cls.__name__} has no {missing[0]}. Write {missing[0]}=..., "
+                f"one of its arguments {', '.join(names)}."
+            )
+        original(self, *given, **named)
+
+    cls.__init__ = construct  # type: ignore[assignment] # (it calls the original one)
+    return cls
+
+
+def check_flag(name: str, value: object) -> None:
+    """Raise `SettingsError` unless the value is True or False."""
+    if not isinstance(value, bool):
+        raise wrong(name, value, "is not True or False", "Write True or False")
+
+
+def check_text(name: str, value: object, advice: str, *, optional: bool = False) -> None:
+    """Raise `SettingsError` unless the value is a string with something in it."""
+    if value is None and optional:
+        return
+    if not isinstance(value, str):
+        raise wrong(name, value, "is not a string", advice)
+    if not value.strip():
+        raise wrong(name, value, "is empty", advice)
+    if len(value) > MAX_TEXT or not value.isprintable():
+        problem = "is too long" if value.isprintable() else "has characters that do not print"
+        raise wrong(name, value, problem, advice)
+
+
+def check_texts(name: str, value: object, advice: str) -> None:
+    """Raise `SettingsError` unless the value is a list or tuple of strings."""
+    if isinstance(value, str):
+        raise wrong(name, value, "is a string", f"Write {name}=[{value!r}]")
+    if not isinstance(value, Sequence) or isinstance(value, bytes | bytearray):
+        raise wrong(name, value, "is not a list", advice)
+    for number, one in enumerate(value):
+        check_text(f"{name}[{number}]", one, advice)
+
+
+def check_options(name: str, value: object, example: str) -> None:
+    """Raise `SettingsError` unless the value is a mapping of strings to strings."""
+    if not isinstance(value, Mapping):
+        raise wrong(name, value, "is not a dictionary", f"Write {name}={example}")
+    for key, one in value.items():
+        if not isinstance(key, str):
+            raise wrong(f"{name}, key", key, "is not a string", f"Write {name}={example}")
+        if not isinstance(one, str):
+            place = f"{name}[{shown(key)}]"
+            written = "true" if one is True else "false" if one is False else str(one)
+            raise wrong(place, one, "is not a string", f"Write {shown(written, key)}")
+
+
+def check_number(
+    name: str,
+    value: object,
+    unit: str,
+    *,
+    least: float = 0,
+    most: float = math.inf,
+    whole: bool = False,
+    optional: bool = False,
+) -> None:
+    """Raise `SettingsError` unless the value is a number from `least` to `most` (inclusive)."""
+    if value is None and optional:
+        return
+    span = f", {_plain(least)} or more" if most == math.inf else f", {_plain(least)} to "
+    span += "" if most == math.inf else _plain(most)
+    advice = f"Write {unit}{span}{', or None' if optional else ''}"
+    kinds = int if whole else (int, float)
+    if isinstance(value, bool) or not isinstance(value, kinds):
+        raise wrong(name, value, f"is not {'a whole' if whole else 'a'} number", advice)
+    if not math.isfinite(value):
+        raise wrong(name, value, "is not a finite number", advice)
+    if not least <= value <= most:
+        raise wrong(name, value, "is too small" if value < least else "is too large", advice)
+
+
+def check_function(name: str, value: object, takes: Sequence[str], example: str) -> None:
+    """Raise `SettingsError` unless the value can be called with so many positional arguments."""
+    if isinstance(value, type) or not callable(value):
+        raise wrong(name, value, "is not a function", f"Write {name}={example}")
+    try:
+        signature = inspect.signature(value)
+    except (TypeError, ValueError):  # some functions written in C do not tell
+        return
+    try:
+        signature.bind(*takes)
+    except TypeError:
+        count = "one argument" if len(takes) == 1 else f"{len(takes)} arguments"
+        raise wrong(
+            name,
+            value,
+            f"cannot be called with {count} ({', '.join(takes)}): it takes {signature}",
+            f"Write {name}={example}",
+        ) from None
+
+
+def _plain(number: float) -> str:
+    return str(int(number)) if number == int(number) else f"{number:g}"
+
+
+def function_name(function: Callable[..., object] | None) -> str:
+    """A function for people: its name, without the address that Python shows."""
+    return "None" if function is None else str(getattr(function, "__qualname__", function))

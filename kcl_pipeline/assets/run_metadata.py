@@ -1,0 +1,160 @@
+"""A worker's figures as Dagster metadata.
+
+Numbers that Dagster plots must add up over periods and workers; everything that belongs to one
+worker or one moment is text or a table, else several workers that materialize one asset would draw
+a saw-tooth.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import dagster as dg
+
+from kcl_pipeline.assets.names import table_uri
+from kcl_pipeline.worker.summary import WorkerProgress, WorkerSummary
+
+MOST_ROWS: Final = 50
+ADDITIVE: Final = (
+    "records",
+    "bytes",
+    "rows_written",
+    "batches",
+    "dead_letters",
+    "refused_batches",
+    "handoffs",
+)
+"""The figures of a worker that add up over periods and workers."""
+
+
+def lag_text(millis: int | None) -> str:
+    """A lag for people."""
+    return "unknown" if millis is None else f"{millis / 1000:.1f} s"
+
+
+def table_of(rows: list[dict[str, Any]]) -> dg.TableMetadataValue | dg.TextMetadataValue:
+    """A metadata table; text when there is nothing to show. Values are texts and numbers; None is
+    shown as empty.
+    """
+    if not rows:
+        return dg.MetadataValue.text("none")
+    records = [
+        dg.TableRecord({key: "" if value is None else value for key, value in row.items()})
+        for row in rows[:MOST_ROWS]
+    ]
+    columns = [dg.TableColumn(name, _type_of(rows, name)) for name in rows[0]]
+    return dg.MetadataValue.table(records, dg.TableSchema(columns))
+
+
+def _type_of(rows: list[dict[str, Any]], name: str) -> str:
+    values = [row[name] for row in rows]
+    if all(isinstance(v, int) for v in values):
+        return "int"
+    return "float" if all(isinstance(v, int | float) for v in values) else "string"
+
+
+def _shards(progress: WorkerProgress) -> dg.TableMetadataValue | dg.TextMetadataValue:
+    keys = sorted({*progress.leases, *progress.positions, *progress.stalled, *progress.paused})
+    return table_of(
+        [
+            {
+                "lease": key,
+                "position": progress.positions.get(key),
+                "behind": lag_text(progress.millis_behind_latest.get(key)),
+                "stalled": progress.stalled.get(key),
+                "paused": progress.paused.get(key),
+            }
+            for key in keys
+        ]
+    )
+
+
+def table_rows(sink: Any) -> int | None:
+    """How many rows the sink's table has, by the statistics in its log; None for a sink that is no
+    table, or one that cannot be read now.
+    """
+    uri = table_uri(sink)
+    if uri is None:
+        return None
+    # its runtime must start in the process that uses it
+    from deltalake import DeltaTable  # noqa: PLC0415
+    from deltalake.exceptions import DeltaError  # noqa: PLC0415
+
+    try:
+        return DeltaTable(uri, storage_options=dict(getattr(sink, "storage_options", {}))).count()
+    except (DeltaError, OSError, ValueError):
+        return None
+
+
+def period_metadata(progress: WorkerProgress) -> dict[str, Any]:
+    """What one reporting period of one worker did."""
+    metadata: dict[str, Any] = {
+        "records": progress.records,
+        "bytes": progress.bytes,
+        "rows": progress.rows_written,
+        "batches": progress.batches,
+        "dead_letters": progress.dead_letters,
+        "refused_batches": progress.refused_batches,
+        "handoffs": progress.handoffs,
+        "worker": dg.MetadataValue.text(progress.worker_id),
+        "period": dg.MetadataValue.text(f"{progress.seconds:.1f} s"),
+        "lag": dg.MetadataValue.text(
+            lag_text(progress.lag_millis)
+            + (
+                f" (of {len(progress.lag_unknown)} shards not known yet)"
+                if progress.lag_unknown
+                else ""
+            )
+        ),
+        "paused_shards": len(progress.paused),
+        "shards": _shards(progress),
+    }
+    if progress.table_version is not None:
+        metadata["table_version"] = dg.MetadataValue.text(str(progress.table_version))
+    if (
+        progress.put_to_commit_millis_p50 is not None
+        and progress.put_to_commit_millis_p99 is not None
+    ):
+        text = (
+            f"p50 {progress.put_to_commit_millis_p50:.0f} ms, p99 "
+            f"{progress.put_to_commit_millis_p99:.0f} ms"
+        )
+        metadata["put_to_commit"] = dg.MetadataValue.text(text)
+    return metadata
+
+
+def final_metadata(
+    summary: WorkerSummary, reported: Mapping[str, int], last: WorkerProgress | None
+) -> dict[str, Any]:
+    """What the last, unreported part of a worker's life did, as numbers that add up; its whole life
+    as text.
+    """
+    total = summary.total
+    rest = {name: getattr(total, name) - count for name, count in reported.items()}
+    positions = total.positions or (last.positions if last else {})
+    version = (
+        total.table_version
+        if total.table_version is not None
+        else (last.table_version if last else None)
+    )
+    metadata: dict[str, Any] = {
+        "records": rest["records"],
+        "bytes": rest["bytes"],
+        "rows": rest["rows_written"],
+        "batches": rest["batches"],
+        "dead_letters": rest["dead_letters"],
+        "refused_batches": rest["refused_batches"],
+        "handoffs": rest["handoffs"],
+        "worker": dg.MetadataValue.text(total.worker_id),
+        "stopped": dg.MetadataValue.text(str(summary.reason)),
+        "whole_run": dg.MetadataValue.text(
+            f"{total.records} records, {total.bytes} bytes, {total.rows_written} rows, "
+            f"{total.batches} batches, "
+            f"{total.dead_letters} dead letters, {total.handoffs} handoffs in {total.seconds:.0f} s"
+        ),
+        "positions": table_of(
+            [{"lease": key, "position": positions[key]} for key in sorted(positions)]
+        ),
+    }
+    if version is not None:
+        metadata["table_version"] = dg.MetadataValue.text(str(version))
+    return metadata

@@ -1,0 +1,155 @@
+"""Dagster's runs of one application, as plain values."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final
+
+from dagster import DagsterInstance, DagsterRunStatus, RunRecord, RunsFilter
+
+from kcl_pipeline.assets.names import (
+    APPLICATION_TAG,
+    CONTINUOUS,
+    LAG_AT_TAG,
+    LAG_TAG,
+    MODE_TAG,
+    STALLED_TAG,
+    worker_id_of,
+)
+from kcl_pipeline.config import ConsumerSettings
+from kcl_pipeline.leases.tables import WorkerMetrics
+
+ACTIVE = frozenset(
+    {
+        DagsterRunStatus.QUEUED,
+        DagsterRunStatus.NOT_STARTED,
+        DagsterRunStatus.MANAGED,
+        DagsterRunStatus.STARTING,
+        DagsterRunStatus.STARTED,
+        DagsterRunStatus.CANCELING,
+    }
+)
+"""CANCELING counts: its worker still holds leases, and a replacement that starts beside it would be
+one too many.
+"""
+
+_RECENT = 20
+LEAST_SILENCE_SECONDS: Final = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class RunView:
+    """One worker run. Times are epoch seconds as Dagster recorded them; `lag_millis` and
+    `stalled_shards` are what the worker reported last, at `lag_at` of its own clock.
+    """
+
+    run_id: str
+    status: DagsterRunStatus
+    worker_id: str
+    continuous: bool
+    created: float = 0.0
+    started: float | None = None
+    ended: float | None = None
+    lag_millis: int | None = None
+    stalled_shards: int = 0
+    lag_at: float | None = None
+
+    @property
+    def active(self) -> bool:
+        """Whether the run may have, or get, a living worker."""
+        return self.status in ACTIVE
+
+    @property
+    def lived_seconds(self) -> float | None:
+        """From start to end; 0.0 when it ended without having started, None while it is active."""
+        if self.ended is None:
+            return None
+        return 0.0 if self.started is None else max(self.ended - self.started, 0.0)
+
+
+def _view(record: RunRecord, application: str, separator: str) -> RunView:
+    run = record.dagster_run
+    lag, stalled = run.tags.get(LAG_TAG, ""), run.tags.get(STALLED_TAG, "")
+    return RunView(
+        run_id=run.run_id,
+        status=run.status,
+        worker_id=worker_id_of(application, run.run_id, separator),
+        continuous=run.tags.get(MODE_TAG) == CONTINUOUS,
+        created=record.create_timestamp.timestamp(),
+        started=record.start_time,
+        ended=record.end_time,
+        lag_millis=int(lag) if lag.isdigit() else None,
+        stalled_shards=int(stalled) if stalled.isdigit() else 0,
+        lag_at=_seconds_of(run.tags.get(LAG_AT_TAG, "")),
+    )
+
+
+def _seconds_of(text: str) -> float | None:
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except ValueError:
+        return None
+
+
+def active_runs(instance: DagsterInstance, application: str, separator: str) -> tuple[RunView, ...]:
+    """All runs that may have a living worker, newest first."""
+    runs = RunsFilter(
+        tags={APPLICATION_TAG: application}, statuses=sorted(ACTIVE, key=lambda s: s.value)
+    )
+    return tuple(_view(r, application, separator) for r in instance.get_run_records(runs))
+
+
+def recent_runs(instance: DagsterInstance, application: str, separator: str) -> tuple[RunView, ...]:
+    """The newest continuous runs in any status, newest first."""
+    runs = RunsFilter(tags={APPLICATION_TAG: application, MODE_TAG: CONTINUOUS})
+    return tuple(
+        _view(r, application, separator) for r in instance.get_run_records(runs, limit=_RECENT)
+    )
+
+
+def worst_lag_millis(runs: tuple[RunView, ...]) -> int | None:
+    """The largest lag that a started worker reported; None when none did."""
+    return max(
+        (
+            r.lag_millis
+            for r in runs
+            if r.status is DagsterRunStatus.STARTED and r.lag_millis is not None
+        ),
+        default=None,
+    )
+
+
+def fleet_lag_millis(workers: Sequence[WorkerMetrics], runs: tuple[RunView, ...]) -> int | None:
+    """The largest lag in the rows of these workers, which they write also while a batch hangs;
+    without one, what runs have reported.
+    """
+    lags = [
+        worker.status.lag_millis
+        for worker in workers
+        if worker.status is not None and worker.status.lag_millis is not None
+    ]
+    return max(lags) if lags else worst_lag_millis(runs)
+
+
+def lag_age_seconds(runs: tuple[RunView, ...], now: float) -> float | None:
+    """How old the oldest of these reports is at `now` (epoch seconds); None without a report.
+
+    For people: it compares the clocks of two hosts, and nothing depends on it.
+    """
+    started = [r for r in runs if r.status is DagsterRunStatus.STARTED]
+    reported = [r.lag_at for r in started if r.lag_millis is not None and r.lag_at is not None]
+    return max(now - min(reported), 0.0) if reported else None
+
+
+def stalled_shards(runs: tuple[RunView, ...]) -> int:
+    """How many shards of started workers stand still."""
+    return sum(r.stalled_shards for r in runs if r.status is DagsterRunStatus.STARTED)
+
+
+def silence_limit_seconds(settings: ConsumerSettings) -> float:
+    """A row that stood still for longer belongs to no living worker: three reports missed, and
+    never less than 20 s.
+    """
+    return max(
+        3 * settings.worker.worker_metrics_reporter_freq_in_millis / 1000, LEAST_SILENCE_SECONDS
+    )

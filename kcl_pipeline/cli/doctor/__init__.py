@@ -1,0 +1,1 @@
+"""`kcl-pipeline doctor`: find what is wrong and say what to do."""

@@ -1,0 +1,33 @@
+"""What `kcl-pipeline doctor` says of the application's record."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from kcl_pipeline.cli.doctor.finding import Finding, ok, problem
+from kcl_pipeline.errors import OtherApplicationError, UnreadableRowError
+from kcl_pipeline.leases.application import ApplicationIdentity, successor
+
+if TYPE_CHECKING:
+    from kcl_pipeline.config import ConsumerSettings
+    from kcl_pipeline.leases.tables import CoordinatorStateTable
+    from kcl_pipeline.shards import StreamId
+
+
+def check_application(
+    table: CoordinatorStateTable, settings: ConsumerSettings, streams: Sequence[StreamId]
+) -> Finding:
+    """Whether the recorded streams are those of the settings."""
+    subject = "application"
+    try:
+        record = table.read_application()
+        if record is None:
+            return ok(subject, "its streams are not recorded yet; the first start does it")
+        if len(streams) == len(settings.streams):
+            wanted = ApplicationIdentity.of(streams, is_multi_stream=settings.is_multi_stream)
+            successor(settings.application_name, record.identity, wanted)
+    except (OtherApplicationError, UnreadableRowError) as error:
+        return problem(subject, str(error), "look at it with kcl-pipeline application")
+    names = ", ".join(stream.name for stream in record.identity.streams)
+    return ok(subject, f"reads {names}, writes to {record.identity.sink or 'no recorded sink'}")

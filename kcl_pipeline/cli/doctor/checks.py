@@ -1,0 +1,319 @@
+"""What `kcl-pipeline doctor` looks at: tables, layout, client version, shard coverage, leader,
+workers, leases that do not move.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from kcl_pipeline.cli.doctor.finding import Finding, ok, problem, unknown, warning
+from kcl_pipeline.config import MAX_LOCK_DURATION_MILLIS
+from kcl_pipeline.errors import KclError, NotFoundError, SettingsError, UnreadableRowError
+from kcl_pipeline.leases.aws_errors import call
+from kcl_pipeline.leases.dynamodb.leases import OWNER_INDEX
+from kcl_pipeline.leases.migration import VERSION_3X, VERSION_3X_WITH_ROLLBACK, VERSION_INIT
+from kcl_pipeline.leases.serialization import LEASE_KEY
+from kcl_pipeline.leases.serialization_state import LEADER_KEY, MIGRATION_KEY
+from kcl_pipeline.leases.tables import UnreadableLock
+from kcl_pipeline.planning.coverage import hole_in_leases
+from kcl_pipeline.spark.java import require_java
+
+if TYPE_CHECKING:
+    from mypy_boto3_dynamodb import DynamoDBClient
+
+    from kcl_pipeline.kinesis.client import KinesisClient
+    from kcl_pipeline.leases.lease import BadRow, Lease
+    from kcl_pipeline.leases.tables import CoordinatorStateTable, WorkerMetrics
+    from kcl_pipeline.shards import StreamId
+
+_SHOWN: Final = 5
+MAX_BAD_ROWS: Final = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The rows at one moment."""
+
+    leases: tuple[Lease, ...]
+    workers: tuple[WorkerMetrics, ...]
+    bad_rows: tuple[BadRow, ...] = ()
+
+
+def check_java(*, needed: bool, require: Callable[[], int] = require_java) -> Finding:
+    """Spark needs a Java that is new enough; a pipeline on Arrow needs none."""
+    try:
+        return ok("java", f"Java {require()}")
+    except SettingsError as error:
+        text, _, advice = str(error).partition(": ")
+        return (problem if needed else warning)("java", text, advice)
+
+
+def check_table(
+    client: DynamoDBClient, table: str, key_name: str, *, has_index: bool
+) -> tuple[Finding, bool]:
+    """Whether the table is there and looks as it should; the second value says whether it can be
+    used.
+    """
+    subject = f"table {table}"
+    try:
+        found: Mapping[str, Any] = call(
+            client.describe_table, "DescribeTable", table, TableName=table
+        )["Table"]
+    except NotFoundError:
+        return warning(
+            subject,
+            "does not exist yet",
+            "nothing, if no worker has run: the first one creates it; else check "
+            "--application and AWS_REGION",
+        ), False
+    except KclError as error:
+        return problem(
+            subject,
+            str(error),
+            "allow dynamodb:DescribeTable, and check AWS_ENDPOINT_URL and the network",
+        ), False
+    keys = [(k["AttributeName"], k["KeyType"]) for k in found["KeySchema"]]
+    if keys != [(key_name, "HASH")]:
+        return problem(
+            subject,
+            f"has the key {keys} instead of {key_name}",
+            "give the application another name, or the table another name in its settings",
+        ), False
+    if found["TableStatus"] not in {"ACTIVE", "UPDATING"}:
+        return problem(subject, f"is {found['TableStatus']}", "wait until it is ACTIVE"), False
+    indexes = {
+        i["IndexName"]: i.get("IndexStatus") for i in found.get("GlobalSecondaryIndexes", [])
+    }
+    if has_index and indexes.get(OWNER_INDEX.name) != "ACTIVE":
+        state = indexes.get(OWNER_INDEX.name, "missing")
+        return problem(
+            subject,
+            f"its index {OWNER_INDEX.name} is {state}",
+            "start a worker, which adds the index, or wait until it is ACTIVE",
+        ), False
+    return ok(
+        subject, f"{found['TableStatus']}, key {key_name}{', with its index' if has_index else ''}"
+    ), True
+
+
+def check_layout(client: DynamoDBClient, lease_table: str) -> Finding:
+    """Rows of the single-table layout of KCL 3.5 in the lease table."""
+    subject = f"table {lease_table}"
+    for key in (LEADER_KEY, MIGRATION_KEY):
+        if "Item" in call(
+            client.get_item,
+            "GetItem",
+            lease_table,
+            TableName=lease_table,
+            Key={LEASE_KEY: {"S": key}},
+            ConsistentRead=True,
+        ):
+            return problem(
+                subject,
+                f"has a row {key}: it is in the single-table layout of KCL 3.5, which this "
+                "version does not work on",
+                "use another application name, or the application's three separate tables",
+            )
+    return ok(subject, "holds leases only: the three-table layout")
+
+
+def check_client_version(table: CoordinatorStateTable) -> Finding:
+    """The item `Migration3.0`."""
+    subject = "client version"
+    try:
+        found = table.read_migration()
+    except UnreadableRowError as error:
+        return problem(subject, str(error), "find out what wrote the row, and correct it")
+    if found is None:
+        return ok(subject, "not recorded yet; the first worker writes it")
+    if found.client_version == VERSION_3X:
+        return ok(subject, found.client_version)
+    if found.client_version in {VERSION_3X_WITH_ROLLBACK, VERSION_INIT}:
+        return warning(
+            subject,
+            f"{found.client_version}, set by {found.modified_by}",
+            "nothing: the first worker of this version makes it CLIENT_VERSION_3X",
+        )
+    return problem(
+        subject,
+        f"{found.client_version}, set by {found.modified_by}: the application runs in a mode "
+        "of KCL 2.x",
+        "finish its migration to 3.x first",
+    )
+
+
+def check_leader(table: CoordinatorStateTable, *, workers: int) -> Finding:
+    """Whether there is a lock that somebody holds."""
+    lock = table.observe_lock()
+    if isinstance(lock, UnreadableLock):
+        return problem(
+            "leader",
+            f"nobody is known to lead: {lock.reason}",
+            "find out what wrote it; a leader takes it over when it has not changed for "
+            f"{MAX_LOCK_DURATION_MILLIS // 1000} s, or delete the row now",
+        )
+    if lock is not None and not lock.is_released:
+        return ok(
+            "leader",
+            f"{lock.owner_name} holds the lock of {lock.lease_duration_millis / 1000:g} s "
+            "(`kcl-pipeline leader --wait` tells whether it is alive)",
+        )
+    if workers:
+        return problem(
+            "leader",
+            "nobody leads, although there are workers",
+            "turn the leader sensor on, or start a worker that may lead",
+        )
+    return warning("leader", "nobody leads", "turn the leader sensor on, or start a worker")
+
+
+def check_coverage(
+    kinesis: KinesisClient, stream: StreamId, leases: tuple[Lease, ...], *, multi_stream: bool
+) -> Iterator[Finding]:
+    """Whether the leases of one stream cover all hash keys, and every open shard is known or will
+    be.
+    """
+    subject = f"coverage of {stream.name}"
+    mine = [
+        lease for lease in leases if lease.stream == (stream.serialized if multi_stream else None)
+    ]
+    if not mine:
+        yield warning(
+            subject,
+            "there are no leases",
+            "turn the leader sensor on, or start a worker: the leader creates them",
+        )
+        return
+    without_range = [
+        lease.lease_key for lease in mine if lease.hash_key_range is None and not lease.ended
+    ]
+    if without_range:
+        yield warning(
+            subject,
+            f"leases without a hash-key range: {_some(without_range)}",
+            "nothing: the leader fills the ranges in at its next audit",
+        )
+    hole = hole_in_leases(mine)
+    if hole is not None and not without_range:
+        yield problem(
+            subject,
+            str(hole),
+            "keep a leader running: it creates the missing leases after three audits in a "
+            "row, see `kcl-pipeline leader --wait`",
+        )
+    elif hole is None:
+        yield ok(subject, f"{sum(not lease.ended for lease in mine)} leases cover all hash keys")
+    listed = {stream.lease_key(shard.shard_id) for shard in kinesis.list_shards(stream)}
+    gone = sorted(
+        lease.lease_key for lease in mine if lease.lease_key not in listed and not lease.ended
+    )
+    if gone:
+        yield warning(
+            subject,
+            f"unfinished leases of shards that Kinesis no longer lists: {_some(gone)}",
+            "their records left retention unread; the leader removes the leases in time, "
+            "raise the stream's retention or add workers",
+        )
+
+
+def check_workers(now: Snapshot) -> Iterator[Finding]:
+    """Workers that failed to measure, were asked to go, or are missing."""
+    if not now.workers:
+        yield warning(
+            "workers",
+            "no worker is registered",
+            "start one: turn the leader sensor on, or `kcl-pipeline worker`",
+        )
+        return
+    yield ok(
+        "workers",
+        f"{len(now.workers)} registered: {_some(sorted(w.worker_id for w in now.workers))}",
+    )
+    failing = sorted(
+        w.worker_id
+        for w in now.workers
+        if any(values and values[-1] < 0 for values in w.stats.values())
+    )
+    if failing:
+        yield problem(
+            "workers",
+            f"cannot measure their CPU and get no leases: {_some(failing)}",
+            "read their logs; disable_worker_metrics=True does without",
+        )
+
+
+def check_paused(now: Snapshot) -> Iterator[Finding]:
+    """Shards that a worker does not process because their transform fails."""
+    paused = [(w, one) for w in now.workers if w.status is not None for one in w.status.paused]
+    for worker, one in paused[:_SHOWN]:
+        yield problem(
+            f"shard {one.lease_key}",
+            f"paused by {worker.worker_id} for {one.seconds:.0f} s: {one.reason}",
+            "correct the transform and restart the workers; if the records are bad, raise "
+            "max_dead_letter_share, see docs/dead-letters.md",
+        )
+    count = sum(w.status.paused_leases for w in now.workers if w.status is not None)
+    if count > _SHOWN:
+        yield problem("shards", f"{count} are paused", "see the first above")
+
+
+def check_readable(now: Snapshot) -> Iterator[Finding]:
+    """Rows that cannot be used: leases and workers that are left alone."""
+    for row in sorted(now.bad_rows, key=lambda row: (row.table, row.key))[:MAX_BAD_ROWS]:
+        yield problem(
+            f"table {row.table}",
+            row.reason,
+            "find out what wrote the row, and correct or delete it: what it stands for is neither "
+            "held nor planned",
+        )
+    if len(now.bad_rows) > MAX_BAD_ROWS:
+        yield problem("rows", f"{len(now.bad_rows)} rows cannot be used", "see the first above")
+
+
+def check_movement(
+    before: Snapshot, after: Snapshot, watched_seconds: float, failover_seconds: float
+) -> Iterator[Finding]:
+    """Leases that nobody renews or nobody has, seen by two looks at the rows."""
+    subject = "leases"
+    if watched_seconds < failover_seconds:
+        yield unknown(
+            subject,
+            f"not watched for the failover time of {failover_seconds:g} s, so nothing can be "
+            "said about stuck leases",
+        )
+        return
+    earlier = {lease.lease_key: lease for lease in before.leases}
+    live = [lease for lease in after.leases if not lease.ended and lease.lease_key in earlier]
+    still = [lease for lease in live if earlier[lease.lease_key].counter == lease.counter]
+    stuck = sorted(
+        f"{lease.lease_key} of {lease.actual_owner}"
+        for lease in still
+        if lease.actual_owner is not None
+    )
+    free = sorted(lease.lease_key for lease in still if lease.actual_owner is None)
+    if stuck:
+        yield problem(
+            subject,
+            f"not renewed within {watched_seconds:.0f} s: {_some(stuck)}",
+            "their workers are gone or paused; a living leader gives the leases to others, "
+            "see `kcl-pipeline leader --wait`",
+        )
+    if free:
+        make = problem if after.workers else warning
+        yield make(
+            subject,
+            f"without a worker for {watched_seconds:.0f} s: {_some(free)}",
+            "start workers, and see that a leader is alive: `kcl-pipeline leader --wait`",
+        )
+    if not stuck and not free:
+        yield ok(
+            subject,
+            f"all {len(live)} unfinished leases were renewed within {watched_seconds:.0f} s",
+        )
+
+
+def _some(names: list[str]) -> str:
+    rest = len(names) - _SHOWN
+    return ", ".join(names[:_SHOWN]) + (f" and {rest} more" if rest > 0 else "")

@@ -1,0 +1,242 @@
+"""`kcl-pipeline doctor`: what is wrong, and what to do about it."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+from rich.text import Text
+
+from kcl_pipeline.cli import show
+from kcl_pipeline.cli.doctor.finding import Finding, Level, ok, problem, unknown
+from kcl_pipeline.cli.failures import FAILED
+from kcl_pipeline.cli.target import (
+    Application,
+    AsJson,
+    Pipeline,
+    Streams,
+    Target,
+    load_pipeline,
+    target,
+)
+from kcl_pipeline.errors import KclError, SettingsError
+
+if TYPE_CHECKING:
+    from kcl_pipeline.cli.doctor.checks import Snapshot
+    from kcl_pipeline.shards import StreamId
+
+MARGIN_SECONDS: Final = 1.0
+_STYLES: Final = {
+    Level.OK: "green",
+    Level.WARNING: "yellow",
+    Level.PROBLEM: "red",
+    Level.UNKNOWN: "dim",
+}
+_LEVEL_WIDTH: Final = 8
+
+
+def doctor(
+    application: Application = None,
+    stream: Streams = None,
+    pipeline: Pipeline = None,
+    watch_seconds: Annotated[
+        float | None,
+        typer.Option(
+            "--watch-seconds",
+            min=0,
+            help="How long to watch for leases that nobody renews. [default: the failover time]",
+            show_default=False,
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Check settings, credentials, permissions, tables, layout, shard coverage, Java and stuck
+    leases. Changes nothing. Exit code 1 on a problem.
+    """
+    app = target(application, stream, pipeline, needs_streams=True)
+    needs_java = (
+        pipeline is not None and getattr(load_pipeline(pipeline), "transform", None) is not None
+    )
+    watch = (
+        app.settings.lease.failover_time_millis / 1000 + MARGIN_SECONDS
+        if watch_seconds is None
+        else watch_seconds
+    )
+    found: list[Finding] = []
+    for finding in examine(app, needs_java=needs_java, watch_seconds=watch):
+        found.append(finding)
+        if not as_json:
+            print_finding(finding)
+    problems = sum(f.level is Level.PROBLEM for f in found)
+    if as_json:
+        show.print_json([asdict(f) for f in found])
+    else:
+        typer.echo(
+            f"{problems} problem{'' if problems == 1 else 's'} found"
+            if problems
+            else "no problem found"
+        )
+    if problems:
+        raise typer.Exit(FAILED)
+
+
+def print_finding(finding: Finding) -> None:
+    """One line, and one more when there is something to do."""
+    out = show.console()
+    line = Text.assemble(
+        (finding.level.value, _STYLES[finding.level]),
+        " " * (_LEVEL_WIDTH - len(finding.level.value)),
+        show.plain(f"{finding.subject}: {finding.text}"),
+    )
+    out.print(line, soft_wrap=True)
+    if finding.advice:
+        out.print(Text.assemble(" " * 9 + "→ ", show.plain(finding.advice)), soft_wrap=True)
+
+
+def examine(app: Target, *, needs_java: bool, watch_seconds: float) -> Iterator[Finding]:
+    """All checks, cheapest first; what depends on something that failed is not tried."""
+    # only this command needs botocore
+    from kcl_pipeline.cli.doctor.checks import check_java  # noqa: PLC0415
+
+    yield from _settings(app)
+    yield check_java(needed=needs_java)
+    credentials = _credentials(app)
+    yield credentials
+    if credentials.level is Level.PROBLEM:
+        yield unknown("AWS", "tables and streams were not looked at: there are no credentials")
+        return
+    usable = yield from _tables(app)
+    streams = yield from _streams(app)
+    if usable:
+        yield from _rows(app, streams, watch_seconds)
+
+
+def _settings(app: Target) -> Iterator[Finding]:
+    from kcl_pipeline.planning import strategies  # noqa: PLC0415 (likewise)
+
+    try:
+        strategies.get(app.settings.assignment.lease_assignment_strategy)
+    except SettingsError as error:
+        yield problem("settings", str(error), "write one of those names")
+    else:
+        yield ok(
+            "settings",
+            f"application {app.settings.application_name}, streams "
+            f"{', '.join(app.settings.streams)}",
+        )
+
+
+def _credentials(app: Target) -> Finding:
+    try:
+        client = app.clients.dynamodb
+        if not app.clients.has_credentials():
+            return problem(
+                "credentials",
+                "there are none",
+                "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, AWS_PROFILE, or give the "
+                "machine a role",
+            )
+    except SettingsError as error:
+        return problem(
+            "AWS session", str(error), "set AWS_REGION, and AWS_PROFILE or keys that exist"
+        )
+    return ok(
+        "credentials",
+        f"found; region {client.meta.region_name}, DynamoDB at {client.meta.endpoint_url}",
+    )
+
+
+def _tables(app: Target) -> Generator[Finding, None, bool]:
+    """The three tables and what may be done to them; returns whether all can be read."""
+    from kcl_pipeline.cli.doctor.checks import check_layout, check_table  # noqa: PLC0415 (likewise)
+
+    # likewise
+    from kcl_pipeline.cli.doctor.permissions import table_probes, try_all  # noqa: PLC0415
+
+    settings, client = app.settings, app.clients.dynamodb
+    tables = [
+        (settings.lease_table_name, "leaseKey", True),
+        (settings.worker_metrics_table_name, "wid", False),
+        (settings.coordinator_state_table_name, "key", False),
+    ]
+    usable = True
+    for table, key_name, has_index in tables:
+        finding, exists = check_table(client, table, key_name, has_index=has_index)
+        yield finding
+        if not exists:
+            usable = False
+            yield unknown(
+                f"table {table}",
+                "permissions were not tried; to create it the first worker needs "
+                "dynamodb:CreateTable and dynamodb:UpdateTable too",
+            )
+            continue
+        allowed = True
+        for found in try_all(
+            f"table {table}", table_probes(client, table, key_name, has_index=has_index)
+        ):
+            allowed = allowed and found.level is Level.OK
+            yield found
+        usable = usable and allowed
+        if has_index and allowed:
+            yield check_layout(client, table)
+    return usable
+
+
+def _streams(app: Target) -> Generator[Finding, None, list[StreamId]]:
+    """What may be done to the streams; returns those that can be read."""
+    from kcl_pipeline.cli.doctor.permissions import stream_findings  # noqa: PLC0415 (likewise)
+
+    readable: list[StreamId] = []
+    for name in app.settings.streams:
+        good = True
+        for found in stream_findings(app.kinesis, name, multi_stream=app.settings.is_multi_stream):
+            good = good and found.level is not Level.PROBLEM
+            yield found
+        if good:
+            readable.append(
+                app.kinesis.resolve_stream(name, multi_stream=app.settings.is_multi_stream)
+            )
+    return readable
+
+
+def _rows(app: Target, streams: list[StreamId], watch_seconds: float) -> Iterator[Finding]:
+    """What the rows say: version, leader, coverage, workers, and leases that do not move."""
+    from kcl_pipeline.cli.doctor import checks  # noqa: PLC0415 (likewise)
+    from kcl_pipeline.cli.doctor.application import check_application  # noqa: PLC0415 (likewise)
+
+    try:
+        before = _snapshot(app)
+        yield checks.check_client_version(app.tables.coordinator)
+        yield check_application(app.tables.coordinator, app.settings, streams)
+        yield checks.check_leader(app.tables.coordinator, workers=len(before.workers))
+        yield from checks.check_workers(before)
+        yield from checks.check_paused(before)
+        yield from checks.check_readable(before)
+        for stream in streams:
+            yield from checks.check_coverage(
+                app.kinesis, stream, before.leases, multi_stream=app.settings.is_multi_stream
+            )
+        if not before.leases:
+            return
+        app.clock.sleep(watch_seconds)
+        yield from checks.check_movement(
+            before, _snapshot(app), watch_seconds, app.settings.lease.failover_time_millis / 1000
+        )
+    except KclError as error:
+        yield problem(
+            "rows",
+            str(error),
+            "try again; if it stays, look at the permissions above and at the network",
+        )
+
+
+def _snapshot(app: Target) -> Snapshot:
+    from kcl_pipeline.cli.doctor.checks import Snapshot  # noqa: PLC0415 (likewise)
+
+    multi_stream, table = app.settings.is_multi_stream, app.tables.lease
+    listing = table.list_leases().of_form(table.name, multi_stream=multi_stream)
+    workers = app.tables.workers.scan_workers()
+    return Snapshot(listing.leases, workers.workers, (*listing.bad_rows, *workers.bad_rows))

@@ -1,0 +1,94 @@
+"""The settings of reading shards, a part of `config`."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, field_validator
+
+from kcl_pipeline.settings_model import StrictSettings
+
+
+class RetrievalSettings(StrictSettings):
+    """Reading shards (protocol §10.2)."""
+
+    max_records: int = Field(10_000, ge=1, le=10_000)
+    idle_time_between_reads_in_millis: int = Field(
+        1_000, ge=200, description="Of a shard that is at its tip. KCL: 1500"
+    )
+    kinesis_request_timeout_millis: int = Field(30_000, ge=100)
+    body_format: Literal["auto", "json", "cbor"] = Field(
+        "auto",
+        description="Of GetRecords answers. auto: CBOR for a stream whose last answer had "
+        "half a megabyte or more, or records above 8 KiB on average, else "
+        "JSON; and JSON where CBOR is never answered. Processor time of JSON into Arrow over "
+        "that of CBOR in full answers (benchmarks.decode --sizes): 1.4 at "
+        "100 B, 1.3 at 1 KiB, 1.2 at 10 KiB, 1.4 at 100 KiB",
+    )
+    prefetch_max_bytes: int = Field(
+        128 * 1024 * 1024,
+        ge=1024 * 1024,
+        description="Per worker, over all its shards; room for two full batches, so that "
+        "reading goes on while one waits",
+    )
+    fetch_threads: int = Field(4, ge=1, le=256)
+    skip_kpl_deaggregation: bool = False
+    fetch_on: Literal["auto", "driver", "executors"] = Field(
+        "auto",
+        description="Who reads the shards. auto: the driver where Spark is local[...] or not "
+        "used, else the executors, which need this package, the "
+        "credentials to read the stream, and a table that they can write to",
+    )
+    executors_port: int = Field(
+        0,
+        ge=0,
+        le=65535,
+        description="Where the driver answers its tasks when a Spark transform is fetched by "
+        "executors. 0: any",
+    )
+    retrieval_mode: Literal["polling", "fan_out", "auto"] = Field(
+        "polling",
+        description="KCL: fan_out, which AWS bills per consumer, shard and hour. auto: "
+        "fan_out while this worker holds at most fan_out_max_shards "
+        "leases and its consumer can be registered, else polling",
+    )
+    consumer_name: str | None = Field(
+        None,
+        pattern=r"^[A-Za-z0-9_.-]{1,128}$",
+        json_schema_extra={"write": "1 to 128 of the characters A-Z a-z 0-9 _ . -"},
+        description="Of the fan-out consumer. None: the application's name",
+    )
+    consumer_arns: dict[str, str] = Field(
+        default_factory=dict,
+        description="Stream name to the ARN of a consumer that is used as it is",
+        json_schema_extra={"write": "a dictionary of stream names to ARNs of consumers"},
+    )
+    fan_out_max_shards: int = Field(
+        16,
+        ge=1,
+        description="Only with auto: a subscription takes a connection, a thread and up to 8 MiB",
+    )
+    fan_out_http: Literal["1.1", "2"] = Field(
+        "1.1",
+        description="What subscriptions go over. 2 needs the extra http2 and an endpoint "
+        "that speaks it, and uses no proxy: a connection for every 32 "
+        "subscriptions and no thread of their own, instead of a connection and a thread each",
+    )
+    fan_out_stall_millis: int = Field(
+        20_000,
+        ge=1_000,
+        description="A subscription that is silent for this long is made anew; one that "
+        "works speaks every 5 s",
+    )
+
+    @field_validator("consumer_arns")
+    @classmethod
+    def _are_consumers(cls, value: dict[str, str]) -> dict[str, str]:
+        for stream, arn in value.items():
+            if ":stream/" not in arn or "/consumer/" not in arn:
+                msg = (
+                    f"retrieval.consumer_arns[{stream!r}]={arn!r} is not the ARN of a consumer. "
+                    "Write arn:aws:kinesis:<region>:<account>:stream/<name>/consumer/<name>:<epoch>"
+                )
+                raise ValueError(msg)
+        return value

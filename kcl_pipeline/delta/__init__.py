@@ -1,0 +1,1 @@
+"""Delta tables as sinks, without Spark: log, commits, maintenance."""

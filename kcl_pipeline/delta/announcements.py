@@ -1,0 +1,230 @@
+"""The announcement of a prepared batch: what is written, and what is accepted from others.
+
+An announcement is one JSON object below `FOLDER`, beside the Delta log. Anyone who may write to the
+table's folder can put one there, so it is parsed once, strictly and with limits:
+
+* exactly the fields of `_Announcement`, integers in the range of a Delta transaction version;
+* at most `MAX_ANNOUNCEMENT_BYTES` and `MAX_CLAIMS`;
+* files only in the announcer's own folder. The unique part of that folder's name is the name of
+  the announcement, so an announcement cannot name a file of another one. The form of a path is a
+  whitelist: no `..`, no absolute path, no URL, nothing in `_delta_log`;
+* partition columns and values that fit the table (`layout.TableLayout`).
+
+`combine` then compares the sizes with the files. An announcement is **not authenticated**: who may
+write to the table's folder may also write to its log. The checks keep a mistake, or a forgery,
+from making the table unreadable or stopping other workers' commits.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Annotated, Final
+
+import msgspec
+
+from kcl_pipeline.batch import DataFile, TxnVersions
+from kcl_pipeline.delta.files import unique_name
+from kcl_pipeline.delta.layout import TableLayout
+from kcl_pipeline.delta.log.entries import MAX_NUMBER, MIN_NUMBER
+
+FOLDER: Final = "_kcl_pipeline/announced"
+FORMAT: Final = 2
+MAX_ANNOUNCEMENT_BYTES: Final = 1024 * 1024
+"""Room for about 5,000 files. A larger batch is committed by its owner alone."""
+MAX_CLAIMS: Final = 1000
+MAX_PATH: Final = 1024
+"""Characters; S3 keys have at most 1,024 bytes."""
+
+_NAME: Final = re.compile(rf"{FOLDER}/([0-9a-f]{{32}})\.json")
+_PATH: Final = re.compile(
+    r"batches/[A-Za-z0-9][A-Za-z0-9.-]{0,79}-(?P<unique>[0-9a-f]{32})"  # `files.batch_folder`
+    r"(/[0-9a-f]{32})?"  # of a task
+    r"(/[^/\\=\x00-\x1f\x7f]+=[^/\\\x00-\x1f\x7f]*)*"  # partition values, as Spark writes them
+    r"/[A-Za-z0-9][A-Za-z0-9._-]*\.parquet"
+)
+
+_Number = Annotated[int, msgspec.Meta(ge=MIN_NUMBER, le=MAX_NUMBER)]
+_Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_NUMBER)]
+_Id = Annotated[str, msgspec.Meta(min_length=1, max_length=4096)]
+"""An application name and a DynamoDB key (2,048 bytes)."""
+
+
+class AnnouncementError(ValueError):
+    """Not an announcement. The message says why, without quoting what was found."""
+
+
+class OtherFormatError(AnnouncementError):
+    """An announcement of another version of this package: not for this one to judge."""
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """One lease of a batch.
+
+    Attributes:
+        data_id: The application transaction of its data number.
+        fence_id: The application transaction of its fence.
+        number: The data number that the batch sets.
+        expected: The numbers that the table must have.
+    """
+
+    data_id: str
+    fence_id: str
+    number: int
+    expected: TxnVersions
+
+    def transactions(self) -> dict[str, int]:
+        """What the commit writes for this lease: the fence as it is, so that any client's conflict
+        check sees both.
+        """
+        fence = {} if self.expected.fence is None else {self.fence_id: self.expected.fence}
+        return {self.data_id: self.number, **fence}
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedBatch:
+    """A batch that is ready to land.
+
+    Attributes:
+        files: Written, in no commit yet.
+        claims: Its leases.
+        layout: The digest of the table's metadata that the files were checked against.
+        name: The object of its announcement; empty while it is not announced.
+    """
+
+    files: tuple[DataFile, ...]
+    claims: tuple[Claim, ...]
+    layout: str = ""
+    name: str = ""
+
+    @property
+    def transaction_ids(self) -> frozenset[str]:
+        """Both application transactions of every lease."""
+        return frozenset(id_ for one in self.claims for id_ in (one.data_id, one.fence_id))
+
+
+class _File(msgspec.Struct, forbid_unknown_fields=True, rename="camel"):
+    path: Annotated[str, msgspec.Meta(max_length=MAX_PATH)]
+    size: _Count
+    rows: _Count
+    partition_values: dict[str, str | None]
+    modified_millis: _Count
+
+
+class _Claim(msgspec.Struct, forbid_unknown_fields=True, rename="camel"):
+    data_id: _Id
+    fence_id: _Id
+    number: _Number
+    expected_data: _Number | None
+    expected_fence: _Number | None
+
+
+class _Announcement(msgspec.Struct, forbid_unknown_fields=True, rename="camel"):
+    format: int
+    layout: Annotated[str, msgspec.Meta(max_length=128)]
+    files: list[_File]
+    claims: Annotated[list[_Claim], msgspec.Meta(min_length=1, max_length=MAX_CLAIMS)]
+
+
+class _Header(msgspec.Struct):
+    format: int
+
+
+_HEADER: Final = msgspec.json.Decoder(_Header)
+_DECODER: Final = msgspec.json.Decoder(_Announcement)
+
+
+def is_announcement(name: str) -> bool:
+    """Whether an object of this name can be an announcement; nothing else is ever opened."""
+    return _NAME.fullmatch(name) is not None
+
+
+def announcement_name(batch: PreparedBatch) -> str:
+    """The object that announces this batch. Raises `AnnouncementError` when its files are not all
+    in one folder of its own.
+    """
+    folders = {_folder_of(file.path) for file in batch.files}
+    if len(folders) > 1:
+        raise AnnouncementError("its files are in several folders")
+    return f"{FOLDER}/{folders.pop() if folders else unique_name()}.json"
+
+
+def encoded(batch: PreparedBatch) -> bytes:
+    """The announcement's content."""
+    files = [
+        _File(one.path, one.size, one.rows, dict(one.partition_values), one.modified_millis)
+        for one in batch.files
+    ]
+    claims = [
+        _Claim(one.data_id, one.fence_id, one.number, one.expected.data, one.expected.fence)
+        for one in batch.claims
+    ]
+    return msgspec.json.encode(_Announcement(FORMAT, batch.layout, files, claims))
+
+
+def decoded(data: bytes, name: str) -> PreparedBatch:
+    """The batch of an announcement. Raises `AnnouncementError`, and `OtherFormatError`."""
+    if len(data) > MAX_ANNOUNCEMENT_BYTES:
+        raise AnnouncementError(f"it has more than {MAX_ANNOUNCEMENT_BYTES} bytes")
+    try:
+        if _HEADER.decode(data).format != FORMAT:
+            raise OtherFormatError(f"its format is not {FORMAT}")
+        content = _DECODER.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        # A message of msgspec names the field, and quotes no value except an unknown field's name
+        raise AnnouncementError(f"it is malformed: {str(error)[:200]!r}") from error
+    files = tuple(
+        DataFile(one.path, one.size, one.rows, one.partition_values, one.modified_millis)
+        for one in content.files
+    )
+    claims = tuple(
+        Claim(
+            one.data_id,
+            one.fence_id,
+            one.number,
+            TxnVersions(one.expected_data, one.expected_fence),
+        )
+        for one in content.claims
+    )
+    batch = PreparedBatch(files, claims, content.layout, name)
+    _check_files(batch)
+    _check_claims(batch)
+    return batch
+
+
+def check_layout(batch: PreparedBatch, layout: TableLayout) -> None:
+    """Raise `AnnouncementError` when the files do not fit the table although they were checked
+    against the same metadata.
+    """
+    for file in batch.files:
+        reason = layout.problem(file.partition_values)
+        if reason is not None:
+            raise AnnouncementError(reason)
+
+
+def _folder_of(path: str) -> str:
+    """The unique part of the folder's name that a file is in."""
+    match = _PATH.fullmatch(path)
+    if match is None:
+        raise AnnouncementError("a path is not one of a batch's file")
+    return match["unique"]
+
+
+def _check_files(batch: PreparedBatch) -> None:
+    match = _NAME.fullmatch(batch.name)
+    if match is None:
+        raise AnnouncementError("its name is not one of an announcement")
+    if any(_folder_of(file.path) != match[1] for file in batch.files):
+        raise AnnouncementError("a file is not in the announcer's own folder")
+    if len({file.path for file in batch.files}) != len(batch.files):
+        raise AnnouncementError("it names a file twice")
+
+
+def _check_claims(batch: PreparedBatch) -> None:
+    if any(one.fence_id != f"{one.data_id}/fence" for one in batch.claims):
+        raise AnnouncementError("a fence is not that of its lease")
+    if len(batch.transaction_ids) != 2 * len(batch.claims):
+        raise AnnouncementError("it names a lease twice")
+    if any(one.number == one.expected.data for one in batch.claims):
+        raise AnnouncementError("a number is the one that it expects")

@@ -1,0 +1,110 @@
+"""The Arrow path: an Arrow function instead of a DataFrame, files written by pyarrow, no JVM in the
+path.
+
+pyarrow writes the same table with about a fifth of the CPU time that Spark's writer takes, so
+records that need no Spark expression never cross into the JVM.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from typing import Final
+
+import pyarrow as pa
+
+from kcl_pipeline.batch import NOTHING_WRITTEN, Batch, DataFile, Written
+from kcl_pipeline.clock import Clock, SystemClock
+from kcl_pipeline.delta.files import batch_folder, write_table
+from kcl_pipeline.delta.schema import partition_misfit, to_delta
+from kcl_pipeline.delta.storage.storage import open_storage, table_root
+from kcl_pipeline.errors import SinkError
+from kcl_pipeline.transform.arrow import (
+    ArrowTransform,
+    apply_arrow_transform,
+    probe_arrow_transform,
+)
+from kcl_pipeline.transform.rejected import split_rejected
+
+_BYTES_OF_A_FILE: Final = 32 * 1024 * 1024
+
+
+class ArrowBatchWriter:
+    """A `BatchWriter` without Spark.
+
+    `transform_arrow` gets the batch's records (`RECORD_SCHEMA`, one row at least) and returns a
+    table; None writes them as they are. It must be a function of its input alone: a replay of a
+    range has to yield the same rows. Rows with a text in the column `_error` are not written: see
+    `delta.rejected`. A batch becomes one file per 32 MiB, at most one per core (and combination of
+    partition values).
+    """
+
+    def __init__(
+        self,
+        transform_arrow: ArrowTransform | None,
+        table_uri: str,
+        partition_by: Sequence[str] = (),
+        storage_options: Mapping[str, str] | None = None,
+        *,
+        clock: Clock | None = None,
+    ) -> None:
+        self._transform = transform_arrow
+        self._partition_by = tuple(partition_by)
+        self._storage = open_storage(table_root(table_uri), storage_options)
+        self._clock = clock or SystemClock()
+        self._pool: ThreadPoolExecutor | None = None
+
+    def write(self, batch: Batch) -> Written:
+        """Transform and write (see `BatchWriter.write`)."""
+        return self.write_into(batch, batch_folder(batch.batch_id))
+
+    def write_into(self, batch: Batch, folder: str) -> Written:
+        """As `write`, into a folder that nobody else writes to."""
+        if self._transform is not None and not batch.records.num_rows:
+            return NOTHING_WRITTEN
+        output, rejected = split_rejected(apply_arrow_transform(self._transform, batch.records))
+        table = to_delta(output)
+        reason = partition_misfit(table.schema, self._partition_by)
+        if reason:
+            raise SinkError(reason)
+        files = self._files(table, folder, int(self._clock.wall() * 1000))
+        schema = pa.schema(
+            [field.with_nullable(table.column(field.name).null_count > 0) for field in table.schema]
+        )
+        return Written(files, schema, table.num_rows, rejected)
+
+    def probe(self, parts: Sequence[pa.Table]) -> list[str | None]:
+        """Call the transform on each part, one after the other (see `BatchWriter.probe`)."""
+        return probe_arrow_transform(self._transform, parts)
+
+    def _files(self, table: pa.Table, folder: str, millis: int) -> tuple[DataFile, ...]:
+        """A large table in parts of equal length side by side: while one waits for the disk or the
+        store, another is encoded.
+        """
+        parts = min(
+            1 + table.nbytes // _BYTES_OF_A_FILE, os.cpu_count() or 1, max(table.num_rows, 1)
+        )
+        edges = [table.num_rows * number // parts for number in range(parts + 1)]
+
+        def write(number: int) -> tuple[DataFile, ...]:
+            rows = table.slice(edges[number], edges[number + 1] - edges[number])
+            return write_table(
+                self._storage,
+                folder,
+                rows,
+                self._partition_by,
+                modified_millis=millis,
+                part=f"part-{number}",
+            )
+
+        if parts == 1:
+            return write(0)
+        # Kept from batch to batch: the memory that a thread's encoding needs goes with it, and
+        # taking it anew is a tenth of the time.
+        self._pool = self._pool or ThreadPoolExecutor(
+            os.cpu_count() or 1, thread_name_prefix="write"
+        )
+        written = [self._pool.submit(write, number) for number in range(parts)]
+        wait(written)  # also where one fails: nothing is written any more once this returns
+        return tuple(file for files in written for file in files.result())

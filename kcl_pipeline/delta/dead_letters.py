@@ -1,0 +1,267 @@
+"""The dead-letter table: each failed record once, however often its batch is repeated.
+
+A batch that cannot be committed is read, transformed and written again, by this worker or by
+another one, and often with another end. So what is written already is found by record, not by
+batch: a record is its lease, sequence number and sub-sequence number.
+
+Per lease the table has one application transaction, `<application>/<lease key>/dead_letters`. It
+grows by one with each commit of that lease's dead letters. While it is as this process left it, the
+process knows which records are there. Otherwise another worker wrote in between, and the records
+are looked up in the table, in those files whose names say that they can contain them. Each commit
+is made on the version that was compared, so two workers cannot write a record both.
+
+A record is written again where it cannot be recognised: written by a version of the package before
+this one, rewritten by a compaction, or without a sequence number. It is never left out because of
+that.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import random
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from kcl_pipeline.batch import DataFile
+from kcl_pipeline.clock import Clock
+from kcl_pipeline.delta.errors import first_line
+from kcl_pipeline.delta.files import BATCH_FOLDER, unique_name, write_table
+from kcl_pipeline.delta.log.delta_log import DeltaLog
+from kcl_pipeline.delta.schema import delta_schema, to_delta
+from kcl_pipeline.delta.settings import DeltaSink
+from kcl_pipeline.delta.table_check import MAX_ATTEMPTS, TABLE_PROPERTIES, TableCheck
+from kcl_pipeline.errors import SinkError
+
+MAX_KNOWN: Final = 100_000
+"""Records of one lease that a process remembers; more are looked up in the table."""
+_POSITION: Final = ("lease_key", "sequence_number", "sub_sequence_number")
+_NUMBER: Final = re.compile(r"[0-9]{1,129}")
+_NAME: Final = re.compile(
+    r"batches/dead-letters-(?P<application>[0-9a-f]{16})-[0-9a-f]{32}"
+    r"/(?P<first>[0-9a-f]{1,110})-(?P<last>[0-9a-f]{1,110})-[0-9]+\.parquet"
+)
+_LOG: Final = logging.getLogger(__name__)
+
+Position = tuple[str, int]
+"""Sequence number and sub-sequence number."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """The records of a lease from sequence number `first` on that are in the table while its
+    transaction has this number.
+    """
+
+    number: int
+    first: int
+    positions: frozenset[Position]
+
+
+class DeadLetterTable:
+    """Appends failed records to a Delta table of their own, made when it is first needed.
+
+    Used by one thread at a time.
+
+    Args:
+        sink: Settings of the table: its address and storage options.
+        application_name: Distinguishes applications that share the table.
+        clock: For waiting.
+        rng: For waiting.
+    """
+
+    def __init__(
+        self, sink: DeltaSink, application_name: str, clock: Clock, rng: random.Random
+    ) -> None:
+        self._sink = sink
+        self._application = application_name
+        self._clock = clock
+        self._rng = rng
+        self._log = DeltaLog(sink.uri, sink.storage_options)
+        self._known: dict[str, _Known] = {}
+        digest = hashlib.sha256(application_name.encode()).hexdigest()[:16]
+        self._prefix = f"dead-letters-{digest}"
+
+    def append(self, records: pa.Table) -> int:
+        """Write the records that are not in the table yet.
+
+        Args:
+            records: With the columns `lease_key`, `sequence_number` and `sub_sequence_number`;
+                without them nothing is recognised.
+
+        Returns:
+            How many were written.
+
+        Raises:
+            SinkError: The table cannot be written, or the outcome is not known. Call again.
+        """
+        if not records.num_rows:
+            return 0
+        positions = _positions(records)
+        check: TableCheck | None = None
+        written: tuple[list[int], tuple[DataFile, ...]] | None = None
+        for attempt in range(MAX_ATTEMPTS):
+            check = self._refreshed(records.schema, check)
+            numbers = {key: self._number(key) for key in positions}
+            compared = self._log.version
+            known = {key: self._in_table(key, numbers[key], positions[key]) for key in positions}
+            rows = _new_rows(records, positions, known)
+            if not rows:
+                self._remember(positions, known, numbers)
+                return 0
+            if written is None or written[0] != rows:
+                written = rows, self._write(records.take(pa.array(rows, pa.int64())))
+            raised = {key: (numbers[key] or 0) + 1 for key in _keys_of(records, rows)}
+            try:
+                self._log.append(written[1], {self._id(key): n for key, n in raised.items()})
+            except SinkError:
+                self._log.refresh()
+                if self._log.version == compared:
+                    raise
+                self._back_off(attempt)
+            else:
+                self._log.maintain(compared + 1)
+                self._remember(positions, known, {**numbers, **raised})
+                return len(rows)
+        raise SinkError(f"{self._log.root}: {MAX_ATTEMPTS} attempts lost to other writers")
+
+    def _refreshed(self, schema: pa.Schema, check: TableCheck | None) -> TableCheck:
+        """The table as it is now, with these columns."""
+        if not self._log.refresh():
+            self._log.create(delta_schema(schema), (), TABLE_PROPERTIES)
+            self._log.refresh()
+        if check is None:
+            check = TableCheck(self._settings(), self._log, self._back_off)
+        check.fit(schema)
+        return check
+
+    def _settings(self) -> DeltaSink:
+        """The table may be partitioned, by who made it."""
+        return DeltaSink(
+            self._sink.uri,
+            self._log.partition_columns(),
+            self._sink.storage_options,
+            schema_evolution=True,
+        )
+
+    def _in_table(
+        self, lease_key: str, number: int | None, positions: Sequence[Position | None]
+    ) -> frozenset[Position]:
+        """The records of a lease that are in the table, from the first of these on."""
+        first = _first(positions)
+        if number is None or first is None:
+            return frozenset()
+        known = self._known.get(lease_key)
+        if known is not None and known.number == number and known.first <= first:
+            return known.positions
+        return self._looked_up(lease_key, first)
+
+    def _looked_up(self, lease_key: str, first: int) -> frozenset[Position]:
+        found: set[Position] = set()
+        for path in self._log.paths():
+            match = _NAME.fullmatch(path)
+            if match is None or not self._is_mine(match) or int(match["last"], 16) < first:
+                continue
+            try:
+                with self._log.storage.open(path) as file:
+                    rows = pq.read_table(
+                        file, columns=list(_POSITION), filters=[("lease_key", "=", lease_key)]
+                    )
+            except (OSError, ValueError, pa.ArrowException) as error:
+                # What is not recognised is written again
+                _LOG.warning("dead letters in %s are not seen: %s", path, first_line(error))
+                continue
+            found.update(one for one in _positions(rows).get(lease_key, ()) if one is not None)
+        return frozenset(found)
+
+    def _is_mine(self, match: re.Match[str]) -> bool:
+        return f"dead-letters-{match['application']}" == self._prefix
+
+    def _remember(
+        self,
+        positions: dict[str, list[Position | None]],
+        known: dict[str, frozenset[Position]],
+        numbers: dict[str, int | None],
+    ) -> None:
+        """Note what the table has now. Records before the first of these never come again."""
+        for key, found in positions.items():
+            number, first = numbers[key], _first(found)
+            if number is None or first is None:
+                continue
+            here = {one for one in found if one is not None}
+            here |= {one for one in known[key] if int(one[0]) >= first}
+            self._known.pop(key, None)
+            if len(here) <= MAX_KNOWN:
+                self._known[key] = _Known(number, first, frozenset(here))
+
+    def _write(self, rows: pa.Table) -> tuple[DataFile, ...]:
+        numbers = [
+            int(one[0]) for group in _positions(rows).values() for one in group if one is not None
+        ]
+        span = f"{min(numbers):x}-{max(numbers):x}" if numbers else "unknown"
+        return write_table(
+            self._log.storage,
+            f"{BATCH_FOLDER}/{self._prefix}-{unique_name()}",
+            to_delta(rows),
+            self._log.partition_columns(),
+            modified_millis=int(self._clock.wall() * 1000),
+            part=span,
+        )
+
+    def _number(self, lease_key: str) -> int | None:
+        return self._log.transaction(self._id(lease_key))
+
+    def _id(self, lease_key: str) -> str:
+        return f"{self._application}/{lease_key}/dead_letters"
+
+    def _back_off(self, attempt: int) -> None:
+        self._clock.sleep(self._rng.uniform(0, min(0.4, 0.004 * 2 ** min(attempt, 10))))
+        self._log.refresh()
+
+
+def _positions(records: pa.Table) -> dict[str, list[Position | None]]:
+    """The position of each record by lease, in order; None where it has none."""
+    if not set(_POSITION) <= set(records.column_names):
+        return {"": [None] * records.num_rows}
+    found: dict[str, list[Position | None]] = {}
+    for key, number, sub in zip(
+        *(records.column(name).to_pylist() for name in _POSITION), strict=True
+    ):
+        good = isinstance(number, str) and _NUMBER.fullmatch(number) and isinstance(sub, int)
+        found.setdefault(key or "", []).append((number, sub) if good else None)
+    return found
+
+
+def _new_rows(
+    records: pa.Table,
+    positions: dict[str, list[Position | None]],
+    known: dict[str, frozenset[Position]],
+) -> list[int]:
+    """The rows whose records are not known."""
+    left = {key: iter(found) for key, found in positions.items()}
+    rows = []
+    for row, key in enumerate(_keys(records)):
+        position = next(left[key])
+        if position is None or position not in known[key]:
+            rows.append(row)
+    return rows
+
+
+def _keys_of(records: pa.Table, rows: Sequence[int]) -> set[str]:
+    keys = _keys(records)
+    return {keys[row] for row in rows}
+
+
+def _keys(records: pa.Table) -> list[str]:
+    if not set(_POSITION) <= set(records.column_names):
+        return [""] * records.num_rows
+    return [key or "" for key in records.column("lease_key").to_pylist()]
+
+
+def _first(positions: Sequence[Position | None]) -> int | None:
+    return min((int(one[0]) for one in positions if one is not None), default=None)

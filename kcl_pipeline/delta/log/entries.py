@@ -1,0 +1,75 @@
+"""One entry of a Delta log, parsed as far as it matters here, strictly and with limits.
+
+Other writers' entries are read, too. What does not have the form of the Delta protocol is an error,
+never a guess: a wrong number would let a batch land twice. The caller then asks delta-rs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Final
+
+import msgspec
+
+MIN_NUMBER: Final = -(2**63)
+MAX_NUMBER: Final = 2**63 - 1
+"""The version of an application transaction is a signed 64-bit number (Delta protocol, "Transaction
+Identifiers").
+"""
+MAX_ENTRY_BYTES: Final = 256 * 1024 * 1024
+"""An entry that names about a million files. delta-rs reads larger ones itself."""
+
+_KEYS: Final = (b'"txn"', b'"metaData"', b'"protocol"')
+_NOTHING: Final = msgspec.Raw(b"")
+_NULL: Final = frozenset({b"", b"null"})
+_ESCAPE: Final = b"\\u"  # a key may be written with it
+
+
+@dataclass(frozen=True, slots=True)
+class EntryFacts:
+    """What an entry says.
+
+    Attributes:
+        transactions: The application transactions that it sets.
+        changes_table: Whether it changes the table's metadata or protocol.
+    """
+
+    transactions: dict[str, int]
+    changes_table: bool
+
+
+class _Transaction(msgspec.Struct, rename="camel"):
+    app_id: str
+    version: Annotated[int, msgspec.Meta(ge=MIN_NUMBER, le=MAX_NUMBER)]
+
+
+class _Action(msgspec.Struct, rename="camel"):
+    txn: _Transaction | None = None
+    meta_data: msgspec.Raw = _NOTHING
+    protocol: msgspec.Raw = _NOTHING
+
+
+_ACTION: Final = msgspec.json.Decoder(_Action)
+
+
+def entry_path(version: int) -> str:
+    """Where the log's entry of a version is, relative to the table."""
+    return f"_delta_log/{version:020d}.json"
+
+
+def entry_facts(entry: bytes) -> EntryFacts:
+    """What an entry says. Raises `ValueError` when it is not understood."""
+    transactions: dict[str, int] = {}
+    changes = False
+    for line in entry.splitlines():
+        if not any(key in line for key in _KEYS) and _ESCAPE not in line:
+            continue
+        line.decode()  # msgspec does not look at what it skips
+        try:
+            action = _ACTION.decode(line)
+        except RecursionError as error:
+            raise ValueError("an action of the Delta log is nested too deeply") from error
+        if action.txn is not None:
+            transactions[action.txn.app_id] = action.txn.version
+        changes = changes or not _NULL.issuperset((bytes(action.meta_data), bytes(action.protocol)))
+    return EntryFacts(transactions, changes)

@@ -1,0 +1,218 @@
+"""Arrow types that a Delta table can hold, and whether a batch's columns fit a table's.
+
+A batch is written with the types that Delta has (no unsigned integers, no dictionaries,
+microseconds only), so that the file, the log and every reader agree. Whether columns hold nulls is
+decided by the table: those made here allow nulls everywhere, as Spark's own writer does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from kcl_pipeline.delta.errors import bounded, first_line
+from kcl_pipeline.errors import SinkError
+
+_UNSIGNED: Final = {
+    "uint8": pa.int16(),
+    "uint16": pa.int32(),
+    "uint32": pa.int64(),
+    "uint64": pa.int64(),
+}
+_SPARK_NAMES: Final = {
+    "string": "string",
+    "int64": "bigint",
+    "int32": "int",
+    "int16": "smallint",
+    "int8": "tinyint",
+    "bool": "boolean",
+    "float": "float",
+}
+
+
+# one line per Arrow type is the plainest form of a table
+def delta_type(kind: pa.DataType) -> pa.DataType | None:  # noqa: C901
+    """The Arrow type that stands for `kind` in a Delta table; None when Delta has no such type
+    (also for the untyped null).
+    """
+    if pa.types.is_dictionary(kind):
+        return delta_type(kind.value_type)
+    if pa.types.is_unsigned_integer(kind):
+        return _UNSIGNED[str(kind)]
+    if (
+        pa.types.is_boolean(kind)
+        or pa.types.is_signed_integer(kind)
+        or pa.types.is_float32(kind)
+        or pa.types.is_float64(kind)
+    ):
+        return kind
+    if pa.types.is_float16(kind):
+        return pa.float32()
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
+        return pa.string()
+    if (
+        pa.types.is_binary(kind)
+        or pa.types.is_large_binary(kind)
+        or pa.types.is_binary_view(kind)
+        or pa.types.is_fixed_size_binary(kind)
+    ):
+        return pa.binary()
+    if pa.types.is_timestamp(kind):
+        return pa.timestamp("us", tz="UTC" if kind.tz is not None else None)
+    if pa.types.is_date(kind):
+        return pa.date32()
+    # Delta's largest decimal
+    if pa.types.is_decimal128(kind) or (pa.types.is_decimal(kind) and kind.precision <= 38):  # noqa: PLR2004
+        return pa.decimal128(kind.precision, kind.scale)
+    if pa.types.is_map(kind):
+        key, item = delta_type(kind.key_type), delta_type(kind.item_type)
+        return None if key is None or item is None else pa.map_(key, item)
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+        element = delta_type(kind.value_type)
+        return None if element is None else pa.list_(pa.field("element", element))
+    if pa.types.is_struct(kind):
+        fields = [(field.name, delta_type(field.type)) for field in kind]
+        return (
+            None
+            if any(inner is None for _, inner in fields)
+            else pa.struct([pa.field(name, inner) for name, inner in fields])
+        )
+    return None
+
+
+def delta_schema(schema: pa.Schema) -> pa.Schema:
+    """The schema in Delta's types, all columns nullable. Columns that are only nulls without a type
+    are left out: a reader sees null.
+
+    Raises `SinkError` that names the columns when Delta has no such type, or when two names differ
+    in case only.
+    """
+    fields, unknown = [], []
+    for field in schema:
+        kind = delta_type(field.type)
+        if kind is not None:
+            fields.append(pa.field(field.name, kind))
+        elif not pa.types.is_null(field.type):
+            unknown.append(f"{field.name}: {field.type}")
+    if unknown:
+        raise SinkError(
+            "the transform's output has columns that a Delta table cannot hold "
+            f"({bounded(', '.join(unknown))}); cast them, to string for example"
+        )
+    lowered = [field.name.lower() for field in fields]
+    twice = sorted({field.name for field in fields if lowered.count(field.name.lower()) > 1})
+    if twice:
+        raise SinkError(
+            f"the transform's output names a column twice ({bounded(', '.join(twice))}; "
+            "case does not count); rename one"
+        )
+    return pa.schema(fields)
+
+
+def to_delta(table: pa.Table) -> pa.Table:
+    """The table with `delta_schema`.
+
+    Raises `SinkError` that names the column when a value does not fit (an unsigned number past the
+    signed range).
+    """
+    schema = delta_schema(table.schema)
+    columns = []
+    for field in schema:
+        column = table.column(field.name)
+        if column.type == field.type:
+            columns.append(column)
+            continue
+        try:
+            if pa.types.is_dictionary(column.type):
+                column = column.cast(column.type.value_type)
+            lossy = pa.types.is_timestamp(field.type) or pa.types.is_date(
+                field.type
+            )  # below a microsecond Delta has nothing
+            columns.append(
+                pc.cast(
+                    column,
+                    options=pc.CastOptions(target_type=field.type, allow_time_truncate=lossy),
+                )
+            )
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+            raise SinkError(
+                f"column {field.name} ({column.type}) of the transform's output does not fit "
+                f"{field.type}: {first_line(error)}"
+            ) from error
+    return pa.Table.from_arrays(columns, schema=schema)
+
+
+def missing_columns(table: pa.Schema, batch: pa.Schema) -> list[pa.Field]:
+    """The batch's columns that the table has not, in Delta's types (names compared without case, as
+    Delta does).
+    """
+    known = {field.name.lower() for field in table}
+    return [field for field in delta_schema(batch) if field.name.lower() not in known]
+
+
+def misfit(table: pa.Schema, batch: pa.Schema) -> str | None:
+    """Why a batch's columns cannot enter the table as it is, with the names of the columns; None
+    when they can.
+
+    A column that the batch lacks is fine where the table allows nulls. Both are compared in Delta's
+    types.
+    """
+    theirs = {field.name.lower(): field for field in table}
+    ours = {field.name.lower(): field for field in delta_schema(batch)}
+    reasons = []
+    for name, field in ours.items():
+        known = theirs.get(name)
+        if known is None:
+            reasons.append(f"{field.name} ({_named(field.type)}) is not in the table")
+        elif known.name != field.name:
+            reasons.append(f"{field.name} is written {known.name} in the table")
+        elif delta_type(known.type) != field.type:
+            reasons.append(
+                f"{field.name} is {_named(field.type)} in the output and "
+                f"{_named(known.type)} in the table"
+            )
+    reasons += [
+        f"{field.name} may not be null in the table and the output does not promise it"
+        for field in table
+        if not _promised(field, batch)
+    ]
+    return bounded("; ".join(reasons)) or None
+
+
+def partition_misfit(schema: pa.Schema, partition_by: Sequence[str]) -> str | None:
+    """Why these partition columns do not work with an output of this schema; None when they do."""
+    names = {field.name: field for field in schema}
+    if not names:
+        return "the transform's output has no columns"
+    lacking = [name for name in partition_by if name not in names]
+    if lacking:
+        return (
+            f"partition_by names {', '.join(lacking)}, which the transform's output has "
+            f"not (it has {bounded(', '.join(names))})"
+        )
+    unfit = [
+        f"{name} ({names[name].type})"
+        for name in partition_by
+        if pa.types.is_nested(names[name].type) or pa.types.is_binary(names[name].type)
+    ]
+    if unfit:
+        return (
+            f"a table cannot be partitioned by {', '.join(unfit)}; take a date, a number "
+            "or a short string"
+        )
+    return (
+        "every column of the output is in partition_by; leave at least one out"
+        if partition_by and len(partition_by) == len(names)
+        else None
+    )
+
+
+def _promised(field: pa.Field, batch: pa.Schema) -> bool:
+    return field.nullable or (field.name in batch.names and not batch.field(field.name).nullable)
+
+
+def _named(kind: Any) -> str:
+    return _SPARK_NAMES.get(str(kind), str(kind))

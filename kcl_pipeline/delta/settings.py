@@ -1,0 +1,98 @@
+"""The settings of a Delta table as the sink."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from kcl_pipeline.arguments import (
+    check_flag,
+    check_options,
+    check_text,
+    check_texts,
+    checked_arguments,
+)
+from kcl_pipeline.delta.storage.options import StorageOptions
+from kcl_pipeline.delta.storage.storage import table_root
+from kcl_pipeline.errors import SettingsError
+from kcl_pipeline.settings_errors import without_secrets, without_user
+
+_PASSWORD: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^/@]*:[^/@]*@")
+
+
+@checked_arguments
+@dataclass(frozen=True, slots=True)
+class DeltaSink:
+    """A Delta table to write to.
+
+    `uri` is a local path or an object store's (`s3://bucket/folder`); `storage_options` are
+    delta-rs's (`AWS_ENDPOINT_URL`, `AWS_REGION`, …). `partition_by` names columns of the
+    transform's output. `dead_letter_uri` None: `<uri>_dead_letters`. `schema_evolution` adds
+    columns that the output has and the table has not; otherwise such a batch is an error.
+    `table_properties` are set when the table is created (`delta.checkpointInterval` is 50 unless
+    given: the cost of a commit grows with the entries since the last checkpoint).
+    `combined_commits`: a worker that loses the race for a version announces its batch, and takes
+    along what others announced. Raises `SettingsError`.
+    """
+
+    uri: str
+    partition_by: Sequence[str] = ()
+    storage_options: Mapping[str, str] = field(default_factory=dict)
+    dead_letter_uri: str | None = None
+    schema_evolution: bool = False
+    table_properties: Mapping[str, str] = field(default_factory=dict)
+    combined_commits: bool = True
+
+    def __post_init__(self) -> None:
+        check_text(
+            "DeltaSink uri", self.uri, "Write a path such as '/data/orders' or 's3://lake/orders'"
+        )
+        check_texts("DeltaSink partition_by", self.partition_by, "Write partition_by=['day']")
+        check_text(
+            "DeltaSink dead_letter_uri",
+            self.dead_letter_uri,
+            "Write the address of another Delta table, or None",
+            optional=True,
+        )
+        check_options(
+            "DeltaSink storage_options", self.storage_options, "{'AWS_REGION': 'eu-central-1'}"
+        )
+        check_options(
+            "DeltaSink table_properties",
+            self.table_properties,
+            "{'delta.checkpointInterval': '50'}",
+        )
+        check_flag("DeltaSink schema_evolution", self.schema_evolution)
+        check_flag("DeltaSink combined_commits", self.combined_commits)
+        for name, uri in (("uri", self.uri), ("dead_letter_uri", self.dead_letter_uri)):
+            if uri is not None and _PASSWORD.match(uri):
+                raise SettingsError(
+                    f"DeltaSink {name}={without_user(uri)} has a password in it, which logs would "
+                    "show. Write the credentials into storage_options."
+                )
+        object.__setattr__(self, "partition_by", tuple(self.partition_by))
+        object.__setattr__(self, "storage_options", StorageOptions(self.storage_options))
+        if self.dead_letter_uri is not None and table_root(self.dead_letter_uri) == table_root(
+            self.uri
+        ):
+            raise SettingsError(
+                f"DeltaSink dead_letter_uri={without_user(self.dead_letter_uri)} is the table "
+                f"itself. Write another, or None for {without_user(self.uri)}_dead_letters."
+            )
+
+    def __repr__(self) -> str:
+        return (
+            f"DeltaSink(uri={without_user(self.uri)!r}, partition_by={self.partition_by!r}, "
+            f"storage_options={without_secrets(self.storage_options)!r}, "
+            f"dead_letter_uri={without_user(self.dead_letter_uri)!r}, "
+            f"schema_evolution={self.schema_evolution!r}, "
+            f"table_properties={dict(self.table_properties)!r}, "
+            f"combined_commits={self.combined_commits!r})"
+        )
+
+    @property
+    def dead_letters(self) -> str:
+        """Where failed records go."""
+        return self.dead_letter_uri or f"{table_root(self.uri)}_dead_letters"

@@ -1,0 +1,301 @@
+"""A Delta table as the sink: files and application transactions enter its log in one commit,
+exactly once (docs/decisions/0002-exactly-once.md).
+
+Per lease the table keeps two application transactions: `<application>/<lease key>` (the data
+number) and `<application>/<lease key>/fence`. A commit states the numbers it expects, compares them
+with those of a version of the log, and writes the very next version or nothing. So a commit that
+was paused for an hour, or sent twice, or overtaken by a fence, cannot land. What may lose is only
+the race for the next version; that is tried again here, from the comparison on.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import pyarrow as pa
+
+from kcl_pipeline.batch import CommitEntry, CommitOutcome, DataFile, TxnVersions, Written
+from kcl_pipeline.clock import Clock, SystemClock
+from kcl_pipeline.delta.announcements import Claim, PreparedBatch
+from kcl_pipeline.delta.combined_commits import AnnouncementStore, Pace, combined
+from kcl_pipeline.delta.dead_letters import DeadLetterTable
+from kcl_pipeline.delta.log.delta_log import DeltaLog
+from kcl_pipeline.delta.log.entries import MAX_NUMBER, MIN_NUMBER
+from kcl_pipeline.delta.settings import DeltaSink
+from kcl_pipeline.delta.table_check import TableCheck
+from kcl_pipeline.errors import SinkError
+from kcl_pipeline.events import EventSink, ignore_events
+
+__all__ = ["DeltaCommitter", "DeltaSink"]
+
+MAX_ATTEMPTS: Final = 200
+_BACKOFF_SECONDS: Final = 0.004
+_BACKOFF_LIMIT_SECONDS: Final = 0.4
+_NOT_REPRESENTABLE: Final = (
+    f"its number is not between {MIN_NUMBER} and {MAX_NUMBER}, which a Delta transaction can hold"
+)
+_SUSPECT: Final = "a commit that included it failed, and succeeded without it"
+
+
+class DeltaCommitter:
+    """The `TransactionalSink` of a Delta table. One per worker; used by one thread at a time (a
+    lock sees to it).
+    """
+
+    def __init__(
+        self,
+        sink: DeltaSink,
+        application_name: str,
+        *,
+        clock: Clock | None = None,
+        rng: random.Random | None = None,
+        events: EventSink = ignore_events,
+    ) -> None:
+        self._sink = sink
+        self._application = application_name
+        self._clock = clock or SystemClock()
+        self._rng = rng or random.SystemRandom()
+        self._log = DeltaLog(sink.uri, sink.storage_options)
+        self._announcements = AnnouncementStore(self._log.storage, events)
+        self._check = TableCheck(sink, self._log, self._back_off)
+        dead_letters = DeltaSink(sink.dead_letters, storage_options=sink.storage_options)
+        self._dead_letters = DeadLetterTable(dead_letters, application_name, self._clock, self._rng)
+        self._pace = Pace(self._clock, self._rng)
+        self._lock = self._clock.lock()
+
+    def ensure_table(self, schema: pa.Schema) -> None:
+        """Create the table with this schema unless it exists, or see that the schema fits (see
+        `TransactionalSink.ensure_table`).
+        """
+        with self._lock:
+            self._check.ensure(schema)
+
+    def numbers(self, lease_keys: Sequence[str]) -> dict[str, TxnVersions]:
+        """The newest numbers of these leases (see `TransactionalSink.numbers`)."""
+        with self._lock:
+            exists = self._log.refresh()
+            if exists:
+                self._check.table()
+            return {key: self._numbers(key) if exists else TxnVersions() for key in lease_keys}
+
+    def commit(self, written: Written, entries: Sequence[CommitEntry]) -> CommitOutcome:
+        """Land the batch, or say which leases stand in the way (see `TransactionalSink.commit`)."""
+        _check_entries(entries)
+        unfit = tuple(one.lease_key for one in entries if not _representable(one.number))
+        if unfit:
+            return CommitOutcome(None, unfit, _NOT_REPRESENTABLE)
+        with self._lock:
+            if not self._log.peek():
+                self._refresh_existing()
+            claims = tuple(self._claim(entry) for entry in entries)
+            return self._commit(PreparedBatch(tuple(written.files), claims), entries, written)
+
+    def _commit(
+        self, own: PreparedBatch, entries: Sequence[CommitEntry], written: Written
+    ) -> CommitOutcome:
+        alone = not self._sink.combined_commits
+        for attempt in range(MAX_ATTEMPTS):
+            outcome = self._decided(entries)
+            if outcome is None and self._pace.crowded and not alone:
+                self._check.fit(written.schema)
+                own = own if own.name else self._announcements.announce(own, self._log)
+                alone = not own.name
+                outcome = self._taken_along(entries)
+            if outcome is None:
+                self._refresh_existing()
+                outcome = self._decided(entries)
+            if outcome is not None:
+                self._announcements.remove([own])
+                return outcome
+            compared = self._log.version
+            self._check.fit(written.schema)
+            if self._log.version != compared:
+                continue
+            outcome, batches = self._land_with_others(own)
+            if outcome is not None:
+                return outcome
+            self._pace.lost(batches)
+            if not self._sink.combined_commits:
+                self._back_off(attempt)
+        raise SinkError(
+            f"{self._log.root}: {MAX_ATTEMPTS} attempts to commit lost to other writers"
+        )
+
+    def _land_with_others(self, own: PreparedBatch) -> tuple[CommitOutcome | None, int]:
+        """One attempt to land the batch, with announced ones if it is announced itself; and how
+        many batches that were. What others announced never fails this one: then it goes alone.
+        """
+        with self._pace.attempt():
+            others = self._announcements.piggybacked(self._log, own) if own.name else ()
+            try:
+                return self._land((own, *others)), 1 + len(others)
+            except SinkError:
+                if not others:
+                    raise
+        outcome = self._land((own,))
+        if outcome is not None:
+            self._announcements.reject((one.name for one in others), _SUSPECT)
+        return outcome, 1
+
+    def fence(self, lease_key: str, expected: TxnVersions) -> TxnVersions | None:
+        """Raise the fence number alone (see `TransactionalSink.fence`).
+
+        A batch of this lease that is announced is landed instead: read again.
+        """
+        with self._lock:
+            if not self._log.refresh():
+                return expected
+            self._check.table()
+            raised = TxnVersions(expected.data, (expected.fence or 0) + 1)
+            if not _representable(raised.fence or 0):
+                raise SinkError(f"the fence of {lease_key} cannot be raised: {_NOT_REPRESENTABLE}")
+            suspects: tuple[PreparedBatch, ...] = ()
+            for attempt in range(MAX_ATTEMPTS):
+                if self._numbers(lease_key) != expected:
+                    return None
+                announced = () if suspects else self._announced_of(lease_key)
+                try:
+                    if announced:
+                        if self._land(announced) is not None:
+                            return None
+                    elif (
+                        self._attempt((), {self._fence_id(lease_key): raised.fence or 0})
+                        is not None
+                    ):
+                        self._announcements.reject((one.name for one in suspects), _SUSPECT)
+                        return raised
+                except SinkError:
+                    if not announced:
+                        raise
+                    suspects = announced
+                    continue
+                self._back_off(attempt)
+            raise SinkError(
+                f"{self._log.root}: {MAX_ATTEMPTS} attempts to fence {lease_key} lost to "
+                "other writers"
+            )
+
+    def write_dead_letters(self, records: pa.Table) -> None:
+        """Append failed records that are not there yet (see `DeadLetterTable`)."""
+        with self._lock:
+            self._dead_letters.append(records)
+
+    def _numbers(self, lease_key: str) -> TxnVersions:
+        return TxnVersions(
+            self._log.transaction(self._data_id(lease_key)),
+            self._log.transaction(self._fence_id(lease_key)),
+        )
+
+    def _data_id(self, lease_key: str) -> str:
+        return f"{self._application}/{lease_key}"
+
+    def _fence_id(self, lease_key: str) -> str:
+        return f"{self._application}/{lease_key}/fence"
+
+    def _claim(self, entry: CommitEntry) -> Claim:
+        return Claim(
+            self._data_id(entry.lease_key),
+            self._fence_id(entry.lease_key),
+            entry.number,
+            entry.expected,
+        )
+
+    def _decided(self, entries: Sequence[CommitEntry]) -> CommitOutcome | None:
+        """What the log already says about these entries; None: nothing stands in their way.
+
+        Since the numbers were as expected, a number belongs to one range of one lease alone, so if
+        all are there, all ranges landed: an answer was lost, or another writer took them along.
+        Older entries prove nothing: where a lease row was deleted by hand, its numbers begin anew.
+        """
+        numbers = {self._data_id(entry.lease_key): entry.number for entry in entries}
+        version = self._log.landed_together(
+            numbers,
+            after={self._data_id(entry.lease_key): entry.expected.data for entry in entries},
+        )
+        if version is not None:
+            return CommitOutcome(version)
+        now = {entry.lease_key: self._numbers(entry.lease_key) for entry in entries}
+        if all(now[entry.lease_key].data == entry.number for entry in entries):
+            return CommitOutcome(self._log.landed_at(self._data_id(entries[0].lease_key)))
+        refused = tuple(
+            entry.lease_key for entry in entries if now[entry.lease_key] != entry.expected
+        )
+        return CommitOutcome(None, refused) if refused else None
+
+    def _announced_of(self, lease_key: str) -> tuple[PreparedBatch, ...]:
+        """Announced batches that have this lease."""
+        data_id = self._data_id(lease_key)
+        return tuple(
+            batch
+            for batch in self._announcements.piggybacked(self._log)
+            if any(claim.data_id == data_id for claim in batch.claims)
+        )
+
+    def _taken_along(self, entries: Sequence[CommitEntry]) -> CommitOutcome | None:
+        """Wait a little for another writer to land the announced batch; None: nobody has yet."""
+        for _ in self._pace.polls():
+            self._log.peek()
+            outcome = self._decided(entries)
+            if outcome is not None:
+                if outcome.version is not None:
+                    self._pace.landed(self._log.transactions_at(outcome.version) / len(entries))
+                return outcome
+        return None
+
+    def _land(self, batches: Sequence[PreparedBatch]) -> CommitOutcome | None:
+        """Land the batches in one commit, if nobody was quicker; then their announcements are
+        settled.
+        """
+        version = self._attempt(*combined(batches))
+        if version is None:
+            return None
+        self._announcements.remove(batches)
+        self._pace.landed(len(batches))
+        self._log.maintain(version)
+        return CommitOutcome(version)
+
+    def _attempt(self, files: Sequence[DataFile], transactions: Mapping[str, int]) -> int | None:
+        """Write the next version. Its number, or None when another writer had it first: the log is
+        then read up to its end.
+        """
+        before = self._log.version
+        try:
+            self._log.append(files, transactions)
+        except SinkError:
+            self._refresh_existing()
+            if self._log.version == before:
+                raise
+            return None
+        return before + 1
+
+    def _back_off(self, attempt: int) -> None:
+        self._clock.sleep(
+            self._rng.uniform(
+                0, min(_BACKOFF_LIMIT_SECONDS, _BACKOFF_SECONDS * 2 ** min(attempt, 10))
+            )
+        )
+        self._refresh_existing()
+
+    def _refresh_existing(self) -> None:
+        if not self._log.refresh():
+            raise SinkError(
+                f"the table {self._log.root} does not exist; it was removed while a worker "
+                "writes to it"
+            )
+
+
+def _representable(number: int) -> bool:
+    return MIN_NUMBER <= number <= MAX_NUMBER
+
+
+def _check_entries(entries: Sequence[CommitEntry]) -> None:
+    keys = [entry.lease_key for entry in entries]
+    if not keys or len(set(keys)) != len(keys):
+        raise ValueError(f"a commit needs at least one lease, and each once: {keys}")
+    same = [entry.lease_key for entry in entries if entry.number == entry.expected.data]
+    if same:
+        raise ValueError(
+            f"the number of a batch must be new, and for {same} the table has it already"
+        )

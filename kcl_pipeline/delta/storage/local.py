@@ -1,0 +1,182 @@
+"""A table's folder on a local disk.
+
+Others may write to the folder. So below the root no symbolic link is followed when an object is
+read, measured, listed or deleted, only regular files are opened, and opening never blocks: a FIFO
+with the name of an expected file is an error, not a hang. The root itself may be a link.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Iterable, Iterator, MutableSequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+import pyarrow as pa
+
+from kcl_pipeline.delta.storage.objects import StoredObject, UnsafeObjectError
+
+_FOLDER_FLAGS: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+_LINK_REFUSED: Final = frozenset({errno.ELOOP, errno.ENOTDIR, errno.EMLINK})
+_PART_BYTES: Final = 1024 * 1024
+_PARTIAL: Final = ".partial"
+_NOT_A_STEP: Final = frozenset({"", ".", ".."})
+_FILE_FLAGS: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+class LocalStorage:
+    """The `Storage` below a folder of this machine."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    # documented by the protocol, as are the others
+    def read(self, path: str, limit: int | None = None) -> bytes:  # noqa: D102
+        with self._folder_of(path) as (folder, name):
+            return _read(name, folder, path, limit)
+
+    def read_each(  # noqa: D102
+        self, folder: str, names: Iterable[str], limit: int
+    ) -> Iterator[tuple[str, bytes | OSError]]:
+        with self._folder(folder) as opened:
+            for name in names:
+                path = f"{folder}/{name}"
+                try:
+                    yield path, _read(name, opened, path, limit)
+                except OSError as error:
+                    yield path, error
+
+    def open(self, path: str) -> pa.NativeFile:  # noqa: D102
+        return pa.OSFile(str(self.root / path))
+
+    def write(self, path: str, data: bytes | memoryview) -> None:  # noqa: D102
+        with self.create(path) as stream:
+            stream.write(data)
+
+    @contextmanager
+    def create(self, path: str) -> Iterator[pa.NativeFile]:  # noqa: D102
+        target = self.root / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        # Without a dot in front, or vacuum would never find what a killed process leaves behind.
+        partial = target.with_name(f"{target.name}{_PARTIAL}")
+        try:
+            with pa.OSFile(str(partial), "wb") as stream:
+                yield stream
+            partial.replace(target)
+        except BaseException:
+            partial.unlink(missing_ok=True)
+            raise
+
+    def size(self, path: str) -> int | None:  # noqa: D102
+        *folders, name = path.split("/")
+        place = str(self.root)
+        try:
+            for step in folders:
+                place = f"{place}/{step}"
+                if step in _NOT_A_STEP or not stat.S_ISDIR(os.lstat(place).st_mode):
+                    return None
+            found = os.lstat(f"{place}/{name}")
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        return found.st_size if stat.S_ISREG(found.st_mode) else None
+
+    def list(  # noqa: D102
+        self, folder: str, limit: int | None = None, *, partial: bool = False
+    ) -> list[StoredObject]:
+        found: list[StoredObject] = []
+        hidden = () if partial else (_PARTIAL,)
+        folders = [folder.strip("/")]
+        while folders:
+            for stored in self._list_one(folders.pop(), folders):
+                if limit is not None and len(found) >= limit:
+                    break
+                if not stored.path.endswith(hidden):
+                    found.append(stored)
+        return sorted(found, key=lambda stored: stored.path)
+
+    def delete(self, path: str) -> None:  # noqa: D102
+        try:
+            with self._folder_of(path) as (folder, name):
+                os.unlink(name, dir_fd=folder)
+        except FileNotFoundError:
+            return
+
+    def _list_one(self, path: str, folders: MutableSequence[str]) -> Iterator[StoredObject]:
+        """The objects of one folder; the folders in it are added to `folders`."""
+        try:
+            with self._folder(path) as folder, os.scandir(folder) as entries:
+                for entry in entries:
+                    inner = f"{path}/{entry.name}" if path else entry.name
+                    try:
+                        known = entry.stat(follow_symlinks=False)
+                    except FileNotFoundError:
+                        continue
+                    if stat.S_ISDIR(known.st_mode):
+                        folders.append(inner)
+                    elif not entry.name.startswith("."):
+                        millis = known.st_mtime_ns // 1_000_000
+                        yield StoredObject(inner, known.st_size, millis)
+        except (FileNotFoundError, NotADirectoryError):
+            return
+
+    @contextmanager
+    def _folder_of(self, path: str) -> Iterator[tuple[int, str]]:
+        """The open folder of an object, and the object's name in it."""
+        parent, _, name = path.rpartition("/")
+        with self._folder(parent) as folder:
+            yield folder, name
+
+    @contextmanager
+    def _folder(self, path: str) -> Iterator[int]:
+        """An open folder, reached from the root without a link. Raises `UnsafeObjectError`."""
+        opened = os.open(self.root, _FOLDER_FLAGS)
+        try:
+            for step in path.split("/") if path else ():
+                if step in _NOT_A_STEP:
+                    raise UnsafeObjectError(f"{path!r} is not a plain path below the table")
+                inner = _opened(step, _FOLDER_FLAGS | os.O_NOFOLLOW, opened, path)
+                os.close(opened)
+                opened = inner
+            yield opened
+        finally:
+            os.close(opened)
+
+
+def _read(name: str, folder: int, path: str, limit: int | None) -> bytes:
+    descriptor = _opened(name, _FILE_FLAGS, folder, path)
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise UnsafeObjectError(f"{path} is not a regular file")
+        parts: list[bytes] = []
+        length = 0
+        while part := os.read(descriptor, _PART_BYTES):
+            parts.append(part)
+            length += len(part)
+            if limit is not None and length > limit:
+                raise UnsafeObjectError(f"{path} has more than {limit} bytes")
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+    finally:
+        os.close(descriptor)
+
+
+def _opened(name: str, flags: int, folder: int, path: str) -> int:
+    """A descriptor; the refusal to follow a link is an `UnsafeObjectError`."""
+    try:
+        return os.open(name, flags, dir_fd=folder)
+    except OSError as error:
+        if error.errno == errno.ENXIO:
+            raise UnsafeObjectError(f"{path} is not a regular file") from error
+        # Linux says ENOTDIR where a folder was wanted, others say ELOOP or EMLINK
+        if error.errno in _LINK_REFUSED and _is_link(name, folder):
+            raise UnsafeObjectError(f"{path} is a link, or is reached through one") from error
+        raise
+
+
+def _is_link(name: str, folder: int) -> bool:
+    try:
+        return stat.S_ISLNK(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode)
+    except FileNotFoundError:
+        return False

@@ -1,0 +1,245 @@
+"""The objects under a table's root, on a local disk or in an object store: read, write, list,
+delete.
+
+Object stores are reached with the same storage options as the table's log, so that there is one set
+of settings and no second one to get wrong. Nothing here is conditional: who writes an object that
+must not be overwritten gives it a name of its own.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any, Final, Protocol
+from urllib.parse import unquote
+
+import pyarrow as pa
+from pyarrow import fs as pafs
+
+from kcl_pipeline.delta.errors import cause_of, first_line
+from kcl_pipeline.delta.storage.local import LocalStorage
+from kcl_pipeline.delta.storage.objects import StoredObject, UnsafeObjectError
+
+_SCHEME: Final = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]+://")
+
+
+class Storage(Protocol):
+    """Objects under one root; all paths are relative to it and `/`-separated.
+
+    Raises `OSError`, and `FileNotFoundError` where that is the reason.
+    """
+
+    def read(self, path: str, limit: int | None = None) -> bytes:
+        """The whole object.
+
+        Raises `UnsafeObjectError` when it has more than `limit` bytes, or is no regular file.
+        """
+        ...
+
+    def read_each(
+        self, folder: str, names: Iterable[str], limit: int
+    ) -> Iterator[tuple[str, bytes | OSError]]:
+        """Several objects of one folder, as `read`: each path with its content or its error.
+
+        Raises `OSError` when it is the folder that cannot be read.
+        """
+        ...
+
+    def open(self, path: str) -> pa.NativeFile:
+        """The object for reading parts of it; to be closed."""
+        ...
+
+    def write(self, path: str, data: bytes | memoryview) -> None:
+        """Create or replace the object; a reader sees all of it or nothing."""
+        ...
+
+    def create(self, path: str) -> AbstractContextManager[pa.NativeFile]:
+        """A stream to write the object with; it exists once the block has ended without an error,
+        and not before.
+        """
+        ...
+
+    def size(self, path: str) -> int | None:
+        """The object's size in bytes; None when there is no such object (or no regular file)."""
+        ...
+
+    def list(
+        self, folder: str, limit: int | None = None, *, partial: bool = False
+    ) -> list[StoredObject]:
+        """The objects below a folder at any depth, by path; none when there is no such folder.
+
+        At most `limit`, then any of them. What is no regular file is listed, too. `partial`: also
+        those that are being written, or that a killed process was writing.
+        """
+        ...
+
+    def delete(self, path: str) -> None:
+        """Remove the object; removing one that is not there is no error."""
+        ...
+
+
+def is_local(uri: str) -> bool:
+    """Whether the URI is a path of this machine: a plain path or `file://`."""
+    return uri.startswith("file:") or not _SCHEME.match(uri)
+
+
+def local_path(uri: str) -> Path:
+    """The absolute path of a local URI."""
+    path = unquote(re.sub(r"^file:(//)?", "", uri)) if uri.startswith("file:") else uri
+    return Path(path).expanduser().absolute()
+
+
+def table_root(uri: str) -> str:
+    """The URI in the one form used inside: absolute path for local ones, no slash at the end."""
+    return str(local_path(uri)) if is_local(uri) else uri.rstrip("/")
+
+
+def open_storage(uri: str, storage_options: Mapping[str, str] | None = None) -> Storage:
+    """The storage below `uri`."""
+    return (
+        LocalStorage(local_path(uri))
+        if is_local(uri)
+        else ObjectStorage(uri.rstrip("/"), dict(storage_options or {}))
+    )
+
+
+class ObjectStorage:
+    """A prefix of an object store, through pyarrow's client.
+
+    Not through delta-rs', which has one, too: it keeps the interpreter lock while it waits for the
+    network, and a worker whose other threads stand still for the length of an upload loses its
+    leases.
+    """
+
+    def __init__(self, uri: str, storage_options: Mapping[str, str]) -> None:
+        self._uri = uri
+        self._options = {key.lower(): value for key, value in storage_options.items()}
+        self._opened: tuple[pafs.FileSystem, str] | None = None
+
+    # documented by the protocol, as are the others
+    def read(self, path: str, limit: int | None = None) -> bytes:  # noqa: D102
+        store, root = self._store()
+        with (
+            _os_errors(f"{self._uri}/{path}", self._options),
+            store.open_input_stream(f"{root}/{path}") as stream,
+        ):
+            data = bytes(stream.read() if limit is None else stream.read(limit + 1))
+        if limit is not None and len(data) > limit:
+            raise UnsafeObjectError(f"{path} has more than {limit} bytes")
+        return data
+
+    def read_each(  # noqa: D102
+        self, folder: str, names: Iterable[str], limit: int
+    ) -> Iterator[tuple[str, bytes | OSError]]:
+        for name in names:
+            path = f"{folder}/{name}"
+            try:
+                yield path, self.read(path, limit)
+            except OSError as error:
+                yield path, error
+
+    def open(self, path: str) -> pa.NativeFile:  # noqa: D102
+        store, root = self._store()
+        with _os_errors(f"{self._uri}/{path}", self._options):
+            return store.open_input_file(f"{root}/{path}")
+
+    def write(self, path: str, data: bytes | memoryview) -> None:  # noqa: D102
+        store, root = self._store()
+        with (
+            _os_errors(f"{self._uri}/{path}", self._options),
+            store.open_output_stream(f"{root}/{path}") as stream,
+        ):
+            stream.write(data)
+
+    @contextmanager
+    def create(self, path: str) -> Iterator[pa.NativeFile]:  # noqa: D102
+        # In memory first: a stream to the store that is closed by an error would leave a part of
+        # the object there.
+        stream = pa.BufferOutputStream()
+        yield stream
+        self.write(path, memoryview(stream.getvalue()))
+
+    def size(self, path: str) -> int | None:  # noqa: D102
+        store, root = self._store()
+        with _os_errors(f"{self._uri}/{path}", self._options):
+            found = store.get_file_info(f"{root}/{path}")
+        return int(found.size) if found.type == pafs.FileType.File else None
+
+    def list(  # noqa: D102
+        self,
+        folder: str,
+        limit: int | None = None,
+        *,
+        partial: bool = False,  # noqa: ARG002 (an object of the store is complete or not there)
+    ) -> list[StoredObject]:
+        store, root = self._store()
+        with _os_errors(f"{self._uri}/{folder}", self._options):
+            found = store.get_file_info(
+                pafs.FileSelector(f"{root}/{folder}", recursive=True, allow_not_found=True)
+            )
+        files = [info for info in found if info.type == pafs.FileType.File]
+        return sorted(
+            (
+                StoredObject(
+                    info.path.removeprefix(f"{root}/"), info.size, (info.mtime_ns or 0) // 1_000_000
+                )
+                for info in files[:limit]
+            ),
+            key=lambda one: one.path,
+        )
+
+    def delete(self, path: str) -> None:  # noqa: D102
+        store, root = self._store()
+        try:
+            with _os_errors(f"{self._uri}/{path}", self._options):
+                store.delete_file(f"{root}/{path}")
+        except FileNotFoundError:
+            return
+
+    def _store(self) -> tuple[pafs.FileSystem, str]:
+        if self._opened is None:
+            scheme, _, root = self._uri.partition("://")
+            if scheme in ("s3", "s3a"):
+                self._opened = pafs.S3FileSystem(**s3_settings(self._options)), root
+            else:
+                self._opened = pafs.FileSystem.from_uri(self._uri)
+        return self._opened
+
+
+def s3_settings(options: Mapping[str, str]) -> dict[str, Any]:
+    """Settings of pyarrow for delta-rs' storage options (lower-case names, with or without `aws_`);
+    what is not given comes from the environment, as there.
+    """
+
+    def given(*names: str) -> str | None:
+        return next(
+            (options[key] for name in names for key in (f"aws_{name}", name) if key in options),
+            None,
+        )
+
+    endpoint = given("endpoint_url", "endpoint")
+    settings = {
+        "access_key": given("access_key_id"),
+        "secret_key": given("secret_access_key"),
+        "session_token": given("session_token"),
+        "region": given("region", "default_region"),
+        "endpoint_override": endpoint.partition("://")[2].rstrip("/") if endpoint else None,
+        "scheme": "http" if endpoint and endpoint.startswith("http://") else None,
+        "force_virtual_addressing": given("virtual_hosted_style_request") == "true" or None,
+    }
+    return {name: value for name, value in settings.items() if value is not None}
+
+
+@contextmanager
+def _os_errors(what: str, options: Mapping[str, str]) -> Iterator[None]:
+    """The client's own errors as `OSError`, with the object's name; those that are one already
+    stay.
+    """
+    try:
+        yield
+    except OSError:
+        raise
+    except Exception as error:  # noqa: BLE001 (whatever the client raises)
+        raise OSError(f"{what}: {first_line(error, options)}") from cause_of(error, options)

@@ -1,0 +1,105 @@
+"""Whether a table may be written, and whether a batch's columns fit it.
+
+A table is changed by others while workers write to it: a check constraint, other columns, an expiry
+of application transactions. So both questions are asked again whenever an entry of the log has
+changed the table's metadata, before the next commit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+import pyarrow as pa
+
+from kcl_pipeline.delta.log.delta_log import DeltaLog
+from kcl_pipeline.delta.schema import delta_schema, misfit, missing_columns, partition_misfit
+from kcl_pipeline.delta.settings import DeltaSink
+from kcl_pipeline.errors import SinkError, TableMismatchError
+
+MAX_ATTEMPTS: Final = 200
+TABLE_PROPERTIES: Final = {"delta.checkpointInterval": "50"}
+
+
+class TableCheck:
+    """The checks of one table.
+
+    Args:
+        sink: The settings.
+        log: The table's log; its owner refreshes it.
+        back_off: Waits before another attempt of this number, and refreshes the log.
+    """
+
+    def __init__(self, sink: DeltaSink, log: DeltaLog, back_off: Callable[[int], None]) -> None:
+        self._sink = sink
+        self._log = log
+        self._back_off = back_off
+        self._checked = -1
+        self._fitting: pa.Schema | None = None
+
+    def ensure(self, schema: pa.Schema) -> None:
+        """Create the table for this schema unless it exists; then as `fit`."""
+        reason = partition_misfit(delta_schema(schema), self._sink.partition_by)
+        if reason:
+            raise TableMismatchError(f"{self._log.root}: {reason}")
+        if not self._log.refresh():
+            properties = TABLE_PROPERTIES | dict(self._sink.table_properties)
+            self._log.create(delta_schema(schema), self._sink.partition_by, properties)
+            self._log.refresh()
+        self.fit(schema)
+
+    def table(self) -> None:
+        """Raise `TableMismatchError` when the table may not be written with these settings.
+
+        Costs nothing while its metadata stays as it is.
+        """
+        if self._checked == self._log.metadata_changes:
+            return
+        self._fitting = None
+        columns, wanted = self._log.partition_columns(), tuple(self._sink.partition_by)
+        if columns != wanted:
+            raise TableMismatchError(
+                f"{self._log.root} is partitioned by {list(columns)} and partition_by says "
+                f"{list(wanted)}; write partition_by={columns!r}"
+            )
+        reason = self._log.unsupported()
+        if reason:
+            raise TableMismatchError(
+                f"{self._log.root} has {reason}, which a writer of finished files that must "
+                "land exactly once cannot honour; take it away, or take another table"
+            )
+        self._checked = self._log.metadata_changes
+
+    def fit(self, schema: pa.Schema) -> None:
+        """As `table`, and a batch of this schema must fit, if need be after its new columns have
+        been added. The log may be at a newer version afterwards.
+        """
+        self.table()
+        for attempt in range(MAX_ATTEMPTS):
+            if self._fitting is not None and self._fitting.equals(schema):
+                return
+            reason = misfit(self._log.schema(), schema)
+            if reason is None:
+                self._fitting = schema
+                return
+            added = missing_columns(self._log.schema(), schema)
+            allowed = self._sink.schema_evolution
+            if not allowed or not added or misfit(pa.schema([*self._log.schema(), *added]), schema):
+                hint = "; set schema_evolution=True to add columns" if added and not allowed else ""
+                raise TableMismatchError(
+                    f"the transform's output does not fit {self._log.root}: {reason}{hint}"
+                )
+            before = self._log.version
+            try:
+                self._log.add_columns(added)
+            except SinkError:
+                self._log.refresh()
+                if self._log.version == before:
+                    raise
+                self._back_off(attempt)
+            else:
+                self._log.refresh()
+            self.table()
+        raise SinkError(
+            f"{self._log.root}: {MAX_ATTEMPTS} attempts to add columns lost to other writers"
+        )

@@ -1,0 +1,1 @@
+"""Decode response bodies of GetRecords into Arrow columns."""

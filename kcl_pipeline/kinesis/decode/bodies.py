@@ -1,0 +1,324 @@
+"""GetRecords bodies into Arrow columns.
+
+JSON (what boto3 speaks) is read by the places of its colons (`records.columns`), or, where that
+does not work, by msgspec: one small struct per record, which also undoes the base64 of `Data`. CBOR
+(what the service answers to a CBOR request, integer milliseconds as time) likewise by byte offsets
+(`records.cbor_columns`), or by cbor2. Fields that are not known are ignored; a body that is not a
+GetRecords answer raises `UnavailableError`, because the same iterator may be asked again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Annotated, Any, Final, TypeVar
+
+import cbor2
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from kcl_pipeline.errors import UnavailableError
+from kcl_pipeline.kinesis.client import RECORD_SCHEMA, RecordsPage
+from kcl_pipeline.kinesis.decode.cbor_columns import cbor_columns_of
+from kcl_pipeline.kinesis.decode.json_columns import (
+    MAX_ARRIVAL_SECONDS,
+    MIN_ARRIVAL_SECONDS,
+    Columns,
+    columns_of,
+    micros_of,
+)
+from kcl_pipeline.position import MAX_SEQUENCE_NUMBER_DIGITS
+from kcl_pipeline.shards import ChildShard, HashKeyRange
+
+JSON_CONTENT_TYPE: Final = "application/x-amz-json-1.1"
+CBOR_CONTENT_TYPE: Final = "application/x-amz-cbor-1.1"
+
+_EPOCH_TIME_TAG: Final = 1
+
+
+_Millis = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+
+
+class _Record(msgspec.Struct, rename="pascal", gc=False):
+    sequence_number: str
+    data: bytes
+    partition_key: str
+    approximate_arrival_timestamp: float = 0.0
+    encryption_type: str | None = None
+
+
+class _Range(msgspec.Struct, rename="pascal", gc=False):
+    starting_hash_key: str
+    ending_hash_key: str
+
+
+class _Child(msgspec.Struct, rename="pascal", gc=False):
+    shard_id: str
+    hash_key_range: _Range
+    parent_shards: list[str] = []
+
+
+class _Answer(msgspec.Struct, rename="pascal", gc=False):
+    records: list[_Record]
+    next_shard_iterator: str | None = None
+    millis_behind_latest: _Millis | None = None
+    child_shards: list[_Child] | None = None
+
+
+class _Event(_Answer, rename="pascal", gc=False):
+    continuation_sequence_number: str | None = None
+
+
+_A = TypeVar("_A", bound=_Answer)
+_JSON: Final = msgspec.json.Decoder(_Answer)
+_EVENT_JSON: Final = msgspec.json.Decoder(_Event)
+
+
+def decode_page(body: bytes, content_type: str, stream: str, shard_id: str) -> RecordsPage:
+    """One GetRecords body as a page; `stream` is the bare name.
+
+    Raises `UnavailableError` when the body is cut short or something else altogether.
+    """
+    try:
+        if "cbor" in content_type.lower():
+            return _from_cbor(body, stream, shard_id)
+        return _from_json(_JSON, body, stream, shard_id)
+    except (
+        msgspec.MsgspecError,
+        cbor2.CBORDecodeError,
+        pa.ArrowException,
+        LookupError,
+        TypeError,
+        ValueError,
+        OverflowError,
+        AttributeError,
+        RecursionError,
+    ) as error:
+        why = (
+            f"the GetRecords answer for {shard_id} of {stream} ({len(body)} bytes, "
+            f"{content_type or 'no content type'}) cannot be read: {error}"
+        )
+        raise UnavailableError(why, code="BrokenBody", operation="GetRecords") from error
+
+
+def decode_event(payload: bytes, content_type: str, stream: str, shard_id: str) -> RecordsPage:
+    """One SubscribeToShardEvent in JSON as a page; `next_iterator` is its
+    ContinuationSequenceNumber. Raises `UnavailableError` when it is something else.
+    """
+    try:
+        return _from_json(_EVENT_JSON, payload, stream, shard_id)
+    except (
+        msgspec.MsgspecError,
+        pa.ArrowException,
+        TypeError,
+        ValueError,
+        OverflowError,
+        RecursionError,
+    ) as error:
+        why = (
+            f"an event of {shard_id} of {stream} ({len(payload)} bytes, "
+            f"{content_type or 'no content type'}) cannot be read: {error}"
+        )
+        raise UnavailableError(why, code="BrokenBody", operation="SubscribeToShard") from error
+
+
+def _from_json(
+    decoder: msgspec.json.Decoder[_A], body: bytes, stream: str, shard_id: str
+) -> RecordsPage:
+    columns = columns_of(body)
+    if columns is not None:
+        return _page(decoder.decode(columns.frame), _table_of_columns(columns, stream, shard_id))
+    answer = decoder.decode(body)
+    records = answer.records
+    table = records_table(
+        stream,
+        shard_id,
+        sequence_numbers=[r.sequence_number for r in records],
+        partition_keys=[r.partition_key for r in records],
+        data=[r.data for r in records],
+        arrival_micros=micros_of(
+            np.fromiter(
+                (r.approximate_arrival_timestamp for r in records), np.float64, len(records)
+            )
+        ),
+        encryption_types=[r.encryption_type for r in records],
+    )
+    return _page(answer, table)
+
+
+def _table_of_columns(columns: Columns, stream: str, shard_id: str) -> pa.Table:
+    micros, encryption = columns.arrival_micros, columns.encryption_types
+    rows = len(columns.data)
+    return _table(
+        stream,
+        shard_id,
+        columns.sequence_numbers,
+        columns.partition_keys,
+        columns.data,
+        np.zeros(rows, np.int64) if micros is None else micros,
+        pa.nulls(rows, pa.string()) if encryption is None else encryption,
+    )
+
+
+def _page(answer: _Answer, table: pa.Table) -> RecordsPage:
+    children = tuple(
+        ChildShard(
+            c.shard_id,
+            tuple(c.parent_shards),
+            HashKeyRange(
+                int(c.hash_key_range.starting_hash_key), int(c.hash_key_range.ending_hash_key)
+            ),
+        )
+        for c in answer.child_shards or ()
+    )
+    following = (
+        answer.continuation_sequence_number
+        if isinstance(answer, _Event)
+        else answer.next_shard_iterator
+    )
+    return RecordsPage(
+        table, following or None, answer.millis_behind_latest, children, payload_bytes(table)
+    )
+
+
+def records_table(
+    stream: str,
+    shard_id: str,
+    *,
+    sequence_numbers: Sequence[str],
+    partition_keys: Sequence[str],
+    data: Sequence[bytes],
+    arrival_micros: npt.NDArray[np.int64],
+    encryption_types: Sequence[str | None],
+) -> pa.Table:
+    """Columns of equal length as a table of `RECORD_SCHEMA`: plain records, sub-sequence number 0,
+    no explicit hash key.
+
+    Raises `ValueError` when a sequence number is not decimal.
+    """
+    numbers, keys, encryption = (
+        pa.array(texts, pa.string())
+        for texts in (sequence_numbers, partition_keys, encryption_types)
+    )
+    return _table(
+        stream, shard_id, numbers, keys, pa.array(data, pa.binary()), arrival_micros, encryption
+    )
+
+
+def _table(
+    stream: str,
+    shard_id: str,
+    numbers: pa.Array,
+    partition_keys: pa.Array,
+    data: pa.Array,
+    arrival_micros: npt.NDArray[np.int64],
+    encryption_types: pa.Array,
+) -> pa.Table:
+    rows = len(numbers)
+    if not _all_decimal(numbers):
+        raise ValueError("a sequence number is not a decimal number")
+    return pa.Table.from_arrays(
+        [
+            repeated(stream, rows),
+            repeated(shard_id, rows),
+            numbers,
+            pa.array(np.zeros(rows, np.int64)),
+            partition_keys,
+            pa.nulls(rows, pa.string()),
+            data,
+            pa.array(arrival_micros, pa.timestamp("us", tz="UTC")),
+            encryption_types,
+        ],
+        schema=RECORD_SCHEMA,
+    )
+
+
+def repeated(text: str, rows: int) -> pa.Array:
+    """A string column with one value in every row."""
+    value = text.encode()
+    offsets = np.arange(rows + 1, dtype=np.int64) * len(value)
+    return pa.StringArray.from_buffers(
+        rows, pa.py_buffer(offsets.astype(np.int32)), pa.py_buffer(value * rows)
+    )
+
+
+def _all_decimal(texts: pa.Array) -> bool:
+    """Whether every string of a new array is a sequence number: ASCII digits, not too many."""
+    if len(texts) == 0:
+        return True
+    _, offsets, characters = texts.buffers()
+    lengths = np.diff(np.frombuffer(offsets, np.int32, len(texts) + 1))
+    digits = np.frombuffer(characters, np.uint8, int(lengths.sum())) - np.uint8(ord("0"))
+    return bool(
+        # the highest digit
+        lengths.min() > 0 and lengths.max() <= MAX_SEQUENCE_NUMBER_DIGITS and digits.max() <= 9  # noqa: PLR2004
+    )
+
+
+def payload_bytes(records: pa.Table) -> int:
+    """Bytes of data and partition keys, as Kinesis counts them."""
+    return sum(
+        _value_bytes(chunk)
+        for name in ("data", "partition_key")
+        for chunk in records.column(name).chunks
+    )
+
+
+def _value_bytes(array: pa.Array) -> int:
+    if len(array) == 0:
+        return 0
+    offsets = np.frombuffer(array.buffers()[1], np.int32)
+    return int(offsets[array.offset + len(array)]) - int(offsets[array.offset])
+
+
+def _load_cbor(body: bytes) -> Any:
+    """Times come as tag 1 around integer milliseconds, which the library's own rule (seconds) would
+    refuse: the tag is looked through.
+    """
+    return cbor2.loads(body, semantic_decoders={_EPOCH_TIME_TAG: lambda value, *_: value})
+
+
+def _from_cbor(body: bytes, stream: str, shard_id: str) -> RecordsPage:
+    columns = cbor_columns_of(body)
+    answer = _load_cbor(body if columns is None else columns.frame)
+    if not isinstance(answer, dict):
+        raise TypeError("the body is not a map")
+    records = answer["Records"]
+    if columns is not None and records == []:
+        return _page(_rest(answer), _table_of_columns(columns, stream, shard_id))
+    data = [r["Data"] for r in records]
+    if set(map(type, data)) - {bytes}:
+        raise TypeError("a record's data is not a byte string")
+    micros = np.fromiter(
+        (_cbor_micros(r.get("ApproximateArrivalTimestamp", 0)) for r in records),
+        np.int64,
+        len(records),
+    )
+    table = records_table(
+        stream,
+        shard_id,
+        sequence_numbers=[r["SequenceNumber"] for r in records],
+        partition_keys=[r["PartitionKey"] for r in records],
+        data=data,
+        arrival_micros=micros,
+        encryption_types=[r.get("EncryptionType") for r in records],
+    )
+    return _page(_rest(answer), table)
+
+
+def _rest(answer: dict[str, Any]) -> _Answer:
+    return msgspec.convert({**answer, "Records": []}, _Answer)
+
+
+def _cbor_micros(value: Any) -> int:
+    if isinstance(value, datetime):
+        value = value.timestamp()
+    if isinstance(value, float):
+        return int(micros_of(np.array([value]))[0])
+    if not isinstance(value, int):
+        raise TypeError(f"an arrival time is {type(value).__name__}")
+    if not MIN_ARRIVAL_SECONDS * 1000 <= value <= MAX_ARRIVAL_SECONDS * 1000:
+        raise ValueError("an arrival time is out of range")
+    return value * 1000

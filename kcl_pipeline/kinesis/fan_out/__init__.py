@@ -1,0 +1,1 @@
+"""Enhanced fan-out: records pushed by Kinesis (protocol §10.4)."""

@@ -1,0 +1,179 @@
+"""Enhanced fan-out by boto3, over its HTTP/1.1 event stream.
+
+Event payloads are decoded as GetRecords bodies are, not by botocore's parser.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from botocore.eventstream import ParserError
+from botocore.exceptions import BotoCoreError, ClientError
+from urllib3.exceptions import HTTPError
+
+from kcl_pipeline.clock import Clock
+from kcl_pipeline.errors import AwsError, InvalidRequestError, ThrottledError, UnavailableError
+from kcl_pipeline.kinesis.aws_errors import from_client_error, kinesis_errors
+from kcl_pipeline.kinesis.client import IteratorType, RecordsPage
+from kcl_pipeline.kinesis.decode.bodies import decode_event
+from kcl_pipeline.kinesis.fan_out.subscription import Consumer, EventStream, Subscription
+from kcl_pipeline.shards import StreamId
+
+if TYPE_CHECKING:
+    from mypy_boto3_kinesis import KinesisClient as BotoKinesisClient
+
+_OPERATION: Final = "SubscribeToShard"
+_IN_USE: Final = "ResourceInUseException"
+_NOT_FOUND: Final = "ResourceNotFoundException"
+_EVENT: Final = "SubscribeToShardEvent"
+
+
+class BotoFanOut:
+    """The `FanOutClient` over a boto3 client; may be used by many threads. Its read time-out ends a
+    subscription that has nothing to say for so long.
+
+    `events` makes an `EventStream` of botocore's, a stream's name and a shard's id.
+    """
+
+    def __init__(
+        self,
+        client: BotoKinesisClient,
+        events: Callable[[Any, str, str], EventStream] | None = None,
+    ) -> None:
+        self._client = client
+        self._events = events or BotoEventStream
+
+    def describe_consumer(self, stream: StreamId, name: str) -> Consumer | None:
+        """See `FanOutClient`. A stream that does not exist has no consumers, either."""
+        try:
+            with kinesis_errors("DescribeStreamConsumer", f"consumer {name} of {stream.name}"):
+                found = self._client.describe_stream_consumer(
+                    StreamARN=_arn(stream), ConsumerName=name
+                )["ConsumerDescription"]
+        except AwsError as error:
+            if error.code == _NOT_FOUND:
+                return None
+            raise
+        return Consumer(found["ConsumerARN"], found["ConsumerStatus"] == "ACTIVE")
+
+    def register_consumer(self, stream: StreamId, name: str) -> None:
+        """See `FanOutClient`."""
+        try:
+            with kinesis_errors("RegisterStreamConsumer", f"consumer {name} of {stream.name}"):
+                self._client.register_stream_consumer(StreamARN=_arn(stream), ConsumerName=name)
+        except AwsError as error:
+            if error.code != _IN_USE:
+                raise
+
+    def subscribe(
+        self,
+        consumer_arn: str,
+        stream: StreamId,
+        shard_id: str,
+        kind: IteratorType,
+        *,
+        sequence_number: str | None = None,
+        timestamp: datetime | None = None,
+    ) -> EventStream:
+        """See `FanOutClient`."""
+        position: dict[str, Any] = {"Type": kind}
+        if sequence_number is not None:
+            position["SequenceNumber"] = sequence_number
+        if timestamp is not None:
+            position["Timestamp"] = timestamp
+        about = f"{shard_id} of {stream.name}"
+        with subscription_errors(about):
+            answer: Any = self._client.subscribe_to_shard(
+                ConsumerARN=consumer_arn, ShardId=shard_id, StartingPosition=cast("Any", position)
+            )
+        return self._events(answer["EventStream"], stream.name, shard_id)
+
+
+class BotoEventStream:
+    """One subscription's event stream."""
+
+    def __init__(self, events: Any, stream_name: str, shard_id: str) -> None:
+        # botocore has no public way to an event's bytes; its parser makes one dict per record,
+        # which costs ten times as much.
+        self._messages: Iterator[Any] = events._event_generator  # noqa: SLF001
+        self._raw: Any = events._raw_stream  # noqa: SLF001
+        self._stream_name = stream_name
+        self._shard_id = shard_id
+
+    def subscription(self, clock: Clock) -> Subscription:
+        """See `EventStream`: a thread that waits on the wire."""
+        return Subscription(self, clock)
+
+    def pages(self) -> Iterator[RecordsPage]:
+        """See `PulledEvents`."""
+        try:
+            with subscription_errors(f"{self._shard_id} of {self._stream_name}"):
+                for message in self._messages:
+                    page = page_of(message, self._stream_name, self._shard_id)
+                    if page is not None:
+                        yield page
+        finally:
+            self._raw.close()
+
+    def close(self) -> None:
+        """See `PulledEvents`. The socket is shut down, which wakes the thread that reads from it;
+        that thread then closes it.
+        """
+        with suppress(
+            AttributeError, ValueError, RuntimeError, OSError
+        ):  # closed already; or an older urllib3, where the thread ends by the read time-out
+            self._raw.shutdown()
+
+
+def page_of(message: Any, stream_name: str, shard_id: str) -> RecordsPage | None:
+    """An event's records; None for a message that is no event of records.
+
+    Raises `ClientError` for an error inside the stream.
+    """
+    if message.headers.get(":message-type") in ("exception", "error"):
+        raise _refusal(message)
+    if message.headers.get(":event-type") != _EVENT:
+        return None
+    return decode_event(
+        message.payload, str(message.headers.get(":content-type", "")), stream_name, shard_id
+    )
+
+
+def _refusal(message: Any) -> ClientError:
+    """An error inside the stream, in botocore's own form."""
+    code = message.headers.get(":exception-type") or message.headers.get(":error-code") or "Unknown"
+    text = message.headers.get(":error-message") or message.payload.decode("utf-8", "replace")
+    return ClientError({"Error": {"Code": str(code), "Message": str(text)}}, _OPERATION)
+
+
+@contextmanager
+def subscription_errors(about: str) -> Iterator[None]:
+    """As `kinesis_errors`, and what can happen to a stream under way.
+
+    Someone else's subscription makes this one wait, as throttling does.
+    """
+    try:
+        yield
+    except ClientError as error:
+        ours = from_client_error(error, _OPERATION, about)
+        if isinstance(ours, InvalidRequestError) and ours.code == _IN_USE:
+            raise ThrottledError(str(ours), code=ours.code, operation=_OPERATION) from error
+        raise ours from error
+    except (HTTPError, BotoCoreError, ParserError, OSError) as error:
+        raise UnavailableError(
+            f"{_OPERATION} on {about} broke off: {error}",
+            code=type(error).__name__,
+            operation=_OPERATION,
+        ) from error
+
+
+def _arn(stream: StreamId) -> str:
+    if stream.arn is None:
+        raise InvalidRequestError(
+            f"stream {stream.name} has no ARN, which fan-out needs; write its ARN in `streams`",
+            operation="DescribeStreamConsumer",
+        )
+    return stream.arn

@@ -1,0 +1,204 @@
+"""Enhanced fan-out over HTTP/2, the extra `http2`: many subscriptions share few connections, and
+none has a thread of its own.
+
+botocore makes, signs and judges the request; only the sending is ours, by its `before-send` event.
+An event is decoded by its receiver, so what a subscription holds is what has come over the
+wire: one message and one window (`records.http2`).
+"""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from botocore.awsrequest import AWSPreparedRequest, AWSResponse
+from botocore.eventstream import EventStreamBuffer
+from botocore.httpsession import get_cert_path
+
+from kcl_pipeline.clock import Clock
+from kcl_pipeline.errors import SettingsError, UnavailableError
+from kcl_pipeline.kinesis.client import RecordsPage
+from kcl_pipeline.kinesis.fan_out.boto import BotoFanOut, page_of, subscription_errors
+from kcl_pipeline.kinesis.fan_out.subscription import Spawn
+
+try:
+    from kcl_pipeline.kinesis.fan_out.http2_connections import Http2Connections
+    from kcl_pipeline.kinesis.fan_out.http2_exchange import Exchange
+except ModuleNotFoundError as missing:
+    raise SettingsError(
+        "retrieval.fan_out_http='2' needs the extra: pip install 'kcl-pipeline[http2]', or "
+        "write '1.1'"
+    ) from missing
+
+if TYPE_CHECKING:
+    from botocore.compat import HTTPHeaders
+    from mypy_boto3_kinesis import KinesisClient as BotoKinesisClient
+
+_HTTP_ERROR: Final = 300
+
+
+class Http2FanOut(BotoFanOut):
+    """The `FanOutClient` whose subscriptions go over HTTP/2; everything else goes as ever. `client`
+    is not to be used for subscriptions by others.
+
+    Proxies are not used. `close` ends all subscriptions.
+    """
+
+    def __init__(self, client: BotoKinesisClient) -> None:
+        super().__init__(client, Http2Events)
+        # The stubs of botocore know neither the options of a Config nor that the return value of a
+        # before-send handler replaces the response.
+        config: Any = client.meta.config
+        events: Any = client.meta.events
+        self._timeout_seconds = float(config.read_timeout)
+        self.connections = Http2Connections(
+            float(config.connect_timeout), lambda: tls_context(client)
+        )
+        events.register(
+            "before-send.kinesis.SubscribeToShard", self._send, unique_id="kcl-pipeline-http2"
+        )
+
+    def close(self) -> None:
+        """End all subscriptions and connections."""
+        self.connections.close()
+
+    def _send(self, request: AWSPreparedRequest, **_: object) -> AWSResponse:
+        body: Any = request.body or b""
+        exchange = self.connections.request(
+            request.method, request.url, dict(request.headers.items()), body
+        )
+        try:
+            status, headers = exchange.head(self._timeout_seconds)
+        except BaseException:
+            exchange.close()
+            raise
+        return AWSResponse(
+            request.url,
+            status,
+            cast("HTTPHeaders", headers),
+            _Body(exchange, self._timeout_seconds, framed=status < _HTTP_ERROR),
+        )
+
+
+def tls_context(client: BotoKinesisClient) -> ssl.SSLContext:
+    """What the client's own connections are checked with: its bundle of certificates, or none at
+    all where it was told so.
+    """
+    verify: Any = getattr(
+        getattr(getattr(client, "_endpoint", None), "http_session", None), "_verify", True
+    )
+    context = ssl.create_default_context(cafile=get_cert_path(verify))
+    if not verify:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    return context
+
+
+class _Body:
+    """An answer's body in the form that botocore reads."""
+
+    def __init__(self, exchange: Exchange, timeout_seconds: float, *, framed: bool) -> None:
+        self.exchange = exchange
+        self._timeout_seconds = timeout_seconds
+        self._framed = framed
+
+    def stream(self) -> Iterator[bytes]:
+        if self._framed:
+            yield from self.exchange.messages(self._timeout_seconds)
+        else:
+            yield self.exchange.whole_body(self._timeout_seconds)
+
+    def close(self) -> None:
+        self.exchange.close()
+
+
+class Http2Events:
+    """A subscription over HTTP/2 that has begun: botocore has taken its first message, the rest is
+    ours.
+    """
+
+    def __init__(self, events: Any, stream_name: str, shard_id: str) -> None:
+        # the body that `Http2FanOut` gave to botocore
+        self._exchange: Exchange = events._raw_stream.exchange  # noqa: SLF001
+        self._stream_name = stream_name
+        self._shard_id = shard_id
+
+    def subscription(self, clock: Clock) -> Http2Subscription:
+        """See `EventStream`."""
+        return Http2Subscription(self._exchange, self._stream_name, self._shard_id, clock)
+
+
+class Http2Subscription:
+    """A `Subscribed` without a thread: `take` decodes what has come, in the thread that takes."""
+
+    def __init__(self, exchange: Exchange, stream_name: str, shard_id: str, clock: Clock) -> None:
+        self._exchange = exchange
+        self._stream_name = stream_name
+        self._shard_id = shard_id
+        self._clock = clock
+        self._parser = EventStreamBuffer()
+        self._closed = False
+        self._heard_bytes = 0
+        self._heard_at = clock.monotonic()
+        self.is_over = False
+        self.error: Exception | None = None
+        self.received = 0
+
+    def start(self, _name: str, _spawn: Spawn) -> None:
+        """See `Subscribed`: it has begun already."""
+
+    def take(self) -> RecordsPage | None:
+        """See `Subscribed`. One thread at a time."""
+        if self._closed or self.is_over:
+            return None
+        try:
+            with subscription_errors(f"{self._shard_id} of {self._stream_name}"):
+                page = self._next_page()
+        except Exception as error:  # noqa: BLE001 (it is raised again by who asks why it is over)
+            self._end(error)
+            return None
+        heard = self._exchange.heard_bytes
+        if page is not None or heard != self._heard_bytes:
+            self._heard_bytes, self._heard_at = heard, self._clock.monotonic()
+        if page is not None:
+            self.received += 1
+            if page.next_iterator is None:
+                self._end(None)
+        return page
+
+    def silent_seconds(self) -> float:
+        """See `Subscribed`: since `take` last saw something new."""
+        return 0.0 if self.is_over else self._clock.monotonic() - self._heard_at
+
+    def close(self) -> None:
+        """See `Subscribed`."""
+        self._closed = True
+        self._exchange.close()
+
+    def _next_page(self) -> RecordsPage | None:
+        while True:
+            over = self._exchange.is_over
+            raw = self._exchange.message()
+            if raw is None:
+                if over:
+                    self._end(None)
+                    if (error := self._exchange.error) is not None:
+                        raise error
+                return None
+            self._parser.add_data(raw)
+            message = next(self._parser, None)
+            if message is None:
+                why = f"an event of {self._shard_id} of {self._stream_name} is cut short"
+                raise self._exchange.error or UnavailableError(
+                    why, code="BrokenEvent", operation="SubscribeToShard"
+                )
+            page = page_of(message, self._stream_name, self._shard_id)
+            if page is not None:
+                return page
+
+    def _end(self, error: Exception | None) -> None:
+        if self._closed:
+            error = None
+        self.error, self.is_over = error, True
+        self._exchange.close()

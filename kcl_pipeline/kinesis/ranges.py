@@ -1,0 +1,315 @@
+"""Reading parts of many shards in a process that keeps nothing: what a task on an executor does
+(docs/cluster.md).
+
+A `ShardFetch` goes out, a `FetchedShard` comes back and says where the next one begins. What was
+read is the range between its two positions, and `RangeReader.read_exactly` gives the same rows
+again, wherever it runs.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from typing import Final, Protocol
+
+import numpy as np
+import pyarrow as pa
+
+from kcl_pipeline.batch import Written
+from kcl_pipeline.clock import Clock
+from kcl_pipeline.config import RetrievalSettings
+from kcl_pipeline.errors import (
+    AwsError,
+    InvalidRequestError,
+    NotFoundError,
+    ThrottledError,
+    UnavailableError,
+)
+from kcl_pipeline.events import AggregatesRejected
+from kcl_pipeline.kinesis.client import NO_RECORDS, KinesisClient
+from kcl_pipeline.kinesis.pacing import MIN_CALL_SECONDS
+from kcl_pipeline.kinesis.reader import Resume, ShardReader
+from kcl_pipeline.position import Position
+from kcl_pipeline.shards import ChildShard, HashKeyRange, StreamId
+
+MAX_CALLS: Final = 20
+"""Of one shard in one fetch: a shard whose pages are empty for long must not hold up the others."""
+
+EXACTLY_SECONDS: Final = 120.0
+ARRIVAL_SAMPLES: Final = 64
+
+
+@dataclass(frozen=True, slots=True)
+class ShardFetch:
+    """Read a shard after `after` (exclusive), up to its tip or until one of the limits is reached;
+    the last answer may exceed `max_bytes`.
+    """
+
+    lease_key: str
+    stream: StreamId
+    shard_id: str
+    after: Position
+    hash_key_range: HashKeyRange | None
+    max_records: int
+    max_bytes: int
+    resume: Resume = field(default_factory=Resume)
+
+
+@dataclass(frozen=True, slots=True)
+class FetchedShard:
+    """What a `ShardFetch` brought: the range, how many records and payload bytes are in it, and
+    what the next fetch needs.
+
+    `shard_end`: the shard ends here, with these children. `read_bytes` is what the answers weighed,
+    `arrival_micros` a sample of arrival times. `error`: reading stopped because of it; the other
+    fields describe what was read up to there. `rejected`: what was wrong with aggregates.
+    `not_found`: the service does not know the stream, the shard or the position. `lost` is set by
+    the driver once it has proven that the shard is gone (see `records.kinesis.Chunk`).
+    """
+
+    lease_key: str
+    after: Position
+    through: Position
+    records: int = 0
+    bytes: int = 0
+    read_bytes: int = 0
+    at_tip: bool = False
+    millis_behind_latest: int | None = None
+    shard_end: tuple[ChildShard, ...] | None = None
+    resume: Resume = field(default_factory=Resume)
+    arrival_micros: tuple[int, ...] = ()
+    error: str | None = None
+    throttled: bool = False
+    not_found: bool = False
+    lost: bool = False
+    rejected: AggregatesRejected | None = None
+
+    @property
+    def record_count(self) -> int:
+        """How many records it has."""
+        return self.records
+
+
+@dataclass(frozen=True, slots=True)
+class RangesWritten:
+    """What became of the fetches of one batch. A shard that could not be read at all is missing or
+    has an error, and its range is empty.
+
+    `written` has the files of all ranges. None: the transform failed, as `failure` says; the ranges
+    stand, their rows are in no file.
+    """
+
+    shards: tuple[FetchedShard, ...]
+    written: Written | None
+    failure: str | None = None
+
+
+class RangeJobs(Protocol):
+    """Fetches, transforms and writes elsewhere; only positions, counts and file names come back."""
+
+    def run(self, batch_id: str, fetches: Sequence[ShardFetch]) -> RangesWritten:
+        """One batch. Raises `errors.SinkError` when the job itself failed: nothing is known then,
+        and every fetch can be repeated.
+        """
+        ...
+
+    def close(self) -> None:
+        """Nothing will be run any more."""
+        ...
+
+
+class RangeReader:
+    """Reads ranges with one client. Used by one thread at a time."""
+
+    def __init__(
+        self,
+        kinesis: KinesisClient,
+        settings: RetrievalSettings,
+        initial_timestamp: datetime | None,
+        clock: Clock,
+    ) -> None:
+        self._kinesis = kinesis
+        self._settings = settings
+        self._initial_timestamp = initial_timestamp
+        self._clock = clock
+
+    def fetch(
+        self, fetches: Sequence[ShardFetch], seconds: float
+    ) -> list[tuple[FetchedShard, pa.Table]]:
+        """Read all shards in turn, for about `seconds` at most; every shard is asked once at
+        least. Errors are reported per shard, never raised.
+        """
+        readings = [
+            _Reading(
+                fetch,
+                self._reader(fetch, min(self._settings.max_records, fetch.max_records)),
+                self._clock,
+            )
+            for fetch in fetches
+        ]
+        deadline = self._clock.monotonic() + seconds
+        while open_ones := [reading for reading in readings if not reading.done]:
+            nearest = min(open_ones, key=lambda reading: reading.due)
+            now = self._clock.monotonic()
+            if now >= deadline and nearest.calls:
+                break
+            if nearest.due > now:
+                self._clock.sleep(nearest.due - now)
+            nearest.step()
+        return [reading.result() for reading in readings]
+
+    def opened(self, fetch: ShardFetch) -> ShardFetch:
+        """The fetch with an iterator, so that it begins at the same record however often it is
+        done. Raises what GetShardIterator does.
+        """
+        reader = self._reader(fetch, self._settings.max_records)
+        reader.open()
+        return replace(fetch, resume=reader.resume)
+
+    def read_exactly(self, fetch: ShardFetch, through: Position, records: int) -> pa.Table:
+        """The rows after `fetch.after` through `through` (inclusive). Throttling and errors that
+        pass are waited for.
+
+        Raises `UnavailableError` when they last, or when there are not `records` rows (any more),
+        and what else the service refuses.
+        """
+        reader = self._reader(fetch, self._settings.max_records)
+        tables: list[pa.Table] = [NO_RECORDS]
+        deadline = self._clock.monotonic() + EXACTLY_SECONDS
+        while reader.position < through:
+            try:
+                chunk = reader.read()
+            except (ThrottledError, UnavailableError):
+                if self._clock.monotonic() >= deadline:
+                    raise
+                self._clock.sleep(1.0)
+                continue
+            if chunk is not None:
+                tables.append(rows_through(chunk.records, through))
+            elif reader.ended or self._clock.monotonic() >= deadline:
+                break
+            else:
+                self._clock.sleep(MIN_CALL_SECONDS)
+        rows = pa.concat_tables(tables)
+        if rows.num_rows != records:
+            what = (
+                f"{fetch.lease_key} after {fetch.after} through {through} has "
+                f"{rows.num_rows} records, not the {records} that were read before"
+            )
+            raise UnavailableError(what, code="RangeChanged", operation="GetRecords")
+        return rows
+
+    def _reader(self, fetch: ShardFetch, max_records: int) -> ShardReader:
+        return ShardReader(
+            self._kinesis,
+            fetch.stream,
+            fetch.lease_key,
+            fetch.shard_id,
+            fetch.after,
+            fetch.hash_key_range,
+            self._settings.model_copy(update={"max_records": max_records}),
+            self._clock,
+            initial_timestamp=self._initial_timestamp,
+            resume=fetch.resume,
+        )
+
+
+class _Reading:
+    """One shard of a fetch, page by page."""
+
+    def __init__(self, fetch: ShardFetch, reader: ShardReader, clock: Clock) -> None:
+        self._fetch = fetch
+        self._reader = reader
+        self._clock = clock
+        self._tables: list[pa.Table] = []
+        self._records = self._bytes = self._read_bytes = 0
+        self._at_tip = False
+        self._end: tuple[ChildShard, ...] | None = None
+        self._error: AwsError | None = None
+        self._rejected: AggregatesRejected | None = None
+        self.calls = 0
+        self.due = clock.monotonic()
+        self.done = False
+
+    def step(self) -> None:
+        self.due = self._clock.monotonic() + MIN_CALL_SECONDS
+        self.calls += 1
+        try:
+            chunk = self._reader.read()
+        except AwsError as error:
+            self._error, self.done = error, True
+            return
+        self._read_bytes += self._reader.last_bytes
+        if chunk is not None:
+            self._tables.append(chunk.records)
+            self._records += chunk.records.num_rows
+            self._bytes += chunk.bytes
+            self._end = chunk.shard_end
+            self._rejected = both(self._rejected, chunk.rejected)
+        behind = self._reader.millis_behind_latest
+        self._at_tip = behind == 0 or (behind is None and chunk is None)
+        full = self._records >= self._fetch.max_records or self._bytes >= self._fetch.max_bytes
+        self.done = full or self._at_tip or self._reader.ended or self.calls >= MAX_CALLS
+
+    def result(self) -> tuple[FetchedShard, pa.Table]:
+        rows = pa.concat_tables(self._tables) if self._tables else NO_RECORDS
+        fetched = FetchedShard(
+            lease_key=self._fetch.lease_key,
+            after=self._fetch.after,
+            through=self._reader.position,
+            records=self._records,
+            bytes=self._bytes,
+            read_bytes=self._read_bytes,
+            at_tip=self._at_tip,
+            millis_behind_latest=self._reader.millis_behind_latest,
+            shard_end=self._end,
+            resume=self._reader.resume,
+            arrival_micros=sampled_arrivals(rows),
+            error=None if self._error is None else f"{type(self._error).__name__}: {self._error}",
+            throttled=isinstance(self._error, ThrottledError),
+            not_found=isinstance(self._error, (NotFoundError, InvalidRequestError)),
+            rejected=self._rejected,
+        )
+        return fetched, rows
+
+
+def both(
+    first: AggregatesRejected | None, second: AggregatesRejected | None
+) -> AggregatesRejected | None:
+    """Return what two reads of a shard rejected, in one event."""
+    if first is None or second is None:
+        return first or second
+    return replace(
+        first,
+        over_limit=first.over_limit + second.over_limit,
+        misplaced=first.misplaced + second.misplaced,
+        unknown_keys=first.unknown_keys + second.unknown_keys,
+    )
+
+
+def rows_through(records: pa.Table, position: Position) -> pa.Table:
+    """The rows up to `position` (inclusive) of a table in shard order."""
+    numbers, subs = records.column("sequence_number"), records.column("sub_sequence_number")
+    rows = bisect_right(
+        range(records.num_rows),
+        position,
+        key=lambda row: Position(numbers[row].as_py(), subs[row].as_py()),
+    )
+    return records.slice(0, rows)
+
+
+def sampled_arrivals(records: pa.Table, samples: int = ARRIVAL_SAMPLES) -> tuple[int, ...]:
+    """Arrival times in epoch microseconds of up to about `samples` records, spread evenly over the
+    table.
+    """
+    if records.num_rows == 0:
+        return ()
+    arrivals = records["approximate_arrival_timestamp"]
+    step = max(records.num_rows // samples, 1)
+    if step > 1:
+        arrivals = arrivals.take(pa.array(np.arange(0, records.num_rows, step)))
+    return tuple(
+        micros for chunk in arrivals.chunks for micros in chunk.view(pa.int64()).to_pylist()
+    )

@@ -1,0 +1,133 @@
+"""Which way each shard is read: polled, or subscribed to (`RetrievalSettings.retrieval_mode`).
+
+*polling*: GetRecords, always. *fan_out*: SubscribeToShard, always; a worker that cannot have a
+consumer does not start. *auto*: fan-out for a shard that is begun while the worker holds at most
+`fan_out_max_shards` leases, if a consumer could be had for every stream when the worker started;
+else polling. A shard keeps its way until its reader is made anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime
+
+from kcl_pipeline.clock import Clock
+from kcl_pipeline.config import ConsumerSettings
+from kcl_pipeline.errors import AwsError, SettingsError
+from kcl_pipeline.events import AwsTrouble, EventSink
+from kcl_pipeline.kinesis.client import KinesisClient
+from kcl_pipeline.kinesis.fan_out.consumers import Consumers
+from kcl_pipeline.kinesis.fan_out.source import FanOutReader, SubscribedShard
+from kcl_pipeline.kinesis.fan_out.subscription import FanOutClient, Spawn
+from kcl_pipeline.kinesis.reader import ShardReader
+from kcl_pipeline.kinesis.witness import StreamWitness
+from kcl_pipeline.position import Position
+from kcl_pipeline.shards import HashKeyRange, StreamId
+
+
+class Retrieval:
+    """Makes the reader of each shard. `fan_out` None: this Kinesis cannot push.
+
+    `spawn` starts a subscription's thread.
+    """
+
+    def __init__(
+        self,
+        settings: ConsumerSettings,
+        kinesis: KinesisClient,
+        fan_out: FanOutClient | None,
+        clock: Clock,
+        events: EventSink,
+        spawn: Spawn,
+    ) -> None:
+        self._settings = settings.retrieval
+        self._initial_timestamp: datetime | None = settings.shard_sync.initial_timestamp
+        self._kinesis = kinesis
+        self._fan_out = fan_out
+        self._clock = clock
+        self._events = events
+        self._spawn = spawn
+        self._consumers: Consumers | None = None
+        if fan_out is not None:
+            self._consumers = Consumers(
+                fan_out,
+                self._settings.consumer_name or settings.application_name,
+                self._settings.consumer_arns,
+                clock,
+            )
+        self._registered = False
+        self.witness = StreamWitness(kinesis, clock)
+
+    def prepare(self, streams: Iterable[StreamId]) -> None:
+        """Find or register the consumers, if the mode asks for them; may take some seconds.
+
+        With fan_out raises `SettingsError` when there is no such client, and what a refused call
+        means; with auto it is reported and polling is used.
+        """
+        if self._settings.retrieval_mode == "polling":
+            return
+        if self._consumers is None:
+            if self._settings.retrieval_mode == "fan_out":
+                raise SettingsError(
+                    "retrieval_mode='fan_out', but this Kinesis client cannot subscribe; "
+                    "write retrieval_mode='polling'"
+                )
+            return
+        try:
+            for stream in streams:
+                self._consumers.arn(stream)
+            self._registered = True
+        except AwsError as error:
+            if self._settings.retrieval_mode == "fan_out":
+                raise
+            self._events(
+                AwsTrouble("registration of the fan-out consumer; shards are polled", str(error))
+            )
+
+    def subscribes(self, held_leases: int) -> bool:
+        """Whether a shard that is begun now, with so many leases held, is subscribed to."""
+        return self._registered and (
+            self._settings.retrieval_mode == "fan_out"
+            or held_leases <= self._settings.fan_out_max_shards
+        )
+
+    def reader(
+        self,
+        stream: StreamId,
+        lease_key: str,
+        shard_id: str,
+        position: Position,
+        hash_key_range: HashKeyRange | None,
+        *,
+        held_leases: int,
+    ) -> ShardReader:
+        """A reader after `position` (exclusive). See `ShardReader` for what it raises."""
+        settings, clock, timestamp = self._settings, self._clock, self._initial_timestamp
+        if self._fan_out is None or self._consumers is None or not self.subscribes(held_leases):
+            return ShardReader(
+                self._kinesis,
+                stream,
+                lease_key,
+                shard_id,
+                position,
+                hash_key_range,
+                settings,
+                clock,
+                initial_timestamp=timestamp,
+                witness=self.witness,
+            )
+        shard = SubscribedShard(
+            self._kinesis, self._fan_out, self._consumers, settings, clock, self._spawn, lease_key
+        )
+        return FanOutReader(
+            shard,
+            stream,
+            lease_key,
+            shard_id,
+            position,
+            hash_key_range,
+            settings,
+            clock,
+            initial_timestamp=timestamp,
+            witness=self.witness,
+        )

@@ -1,0 +1,118 @@
+"""Evidence that a stream is still the one that the leases belong to, and that a shard is gone.
+
+A single-stream lease key is only a shard id, so a wrong or re-created stream has shards of the same
+names. Two facts are therefore never taken from one answer alone: that a shard has ended, and that a
+shard does not exist any more. `StreamWitness` asks the service for the creation time of the stream.
+Creation times only grow, so an answer that is given *after* the one in question and names the
+stream that was resolved at the start covers everything in between.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from kcl_pipeline.clock import Clock
+from kcl_pipeline.errors import NotFoundError, StreamReplacedError
+from kcl_pipeline.kinesis.client import KinesisClient
+from kcl_pipeline.planning.shard_sync import successors
+from kcl_pipeline.shards import ChildShard, HashKeyRange, Shard, StreamId
+
+REFUSAL_KEPT_SECONDS: Final = 5.0
+"""All shards of a stream that is gone share one answer for this long; DescribeStreamSummary is
+limited to 20 calls a second for a whole account."""
+
+
+_Key = tuple[str, int | None]
+"""A stream and its creation time, which `StreamId` does not compare."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Refusal:
+    at: float
+    error: NotFoundError | StreamReplacedError
+
+
+class StreamWitness:
+    """Proves ends and losses of shards. Any thread; one call per stream at a time."""
+
+    def __init__(self, kinesis: KinesisClient, clock: Clock) -> None:
+        self._kinesis = kinesis
+        self._clock = clock
+        self._lock = clock.lock()
+        self._confirmed: dict[_Key, float] = {}
+        self._refused: dict[_Key, _Refusal] = {}
+        self._listings: dict[_Key, tuple[float, tuple[Shard, ...]]] = {}
+
+    def confirm(self, stream: StreamId, since: float) -> None:
+        """Return if the stream was the resolved one at `since` (monotonic seconds) or later.
+
+        Raises `StreamReplacedError` when the name belongs to another stream now, `NotFoundError`
+        when it belongs to none, and the other errors of DescribeStreamSummary. A stream whose
+        creation time was not known when it was resolved cannot be compared, and passes.
+        """
+        if stream.created_millis is None:
+            return
+        with self._lock:
+            key = _key(stream)
+            if self._confirmed.get(key, since - 1) >= since:
+                return
+            now = self._clock.monotonic()
+            refused = self._refused.get(key)
+            if refused is not None and now - refused.at < REFUSAL_KEPT_SECONDS:
+                error = refused.error
+                raise type(error)(str(error), code=error.code, operation=error.operation)
+            try:
+                require_same_stream(self._kinesis, stream)
+            except (NotFoundError, StreamReplacedError) as error:
+                self._refused[key] = _Refusal(now, error)
+                raise
+            self._confirmed[key] = now
+
+    def successors_of_gone(
+        self, stream: StreamId, shard_id: str, hash_key_range: HashKeyRange | None
+    ) -> tuple[ChildShard, ...] | None:
+        """The oldest listed shards that follow this one, if the right stream does not list it.
+
+        None when the shard is listed, or when the stream lists no shard at all. Raises what
+        `confirm` and ListShards raise: then nothing is known.
+        """
+        began = self._clock.monotonic()
+        shards = self._listed(stream, began)
+        self.confirm(stream, self._clock.monotonic())
+        if not shards or any(shard.shard_id == shard_id for shard in shards):
+            return None
+        return successors(shards, shard_id, hash_key_range)
+
+    def _listed(self, stream: StreamId, since: float) -> tuple[Shard, ...]:
+        with self._lock:
+            key = _key(stream)
+            known = self._listings.get(key)
+            if known is not None and known[0] >= since:
+                return known[1]
+            now = self._clock.monotonic()
+            shards = self._kinesis.list_shards(stream)
+            self._listings[key] = (now, shards)
+            return shards
+
+
+def _key(stream: StreamId) -> _Key:
+    return stream.arn or stream.name, stream.created_millis
+
+
+def require_same_stream(kinesis: KinesisClient, stream: StreamId) -> None:
+    """Ask once whether the name still belongs to the stream that was resolved.
+
+    Raises `StreamReplacedError`, `NotFoundError`, and what DescribeStreamSummary raises.
+    """
+    if stream.created_millis is None:
+        return
+    found = kinesis.resolve_stream(stream.arn or stream.name, multi_stream=False)
+    if found.created_millis is not None and found.created_millis != stream.created_millis:
+        raise StreamReplacedError(
+            f"the stream {stream.arn or stream.name} was deleted and created again: "
+            f"created at {found.created_millis} ms, the leases belong to the stream created at "
+            f"{stream.created_millis} ms",
+            code="StreamReplaced",
+            operation="DescribeStreamSummary",
+        )

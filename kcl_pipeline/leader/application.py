@@ -1,0 +1,85 @@
+"""The leader's check that its streams are those of the application."""
+
+from __future__ import annotations
+
+from kcl_pipeline.config import ConsumerSettings
+from kcl_pipeline.errors import KclError, OtherApplicationError
+from kcl_pipeline.kinesis.client import KinesisClient
+from kcl_pipeline.leader.phase import Streams
+from kcl_pipeline.leases.application import ApplicationIdentity
+from kcl_pipeline.leases.application_check import ensure_application
+from kcl_pipeline.leases.tables import CoordinatorStateTable, LeaseTable
+from kcl_pipeline.shards import StreamId
+
+
+class ApplicationGuard:
+    """Records the identity of the application, and refuses to lead another one.
+
+    A leader with other streams would create, fill in and delete leases by the wrong shards.
+    """
+
+    def __init__(
+        self,
+        settings: ConsumerSettings,
+        coordinator_table: CoordinatorStateTable,
+        lease_table: LeaseTable,
+        kinesis: KinesisClient,
+        streams: Streams,
+    ) -> None:
+        self._settings = settings
+        self._coordinator_table = coordinator_table
+        self._lease_table = lease_table
+        self._kinesis = kinesis
+        self._streams = streams
+
+    def check(self) -> None:
+        """Compare with the record, and extend it where that is allowed.
+
+        A stream that cannot be resolved now is left out; the phases report it. When none can be
+        resolved, the names are compared. Raises
+        `OtherApplicationError`, and the errors of the tables.
+        """
+        try:
+            self._ensure()
+        except OtherApplicationError:
+            # The streams were resolved when this process started. The record may have been changed
+            # on purpose since, after one of them was created again.
+            self._streams.forget()
+            self._ensure()
+
+    def _ensure(self) -> None:
+        found = self._resolved()
+        if not found:
+            self._compare_names()
+            return
+        wanted = ApplicationIdentity.of(found, is_multi_stream=self._settings.is_multi_stream)
+        ensure_application(
+            self._settings.application_name,
+            self._coordinator_table,
+            self._lease_table,
+            wanted,
+            lambda: self._kinesis.list_shards(found[0]),
+        )
+
+    def _compare_names(self) -> None:
+        """Compare the names with the record, because no stream can be resolved now."""
+        record = self._coordinator_table.read_application()
+        if record is None:
+            return
+        recorded = {stream.name for stream in record.identity.streams}
+        names = {name.rpartition("/")[2] for name in self._settings.streams}
+        if recorded and not recorded & names:
+            raise OtherApplicationError(
+                f"the application {self._settings.application_name!r} reads "
+                f"{sorted(recorded)}, but streams={list(self._settings.streams)}; write these "
+                "streams, or another application_name"
+            )
+
+    def _resolved(self) -> list[StreamId]:
+        found = []
+        for name in self._settings.streams:
+            try:
+                found.append(self._streams.resolve(name))
+            except KclError:
+                continue
+        return found

@@ -1,0 +1,124 @@
+"""Lease rows that were deleted by hand before their shard was read to its end.
+
+The worker of a child restores a deleted parent itself (`worker.parents`). A Java worker does not:
+it starts a child whose parent has no row. So the leader restores the row too, as soon as it sees
+that the row is gone, before the child is assigned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from kcl_pipeline.config import ShardSyncSettings
+from kcl_pipeline.errors import AwsError
+from kcl_pipeline.events import EventSink, LeasesCreated, LossReason, RecordsLost
+from kcl_pipeline.kinesis.client import KinesisClient
+from kcl_pipeline.kinesis.witness import require_same_stream
+from kcl_pipeline.leader.lock import LeaderElection
+from kcl_pipeline.leader.phase import CycleContext, LeadershipCheck, Streams, leases_of
+from kcl_pipeline.leases.lease import Lease
+from kcl_pipeline.leases.tables import LeaseTable
+from kcl_pipeline.planning.shard_sync import has_not_begun, restored_lease
+from kcl_pipeline.shards import StreamId
+
+
+class DeletedRows:
+    """Restores the rows of unfinished leases that a child waits for.
+
+    It remembers the unfinished leases of the last scan. Only a lease that this leader has seen
+    unfinished, in this term, is restored: a child's lease that somebody created late, when all was
+    finished and deleted, brings nothing back.
+    """
+
+    def __init__(
+        self,
+        settings: ShardSyncSettings,
+        table: LeaseTable,
+        kinesis: KinesisClient,
+        events: EventSink,
+        election: LeaderElection,
+        streams: Streams,
+        leadership: LeadershipCheck,
+    ) -> None:
+        self._position = settings.initial_position_in_stream
+        self._table = table
+        self._kinesis = kinesis
+        self._events = events
+        self._election = election
+        self._streams = streams
+        self._leadership = leadership
+        self._term = 0
+        self._unfinished: dict[str, Lease] = {}
+
+    def restore(self, context: CycleContext) -> None:
+        """Create rows that are gone and have a child that has not begun; at `LATEST`, where a
+        closed shard has nothing to read, report them as lost.
+
+        Errors are added to `now.errors`; the lease is looked at again in the next cycle. Raises
+        `NotLeadingError`.
+        """
+        if self._term != self._election.term:
+            self._term = self._election.term
+            self._unfinished.clear()
+        known, self._unfinished = self._unfinished, {}
+        self._unfinished = {key: row for key, row in context.leases.items() if not row.ended}
+        streams = self._streams.known()
+        for key, lease in sorted(known.items()):
+            if key in context.leases or key in context.unreadable:
+                continue
+            stream = next((one for one in streams if leases_of((lease,), one)), None)
+            try:
+                if (
+                    stream is None
+                    or context.deadline.passed()
+                    or not self._settled(context, stream, lease)
+                ):
+                    self._unfinished[key] = lease
+            except (AwsError, ValueError) as error:
+                self._unfinished[key] = lease
+                context.errors.append(error)
+
+    def _settled(self, context: CycleContext, stream: StreamId, lease: Lease) -> bool:
+        """Look at one row that the scan did not find; False: look again in the next cycle.
+
+        A child that has not begun while its parent has no row proves that the parent's row was
+        deleted by hand, if the stream still lists the parent: the lease of a shard that is not
+        listed is deleted by its worker. The write itself looks at both rows.
+        """
+        children = _children_of(lease, context.of_stream(stream))
+        waiting = [child for child in children if has_not_begun(child)]
+        if not waiting:
+            return bool(children)
+        if self._table.get(lease.lease_key) is not None:
+            return False
+        if not self._is_listed(stream, lease):
+            return True
+        restored = restored_lease(lease, self._position)
+        if restored is None:
+            self._report(lease, waiting)
+            return True
+        self._leadership.check()
+        if any(self._table.restore_parents(child, (restored,)) for child in waiting):
+            context.leases[lease.lease_key] = self._unfinished[lease.lease_key] = restored
+            context.created.append(lease.lease_key)
+            reason = f"the row was deleted before its child {waiting[0].shard_id} had begun"
+            self._events(LeasesCreated(stream.name, (lease.lease_key,), reason))
+        return True
+
+    def _report(self, lease: Lease, waiting: list[Lease]) -> None:
+        rows = (self._table.get(child.lease_key) for child in waiting)
+        if any(row is not None and has_not_begun(row) for row in rows):
+            after = None if lease.checkpoint.is_sentinel else lease.checkpoint
+            name = self._election.owner_name
+            self._events(RecordsLost(name, lease.lease_key, LossReason.ROW_DELETED, after))
+
+    def _is_listed(self, stream: StreamId, lease: Lease) -> bool:
+        shards = self._kinesis.list_shards(stream)
+        require_same_stream(self._kinesis, stream)
+        return any(shard.shard_id == lease.shard_id for shard in shards)
+
+
+def _children_of(lease: Lease, rows: Iterable[Lease]) -> list[Lease]:
+    return [
+        row for row in rows if row.stream == lease.stream and lease.shard_id in row.parent_shard_ids
+    ]

@@ -1,0 +1,307 @@
+"""What an application is: its mode, its streams and its sink, and whether a start fits.
+
+The identity is one attribute, `kclpApplication`, of the client-version row `Migration3.0` in the
+coordinator-state table. Java readers of that row keep attributes that they do not know and never
+write over them; a row of its own would become a broken lease when a Java fleet moves the rows of
+this table into the lease table (protocol §4.1, §4.5). Everything here is pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Final, Literal
+
+import msgspec
+
+from kcl_pipeline.errors import OtherApplicationError, UnreadableRowError
+from kcl_pipeline.leases.attributes import MAX_KEY_BYTES, checked_name
+from kcl_pipeline.leases.lease import Lease
+from kcl_pipeline.shards import Shard, StreamId
+
+Mode = Literal["single_stream", "multi_stream"]
+
+MAX_TEXT: Final = 300_000
+"""Characters; a DynamoDB row has at most 400 KB (docs/amazondynamodb, "Service quotas")."""
+
+MAX_SINK: Final = 4_096
+"""Bytes of a sink's address (our own limit)."""
+
+MAX_MILLIS: Final = 253_402_300_799_999
+"""The end of the year 9999."""
+
+ACCEPT_STREAMS: Final = "kcl-pipeline application --pipeline module:attribute --accept-streams"
+ACCEPT_SINK: Final = "kcl-pipeline application --pipeline module:attribute --accept-sink"
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedStream:
+    """A stream by its ARN (or its name, where the service tells no ARN) and its creation time in
+    epoch milliseconds, if known.
+    """
+
+    arn: str
+    created_millis: int | None = None
+
+    def __post_init__(self) -> None:
+        checked_name(self.arn, "arn", MAX_KEY_BYTES)
+        if not 0 <= (self.created_millis or 0) <= MAX_MILLIS:
+            raise ValueError(f"created_millis is {self.created_millis}, not 0 to {MAX_MILLIS}")
+
+    @classmethod
+    def of(cls, stream: StreamId) -> RecordedStream:
+        """The record of a resolved stream."""
+        return cls(stream.arn or stream.name, stream.created_millis)
+
+    @property
+    def name(self) -> str:
+        """The bare name."""
+        return self.arn.rpartition("/")[2]
+
+    def is_same(self, other: RecordedStream) -> bool:
+        """Whether both are one stream; an unknown creation time does not tell them apart."""
+        known = self.created_millis is not None and other.created_millis is not None
+        return self.arn == other.arn and not (known and self.created_millis != other.created_millis)
+
+    def __str__(self) -> str:
+        if self.created_millis is None:
+            return self.arn
+        created = datetime.fromtimestamp(self.created_millis / 1000, UTC)
+        return f"{self.arn} (created {created.isoformat(timespec='seconds')})"
+
+
+@dataclass(frozen=True, slots=True)
+class ApplicationIdentity:
+    """What is recorded of an application.
+
+    `sink` None: not recorded yet, or the writer of the record has none to compare. `changing`: the
+    leases of former streams are being deleted, and nobody may start.
+    """
+
+    mode: Mode
+    streams: tuple[RecordedStream, ...]
+    sink: str | None = None
+    changing: bool = False
+
+    def __post_init__(self) -> None:
+        if self.mode == "single_stream" and len(self.streams) != 1:
+            raise ValueError(
+                f"the mode is single_stream, but there are {len(self.streams)} streams"
+            )
+        if self.sink is not None:
+            checked_name(self.sink, "sink", MAX_SINK)
+
+    @classmethod
+    def of(
+        cls, streams: Iterable[StreamId], *, is_multi_stream: bool, sink: str | None = None
+    ) -> ApplicationIdentity:
+        """The identity of a start with these streams, as resolved by the service."""
+        mode: Mode = "multi_stream" if is_multi_stream else "single_stream"
+        return cls(mode, tuple(RecordedStream.of(stream) for stream in streams), sink)
+
+
+@dataclass(frozen=True, slots=True)
+class ApplicationRecord:
+    """An identity as it was read. `text` is what the row says; a conditional write compares it."""
+
+    identity: ApplicationIdentity
+    text: str
+
+
+def application_text(identity: ApplicationIdentity) -> str:
+    """The value of the attribute."""
+    return msgspec.json.encode(identity, order="deterministic").decode()
+
+
+def application_from_text(text: str) -> ApplicationRecord:
+    """Read the attribute. Raises `UnreadableRowError`."""
+    about = "the attribute kclpApplication of the row Migration3.0"
+    if len(text) > MAX_TEXT:
+        raise UnreadableRowError(f"{about} has {len(text)} characters, more than {MAX_TEXT}")
+    try:
+        identity = msgspec.json.decode(text, type=ApplicationIdentity)
+    except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:
+        raise UnreadableRowError(
+            f"{about} cannot be read ({error}); look at it and remove it: the next start "
+            "records it again, if the leases fit"
+        ) from error
+    return ApplicationRecord(identity, text)
+
+
+def successor(
+    name: str, recorded: ApplicationIdentity, wanted: ApplicationIdentity
+) -> ApplicationIdentity:
+    """What the record becomes when a start with `wanted` is allowed; equal to `recorded` when
+    nothing changes.
+
+    A multi-stream application may get further streams: their lease keys carry their own identity.
+    Streams that a start does not name stay in the record, since workers of another version of the
+    code may still read them. Raises `OtherApplicationError` with a sentence that says how to make
+    the change on purpose.
+    """
+    if recorded.changing:
+        raise OtherApplicationError(
+            f"a change of the streams of the application {name!r} has begun and is not finished; "
+            f"run {ACCEPT_STREAMS} again"
+        )
+    if recorded.mode != wanted.mode:
+        raise OtherApplicationError(_other_mode(name, recorded, wanted))
+    if wanted.sink is not None and recorded.sink is not None and wanted.sink != recorded.sink:
+        raise OtherApplicationError(
+            f"the application {name!r} writes to {recorded.sink}, but sink={wanted.sink!r}; write "
+            f"the former sink or another name, or stop its workers and run {ACCEPT_SINK}"
+        )
+    streams = (
+        _merged(name, recorded, wanted)
+        if wanted.mode == "multi_stream"
+        else _same(name, recorded, wanted)
+    )
+    return replace(recorded, streams=streams, sink=recorded.sink or wanted.sink)
+
+
+def _other_mode(name: str, recorded: ApplicationIdentity, wanted: ApplicationIdentity) -> str:
+    if recorded.mode == "single_stream":
+        return (
+            f"the application {name!r} reads the one stream {recorded.streams[0]}, and its lease "
+            f"keys are bare shard ids, but streams={_names(wanted)} names several; write "
+            f"streams={_names(recorded)} or another name, or stop its workers and run "
+            f"{ACCEPT_STREAMS}, which begins all streams at the initial position"
+        )
+    return (
+        f"the application {name!r} reads several streams, and its lease keys carry their names, "
+        f"but streams={_names(wanted)} names one; write streams={_names(recorded)} or another "
+        f"name, or stop its workers and run {ACCEPT_STREAMS}, which begins the stream at the "
+        "initial position"
+    )
+
+
+def _same(
+    name: str, recorded: ApplicationIdentity, wanted: ApplicationIdentity
+) -> tuple[RecordedStream, ...]:
+    (before,), (now,) = recorded.streams, wanted.streams
+    if before.arn != now.arn:
+        raise OtherApplicationError(
+            f"the application {name!r} reads the stream {before}, but streams={_names(wanted)} is "
+            f"{now}, and its lease keys do not tell the two apart; write streams="
+            f"{_names(recorded)} or another name, or stop its workers and run {ACCEPT_STREAMS}, "
+            "which begins the new stream at the initial position"
+        )
+    if not before.is_same(now):
+        raise OtherApplicationError(
+            f"the stream {before.name} of the application {name!r} was deleted and created again: "
+            f"its leases belong to {before}, now there is {now}; stop its workers and run "
+            f"{ACCEPT_STREAMS}, which begins the new stream at the initial position"
+        )
+    return (now,) if before.created_millis is None else recorded.streams
+
+
+def _merged(
+    name: str, recorded: ApplicationIdentity, wanted: ApplicationIdentity
+) -> tuple[RecordedStream, ...]:
+    known = {stream.arn: stream for stream in recorded.streams}
+    if known and wanted.streams and not any(stream.arn in known for stream in wanted.streams):
+        raise OtherApplicationError(
+            f"the application {name!r} reads {_names(recorded)}, and none of them is in "
+            f"streams={_names(wanted)}; write another name, or stop its workers and run "
+            f"{ACCEPT_STREAMS}"
+        )
+    for stream in wanted.streams:
+        before = known.get(stream.arn)
+        if before is None or (stream.created_millis or 0) > (before.created_millis or 0):
+            known[stream.arn] = stream
+    return tuple(known[arn] for arn in sorted(known))
+
+
+def _names(identity: ApplicationIdentity) -> list[str]:
+    return [stream.name for stream in identity.streams]
+
+
+def contradiction(
+    leases: Sequence[Lease], wanted: ApplicationIdentity, shards: Iterable[Shard]
+) -> str | None:
+    """Why leases that are there already cannot be those of `wanted`; None when nothing speaks
+    against it. A lease of the other form, beside others of the form wanted, is a foreign row.
+
+    For an application without a record: made by Java or by an older version. `shards` is the
+    unfiltered listing of the stream of a single-stream application. Its lease keys are only shard
+    ids, but a shard of another stream mostly has another hash range, or other sequence numbers.
+    """
+    if wanted.mode == "multi_stream":
+        return _other_streams(leases, wanted)
+    several = next((lease for lease in leases if lease.stream is not None), None)
+    if several is not None and all(lease.stream is not None for lease in leases):
+        return (
+            f"the lease {several.lease_key} has a stream in its key: the application reads "
+            f"several streams, but streams={_names(wanted)} names one"
+        )
+    listed = {shard.shard_id: shard for shard in shards}
+    for lease in sorted(leases, key=lambda lease: lease.lease_key):
+        # a lease of the other form has no shard id as its key
+        shard = listed.get(lease.lease_key)
+        reason = None if shard is None else _not_of_shard(lease, shard)
+        if reason is not None:
+            return reason
+    return None
+
+
+def _other_streams(leases: Sequence[Lease], wanted: ApplicationIdentity) -> str | None:
+    single = next((lease for lease in leases if lease.stream is None), None)
+    if single is not None and all(lease.stream is None for lease in leases):
+        return (
+            f"the lease {single.lease_key} has no stream in its key: the application reads one "
+            f"stream, but streams={_names(wanted)} names several"
+        )
+    named = {_account_and_name(StreamId.parse(lease.stream)) for lease in leases if lease.stream}
+    if not named or named & {_account_and_name_of_arn(s.arn) for s in wanted.streams}:
+        return None
+    return (
+        f"its leases are those of {sorted(name for _, name in named)}, and none of these is in "
+        f"streams={_names(wanted)}"
+    )
+
+
+def _account_and_name(stream: StreamId) -> tuple[str | None, str]:
+    return stream.account, stream.name
+
+
+def _account_and_name_of_arn(arn: str) -> tuple[str | None, str]:
+    parts = arn.split(":")
+    return (parts[4] if len(parts) > 4 else None), arn.rpartition("/")[2]  # noqa: PLR2004 (an ARN)
+
+
+def _not_of_shard(lease: Lease, shard: Shard) -> str | None:
+    keys, known = lease.hash_key_range, shard.hash_key_range
+    if keys is not None and keys != known:
+        return (
+            f"the lease {lease.lease_key} covers the hash keys {keys.start} to {keys.end}, its "
+            f"shard {known.start} to {known.end}"
+        )
+    position = lease.checkpoint
+    if position.is_sentinel:
+        return None
+    number = int(position.sequence_number)
+    end = shard.ending_sequence_number
+    if number < int(shard.starting_sequence_number) or (end is not None and number > int(end)):
+        return (
+            f"the checkpoint {position} of the lease {lease.lease_key} is not a sequence number of "
+            f"its shard, which begins at {shard.starting_sequence_number}"
+            + (f" and ends at {end}" if end is not None else "")
+        )
+    return None
+
+
+def as_json(record: ApplicationRecord | None) -> Mapping[str, object] | None:
+    """The record for `--json`."""
+    if record is None:
+        return None
+    identity = record.identity
+    return {
+        "mode": identity.mode,
+        "streams": [
+            {"arn": stream.arn, "created_millis": stream.created_millis}
+            for stream in identity.streams
+        ],
+        "sink": identity.sink,
+        "changing": identity.changing,
+    }

@@ -1,0 +1,79 @@
+"""Record what an application is at its first start, and refuse a start that does not fit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from kcl_pipeline.errors import OtherApplicationError
+from kcl_pipeline.leases.application import (
+    ACCEPT_STREAMS,
+    ApplicationIdentity,
+    contradiction,
+    successor,
+)
+from kcl_pipeline.leases.tables import CoordinatorStateTable, LeaseTable
+from kcl_pipeline.shards import Shard
+
+ATTEMPTS: Final = 5
+
+
+def check_application(
+    name: str, coordinator_table: CoordinatorStateTable, wanted: ApplicationIdentity
+) -> None:
+    """Refuse a start that does not fit what is recorded. Nothing is written.
+
+    Raises `OtherApplicationError`.
+    """
+    record = coordinator_table.read_application()
+    if record is not None:
+        successor(name, record.identity, wanted)
+
+
+def ensure_application(
+    name: str,
+    coordinator_table: CoordinatorStateTable,
+    lease_table: LeaseTable,
+    wanted: ApplicationIdentity,
+    list_shards: Callable[[], Iterable[Shard]],
+) -> ApplicationIdentity:
+    """Record the identity, or what a start adds to it, and return what is recorded.
+
+    The client-version item must exist. `list_shards` lists the single stream without a filter; it
+    is asked only when leases exist that no identity was recorded for. Losing the write to another
+    process is fine: the record is read again. Raises `OtherApplicationError` when the start does
+    not fit.
+    """
+    for _ in range(ATTEMPTS):
+        record = coordinator_table.read_application()
+        if record is None:
+            _check_leases(name, lease_table, wanted, list_shards)
+            following = wanted
+        else:
+            following = successor(name, record.identity, wanted)
+            if following == record.identity:
+                return following
+        if coordinator_table.put_application(following, replacing=record):
+            return following
+    raise OtherApplicationError(
+        f"the identity of the application {name!r} in the table {coordinator_table.name} changed "
+        f"{ATTEMPTS} times while this process was starting"
+    )
+
+
+def _check_leases(
+    name: str,
+    lease_table: LeaseTable,
+    wanted: ApplicationIdentity,
+    list_shards: Callable[[], Iterable[Shard]],
+) -> None:
+    leases = lease_table.list_leases().leases
+    if not leases:
+        return
+    reason = contradiction(leases, wanted, list_shards() if wanted.mode == "single_stream" else ())
+    if reason is not None:
+        raise OtherApplicationError(
+            f"the leases in the table {lease_table.name} are not those of the application {name!r} "
+            f"as it is set now: {reason}; write the streams that it reads, or another name, or "
+            f"stop its workers and run {ACCEPT_STREAMS}"
+        )

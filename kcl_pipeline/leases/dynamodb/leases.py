@@ -1,0 +1,43 @@
+"""The lease table in DynamoDB."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from kcl_pipeline.clock import Clock
+from kcl_pipeline.config import LeaseSettings, TableSettings
+from kcl_pipeline.leases.dynamodb.schema import Index, TableShape
+from kcl_pipeline.leases.dynamodb.store import DynamoDbStore
+from kcl_pipeline.leases.lease_rows import LeaseRows
+from kcl_pipeline.leases.serialization import LEASE_KEY, OWNER
+from kcl_pipeline.leases.store import MapCallable, serial_map
+
+if TYPE_CHECKING:
+    from mypy_boto3_dynamodb import DynamoDBClient
+
+OWNER_INDEX: Final = Index("LeaseOwnerToLeaseKeyIndex", OWNER)
+
+
+class DynamoDbLeaseTable(LeaseRows):
+    """`tables.LeaseTable` in DynamoDB.
+
+    `client` should make one attempt per call (`kcl_pipeline.aws.dynamodb_config`).
+    """
+
+    def __init__(
+        self,
+        client: DynamoDBClient,
+        name: str,
+        settings: TableSettings,
+        lease_settings: LeaseSettings,
+        clock: Clock,
+        *,
+        map_segments: MapCallable = serial_map,
+    ) -> None:
+        shape = TableShape(name, LEASE_KEY, OWNER_INDEX)
+        segments = lease_settings.lease_table_scan_total_segments
+        super().__init__(
+            DynamoDbStore(
+                client, shape, settings, clock, scan_segments=segments, map_segments=map_segments
+            )
+        )

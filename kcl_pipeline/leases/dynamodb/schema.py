@@ -1,0 +1,247 @@
+"""Creating a table and waiting for it (protocol §1.1).
+
+An existing table is left as it is, except for a missing index and point-in-time recovery.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from kcl_pipeline.clock import Clock
+from kcl_pipeline.config import TableSettings
+from kcl_pipeline.errors import (
+    IncompatibleTableError,
+    InvalidRequestError,
+    NotFoundError,
+    ThrottledError,
+    UnavailableError,
+)
+from kcl_pipeline.leases.aws_errors import IN_USE, call
+
+if TYPE_CHECKING:
+    from mypy_boto3_dynamodb import DynamoDBClient
+
+TABLE_WAIT_SECONDS: Final = 600.0
+INDEX_WAIT_SECONDS: Final = 3600.0
+FIRST_POLL_SECONDS: Final = 0.5
+LONGEST_POLL_SECONDS: Final = 10.0
+
+_INDEX_CHANGES_REFUSED: Final = frozenset({IN_USE, "ValidationException"})
+_RECOVERY_NOT_READY: Final = "ContinuousBackupsUnavailableException"
+
+
+@dataclass(frozen=True, slots=True)
+class Index:
+    """A keys-only global index: hash key `hash_name`, range key the table's own."""
+
+    name: str
+    hash_name: str
+
+
+@dataclass(frozen=True, slots=True)
+class TableShape:
+    """What a table must look like: its name, its one string key, and perhaps an index that is added
+    once the table is there.
+    """
+
+    name: str
+    key_name: str
+    index: Index | None = None
+
+
+class TableCreator:
+    """Brings one table into being; all waiting is on the clock and bounded."""
+
+    def __init__(
+        self, client: DynamoDBClient, shape: TableShape, settings: TableSettings, clock: Clock
+    ) -> None:
+        self._client = client
+        self._shape = shape
+        self._settings = settings
+        self._clock = clock
+
+    def ensure(self, check: Callable[[], None]) -> bool:
+        """Create what is missing; True when the table was made here.
+
+        `check` looks at the rows of a table that was there before, ahead of any change. Raises
+        `IncompatibleTableError` when the table found has another key, `UnavailableError` when the
+        wait was in vain.
+        """
+        created = self._describe() is None and self._create()
+        self._await("the table to become usable", TABLE_WAIT_SECONDS, self._usable)
+        if not created:
+            self._check_key()
+            check()
+        if self._settings.point_in_time_recovery_enabled:
+            self._await("point-in-time recovery", TABLE_WAIT_SECONDS, self._enable_recovery)
+        if self._shape.index is not None:
+            self._await(
+                f"the index {self._shape.index.name}", INDEX_WAIT_SECONDS, self._index_usable
+            )
+        return created
+
+    def size_bytes(self) -> int:
+        """The table's size as DynamoDB last counted it (every six hours or so).
+
+        Raises `NotFoundError`, and the other errors.
+        """
+        return int(self._described().get("TableSizeBytes") or 0)
+
+    def _describe(self) -> dict[str, Any] | None:
+        try:
+            return self._described()
+        except NotFoundError:
+            return None
+
+    def _described(self) -> dict[str, Any]:
+        table: dict[str, Any] = call(
+            self._client.describe_table,
+            "DescribeTable",
+            self._shape.name,
+            TableName=self._shape.name,
+        )["Table"]
+        return table
+
+    def _create(self) -> bool:
+        settings, shape = self._settings, self._shape
+        request: dict[str, Any] = {
+            "TableName": shape.name,
+            "KeySchema": [{"AttributeName": shape.key_name, "KeyType": "HASH"}],
+            "AttributeDefinitions": [{"AttributeName": shape.key_name, "AttributeType": "S"}],
+            "BillingMode": settings.billing_mode,
+            **self._throughput(),
+        }
+        if settings.deletion_protection_enabled:
+            request["DeletionProtectionEnabled"] = True
+        if settings.tags:
+            request["Tags"] = [
+                {"Key": key, "Value": value} for key, value in sorted(settings.tags.items())
+            ]
+        try:
+            call(self._client.create_table, "CreateTable", shape.name, **request)
+        except InvalidRequestError as error:
+            if error.code == IN_USE:  # another worker was first
+                return False
+            raise
+        return True
+
+    def _throughput(self) -> dict[str, Any]:
+        if self._settings.billing_mode != "PROVISIONED":
+            return {}
+        return {
+            "ProvisionedThroughput": {
+                "ReadCapacityUnits": self._settings.read_capacity_units,
+                "WriteCapacityUnits": self._settings.write_capacity_units,
+            }
+        }
+
+    def _usable(self) -> bool:
+        table = self._describe()
+        return table is not None and table["TableStatus"] in {"ACTIVE", "UPDATING"}
+
+    def _check_key(self) -> None:
+        table = self._described()
+        types = {
+            a["AttributeName"]: a["AttributeType"] for a in table.get("AttributeDefinitions", [])
+        }
+        keys = [
+            (k["AttributeName"], k["KeyType"], types.get(k["AttributeName"]))
+            for k in table["KeySchema"]
+        ]
+        if keys != [(self._shape.key_name, "HASH", "S")]:
+            found = ", ".join(f"{name} ({kind} {type_})" for name, kind, type_ in keys)
+            raise IncompatibleTableError(
+                f"the table {self._shape.name} has the key {found} where this application "
+                f"needs {self._shape.key_name} (HASH S): it belongs to something else; "
+                "set another table_name"
+            )
+
+    def _enable_recovery(self) -> bool:
+        try:
+            call(
+                self._client.update_continuous_backups,
+                "UpdateContinuousBackups",
+                self._shape.name,
+                TableName=self._shape.name,
+                PointInTimeRecoverySpecification={"PointInTimeRecoveryEnabled": True},
+            )
+        except InvalidRequestError as error:
+            if error.code == _RECOVERY_NOT_READY:
+                return False
+            raise
+        return True
+
+    def _index_usable(self) -> bool:
+        index = self._shape.index
+        table = self._described()
+        found = next(
+            (
+                i
+                for i in table.get("GlobalSecondaryIndexes", [])
+                if index is not None and i["IndexName"] == index.name
+            ),
+            None,
+        )
+        if found is not None:
+            return bool(found.get("IndexStatus", "ACTIVE") == "ACTIVE")
+        if index is not None and table["TableStatus"] == "ACTIVE":
+            self._add_index(index, table)
+        return False
+
+    def _add_index(self, index: Index, table: dict[str, Any]) -> None:
+        key_name = self._shape.key_name
+        create: dict[str, Any] = {
+            "IndexName": index.name,
+            "KeySchema": [
+                {"AttributeName": index.hash_name, "KeyType": "HASH"},
+                {"AttributeName": key_name, "KeyType": "RANGE"},
+            ],
+            "Projection": {"ProjectionType": "KEYS_ONLY"},
+        }
+        base = table.get("ProvisionedThroughput", {})
+        if table.get("BillingModeSummary", {}).get(
+            "BillingMode", "PROVISIONED"
+        ) == "PROVISIONED" and base.get("ReadCapacityUnits"):
+            create["ProvisionedThroughput"] = {
+                name: base[name] for name in ("ReadCapacityUnits", "WriteCapacityUnits")
+            }
+        try:
+            call(
+                self._client.update_table,
+                "UpdateTable",
+                self._shape.name,
+                TableName=self._shape.name,
+                AttributeDefinitions=[
+                    {"AttributeName": name, "AttributeType": "S"}
+                    for name in (key_name, index.hash_name)
+                ],
+                GlobalSecondaryIndexUpdates=[{"Create": create}],
+            )
+        except InvalidRequestError as error:
+            # another worker was first, which the next look at the table shows; anything else is a
+            # real refusal
+            if error.code not in _INDEX_CHANGES_REFUSED or (
+                error.code != IN_USE and "exist" not in str(error)
+            ):
+                raise
+
+    def _await(self, what: str, seconds: float, ready: Callable[[], bool]) -> None:
+        deadline = self._clock.monotonic() + seconds
+        pause = FIRST_POLL_SECONDS
+        trouble: Exception | None = None
+        while True:
+            try:
+                if ready():
+                    return
+                trouble = None
+            except (ThrottledError, UnavailableError) as error:
+                trouble = error
+            if self._clock.monotonic() + pause > deadline:
+                raise UnavailableError(
+                    f"waited {seconds:g} s for {what} of the table {self._shape.name} in vain",
+                    operation="DescribeTable",
+                ) from trouble
+            self._clock.sleep(pause)
+            pause = min(pause * 2, LONGEST_POLL_SECONDS)

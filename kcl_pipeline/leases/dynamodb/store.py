@@ -1,0 +1,305 @@
+"""`store.RowStore` on a DynamoDB table, by boto3's low-level client.
+
+Writes are UpdateItem, PutItem and DeleteItem with a ConditionExpression that returns the row when
+it refuses; nothing is read, modified and put back. The client should make one attempt per call
+(`kcl_pipeline.aws.dynamodb_config`): a hidden second attempt would be refused by the first.
+Correctness does not hang on it, see `lease_rows`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from kcl_pipeline.clock import Clock
+from kcl_pipeline.config import TableSettings
+from kcl_pipeline.errors import AwsError, NotFoundError, SettingsError, UnavailableError
+from kcl_pipeline.leases.attributes import text_of
+from kcl_pipeline.leases.aws_errors import ConditionFailed, TransactionRefused, call
+from kcl_pipeline.leases.dynamodb.schema import TableCreator, TableShape
+from kcl_pipeline.leases.store import (
+    Absent,
+    AbsentOrEquals,
+    AttributeValue,
+    Changes,
+    Condition,
+    Differs,
+    Equals,
+    Item,
+    MapCallable,
+    Outcome,
+    Present,
+    Put,
+    Update,
+    serial_map,
+)
+
+if TYPE_CHECKING:
+    from mypy_boto3_dynamodb import DynamoDBClient
+
+MOST_SEGMENTS: Final = 32
+SEGMENTS_WHEN_SIZE_IS_UNKNOWN: Final = 10
+BYTES_PER_SEGMENT: Final = 200_000_000
+SEGMENTS_CACHED_SECONDS: Final = 7200.0
+
+
+class Expression:
+    """Names and values of one request's expressions, each under a placeholder: reserved words never
+    matter.
+    """
+
+    def __init__(self) -> None:
+        self.names: dict[str, str] = {}
+        self.values: dict[str, AttributeValue] = {}
+
+    def name(self, attribute: str) -> str:
+        """The placeholder of an attribute's name."""
+        for placeholder, known in self.names.items():
+            if known == attribute:
+                return placeholder
+        self.names[f"#n{len(self.names)}"] = attribute
+        return f"#n{len(self.names) - 1}"
+
+    def value(self, value: AttributeValue) -> str:
+        """A new placeholder for a value."""
+        self.values[f":v{len(self.values)}"] = value
+        return f":v{len(self.values) - 1}"
+
+    def condition(self, conditions: Sequence[Condition]) -> str:
+        """All conditions, joined by AND; empty for none."""
+        return " AND ".join(self._one(condition) for condition in conditions)
+
+    def _one(self, condition: Condition) -> str:
+        name = self.name(condition.attribute)
+        match condition:
+            case Absent():
+                return f"attribute_not_exists({name})"
+            case Present():
+                return f"attribute_exists({name})"
+            case Equals(_, value):
+                return f"{name} = {self.value(value)}"
+            case Differs(_, value):
+                return f"(attribute_exists({name}) AND {name} <> {self.value(value)})"
+            case AbsentOrEquals(_, value):
+                return f"(attribute_not_exists({name}) OR {name} = {self.value(value)})"
+
+    def update(self, changes: Changes) -> str:
+        """An UpdateExpression with the clauses that are needed."""
+        clauses = []
+        if changes.put:
+            clauses.append(
+                "SET "
+                + ", ".join(f"{self.name(a)} = {self.value(v)}" for a, v in changes.put.items())
+            )
+        if changes.remove:
+            clauses.append("REMOVE " + ", ".join(self.name(a) for a in changes.remove))
+        if changes.add:
+            clauses.append(
+                "ADD "
+                + ", ".join(
+                    f"{self.name(a)} {self.value({'N': str(n)})}" for a, n in changes.add.items()
+                )
+            )
+        return " ".join(clauses)
+
+    def parameters(self, **expressions: str) -> dict[str, Any]:
+        """The request's parameters: the expressions that are not empty, and the placeholders
+        used.
+        """
+        result: dict[str, Any] = {name: text for name, text in expressions.items() if text}
+        if self.names:
+            result["ExpressionAttributeNames"] = self.names
+        if self.values:
+            result["ExpressionAttributeValues"] = self.values
+        return result
+
+
+class DynamoDbStore:
+    """One table.
+
+    Scans run over segments by table size through `map_segments`, by default one after the other
+    (protocol §1.5).
+    """
+
+    def __init__(
+        self,
+        client: DynamoDBClient,
+        shape: TableShape,
+        settings: TableSettings,
+        clock: Clock,
+        *,
+        scan_segments: int | None = None,
+        map_segments: MapCallable = serial_map,
+    ) -> None:
+        self.name = shape.name
+        self.key_name = shape.key_name
+        self._client = client
+        self._shape = shape
+        self._clock = clock
+        self._creator = TableCreator(client, shape, settings, clock)
+        self._configured_segments = scan_segments
+        self._map_segments = map_segments
+        self._segments: tuple[int, float] | None = None
+
+    def ensure_exists(self, check: Callable[[], None]) -> bool:
+        """See `store.RowStore`."""
+        return self._creator.ensure(check)
+
+    def get(self, key: str, *, consistent: bool = True) -> Item | None:
+        """See `store.RowStore`."""
+        answer = self._call(
+            self._client.get_item, "GetItem", Key=self._key(key), ConsistentRead=consistent
+        )
+        return answer.get("Item")
+
+    def put(self, item: Item, conditions: Sequence[Condition]) -> Outcome:
+        """See `store.RowStore`."""
+        expression = Expression()
+        request = expression.parameters(ConditionExpression=expression.condition(conditions))
+        return self._write(
+            self._client.put_item,
+            "PutItem",
+            item[self.key_name]["S"],
+            {"Item": item, **request},
+            lambda _: item,
+        )
+
+    def update(self, key: str, conditions: Sequence[Condition], changes: Changes) -> Outcome:
+        """See `store.RowStore`."""
+        expression = Expression()
+        condition, update = expression.condition(conditions), expression.update(changes)
+        request = {
+            "Key": self._key(key),
+            "ReturnValues": "ALL_NEW",
+            **expression.parameters(ConditionExpression=condition, UpdateExpression=update),
+        }
+        return self._write(
+            self._client.update_item,
+            "UpdateItem",
+            key,
+            request,
+            lambda answer: answer.get("Attributes"),
+        )
+
+    def delete(self, key: str, conditions: Sequence[Condition]) -> Outcome:
+        """See `store.RowStore`."""
+        expression = Expression()
+        request = {
+            "Key": self._key(key),
+            **expression.parameters(ConditionExpression=expression.condition(conditions)),
+        }
+        return self._write(self._client.delete_item, "DeleteItem", key, request, lambda _: None)
+
+    def transact(self, writes: Sequence[Put | Update]) -> frozenset[int]:
+        """See `store.RowStore`."""
+        items = [self._part_of_transaction(write) for write in writes]
+        try:
+            call(
+                self._client.transact_write_items,
+                "TransactWriteItems",
+                self.name,
+                TransactItems=items,
+            )
+        except TransactionRefused as refused:
+            return refused.places
+        return frozenset()
+
+    def _part_of_transaction(self, write: Put | Update) -> dict[str, Any]:
+        expression = Expression()
+        condition = expression.condition(write.conditions)
+        if isinstance(write, Put):
+            request = expression.parameters(ConditionExpression=condition)
+            return {"Put": {"TableName": self.name, "Item": write.item, **request}}
+        request = expression.parameters(
+            ConditionExpression=condition, UpdateExpression=expression.update(write.changes)
+        )
+        return {"Update": {"TableName": self.name, "Key": self._key(write.key), **request}}
+
+    def scan(self, *, consistent: bool = False) -> Iterator[Item]:
+        """See `store.RowStore`."""
+        total = self._segment_count()
+        if total == 1:
+            yield from self._scan_segment({}, consistent=consistent)
+            return
+        segments = [{"Segment": segment, "TotalSegments": total} for segment in range(total)]
+        for items in self._map_segments(
+            lambda segment: list(self._scan_segment(segment, consistent=consistent)), segments
+        ):
+            yield from items
+
+    def keys_by_owner(self, owner: str) -> tuple[str, ...]:
+        """See `store.RowStore`. Raises `SettingsError` on a table without an index."""
+        index = self._shape.index
+        if index is None:
+            raise SettingsError(f"the table {self.name} has no index by owner")
+        expression = Expression()
+        condition = expression.condition([Equals(index.hash_name, {"S": owner})])
+        request = {
+            "IndexName": index.name,
+            **expression.parameters(KeyConditionExpression=condition),
+        }
+        items = self._pages(self._client.query, "Query", request)
+        keys = (text_of(item, self.key_name) for item in items)
+        return tuple(sorted(key for key in keys if key is not None))
+
+    def _scan_segment(self, segment: Mapping[str, int], *, consistent: bool) -> Iterator[Item]:
+        return self._pages(self._client.scan, "Scan", {"ConsistentRead": consistent, **segment})
+
+    def _pages(
+        self, method: Callable[..., Any], operation: str, request: dict[str, Any]
+    ) -> Iterator[Item]:
+        start: dict[str, Any] = {}
+        while True:
+            answer = self._call(method, operation, **request, **start)
+            yield from answer.get("Items", [])
+            last = answer.get("LastEvaluatedKey")
+            if not last:
+                return
+            if last == start.get("ExclusiveStartKey"):
+                raise UnavailableError(
+                    f"{operation} on table {self.name}: a page ends where it begins",
+                    operation=operation,
+                )
+            start = {"ExclusiveStartKey": last}
+
+    def _segment_count(self) -> int:
+        if self._configured_segments is not None:
+            return self._configured_segments
+        now = self._clock.monotonic()
+        known = self._segments
+        if known is not None and now - known[1] < SEGMENTS_CACHED_SECONDS:
+            return known[0]
+        try:
+            count = min(
+                max(math.ceil(self._creator.size_bytes() / BYTES_PER_SEGMENT), 1), MOST_SEGMENTS
+            )
+        except NotFoundError:
+            raise
+        except AwsError:
+            return SEGMENTS_WHEN_SIZE_IS_UNKNOWN
+        self._segments = (count, now)
+        return count
+
+    def _write(
+        self,
+        method: Callable[..., Any],
+        operation: str,
+        key: str,
+        request: dict[str, Any],
+        item_after: Callable[[dict[str, Any]], Item | None],
+    ) -> Outcome:
+        if "ConditionExpression" in request:
+            request["ReturnValuesOnConditionCheckFailure"] = "ALL_OLD"
+        try:
+            answer = self._call(method, operation, **request)
+        except ConditionFailed as refused:
+            # no item: there is no row, or the endpoint does not return it
+            return Outcome(applied=False, item=refused.item or self.get(key))
+        return Outcome(applied=True, item=item_after(answer))
+
+    def _key(self, key: str) -> Item:
+        return {self.key_name: {"S": key}}
+
+    def _call(self, method: Callable[..., Any], operation: str, **request: Any) -> dict[str, Any]:
+        return call(method, operation, self.name, TableName=self.name, **request)

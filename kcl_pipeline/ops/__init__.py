@@ -1,0 +1,1 @@
+"""Dagster ops: one worker per run."""

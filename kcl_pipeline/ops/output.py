@@ -1,0 +1,93 @@
+"""The output asset: materializing it consumes."""
+
+from typing import Any
+
+import dagster as dg
+from pydantic import Field
+
+from kcl_pipeline.assets.contract import DagsterOptions, Mode, PipelineLike
+from kcl_pipeline.assets.names import (
+    APPLICATION_TAG,
+    CONTINUOUS,
+    MODE_TAG,
+    Names,
+    dead_letter_uri,
+    table_uri,
+)
+from kcl_pipeline.assets.specs import group_of
+from kcl_pipeline.ops.consume import consume_shards
+
+
+class ConsumeConfig(dg.Config):
+    """What a run of the output asset does."""
+
+    mode: Mode = Field(
+        default="drain",
+        description="drain: consume what is in the streams now, then stop. continuous: "
+        "consume until the run is terminated.",
+    )
+
+
+def build_output_asset(
+    pipeline: PipelineLike, names: Names, options: DagsterOptions
+) -> dg.AssetsDefinition:
+    """The asset whose computation is one KCL worker."""
+    uri = table_uri(pipeline.sink)
+    metadata: dict[str, Any] = {"dagster/uri": uri} if uri else {}
+    letters = dead_letter_uri(pipeline.sink)
+    if letters is not None:
+        metadata["dead_letters"] = dg.MetadataValue.path(letters)
+
+    @dg.asset(
+        key=names.output,
+        deps=[names.lease_table],
+        group_name=group_of(names, options),
+        kinds={"kinesis", "spark", "deltalake"}
+        if pipeline.transform is not None
+        else {"kinesis", "arrow", "deltalake"},
+        owners=list(options.owners),
+        tags=dict(options.tags),
+        metadata=metadata,
+        required_resource_keys={names.aws, names.spark},
+        freshness_policy=options.freshness,
+        description=(
+            f"What `{names.application}` makes of "
+            f"{', '.join(f'`{s}`' for s in names.streams)}. Materialize: a worker drains "
+            "what is there now and stops. "
+            f"The sensor `{names.leader_sensor}` keeps continuous workers running. Each "
+            "record is in the table exactly once, however many run."
+        ),
+    )
+    def consume(
+        context: dg.AssetExecutionContext, config: ConsumeConfig
+    ) -> dg.MaterializeResult[None]:
+        return consume_shards(
+            context,
+            pipeline,
+            options,
+            config.mode,
+            spark=getattr(context.resources, names.spark),
+            clients=getattr(context.resources, names.aws).clients(pipeline.settings),
+        )
+
+    return consume
+
+
+def continuous_config(asset: dg.AssetsDefinition) -> dict[str, Any]:
+    """Run config for a continuous worker."""
+    return {"ops": {asset.node_def.name: {"config": {"mode": CONTINUOUS}}}}
+
+
+def build_consume_job(asset: dg.AssetsDefinition, names: Names) -> Any:
+    """The job that the leader sensor starts: one continuous worker, in the run's own process, so
+    that no killed run leaves an orphan.
+    """
+    return dg.define_asset_job(
+        names.consume_job,
+        selection=dg.AssetSelection.assets(names.output).without_checks(),
+        config=continuous_config(asset),
+        executor_def=dg.in_process_executor,
+        tags={APPLICATION_TAG: names.application, MODE_TAG: CONTINUOUS, "dagster/max_retries": "0"},
+        description=f"One continuous worker of {names.application}. Started by hand it is "
+        "one worker more; terminate it and it hands its leases over.",
+    )

@@ -1,0 +1,183 @@
+"""What a running worker tells Dagster: a materialization per period, its lag, its checks."""
+
+import logging
+from collections import deque
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Final
+
+import dagster as dg
+
+from kcl_pipeline.assets import health
+from kcl_pipeline.assets.contract import PipelineLike
+from kcl_pipeline.assets.names import LAG_AT_TAG, LAG_TAG, STALLED_TAG
+from kcl_pipeline.assets.run_metadata import ADDITIVE, period_metadata, table_rows
+from kcl_pipeline.assets.runs import active_runs, stalled_shards, worst_lag_millis
+from kcl_pipeline.clock import Clock, StopSignal
+from kcl_pipeline.events import Event, EventSink
+from kcl_pipeline.leases.tables import WorkerMetrics
+from kcl_pipeline.leases.worker_status import PausedLease, WorkerStatus
+from kcl_pipeline.metrics.exporters import LoggingEvents, level_of, text_of
+from kcl_pipeline.worker.summary import WorkerProgress
+
+SLOW_COUNT_SECONDS: Final = 0.5
+UNKNOWN: Final = "unknown"
+"""The lag tag of a worker that does not know its lag; an older report must not stand for it."""
+_KEPT_EVENTS: Final = 50
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class RunEvents:
+    """Takes the worker's events from any thread at once, and gives them to the run's log once per
+    period: writing that log may take a second.
+    """
+
+    lines: deque[str] = field(default_factory=lambda: deque(maxlen=_KEPT_EVENTS))
+    dropped: int = 0
+    process_log: EventSink = field(default_factory=LoggingEvents)
+
+    def __call__(self, event: Event) -> None:
+        """Keep what is rare; batches are told by the figures."""
+        self.process_log(event)
+        if level_of(event) < logging.INFO:
+            return
+        if len(self.lines) == _KEPT_EVENTS:
+            self.dropped += 1
+        self.lines.append(text_of(event))
+
+    def drain(self) -> str | None:
+        """The lines since the last call as one text; None when there are none."""
+        taken = [self.lines.popleft() for _ in range(len(self.lines))]
+        dropped, self.dropped = self.dropped, 0
+        if dropped:
+            taken.insert(0, f"({dropped} earlier events are in the process's own log)")
+        return "\n".join(taken) or None
+
+
+class RunReporter:
+    """Tells Dagster once per period how one worker is doing. Never raises: reporting must not stop
+    consuming.
+    """
+
+    def __init__(
+        self,
+        context: dg.AssetExecutionContext,
+        events: RunEvents,
+        stop: StopSignal,
+        clock: Clock,
+        pipeline: PipelineLike,
+        lag_threshold_seconds: float,
+    ) -> None:
+        self._context = context
+        self._events = events
+        self._stop = stop
+        self._clock = clock
+        self._pipeline = pipeline
+        self._lag_threshold_seconds = lag_threshold_seconds
+        self._count_seconds = 0.0
+        self.last: WorkerProgress | None = None
+        self.reported = dict.fromkeys(ADDITIVE, 0)
+        self._told_of_pauses = False
+
+    def __call__(self, progress: WorkerProgress) -> None:
+        """One materialization with the period's figures, the events as one log entry, the lag as a
+        tag for the leader sensor.
+        """
+        self.last = progress
+        for name in self.reported:
+            self.reported[name] += getattr(progress, name)
+        try:
+            self.flush_events()
+            self._context.log_event(
+                dg.AssetMaterialization(
+                    self._context.asset_key, metadata=period_metadata(progress) | self.row_count()
+                )
+            )
+            run_id = self._context.run.run_id
+            lag = progress.lag_millis
+            known = UNKNOWN if lag is None else str(lag)
+            tags = {STALLED_TAG: str(len(progress.stalled)), LAG_TAG: known} | self.reported_at()
+            self._context.instance.add_run_tags(run_id, tags)
+            if lag is not None or progress.stalled or progress.lag_unknown:
+                self.check_lag(lag, len(progress.lag_unknown))
+            self.check_paused(progress)
+            run = self._context.instance.get_run_by_id(run_id)
+            if run is not None and run.is_finished:
+                _log.warning("run %s was closed from outside; this worker stops", run_id)
+                self._stop.set()
+        except Exception:  # noqa: BLE001 (whatever Dagster's storage raises, consuming goes on)
+            _log.exception("this period's report did not reach Dagster")
+
+    def nothing_behind(self) -> None:
+        """After a drain: what was there when it began is in the table.
+
+        The check that follows in the same run asks for this.
+        """
+        try:
+            self._context.instance.add_run_tags(
+                self._context.run.run_id,
+                {LAG_TAG: "0", STALLED_TAG: "0"} | self.reported_at(),
+            )
+        except Exception:  # noqa: BLE001 (as for a period's report)
+            _log.exception("the lag after the drain did not reach Dagster")
+
+    def reported_at(self) -> dict[str, str]:
+        """The tag that says how old the lag is."""
+        now = datetime.fromtimestamp(self._clock.wall(), UTC)
+        return {LAG_AT_TAG: now.isoformat(timespec="seconds")}
+
+    def check_paused(self, progress: WorkerProgress) -> None:
+        """Whether a shard of this worker is paused; told while one is, and once when none is any
+        more. The leader sensor tells of the whole fleet.
+        """
+        if not (progress.paused or self._told_of_pauses):
+            return
+        self._told_of_pauses = bool(progress.paused)
+        paused = tuple(PausedLease(key, reason, 0.0) for key, reason in progress.paused.items())
+        status = WorkerStatus(paused=paused, paused_leases=len(paused))
+        row = WorkerMetrics(progress.worker_id, int(self._clock.wall()), status=status)
+        self._report(health.paused([row]))
+
+    def check_lag(self, own_lag_millis: int | None, unread_shards: int = 0) -> None:
+        """The check beside the materialization: the Dagster UI takes an evaluation that is not of
+        the last materialization for none.
+
+        Outside the run, like the sensor's: within a run Dagster keeps one row per check, which
+        would count as older than any of the sensor's.
+        """
+        others = active_runs(
+            self._context.instance,
+            self._pipeline.name,
+            self._pipeline.settings.worker.worker_group_separator,
+        )
+        reported = worst_lag_millis(others)
+        worst = None if own_lag_millis is None else max(own_lag_millis, reported or 0)
+        still = stalled_shards(others)
+        self._report(
+            health.lag(worst, self._lag_threshold_seconds, still, unread_shards=unread_shards)
+        )
+
+    def _report(self, verdict: health.Health) -> None:
+        instance, key = self._context.instance, self._context.asset_key
+        last = instance.fetch_materializations(key, limit=1).records
+        evaluation = verdict.evaluation(key, of=last[0] if last else None)
+        instance.report_runless_asset_event(evaluation)
+
+    def row_count(self) -> dict[str, int]:
+        """The table's rows, as the Dagster UI shows them; left out of a running worker's reports
+        once counting takes longer than is good for its batches.
+        """
+        if self._count_seconds > SLOW_COUNT_SECONDS:
+            return {}
+        began = self._clock.monotonic()
+        rows = table_rows(self._pipeline.sink)
+        self._count_seconds = self._clock.monotonic() - began
+        return {} if rows is None else {"dagster/row_count": rows}
+
+    def flush_events(self) -> None:
+        """Write the events so far as one entry of the run's log."""
+        text = self._events.drain()
+        if text:
+            self._context.log.info(text)

@@ -1,0 +1,152 @@
+"""The checks of a pipeline's arguments, before anything is read or written."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from pydantic import ValidationError
+
+from kcl_pipeline.arguments import (
+    check_function,
+    check_number,
+    check_options,
+    check_text,
+    checked_arguments,
+)
+from kcl_pipeline.config import ConsumerSettings
+from kcl_pipeline.delta.settings import DeltaSink
+from kcl_pipeline.errors import SettingsError
+from kcl_pipeline.planning import strategies
+from kcl_pipeline.settings_errors import nearest, refuse_settings, unknown, wrong
+from kcl_pipeline.settings_model import STREAM_FORMS
+
+_OWN_ARGUMENTS: Final = {"application_name": "name", "streams": "streams"}
+_SINKS: Final = "DeltaSink('s3://lake/orders') or a ForeachBatchSink"
+
+
+@checked_arguments
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """How many workers the sensor keeps running: at least `min`, at most `max`.
+
+    Raises `SettingsError` unless 1 ≤ min ≤ max.
+    """
+
+    min: int = 1
+    max: int = 8
+
+    def __post_init__(self) -> None:
+        check_number("Fleet min", self.min, "a number of workers", least=1, whole=True)
+        check_number("Fleet max", self.max, "a number of workers", least=1, whole=True)
+        if self.max < self.min:
+            raise SettingsError(
+                f"Fleet max={self.max} is less than min={self.min}. Write max={self.min} or more."
+            )
+
+
+def check_arguments(
+    name: object,
+    streams: object,
+    sink: object,
+    transform: object,
+    transform_arrow: object,
+    workers: object,
+    spark_config: object,
+) -> None:
+    """Everything but the settings. Raises `SettingsError`."""
+    check_text("name", name, "Write the name of the application, such as 'orders'")
+    _check_streams(streams)
+    _check_sink(sink)
+    _check_transforms(transform, transform_arrow, sink)
+    _check_workers(workers)
+    check_options("spark_config", spark_config, "{'spark.executor.memory': '4g'}")
+
+
+def checked_settings(name: str, streams: Sequence[str], overrides: object) -> ConsumerSettings:
+    """The settings of an application. Raises `SettingsError`."""
+    if not isinstance(overrides, Mapping):
+        raise wrong(
+            "settings_overrides",
+            overrides,
+            "is not a dictionary",
+            "Write settings_overrides={'lease': {'failover_time_millis': 5000}}",
+        )
+    for own, argument in _OWN_ARGUMENTS.items():
+        if own in overrides:
+            raise SettingsError(
+                f"settings_overrides[{own!r}] is set by the argument {argument}. "
+                f"Write {argument}=... instead."
+            )
+    try:
+        settings = ConsumerSettings.model_validate(
+            {**overrides, "application_name": name, "streams": tuple(streams)}
+        )
+    except ValidationError as error:
+        refuse_settings(error, ConsumerSettings, _OWN_ARGUMENTS)
+    _check_strategy(settings.assignment.lease_assignment_strategy)
+    return settings
+
+
+def _check_strategy(name: str) -> None:
+    try:
+        strategies.get(name)
+    except SettingsError:
+        setting, known = "assignment.lease_assignment_strategy", strategies.names()
+        close = nearest(name, known)
+        if close is not None:
+            raise SettingsError(
+                f"{setting}={name!r} is not known. Did you mean {close!r}?"
+            ) from None
+        raise SettingsError(
+            f"{setting}: {unknown(repr(name), known, 'a strategy')} A strategy of your own has to "
+            "be registered before the pipeline is made."
+        ) from None
+
+
+def _check_streams(streams: object) -> None:
+    if isinstance(streams, str):
+        raise wrong("streams", streams, "is a string", f"Write streams=[{streams!r}]")
+    if not isinstance(streams, Sequence) or isinstance(streams, bytes | bytearray):
+        advice = f"Write a list with {STREAM_FORMS}, such as streams=['orders']"
+        raise wrong("streams", streams, "is not a list", advice)
+
+
+def _check_workers(workers: object) -> None:
+    if not isinstance(workers, Fleet):
+        most = workers if isinstance(workers, int) and workers > 0 else 8
+        advice = f"Write workers=Fleet(min=1, max={most:d})"
+        raise wrong("workers", workers, "is not a Fleet", advice)
+
+
+def _check_sink(sink: object) -> None:
+    if isinstance(sink, DeltaSink) or _is_foreach_batch(sink):
+        return
+    if isinstance(sink, str):
+        raise wrong("sink", sink, "is a string", f"Write sink=DeltaSink({sink!r})")
+    if isinstance(sink, type) or callable(sink):
+        advice = "Write sink=ForeachBatchSink(function) or sink=DeltaSink('s3://lake/orders')"
+        raise wrong("sink", sink, "is a class or function", advice)
+    raise wrong("sink", sink, "is not a sink", f"Write sink={_SINKS}")
+
+
+def _is_foreach_batch(sink: object) -> bool:
+    # Where the module is not loaded there is no such object; loading it needs pyspark
+    module = sys.modules.get("kcl_pipeline.spark.foreach")
+    return module is not None and isinstance(sink, module.ForeachBatchSink)
+
+
+def _check_transforms(frames: object, tables: object, sink: object) -> None:
+    if frames is not None:
+        check_function("transform", frames, ["records"], "a function of a Spark DataFrame")
+    if tables is not None:
+        check_function("transform_arrow", tables, ["records"], "a function of a pyarrow.Table")
+    if frames is not None and tables is not None:
+        raise SettingsError("transform and transform_arrow are both set. Write one of them.")
+    if tables is not None and not isinstance(sink, DeltaSink):
+        raise SettingsError(
+            "transform_arrow needs a DeltaSink, and sink is a ForeachBatchSink, which gets a Spark "
+            "DataFrame. Write transform=... instead."
+        )

@@ -1,0 +1,1 @@
+"""The default strategy: few moves to an even fleet."""

@@ -1,0 +1,156 @@
+"""How heavy each lease is, per resource, in the resource's own unit."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from kcl_pipeline.planning.cost import CostModel, WorkerSample, fit
+from kcl_pipeline.planning.model import LeaseState, PlanLimits, WorkerState
+
+CPU_METRIC = "C"
+THROUGHPUT, CPU, COUNT = "throughput", "cpu", "count"
+
+
+@dataclass(slots=True)
+class Loads:
+    """`loads[r]` per lease in the order given; `base[r]` per worker id; `dead_bands[r]` absolute,
+    in the unit of the resource.
+    """
+
+    mode: str
+    resources: list[str]
+    loads: list[list[float]]
+    base: list[dict[str, float]]
+    dead_bands: list[float]
+    kbps: list[float]
+    cost: CostModel | None
+
+    def capacity(self, resource: int, worker: WorkerState) -> float:
+        """What the worker's share of this resource is measured against; only ratios between workers
+        matter.
+
+        A percentage of a worker twice as large is twice as much CPU, so CPU is counted in percent
+        of a worker of capacity 1.
+        """
+        if self.resources[resource] != CPU:
+            return worker.capacity
+        limit = worker.limits.get(CPU_METRIC, 100.0)
+        factor = self.cost.factor(worker.worker_class) if self.cost else 1.0
+        return max(limit, 1.0) * worker.capacity / factor
+
+
+def quantile(values: list[float], q: float) -> float:
+    """The nearest-rank quantile: the smallest value with at least the share `q` of all values at or
+    below it. 0.0 of no values.
+    """
+    if not values:
+        return 0.0
+    ordered = sorted(values)
+    return ordered[max(math.ceil(q * len(ordered)) - 1, 0)]
+
+
+def lease_loads(
+    leases: list[LeaseState], workers: list[WorkerState], limits: PlanLimits, takers: int
+) -> Loads:
+    """Loads of all leases. `takers`: how many workers accept leases, at least one."""
+    samples = [
+        lease.throughput_kbps
+        for lease in leases
+        if lease.throughput_kbps is not None and not lease.ended
+    ]
+    fresh = max(quantile([_sane(value) for value in samples], limits.fresh_lease_quantile), 0.0)
+    kbps = [
+        0.0
+        if lease.ended
+        else fresh
+        if lease.throughput_kbps is None
+        else _sane(lease.throughput_kbps)
+        for lease in leases
+    ]
+    cost, cpu, base = _cpu(leases, kbps, workers)
+    counts = [0.0 if lease.ended else 1.0 for lease in leases]
+    if not samples:
+        mode, first = "count", counts
+    elif math.fsum(kbps) / takers < limits.dead_band_kbps:
+        mode, first = "idle", counts
+    else:
+        mode, first = "load", kbps
+    loads = Loads(
+        mode,
+        [COUNT if first is counts else THROUGHPUT],
+        [first],
+        [{}],
+        [limits.dead_band_kbps if mode == "load" else 0.0],
+        kbps,
+        cost,
+    )
+    if cost is not None and mode != "idle":
+        loads.resources.append(CPU)
+        loads.loads.append(cpu)
+        loads.base.append(base)
+        loads.dead_bands.append(limits.dead_band_cpu_percentage)
+    return loads
+
+
+def _sane(value: float) -> float:
+    """A sample that is not a finite, positive number is no load."""
+    return value if 0.0 < value < math.inf else 0.0
+
+
+def _cpu(
+    leases: list[LeaseState], kbps: list[float], workers: list[WorkerState]
+) -> tuple[CostModel | None, list[float], dict[str, float]]:
+    """Cost model, CPU points per lease on a worker of class factor 1, and the CPU of each worker
+    that no lease explains.
+    """
+    reporting = {
+        worker.worker_id: worker
+        for worker in workers
+        if 0.0 <= worker.metrics.get(CPU_METRIC, -1.0) < math.inf
+    }
+    if not reporting:
+        return None, [], {}
+    held: dict[str, list[int]] = {worker_id: [] for worker_id in reporting}
+    for i, lease in enumerate(leases):
+        if lease.owner in held and not lease.ended:
+            held[lease.owner].append(i)
+    samples = {
+        worker_id: _sample(worker, held[worker_id], leases, kbps)
+        for worker_id, worker in reporting.items()
+    }
+    model = fit(list(samples.values()))
+    costs = [
+        0.0 if lease.ended else model.lease_percentage(kbps[i], lease.records_per_s)
+        for i, lease in enumerate(leases)
+    ]
+    base: dict[str, float] = {}
+    for worker in workers:
+        factor = model.factor(worker.worker_class)
+        if worker.worker_id not in samples:
+            base[worker.worker_id] = model.idle_percentage / factor
+            continue
+        adjust = model.residual_factor(samples[worker.worker_id])
+        for i in held[worker.worker_id]:
+            costs[i] *= adjust
+        explained = factor * math.fsum(costs[i] for i in held[worker.worker_id])
+        base[worker.worker_id] = (
+            max(worker.metrics[CPU_METRIC] * worker.capacity - explained, 0.0) / factor
+        )
+    return model, costs, base
+
+
+def _sample(
+    worker: WorkerState, held: list[int], leases: list[LeaseState], kbps: list[float]
+) -> WorkerSample:
+    records: float | None = 0.0
+    for i in held:
+        known = leases[i].records_per_s
+        records = None if records is None or known is None else records + known
+    return WorkerSample(
+        worker.worker_class,
+        worker.metrics[CPU_METRIC] * worker.capacity,
+        math.fsum(kbps[i] for i in held),
+        records,
+        len(held),
+    )

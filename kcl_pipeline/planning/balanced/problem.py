@@ -1,0 +1,178 @@
+"""The planning problem in numbers: who may hold what, how heavy it is, how much room there is.
+
+Loads are in *fair shares*: per resource they are scaled so that the load that can be spread equals
+the capacity that takes it, and the mean capacity is one. A worker's utilization is the largest,
+over resources, of load ÷ capacity; 1.0 is perfectly even.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from kcl_pipeline.planning.balanced.loads import Loads, lease_loads
+from kcl_pipeline.planning.model import LeaseState, PlanInput, PlanLimits, WorkerState
+
+EPSILON = 1e-9
+
+
+@dataclass(slots=True)
+class Problem:
+    """Leases by key and workers by id; indices everywhere else.
+
+    `leases` are those that may be with an accepting worker (so not those of workers that keep what
+    they have). `home[i]`: the owner's index, -1 if it has none. `free[i]`: may be placed or moved.
+    `loads[r][i]`, `capacities[r][w]` in fair shares; `base[r][w]` is load that no lease carries.
+    `kbps[i]`: throughput, for the caps. `other_group_*`: what workers that accept nothing hold.
+    `mode`: "load", "count" (no sample anywhere) or "idle" (samples, all near zero).
+    """
+
+    leases: list[LeaseState]
+    workers: list[WorkerState]
+    limits: PlanLimits
+    mode: str
+    resources: list[str]
+    home: list[int]
+    free: list[bool]
+    loads: list[list[float]]
+    capacities: list[list[float]]
+    base: list[list[float]]
+    kbps: list[float]
+    groups: list[str]
+    group_of: list[int]
+    group_capacities: list[list[float]]
+    other_group_leases: list[int]
+    other_group_kbps: list[float]
+
+    @property
+    def target(self) -> float:
+        """The utilization at which balancing stops when nothing indivisible is in the way."""
+        return (
+            1.0
+            + min(
+                self.limits.balance_target_percentage, self.limits.re_balance_threshold_percentage
+            )
+            / 100.0
+        )
+
+    @property
+    def hysteresis(self) -> float:
+        """How far above what can be reached a worker has to be before anything is moved for
+        balance.
+        """
+        return 1.0 + self.limits.re_balance_threshold_percentage / 100.0 - self.target
+
+    @property
+    def group_targets(self) -> list[float]:
+        """The utilization aimed for per group: groups average over their workers, so the band is
+        narrower by the root of their size.
+        """
+        sizes = [0] * len(self.groups)
+        for g in self.group_of:
+            sizes[g] += 1
+        return [1.0 + (self.target - 1.0) / math.sqrt(size) for size in sizes]
+
+    def fixed(self, resource: int) -> list[float]:
+        """Load per worker that no move can take off it."""
+        fixed = list(self.base[resource])
+        for i, w in enumerate(self.home):
+            if w >= 0 and not self.free[i]:
+                fixed[w] += self.loads[resource][i]
+        return fixed
+
+
+def build(plan_input: PlanInput) -> Problem | None:
+    """The problem of this input, or None when no worker takes leases."""
+    limits = plan_input.limits
+    everyone = {
+        worker.worker_id: worker
+        for worker in sorted(plan_input.workers, key=lambda worker: worker.worker_id)
+    }
+    workers = [
+        worker for worker in everyone.values() if worker.accepts_leases and worker.capacity > 0
+    ]
+    if not workers:
+        return None
+    index = {worker.worker_id: w for w, worker in enumerate(workers)}
+    ordered = sorted(plan_input.leases, key=lambda lease: lease.lease_key)
+    measured = lease_loads(ordered, list(everyone.values()), limits, len(workers))
+    taken = [
+        i
+        for i, lease in enumerate(ordered)
+        if (lease.owner in index) or (lease.owner is None and lease.movable)
+    ]
+    leases = [ordered[i] for i in taken]
+    groups = sorted({worker.group for worker in workers})
+    group_index = {name: g for g, name in enumerate(groups)}
+    problem = Problem(
+        leases=leases,
+        workers=workers,
+        limits=limits,
+        mode=measured.mode,
+        resources=measured.resources,
+        home=[index[lease.owner] if lease.owner is not None else -1 for lease in leases],
+        free=[
+            lease.movable
+            and (
+                lease.owner is None
+                or (
+                    limits.balance
+                    and not lease.ended
+                    and lease.seconds_since_move >= limits.cool_down_seconds
+                )
+            )
+            for lease in leases
+        ],
+        loads=[],
+        capacities=[],
+        base=[],
+        kbps=[measured.kbps[i] for i in taken],
+        groups=groups,
+        group_of=[group_index[worker.group] for worker in workers],
+        group_capacities=[],
+        other_group_leases=[0] * len(groups),
+        other_group_kbps=[0.0] * len(groups),
+    )
+    _count_the_others(problem, ordered, measured, everyone, group_index)
+    _scale(problem, measured, taken)
+    return problem
+
+
+def _count_the_others(
+    problem: Problem,
+    ordered: list[LeaseState],
+    measured: Loads,
+    everyone: dict[str, WorkerState],
+    group_index: dict[str, int],
+) -> None:
+    """What workers that take nothing hold still counts against the limits of their group."""
+    accepting = {worker.worker_id for worker in problem.workers}
+    for i, lease in enumerate(ordered):
+        if lease.owner is None or lease.owner in accepting or lease.owner not in everyone:
+            continue
+        group = group_index.get(everyone[lease.owner].group)
+        if group is not None:
+            problem.other_group_leases[group] += 1
+            problem.other_group_kbps[group] += measured.kbps[i]
+
+
+def _scale(problem: Problem, measured: Loads, taken: list[int]) -> None:
+    target = problem.target
+    for r in range(len(measured.resources)):
+        loads = [measured.loads[r][i] for i in taken]
+        capacities = [measured.capacity(r, worker) for worker in problem.workers]
+        base = [measured.base[r].get(worker.worker_id, 0.0) for worker in problem.workers]
+        total, room = math.fsum(loads) + math.fsum(base), math.fsum(capacities)
+        mean_capacity = room / len(capacities)
+        unit = total / room * mean_capacity if total > 0 else 1.0
+        # An absolute dead-band wider than the relative one is more capacity: all limits stay
+        # `target * capacity`.
+        widened = max((1.0 + measured.dead_bands[r] / unit) / target, 1.0) if total > 0 else 1.0
+        problem.loads.append([load / unit for load in loads])
+        problem.base.append([load / unit for load in base])
+        problem.capacities.append([capacity / mean_capacity * widened for capacity in capacities])
+    for capacities in problem.capacities:
+        by_group = [0.0] * len(problem.groups)
+        for w, capacity in enumerate(capacities):
+            by_group[problem.group_of[w]] += capacity
+        problem.group_capacities.append(by_group)

@@ -1,0 +1,116 @@
+"""The objective as a tuple: smaller is better, compared from the left."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kcl_pipeline.planning.balanced.problem import EPSILON, Problem
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Score:
+    """What a plan is worth. Utilizations are in targets: 1.0 means at or inside the dead-band.
+
+    `unplaced` leases without an owner, `violations` of caps, `peak` of all workers,
+    `peak_without_giants` of workers that hold no lease too heavy for every worker, `group_peak`,
+    `moves` (placements included), `moved_kbps` (placements not included), `variance`: utilization
+    squared times capacity, summed; `crowding`: leases per worker squared, summed.
+    """
+
+    unplaced: int
+    violations: int
+    peak: float
+    peak_without_giants: float
+    group_peak: float
+    moves: int
+    moved_kbps: float
+    variance: float
+    crowding: int
+
+
+def heavy_for_all(problem: Problem) -> set[int]:
+    """Leases that put any worker above the dead-band on their own."""
+    top = [problem.target * max(capacities) for capacities in problem.capacities]
+    return {
+        i
+        for i in range(len(problem.leases))
+        if any(loads[i] > most + EPSILON for loads, most in zip(problem.loads, top, strict=True))
+    }
+
+
+def score(problem: Problem, owner: Sequence[int]) -> Score:
+    """The score of this assignment (worker index per lease, -1: nobody)."""
+    load = [list(base) for base in problem.base]
+    for i, w in enumerate(owner):
+        if w >= 0:
+            for r, loads in enumerate(problem.loads):
+                load[r][w] += loads[i]
+    hosts = {owner[i] for i in heavy_for_all(problem)}
+    used = [
+        max(
+            row[w] / capacities[w] for row, capacities in zip(load, problem.capacities, strict=True)
+        )
+        for w in range(len(problem.workers))
+    ]
+    group_peak = 1.0
+    if len(problem.groups) > 1:
+        for g, size_target in enumerate(problem.group_targets):
+            members = [w for w, group in enumerate(problem.group_of) if group == g]
+            for row, capacities in zip(load, problem.group_capacities, strict=True):
+                group_peak = max(
+                    group_peak, sum(row[w] for w in members) / capacities[g] / size_target
+                )
+    moved = [i for i, w in enumerate(owner) if w >= 0 and w != problem.home[i]]
+    return Score(
+        unplaced=sum(1 for i, w in enumerate(owner) if w < 0 and problem.free[i]),
+        violations=violations(problem, owner),
+        peak=round(max(1.0, max(used) / problem.target), 8),
+        peak_without_giants=round(
+            max([1.0, *(u / problem.target for w, u in enumerate(used) if w not in hosts)]), 8
+        ),
+        group_peak=round(group_peak, 8),
+        moves=len(moved),
+        moved_kbps=round(math.fsum(problem.kbps[i] for i in moved if problem.home[i] >= 0), 6),
+        variance=round(
+            sum(
+                row[w] ** 2 / capacities[w]
+                for row, capacities in zip(load, problem.capacities, strict=True)
+                for w in range(len(row))
+            ),
+            8,
+        ),
+        crowding=sum(sum(1 for v in owner if v == w) ** 2 for w in range(len(problem.workers))),
+    )
+
+
+def violations(problem: Problem, owner: Sequence[int]) -> int:
+    """How many workers and groups break a cap.
+
+    A single lease with traffic never breaks a throughput cap: somebody has to read it.
+    """
+    limits = problem.limits
+    workers, groups = len(problem.workers), len(problem.groups)
+    count, busy, kbps = [0] * workers, [0] * workers, [0.0] * workers
+    for i, w in enumerate(owner):
+        if w >= 0:
+            count[w] += 1
+            busy[w] += problem.kbps[i] > 0
+            kbps[w] += problem.kbps[i]
+    group_count, group_kbps = list(problem.other_group_leases), list(problem.other_group_kbps)
+    group_busy = [int(other > 0) for other in group_kbps]
+    for w, g in enumerate(problem.group_of):
+        group_count[g] += count[w]
+        group_kbps[g] += kbps[w]
+        group_busy[g] += busy[w]
+    broken = 0
+    for w in range(workers):
+        broken += count[w] > limits.max_leases_for_worker
+        broken += busy[w] > 1 and kbps[w] > limits.max_throughput_per_host_kbps + EPSILON
+    for g in range(groups):
+        broken += group_count[g] > limits.max_leases_for_group
+        broken += (
+            group_busy[g] > 1 and group_kbps[g] > limits.max_throughput_per_group_kbps + EPSILON
+        )
+    return broken

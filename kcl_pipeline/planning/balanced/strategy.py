@@ -1,0 +1,327 @@
+"""The default strategy: the fewest moves to a fleet that is even within the dead-band
+(`docs/planning.md`).
+
+Objective, lexicographic: leases without an owner that could have one · hard caps · largest
+utilization of a worker, then of a worker that holds no lease too heavy for everybody, down to the
+dead-band · largest utilization of a group, down to its dead-band · leases moved, then bytes moved ·
+variance. Up to `EXACT_LEASES` by `EXACT_WORKERS` (`balanced_exact`) the assignment is the best
+there is; beyond that `balanced_solve` comes close from level three on. Whether to move anything at
+all is decided here: dead-band with hysteresis, benefit per move, churn budget.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from kcl_pipeline.planning.balanced import solve as balanced_solve
+from kcl_pipeline.planning.balanced.board import Board
+from kcl_pipeline.planning.balanced.exact import is_small
+from kcl_pipeline.planning.balanced.exact import solve as solve_exactly
+from kcl_pipeline.planning.balanced.place import place
+from kcl_pipeline.planning.balanced.problem import EPSILON, Problem, build
+from kcl_pipeline.planning.balanced.reasons import moves_of
+from kcl_pipeline.planning.balanced.score import score, violations
+from kcl_pipeline.planning.balanced.targets import GIANT_SLACK, Targets, compute
+from kcl_pipeline.planning.model import Plan, PlanInput
+from kcl_pipeline.planning.strategies import register
+
+NAME = "balanced"
+_STRETCHES = (1.01, 1.025, 1.05, 1.1, 1.2, 1.4, 1.8, 3.0, 10.0)
+_REFINEMENTS = 3
+
+
+def balanced(plan_input: PlanInput) -> Plan:
+    """The plan for this input: pure, deterministic, blind to the order of leases and workers."""
+    problem = build(plan_input)
+    if problem is None:
+        waiting = sorted(
+            lease.lease_key for lease in plan_input.leases if lease.owner is None and lease.movable
+        )
+        return Plan(NAME, (), tuple(waiting), ("no worker takes leases",))
+    calm = _placed_only(problem)
+    if not problem.limits.balance:
+        owner, why = calm, "balancing is off"
+    elif problem.mode == "idle":
+        owner, why = (
+            _fill_empty(problem, calm),
+            "traffic is near zero: only workers without a lease are given some",
+        )
+    else:
+        owner, why = _balance(problem, calm)
+        if owner == calm and problem.hysteresis > 0 and len(problem.loads) > 1:
+            owner = _fill_empty(problem, calm, most=1)
+            why += "; a worker without any lease is given one" if owner != calm else ""
+    spilled = tuple(
+        problem.leases[i].lease_key for i, w in enumerate(owner) if w < 0 and problem.free[i]
+    )
+    return Plan(NAME, moves_of(problem, owner), spilled, (why,))
+
+
+def _placed_only(problem: Problem) -> list[int]:
+    """Leases without an owner placed, everything else where it is."""
+    waiting = [i for i, w in enumerate(problem.home) if w < 0 and problem.free[i]]
+    if not waiting:
+        return list(problem.home)
+    targets = Targets(problem.target, [])
+    board = Board(problem, targets, targets.rest)
+    place(board, waiting)
+    only = replace(
+        problem, free=[free and w < 0 for free, w in zip(problem.free, problem.home, strict=True)]
+    )
+    return solve_exactly(only, board.owner) if is_small(only) else board.owner
+
+
+def _balance(problem: Problem, calm: list[int]) -> tuple[list[int], str]:
+    """The assignment to go to, and a sentence about why this one."""
+    targets = compute(problem)
+    best = _solve_small(problem, targets, calm) if is_small(problem) else None
+    if best is not None and score(problem, best).unplaced < score(problem, calm).unplaced:
+        return best, "other leases make room for one that would find no worker"
+    reach = (
+        score(problem, best).peak_without_giants * problem.target
+        if best is not None
+        else targets.rest
+    )
+    loaded = any(
+        w < 0 and problem.free[i] and _weighs(problem, i) for i, w in enumerate(problem.home)
+    )
+    patience = 0.0 if loaded else problem.hysteresis
+    now = _Stress(problem, targets, calm, reach)
+    broken = violations(problem, calm)
+    uneven = now.peak > reach + patience + EPSILON or now.misplaced_giant
+    if best is not None:
+        uneven = _gain(problem, calm, best) > patience + EPSILON
+    if not (broken or uneven or now.group_is_over):
+        return (
+            calm,
+            (
+                f"the most loaded worker is at {now.total_peak:.3f} of its fair share; that is "
+                f"near enough to the {reach:.3f} in reach"
+            ),
+        )
+    chosen = best if best is not None else _solve(problem, targets, calm)
+    then = _Stress(problem, targets, chosen, reach)
+    extra = sum(1 for a, b in zip(chosen, calm, strict=True) if a != b)
+    worth = problem.limits.min_benefit_per_move * extra
+    if best is not None:
+        helps = _gain(problem, calm, best) >= worth
+    else:
+        gain = max(now.total_peak - then.total_peak, now.peak - then.peak)
+        helps = now.excess - then.excess >= worth and (loaded or gain >= problem.hysteresis / 2)
+    group_helps = (
+        now.group_is_over and now.group_peak - then.group_peak > (now.group_peak - 1.0) / 2
+    )
+    if not (helps or group_helps or violations(problem, chosen) < broken):
+        return (
+            calm,
+            (
+                f"the most loaded worker is at {now.total_peak:.3f} of its fair share, and no "
+                "move would help enough"
+            ),
+        )
+    budget = int(problem.limits.churn_budget_percentage / 100.0 * len(problem.leases))
+    if extra > budget:
+        return _within_budget(
+            problem, targets, calm, chosen, budget
+        ), f"the churn budget of {budget} moves is spent; the rest follows"
+    return (
+        chosen,
+        (
+            f"the most loaded worker goes from {now.total_peak:.3f} to {then.total_peak:.3f} of "
+            "its fair share"
+        ),
+    )
+
+
+def _gain(problem: Problem, calm: list[int], best: list[int]) -> float:
+    """By how much the exact solution lowers a peak, in utilization."""
+    here, there = score(problem, calm), score(problem, best)
+    return (
+        max(here.peak - there.peak, here.peak_without_giants - there.peak_without_giants)
+        * problem.target
+    )
+
+
+class _Stress:
+    """How uneven an assignment is. Utilizations, and `excess`: load above `reach`, in fair
+    shares.
+    """
+
+    def __init__(self, problem: Problem, targets: Targets, owner: list[int], reach: float) -> None:
+        load = [list(base) for base in problem.base]
+        for row, loads in zip(load, problem.loads, strict=True):
+            for w, one in zip(owner, loads, strict=True):
+                if w >= 0:
+                    row[w] += one
+        used = [
+            max(row[w] / caps[w] for row, caps in zip(load, problem.capacities, strict=True))
+            for w in range(len(problem.workers))
+        ]
+        hosts: dict[int, float] = {}
+        for i in targets.giants:
+            if (w := owner[i]) >= 0:
+                alone = max(
+                    loads[i] / caps[w]
+                    for loads, caps in zip(problem.loads, problem.capacities, strict=True)
+                )
+                hosts[w] = max(hosts.get(w, 0.0), (1 + GIANT_SLACK) * alone - reach)
+        self.total_peak = max(used)
+        # The host of a giant is as stressed as it is above what the giant alone makes of it.
+        self.peak = max(u - max(hosts.get(w, 0.0), 0.0) for w, u in enumerate(used))
+        self.misplaced_giant = len(hosts) < len(targets.giants)
+        self.excess = sum(
+            max(
+                0.0,
+                *(
+                    row[w] - reach * caps[w]
+                    for row, caps in zip(load, problem.capacities, strict=True)
+                ),
+            )
+            for w in range(len(used))
+        )
+        self.group_peak = 1.0
+        if len(problem.groups) > 1:
+            for row, caps in zip(load, problem.group_capacities, strict=True):
+                by_group = [0.0] * len(problem.groups)
+                for w, g in enumerate(problem.group_of):
+                    by_group[g] += row[w]
+                self.group_peak = max(
+                    [
+                        self.group_peak,
+                        *(total / room for total, room in zip(by_group, caps, strict=True)),
+                    ]
+                )
+        self.group_is_over = (
+            self.group_peak > 1.0 + problem.limits.group_threshold_percentage / 100.0 + EPSILON
+            and _several_per_group(problem)
+            and (not targets.giants or is_small(problem))
+        )
+
+
+def _several_per_group(problem: Problem) -> bool:
+    """Groups of one worker each are workers."""
+    return 1 < len(problem.groups) < len(problem.workers)
+
+
+def _weighs(problem: Problem, i: int) -> bool:
+    return any(loads[i] > 0 for loads in problem.loads)
+
+
+def _solve_small(problem: Problem, targets: Targets, calm: list[int]) -> list[int]:
+    start = _attempt(problem, targets, targets.rest)[0]
+    if (score(problem, calm)) < score(problem, start):
+        start = calm
+    return solve_exactly(problem, start)
+
+
+def _solve(problem: Problem, targets: Targets, calm: list[int]) -> list[int]:
+    """The heuristic: at the target if it gets there, else at the lowest level it reaches."""
+    best, done, peak = _attempt(problem, targets, targets.rest)
+    if done:
+        return best
+    rank = (_unplaced(problem, best), violations(problem, best), peak)
+    calm_peak = _Stress(problem, targets, calm, targets.rest).peak
+    failed, reached = targets.rest, min(peak, calm_peak)
+    for stretch in _STRETCHES:
+        rest = targets.rest * stretch
+        if rest >= reached:
+            break
+        owner, done, peak = _attempt(problem, targets, rest)
+        if (candidate := (_unplaced(problem, owner), violations(problem, owner), peak)) < rank:
+            best, rank = owner, candidate
+        if done:
+            reached = min(reached, rest)
+            break
+        failed = rest
+    for _ in range(_REFINEMENTS):
+        middle = (failed + reached) / 2
+        owner, done, peak = _attempt(problem, targets, middle)
+        if (candidate := (_unplaced(problem, owner), violations(problem, owner), peak)) < rank:
+            best, rank = owner, candidate
+        failed, reached = (failed, middle) if done else (middle, reached)
+    # What was reached is known now: a run that aims exactly there moves no more than it has to.
+    owner, _, peak = _attempt(problem, targets, rank[2] * (1 + EPSILON))
+    if (_unplaced(problem, owner), violations(problem, owner)) == rank[:2] and peak <= rank[2] * (
+        1 + 4 * EPSILON
+    ):
+        moved, before = (
+            sum(1 for a, b in zip(one, problem.home, strict=True) if a != b)
+            for one in (owner, best)
+        )
+        best = owner if moved < before else best
+    return best
+
+
+def _unplaced(problem: Problem, owner: list[int]) -> int:
+    return sum(1 for i, w in enumerate(owner) if w < 0 and problem.free[i])
+
+
+def _attempt(problem: Problem, targets: Targets, rest: float) -> tuple[list[int], bool, float]:
+    """One run of the heuristic at utilization `rest`: the assignment, whether all limits hold, the
+    peak on workers without a giant.
+    """
+    board = Board(problem, targets, rest)
+    place(board, [i for i, w in enumerate(problem.home) if w < 0 and problem.free[i]])
+    balanced_solve.obey(board)
+    balanced_solve.spread_giants(board, targets)
+    balanced_solve.even_groups(board)
+    done = balanced_solve.shed(board)
+    balanced_solve.take_back(board)
+    balanced_solve.settle(board)
+    return board.owner, done, board.peak()
+
+
+def _within_budget(
+    problem: Problem, targets: Targets, calm: list[int], chosen: list[int], budget: int
+) -> list[int]:
+    """As many of the moves as the budget allows, those off the most loaded workers first, none that
+    leaves its taker worse off than its giver was.
+    """
+    board = Board(replace(problem, home=calm), targets, targets.rest)
+    wanted = [i for i, (a, b) in enumerate(zip(calm, chosen, strict=True)) if a != b and a >= 0]
+    while budget > 0 and wanted:
+        wanted.sort(key=lambda i: (-board.utilization(board.owner[i]), -board.sizes[i], i))
+        left: list[int] = []
+        for i in wanted:
+            before = board.utilization(board.owner[i])
+            after = max(
+                (board.load[r][chosen[i]] + board.loads[r][i]) / problem.capacities[r][chosen[i]]
+                for r in board.resources
+            )
+            if budget > 0 and board.fits_hard(i, chosen[i]) and after < max(before, targets.rest):
+                board.move(i, chosen[i])
+                budget -= 1
+            else:
+                left.append(i)
+        if len(left) == len(wanted):
+            break
+        wanted = left
+    return board.owner
+
+
+def _fill_empty(problem: Problem, calm: list[int], most: int | None = None) -> list[int]:
+    """Workers without any lease get some, at most `most` each, from those with the most: the
+    lightest ones.
+
+    Near zero traffic says nothing about tomorrow's. And where CPU counts, an idle process may look
+    as busy as one that has leases: a worker that joins such a fleet would stay without any for
+    ever, and never show what they cost it.
+    """
+    board = Board(replace(problem, home=calm), Targets(problem.target, []), problem.target)
+    fair = min(max(sum(board.count) // len(board.count), 1), most or len(calm))
+    for w in [w for w in range(len(board.count)) if board.count[w] == 0]:
+        while board.count[w] < fair:
+            giver = max(
+                range(len(board.count)),
+                key=lambda v: (board.count[v] if board.held[0][v] else -1, -v),
+            )
+            if board.count[giver] <= board.count[w] + 1 or not board.held[0][giver]:
+                break
+            lease = min((i for _, i in board.held[0][giver]), key=lambda i: problem.kbps[i])
+            if not board.fits_hard(lease, w):
+                break
+            board.move(lease, w)
+    return board.owner
+
+
+register(NAME, balanced)

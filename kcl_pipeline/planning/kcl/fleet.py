@@ -1,0 +1,124 @@
+"""What the two KCL strategies count while they plan: who holds what, and what it weighs. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from kcl_pipeline.planning.model import LeaseState, PlanInput, PlanLimits, WorkerState
+
+_IDLE_SHARE = 0.05
+
+
+def lease_weights(leases: tuple[LeaseState, ...]) -> Mapping[str, float]:
+    """The weight of each lease, by key, in KiB/s as far as throughput is known.
+
+    A finished shard weighs nothing. Without a sample it weighs the mean; an idle one a twentieth of
+    the mean, for it is polled, too. While nothing is known of any shard, each weighs 1: so no
+    quotient of two zeros ever enters a plan (protocol §5.5, NaN).
+    """
+    live = [lease for lease in leases if not lease.ended]
+    known = [lease.throughput_kbps for lease in live if lease.throughput_kbps is not None]
+    total = sum(known)
+    weights = {lease.lease_key: 0.0 for lease in leases if lease.ended}
+    if total <= 0:
+        return weights | {lease.lease_key: 1.0 for lease in live}
+    mean = total / len(known)
+    for lease in live:
+        weights[lease.lease_key] = (
+            mean
+            if lease.throughput_kbps is None
+            else max(lease.throughput_kbps, mean * _IDLE_SHARE)
+        )
+    return weights
+
+
+@dataclass(slots=True)
+class Holder:
+    """A worker that may be given leases, with what it holds while the plan grows.
+
+    `throughput_kbps` counts samples only, `weight` all.
+    """
+
+    worker: WorkerState
+    leases: dict[str, LeaseState] = field(default_factory=dict)
+    live: int = 0
+    weight: float = 0.0
+    throughput_kbps: float = 0.0
+
+    @property
+    def worker_id(self) -> str:
+        """The worker's id."""
+        return self.worker.worker_id
+
+    def add(self, lease: LeaseState, weight: float) -> None:
+        """Count a lease as held."""
+        self.leases[lease.lease_key] = lease
+        self.live += not lease.ended
+        self.weight += weight
+        self.throughput_kbps += throughput_of(lease)
+
+    def remove(self, lease: LeaseState, weight: float) -> None:
+        """Count a lease as given away."""
+        del self.leases[lease.lease_key]
+        self.live -= not lease.ended
+        self.weight -= weight
+        self.throughput_kbps -= throughput_of(lease)
+
+    def can_take(self, limits: PlanLimits) -> bool:
+        """Whether it is below `max_leases_for_worker`, and at most at
+        `max_throughput_per_host_kbps` (as KCL has it: the last lease may exceed it).
+        """
+        return (
+            len(self.leases) < limits.max_leases_for_worker
+            and self.throughput_kbps <= limits.max_throughput_per_host_kbps
+        )
+
+    def fits(self, lease: LeaseState, limits: PlanLimits) -> bool:
+        """Whether it stays within both limits with this lease: what a move for balance asks for."""
+        within = self.throughput_kbps + throughput_of(lease) <= limits.max_throughput_per_host_kbps
+        return within and len(self.leases) < limits.max_leases_for_worker
+
+    def fewest_first(self) -> tuple[int, int, str]:
+        """The order that breaks ties: unfinished leases, all leases, id."""
+        return (self.live, len(self.leases), self.worker_id)
+
+
+def throughput_of(lease: LeaseState) -> float:
+    """The lease's sample in KiB/s; 0 without one and for a finished shard."""
+    return 0.0 if lease.ended or lease.throughput_kbps is None else lease.throughput_kbps
+
+
+def holders(given: PlanInput, weights: Mapping[str, float]) -> list[Holder]:
+    """The workers that accept leases, sorted by id, with what they hold.
+
+    Others keep what they have and count for nothing, as in KCL.
+    """
+    found = {
+        w.worker_id: Holder(w)
+        for w in sorted(given.workers, key=lambda w: w.worker_id)
+        if w.accepts_leases
+    }
+    for lease in sorted(given.leases, key=lambda item: item.lease_key):
+        if lease.owner in found:
+            found[lease.owner].add(lease, weights[lease.lease_key])
+    return list(found.values())
+
+
+def waiting_leases(given: PlanInput, weights: Mapping[str, float]) -> list[LeaseState]:
+    """Leases without a living owner: those that have waited longest first, then heavy before
+    light.
+    """
+    waiting = [lease for lease in given.leases if lease.owner is None and lease.movable]
+    return sorted(
+        waiting, key=lambda item: (-item.waited_seconds, -weights[item.lease_key], item.lease_key)
+    )
+
+
+def placement_reason(lease: LeaseState) -> str:
+    """Why a lease without an owner is placed."""
+    return (
+        "it has no owner"
+        if lease.last_owner is None
+        else f"{lease.last_owner} does not hold it any more"
+    )

@@ -1,0 +1,299 @@
+"""KCL's WORKER_UTILIZATION_AWARE strategy (protocol §5.5), pure and deterministic.
+
+The rules are KCL's: what loads a worker is its metrics relative to the mean over the workers that
+report them; a lease loads it in proportion to its throughput. Not copied: 0/0, the starvation of
+workers that tie, and targets that are lost from the queue when one lease does not fit them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from kcl_pipeline.planning.kcl.fleet import (
+    Holder,
+    holders,
+    lease_weights,
+    placement_reason,
+    waiting_leases,
+)
+from kcl_pipeline.planning.model import LeaseState, Move, Plan, PlanInput, PlanLimits
+
+NAME = "worker_utilization_aware"
+_SHARE = "share of the load"
+_SHARE_LIMIT = 100.0
+_NOISE_PERCENT = 1.0
+_ROUNDING = 1e-9
+
+
+def worker_utilization_aware(given: PlanInput) -> Plan:
+    """Place leases without an owner on the least utilized workers; with `limits.balance` also move
+    leases away from the over-utilized.
+    """
+    weights = lease_weights(given.leases)
+    fleet = _Fleet(holders(given, weights), weights, given.limits)
+    moves: list[Move] = []
+    spilled: list[str] = []
+    for lease in waiting_leases(given, weights):
+        target = fleet.least_utilized()
+        if target is None:
+            spilled.append(lease.lease_key)
+            continue
+        fleet.give(lease, target)
+        moves.append(Move(lease.lease_key, None, target.worker_id, placement_reason(lease)))
+    if given.limits.balance:
+        placed = {move.lease_key for move in moves}
+        moves += _balance(fleet, placed)
+        moves += _start_idle_workers(fleet, {move.lease_key for move in moves})
+    return Plan(NAME, tuple(moves), tuple(spilled))
+
+
+class _Fleet:
+    """The accepting workers with the metrics they would have once the plan so far is done.
+
+    A worker without metrics is measured by its share of the fleet's load, 100 being the fair one:
+    its mean is fixed, where KCL takes that of the workers without metrics alone, so that a lone
+    idle one would count as average.
+    """
+
+    def __init__(
+        self, fleet: list[Holder], weights: Mapping[str, float], limits: PlanLimits
+    ) -> None:
+        self.holders = fleet
+        self.limits = limits
+        self.weights = weights
+        self.fair = sum(weights.values()) / len(fleet) if fleet else 0.0
+        self.values = {
+            h.worker_id: dict(h.worker.metrics) or {_SHARE: self._share(h)} for h in fleet
+        }
+        self.means = self._means()
+
+    def _means(self) -> dict[str, float]:
+        found: dict[str, list[float]] = {}
+        for values in self.values.values():
+            for metric, value in values.items():
+                found.setdefault(metric, []).append(value)
+        means = {metric: sum(values) / len(values) for metric, values in sorted(found.items())}
+        if _SHARE in means:
+            means[_SHARE] = _SHARE_LIMIT
+        return means
+
+    def _share(self, holder: Holder) -> float:
+        return 100.0 * holder.weight / self.fair if self.fair else 0.0
+
+    def limit(self, holder: Holder, metric: str) -> float:
+        """The operating range of a metric in percent; the share of the load has none besides its
+        mean.
+        """
+        return float("inf") if metric == _SHARE else holder.worker.limits.get(metric, 100.0)
+
+    def band(self, metric: str) -> float:
+        """How far from the mean a metric may be before anything is moved; a percentage point of a
+        measured metric is noise.
+        """
+        return max(
+            self.means[metric] * self.limits.re_balance_threshold_percentage / 100,
+            0.0 if metric == _SHARE else _NOISE_PERCENT,
+        )
+
+    def pressure(self, holder: Holder) -> float:
+        """How far the worst metric is above the mean: 1.0 is average.
+
+        KCL's order of priority, without its exception for 0.
+        """
+        ratios = [
+            value / self.means[metric]
+            for metric, value in self.values[holder.worker_id].items()
+            if self.means[metric] > 0
+        ]
+        return max(ratios) if ratios else self._share(holder) / 100.0
+
+    def rank(self, holder: Holder) -> tuple[float, int, int, str]:
+        """The order of targets: least pressure, then fewest leases, then id.
+
+        Rounded, so that equal loads do tie.
+        """
+        return (round(self.pressure(holder), 9), *holder.fewest_first())
+
+    def least_utilized(self) -> Holder | None:
+        """The best target that is under its limits."""
+        return min(
+            (h for h in self.holders if h.can_take(self.limits)), key=self.rank, default=None
+        )
+
+    def growth(self, lease: LeaseState, metric: str) -> float:
+        """What a lease adds to a worker's metric: the mean, in proportion to the lease's share of a
+        fair load.
+        """
+        return self.means[metric] * self.weights[lease.lease_key] / self.fair if self.fair else 0.0
+
+    def give(self, lease: LeaseState, target: Holder, source: Holder | None = None) -> None:
+        """Count the lease as moved."""
+        weight = self.weights[lease.lease_key]
+        if source is not None:
+            source.remove(lease, weight)
+        target.add(lease, weight)
+        values = self.values[target.worker_id]
+        for metric in values:
+            values[metric] += self.growth(lease, metric)
+
+    def stays_average(self, lease: LeaseState, target: Holder) -> bool:
+        """Whether no metric of the target would exceed the mean or its operating range with the
+        lease.
+        """
+        if not target.fits(lease, self.limits):
+            return False
+        for metric, value in self.values[target.worker_id].items():
+            ceiling = min(self.means[metric], self.limit(target, metric))
+            if value + self.growth(lease, metric) > ceiling * (1 + _ROUNDING):
+                return False
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    holder: Holder
+    metric: str
+    value: float
+    mean: float
+    take: float
+    over_limit: bool
+
+
+def _balance(fleet: _Fleet, placed: set[str]) -> list[Move]:
+    """KCL's variance step: from the sources of the metric that has most to take, least utilized
+    workers first as targets.
+    """
+    best: list[_Source] = []
+    for metric in fleet.means:
+        sources = _sources(fleet, metric)
+        if sum(s.take for s in sources) > sum(s.take for s in best):
+            best = sources
+    moves: list[Move] = []
+    for source in sorted(best, key=lambda s: (-s.take, s.holder.worker_id)):
+        for lease in _candidates(fleet, source, placed):
+            others = (h for h in fleet.holders if h is not source.holder)
+            target = next(
+                (h for h in sorted(others, key=fleet.rank) if fleet.stays_average(lease, h)), None
+            )
+            if target is None:
+                continue
+            fleet.give(lease, target, source.holder)
+            reason = (
+                f"{source.metric} of {source.holder.worker_id} is {source.value:.1f}, "
+                f"the mean is {source.mean:.1f}"
+            )
+            moves.append(Move(lease.lease_key, source.holder.worker_id, target.worker_id, reason))
+    return moves
+
+
+def _sources(fleet: _Fleet, metric: str) -> list[_Source]:
+    """The workers to take from for one metric, with the weight to take; none unless some worker is
+    out of the band (protocol §5.5 step 1).
+    """
+    mean = fleet.means[metric]
+    band = fleet.band(metric)
+    reporting = [
+        (h, fleet.values[h.worker_id][metric])
+        for h in fleet.holders
+        if metric in fleet.values[h.worker_id]
+    ]
+    over_limit = [(h, v) for h, v in reporting if v > fleet.limit(h, metric)]
+    out_of_band = [v for _, v in reporting if abs(v - mean) > band * (1 + _ROUNDING)]
+    if not over_limit and not out_of_band:
+        return []
+    chosen = [(h, v) for h, v in reporting if v >= mean + band or v > fleet.limit(h, metric)]
+    if not chosen:
+        chosen = [min(reporting, key=lambda item: (-item[1], item[0].worker_id))]
+    sources = []
+    for holder, value in chosen:
+        excess = value - min(mean, fleet.limit(holder, metric))
+        take = (
+            holder.weight * excess / value * fleet.limits.dampening_percentage / 100
+            if value > 0
+            else 0.0
+        )
+        if take > 0:
+            sources.append(
+                _Source(holder, metric, value, mean, take, value > fleet.limit(holder, metric))
+            )
+    return sources
+
+
+def _candidates(fleet: _Fleet, source: _Source, placed: set[str]) -> list[LeaseState]:
+    """The leases to offer: heavy ones first as long as they fit what is to be taken; with overshoot
+    the lightest one when none fits.
+
+    The last unfinished lease stays unless the worker is above its operating range: without it the
+    worker would be idle, and get one again.
+    """
+    given_up = 0 if source.over_limit else 1
+    spare = source.holder.live - given_up
+    movable = [
+        item
+        for key, item in source.holder.leases.items()
+        if item.movable and not item.ended and key not in placed
+    ]
+    ordered = sorted(
+        movable,
+        key=lambda item: (-fleet.weights[item.lease_key], -item.seconds_since_move, item.lease_key),
+    )
+    remaining = source.take
+    chosen: list[LeaseState] = []
+    for lease in ordered:
+        weight = fleet.weights[lease.lease_key]
+        if len(chosen) < spare and remaining - weight > 0:
+            chosen.append(lease)
+            remaining -= weight
+    if not chosen and spare > 0 and ordered and fleet.limits.allow_throughput_overshoot:
+        return [min(ordered, key=lambda item: (fleet.weights[item.lease_key], item.lease_key))]
+    return chosen
+
+
+def _start_idle_workers(fleet: _Fleet, moved: set[str]) -> list[Move]:
+    """Give every worker that holds nothing one lease, unless it is busy with something else.
+
+    Utilization alone never does when the workers share a host: all report the same CPU, and a new
+    one would stay idle for ever.
+    """
+    moves: list[Move] = []
+    for idle in sorted(
+        (h for h in fleet.holders if not h.live and _is_calm(fleet, h)), key=fleet.rank
+    ):
+        offer = _lightest_of_the_fullest(fleet, idle, moved | {m.lease_key for m in moves})
+        if offer is None:
+            continue
+        lease, source = offer
+        fleet.give(lease, idle, source)
+        moves.append(
+            Move(
+                lease.lease_key, source.worker_id, idle.worker_id, f"{idle.worker_id} holds nothing"
+            )
+        )
+    return moves
+
+
+def _is_calm(fleet: _Fleet, holder: Holder) -> bool:
+    values = fleet.values[holder.worker_id]
+    return all(
+        value <= fleet.means[metric] + fleet.band(metric) and value <= fleet.limit(holder, metric)
+        for metric, value in values.items()
+    )
+
+
+def _lightest_of_the_fullest(
+    fleet: _Fleet, idle: Holder, moved: Iterable[str]
+) -> tuple[LeaseState, Holder] | None:
+    taken = set(moved)
+    for source in sorted(fleet.holders, key=lambda h: (-h.live, h.worker_id)):
+        movable = [
+            item
+            for key, item in source.leases.items()
+            if item.movable and not item.ended and key not in taken
+        ]
+        fitting = [item for item in movable if idle.fits(item, fleet.limits)]
+        if source.live > 1 and fitting:
+            return min(
+                fitting, key=lambda item: (fleet.weights[item.lease_key], item.lease_key)
+            ), source
+    return None

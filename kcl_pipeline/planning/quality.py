@@ -1,0 +1,147 @@
+"""What a plan is judged by: how even the fleet is, how many moves, and how few would have done."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from kcl_pipeline.planning.balanced.problem import EPSILON, build
+from kcl_pipeline.planning.balanced.reasons import utilizations
+from kcl_pipeline.planning.balanced.score import heavy_for_all
+from kcl_pipeline.planning.balanced.targets import GIANT_SLACK
+from kcl_pipeline.planning.bound import moves_lower_bound
+from kcl_pipeline.planning.model import Plan, PlanInput
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """`max_over_mean`: largest throughput per capacity of a worker, over that of the fleet, after
+    the plan (1.0 without any load). `largest_over_mean`: the heaviest lease over the mean load of a
+    worker. `lower_bound`: no plan that leaves the fleet as even as this one, or inside the
+    dead-band, has fewer moves.
+    """
+
+    max_over_mean: float
+    largest_over_mean: float
+    moves: int
+    lower_bound: int
+
+    @property
+    def moves_over_lower_bound(self) -> float:
+        """1.0 when nothing moved and nothing had to."""
+        return 1.0 if self.moves == self.lower_bound else self.moves / max(self.lower_bound, 1)
+
+
+def owners_after(plan_input: PlanInput, plan: Plan) -> dict[str, str | None]:
+    """Owner per lease key once the plan is carried out."""
+    owners = {lease.lease_key: lease.owner for lease in plan_input.leases}
+    owners.update((move.lease_key, move.to_worker) for move in plan.moves)
+    return owners
+
+
+def worker_loads(plan_input: PlanInput, owners: Mapping[str, str | None]) -> dict[str, float]:
+    """KB/s per worker id, workers without a lease included; leases without a sample count
+    nothing.
+    """
+    loads = {worker.worker_id: 0.0 for worker in plan_input.workers}
+    for lease in plan_input.leases:
+        owner = owners[lease.lease_key]
+        if owner in loads and not lease.ended:
+            loads[owner] += lease.throughput_kbps or 0.0
+    return loads
+
+
+def max_over_mean(plan_input: PlanInput, owners: Mapping[str, str | None]) -> float:
+    """The evenness of an assignment."""
+    loads = worker_loads(plan_input, owners)
+    capacity = {
+        worker.worker_id: worker.capacity for worker in plan_input.workers if worker.capacity > 0
+    }
+    total, room = math.fsum(loads.values()), math.fsum(capacity.values())
+    if total <= 0 or room <= 0:
+        return 1.0
+    return max(loads[worker] / size for worker, size in capacity.items()) / (total / room)
+
+
+def figures_of(plan_input: PlanInput, plan: Plan) -> Figures:
+    """The figures of one plan, of any strategy."""
+    owners = owners_after(plan_input, plan)
+    loads = [lease.throughput_kbps or 0.0 for lease in plan_input.leases if not lease.ended]
+    room = math.fsum(worker.capacity for worker in plan_input.workers)
+    mean = math.fsum(loads) / room if room > 0 else 0.0
+    return Figures(
+        max_over_mean(plan_input, owners),
+        max(loads) / mean if mean > 0 else 0.0,
+        len(plan.moves),
+        lower_bound(plan_input, plan),
+    )
+
+
+def lower_bound(plan_input: PlanInput, plan: Plan) -> int:
+    """The bound of `bound.moves_lower_bound` at what this plan reaches, or at the dead-band where
+    it goes below. 0 when no worker takes leases.
+    """
+    problem = build(plan_input)
+    if problem is None:
+        return 0
+    index = {worker.worker_id: w for w, worker in enumerate(problem.workers)}
+    owners = owners_after(plan_input, plan)
+    owner = [index.get(owners[lease.lease_key] or "", -1) for lease in problem.leases]
+    giants = heavy_for_all(problem)
+    if len(giants) >= len(problem.workers):
+        giants = set()
+    used = utilizations(problem, owner)
+    alone = {owner[i]: 0.0 for i in giants if owner[i] >= 0}
+    for i in giants:
+        if owner[i] >= 0:
+            share = max(
+                loads[i] / capacities[owner[i]]
+                for loads, capacities in zip(problem.loads, problem.capacities, strict=True)
+            )
+            alone[owner[i]] = max(alone[owner[i]], share)
+    reached = max([problem.target, *(u for w, u in enumerate(used) if w not in alone)])
+    if any(
+        used[w] > max(reached, (1 + GIANT_SLACK) * share) * (1 + EPSILON)
+        for w, share in alone.items()
+    ) or len(alone) < len(giants):
+        # The plan leaves more than slack beside a giant: what it reaches is a peak over all
+        # workers.
+        giants, reached = set(), max([problem.target, *used])
+    group_rest = None
+    if 1 < len(problem.groups) < len(problem.workers):
+        group_rest = _group_utilizations(
+            problem_loads=problem.loads,
+            base=problem.base,
+            owner=owner,
+            group_of=problem.group_of,
+            room=problem.group_capacities,
+        )
+        group_rest = [
+            max(one, target) for one, target in zip(group_rest, problem.group_targets, strict=True)
+        ]
+    bound = moves_lower_bound(problem, reached, sorted(giants), group_rest)
+    return bound - sum(1 for i, w in enumerate(owner) if w < 0 and problem.free[i])
+
+
+def _group_utilizations(
+    *,
+    problem_loads: list[list[float]],
+    base: list[list[float]],
+    owner: list[int],
+    group_of: list[int],
+    room: list[list[float]],
+) -> list[float]:
+    worst = [0.0] * len(room[0])
+    for loads, idle, capacities in zip(problem_loads, base, room, strict=True):
+        total = [0.0] * len(capacities)
+        for w, load in enumerate(idle):
+            total[group_of[w]] += load
+        for i, w in enumerate(owner):
+            if w >= 0:
+                total[group_of[w]] += loads[i]
+        worst = [
+            max(one, load / capacity)
+            for one, load, capacity in zip(worst, total, capacities, strict=True)
+        ]
+    return worst

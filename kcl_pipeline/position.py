@@ -1,0 +1,113 @@
+"""Where a consumer stands in a shard.
+
+A `Position` is KCL's *extended sequence number*: a Kinesis sequence number and, inside a KPL
+aggregate, the index of the user record. Four sentinels stand for places that have no number. The
+order is KCL's (protocol §9.1): ``AT_TIMESTAMP < TRIM_HORIZON < LATEST < any number < SHARD_END``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from kcl_pipeline.text import printable
+
+MAX_SEQUENCE_NUMBER_DIGITS: Final = 129
+"""Kinesis: the pattern of SequenceNumber. The numbers of today have 186 bits, so 56 digits."""
+MAX_SUB_SEQUENCE_NUMBER: Final = 2**63 - 1
+"""KCL keeps it in a Java `long`."""
+
+_SENTINEL_RANK: Final = {"AT_TIMESTAMP": -3, "TRIM_HORIZON": -2, "LATEST": -1}
+_SHARD_END: Final = "SHARD_END"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Position:
+    """A place in a shard: everything up to and including it has been dealt with.
+
+    `sequence_number` is a decimal string or one of the sentinel names; it is kept as given, because
+    the original string goes back to Kinesis and into the lease row. `sub_sequence_number` counts
+    user records inside an aggregate, from 0.
+
+    Raises `ValueError` when the text is neither a sentinel nor at most 129 digits, or the
+    sub-sequence number is not from 0 to 2^63 - 1. Comparison is numeric: "9" < "10", "07" and "7"
+    are equal, and two SHARD_END are equal whatever their sub-sequence.
+    """
+
+    sequence_number: str
+    sub_sequence_number: int = 0
+
+    def __post_init__(self) -> None:
+        text = self.sequence_number
+        if not (text in _SENTINEL_RANK or text == _SHARD_END or _is_number(text)):
+            msg = (
+                f"'{printable(text, MAX_SEQUENCE_NUMBER_DIGITS)}' is neither a Kinesis sequence "
+                f"number nor one of {[*_SENTINEL_RANK, _SHARD_END]}"
+            )
+            raise ValueError(msg)
+        if not 0 <= self.sub_sequence_number <= MAX_SUB_SEQUENCE_NUMBER:
+            msg = f"sub-sequence number {self.sub_sequence_number} is not from 0 to 2^63 - 1"
+            raise ValueError(msg)
+
+    @property
+    def is_sentinel(self) -> bool:
+        """Whether this is one of the four named places instead of a record."""
+        return self.sequence_number in _SENTINEL_RANK or self.sequence_number == _SHARD_END
+
+    @property
+    def is_shard_end(self) -> bool:
+        """Whether the shard has been read to its end (terminal)."""
+        return self.sequence_number == _SHARD_END
+
+    def _key(self) -> tuple[int, int, int]:
+        if self.sequence_number == _SHARD_END:
+            return (2, 0, 0)
+        rank = _SENTINEL_RANK.get(self.sequence_number)
+        if rank is not None:
+            return (0, rank, self.sub_sequence_number)
+        return (1, int(self.sequence_number), self.sub_sequence_number)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Position):
+            return NotImplemented
+        mine, its = self.sequence_number, other.sequence_number
+        if mine == its:
+            return self.sub_sequence_number == other.sub_sequence_number or mine == _SHARD_END
+        # Of equally long texts only equal ones are the same place.
+        return len(mine) != len(its) and self._key() == other._key()
+
+    def __lt__(self, other: Position) -> bool:
+        mine, its = self.sequence_number, other.sequence_number
+        if len(mine) == len(its) and mine[0] <= "9" and its[0] <= "9":
+            # Equally many digits: the texts have the order of the numbers.
+            return (mine, self.sub_sequence_number) < (its, other.sub_sequence_number)
+        return self._key() < other._key()
+
+    def __gt__(self, other: Position) -> bool:
+        return other < self
+
+    def __le__(self, other: Position) -> bool:
+        return not other < self
+
+    def __ge__(self, other: Position) -> bool:
+        return not self < other
+
+    def __hash__(self) -> int:
+        return hash(self._key())
+
+    def __str__(self) -> str:
+        return (
+            self.sequence_number
+            if not self.sub_sequence_number
+            else f"{self.sequence_number}/{self.sub_sequence_number}"
+        )
+
+
+def _is_number(text: str) -> bool:
+    return len(text) <= MAX_SEQUENCE_NUMBER_DIGITS and text.isascii() and text.isdigit()
+
+
+AT_TIMESTAMP: Final = Position("AT_TIMESTAMP")
+TRIM_HORIZON: Final = Position("TRIM_HORIZON")
+LATEST: Final = Position("LATEST")
+SHARD_END: Final = Position(_SHARD_END)

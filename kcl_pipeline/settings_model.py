@@ -1,0 +1,55 @@
+"""The base of all settings: strict types, limits, and no unknown names."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any, Final
+
+from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
+from pydantic_core import PydanticCustomError
+
+MAX_NUMBER: Final = 2**31 - 1
+"""Java's `int`, in which KCL keeps its settings; milliseconds of 24 days."""
+
+MAX_BYTES: Final = 2**40
+"""A size in bytes (our own limit)."""
+
+STREAM_NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,128}")
+"""Kinesis: the pattern of StreamName."""
+
+STREAM_ARN: Final = re.compile(
+    r"arn:aws[a-z0-9-]*:kinesis:[a-z0-9-]{1,64}:[0-9]{1,32}:stream/[A-Za-z0-9_.-]{1,128}"
+)
+STREAM_FORMS: Final = (
+    "the name of a stream (1 to 128 of A-Z a-z 0-9 _ . -) or "
+    "arn:aws:kinesis:<region>:<account>:stream/<name>"
+)
+
+
+class StrictSettings(BaseModel):
+    """Settings whose values are neither converted nor unlimited.
+
+    A number is not read from a string, nor True taken for 1.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    @field_validator("*")
+    @classmethod
+    def _is_within_limits(cls, value: Any, info: ValidationInfo) -> Any:
+        if isinstance(value, int | float) and not isinstance(value, bool) and value != math.inf:
+            most = most_of(info.field_name or "")
+            if value > most:
+                raise PydanticCustomError("less_than_equal", "above the limit {le}", {"le": most})
+        return value
+
+
+def most_of(name: str) -> int:
+    """The largest number that a setting of this name may have, unless its field says less."""
+    return MAX_BYTES if "bytes" in name else MAX_NUMBER
+
+
+def is_stream(text: str) -> bool:
+    """Whether this is the name or the ARN of a stream."""
+    return bool(STREAM_NAME.fullmatch(text) or STREAM_ARN.fullmatch(text))

@@ -1,0 +1,1 @@
+"""Kinesis as a Spark data source: `format("kinesis")`."""

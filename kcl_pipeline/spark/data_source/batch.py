@@ -1,0 +1,138 @@
+"""`spark.read.format("kinesis")`: one task per shard, from a position to the tip, a time, or
+offsets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader, InputPartition
+
+from kcl_pipeline.clock import SystemClock
+from kcl_pipeline.errors import SettingsError
+from kcl_pipeline.kinesis.client import KinesisClient
+from kcl_pipeline.position import AT_TIMESTAMP, TRIM_HORIZON
+from kcl_pipeline.shards import Shard, StreamId
+from kcl_pipeline.spark.data_source.lineage import family
+from kcl_pipeline.spark.data_source.offsets import ShardOffset
+from kcl_pipeline.spark.data_source.options import Place, SourceOptions
+from kcl_pipeline.spark.data_source.plan import Piece, read_rules, resolve_streams
+from kcl_pipeline.spark.data_source.read import ReadRange, ReadRules
+from kcl_pipeline.spark.data_source.tasks import (
+    open_clients,
+    open_reading,
+    partitions_of,
+    read_partition,
+)
+
+
+class KinesisBatchReader(DataSourceReader):
+    """Plans in one process and reads in the tasks."""
+
+    def __init__(self, options: SourceOptions, schema: pa.Schema) -> None:
+        self._options = options
+        self._schema = schema
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """One task per shard that may have something to read."""
+        clients = open_clients(self._options)
+        try:
+            kinesis = open_reading(self._options, clients, SystemClock())
+            streams = resolve_streams(kinesis, self._options.streams)
+            ranges = [
+                wanted
+                for stream in streams.values()
+                for wanted in plan_ranges(kinesis, stream, self._options)
+            ]
+        finally:
+            clients.close()
+        return partitions_of([Piece((), 0, wanted) for wanted in ranges])
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of a task."""
+        return read_partition(partition, self._options, self._schema)
+
+
+def plan_ranges(
+    kinesis: KinesisClient, stream: StreamId, options: SourceOptions
+) -> list[ReadRange]:
+    """The ranges of one stream, in the order of its shard ids.
+
+    Offsets name where the reading stands: what is before them in the family of shards has been
+    read, and what is behind has not.
+    """
+    shards = kinesis.list_shards(stream)
+    start, end = options.starting_position, options.ending_position
+    ranges = [
+        ReadRange(stream, shard.shard_id, shard.hash_key_range, _start(start))
+        for shard in sorted(shards, key=lambda s: s.shard_id)
+    ]
+    if start.kind == "OFFSETS":
+        ranges = _after(
+            ranges, _written(start, "startingPosition", stream), shards, read_rules(options)
+        )
+    if end.kind == "OFFSETS":
+        return _through(ranges, _written(end, "endingPosition", stream), shards)
+    if end.timestamp is not None:
+        millis = round(end.timestamp.timestamp() * 1000)
+        return [replace(wanted, before_millis=millis) for wanted in ranges]
+    return ranges
+
+
+def _start(place: Place) -> ShardOffset:
+    if place.timestamp is None:
+        return ShardOffset(TRIM_HORIZON)
+    return ShardOffset(AT_TIMESTAMP, timestamp_millis=round(place.timestamp.timestamp() * 1000))
+
+
+def _written(place: Place, option: str, stream: StreamId) -> dict[str, ShardOffset]:
+    written = (place.offsets or {}).get(stream.name)
+    if not written:
+        raise SettingsError(
+            f"option {option} has no offsets of stream {stream.name}; add them, or leave the "
+            "stream out of streamName"
+        )
+    return written
+
+
+def _after(
+    ranges: list[ReadRange],
+    written: dict[str, ShardOffset],
+    shards: Sequence[Shard],
+    rules: ReadRules,
+) -> list[ReadRange]:
+    listed = {shard.shard_id for shard in shards}
+    gone = sorted(
+        shard_id
+        for shard_id, offset in written.items()
+        if shard_id not in listed and not offset.ended
+    )
+    if gone:
+        rules.lost(f"shards of option startingPosition do not exist (any more): {', '.join(gone)}")
+    unread = family(written, shards, ancestors=False)
+    begun = [
+        replace(wanted, start=written.get(wanted.shard_id, wanted.start))
+        for wanted in ranges
+        if wanted.shard_id in unread
+    ]
+    return [wanted for wanted in begun if not wanted.start.ended]
+
+
+def _through(
+    ranges: list[ReadRange], written: dict[str, ShardOffset], shards: Sequence[Shard]
+) -> list[ReadRange]:
+    before = family(written, shards, ancestors=True)
+    ended = []
+    for wanted in ranges:
+        offset = written.get(wanted.shard_id)
+        if offset is None:
+            if wanted.shard_id in before:
+                ended.append(wanted)
+        elif not offset.position.is_sentinel and (
+            wanted.start.position.is_sentinel or wanted.start.position < offset.position
+        ):
+            first = offset.first_sequence_number if wanted.start.position.is_sentinel else None
+            ended.append(replace(wanted, through=offset.position, first_sequence_number=first))
+    return ended

@@ -1,0 +1,240 @@
+"""Reading all shards of a query ahead of its batches, in the process that plans them; a shard that
+cannot go on says so instead of being retried for ever.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from kcl_pipeline.background import Background
+from kcl_pipeline.clock import Clock
+from kcl_pipeline.errors import KclError, ThrottledError, UnavailableError
+from kcl_pipeline.events import Event
+from kcl_pipeline.kinesis.client import Chunk, KinesisClient
+from kcl_pipeline.kinesis.prefetch import Prefetcher
+from kcl_pipeline.kinesis.reader import ShardReader
+from kcl_pipeline.position import Position
+from kcl_pipeline.spark.data_source.offsets import ShardOffset
+from kcl_pipeline.spark.data_source.read import (
+    LOG,
+    ReadRange,
+    ReadRules,
+    StartCheck,
+    StartWatch,
+    open_reader,
+    reached,
+)
+
+ShardKey = tuple[str, str]
+"""Stream name and shard id."""
+
+WAIT_SECONDS: Final = 0.02
+JOIN_SECONDS: Final = 2.0
+
+
+class ShardFeed:
+    """One shard, as the `Prefetcher` reads it.
+
+    Its figures are written by the fetch thread and read by the planner.
+    """
+
+    def __init__(
+        self,
+        kinesis: KinesisClient,
+        wanted: ReadRange,
+        rules: ReadRules,
+        clock: Clock,
+        tip_moment: float | None,
+    ) -> None:
+        watch = self._watch = StartWatch(kinesis, rules, wanted.first_sequence_number)
+        self.lease_key = feed_key((wanted.stream.name, wanted.shard_id))
+        self.millis_behind_latest: int | None = None
+        self.ended = False
+        self.last_bytes = 0
+        self.asked_at: float | None = None
+        self.failing_since: float | None = None
+        self.failure: Exception | None = None
+        self.fatal: KclError | None = None
+        self.read_up_to: tuple[Position, int] | None = None
+        self.tip_moment = tip_moment
+        self._about = wanted
+        self._rules = rules
+        self._clock = clock
+        self._check = StartCheck(wanted, rules, watch)
+        self._reader: ShardReader = open_reader(
+            watch, wanted, rules.retrieval, clock, self.lease_key
+        )
+
+    def read(self) -> Chunk | None:
+        """One GetRecords. Raises what the reader does; what will not get better by asking again is
+        kept in `fatal` and ends the feed.
+        """
+        asked, wall = self._clock.monotonic(), self._clock.wall()
+        try:
+            chunk = self._read(asked, wall)
+        except (ThrottledError, UnavailableError) as error:
+            self.failure, self.asked_at = error, asked
+            self.failing_since = asked if self.failing_since is None else self.failing_since
+            raise
+        except KclError as error:
+            self.fatal, self.ended = error, True
+            raise
+        self.failure = self.failing_since = None
+        self.asked_at = asked
+        return chunk
+
+    def _read(self, asked: float, wall: float) -> Chunk | None:
+        reader = self._reader
+        chunk = reader.read()
+        if chunk is not None and chunk.shard_end == ():
+            self._rules.lost(f"{self._about} cannot be read: the shard does not exist any more")
+        behind = self.millis_behind_latest = reader.millis_behind_latest
+        self.last_bytes = reader.last_bytes
+        at_tip = reader.ended or reached(behind, 0.0, full=self._watch.full)
+        self._check.look(round(wall * 1000), at_tip=at_tip)
+        if behind is not None:
+            self.read_up_to = (reader.position, round(wall * 1000) - behind)
+        done = self.tip_moment is not None and reached(
+            behind, asked - self.tip_moment, full=self._watch.full
+        )
+        self.ended = reader.ended or done
+        return chunk
+
+
+class Feeds:
+    """The feeds of a query with their fetch threads. `threads` 0: everything happens inside `wait`.
+    Used by one thread; close it.
+    """
+
+    def __init__(
+        self,
+        kinesis: KinesisClient,
+        rules: ReadRules,
+        clock: Clock,
+        rng: random.Random,
+        *,
+        threads: int,
+    ) -> None:
+        self._kinesis = kinesis
+        self._rules = rules
+        self._clock = clock
+        self._prefetcher = Prefetcher(rules.retrieval, clock, rng, _log)
+        self._background = Background(clock)
+        self._feeds: dict[ShardKey, ShardFeed] = {}
+        self._threads = threads
+        self._running = False
+        self.tip_moment: float | None = None
+
+    @property
+    def keys(self) -> frozenset[ShardKey]:
+        """The shards that are read."""
+        return frozenset(self._feeds)
+
+    def begin(self, key: ShardKey, wanted: ReadRange) -> None:
+        """Read a shard from now on."""
+        feed = ShardFeed(self._kinesis, wanted, self._rules, self._clock, self.tip_moment)
+        self._feeds[key] = feed
+        self._prefetcher.add(feed)
+        if self._threads and not self._running:
+            self._running = True
+            for number in range(self._threads):
+                self._background.start(f"kinesis-fetch-{number}", self._prefetcher.step)
+
+    def end(self, keys: Iterable[ShardKey]) -> None:
+        """Stop reading these shards and forget what is buffered of them."""
+        for key in list(keys):
+            if self._feeds.pop(key, None) is not None:
+                self._prefetcher.remove(feed_key(key))
+
+    def read_to_the_tip(self) -> None:
+        """From now on every shard ends where its tip is at this moment, or with the first answer
+        that reaches that.
+        """
+        self.tip_moment = self._clock.monotonic()
+        for feed in self._feeds.values():
+            feed.tip_moment = self.tip_moment
+
+    def take(
+        self, max_records: int, max_bytes: int, left: Mapping[ShardKey, int], turn: int
+    ) -> list[Chunk]:
+        """See `Prefetcher.take`. Raises what ended a shard for good."""
+        self._background.check()
+        for feed in self._feeds.values():
+            if feed.fatal is not None:
+                raise feed.fatal
+        return self._prefetcher.take(
+            max_records,
+            max_bytes,
+            left={feed_key(key): number for key, number in left.items()},
+            turn=turn,
+        )
+
+    def wait(self, seconds: float) -> None:
+        """Wait until something may have come, at most `seconds`."""
+        if self._threads:
+            self._prefetcher.wait_for_data(self._background.stop, min(seconds, WAIT_SECONDS))
+            return
+        self._clock.sleep(min(self._prefetcher.step(), seconds))
+
+    def asked_since(self, moment: float) -> bool:
+        """Whether each shard was asked at or after `moment` (monotonic seconds) and has answered or
+        refused, or has ended, and what came can be taken.
+        """
+        asked = all(
+            feed.ended or (feed.asked_at is not None and feed.asked_at >= moment)
+            for feed in self._feeds.values()
+        )
+        return asked and self._idle(self._feeds.values())
+
+    def begun(self) -> bool:
+        """As `asked_since`, since it is read at all."""
+        return self.asked_since(-math.inf)
+
+    def drained(self) -> bool:
+        """Whether each shard has ended and nothing of it is buffered."""
+        feeds = self._feeds.values()
+        return (
+            all(feed.ended for feed in feeds)
+            and self._idle(feeds)
+            and all(self._prefetcher.caught_up(feed.lease_key) for feed in feeds)
+        )
+
+    def raise_stuck(self) -> None:
+        """Raise the error of a shard that has only failed for `retry_seconds`."""
+        now = self._clock.monotonic()
+        for feed in self._feeds.values():
+            if (
+                feed.failure is not None
+                and feed.failing_since is not None
+                and now - feed.failing_since >= self._rules.retry_seconds
+            ):
+                raise feed.failure
+
+    def read_up_to(self, key: ShardKey, offset: ShardOffset) -> int | None:
+        """The time (epoch milliseconds) up to which nothing that arrived is after `offset`, if the
+        shard was last read exactly so far.
+        """
+        feed = self._feeds.get(key)
+        known = None if feed is None else feed.read_up_to
+        return known[1] if known is not None and known[0] == offset.position else None
+
+    def _idle(self, feeds: Iterable[ShardFeed]) -> bool:
+        return not any(self._prefetcher.busy(feed.lease_key) for feed in feeds)
+
+    def close(self) -> None:
+        """Stop the threads."""
+        self._background.join(JOIN_SECONDS)
+
+
+def feed_key(key: ShardKey) -> str:
+    """The lease key of a feed's chunks: there are no leases here, but streams may have shards of
+    one name.
+    """
+    return f"{key[0]}/{key[1]}"
+
+
+def _log(event: Event) -> None:
+    LOG.warning("%s", event)

@@ -1,0 +1,300 @@
+"""The options of `format("kinesis")`: names as Spark people write them, case does not count; a
+wrong one gives one sentence.
+
+Nothing here needs Spark or the network.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Final, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic.alias_generators import to_camel
+
+from kcl_pipeline.config import ConsumerSettings, RetrievalSettings
+from kcl_pipeline.errors import SettingsError
+from kcl_pipeline.settings_errors import nearest, shown
+from kcl_pipeline.settings_model import MAX_BYTES, MAX_NUMBER, STREAM_FORMS, is_stream
+from kcl_pipeline.spark.data_source.offsets import Offset, offset_from_json
+from kcl_pipeline.text import printable
+
+Mode = Literal["batch", "stream"]
+PlaceKind = Literal["TRIM_HORIZON", "LATEST", "AT_TIMESTAMP", "OFFSETS"]
+
+MEBIBYTE: Final = 1024 * 1024
+_SIZE: Final = re.compile(r"^\s*(\d+)\s*([kmg]?)(?:i?b)?\s*$", re.IGNORECASE)
+_UNITS: Final = {"": 1, "k": 1024, "m": MEBIBYTE, "g": 1024 * MEBIBYTE}
+_SECRET: Final = frozenset({"secretAccessKey", "sessionToken"})
+_ONLY_STREAM: Final = (
+    "max_records_per_trigger",
+    "max_bytes_per_trigger",
+    "max_records_per_shard_per_trigger",
+)
+_POSITIONS: Final = (
+    'TRIM_HORIZON, LATEST, "AT_TIMESTAMP 2026-01-31T12:00:00Z" (with a time '
+    'zone), or offsets as JSON {"stream": {"shardId-…": {…}}}'
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where to begin or end. `timestamp` only with AT_TIMESTAMP, `offsets` only with OFFSETS."""
+
+    kind: PlaceKind
+    timestamp: datetime | None = None
+    offsets: Offset | None = None
+
+
+class SourceOptions(BaseModel):
+    """All options; each field's description is what its error message says to write."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        frozen=True,
+        alias_generator=to_camel,
+        populate_by_name=True,
+        arbitrary_types_allowed=True,
+        hide_input_in_errors=True,
+    )
+
+    stream_name: str | None = Field(
+        None, min_length=1, description="the stream's name or ARN, several separated by commas"
+    )
+    stream_arn: str | None = Field(
+        None,
+        pattern=r"^\s*arn:",
+        description="arn:aws:kinesis:<region>:<account>:stream/<name>, several separated by commas",
+    )
+    region: str | None = Field(
+        None,
+        min_length=1,
+        description="an AWS region such as eu-central-1, or leave it out and set AWS_REGION",
+    )
+    endpoint_url: str | None = Field(
+        None, pattern=r"^https?://", description="http://host:port or https://host"
+    )
+    profile: str | None = Field(
+        None, min_length=1, description="a profile of ~/.aws/config that every executor has"
+    )
+    access_key_id: str | None = Field(
+        None, min_length=1, description="an access key id, together with secretAccessKey"
+    )
+    secret_access_key: str | None = Field(
+        None, min_length=1, repr=False, description="a secret access key, together with accessKeyId"
+    )
+    session_token: str | None = Field(
+        None,
+        min_length=1,
+        repr=False,
+        description="a session token, together with accessKeyId and secretAccessKey",
+    )
+    starting_position: Place = Field(Place("TRIM_HORIZON"), description=_POSITIONS)
+    ending_position: Place = Field(
+        Place("LATEST"), description=_POSITIONS.replace("TRIM_HORIZON, ", "")
+    )
+    max_records_per_trigger: int | None = Field(
+        None, ge=1, le=MAX_NUMBER, description="a whole number of records, 1 or more"
+    )
+    max_bytes_per_trigger: int = Field(
+        64 * MEBIBYTE,
+        ge=1,
+        le=MAX_BYTES,
+        description="a size such as 64m, or a whole number of bytes, 1 or more",
+    )
+    max_records_per_shard_per_trigger: int | None = Field(
+        None, ge=1, le=MAX_NUMBER, description="a whole number of records, 1 or more"
+    )
+    max_records_per_fetch: int = Field(
+        10_000,
+        ge=1,
+        le=10_000,
+        description="a whole number of records, 1 to 10000 (one GetRecords call)",
+    )
+    prefetch_max_bytes: int = Field(
+        64 * MEBIBYTE, ge=MEBIBYTE, le=MAX_BYTES, description="a size of 1m to 1024g"
+    )
+    fetch_threads: int = Field(4, ge=1, le=256, description="a whole number of threads, 1 to 256")
+    idle_time_between_reads_in_millis: int = Field(
+        1_000,
+        ge=200,
+        le=MAX_NUMBER,
+        description="milliseconds, 200 or more (a shard allows five calls a second)",
+    )
+    retry_timeout_in_millis: int = Field(
+        60_000, ge=1_000, le=MAX_NUMBER, description="milliseconds, 1000 or more"
+    )
+    fail_on_data_loss: bool = Field(True, description="true or false")
+
+    @field_validator("max_bytes_per_trigger", "prefetch_max_bytes", mode="before")
+    @classmethod
+    def _size(cls, value: object) -> object:
+        match = _SIZE.match(value) if isinstance(value, str) else None
+        return int(match[1]) * _UNITS[match[2].lower()] if match else value
+
+    @field_validator("starting_position", "ending_position", mode="before")
+    @classmethod
+    def _place(cls, value: object) -> object:
+        return parse_place(value) if isinstance(value, str) else value
+
+    @property
+    def streams(self) -> tuple[str, ...]:
+        """Names and ARNs, in the order written."""
+        return tuple(
+            part.strip()
+            for part in (self.stream_name or self.stream_arn or "").split(",")
+            if part.strip()
+        )
+
+    @property
+    def retrieval(self) -> RetrievalSettings:
+        """The reader's settings."""
+        return RetrievalSettings(
+            max_records=self.max_records_per_fetch,
+            idle_time_between_reads_in_millis=self.idle_time_between_reads_in_millis,
+            prefetch_max_bytes=self.prefetch_max_bytes,
+            fetch_threads=self.fetch_threads,
+        )
+
+    @property
+    def consumer(self) -> ConsumerSettings:
+        """As much of an application's settings as its AWS clients need; there are no leases."""
+        return ConsumerSettings(
+            application_name="spark-data-source", streams=self.streams, retrieval=self.retrieval
+        )
+
+
+def parse_options(given: Mapping[str, str]) -> SourceOptions:
+    """The options of a reader. Raises `SettingsError`: one sentence with the option, its value, and
+    what to write instead.
+    """
+    names = {
+        field.alias.lower(): field.alias
+        for field in SourceOptions.model_fields.values()
+        if field.alias is not None
+    }
+    known: dict[str, Any] = {}
+    for name, value in given.items():
+        if name.lower() not in names:
+            raise SettingsError(_unknown(name, value, names))
+        known[names[name.lower()]] = value
+    try:
+        options = SourceOptions.model_validate(known)
+    except ValidationError as error:
+        detail = error.errors(include_url=False)[0]
+        raise SettingsError(
+            _wrong(str(detail["loc"][0]), known, detail.get("ctx", {}).get("error"))
+        ) from None
+    _check_together(options)
+    return options
+
+
+def check_mode(options: SourceOptions, given: Mapping[str, str], mode: Mode) -> None:
+    """Raise `SettingsError` for an option that means nothing for `spark.read` ("batch") or
+    `spark.readStream` ("stream").
+    """
+    names = {name.lower() for name in given}
+    if mode == "stream" and "endingposition" in names:
+        raise SettingsError(
+            "option endingPosition is for spark.read; a stream ends by its trigger: leave it "
+            "out, or write trigger(availableNow=True)"
+        )
+    if mode == "batch":
+        for name in map(to_camel, _ONLY_STREAM):
+            if name.lower() in names:
+                raise SettingsError(
+                    f"option {name} is for spark.readStream; leave it out, or bound a batch "
+                    "by endingPosition"
+                )
+        if options.starting_position.kind == "LATEST":
+            raise SettingsError(
+                "option startingPosition='LATEST' leaves nothing to read for spark.read; "
+                "write TRIM_HORIZON, a timestamp or offsets"
+            )
+
+
+def parse_place(text: str) -> Place:
+    """A position as an option is written.
+
+    Raises `ValueError` with the reason, empty when there is nothing to add to the option's
+    description.
+    """
+    stripped = text.strip()
+    if stripped.startswith("{"):
+        try:
+            return Place("OFFSETS", offsets=offset_from_json(json.loads(stripped)))
+        except json.JSONDecodeError as error:
+            raise ValueError(f"it is not JSON ({error})") from None
+    kind, _, rest = stripped.partition(" ")
+    upper = kind.upper()
+    if upper in {"TRIM_HORIZON", "LATEST"} and not rest:
+        return Place("TRIM_HORIZON" if upper == "TRIM_HORIZON" else "LATEST")
+    if upper != "AT_TIMESTAMP" or not rest:
+        raise ValueError
+    try:
+        moment = datetime.fromisoformat(rest.strip())
+    except ValueError:
+        raise ValueError(f"{rest.strip()!r} is not an ISO 8601 time") from None
+    if moment.tzinfo is None:
+        raise ValueError(f"{rest.strip()!r} has no time zone")
+    return Place("AT_TIMESTAMP", timestamp=moment.astimezone(UTC))
+
+
+def _unknown(name: str, value: str, names: Mapping[str, str]) -> str:
+    if name.lower() == "path":
+        return (
+            f"load({value!r}) names a path, which Kinesis has not; write "
+            f"option('streamName', {value!r}) and load()"
+        )
+    close = nearest(name, names.values())
+    advice = (
+        f"Did you mean {close}?" if close else f"Write one of {', '.join(sorted(names.values()))}."
+    )
+    return f"option {printable(name)}={shown(value, name)} is not known. {advice}"
+
+
+def _wrong(name: str, given: Mapping[str, Any], reason: object) -> str:
+    field = next(f for key, f in SourceOptions.model_fields.items() if name in (key, f.alias))
+    value = "…" if name in _SECRET else shown(given.get(name), name)
+    why = f" ({printable(str(reason))})" if reason is not None and str(reason) else ""
+    return f"option {name}={value} cannot be used{why}. Write {field.description}."
+
+
+def _check_together(options: SourceOptions) -> None:
+    if (options.stream_name is None) == (options.stream_arn is None):
+        which = (
+            "neither streamName nor streamArn is set"
+            if options.stream_name is None
+            else "streamName and streamArn are both set"
+        )
+        raise SettingsError(
+            f"{which}; write option('streamName', …) with the stream's name or ARN, several "
+            "separated by commas"
+        )
+    if not options.streams or len(set(options.streams)) != len(options.streams):
+        raise SettingsError(
+            f"option streamName={options.stream_name or options.stream_arn!r} names no "
+            "stream, or one twice; name each once"
+        )
+    for name in options.streams:
+        if not is_stream(name):
+            given = options.stream_name or options.stream_arn
+            raise SettingsError(
+                f"option streamName={shown(given)} has {shown(name)}, which is no stream. "
+                f"Write {STREAM_FORMS}."
+            )
+    if (options.access_key_id is None) != (options.secret_access_key is None):
+        lacking = "secretAccessKey" if options.secret_access_key is None else "accessKeyId"
+        raise SettingsError(
+            f"option {lacking} is not set, but its other half is; give accessKeyId and "
+            "secretAccessKey together, or neither"
+        )
+    if options.ending_position.kind == "TRIM_HORIZON":
+        raise SettingsError(
+            "option endingPosition='TRIM_HORIZON' would end before the first record; write "
+            "LATEST, a timestamp or offsets"
+        )

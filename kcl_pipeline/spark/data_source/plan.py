@@ -1,0 +1,476 @@
+"""Planning the batches of a query: what has been read ahead becomes a batch, and its end an offset
+that says exactly which records it has.
+
+Spark asks for the end of a batch before anything of it is read, so this process reads it, and hands
+the records to the tasks with the batch. What it does not hold (after a restart, or past its budget)
+the tasks read themselves: a batch is a range per shard, no matter who reads it.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+import pyarrow as pa
+
+from kcl_pipeline.clock import Clock
+from kcl_pipeline.errors import SettingsError
+from kcl_pipeline.kinesis.client import Chunk, KinesisClient
+from kcl_pipeline.position import AT_TIMESTAMP, LATEST, TRIM_HORIZON, Position
+from kcl_pipeline.shards import ChildShard, HashKeyRange, Shard, StreamId
+from kcl_pipeline.spark.data_source.feed import Feeds, ShardKey
+from kcl_pipeline.spark.data_source.lineage import (
+    ShardOffsets,
+    begin_all,
+    begin_as_written,
+    children_in,
+    missing,
+    succeed,
+    without,
+)
+from kcl_pipeline.spark.data_source.offsets import Offset, ShardOffset
+from kcl_pipeline.spark.data_source.options import Place, SourceOptions
+from kcl_pipeline.spark.data_source.read import ReadRange, ReadRules
+
+NO_LIMIT: Final = 2**62
+REFRESH_MILLIS: Final = 3600 * 1000
+"""An idle query logs an offset this often, so that a shard without records is known to have had
+none when the query starts again.
+"""
+
+SLACK_SECONDS: Final = 10.0
+"""A plan without records waits for every shard to be asked once, but no longer than this and the
+time between two reads: a shard may hang or back off.
+"""
+
+TURN_RECORDS: Final = 1_000
+"""A batch takes from the shards in turn, so that their records are about equally old."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """What a batch may hold. `everything`: all that is there, whatever the options say."""
+
+    max_records: int = NO_LIMIT
+    max_bytes: int = NO_LIMIT
+    everything: bool = False
+
+
+@dataclass(slots=True)
+class Held:
+    """The first records of one shard's part of a batch: after `after` (exclusive) through `through`
+    (inclusive). `whole`: nothing was left out so far.
+    """
+
+    after: Position
+    through: Position
+    tables: list[pa.Table] = field(default_factory=list)
+    bytes: int = 0
+    whole: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One shard's part of a batch: what is held of it, then what is to be read.
+
+    `bytes` is the size of `records`.
+    """
+
+    records: tuple[pa.Table, ...]
+    bytes: int
+    rest: ReadRange | None
+
+
+class StreamPlanner:
+    """Used by one thread. `threads` 0: no threads of its own, reading happens while a plan waits.
+
+    Close it when done.
+    """
+
+    def __init__(
+        self,
+        kinesis: KinesisClient,
+        options: SourceOptions,
+        clock: Clock,
+        rng: random.Random,
+        *,
+        threads: int,
+    ) -> None:
+        self._kinesis = kinesis
+        self._options = options
+        self._clock = clock
+        self.rules = read_rules(options)
+        self._feeds = Feeds(kinesis, self.rules, clock, rng, threads=threads)
+        self._streams: dict[str, StreamId] = {}
+        self._hash_ranges: dict[ShardKey, HashKeyRange] = {}
+        self._children: dict[ShardKey, tuple[ChildShard, ...]] = {}
+        self._initial: Offset | None = None
+        self._planned: Offset | None = None
+        self._held: dict[ShardKey, Held] = {}
+        self._held_bytes = 0
+
+    # -- offsets
+    # ----------------------------------------------------------------------------
+
+    def initial(self) -> Offset:
+        """Where a new query begins; the same each time.
+
+        LATEST is pinned to now, and returned when every shard has been asked for its tip.
+        """
+        if self._initial is None:
+            now = self._now_millis()
+            self._initial = {name: self._initial_shards(name, now) for name in self.streams()}
+            if self._options.starting_position.kind == "LATEST":
+                self._adopt(self._initial, latest=True)
+                asked = self._clock.monotonic()
+                self._until(lambda: self._feeds.asked_since(asked), self.rules.retry_seconds)
+        return self._initial
+
+    def plan(self, start: Offset, limit: Limit) -> Offset | None:
+        """The end of the batch that begins at `start`, None when there is nothing for one. Waits
+        for records as long as a shard's next read takes.
+
+        Raises `RecordsLost`, `AccessDeniedError` and other errors that asking again does not help,
+        and, when the query is to end at the tip, the error of a shard that gave no answer for the
+        time allowed.
+        """
+        begin = self._adopt(start)
+        if limit.everything and self._feeds.tip_moment is None:
+            self._feeds.read_to_the_tip()
+        end = self._advance(begin, self._collect(begin, limit))
+        if end == start:
+            return None
+        for name, shards in end.items():
+            self._begin(name, shards, latest=False)
+        self._feeds.end(key for key in self._feeds.keys if key[1] not in end.get(key[0], {}))
+        self._planned = end
+        return end
+
+    def read_to_the_tip(self) -> None:
+        """From now on plans end where the streams' tips are at this moment."""
+        self._feeds.read_to_the_tip()
+
+    def pieces(self, start: Offset, end: Offset) -> list[Piece]:
+        """The batch between two offsets, shard by shard in the order of their ids; shards without
+        anything to read are left out. May list shards.
+        """
+        found = []
+        for name in sorted(end):
+            for shard_id in sorted(end[name]):
+                to, since = (
+                    end[name][shard_id],
+                    start.get(name, {}).get(shard_id, ShardOffset(TRIM_HORIZON)),
+                )
+                if not to.position.is_sentinel and to.position != since.position:
+                    found.append(self._piece((name, shard_id), since, to))
+        return [piece for piece in found if piece is not None]
+
+    def forget(self) -> None:
+        """Nothing of what is held will be asked for again."""
+        self._held.clear()
+        self._held_bytes = 0
+
+    def close(self) -> None:
+        """Stop reading."""
+        self._feeds.close()
+
+    def streams(self) -> dict[str, StreamId]:
+        """The streams by their bare names.
+
+        Raises `NotFound`, `SettingsError` for two of one name.
+        """
+        if not self._streams:
+            self._streams = resolve_streams(self._kinesis, self._options.streams)
+        return self._streams
+
+    # -- the batch
+    # ----------------------------------------------------------------------------
+
+    def _collect(self, start: Offset, limit: Limit) -> list[Chunk]:
+        began = self._clock.monotonic()
+        idle = self.rules.retrieval.idle_time_between_reads_in_millis / 1000 + SLACK_SECONDS
+        to_the_tip = self._feeds.tip_moment is not None
+        chunks: list[Chunk] = []
+        while not self._feeds.begun() and self._clock.monotonic() - began < idle:
+            self._feeds.wait(
+                idle
+                # else the first batch would be one shard's, and its watermark make the others'
+                # records late
+            )
+        while True:
+            asked = self._feeds.asked_since(began)
+            new = [
+                self._hold(chunk, start, limited=not limit.everything)
+                for chunk in self._take(limit)
+            ]
+            chunks += new
+            if chunks and not limit.everything:
+                return chunks
+            if to_the_tip:
+                if self._feeds.drained() and not new:
+                    return chunks
+                self._feeds.raise_stuck()
+            elif asked or self._clock.monotonic() - began >= idle:
+                return chunks
+            if not new:
+                self._feeds.wait(idle)
+
+    def _take(self, limit: Limit) -> list[Chunk]:
+        if limit.everything:
+            return self._feeds.take(NO_LIMIT, NO_LIMIT, {}, NO_LIMIT)
+        shards = self._feeds.keys
+        per_shard = self._options.max_records_per_shard_per_trigger
+        left = {} if per_shard is None else dict.fromkeys(shards, per_shard)
+        turn = max(min(limit.max_records // max(len(shards), 1), TURN_RECORDS), 1)
+        return self._feeds.take(
+            limit.max_records, min(limit.max_bytes, self._options.max_bytes_per_trigger), left, turn
+        )
+
+    def _hold(self, chunk: Chunk, start: Offset, *, limited: bool) -> Chunk:
+        """Keep the records for the tasks; in a batch without limit only as far as the budget goes,
+        and from there on nothing of this shard.
+        """
+        key = _key(chunk)
+        after = start[key[0]][key[1]].position
+        held = self._held.setdefault(key, Held(after, after))
+        held.whole = held.whole and (
+            limited or self._held_bytes + chunk.bytes <= self._options.prefetch_max_bytes
+        )
+        if not held.whole:
+            return replace(
+                chunk, records=chunk.records.take(list(range(min(1, chunk.records.num_rows))))
+            )
+        held.tables.append(chunk.records)
+        held.through = chunk.through
+        held.bytes += chunk.bytes
+        self._held_bytes += chunk.bytes
+        return chunk
+
+    def _advance(self, begin: Offset, chunks: Sequence[Chunk]) -> Offset:
+        end = {name: dict(shards) for name, shards in begin.items()}
+        for chunk in chunks:
+            name, shard_id = _key(chunk)
+            end[name][shard_id] = _moved(begin[name][shard_id], end[name][shard_id], chunk)
+            if chunk.shard_end is not None:
+                self._children[name, shard_id] = chunk.shard_end
+                self._hash_ranges |= {
+                    (name, child.shard_id): child.hash_key_range for child in chunk.shard_end
+                }
+                if not chunk.shard_end:
+                    del end[name][shard_id]
+        for name, shards in begin.items():
+            if any(offset.ended for offset in end[name].values()):
+                end[name] = self._succeed(name, shards, end[name])
+        known = self._known_times(end)
+        idle_long = self._feeds.tip_moment is None and any(
+            until - (offset.read_up_to_millis or until) >= REFRESH_MILLIS
+            for offset, until in known.values()
+        )
+        if end != begin or idle_long:
+            for (name, shard_id), (offset, until) in known.items():
+                end[name][shard_id] = replace(
+                    offset, read_up_to_millis=max(until, offset.read_up_to_millis or 0)
+                )
+        return end
+
+    def _known_times(self, end: Offset) -> dict[ShardKey, tuple[ShardOffset, int]]:
+        known = {}
+        for name, shards in end.items():
+            for shard_id, offset in shards.items():
+                until = self._feeds.read_up_to((name, shard_id), offset)
+                if until is not None and offset.read_up_to_millis is not None:
+                    known[name, shard_id] = (offset, until)
+        return known
+
+    def _piece(self, key: ShardKey, since: ShardOffset, to: ShardOffset) -> Piece | None:
+        held = self._held.get(key)
+        after = since
+        records: tuple[pa.Table, ...] = ()
+        size = 0
+        if (
+            held is not None
+            and held.after == since.position
+            and held.tables
+            and held.through <= to.position
+        ):
+            records, size, after = tuple(held.tables), held.bytes, ShardOffset(held.through)
+            if held.through == to.position:
+                return Piece(records, size, None)
+        first = to.first_sequence_number if after.position.is_sentinel else None
+        stream = self.streams().get(key[0])
+        hash_range = self._hash_range(key) if stream is not None else None
+        if stream is None or hash_range is None:
+            self.rules.lost(
+                f"{key[1]} of {key[0]} after {after.position} through {to.position} cannot "
+                "be read: the shard does not exist any more"
+            )
+            return Piece(records, size, None) if records else None
+        return Piece(
+            records, size, ReadRange(stream, key[1], hash_range, after, to.position, first)
+        )
+
+    # -- shards
+    # ----------------------------------------------------------------------------
+
+    def _adopt(self, start: Offset, *, latest: bool = False) -> Offset:
+        """Go on from `start`: with what is being read, if it is the end of the last plan, else
+        anew. Returns where that really is, see `_complete`.
+        """
+        self.forget()
+        if self._planned == start:
+            return start
+        self._feeds.end(self._feeds.keys)
+        begin = self._complete(start)
+        for name, shards in begin.items():
+            self._begin(name, shards, latest=latest)
+        self._planned = start
+        return begin
+
+    def _complete(self, start: Offset) -> Offset:
+        """The offset of a query that starts again, for the streams as they are now: new streams
+        come in, lost shards make way.
+        """
+        complete: Offset = {}
+        for name, stream in self.streams().items():
+            shards = self._list(stream)
+            if name not in start:
+                complete[name] = self._initial_shards(name, self._now_millis())
+                continue
+            offsets = start[name]
+            gone = missing(offsets, shards)
+            if gone:
+                about = "; ".join(
+                    f"{shard_id} after {offsets[shard_id].position}" for shard_id in gone
+                )
+                self.rules.lost(f"shards of {name} do not exist any more: {about}")
+                offsets = without(offsets, gone, shards)
+            complete[name] = offsets
+        return complete
+
+    def _begin(self, name: str, shards: ShardOffsets, *, latest: bool) -> None:
+        begun = self._feeds.keys
+        for shard_id, offset in shards.items():
+            if offset.ended or (name, shard_id) in begun:
+                continue
+            begin = (
+                replace(offset, position=LATEST, timestamp_millis=None)
+                if latest and offset.position == AT_TIMESTAMP
+                else offset
+            )
+            self._feeds.begin(
+                (name, shard_id),
+                ReadRange(
+                    self.streams()[name], shard_id, self._hash_range((name, shard_id)), begin
+                ),
+            )
+
+    def _initial_shards(self, name: str, now_millis: int) -> ShardOffsets:
+        place, stream = self._options.starting_position, self.streams()[name]
+        if place.kind == "OFFSETS":
+            written = (place.offsets or {}).get(name)
+            if written is None:
+                raise SettingsError(
+                    f"option startingPosition has no offsets of stream {name}; add them, or "
+                    "leave the stream out of streamName"
+                )
+            return begin_as_written(written, self._list(stream), now_millis, name)
+        if place.kind == "TRIM_HORIZON":
+            return begin_all(
+                self._kinesis.list_shards(stream, "AT_TRIM_HORIZON"), ShardOffset(TRIM_HORIZON)
+            )
+        moment = _millis(place, now_millis)
+        if place.kind == "LATEST":
+            return begin_all(
+                self._kinesis.list_shards(stream, "AT_LATEST"),
+                ShardOffset(AT_TIMESTAMP, timestamp_millis=moment),
+            )
+        if moment > now_millis:
+            raise SettingsError(
+                f"option startingPosition='AT_TIMESTAMP {place.timestamp}' is in the future; "
+                "write LATEST"
+            )
+        return begin_all(
+            self._kinesis.list_shards(stream, "AT_TIMESTAMP", place.timestamp),
+            ShardOffset(AT_TIMESTAMP, timestamp_millis=moment),
+        )
+
+    def _succeed(self, name: str, start: ShardOffsets, end: ShardOffsets) -> ShardOffsets:
+        shards = self._list(self.streams()[name])
+        ended = [shard_id for shard_id, offset in end.items() if offset.ended]
+        children = {
+            parent: self._children.get((name, parent)) or children_in(shards, parent)
+            for parent in ended
+        }
+        return succeed(start, end, children, shards, self._now_millis())
+
+    def _hash_range(self, key: ShardKey) -> HashKeyRange | None:
+        if key not in self._hash_ranges:
+            self._list(self.streams()[key[0]])
+        return self._hash_ranges.get(key)
+
+    def _list(self, stream: StreamId) -> tuple[Shard, ...]:
+        shards = self._kinesis.list_shards(stream)
+        self._hash_ranges |= {
+            (stream.name, shard.shard_id): shard.hash_key_range for shard in shards
+        }
+        return shards
+
+    def _until(self, happened: Callable[[], bool], seconds: float) -> None:
+        deadline = self._clock.monotonic() + seconds
+        while not happened() and self._clock.monotonic() < deadline:
+            self._feeds.wait(seconds)
+
+    def _now_millis(self) -> int:
+        return round(self._clock.wall() * 1000)
+
+
+def read_rules(options: SourceOptions) -> ReadRules:
+    """The rules that the options ask for."""
+    return ReadRules(
+        options.retrieval, options.retry_timeout_in_millis / 1000, options.fail_on_data_loss
+    )
+
+
+def resolve_streams(kinesis: KinesisClient, names: Sequence[str]) -> dict[str, StreamId]:
+    """The streams by their bare names. Raises `NotFound`, `SettingsError` for two of one name."""
+    streams = [kinesis.resolve_stream(name, multi_stream=False) for name in names]
+    by_name = {stream.name: stream for stream in streams}
+    if len(by_name) != len(streams):
+        raise SettingsError(
+            f"option streamName={', '.join(names)!r} names two streams of one name; read "
+            "them as two sources"
+        )
+    return by_name
+
+
+def _key(chunk: Chunk) -> ShardKey:
+    name, _, shard_id = chunk.lease_key.rpartition("/")
+    return name, shard_id
+
+
+def _millis(place: Place, now_millis: int) -> int:
+    return now_millis if place.timestamp is None else round(place.timestamp.timestamp() * 1000)
+
+
+def _moved(start: ShardOffset, before: ShardOffset, chunk: Chunk) -> ShardOffset:
+    """The offset after one more chunk of the batch.
+
+    The first record's number is kept where the batch's own start has none.
+    """
+    if chunk.through.is_sentinel:
+        return replace(before, ended=chunk.shard_end is not None)
+    first = before.first_sequence_number if before is not start else None
+    if first is None and start.position.is_sentinel:
+        first = (
+            chunk.records.column("sequence_number")[0].as_py()
+            if chunk.records.num_rows
+            else chunk.through.sequence_number
+        )
+    rows = chunk.records.num_rows
+    arrival = (
+        chunk.records.column("approximate_arrival_timestamp")[rows - 1].as_py() if rows else None
+    )
+    until = before.read_up_to_millis if arrival is None else round(arrival.timestamp() * 1000)
+    return ShardOffset(chunk.through, None, first, until, chunk.shard_end is not None)

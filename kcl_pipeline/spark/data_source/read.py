@@ -1,0 +1,349 @@
+"""Reading an explicit range of one shard: the same rows each time it is asked for, or one clear
+error.
+
+Used by the tasks of batch reads, by those of a stream's batches that the planner does not hold (any
+more), and, for its rules about lost records, by the planner itself.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Final
+
+import pyarrow as pa
+
+from kcl_pipeline.clock import Clock
+from kcl_pipeline.config import RetrievalSettings
+from kcl_pipeline.errors import (
+    InvalidRequestError,
+    NotFoundError,
+    RecordsLostError,
+    ThrottledError,
+    UnavailableError,
+)
+from kcl_pipeline.kinesis.client import (
+    Chunk,
+    IteratorType,
+    KinesisClient,
+    LatestIterator,
+    RecordsPage,
+    ShardFilterType,
+)
+from kcl_pipeline.kinesis.pacing import Pace
+from kcl_pipeline.kinesis.reader import ShardReader
+from kcl_pipeline.position import AT_TIMESTAMP, TRIM_HORIZON, Position
+from kcl_pipeline.shards import HashKeyRange, Shard, StreamId
+from kcl_pipeline.spark.data_source.offsets import ShardOffset
+
+LOG: Final = logging.getLogger("kcl_pipeline.spark.data_source.source")
+
+MIN_RETENTION_MILLIS: Final = 24 * 3600 * 1000
+"""What arrived within this time is still there, whatever the stream's retention is."""
+
+FULL_BYTES: Final = 4 * 1024 * 1024
+"""An answer of this size may have been cut; Kinesis cuts at 10 MB."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadRules:
+    """How a range is read. `retry_seconds`: how long one shard may fail without an answer before
+    its error is raised.
+    """
+
+    retrieval: RetrievalSettings
+    retry_seconds: float
+    fail_on_data_loss: bool
+
+    def lost(self, message: str) -> None:
+        """Raise `RecordsLostError`, or warn if the user wants to go on."""
+        if self.fail_on_data_loss:
+            raise RecordsLostError(
+                f"{message}; write option failOnDataLoss=false to go on with what is left"
+            )
+        LOG.warning("%s; going on with what is left", message)
+
+
+@dataclass(frozen=True, slots=True)
+class ReadRange:
+    """One shard after `start` (exclusive) through `through` (inclusive).
+
+    `through` None: to the tip as of the beginning of the read, or to the shard's end.
+    `first_sequence_number`: what a range that starts at no number began with when it was planned
+    (inclusive). `before_millis` (epoch): only records that arrived earlier.
+    """
+
+    stream: StreamId
+    shard_id: str
+    hash_key_range: HashKeyRange | None
+    start: ShardOffset
+    through: Position | None = None
+    first_sequence_number: str | None = None
+    before_millis: int | None = None
+
+    def __str__(self) -> str:
+        return (
+            f"{self.shard_id} of {self.stream.name} after {self.start.position} through "
+            f"{self.through or 'the tip'}"
+        )
+
+
+class StartWatch:
+    """A `KinesisClient` for one reader of one shard, which looks at what really comes first.
+
+    An iterator for TRIM_HORIZON is made at `first_sequence_number` instead if there is one, or if
+    there is none although a number was asked for and Kinesis does not know it. `first` is the first
+    record that came, with its arrival in epoch milliseconds; `full` says whether the last answer
+    may have been cut by a limit.
+    """
+
+    def __init__(
+        self, kinesis: KinesisClient, rules: ReadRules, first_sequence_number: str | None = None
+    ) -> None:
+        self.first: tuple[str, int] | None = None
+        self.full = False
+        self._kinesis = kinesis
+        self._rules = rules
+        self._first_sequence_number = first_sequence_number
+
+    def resolve_stream(self, name_or_arn: str, *, multi_stream: bool) -> StreamId:
+        """As the client underneath."""
+        return self._kinesis.resolve_stream(name_or_arn, multi_stream=multi_stream)
+
+    def list_shards(
+        self,
+        stream: StreamId,
+        shard_filter: ShardFilterType | None = None,
+        timestamp: datetime | None = None,
+    ) -> tuple[Shard, ...]:
+        """As the client underneath."""
+        return self._kinesis.list_shards(stream, shard_filter, timestamp)
+
+    def get_shard_iterator(
+        self,
+        stream: StreamId,
+        shard_id: str,
+        iterator_type: IteratorType,
+        *,
+        sequence_number: str | None = None,
+        timestamp: datetime | None = None,
+    ) -> str:
+        """See the class. Raises as `KinesisClient`."""
+        if iterator_type == "TRIM_HORIZON" and self._first_sequence_number is not None:
+            iterator_type, sequence_number = "AT_SEQUENCE_NUMBER", self._first_sequence_number
+        try:
+            return self._kinesis.get_shard_iterator(
+                stream,
+                shard_id,
+                iterator_type,
+                sequence_number=sequence_number,
+                timestamp=timestamp,
+            )
+        except InvalidRequestError:
+            if iterator_type != "AT_SEQUENCE_NUMBER":
+                raise
+        self._rules.lost(
+            f"{shard_id} of {stream.name} does not know sequence number {sequence_number}: "
+            "the stream was made anew, or the number left retention"
+        )
+        return self._kinesis.get_shard_iterator(stream, shard_id, "TRIM_HORIZON")
+
+    def latest_iterator(self, stream: StreamId, shard_id: str) -> LatestIterator:
+        """As the client underneath."""
+        return self._kinesis.latest_iterator(stream, shard_id)
+
+    def get_records(
+        self, stream: StreamId, shard_id: str, iterator: str, limit: int
+    ) -> RecordsPage:
+        """As the client underneath."""
+        page = self._kinesis.get_records(stream, shard_id, iterator, limit)
+        self.full = page.records.num_rows >= limit or page.bytes >= FULL_BYTES
+        if self.first is None and page.records.num_rows:
+            arrival = page.records.column("approximate_arrival_timestamp")[0].as_py()
+            self.first = (
+                page.records.column("sequence_number")[0].as_py(),
+                round(arrival.timestamp() * 1000),
+            )
+        return page
+
+
+class StartCheck:
+    """Whether records behind the start have left retention, found out by the first record that
+    comes.
+
+    A range that starts at a number is read from that number on, so that record comes first unless
+    it has left; then nothing is lost if it is known that nothing else had arrived up to a time that
+    is still in retention.
+    """
+
+    def __init__(self, about: ReadRange, rules: ReadRules, watch: StartWatch) -> None:
+        self._about = about
+        self._rules = rules
+        self._watch = watch
+        self._done = False
+
+    def look(self, now_millis: int, *, at_tip: bool) -> None:
+        """After each read until it is settled. Raises `RecordsLostError`, or warns once."""
+        first = self._watch.first
+        if self._done or (first is None and not at_tip):
+            return
+        start, expected = self._about.start, self._about.first_sequence_number
+        if not start.position.is_sentinel:
+            expected = start.position.sequence_number
+        elif expected is None and start.read_up_to_millis is None:
+            self._done = True
+            return
+        if first is not None and expected is not None and int(first[0]) <= int(expected):
+            self._done = True
+            return
+        exact = expected is not None and self._about.first_sequence_number == expected
+        lost = exact or _is_past(start, now_millis if first is None else max(now_millis, first[1]))
+        self._done = lost or first is not None
+        if lost:
+            where = (
+                "nothing is left in the shard"
+                if first is None
+                else f"its oldest record is {first[0]}"
+            )
+            self._rules.lost(f"records of {self._about} have left retention, or may have: {where}")
+
+
+def _is_past(start: ShardOffset, now_millis: int) -> bool:
+    return (
+        start.read_up_to_millis is None
+        or now_millis > start.read_up_to_millis + MIN_RETENTION_MILLIS
+    )
+
+
+class SourceReader(ShardReader):
+    """A reader whose shard ends without children when it is not found.
+
+    The data source writes no lease rows; `ReadRules.lost` decides what a missing shard means.
+    """
+
+    def on_missing(self, _error: NotFoundError) -> Chunk:
+        """See the class."""
+        self.ended = True
+        return self.empty_end(None, ())
+
+
+def open_reader(
+    kinesis: KinesisClient,
+    wanted: ReadRange,
+    settings: RetrievalSettings,
+    clock: Clock,
+    lease_key: str,
+) -> ShardReader:
+    """A reader at the start of the range."""
+    start = wanted.start
+    position = start.position
+    if position.is_sentinel and wanted.first_sequence_number is not None:
+        position = TRIM_HORIZON
+    timestamp = (
+        datetime.fromtimestamp((start.timestamp_millis or 0) / 1000, UTC)
+        if position == AT_TIMESTAMP
+        else None
+    )
+    return SourceReader(
+        kinesis,
+        wanted.stream,
+        lease_key,
+        wanted.shard_id,
+        position,
+        wanted.hash_key_range,
+        settings,
+        clock,
+        initial_timestamp=timestamp,
+    )
+
+
+def read_range(
+    kinesis: KinesisClient, wanted: ReadRange, rules: ReadRules, clock: Clock, rng: random.Random
+) -> Iterator[pa.Table]:
+    """The rows of the range, page by page, as tables of `RECORD_SCHEMA` (none without rows).
+
+    Raises `RecordsLostError` unless the rules say to go on; `ThrottledError` and `UnavailableError`
+    when the shard gave no answer for `retry_seconds`.
+    """
+    watch = StartWatch(kinesis, rules, wanted.first_sequence_number)
+    reader = open_reader(watch, wanted, rules.retrieval, clock, wanted.shard_id)
+    check = StartCheck(wanted, rules, watch)
+    pace = Pace(rules.retrieval.idle_time_between_reads_in_millis / 1000, due=clock.monotonic())
+    began = clock.monotonic()
+    while True:
+        asked = clock.monotonic()
+        chunk = _read_with_retries(reader, pace, rules, clock, rng)
+        at_tip = reader.ended or reached(
+            reader.millis_behind_latest, asked - began, full=watch.full
+        )
+        check.look(round(clock.wall() * 1000), at_tip=at_tip)
+        rows = None if chunk is None else _wanted_rows(chunk.records, wanted)
+        if rows is not None and rows.num_rows:
+            yield rows
+        if wanted.through is not None and reader.position >= wanted.through:
+            return
+        if at_tip or (
+            chunk is not None and rows is not None and rows.num_rows < chunk.records.num_rows
+        ):
+            break
+    if wanted.through is not None:
+        rules.lost(f"{wanted} cannot be read again: the shard's last record is {reader.position}")
+    elif reader.ended and chunk is not None and chunk.shard_end == ():
+        rules.lost(f"{wanted} cannot be read: the shard does not exist any more")
+
+
+def reached(behind_millis: int | None, elapsed_seconds: float, *, full: bool) -> bool:
+    """Whether an answer has everything that was there `elapsed_seconds` before its call. No two
+    clocks are compared.
+
+    What arrived in the millisecond that was read last may be missing from a full answer, so then
+    that has to be past the moment.
+    """
+    return behind_millis is not None and (
+        (behind_millis == 0 and not full) or behind_millis + 1 <= elapsed_seconds * 1000
+    )
+
+
+def _read_with_retries(
+    reader: ShardReader, pace: Pace, rules: ReadRules, clock: Clock, rng: random.Random
+) -> Chunk | None:
+    deadline = clock.monotonic() + rules.retry_seconds
+    while True:
+        clock.sleep(max(pace.due - clock.monotonic(), 0.0))
+        began = clock.monotonic()
+        try:
+            chunk = reader.read()
+        except (ThrottledError, UnavailableError) as error:
+            now = clock.monotonic()
+            pace.failed(now, rng, throttled=isinstance(error, ThrottledError))
+            if max(pace.due, now) >= deadline:
+                raise
+            continue
+        pace.succeeded(began, size=reader.last_bytes, at_tip=False)
+        return chunk
+
+
+def _wanted_rows(records: pa.Table, wanted: ReadRange) -> pa.Table:
+    if wanted.through is not None:
+        records = up_to_position(records, wanted.through)
+    if wanted.before_millis is not None:
+        arrivals = records.column("approximate_arrival_timestamp").cast(pa.int64()).to_numpy()
+        late = (arrivals >= wanted.before_millis * 1000).nonzero()[0]
+        records = records.slice(0, int(late[0])) if len(late) else records
+    return records
+
+
+def up_to_position(records: pa.Table, position: Position) -> pa.Table:
+    """The rows up to `position` (inclusive) of a table in shard order."""
+    numbers, subs = records.column("sequence_number"), records.column("sub_sequence_number")
+    low, high = 0, records.num_rows
+    while low < high:
+        middle = (low + high) // 2
+        if Position(numbers[middle].as_py(), subs[middle].as_py()) <= position:
+            low = middle + 1
+        else:
+            high = middle
+    return records.slice(0, low)

@@ -1,0 +1,67 @@
+"""Kinesis as a Spark data source, for jobs that want Spark's own offsets instead of leases.
+
+    from kcl_pipeline.spark.data_source.source import KinesisDataSource
+
+    spark.dataSource.register(KinesisDataSource)
+    spark.readStream.format("kinesis").option("streamName", "orders").load()
+
+Options, guarantees and limits: `docs/data-source.md`.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from pyspark.sql.datasource import DataSource
+from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
+from pyspark.sql.types import StructType
+
+from kcl_pipeline.errors import SettingsError
+from kcl_pipeline.kinesis.client import RECORD_SCHEMA
+from kcl_pipeline.spark.data_source.batch import KinesisBatchReader
+from kcl_pipeline.spark.data_source.options import Mode, SourceOptions, check_mode, parse_options
+from kcl_pipeline.spark.data_source.stream import KinesisStreamReader
+
+FORMAT: Final = "kinesis"
+
+
+class KinesisDataSource(DataSource):
+    """The format `kinesis`.
+
+    Wrong options raise `SettingsError`, one sentence, when the frame is made.
+    """
+
+    @classmethod
+    def name(cls) -> str:
+        """The name for `format`."""
+        return FORMAT
+
+    def schema(self) -> StructType:
+        """The columns of `records.kinesis.RECORD_SCHEMA`."""
+        parse_options(self.options)
+        return from_arrow_schema(RECORD_SCHEMA)
+
+    def reader(self, schema: StructType) -> KinesisBatchReader:
+        """For `spark.read`."""
+        return KinesisBatchReader(
+            self._checked("batch", schema), to_arrow_schema(schema, timezone="UTC")
+        )
+
+    def streamReader(self, schema: StructType) -> KinesisStreamReader:  # noqa: N802 (Spark's name)
+        """For `spark.readStream`."""
+        return KinesisStreamReader(
+            self._checked("stream", schema), to_arrow_schema(schema, timezone="UTC")
+        )
+
+    def _checked(self, mode: Mode, schema: StructType) -> SourceOptions:
+        options = parse_options(self.options)
+        check_mode(options, self.options, mode)
+        expected = from_arrow_schema(RECORD_SCHEMA)
+        if [(field.name, field.dataType) for field in schema] != [
+            (field.name, field.dataType) for field in expected
+        ]:
+            raise SettingsError(
+                f"the columns of format('kinesis') are {', '.join(expected.fieldNames())}; "
+                "leave schema(…) out and select what you need"
+            )
+        return options

@@ -1,0 +1,141 @@
+"""What a Spark task is given, and what it makes of it: records that the planner holds, as Arrow
+IPC, or ranges to read, as record batches.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import pyarrow as pa
+from pyspark.sql.datasource import InputPartition
+
+from kcl_pipeline.clock import Clock, SystemClock
+from kcl_pipeline.spark.data_source.options import MEBIBYTE, SourceOptions
+from kcl_pipeline.spark.data_source.plan import Piece, read_rules
+from kcl_pipeline.spark.data_source.read import ReadRange, read_range
+
+if TYPE_CHECKING:
+    from kcl_pipeline.aws import AwsClients
+    from kcl_pipeline.kinesis.boto import BotoKinesis
+
+TASK_BYTES: Final = 4 * MEBIBYTE
+"""Held records of several shards are handed to one task up to this size: a task costs more than a
+few megabytes.
+"""
+
+BATCH_ROWS: Final = 10_000
+SMALL_ROWS: Final = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One shard's share of a task: `held` (an Arrow IPC stream) before `rest`."""
+
+    held: bytes | None
+    rest: ReadRange | None
+
+    def __str__(self) -> str:
+        held = "" if self.held is None else f"{len(self.held)} bytes held"
+        return " and ".join(text for text in (held, str(self.rest or "")) if text)
+
+
+class KinesisPartition(InputPartition):
+    """The parts of one task, in the order of their rows."""
+
+    def __init__(self, parts: tuple[Part, ...]) -> None:
+        super().__init__(parts)
+        self.parts = parts
+
+    def __repr__(self) -> str:
+        return f"KinesisPartition({', '.join(map(str, self.parts))})"
+
+
+def partitions_of(pieces: Sequence[Piece]) -> list[InputPartition]:
+    """One task for each range that is to be read; what is held goes together up to `TASK_BYTES`."""
+    tasks: list[InputPartition] = []
+    together: list[Part] = []
+    size = 0
+    for piece in pieces:
+        part = Part(_to_ipc(piece.records) if piece.records else None, piece.rest)
+        if piece.rest is not None:
+            tasks.append(KinesisPartition((part,)))
+            continue
+        if together and size + piece.bytes > TASK_BYTES:
+            tasks.append(KinesisPartition(tuple(together)))
+            together, size = [], 0
+        together.append(part)
+        size += piece.bytes
+    if together:
+        tasks.append(KinesisPartition(tuple(together)))
+    return tasks
+
+
+def read_partition(
+    partition: InputPartition, options: SourceOptions, schema: pa.Schema
+) -> Iterator[pa.RecordBatch]:
+    """The rows of a task. Spark may ask for the partition `None`, of a read without any: it has no
+    rows.
+    """
+    if not isinstance(partition, KinesisPartition):
+        return
+    clients: AwsClients | None = None
+    clock: Clock = SystemClock()
+    try:
+        for part in partition.parts:
+            if part.held is not None:
+                yield from _as_batches(pa.ipc.open_stream(part.held).read_all(), schema)
+            if part.rest is not None:
+                clients = clients or open_clients(options)
+                kinesis = open_reading(options, clients, clock)
+                for table in read_range(
+                    kinesis, part.rest, read_rules(options), clock, random.Random()
+                ):
+                    yield from _as_batches(table, schema)
+    finally:
+        if clients is not None:
+            clients.close()
+
+
+def open_clients(options: SourceOptions) -> AwsClients:
+    """The AWS clients of this process.
+
+    What the options do not say comes from the standard chain of this process.
+    """
+    # a task that is given its records needs no boto3, which takes long to load
+    from kcl_pipeline.aws import AwsClients, SessionOptions  # noqa: PLC0415
+
+    keys = options.access_key_id, options.secret_access_key, options.session_token
+    return AwsClients(
+        options.consumer,
+        SessionOptions(options.region, options.profile, options.endpoint_url, *keys),
+    )
+
+
+def open_reading(options: SourceOptions, clients: AwsClients, clock: Clock) -> BotoKinesis:
+    """The stream client over them."""
+    from kcl_pipeline.aws import open_kinesis  # noqa: PLC0415 (likewise)
+
+    return open_kinesis(options.consumer, clients, clock)
+
+
+def _to_ipc(tables: Sequence[pa.Table]) -> bytes:
+    table = pa.concat_tables(tables)
+    if table.num_rows < SMALL_ROWS * len(tables):
+        table = (
+            table.combine_chunks()
+        )  # each batch costs Spark something; large ones are not copied for it
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    return bytes(sink.getvalue())
+
+
+def _as_batches(table: pa.Table, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """Batches with Spark's own idea of the columns, which Spark compares to the letter; none of
+    them empty, which Spark would take for the end.
+    """
+    for batch in table.to_batches(max_chunksize=BATCH_ROWS):
+        yield pa.RecordBatch.from_arrays(batch.columns, schema=schema)

@@ -1,0 +1,92 @@
+"""Is there a Java that Spark can run on? Asked before Spark starts, because Spark's own answer is a
+page of text.
+
+Nothing here needs pyspark, so that the command line can ask before anything heavy is imported.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Final
+
+from kcl_pipeline.errors import SettingsError
+
+MINIMUM_JAVA: Final = 17
+_HINT: Final = (
+    "install one (Debian/Ubuntu: openjdk-17-jre-headless; Fedora: java-17-openjdk-headless; "
+    "macOS: brew install openjdk@17) "
+    "and, if it is not on PATH, set JAVA_HOME"
+)
+_VERSION: Final = re.compile(r'version "(?P<major>\d+)(?:\.(?P<minor>\d+))?')
+
+
+def java_command() -> str | None:
+    """The `java` that Spark would start: `$JAVA_HOME/bin/java` when JAVA_HOME is set, else the
+    first on PATH; None when there is none.
+    """
+    home = os.environ.get("JAVA_HOME")
+    if not home:
+        return shutil.which("java")
+    command = Path(home) / "bin" / "java"
+    return str(command) if os.access(command, os.X_OK) else None
+
+
+def java_version(command: str | None = None) -> int | None:
+    """The major version of `command` (default: `java_command()`), with 1.8 counted as 8; None when
+    it cannot be run or does not say.
+    """
+    command = command or java_command()
+    if command is None:
+        return None
+    try:
+        answer = subprocess.run(  # noqa: S603 (the command is Spark's own java)
+            [command, "-version"], capture_output=True, text=True, timeout=30, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    match = _VERSION.search(answer.stderr + answer.stdout)
+    if match is None:
+        return None
+    major = int(match["major"])
+    return int(match["minor"] or 0) if major == 1 else major
+
+
+def require_java() -> int:
+    """The major version of the Java that Spark would use.
+
+    Raises `SettingsError`, one line, when there is none or it is older than 17.
+    """
+    command = java_command()
+    version = java_version(command) if command else None
+    if version is None:
+        home = os.environ.get("JAVA_HOME")
+        where = f"under JAVA_HOME={home}" if home else "on PATH"
+        raise SettingsError(
+            f"Spark needs Java {MINIMUM_JAVA} or newer and there is no usable java {where}: {_HINT}"
+        )
+    if version < MINIMUM_JAVA:
+        raise SettingsError(
+            f"Spark needs Java {MINIMUM_JAVA} or newer and {command} is Java {version}: {_HINT}"
+        )
+    return version
+
+
+def main() -> int:
+    """For the Makefile: nothing is printed when Java will do, else the one line that says what to
+    install; returns the exit code.
+    """
+    try:
+        require_java()
+    except SettingsError as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

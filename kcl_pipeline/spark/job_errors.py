@@ -1,0 +1,95 @@
+"""What an error of a Spark job means, and the one line of it that says what happened."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final
+
+from py4j.protocol import Py4JError
+from pyspark.errors import AnalysisException, PySparkException
+
+from kcl_pipeline.errors import BrokenTransformError, KclError, SinkError, TransformFailedError
+from kcl_pipeline.transform.errors import frame_in, frame_of, with_frame
+
+_CRASHED: Final = "a Python worker of Spark crashed in it"
+_WRITING_FAILED: Final = (
+    "org.apache.hadoop.",
+    "java.io.",
+    "java.nio.file.",
+    "java.net.",
+    "java.lang.OutOfMemoryError",
+)
+_NOT_BY_RECORDS: Final = re.compile(  # how Spark says that a job died of its machines
+    r"ExecutorLostFailure|Executor heartbeat timed "
+    r"out|FetchFailed|TaskResultLost|TaskKilled|failed to connect back|[Jj]ob \S*\s?cancelled"
+    r"|SparkContext (was|has been) shut ?down|stopped SparkContext|removed our "
+    r"application|is closed"
+)
+_SINK_ERROR_IN_TASK: Final = f"{SinkError.__module__}.{SinkError.__name__}:"
+
+
+def classified(error: Exception, records: int | None) -> KclError:
+    """The user's fault or the table's? What shows in the Java causes as input/output, lost
+    executors, or a dead JVM counts as the latter.
+
+    In doubt it is not the records' fault: a good record that is set aside is lost to the table, a
+    batch that is tried again is not.
+    """
+    if isinstance(error, AnalysisException):
+        text = with_frame(f"{type(error).__name__}: {spark_line(error)}", _frame(error))
+        return BrokenTransformError(f"the transform failed: {text}", detail=text)
+    line = spark_line(error)
+    if _SINK_ERROR_IN_TASK in str(error):
+        return SinkError(str(error).rpartition(_SINK_ERROR_IN_TASK)[2].strip().splitlines()[0])
+    java = getattr(error, "java_exception", None) or getattr(error, "_origin", None)
+    gone = isinstance(error, ConnectionError) or (isinstance(error, Py4JError) and java is None)
+    causes = [] if gone else _java_causes(java)
+    crashed = any("Python worker exited unexpectedly" in text for _, text in causes)
+    lost = any(
+        _NOT_BY_RECORDS.search(text.partition("\n")[0])
+        for name, text in causes
+        if name.startswith("org.apache.spark.")
+    )
+    if (
+        gone
+        or lost
+        or (not crashed and any(name.startswith(_WRITING_FAILED) for name, _ in causes))
+    ):
+        return SinkError(f"writing failed: {line}")
+    text = with_frame(_CRASHED if crashed else line, _frame(error))
+    given = "" if records is None else f" on {records} records"
+    return TransformFailedError(f"the transform failed{given}: {text}", detail=text)
+
+
+def _frame(error: Exception) -> str | None:
+    """Where in the user's code: in a Python task as its printed traceback says, or here."""
+    return frame_in(str(error)) or frame_of(error.__traceback__)
+
+
+def _java_causes(java: Any) -> list[tuple[str, str]]:
+    causes: list[tuple[str, str]] = []
+    # a chain of causes can be circular
+    while java is not None and len(causes) < 20:  # noqa: PLR2004
+        causes.append((str(java.getClass().getName()), str(java.getMessage())))
+        java = java.getCause()
+    return causes
+
+
+def spark_line(error: Exception) -> str:
+    """The one line of a Spark error that says what happened: the innermost Python error, or Spark's
+    first line, or the last Java cause.
+    """
+    java = getattr(error, "java_exception", None)
+    if java is not None:
+        name, text = _java_causes(java)[-1]
+        return f"{name.rpartition('.')[2]}: {text.splitlines()[0] if text else ''}"
+    lines = [line for line in str(error).strip().splitlines() if line.strip()]
+    if "Traceback (most recent call last):" in lines:
+        last = (
+            len(lines)
+            - 1
+            - next(number for number, line in enumerate(reversed(lines)) if line.startswith(" "))
+        )
+        return lines[min(last + 1, len(lines) - 1)]
+    prefix = "" if isinstance(error, PySparkException) else f"{type(error).__name__}: "
+    return prefix + (lines[0] if lines else "")

@@ -1,0 +1,188 @@
+"""The consumer's view of the in-memory Kinesis: `records.kinesis.KinesisClient` without a network,
+pages straight to Arrow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from functools import lru_cache
+from typing import Final
+
+import pyarrow as pa
+
+from kcl_pipeline import errors
+from kcl_pipeline.kinesis.client import (
+    NO_RECORDS,
+    RECORD_SCHEMA,
+    IteratorType,
+    LatestIterator,
+    RecordsPage,
+    ShardFilterType,
+)
+from kcl_pipeline.shards import HashKeyRange, Shard, StreamId
+from kcl_pipeline.testing.kinesis import data as data_plane
+from kcl_pipeline.testing.kinesis.errors import KinesisError
+from kcl_pipeline.testing.kinesis.model import KinesisModel
+from kcl_pipeline.testing.kinesis.shards import Page
+from kcl_pipeline.testing.kinesis.state import Answer, Params
+
+_ERRORS = {
+    "ResourceNotFoundException": errors.NotFoundError,
+    "ExpiredIteratorException": errors.ExpiredIteratorError,
+    "ProvisionedThroughputExceededException": errors.ThrottledError,
+    "LimitExceededException": errors.ThrottledError,
+    "AccessDeniedException": errors.AccessDeniedError,
+    "InternalFailure": errors.UnavailableError,
+}
+
+
+@contextmanager
+def _translated(operation: str) -> Iterator[None]:
+    try:
+        yield
+    except KinesisError as error:
+        raise _error(error, operation) from error
+
+
+def _error(error: KinesisError, operation: str) -> errors.AwsError:
+    kind = _ERRORS.get(error.code, errors.InvalidRequestError)
+    if operation == "GetRecords" and error.code == "InvalidArgumentException":
+        kind = errors.ExpiredIteratorError
+    return kind(error.message, code=error.code, operation=operation)
+
+
+_MICROS: Final = pa.timestamp("us", tz="UTC")
+
+
+@lru_cache(maxsize=1_000)
+def _repeated(name: str, rows: int) -> pa.Array:
+    return pa.repeat(pa.scalar(name, pa.string()), rows)
+
+
+@lru_cache(maxsize=100)
+def _constants(rows: int) -> tuple[pa.Array, pa.Array]:
+    """Zeros, and texts that are absent: arrays never change, and making them takes a while."""
+    return pa.repeat(pa.scalar(0, pa.int64()), rows), pa.nulls(rows, pa.string())
+
+
+def _millis(moment: datetime | None) -> int | None:
+    return None if moment is None else round(moment.timestamp() * 1000)
+
+
+def records_table(stream_name: str, shard_id: str, page: Page) -> pa.Table:
+    """A page as an Arrow table of `RECORD_SCHEMA`."""
+    rows = len(page.data)
+    if not rows:
+        return NO_RECORDS
+    zeros, absent = _constants(rows)
+    columns = {
+        "stream": _repeated(stream_name, rows),
+        "shard_id": _repeated(shard_id, rows),
+        "sequence_number": pa.array(page.sequence_numbers, pa.string()),
+        "sub_sequence_number": zeros,
+        "partition_key": pa.array(page.partition_keys, pa.string()),
+        "explicit_hash_key": absent,
+        "data": pa.array(page.data, pa.binary()),
+        "approximate_arrival_timestamp": pa.array(
+            [millis * 1000 for millis in page.arrival_millis], _MICROS
+        ),
+        "encryption_type": absent,
+    }
+    return pa.Table.from_arrays(list(columns.values()), schema=RECORD_SCHEMA)
+
+
+def _shard(answer: Answer) -> Shard:
+    keys, numbers = answer["HashKeyRange"], answer["SequenceNumberRange"]
+    return Shard(
+        answer["ShardId"],
+        HashKeyRange(int(keys["StartingHashKey"]), int(keys["EndingHashKey"])),
+        numbers["StartingSequenceNumber"],
+        numbers.get("EndingSequenceNumber"),
+        answer.get("ParentShardId"),
+        answer.get("AdjacentParentShardId"),
+    )
+
+
+class InMemoryKinesis:
+    """`KinesisClient` on a `KinesisModel`.
+
+    Raises the errors of `kcl_pipeline.errors`, as the boto3 twin does.
+    """
+
+    def __init__(self, model: KinesisModel) -> None:
+        self.model = model
+
+    # documented by the protocol
+    def resolve_stream(self, name_or_arn: str, *, multi_stream: bool) -> StreamId:  # noqa: D102
+        named = (
+            {"StreamARN": name_or_arn}
+            if name_or_arn.startswith("arn:")
+            else {"StreamName": name_or_arn}
+        )
+        with _translated("DescribeStreamSummary"):
+            summary = self.model.call("DescribeStreamSummary", **named)["StreamDescriptionSummary"]
+        arn, name = str(summary["StreamARN"]), str(summary["StreamName"])
+        millis = int(summary["StreamCreationTimestamp"])
+        if not multi_stream:
+            return StreamId(name, arn=arn, created_millis=millis)
+        return StreamId(name, arn.split(":")[4], millis // 1000, arn, millis)
+
+    def list_shards(  # noqa: D102 (documented by the protocol)
+        self,
+        stream: StreamId,
+        shard_filter: ShardFilterType | None = None,
+        timestamp: datetime | None = None,
+    ) -> tuple[Shard, ...]:
+        params: dict[str, object] = {"StreamName": stream.name}
+        if shard_filter is not None:
+            params["ShardFilter"] = {"Type": shard_filter} | (
+                {} if timestamp is None else {"Timestamp": _millis(timestamp)}
+            )
+        shards: list[Shard] = []
+        with _translated("ListShards"):
+            while True:
+                answer = self.model.call("ListShards", **params)
+                shards += [_shard(s) for s in answer["Shards"]]
+                if "NextToken" not in answer:
+                    return tuple(shards)
+                params = {"NextToken": answer["NextToken"]}
+
+    def get_shard_iterator(  # noqa: D102 (documented by the protocol)
+        self,
+        stream: StreamId,
+        shard_id: str,
+        iterator_type: IteratorType,
+        *,
+        sequence_number: str | None = None,
+        timestamp: datetime | None = None,
+    ) -> str:
+        params: Params = {
+            "StreamName": stream.name,
+            "ShardId": shard_id,
+            "ShardIteratorType": iterator_type,
+            "StartingSequenceNumber": sequence_number,
+            "Timestamp": _millis(timestamp),
+        }
+        with _translated("GetShardIterator"):
+            return str(self.model.call("GetShardIterator", **params)["ShardIterator"])
+
+    # documented by the protocol; in whole seconds, as a Date header is
+    def latest_iterator(self, stream: StreamId, shard_id: str) -> LatestIterator:  # noqa: D102
+        since = datetime.fromtimestamp(int(self.model.world.now_millis()) // 1000, UTC)
+        return LatestIterator(self.get_shard_iterator(stream, shard_id, "LATEST"), since)
+
+    def get_records(  # noqa: D102 (documented by the protocol)
+        self, stream: StreamId, shard_id: str, iterator: str, limit: int
+    ) -> RecordsPage:
+        try:
+            read = data_plane.get_records(
+                self.model.world, {"ShardIterator": iterator, "Limit": limit}
+            )
+        except KinesisError as error:
+            raise _error(error, "GetRecords") from error
+        table = records_table(stream.name, shard_id, read.page)
+        return RecordsPage(
+            table, read.next_iterator, read.millis_behind_latest, read.child_shards, read.page.size
+        )

@@ -1,0 +1,281 @@
+"""Kinesis Data Streams in one process: streams, shards, records, resharding, retention and limits,
+on a clock that can be moved.
+
+One model has three faces: this one (`KinesisModel.call`, the service's operations by name),
+`kinesis_client.InMemoryKinesis` (the consumer's protocol, pages straight to Arrow) and
+`kcl_pipeline.local` (HTTP for any SDK).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+from kcl_pipeline.clock import Clock
+from kcl_pipeline.testing.clock import ShiftedClock
+from kcl_pipeline.testing.kinesis import consumers, control, listing, subscriptions
+from kcl_pipeline.testing.kinesis import data as data_plane
+from kcl_pipeline.testing.kinesis.data import Entry, Put, Read
+from kcl_pipeline.testing.kinesis.errors import KinesisError, constraint, validation
+from kcl_pipeline.testing.kinesis.state import Answer, KinesisSettings, Params, World
+from kcl_pipeline.testing.kinesis.stream import Stream, Subscription
+from kcl_pipeline.testing.kinesis.subscriptions import SubscriptionEvent
+
+
+def _put_record(world: World, params: Params) -> Answer:
+    put = data_plane.put_record(world, params, data_plane.entry_of(params))
+    return {
+        "ShardId": put.shard_id,
+        "SequenceNumber": put.sequence_number,
+        "EncryptionType": "NONE",
+    }
+
+
+def render_put(put: Put) -> Answer:
+    """One record's part of a PutRecords answer."""
+    if put.error is not None:
+        return {"ErrorCode": put.error, "ErrorMessage": put.message}
+    return {"SequenceNumber": put.sequence_number, "ShardId": put.shard_id}
+
+
+def _put_records(world: World, params: Params) -> Answer:
+    puts = data_plane.put_records(
+        world, params, [data_plane.entry_of(r) for r in params["Records"]]
+    )
+    return {
+        "FailedRecordCount": sum(p.error is not None for p in puts),
+        "Records": [render_put(p) for p in puts],
+        "EncryptionType": "NONE",
+    }
+
+
+def render_tail(read: Read) -> Answer:
+    """A GetRecords answer without its records; absent members are absent."""
+    answer: Answer = {"MillisBehindLatest": read.millis_behind_latest}
+    if read.next_iterator is not None:
+        answer["NextShardIterator"] = read.next_iterator
+    else:
+        answer["ChildShards"] = [
+            {
+                "ShardId": c.shard_id,
+                "ParentShards": list(c.parents),
+                "HashKeyRange": listing.render_range(c.hash_key_range),
+            }
+            for c in read.child_shards
+        ]
+    return answer
+
+
+def _get_records(world: World, params: Params) -> Answer:
+    read = data_plane.get_records(world, params)
+    page = read.page
+    columns = zip(
+        page.sequence_numbers, page.arrival_millis, page.data, page.partition_keys, strict=True
+    )
+    records = [
+        {"SequenceNumber": n, "ApproximateArrivalTimestamp": t, "Data": d, "PartitionKey": k}
+        for n, t, d, k in columns
+    ]
+    return {"Records": records} | render_tail(read)
+
+
+OPERATIONS: Final[Mapping[str, Callable[[World, Params], Answer]]] = {
+    "AddTagsToStream": control.add_tags,
+    "CreateStream": control.create_stream,
+    "DecreaseStreamRetentionPeriod": control.decrease_retention,
+    "DeleteStream": control.delete_stream,
+    "DeregisterStreamConsumer": consumers.deregister,
+    "DescribeLimits": listing.describe_limits,
+    "DescribeStream": listing.describe_stream,
+    "DescribeStreamConsumer": consumers.describe,
+    "DescribeStreamSummary": listing.describe_stream_summary,
+    "DisableEnhancedMonitoring": control.disable_monitoring,
+    "EnableEnhancedMonitoring": control.enable_monitoring,
+    "GetRecords": _get_records,
+    "GetShardIterator": data_plane.get_shard_iterator,
+    "IncreaseStreamRetentionPeriod": control.increase_retention,
+    "ListShards": listing.list_shards,
+    "ListStreamConsumers": consumers.list_consumers,
+    "ListStreams": listing.list_streams,
+    "ListTagsForResource": control.list_tags_for_resource,
+    "ListTagsForStream": listing.list_tags_for_stream,
+    "MergeShards": control.merge_shards,
+    "PutRecord": _put_record,
+    "PutRecords": _put_records,
+    "RegisterStreamConsumer": consumers.register,
+    "RemoveTagsFromStream": control.remove_tags,
+    "SplitShard": control.split_shard,
+    "StartStreamEncryption": control.start_encryption,
+    "StopStreamEncryption": control.stop_encryption,
+    "TagResource": control.tag_resource,
+    "UntagResource": control.untag_resource,
+    "UpdateMaxRecordSize": control.update_max_record_size,
+    "UpdateShardCount": control.update_shard_count,
+    "UpdateStreamMode": control.update_stream_mode,
+}
+
+_REQUIRED: Final[Mapping[str, tuple[str, ...]]] = {
+    "AddTagsToStream": ("Tags",),
+    "CreateStream": ("StreamName",),
+    "DecreaseStreamRetentionPeriod": ("RetentionPeriodHours",),
+    "DisableEnhancedMonitoring": ("ShardLevelMetrics",),
+    "EnableEnhancedMonitoring": ("ShardLevelMetrics",),
+    "GetRecords": ("ShardIterator",),
+    "GetShardIterator": ("ShardId", "ShardIteratorType"),
+    "IncreaseStreamRetentionPeriod": ("RetentionPeriodHours",),
+    "ListStreamConsumers": ("StreamARN",),
+    "ListTagsForResource": ("ResourceARN",),
+    "MergeShards": ("ShardToMerge", "AdjacentShardToMerge"),
+    "PutRecord": ("Data", "PartitionKey"),
+    "PutRecords": ("Records",),
+    "RegisterStreamConsumer": ("StreamARN", "ConsumerName"),
+    "RemoveTagsFromStream": ("TagKeys",),
+    "SplitShard": ("ShardToSplit", "NewStartingHashKey"),
+    "StartStreamEncryption": ("KeyId",),
+    "TagResource": ("ResourceARN", "Tags"),
+    "UntagResource": ("ResourceARN", "TagKeys"),
+    "UpdateMaxRecordSize": ("StreamARN", "MaxRecordSizeInKiB"),
+    "UpdateShardCount": ("TargetShardCount", "ScalingType"),
+    "UpdateStreamMode": ("StreamARN", "StreamModeDetails"),
+}
+_PAGE_SIZES: Final = ("MaxResults", "Limit")
+_MOST_PER_PAGE: Final = 10_000
+
+
+class KinesisModel:
+    """All streams of one account and region. Thread-safe; every operation is atomic. Nothing is
+    kept on disk.
+
+    `clock` is a movable clock by default: `model.clock.advance(…)` (when it is a `ShiftedClock`)
+    ages iterators and records.
+    """
+
+    def __init__(
+        self,
+        clock: Clock | None = None,
+        settings: KinesisSettings | None = None,
+        *,
+        enforce_limits: bool | None = None,
+    ) -> None:
+        settings = settings if settings is not None else KinesisSettings()
+        if enforce_limits is not None:
+            settings = replace(settings, enforce_limits=enforce_limits)
+        self.clock: Clock = clock if clock is not None else ShiftedClock()
+        self.world = World(self.clock, settings)
+
+    @property
+    def settings(self) -> KinesisSettings:
+        """How this model behaves."""
+        return self.world.settings
+
+    def call(self, operation: str, **params: Any) -> Answer:
+        """Do one operation of the service, e.g. `call("SplitShard", StreamName=…, ShardToSplit=…,
+        NewStartingHashKey=…)`.
+
+        Blobs are bytes, timestamps are epoch milliseconds (both ways). Raises `KinesisError` with
+        the service's code.
+        """
+        function = OPERATIONS.get(operation)
+        if function is None:
+            raise KinesisError(
+                "UnknownOperationException", f"{operation} is not an operation of this model."
+            )
+        for name in _REQUIRED.get(operation, ()):
+            if params.get(name) is None:
+                lowered = name[0].lower() + name[1:]
+                raise validation(
+                    f"1 validation error detected: Value null at '{lowered}' failed to "
+                    "satisfy constraint: Member must not be null"
+                )
+        for name in _PAGE_SIZES:
+            size = params.get(name)
+            if size is not None and not 1 <= int(size) <= _MOST_PER_PAGE:
+                rule = (
+                    "greater than or equal to 1"
+                    if int(size) < 1
+                    else f"less than or equal to {_MOST_PER_PAGE}"
+                )
+                raise constraint(name[0].lower() + name[1:], size, f"have value {rule}")
+        with self.world.lock:
+            return function(self.world, params)
+
+    # -- typed shortcuts for tests and producers
+    # ----------------------------------------------------------------------------
+
+    def create_stream(self, name: str, shard_count: int = 1) -> None:
+        """A provisioned stream with equally wide shards."""
+        self.call("CreateStream", StreamName=name, ShardCount=shard_count)
+
+    def put_records(self, name: str, entries: Sequence[Entry]) -> list[Put]:
+        """Store up to 500 records: (partition key, data, explicit hash key or None).
+
+        Look at each `Put.error`.
+        """
+        return data_plane.put_records(self.world, {"StreamName": name}, entries)
+
+    def put(self, name: str, entries: Iterable[tuple[str, bytes]]) -> list[Put]:
+        """Store any number of records (partition key, data).
+
+        Raises `KinesisError` for the first that is refused.
+        """
+        everything = [(key, data, None) for key, data in entries]
+        puts: list[Put] = []
+        for i in range(0, len(everything), data_plane.MAX_RECORDS_PER_PUT):
+            puts += self.put_records(name, everything[i : i + data_plane.MAX_RECORDS_PER_PUT])
+        for put in puts:
+            if put.error is not None:
+                raise KinesisError(put.error, put.message or "")
+        return puts
+
+    def split(self, name: str, shard_id: str, new_starting_hash_key: int | None = None) -> None:
+        """Split an open shard, in the middle by default."""
+        keys = self.stream(name).require_shard(shard_id).hash_key_range
+        middle = (
+            (keys.start + keys.end) // 2 + 1
+            if new_starting_hash_key is None
+            else new_starting_hash_key
+        )
+        self.call(
+            "SplitShard", StreamName=name, ShardToSplit=shard_id, NewStartingHashKey=str(middle)
+        )
+
+    def merge(self, name: str, shard_id: str, adjacent_shard_id: str) -> None:
+        """Merge two adjacent open shards."""
+        self.call(
+            "MergeShards",
+            StreamName=name,
+            ShardToMerge=shard_id,
+            AdjacentShardToMerge=adjacent_shard_id,
+        )
+
+    def subscribe(self, consumer_arn: str, shard_id: str, **starting_position: Any) -> Subscription:
+        """SubscribeToShard: `subscribe(arn, shard, Type="LATEST")`.
+
+        Ask `next_event` for what it delivers.
+        """
+        return subscriptions.subscribe(
+            self.world,
+            {
+                "ConsumerARN": consumer_arn,
+                "ShardId": shard_id,
+                "StartingPosition": starting_position,
+            },
+        )
+
+    def next_event(self, subscription: Subscription) -> SubscriptionEvent | None:
+        """What the subscription delivers next; None: nothing yet.
+
+        Raises `KinesisError` when it was taken over or its shard is gone.
+        """
+        return subscriptions.next_event(self.world, subscription)
+
+    def stream(self, name: str) -> Stream:
+        """The stream itself, to look at. Raises `KinesisError` (ResourceNotFoundException)."""
+        with self.world.lock:
+            return self.world.named(name)
+
+    def open_shard_ids(self, name: str) -> list[str]:
+        """The shards that take records now, in the order of their hash keys."""
+        with self.world.lock:
+            return [s.shard_id for s in self.world.named(name).open_shards]

@@ -1,0 +1,282 @@
+"""Rows in a dictionary: `leases.store.RowStore` without a service.
+
+Every request is announced by hooks, through which a test injects faults, waits and scheduling:
+`before_call(operation, key)` runs before anything is applied, `after_call(operation, key)` when it
+has been; an error raised by the second is an answer that was lost. `operation` is DynamoDB's name
+of the request (`UpdateItem`, `Query`, ...), `key` the row's key, the owner for Query, all keys
+joined by commas for TransactWriteItems, and empty for Scan. Scans, index queries and reads that are
+not strongly consistent may be given a lag: they then see the table as it was that long ago.
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final, TypeVar
+
+from kcl_pipeline.clock import Clock, SystemClock
+from kcl_pipeline.errors import NotFoundError
+from kcl_pipeline.leases.attributes import text_of
+from kcl_pipeline.leases.serialization import OWNER
+from kcl_pipeline.leases.store import (
+    Changes,
+    Condition,
+    Item,
+    Outcome,
+    Put,
+    Update,
+    changed,
+    holds,
+)
+
+CallHook = Callable[[str, str], None]
+Lag = float | Callable[[], float]
+_T = TypeVar("_T")
+
+_PLAIN: Final = frozenset({"S", "N", "B", "BOOL", "NULL"})
+
+HISTORY_SECONDS = 120.0
+
+
+class LandsLate(Exception):  # noqa: N818 (it is what happens to a request)
+    """Raised by `before_call` of a write: the caller gets `answer` now, and `schedule` is called
+    with the write, to be applied at any time, as a request that was held up in the network.
+    """
+
+    def __init__(self, answer: Exception, schedule: Callable[[Callable[[], object]], None]) -> None:
+        super().__init__(str(answer))
+        self.answer = answer
+        self.schedule = schedule
+
+
+def no_hook(operation: str, key: str) -> None:
+    """A hook that does nothing."""
+
+
+class MemoryStore:
+    """`store.RowStore` in a dictionary.
+
+    Rows are given out as they are stored, not as copies: nobody changes an `Item` in place.
+    Lags (seconds, or a function that gives them) may be changed at any time; at most
+    `HISTORY_SECONDS` are remembered. `scan_page_rows`: a scan takes one call for so many rows, in
+    the order of their keys; None takes one call for all.
+    """
+
+    def __init__(
+        self, name: str, key_name: str, *, clock: Clock | None = None, exists: bool = True
+    ) -> None:
+        self.name = name
+        self.key_name = key_name
+        self.before_call: CallHook = no_hook
+        self.after_call: CallHook = no_hook
+        self.scan_lag_seconds: Lag = 0.0
+        self.index_lag_seconds: Lag = 0.0
+        self.read_lag_seconds: Lag = 0.0
+        self.scan_page_rows: int | None = None
+        self._clock = clock or SystemClock()
+        self._state = {"exists": exists}
+        self._lock = threading.Lock()
+        self._rows: dict[str, Item] = {}
+        self._history: dict[str, list[tuple[float, Item | None]]] = {}
+
+    def ensure_exists(self, check: Callable[[], None]) -> bool:
+        """See `store.RowStore`."""
+        self.before_call("DescribeTable", "")
+        with self._lock:
+            created = not self._state["exists"]
+            self._state["exists"] = True
+        self.after_call("DescribeTable", "")
+        if not created:
+            check()
+        return created
+
+    def get(self, key: str, *, consistent: bool = True) -> Item | None:
+        """See `store.RowStore`."""
+        self._begin("GetItem", key)
+        with self._lock:
+            item = (
+                self._rows.get(key)
+                if consistent
+                else self._as_of(_seconds(self.read_lag_seconds)).get(key)
+            )
+        self.after_call("GetItem", key)
+        return item
+
+    def put(self, item: Item, conditions: Sequence[Condition]) -> Outcome:
+        """See `store.RowStore`."""
+        key = text_of(item, self.key_name) or ""
+        return self._write("PutItem", key, conditions, lambda _: _copied(item))
+
+    def update(self, key: str, conditions: Sequence[Condition], changes: Changes) -> Outcome:
+        """See `store.RowStore`."""
+        return self._write(
+            "UpdateItem",
+            key,
+            conditions,
+            lambda found: changed(found, self.key_name, key, changes),
+        )
+
+    def transact(self, writes: Sequence[Put | Update]) -> frozenset[int]:
+        """See `store.RowStore`. The hooks get all keys, joined by commas."""
+        keys = [
+            write.key if isinstance(write, Update) else text_of(write.item, self.key_name) or ""
+            for write in writes
+        ]
+
+        def apply() -> frozenset[int]:
+            with self._lock:
+                found = [self._rows.get(key) for key in keys]
+                refused = frozenset(
+                    place
+                    for place, (write, item) in enumerate(zip(writes, found, strict=True))
+                    if not all(holds(condition, item) for condition in write.conditions)
+                )
+                for key, write, item in zip(keys, writes, found, strict=True):
+                    if not refused and isinstance(write, Update):
+                        self._replace(key, changed(item, self.key_name, key, write.changes))
+                    elif not refused and isinstance(write, Put):
+                        self._replace(key, _copied(write.item))
+            return refused
+
+        return self._applied("TransactWriteItems", ",".join(keys), apply)
+
+    def delete(self, key: str, conditions: Sequence[Condition]) -> Outcome:
+        """See `store.RowStore`."""
+        return self._write("DeleteItem", key, conditions, lambda _: None)
+
+    def scan(self, *, consistent: bool = False) -> Iterator[Item]:
+        """See `store.RowStore`; the rows of one page are those of one instant."""
+        last = ""
+        while True:
+            self._begin("Scan", "")
+            with self._lock:
+                lag = 0.0 if consistent else _seconds(self.scan_lag_seconds)
+                rows = self._as_of(lag)
+            if self.scan_page_rows is None:
+                page, more = list(rows), False
+            else:
+                left = sorted(key for key in rows if key > last)
+                page, more = left[: self.scan_page_rows], len(left) > self.scan_page_rows
+            self.after_call("Scan", "")
+            yield from (rows[key] for key in page)
+            if not more:
+                return
+            last = page[-1]
+
+    def keys_by_owner(self, owner: str) -> tuple[str, ...]:
+        """See `store.RowStore`."""
+        self._begin("Query", owner)
+        with self._lock:
+            found = self._as_of(_seconds(self.index_lag_seconds))
+        self.after_call("Query", owner)
+        return tuple(sorted(key for key, item in found.items() if text_of(item, OWNER) == owner))
+
+    def find(self, key: str) -> Item | None:
+        """The row as it is now; no hook runs."""
+        return self._rows.get(key)
+
+    def rows(self) -> dict[str, Item]:
+        """A copy of all rows by key, sorted; no hook runs."""
+        with self._lock:
+            return {key: _copied(self._rows[key]) for key in sorted(self._rows)}
+
+    def view(self) -> MemoryStore:
+        """The same rows under other hooks and lags."""
+        other = copy.copy(self)
+        other.before_call = other.after_call = no_hook
+        return other
+
+    def plant(self, item: Item) -> None:
+        """Put a row as another program might have written it: no condition, no hook."""
+        with self._lock:
+            self._replace(text_of(item, self.key_name) or "", _copied(item))
+
+    def erase(self, key: str) -> None:
+        """Remove a row as another program, or somebody by hand, might: no condition, no hook.
+
+        An unknown key is ignored.
+        """
+        with self._lock:
+            if key in self._rows:
+                self._replace(key, None)
+
+    def _begin(self, operation: str, key: str) -> None:
+        self.before_call(operation, key)
+        if not self._state["exists"]:
+            raise NotFoundError(
+                f"{operation} on table {self.name}: the table does not exist",
+                code="ResourceNotFoundException",
+                operation=operation,
+            )
+
+    def _write(
+        self,
+        operation: str,
+        key: str,
+        conditions: Sequence[Condition],
+        make: Callable[[Item | None], Item | None],
+    ) -> Outcome:
+        def apply() -> Outcome:
+            with self._lock:
+                found = self._rows.get(key)
+                applied = all(holds(condition, found) for condition in conditions)
+                result = make(found) if applied else found
+                if applied:
+                    self._replace(key, result)
+            return Outcome(applied, result)
+
+        return self._applied(operation, key, apply)
+
+    def _applied(self, operation: str, key: str, apply: Callable[[], _T]) -> _T:
+        """Apply a write between the two hooks, or later when the first one says so."""
+        try:
+            self._begin(operation, key)
+        except LandsLate as late:
+            late.schedule(apply)
+            raise late.answer from None
+        outcome = apply()
+        self.after_call(operation, key)
+        return outcome
+
+    def _replace(self, key: str, item: Item | None) -> None:
+        now = self._clock.monotonic()
+        if item is None:
+            self._rows.pop(key, None)
+        else:
+            self._rows[key] = item
+        versions = self._history.setdefault(key, [])
+        versions.append((now, item))
+        while len(versions) > 1 and versions[1][0] <= now - HISTORY_SECONDS:
+            del versions[0]
+
+    def _as_of(self, lag_seconds: float) -> dict[str, Item]:
+        if lag_seconds <= 0:
+            return dict(self._rows)
+        horizon = self._clock.monotonic() - lag_seconds
+        found: dict[str, Item] = {}
+        for key, versions in self._history.items():
+            item = next((item for at, item in reversed(versions) if at <= horizon), None)
+            if item is not None:
+                found[key] = item
+        return found
+
+
+def _copied(item: Item) -> Item:
+    """A copy of a row that shares nothing with it that can change; most attributes are a plain
+    value under the name of its type.
+    """
+    return {
+        name: dict(value) if _PLAIN.issuperset(value) else _deep(value)
+        for name, value in item.items()
+    }
+
+
+def _deep(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _deep(part) for name, part in value.items()}
+    return [_deep(part) for part in value] if isinstance(value, list) else value
+
+
+def _seconds(lag: Lag) -> float:
+    return lag() if callable(lag) else lag

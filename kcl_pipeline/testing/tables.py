@@ -1,0 +1,148 @@
+"""The three tables in memory: the same operations on rows that are shaped as DynamoDB's, for tests
+and the simulation. `row_store` describes hooks and lags.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Final, Self
+
+from kcl_pipeline.clock import Clock
+from kcl_pipeline.leases.coordinator_rows import CoordinatorRows
+from kcl_pipeline.leases.lease import Lease
+from kcl_pipeline.leases.lease_rows import LeaseRows
+from kcl_pipeline.leases.serialization import LEASE_KEY, lease_from_item
+from kcl_pipeline.leases.store import Item, RowStore
+from kcl_pipeline.leases.worker_rows import WorkerRows
+from kcl_pipeline.testing.row_store import CallHook, Lag, MemoryStore, no_hook
+
+_MOST_DECODED: Final = 10_000
+
+
+class _Decoded:
+    """Leases by the row they were decoded from: a simulation reads most rows many times.
+
+    A row is known by its identity, which stays good because the row is kept, and never changes.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[Item, Lease]] = {}
+
+    def __call__(self, item: Item) -> Lease:
+        known = self._known.get(id(item))
+        if known is not None:
+            return known[1]
+        lease = lease_from_item(item)
+        if len(self._known) >= _MOST_DECODED:
+            self._known.clear()
+        self._known[id(item)] = item, lease
+        return lease
+
+
+class _Inspectable:
+    """What all three twins offer to tests beyond their table protocol.
+
+    `store` has the hooks and lags.
+    """
+
+    _store: RowStore
+
+    def __init__(
+        self, store: MemoryStore, before_call: CallHook | None, after_call: CallHook | None
+    ) -> None:
+        self.store = store
+        self.hook(before_call, after_call)
+
+    def hook(self, before_call: CallHook | None, after_call: CallHook | None) -> None:
+        """Replace both hooks; None: none."""
+        self.store.before_call = before_call or no_hook
+        self.store.after_call = after_call or no_hook
+
+    def view(
+        self, *, before_call: CallHook | None = None, after_call: CallHook | None = None
+    ) -> Self:
+        """The same table as another process sees it: the same rows, hooks and lags of its own."""
+        other = copy.copy(self)
+        other.store = other._store = self.store.view()  # noqa: SLF001 (a copy of itself)
+        other.hook(before_call, after_call)
+        return other
+
+    def rows(self) -> dict[str, Item]:
+        """A copy of all rows by key, sorted, as DynamoDB would give them; no hook runs."""
+        return self.store.rows()
+
+    def plant(self, item: Item) -> None:
+        """Put a row as another program might have written it: no condition, no hook."""
+        self.store.plant(item)
+
+    def erase(self, key: str) -> None:
+        """Remove a row as somebody by hand might: no condition, no hook.
+
+        An unknown key is ignored.
+        """
+        self.store.erase(key)
+
+
+class InMemoryLeaseTable(LeaseRows, _Inspectable):
+    """The lease table in memory.
+
+    With `exists` False it must be created by `ensure_exists` first, as a real one.
+    """
+
+    def __init__(
+        self,
+        name: str = "leases",
+        *,
+        clock: Clock | None = None,
+        exists: bool = True,
+        before_call: CallHook | None = None,
+        after_call: CallHook | None = None,
+        index_lag_seconds: Lag = 0.0,
+        scan_lag_seconds: Lag = 0.0,
+    ) -> None:
+        store = MemoryStore(name, LEASE_KEY, clock=clock, exists=exists)
+        store.index_lag_seconds, store.scan_lag_seconds = index_lag_seconds, scan_lag_seconds
+        LeaseRows.__init__(self, store)
+        self._decode = _Decoded()
+        _Inspectable.__init__(self, store, before_call, after_call)
+
+    def row(self, key: str) -> Lease | None:
+        """The row of a lease as it is now, None when there is none; no hook runs."""
+        item = self.store.find(key)
+        return None if item is None else self._decode(item)
+
+
+class InMemoryWorkerMetricsTable(WorkerRows, _Inspectable):
+    """The worker-metrics table in memory."""
+
+    def __init__(
+        self,
+        name: str = "leases-WorkerMetricStats",
+        *,
+        clock: Clock | None = None,
+        exists: bool = True,
+        before_call: CallHook | None = None,
+        after_call: CallHook | None = None,
+        scan_lag_seconds: Lag = 0.0,
+    ) -> None:
+        store = MemoryStore(name, "wid", clock=clock, exists=exists)
+        store.scan_lag_seconds = scan_lag_seconds
+        WorkerRows.__init__(self, store)
+        _Inspectable.__init__(self, store, before_call, after_call)
+
+
+class InMemoryCoordinatorStateTable(CoordinatorRows, _Inspectable):
+    """The coordinator-state table in memory."""
+
+    def __init__(
+        self,
+        name: str = "leases-CoordinatorState",
+        *,
+        clock: Clock | None = None,
+        exists: bool = True,
+        before_call: CallHook | None = None,
+        after_call: CallHook | None = None,
+    ) -> None:
+        store = MemoryStore(name, "key", clock=clock, exists=exists)
+        CoordinatorRows.__init__(self, store)
+        _Inspectable.__init__(self, store, before_call, after_call)

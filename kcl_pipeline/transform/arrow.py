@@ -1,0 +1,54 @@
+"""Calls an Arrow transform: a function of a `pyarrow.Table` that returns one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pyarrow as pa
+
+from kcl_pipeline.errors import BrokenTransformError, KclError, TransformFailedError
+from kcl_pipeline.transform.errors import error_line
+
+ArrowTransform = Callable[[pa.Table], pa.Table]
+
+
+def apply_arrow_transform(transform: ArrowTransform | None, records: pa.Table) -> pa.Table:
+    """Call the user's function.
+
+    Raises `TransformFailedError` with its error, `BrokenTransformError` when it does not return a
+    table.
+    """
+    if transform is None:
+        return records
+    try:
+        result = transform(records)
+    except KclError:
+        raise
+    except Exception as error:
+        line = error_line(error)
+        raise TransformFailedError(
+            f"the transform failed on {records.num_rows} records: {line}", detail=line
+        ) from error
+    if isinstance(result, pa.RecordBatch):
+        return pa.Table.from_batches([result])
+    if not isinstance(result, pa.Table):
+        raise BrokenTransformError(
+            f"the transform returned {type(result).__name__}; write a function that returns "
+            "a pyarrow.Table"
+        )
+    return result
+
+
+def probe_arrow_transform(
+    transform: ArrowTransform | None, parts: Sequence[pa.Table]
+) -> list[str | None]:
+    """Call the user's function on each part; its error, or None (see `BatchWriter.probe`)."""
+    return [_error_on(transform, part) for part in parts]
+
+
+def _error_on(transform: ArrowTransform | None, records: pa.Table) -> str | None:
+    try:
+        apply_arrow_transform(transform, records)
+    except TransformFailedError as error:
+        return error.detail
+    return None

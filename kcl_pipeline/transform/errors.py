@@ -1,0 +1,86 @@
+"""What a user's transform raised, as one bounded line that names the user's own file and line."""
+
+from __future__ import annotations
+
+import os
+import re
+import sysconfig
+import traceback
+from pathlib import Path
+from types import TracebackType
+from typing import Final
+
+from kcl_pipeline.text import printable
+
+MAX_ERROR_CHARACTERS: Final = 500
+"""Our own limit for the text of an error: it goes into log lines, Dagster's database and the
+dead-letter table, and an exception's message may hold the record's payload.
+"""
+
+_PACKAGE: Final = str(Path(__file__).parents[1])
+_STANDARD_LIBRARY: Final = tuple(
+    {path for name in ("stdlib", "platstdlib") if (path := sysconfig.get_path(name))}
+)
+_INSTALLED: Final = re.compile(
+    r"(^|[/\\])(site-packages|dist-packages|pyspark\.zip|py4j-[^/\\]*\.zip)([/\\]|$)"
+    r"|[/\\]lib[/\\]python\d+(\.\d+)?[/\\]|^<frozen "
+)
+_SPARK_CLIENT: Final = re.compile(r"(^|[/\\])(pyspark|py4j)([/\\.-]|$)")
+_FRAME: Final = re.compile(r'^ *File "([^"]+)", line (\d+), in (\S+)', re.MULTILINE)
+
+
+def error_line(error: BaseException) -> str:
+    """The error's type and the first line of its message, and where in the user's code it arose.
+
+    At most `MAX_ERROR_CHARACTERS` characters, all of them printable.
+    """
+    lines = [line for line in str(error).strip().splitlines() if line.strip()]
+    text = type(error).__name__ + (f": {lines[0].strip()}" if lines else "")
+    return with_frame(text, frame_of(error.__traceback__))
+
+
+def with_frame(text: str, frame: str | None) -> str:
+    """The first line of `text` and the frame. The text is cut, never the frame."""
+    end = "" if frame is None else f" ({frame})"
+    line = text.strip().partition("\n")[0].strip()
+    most = MAX_ERROR_CHARACTERS - len(end)
+    shown = printable(line, most)
+    return (shown if len(shown) <= most else f"{shown[: most - 3]}...") + end
+
+
+def frame_of(raised_at: TracebackType | None) -> str | None:
+    """The innermost frame of the user's code: outside this package and what is installed.
+
+    Without one, the innermost frame outside this package and Spark's client; None without any.
+    """
+    frames = [
+        (frame.filename, frame.lineno or 0, frame.name) for frame in traceback.extract_tb(raised_at)
+    ]
+    return _innermost(frames)
+
+
+def frame_in(text: str) -> str | None:
+    """As `frame_of`, from the printed traceback of a Python process of Spark."""
+    return _innermost([(file, int(line), name) for file, line, name in _FRAME.findall(text)])
+
+
+def _innermost(frames: list[tuple[str, int, str]]) -> str | None:
+    foreign = [
+        frame
+        for frame in frames
+        if not frame[0].startswith(_PACKAGE + os.sep) and not _SPARK_CLIENT.search(frame[0])
+    ]
+    own = [frame for frame in foreign if not _is_installed(frame[0])]
+    for file, line, name in reversed(own or foreign):
+        return printable(f"{_shown(file)}:{line} in {name}")
+    return None
+
+
+def _is_installed(file: str) -> bool:
+    return _INSTALLED.search(file) is not None or file.startswith(_STANDARD_LIBRARY)
+
+
+def _shown(file: str) -> str:
+    """The path below the working directory, where the file is there."""
+    here = os.getcwd() + os.sep  # noqa: PTH109 (a string is compared)
+    return file.removeprefix(here)

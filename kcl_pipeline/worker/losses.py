@@ -1,0 +1,101 @@
+"""Reports what is lost when the row of a held, unfinished lease is deleted by hand."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from kcl_pipeline.clock import Clock
+from kcl_pipeline.config import ConsumerSettings
+from kcl_pipeline.errors import AwsError, NotFoundError
+from kcl_pipeline.events import AwsTrouble, EventSink, LossReason, RecordsLost
+from kcl_pipeline.kinesis.client import KinesisClient
+from kcl_pipeline.leases.tables import LeaseTable
+from kcl_pipeline.planning.shard_sync import has_not_begun
+from kcl_pipeline.position import AT_TIMESTAMP, LATEST, Position
+from kcl_pipeline.worker.consumer import ConsumerState, ShardConsumer
+
+_COMMITTED: Final = (ConsumerState.ENDING, ConsumerState.ENDED)
+
+
+class LossCheck:
+    """Reports records that nothing reads any more after a held lease's row was deleted by hand.
+
+    A deleted row is restored while the shard's children have not begun, or found by the audit for
+    holes while it has no children. What is left is reported: a child has begun, in a worker that
+    starts a child whose parent has no row (KCL), or shard sync starts the shard anew at `LATEST`.
+
+    Thread-safe.
+
+    Args:
+        worker_id: Names this worker in events.
+        settings: Initial position, failover time and how long finished leases are kept.
+        table: The lease table.
+        kinesis: Lists the children of the shard.
+        clock: Tells whether the lease could have been taken by another worker.
+        events: Receives `RecordsLost`.
+    """
+
+    def __init__(
+        self,
+        worker_id: str,
+        settings: ConsumerSettings,
+        table: LeaseTable,
+        kinesis: KinesisClient,
+        clock: Clock,
+        events: EventSink,
+    ) -> None:
+        self._worker_id = worker_id
+        self._position = settings.shard_sync.initial_position_in_stream
+        self._failover_seconds = settings.lease.failover_time_millis / 1000
+        keep_seconds = settings.shard_sync.completed_lease_cleanup_interval_millis / 1000
+        self._can_tell = keep_seconds > self._failover_seconds
+        self._table = table
+        self._kinesis = kinesis
+        self._clock = clock
+        self._events = events
+
+    def look(self, consumer: ShardConsumer) -> None:
+        """Look at a lease that is not held any more. An error is reported as `AwsTrouble`."""
+        try:
+            if self._is_deleted(consumer) and self._is_lost(consumer):
+                key = consumer.lease_key
+                self._events(
+                    RecordsLost(self._worker_id, key, LossReason.ROW_DELETED, _reached(consumer))
+                )
+        except AwsError as error:
+            self._events(AwsTrouble(f"look for the row of {consumer.lease_key}", str(error)))
+
+    def _is_deleted(self, consumer: ShardConsumer) -> bool:
+        """Whether the row is gone so soon after the last renewal that nobody else can have
+        finished the shard, and a leader deleted its lease.
+        """
+        if consumer.state in _COMMITTED or not self._can_tell or self._is_expired(consumer):
+            return False
+        return self._table.get(consumer.lease_key) is None and not self._is_expired(consumer)
+
+    def _is_expired(self, consumer: ShardConsumer) -> bool:
+        return self._clock.monotonic() - consumer.held.renewed_at >= self._failover_seconds
+
+    def _is_lost(self, consumer: ShardConsumer) -> bool:
+        lease = consumer.held.lease
+        if self._position == "LATEST":
+            return (consumer.committed or lease.checkpoint) != LATEST
+        try:
+            shards = self._kinesis.list_shards(consumer.stream)
+        except NotFoundError:
+            return False
+        rows = [
+            self._table.get(lease.key_of_sibling(shard.shard_id))
+            for shard in shards
+            if lease.shard_id in shard.parents
+        ]
+        return any(
+            row is not None and row.checkpoint != AT_TIMESTAMP and not has_not_begun(row)
+            for row in rows
+        )
+
+
+def _reached(consumer: ShardConsumer) -> Position | None:
+    """The last position that the sink's table has."""
+    position = consumer.committed or consumer.held.lease.checkpoint
+    return None if position.is_sentinel else position

@@ -1,0 +1,156 @@
+"""When a child shard may start: not before its parents' ends, also where a parent's row is gone.
+
+KCL starts a child whose parent has no row (protocol §6.6), because finished leases are deleted. A
+row that was deleted by hand looks the same, and what its shard still had would never be read. The
+two are told apart by the child: a finished lease is deleted only after all its children have begun
+(protocol §8.2), so the parent of a child that has not begun has a row, or somebody deleted it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kcl_pipeline.batch import TxnVersions
+from kcl_pipeline.clock import Clock
+from kcl_pipeline.config import ShardSyncSettings
+from kcl_pipeline.events import EventSink, LeasesCreated, LossReason, RecordsLost
+from kcl_pipeline.kinesis.client import KinesisClient
+from kcl_pipeline.kinesis.witness import StreamWitness
+from kcl_pipeline.leases.held import HeldLeases
+from kcl_pipeline.leases.lease import Lease
+from kcl_pipeline.leases.tables import LeaseTable
+from kcl_pipeline.planning.shard_sync import has_not_begun, restored_parents
+from kcl_pipeline.shards import Shard, StreamId
+from kcl_pipeline.worker.consumer import ShardConsumer
+
+
+@dataclass(frozen=True, slots=True)
+class ParentRows:
+    """The parents' rows of one shard, read with strong consistency.
+
+    Attributes:
+        ended: Every parent that has a row is at SHARD_END.
+        missing: Bare shard ids of the parents without a row.
+        reached: Where the parents are; another value means that they have moved.
+    """
+
+    ended: bool
+    missing: frozenset[str] = frozenset()
+    reached: tuple[object, ...] = ()
+
+
+class ParentCheck:
+    """Decides for blocked consumers whether they may start, and restores deleted parents.
+
+    `look` may be called on any thread, everything else on one.
+
+    Args:
+        worker_id: Names this worker in events.
+        settings: Where shard sync starts a shard.
+        table: The lease table.
+        leases: The leases held by this worker.
+        kinesis: Lists the shards of a stream.
+        clock: For the evidence that the listing is of the right stream.
+        events: Receives `LeasesCreated`, and `RecordsLost` where nothing can be restored.
+    """
+
+    def __init__(
+        self,
+        worker_id: str,
+        settings: ShardSyncSettings,
+        table: LeaseTable,
+        leases: HeldLeases,
+        kinesis: KinesisClient,
+        clock: Clock,
+        events: EventSink,
+    ) -> None:
+        self._worker_id = worker_id
+        self._position = settings.initial_position_in_stream
+        self._table = table
+        self._leases = leases
+        self._kinesis = kinesis
+        self._clock = clock
+        self._witness = StreamWitness(kinesis, clock)
+        self._events = events
+        self._listings: dict[StreamId, tuple[Shard, ...]] = {}
+        self._closed_cases: set[str] = set()
+        """Lease keys of parents that are not restored: not listed any more, or reported as lost."""
+
+    def begin_pass(self) -> None:
+        """Forget the listings of the last pass: they are older than the rows of this one."""
+        self._listings.clear()
+
+    def look(self, consumer: ShardConsumer) -> ParentRows:
+        """Read the parents' rows. Raises `AwsError`."""
+        lease = consumer.held.lease
+        rows = {
+            parent: self._table.get(lease.key_of_sibling(parent))
+            for parent in sorted(lease.parent_shard_ids)
+        }
+        return ParentRows(
+            ended=all(row.ended for row in rows.values() if row is not None),
+            missing=frozenset(parent for parent, row in rows.items() if row is None),
+            reached=tuple(
+                None if row is None else (row.checkpoint, row.pending_checkpoint)
+                for row in rows.values()
+            ),
+        )
+
+    def may_start(
+        self, consumer: ShardConsumer, rows: ParentRows, seen: TxnVersions | None
+    ) -> bool:
+        """Whether the consumer may start now; creates the rows of deleted parents.
+
+        Args:
+            consumer: A blocked consumer.
+            rows: Its parents' rows as `look` found them in this pass.
+            seen: What the sink's table has of the shard; None: it could not be read. Numbers there
+                prove that a worker had the parents' ends before it, whatever the row says: the
+                row was created again, or edited.
+
+        Raises:
+            AwsError: The stream or the table could not be asked, or the stream was replaced.
+                Nothing is decided.
+            LeaseLost: The child has begun in another worker.
+        """
+        lease = consumer.held.lease
+        missing = [p for p in rows.missing if lease.key_of_sibling(p) not in self._closed_cases]
+        if not missing or not has_not_begun(lease) or (seen or TxnVersions()) != TxnVersions():
+            return rows.ended
+        listed = self._listed(consumer.stream)
+        deleted = {shard.shard_id for shard in listed}.intersection(missing)
+        self._closed_cases |= {lease.key_of_sibling(p) for p in missing if p not in deleted}
+        if not deleted:
+            return rows.ended
+        return seen is not None and self._restore(consumer, listed, deleted) and rows.ended
+
+    def _listed(self, stream: StreamId) -> tuple[Shard, ...]:
+        if stream not in self._listings:
+            shards = self._kinesis.list_shards(stream)
+            self._witness.confirm(stream, self._clock.monotonic())
+            self._listings[stream] = shards
+        return self._listings[stream]
+
+    def _restore(
+        self, consumer: ShardConsumer, listed: tuple[Shard, ...], deleted: set[str]
+    ) -> bool:
+        """Create the rows of deleted parents; returns whether there is nothing to wait for."""
+        lease = consumer.held.lease
+        restored = restored_parents(consumer.stream, listed, deleted, self._position)
+        if not restored:
+            return self._report(lease, deleted)
+        for key in self._leases.restore_parents(consumer.held, restored):
+            reason = f"the row was deleted before its child {lease.shard_id} had begun"
+            self._events(LeasesCreated(consumer.stream.name, (key,), reason))
+        return False
+
+    def _report(self, lease: Lease, deleted: set[str]) -> bool:
+        """Report each deleted parent once, if the child's row, read after theirs, proves it."""
+        row = self._table.get(lease.lease_key)
+        if row is None or not has_not_begun(row):
+            return False
+        lost = sorted(lease.key_of_sibling(parent) for parent in deleted)
+        self._closed_cases.update(lost)
+        for key in lost:
+            self._events(RecordsLost(self._worker_id, key, LossReason.ROW_DELETED))
+        return True

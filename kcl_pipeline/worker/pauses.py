@@ -1,0 +1,100 @@
+"""Shards that pause because their transform fails: why, since when, and when they are retried."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from kcl_pipeline.clock import Clock
+from kcl_pipeline.events import EventSink, ShardPaused, ShardResumed
+
+FIRST_RETRY_SECONDS: Final = 1.0
+LONGEST_RETRY_SECONDS: Final = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """Why a shard pauses, since when (monotonic seconds), and how often it was tried so far."""
+
+    reason: str
+    since: float
+    attempts: int = 1
+
+    @property
+    def retry_seconds(self) -> float:
+        """The wait before the next attempt: doubles from 1 s to 60 s."""
+        doubled: float = FIRST_RETRY_SECONDS * 2 ** min(self.attempts - 1, 10)
+        return min(doubled, LONGEST_RETRY_SECONDS)
+
+
+class PausedShards:
+    """The paused shards of one worker. `current` may be called by any thread."""
+
+    def __init__(self, worker_id: str, clock: Clock, events: EventSink) -> None:
+        self._worker_id = worker_id
+        self._clock = clock
+        self._events = events
+        self._lock = threading.Lock()
+        self._pauses: dict[str, Pause] = {}
+
+    def current(self) -> dict[str, Pause]:
+        """The paused shards by lease key."""
+        with self._lock:
+            return dict(self._pauses)
+
+    def reasons(self) -> dict[str, str]:
+        """Why each paused shard pauses, by lease key."""
+        return {key: pause.reason for key, pause in self.current().items()}
+
+    def pause(self, lease_key: str, reason: str) -> float:
+        """Note a failed attempt; returns after how many seconds to try again.
+
+        The event is repeated when the reason changes, and after 2, 4, 8, ... attempts.
+        """
+        now = self._clock.monotonic()
+        before = self._pauses.get(lease_key)
+        pause = (
+            Pause(reason, now)
+            if before is None
+            else Pause(reason, before.since, before.attempts + 1)
+        )
+        with self._lock:
+            self._pauses[lease_key] = pause
+        is_power_of_two = pause.attempts & (pause.attempts - 1) == 0
+        if before is None or before.reason != reason or is_power_of_two:
+            self._events(
+                ShardPaused(
+                    self._worker_id,
+                    lease_key,
+                    reason,
+                    pause.attempts,
+                    now - pause.since,
+                    pause.retry_seconds,
+                )
+            )
+        return pause.retry_seconds
+
+    def resume(self, lease_keys: Collection[str]) -> None:
+        """These shards were committed."""
+        for key in [key for key in self._pauses if key in lease_keys]:
+            with self._lock:
+                pause = self._pauses.pop(key)
+            seconds = self._clock.monotonic() - pause.since
+            self._events(ShardResumed(self._worker_id, key, pause.attempts, seconds))
+
+    def keep(self, lease_keys: Collection[str] | Mapping[str, object]) -> None:
+        """Forget the shards that this worker does not hold any more."""
+        for key in [key for key in self._pauses if key not in lease_keys]:
+            with self._lock:
+                del self._pauses[key]
+
+
+def pauses_sentence(reasons: Mapping[str, str]) -> str:
+    """How many shards pause, and why the first one does."""
+    if not reasons:
+        return "no shard is paused"
+    key = min(reasons)
+    count = f"{len(reasons)} shards are paused" if len(reasons) > 1 else "a shard is paused"
+    return f"{count} because the transform fails: {key}: {reasons[key]}"

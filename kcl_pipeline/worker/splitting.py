@@ -1,0 +1,242 @@
+"""Splits a batch whose transform fails: healthy shards, shards with failed records, and shards that
+pause because more records fail than allowed.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+import pyarrow as pa
+
+from kcl_pipeline.batch import NOTHING_WRITTEN, Batch, BatchWriter, Written
+from kcl_pipeline.errors import BrokenTransformError, TransformFailedError
+from kcl_pipeline.worker.batch_source import SourcedBatch
+from kcl_pipeline.worker.batches import records_of, without
+from kcl_pipeline.worker.failed_records import FailureLimits, failed_rows, rejected_records
+from kcl_pipeline.worker.isolation import Isolation, ShardFailures
+
+Load = Callable[[Batch], Batch]
+
+
+@dataclass(frozen=True, slots=True)
+class SplitBatch:
+    """A part of a batch that is committed at once.
+
+    Attributes:
+        batch: The leases that are committed, and the records that the transform took.
+        written: What was written of them.
+        records: How many records the ranges have, also the failed ones.
+        failed: Records that the transform did not take, by lease key (`FAILED_SCHEMA`).
+        paused: Why a lease is not committed, by lease key; none of these is in `batch`.
+    """
+
+    batch: Batch
+    written: Written
+    records: int
+    failed: Mapping[str, pa.Table] = field(default_factory=dict)
+    paused: Mapping[str, str] = field(default_factory=dict)
+
+
+class BatchSplitter:
+    """Writes batches, and isolates the failures of those that cannot be written whole.
+
+    Args:
+        writer: Transforms and writes.
+        limits: How many records of a lease may fail.
+        load: Reads the records of a batch that executors have read.
+        rng: Chooses samples.
+        is_stopped: Whether the worker is to stop; then `isolation.IsolationStoppedError`.
+    """
+
+    def __init__(
+        self,
+        writer: BatchWriter,
+        limits: FailureLimits,
+        load: Load,
+        rng: random.Random,
+        is_stopped: Callable[[], bool],
+    ) -> None:
+        self._writer = writer
+        self._limits = limits
+        self._load = load
+        self._rng = rng
+        self._is_stopped = is_stopped
+
+    def split(self, supplied: SourcedBatch) -> Iterator[SplitBatch]:
+        """Write the batch; every lease of it is in one part. Healthy leases come first.
+
+        Raises:
+            SinkError: Writing failed, or Spark did.
+            IsolationStoppedError: The worker is to stop.
+        """
+        written = supplied.written
+        if written is not None and written.rejected is None:
+            yield SplitBatch(supplied.batch, written, supplied.records)
+            return
+        batch = supplied.batch if supplied.batch.loaded else self._load(supplied.batch)
+        if written is not None:
+            yield self._judged(batch, written, {})
+        elif supplied.failure is not None and batch.records.num_rows:
+            yield from self._isolated(batch)
+        else:
+            yield from self._whole(batch)
+
+    def _whole(self, batch: Batch) -> Iterator[SplitBatch]:
+        try:
+            written = self._write(batch)
+        except BrokenTransformError as error:
+            yield _all_paused(batch, str(error))
+        except TransformFailedError:
+            yield from self._isolated(batch)
+        else:
+            yield self._judged(batch, written, {})
+
+    def _isolated(self, batch: Batch) -> Iterator[SplitBatch]:
+        keys = [part.lease_key for part in batch.ranges]
+        shards = {key: records_of(batch.records, [key]) for key in keys}
+        healthy = self._healthy(shards)
+        if healthy:
+            yield from self._together_or_alone(_only(batch, healthy))
+        failing = {key: records for key, records in shards.items() if key not in healthy}
+        if failing:
+            limits = {key: self._limits.of(key, r.num_rows) for key, r in failing.items()}
+            search = Isolation(failing, limits, self._writer.probe, self._rng, self._is_stopped)
+            yield from self._rest(_only(batch, failing), failing, search.run())
+
+    def _healthy(self, shards: Mapping[str, pa.Table]) -> list[str]:
+        """The leases of which the transform takes all records, when there are several leases."""
+        with_records = {key: records for key, records in shards.items() if records.num_rows}
+        errors: list[str | None] = [""]
+        if len(with_records) > 1:
+            errors = list(self._writer.probe(list(with_records.values())))
+        fails = {key for key, error in zip(with_records, errors, strict=True) if error is not None}
+        return [key for key in shards if key not in fails]
+
+    def _together_or_alone(self, batch: Batch) -> Iterator[SplitBatch]:
+        """Leases that the transform takes one by one; together it may fail on them again."""
+        try:
+            yield self._judged(batch, self._write(batch), {})
+        except TransformFailedError:
+            for part in batch.ranges:
+                alone = _only(batch, [part.lease_key])
+                try:
+                    yield self._judged(alone, self._write(alone), {})
+                except TransformFailedError as error:
+                    yield _all_paused(alone, str(error))
+
+    def _rest(
+        self,
+        batch: Batch,
+        shards: Mapping[str, pa.Table],
+        found: Mapping[str, ShardFailures],
+    ) -> Iterator[SplitBatch]:
+        """What the search has left over of the failing leases."""
+        paused = {
+            key: self._reason(key, shards[key], failures)
+            for key, failures in found.items()
+            if failures.exceeded is not None
+        }
+        failed = {
+            key: failed_rows(shards[key], failures.rows)
+            for key, failures in found.items()
+            if key not in paused and failures.rows
+        }
+        rest = _without_rows(without(batch, paused), shards, found)
+        try:
+            split = self._judged(rest, self._write(rest), failed)
+        except TransformFailedError as error:
+            why = f"the transform takes these records one by one, but not together: {error}"
+            yield _all_paused(batch, why, paused)
+        else:
+            yield replace(split, paused={**paused, **split.paused})
+
+    def _reason(self, key: str, records: pa.Table, failures: ShardFailures) -> str:
+        named = ""
+        if failures.rows and self._limits.of(key, records.num_rows) == 0:
+            row = min(failures.rows)
+            named = f" the record at {_place(records, row)}: {failures.rows[row]}"
+        else:
+            named = f" {failures.first_error}"
+        return (
+            f"{failures.exceeded}, and {self._limits.reason(key, records.num_rows)}; first "
+            f"failure:{named}"
+        )
+
+    def _judged(self, batch: Batch, written: Written, failed: Mapping[str, pa.Table]) -> SplitBatch:
+        """Add the records that the transform handed back; write again without the leases that have
+        too many. `batch` is without the `failed` ones.
+        """
+        paused: dict[str, str] = {}
+        while True:
+            try:
+                merged = _merged(failed, batch, written)
+            except BrokenTransformError as error:
+                return _all_paused(batch, str(error), paused)
+            over = {
+                key: reason
+                for key, records in merged.items()
+                if (reason := self._over(key, batch, failed, records)) is not None
+            }
+            if not over:
+                total = batch.records.num_rows + sum(f.num_rows for f in failed.values())
+                return SplitBatch(batch, written, total, merged, paused)
+            paused |= over
+            batch = without(batch, over)
+            failed = {key: records for key, records in failed.items() if key not in over}
+            written = self._write(batch)
+
+    def _over(
+        self, key: str, batch: Batch, failed: Mapping[str, pa.Table], merged: pa.Table
+    ) -> str | None:
+        """Why a lease pauses with so many failed records; None: it does not."""
+        records = records_of(batch.records, [key]).num_rows
+        records += failed[key].num_rows if key in failed else 0
+        if merged.num_rows <= self._limits.of(key, records):
+            return None
+        first = merged.slice(0, 1)
+        return (
+            f"{merged.num_rows} of {records} records fail, and "
+            f"{self._limits.reason(key, records)}; first failure: the record at "
+            f"{_place(first, 0)}: {first['error'][0].as_py()}"
+        )
+
+    def _write(self, batch: Batch) -> Written:
+        return self._writer.write(batch) if batch.records.num_rows else NOTHING_WRITTEN
+
+
+def _merged(failed: Mapping[str, pa.Table], batch: Batch, written: Written) -> dict[str, pa.Table]:
+    merged = dict(failed)
+    if written.rejected is not None:
+        for key, records in rejected_records(batch, written.rejected).items():
+            merged[key] = pa.concat_tables([merged[key], records]) if key in merged else records
+    return merged
+
+
+def _only(batch: Batch, lease_keys: list[str] | Mapping[str, object]) -> Batch:
+    return without(batch, [r.lease_key for r in batch.ranges if r.lease_key not in lease_keys])
+
+
+def _without_rows(
+    batch: Batch, shards: Mapping[str, pa.Table], found: Mapping[str, ShardFailures]
+) -> Batch:
+    """The batch without the records that fail, in their order."""
+    kept = []
+    for part in batch.ranges:
+        records = shards[part.lease_key]
+        bad = found[part.lease_key].rows
+        rows = [row for row in range(records.num_rows) if row not in bad]
+        kept.append(records.take(pa.array(rows, pa.int64())) if bad else records)
+    return replace(batch, records=pa.concat_tables(kept) if kept else batch.records.slice(0, 0))
+
+
+def _all_paused(batch: Batch, reason: str, paused: Mapping[str, str] | None = None) -> SplitBatch:
+    nothing = replace(batch, ranges=(), records=batch.records.slice(0, 0))
+    reasons = {part.lease_key: reason for part in batch.ranges} | dict(paused or {})
+    return SplitBatch(nothing, NOTHING_WRITTEN, 0, {}, reasons)
+
+
+def _place(records: pa.Table, row: int) -> str:
+    names = ("shard_id", "sequence_number", "sub_sequence_number")
+    return ", ".join(f"{name}={records.column(name)[row].as_py()}" for name in names)

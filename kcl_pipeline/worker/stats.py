@@ -1,0 +1,162 @@
+"""Figures of a worker: added up per reporting period and over its life."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from kcl_pipeline.clock import Clock
+from kcl_pipeline.worker.lag import Lag
+from kcl_pipeline.worker.summary import WorkerProgress
+
+_LATENCY_SAMPLES = 10_000
+
+
+@dataclass(slots=True)
+class Period:
+    """Sums since `began` (monotonic seconds), and the put-to-commit milliseconds of at most the
+    last 10,000 sampled records.
+    """
+
+    began: float
+    records: int = 0
+    bytes: int = 0
+    rows_written: int = 0
+    batches: int = 0
+    dead_letters: int = 0
+    refused_batches: int = 0
+    handoffs: int = 0
+    latencies: deque[float] = field(default_factory=lambda: deque(maxlen=_LATENCY_SAMPLES))
+
+    def progress(
+        self,
+        worker_id: str,
+        now: float,
+        *,
+        lag: Lag,
+        positions: Mapping[str, str],
+        stalled: Mapping[str, str],
+        table_version: int | None,
+        paused: Mapping[str, str],
+    ) -> WorkerProgress:
+        """These sums with the newest gauges."""
+        p50, p99 = (
+            np.percentile(self.latencies, [50, 99]).tolist() if self.latencies else (None, None)
+        )
+        return WorkerProgress(
+            worker_id=worker_id,
+            seconds=now - self.began,
+            records=self.records,
+            bytes=self.bytes,
+            rows_written=self.rows_written,
+            batches=self.batches,
+            dead_letters=self.dead_letters,
+            refused_batches=self.refused_batches,
+            handoffs=self.handoffs,
+            leases=tuple(sorted(positions)),
+            millis_behind_latest=dict(lag.millis),
+            lag_unknown=lag.unknown,
+            paused=dict(paused),
+            positions=dict(positions),
+            stalled=dict(stalled),
+            table_version=table_version,
+            put_to_commit_millis_p50=p50,
+            put_to_commit_millis_p99=p99,
+        )
+
+
+class Figures:
+    """The running period and the whole life, counted together.
+
+    Only the processing thread uses it.
+    """
+
+    def __init__(self, worker_id: str, clock: Clock) -> None:
+        self._worker_id = worker_id
+        self._clock = clock
+        self._life = Period(clock.monotonic())
+        self._period = Period(clock.monotonic())
+        self.table_version: int | None = None
+
+    def batch(
+        self,
+        records: int,
+        arrival_micros: Sequence[int],
+        *,
+        bytes_read: int,
+        rows_written: int,
+        dead_letters: int,
+        version: int | None,
+    ) -> None:
+        """Count a batch that landed.
+
+        Put-to-commit is this host's clock against Kinesis' arrival time: a figure, never a
+        decision.
+        """
+        now_millis = self._clock.wall() * 1000
+        waits = [max(now_millis - micros / 1000, 0.0) for micros in arrival_micros]
+        for period in (self._period, self._life):
+            period.records += records
+            period.bytes += bytes_read
+            period.rows_written += rows_written
+            period.batches += 1
+            period.dead_letters += dead_letters
+            period.latencies.extend(waits)
+        if version is not None:
+            self.table_version = version
+
+    def refused(self) -> None:
+        """Count a batch that did not land."""
+        self._period.refused_batches += 1
+        self._life.refused_batches += 1
+
+    def handoffs(self, count: int) -> None:
+        """Count leases handed to other workers."""
+        self._period.handoffs += count
+        self._life.handoffs += count
+
+    def period_seconds(self) -> float:
+        """How long the running period has lasted."""
+        return self._clock.monotonic() - self._period.began
+
+    def close_period(
+        self,
+        *,
+        lag: Lag,
+        positions: Mapping[str, str],
+        stalled: Mapping[str, str],
+        paused: Mapping[str, str],
+    ) -> WorkerProgress:
+        """The figures of the period, which ends here; the next begins."""
+        now = self._clock.monotonic()
+        done, self._period = self._period, Period(now)
+        return self._progress(done, now, lag, positions, paused, stalled)
+
+    def total(
+        self, *, lag: Lag | None = None, paused: Mapping[str, str] | None = None
+    ) -> WorkerProgress:
+        """The figures of the whole life."""
+        now = self._clock.monotonic()
+        return self._progress(self._life, now, lag or Lag(), {}, paused or {})
+
+    def _progress(
+        self,
+        period: Period,
+        now: float,
+        lag: Lag,
+        positions: Mapping[str, str],
+        paused: Mapping[str, str],
+        stalled: Mapping[str, str] | None = None,
+    ) -> WorkerProgress:
+        return period.progress(
+            self._worker_id,
+            now,
+            lag=lag,
+            positions=positions,
+            stalled=stalled or {},
+            table_version=self.table_version,
+            paused=paused,
+        )

@@ -1,0 +1,474 @@
+"""The command line against the embedded AWS, in process."""
+
+import subprocess
+import sys
+import time
+
+import boto3
+import pytest
+from typer.testing import CliRunner
+
+from kcl_pipeline import clock as clock_module
+from kcl_pipeline.aws import AwsClients, SessionOptions
+from kcl_pipeline.cli import app
+from kcl_pipeline.cli.worker import progress_line
+from kcl_pipeline.config import ConsumerSettings
+from kcl_pipeline.leases.tables import LeaderLock, WorkerMetrics
+from kcl_pipeline.leases.worker_status import PausedLease, WorkerStatus
+from kcl_pipeline.local.faults import FaultRule
+from kcl_pipeline.position import SHARD_END
+from kcl_pipeline.worker.summary import WorkerProgress
+from tests.support.cli_fleet import run, run_json
+
+pytest_plugins = ["tests.support.cli_fixtures"]
+pytestmark = pytest.mark.usefixtures("environment")
+
+
+# leases
+
+
+def test_leases_table(shared):
+    text = run("leases", "-a", shared.name).stdout
+    lines = {line.split()[0]: line for line in text.splitlines() if line.startswith("shardId-")}
+    assert list(lines) == sorted(shared.keys)
+    assert "blue-2" in lines[shared.keys[1]]
+    assert "held" in lines[shared.keys[1]]
+    assert "10.5" in lines[shared.keys[1]]
+    assert "(nobody)" in lines[shared.keys[3]]
+    assert "free" in lines[shared.keys[3]]
+    assert "TRIM_HORIZON" in lines[shared.keys[3]]
+
+
+def test_leases_json_says_everything(shared):
+    rows = run_json("leases", "-a", shared.name)
+    assert [row["lease_key"] for row in rows] == sorted(shared.keys)
+    assert rows[1] == {
+        "lease_key": shared.keys[1],
+        "stream": None,
+        "shard_id": shared.keys[1],
+        "owner": "blue-2",
+        "checkpoint_owner": None,
+        "state": "held",
+        "paused_because": None,
+        "checkpoint": "49651",
+        "pending_checkpoint": None,
+        "counter": 1,
+        "owner_switches_since_checkpoint": 0,
+        "throughput_kbps": 10.5,
+        "parent_shard_ids": [],
+        "child_shard_ids": [],
+        "hash_key_range": rows[1]["hash_key_range"],
+    }
+    assert int(rows[0]["hash_key_range"][1]) + 1 == int(rows[1]["hash_key_range"][0])
+
+
+def test_leases_by_worker_and_by_group(shared):
+    by_worker = {
+        row["worker"]: row for row in run_json("leases", "-a", shared.name, "--by", "worker")
+    }
+    assert {name: row["leases"] for name, row in by_worker.items()} == {
+        "blue-1": 1,
+        "blue-2": 2,
+        "(nobody)": 1,
+    }
+    assert by_worker["blue-2"]["throughput_kbps"] == 31.5
+    by_group = {
+        row["group"]: row["leases"]
+        for row in run_json("leases", "-a", shared.name, "--by", "group")
+    }
+    assert by_group == {"blue": 3, "(nobody)": 1}
+    assert "Leases by group" in run("leases", "-a", shared.name, "--by", "group").stdout
+
+
+def test_a_lease_in_handoff_counts_for_who_still_processes_it(fleet):
+    lease = fleet.tables.lease.get(fleet.keys[0])
+    assert fleet.tables.lease.initiate_handoff(lease, "blue-2")
+    assert "handing over to blue-2" in run("leases", "-a", fleet.name).stdout
+    assert run_json("leases", "-a", fleet.name)[0]["state"] == "handoff"
+    rows = {row["worker"]: row for row in run_json("leases", "-a", fleet.name, "--by", "worker")}
+    assert (rows["blue-1"]["leases"], rows["blue-1"]["handing_over"]) == (1, 1)
+
+
+def test_ended_leases_are_told_apart(fleet):
+    lease = fleet.tables.lease.get(fleet.keys[1])
+    assert fleet.tables.lease.update_checkpoint(lease, checkpoint=SHARD_END)
+    assert run_json("leases", "-a", fleet.name)[1]["state"] == "ended"
+    rows = {row["worker"]: row for row in run_json("leases", "-a", fleet.name, "--by", "worker")}
+    assert (rows["blue-2"]["leases"], rows["blue-2"]["ended"]) == (1, 1)
+
+
+def test_rows_that_are_no_leases_are_named(fleet):
+    fleet.clients.dynamodb.put_item(
+        TableName=fleet.name,
+        Item={"leaseKey": {"S": "shardId-odd"}, "checkpoint": {"S": "not a position"}},
+    )
+    said = run("leases", "-a", fleet.name).stderr
+    assert f"table {fleet.name}: the row shardId-odd is not a lease that can be read: " in said
+
+
+def test_what_others_wrote_is_shown_as_it_is_and_moves_no_cursor(fleet):
+    key = fleet.keys[0]
+    fleet.clients.dynamodb.update_item(
+        TableName=fleet.name,
+        Key={"leaseKey": {"S": key}},
+        UpdateExpression="SET leaseOwner = :o",
+        ExpressionAttributeValues={":o": {"S": "[/x]"}},
+    )
+    fleet.tables.workers.report(WorkerMetrics("[/x]", 1, run_id="[red]:boom:"))
+    fleet.clients.dynamodb.put_item(
+        TableName=fleet.name,
+        Item={"leaseKey": {"S": "shardId-odd"}, "checkpoint": {"S": "\x1b[2J\nforged"}},
+    )
+    said = run("leases", "-a", fleet.name)
+    assert "[/x]" in said.stdout
+    assert "\\x1b[2J\\nforged" in said.stderr
+    assert "\x1b" not in said.stdout + said.stderr
+    assert "[/x]" in run("leases", "-a", fleet.name, "--by", "worker").stdout
+    workers = run("workers", "-a", fleet.name).stdout
+    assert "[/x]" in workers
+    assert "[red]:boom:" in workers
+    assert "[/x]" in run("plan", "-a", fleet.name, "-s", fleet.name).stdout
+    bad = run_json("plan", "-a", fleet.name, "-s", fleet.name)["bad_rows"]
+    assert [row["key"] for row in bad] == ["shardId-odd"]
+
+
+# workers
+
+
+def test_workers_json(shared):
+    one, two = run_json("workers", "-a", shared.name)
+    assert (one["worker_id"], one["group"], one["leases"], one["run_id"]) == (
+        "blue-1",
+        "blue",
+        1,
+        "run-1",
+    )
+    assert one["stats"] == {"C": [10.0, 20.0]}
+    assert (two["leases"], two["operating_range"]) == (2, {"C": [90]})
+    assert two["seconds_since_report"] >= 99
+
+
+def test_a_paused_shard_is_shown_with_its_reason(fleet):
+    pause = PausedLease(fleet.keys[0], "16 of 16 records fail", 40.0)
+    status = WorkerStatus(61_250, 2, (pause,), 1)
+    fleet.tables.workers.report(WorkerMetrics("blue-1", 1_800_000_000, status=status))
+    lines = run("leases", "-a", fleet.name).stdout.splitlines()
+    assert "paused" in next(line for line in lines if fleet.keys[0] in line)
+    assert sum("paused" in line for line in lines) == 1
+    rows = run_json("leases", "-a", fleet.name)
+    assert [row["paused_because"] for row in rows] == ["16 of 16 records fail", None, None, None]
+    first = next(
+        line for line in run("workers", "-a", fleet.name).stdout.splitlines() if "blue-1" in line
+    )
+    assert "1 shards paused" in first
+    assert "61.2 s (2 shards unknown)" in first
+    (one, _) = run_json("workers", "-a", fleet.name)
+    assert (one["lag_millis"], one["paused"]) == (
+        61_250,
+        {fleet.keys[0]: "16 of 16 records fail"},
+    )
+
+
+@pytest.mark.parametrize(
+    ("progress", "line"),
+    [
+        (WorkerProgress("w", 10.0), "0 records, 0.0 MB in 10 s; lag unknown; 0 leases"),
+        (
+            WorkerProgress(
+                "w",
+                10.0,
+                records=1_200,
+                bytes=2_000_000,
+                leases=("s-0", "s-1"),
+                millis_behind_latest={"s-0": 0},
+                lag_unknown=("s-1",),
+                paused={"s-0": "why"},
+            ),
+            "1,200 records, 2.0 MB in 10 s; lag 0 ms (1 shards not read yet); 2 leases; 1 paused",
+        ),
+    ],
+)
+def test_the_progress_line_does_not_take_what_is_unknown_for_zero(progress, line):
+    assert progress_line(progress) == line
+
+
+def test_workers_table_shows_what_is_special(fleet):
+    assert fleet.tables.workers.request_drain("blue-1")
+    lines = run("workers", "-a", fleet.name).stdout.splitlines()
+    one, two = (
+        next(line for line in lines if line.startswith(name)) for name in ("blue-1", "blue-2")
+    )
+    assert "asked to drain" in one
+    assert "20.0" in one
+    assert "metrics failing" in two
+    assert "50.0" in two, "the last average that was none of a failed interval"
+    assert "1 min 4" in two
+
+
+# leader
+
+
+def test_leader_and_client_version(shared):
+    text = run("leader", "-a", shared.name).stdout
+    assert "blue-1 leads (lock of 30 s, version v1)" in text
+    assert "client version: CLIENT_VERSION_3X, set by blue-1" in text
+    assert run_json("leader", "-a", shared.name) == {
+        "leader": "blue-1",
+        "lease_duration_millis": 30_000,
+        "version": "v1",
+        "is_released": False,
+        "alive": None,
+        "client_version": "CLIENT_VERSION_3X",
+    }
+
+
+def test_a_silent_leader_is_told_from_a_living_one(fleet, monkeypatch):
+    table = fleet.tables.coordinator
+    old = table.read_lock()
+    assert table.release_lock(old)
+    lock = LeaderLock("blue-1", 1_000, "v2")
+    assert table.put_lock(lock, replacing=None)
+    assert "silent" in run("leader", "-a", fleet.name, "--wait", code=1).stdout
+
+    def heartbeat(self, seconds):
+        table.heartbeat_lock(table.read_lock(), "v3")
+
+    monkeypatch.setattr(clock_module.SystemClock, "sleep", heartbeat)
+    assert ", alive" in run("leader", "-a", fleet.name, "--wait").stdout
+
+
+def test_nobody_leads(fleet):
+    table = fleet.tables.coordinator
+    assert table.release_lock(table.read_lock())
+    assert "nobody leads: there is no lock" in run("leader", "-a", fleet.name).stdout
+    run("leader", "-a", fleet.name, "--wait", code=1)
+
+
+# what a person may get wrong
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ([], "no application is named; write --application NAME, or --pipeline module:attribute"),
+        (["-a", "x"], "--application='x' is too short. Write 3 to 230 of the characters"),
+        (["-a", "one", "-s", "s", "-s", "s"], "names a stream twice"),
+        (["-p", "nothing"], "'nothing' is not module:attribute"),
+        (["-p", "no_such_module:x"], "there is no module 'no_such_module'"),
+        (["-p", "json:no_such"], "json has no 'no_such'"),
+        (["-p", "json:dumps"], "is a function; name a KinesisPipeline"),
+        (["-p", "json:dumps", "-a", "app"], "leave --application and --stream out"),
+        (["-a", "no-such-app"], "check the names, AWS_REGION and AWS_ENDPOINT_URL"),
+    ],
+)
+def test_user_errors_are_one_sentence(arguments, sentence):
+    result = run("leases", *arguments, code=1)
+    assert sentence in result.stderr
+    assert result.stderr.startswith("Error: ")
+    assert len(result.stderr.strip().splitlines()) == 1
+
+
+def test_a_pipeline_module_that_fails_is_named_with_file_and_line(tmp_path, monkeypatch):
+    (tmp_path / "broken_pipeline.py").write_text("x = 1\ny = x / 0\n")
+    monkeypatch.chdir(tmp_path)
+    assert (
+        "broken_pipeline fails with ZeroDivisionError: division by zero"
+        in run("leases", "-p", "broken_pipeline:x", code=1).stderr
+    )
+
+
+def test_a_pipeline_gives_its_settings(shared, tmp_path, monkeypatch):
+    (tmp_path / "my_pipeline.py").write_text(
+        "from types import SimpleNamespace\nfrom kcl_pipeline.config import ConsumerSettings\n"
+        f"settings = ConsumerSettings(application_name={shared.name!r}, streams=('s',))\n"
+        "project = SimpleNamespace(pipeline=SimpleNamespace(settings=settings))\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    assert len(run_json("leases", "-p", "my_pipeline:project.pipeline")) == 4
+
+
+def test_no_credentials(monkeypatch, tmp_path):
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
+    assert (
+        "no AWS credentials were found; set AWS_ACCESS_KEY_ID"
+        in run("leases", "-a", "some-app", code=1).stderr
+    )
+    text = run("doctor", "-a", "some-app", "-s", "some", code=1).stdout
+    assert "problem credentials: there are none" in text
+    assert "tables and streams were not looked at" in text
+
+
+def test_no_region(monkeypatch, tmp_path):
+    monkeypatch.delenv("AWS_REGION")
+    monkeypatch.delenv("AWS_DEFAULT_REGION")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
+    assert "no AWS region is set; set AWS_REGION" in run("leases", "-a", "some-app", code=1).stderr
+
+
+def test_unknown_profile(monkeypatch):
+    monkeypatch.setenv("AWS_PROFILE", "nobody-has-this")
+    assert "nobody-has-this" in run("leases", "-a", "some-app", code=1).stderr
+
+
+def test_an_endpoint_where_nobody_listens(monkeypatch):
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    assert "check AWS_ENDPOINT_URL" in run("workers", "-a", "some-app", code=1).stderr
+
+
+def test_a_denied_action_is_named(server, shared):
+    server.fault_rules.replace([FaultRule(service="dynamodb", operation="Scan", kind="deny")])
+    assert "dynamodb:Scan" in run("leases", "-a", shared.name, code=1).stderr
+
+
+def test_a_defect_keeps_its_traceback(monkeypatch):
+    monkeypatch.setattr("kcl_pipeline.cli.target.ConsumerSettings", lambda **_: 1 / 0)
+    result = CliRunner().invoke(app, ["leases", "-a", "some-app"])
+    assert isinstance(result.exception, ZeroDivisionError)
+
+
+# plan
+
+
+def test_plan_shows_moves_with_reasons_and_loads(fleet):
+    fleet.tables.workers.report(
+        WorkerMetrics("blue-2", int(time.time()), {"C": (50.0,)}, {"C": (90,)})
+    )
+    found = run_json("plan", "-a", fleet.name, "-s", fleet.name)
+    (move,) = [m for m in found["moves"] if m["lease_key"] == fleet.keys[3]]
+    assert (move["from_worker"], move["to_worker"]) == (None, "blue-1"), (
+        "the lease that nobody has goes to the worker with less CPU"
+    )
+    assert move["reason"]
+    loads = {load["name"]: load for load in found["workers"]}
+    assert {name: load["leases_before"] for name, load in loads.items()} == {
+        "blue-1": 1,
+        "blue-2": 2,
+    }
+    assert sum(load["leases_after"] for load in loads.values()) == 4
+    assert loads["blue-2"]["kbps_before"] >= 31.5
+    assert [group["name"] for group in found["groups"]] == ["blue"]
+    text = run("plan", "-a", fleet.name, "-s", fleet.name, "--dry-run").stdout
+    assert move["reason"].split()[0] in text
+    assert "Load per worker" in text
+    assert "every owner was taken for alive" in text
+
+
+def test_plan_writes_nothing(shared):
+    before = sorted(shared.tables.lease.list_leases().leases, key=lambda lease: lease.lease_key)
+    run("plan", "-a", shared.name, "-s", shared.name)
+    assert (
+        sorted(shared.tables.lease.list_leases().leases, key=lambda lease: lease.lease_key)
+        == before
+    )
+    assert shared.tables.coordinator.read_lock().version == "v1"
+
+
+def test_plan_for_a_stream_without_leases_would_create_them(fleet):
+    for key in fleet.keys:
+        assert fleet.tables.lease.delete(fleet.tables.lease.get(key))
+    found = run_json("plan", "-a", fleet.name, "-s", fleet.name)
+    assert [row["lease_key"] for row in found["create"]] == fleet.keys
+    assert len(found["moves"]) == 4
+    text = run("plan", "-a", fleet.name, "-s", fleet.name).stdout
+    assert "Leases to create" in text
+    assert "no lease covers any hash key" in text
+
+
+def test_plan_needs_a_stream_and_a_table():
+    assert "write --stream NAME" in run("plan", "-a", "some-app", code=1).stderr
+    assert "check the names" in run("plan", "-a", "some-app", "-s", "none", code=1).stderr
+
+
+# local, and the start
+
+
+def test_local_serves_until_it_is_told_to_stop(tmp_path):
+    command = [
+        sys.executable,
+        "-m",
+        "kcl_pipeline.cli",
+        "local",
+        "--port",
+        "0",
+        "--create",
+        "orders:3",
+    ]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            url = process.stdout.readline().strip()
+            assert url.startswith("http://127.0.0.1:"), process.stderr.read()
+            kinesis = boto3.Session("local", "local", region_name="us-east-1").client(
+                "kinesis", endpoint_url=url
+            )
+            assert len(kinesis.list_shards(StreamName="orders")["Shards"]) == 3
+            process.terminate()
+            assert process.wait(timeout=20) == 0
+            assert f"export AWS_ENDPOINT_URL={url}" in process.stderr.read()
+        finally:
+            process.kill()
+
+
+def test_local_on_a_port_that_is_taken(server):
+    port = server.endpoint_url.rsplit(":", 1)[1]
+    assert "choose another port, or 0" in run("local", "--port", port, code=1).stderr
+
+
+@pytest.mark.parametrize("text", ["orders:0", "orders:x", ":3"])
+def test_local_streams_that_cannot_be(text):
+    assert (
+        "neither NAME nor NAME:SHARDS" in run("local", "--port", 0, "--create", text, code=1).stderr
+    )
+
+
+def test_help_loads_nothing_heavy():
+    program = (
+        "import sys\nfrom kcl_pipeline.cli import app\n"
+        "heavy = {'pyspark', 'dagster', 'boto3', 'moto', 'pyarrow', 'pandas', 'deltalake'} & "
+        "set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+        "app(['--help'])\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    for command in ("local", "leases", "workers", "leader", "plan", "doctor"):
+        assert command in done.stdout
+
+
+def test_session_options_overrule_the_environment(server, monkeypatch):
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    options = SessionOptions(
+        region_name="eu-west-1",
+        endpoint_url=server.endpoint_url,
+        aws_access_key_id="a",
+        aws_secret_access_key="b",
+    )
+    clients = AwsClients(ConsumerSettings(application_name="agent-app", streams=("s",)), options)
+    assert clients.endpoint_url == server.endpoint_url
+    assert clients.region_name == "eu-west-1"
+    assert clients.dynamodb is clients.dynamodb
+    assert clients.dynamodb.list_tables()["ResponseMetadata"]["HTTPStatusCode"] == 200
+    assert clients.dynamodb.meta.config.retries["total_max_attempts"] == 1
+    assert "kcl-application/agent-app" in clients.kinesis.meta.config.user_agent_extra
+    assert "secret" not in repr(options)
+    first = clients.kinesis
+    clients.close()
+    assert clients.kinesis is not first
+
+
+def test_a_call_that_fails_is_sent_once(server, shared):
+    server.fault_rules.replace(
+        [FaultRule(service="dynamodb", operation="UpdateItem", kind="error500")]
+    )
+    began = time.monotonic()
+    run("leases", "-a", shared.name)
+    with pytest.raises(Exception, match="UpdateItem"):
+        shared.tables.lease.renew(shared.tables.lease.get(shared.keys[0]))
+    assert server.fault_rules.rules[0].applied == 1
+    assert time.monotonic() - began < 5

@@ -1,0 +1,208 @@
+"""`kcl-pipeline doctor` against the embedded AWS: what it finds, and that it changes nothing."""
+
+import boto3
+import pytest
+
+from kcl_pipeline import clock as clock_module
+from kcl_pipeline.cli.doctor import checks as checks_module
+from kcl_pipeline.leases.tables import MigrationState, WorkerMetrics
+from kcl_pipeline.leases.worker_status import PausedLease, WorkerStatus
+from kcl_pipeline.local.faults import FaultRule
+from tests.support.cli_fleet import run, run_json
+
+pytest_plugins = ["tests.support.cli_fixtures"]
+pytestmark = pytest.mark.usefixtures("environment")
+
+
+def findings(*arguments, code=0):
+    return run_json("doctor", *arguments, code=code)
+
+
+def texts(found, level):
+    return [f"{f['subject']}: {f['text']}" for f in found if f["level"] == level]
+
+
+def heal(fleet):
+    """All leases held, no worker failing."""
+    assert fleet.tables.lease.take(fleet.tables.lease.get(fleet.keys[3]), "blue-1")
+    fleet.tables.workers.report(
+        WorkerMetrics("blue-2", 2_000_000_000, {"C": (50.0,)}, {"C": (90,)})
+    )
+
+
+def renewing(fleet, monkeypatch, keys):
+    """While doctor watches, these leases are renewed; no time passes."""
+
+    def sleep(self, seconds):
+        for key in keys:
+            assert fleet.tables.lease.renew(fleet.tables.lease.get(key))
+
+    monkeypatch.setattr(clock_module.SystemClock, "sleep", sleep)
+
+
+def test_doctor_on_a_healthy_fleet(fleet, monkeypatch):
+    heal(fleet)
+    renewing(fleet, monkeypatch, fleet.keys)
+    found = findings("-a", fleet.name, "-s", fleet.name)
+    assert {f["level"] for f in found} == {"ok"}
+    said = "\n".join(texts(found, "ok"))
+    for part in (
+        (
+            "allowed: dynamodb:GetItem, dynamodb:Scan, dynamodb:PutItem, dynamodb:UpdateItem, "
+            "dynamodb:DeleteItem, dynamodb:Query"
+        ),
+        (
+            "allowed: kinesis:DescribeStreamSummary, kinesis:ListShards, "
+            "kinesis:GetShardIterator, kinesis:GetRecords"
+        ),
+        "4 leases cover all hash keys",
+        "all 4 unfinished leases were renewed",
+        "blue-1 holds the lock",
+        "three-table layout",
+    ):
+        assert part in said
+    assert "no problem found" in run("doctor", "-a", fleet.name, "-s", fleet.name).stdout
+
+
+def test_doctor_changes_nothing(shared, monkeypatch):
+    tables = [shared.name, f"{shared.name}-WorkerMetricStats", f"{shared.name}-CoordinatorState"]
+
+    def rows():
+        return [
+            sorted(map(str, shared.clients.dynamodb.scan(TableName=table)["Items"]))
+            for table in tables
+        ]
+
+    before = rows()
+    run("doctor", "-a", shared.name, "-s", shared.name, "--watch-seconds", 0, code=1)
+    assert rows() == before
+
+
+@pytest.mark.parametrize(
+    "operation",
+    ["GetItem", "Scan", "PutItem", "UpdateItem", "DeleteItem", "Query", "DescribeTable"],
+)
+def test_doctor_names_the_dynamodb_action_that_is_denied(server, shared, operation):
+    server.fault_rules.replace([FaultRule(service="dynamodb", operation=operation, kind="deny")])
+    found = findings("-a", shared.name, "-s", shared.name, "--watch-seconds", 0, code=1)
+    assert any(f"dynamodb:{operation}" in text for text in texts(found, "problem"))
+    assert all(f["advice"] for f in found if f["level"] == "problem")
+
+
+@pytest.mark.parametrize(
+    "operation", ["DescribeStreamSummary", "ListShards", "GetShardIterator", "GetRecords"]
+)
+def test_doctor_names_the_kinesis_action_that_is_denied(server, shared, operation):
+    server.fault_rules.replace([FaultRule(service="kinesis", operation=operation, kind="deny")])
+    found = findings("-a", shared.name, "-s", shared.name, "--watch-seconds", 0, code=1)
+    (bad,) = [f for f in found if f["level"] == "problem" and f["subject"].startswith("stream")]
+    assert f"kinesis:{operation}" in bad["advice"]
+
+
+def test_doctor_finds_leases_that_nobody_renews_or_has(fleet, monkeypatch):
+    renewing(fleet, monkeypatch, fleet.keys[:2])
+    found = findings("-a", fleet.name, "-s", fleet.name, code=1)
+    (stuck, free) = [t for t in texts(found, "problem") if t.startswith("leases")]
+    assert f"{fleet.keys[2]} of blue-2" in stuck
+    assert fleet.keys[1] not in stuck
+    assert fleet.keys[3] in free
+    assert "workers: cannot measure their CPU and get no leases: blue-2" in texts(found, "problem")
+
+
+def test_doctor_does_not_judge_leases_it_did_not_watch(shared):
+    found = findings("-a", shared.name, "-s", shared.name, "--watch-seconds", 0, code=1)
+    assert any("not watched" in text for text in texts(found, "unknown"))
+
+
+def test_doctor_finds_a_hole(fleet, monkeypatch):
+    heal(fleet)
+    renewing(fleet, monkeypatch, [key for key in fleet.keys if key != fleet.keys[1]])
+    assert fleet.tables.lease.delete(fleet.tables.lease.get(fleet.keys[1]))
+    found = findings("-a", fleet.name, "-s", fleet.name, code=1)
+    assert any("no lease covers the hash keys" in text for text in texts(found, "problem"))
+
+
+def test_doctor_finds_paused_shards(fleet):
+    pauses = tuple(PausedLease(f"shardId-{n}", "16 of 16 records fail", 40.0) for n in range(7))
+    status = WorkerStatus(paused=pauses, paused_leases=7)
+    fleet.tables.workers.report(WorkerMetrics("blue-1", 1_800_000_000, status=status))
+    found = run_json("doctor", "-a", fleet.name, "-s", fleet.name, "--watch-seconds", "0", code=1)
+    paused = [f for f in found if "paused" in f["text"]]
+    assert [f["level"] for f in paused] == ["problem"] * 6
+    assert "paused by blue-1 for 40 s: 16 of 16 records fail" in paused[0]["text"]
+    assert "docs/dead-letters.md" in paused[0]["advice"]
+    assert paused[-1]["text"] == "7 are paused"
+
+
+def test_doctor_finds_that_nobody_leads(fleet):
+    heal(fleet)
+    assert fleet.tables.coordinator.release_lock(fleet.tables.coordinator.read_lock())
+    found = findings("-a", fleet.name, "-s", fleet.name, "--watch-seconds", 0, code=1)
+    assert texts(found, "problem") == ["leader: nobody leads, although there are workers"]
+
+
+def test_doctor_refuses_the_single_table_layout_and_a_2x_mode(fleet):
+    fleet.clients.dynamodb.put_item(
+        TableName=fleet.name, Item={"leaseKey": {"S": "Leader"}, "entityType": {"S": "LEADER"}}
+    )
+    state = fleet.tables.coordinator.read_migration()
+    assert fleet.tables.coordinator.put_migration(
+        MigrationState("CLIENT_VERSION_2X", "tool", 2), replacing=state
+    )
+    found = findings("-a", fleet.name, "-s", fleet.name, "--watch-seconds", 0, code=1)
+    said = "\n".join(texts(found, "problem"))
+    assert "single-table layout" in said
+    assert "CLIENT_VERSION_2X, set by tool" in said
+
+
+def test_doctor_before_the_first_worker(server):
+    boto3.client("kinesis", region_name="us-east-1").create_stream(
+        StreamName="fresh-app", ShardCount=1
+    )
+    found = findings("-a", "fresh-app", "-s", "fresh-app")
+    assert sum("does not exist yet" in text for text in texts(found, "warning")) == 3
+    assert texts(found, "problem") == []
+
+
+def test_doctor_on_a_stream_that_is_not_there(shared):
+    found = findings("-a", shared.name, "-s", "no-such-stream", "--watch-seconds", 0, code=1)
+    assert any("no-such-stream" in text for text in texts(found, "problem"))
+
+
+def test_doctor_on_a_table_that_belongs_to_something_else():
+    client = boto3.client("dynamodb", region_name="us-east-1")
+    client.create_table(
+        TableName="foreign-app",
+        BillingMode="PAY_PER_REQUEST",
+        KeySchema=[{"AttributeName": "id", "KeyType": "HASH"}],
+        AttributeDefinitions=[{"AttributeName": "id", "AttributeType": "S"}],
+    )
+    found = findings("-a", "foreign-app", "-s", "no-such-stream", code=1)
+    assert any("foreign-app: has the key" in text for text in texts(found, "problem"))
+
+
+def test_doctor_needs_a_stream():
+    assert "write --stream NAME" in run("doctor", "-a", "some-app", code=1).stderr
+
+
+def test_doctor_for_a_human_says_what_to_do(shared):
+    text = run(
+        "doctor", "-a", shared.name, "-s", "no-such-stream", "--watch-seconds", 0, code=1
+    ).stdout
+    assert "problem stream no-such-stream" in text
+    assert "→ check the stream's name" in text
+    assert "problems found" in text
+
+
+@pytest.mark.parametrize("needed", [True, False])
+def test_java_that_is_missing_is_a_problem_only_for_a_pipeline_on_spark(needed, monkeypatch):
+    monkeypatch.setenv("JAVA_HOME", "/no/java/here")
+    found = checks_module.check_java(needed=needed)
+    assert found.level == ("problem" if needed else "warning")
+    assert "Spark needs Java 17" in found.text
+    assert found.advice.startswith("install one (Debian/Ubuntu: ")
+
+
+def test_java_that_is_there():
+    found = checks_module.check_java(needed=True, require=lambda: 21)
+    assert (found.level, found.text, found.advice) == ("ok", "Java 21", "")

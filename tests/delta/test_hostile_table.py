@@ -1,0 +1,306 @@
+"""A Delta log that others write to: settings that change under a running worker, entries and hints
+that are odd, huge or deep. A worker refuses with one sentence, or goes on; it never guesses a
+number.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+from deltalake.schema import Field, PrimitiveType
+
+from kcl_pipeline.batch import CommitEntry, CommitOutcome, TxnVersions
+from kcl_pipeline.delta.log.delta_log import DeltaLog
+from kcl_pipeline.delta.log.entries import MAX_NUMBER, entry_facts
+from kcl_pipeline.delta.log.transactions import read_transactions
+from kcl_pipeline.delta.sink import DeltaCommitter, DeltaSink
+from kcl_pipeline.delta.storage.storage import LocalStorage
+from kcl_pipeline.errors import SinkError, TableMismatchError
+from tests.delta.test_sink import NoWait, committer, ids, written
+
+SCHEMA = pa.schema([("id", pa.int64())])
+NONE = TxnVersions()
+
+
+@pytest.fixture
+def uri(tmp_path: Path) -> str:
+    return str(tmp_path / "table")
+
+
+def add_constraint(uri: str) -> None:
+    DeltaTable(uri).alter.add_constraint({"positive": "id > 0"})
+
+
+def let_transactions_expire(uri: str) -> None:
+    properties = {"delta.setTransactionRetentionDuration": "interval 1 days"}
+    DeltaTable(uri).alter.set_table_properties(properties)
+
+
+CHANGES = [
+    (add_constraint, r"check constraints \(positive\)"),
+    (let_transactions_expire, r"expire \(delta\.setTransactionRetentionDuration\)"),
+]
+
+
+@pytest.mark.parametrize(("change", "reason"), CHANGES)
+@pytest.mark.parametrize("crowded", [False, True])
+def test_a_change_under_a_running_worker_is_noticed(
+    uri: str, change: Callable[[str], None], reason: str, crowded: bool
+) -> None:
+    sink = committer(uri)
+    sink.ensure_table(SCHEMA)
+    assert sink.commit(written(uri, 1), [CommitEntry("a", 1, NONE)]).version == 1
+    change(uri)
+    if crowded:
+        sink._pace.lost(3)
+    with pytest.raises(TableMismatchError, match=reason):
+        sink.commit(written(uri, 2), [CommitEntry("a", 2, TxnVersions(1))])
+    with pytest.raises(TableMismatchError, match=reason):
+        sink.numbers(["a"])
+    with pytest.raises(TableMismatchError, match=reason):
+        sink.fence("a", TxnVersions(1))
+    with pytest.raises(TableMismatchError, match=reason):
+        committer(uri).numbers(["a"])
+    assert ids(uri) == [1]
+    assert not list(Path(uri).glob("_kcl_pipeline/announced/*"))
+
+
+def test_a_change_in_the_middle_of_a_commit_is_noticed(uri: str) -> None:
+    """Between the comparison of the numbers and the write: the version is taken, and looked at."""
+    sink = committer(uri)
+    sink.ensure_table(SCHEMA)
+    append = sink._log.append
+
+    def late(*arguments: object) -> None:
+        sink._log.append = append  # type: ignore[method-assign]
+        add_constraint(uri)
+        append(*arguments)  # type: ignore[arg-type]
+
+    sink._log.append = late  # type: ignore[method-assign]
+    with pytest.raises(TableMismatchError, match="check constraints"):
+        sink.commit(written(uri, 1), [CommitEntry("a", 1, NONE)])
+    assert ids(uri) == []
+
+
+def test_a_worker_goes_on_once_the_change_is_taken_back(uri: str) -> None:
+    sink = committer(uri)
+    sink.ensure_table(SCHEMA)
+    add_constraint(uri)
+    with pytest.raises(TableMismatchError):
+        sink.numbers(["a"])
+    DeltaTable(uri).alter.drop_constraint("positive")
+    assert sink.numbers(["a"]) == {"a": NONE}
+    assert sink.commit(written(uri, 1), [CommitEntry("a", 1, NONE)]).version is not None
+
+
+def test_a_batch_that_landed_before_the_change_is_reported_landed(uri: str) -> None:
+    sink, batch = committer(uri), written(uri, 1)
+    sink.ensure_table(SCHEMA)
+    assert sink.commit(batch, [CommitEntry("a", 1, NONE)]).version == 1
+    add_constraint(uri)
+    assert sink.commit(batch, [CommitEntry("a", 1, NONE)]) == CommitOutcome(1)
+
+
+def test_columns_that_others_change_are_compared_again(uri: str) -> None:
+    sink = committer(uri)
+    sink.ensure_table(SCHEMA)
+    assert sink.commit(written(uri, 1), [CommitEntry("a", 1, NONE)]).version == 1
+    DeltaTable(uri).alter.add_columns([Field("must", PrimitiveType("string"))])
+    assert sink.commit(written(uri, 2), [CommitEntry("a", 2, TxnVersions(1))]).version == 3
+    replaced = pa.schema([("id", pa.string())])
+    DeltaTable.create(uri, replaced, mode="overwrite")
+    with pytest.raises(TableMismatchError, match="id is bigint in the output and string"):
+        sink.commit(written(uri, 3), [CommitEntry("a", 3, TxnVersions(2))])
+
+
+def test_adding_columns_does_not_skip_the_comparison_of_the_numbers(uri: str) -> None:
+    """The log moves while the batch's columns are added; who moved it may have fenced the lease."""
+    sink, rival = committer(uri, schema_evolution=True), committer(uri)
+    sink.ensure_table(SCHEMA)
+    batch = written(uri, 1, note=pa.array(["n"]))
+    add = sink._log.add_columns
+
+    def late(fields: list[pa.Field]) -> None:
+        sink._log.add_columns = add  # type: ignore[method-assign]
+        rival.fence("a", NONE)
+        add(fields)
+
+    sink._log.add_columns = late  # type: ignore[method-assign]
+    assert sink.commit(batch, [CommitEntry("a", 1, NONE)]) == CommitOutcome(None, ("a",))
+    assert ids(uri) == []
+
+
+@pytest.mark.parametrize("number", [MAX_NUMBER, -5, 0])
+def test_every_number_that_the_log_can_hold_is_committed(uri: str, number: int) -> None:
+    sink = committer(uri)
+    sink.ensure_table(SCHEMA)
+    assert sink.commit(written(uri, 1), [CommitEntry("a", number, NONE)]).version == 1
+    assert committer(uri).numbers(["a"]) == {"a": TxnVersions(number)}
+    DeltaTable(uri).create_checkpoint()
+    assert committer(uri).numbers(["a"]) == {"a": TxnVersions(number)}
+
+
+def test_a_fence_that_cannot_be_raised_is_that_leases_error(uri: str) -> None:
+    sink = committer(uri)
+    sink.ensure_table(SCHEMA)
+    log = DeltaLog(uri)
+    log.refresh()
+    log.append((), {"app/a/fence": MAX_NUMBER})
+    with pytest.raises(SinkError, match="the fence of a cannot be raised"):
+        sink.fence("a", TxnVersions(None, MAX_NUMBER))
+    assert sink.fence("b", NONE) == TxnVersions(None, 1)
+
+
+def deep(levels: int) -> str:
+    return "[" * levels + "]" * levels
+
+
+NOT_UNDERSTOOD = {
+    "too large": '{"txn":{"appId":"app/a","version":9223372036854775808}}',
+    "a float": '{"txn":{"appId":"app/a","version":1.0}}',
+    "a text": '{"txn":{"appId":"app/a","version":"1"}}',
+    "true": '{"txn":{"appId":"app/a","version":true}}',
+    "no version": '{"txn":{"appId":"app/a"}}',
+    "no name": '{"txn":{"version":1}}',
+    "a list": '{"txn":[]}',
+    "no object": '"txn"',
+    "deep": '{"txn":{"appId":"app/a","version":1},"x":' + deep(200_000) + "}",
+    "cut": '{"txn":{"appId":"app/a","ver',
+    "a name that is no text": '{"txn":{"appId":7,"version":1}}',
+}
+
+
+@pytest.mark.parametrize("line", NOT_UNDERSTOOD.values(), ids=NOT_UNDERSTOOD.keys())
+def test_a_transaction_that_is_not_understood_is_not_answered(uri: str, line: str) -> None:
+    with pytest.raises(ValueError):
+        entry_facts(line.encode())
+    sink = committer(uri)
+    sink.ensure_table(SCHEMA)
+    assert sink.numbers(["a"]) == {"a": NONE}
+    path = Path(uri) / "_delta_log" / f"{1:020d}.json"
+    path.write_text(f'{{"commitInfo":{{"timestamp":1}}}}\n{line}\n')
+    assert read_transactions(LocalStorage(Path(uri)), 1) is None
+    failure = ""
+    try:  # delta-rs decides; what is asked is answered right, or not at all
+        assert sink.numbers(["a"])["a"] in (NONE, TxnVersions(1))
+        assert sink.commit(written(uri, 1), [CommitEntry("b", 1, NONE)]).version == 2
+    except SinkError as error:
+        failure = str(error)
+    assert len(failure) < 1000
+
+
+def test_an_action_that_is_no_text_is_not_understood() -> None:
+    line = b'{"txn":{"appId":"app/a","version":1,"lastUpdate\xff":1}}'
+    with pytest.raises(ValueError, match="decode"):
+        entry_facts(line)
+
+
+def test_a_key_may_be_written_with_escapes(uri: str) -> None:
+    line = b'{"\\u0074xn":{"appId":"app/\\u0061","version":7}}'
+    assert json.loads(line) == {"txn": {"appId": "app/a", "version": 7}}
+    assert entry_facts(line).transactions == {"app/a": 7}
+    assert entry_facts(b'{"meta\\u0044ata":{"id":"x"}}').changes_table
+    assert not entry_facts(b'{"add":{"path":"a\\u0020b"}}').changes_table
+
+
+def test_what_stands_in_a_text_of_an_entry_is_no_action() -> None:
+    entry = json.dumps({"commitInfo": {"userMetadata": '{"txn": 1, "metaData": {}}'}}).encode()
+    facts = entry_facts(entry)
+    assert (facts.transactions, facts.changes_table) == ({}, False)
+
+
+@pytest.mark.parametrize(
+    "hint",
+    [
+        deep(200_000),
+        '{"version":1,"parts":1000000000}',
+        '{"version":' + "9" * 5000 + "}",
+        '{"version":-1}',
+        '{"version":1.0}',
+        '{"version":"1"}',
+        "null",
+        "",
+        "x" * 5_000_000,
+    ],
+    ids=["deep", "parts", "digits", "negative", "float", "text", "null", "empty", "long"],
+)
+def test_a_hint_of_a_checkpoint_that_is_odd_is_not_followed(uri: str, hint: str) -> None:
+    sink = committer(uri)
+    sink.ensure_table(SCHEMA)
+    assert sink.commit(written(uri, 1), [CommitEntry("a", 1, NONE)]).version == 1
+    (Path(uri) / "_delta_log" / "_last_checkpoint").write_text(hint)
+    assert read_transactions(LocalStorage(Path(uri)), 1) is None
+
+
+@pytest.mark.timeout(30)
+def test_an_entry_that_is_no_file_does_not_stop_a_worker(uri: str) -> None:
+    sink = committer(uri)
+    sink.ensure_table(SCHEMA)
+    assert sink.numbers(["a"]) == {"a": NONE}
+    os.mkfifo(Path(uri) / "_delta_log" / f"{1:020d}.json")
+    assert sink._log.peek()
+    assert read_transactions(LocalStorage(Path(uri)), 1) is None
+
+
+def test_an_entry_over_the_limit_is_left_to_the_library(
+    uri: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink = committer(uri)
+    sink.ensure_table(SCHEMA)
+    assert sink.numbers(["a"]) == {"a": NONE}
+    for module in ("delta_log", "transactions"):
+        monkeypatch.setattr(f"kcl_pipeline.delta.log.{module}.MAX_ENTRY_BYTES", 100)
+    assert committer(uri).commit(written(uri, 1), [CommitEntry("a", 5, NONE)]).version == 1
+    assert sink.numbers(["a"]) == {"a": TxnVersions(5)}
+    assert sink.commit(written(uri, 2), [CommitEntry("a", 6, TxnVersions(5))]).version == 2
+    assert ids(uri) == [1, 2]
+
+
+@pytest.mark.parametrize("given", ["0", "x", "9" * 5000, "-1", "1.5"])
+def test_an_odd_checkpoint_interval_does_not_fail_a_commit(
+    uri: str, given: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink = committer(uri)
+    sink.ensure_table(SCHEMA)
+    metadata = DeltaTable.metadata
+
+    def odd(self: DeltaTable) -> object:
+        found = metadata(self)
+        found.configuration["delta.checkpointInterval"] = given
+        return found
+
+    monkeypatch.setattr(DeltaTable, "metadata", odd)
+    assert sink.commit(written(uri, 1), [CommitEntry("a", 1, NONE)]).version == 1
+    assert sink.numbers(["a"]) == {"a": TxnVersions(1)}
+
+
+def test_an_error_of_the_library_is_one_bounded_line_without_secrets(
+    uri: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    secret = "hXq81tZsTopSecret/+"
+    options = {"AWS_SECRET_ACCESS_KEY": secret, "AWS_REGION": "eu-central-1"}
+    sink = DeltaCommitter(
+        DeltaSink(uri, storage_options=options),
+        "app",
+        clock=NoWait(),  # type: ignore[arg-type]
+        rng=random.Random(1),
+    )
+    sink.ensure_table(SCHEMA)
+
+    def fails(*_: object, **__: object) -> None:
+        raise OSError(f"key {secret} in eu-central-1 \x1b[31m{'x' * 100_000}\nsecond line")
+
+    monkeypatch.setattr(DeltaTable, "create_write_transaction", fails)
+    with pytest.raises(SinkError) as caught:
+        sink.commit(written(uri, 1), [CommitEntry("a", 1, NONE)])
+    assert "key *** in eu-central-1" in str(caught.value)
+    assert str(caught.value).isprintable()
+    assert len(str(caught.value)) < 1000
+    assert caught.value.__cause__ is None, "a chained error would show the secret"

@@ -1,0 +1,171 @@
+"""The same table in an object store, S3 of the embedded AWS: a crowd of processes, compaction and
+vacuum beside waiting batches.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping
+from datetime import timedelta
+
+import boto3
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+from moto.s3.models import s3_backends
+
+from kcl_pipeline.batch import Batch, CommitEntry, TxnVersions, Written
+from kcl_pipeline.delta.announcements import FOLDER, Claim
+from kcl_pipeline.delta.arrow_writer import ArrowBatchWriter
+from kcl_pipeline.delta.log.entries import entry_facts
+from kcl_pipeline.delta.log.transactions import read_transactions
+from kcl_pipeline.delta.maintenance import Compacted, compact, vacuum
+from kcl_pipeline.delta.sink import DeltaCommitter, DeltaSink
+from kcl_pipeline.delta.storage.storage import Storage, open_storage
+from kcl_pipeline.local import EmbeddedAws
+from tests.delta.test_sink import NoWait
+from tests.support.announcing import announce
+from tests.support.sink_crowd import SHARED, run_crowd
+
+SCHEMA = pa.schema([("id", pa.int64())])
+NONE = TxnVersions()
+BUCKET = "lake"
+
+
+@pytest.fixture(scope="module")
+def options() -> Iterator[Mapping[str, str]]:
+    """How to reach a server with an empty bucket."""
+    keys = {
+        "aws_access_key_id": "test",
+        "aws_secret_access_key": "test",
+        "region_name": "us-east-1",
+    }
+    with EmbeddedAws() as aws:
+        boto3.client("s3", endpoint_url=aws.endpoint_url, **keys).create_bucket(Bucket=BUCKET)
+        yield {
+            "AWS_ENDPOINT_URL": aws.endpoint_url,
+            "AWS_ALLOW_HTTP": "true",
+            "AWS_REGION": "us-east-1",
+            "AWS_ACCESS_KEY_ID": "test",
+            "AWS_SECRET_ACCESS_KEY": "test",
+        }
+
+
+class Table:
+    """One table of the bucket."""
+
+    def __init__(self, name: str, options: Mapping[str, str], **settings: object) -> None:
+        self.uri, self.options = f"s3://{BUCKET}/{name}", options
+        self.settings = settings
+        self.storage: Storage = open_storage(self.uri, options)
+        self._writer = ArrowBatchWriter(None, self.uri, storage_options=options)
+        self.sink = self.new_sink()
+        self.sink.ensure_table(SCHEMA)
+
+    def new_sink(self) -> DeltaCommitter:
+        sink = DeltaSink(self.uri, storage_options=self.options, **self.settings)  # type: ignore[arg-type]
+        return DeltaCommitter(sink, "app", clock=NoWait(), rng=random.Random(1))  # type: ignore[arg-type]
+
+    def write(self, ident: int) -> Written:
+        return self._writer.write(Batch("b", (), pa.table({"id": pa.array([ident], pa.int64())})))
+
+    def commit(self, ident: int) -> int | None:
+        expected = self.sink.numbers(["a"])["a"]
+        return self.sink.commit(
+            self.write(ident), [CommitEntry("a", (expected.data or 0) + 1, expected)]
+        ).version
+
+    def ids(self) -> list[int]:
+        return sorted(
+            DeltaTable(self.uri, storage_options=dict(self.options))
+            .to_pyarrow_table()["id"]
+            .to_pylist()
+        )
+
+    def objects(self, folder: str, suffix: str) -> list[str]:
+        return [stored.path for stored in self.storage.list(folder) if stored.path.endswith(suffix)]
+
+    def age(self, path: str, hours: float) -> None:
+        """Let the store believe that an object is so old."""
+        key = f"{self.uri.removeprefix(f's3://{BUCKET}/')}/{path}"
+        # Which account the server has put them into depends on what other tests have done with its
+        # roles
+        stores = [store for account in s3_backends.values() for store in account.values()]
+        (found,) = [
+            keys[key]
+            for store in stores
+            if BUCKET in store.buckets and key in (keys := store.buckets[BUCKET].keys)
+        ]
+        found.last_modified -= timedelta(hours=hours)
+
+
+@pytest.mark.processes
+def test_a_crowd_of_processes_on_an_object_store_loses_and_repeats_nothing(
+    options: Mapping[str, str],
+) -> None:
+    uri = f"s3://{BUCKET}/crowd"
+    results = run_crowd(uri, workers=3, commits=4, options=options)
+    table = Table("crowd", options)
+    assert table.ids() == sorted(ident for result in results for ident in result["written"])
+    entries = [table.storage.read(path) for path in table.objects("_delta_log", ".json")]
+    added = [line for entry in entries for line in entry.splitlines() if line.startswith(b'{"add"')]
+    assert len(added) == sum(len(result["written"]) for result in results) >= 12
+    contested = [
+        number
+        for entry in entries
+        for key, number in entry_facts(entry).transactions.items()
+        if key == f"app/{SHARED}"
+    ]
+    assert len(contested) == len(set(contested)) == sum(result["won"] for result in results)
+    assert set(
+        table.sink.numbers([f"{worker}-{lease}" for worker in (1, 2, 3) for lease in "xy"]).values()
+    ) == {TxnVersions(4)}
+    assert table.objects(FOLDER, ".json") == []
+
+
+def test_compaction_in_an_object_store_stops_nobody(options: Mapping[str, str]) -> None:
+    table = Table("compacted", options)
+    for ident in range(1, 5):
+        assert table.commit(ident) is not None
+    prepared, waiting = table.write(5), table.write(6)
+    announce(table.new_sink(), waiting.files, Claim("app/b", "app/b/fence", 1, NONE))
+    stale = table.new_sink()
+    assert stale.numbers(["a"]) == {"a": TxnVersions(4)}
+    assert compact(table.uri, options) == Compacted(4, 1)
+    assert compact(table.uri, options) == Compacted(0, 0)
+    stale._pace.lost(2)
+    assert stale.commit(prepared, [CommitEntry("a", 5, TxnVersions(4))]).version == 6
+    assert table.sink.numbers(["a", "b"]) == {"a": TxnVersions(5), "b": TxnVersions(1)}
+    assert table.ids() == [1, 2, 3, 4, 5, 6]
+
+
+def test_vacuum_in_an_object_store_takes_old_rubbish_alone(options: Mapping[str, str]) -> None:
+    table = Table("vacuumed", options)
+    assert table.commit(1) == 1
+    given_up, forgotten, young = table.write(2), table.write(3), table.write(4)
+    old = announce(table.sink, forgotten.files, Claim("app/o", "app/o/fence", 1, NONE))
+    new = announce(table.sink, young.files, Claim("app/y", "app/y/fence", 1, NONE))
+    doomed = sorted(file.path for batch in (given_up, forgotten) for file in batch.files)
+    for path in (*doomed, old.name):
+        table.age(path, 50)
+    assert sorted(vacuum(table.uri, 49, options, dry_run=True)) == doomed
+    assert old.name in table.objects(FOLDER, ".json")
+    assert sorted(vacuum(table.uri, 49, options)) == doomed
+    assert table.objects(FOLDER, ".json") == [new.name]
+    assert set(table.objects("", ".parquet")) & set(doomed) == set()
+    assert table.sink.fence("y", NONE) is None, "the young announcement still lands"
+    assert table.commit(5) is not None
+    assert table.ids() == [1, 4, 5]
+
+
+def test_checkpoints_and_numbers_in_an_object_store(options: Mapping[str, str]) -> None:
+    table = Table("checkpointed", options, table_properties={"delta.checkpointInterval": "3"})
+    for ident in range(1, 6):
+        assert table.commit(ident) == ident
+    assert table.objects("_delta_log", ".checkpoint.parquet") == [
+        f"_delta_log/{3:020d}.checkpoint.parquet"
+    ]
+    assert read_transactions(table.storage, 5) == {"app/a": 5}
+    for version in range(3):
+        table.storage.delete(f"_delta_log/{version:020d}.json")
+    assert table.new_sink().numbers(["a", "b"]) == {"a": TxnVersions(5), "b": NONE}

@@ -1,0 +1,373 @@
+"""The Delta log itself: stale handles, lost answers, cleaned logs, schemas, maintenance, a crowd of
+processes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+
+from kcl_pipeline.batch import Batch, CommitEntry, CommitOutcome, TxnVersions, Written
+from kcl_pipeline.delta.arrow_writer import ArrowBatchWriter
+from kcl_pipeline.delta.log.delta_log import DeltaLog
+from kcl_pipeline.delta.sink import DeltaCommitter, DeltaSink
+from kcl_pipeline.errors import SettingsError, SinkError
+from tests.support.sink_crowd import SHARED, run_creators, run_crowd
+
+SCHEMA = pa.schema([("id", pa.int64())])
+NONE = TxnVersions()
+
+
+class NoWait:
+    """A clock whose waits are counted, not waited."""
+
+    def __init__(self) -> None:
+        self.waits = 0
+
+    def monotonic(self) -> float:
+        return 0.0
+
+    def wall(self) -> float:
+        return 1_700_000_000.0
+
+    def sleep(self, seconds: float) -> None:
+        self.waits += 1
+
+    def lock(self):
+        return threading.Lock()
+
+
+@pytest.fixture
+def uri(tmp_path: Path) -> str:
+    return str(tmp_path / "table")
+
+
+def committer(uri: str, **settings: object) -> DeltaCommitter:
+    return DeltaCommitter(DeltaSink(uri, **settings), "app", clock=NoWait(), rng=random.Random(1))  # type: ignore[arg-type]
+
+
+def written(uri: str, *ids: int, **more: pa.Array) -> Written:
+    return ArrowBatchWriter(None, uri).write(
+        Batch("b", (), pa.table({"id": pa.array(ids, pa.int64()), **more}))
+    )
+
+
+def ids(uri: str) -> list[int]:
+    return sorted(DeltaTable(uri).to_pyarrow_table()["id"].to_pylist())
+
+
+def log_lines(uri: str) -> list[dict]:
+    return [
+        json.loads(line)
+        for file in sorted((Path(uri) / "_delta_log").glob("*.json"))
+        for line in file.read_text().splitlines()
+    ]
+
+
+@pytest.mark.parametrize("rival", [{"app/a": 2}, {"app/a/fence": 1}, {"app/b": 2}, {}])
+@pytest.mark.parametrize("with_file", [True, False])
+def test_a_stale_handle_appends_nothing_whatever_happened_since(
+    uri: str, rival: dict[str, int], with_file: bool
+) -> None:
+    committer(uri).ensure_table(SCHEMA)
+    stale, other = DeltaLog(uri), DeltaLog(uri)
+    assert stale.refresh()
+    assert other.refresh()
+    other.append((), rival)
+    with pytest.raises(SinkError):
+        stale.append(written(uri, 1).files if with_file else (), {"app/a": 1})
+    assert stale.refresh()
+    assert stale.version == 1
+    assert [line["txn"]["appId"] for line in log_lines(uri) if "txn" in line] == list(rival)
+    assert ids(uri) == []
+
+
+def interrupted(
+    sink: DeltaCommitter, rival: Callable[[], object], *, lands: bool | None = None
+) -> DeltaCommitter:
+    """The first time the sink is about to append, `rival` acts; `lands`: then the append happens
+    (or not) and its answer is lost.
+    """
+    append, done = sink._log.append, []
+
+    def paused(*arguments: object) -> None:
+        if done:
+            return append(*arguments)  # type: ignore[arg-type]
+        done.append(True)
+        rival()
+        if lands is not False:
+            append(*arguments)  # type: ignore[arg-type]
+        if lands is not None:
+            raise SinkError("the answer was lost")
+        return None
+
+    sink._log.append = paused  # type: ignore[method-assign]
+    return sink
+
+
+def test_a_pause_between_comparing_and_writing_is_seen(uri: str) -> None:
+    rival = committer(uri)
+    rival.ensure_table(SCHEMA)
+    outcomes = {}
+    for name, act in {
+        "other lease": lambda: rival.commit(written(uri, 10), [CommitEntry("b", 1, NONE)]),
+        "fence": lambda: rival.fence("a1", NONE),
+        "same lease": lambda: rival.commit(written(uri, 20), [CommitEntry("a2", 9, NONE)]),
+        "other application": lambda: DeltaCommitter(DeltaSink(uri), "other").commit(
+            written(uri, 30), [CommitEntry("a3", 1, NONE)]
+        ),
+    }.items():
+        lease = f"a{len(outcomes)}"
+        outcomes[name] = interrupted(committer(uri), act).commit(
+            written(uri, len(outcomes)),
+            [CommitEntry(lease, 5, NONE), CommitEntry(f"{lease}-too", 5, NONE)],
+        )
+    assert outcomes["other lease"].version == 2
+    assert outcomes["fence"] == CommitOutcome(None, ("a1",))
+    assert outcomes["same lease"] == CommitOutcome(None, ("a2",))
+    assert outcomes["other application"].version is not None
+    assert ids(uri) == [0, 3, 10, 20, 30]
+
+
+def test_a_fence_that_was_overtaken_is_refused(uri: str) -> None:
+    rival = committer(uri)
+    rival.ensure_table(SCHEMA)
+    assert (
+        interrupted(
+            committer(uri), lambda: rival.commit(written(uri, 1), [CommitEntry("a", 5, NONE)])
+        ).fence("a", NONE)
+        is None
+    )
+    assert interrupted(
+        committer(uri), lambda: rival.commit(written(uri, 2), [CommitEntry("b", 5, NONE)])
+    ).fence("a", TxnVersions(5)) == TxnVersions(5, 1)
+
+
+def test_a_commit_whose_answer_was_lost(uri: str) -> None:
+    rival = committer(uri)
+    rival.ensure_table(SCHEMA)
+    entries = [CommitEntry("a", 1, NONE)]
+    batch = written(uri, 1)
+    outcome = interrupted(committer(uri), lambda: None, lands=True).commit(batch, entries)
+    assert outcome.version == 1, "its numbers prove that it landed"
+    entries = [CommitEntry("a", 2, TxnVersions(1))]
+    unsure = interrupted(committer(uri), lambda: None, lands=False)
+    with pytest.raises(SinkError, match="the answer was lost"):
+        unsure.commit(written(uri, 2), entries)
+    assert unsure.numbers(["a"]) == {"a": TxnVersions(1)}
+    moved_on = interrupted(committer(uri), lambda: rival.fence("z", NONE), lands=False)
+    assert moved_on.commit(written(uri, 3), entries).version == 3, (
+        "the place was taken: nothing can be under way, so it is tried again"
+    )
+    assert ids(uri) == [1, 3]
+
+
+@pytest.mark.parametrize("combined", [True, False])
+def test_contention_alone_is_retried_a_bounded_number_of_times(
+    uri: str, combined: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kcl_pipeline.delta.sink.MAX_ATTEMPTS", 20)
+    rival, sink = committer(uri), committer(uri, combined_commits=combined)
+    rival.ensure_table(SCHEMA)
+    append, turns = sink._log.append, iter(range(10_000))
+
+    def always_late(*arguments: object) -> None:
+        rival.fence(f"z{next(turns)}", NONE)
+        append(*arguments)  # type: ignore[arg-type]
+
+    sink._log.append = always_late  # type: ignore[method-assign]
+    with pytest.raises(SinkError, match="lost to other writers"):
+        sink.commit(written(uri, 1), [CommitEntry("a", 1, NONE)])
+    assert ids(uri) == []
+    assert next(turns) == 20
+    assert 20 <= sink._clock.waits <= 200
+
+
+def test_numbers_survive_a_checkpoint_and_a_cleaned_log(uri: str) -> None:
+    sink, slow, slower = (
+        committer(uri, table_properties={"delta.checkpointInterval": "5"}) for _ in range(3)
+    )
+    sink.ensure_table(SCHEMA)
+    for turn in range(1, 4):
+        assert (
+            sink.commit(
+                written(uri, turn), [CommitEntry("a", turn, TxnVersions(turn - 1 or None))]
+            ).version
+            == turn
+        )
+    sink.fence("a", TxnVersions(3))
+    assert slow.numbers(["a"]) == {"a": TxnVersions(3, 1)}
+    assert slower.numbers([]) == {}
+    for turn in range(4, 12):
+        sink.commit(written(uri, turn), [CommitEntry("a", turn, TxnVersions(turn - 1, 1))])
+    log = Path(uri) / "_delta_log"
+    assert {file.name[:20].lstrip("0") for file in log.glob("*.checkpoint.parquet")} == {"5", "10"}
+    for version in range(9):
+        (log / f"{version:020d}.json").unlink()
+    for reader in (sink, slow, slower, committer(uri)):
+        assert reader.numbers(["a", "b"]) == {"a": TxnVersions(11, 1), "b": NONE}
+    assert (
+        slow.commit(written(uri, 12), [CommitEntry("a", 12, TxnVersions(11, 1))]).version
+        is not None
+    )
+    assert ids(uri) == list(range(1, 13))
+
+
+def test_a_checkpoint_that_fails_does_not_spoil_the_commit(
+    uri: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    sink = committer(uri, table_properties={"delta.checkpointInterval": "1"})
+    sink.ensure_table(SCHEMA)
+    monkeypatch.setattr(
+        DeltaTable, "create_checkpoint", lambda _self: (_ for _ in ()).throw(OSError("disk full"))
+    )
+    assert sink.commit(written(uri, 1), [CommitEntry("a", 1, NONE)]).version == 1
+    assert "disk full" in caplog.text
+
+
+def test_other_columns_are_named_or_added(uri: str) -> None:
+    strict, open_minded = committer(uri), committer(uri, schema_evolution=True)
+    strict.ensure_table(SCHEMA)
+    more = written(uri, 1, note=pa.array(["n"]))
+    with pytest.raises(
+        SinkError, match=r"note \(string\) is not in the table.*schema_evolution=True"
+    ):
+        strict.commit(more, [CommitEntry("a", 1, NONE)])
+    with pytest.raises(SinkError, match=r"id is string in the output and bigint in the table"):
+        open_minded.ensure_table(pa.schema([("id", pa.string()), ("note", pa.string())]))
+    assert open_minded.commit(more, [CommitEntry("a", 1, NONE)]).version is not None
+    assert strict.commit(written(uri, 2), [CommitEntry("b", 1, NONE)]).version is not None, (
+        "a batch without the new column fits"
+    )
+    assert (
+        strict.commit(
+            written(uri, 3, note=pa.array(["m"])), [CommitEntry("b", 2, TxnVersions(1))]
+        ).version
+        is not None
+    )
+    rows = DeltaTable(uri).to_pyarrow_table().sort_by("id").to_pylist()
+    assert rows == [{"id": 1, "note": "n"}, {"id": 2, "note": None}, {"id": 3, "note": "m"}]
+
+
+def test_two_workers_add_the_same_column_at_once(uri: str) -> None:
+    first, second = committer(uri, schema_evolution=True), committer(uri, schema_evolution=True)
+    first.ensure_table(SCHEMA)
+    wider = pa.schema([*SCHEMA, ("note", pa.string())])
+    add = second._log.add_columns
+
+    def late(fields: list[pa.Field]) -> None:
+        first.ensure_table(wider)
+        add(fields)
+
+    second._log.add_columns = late  # type: ignore[method-assign]
+    second.ensure_table(wider)
+    assert [field.name for field in DeltaTable(uri).schema().fields] == ["id", "note"]
+
+
+def test_partitions(uri: str) -> None:
+    values = ["a b", "c:d/%é", "", None, "e=f", "a b"]
+    writer = ArrowBatchWriter(None, uri, ("kind",))
+    batch = writer.write(
+        Batch(
+            "b/1",
+            (),
+            pa.table({"id": pa.array(range(6)), "kind": pa.array(values).dictionary_encode()}),
+        )
+    )
+    assert sorted(
+        (file.rows, file.partition_values["kind"])
+        for file in batch.files
+        if file.partition_values["kind"]
+    ) == [
+        (1, "c:d/%é"),
+        (1, "e=f"),
+        (2, "a b"),
+    ]
+    sink = committer(uri, partition_by=("kind",))
+    sink.ensure_table(batch.schema)
+    sink.commit(batch, [CommitEntry("a", 1, NONE)])
+    rows = DeltaTable(uri).to_pyarrow_table().sort_by("id").to_pylist()
+    assert [row["kind"] for row in rows] == ["a b", "c:d/%é", None, None, "e=f", "a b"]
+    with pytest.raises(SinkError, match=r"partitioned by \['kind'\]"):
+        committer(uri).ensure_table(batch.schema)
+    with pytest.raises(SinkError, match="partition_by names day"):
+        committer(uri, partition_by=("day",)).ensure_table(batch.schema)
+
+
+def test_a_table_that_asks_more_of_its_writers_is_refused(uri: str) -> None:
+    committer(uri).ensure_table(SCHEMA)
+    DeltaTable(uri).alter.add_constraint({"positive": "id > 0"})
+    with pytest.raises(SinkError, match=r"check constraints \(positive\)"):
+        committer(uri).ensure_table(SCHEMA)
+
+
+def test_a_column_that_may_not_be_null_takes_batches_that_hold_no_null(uri: str) -> None:
+    DeltaTable.create(uri, pa.schema([pa.field("id", pa.int64(), nullable=False)]))
+    sink = committer(uri)
+    assert sink.commit(written(uri, 1), [CommitEntry("a", 1, NONE)]).version == 1
+    holes = ArrowBatchWriter(None, uri).write(
+        Batch("b", (), pa.table({"id": pa.array([None, 2], pa.int64())}))
+    )
+    with pytest.raises(SinkError, match="id may not be null"):
+        sink.commit(holes, [CommitEntry("a", 2, TxnVersions(1))])
+
+
+def test_a_forked_child_is_told_so(uri: str) -> None:
+    sink = committer(uri)
+    sink.ensure_table(SCHEMA)
+    child = os.fork()
+    if child == 0:  # only raw exits in here: this process has pytest's state
+        try:
+            sink.numbers(["a"])
+        except SinkError as error:
+            os._exit(7 if "spawn" in str(error) else 8)
+        except BaseException:  # noqa: BLE001
+            # whatever it is, the child must not return into pytest
+            os._exit(9)
+        os._exit(10)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+
+
+def test_settings_that_cannot_work_are_named() -> None:
+    with pytest.raises(SettingsError, match="uri=' ' is empty"):
+        DeltaSink(" ")
+    with pytest.raises(SettingsError, match=r"partition_by=\['day'\]"):
+        DeltaSink("t", partition_by="day")
+    with pytest.raises(SettingsError, match="is the table itself"):
+        DeltaSink("/t/x", dead_letter_uri="/t/x/")
+    assert DeltaSink("/t/x/").dead_letters == "/t/x_dead_letters"
+    assert DeltaSink("s3://b/x").dead_letters == "s3://b/x_dead_letters"
+
+
+@pytest.mark.processes
+def test_a_crowd_of_processes_loses_and_repeats_nothing(uri: str) -> None:
+    results = run_crowd(uri, workers=8, commits=20)
+    lines = log_lines(uri)
+    added = [line["add"]["path"] for line in lines if "add" in line]
+    assert len(added) == len(set(added)) == sum(len(result["written"]) for result in results)
+    assert ids(uri) == sorted(ident for result in results for ident in result["written"])
+    assert sum("metaData" in line for line in lines) == 1, "the table was created once"
+    contested = [
+        line["txn"]["version"]
+        for line in lines
+        if line.get("txn", {}).get("appId") == f"app/{SHARED}"
+    ]
+    assert len(contested) == sum(result["won"] for result in results) > 0
+    final = committer(uri).numbers([f"{worker}-x" for worker in range(1, 9)])
+    assert set(final.values()) == {TxnVersions(20)}
+
+
+@pytest.mark.processes
+def test_many_workers_create_a_table_once(tmp_path: Path) -> None:
+    assert run_creators(str(tmp_path), workers=6, rounds=8) == [0] * 6
+    for turn in range(8):
+        assert sum("metaData" in line for line in log_lines(str(tmp_path / str(turn)))) == 1
+        assert DeltaTable(str(tmp_path / str(turn))).version() == 0

@@ -1,0 +1,98 @@
+"""What the Dagster UI shows of a running pipeline, looked at in a real browser."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.browser import MISSING, Browser, browser
+from tests.support.dagster_stage import Stage
+
+pytestmark = [
+    pytest.mark.processes,
+    pytest.mark.browser,
+    pytest.mark.timeout(240),
+    pytest.mark.skipif(
+        bool(MISSING),
+        reason="a browser is needed to look at the page, and there is no "
+        f"{' and no '.join(MISSING)}",
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def looker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    with browser(tmp_path_factory.mktemp("page")) as one:
+        yield one
+
+
+def located(stage: Stage) -> str:
+    repository = (
+        f"{stage.location[1]}@{stage.location[0]}"
+        if stage.location[1] != "__repository__"
+        else stage.location[0]
+    )
+    return f"{stage.page.url}/locations/{repository}"
+
+
+def size(path: Path) -> int:
+    return path.stat().st_size
+
+
+def test_the_lineage_goes_from_the_stream_through_the_lease_table_to_the_output(
+    stage: Stage, looker: Browser
+):
+    looker.open(f"{located(stage)}/asset-groups/orders/lineage")
+    looker.wait_for(
+        "lease_table",
+        "worker_metrics_table",
+        "coordinator_state_table",
+        "events",
+        "Materialized",
+        "2 / 2 Passed",
+    )
+    assert size(looker.shoot("group")) > 20_000
+    looker.open(
+        f"{stage.page.url}/assets/orders/events?view=lineage&lineageScope=upstream&lineageDepth=2"
+    )
+    # The stream is in a group of its own, which is shown around it
+    looker.wait_for("kinesis", "orders", "lease_table", "events")
+    assert size(looker.shoot("lineage")) > 20_000
+
+
+def test_the_sensor_page_shows_its_ticks(stage: Stage, looker: Browser):
+    looker.open(f"{located(stage)}/sensors/orders_leader")
+    shown = looker.wait_for(
+        "orders_leader",
+        "Running",
+        "The leader of orders",
+        "0 runs requested",
+        "View logs",
+        '"desired":1',
+    )
+    assert shown.count("View logs") >= 2
+    assert "Failure" not in shown
+    assert size(looker.shoot("sensor")) > 20_000
+
+
+def test_the_output_page_shows_the_figures_of_its_materialization_and_its_checks(
+    stage: Stage, looker: Browser
+):
+    looker.open(f"{stage.page.url}/assets/orders/events?view=overview")
+    looker.wait_for("Latest materialization", "records", "rows", "table_version")
+    looker.shoot("output")
+    looker.open(f"{stage.page.url}/assets/orders/events?view=checks")
+    shown = looker.wait_for("lag_below_threshold", "Passed", "0.0 s behind the tip of the stream")
+    assert "Not evaluated" not in shown
+    looker.shoot("output-checks")
+
+
+def test_the_lease_table_page_shows_every_lease_and_that_all_is_well(stage: Stage, looker: Browser):
+    looker.open(f"{stage.page.url}/assets/orders/lease_table?view=overview")
+    looker.wait_for("shardId-000000000000", "shardId-000000000002", "per_worker")
+    looker.shoot("leases")
+    looker.open(f"{stage.page.url}/assets/orders/lease_table?view=checks")
+    looker.wait_for("hash_ranges_covered", "leases_renewed")
+    looker.shoot("lease-checks")

@@ -1,0 +1,173 @@
+"""A real pipeline in Dagster on the embedded AWS: the sensor leads, a run drains, the checks
+look.
+"""
+
+import dagster as dg
+import pytest
+
+from kcl_pipeline.assets.names import Names
+from kcl_pipeline.definitions import build_definitions
+from kcl_pipeline.delta.sink import DeltaSink
+from kcl_pipeline.local.server import EmbeddedAws
+from kcl_pipeline.pipeline import Fleet, KinesisPipeline
+from kcl_pipeline.resources import AwsResource
+
+pytestmark = pytest.mark.processes
+RECORDS = 3_000
+
+
+@pytest.fixture(scope="module")
+def stage(tmp_path_factory):
+    """An instance, the embedded AWS with a published stream, a pipeline without Spark, and its
+    definitions.
+    """
+    lake = tmp_path_factory.mktemp("lake")
+    fast = {
+        "lease": {"failover_time_millis": 3_000, "lease_discovery_interval_millis": 200},
+        "assignment": {"lease_assignment_interval_millis": 1_000},
+        "worker": {"worker_metrics_reporter_freq_in_millis": 500},
+    }
+    with EmbeddedAws() as aws, dg.instance_for_test() as instance:
+        resource = AwsResource(
+            endpoint_url=aws.endpoint_url,
+            region_name="us-east-1",
+            aws_access_key_id="local",
+            aws_secret_access_key="local",
+        )
+        pipeline = KinesisPipeline(
+            "orders",
+            ["orders"],
+            DeltaSink(str(lake / "raw")),
+            workers=Fleet(1, 2),
+            settings_overrides=fast,
+        )
+        kinesis = resource.clients(pipeline.settings).kinesis
+        kinesis.create_stream(StreamName="orders", ShardCount=4)
+        for first in range(0, RECORDS, 500):
+            kinesis.put_records(
+                StreamName="orders",
+                Records=[
+                    {"Data": f"{n}".encode(), "PartitionKey": f"{n}"}
+                    for n in range(first, first + 500)
+                ],
+            )
+        yield instance, pipeline, build_definitions(pipeline, aws=resource), resource
+
+
+def tick(stage, cursor=None):
+    instance, pipeline, defs, _ = stage
+    sensor = defs.resolve_sensor_def(Names.of(pipeline).leader_sensor)
+    held = defs.get_repository_def().get_top_level_resources()
+    with dg.build_sensor_context(
+        instance=instance, definitions=defs, sensor_name=sensor.name, cursor=cursor, resources=held
+    ) as context:
+        return sensor.evaluate_tick(context)
+
+
+def test_materialize_drains_everything_and_its_figures_agree_with_the_table(stage):
+    # its runtime must start in the process that uses it
+    from deltalake import DeltaTable  # noqa: PLC0415
+
+    instance, pipeline, defs, _ = stage
+    names = Names.of(pipeline)
+    result = defs.resolve_implicit_global_asset_job_def().execute_in_process(
+        instance=instance, asset_selection=[names.output]
+    )
+    assert result.success
+    table = DeltaTable(pipeline.sink.uri).to_pyarrow_table()
+    assert sorted(int(v.as_py()) for v in table["data"]) == list(range(RECORDS))
+    events = [
+        r.asset_materialization
+        for r in instance.get_records_for_run(
+            result.run_id, of_type=dg.DagsterEventType.ASSET_MATERIALIZATION
+        ).records
+    ]
+    assert sum(e.metadata["records"].value for e in events) == RECORDS
+    assert sum(e.metadata["rows"].value for e in events) == RECORDS
+    assert events[-1].metadata["dagster/row_count"].value == RECORDS
+    (check,) = result.get_asset_check_evaluations()
+    assert (check.check_name, check.passed) == ("lag_below_threshold", True), check.description
+
+
+def test_after_the_drain_nothing_is_owned_and_nothing_is_left_to_drain(stage):
+    instance, pipeline, defs, resource = stage
+    tables = defs.get_repository_def().get_top_level_resources()
+    assert set(tables) >= {Names.of(pipeline).leases_resource, Names.of(pipeline).aws}
+    dynamodb = resource.clients(pipeline.settings).dynamodb
+    rows = dynamodb.scan(TableName="orders")["Items"]
+    assert len(rows) == 4
+    assert not [row for row in rows if "leaseOwner" in row]
+    assert dynamodb.scan(TableName="orders-WorkerMetricStats")["Items"] == []
+    again = defs.resolve_implicit_global_asset_job_def().execute_in_process(
+        instance=instance, asset_selection=[Names.of(pipeline).output]
+    )
+    assert again.success
+    (event,) = [
+        r.asset_materialization
+        for r in instance.get_records_for_run(
+            again.run_id, of_type=dg.DagsterEventType.ASSET_MATERIALIZATION
+        ).records
+    ]
+    assert (event.metadata["records"].value, event.metadata["dagster/row_count"].value) == (
+        0,
+        RECORDS,
+    )
+
+
+def test_the_sensor_leads_and_tells_what_it_sees(stage):
+    first = tick(stage)
+    assert len(first.run_requests) == 1
+    lease_table = next(
+        e
+        for e in first.asset_events
+        if e.asset_key.path[-1] == "lease_table" and isinstance(e, dg.AssetMaterialization)
+    )
+    assert lease_table.metadata["leases"].value == 4
+    assert lease_table.metadata["leader"].value.endswith("/orders_leader")
+    second = tick(stage, first.cursor)
+    assert not second.asset_events
+
+
+def test_the_check_with_a_button_reads_the_real_table(stage):
+    instance, _, defs, _ = stage
+    job = dg.define_asset_job(
+        "coverage",
+        dg.AssetSelection.checks(
+            dg.AssetCheckKey(dg.AssetKey(["orders", "lease_table"]), "hash_ranges_covered")
+        ),
+    )
+    result = (
+        dg.Definitions.merge(defs, dg.Definitions(jobs=[job]))
+        .resolve_job_def("coverage")
+        .execute_in_process(instance=instance)
+    )
+    (evaluation,) = result.get_asset_check_evaluations()
+    assert (evaluation.passed, evaluation.metadata["leases"].value) == (True, 4)
+
+
+def test_maintenance_compacts_and_keeps_every_record(stage):
+    # its runtime must start in the process that uses it
+    from deltalake import DeltaTable  # noqa: PLC0415
+
+    instance, pipeline, defs, _ = stage
+    before = len(DeltaTable(pipeline.sink.uri).file_uris())
+    job = defs.resolve_job_def("orders_maintenance")
+    preview = job.execute_in_process(
+        instance=instance, run_config={"ops": {"orders_maintain": {"config": {"dry_run": True}}}}
+    )
+    assert preview.success
+    assert len(DeltaTable(pipeline.sink.uri).file_uris()) == before
+    result = job.execute_in_process(instance=instance)
+    assert result.success
+    table = DeltaTable(pipeline.sink.uri)
+    assert len(table.file_uris()) <= before
+    assert table.to_pyarrow_table().num_rows == RECORDS
+    (told,) = instance.fetch_observations(Names.of(pipeline).output, limit=1).records
+    assert (
+        told.asset_observation.metadata["files_compacted"].value
+        >= told.asset_observation.metadata["files_made"].value
+    )
+    short = {"ops": {"orders_maintain": {"config": {"retention_hours": 0}}}}
+    assert not job.execute_in_process(
+        instance=instance, run_config=short, raise_on_error=False
+    ).success

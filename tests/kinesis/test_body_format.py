@@ -1,0 +1,155 @@
+"""In which form GetRecords is asked for: by the size of the stream's answers and records, or as the
+settings say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from kcl_pipeline.clock import SystemClock
+from kcl_pipeline.config import RetrievalSettings, ShardSyncSettings
+from kcl_pipeline.errors import InvalidRequestError, UnavailableError
+from kcl_pipeline.kinesis.boto import CBOR_TRIALS, BotoKinesis
+from kcl_pipeline.kinesis.decode import bodies as decode
+from kcl_pipeline.kinesis.decode.json_columns import MIN_BYTES
+from kcl_pipeline.local import EmbeddedAws
+from kcl_pipeline.local.faults import Fault, FaultRule
+from kcl_pipeline.shards import StreamId
+from tests.support.local_aws import ZERO, client
+
+
+class Asked:
+    """What a client sent and got, by content type."""
+
+    def __init__(self, aws: EmbeddedAws, body_format: str) -> None:
+        made = client(aws)
+        self.types: list[str] = []
+        self.kinesis = BotoKinesis(
+            made, RetrievalSettings(body_format=body_format), ShardSyncSettings(), SystemClock()
+        )
+        made.meta.events.register("before-send.kinesis.GetRecords", self._note)
+
+    def _note(self, request: Any, **_: object) -> None:
+        kind = request.headers["Content-Type"]
+        self.types.append(
+            (kind if isinstance(kind, str) else kind.decode())
+            .removeprefix("application/x-amz-")
+            .removesuffix("-1.1")
+        )
+
+    def read(self, stream: str) -> list[bytes]:
+        where = StreamId(stream)
+        iterator = self.kinesis.get_shard_iterator(where, ZERO, "TRIM_HORIZON")
+        data: list[bytes] = (
+            self.kinesis.get_records(where, ZERO, iterator, 10_000)
+            .records.column("data")
+            .to_pylist()
+        )
+        return data
+
+
+@pytest.fixture
+def aws() -> Iterator[EmbeddedAws]:
+    with EmbeddedAws() as running:
+        for name, size in (("small", 100), ("large", 10_000)):
+            running.kinesis.create_stream(name)
+            running.kinesis.put(name, [("k", bytes([i]) * size) for i in range(3)])
+        running.kinesis.create_stream("empty")
+        yield running
+
+
+def test_auto_asks_for_cbor_once_the_records_are_known_to_be_large(aws: EmbeddedAws) -> None:
+    asked = Asked(aws, "auto")
+    for name, kinds in (
+        ("small", ["json", "json"]),
+        ("large", ["json", "cbor"]),
+        ("empty", ["json", "json"]),
+    ):
+        asked.types.clear()
+        assert asked.read(name) == asked.read(name)
+        assert asked.types == kinds
+
+
+def fill(aws: EmbeddedAws, stream: str) -> None:
+    """More than half a megabyte of small records."""
+    aws.kinesis.create_stream(stream)
+    for _ in range(4):
+        aws.kinesis.put(stream, [(f"k{i}", bytes([i % 251]) * (900 + i)) for i in range(300)])
+
+
+def test_auto_asks_for_cbor_while_answers_are_long(aws: EmbeddedAws) -> None:
+    fill(aws, "long")
+    asked = Asked(aws, "auto")
+    assert asked.read("long") == asked.read("long")
+    assert asked.types == ["json", "cbor"]
+    asked.read("small")
+    asked.read("small")
+    assert asked.types == ["json", "cbor", "json", "json"], "each stream has its own"
+
+
+def test_auto_gives_up_cbor_where_it_is_never_answered() -> None:
+    def json_only(_service: str, operation: str, body: bytes) -> Fault | None:
+        return (
+            Fault("throttle", "SerializationException")
+            if operation == "GetRecords" and not body.startswith(b"{")
+            else None
+        )
+
+    with EmbeddedAws(faults=json_only) as aws:
+        fill(aws, "long")
+        asked = Asked(aws, "auto")
+        whole = asked.read("long")
+        for _ in range(CBOR_TRIALS):
+            with pytest.raises(InvalidRequestError):
+                asked.read("long")
+        assert asked.read("long") == asked.read("long") == whole
+        assert asked.types == ["json", *["cbor"] * CBOR_TRIALS, "json", "json"]
+
+
+def test_auto_keeps_cbor_that_has_worked(aws: EmbeddedAws) -> None:
+    fill(aws, "long")
+    asked = Asked(aws, "auto")
+    asked.read("long")
+    whole = asked.read("long")
+    aws.fault_rules.replace([FaultRule(operation="GetRecords", kind="error500", count=CBOR_TRIALS)])
+    for _ in range(CBOR_TRIALS):
+        with pytest.raises(UnavailableError):
+            asked.read("long")
+    asked.types.clear()
+    assert asked.read("long") == whole
+    assert asked.types == ["cbor"]
+
+
+@pytest.mark.parametrize("body_format", ["json", "cbor"])
+def test_a_setting_is_kept_to(aws: EmbeddedAws, body_format: str) -> None:
+    asked = Asked(aws, body_format)
+    for name in ("small", "large", "large", "empty"):
+        asked.read(name)
+    assert asked.types == [body_format] * 4
+
+
+def test_a_long_answer_is_read_without_a_parser_and_equal_in_both_forms(
+    aws: EmbeddedAws, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(aws, "long")
+    found: list[tuple[str, bool]] = []
+
+    def noted(name: str) -> Any:
+        real = getattr(decode, name)
+
+        def columns_of(body: bytes) -> Any:
+            columns = real(body)
+            found.append((name, columns is not None and len(body) > MIN_BYTES))
+            return columns
+
+        return columns_of
+
+    for name in ("columns_of", "cbor_columns_of"):
+        monkeypatch.setattr(decode, name, noted(name))
+    as_cbor = Asked(aws, "cbor").read("long")
+    assert Asked(aws, "json").read("long") == as_cbor
+    assert found == [("cbor_columns_of", True), ("columns_of", True)]
+    assert len(as_cbor) == 1200

@@ -1,0 +1,474 @@
+"""The boto3 twin of `KinesisClient` against the embedded AWS: what it sends, what it makes of
+refusals, and that it reads like the in-memory twin.
+"""
+
+from __future__ import annotations
+
+import random
+import socketserver
+import threading
+from collections.abc import Iterator
+from datetime import UTC, datetime
+
+import boto3
+import pytest
+import urllib3
+from botocore.config import Config
+from botocore.exceptions import ClientError
+
+from kcl_pipeline import errors
+from kcl_pipeline.aws import AwsClients, SessionOptions, open_kinesis
+from kcl_pipeline.config import ConsumerSettings, RetrievalSettings, ShardSyncSettings
+from kcl_pipeline.kinesis.aws_errors import from_client_error
+from kcl_pipeline.kinesis.boto import MAX_ATTEMPTS, BotoKinesis, account_of, receive_in_one_piece
+from kcl_pipeline.kinesis.client import RECORD_SCHEMA
+from kcl_pipeline.kinesis.reader import ShardReader
+from kcl_pipeline.local import EmbeddedAws, FaultRule
+from kcl_pipeline.position import LATEST, TRIM_HORIZON
+from kcl_pipeline.shards import StreamId
+from kcl_pipeline.testing.clock import VirtualClock
+from kcl_pipeline.testing.kinesis.client import InMemoryKinesis
+
+SHARD = "shardId-000000000000"
+
+
+class Side:
+    """An embedded AWS with a boto3 client, and a clock that shows how long the adapter waited."""
+
+    def __init__(self, aws: EmbeddedAws) -> None:
+        self.aws = aws
+        self.clock = VirtualClock()
+        self.calls: list[tuple[str, dict]] = []
+        self.client = boto3.client(
+            "kinesis",
+            endpoint_url=aws.endpoint_url,
+            region_name=aws.region,
+            aws_access_key_id="local",
+            aws_secret_access_key="local",
+            config=Config(retries={"total_max_attempts": 1}, connect_timeout=5, read_timeout=5),
+        )
+        self.client.meta.events.register(
+            "provide-client-params.kinesis",
+            lambda params, model, **_: self.calls.append((model.name, dict(params))),
+        )
+        self.kinesis = self.adapter()
+
+    def adapter(self, **more) -> BotoKinesis:
+        return BotoKinesis(
+            self.client,
+            RetrievalSettings(),
+            ShardSyncSettings(max_list_shards_retry_attempts=4),
+            self.clock,
+            **more,
+        )
+
+    def stream(self, name: str, shards: int = 1, records: int = 0) -> StreamId:
+        self.aws.kinesis.call("CreateStream", StreamName=name, ShardCount=shards)
+        for i in range(records):
+            self.aws.kinesis.call(
+                "PutRecord", StreamName=name, PartitionKey=f"k{i}", Data=bytes([i, 255, 0])
+            )
+        return StreamId(name)
+
+    def fault(self, operation: str, kind: str, count: int | None = None, code: str = "") -> None:
+        self.aws.fault_rules.replace(
+            [FaultRule(service="kinesis", operation=operation, kind=kind, count=count, code=code)]
+        )
+
+
+@pytest.fixture(scope="module")
+def aws() -> Iterator[EmbeddedAws]:
+    with EmbeddedAws() as server:
+        yield server
+
+
+@pytest.fixture
+def side(aws: EmbeddedAws) -> Iterator[Side]:
+    for name in list(aws.kinesis.world.streams):
+        aws.kinesis.call("DeleteStream", StreamName=name)
+    aws.kinesis.world.streams.clear()
+    side = Side(aws)
+    yield side
+    aws.fault_rules.replace([])
+    side.client.close()
+
+
+def iterator_of(side: Side, stream: StreamId) -> str:
+    return side.kinesis.get_shard_iterator(stream, SHARD, "TRIM_HORIZON")
+
+
+@pytest.mark.parametrize("body_format", ["json", "cbor"])
+def test_reads_what_the_in_memory_twin_reads(side: Side, body_format: str) -> None:
+    stream = side.stream("orders", records=5)
+    ours = side.adapter(body_format=body_format).get_records(
+        stream, SHARD, iterator_of(side, stream), 3
+    )
+    twin = InMemoryKinesis(side.aws.kinesis)
+    theirs = twin.get_records(
+        stream, SHARD, twin.get_shard_iterator(stream, SHARD, "TRIM_HORIZON"), 3
+    )
+    assert ours.records.schema == RECORD_SCHEMA
+    assert ours.records.drop_columns(["encryption_type"]) == theirs.records.drop_columns(
+        ["encryption_type"]
+    )
+    assert (ours.bytes, ours.child_shards, ours.millis_behind_latest is not None) == (
+        theirs.bytes,
+        (),
+        True,
+    )
+    rest = side.kinesis.get_records(stream, SHARD, ours.next_iterator or "", 10_000)
+    assert (rest.records.num_rows, rest.millis_behind_latest) == (2, 0)
+
+
+@pytest.mark.parametrize("body_format", ["json", "cbor"])
+def test_the_end_of_a_shard_has_its_children(side: Side, body_format: str) -> None:
+    stream = side.stream("orders", records=1)
+    side.client.split_shard(StreamName="orders", ShardToSplit=SHARD, NewStartingHashKey=str(2**127))
+    page = side.adapter(body_format=body_format).get_records(
+        stream, SHARD, iterator_of(side, stream), 10
+    )
+    assert page.next_iterator is None
+    assert [(c.shard_id, c.parents, c.hash_key_range.start) for c in page.child_shards] == [
+        ("shardId-000000000001", (SHARD,), 0),
+        ("shardId-000000000002", (SHARD,), 2**127),
+    ]
+
+
+def test_other_users_of_the_client_get_what_botocore_gives(side: Side) -> None:
+    stream = side.stream("orders", records=2)
+    side.kinesis.get_records(stream, SHARD, iterator_of(side, stream), 10)
+    plain = side.client.get_records(ShardIterator=iterator_of(side, stream))
+    assert [r["Data"] for r in plain["Records"]] == [b"\x00\xff\x00", b"\x01\xff\x00"]
+    assert "KclPipelineBody" not in plain
+
+
+def test_a_reader_over_http_reads_everything_once(side: Side) -> None:
+    stream = side.stream("orders", records=30)
+    settings = RetrievalSettings(max_records=7)
+    reader = ShardReader(
+        side.kinesis, stream, SHARD, SHARD, TRIM_HORIZON, None, settings, side.clock
+    )
+    chunks = [c for c in (reader.read() for _ in range(6)) if c is not None]
+    assert [v[0] for c in chunks for v in c.records.column("data").to_pylist()] == list(range(30))
+
+
+def test_streams_by_name_and_by_arn(side: Side) -> None:
+    side.stream("orders")
+    side.aws.kinesis.world.streams["orders"].created_millis = 1_700_000_123_999
+    arn = "arn:aws:kinesis:us-east-1:123456789012:stream/orders"
+    assert side.kinesis.resolve_stream("orders", multi_stream=False) == StreamId("orders", arn=arn)
+    assert side.kinesis.resolve_stream(arn, multi_stream=True) == StreamId(
+        "orders", "123456789012", 1_700_000_123, arn
+    )
+    assert [params for _, params in side.calls] == [{"StreamName": "orders"}, {"StreamARN": arn}]
+    with pytest.raises(errors.NotFoundError, match="DescribeStreamSummary on missing"):
+        side.kinesis.resolve_stream("missing", multi_stream=False)
+    with pytest.raises(errors.SettingsError, match="is not a stream's ARN"):
+        account_of("arn:aws:s3:::bucket")
+
+
+def test_the_arn_goes_with_every_request_about_a_known_stream(side: Side) -> None:
+    side.stream("orders", records=1)
+    stream = side.kinesis.resolve_stream("orders", multi_stream=True)
+    side.calls.clear()
+    side.kinesis.list_shards(stream)
+    page = side.kinesis.get_records(stream, SHARD, iterator_of(side, stream), 5)
+    assert page.records.column("stream").to_pylist() == ["orders"]
+    assert [(name, params.get("StreamARN")) for name, params in side.calls] == [
+        ("ListShards", stream.arn),
+        ("GetShardIterator", stream.arn),
+        ("GetRecords", stream.arn),
+    ]
+
+
+def test_pages_of_shards_are_followed_by_the_token_alone(side: Side, monkeypatch) -> None:
+    stream = side.stream("orders", shards=7)
+    listing = type(side.client).list_shards
+    monkeypatch.setattr(
+        type(side.client),
+        "list_shards",
+        lambda self, **kw: listing(self, **kw, **({} if "NextToken" in kw else {"MaxResults": 3})),
+    )
+    shards = side.kinesis.list_shards(stream, "AT_LATEST")
+    assert [s.shard_id for s in shards] == [f"shardId-{i:012d}" for i in range(7)]
+    sent = [set(params) for name, params in side.calls if name == "ListShards"]
+    assert sent == [{"StreamName", "ShardFilter", "MaxResults"}, {"NextToken"}]
+    monkeypatch.undo()
+    assert shards == InMemoryKinesis(side.aws.kinesis).list_shards(stream)
+
+
+def test_filters_reach_the_service(side: Side) -> None:
+    stream = side.stream("orders", records=1)
+    side.client.split_shard(StreamName="orders", ShardToSplit=SHARD, NewStartingHashKey=str(2**127))
+    assert len(side.kinesis.list_shards(stream)) == 3
+    parent, *children = side.kinesis.list_shards(stream)
+    assert not parent.is_open
+    assert [c.parents for c in children] == [(SHARD,), (SHARD,)]
+    assert {s.shard_id for s in side.kinesis.list_shards(stream, "AT_LATEST")} == {
+        c.shard_id for c in children
+    }
+    assert [s.shard_id for s in side.kinesis.list_shards(stream, "AT_TRIM_HORIZON")] == [SHARD]
+    now = datetime.fromtimestamp(side.aws.clock.wall(), UTC)
+    assert {s.shard_id for s in side.kinesis.list_shards(stream, "AT_TIMESTAMP", now)} == {
+        c.shard_id for c in children
+    }
+
+
+@pytest.mark.parametrize(
+    ("kind", "waits"),
+    [("throttle", 3 * 1.5), ("error500", 0.5 + 1 + 2), ("drop_before", 0.5 + 1 + 2)],
+)
+def test_calls_about_a_stream_are_repeated_with_waits(side: Side, kind: str, waits: float) -> None:
+    stream = side.stream("orders")
+    side.fault("ListShards", kind, count=3)
+    assert len(side.kinesis.list_shards(stream)) == 1
+    assert side.clock.monotonic() == pytest.approx(waits)
+
+
+def test_repeating_ends(side: Side) -> None:
+    stream = side.stream("orders")
+    side.fault("*", "throttle")
+    with pytest.raises(errors.ThrottledError):
+        side.kinesis.list_shards(stream)
+    assert len(side.calls) == 4
+    side.calls.clear()
+    with pytest.raises(errors.ThrottledError):
+        side.adapter(rng=random.Random(3)).resolve_stream("orders", multi_stream=False)
+    assert len(side.calls) == MAX_ATTEMPTS
+
+
+@pytest.mark.parametrize("body_format", ["json", "cbor"])
+@pytest.mark.parametrize(
+    ("kind", "code", "expected"),
+    [
+        ("throttle", "", errors.ThrottledError),
+        ("throttle", "KMSThrottlingException", errors.ThrottledError),
+        ("throttle", "LimitExceededException", errors.ThrottledError),
+        ("error500", "", errors.UnavailableError),
+        ("deny", "", errors.AccessDeniedError),
+        ("deny", "ExpiredTokenException", errors.AccessDeniedError),
+        ("throttle", "ExpiredIteratorException", errors.ExpiredIteratorError),
+        ("throttle", "InvalidArgumentException", errors.ExpiredIteratorError),
+        ("throttle", "ResourceNotFoundException", errors.NotFoundError),
+        ("throttle", "KMSDisabledException", errors.InvalidRequestError),
+        ("drop_before", "", errors.UnavailableError),
+        ("drop_after", "", errors.UnavailableError),
+    ],
+)
+def test_a_failed_read_is_one_call_and_one_error(
+    side: Side, body_format: str, kind: str, code: str, expected: type[errors.AwsError]
+) -> None:
+    stream = side.stream("orders", records=1)
+    iterator = iterator_of(side, stream)
+    side.calls.clear()
+    side.fault("GetRecords", kind, code=code)
+    with pytest.raises(expected) as caught:
+        side.adapter(body_format=body_format).get_records(stream, SHARD, iterator, 5)
+    assert type(caught.value) is expected
+    assert caught.value.operation == "GetRecords"
+    assert f"GetRecords on {SHARD} of orders" in str(caught.value)
+    if kind in {"throttle", "deny"} and code:
+        assert caught.value.code == code
+    assert (len(side.calls), side.clock.monotonic()) == (1, 0.0)
+
+
+def test_denied_calls_name_the_permission(side: Side) -> None:
+    stream = side.stream("orders")
+    side.fault("ListShards", "deny")
+    with pytest.raises(errors.AccessDeniedError, match="kinesis:ListShards"):
+        side.kinesis.list_shards(stream)
+
+
+def test_latest_is_made_again_by_the_clock_of_the_service(side: Side) -> None:
+    """The clock of this host is decades away. Nothing old comes again, and nothing is left out."""
+    stream = side.stream("orders", records=1)
+    advance = side.aws.clock.advance  # type: ignore[attr-defined]
+    advance(3)
+    assert abs(side.clock.wall() - side.aws.clock.wall()) > 1_000_000
+    settings = RetrievalSettings()
+    reader = ShardReader(side.kinesis, stream, SHARD, SHARD, LATEST, None, settings, side.clock)
+    assert reader.read() is None
+    side.aws.kinesis.call("PutRecord", StreamName="orders", PartitionKey="k", Data=b"between")
+    advance(301)
+    chunk = reader.read()
+    assert chunk is not None
+    assert chunk.records.column("data").to_pylist() == [b"between"]
+    kinds = [more["ShardIteratorType"] for name, more in side.calls if name == "GetShardIterator"]
+    assert kinds == ["LATEST", "AT_TIMESTAMP"]
+
+
+def test_the_time_of_latest_is_before_the_request_was_sent(side: Side) -> None:
+    """The service may have found the place as soon as it was asked, and it rounds its time down."""
+    stream = side.stream("orders")
+    inner = side.client.get_shard_iterator
+    waited = 7.0
+
+    def slow(**request):
+        answer = inner(**request)
+        side.clock.advance(waited)
+        return answer
+
+    before = side.aws.clock.wall()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(side.client, "get_shard_iterator", slow)
+        since = side.kinesis.latest_iterator(stream, SHARD).since
+    assert since is not None
+    assert before - waited - 1 <= since.timestamp() <= side.aws.clock.wall() - waited
+
+
+@pytest.mark.parametrize("date", [None, "yesterday"])
+def test_an_answer_without_a_time(side: Side, date: str | None) -> None:
+    stream = side.stream("orders")
+    inner = side.client.get_shard_iterator
+
+    def undated(**request):
+        answer = inner(**request)
+        answer["ResponseMetadata"]["HTTPHeaders"] = {} if date is None else {"date": date}
+        return answer
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(side.client, "get_shard_iterator", undated)
+        latest = side.kinesis.latest_iterator(stream, SHARD)
+    assert latest.since is None
+    assert latest.iterator
+
+
+def test_refusals_of_the_service_itself(side: Side) -> None:
+    stream = side.stream("orders", records=1)
+    with pytest.raises(errors.ExpiredIteratorError):
+        side.kinesis.get_records(stream, SHARD, "no iterator at all", 5)
+    with pytest.raises(errors.NotFoundError):
+        side.kinesis.get_shard_iterator(stream, "shardId-000000000099", "LATEST")
+    with pytest.raises(errors.InvalidRequestError):
+        side.kinesis.get_shard_iterator(stream, SHARD, "AT_SEQUENCE_NUMBER", sequence_number="1")
+    with pytest.raises(errors.InvalidRequestError):
+        side.kinesis.get_records(stream, SHARD, iterator_of(side, stream), 10_001)
+    iterator = iterator_of(side, stream)
+    side.aws.clock.advance(301)  # type: ignore[attr-defined]
+    with pytest.raises(errors.ExpiredIteratorError):
+        side.kinesis.get_records(stream, SHARD, iterator, 5)
+
+
+def test_a_body_that_cannot_be_read_is_unavailable(side: Side) -> None:
+    stream = side.stream("orders", records=1)
+    iterator = iterator_of(side, stream)
+    side.client.meta.events.register_first(
+        "before-parse.kinesis.GetRecords",
+        lambda response_dict, **_: response_dict.update(body=response_dict["body"][:-2]),
+    )
+    with pytest.raises(errors.UnavailableError, match="cannot be read"):
+        side.kinesis.get_records(stream, SHARD, iterator, 5)
+
+
+def test_http_status_decides_where_there_is_no_code() -> None:
+    def error(code: str, status: int) -> errors.AwsError:
+        return from_client_error(
+            ClientError(
+                {"Error": {"Code": code}, "ResponseMetadata": {"HTTPStatusCode": status}},
+                "GetRecords",
+            ),
+            "GetRecords",
+            "x",
+        )
+
+    assert type(error("503", 503)) is errors.UnavailableError
+    assert type(error("429", 429)) is errors.ThrottledError
+    assert type(error("", 400)) is errors.InvalidRequestError
+
+
+def test_missing_credentials_are_a_matter_of_settings(monkeypatch) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("AWS_SHARED_CREDENTIALS_FILE", "AWS_CONFIG_FILE"):
+        monkeypatch.setenv(name, "/dev/null")
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    client = boto3.Session().client(
+        "kinesis", region_name="us-east-1", endpoint_url="http://127.0.0.1:1"
+    )
+    kinesis = BotoKinesis(client, RetrievalSettings(), ShardSyncSettings(), VirtualClock())
+    with pytest.raises(errors.SettingsError, match="credentials"):
+        kinesis.get_records(StreamId("orders"), SHARD, "iterator", 5)
+
+
+def test_opened_from_the_applications_settings(aws: EmbeddedAws, side: Side) -> None:
+    side.stream("orders", records=1)
+    options = SessionOptions(
+        region_name=aws.region,
+        endpoint_url=aws.endpoint_url,
+        aws_access_key_id="local",
+        aws_secret_access_key="local",
+    )
+    settings = ConsumerSettings(application_name="orders-app", streams=("orders",))
+    clients = AwsClients(settings, options)
+    kinesis = open_kinesis(settings, clients, side.clock)
+    stream = kinesis.resolve_stream("orders", multi_stream=False)
+    page = kinesis.get_records(
+        stream, SHARD, kinesis.get_shard_iterator(stream, SHARD, "TRIM_HORIZON"), 5
+    )
+    assert page.records.num_rows == 1
+    clients.close()
+
+
+class Halting(socketserver.BaseRequestHandler):
+    """Promises a thousand bytes, sends a few, and then goes silent or away."""
+
+    def handle(self) -> None:
+        received = b""
+        while b"\r\n\r\n" not in received:
+            received += self.request.recv(65536)
+        self.request.sendall(
+            b"HTTP/1.1 200 OK\r\nContent-Type: application/x-amz-json-1.1\r\nContent-Length: "
+            b'1000\r\n\r\n{"Records": ['
+        )
+        if self.server.silent:  # type: ignore[attr-defined]
+            self.server.over.wait(20)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("silent", [True, False])
+def test_an_answer_that_stops_in_the_middle_is_unavailable(silent: bool) -> None:
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Halting) as server:
+        server.silent, server.over = silent, threading.Event()  # type: ignore[attr-defined]
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            client = boto3.client(
+                "kinesis",
+                endpoint_url=f"http://127.0.0.1:{server.server_address[1]}",
+                region_name="us-east-1",
+                aws_access_key_id="local",
+                aws_secret_access_key="local",
+                config=Config(retries={"total_max_attempts": 1}, read_timeout=0.3),
+            )
+            kinesis = BotoKinesis(client, RetrievalSettings(), ShardSyncSettings(), VirtualClock())
+            with pytest.raises(errors.UnavailableError):
+                kinesis.get_records(StreamId("orders"), SHARD, "iterator", 5)
+            client.close()
+        finally:
+            server.over.set()  # type: ignore[attr-defined]
+            server.shutdown()
+            thread.join(10)
+
+
+def test_bodies_are_received_in_one_piece_once_per_client_and_only_by_us(side: Side) -> None:
+    stream = side.stream("orders", records=2)
+    wrapped = side.client._endpoint._send
+    side.adapter()
+    assert side.client._endpoint._send is wrapped
+    pieces: list[object] = []
+    original = urllib3.response.HTTPResponse.stream
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            urllib3.response.HTTPResponse,
+            "stream",
+            lambda self, *a, **k: pieces.append(self) or original(self, *a, **k),
+        )
+        iterator = iterator_of(side, stream)
+        pieces.clear()
+        assert side.kinesis.get_records(stream, SHARD, iterator, 5).records.num_rows == 2
+        assert pieces == []
+        assert len(side.client.get_records(ShardIterator=iterator)["Records"]) == 2
+        assert len(pieces) == 1
+
+
+def test_another_botocore_is_left_as_it_is() -> None:
+    receive_in_one_piece(object())  # type: ignore[arg-type]

@@ -1,0 +1,113 @@
+"""A response whose body never ends holds its thread for a bounded time."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections.abc import Iterator
+
+import boto3
+import pytest
+from botocore.config import Config
+from botocore.exceptions import HTTPClientError
+
+from kcl_pipeline import deadline
+from kcl_pipeline.clock import SystemClock
+from kcl_pipeline.config import RetrievalSettings, ShardSyncSettings
+from kcl_pipeline.deadline import Deadlines, limit_bodies
+from kcl_pipeline.errors import UnavailableError
+from kcl_pipeline.kinesis.boto import BotoKinesis
+from kcl_pipeline.shards import StreamId
+from kcl_pipeline.testing.clock import VirtualClock
+
+HEAD = (
+    b"HTTP/1.1 200 OK\r\nContent-Type: application/x-amz-json-1.1\r\n"
+    b"Content-Length: 10000000\r\n\r\n"
+)
+
+
+@pytest.fixture
+def endpoint() -> Iterator[str]:
+    """A server that sends a byte of its response every 20 ms, for ever."""
+    stop = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            while not stop.is_set():
+                with contextlib.suppress(OSError):
+                    connection, _ = listener.accept()
+                    with connection:
+                        connection.recv(65_536)
+                        connection.sendall(HEAD)
+                        while not stop.wait(0.02):
+                            connection.sendall(b" ")
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        stop.set()
+        listener.shutdown(socket.SHUT_RDWR)
+    thread.join(10)
+
+
+def client_of(service: str, endpoint: str):
+    return boto3.client(
+        service,
+        endpoint_url=endpoint,
+        region_name="us-east-1",
+        aws_access_key_id="a",
+        aws_secret_access_key="b",
+        config=Config(retries={"total_max_attempts": 1}, read_timeout=10),
+    )
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deadline, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr("kcl_pipeline.kinesis.boto.BODY_SECONDS", 0.3)
+
+
+@pytest.mark.usefixtures("quick")
+def test_get_records_gives_up_a_body_that_drips(endpoint: str) -> None:
+    kinesis = BotoKinesis(
+        client_of("kinesis", endpoint), RetrievalSettings(), ShardSyncSettings(), SystemClock()
+    )
+    with pytest.raises(UnavailableError):
+        kinesis.get_records(StreamId("orders"), "shardId-000000000000", "iterator", 10)
+
+
+@pytest.mark.usefixtures("quick")
+def test_dynamodb_gives_up_a_body_that_drips(endpoint: str) -> None:
+    client = client_of("dynamodb", endpoint)
+    limit_bodies(client, 0.3)
+    with pytest.raises(HTTPClientError):
+        client.list_tables()
+
+
+def test_a_connection_is_shut_down_at_its_deadline_and_not_before() -> None:
+    clock = VirtualClock()
+    deadlines = Deadlines(clock, in_background=False)
+    ours, theirs = socket.socketpair()
+    ours.settimeout(10)
+    with ours, theirs, pytest.raises(TimeoutError, match="5 s"), deadlines.limited(ours, 5.0):  # noqa: PT012
+        clock.advance(4.9)
+        deadlines.expire()
+        theirs.sendall(b"x")
+        assert ours.recv(1) == b"x"
+        clock.advance(0.2)
+        deadlines.expire()
+        assert ours.recv(1) == b""
+
+
+def test_what_has_ended_is_not_shut_down() -> None:
+    clock = VirtualClock()
+    deadlines = Deadlines(clock, in_background=False)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        with deadlines.limited(ours, 1.0):
+            pass
+        clock.advance(60)
+        deadlines.expire()
+        theirs.sendall(b"x")
+        assert ours.recv(1) == b"x"

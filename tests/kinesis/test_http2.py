@@ -1,0 +1,415 @@
+"""What is particular to fan-out over HTTP/2: shared connections, windows, TLS, and connections that
+die.
+"""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from ipaddress import IPv4Address
+from pathlib import Path
+
+import pytest
+from botocore.exceptions import BotoCoreError, HTTPClientError, ReadTimeoutError
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from kcl_pipeline.config import ConsumerSettings
+from kcl_pipeline.errors import SettingsError, ThrottledError, UnavailableError
+from kcl_pipeline.kinesis.fan_out import http2_connections as http2
+from kcl_pipeline.kinesis.fan_out.http2_connections import (
+    MAX_STREAMS,
+    WINDOW_BYTES,
+    Http2Connections,
+)
+from kcl_pipeline.kinesis.fan_out.http2_exchange import Exchange
+from kcl_pipeline.local import EmbeddedAws
+from kcl_pipeline.local.http2 import Http2Connection
+from kcl_pipeline.local.kinesis.event_stream import event
+from kcl_pipeline.local.messages import Request, Response
+from tests.support.fan_out_world import (
+    House,
+    break_connections,
+    close,
+    data_of,
+    end_subscriptions,
+    read_until_it_raises,
+    settings,
+    subscriptions,
+    take,
+    wait_for,
+)
+from tests.support.local_aws import ZERO
+
+LONG_MILLIS = 60_000
+
+
+@pytest.fixture
+def over() -> str:
+    """`aws` needs one; every house here says which way it means."""
+    return "2"
+
+
+def house_of(aws: EmbeddedAws, shards: int = 1) -> House:
+    """A stream `orders` with so many shards, and who subscribes to them over HTTP/2."""
+    if shards > 1:
+        aws.kinesis.call("DeleteStream", StreamName="orders", EnforceConsumerDeletion=True)
+        aws.kinesis.call("CreateStream", StreamName="orders", ShardCount=shards)
+    return House(aws, settings(fan_out_http="2")).prepared()
+
+
+def shard_ids(house: House) -> list[str]:
+    return [shard.shard_id for shard in house.kinesis.list_shards(house.stream)]
+
+
+def put_everywhere(aws: EmbeddedAws, house: House, data: bytes) -> None:
+    for shard in house.kinesis.list_shards(house.stream):
+        params = {
+            "StreamName": "orders",
+            "Data": data,
+            "PartitionKey": "k",
+            "ExplicitHashKey": str(shard.hash_key_range.start),
+        }
+        aws.kinesis.call("PutRecord", **params)
+
+
+def test_subscriptions_share_connections_and_one_thread(aws: EmbeddedAws) -> None:
+    house = house_of(aws, MAX_STREAMS + 3)
+    before = threading.active_count()
+    readers = [house.reader(shard_id=shard_id) for shard_id in shard_ids(house)]
+    put_everywhere(aws, house, b"a")
+    assert [data_of(take(reader, 1)) for reader in readers] == [[b"a"]] * len(readers)
+    connections = house.clients.http2_fan_out.connections
+    assert (connections.connections, connections.streams) == (2, MAX_STREAMS + 3)
+    ours = [t.name for t in threading.enumerate() if not t.name.startswith("local-aws-")]
+    assert ours.count("http2") == 1
+    assert [name for name in ours if name.startswith("subscription-")] == []
+    assert len(ours) <= before + 1
+    close(*readers)
+    wait_for(lambda: connections.streams == 0, "closing a reader ends its answer")
+    assert connections.connections == 2
+
+
+def test_a_dead_connection_ends_all_its_subscriptions_which_go_on(aws: EmbeddedAws) -> None:
+    house = house_of(aws, 4)
+    readers = [house.reader(shard_id=shard_id) for shard_id in shard_ids(house)]
+    put_everywhere(aws, house, b"a")
+    got = [data_of(take(reader, 1)) for reader in readers]
+    break_connections(aws)
+    put_everywhere(aws, house, b"b")
+    for reader, data in zip(readers, got, strict=True):
+        with pytest.raises(UnavailableError, match="broke off"):
+            read_until_it_raises(reader, data)
+    end_subscriptions(aws, 6)
+    for reader, data in zip(readers, got, strict=True):
+        data.extend(data_of(take(reader, 1, tolerate=(ThrottledError,))))
+    assert got == [[b"a", b"b"]] * 4
+    assert house.clients.http2_fan_out.connections.connections == 1
+    close(*readers)
+
+
+def test_who_does_not_take_holds_up_nobody_else_and_little_memory(aws: EmbeddedAws) -> None:
+    house = house_of(aws, 2)
+    slow, quick = (house.reader(shard_id=shard_id) for shard_id in shard_ids(house))
+    assert slow.read() is None
+    got: list[bytes] = []
+    sent = [b"%d" % n + b"x" * 1_000_000 for n in range(12)]
+    for data in sent:
+        put_everywhere(aws, house, data)
+        got += data_of(take(quick, 1))
+    assert got == sent
+    exchange = slow._kinesis._subscription._exchange
+    wait_for(lambda: exchange._message_bytes() <= len(exchange._body), "the first event is whole")
+    assert len(exchange._body) <= exchange._message_bytes() + WINDOW_BYTES
+    assert data_of(take(slow, 12)) == sent
+    close(slow, quick)
+
+
+def test_closing_ends_everything(aws: EmbeddedAws) -> None:
+    house = house_of(aws)
+    reader = house.reader()
+    assert reader.read() is None
+    http2_threads = [t for t in threading.enumerate() if t.name == "http2"]
+    assert len(http2_threads) == 1
+    house.clients.close()
+    http2_threads[0].join(10)
+    assert not http2_threads[0].is_alive()
+    with pytest.raises(UnavailableError):
+        read_until_it_raises(reader, [])
+    assert subscriptions() == 0
+
+
+def test_without_the_extra_one_sentence_says_what_to_install(
+    aws: EmbeddedAws, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = "kcl_pipeline.kinesis.fan_out"
+    for name in (f"{package}.http2", f"{package}.http2_connections"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.setitem(sys.modules, "h2.config", None)
+    with pytest.raises(SettingsError, match=r"pip install 'kcl-pipeline\[http2\]'"):
+        House(aws, settings(fan_out_http="2"))
+
+
+def test_polling_needs_no_extra(aws: EmbeddedAws, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "kcl_pipeline.kinesis.fan_out.http2", None)
+    assert House(aws, settings("polling", fan_out_http="2")).prepared().reader().read() is None
+    assert (
+        ConsumerSettings(application_name="orders-app", streams=("s",)).retrieval.fan_out_http
+        == "1.1"
+    )
+
+
+# -- the answer's own part
+# ----------------------------------------------------------------------------
+
+
+def exchange_of() -> tuple[Exchange, list[int]]:
+    acknowledged: list[int] = []
+    return Exchange(acknowledged.append, lambda: None), acknowledged
+
+
+def test_the_window_opens_for_what_lacks_and_for_what_was_taken() -> None:
+    exchange, later = exchange_of()
+    message = event("SubscribeToShardEvent", "application/json", b"x" * 1000)
+    assert exchange.received(message[:600], 600) == 600
+    assert exchange.message() is None
+    assert exchange.received(message[600:], 700) == 0
+    assert exchange.received(message, len(message)) == 0
+    assert exchange.message() == message
+    assert later == []
+    assert exchange.message() == message
+    assert later == [700 + len(message)]
+    exchange.ended(None)
+    assert (exchange.message(), exchange.is_over, exchange.error) == (None, True, None)
+
+
+@pytest.mark.parametrize("garbage", [b"\xff" * 40, b"\0" * 40])
+def test_a_length_that_cannot_be_is_not_waited_for(garbage: bytes) -> None:
+    exchange, _ = exchange_of()
+    exchange.received(garbage, len(garbage))
+    assert exchange.message() == garbage[:16]
+
+
+def test_what_is_waited_for_has_an_end() -> None:
+    exchange, _ = exchange_of()
+    with pytest.raises(ReadTimeoutError):
+        exchange.head(0.01)
+    with pytest.raises(ReadTimeoutError):
+        next(exchange.messages(0.01))
+    with pytest.raises(ReadTimeoutError):
+        exchange.whole_body(0.01)
+    exchange.ended(ConnectionResetError("pulled out"))
+    for wait in (
+        exchange.head,
+        exchange.whole_body,
+        lambda seconds: next(exchange.messages(seconds)),
+    ):
+        with pytest.raises(HTTPClientError, match="pulled out"):
+            wait(60)
+
+
+# -- connections
+# ----------------------------------------------------------------------------
+
+
+@contextmanager
+def listening(context: ssl.SSLContext | None = None) -> Iterator[tuple[int, list[socket.socket]]]:
+    """A server of `Http2Connection` on its own socket, under TLS if asked; gives its port and its
+    connections.
+    """
+    listener = socket.create_server(("127.0.0.1", 0))
+    accepted: list[socket.socket] = []
+
+    def answer(request: Request) -> Response:
+        return Response(
+            200,
+            b"%s %s" % (request.headers["host"].encode(), request.body),
+            {"Content-Type": "text/plain"},
+        )
+
+    def serve() -> None:
+        while True:
+            try:
+                raw, _ = listener.accept()
+                connection = (
+                    context.wrap_socket(raw, server_side=True) if context is not None else raw
+                )
+            except ssl.SSLError:
+                continue
+            except OSError:
+                return
+            accepted.append(connection)
+            face = Http2Connection(connection, connection.makefile("rb"), answer, "face")
+            threading.Thread(target=face.serve, daemon=True).start()
+
+    threading.Thread(target=serve, daemon=True).start()
+    yield listener.getsockname()[1], accepted
+    listener.close()
+    for connection in accepted:
+        connection.close()
+
+
+def certificate(folder: Path) -> Path:
+    """A certificate for 127.0.0.1 and its key, in one file."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "127.0.0.1")])
+    now = datetime.now(UTC)
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(1)
+    )
+    made = made.not_valid_before(now - timedelta(days=1)).not_valid_after(now + timedelta(days=1))
+    made = made.add_extension(
+        x509.SubjectAlternativeName([x509.IPAddress(IPv4Address("127.0.0.1"))]), critical=False
+    )
+    made = made.add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+    pem = made.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+    private = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    path = folder / "certificate.pem"
+    path.write_bytes(private + pem)
+    return path
+
+
+def test_tls_is_checked_and_speaks_http2_or_says_so(tmp_path: Path) -> None:
+    path = certificate(tmp_path)
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server.load_cert_chain(path)
+    server.set_alpn_protocols(["h2"])
+    with listening(server) as (port, _):
+        url = f"https://127.0.0.1:{port}/"
+        trusting = Http2Connections(5, lambda: ssl.create_default_context(cafile=path))
+        exchange = trusting.request(
+            "POST", url, {"Connection": "close", "X-Number": b"1"}, b"hello"
+        )
+        assert exchange.head(10)[0] == 200
+        assert exchange.whole_body(10) == b"127.0.0.1:%d hello" % port
+        stranger = Http2Connections(5)
+        with pytest.raises(BotoCoreError, match="Could not connect"):
+            stranger.request("POST", url, {}, b"hello")
+        trusting.close()
+        stranger.close()
+    old = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    old.load_cert_chain(path)
+    with listening(old) as (port, _):
+        client = Http2Connections(5, lambda: ssl.create_default_context(cafile=path))
+        with pytest.raises(
+            SettingsError, match=r"does not speak HTTP/2; write retrieval.fan_out_http='1.1'"
+        ):
+            client.request("POST", f"https://127.0.0.1:{port}/", {}, b"hello")
+        client.close()
+
+
+def test_an_address_where_nobody_listens_or_answers() -> None:
+    client = Http2Connections(0.2)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        with pytest.raises(BotoCoreError, match="Connect timeout"):
+            client.request("POST", f"http://127.0.0.1:{port}/", {}, b"")
+    with pytest.raises(BotoCoreError, match="Could not connect"):
+        client.request("POST", f"http://127.0.0.1:{port}/", {}, b"")
+    assert client.connections == 0
+    client.close()
+
+
+def test_closing_ends_a_request_that_still_waits_for_its_connection_and_later_ones_begin_anew() -> (
+    None
+):
+    """Again and again, because the moment in which the connection is there and the request does not
+    know it yet is a short one.
+    """
+    client = Http2Connections(60)
+    errors: list[Exception] = []
+
+    def ask(port: int) -> None:
+        try:
+            client.request("POST", f"http://127.0.0.1:{port}/", {}, b"")
+        except BotoCoreError as error:
+            errors.append(error)
+
+    for number in range(200):
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            thread = threading.Thread(target=ask, args=(silent.getsockname()[1],))
+            thread.start()
+            connection, _ = silent.accept()
+            client.close()
+            thread.join(10)
+            assert len(errors) == number + 1
+            connection.close()
+    with listening() as (port, _):
+        assert client.request("POST", f"http://127.0.0.1:{port}/", {}, b"1").head(10)[0] == 200
+        client.close()
+
+
+def test_a_connection_that_is_silent_is_asked_and_then_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The face answers pings by itself; one whose other side is not read any more does not."""
+    monkeypatch.setattr(http2, "PING_SECONDS", 0.1)
+    client = Http2Connections(5)
+    with listening() as (port, accepted):
+        url = f"http://127.0.0.1:{port}/"
+        assert client.request("POST", url, {}, b"1").head(10)[0] == 200
+        living = threading.Event()
+        looks = 0
+        original = http2._Connection._look
+
+        def look(self: http2._Connection) -> None:
+            nonlocal looks
+            looks += 1
+            if looks > 6:
+                living.set()
+            original(self)
+
+        monkeypatch.setattr(http2._Connection, "_look", look)
+        assert living.wait(10)
+        assert client.connections == 1
+        assert len(accepted) == 1
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(
+            target=_greet_and_say_nothing, args=(listener, done := threading.Event())
+        )
+        thread.start()
+        exchange = client.request("POST", f"http://127.0.0.1:{listener.getsockname()[1]}/", {}, b"")
+        with pytest.raises(HTTPClientError, match="silent for"):
+            exchange.head(10)
+        done.set()
+        thread.join()
+    client.close()
+
+
+def _greet_and_say_nothing(listener: socket.socket, done: threading.Event) -> None:
+    connection, _ = listener.accept()
+    connection.sendall(bytes.fromhex("000000040000000000"))  # an empty SETTINGS frame
+    done.wait(30)
+    connection.close()
+
+
+def test_long_requests_are_refused() -> None:
+    with pytest.raises(Exception, match="too long"):
+        Http2Connections(1).request("POST", "http://127.0.0.1:1/", {}, bytes(20_000))
+
+
+def test_the_shard_is_named_when_an_event_is_cut_short(
+    aws: EmbeddedAws, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    house = house_of(aws)
+    reader = house.reader()
+    assert reader.read() is None
+    exchange = reader._kinesis._subscription._exchange
+    wait_for(lambda: reader.read() is None and exchange.heard_bytes > 0, "the first event")
+    exchange.received(b"\0\0\1\0 and then", 20)
+    exchange.ended(None)
+    with pytest.raises(UnavailableError, match=f"{ZERO} of orders"):
+        read_until_it_raises(reader, [])
+    close(reader)

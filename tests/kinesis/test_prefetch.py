@@ -1,0 +1,449 @@
+"""Prefetching: the byte budget, fairness, pacing, back-off, leases that are lost in mid-fetch, many
+threads.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import threading
+from collections.abc import Callable
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kcl_pipeline.clock import SystemClock
+from kcl_pipeline.config import RetrievalSettings
+from kcl_pipeline.errors import ThrottledError, UnavailableError
+from kcl_pipeline.events import AwsTrouble, Event
+from kcl_pipeline.kinesis.chunks import split
+from kcl_pipeline.kinesis.client import Chunk
+from kcl_pipeline.kinesis.decode.bodies import payload_bytes, records_table
+from kcl_pipeline.kinesis.prefetch import Prefetcher, ReadState
+from kcl_pipeline.kinesis.reader import ShardReader
+from kcl_pipeline.position import TRIM_HORIZON, Position
+from kcl_pipeline.testing.clock import VirtualClock
+from kcl_pipeline.testing.kinesis.client import InMemoryKinesis
+from kcl_pipeline.testing.kinesis.model import KinesisModel
+
+MIB = 1024 * 1024
+
+
+def table(first: int, sizes: list[int]) -> pa.Table:
+    rows = len(sizes)
+    return records_table(
+        "orders",
+        "shard",
+        sequence_numbers=[str(first + i) for i in range(rows)],
+        partition_keys=["k"] * rows,
+        data=[b"x" * size for size in sizes],
+        arrival_micros=np.zeros(rows, np.int64),
+        encryption_types=[None] * rows,
+    )
+
+
+def chunk_of(
+    key: str, first: int, sizes: list[int], *, behind: int | None = 0, shard_end=None
+) -> Chunk:
+    records = table(first, sizes)
+    after = Position(str(first - 1))
+    return Chunk(
+        key,
+        records,
+        after,
+        Position(str(first + len(sizes) - 1)),
+        payload_bytes(records),
+        behind,
+        shard_end,
+    )
+
+
+class FakeReader:
+    """Gives chunks of `size` bytes, `behind` the tip; `script` holds exceptions (or None: nothing
+    new) for the next reads.
+    """
+
+    def __init__(
+        self,
+        key: str,
+        *,
+        size: int = 100,
+        behind: int | None = 1000,
+        script: list[Exception | None] | None = None,
+    ) -> None:
+        self.lease_key = key
+        self.millis_behind_latest: int | None = None
+        self.ended = False
+        self.last_bytes = 0
+        self.size = size
+        self.behind = behind
+        self.script = script or []
+        self.reads: list[float] = []
+        self.next = 100
+        self.clock: VirtualClock | None = None
+        self.hook: Callable[[], None] = lambda: None
+
+    def read(self) -> Chunk | None:
+        if self.clock is not None:
+            self.reads.append(self.clock.monotonic())
+        self.hook()
+        if self.script:
+            step = self.script.pop(0)
+            if step is not None:
+                raise step
+            self.millis_behind_latest, self.last_bytes = self.behind, 0
+            return None
+        self.millis_behind_latest = self.behind
+        chunk = chunk_of(self.lease_key, self.next, [self.size], behind=self.behind)
+        self.next += 1
+        self.last_bytes = chunk.bytes
+        return chunk
+
+
+class House:
+    def __init__(self, *readers: FakeReader, budget: int = 64 * MIB, idle: int = 1000) -> None:
+        self.clock = VirtualClock()
+        self.events: list[Event] = []
+        chosen = RetrievalSettings(
+            prefetch_max_bytes=budget, idle_time_between_reads_in_millis=idle
+        )
+        self.prefetcher = Prefetcher(chosen, self.clock, random.Random(7), self.events.append)
+        for reader in readers:
+            reader.clock = self.clock
+            self.prefetcher.add(reader)
+
+    def run(self, seconds: float) -> None:
+        end = self.clock.monotonic() + seconds
+        while self.clock.monotonic() < end:
+            self.clock.advance(self.prefetcher.step())
+
+
+def keys(chunks: list[Chunk]) -> list[str]:
+    return [c.lease_key for c in chunks]
+
+
+def test_a_lagging_shard_is_read_five_times_a_second_and_an_idle_one_once() -> None:
+    lagging, idle = FakeReader("a", behind=5000), FakeReader("b", behind=0, script=[None] * 100)
+    house = House(lagging, idle)
+    house.run(10)
+    assert 45 <= len(lagging.reads) <= 51
+    assert 9 <= len(idle.reads) <= 11
+    assert min(b - a for a, b in itertools.pairwise(lagging.reads)) >= 0.2 - 1e-9
+
+
+def test_empty_pages_behind_the_tip_are_passed_quickly() -> None:
+    reader = FakeReader("a", behind=5000, script=[None] * 20)
+    house = House(reader)
+    house.run(4.1)
+    assert len(reader.reads) >= 20
+    assert not house.prefetcher.caught_up("a")
+
+
+def test_no_fetch_begins_while_the_budget_is_used_up() -> None:
+    house = House(FakeReader("a", size=400_000), FakeReader("b", size=400_000), budget=MIB)
+    house.run(20)
+    assert MIB <= house.prefetcher.buffered_bytes <= MIB + 2 * 400_002
+    assert len(house.prefetcher.take(1, 10 * MIB)) == 1
+    before = house.prefetcher.buffered_bytes
+    house.run(5)
+    assert house.prefetcher.buffered_bytes > before
+    while house.prefetcher.take(1000, 100 * MIB):
+        pass
+    assert (house.prefetcher.buffered_bytes, house.prefetcher._cost) == (0, 0)
+
+
+def test_many_tiny_records_count_with_what_their_columns_hold() -> None:
+    house = House(FakeReader("a", size=0), budget=MIB)
+    house.run(2)
+    assert house.prefetcher._cost > 10 * house.prefetcher.buffered_bytes
+
+
+def test_takes_what_waited_longest_and_keeps_each_lease_in_order() -> None:
+    house = House(FakeReader("a"), FakeReader("b"), FakeReader("c"))
+    house.run(1.0)
+    taken = house.prefetcher.take(9, MIB)
+    assert sorted(keys(taken)[:3]) == ["a", "b", "c"]
+    assert sorted(keys(taken)) == ["a"] * 3 + ["b"] * 3 + ["c"] * 3
+    for key in "abc":
+        own = [c for c in taken if c.lease_key == key]
+        assert all(x.through == y.after for x, y in itertools.pairwise(own))
+
+
+def test_a_chunk_over_the_limit_is_cut_in_two_that_join() -> None:
+    house = House()
+    reader = FakeReader("a")
+    reader.read = lambda: chunk_of("a", 100, [10] * 8, shard_end=())  # type: ignore[method-assign]
+    house.prefetcher.add(reader)
+    house.prefetcher.step()
+    reader.ended = True
+    parts = [house.prefetcher.take(3, MIB) for _ in range(4)]
+    assert [[c.records.num_rows for c in part] for part in parts] == [[3], [3], [2], []]
+    flat = [c for part in parts for c in part]
+    assert [str(c.through) for c in flat] == ["102", "105", "107"]
+    assert all(x.through == y.after for x, y in itertools.pairwise(flat))
+    assert [c.shard_end for c in flat] == [None, None, ()]
+    assert sum(c.bytes for c in flat) == 8 * 11
+
+
+def test_a_record_over_the_byte_limit_is_given_alone() -> None:
+    house = House(FakeReader("a", size=5000))
+    house.run(0.5)
+    assert [c.records.num_rows for c in house.prefetcher.take(100, 1000)] == [1]
+    assert house.prefetcher.take(0, 1000) == []
+
+
+def test_a_removed_lease_leaves_nothing_not_even_from_a_fetch_under_way() -> None:
+    reader = FakeReader("a")
+    house = House(reader, FakeReader("b"))
+    house.run(1)
+    reader.hook = lambda: house.prefetcher.remove("a")
+    house.run(1)
+    assert set(keys(house.prefetcher.take(1000, MIB))) == {"b"}
+    assert (house.prefetcher.buffered_bytes, house.prefetcher._cost) == (0, 0)
+    assert set(house.prefetcher.lag()) == {"b"}
+    count = len(reader.reads)
+    house.run(1)
+    assert len(reader.reads) == count
+    house.prefetcher.remove("never added")
+
+
+def test_a_new_reader_of_a_lease_replaces_the_old_one_with_its_buffer() -> None:
+    old, new = FakeReader("a"), FakeReader("a")
+    house = House(old)
+    house.run(1)
+    new.next = 500
+    house.prefetcher.add(new)
+    assert not house.prefetcher.caught_up("a")
+    assert house.prefetcher.take(10, MIB) == []
+    house.run(0.1)
+    assert [str(c.through) for c in house.prefetcher.take(10, MIB)] == ["500"]
+
+
+def test_one_shard_failing_never_stops_the_others_and_is_reported() -> None:
+    bad, good = FakeReader("bad", script=[UnavailableError("no answer")] * 1000), FakeReader("good")
+    house = House(bad, good)
+    house.run(70)
+    assert len(good.reads) > 300
+    assert 7 <= len(bad.reads) <= 25
+    troubles = [e for e in house.events if isinstance(e, AwsTrouble)]
+    assert len(troubles) == len(bad.reads)
+    assert troubles[0] == AwsTrouble("read of bad", "UnavailableError: no answer")
+    state = house.prefetcher.state_of("bad")
+    assert state == ReadState(None, has_waiting=False, caught_up=False, error=troubles[0].error)
+    good_state = house.prefetcher.state_of("good")
+    assert good_state is not None
+    assert good_state.error is None
+    assert house.prefetcher.state_of("unknown") is None
+    assert house.prefetcher.lag().keys() == {"good"}
+
+
+def test_an_error_that_nobody_expected_is_reported_like_any_other() -> None:
+    house = House(FakeReader("a", script=[ZeroDivisionError("never thought of")]))
+    house.run(3)
+    assert [e for e in house.events if isinstance(e, AwsTrouble)] == [
+        AwsTrouble("read of a", "ZeroDivisionError: never thought of")
+    ]
+    assert house.prefetcher.take(1, MIB)
+
+
+def test_throttling_backs_off_and_is_reported_only_when_it_lasts() -> None:
+    short, long = (
+        FakeReader("short", script=[ThrottledError("slow")] * 4),
+        FakeReader("long", script=[ThrottledError("slow")] * 10),
+    )
+    house = House(short, long)
+    house.run(90)
+    assert [e for e in house.events if isinstance(e, AwsTrouble)] == [
+        AwsTrouble("read of long", "ThrottledError: slow")
+    ] * 2
+    waits = [b - a for a, b in itertools.pairwise(short.reads[:5])]
+    assert all(0.5 * 2**i <= wait <= 2.0**i for i, wait in enumerate(waits))
+
+
+def test_after_a_refusal_two_megabytes_a_second_are_kept_to() -> None:
+    free, refused = (
+        FakeReader("free", size=1_000_000),
+        FakeReader("refused", size=1_000_000, script=[None, ThrottledError("slow")]),
+    )
+    house = House(free, refused, budget=1000 * MIB)
+    house.run(22)
+    assert len(free.reads) > 100
+    assert 38 <= len(refused.reads) <= 46
+
+
+def test_caught_up_needs_the_tip_and_an_empty_buffer() -> None:
+    reader = FakeReader("a", behind=5000)
+    house = House(reader)
+    house.run(0.1)
+    assert not house.prefetcher.caught_up("a")
+    reader.behind = 0
+    house.run(0.3)
+    assert not house.prefetcher.caught_up("a")
+    house.prefetcher.take(100, MIB)
+    assert house.prefetcher.caught_up("a")
+    assert not house.prefetcher.caught_up("unknown")
+
+
+@pytest.mark.parametrize("script", [[None], []])
+def test_without_a_figure_for_the_lag_only_an_empty_page_is_the_tip(script) -> None:
+    house = House(FakeReader("a", behind=None, script=list(script)))
+    house.prefetcher.step()
+    house.prefetcher.take(100, MIB)
+    assert house.prefetcher.caught_up("a") == bool(script)
+    assert house.prefetcher.lag() == {}
+
+
+def test_lag_counts_the_time_in_the_buffer_and_in_failures() -> None:
+    reader = FakeReader("a", behind=1500)
+    house = House(reader)
+    house.prefetcher.step()
+    house.clock.advance(3)
+    assert house.prefetcher.lag() == {"a": 4500}
+    house.prefetcher.take(1, MIB)
+    assert house.prefetcher.lag() == {"a": 1500}
+    reader.script = [UnavailableError("x")]
+    house.prefetcher.step()
+    house.clock.advance(2)
+    assert house.prefetcher.lag() == {"a": 1500 + 5000}
+
+
+def test_waiting_ends_with_new_data_with_the_stop_signal_or_in_time() -> None:
+    house = House(FakeReader("a"))
+    stop = house.clock.signal()
+    assert not house.prefetcher.wait_for_data(stop, 0.5)
+    assert house.clock.monotonic() == pytest.approx(0.5)
+    house.prefetcher.step()
+    assert house.prefetcher.wait_for_data(stop, 5)
+    assert not house.prefetcher.wait_for_data(stop, 1)
+    assert house.clock.monotonic() == pytest.approx(1.5)
+    stop.set()
+    assert not house.prefetcher.wait_for_data(stop, 100)
+    assert house.clock.monotonic() == pytest.approx(1.5)
+
+
+def test_a_waiting_thread_is_woken_by_a_fetch() -> None:
+    clock = SystemClock()
+    prefetcher = Prefetcher(RetrievalSettings(), clock, random.Random(1), lambda _: None)
+    prefetcher.add(FakeReader("a"))
+    woken: list[bool] = []
+    waiter = threading.Thread(
+        target=lambda: woken.append(prefetcher.wait_for_data(threading.Event(), 30))
+    )
+    waiter.start()
+    prefetcher.step()
+    waiter.join(10)
+    assert woken == [True]
+
+
+class Guarded(ShardReader):
+    """Fails when two threads are inside at once."""
+
+    inside = False
+
+    def read(self) -> Chunk | None:
+        assert not self.inside
+        self.inside = True
+        try:
+            return super().read()
+        finally:
+            self.inside = False
+
+
+def take_all(
+    prefetcher: Prefetcher, clock: SystemClock, *, threads: int, records: int
+) -> list[Chunk]:
+    stop = threading.Event()
+    got: list[Chunk] = []
+
+    def fetch() -> None:
+        while not stop.is_set():
+            stop.wait(prefetcher.step())
+
+    fetchers = [threading.Thread(target=fetch) for _ in range(threads)]
+    for thread in fetchers:
+        thread.start()
+    try:
+        deadline = clock.monotonic() + 30
+        while sum(c.records.num_rows for c in got) < records and clock.monotonic() < deadline:
+            prefetcher.wait_for_data(stop, 0.2)
+            while some := prefetcher.take(33, MIB):
+                got.extend(some)
+    finally:
+        stop.set()
+        for thread in fetchers:
+            thread.join(10)
+    return got
+
+
+def test_threads_never_step_one_reader_at_once_and_lose_nothing() -> None:
+    """Eight threads fetch from a real model, one takes: every record comes once, in order per
+    shard.
+    """
+    clock = SystemClock()
+    model = KinesisModel(clock)
+    model.call("CreateStream", StreamName="orders", ShardCount=6)
+    kinesis = InMemoryKinesis(model)
+    stream = kinesis.resolve_stream("orders", multi_stream=False)
+    for batch in range(20):
+        records = [
+            {"PartitionKey": f"{batch}-{i}", "Data": f"{batch}-{i}".encode()} for i in range(100)
+        ]
+        model.call("PutRecords", StreamName="orders", Records=records)
+    chosen = RetrievalSettings(max_records=50, idle_time_between_reads_in_millis=200)
+    failures: list[Event] = []
+    prefetcher = Prefetcher(chosen, clock, random.Random(1), failures.append)
+    for shard in kinesis.list_shards(stream):
+        prefetcher.add(
+            Guarded(
+                kinesis,
+                stream,
+                shard.shard_id,
+                shard.shard_id,
+                TRIM_HORIZON,
+                shard.hash_key_range,
+                chosen,
+                clock,
+            )
+        )
+    got = take_all(prefetcher, clock, threads=8, records=2000)
+    data = [v for c in got for v in c.records.column("data").to_pylist()]
+    assert len(data) == len(set(data)) == 2000
+    last: dict[str, Position] = {}
+    for chunk in got:
+        assert chunk.after == last.get(chunk.lease_key, TRIM_HORIZON)
+        last[chunk.lease_key] = chunk.through
+    assert failures == []
+    assert prefetcher.buffered_bytes == 0
+
+
+@given(st.lists(st.integers(0, 50), max_size=12), st.integers(1, 14), st.integers(0, 400))
+@settings(max_examples=200, deadline=None)
+def test_splitting_keeps_every_row_and_both_limits(
+    sizes: list[int], max_records: int, max_bytes: int
+) -> None:
+    whole = chunk_of("a", 100, sizes, shard_end=())
+    first, rest = split(whole, max_records, max_bytes)
+    parts = [part for part in (first, rest) if part is not None]
+    assert [n for p in parts for n in p.records.column("sequence_number").to_pylist()] == [
+        str(100 + i) for i in range(len(sizes))
+    ]
+    assert (parts[0].after, parts[-1].through, parts[-1].shard_end) == (
+        whole.after,
+        whole.through,
+        (),
+    )
+    assert sum(p.bytes for p in parts) == whole.bytes
+    assert all(p.bytes == payload_bytes(p.records) for p in parts)
+    if first is not None:
+        assert first.records.num_rows <= max_records
+        assert first.bytes <= max_bytes
+    if first is not None and rest is not None:
+        assert first.through == rest.after
+        assert first.shard_end is None
+        assert (
+            first.records.num_rows == max_records
+            or first.bytes + sizes[first.records.num_rows] + 1 > max_bytes
+        )

@@ -1,0 +1,176 @@
+"""Changing the streams or the sink of an application on purpose, beside leaders and workers."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from kcl_pipeline.errors import ApplicationInUseError
+from kcl_pipeline.events import ignore_events
+from kcl_pipeline.leader.accept import ApplicationChange
+from kcl_pipeline.leader.lock import LeaderElection
+from kcl_pipeline.leases.application import ApplicationIdentity
+from kcl_pipeline.position import Position
+from tests.support.leader_world import World, settled
+
+
+def identity(world, *streams, sink=None):
+    found = [
+        world.kinesis.resolve_stream(stream, multi_stream=len(streams) > 1) for stream in streams
+    ]
+    return ApplicationIdentity.of(found, is_multi_stream=len(streams) > 1, sink=sink)
+
+
+def recorded(world):
+    return world.coordinator.read_application().identity
+
+
+def change(world):
+    election = LeaderElection(
+        world.coordinator,
+        "kcl-pipeline-application",
+        world.clock,
+        ignore_events,
+        world.settings.leader,
+        Random(1),
+    )
+    return ApplicationChange(
+        world.settings, world.leases, world.rows, world.coordinator, world.clock, election
+    )
+
+
+@pytest.fixture
+def world():
+    """A leader at work, no worker, and a second stream."""
+    made = World(shards=6)
+    made.leader()
+    made.run(6)
+    made.model.create_stream("other", 2)
+    advance = made.clock.sleep
+
+    def sleep(seconds):
+        """While the command waits, the leader goes on."""
+        advance(seconds)
+        for leader in list(made.leaders.values()):
+            leader.run_once()
+
+    made.clock.sleep = sleep
+    return made
+
+
+def test_a_running_leader_gives_way_and_does_not_bring_the_leases_back(world):
+    before = recorded(world)
+    done = change(world).accept_streams(identity(world, "other"))
+    assert (done.before, done.deleted) == (before, 6)
+    assert recorded(world) == identity(world, "other")
+    assert world.table() == {}
+    assert world.coordinator.read_lock() is None
+    world.run(60)
+    assert world.table() == {}, "the leader of the former stream is refused"
+    world.settings = world.settings.model_copy(update={"streams": ("other",)})
+    world.leader("new")
+    world.run(60)
+    assert len(world.table()) == 2
+
+
+def test_a_stream_that_was_created_again_is_accepted(world):
+    world.model.call("DeleteStream", StreamName="orders")
+    world.clock.advance(60)
+    world.model.create_stream("orders", 3)
+    world.clock.advance(60)
+    change(world).accept_streams(identity(world, "orders"))
+    world.run(60)
+    assert len(world.table()) == 3, "the same leader goes on with the new stream"
+
+
+def test_one_stream_becomes_several_with_new_leases(world):
+    change(world).accept_streams(identity(world, "orders", "other"))
+    assert recorded(world).mode == "multi_stream"
+    assert world.table() == {}
+
+
+def test_several_streams_are_replaced_without_touching_leases():
+    world = World(shards=2, streams=("orders", "clicks"))
+    world.leader().run_once()
+    leases = world.table()
+    world.model.create_stream("third", 1)
+    change(world).accept_streams(identity(world, "clicks", "third"))
+    assert [stream.name for stream in recorded(world).streams] == ["clicks", "third"]
+    assert world.table() == leases
+
+
+@pytest.mark.parametrize("what", ["streams", "sink"])
+def test_running_workers_are_left_alone(what):
+    world = settled(World(shards=2), "a")
+    world.model.create_stream("other", 2)
+    before, leases = recorded(world), world.table()
+    made = change(world)
+    accept = made.accept_streams if what == "streams" else made.accept_sink
+    stream = "other" if what == "streams" else "orders"
+    with pytest.raises(ApplicationInUseError, match="belongs to a: stop all workers"):
+        accept(identity(world, stream, sink="delta:/elsewhere"))
+    assert (recorded(world), world.table()) == (before, leases)
+
+
+def test_a_worker_without_a_lease_is_found_by_its_reports(world):
+    world.join("idle")
+    world.workers["idle"].report()
+    advance = world.clock.sleep
+
+    def sleep(seconds):
+        advance(seconds)
+        world.workers["idle"].report()
+
+    world.clock.sleep = sleep
+    with pytest.raises(ApplicationInUseError, match="the worker idle is running"):
+        change(world).accept_streams(identity(world, "other"))
+    assert not recorded(world).changing
+
+
+def test_the_row_of_a_dead_worker_does_not_hinder(world):
+    world.leaders.clear()
+    world.coordinator.erase("Leader")
+    world.join("dead")
+    world.workers["dead"].report()
+    world.kill("dead")
+    change(world).accept_streams(identity(world, "other"))
+    assert recorded(world) == identity(world, "other")
+
+
+def test_a_worker_that_takes_a_lease_meanwhile_stops_the_change_half_way(world):
+    (lease, *_) = world.table().values()
+    advance = world.clock.sleep
+
+    def sleep(seconds):
+        advance(seconds)
+        world.leases.assign(world.leases.get(lease.lease_key), "late")
+
+    world.clock.sleep = sleep
+    with pytest.raises(ApplicationInUseError, match="belongs to late"):
+        change(world).accept_streams(identity(world, "other"))
+    assert recorded(world).changing, "nobody starts before it is finished"
+    world.clock.sleep = advance
+    world.leases.evict(world.leases.get(lease.lease_key))
+    change(world).accept_streams(identity(world, "other"))
+    assert recorded(world) == identity(world, "other")
+    assert world.table() == {}
+
+
+def test_a_sink_changes_only_between_batches(world):
+    key = min(world.table())
+    held = world.leases.take(world.leases.get(key), "w")
+    held = world.leases.update_checkpoint(
+        held, checkpoint=held.checkpoint, pending=Position("7"), pending_state=b"2"
+    )
+    held = world.leases.evict(held)
+    wanted = identity(world, "orders", sink="delta:/elsewhere")
+    with pytest.raises(ApplicationInUseError, match="has a batch in flight"):
+        change(world).accept_sink(wanted)
+    held = world.leases.take(held, "w")
+    held = world.leases.update_checkpoint(held, checkpoint=Position("7"))
+    world.leases.evict(held)
+    leases = world.table()
+    change(world).accept_sink(wanted)
+    assert recorded(world).sink == "delta:/elsewhere"
+    assert world.table() == leases

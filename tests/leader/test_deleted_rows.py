@@ -1,0 +1,237 @@
+"""The leader restores the row of an unfinished lease that was deleted by hand while a child waits
+for it, and brings nothing back that was finished (protocol §8.2).
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from kcl_pipeline.errors import ThrottledError
+from kcl_pipeline.events import LeasesCreated, LossReason, RecordsLost
+from kcl_pipeline.leases.lease import Lease
+from kcl_pipeline.position import TRIM_HORIZON, Position
+from kcl_pipeline.shards import StreamId
+from tests.support.leader_world import World, settled
+
+P0, P1, CHILD = (f"shardId-{number:012}" for number in range(3))
+
+
+def merging(position="TRIM_HORIZON", **overrides):
+    """Two shards are merged; the first has ended, the second is held and has not."""
+    sync = {"initial_position_in_stream": position}
+    if position == "AT_TIMESTAMP":
+        sync["initial_timestamp"] = "2020-01-01T00:00:00Z"
+    world = settled(World(shards=2, shard_sync=sync, **overrides), "a")
+    world.workers["a"].start_reading()
+    world.model.merge("orders", P0, P1)
+    world.workers["a"].finish(P0)
+    return world
+
+
+def restored(world):
+    return [
+        key
+        for event in world.happened(LeasesCreated)
+        if "deleted" in event.reason
+        for key in event.lease_keys
+    ]
+
+
+@pytest.mark.parametrize("position", ["TRIM_HORIZON", "AT_TIMESTAMP"])
+def test_the_row_is_restored_before_the_child_is_assigned(position):
+    world = merging(position)
+    cycle = world.leaders["leader"]
+    cycle.run_once()
+    before = world.table()[P1]
+    world.leases.erase(P1)
+    report = cycle.run_once()
+    row = world.leases.get(P1)
+    assert restored(world) == [P1]
+    assert P1 in report.created
+    assert (row.checkpoint, row.parent_shard_ids) == (Position(position), before.parent_shard_ids)
+    assert row.hash_key_range == before.hash_key_range
+    assert not world.happened(RecordsLost)
+
+
+def test_at_latest_the_rest_of_the_shard_is_reported_as_lost_once():
+    world = merging("LATEST")
+    world.leaders["leader"].run_once()
+    world.leases.erase(P1)
+    world.run(120)
+    assert world.leases.get(P1) is None
+    lost = RecordsLost("leader", P1, LossReason.ROW_DELETED, Position("1000"))
+    assert world.happened(RecordsLost) == [lost]
+
+
+def test_a_child_that_has_begun_brings_nothing_back():
+    """A Java worker may have finished the parent, and deleted its lease, since the last cycle."""
+    world = merging()
+    world.run(20)
+    cycle = world.leaders["leader"]
+    world.workers["a"].start_reading()
+    assert world.table()[CHILD].checkpoint == Position("1000")
+    cycle.run_once()
+    world.leases.erase(P1)
+    world.run(60)
+    assert restored(world) == []
+    assert world.leases.get(P1) is None
+
+
+@pytest.mark.parametrize("position", ["TRIM_HORIZON", "LATEST"])
+def test_a_child_that_begins_after_the_scan_brings_nothing_back(position):
+    world = merging(position)
+    cycle = world.leaders["leader"]
+    world.run(15)
+    world.leases.erase(P1)
+    child = world.leases.rows()[CHILD]
+
+    def begins(operation, key):
+        if (operation, key) == ("GetItem", P1):
+            world.leases.plant(child | {"checkpoint": {"S": "77"}})
+
+    world.leases.store.before_call = begins
+    cycle.run_once()
+    assert world.leases.get(CHILD).checkpoint == Position("77")
+    assert P1 not in world.leases.rows()
+    assert restored(world) == []
+    assert not world.happened(RecordsLost)
+
+
+@pytest.mark.parametrize("position", ["TRIM_HORIZON", "LATEST"])
+def test_a_scan_that_does_not_see_the_row_proves_nothing(position):
+    world = merging(position)
+    cycle = world.leaders["leader"]
+    cycle.run_once()
+    row = world.leases.rows()[P1]
+    world.leases.erase(P1)
+    world.clock.advance(1)
+    world.leases.plant(row)
+    world.leases.store.scan_lag_seconds = 0.5
+    cycle.run_once()
+    assert restored(world) == []
+    assert not world.happened(RecordsLost)
+    assert world.leases.rows()[P1] == row
+
+
+def test_a_row_that_this_leader_has_not_seen_unfinished_is_left_to_the_workers():
+    """A child's lease that somebody created late brings back nothing: neither for a new leader nor
+    in a new term, in between of which others may have finished and deleted the parent.
+    """
+    world = merging()
+    cycle = world.leaders["leader"]
+    cycle.run_once()
+    world.leases.erase(P1)
+    world.clock.advance(60)
+    assert world.leader("other").run_once().led is False
+    world.clock.advance(60)
+    assert world.leaders["other"].run_once().led
+    world.leaders["other"].release()
+    assert cycle.run_once().led
+    assert restored(world) == []
+
+
+def test_an_error_is_reported_and_the_row_is_restored_in_the_next_cycle():
+    world = merging()
+    cycle = world.leaders["leader"]
+    cycle.run_once()
+    world.leases.erase(P1)
+    failures = iter([ThrottledError("slow down", operation="GetItem")])
+
+    def fails_once(operation, key):
+        if (operation, key) == ("GetItem", P1):
+            for error in failures:
+                raise error
+
+    world.leases.store.before_call = fails_once
+    assert "slow down" in cycle.run_once().error
+    assert restored(world) == []
+    assert cycle.run_once().error is None
+    assert restored(world) == [P1]
+
+
+def test_a_cycle_past_its_deadline_leaves_the_row_to_the_next():
+    world = merging()
+    cycle = world.leaders["leader"]
+    cycle.run_once()
+    world.leases.erase(P1)
+    world.leases.store.before_call = lambda operation, _key: (
+        world.clock.advance(6) if operation == "Scan" else None
+    )
+    cycle.run_once(5.0)
+    assert restored(world) == []
+    world.leases.store.before_call = lambda *_: None
+    cycle.run_once(5.0)
+    assert restored(world) == [P1]
+
+
+def test_a_leader_that_was_replaced_while_it_looked_creates_nothing():
+    world = merging()
+    cycle = world.leaders["leader"]
+    cycle.run_once()
+    world.leases.erase(P1)
+
+    def replaced(operation, key):
+        if (operation, key) == ("GetItem", P1):
+            world.leases.store.before_call = lambda *_: None
+            world.coordinator.erase("Leader")
+            assert world.leader("other").run_once().led
+
+    world.leases.store.before_call = replaced
+    assert cycle.run_once().led is False
+    assert restored(world) == []
+
+
+def test_a_shard_that_the_stream_does_not_list_is_not_restored():
+    """Its worker has reported the loss and deleted the lease (`Lifecycle._lose`)."""
+    world = merging()
+    cycle = world.leaders["leader"]
+    cycle.run_once()
+    world.leases.erase(P1)
+    listed = world.kinesis.list_shards(world.kinesis.resolve_stream("orders", multi_stream=False))
+    world.kinesis.list_shards = lambda *_: tuple(s for s in listed if s.shard_id != P1)
+    world.run(60)
+    assert restored(world) == []
+
+
+def test_a_replaced_stream_restores_nothing():
+    world = merging()
+    cycle = world.leaders["leader"]
+    cycle.run_once()
+    world.leases.erase(P1)
+    world.kinesis.resolve_stream = lambda *_, **__: StreamId("orders", created_millis=1)
+    assert "created again" in cycle.run_once().error
+    assert restored(world) == []
+
+
+def test_an_open_shard_is_left_to_the_audit_for_holes():
+    world = settled(World(shards=2), "a")
+    lost = min(world.table())
+    world.leases.erase(lost)
+    world.leaders["leader"].run_once()
+    assert restored(world) == []
+    world.run_until(lambda: lost in world.table(), limit=500)
+    assert restored(world) == []
+
+
+def test_of_several_streams_only_the_one_concerned_is_restored():
+    world = World(shards=2, streams=("orders", "clicks"))
+    world.join("a")
+    world.leader()
+    world.run(30)
+    key = next(k for k in world.table() if ":orders:" in k and k.endswith("01"))
+    other = key.replace(":orders:", ":clicks:")
+    child = key.rsplit(":", 1)[0] + ":" + CHILD
+    world.leases.create_lease(
+        Lease(
+            child,
+            TRIM_HORIZON,
+            parent_shard_ids=frozenset({P0, P1}),
+            stream=key.rsplit(":", 1)[0],
+        )
+    )
+    world.leases.erase(key)
+    world.leases.erase(other)
+    world.leaders["leader"].run_once()
+    assert restored(world) == [key]
+    (event,) = [e for e in world.happened(LeasesCreated) if "deleted" in e.reason]
+    assert event.stream == "orders"

@@ -1,0 +1,289 @@
+"""The identity of an application: what is recorded, which starts fit, and what existing leases say
+(both kinds of tables).
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from kcl_pipeline.errors import OtherApplicationError, UnavailableError, UnreadableRowError
+from kcl_pipeline.leases.application import (
+    ApplicationIdentity,
+    RecordedStream,
+    application_from_text,
+    application_text,
+    contradiction,
+    successor,
+)
+from kcl_pipeline.leases.application_check import check_application, ensure_application
+from kcl_pipeline.leases.lease import Lease
+from kcl_pipeline.leases.migration import ensure_client_version
+from kcl_pipeline.position import LATEST, SHARD_END, TRIM_HORIZON, Position
+from kcl_pipeline.shards import HashKeyRange, Shard, StreamId
+
+# fixtures
+from tests.support.lease_tables import aws_fixture, client_fixture, twin_fixture  # noqa: F401
+
+ARN = "arn:aws:kinesis:us-east-1:123456789012:stream/"
+CLICKS = RecordedStream(ARN + "clicks", 1_000)
+OTHER = RecordedStream(ARN + "other", 2_000)
+THIRD = RecordedStream(ARN + "third", 3_000)
+SINGLE = ApplicationIdentity("single_stream", (CLICKS,), "delta:/lake/rows")
+SEVERAL = ApplicationIdentity("multi_stream", (CLICKS, OTHER), "delta:/lake/rows")
+WHOLE = HashKeyRange(0, 2**128 - 1)
+HALF = HashKeyRange(0, 2**127 - 1)
+
+
+def no_shards():
+    raise AssertionError("the stream is not listed")
+
+
+def ensured(twin, wanted, shards=no_shards):
+    return ensure_application("app", twin.coordinator, twin.leases, wanted, shards)
+
+
+@pytest.fixture(name="started")
+def started_fixture(twin):
+    ensure_client_version(twin.coordinator, "w1", twin.clock)
+    return twin
+
+
+def test_the_first_start_records_what_it_is_on_the_client_version_row(started):
+    before = started.rows(started.coordinator)["Migration3.0"]
+    assert ensured(started, SINGLE) == SINGLE
+    row = started.rows(started.coordinator)["Migration3.0"]
+    assert json.loads(row.pop("kclpApplication")["S"]) == {
+        "mode": "single_stream",
+        "streams": [{"arn": ARN + "clicks", "created_millis": 1000}],
+        "sink": "delta:/lake/rows",
+        "changing": False,
+    }
+    assert row == before, "what a Java reader reads is untouched"
+    assert list(started.rows(started.coordinator)) == ["Migration3.0"], (
+        "no row that Java would move"
+    )
+    assert started.coordinator.read_application().identity == SINGLE
+
+
+def test_the_same_start_writes_nothing_more(started):
+    ensured(started, SINGLE)
+    before = started.rows(started.coordinator)
+    assert ensured(started, SINGLE) == SINGLE
+    assert ensured(started, replace(SINGLE, sink=None)) == SINGLE, "a leader has no sink to compare"
+    check_application("app", started.coordinator, SINGLE)
+    assert started.rows(started.coordinator) == before
+
+
+def test_a_leader_records_the_streams_and_the_first_worker_adds_the_sink(started):
+    ensured(started, replace(SINGLE, sink=None))
+    assert started.coordinator.read_application().identity.sink is None
+    assert ensured(started, SINGLE) == SINGLE
+
+
+def test_the_client_version_row_is_rolled_forward_with_the_identity(started):
+    ensured(started, SINGLE)
+    row = started.rows(started.coordinator)["Migration3.0"]
+    row["cv"] = {"S": "CLIENT_VERSION_3X_WITH_ROLLBACK"}
+    started.plant(started.coordinator, row)
+    ensure_client_version(started.coordinator, "w2", started.clock)
+    assert started.coordinator.read_application().identity == SINGLE
+
+
+@pytest.mark.parametrize("twin_write", ["lost answer", "lost race", "changed meanwhile"])
+def test_the_write_is_conditional(started, twin_write):
+    put = started.coordinator.put_application
+    calls = []
+
+    def racing(identity, *, replacing):
+        calls.append(identity)
+        if len(calls) > 1:
+            return put(identity, replacing=replacing)
+        if twin_write == "lost answer":
+            assert put(identity, replacing=replacing)
+            raise UnavailableError("no answer")
+        other = OTHER if twin_write == "lost race" else CLICKS
+        assert put(replace(SINGLE, streams=(other,), sink=None), replacing=replacing)
+        return put(identity, replacing=replacing)
+
+    started.coordinator.put_application = racing
+    if twin_write == "lost answer":
+        with pytest.raises(UnavailableError):
+            ensured(started, SINGLE)
+        assert ensured(started, SINGLE) == SINGLE
+    elif twin_write == "lost race":
+        with pytest.raises(OtherApplicationError, match="stream/other"):
+            ensured(started, SINGLE)
+        assert started.coordinator.read_application().identity.streams == (OTHER,)
+    else:
+        assert ensured(started, SINGLE) == SINGLE
+
+
+def test_a_write_that_was_applied_although_its_answer_was_lost_counts(started):
+    assert started.coordinator.put_application(SINGLE, replacing=None)
+    assert started.coordinator.put_application(SINGLE, replacing=None)
+    assert not started.coordinator.put_application(SEVERAL, replacing=None)
+    record = started.coordinator.read_application()
+    assert started.coordinator.put_application(SEVERAL, replacing=record)
+    assert not started.coordinator.put_application(SINGLE, replacing=record)
+
+
+def test_without_a_client_version_row_nothing_is_made(twin):
+    assert not twin.coordinator.put_application(SINGLE, replacing=None)
+    assert twin.rows(twin.coordinator) == {}
+
+
+@pytest.mark.parametrize(
+    ("recorded", "wanted", "sentence"),
+    [
+        (SINGLE, replace(SINGLE, streams=(OTHER,)), "do not tell the two apart.*accept-streams"),
+        (
+            SINGLE,
+            replace(SINGLE, streams=(RecordedStream(ARN + "clicks", 5_000),)),
+            "was deleted and created again.*accept-streams",
+        ),
+        (
+            SINGLE,
+            replace(SINGLE, sink="delta:/lake/other"),
+            "writes to delta:/lake/rows.*--accept-sink",
+        ),
+        (SINGLE, replace(SINGLE, sink="foreach_batch"), "--accept-sink"),
+        (SINGLE, SEVERAL, "names several.*accept-streams"),
+        (SEVERAL, SINGLE, "names one.*accept-streams"),
+        (SEVERAL, replace(SEVERAL, streams=(THIRD,)), "none of them.*accept-streams"),
+        (replace(SINGLE, changing=True), SINGLE, "not finished.*accept-streams"),
+    ],
+)
+def test_a_start_that_does_not_fit_is_refused_in_one_sentence(recorded, wanted, sentence):
+    with pytest.raises(OtherApplicationError, match=sentence) as caught:
+        successor("app", recorded, wanted)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("recorded", "wanted", "expected"),
+    [
+        (SINGLE, SINGLE, SINGLE),
+        (SEVERAL, replace(SEVERAL, streams=(OTHER,)), SEVERAL),
+        (
+            SEVERAL,
+            replace(SEVERAL, streams=(OTHER, THIRD)),
+            replace(SEVERAL, streams=(CLICKS, OTHER, THIRD)),
+        ),
+        (
+            SEVERAL,
+            replace(SEVERAL, streams=(RecordedStream(ARN + "other", 9_000),)),
+            replace(SEVERAL, streams=(CLICKS, RecordedStream(ARN + "other", 9_000))),
+        ),
+        (replace(SINGLE, streams=(RecordedStream(ARN + "clicks"),)), SINGLE, SINGLE),
+        (SINGLE, replace(SINGLE, streams=(RecordedStream(ARN + "clicks"),)), SINGLE),
+    ],
+)
+def test_a_start_that_fits_may_extend_the_record(recorded, wanted, expected):
+    assert successor("app", recorded, wanted) == expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{}",
+        "[]",
+        "nonsense",
+        '{"mode": "other", "streams": []}',
+        '{"mode": "single_stream", "streams": []}',
+        '{"mode": "single_stream", "streams": [{"arn": "a", "created_millis": -1}]}',
+        '{"mode": "single_stream", "streams": [{"arn": "a", "created_millis": 1e300}]}',
+        '{"mode": "single_stream", "streams": [{"arn": "a\\nb"}]}',
+        '{"mode": "multi_stream", "streams": [], "sink": "' + "x" * 5_000 + '"}',
+        "[" * 100_000,
+        '{"mode": "multi_stream", "streams": [' + '{"arn": "a"},' * 50_000 + "]}",
+    ],
+)
+def test_a_record_that_cannot_be_read_says_so(text):
+    with pytest.raises(UnreadableRowError, match="kclpApplication"):
+        application_from_text(text)
+
+
+@pytest.mark.parametrize("value", [{"N": "5"}, {"S": ""}, {"M": {}}])
+def test_a_record_of_another_type_is_not_taken_for_none(started, value):
+    row = started.rows(started.coordinator)["Migration3.0"]
+    started.plant(started.coordinator, row | {"kclpApplication": value})
+    with pytest.raises(UnreadableRowError, match="kclpApplication"):
+        ensured(started, SINGLE)
+
+
+def test_a_record_survives_a_round_trip():
+    for identity in (SINGLE, SEVERAL, replace(SINGLE, changing=True)):
+        record = application_from_text(application_text(identity))
+        assert (record.identity, record.text) == (identity, application_text(identity))
+
+
+def shard(number, keys=WHOLE, begin="100", end=None):
+    return Shard(f"shardId-{number}", keys, begin, end)
+
+
+def lease(number, checkpoint=TRIM_HORIZON, keys=WHOLE, stream=None):
+    key = f"shardId-{number}" if stream is None else f"{stream}:shardId-{number}"
+    return Lease(key, checkpoint, hash_key_range=keys, stream=stream)
+
+
+@pytest.mark.parametrize(
+    ("leases", "shards", "reason"),
+    [
+        ([], [shard(0)], None),
+        ([lease(0), lease(1, SHARD_END), lease(2, LATEST)], [shard(0), shard(1), shard(2)], None),
+        (
+            [lease(0, Position("100")), lease(1, Position("150"))],
+            [shard(0), shard(1, end="150")],
+            None,
+        ),
+        ([lease(7, Position("5"))], [shard(0)], None),
+        ([lease(0, keys=None)], [shard(0)], None),
+        ([lease(0, keys=HALF)], [shard(0)], "covers the hash keys"),
+        ([lease(1), lease(0, Position("99"))], [shard(0), shard(1)], "99 of the lease shardId-0"),
+        ([lease(0, Position("151"))], [shard(0, end="150")], "ends at 150"),
+        ([lease(1, stream="1:clicks:5")], [shard(0)], "has a stream in its key"),
+        # one foreign row beside leases that fit costs no more than itself
+        ([lease(0), lease(1, stream="1:clicks:5")], [shard(0)], None),
+    ],
+)
+def test_leases_without_a_record_may_contradict_the_one_stream(leases, shards, reason):
+    found = contradiction(leases, SINGLE, shards)
+    assert (found is None) == (reason is None)
+    assert reason is None or reason in found
+
+
+@pytest.mark.parametrize(
+    ("leases", "reason"),
+    [
+        ([], None),
+        ([lease(0, stream="123456789012:clicks:5")], None),
+        ([lease(0, stream="123456789012:gone:5"), lease(0, stream="123456789012:other:6")], None),
+        ([lease(0)], "has no stream in its key"),
+        ([lease(0, stream="123456789012:clicks:5"), lease(0)], None),
+        ([lease(0, stream="999999999999:clicks:5")], "none of these"),
+        ([lease(0, stream="123456789012:gone:5")], "none of these"),
+    ],
+)
+def test_leases_without_a_record_may_contradict_several_streams(leases, reason):
+    found = contradiction(leases, SEVERAL, ())
+    assert (found is None) == (reason is None)
+    assert reason is None or reason in found
+
+
+def test_leases_of_java_are_taken_over_when_they_fit_and_refused_when_not(started):
+    started.leases.create_lease(lease(0, Position("120")))
+    with pytest.raises(OtherApplicationError, match="covers the hash keys"):
+        ensured(started, SINGLE, lambda: [shard(0, HALF)])
+    assert started.coordinator.read_application() is None
+    assert ensured(started, SINGLE, lambda: [shard(0)]) == SINGLE
+
+
+def test_the_record_of_a_resolved_stream():
+    stream = StreamId("clicks", arn=ARN + "clicks", created_millis=1_000)
+    assert ApplicationIdentity.of([stream], is_multi_stream=False) == replace(SINGLE, sink=None)
+    assert RecordedStream.of(StreamId("plain")).name == "plain"
+    assert str(CLICKS) == f"{ARN}clicks (created 1970-01-01T00:00:01+00:00)"

@@ -1,0 +1,153 @@
+"""A checkpoint never goes back: the condition of each write says so, on both row stores."""
+
+import pytest
+
+from kcl_pipeline.errors import LeaseLostError, ThrottledError, UnavailableError
+from kcl_pipeline.position import AT_TIMESTAMP, LATEST, SHARD_END, TRIM_HORIZON, Position
+from tests.support.held_world import World, world_fixture  # noqa: F401
+from tests.support.lease_tables import (
+    KEY,
+    aws_fixture,  # noqa: F401
+    client_fixture,  # noqa: F401
+    owned,
+    row,
+    twin_fixture,  # noqa: F401
+)
+
+SHORT, LONG = Position("999"), Position("1000")
+IN_AGGREGATE = Position("1000", 7)
+
+
+def _edited(twin, **attributes):
+    """The row as another program left it on the same counter."""
+    twin.plant(twin.leases, row(twin) | attributes)
+
+
+@pytest.mark.parametrize("found", [SHARD_END, LONG, IN_AGGREGATE], ids=str)
+def test_a_write_moves_only_from_the_checkpoint_that_its_author_saw(twin, found):
+    """The counter alone would let it pass: a row made anew, or edited, can reach any counter."""
+    seen = twin.leases.update_checkpoint(owned(twin), checkpoint=SHORT)
+    _edited(
+        twin,
+        checkpoint={"S": found.sequence_number},
+        checkpointSubSequenceNumber={"N": str(found.sub_sequence_number)},
+    )
+    before = row(twin)
+    assert twin.leases.update_checkpoint(seen, checkpoint=Position("1001")) is None
+    assert twin.leases.update_checkpoint(seen, checkpoint=SHARD_END, pending=None) is None
+    prepared = twin.leases.update_checkpoint(
+        seen, checkpoint=SHORT, pending=Position("2000"), pending_state=b"9"
+    )
+    assert prepared is None
+    assert row(twin) == before
+
+
+def test_only_the_place_inside_of_an_aggregate_differs(twin):
+    seen = twin.leases.update_checkpoint(owned(twin), checkpoint=Position("1000", 3))
+    _edited(twin, checkpointSubSequenceNumber={"N": "7"})
+    assert twin.leases.update_checkpoint(seen, checkpoint=Position("1000", 5)) is None
+    assert row(twin)["checkpointSubSequenceNumber"] == {"N": "7"}
+
+
+def test_a_row_without_a_sub_sequence_number_is_at_0(twin):
+    """Rows of other programs may lack it."""
+    lease = owned(twin)
+    item = row(twin)
+    del item["checkpointSubSequenceNumber"]
+    twin.plant(twin.leases, item)
+    assert twin.leases.get(KEY) == lease
+    assert twin.leases.update_checkpoint(lease, checkpoint=SHORT).checkpoint == SHORT
+
+
+def test_a_number_is_compared_as_it_stands_in_the_row(twin):
+    """Leading zeros are another text for the same place: it is what the author read."""
+    owned(twin)
+    _edited(twin, checkpoint={"S": "0999"})
+    seen = twin.leases.get(KEY)
+    assert twin.leases.update_checkpoint(seen, checkpoint=LONG).checkpoint == LONG
+
+
+@pytest.mark.parametrize(
+    ("at", "asked"),
+    [
+        (SHARD_END, LONG),
+        (LONG, SHORT),
+        (IN_AGGREGATE, LONG),
+        (SHORT, LATEST),
+        (LATEST, TRIM_HORIZON),
+        (TRIM_HORIZON, AT_TIMESTAMP),
+    ],
+    ids=str,
+)
+def test_a_step_back_is_refused_before_anything_is_sent(twin, at, asked):
+    lease = owned(twin, checkpoint=AT_TIMESTAMP)
+    lease = twin.leases.update_checkpoint(lease, checkpoint=at)
+    before = row(twin)
+    with pytest.raises(ValueError, match="go back"):
+        twin.leases.update_checkpoint(lease, checkpoint=asked)
+    with pytest.raises(ValueError, match="go back"):
+        twin.leases.update_checkpoint(lease, checkpoint=asked, pending=SHARD_END)
+    assert row(twin) == before
+
+
+@pytest.mark.parametrize("arrives", [True, False], ids=["applied", "not applied"])
+def test_a_checkpoint_behind_the_shards_end_whose_answer_was_lost(world, arrives):
+    """Seed 7002791: the end was written a second time to learn its outcome, then the flush of a
+    stopping worker moved the row back to its last record.
+    """
+    held = world.gain()
+    world.leases.checkpoint(held, checkpoint=SHORT)
+    world.fail_once("UpdateItem", UnavailableError("no answer"), applied=arrives)
+    with pytest.raises(UnavailableError):
+        world.leases.checkpoint(held, checkpoint=SHARD_END)
+    assert world.leases.checkpoint(held, checkpoint=LONG).ended
+    assert world.table.get("s0").ended
+    assert world.leases.release(held)
+    assert world.table.get("s0").ended
+
+
+def test_a_batch_behind_the_shards_end_whose_answer_was_lost_is_not_prepared(world):
+    held = world.gain()
+    world.lose_answer()
+    with pytest.raises(UnavailableError):
+        world.leases.checkpoint(held, checkpoint=SHARD_END)
+    with pytest.raises(LeaseLostError, match="end"):
+        world.leases.prepare(held, checkpoint=SHORT, end=LONG, avoid_number=None)
+    found = world.table.get("s0")
+    assert found.ended
+    assert found.pending_checkpoint is None
+    assert world.leases.held() == ()
+
+
+def test_a_prepare_that_brings_an_older_checkpoint_keeps_the_newer_one(world):
+    held = world.gain()
+    world.lose_answer()
+    with pytest.raises(UnavailableError):
+        world.leases.checkpoint(held, checkpoint=LONG)
+    world.leases.prepare(held, checkpoint=SHORT, end=Position("1001"), avoid_number=None)
+    found = world.table.get("s0")
+    assert (found.checkpoint, found.pending_checkpoint) == (LONG, Position("1001"))
+
+
+def test_a_throttled_end_leaves_nothing_to_settle(world):
+    held = world.gain()
+    world.fail_once("UpdateItem", ThrottledError("slow down"), applied=False)
+    with pytest.raises(ThrottledError):
+        world.leases.checkpoint(held, checkpoint=SHARD_END)
+    assert world.leases.checkpoint(held, checkpoint=LONG).checkpoint == LONG
+
+
+def test_of_two_processes_under_one_worker_id_the_slower_one_moves_nothing_back():
+    """The second process wrote the end; the first one knows the row as it was before."""
+    world = World()
+    first = world.gain()
+    twin = World(clock=world.clock)
+    twin.table = world.table.view()
+    twin.leases._table = twin.table
+    (second,) = twin.leases.recover()
+    world.leases.drop(first, "the other process renewed it")
+    (first,) = world.leases.discover()
+    twin.leases.checkpoint(second, checkpoint=SHARD_END)
+    with pytest.raises(LeaseLostError):
+        world.leases.checkpoint(first, checkpoint=LONG)
+    assert world.table.get("s0").ended

@@ -1,0 +1,455 @@
+"""HeldLeases on a virtual clock: gaining, renewing, expiring, writing."""
+
+import threading
+
+import pytest
+
+from kcl_pipeline.clock import SystemClock
+from kcl_pipeline.errors import AccessDeniedError, LeaseLostError, ThrottledError, UnavailableError
+from kcl_pipeline.events import AwsTrouble, LeaseGained
+from kcl_pipeline.events import LeaseLost as LeaseLostEvent
+from kcl_pipeline.leases.held import INCARNATION_BITS, HeldLeases, pending_number
+from kcl_pipeline.leases.lease import Lease
+from kcl_pipeline.position import TRIM_HORIZON, Position
+from kcl_pipeline.testing.row_store import no_hook
+from tests.support.held_world import END, SETTINGS, World, world_fixture  # noqa: F401 (a fixture)
+
+
+def test_discovery_gains_what_is_assigned_and_nothing_else(world):
+    world.assign("a", "b")
+    world.assign("c", owner="w2")
+    world.leader.create_lease(Lease("d", TRIM_HORIZON))
+    gained = world.leases.discover()
+    assert [h.lease_key for h in gained] == ["a", "b"]
+    assert world.leases.held() == gained
+    assert world.of(LeaseGained) == [LeaseGained("w1", "a", 1), LeaseGained("w1", "b", 1)]
+    assert world.leases.discover() == ()
+    assert world.leader.get("a").counter == 1
+
+
+def test_discovery_leaves_a_pending_handoff_to_its_old_owner(world):
+    world.assign("a", owner="w2")
+    world.leader.initiate_handoff(world.leader.get("a"), "w1")
+    assert world.leases.discover() == ()
+    world.leader.assign(world.leader.get("a"), "w1")
+    assert len(world.leases.discover()) == 1
+
+
+def test_discovery_does_not_trust_a_lagging_index(world):
+    world.assign("a")
+    world.clock.advance(5)
+    world.leader.assign(world.leader.get("a"), "w2")
+    world.table.store.index_lag_seconds = 2.0
+    assert world.table.lease_keys_of("w1") == ("a",)
+    assert world.leases.discover() == ()
+
+
+def test_discovery_survives_one_bad_row_and_finds_it_the_next_time(world):
+    world.assign("a", "b", "c")
+    world.fail_once("GetItem", ThrottledError("slow down"), applied=False)
+    assert [h.lease_key for h in world.leases.discover()] == ["b", "c"]
+    assert len(world.of(AwsTrouble)) == 1
+    assert [h.lease_key for h in world.leases.discover()] == ["a"]
+    world.fail_once("Query", ThrottledError("slow down"), applied=False)
+    with pytest.raises(ThrottledError):
+        world.leases.discover()
+
+
+def test_only_named_leases_that_are_its_own_are_found_among_them(world):
+    world.assign("a", "b")
+    world.assign("c", owner="w2")
+    assert [h.lease_key for h in world.leases.discover(["b", "c", "gone"])] == ["b"]
+
+
+def test_recovery_renews_even_what_has_long_expired_and_skips_handoffs(world):
+    world.assign("a", "b")
+    world.assign("c", owner="w2")
+    world.leader.initiate_handoff(world.leader.get("b"), "w2")
+    world.clock.advance(3600)
+    (held,) = world.leases.recover()
+    assert (held.lease_key, held.lease.counter) == ("a", 2)
+    assert world.leader.get("a").counter == 2
+    assert world.leader.get("b").counter == 1
+    assert world.leases.recover() == ()
+
+
+def test_recovery_reads_through_a_lagging_scan(world):
+    world.assign("a")
+    world.clock.advance(1)
+    world.leader.renew(world.leader.renew(world.leader.get("a")))
+    world.table.store.scan_lag_seconds = 0.5
+    (held,) = world.leases.recover()
+    assert held.lease.counter == 4
+
+
+def test_recovery_goes_on_after_trouble(world):
+    world.assign("a", "b")
+    world.lose_answer()
+    assert [h.lease_key for h in world.leases.recover()] == ["b"]
+    world.fail_once("Scan", UnavailableError("x"), applied=False)
+    assert world.leases.recover() == ()
+    world.fail_once("Scan", AccessDeniedError("dynamodb:Scan"), applied=False)
+    with pytest.raises(AccessDeniedError):
+        world.leases.recover()
+    assert len(world.of(AwsTrouble)) == 2
+
+
+def test_renewal_keeps_a_lease_for_ever(world):
+    held = world.gain()
+    for _ in range(20):
+        world.clock.advance(3.3)
+        assert world.leases.renew_all() == 1
+    assert world.leases.get("s0") is held
+    assert world.leader.get("s0").counter == 21
+
+
+def test_an_expired_lease_is_hidden_at_once_and_lost_without_a_write(world):
+    held = world.gain()
+    world.clock.advance(9.9)
+    assert world.leases.held() == (held,)
+    world.clock.advance(0.1)
+    assert world.leases.held() == ()
+    assert world.leases.get("s0") is None
+    with pytest.raises(LeaseLostError, match="not renewed in time"):
+        world.leases.checkpoint(held, checkpoint=END)
+    assert world.leases.renew_all() == 0
+    assert world.of(LeaseLostEvent) == [LeaseLostEvent("w1", "s0", "it was not renewed in time")]
+    assert world.leader.get("s0").counter == 1
+    (again,) = world.leases.discover()
+    assert again is not held
+
+
+def test_a_slow_renewal_counts_from_when_it_was_sent(world):
+    world.gain()
+    world.clock.advance(5)
+    world.table.hook(lambda operation, key: world.clock.advance(4), None)
+    assert world.leases.renew_all() == 1
+    world.table.hook(None, None)
+    world.clock.advance(5.9)
+    assert world.leases.get("s0") is not None
+    world.clock.advance(0.2)
+    assert world.leases.get("s0") is None
+
+
+def test_a_lease_taken_by_another_worker_is_lost_at_the_next_renewal(world):
+    held = world.gain()
+    world.leader.assign(held.lease, "w2")
+    assert world.leases.renew_all() == 0
+    assert world.leases.held() == ()
+    assert len(world.of(LeaseLostEvent)) == 1
+    world.leases.drop(held, "again")
+    assert len(world.of(LeaseLostEvent)) == 1
+
+
+def test_trouble_keeps_a_lease_until_it_expires(world):
+    world.gain()
+    for _ in range(3):
+        world.clock.advance(3)
+        world.fail_once("UpdateItem", ThrottledError("slow down"), applied=False)
+        assert world.leases.renew_all() == 0
+    assert len(world.of(AwsTrouble)) == 3
+    assert len(world.leases.held()) == 1
+    world.clock.advance(1)
+    world.leases.renew_all()
+    assert world.leases.held() == ()
+
+
+def test_a_renewal_whose_answer_was_lost_is_found_by_the_next(world):
+    held = world.gain()
+    world.lose_answer()
+    world.leases.renew_all()
+    assert world.leader.get("s0").counter == 2
+    assert world.leases.renew_all() == 1
+    assert held.lease == world.leader.get("s0")
+    assert held.lease.counter == 2
+
+
+def test_renewals_go_through_the_given_map(world):
+    world.assign("a", "b", "c")
+    world.leases.discover()
+    seen = []
+
+    def mapper(call, items):
+        seen.extend(h.lease_key for h in items)
+        return [call(item) for item in items]
+
+    assert world.leases.renew_all(map=mapper) == 3
+    assert seen == ["a", "b", "c"]
+
+
+def test_a_checkpoint_is_a_renewal(world):
+    held = world.gain()
+    world.clock.advance(9)
+    lease = world.leases.checkpoint(
+        held, checkpoint=END, pending=Position("200"), pending_state=b"state"
+    )
+    assert lease == held.lease == world.leader.get("s0")
+    assert (lease.checkpoint, lease.pending_checkpoint, lease.pending_checkpoint_state) == (
+        END,
+        Position("200"),
+        b"state",
+    )
+    world.clock.advance(9)
+    assert world.leases.get("s0") is held
+
+
+def test_a_checkpoint_on_a_lost_lease_drops_it(world):
+    held = world.gain()
+    world.leader.assign(held.lease, "w2")
+    with pytest.raises(LeaseLostError):
+        world.leases.checkpoint(held, checkpoint=END)
+    assert world.leases.held() == ()
+    assert world.leader.get("s0").checkpoint == TRIM_HORIZON
+
+
+def test_an_earlier_incarnation_is_refused(world):
+    old = world.gain()
+    world.leases.drop(old, "tested")
+    (new,) = world.leases.discover()
+    with pytest.raises(LeaseLostError, match="not held any more"):
+        world.leases.checkpoint(old, checkpoint=END)
+    with pytest.raises(LeaseLostError):
+        world.leases.prepare(old, checkpoint=None, end=END, avoid_number=None)
+    assert not world.leases.release(old)
+    assert not world.leases.complete_handoff(old)
+    world.leases.drop(old, "tested again")
+    assert world.leases.held() == (new,)
+    assert world.leader.get("s0").counter == 1
+
+
+def test_prepare_writes_the_number_that_it_makes(world):
+    held = world.gain()
+    number = world.leases.prepare(held, checkpoint=None, end=END, avoid_number=None)
+    row = world.leader.get("s0")
+    assert number == row.counter == pending_number(row) == 2
+    assert (row.checkpoint, row.pending_checkpoint, row.pending_checkpoint_state) == (
+        TRIM_HORIZON,
+        END,
+        b"2",
+    )
+    number = world.leases.prepare(held, checkpoint=END, end=Position("200"), avoid_number=2)
+    row = world.leader.get("s0")
+    assert number == row.counter == pending_number(row) == 3
+    assert (row.checkpoint, row.pending_checkpoint) == (END, Position("200"))
+
+
+def test_prepare_avoids_the_number_that_the_table_has(world):
+    held = world.gain()
+    assert world.leases.prepare(held, checkpoint=None, end=END, avoid_number=2) == 3
+    assert pending_number(world.leader.get("s0")) == 3
+
+
+@pytest.mark.parametrize(
+    ("state", "number"),
+    [
+        (b"17", 17),
+        (b"", None),
+        (None, None),
+        (b"x", None),
+        (b"-1", None),
+        (b"1.0", None),
+        (b"\xff", None),
+        (b"9" * 30, None),
+    ],
+)
+def test_pending_number_of_foreign_states(state, number):
+    assert (
+        pending_number(
+            Lease("s0", TRIM_HORIZON, pending_checkpoint=END, pending_checkpoint_state=state)
+        )
+        == number
+    )
+
+
+def test_pending_number_needs_a_pending_checkpoint():
+    assert pending_number(Lease("s0", TRIM_HORIZON, pending_checkpoint_state=b"17")) is None
+
+
+def test_a_lost_answer_to_prepare_and_the_same_call_again(world):
+    held = world.gain()
+    world.lose_answer()
+    with pytest.raises(UnavailableError):
+        world.leases.prepare(held, checkpoint=None, end=END, avoid_number=None)
+    assert world.leases.prepare(held, checkpoint=None, end=END, avoid_number=None) == 2
+    assert world.leader.get("s0").counter == 2
+
+
+@pytest.mark.parametrize("between", ["nothing", "renewal"])
+def test_a_lost_answer_to_prepare_and_another_write_after_it(world, between):
+    """The second prepare finds out about the first, and has a number of its own."""
+    held = world.gain()
+    world.lose_answer()
+    with pytest.raises(UnavailableError):
+        world.leases.prepare(held, checkpoint=None, end=END, avoid_number=None)
+    if between == "renewal":
+        assert world.leases.renew_all() == 1
+    number = world.leases.prepare(held, checkpoint=None, end=Position("50"), avoid_number=None)
+    row = world.leader.get("s0")
+    assert number == row.counter == pending_number(row) == 3
+    assert row.pending_checkpoint == Position("50")
+
+
+def test_a_lost_answer_to_a_renewal_does_not_cost_the_checkpoint(world):
+    held = world.gain()
+    world.lose_answer()
+    world.leases.renew_all()
+    assert world.leases.checkpoint(held, checkpoint=END).checkpoint == END
+    assert world.leases.get("s0") is held
+
+
+def test_throughput_is_seeded_averaged_and_written(world):
+    world.leader.create_lease(Lease("s0", TRIM_HORIZON, throughput_kbps=100.0))
+    world.leader.assign(world.leader.get("s0"), "w1")
+    (held,) = world.leases.discover()
+    world.clock.advance(4)
+    world.leases.renew_all()
+    assert held.lease.throughput_kbps == 100.0
+    world.leases.record_bytes("s0", 4 * 50 * 1024)
+    world.leases.record_bytes("unknown", 1)
+    world.clock.advance(4)
+    world.leases.renew_all()
+    assert world.leader.get("s0").throughput_kbps == 75.0
+    world.clock.advance(4)
+    world.leases.renew_all()
+    assert world.leader.get("s0").throughput_kbps == 37.5
+
+
+def test_throughput_is_absent_until_the_first_record(world):
+    held = world.gain()
+    world.clock.advance(4)
+    world.leases.renew_all()
+    assert "throughputKBps" not in world.table.rows()["s0"]
+    world.leases.record_bytes("s0", 4096)
+    world.clock.advance(4)
+    world.leases.renew_all()
+    assert held.lease.throughput_kbps == 1.0
+
+
+def test_a_seed_of_a_silent_shard_decays_in_the_end(world):
+    world.leader.create_lease(Lease("s0", TRIM_HORIZON, throughput_kbps=64.0))
+    world.leader.assign(world.leader.get("s0"), "w1")
+    world.leases.discover()
+    for _ in range(12):
+        world.clock.advance(3)
+        world.leases.renew_all()
+    assert world.leader.get("s0").throughput_kbps == pytest.approx(64.0 / 8)
+
+
+def test_a_renewal_leaves_a_lease_that_is_being_written():
+    """Real threads: the checkpoint hangs in its call; the renewal neither waits for it nor writes
+    beside it.
+    """
+    world = World(SystemClock())
+    held = world.gain()
+    entered, proceed = threading.Event(), threading.Event()
+
+    def hang(operation, key):
+        world.table.hook(no_hook, no_hook)
+        entered.set()
+        assert proceed.wait(10)
+
+    world.table.hook(hang, None)
+    thread = threading.Thread(
+        target=world.leases.checkpoint, args=(held,), kwargs={"checkpoint": END}
+    )
+    thread.start()
+    assert entered.wait(10)
+    assert world.leases.renew_all() == 0
+    assert world.leader.get("s0").counter == 1
+    proceed.set()
+    thread.join(10)
+    assert (held.lease.counter, held.lease.checkpoint) == (2, END)
+    assert world.leases.renew_all() == 1
+
+
+def test_a_lease_that_expires_during_a_write_is_refused_afterwards(world):
+    held = world.gain()
+
+    def pause(operation, key):
+        world.table.hook(None, None)
+        world.clock.advance(11)
+        world.leases.renew_all()
+
+    world.table.hook(None, pause)
+    with pytest.raises(LeaseLostError, match="given up"):
+        world.leases.prepare(held, checkpoint=None, end=END, avoid_number=None)
+    assert world.leases.held() == ()
+
+
+def test_renewals_and_checkpoints_side_by_side_never_lose_the_lease():
+    world = World(SystemClock())
+    held = world.gain()
+    stop = threading.Event()
+    errors = []
+
+    def renew():
+        while not stop.is_set():
+            world.leases.renew_all()
+
+    def write():
+        try:
+            for _ in range(300):
+                world.leases.checkpoint(held, checkpoint=Position("7"))
+        except LeaseLostError as error:
+            errors.append(error)
+
+    renewer, writers = (
+        threading.Thread(target=renew),
+        [threading.Thread(target=write) for _ in range(3)],
+    )
+    for thread in [renewer, *writers]:
+        thread.start()
+    for thread in writers:
+        thread.join(30)
+    stop.set()
+    renewer.join(30)
+    assert errors == []
+    assert world.leases.get("s0") is held
+    assert held.lease == world.leader.get("s0")
+    assert held.lease.counter > 900
+
+
+def test_the_same_prepare_of_a_twin_is_not_taken_for_this_worker(world):
+    """The twin may land that batch. A worker that adopted its row could prepare once more over it,
+    and then nothing would say that it landed: the range would come twice (simulation 41230053).
+    """
+    held = world.gain()
+    twin = HeldLeases(world.leader, "w1", SETTINGS, world.clock, world.events.append, incarnation=7)
+    (other,) = twin.discover()
+    same = {"checkpoint": None, "end": END, "avoid_number": None, "expects": "-,4"}
+    number = twin.prepare(other, **same)
+    assert number == (7 << 32) + 2
+    with pytest.raises(LeaseLostError):
+        world.leases.prepare(held, **same)
+    row = world.leader.get("s0")
+    assert (row.counter, pending_number(row)) == (2, number)
+    assert twin.prepare(other, **same) == number + 1, "its own row it goes on with"
+
+
+def test_a_number_has_at_most_eighteen_digits(world):
+    world.gain()
+    last = HeldLeases(
+        world.leader,
+        "w1",
+        SETTINGS,
+        world.clock,
+        world.events.append,
+        incarnation=2**INCARNATION_BITS - 1,
+    )
+    (held,) = last.discover()
+    number = last.prepare(held, checkpoint=None, end=END, avoid_number=None)
+    assert len(str(number)) == 18
+
+
+def test_a_twin_that_expects_another_table_is_not_taken_for_this_worker(world):
+    """It prepares the same range on the same counter, may fence its number, and prepare again:
+    adopting its row would land the range twice.
+    """
+    held = world.gain()
+    twin = HeldLeases(world.leader, "w1", SETTINGS, world.clock, world.events.append)
+    (other,) = twin.discover()
+    assert twin.prepare(other, checkpoint=None, end=END, avoid_number=None, expects="-,3") == 2
+    with pytest.raises(LeaseLostError):
+        world.leases.prepare(held, checkpoint=None, end=END, avoid_number=None, expects="-,4")
+    row = world.leader.get("s0")
+    assert (row.pending_checkpoint_state, pending_number(row)) == (b"2/-,3", 2)

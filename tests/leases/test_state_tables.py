@@ -1,0 +1,345 @@
+"""The worker-metrics and coordinator-state tables, on both twins (protocol §2, §3, appendix A.9 to
+A.11).
+"""
+
+import dataclasses
+
+import pytest
+
+from kcl_pipeline.errors import IncompatibleTableError, UnavailableError
+from kcl_pipeline.leases.migration import ensure_client_version
+from kcl_pipeline.leases.tables import LeaderLock, MigrationState, WorkerMetrics
+
+# fixtures
+from tests.support.lease_tables import aws_fixture, client_fixture, twin_fixture  # noqa: F401
+
+W1 = WorkerMetrics("w1", 1760000000, {"C": (10.5, 11.25)}, {"C": (100,)}, support_code=1)
+LOCK = LeaderLock("w1", 120000, "v1")
+NEXT = LeaderLock("w2", 30000, "v2")
+
+
+def workers(twin):
+    return twin.rows(twin.workers)
+
+
+def lock_row(twin):
+    return twin.rows(twin.coordinator).get("Leader")
+
+
+def migration_row(twin):
+    return twin.rows(twin.coordinator).get("Migration3.0")
+
+
+def test_appendix_a9_rows(twin):
+    assert twin.workers.report(W1) == W1
+    twin.workers.report(WorkerMetrics("w2", 1760000003, support_code=1))
+    assert workers(twin) == {
+        "w1": {
+            "wid": {"S": "w1"},
+            "entityType": {"S": "WORKER_METRIC_STATS"},
+            "lut": {"N": "1760000000"},
+            "sts": {"M": {"C": {"L": [{"N": "10.5"}, {"N": "11.25"}]}}},
+            "opr": {"M": {"C": {"L": [{"N": "100"}]}}},
+            "sup": {"N": "1"},
+            "slu": {"N": "1760000000"},
+        },
+        "w2": {
+            "wid": {"S": "w2"},
+            "entityType": {"S": "WORKER_METRIC_STATS"},
+            "lut": {"N": "1760000003"},
+            "sts": {"M": {}},
+            "opr": {"M": {}},
+            "sup": {"N": "1"},
+            "slu": {"N": "1760000003"},
+        },
+    }
+    assert sorted(twin.workers.list_workers(), key=lambda w: w.worker_id) == [
+        W1,
+        WorkerMetrics("w2", 1760000003, support_code=1),
+    ]
+
+
+def test_numbers_have_six_decimals_rounded_half_up(twin):
+    twin.workers.report(dataclasses.replace(W1, stats={"C": (-1, 33.3333335, 1e-9, 100.0)}))
+    assert workers(twin)["w1"]["sts"]["M"]["C"]["L"] == [
+        {"N": "-1"},
+        {"N": "33.333334"},
+        {"N": "0"},
+        {"N": "100"},
+    ]
+
+
+def test_a_report_changes_its_own_attributes_only(twin):
+    twin.plant(
+        twin.workers,
+        {"wid": {"S": "w1"}, "lut": {"N": "5"}, "future": {"S": "x"}, "sup": {"N": "1"}},
+    )
+    twin.workers.report(dataclasses.replace(W1, support_code=None))
+    assert workers(twin)["w1"]["future"] == {"S": "x"}
+    assert workers(twin)["w1"]["sup"] == {"N": "1"}
+    assert "slu" not in workers(twin)["w1"]
+
+
+def test_rows_that_cannot_be_read_are_left_out(twin):
+    twin.plant(
+        twin.workers,
+        {"wid": {"S": "old"}, "lut": {"N": "7"}, "sts": {"M": {"C": {"L": [{"N": "1"}]}}}},
+    )
+    twin.plant(twin.workers, {"wid": {"S": "no time"}})
+    twin.plant(
+        twin.workers, {"wid": {"S": "other"}, "lut": {"N": "7"}, "entityType": {"S": "STREAM"}}
+    )
+    assert twin.workers.list_workers() == (
+        WorkerMetrics("old", 7, {"C": (1.0,)}, support_code=None),
+    )
+
+
+def test_drain_reaches_the_run_it_was_meant_for(twin):
+    assert not twin.workers.request_drain("w1")
+    assert workers(twin) == {}
+    run = dataclasses.replace(W1, run_id="run-1")
+    assert not twin.workers.report(run).drain_requested
+    assert twin.workers.request_drain("w1")
+    assert twin.workers.report(run).drain_requested
+    assert twin.workers.list_workers()[0].drain_requested
+    successor = twin.workers.report(dataclasses.replace(W1, run_id="run-2"))
+    assert (successor.drain_requested, successor.run_id) == (False, "run-2")
+    assert "kclpDrain" not in workers(twin)["w1"]
+
+
+def test_delete_only_the_row_that_was_read(twin):
+    twin.workers.report(W1)
+    twin.workers.report(dataclasses.replace(W1, last_update_seconds=1760000030))
+    assert not twin.workers.delete(W1)
+    assert twin.workers.delete(dataclasses.replace(W1, last_update_seconds=1760000030))
+    assert twin.workers.delete(W1)
+    twin.workers.report(W1)
+    twin.workers.deregister("w1")
+    twin.workers.deregister("w1")
+    assert workers(twin) == {}
+
+
+def test_appendix_a10_lock_row_and_its_life(twin):
+    table = twin.coordinator
+    assert table.read_lock() is None
+    assert table.put_lock(LOCK, replacing=None)
+    assert lock_row(twin) == {
+        "key": {"S": "Leader"},
+        "entityType": {"S": "LEADER"},
+        "ownerName": {"S": "w1"},
+        "leaseDuration": {"S": "120000"},
+        "recordVersionNumber": {"S": "v1"},
+    }
+    assert table.read_lock() == LOCK
+    assert not table.put_lock(NEXT, replacing=None)
+    assert not table.put_lock(NEXT, replacing=LeaderLock("w1", 1, "v0"))
+    assert table.heartbeat_lock(LOCK, "v1b")
+    assert not table.heartbeat_lock(LOCK, "v1c")
+    assert not table.put_lock(NEXT, replacing=LOCK)
+    assert table.put_lock(NEXT, replacing=table.read_lock())
+    assert table.read_lock() == NEXT
+    assert not table.heartbeat_lock(LeaderLock("w1", 30000, "v2"), "v3")
+
+
+def test_a_steal_replaces_the_whole_item(twin):
+    twin.coordinator.put_lock(LOCK, replacing=None)
+    twin.plant(twin.coordinator, lock_row(twin) | {"data": {"B": b"x"}})
+    assert twin.coordinator.put_lock(NEXT, replacing=LOCK)
+    assert "data" not in lock_row(twin)
+
+
+def test_a_released_lock_is_free(twin):
+    released = LeaderLock("w1", 120000, "v1", is_released=True)
+    twin.coordinator.put_lock(released, replacing=None)
+    assert lock_row(twin)["isReleased"] == {"S": "1"}
+    assert twin.coordinator.read_lock() == released
+    assert twin.coordinator.put_lock(NEXT, replacing=released)
+    assert not twin.coordinator.put_lock(LOCK, replacing=released)
+    assert twin.coordinator.read_lock() == NEXT
+
+
+def test_release(twin):
+    table = twin.coordinator
+    assert table.release_lock(LOCK)
+    table.put_lock(LOCK, replacing=None)
+    assert not table.release_lock(dataclasses.replace(LOCK, version="v0"))
+    assert table.release_lock(NEXT)
+    assert lock_row(twin) is not None
+    assert table.release_lock(LOCK)
+    assert lock_row(twin) is None
+
+
+V3 = MigrationState(
+    "CLIENT_VERSION_3X", "w1", 1760000000123, (("CLIENT_VERSION_INIT", "w1", 1760000000100),)
+)
+
+LOSABLE = {
+    "report": ("UpdateItem", lambda t: None, lambda t: t.workers.report(W1)),
+    "drain": (
+        "UpdateItem",
+        lambda t: t.workers.report(W1),
+        lambda t: t.workers.request_drain("w1"),
+    ),
+    "delete worker": ("DeleteItem", lambda t: t.workers.report(W1), lambda t: t.workers.delete(W1)),
+    "deregister": (
+        "DeleteItem",
+        lambda t: t.workers.report(W1),
+        lambda t: t.workers.deregister("w1") is None,
+    ),
+    "create lock": (
+        "PutItem",
+        lambda t: None,
+        lambda t: t.coordinator.put_lock(LOCK, replacing=None),
+    ),
+    "steal lock": (
+        "PutItem",
+        lambda t: t.coordinator.put_lock(LOCK, replacing=None),
+        lambda t: t.coordinator.put_lock(NEXT, replacing=LOCK),
+    ),
+    "heartbeat": (
+        "UpdateItem",
+        lambda t: t.coordinator.put_lock(LOCK, replacing=None),
+        lambda t: t.coordinator.heartbeat_lock(LOCK, "v9"),
+    ),
+    "release": (
+        "DeleteItem",
+        lambda t: t.coordinator.put_lock(LOCK, replacing=None),
+        lambda t: t.coordinator.release_lock(LOCK),
+    ),
+    "create version": (
+        "PutItem",
+        lambda t: None,
+        lambda t: t.coordinator.put_migration(V3, replacing=None),
+    ),
+    "roll forward": (
+        "UpdateItem",
+        lambda t: t.coordinator.put_migration(
+            dataclasses.replace(V3, client_version="CLIENT_VERSION_3X_WITH_ROLLBACK"),
+            replacing=None,
+        ),
+        lambda t: t.coordinator.put_migration(V3, replacing=t.coordinator.read_migration()),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LOSABLE)
+def test_a_write_whose_answer_was_lost_is_true_when_repeated(twin, name):
+    operation, prepare, write = LOSABLE[name]
+    prepare(twin)
+    twin.lose_answer(operation)
+    with pytest.raises(UnavailableError, match=operation):
+        write(twin)
+    after_loss = (twin.rows(twin.workers), twin.rows(twin.coordinator))
+    assert write(twin)
+    assert (twin.rows(twin.workers), twin.rows(twin.coordinator)) == after_loss
+
+
+def test_appendix_a11_client_version_row(twin):
+    assert twin.coordinator.put_migration(V3, replacing=None)
+    assert migration_row(twin) == {
+        "key": {"S": "Migration3.0"},
+        "entityType": {"S": "CLIENT_VERSION_MIGRATION"},
+        "cv": {"S": "CLIENT_VERSION_3X"},
+        "mb": {"S": "w1"},
+        "mts": {"N": "1760000000123"},
+        "h": {
+            "L": [
+                {
+                    "M": {
+                        "cv": {"S": "CLIENT_VERSION_INIT"},
+                        "mb": {"S": "w1"},
+                        "mts": {"N": "1760000000100"},
+                    }
+                }
+            ]
+        },
+    }
+    assert twin.coordinator.read_migration() == V3
+    other = dataclasses.replace(V3, modified_by="w2")
+    assert not twin.coordinator.put_migration(other, replacing=None)
+    assert not twin.coordinator.put_migration(
+        other, replacing=dataclasses.replace(V3, client_version="CLIENT_VERSION_2X")
+    )
+
+
+def test_a_fresh_application_is_at_3x(twin):
+    made = ensure_client_version(twin.coordinator, "w1", twin.clock)
+    assert twin.coordinator.read_migration() == made
+    now = int(twin.clock.wall() * 1000)
+    assert made == MigrationState(
+        "CLIENT_VERSION_3X", "w1", now, (("CLIENT_VERSION_INIT", "w1", now),)
+    )
+    before = migration_row(twin)
+    assert ensure_client_version(twin.coordinator, "w2", twin.clock) == made
+    assert migration_row(twin) == before
+
+
+def test_a_rollback_state_is_rolled_forward_and_remembered(twin):
+    past = tuple((f"CLIENT_VERSION_{n}", "tool", n) for n in range(10))
+    twin.coordinator.put_migration(
+        MigrationState("CLIENT_VERSION_3X_WITH_ROLLBACK", "j1", 99, past), replacing=None
+    )
+    twin.plant(twin.coordinator, migration_row(twin) | {"future": {"S": "x"}})
+    made = ensure_client_version(twin.coordinator, "w1", twin.clock)
+    assert made.client_version == "CLIENT_VERSION_3X"
+    assert made.history == (("CLIENT_VERSION_3X_WITH_ROLLBACK", "j1", 99), *past[:9])
+    assert twin.coordinator.read_migration() == made
+    assert migration_row(twin)["future"] == {"S": "x"}
+
+
+@pytest.mark.parametrize(
+    "version", ["CLIENT_VERSION_2X", "CLIENT_VERSION_UPGRADE_FROM_2X", "CLIENT_VERSION_4X"]
+)
+def test_an_application_of_another_version_is_refused_untouched(twin, version):
+    twin.coordinator.put_migration(MigrationState(version, "j1", 99), replacing=None)
+    before = migration_row(twin)
+    with pytest.raises(IncompatibleTableError, match=version):
+        ensure_client_version(twin.coordinator, "w1", twin.clock)
+    assert migration_row(twin) == before
+
+
+def test_losing_the_race_for_the_first_row_is_fine(twin):
+    read = twin.coordinator.read_migration
+    answers = [None]
+    twin.coordinator.put_migration(dataclasses.replace(V3, modified_by="faster"), replacing=None)
+    twin.coordinator.read_migration = lambda: answers.pop() if answers else read()
+    assert ensure_client_version(twin.coordinator, "w1", twin.clock).modified_by == "faster"
+
+
+@pytest.mark.parametrize("status", ["PENDING", "COMPLETE"])
+def test_rows_moved_into_the_lease_table_are_refused(twin, status):
+    twin.plant(
+        twin.coordinator,
+        {"key": {"S": "TableMigration3.5"}, "tm": {"S": f"TABLE_MIGRATION_STATUS_{status}"}},
+    )
+    with pytest.raises(IncompatibleTableError, match="single-table layout"):
+        twin.coordinator.ensure_exists()
+
+
+@pytest.mark.parametrize("status", ["INIT", "DEPLOYED"])
+def test_a_move_that_has_not_begun_is_fine(twin, status):
+    twin.plant(
+        twin.coordinator,
+        {"key": {"S": "TableMigration3.5"}, "tm": {"S": f"TABLE_MIGRATION_STATUS_{status}"}},
+    )
+    assert not twin.coordinator.ensure_exists()
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        {"leaseKey": {"S": "Leader"}, "ownerName": {"S": "w1"}},
+        {"leaseKey": {"S": "Migration3.0"}, "entityType": {"S": "CLIENT_VERSION_MIGRATION"}},
+        {"leaseKey": {"S": "w1"}, "entityType": {"S": "WORKER_METRIC_STATS"}},
+        {"leaseKey": {"S": "orders"}, "entityType": {"S": "STREAM"}},
+        {"leaseKey": {"S": "TableMigration3.5"}, "entityType": {"S": "TABLE_MIGRATION"}},
+    ],
+)
+def test_the_single_table_layout_is_refused_in_one_sentence(twin, item):
+    twin.plant(twin.leases, item)
+    with pytest.raises(IncompatibleTableError) as refused:
+        twin.leases.ensure_exists()
+    text = str(refused.value)
+    assert item["leaseKey"]["S"] in text
+    assert twin.leases.name in text
+    assert ". " not in text.replace("3.5,", "")

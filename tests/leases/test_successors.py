@@ -1,0 +1,217 @@
+"""The leases of the shards that follow a finished one: created at one instant, and only while their
+parent's row proves that none of them was finished before.
+"""
+
+import threading
+
+import botocore.exceptions as botocore
+import pytest
+
+from kcl_pipeline.errors import (
+    AccessDeniedError,
+    InvalidRequestError,
+    LeaseLostError,
+    ThrottledError,
+    UnavailableError,
+)
+from kcl_pipeline.leases.aws_errors import TransactionRefused, translated
+from kcl_pipeline.leases.lease import Lease
+from kcl_pipeline.leases.serialization import lease_to_item
+from kcl_pipeline.leases.store import Differs, holds
+from kcl_pipeline.position import SHARD_END, TRIM_HORIZON
+from kcl_pipeline.shards import HashKeyRange
+from tests.support.held_world import SETTINGS, World
+
+# fixtures
+from tests.support.lease_tables import (  # noqa: F401
+    END,
+    FRESH,
+    KEY,
+    aws_fixture,
+    client_fixture,
+    owned,
+    row,
+    twin_fixture,
+)
+
+LEFT, RIGHT = (
+    Lease(
+        f"shardId-00000000000{number}",
+        TRIM_HORIZON,
+        parent_shard_ids=frozenset({KEY}),
+        hash_key_range=HashKeyRange(number, number + 5),
+    )
+    for number in (1, 2)
+)
+
+
+def rows_of(twin):
+    return set(twin.rows(twin.leases))
+
+
+def test_the_children_and_their_parents_note_of_them(twin):
+    lease = owned(twin)
+    assert twin.leases.create_successors(lease, [LEFT, RIGHT])
+    assert row(twin, LEFT.lease_key) == lease_to_item(LEFT)
+    assert row(twin, RIGHT.lease_key) == lease_to_item(RIGHT)
+    assert row(twin)["childShardIds"] == {"SS": [LEFT.shard_id, RIGHT.shard_id]}
+    assert twin.leases.get(KEY) == lease.with_(
+        child_shard_ids=frozenset({LEFT.shard_id, RIGHT.shard_id})
+    )
+
+
+def test_leases_of_one_of_several_streams(twin):
+    stream = "123456789012:orders:1700000000"
+    lease = owned(twin, lease_key=f"{stream}:{KEY}", stream=stream)
+    child = LEFT.with_(lease_key=f"{stream}:{LEFT.shard_id}", stream=stream)
+    assert twin.leases.create_successors(lease, [child])
+    assert twin.leases.get(child.lease_key) == child
+    assert row(twin, lease.lease_key)["childShardIds"] == {"SS": [LEFT.shard_id]}
+
+
+def test_a_child_that_is_there_is_not_touched_and_the_others_are_created(twin):
+    lease = owned(twin)
+    twin.leases.create_lease(LEFT)
+    begun = twin.leases.update_checkpoint(twin.leases.assign(LEFT, "w2"), checkpoint=END)
+    twin.plant(twin.leases, row(twin, LEFT.lease_key) | {"future": {"S": "kept"}})
+    assert twin.leases.create_successors(lease, [LEFT, RIGHT])
+    assert twin.leases.get(LEFT.lease_key) == begun
+    assert row(twin, LEFT.lease_key)["future"] == {"S": "kept"}
+    assert twin.leases.get(RIGHT.lease_key) == RIGHT
+    assert twin.leases.create_successors(lease, [LEFT, RIGHT]), "again, all are there"
+    assert row(twin)["childShardIds"] == {"SS": [LEFT.shard_id, RIGHT.shard_id]}
+
+
+@pytest.mark.parametrize("parent", ["gone", "finished"])
+def test_a_parent_that_proves_nothing_gets_no_children(twin, parent):
+    lease = owned(twin)
+    if parent == "gone":
+        twin.leases.delete(lease)
+    else:
+        twin.leases.update_checkpoint(lease, checkpoint=SHARD_END)
+    before = twin.rows(twin.leases)
+    assert not twin.leases.create_successors(lease, [LEFT, RIGHT])
+    assert twin.rows(twin.leases) == before
+
+
+def test_another_owner_of_the_parent_is_no_hindrance(twin):
+    """The counter is no condition: what is created is what the new owner would create."""
+    lease = owned(twin)
+    twin.leases.assign(lease, "w2")
+    assert twin.leases.create_successors(lease, [LEFT])
+    assert rows_of(twin) == {KEY, LEFT.lease_key}
+
+
+def test_no_successors_are_an_error(twin):
+    with pytest.raises(ValueError, match="set"):
+        twin.leases.create_successors(owned(twin), [])
+
+
+@pytest.mark.parametrize("arrives", [True, False], ids=["answer lost", "request lost"])
+def test_a_transaction_without_an_answer_is_made_again(twin, arrives):
+    lease = owned(twin)
+    (twin.lose_answer if arrives else twin.drop_request)("TransactWriteItems")
+    with pytest.raises(UnavailableError):
+        twin.leases.create_successors(lease, [LEFT, RIGHT])
+    assert rows_of(twin) == ({KEY, LEFT.lease_key, RIGHT.lease_key} if arrives else {KEY})
+    assert twin.leases.create_successors(lease, [LEFT, RIGHT])
+    assert rows_of(twin) == {KEY, LEFT.lease_key, RIGHT.lease_key}
+
+
+def test_both_parents_of_a_merge_create_their_child_at_the_same_time(twin):
+    parents = [owned(twin, lease_key=f"shardId-00000000000{number}") for number in (7, 8)]
+    child = LEFT.with_(parent_shard_ids=frozenset(parent.shard_id for parent in parents))
+    done = []
+
+    def create(parent):
+        done.append(twin.leases.create_successors(parent, [child]))
+
+    threads = [threading.Thread(target=create, args=(parent,)) for parent in parents]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert done == [True, True]
+    assert twin.leases.get(child.lease_key) == child
+    for parent in parents:
+        assert row(twin, parent.lease_key)["childShardIds"] == {"SS": [child.shard_id]}
+
+
+def test_a_missing_attribute_does_not_differ():
+    condition = Differs("checkpoint", {"S": "SHARD_END"})
+    assert not holds(condition, None)
+    assert not holds(condition, {})
+    assert not holds(condition, {"checkpoint": {"S": "SHARD_END"}})
+    assert holds(condition, {"checkpoint": {"S": "5"}})
+
+
+def canceled(*codes):
+    response = {
+        "Error": {"Code": "TransactionCanceledException", "Message": "why"},
+        "CancellationReasons": [{"Code": code} for code in codes],
+    }
+    return translated(
+        botocore.ClientError(response, "TransactWriteItems"), "TransactWriteItems", "t"
+    )
+
+
+@pytest.mark.parametrize(
+    ("codes", "kind"),
+    [
+        (["None", "TransactionConflict"], ThrottledError),
+        (["ConditionalCheckFailed", "TransactionConflict"], ThrottledError),
+        (["ThrottlingError", "None"], ThrottledError),
+        (["ProvisionedThroughputExceeded"], ThrottledError),
+        (["ValidationError", "None"], InvalidRequestError),
+        ([], InvalidRequestError),
+    ],
+)
+def test_why_a_transaction_was_canceled(codes, kind):
+    assert type(canceled(*codes)) is kind
+
+
+def test_the_places_of_refused_writes():
+    refused = canceled("None", "ConditionalCheckFailed", "None", "ConditionalCheckFailed")
+    assert isinstance(refused, TransactionRefused)
+    assert refused.places == {1, 3}
+
+
+def test_a_denied_transaction_names_the_actions_that_it_needs():
+    response = {"Error": {"Code": "AccessDeniedException", "Message": "no"}}
+    error = translated(
+        botocore.ClientError(response, "TransactWriteItems"), "TransactWriteItems", "t"
+    )
+    assert isinstance(error, AccessDeniedError)
+    assert "dynamodb:PutItem and dynamodb:UpdateItem" in str(error)
+
+
+# -- through the worker that holds the parent ----------------------------------------------------
+
+
+def test_a_lease_whose_row_proves_nothing_is_lost():
+    world = World()
+    held = world.gain()
+    world.table.erase(held.lease_key)
+    with pytest.raises(LeaseLostError):
+        world.leases.create_successors(held, [LEFT])
+    assert world.leases.held() == ()
+    assert world.table.rows() == {}
+
+
+def test_an_expired_lease_creates_nothing():
+    world = World()
+    held = world.gain()
+    world.clock.advance(SETTINGS.failover_time_millis / 1000 + 1)
+    with pytest.raises(LeaseLostError):
+        world.leases.create_successors(held, [LEFT])
+    assert set(world.table.rows()) == {held.lease_key}
+
+
+def test_renewals_leave_the_row_alone_while_its_transaction_is_under_way():
+    """Each would make the other fail with a conflict."""
+    world = World()
+    held = world.gain()
+    renewed = []
+    world.table.hook(lambda *_call: renewed.append(world.leases.renew_all()), None)
+    world.leases.create_successors(held, [LEFT])
+    assert renewed == [0]

@@ -1,0 +1,93 @@
+"""What a worker's row says of its shards."""
+
+from __future__ import annotations
+
+import pytest
+
+from kcl_pipeline.leases.serialization import string
+from kcl_pipeline.leases.serialization_state import STATUS
+from kcl_pipeline.leases.tables import WorkerMetrics
+from kcl_pipeline.leases.worker_status import (
+    MAX_PAUSED,
+    PausedLease,
+    WorkerStatus,
+    status_of,
+    status_text,
+)
+from kcl_pipeline.testing.tables import InMemoryWorkerMetricsTable
+from tests.support.worker_world import World, numbered
+
+PAUSE = PausedLease("shardId-1", "the transform fails", 12.5)
+
+
+@pytest.mark.parametrize(
+    "status",
+    [WorkerStatus(), WorkerStatus(0), WorkerStatus(2**40, 3, (PAUSE, PAUSE), 2)],
+)
+def test_a_status_comes_back_as_it_was(status: WorkerStatus):
+    assert status_of(status_text(status)) == status
+    table = InMemoryWorkerMetricsTable()
+    table.report(WorkerMetrics("w-1", 1, status=status))
+    assert table.list_workers() == (WorkerMetrics("w-1", 1, status=status),)
+
+
+def test_what_is_written_is_bounded():
+    long = PausedLease("shardId-1", "x" * 5_000 + "\n\x1b[0m", 1.0)
+    text = status_text(WorkerStatus(paused=(long,) * 50, paused_leases=50))
+    assert len(text) < 10_000
+    found = status_of(text)
+    assert (len(found.paused), found.paused_leases) == (MAX_PAUSED, 50)
+    assert found.paused[0].reason.isprintable()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "{",
+        '{"lagMillis": -1}',
+        '{"lagMillis": 1.5}',
+        '{"lagMillis": 18446744073709551616}',
+        '{"paused": [{"leaseKey": "", "reason": "", "seconds": 1}]}',
+        '{"paused": ' + str([0] * 21) + "}",
+        "[" * 100_000,
+        '{"unknownLags": "' + "9" * 70_000 + '"}',
+    ],
+)
+def test_a_status_beyond_its_limits_makes_the_row_unusable_and_the_next_report_repairs_it(
+    text: str,
+):
+    with pytest.raises(ValueError, match="status"):
+        status_of(text)
+    table = InMemoryWorkerMetricsTable()
+    table.report(WorkerMetrics("w-1", 1, status=WorkerStatus(1)))
+    item = table.store.get("w-1", consistent=True)
+    table.store.put(item | {STATUS: string(text or " ")}, [])
+    listing = table.scan_workers()
+    assert listing.workers == ()
+    assert [row.key for row in listing.bad_rows] == ["w-1"]
+    table.report(WorkerMetrics("w-1", 2, status=WorkerStatus(2)))
+    assert table.list_workers()[0].status == WorkerStatus(2)
+
+
+def test_a_worker_reports_its_lag_and_its_paused_shards():
+    def broken(_table):
+        raise ValueError("broken")
+
+    world = World(shards=1, transform=broken, buffered=True)
+    world.put(*numbered(40))
+    world.run(40)
+    (row,) = world.rows.list_workers()
+    assert row.status is not None
+    assert row.status.paused_leases == 1
+    (pause,) = row.status.paused
+    assert pause.lease_key == "shardId-000000000000"
+    assert "ValueError: broken" in pause.reason
+    assert pause.seconds > 20
+    assert row.status.lag_millis is not None
+    assert row.status.lag_millis > 20_000
+    world.writer._transform = None
+    world.run(80)
+    (row,) = world.rows.list_workers()
+    assert row.status == WorkerStatus(0)

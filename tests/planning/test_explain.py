@@ -1,0 +1,70 @@
+"""What people see of a plan."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from kcl_pipeline.planning.balanced.strategy import balanced
+from kcl_pipeline.planning.explain import explain
+from kcl_pipeline.planning.model import LeaseState, Plan, PlanInput, WorkerState
+from kcl_pipeline.planning.quality import figures_of
+
+
+@pytest.fixture
+def case() -> PlanInput:
+    rng = random.Random(2)
+    crew = tuple(WorkerState(f"{group}-{w}", group=group) for group in "ab" for w in range(5))
+    return PlanInput(
+        tuple(
+            LeaseState(f"s{i:03}", rng.choice(crew[:6]).worker_id, rng.uniform(10, 100))
+            for i in range(200)
+        ),
+        crew,
+    )
+
+
+def test_the_table_adds_up(case: PlanInput) -> None:
+    plan = balanced(case)
+    table = explain(case, plan)
+    assert [row["lease"] for row in table.rows()] == [move.lease_key for move in plan.moves]
+    assert all(row["reason"] for row in table.rows())
+    for rows in (table.workers, table.groups):
+        assert (
+            sum(row.leases_before for row in rows) == sum(row.leases_after for row in rows) == 200
+        )
+        assert sum(row.kbps_after for row in rows) == pytest.approx(
+            sum(lease.throughput_kbps or 0 for lease in case.leases)
+        )
+    assert table.workers[0].utilization_before == pytest.approx(table.max_over_mean_before)
+    assert max(row.utilization_after for row in table.workers) == pytest.approx(
+        table.figures.max_over_mean
+    )
+    assert table.figures.max_over_mean <= 1.05 < table.max_over_mean_before
+    assert 0 < table.figures.lower_bound <= len(plan.moves)
+
+
+def test_the_text_names_moves_workers_groups_and_the_bound(case: PlanInput) -> None:
+    plan = balanced(case)
+    text = explain(case, plan).text()
+    first = plan.moves[0]
+    assert first.lease_key in text
+    assert first.reason in text
+    assert f"at least {explain(case, plan).figures.lower_bound} are needed" in text
+    assert "utilization after" in text
+    assert "more" in explain(case, plan).text(most_rows=3)
+
+
+def test_a_plan_of_any_strategy_and_an_empty_fleet_can_be_explained(case: PlanInput) -> None:
+    assert explain(case, Plan("other", ())).figures.moves == 0
+    empty = PlanInput((LeaseState("s", None, 5.0),), ())
+    table = explain(empty, balanced(empty))
+    assert table.spilled == ("s",)
+    assert "s" in table.text()
+
+
+def test_the_bound_of_a_lesser_plan_is_lower(case: PlanInput) -> None:
+    nothing, good = figures_of(case, Plan("other", ())), figures_of(case, balanced(case))
+    assert nothing.lower_bound == 0 < good.lower_bound
+    assert nothing.moves_over_lower_bound == 1.0

@@ -1,0 +1,397 @@
+"""KCL's two strategies as pure functions: properties, and the defects of protocol §5.3 and §5.5
+that are not copied.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kcl_pipeline.errors import SettingsError
+from kcl_pipeline.planning import strategies
+from kcl_pipeline.planning.model import LeaseState, Move, Plan, PlanInput, PlanLimits, WorkerState
+
+NAMES = ("worker_utilization_aware", "lease_count_based")
+both = pytest.mark.parametrize("name", NAMES)
+
+
+def plan(name, leases, workers, **limits) -> Plan:
+    return strategies.get(name)(PlanInput(tuple(leases), tuple(workers), PlanLimits(**limits)))
+
+
+def after(leases, moves):
+    """The leases as they are when all moves are done."""
+    to = {move.lease_key: move.to_worker for move in moves}
+    return tuple(
+        replace(lease, owner=to.get(lease.lease_key, lease.owner), last_owner=None)
+        for lease in leases
+    )
+
+
+def counts(leases, workers):
+    held = Counter(lease.owner for lease in leases if not lease.ended)
+    return [held[w.worker_id] for w in workers]
+
+
+def fleet(number, **options):
+    return [WorkerState(f"w{i:02}", **options) for i in range(number)]
+
+
+@st.composite
+def inputs(draw, *, with_metrics=True):
+    ids = [f"w{i:02}" for i in range(draw(st.integers(0, 6)))]
+    reports = with_metrics and draw(st.booleans())
+    percent = st.one_of(st.just(0.0), st.floats(0, 100, allow_nan=False))
+    workers = [
+        WorkerState(
+            w,
+            metrics={"C": draw(percent)} if reports and draw(st.integers(0, 4)) else {},
+            limits={"C": float(draw(st.integers(20, 100)))} if reports else {},
+            accepts_leases=draw(st.integers(0, 5)) > 0,
+        )
+        for w in ids
+    ]
+    owners = st.sampled_from([None, None, "stranger", *ids])
+    load = st.one_of(st.none(), st.just(0.0), st.floats(0.001, 5000))
+    leases = [
+        LeaseState(
+            f"s{i:02}",
+            draw(owners),
+            draw(load),
+            ended=draw(st.integers(0, 7)) == 0,
+            movable=draw(st.integers(0, 7)) > 0,
+            waited_seconds=draw(st.floats(0, 99)),
+        )
+        for i in range(draw(st.integers(0, 24)))
+    ]
+    leases = [replace(lease, movable=True) if lease.owner is None else lease for lease in leases]
+    limits = PlanLimits(
+        max_leases_for_worker=draw(st.sampled_from([1, 3, 10, 2**31 - 1])),
+        max_throughput_per_host_kbps=draw(st.sampled_from([100.0, math.inf])),
+        allow_throughput_overshoot=draw(st.booleans()),
+        balance=draw(st.booleans()),
+    )
+    return PlanInput(tuple(leases), tuple(workers), limits)
+
+
+@both
+@given(given_=inputs())
+def test_a_plan_is_sound(name, given_):
+    made = strategies.get(name)(given_)
+    leases = {lease.lease_key: lease for lease in given_.leases}
+    accepting = {w.worker_id for w in given_.workers if w.accepts_leases}
+    assert len({m.lease_key for m in made.moves}) == len(made.moves), "at most one move per lease"
+    for move in made.moves:
+        lease = leases[move.lease_key]
+        assert move.to_worker in accepting
+        assert lease.movable
+        assert move.from_worker == lease.owner != move.to_worker
+        assert lease.owner is None or lease.owner in accepting, (
+            "who does not accept leases keeps what it has"
+        )
+        assert given_.limits.balance or lease.owner is None
+        assert move.reason
+    placed = {m.lease_key for m in made.moves if leases[m.lease_key].owner is None}
+    unowned = {key for key, lease in leases.items() if lease.owner is None}
+    assert placed | set(made.spilled) == unowned
+    assert not placed & set(made.spilled)
+
+
+@both
+@given(given_=inputs())
+def test_limits_hold_and_nothing_is_spilled_while_somebody_can_take_it(name, given_):
+    made = strategies.get(name)(given_)
+    before = {
+        w.worker_id: [le for le in given_.leases if le.owner == w.worker_id]
+        for w in given_.workers
+        if w.accepts_leases
+    }
+    held = {w: len(mine) for w, mine in before.items()}
+    load = {
+        w: sum(le.throughput_kbps or 0.0 for le in mine if not le.ended)
+        for w, mine in before.items()
+    }
+    leases = {lease.lease_key: lease for lease in given_.leases}
+    for move in made.moves:
+        lease = leases[move.lease_key]
+        kbps = 0.0 if lease.ended else lease.throughput_kbps or 0.0
+        assert held[move.to_worker] < given_.limits.max_leases_for_worker
+        assert load[move.to_worker] <= given_.limits.max_throughput_per_host_kbps + 1e-6
+        held[move.to_worker] += 1
+        load[move.to_worker] += kbps
+        if lease.owner is not None:
+            assert load[move.to_worker] <= given_.limits.max_throughput_per_host_kbps + 1e-6
+            held[lease.owner] -= 1
+            load[lease.owner] -= kbps
+    if made.spilled:
+        placed = [m for m in made.moves if m.from_worker is None]
+        for worker, mine in before.items():
+            got = [leases[m.lease_key] for m in placed if m.to_worker == worker]
+            kbps = sum(le.throughput_kbps or 0.0 for le in [*mine, *got] if not le.ended)
+            assert (
+                len(mine) + len(got) >= given_.limits.max_leases_for_worker
+                or kbps > given_.limits.max_throughput_per_host_kbps
+            )
+
+
+@both
+@given(given_=inputs(), data=st.data())
+def test_the_order_of_the_input_means_nothing(name, given_, data):
+    strategy = strategies.get(name)
+    mixed = replace(
+        given_,
+        leases=tuple(data.draw(st.permutations(given_.leases))),
+        workers=tuple(data.draw(st.permutations(given_.workers))),
+    )
+    assert strategy(mixed) == strategy(given_)
+
+
+@both
+@given(given_=inputs(with_metrics=False))
+def test_repeated_application_comes_to_rest(name, given_):
+    """With static load and workers without metrics (whose load is that of their leases) moving
+    ends, and no lease returns to a worker it left.
+    """
+    strategy = strategies.get(name)
+    current = replace(given_, limits=replace(given_.limits, balance=True))
+    left: set[tuple[str, str]] = set()
+    for _ in range(60):
+        moves = [m for m in strategy(current).moves if m.from_worker is not None or m.to_worker]
+        moved = [m for m in moves if m.from_worker is not None]
+        for move in moved:
+            assert (move.lease_key, move.to_worker) not in left, f"{move} goes back"
+            left.add((move.lease_key, move.from_worker))
+        current = replace(current, leases=after(current.leases, moves))
+        if not moves:
+            return
+    pytest.fail("still moving after 60 plans")
+
+
+@given(
+    loads=st.lists(st.floats(1, 1000), min_size=2, max_size=24),
+    speeds=st.lists(st.floats(0.01, 0.02), min_size=2, max_size=5),
+    data=st.data(),
+)
+def test_repeated_application_comes_to_rest_when_cpu_follows_the_leases(loads, speeds, data):
+    """CPU of a worker = 2 % + its leases' throughput × its own cost: the fleet settles."""
+    ids = [f"w{i}" for i in range(len(speeds))]
+    leases = tuple(
+        LeaseState(f"s{i:02}", data.draw(st.sampled_from(ids)), kbps)
+        for i, kbps in enumerate(loads)
+    )
+    for _ in range(80):
+        cpu = {
+            w: 2.0 + sum(le.throughput_kbps for le in leases if le.owner == w) * cost
+            for w, cost in zip(ids, speeds, strict=True)
+        }
+        workers = tuple(WorkerState(w, metrics={"C": cpu[w]}, limits={"C": 1e9}) for w in ids)
+        moves = strategies.get("worker_utilization_aware")(PlanInput(leases, workers)).moves
+        if not moves:
+            return
+        leases = after(leases, moves)
+    pytest.fail("still moving after 80 plans")
+
+
+@both
+@pytest.mark.parametrize("workers", [2, 3, 4, 7])
+@pytest.mark.parametrize("kbps", [None, 0.0, 12.5])
+def test_equal_workers_share_new_leases_equally(name, workers, kbps):
+    """KCL's queue gives the middle of a tie nothing, and 0/0 makes all workers tie (protocol
+    §5.5).
+    """
+    leases = [LeaseState(f"s{i:02}", None, kbps) for i in range(20)]
+    for metrics in ({}, {"C": 0.0}, {"C": 35.0}):
+        members = fleet(workers, metrics=metrics)
+        result = counts(after(leases, plan(name, leases, members).moves), members)
+        assert max(result) - min(result) <= 1, (metrics, result)
+
+
+@both
+def test_leases_that_weigh_nothing_are_spread_too(name):
+    leases = [LeaseState(f"s{i}", None, 5.0, ended=True) for i in range(6)]
+    assert Counter(m.to_worker for m in plan(name, leases, fleet(3)).moves) == {
+        "w00": 2,
+        "w01": 2,
+        "w02": 2,
+    }
+
+
+@both
+def test_a_fleet_without_traffic_is_balanced(name):
+    """KCL waits for traffic: without throughput every comparison is with NaN."""
+    leases = tuple(LeaseState(f"s{i:02}", "w00", kbps) for i, kbps in enumerate([None, 0.0] * 6))
+    members = fleet(3)
+    for _ in range(10):
+        leases = after(leases, plan(name, leases, members).moves)
+    assert counts(leases, members) == [4, 4, 4]
+
+
+@both
+def test_workers_that_do_not_accept_are_no_targets_even_when_they_look_best(name):
+    dead = WorkerState("dead", metrics={"C": 0.0}, accepts_leases=False)
+    busy = WorkerState("busy", metrics={"C": 90.0})
+    made = plan(
+        name, [LeaseState("s1", None, last_owner="dead"), LeaseState("s2", None)], [dead, busy]
+    )
+    assert {m.to_worker for m in made.moves} == {"busy"}
+    alone = plan(name, [LeaseState("s1", None)], [dead])
+    assert alone.moves == ()
+    assert alone.spilled == ("s1",)
+
+
+@both
+def test_a_new_worker_gets_its_share(name):
+    leases = tuple(LeaseState(f"s{i:02}", f"w{i % 2:02}", 10.0) for i in range(12))
+    members = fleet(3)
+    for _ in range(10):
+        leases = after(leases, plan(name, leases, members).moves)
+    assert counts(leases, members) == [4, 4, 4]
+
+
+def test_a_new_worker_on_the_same_busy_host_is_not_idle_for_ever():
+    leases = tuple(LeaseState(f"s{i}", f"w{i % 2:02}", 10.0) for i in range(8))
+    members = fleet(3, metrics={"C": 60.0}, limits={"C": 100.0})
+    made = plan("worker_utilization_aware", leases, members)
+    assert [m.to_worker for m in made.moves] == ["w02"]
+    assert plan("worker_utilization_aware", after(leases, made.moves), members).moves == ()
+
+
+def test_heavy_leases_leave_the_hot_worker_by_the_dampened_amount():
+    leases = [LeaseState(f"hot{i}", "w00", 100.0) for i in range(10)] + [
+        LeaseState("cold", "w01", 100.0)
+    ]
+    workers = [
+        WorkerState("w00", metrics={"C": 90.0}, limits={"C": 100.0}),
+        WorkerState("w01", metrics={"C": 10.0}, limits={"C": 100.0}),
+    ]
+    made = plan("worker_utilization_aware", leases, workers)
+    # To take: 1000 × (90 − 50)/90 × 0.6 = 267 KiB/s, hence two of 100; each adds 50 × 100/550 = 9
+    # points to the target, which stays below the mean.
+    assert [(m.from_worker, m.to_worker) for m in made.moves] == [("w00", "w01")] * 2
+    assert "C of w00 is 90.0, the mean is 50.0" in made.moves[0].reason
+
+
+def test_a_lease_that_fits_nobody_does_not_cost_its_target_the_next_one():
+    """KCL polls the target, finds that the first lease does not fit, and has lost the target for
+    the rest of the run (protocol §5.5 step 5).
+    """
+    leases = [
+        *(LeaseState(f"heavy{i}", "w00", 226.0) for i in range(5)),
+        LeaseState("big", "w00", 150.0),
+        LeaseState("small", "w00", 20.0),
+    ]
+    leases += [LeaseState("x", "w01", 100.0), LeaseState("y", "w02", 100.0)]
+    workers = [
+        WorkerState(f"w0{i}", metrics={"C": cpu}, limits={"C": 100.0})
+        for i, cpu in enumerate((90.0, 50.0, 70.0))
+    ]
+    # To take: 1300 × 20/90 × 0.6 = 173. The big one would raise w01 by 70 × 150/500 = 21 points
+    # over the mean of 70; the small one by 2.8.
+    assert [
+        (m.lease_key, m.to_worker) for m in plan("worker_utilization_aware", leases, workers).moves
+    ] == [("small", "w01")]
+
+
+def test_within_the_threshold_nothing_moves():
+    leases = [LeaseState(f"s{i}", f"w{i % 2:02}", 10.0 + i) for i in range(8)]
+    workers = [WorkerState("w00", metrics={"C": 52.0}), WorkerState("w01", metrics={"C": 48.0})]
+    assert plan("worker_utilization_aware", leases, workers).moves == ()
+    noise = [WorkerState("w00", metrics={"C": 0.2}), WorkerState("w01", metrics={"C": 1.9})]
+    assert plan("worker_utilization_aware", leases, noise).moves == ()
+
+
+def test_above_its_operating_range_a_worker_gives_even_when_the_fleet_is_even():
+    leases = [LeaseState(f"s{i}", f"w{i % 2:02}", 10.0) for i in range(8)]
+    workers = [
+        WorkerState("w00", metrics={"C": 60.0}, limits={"C": 50.0}),
+        WorkerState("w01", metrics={"C": 50.0}, limits={"C": 100.0}),
+    ]
+    made = plan("worker_utilization_aware", leases, workers)
+    assert {m.from_worker for m in made.moves} <= {"w00"}
+
+
+def test_overshoot_is_a_setting():
+    leases = [
+        LeaseState("a", "w00", 400.0),
+        LeaseState("b", "w00", 60.0),
+        LeaseState("c", "w01", 350.0),
+    ]
+    workers = [
+        WorkerState("w00", metrics={"C": 60.0}, limits={"C": 100.0}),
+        WorkerState("w01", metrics={"C": 40.0}, limits={"C": 100.0}),
+    ]
+    assert [m.lease_key for m in plan("worker_utilization_aware", leases, workers).moves] == ["b"]
+    assert (
+        plan("worker_utilization_aware", leases, workers, allow_throughput_overshoot=False).moves
+        == ()
+    )
+
+
+def test_the_last_lease_is_not_taken_for_balance():
+    leases = [
+        LeaseState("a", "w00", 1.0),
+        LeaseState("b", "w01", 10.0),
+        LeaseState("c", "w01", 10.0),
+    ]
+    workers = [
+        WorkerState("w00", metrics={"C": 80.0}, limits={"C": 100.0}),
+        WorkerState("w01", metrics={"C": 5.0}, limits={"C": 100.0}),
+    ]
+    assert plan("worker_utilization_aware", leases, workers).moves == ()
+
+
+def test_counting_is_even_and_finished_leases_do_not_count():
+    leases = [LeaseState(f"e{i}", "w00", ended=True) for i in range(5)] + [
+        LeaseState(f"s{i}", "w01") for i in range(7)
+    ]
+    members = fleet(3)
+    made = plan("lease_count_based", leases, members)
+    assert sorted(counts(after(leases, made.moves), members)) == [2, 2, 3]
+    assert not any(m.lease_key.startswith("e") for m in made.moves)
+
+
+def test_leases_that_have_rested_longest_move_first():
+    leases = [
+        LeaseState("a", "w00", seconds_since_move=5.0),
+        LeaseState("b", "w00", seconds_since_move=500.0),
+        LeaseState("c", "w00", seconds_since_move=50.0),
+    ]
+    assert [m.lease_key for m in plan("lease_count_based", leases, fleet(2)).moves] == ["b"]
+
+
+def test_an_immovable_lease_stays_and_others_go_in_its_place():
+    leases = [LeaseState(f"s{i}", "w00", movable=i > 2) for i in range(4)]
+    made = plan("lease_count_based", leases, fleet(2))
+    assert [m.lease_key for m in made.moves] == ["s3"]
+
+
+def test_the_longest_wait_is_placed_first_when_there_is_not_room_for_all():
+    leases = [
+        LeaseState("new", None, waited_seconds=1.0),
+        LeaseState("old", None, waited_seconds=60.0),
+    ]
+    for name in NAMES:
+        made = plan(name, leases, fleet(1), max_leases_for_worker=1)
+        assert [m.lease_key for m in made.moves] == ["old"]
+        assert made.spilled == ("new",)
+
+
+def test_names():
+    assert set(NAMES) <= set(strategies.names())
+    assert strategies.get("WORKER_UTILIZATION_AWARE") is strategies.get("worker_utilization_aware")
+    with pytest.raises(
+        SettingsError,
+        match=r"lease_assignment_strategy='fastest' is not known; write one of .*lease_count_based",
+    ):
+        strategies.get("fastest")
+
+    def keep(given_: PlanInput) -> Plan:
+        return Plan("keep", (Move("s", None, "w", "because"),))
+
+    strategies.register("test_keep", keep)
+    assert strategies.get("test_keep") is keep

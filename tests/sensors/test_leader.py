@@ -1,0 +1,432 @@
+"""The leader sensor: ticks, what they ask for, what they tell."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import dagster as dg
+import pytest
+from dagster import DagsterRunStatus as S
+
+from kcl_pipeline.assets.contract import DagsterOptions
+from kcl_pipeline.assets.names import Names, worker_id_of
+from kcl_pipeline.definitions import build_definitions
+from kcl_pipeline.errors import AccessDeniedError, NotFoundError, ThrottledError
+from kcl_pipeline.events import LeaderElected, PlanMade
+from kcl_pipeline.leader.report import CycleReport
+from kcl_pipeline.leases.worker_status import PausedLease, WorkerStatus
+from kcl_pipeline.planning.model import Move, Plan
+from kcl_pipeline.sensors.leader import LeaderTick
+from tests.support.dagster_fakes import (
+    FakeCycle,
+    FakeFleet,
+    FakeLeaseTable,
+    FakePipeline,
+    FakeWorkerTable,
+    ManualClock,
+    leases,
+    led,
+    resources,
+    worker,
+)
+
+CONFIG = {"ops": {"x": {"config": {"mode": "continuous"}}}}
+
+
+@pytest.fixture
+def instance():
+    with dg.instance_for_test() as made:
+        yield made
+
+
+class Stage:
+    """A tick with everything around it."""
+
+    def __init__(
+        self, instance: dg.DagsterInstance, pipeline: FakePipeline | None = None, **options: Any
+    ) -> None:
+        self.instance = instance
+        self.pipeline = pipeline or FakePipeline()
+        self.names = Names.of(self.pipeline)
+        self.clock = ManualClock()
+        self.leases = FakeLeaseTable()
+        self.workers = FakeWorkerTable()
+        self.cursor: str | None = None
+        self.tick = LeaderTick(
+            self.pipeline, self.names, DagsterOptions(**options), CONFIG, self.clock
+        )
+
+    def __call__(self, seconds: float = 5.0) -> dg.SensorResult:
+        self.clock.advance(seconds)
+        made = resources(self.pipeline, self.leases, self.workers)
+        with dg.build_sensor_context(
+            instance=self.instance,
+            cursor=self.cursor,
+            resources=made,
+            sensor_name=self.names.leader_sensor,
+        ) as context:
+            result = self.tick(context)
+        self.cursor = result.cursor
+        return result
+
+    def run(self, status: S = S.STARTED, mode: str = "continuous", **tags: str) -> dg.DagsterRun:
+        job = dg.JobDefinition(name=self.names.consume_job, graph_def=dg.GraphDefinition(name="g"))
+        return self.instance.create_run_for_job(
+            job,
+            status=status,
+            tags={"kcl/application": self.pipeline.name, "kcl/mode": mode, **tags},
+        )
+
+    def worker_of(self, run: dg.DagsterRun) -> str:
+        return worker_id_of(self.pipeline.name, run.run_id)
+
+
+def kinds(result: dg.SensorResult) -> Counter[str]:
+    return Counter(
+        e.check_name if isinstance(e, dg.AssetCheckEvaluation) else "/".join(e.asset_key.path)
+        for e in result.asset_events
+    )
+
+
+def test_keeps_the_minimum_of_workers_running(instance):
+    stage = Stage(instance)
+    first = stage()
+    assert len(first.run_requests) == 2
+    assert first.skip_reason is None
+    assert len({r.run_key for r in first.run_requests}) == 2
+    for request in first.run_requests:
+        assert request.run_config == CONFIG
+        assert request.tags == {
+            "kcl/application": "orders-eu",
+            "kcl/mode": "continuous",
+            "dagster/max_retries": "0",
+        }
+    stage.run(S.NOT_STARTED)
+    assert len(stage().run_requests) == 1
+    stage.run(S.STARTING)
+    last = stage()
+    assert not last.run_requests
+    assert last.skip_reason.skip_message.endswith("2 workers, 2 wanted")
+
+
+def test_runs_of_another_application_are_not_counted(instance):
+    stage = Stage(instance)
+    other = Stage(instance, FakePipeline(name="clicks"))
+    other.run()
+    other.run()
+    assert len(stage().run_requests) == 2
+
+
+def test_one_cycle_per_tick_under_one_name_that_is_kept(instance):
+    stage = Stage(instance)
+    for _ in range(3):
+        stage()
+    (built,) = stage.pipeline.built_leaders
+    assert built["resume_own_name"] is True
+    assert built["owner_name"].startswith("dagster/")
+    assert built["owner_name"].endswith("/orders_eu_leader")
+    again = Stage(instance)
+    again()
+    assert again.pipeline.built_leaders[0]["owner_name"] == built["owner_name"]
+    assert (stage.pipeline.cycle.calls, stage.pipeline.cycle.deadlines[0]) == (3, 20.0)
+
+
+def test_other_instances_lead_under_another_name(instance):
+    stage = Stage(instance)
+    stage()
+    with dg.instance_for_test() as another:
+        other = Stage(another)
+        other()
+    assert (
+        other.pipeline.built_leaders[0]["owner_name"]
+        != stage.pipeline.built_leaders[0]["owner_name"]
+    )
+
+
+def test_tells_streams_tables_and_checks(instance):
+    pipeline = FakePipeline()
+    rows = leases(4, ["w-1", "w-2"])
+    plan = Plan(
+        "balanced",
+        (Move(rows[0].lease_key, "w-1", "w-2", "w-1 has too much"),),
+        notes=("one move",),
+    )
+    pipeline.cycle = FakeCycle([led(rows, [worker("w-1", 30.0), worker("w-2", 40.0)], plan=plan)])
+    result = Stage(instance, pipeline)()
+    assert kinds(result) == {
+        "orders-eu/lease_table": 1,
+        "kinesis/orders": 1,
+        "orders-eu/worker_metrics_table": 1,
+        "orders-eu/coordinator_state_table": 1,
+        "hash_ranges_covered": 1,
+        "leases_renewed": 1,
+        "rows_usable": 1,
+        "balanced": 1,
+        "no_shard_paused": 1,
+    }
+    lease_table = next(e for e in result.asset_events if e.asset_key.path[-1] == "lease_table")
+    assert isinstance(lease_table, dg.AssetMaterialization)
+    assert lease_table.metadata["leases"].value == 4
+    assert len(lease_table.metadata["rows"].records) == 4
+    assert {
+        (r.data["worker"], r.data["leases"]) for r in lease_table.metadata["per_worker"].records
+    } == {("w-1", 2), ("w-2", 2)}
+    assert lease_table.metadata["plan"].records[0].data["reason"] == "w-1 has too much"
+    workers = next(
+        e
+        for e in result.asset_events
+        if e.asset_key.path[-1] == "worker_metrics_table"
+        and not isinstance(e, dg.AssetCheckEvaluation)
+    )
+    assert workers.metadata["cpu_spread"].value == 10.0
+    assert all(e.passed for e in result.asset_events if isinstance(e, dg.AssetCheckEvaluation))
+
+
+def test_lag_and_paused_shards_are_those_of_the_workers_rows(instance):
+    pause = PausedLease("shardId-3", "16 of 16 records fail", 40.0)
+    rows = [
+        replace(worker("w-1"), status=WorkerStatus(250)),
+        replace(worker("w-2"), status=WorkerStatus(90_000, 1, (pause,), 1)),
+    ]
+    pipeline = FakePipeline(cycle=FakeCycle([led(leases(4, ["w-1", "w-2"]), rows)]))
+    result = Stage(instance, pipeline)()
+    checks = {
+        event.check_name: event
+        for event in result.asset_events
+        if isinstance(event, dg.AssetCheckEvaluation)
+    }
+    assert not checks["no_shard_paused"].passed
+    assert "shardId-3: 16 of 16 records fail" in checks["no_shard_paused"].description
+    assert not checks["lag_below_threshold"].passed
+    assert checks["lag_below_threshold"].metadata["lag_seconds"].value == 90.0
+    assert "not read yet: 1 shards" in checks["lag_below_threshold"].description
+
+
+def test_more_than_fifty_leases_are_a_sentence_not_a_table(instance):
+    pipeline = FakePipeline(cycle=FakeCycle([led(leases(51, ["w"]), [worker("w")])]))
+    result = Stage(instance, pipeline)()
+    metadata = next(
+        e for e in result.asset_events if e.asset_key.path[-1] == "lease_table"
+    ).metadata
+    assert "51 rows" in metadata["rows"].value
+
+
+def test_tells_only_what_changed_and_everything_once_a_minute(instance):
+    pipeline = FakePipeline()
+    rows = leases(4, ["w-1", "w-2"])
+    workers = [worker("w-1"), worker("w-2")]
+    moved = [rows[0].with_(owner="w-2"), *rows[1:]]
+    pipeline.cycle = FakeCycle([led(rows, workers), led(rows, workers), led(moved, workers)])
+    stage = Stage(instance, pipeline)
+    assert len(stage().asset_events) == 9
+    assert not stage().asset_events
+    assert kinds(stage()) == {"orders-eu/lease_table": 1, "kinesis/orders": 1, "balanced": 1}
+    quiet = [len(stage().asset_events) for _ in range(9)]
+    assert sum(quiet) == 0
+    assert kinds(stage())["hash_ranges_covered"] == 1
+
+
+def test_hash_keys_that_stay_uncovered_fail_the_check_after_a_grace(instance):
+    pipeline = FakePipeline(cycle=FakeCycle([led(leases(3, ["w-1"])[:2], [worker("w-1")])]))
+    stage = Stage(instance, pipeline)
+    verdicts = [
+        [
+            e.passed
+            for e in stage().asset_events
+            if isinstance(e, dg.AssetCheckEvaluation) and e.check_name == "hash_ranges_covered"
+        ]
+        for _ in range(8)
+    ]
+    assert verdicts[:6] == [[]] * 6
+    assert verdicts[6] == [False]
+
+
+def test_a_lease_whose_owner_is_gone_for_long_fails_the_check(instance):
+    pipeline = FakePipeline(cycle=FakeCycle([led(leases(2, ["w-1", "gone"]), [worker("w-1")])]))
+    stage = Stage(instance, pipeline)
+    verdicts = [
+        e.passed
+        for _ in range(30)
+        for e in stage().asset_events
+        if isinstance(e, dg.AssetCheckEvaluation) and e.check_name == "leases_renewed"
+    ]
+    assert verdicts[0] is True
+    assert verdicts[-1] is False
+
+
+def test_what_workers_said_about_their_lag_is_judged(instance):
+    stage = Stage(instance)
+    stage.run(**{"kcl/lag_millis": "90000"})
+    stage.run(**{"kcl/lag_millis": "5"})
+    (check,) = [
+        e
+        for e in stage().asset_events
+        if isinstance(e, dg.AssetCheckEvaluation) and e.check_name == "lag_below_threshold"
+    ]
+    assert (check.passed, check.asset_key.path) == (False, ["orders-eu", "per_minute"])
+
+
+def test_what_workers_said_about_stalled_shards_is_judged(instance):
+    stage = Stage(instance)
+    stage.run(**{"kcl/stalled_shards": "1"})
+    stage.run(**{"kcl/stalled_shards": "2", "kcl/lag_millis": "5"})
+    (check,) = [
+        e
+        for e in stage().asset_events
+        if isinstance(e, dg.AssetCheckEvaluation) and e.check_name == "lag_below_threshold"
+    ]
+    assert not check.passed
+    assert "stalled shards: 3" in check.description
+
+
+def test_when_another_process_leads_the_tables_are_told_all_the_same(instance):
+    stage = Stage(
+        instance, FakePipeline(cycle=FakeCycle([CycleReport(led=False, lock_owner="orders-1")]))
+    )
+    stage.leases.leases = leases(2, ["w-1"])
+    stage.workers.beat("w-1")
+    result = stage()
+    lease_table = next(e for e in result.asset_events if e.asset_key.path[-1] == "lease_table")
+    assert lease_table.metadata["leases"].value == 2
+    assert lease_table.metadata["leader"].value == "orders-1"
+    assert len(result.run_requests) == 2
+
+
+def test_a_ghost_run_is_closed_and_replaced(instance):
+    stage = Stage(instance)
+    ghost, fine = stage.run(), stage.run()
+    stage.workers.beat(stage.worker_of(ghost), stage.worker_of(fine))
+    requested = []
+    for _ in range(8):
+        stage.workers.beat(stage.worker_of(fine))
+        requested.append(len(stage().run_requests or []))
+    assert instance.get_run_by_id(ghost.run_id).status is S.FAILURE
+    assert instance.get_run_by_id(fine.run_id).status is S.STARTED
+    assert requested.index(1) >= 6
+    assert stage.workers.drained == [stage.worker_of(ghost)]
+
+
+def test_a_run_stuck_in_canceling_is_drained_through_the_table(instance):
+    stage = Stage(instance)
+    stuck = stage.run(S.CANCELING)
+    stage.run()
+    for _ in range(9):
+        stage.workers.beat(stage.worker_of(stuck))
+        assert not stage().run_requests
+    assert set(stage.workers.drained) == {stage.worker_of(stuck)}
+    assert instance.get_run_by_id(stuck.run_id).status is S.CANCELING
+
+
+def test_workers_that_keep_dying_are_replaced_more_slowly_and_the_cursor_remembers(instance):
+    stage = Stage(instance)
+    assert len(stage().run_requests) == 2
+    for _ in range(2):
+        instance.report_run_failed(stage.run())
+    waiting = stage()
+    assert not waiting.run_requests
+    assert "died within a minute" in waiting.skip_reason.skip_message
+    memory = json.loads(waiting.cursor)
+    assert memory["retry_at"] == stage.clock.wall() + 10
+    assert not stage(5.0).run_requests
+    assert len(stage(5.0).run_requests) == 2
+
+
+def test_more_workers_than_the_maximum_are_asked_to_drain(instance):
+    stage = Stage(instance, FakePipeline(workers=FakeFleet(min=1, max=1)))
+    stage.run()
+    newer = stage.run()
+    stage()
+    assert stage.workers.drained == [stage.worker_of(newer)]
+
+
+@pytest.mark.parametrize("error", [NotFoundError("no table"), ThrottledError("slow down")])
+def test_trouble_that_passes_is_told_and_workers_are_still_started(instance, error):
+    stage = Stage(instance, FakePipeline(cycle=FakeCycle([error])))
+    stage.workers.error = error
+    assert len(stage().run_requests) == 2
+    stage.run()
+    stage.run()
+    assert str(error) in stage().skip_reason.skip_message
+
+
+def test_what_only_a_person_can_mend_fails_the_tick_and_the_next_tick_can_go_in(instance):
+    stage = Stage(
+        instance,
+        FakePipeline(
+            cycle=FakeCycle([AccessDeniedError("dynamodb:UpdateItem"), CycleReport(led=False)])
+        ),
+    )
+    with pytest.raises(AccessDeniedError, match="UpdateItem"):
+        stage()
+    assert len(stage().run_requests) == 2
+
+
+def test_a_tick_that_overlaps_one_at_work_does_nothing(instance):
+    stage = Stage(instance)
+    inside, go_on = threading.Event(), threading.Event()
+
+    class Slow(FakeCycle):
+        def run_once(self, deadline_seconds: float) -> CycleReport:
+            inside.set()
+            assert go_on.wait(20)
+            return super().run_once(deadline_seconds)
+
+    stage.pipeline.cycle = Slow([CycleReport(led=False)])
+    slow = threading.Thread(target=stage)
+    slow.start()
+    assert inside.wait(20)
+    overlapping = stage()
+    go_on.set()
+    slow.join(20)
+    assert not overlapping.run_requests
+    assert "still at work" in overlapping.skip_reason.skip_message
+    assert stage.pipeline.cycle.calls == 1
+
+
+def test_the_log_has_what_happened_and_nothing_otherwise(instance, monkeypatch):
+    stage = Stage(instance)
+    stage.run()
+    stage.run()
+    lines = []
+    monkeypatch.setattr(
+        dg.SensorEvaluationContext,
+        "log",
+        property(lambda self: type("Log", (), {"info": staticmethod(lines.append)})),
+    )
+    stage()
+    assert lines == []
+    events = stage.pipeline.built_leaders[0]["events"]
+    events(PlanMade("balanced", 0, 0, 0, 1.0))
+    stage()
+    assert lines == []
+    events(LeaderElected("dagster/x"))
+    stage()
+    assert len(lines) == 1
+    assert "leader_elected owner_name=dagster/x" in lines[0]
+
+
+def test_the_sensor_as_dagster_evaluates_it(instance):
+    pipeline = FakePipeline(cycle=FakeCycle([led(leases(2, ["w"]), [worker("w")])]))
+    defs = build_definitions(pipeline)
+    sensor = defs.resolve_sensor_def("orders_eu_leader")
+    assert sensor.default_status is dg.DefaultSensorStatus.STOPPED
+    assert sensor.minimum_interval_seconds == 4
+    with dg.build_sensor_context(
+        instance=instance, resources=resources(pipeline), definitions=defs, sensor_name=sensor.name
+    ) as context:
+        data = sensor.evaluate_tick(context)
+    assert len(data.run_requests) == 2
+    assert len(data.asset_events) == 9
+    assert data.run_requests[0].run_config == {
+        "ops": {"orders_eu__per_minute": {"config": {"mode": "continuous"}}}
+    }
+    assert (
+        build_definitions(pipeline, leader_default_running=True)
+        .resolve_sensor_def(sensor.name)
+        .default_status
+        is dg.DefaultSensorStatus.RUNNING
+    )

@@ -1,0 +1,434 @@
+"""Options, offsets, batch ranges and the reading of a range, without Spark."""
+
+from __future__ import annotations
+
+import json
+import random
+from datetime import UTC, datetime
+
+import pyarrow as pa
+import pytest
+from pyspark.sql.datasource import InputPartition
+
+from kcl_pipeline.errors import RecordsLostError, SettingsError, ThrottledError, UnavailableError
+from kcl_pipeline.kinesis.client import RECORD_SCHEMA, RecordsPage
+from kcl_pipeline.position import TRIM_HORIZON, Position
+from kcl_pipeline.shards import MAX_HASH_KEY, HashKeyRange, Shard, StreamId
+from kcl_pipeline.spark.data_source.batch import plan_ranges
+from kcl_pipeline.spark.data_source.lineage import children_in
+from kcl_pipeline.spark.data_source.offsets import ShardOffset, offset_from_json, offset_to_json
+from kcl_pipeline.spark.data_source.options import check_mode, parse_options
+from kcl_pipeline.spark.data_source.plan import Limit, Piece, read_rules
+from kcl_pipeline.spark.data_source.read import ReadRange, read_range, up_to_position
+from kcl_pipeline.spark.data_source.tasks import KinesisPartition, partitions_of, read_partition
+from kcl_pipeline.testing.kinesis.client import InMemoryKinesis
+from tests.support.data_source_world import DAY, Query, World, data, rows_of
+from tests.support.kpl_encoder import aggregate_of
+
+ZERO = "shardId-000000000000"
+ALL = HashKeyRange(0, MAX_HASH_KEY)
+COLUMNS = {
+    "stream": "a",
+    "shard_id": ZERO,
+    "sequence_number": "1",
+    "sub_sequence_number": 0,
+    "partition_key": "k",
+    "data": b"d",
+} | {"approximate_arrival_timestamp": datetime.fromtimestamp(0, UTC)}
+
+
+def read_all(world: World, **options: str) -> list[bytes]:
+    """What `spark.read` gives."""
+    parsed = parse_options({"streamName": "orders"} | options)
+    stream = world.kinesis.resolve_stream("orders", multi_stream=False)
+    rows = []
+    for wanted in plan_ranges(world.kinesis, stream, parsed):
+        for table in read_range(
+            world.kinesis, wanted, read_rules(parsed), world.clock, random.Random(1)
+        ):
+            rows += [row[3] for row in rows_of(table)]
+    return rows
+
+
+def numbered(count: int, start: int = 0) -> list[bytes]:
+    return [f"{i}".encode() for i in range(start, start + count)]
+
+
+# -- options
+# ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({}, "neither streamName nor streamArn is set; write option"),
+        (
+            {"streamName": "a", "streamArn": "arn:aws:kinesis:r:1:stream/a"},
+            "streamName and streamArn are both set",
+        ),
+        ({"streamName": "a,a"}, "option streamName='a,a' names no stream, or one twice"),
+        (
+            {"streamName": "a", "path": "b"},
+            r"load\('b'\) names a path, which Kinesis has not; write option\('streamName', 'b'\)",
+        ),
+        (
+            {"streamName": "a", "endpoint": "http://x"},
+            "option endpoint='http://x' is not known. Did you mean endpointUrl",
+        ),
+        (
+            {"streamName": "a", "zzzzzzzz": "1"},
+            "option zzzzzzzz='1' is not known. Write one of accessKeyId, ",
+        ),
+        (
+            {"streamName": "a", "maxRecordsPerTrigger": "0"},
+            (
+                "option maxRecordsPerTrigger='0' cannot be used. Write a whole number of "
+                "records, 1 or more"
+            ),
+        ),
+        (
+            {"streamName": "a", "maxrecordspertrigger": "x"},
+            "option maxRecordsPerTrigger='x' cannot be used. Write a whole number",
+        ),
+        (
+            {"streamName": "a", "maxBytesPerTrigger": "10 apples"},
+            "option maxBytesPerTrigger='10 apples' cannot be used. Write a size such as 64m",
+        ),
+        (
+            {"streamName": "a", "endpointUrl": "localhost"},
+            "option endpointUrl='localhost' cannot be used. Write http",
+        ),
+        (
+            {"streamName": "a", "startingPosition": "earliest"},
+            "option startingPosition='earliest' cannot be used. Write TRIM_HORIZON, LATEST, ",
+        ),
+        (
+            {"streamName": "a", "startingPosition": "AT_TIMESTAMP 2026-01-01T00:00"},
+            (
+                r"option startingPosition=.* cannot be used \('2026-01-01T00:00' has no time "
+                r"zone\). Write"
+            ),
+        ),
+        (
+            {"streamName": "a", "startingPosition": '{"a": {"s-0": {"sequenceNumber": "x"}}}'},
+            (
+                r"option startingPosition=.* cannot be used \(s-0: 'x' is neither a Kinesis "
+                r"sequence number"
+            ),
+        ),
+        (
+            {"streamName": "a", "startingPosition": "{"},
+            r"option startingPosition='{' cannot be used \(it is not JSON",
+        ),
+        (
+            {"streamName": "a", "endingPosition": "TRIM_HORIZON"},
+            "option endingPosition='TRIM_HORIZON' would end before the first record; write LATEST",
+        ),
+        (
+            {"streamName": "a", "accessKeyId": "k"},
+            "option secretAccessKey is not set, but its other half is",
+        ),
+        (
+            {"streamName": "a", "failOnDataLoss": "perhaps"},
+            "option failOnDataLoss='perhaps' cannot be used. Write true or false",
+        ),
+    ],
+)
+def test_a_wrong_option_says_what_to_write(options: dict[str, str], sentence: str) -> None:
+    with pytest.raises(SettingsError, match=f"^{sentence}"):
+        parse_options(options)
+
+
+def test_a_secret_is_not_in_the_sentence() -> None:
+    with pytest.raises(SettingsError) as caught:
+        parse_options({"streamName": "a", "accessKeyId": "k", "secretAccessKey": ""})
+    assert (
+        str(caught.value)
+        == "option secretAccessKey=… cannot be used. Write a secret access key, together "
+        "with accessKeyId."
+    )
+    assert "hunter2" not in repr(
+        parse_options(
+            {
+                "streamName": "a",
+                "accessKeyId": "k",
+                "secretAccessKey": "hunter2",
+                "sessionToken": "hunter2",
+            }
+        )
+    )
+
+
+def test_options_as_spark_people_write_them() -> None:
+    options = parse_options(
+        {
+            "STREAMNAME": "a, b",
+            "maxbytespertrigger": "2m",
+            "failOnDataLoss": "FALSE",
+            "startingPosition": "trim_horizon",
+        }
+    )
+    assert (options.streams, options.max_bytes_per_trigger, options.fail_on_data_loss) == (
+        ("a", "b"),
+        2 * 1024 * 1024,
+        False,
+    )
+    assert options.starting_position.kind == "TRIM_HORIZON"
+
+
+def test_options_of_the_other_mode() -> None:
+    given = {"streamName": "a", "maxRecordsPerTrigger": "5"}
+    with pytest.raises(
+        SettingsError,
+        match=r"option maxRecordsPerTrigger is for spark.readStream; leave it out, or bound "
+        r"a batch by endingPosition",
+    ):
+        check_mode(parse_options(given), given, "batch")
+    given = {"streamName": "a", "startingPosition": "LATEST"}
+    check_mode(parse_options(given), given, "stream")
+    with pytest.raises(SettingsError, match="startingPosition='LATEST' leaves nothing to read"):
+        check_mode(parse_options(given), given, "batch")
+
+
+def test_offsets_survive_spark_s_log() -> None:
+    offset = {
+        "b": {
+            "shardId-1": ShardOffset(Position("123", 4), None, "120", 5, ended=True),
+            "shardId-0": ShardOffset(TRIM_HORIZON),
+        },
+        "a": {"shardId-0": ShardOffset(Position("AT_TIMESTAMP"), 17)},
+    }
+    text = json.dumps(offset_to_json(offset))
+    assert offset_from_json(json.loads(text)) == offset
+    assert json.dumps(offset_to_json(offset_from_json(json.loads(text)))) == text
+    assert list(json.loads(text)["b"]) == ["shardId-0", "shardId-1"]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        [],
+        {},
+        {"a": 1},
+        {"a": {"s": {"x": 1}}},
+        {"a": {"s": {"sequenceNumber": "AT_TIMESTAMP"}}},
+        {"a": {"s": "SHARD_END"}},
+    ],
+)
+def test_what_is_no_offset(wrong: object) -> None:
+    with pytest.raises(ValueError, match=r"offsets are written|AT_TIMESTAMP|SHARD_END"):
+        offset_from_json(wrong)
+
+
+# -- spark.read
+# ----------------------------------------------------------------------------
+
+
+def test_reads_all_shards_also_closed_ones_to_the_tip() -> None:
+    world = World(2)
+    world.put(*numbered(20))
+    world.split(ZERO)
+    world.put(*numbered(20, 20), aggregate_of([("a", None, b"100"), ("a", None, b"101")]))
+    assert sorted(read_all(world, maxRecordsPerFetch="3"), key=int) == [
+        *numbered(40),
+        b"100",
+        b"101",
+    ]
+
+
+class Busy(InMemoryKinesis):
+    """Every look at the stream brings ten records more than it can take away."""
+
+    def get_records(self, stream, shard_id, iterator, limit) -> RecordsPage:
+        for i in range(limit + 10):
+            self.model.call(
+                "PutRecord", StreamName=stream.name, PartitionKey="k", Data=f"new-{i}".encode()
+            )
+        return super().get_records(stream, shard_id, iterator, limit)
+
+
+def test_a_busy_stream_does_not_keep_a_batch_read_for_ever() -> None:
+    world = World(1)
+    for i in range(40):
+        world.put(f"{i}".encode())
+        world.clock.advance(0.05)
+    world.kinesis = Busy(world.model)
+    rows = read_all(world, maxRecordsPerFetch="5")
+    assert set(numbered(40)) <= set(rows)
+    assert len(rows) < 100
+
+
+def test_reads_between_two_times() -> None:
+    world = World(1)
+    moments = []
+    for i in range(5):
+        moments.append(datetime.fromtimestamp(world.clock.wall(), UTC).isoformat())
+        world.put(f"{i}".encode())
+        world.clock.advance(10)
+    between = {
+        "startingPosition": f"AT_TIMESTAMP {moments[1]}",
+        "endingPosition": f"AT_TIMESTAMP {moments[4]}",
+    }
+    assert read_all(world, **between) == [b"1", b"2", b"3"]
+    assert read_all(world, **between, maxRecordsPerFetch="1") == [b"1", b"2", b"3"]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_offsets_of_a_stream_s_batch_read_that_batch(seed: int) -> None:
+    rng = random.Random(seed)
+    world = World(2)
+    query = Query(world, maxRecordsPerFetch="4")
+    batches = []
+    for turn in range(40):
+        world.put(*numbered(rng.randint(0, 5), turn * 10))
+        if turn % 12 == 5:
+            world.split(rng.choice(world.open_shards()).shard_id)
+        rows = query.batch(Limit(max_records=rng.randint(1, 8)))
+        batches += [] if rows is None else [rows]
+    for number in range(1, len(batches)):
+        between = {"startingPosition": query.log[number - 1], "endingPosition": query.log[number]}
+        assert sorted(read_all(world, **between)) == sorted(data([batches[number]]))
+    assert sorted(read_all(world, endingPosition=query.log[-1])) == sorted(data(batches))
+
+
+# -- one range
+# ----------------------------------------------------------------------------
+
+
+class Failing(InMemoryKinesis):
+    """Fails so many times before each answer."""
+
+    def __init__(self, world: World, *failures: Exception) -> None:
+        super().__init__(world.model)
+        self._failures = failures
+        self._left = list(failures)
+
+    def get_records(self, stream, shard_id, iterator, limit) -> RecordsPage:
+        if self._left:
+            raise self._left.pop()
+        self._left = list(self._failures)
+        return super().get_records(stream, shard_id, iterator, limit)
+
+
+def whole(world: World, through: str | None = None, **options: str) -> list[bytes]:
+    stream = world.kinesis.resolve_stream("orders", multi_stream=False)
+    wanted = ReadRange(
+        stream, ZERO, ALL, ShardOffset(TRIM_HORIZON), None if through is None else Position(through)
+    )
+    rules = read_rules(parse_options({"streamName": "orders", "maxRecordsPerFetch": "2"} | options))
+    return [
+        row[3]
+        for table in read_range(world.kinesis, wanted, rules, world.clock, random.Random(1))
+        for row in rows_of(table)
+    ]
+
+
+def test_throttling_and_failures_are_waited_out_within_bounds() -> None:
+    world = World(1)
+    world.put(*numbered(7))
+    world.kinesis = Failing(
+        world, ThrottledError("slow down"), UnavailableError("502"), ThrottledError("slow down")
+    )
+    assert whole(world) == numbered(7)
+    world.kinesis = Failing(world, *[ThrottledError("slow down")] * 1000)
+    began = world.clock.monotonic()
+    with pytest.raises(ThrottledError):
+        whole(world, retryTimeoutInMillis="30000")
+    assert 10 <= world.clock.monotonic() - began <= 40
+
+
+def test_an_expired_iterator_is_made_anew() -> None:
+    world = World(1)
+    world.put(*numbered(6))
+
+    class Slow(InMemoryKinesis):
+        def get_records(self, stream, shard_id, iterator, limit) -> RecordsPage:
+            page = super().get_records(stream, shard_id, iterator, limit)
+            world.clock.advance(301)
+            return page
+
+    world.kinesis = Slow(world.model)
+    assert whole(world) == numbered(6)
+
+
+def test_a_range_ends_exactly_inside_an_aggregate() -> None:
+    world = World(1)
+    (number,) = world.put(aggregate_of([("a", None, v) for v in numbered(4)]), key="a")
+    stream = world.kinesis.resolve_stream("orders", multi_stream=False)
+    rules = read_rules(parse_options({"streamName": "orders"}))
+    wanted = ReadRange(stream, ZERO, ALL, ShardOffset(Position(number, 0)), Position(number, 2))
+    (table,) = read_range(world.kinesis, wanted, rules, world.clock, random.Random(1))
+    assert [row[3] for row in rows_of(table)] == [b"1", b"2"]
+    for last in range(4):
+        assert up_to_position(table, Position(number, last)).num_rows == min(last, 2)
+
+
+def test_a_range_whose_end_is_gone() -> None:
+    world = World(1)
+    number = world.put(b"a")[0]
+    world.clock.advance(2 * DAY)
+    with pytest.raises(
+        RecordsLostError,
+        match=f"{ZERO} of orders after TRIM_HORIZON through {number} cannot be read again",
+    ):
+        whole(world, number)
+    assert whole(world, number, failOnDataLoss="false") == []
+
+
+# -- what tasks are given
+# ----------------------------------------------------------------------------
+
+
+def test_a_task_gives_spark_no_empty_batch() -> None:
+    """Spark takes an empty batch for the end of the rows."""
+    rows = RECORD_SCHEMA.empty_table()
+    table = pa.Table.from_pylist(
+        [dict.fromkeys(RECORD_SCHEMA.names, None) | COLUMNS], schema=RECORD_SCHEMA
+    )
+    (partition,) = partitions_of([Piece((rows, table, rows, table), 10, None)])
+    batches = list(read_partition(partition, parse_options({"streamName": "a"}), RECORD_SCHEMA))
+    assert sum(batch.num_rows for batch in batches) == 2
+    assert all(batch.num_rows for batch in batches)
+    assert (
+        list(
+            read_partition(InputPartition(None), parse_options({"streamName": "a"}), RECORD_SCHEMA)
+        )
+        == []
+    )
+
+
+def test_small_pieces_go_together() -> None:
+    table = RECORD_SCHEMA.empty_table()
+    wanted = ReadRange(StreamId("a"), ZERO, ALL, ShardOffset(TRIM_HORIZON))
+    pieces = [Piece((table,), size, None) for size in (1000, 2000, 3 * 2**20, 2**20, 1)] + [
+        Piece((table,), 5, wanted),
+        Piece((), 0, wanted),
+    ]
+    tasks = partitions_of(pieces)
+    assert sorted(len(task.parts) for task in tasks if isinstance(task, KinesisPartition)) == [
+        1,
+        1,
+        2,
+        3,
+    ]
+    assert (
+        sum(
+            part.rest is wanted
+            for task in tasks
+            if isinstance(task, KinesisPartition)
+            for part in task.parts
+        )
+        == 2
+    )
+
+
+def test_a_listing_from_the_middle_of_a_reshard_names_no_children() -> None:
+    middle = 2**127
+    parent = Shard(ZERO, ALL, "1", "2")
+    left = Shard("shardId-000000000001", HashKeyRange(0, middle - 1), "3", None, ZERO)
+    right = Shard("shardId-000000000002", HashKeyRange(middle, MAX_HASH_KEY), "3", None, ZERO)
+    assert children_in([parent, left], ZERO) == ()
+    assert [child.shard_id for child in children_in([parent, left, right], ZERO)] == [
+        left.shard_id,
+        right.shard_id,
+    ]

@@ -1,0 +1,202 @@
+"""Isolating the records that a Spark transform fails on: few jobs, no files, few log lines."""
+
+from __future__ import annotations
+
+import json
+import random
+import threading
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import functions as f
+
+from kcl_pipeline.errors import SinkError, TransformFailedError
+from kcl_pipeline.spark.job_errors import classified
+from kcl_pipeline.spark.probes import SparkProbe
+from kcl_pipeline.spark.writer import SparkBatchWriter, transformed
+from tests.spark.test_writer import batch, records
+
+GOOD, BAD = b'{"amount": "1"}', b'{"amount": '
+
+
+def failfast(frame):
+    """Fails in the JVM."""
+    parsed = f.from_json(f.col("data").cast("string"), "amount string", {"mode": "FAILFAST"})
+    return frame.select(parsed.alias("order")).select("order.*")
+
+
+def in_python(frame):
+    """Fails in a Python worker."""
+    amount = f.udf(lambda data: float(json.loads(data)["amount"]), "double")
+    return frame.select(amount("data").alias("amount"))
+
+
+def grouped(frame):
+    """Fails before a shuffle."""
+    return failfast(frame).groupBy("amount").count()
+
+
+def with_maps(frame):
+    """Has columns that Spark cannot hash."""
+    return failfast(frame).select(
+        f.create_map(f.lit("a"), "amount").alias("m"),
+        f.array(f.create_map(f.lit("a"), "amount")).alias("a"),
+        f.struct("amount").alias("s"),
+        f.col("amount").alias("twice"),
+        f.col("amount").alias("twice"),
+    )
+
+
+def on_the_driver(frame):
+    """Fails while it is called, depending on the records."""
+    if frame.where(f.length("data") != len(GOOD)).count():
+        raise ValueError("a record of another length")
+    return frame
+
+
+@pytest.mark.parametrize(
+    ("transform", "error"),
+    [
+        (failfast, "Unexpected end-of-input"),
+        (in_python, "JSONDecodeError"),
+        (grouped, "Unexpected end-of-input"),
+        (with_maps, "Unexpected end-of-input"),
+        (on_the_driver, "ValueError: a record of another length"),
+    ],
+)
+def test_the_parts_that_fail_are_told_from_the_others(spark, tmp_path: Path, transform, error):
+    writer = SparkBatchWriter(spark, transform, str(tmp_path / "t"))
+    parts = [records(*([GOOD] * 3)) for _ in range(12)]
+    parts[4] = records(GOOD, BAD, GOOD)
+    parts[9] = records(BAD)
+    found = writer.probe(parts)
+    assert [number for number, text in enumerate(found) if text is not None] == [4, 9]
+    assert error in found[4]
+    assert "on 1 records" not in found[9]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_part_is_one_partition_and_the_setting_for_it_is_put_back(spark):
+    seen = []
+
+    def counted(frame):
+        seen.append(frame.rdd.getNumPartitions())
+        return frame
+
+    key = "spark.sql.execution.arrow.localRelationThreshold"
+    before = spark.conf.get(key, None)
+    probe = SparkProbe(spark, lambda frame, n: transformed(frame, counted, n), classified)
+    chunked = pa.concat_tables([records(GOOD), records(GOOD, GOOD)])
+    assert probe.errors([chunked] * 10) == [None] * 10
+    assert sum(seen) == 10
+    assert len(seen) == spark.sparkContext.defaultParallelism
+    assert spark.conf.get(key, None) == before
+    assert probe.errors([]) == []
+
+
+def test_the_transform_is_called_in_the_callers_thread_only(spark):
+    threads = set()
+
+    def noting(frame):
+        threads.add(threading.get_ident())
+        return grouped(frame)
+
+    probe = SparkProbe(spark, lambda frame, n: transformed(frame, noting, n), classified)
+    assert probe.errors([records(GOOD)] * 4) == [None] * 4
+    assert threads == {threading.get_ident()}
+
+
+def test_an_error_of_spark_itself_is_raised(spark):
+    def failing(error: Exception, _records: int) -> SinkError:
+        return SinkError(f"Spark is gone: {type(error).__name__}")
+
+    probe = SparkProbe(spark, lambda frame, n: transformed(frame, failfast, n), failing)
+    with pytest.raises(SinkError, match="Spark is gone"):
+        probe.errors([records(GOOD), records(BAD)])
+
+
+def test_thirty_bad_records_of_fifty_thousand_are_found_with_few_jobs(spark):
+    """The seconds depend on the machine; `python -m benchmarks.isolation` prints them."""
+    from benchmarks.isolation import isolate  # noqa: PLC0415 (only here)
+
+    result = isolate(spark, records=4_000, bad=6, transform="jvm", seed=7)
+    assert result.found == result.expected
+    assert result.jobs < 220
+    assert result.files == 0
+
+
+def test_a_failed_write_leaves_no_files(spark, tmp_path: Path):
+    writer = SparkBatchWriter(spark, failfast, str(tmp_path / "t"))
+    good = [GOOD] * 200
+    random.Random(1).shuffle(good)
+    with pytest.raises(TransformFailedError):
+        writer.write(batch(*good, BAD))
+    assert [path for path in (tmp_path / "t").rglob("*") if path.is_file()] == []
+
+
+class TestRejectedRows:
+    @staticmethod
+    def typed(frame):
+        order = f.from_json(f.col("data").cast("string"), "amount string")
+        return frame.select(
+            order.alias("order"),
+            f.when(f.col("order.amount").isNull(), "not an order").alias("_error"),
+            *[f.col(name).alias(f"_{name}") for name in POSITION],
+        ).select("order.amount", "_error", *[f"_{name}" for name in POSITION])
+
+    def test_one_job_gives_the_files_and_the_rejected_rows(self, spark, tmp_path: Path):
+        evaluations = spark.sparkContext.accumulator(0)
+        count = f.udf(lambda data: evaluations.add(1) or data, "binary").asNondeterministic()
+
+        def counted(frame):
+            return self.typed(frame.withColumn("data", count("data")))
+
+        writer = SparkBatchWriter(spark, counted, str(tmp_path / "t"))
+        given = batch(GOOD, BAD, GOOD, b"\xff")
+        written = writer.write(given)
+        assert written.schema.names == ["amount"]
+        assert written.rows == 2
+        assert evaluations.value == 4, "each record is evaluated once"
+        rows = written.rejected.sort_by("sequence_number").to_pylist()
+        numbers = given.records["sequence_number"].to_pylist()
+        assert [row["sequence_number"] for row in rows] == [numbers[1], numbers[3]]
+        assert {row["error"] for row in rows} == {"not an order"}
+        tables = [pa.parquet.read_table(tmp_path / "t" / file.path) for file in written.files]
+        assert pa.concat_tables(tables).to_pydict() == {"amount": ["1", "1"]}
+
+    def test_partition_columns_and_positions_may_be_columns_of_the_table(
+        self, spark, tmp_path: Path
+    ):
+        def by_shard(frame):
+            return frame.select(
+                *POSITION,
+                "data",
+                f.when(f.col("data") == f.lit(BAD), "bad").alias("_error"),
+            )
+
+        writer = SparkBatchWriter(spark, by_shard, str(tmp_path / "t"), ("shard_id",))
+        written = writer.write(batch(GOOD, BAD))
+        assert written.schema.names == [*POSITION, "data"]
+        [file] = written.files
+        assert file.partition_values == {"shard_id": "shardId-000000000001"}
+        assert written.rejected.num_rows == 1
+
+    def test_no_rejected_row_is_none_and_all_rejected_is_no_file(self, spark, tmp_path: Path):
+        writer = SparkBatchWriter(spark, self.typed, str(tmp_path / "t"))
+        assert writer.write(batch(GOOD, GOOD)).rejected is None
+        none_good = writer.write(batch(BAD, BAD))
+        assert (none_good.files, none_good.rows) == ((), 0)
+        assert none_good.rejected.num_rows == 2
+        assert none_good.schema.names == ["amount"]
+
+    def test_a_missing_position_is_told_before_anything_runs(self, spark, tmp_path: Path):
+        writer = SparkBatchWriter(
+            spark, lambda frame: self.typed(frame).drop("_shard_id"), str(tmp_path / "t")
+        )
+        with pytest.raises(TransformFailedError, match="_error without shard_id"):
+            writer.write(batch(GOOD))
+        assert list(tmp_path.iterdir()) == []
+
+
+POSITION = ("shard_id", "sequence_number", "sub_sequence_number")

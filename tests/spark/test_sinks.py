@@ -1,0 +1,241 @@
+"""Maintenance beside waiting batches, the user's own sink, and the same table in an object
+store.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import boto3
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+from moto.server import ThreadedMotoServer
+
+from kcl_pipeline.batch import Batch, CommitEntry, CommitOutcome, ShardRange, TxnVersions
+from kcl_pipeline.delta.announcements import FOLDER, Claim
+from kcl_pipeline.delta.arrow_writer import ArrowBatchWriter
+from kcl_pipeline.delta.maintenance import Compacted, compact, vacuum
+from kcl_pipeline.delta.sink import DeltaCommitter, DeltaSink
+from kcl_pipeline.delta.storage.storage import open_storage
+from kcl_pipeline.errors import SettingsError, SinkError, TransformFailedError
+from kcl_pipeline.position import TRIM_HORIZON, Position
+from kcl_pipeline.spark.foreach import BatchIdentity, ForeachBatch, ForeachBatchSink, parquet_sink
+from kcl_pipeline.spark.writer import SparkBatchWriter
+from tests.delta.test_sink import NoWait, ids, written
+from tests.support.announcing import announce
+
+SCHEMA = pa.schema([("id", pa.int64())])
+NONE = TxnVersions()
+
+
+def committer(uri: str, **settings: object) -> DeltaCommitter:
+    return DeltaCommitter(DeltaSink(uri, **settings), "app", clock=NoWait(), rng=random.Random(1))  # type: ignore[arg-type]
+
+
+def age(path: Path, hours: float) -> None:
+    then = time.time() - hours * 3600
+    os.utime(path, (then, then))
+
+
+def test_compaction_keeps_rows_and_numbers_and_stops_nobody(tmp_path: Path) -> None:
+    uri = str(tmp_path / "t")
+    sink = committer(uri)
+    sink.ensure_table(SCHEMA)
+    for turn in range(1, 6):
+        sink.commit(written(uri, turn), [CommitEntry("a", turn, TxnVersions(turn - 1 or None))])
+    prepared = written(uri, 6)
+    assert compact(uri) == Compacted(5, 1)
+    assert compact(uri) == Compacted(0, 0)
+    assert sink.commit(prepared, [CommitEntry("a", 6, TxnVersions(5))]).version is not None
+    assert ids(uri) == [1, 2, 3, 4, 5, 6]
+
+
+def test_vacuum_takes_old_rubbish_and_leaves_what_may_still_land(tmp_path: Path) -> None:
+    uri = str(tmp_path / "t")
+    sink = committer(uri)
+    sink.ensure_table(SCHEMA)
+    sink.commit(written(uri, 1), [CommitEntry("a", 1, NONE)])
+    waiting, given_up, forgotten = written(uri, 2), written(uri, 3), written(uri, 4)
+    young = announce(sink, written(uri, 5).files, Claim("app/y", "app/y/fence", 1, NONE))
+    old = announce(sink, forgotten.files, Claim("app/o", "app/o/fence", 1, NONE))
+    for batch in (given_up, forgotten):
+        age(Path(uri) / batch.files[0].path, 50)
+    age(Path(uri) / old.name, 50)
+    doomed = sorted(batch.files[0].path for batch in (given_up, forgotten))
+    assert sorted(vacuum(uri, 49, dry_run=True)) == doomed
+    assert (Path(uri) / old.name).exists()
+    assert sorted(vacuum(uri, 49)) == doomed
+    assert [file.name for file in (Path(uri) / FOLDER).iterdir()] == [Path(young.name).name]
+    assert sink.commit(waiting, [CommitEntry("a", 2, TxnVersions(1))]).version is not None
+    assert sink.fence("y", NONE) is None, "the young announcement still lands"
+    assert ids(uri) == [1, 2, 5]
+    with pytest.raises(SettingsError, match="retention_hours=0"):
+        vacuum(uri, 0)
+    with pytest.raises(SinkError, match="could not open"):
+        compact(str(tmp_path / "none"))
+
+
+def orders(*payloads: bytes) -> Batch:
+    ranges = (ShardRange("shard-1", TRIM_HORIZON, Position("7")),)
+    return Batch(
+        "b1",
+        ranges,
+        pa.table(
+            {
+                "id": pa.array(range(len(payloads)), pa.int64()),
+                "data": pa.array(payloads, pa.binary()),
+            }
+        ),
+    )
+
+
+def test_the_users_function_gets_the_frame_and_the_identity(spark, tmp_path: Path) -> None:
+    seen: list[tuple[list[int], BatchIdentity]] = []
+    each = ForeachBatch(
+        spark,
+        ForeachBatchSink(
+            lambda frame, identity: seen.append(([row.n for row in frame.collect()], identity))
+        ),
+        lambda f: f.selectExpr("count(*) n"),
+    )
+    batch = orders(b"x", b"y")
+    written_ = each.write(batch)
+    assert (written_.rows, written_.schema.names, seen) == (1, ["n"], [])
+    each.ensure_table(written_.schema)
+    entries = [CommitEntry("shard-1", 4, each.numbers(["shard-1"])["shard-1"])]
+    assert each.commit(written_, entries) == CommitOutcome(1)
+    assert seen == [([2], BatchIdentity("b1", batch.ranges, {"shard-1": 4}))]
+    assert each.commit(written_, entries) == CommitOutcome(1), "known as done in this process"
+    assert len(seen) == 1
+    assert each.commit(each.write(batch), [CommitEntry("shard-1", 5, NONE)]) == CommitOutcome(
+        None, ("shard-1",)
+    )
+    successor = ForeachBatch(spark, ForeachBatchSink(lambda *_: None))
+    assert successor.numbers(["shard-1"]) == {"shard-1": NONE}
+    assert successor.fence("shard-1", NONE) == NONE
+    assert each.fence("shard-1", NONE) is None
+
+
+def test_failures_of_the_transform_and_of_the_function_are_told_apart(
+    spark, tmp_path: Path
+) -> None:
+    calls = []
+
+    def fails_once(frame, _identity) -> None:
+        calls.append(frame.count())
+        if len(calls) == 1:
+            raise ConnectionError("store is down\nsecond line")
+
+    each = ForeachBatch(
+        spark,
+        ForeachBatchSink(fails_once, str(tmp_path / "dead")),
+        lambda f: f.selectExpr("cast(cast(data as string) as int) n"),
+    )
+    with pytest.raises(TransformFailedError, match="CAST_INVALID_INPUT"):
+        each.write(orders(b"x"))
+    batch = each.write(orders(b"5"))
+    with pytest.raises(SinkError, match=r"ConnectionError: store is down$"):
+        each.commit(batch, [CommitEntry("shard-1", 4, NONE)])
+    assert each.commit(batch, [CommitEntry("shard-1", 4, NONE)]) == CommitOutcome(1)
+    assert calls == [1, 1]
+    each.write_dead_letters(pa.table({"data": [b"x"], "error": ["no"]}))
+    assert DeltaTable(str(tmp_path / "dead")).to_pyarrow_table().num_rows == 1
+    with pytest.raises(SinkError, match="dead_letter_uri"):
+        ForeachBatch(spark, ForeachBatchSink(lambda *_: None)).write_dead_letters(
+            pa.table({"data": [b"x"]})
+        )
+    with pytest.raises(SettingsError, match="is not a function"):
+        ForeachBatchSink("print")  # type: ignore[arg-type]
+
+
+def test_plain_parquet_appends(spark, tmp_path: Path) -> None:
+    each = ForeachBatch(spark, parquet_sink(str(tmp_path / "plain"), ("id",)))
+    for number in (1, 2):
+        each.commit(
+            each.write(orders(b"x", b"y")),
+            [CommitEntry("shard-1", number, each.numbers(["shard-1"])["shard-1"])],
+        )
+    assert spark.read.parquet(str(tmp_path / "plain")).count() == 4
+
+
+@pytest.fixture(scope="module")
+def bucket() -> Iterator[tuple[str, dict[str, str]]]:
+    """A bucket of an S3 server on this machine, and the options to reach it."""
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    endpoint = f"http://{host}:{port}"
+    keys = {
+        "aws_access_key_id": "test",
+        "aws_secret_access_key": "test",
+        "region_name": "us-east-1",
+    }
+    boto3.client("s3", endpoint_url=endpoint, **keys).create_bucket(Bucket="lake")
+    options = {"AWS_ENDPOINT_URL": endpoint, "AWS_ALLOW_HTTP": "true", "AWS_REGION": "us-east-1"}
+    yield "s3://lake", options | {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test"}
+    server.stop()
+
+
+def test_the_protocol_holds_in_an_object_store(bucket: tuple[str, dict[str, str]]) -> None:
+    root, options = bucket
+    uri = f"{root}/orders"
+    writer = ArrowBatchWriter(None, uri, storage_options=options)
+
+    def file(ident: int):
+        return writer.write(Batch("b", (), pa.table({"id": pa.array([ident], pa.int64())})))
+
+    sink, rival = (committer(uri, storage_options=options) for _ in range(2))
+    assert sink.numbers(["a"]) == {"a": NONE}
+    sink.ensure_table(SCHEMA)
+    rival.ensure_table(SCHEMA)
+    assert sink.commit(file(1), [CommitEntry("a", 1, NONE)]).version == 1
+    assert rival.commit(file(2), [CommitEntry("b", 1, NONE)]).version == 2
+    assert rival.fence("a", TxnVersions(1)) == TxnVersions(1, 1)
+    assert sink.commit(file(3), [CommitEntry("a", 2, TxnVersions(1))]) == CommitOutcome(
+        None, ("a",)
+    )
+    announce(rival, file(4).files, Claim("app/c", "app/c/fence", 9, NONE))
+    sink._pace.lost(2)
+    assert sink.commit(file(5), [CommitEntry("a", 2, TxnVersions(1, 1))]).version == 4
+    assert rival.numbers(["c"]) == {"c": TxnVersions(9)}
+    assert sorted(
+        DeltaTable(uri, storage_options=options).to_pyarrow_table()["id"].to_pylist()
+    ) == [1, 2, 4, 5]
+    storage = open_storage(uri, options)
+    assert storage.list(FOLDER) == []
+    assert storage.size("nothing") is None
+    with pytest.raises(FileNotFoundError):
+        storage.read("nothing")
+    storage.delete("nothing")
+    sink.write_dead_letters(pa.table({"error": ["no"]}))
+    assert (
+        DeltaTable(f"{uri}_dead_letters", storage_options=options).to_pyarrow_table().num_rows == 1
+    )
+
+
+def test_spark_writes_into_an_object_store_without_jars(
+    spark, bucket: tuple[str, dict[str, str]]
+) -> None:
+    root, options = bucket
+    uri = f"{root}/parted"
+    batch = SparkBatchWriter(
+        spark,
+        lambda frame: frame.selectExpr("id", "cast(data as string) kind"),
+        uri,
+        ("kind",),
+        options,
+    ).write(orders(b"x", b"y", b"x"))
+    assert sorted((file.rows, file.partition_values["kind"]) for file in batch.files) == [
+        (1, "y"),
+        (2, "x"),
+    ]
+    sink = committer(uri, partition_by=("kind",), storage_options=options)
+    sink.ensure_table(batch.schema)
+    assert sink.commit(batch, [CommitEntry("a", 1, NONE)]).version == 1
+    rows = DeltaTable(uri, storage_options=options).to_pyarrow_table().sort_by("id").to_pylist()
+    assert rows == [{"id": 0, "kind": "x"}, {"id": 1, "kind": "y"}, {"id": 2, "kind": "x"}]

@@ -1,0 +1,129 @@
+"""A worker without Spark and threads: in-memory tables, a virtual clock, range jobs in this
+process, and a table that shows every row.
+"""
+
+from __future__ import annotations
+
+import random
+
+from kcl_pipeline.config import ConsumerSettings
+from kcl_pipeline.kinesis.ranges import RangeReader
+from kcl_pipeline.leader.cycle import LeaderCycle
+from kcl_pipeline.testing.clock import VirtualClock
+from kcl_pipeline.testing.kinesis.client import InMemoryKinesis
+from kcl_pipeline.testing.kinesis.model import KinesisModel
+from kcl_pipeline.testing.range_jobs import InlineRangeJobs
+from kcl_pipeline.testing.sink import InMemorySink, MemoryBatchWriter, MemoryTable
+from kcl_pipeline.testing.tables import (
+    InMemoryCoordinatorStateTable,
+    InMemoryLeaseTable,
+    InMemoryWorkerMetricsTable,
+)
+from kcl_pipeline.worker.worker import Worker, WorkerDependencies
+
+
+class Jobs(InlineRangeJobs):
+    """Keeps what was asked for; `before` runs first, `after` may change what comes back."""
+
+    def __init__(self, reader, writer):
+        super().__init__(reader, writer)
+        self.asked = []
+        self.before = lambda: None
+        self.after = lambda done: done
+
+    def run(self, batch_id, fetches):
+        self.asked.append(fetches)
+        self.before()
+        return self.after(super().run(batch_id, fetches))
+
+
+class World:
+    """`buffered`: the worker's own fetch tick reads the shards, instead of range jobs."""
+
+    def __init__(
+        self, shards=2, transform=None, metric=None, parallel=False, buffered=False, **settings
+    ):
+        self.metric, self.parallel, self.buffered = metric, parallel, buffered
+        self.clock = VirtualClock()
+        self.model = KinesisModel(self.clock)
+        self.model.call("CreateStream", StreamName="orders", ShardCount=shards)
+        self.clock.advance(60)
+        self.kinesis = InMemoryKinesis(self.model)
+        shape = {"lease": {"failover_time_millis": 1000}} | settings
+        self.settings = ConsumerSettings(application_name="orders", streams=("orders",), **shape)
+        self.leases = InMemoryLeaseTable(clock=self.clock, exists=False)
+        self.rows = InMemoryWorkerMetricsTable(clock=self.clock, exists=False)
+        self.coordinator = InMemoryCoordinatorStateTable(clock=self.clock, exists=False)
+        self.table = MemoryTable()
+        self.writer = MemoryBatchWriter(self.table, transform)
+        self.events: list[object] = []
+        begin = self.settings.shard_sync.initial_timestamp
+        reader = RangeReader(self.kinesis, self.settings.retrieval, begin, self.clock)
+        self.jobs = Jobs(reader, self.writer)
+        self.sent: list[bytes] = []
+        self.worker = self.make_worker()
+        self.worker.prepare()
+
+    def make_leader(self, name):
+        return LeaderCycle(
+            self.settings,
+            self.leases,
+            self.rows,
+            self.coordinator,
+            self.kinesis,
+            self.clock,
+            self.events.append,
+            name,
+            rng=random.Random(name),
+        )
+
+    def make_worker(self, name="w-1", run_id=None):
+        parts = WorkerDependencies(
+            settings=self.settings,
+            lease_table=self.leases,
+            worker_table=self.rows,
+            coordinator_table=self.coordinator,
+            kinesis=self.kinesis,
+            writer=self.writer,
+            sink=InMemorySink(self.table, clock=self.clock),
+            clock=self.clock,
+            rng=random.Random(name),
+            events=self.events.append,
+            leader=self.make_leader(name),
+            metric=self.metric,
+            parallel=self.parallel,
+            range_jobs=None if self.buffered else self.jobs,
+            run_id=run_id or f"{name}-run",
+        )
+        return Worker(name, parts)
+
+    def put(self, *values: bytes, key=None):
+        for value in values:
+            self.model.call(
+                "PutRecord",
+                StreamName="orders",
+                PartitionKey=key or f"key-{len(self.sent)}",
+                Data=value,
+            )
+            self.sent.append(value)
+        self.clock.advance(0.01)
+
+    def run(self, seconds=10.0):
+        until = self.clock.monotonic() + seconds
+        while self.clock.monotonic() < until:
+            self.worker.lease_tick()
+            self.worker.lead_tick()
+            self.worker.fetch_tick()
+            self.worker.process_tick()
+            self.clock.advance(0.05)
+
+    def data(self) -> list[bytes]:
+        rows = self.table.rows()
+        return [] if rows is None else sorted(rows.column("data").to_pylist())
+
+    def of(self, kind):
+        return [event for event in self.events if isinstance(event, kind)]
+
+
+def numbered(count, prefix="r"):
+    return [f"{prefix}{number:04}".encode() for number in range(count)]

@@ -1,0 +1,43 @@
+"""The protocol's state space: no rule breaks within the bounds, and each guard that is taken away
+breaks one.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from verification.model.search import GUARDS, SMALL, Model, main, search, without
+
+
+@pytest.mark.parametrize("model", SMALL, ids=lambda m: m.name)
+def test_no_rule_breaks(model: Model) -> None:
+    found = search(model)
+    print(f"{model.name}: {found.states} states, {found.complete} complete")
+    assert (found.broken, found.path) == ("", ())
+    assert found.states > 20_000
+    assert found.complete > 100, "the protocol also gets somewhere"
+
+
+@pytest.mark.parametrize("guard", [guard for guard, _ in GUARDS])
+def test_each_guard_is_needed(guard: str) -> None:
+    found = search(without(guard), limit=500_000)
+    print(f"{guard}: {found.broken}: {'; '.join(found.path)}")
+    assert found.broken
+    assert found.path
+
+
+def test_too_many_states_are_an_error() -> None:
+    with pytest.raises(RuntimeError, match="more than 100 states"):
+        search(SMALL[0], limit=100)
+
+
+def test_the_command_says_what_it_visited(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("verification.model.search.SMALL", SMALL[2:3])
+    parent_check = next(one for one in GUARDS if one[0] == "parent check")
+    monkeypatch.setattr("verification.model.search.GUARDS", (parent_check,))
+    assert main(["--small"]) == 0
+    out = capsys.readouterr().out.splitlines()
+    assert "no rule broken" in out[0]
+    assert "without the parent check: a child committed before its parent had ended" in out[1]

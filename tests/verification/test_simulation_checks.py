@@ -1,0 +1,186 @@
+"""The invariants of the simulation: what an at-least-once sink may do, and nothing more."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pyarrow as pa
+import pytest
+
+from kcl_pipeline.batch import DataFile
+from kcl_pipeline.leases.lease import Lease
+from kcl_pipeline.position import LATEST, TRIM_HORIZON, Position
+from kcl_pipeline.testing.clock import VirtualClock
+from kcl_pipeline.testing.kinesis.model import KinesisModel
+from kcl_pipeline.testing.sink import LogEntry
+from kcl_pipeline.testing.tables import InMemoryLeaseTable
+from verification.simulation.checks import BrokenInvariantError, Checks, Moved
+from verification.simulation.rehearsal import to_and_fro
+from verification.simulation.scenario import Scenario
+from verification.simulation.traffic import EVENT_SCHEMA, Published
+
+KEY = "shardId-000000000000"
+
+
+class World:
+    """One shard of one key, and a sink whose rows the test lands."""
+
+    def __init__(self, begin, *, exactly_once=False):
+        clock = VirtualClock()
+        model = KinesisModel(clock)
+        model.create_stream("events", 1)
+        self.leases = InMemoryLeaseTable(clock=clock)
+        scenario = Scenario(
+            initial_position="LATEST" if begin == LATEST else "TRIM_HORIZON",
+            exactly_once=exactly_once,
+        )
+        self.checks = Checks(self.leases, model, scenario, clock.monotonic, lambda _, shard: shard)
+        self.leases.create_lease(Lease(KEY, begin))
+        self.checks.row_written(KEY, "leader", "sensor")
+        for number in range(10):
+            event = Published(KEY, Position(str(1000 + number)), 0, poison=False)
+            self.checks.published(f"event-{number}", event)
+        self.assign("w1")
+
+    def assign(self, worker_id):
+        """A leader gives the lease to a worker."""
+        self.leases.assign(self.leases.get(KEY), worker_id)
+        self.checks.row_written(KEY, "leader", "sensor")
+
+    def release(self, worker_id):
+        """The worker gives it back in good order."""
+        self.leases.evict(self.leases.get(KEY))
+        self.checks.row_written(KEY, "worker", worker_id)
+
+    def checkpoint(self, worker_id, number):
+        row = self.leases.get(KEY)
+        self.leases.update_checkpoint(row, checkpoint=Position(str(1000 + number)))
+        self.checks.row_written(KEY, "worker", worker_id)
+
+    def begin(self):
+        """A worker begins to write."""
+        return self.checks.begins([KEY])
+
+    def land(self, *numbers, begun=None):
+        """The rows of a batch are in the sink; its writer began at `begun`, or just now."""
+        rows = [(f"event-{n}", "key", n, KEY, str(1000 + n), 0) for n in numbers]
+        columns = list(zip(*rows, strict=True))
+        table = pa.table([pa.array(c) for c in columns], schema=EVENT_SCHEMA)
+        file = DataFile("file", len(rows), 1)
+        with self.checks.begun_at(begun or self.begin()):
+            self.checks.landed(LogEntry(0, (file,), {KEY: 1}), {"file": table})
+
+
+def test_a_paused_writer_may_repeat_what_the_next_owner_wrote_while_it_was_paused():
+    """Seed 9006772. The lease came back to the paused worker, so the row does not tell."""
+    world = World(TRIM_HORIZON)
+    paused = world.begin()
+    world.assign("w2")
+    world.land(0, 1)
+    world.release("w2")
+    world.assign("w1")
+    world.land(0, 1, begun=paused)
+
+
+def test_a_writer_that_was_not_paused_may_not_repeat():
+    world = World(TRIM_HORIZON)
+    world.assign("w2")
+    world.land(0, 1)
+    world.release("w2")
+    world.assign("w1")
+    with pytest.raises(BrokenInvariantError, match=r"S4: event-0 .* nothing excuses it"):
+        world.land(0, 1)
+
+
+def test_a_paused_writer_that_keeps_its_lease_may_not_repeat():
+    world = World(TRIM_HORIZON)
+    paused = world.begin()
+    world.land(0, 1)
+    with pytest.raises(BrokenInvariantError, match=r"S4: event-0 .* nothing excuses it"):
+        world.land(0, 1, begun=paused)
+
+
+def test_a_paused_writer_may_not_repeat_what_landed_before_it_began():
+    world = World(TRIM_HORIZON)
+    world.assign("w2")
+    world.land(0)
+    paused = world.begin()
+    world.assign("w1")
+    world.land(1, begun=world.begin())
+    world.checks._excused_at["event-0"] = world.checks._excuses[KEY]
+    with pytest.raises(BrokenInvariantError, match=r"S4: event-0 .* nothing excuses it"):
+        world.land(0, begun=paused)
+
+
+def test_an_exactly_once_sink_never_repeats():
+    world = World(TRIM_HORIZON, exactly_once=True)
+    paused = world.begin()
+    world.assign("w2")
+    world.land(0, 1)
+    with pytest.raises(BrokenInvariantError, match=r"S4: event-0 .* is in the table twice$"):
+        world.land(0, 1, begun=paused)
+
+
+def overtaken(begin, **scenario):
+    """The first batch of a paused worker lands behind that of the next owner."""
+    world = World(begin, **scenario)
+    paused = world.begin()
+    world.assign("w2")
+    world.land(5)
+    world.checkpoint("w2", 5)
+    return world, paused
+
+
+def test_at_latest_the_first_batch_of_a_paused_writer_may_come_behind_the_next_owners():
+    world, paused = overtaken(LATEST)
+    world.land(2, 3, begun=paused)
+
+
+def test_so_may_a_batch_whose_records_have_left_retention_since():
+    world, paused = overtaken(TRIM_HORIZON)
+    world.checks.trimmed(1)
+    world.land(2, 3, begun=paused)
+
+
+@pytest.mark.parametrize(
+    ("begin", "scenario"),
+    [(TRIM_HORIZON, {}), (LATEST, {"exactly_once": True})],
+)
+def test_elsewhere_it_may_not(begin, scenario):
+    world, paused = overtaken(begin, **scenario)
+    with pytest.raises(BrokenInvariantError, match=r"S5: event-2 .* after number 5"):
+        world.land(2, 3, begun=paused)
+
+
+def test_nor_by_a_writer_that_was_not_paused():
+    world, paused = overtaken(LATEST)
+    with pytest.raises(BrokenInvariantError, match=r"S5: event-2 .* after number 5"):
+        world.land(2, begun=replace(paused, landings=1))
+
+
+def test_nor_behind_the_first_checkpoint():
+    world, paused = overtaken(LATEST)
+    world.land(9)
+    with pytest.raises(BrokenInvariantError, match=r"S5: event-7 .* after number 9"):
+        world.land(7, begun=paused)
+
+
+def test_a_lease_goes_to_and_fro_when_it_moves_again_under_a_steady_load():
+    moves = [
+        Moved(1.0, "a", "w1", "w2"),
+        Moved(2.0, "b", "w1", None),
+        Moved(13.0, "a", "w2", "w1"),
+        Moved(14.0, "c", "w1", "w2"),
+    ]
+    assert to_and_fro(moves, 2, ()) == [moves[2]]
+    assert to_and_fro(moves, 1, ()) == [moves[2]]
+    assert to_and_fro(moves, 0, ()) == []
+
+
+def test_a_worker_id_that_two_processes_use_has_no_steady_load():
+    """Seed 7000325: each process refuses what the other has prepared, and reads it again."""
+    moves = [Moved(1.0, "a", "w1", "twin"), Moved(13.0, "a", "twin", "w1")]
+    assert to_and_fro(moves, 1, ("twin",)) == []
+    assert to_and_fro([*moves, Moved(14.0, "a", "w1", "w2")], 1, ("twin",)) != []
+    assert to_and_fro([moves[0], Moved(13.0, "a", "w1", "twin")], 1, ("twin",)) == []
+    assert to_and_fro(moves, 1, ("other",)) == [moves[1]]

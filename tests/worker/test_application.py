@@ -1,0 +1,128 @@
+"""A worker whose streams or sink are not those of the application does not start."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from kcl_pipeline.errors import OtherApplicationError, ThrottledError, UnreadableRowError
+from kcl_pipeline.events import AwsTrouble, LeaseLost, WorkerIdShared
+from kcl_pipeline.leases.application import ApplicationIdentity
+from kcl_pipeline.leases.lease import Lease
+from kcl_pipeline.position import TRIM_HORIZON
+from kcl_pipeline.worker.worker import Worker
+from tests.support.worker_world import World, numbered
+
+
+def started(world, name, sink_address=None):
+    """A worker as another process would start it."""
+    worker = world.make_worker(name)
+    parts = dataclasses.replace(worker._parts, sink_address=sink_address)
+    return Worker(name, parts)
+
+
+def test_a_worker_of_another_stream_does_not_start_and_leaves_no_trace():
+    world = World()
+    world.put(*numbered(10))
+    world.run()
+    world.model.create_stream("other", 1)
+    leases, rows = world.leases.rows(), world.rows.rows()
+    world.settings = world.settings.model_copy(update={"streams": ("other",)})
+    with pytest.raises(OtherApplicationError, match="do not tell the two apart"):
+        started(world, "w-2").prepare()
+    assert (world.leases.rows(), world.rows.rows()) == (leases, rows)
+
+
+def test_two_workers_with_two_tables_do_not_share_the_rows():
+    world = World()
+    started(world, "w-2", "delta:/lake/a").prepare()
+    with pytest.raises(OtherApplicationError, match=r"writes to delta:/lake/a.*--accept-sink"):
+        started(world, "w-3", "delta:/lake/b").prepare()
+    started(world, "w-4", "delta:/lake/a").prepare()
+    assert world.coordinator.read_application().identity.sink == "delta:/lake/a"
+
+
+def test_two_processes_under_one_worker_id_are_told_apart_from_a_restart():
+    world = World(shards=1)
+    world.run(3.0)
+    first = world.worker
+    second = world.worker = world.make_worker("w-1", run_id="run-2")
+    world.worker.prepare()
+    world.run(25.0)
+    assert world.of(WorkerIdShared) == [], "the run before it may be over"
+    for turn in range(600):
+        world.worker = (first, second)[turn % 2]
+        world.put(b"x")
+        world.run(0.1)
+    shared = world.of(WorkerIdShared)
+    assert {(event.worker_id, event.other_run_id) for event in shared} == {
+        ("w-1", "w-1-run"),
+        ("w-1", "run-2"),
+    }
+    assert len(shared) <= 4, "once a minute and process"
+    reasons = [e.reason for e in world.of(LeaseLost)]
+    assert "another process uses the worker id 'w-1'" in reasons
+
+
+def replaced(world, *streams):
+    """The record as `kcl-pipeline application --accept-streams` leaves it."""
+    found = world.coordinator.read_application()
+    wanted = ApplicationIdentity.of(
+        [world.kinesis.resolve_stream(stream, multi_stream=False) for stream in streams],
+        is_multi_stream=False,
+    )
+    assert world.coordinator.put_application(wanted, replacing=found)
+
+
+def own_lease(world, stream):
+    """A lease of this stream that a leader gave to the worker."""
+    (shard,) = world.kinesis.list_shards(world.kinesis.resolve_stream(stream, multi_stream=False))
+    world.leases.create_lease(
+        Lease(shard.shard_id, TRIM_HORIZON, hash_key_range=shard.hash_key_range, owner="w-1")
+    )
+
+
+def work(world, seconds):
+    """The worker without its standby leader."""
+    until = world.clock.monotonic() + seconds
+    while world.clock.monotonic() < until:
+        world.worker.lease_tick()
+        world.worker.fetch_tick()
+        world.worker.process_tick()
+        world.clock.advance(0.05)
+
+
+def test_a_worker_that_stood_still_while_the_stream_was_changed_reads_no_lease_of_the_new_one():
+    """It had no lease, and gains one of the new stream under the key of its own."""
+    world = World(shards=1, buffered=True)
+    world.put(*numbered(10))
+    world.model.create_stream("other", 1)
+    replaced(world, "other")
+    own_lease(world, "other")
+    with pytest.raises(OtherApplicationError, match="stream/other"):
+        work(world, 5.0)
+    assert world.data() == []
+
+
+@pytest.mark.parametrize(
+    ("error", "admitted"),
+    [(ThrottledError("slow down"), False), (UnreadableRowError("garbage"), True)],
+)
+def test_a_record_that_cannot_be_read_delays_or_does_not_hinder(error, admitted):
+    world = World(shards=1, buffered=True)
+    world.put(*numbered(10))
+    own_lease(world, "orders")
+    read = world.coordinator.read_application
+
+    def refuse():
+        raise error
+
+    world.coordinator.read_application = refuse
+    work(world, 5.0)
+    assert world.data() == (sorted(world.sent) if admitted else [])
+    assert any("identity" in event.operation for event in world.of(AwsTrouble))
+    world.coordinator.read_application = read
+    work(world, 5.0)
+    assert world.data() == sorted(world.sent)
+    assert len(world.of(AwsTrouble)) <= 20

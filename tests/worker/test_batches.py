@@ -1,0 +1,100 @@
+"""Cutting batches, and parts of them by lease."""
+
+from __future__ import annotations
+
+import datetime as dt
+
+import pyarrow as pa
+
+from kcl_pipeline.batch import Batch, ShardRange
+from kcl_pipeline.kinesis.client import RECORD_SCHEMA, Chunk
+from kcl_pipeline.position import TRIM_HORIZON, Position
+from kcl_pipeline.worker.batches import cut, records_of, without
+
+NOW = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
+
+
+def table(
+    shard: str, numbers: list[int], stream: str = "orders", data: list[bytes] | None = None
+) -> pa.Table:
+    rows = [
+        {
+            "stream": stream,
+            "shard_id": shard,
+            "sequence_number": str(n),
+            "sub_sequence_number": 0,
+            "partition_key": "k",
+            "explicit_hash_key": None,
+            "data": data[i] if data else b"ok",
+            "approximate_arrival_timestamp": NOW,
+            "encryption_type": None,
+        }
+        for i, n in enumerate(numbers)
+    ]
+    return pa.Table.from_pylist(rows, schema=RECORD_SCHEMA)
+
+
+def chunk(key: str, after: Position, numbers: list[int], through: int | None = None) -> Chunk:
+    last = Position(str(through or numbers[-1])) if (numbers or through) else after
+    return Chunk(key, table(key.rsplit(":", 1)[-1], numbers), after, last, 10)
+
+
+def test_chunks_of_a_lease_join_into_one_range():
+    batch = cut(
+        "b",
+        [
+            chunk("s1", TRIM_HORIZON, [1, 2]),
+            chunk("s2", Position("7"), [8]),
+            chunk("s1", Position("2"), [3]),
+        ],
+        {"s1": TRIM_HORIZON, "s2": Position("7")},
+    )
+    assert batch.ranges == (
+        ShardRange("s1", TRIM_HORIZON, Position("3")),
+        ShardRange("s2", Position("7"), Position("8")),
+    )
+    assert batch.records["sequence_number"].to_pylist() == ["1", "2", "3", "8"]
+
+
+def test_a_chunk_that_does_not_follow_on_is_left_out():
+    batch = cut(
+        "b",
+        [
+            chunk("s1", Position("5"), [6]),
+            chunk("s2", TRIM_HORIZON, [1]),
+            chunk("s2", Position("3"), [4]),
+        ],
+        {"s1": Position("4"), "s2": TRIM_HORIZON},
+    )
+    assert batch.ranges == (ShardRange("s2", TRIM_HORIZON, Position("1")),)
+    assert batch.records.num_rows == 1
+
+
+def test_a_chunk_of_an_unknown_lease_is_left_out():
+    assert cut("b", [chunk("s1", TRIM_HORIZON, [1])], {}).ranges == ()
+
+
+def test_a_range_may_move_without_rows_but_one_that_does_not_move_is_no_range():
+    batch = cut(
+        "b",
+        [chunk("s1", Position("1"), [], through=9), chunk("s2", Position("1"), [])],
+        {"s1": Position("1"), "s2": Position("1")},
+    )
+    assert batch.ranges == (ShardRange("s1", Position("1"), Position("9")),)
+
+
+def test_records_of_tells_streams_with_equal_shard_ids_apart():
+    both = pa.concat_tables([table("shard-0", [1], "orders"), table("shard-0", [2], "clicks")])
+    assert records_of(both, ["1:clicks:5:shard-0"])["sequence_number"].to_pylist() == ["2"]
+    assert records_of(both, []).num_rows == 0
+
+
+def test_a_batch_without_some_leases_has_neither_their_ranges_nor_their_records():
+    ranges = (
+        ShardRange("1:orders:5:shard-0", TRIM_HORIZON, Position("1")),
+        ShardRange("1:clicks:5:shard-0", TRIM_HORIZON, Position("2")),
+    )
+    both = pa.concat_tables([table("shard-0", [1], "orders"), table("shard-0", [2], "clicks")])
+    rest = without(Batch("b", ranges, both), ["1:orders:5:shard-0"])
+    assert rest.ranges == ranges[1:]
+    assert rest.records["sequence_number"].to_pylist() == ["2"]

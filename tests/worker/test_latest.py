@@ -1,0 +1,66 @@
+"""A worker that begins at LATEST on a host whose clock is wrong."""
+
+import pytest
+
+from kcl_pipeline.errors import ExpiredIteratorError
+from kcl_pipeline.events import ShardEnded
+from tests.support.worker_world import World, numbered
+
+SHARD = "shardId-000000000000"
+
+
+class WrongClock:
+    """The world's clock, with a wall clock that is some seconds off."""
+
+    def __init__(self, clock, seconds):
+        self._clock, self._seconds = clock, seconds
+
+    def __getattr__(self, name):
+        return getattr(self._clock, name)
+
+    def wall(self):
+        return self._clock.wall() + self._seconds
+
+
+def begun_at_latest(seconds):
+    """A worker that has an iterator at LATEST, whose first use is refused as too old."""
+    world = World(shards=1, shard_sync={"initial_position_in_stream": "LATEST"})
+    world.put(b"before")
+    world.clock.advance(5)
+    clock, world.clock = world.clock, WrongClock(world.clock, seconds)
+    world.worker = world.make_worker()
+    world.worker.prepare()
+    world.clock = clock
+    read, expired = world.kinesis.get_records, []
+
+    def get_records(*request):
+        if not expired:
+            expired.append(request)
+            raise ExpiredIteratorError("the iterator expired")
+        return read(*request)
+
+    world.kinesis.get_records = get_records
+    while not expired:
+        world.run(0.05)
+    return world
+
+
+@pytest.mark.parametrize("seconds", [-222.0, 0.0, 222.0])
+def test_an_expired_iterator_at_latest_loses_and_repeats_nothing(seconds):
+    """Seed 9005499: the replacement was asked for at the host's time."""
+    world = begun_at_latest(seconds)
+    world.put(*numbered(4))
+    world.run(300)
+    assert world.data() == numbered(4)
+
+
+def test_a_shard_that_closed_before_its_first_read_ends_whatever_the_hosts_clock_says():
+    world = begun_at_latest(222.0)
+    world.model.call(
+        "UpdateShardCount",
+        StreamName="orders",
+        TargetShardCount=2,
+        ScalingType="UNIFORM_SCALING",
+    )
+    world.run(60)
+    assert [event.lease_key for event in world.of(ShardEnded)] == [SHARD]

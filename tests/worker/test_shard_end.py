@@ -1,0 +1,79 @@
+"""The end of a shard while answers are lost, workers stop, and others are paused."""
+
+import pytest
+
+from kcl_pipeline.errors import UnavailableError
+from kcl_pipeline.events import ShardEnded
+from kcl_pipeline.position import SHARD_END
+from kcl_pipeline.worker.consumer import ConsumerState
+from tests.support.worker_world import World, numbered
+
+PARENT = "shardId-000000000000"
+
+
+def ending_world():
+    """One shard with records, split before a worker reads them: its last batch ends it."""
+    world = World(shards=1)
+    world.put(*numbered(5))
+    world.model.call(
+        "SplitShard", StreamName="orders", ShardToSplit=PARENT, NewStartingHashKey=str(2**127)
+    )
+    world.clock.advance(60)
+    return world
+
+
+def consumer_of(world):
+    return world.worker.lifecycle.consumers[PARENT]
+
+
+def fail_the_end(world, *, applied):
+    """The first write of SHARD_END has no answer."""
+    write = world.leases.update_checkpoint
+    done = []
+
+    def failing(lease, *, checkpoint, **rest):
+        if checkpoint == SHARD_END and not done:
+            done.append(lease)
+            if applied:
+                write(lease, checkpoint=checkpoint, **rest)
+            raise UnavailableError("no answer", operation="UpdateItem")
+        return write(lease, checkpoint=checkpoint, **rest)
+
+    world.leases.update_checkpoint = failing
+    return done
+
+
+def run_until(world, condition):
+    for _ in range(2_000):
+        if condition():
+            return
+        world.run(0.05)
+    raise AssertionError("it did not happen")
+
+
+@pytest.mark.parametrize("applied", [True, False], ids=["applied", "not applied"])
+def test_a_worker_that_stops_while_the_end_has_no_answer_does_not_move_it_back(applied):
+    """Seed 7002791. The stop flushes what the table has, and the row is at the end by then."""
+    world = ending_world()
+    done = fail_the_end(world, applied=applied)
+    run_until(world, lambda: done)
+    assert consumer_of(world).flush_needed
+    world.worker.lifecycle.release_all()
+    row = world.leases.get(PARENT)
+    assert row.ended
+    assert row.owner is None
+
+
+def test_a_shard_that_is_read_again_while_its_end_becomes_known_has_ended():
+    world = ending_world()
+    done = fail_the_end(world, applied=True)
+    run_until(world, lambda: done)
+    consumer = consumer_of(world)
+    world.worker.lifecycle.restart(consumer)
+    world.worker.leases.renew_all()
+    assert consumer.held.lease.ended
+    world.run(5)
+    assert consumer.state is ConsumerState.ENDED
+    assert consumer_of(world) is consumer
+    assert world.data() == numbered(5)
+    assert world.of(ShardEnded) == []

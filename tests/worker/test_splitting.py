@@ -1,0 +1,383 @@
+"""Batches whose transform fails: which records are set aside, and which shards pause."""
+
+from __future__ import annotations
+
+import datetime as dt
+import random
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kcl_pipeline.batch import NOTHING_WRITTEN, REJECTED_SCHEMA, Batch, ShardRange
+from kcl_pipeline.config import BatchSettings
+from kcl_pipeline.errors import BrokenTransformError
+from kcl_pipeline.kinesis.client import RECORD_SCHEMA
+from kcl_pipeline.position import TRIM_HORIZON, Position
+from kcl_pipeline.testing.sink import MemoryBatchWriter, MemoryTable
+from kcl_pipeline.worker.batch_source import SourcedBatch
+from kcl_pipeline.worker.failed_records import (
+    DEAD_LETTER_SCHEMA,
+    JUDGED_RECORDS,
+    FailureLimits,
+    dead_letters,
+    rejected_records,
+)
+from kcl_pipeline.worker.isolation import IsolationStoppedError
+from kcl_pipeline.worker.splitting import BatchSplitter, SplitBatch
+
+NOW = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
+GOOD, BAD = b"ok", b"bad"
+
+
+def records(shard: str, data: list[bytes], stream: str = "orders") -> pa.Table:
+    rows = len(data)
+    return pa.table(
+        [
+            [stream] * rows,
+            [shard] * rows,
+            [str(row + 1) for row in range(rows)],
+            pa.array([0] * rows, pa.int64()),
+            ["k"] * rows,
+            pa.nulls(rows, pa.string()),
+            pa.array(data, pa.binary()),
+            pa.array([NOW] * rows, pa.timestamp("us", tz="UTC")),
+            pa.nulls(rows, pa.string()),
+        ],
+        schema=RECORD_SCHEMA,
+    )
+
+
+def batch_of(**shards: list[bytes]) -> Batch:
+    ranges = tuple(
+        ShardRange(key, TRIM_HORIZON, Position(str(len(data) + 1))) for key, data in shards.items()
+    )
+    return Batch("b", ranges, pa.concat_tables([records(*shard) for shard in shards.items()]))
+
+
+def strict(table: pa.Table) -> pa.Table:
+    """Fails on every batch that has a bad record."""
+    bad = pc.index(table["data"], pa.scalar(BAD, pa.binary())).as_py()
+    if bad >= 0:
+        raise ValueError(f"cannot take {BAD!r}")
+    return table
+
+
+class Bench:
+    """A splitter on tables in memory; counts the transform's calls and the records it was given."""
+
+    def __init__(self, transform=strict, **settings):
+        self.calls: list[int] = []
+        self.table = MemoryTable()
+        self.stopped = False
+
+        def counted(table: pa.Table) -> pa.Table:
+            self.calls.append(table.num_rows)
+            return transform(table)
+
+        self.writer = MemoryBatchWriter(self.table, counted)
+        self.limits = FailureLimits(BatchSettings(**settings))
+        self.splitter = BatchSplitter(
+            self.writer, self.limits, lambda batch: batch, random.Random(1), lambda: self.stopped
+        )
+
+    def split(self, batch: Batch) -> list[SplitBatch]:
+        parts = list(self.splitter.split(SourcedBatch(batch, (), batch.records.num_rows, ())))
+        keys = [r.lease_key for part in parts for r in part.batch.ranges]
+        keys += [key for part in parts for key in part.paused]
+        assert sorted(keys) == sorted(r.lease_key for r in batch.ranges), "each lease once"
+        assert all(calls > 0 for calls in self.calls), "never called without records"
+        return parts
+
+    def rows(self, part: SplitBatch) -> list[str]:
+        tables = [self.table.objects[file.path] for file in part.written.files]
+        return [number for table in tables for number in table["sequence_number"].to_pylist()]
+
+
+def numbers(part: SplitBatch, key: str) -> list[str]:
+    return part.failed[key]["sequence_number"].to_pylist() if key in part.failed else []
+
+
+@given(
+    st.integers(1, 90).flatmap(
+        lambda n: st.tuples(st.just(n), st.sets(st.integers(0, n - 1), max_size=10))
+    )
+)
+def test_exactly_the_failing_records_are_set_aside(case: tuple[int, set[int]]):
+    count, bad = case
+    bench = Bench(max_dead_letter_share=1)
+    [part] = bench.split(batch_of(s1=[BAD if i in bad else GOOD for i in range(count)]))
+    assert numbers(part, "s1") == [str(row + 1) for row in sorted(bad)]
+    assert bench.rows(part) == [str(row + 1) for row in range(count) if row not in bad]
+    assert (part.records, part.paused) == (count, {})
+
+
+def test_thirty_of_fifty_thousand_take_few_calls_and_no_files_but_the_batch():
+    bad = set(random.Random(7).sample(range(50_000), 30))
+    bench = Bench()
+    [part] = bench.split(batch_of(s1=[BAD if i in bad else GOOD for i in range(50_000)]))
+    assert numbers(part, "s1") == [str(row + 1) for row in sorted(bad)]
+    assert len(bench.calls) < 1_200
+    assert len(bench.table.objects) == 1
+
+
+def test_more_than_a_hundred_failing_records_of_many_are_no_broken_transform():
+    bench = Bench(failed_records="skip")
+    data = [BAD if i % 50 == 3 else GOOD for i in range(10_000)]
+    [part] = bench.split(batch_of(s1=data))
+    assert len(numbers(part, "s1")) == 200
+    assert part.paused == {}
+
+
+def test_a_broken_transform_pauses_its_shard_after_a_few_calls():
+    bench = Bench()
+    [part] = bench.split(batch_of(s1=[BAD] * 20_000))
+    assert part.batch.ranges == ()
+    assert part.failed == {}
+    assert part.written == NOTHING_WRITTEN
+    assert "16 of 16 records chosen at random from 20000 fail" in part.paused["s1"]
+    assert "max_dead_letter_share=0.5" in part.paused["s1"]
+    assert "ValueError: cannot take" in part.paused["s1"]
+    assert len(bench.calls) < 30
+
+
+@pytest.mark.parametrize(
+    ("settings", "paused"),
+    [
+        ({}, True),
+        ({"max_dead_letter_share": 0.51}, False),
+        ({"max_dead_letter_share": 0.51, "max_dead_letters_per_batch": 100}, True),
+        ({"max_dead_letter_share": 0.51, "max_dead_letters_per_batch": 101}, False),
+        ({"max_dead_letters_per_batch": 0, "failed_records": "skip"}, True),
+        (
+            {
+                "max_dead_letter_share": 1,
+                "max_dead_letters_per_batch": 0,
+                "failed_records": "skip",
+            },
+            False,
+        ),
+        ({"failed_records": "fail", "max_dead_letter_share": 1}, True),
+    ],
+)
+def test_a_shard_pauses_above_each_limit(settings: dict[str, object], paused: bool):
+    data = [BAD] * 101 + [GOOD] * 99
+    random.Random(3).shuffle(data)
+    [part] = Bench(**settings).split(batch_of(s1=data))
+    assert bool(part.paused) is paused
+    assert len(numbers(part, "s1")) == (0 if paused else 101)
+
+
+def test_healthy_shards_of_the_batch_go_on_first():
+    bench = Bench()
+    healthy, failing = bench.split(
+        batch_of(s1=[GOOD] * 50, s2=[BAD] * 400, s3=[GOOD, BAD] + [GOOD] * 20, s4=[])
+    )
+    assert [r.lease_key for r in healthy.batch.ranges] == ["s1", "s4"]
+    assert (healthy.failed, healthy.paused, healthy.written.rows) == ({}, {}, 50)
+    assert [r.lease_key for r in failing.batch.ranges] == ["s3"]
+    assert failing.written.rows == 21
+    assert numbers(failing, "s3") == ["2"]
+    assert failing.paused.keys() == {"s2"}
+
+
+def test_with_the_policy_fail_the_record_is_named():
+    [part] = Bench(failed_records="fail").split(batch_of(s1=[GOOD] * 70 + [BAD] * 2))
+    assert "failed_records is 'fail'" in part.paused["s1"]
+    assert "shard_id=s1, sequence_number=71, sub_sequence_number=0" in part.paused["s1"]
+
+
+def test_a_failure_that_passes_on_its_own_sets_nothing_aside():
+    failures = iter([True])
+
+    def once(table: pa.Table) -> pa.Table:
+        if next(failures, False):
+            raise OSError("a passing error")
+        return table
+
+    [part] = Bench(once).split(batch_of(s1=[GOOD] * 3))
+    assert (part.failed, part.paused, part.written.rows) == ({}, {}, 3)
+
+
+def test_a_transform_that_fails_on_records_together_alone_pauses_the_shard():
+    def not_two(table: pa.Table) -> pa.Table:
+        if table.num_rows > 1:
+            raise ValueError("two of a kind")
+        return table
+
+    [part] = Bench(not_two).split(batch_of(s1=[GOOD] * 5))
+    assert "one by one, but not together" in part.paused["s1"]
+
+
+def test_shards_that_fail_together_only_are_committed_one_by_one():
+    def one_shard(table: pa.Table) -> pa.Table:
+        if len(table["shard_id"].unique()) > 1:
+            raise ValueError("two shards")
+        return table
+
+    parts = Bench(one_shard).split(batch_of(s1=[GOOD] * 5, s2=[GOOD] * 4))
+    assert [part.written.rows for part in parts] == [5, 4]
+
+
+def test_a_transform_that_returns_no_table_is_not_tried_on_single_records():
+    bench = Bench(lambda table: table.num_rows)
+    [part] = bench.split(batch_of(s1=[GOOD] * 500, s2=[GOOD]))
+    assert part.paused.keys() == {"s1", "s2"}
+    assert "returned int" in part.paused["s1"]
+    assert bench.calls == [501]
+
+
+def test_a_batch_without_records_is_not_transformed():
+    bench = Bench()
+    [part] = bench.split(batch_of(s1=[]))
+    assert part.written == NOTHING_WRITTEN
+    assert [r.lease_key for r in part.batch.ranges] == ["s1"]
+    assert bench.calls == []
+
+
+def test_when_all_records_fail_the_rest_is_not_transformed():
+    bench = Bench(max_dead_letter_share=1)
+    [part] = bench.split(batch_of(s1=[BAD] * 9))
+    assert part.written == NOTHING_WRITTEN
+    assert len(numbers(part, "s1")) == 9
+
+
+def test_a_search_ends_when_the_worker_is_stopped():
+    bench = Bench()
+    bench.stopped = True
+    with pytest.raises(IsolationStoppedError):
+        bench.split(batch_of(s1=[GOOD, BAD, GOOD]))
+
+
+class TestLimits:
+    def test_few_records_are_judged_together_with_the_ones_before(self):
+        limits = FailureLimits(BatchSettings())
+        for count in range(10):
+            assert limits.of("s1", 1) == 10 - count
+            limits.note("s1", 1, 1)
+        assert limits.of("s1", 1) == 0
+        assert limits.of("s2", 1) == 10
+        limits.keep(["s2"])
+        assert limits.of("s1", 1) == 10
+
+    def test_good_records_make_room_again(self):
+        limits = FailureLimits(BatchSettings())
+        for _ in range(10):
+            limits.note("s1", 1, 1)
+        for _ in range(JUDGED_RECORDS):
+            limits.note("s1", 1, 0)
+        assert limits.of("s1", 1) == 10
+        limits.note("s1", 10, 10)
+        assert limits.of("s1", JUDGED_RECORDS) == 10
+
+    def test_a_sink_without_a_place_for_dead_letters_takes_none(self):
+        limits = FailureLimits(BatchSettings(), takes_dead_letters=False)
+        assert limits.of("s1", 1_000) == 0
+        assert "dead_letter_uri" in limits.reason("s1", 1_000)
+        skipping = FailureLimits(BatchSettings(failed_records="skip"), takes_dead_letters=False)
+        assert skipping.of("s1", 1_000) == 500
+
+
+def marked(table: pa.Table) -> pa.Table:
+    """Hands bad records back, and leaves their position out of the table."""
+    is_bad = [value == BAD for value in table["data"].to_pylist()]
+    return pa.table(
+        {
+            "value": table["data"],
+            "_error": pa.array(["not good" if bad else None for bad in is_bad], pa.string()),
+            "_shard_id": table["shard_id"],
+            "_sequence_number": table["sequence_number"],
+            "_sub_sequence_number": table["sub_sequence_number"],
+        }
+    )
+
+
+class TestRejected:
+    def test_rows_with_an_error_become_dead_letters_without_a_failure(self):
+        bench = Bench(marked)
+        [part] = bench.split(batch_of(s1=[GOOD, BAD, GOOD], s2=[GOOD, GOOD, GOOD, BAD]))
+        assert len(bench.calls) == 1
+        assert (part.written.rows, part.records) == (5, 7)
+        assert part.written.schema.names == ["value"]
+        assert (numbers(part, "s1"), numbers(part, "s2")) == (["2"], ["4"])
+        assert part.failed["s1"]["error"].to_pylist() == ["not good"]
+        assert part.failed["s1"]["data"].to_pylist() == [BAD]
+
+    def test_too_many_pause_their_shard_and_no_other(self):
+        bench = Bench(marked)
+        [part] = bench.split(batch_of(s1=[GOOD] * 30, s2=[BAD] * 21 + [GOOD] * 9))
+        assert [r.lease_key for r in part.batch.ranges] == ["s1"]
+        assert part.written.rows == 30
+        assert "21 of 30 records fail" in part.paused["s2"]
+        assert "shard_id=s2, sequence_number=1, sub_sequence_number=0" in part.paused["s2"]
+
+    def test_failed_and_rejected_records_count_together(self):
+        def both(table: pa.Table) -> pa.Table:
+            if b"worse" in table["data"].to_pylist():
+                raise ValueError("worse")
+            return marked(table)
+
+        data = [b"worse"] * 5 + [BAD] * 5 + [GOOD] * 15
+        [part] = Bench(both).split(batch_of(s1=data))
+        assert part.failed["s1"].num_rows == 10
+        [part] = Bench(both, max_dead_letters_per_batch=9).split(batch_of(s1=data))
+        assert part.paused.keys() == {"s1"}
+
+    @pytest.mark.parametrize(
+        ("change", "message"),
+        [
+            (lambda t: t.drop_columns(["_sequence_number"]), "without sequence_number"),
+            (
+                lambda t: t.set_column(1, "_error", pa.array([1] * t.num_rows)),
+                "_error as int64; return it as string",
+            ),
+            (
+                lambda t: t.set_column(3, "_sequence_number", pa.array(["9"] * t.num_rows)),
+                "which is not in the batch",
+            ),
+        ],
+    )
+    def test_rows_that_no_record_belongs_to_pause_the_shard(self, change, message: str):
+        [part] = Bench(lambda t: change(marked(t))).split(batch_of(s1=[GOOD, BAD]))
+        assert message in part.paused["s1"]
+
+    def test_equal_positions_of_two_streams_need_the_stream(self):
+        batch = Batch(
+            "b",
+            (
+                ShardRange("1:orders:5:shard-0", TRIM_HORIZON, Position("2")),
+                ShardRange("1:clicks:5:shard-0", TRIM_HORIZON, Position("2")),
+            ),
+            pa.concat_tables(
+                [records("shard-0", [GOOD], "orders"), records("shard-0", [BAD], "clicks")]
+            ),
+        )
+        row = {"shard_id": "shard-0", "sequence_number": "1", "sub_sequence_number": 0}
+        row |= {"error": "no", "stream": "clicks"}
+        found = rejected_records(batch, pa.Table.from_pylist([row], REJECTED_SCHEMA))
+        assert found.keys() == {"1:clicks:5:shard-0"}
+        with pytest.raises(BrokenTransformError, match="return the column stream"):
+            rejected_records(batch, pa.Table.from_pylist([row | {"stream": None}], REJECTED_SCHEMA))
+
+    def test_a_record_that_is_handed_back_twice_is_one_dead_letter(self):
+        row = {"shard_id": "s1", "sequence_number": "2", "sub_sequence_number": 0, "stream": None}
+        rejected = pa.Table.from_pylist(
+            [row | {"error": "first"}, row | {"error": "second"}], REJECTED_SCHEMA
+        )
+        found = rejected_records(batch_of(s1=[GOOD, BAD]), rejected)
+        assert found["s1"]["error"].to_pylist() == ["first"]
+
+
+def test_a_dead_letter_has_the_record_its_lease_its_error_and_times():
+    [part] = Bench().split(batch_of(s1=[GOOD, BAD, GOOD]))
+    letters = dead_letters(part.failed, "batch-7", 1_800_000_000.0)
+    assert letters.schema == DEAD_LETTER_SCHEMA
+    [row] = letters.to_pylist()
+    assert row["data"] == BAD
+    assert (row["lease_key"], row["batch_id"], row["replayed_at"]) == ("s1", "batch-7", None)
+    assert row["failed_at"] == dt.datetime.fromtimestamp(1_800_000_000, dt.UTC)
+    assert row["error"].startswith("ValueError: cannot take b'bad' (")
+    assert "test_splitting.py:" in row["error"]
+    assert "in strict" in row["error"]

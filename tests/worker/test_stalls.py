@@ -1,0 +1,271 @@
+"""A shard that cannot go on says so: which step it waits in, after which time, how often."""
+
+from dataclasses import replace
+
+import pytest
+
+from kcl_pipeline.errors import SinkError, ThrottledError, UnavailableError
+from kcl_pipeline.events import LeaseMoved, ShardEnded, ShardStalled, StallStep
+from kcl_pipeline.kinesis.prefetch import ReadState
+from kcl_pipeline.leases.lease import Lease
+from kcl_pipeline.position import TRIM_HORIZON, Position
+from kcl_pipeline.worker.consumer import ConsumerState
+from tests.support.worker_world import World, numbered
+
+ZERO, ONE, CHILD = (f"shardId-{number:012d}" for number in range(3))
+AFTER = 20.0
+
+
+def make(*, buffered, shards=1, **more):
+    return World(
+        shards=shards, buffered=buffered, worker={"shard_stalled_after_millis": 20_000}, **more
+    )
+
+
+@pytest.fixture(name="world", params=[True, False], ids=["buffered", "executors"])
+def world_fixture(request):
+    world = make(buffered=request.param)
+    world.run(5)
+    return world
+
+
+def steps(world):
+    return [(event.lease_key, event.step) for event in world.of(ShardStalled)]
+
+
+def fail_the_sink(world, times=10**9):
+    commit, left = world.worker._committer._sink.commit, [times]
+
+    def failing(*batch):
+        if left[0] > 0:
+            left[0] -= 1
+            raise SinkError("the store is away")
+        return commit(*batch)
+
+    world.worker._committer._sink.commit = failing
+
+
+def test_an_idle_shard_is_never_stalled(world):
+    world.run(200)
+    assert world.of(ShardStalled) == []
+    assert world.worker.stalls.stalled == {}
+
+
+def test_a_shard_with_a_record_now_and_then_is_never_stalled(world):
+    for number in range(12):
+        world.put(f"r{number}".encode())
+        world.run(15)
+    assert world.of(ShardStalled) == []
+
+
+def test_a_shard_that_cannot_be_read_is_reported_at_a_bounded_rate_until_it_can(world):
+    read = world.kinesis.get_records
+
+    def failing(*_request):
+        raise UnavailableError("the network is away")
+
+    world.kinesis.get_records = failing
+    world.run(AFTER - 2)
+    assert world.of(ShardStalled) == []
+    world.run(5 * AFTER)
+    told = world.of(ShardStalled)
+    assert 4 <= len(told) <= 6
+    assert {(event.worker_id, event.lease_key, event.step) for event in told} == {
+        ("w-1", ZERO, StallStep.READING)
+    }
+    assert told[0].error == "UnavailableError: the network is away"
+    assert AFTER <= told[0].seconds < AFTER + 3
+    assert [event.seconds for event in told] == sorted(event.seconds for event in told)
+    assert world.worker.stalls.stalled == {ZERO: StallStep.READING}
+    assert world.worker._progress().stalled == {ZERO: "reading"}
+    world.kinesis.get_records = read
+    world.run(60)
+    assert world.worker.stalls.stalled == {}
+    told = world.of(ShardStalled)
+    world.run(5 * AFTER)
+    assert world.of(ShardStalled) == told
+
+
+def test_a_batch_that_cannot_be_committed_is_reported_and_reading_is_no_movement():
+    """Each failure has the shard read again, with success: that must not look like movement."""
+    world = make(buffered=True)
+    world.run(5)
+    fail_the_sink(world)
+    world.worker._committer._pause = lambda _seconds: False
+    world.put(*numbered(3))
+    for _ in range(12):
+        world.run(AFTER / 4)
+        world.worker._processor._sink_failures = 0
+    told = world.of(ShardStalled)
+    assert told
+    assert {event.step for event in told} <= {
+        StallStep.RESOLVING,
+        StallStep.READING,
+        StallStep.QUEUED,
+        StallStep.PROCESSING,
+    }
+    assert "the store is away" in told[-1].error
+
+
+@pytest.mark.parametrize("buffered", [True, False])
+def test_a_transform_that_hangs_is_reported_by_the_thread_that_renews(buffered):
+    world = None
+
+    def hangs(records):
+        for _ in range(100 if records.num_rows else 0):
+            world.clock.advance(0.3)
+            world.worker.lease_tick()
+            world.worker.fetch_tick()
+        return records
+
+    world = make(buffered=buffered, transform=hangs)
+    world.run(5)
+    world.put(*numbered(3))
+    world.run(3)
+    assert world.data() == numbered(3)
+    (told,) = world.of(ShardStalled)
+    expected = StallStep.PROCESSING if buffered else StallStep.READING
+    assert (told.lease_key, told.step) == (ZERO, expected), "a job reads and transforms in one"
+    assert world.worker.stalls.stalled == {ZERO: expected}
+    world.run(5)
+    assert world.worker.stalls.stalled == {}
+
+
+def test_records_that_nobody_takes_are_queued_although_their_shard_is_polled():
+    world = make(buffered=True)
+    world.run(5)
+    world.put(*numbered(3))
+    read, reads = world.kinesis.get_records, []
+    world.kinesis.get_records = lambda *request: reads.append(request) or read(*request)
+    for _ in range(200):
+        world.clock.advance(0.2)
+        world.worker.lease_tick()
+        world.worker.fetch_tick()
+    assert steps(world)[0] == (ZERO, StallStep.QUEUED)
+    assert len(reads) > 30, "reading goes on"
+
+
+def test_a_shard_that_is_read_again_after_a_failure_moves_at_its_tip_alone():
+    """Pages without records are success, and lead again and again to the batch that fails."""
+    world = make(buffered=True)
+    world.run(5)
+    consumer = world.worker.lifecycle.consumers[ZERO]
+    consumer.restarted = True
+    state = ReadState(read_at=0.0, has_waiting=False, caught_up=False, error=None)
+
+    def behind(_key):
+        return replace(state, read_at=world.clock.monotonic())
+
+    at_tip, world.worker.supply.state_of = world.worker.supply.state_of, behind
+    world.run(AFTER + 5)
+    assert steps(world) == [(ZERO, StallStep.READING)]
+    world.worker.supply.state_of = at_tip
+    world.run(5)
+    assert world.worker.stalls.stalled == {}
+
+
+def test_a_lease_that_is_gained_while_the_processing_thread_hangs_is_queued():
+    world = make(buffered=True, shards=2)
+    world.run(5)
+    (lost,) = [held for held in world.worker.leases.held() if held.lease_key == ONE]
+    world.worker.leases.drop(lost, "for the test")
+    for _ in range(200):
+        world.clock.advance(0.2)
+        world.worker.lease_tick()
+    assert (ONE, StallStep.QUEUED) in steps(world)
+
+
+def split(world):
+    world.model.call(
+        "SplitShard", StreamName="orders", ShardToSplit=ZERO, NewStartingHashKey=str(2**127)
+    )
+    world.clock.advance(0.5)
+
+
+def test_an_end_that_cannot_be_recorded_is_reported(world):
+    def failing(*_request):
+        raise ThrottledError("slow down")
+
+    world.leases.create_successors = failing
+    split(world)
+    world.run(60 + 2 * AFTER)
+    assert world.of(ShardEnded) == []
+    assert (ZERO, StallStep.ENDING) in steps(world)
+    assert any(
+        "ThrottledError: slow down" in (event.error or "") for event in world.of(ShardStalled)
+    )
+
+
+def child_of_foreign_parents(world):
+    """A child whose parent another worker holds."""
+    world.leases.create_lease(Lease("shardId-000000000007", Position("5"), counter=4, owner="java"))
+    world.leases.create_lease(
+        Lease(
+            CHILD, TRIM_HORIZON, owner="w-1", parent_shard_ids=frozenset({"shardId-000000000007"})
+        )
+    )
+
+
+def parent_moves(world, number):
+    parent = world.leases.get("shardId-000000000007")
+    world.leases.update_checkpoint(parent, checkpoint=Position(str(number)))
+
+
+def test_a_child_whose_parent_stands_still_waits_for_it(world):
+    child_of_foreign_parents(world)
+    world.worker.lead_tick = lambda: 1.0
+    world.run(2 * AFTER)
+    assert (CHILD, StallStep.WAITING_FOR_PARENT) in steps(world)
+    assert world.worker.lifecycle.consumers[CHILD].state is ConsumerState.BLOCKED
+
+
+def test_a_child_whose_parent_moves_is_not_stalled(world):
+    child_of_foreign_parents(world)
+    world.worker.lead_tick = lambda: 1.0
+    for number in range(6, 20):
+        parent_moves(world, number)
+        world.run(AFTER / 2)
+    assert steps(world) == []
+
+
+def test_a_lease_of_a_stream_that_is_not_read_is_reported(world):
+    other = f"123456789012:other:1700000000:{ZERO}"
+    # as in an application of several streams, which takes leases of this form
+    world.worker.leases._multi_stream = None
+    world.leases.create_lease(
+        Lease(other, TRIM_HORIZON, owner="w-1", stream="123456789012:other:1700000000")
+    )
+    world.worker.lead_tick = lambda: 1.0
+    world.run(2 * AFTER)
+    assert (other, StallStep.UNKNOWN_STREAM) in steps(world)
+
+
+def test_a_lease_that_was_lost_and_gained_again_has_its_time_anew(world):
+    read = world.kinesis.get_records
+
+    def failing(*_request):
+        raise UnavailableError("the network is away")
+
+    world.kinesis.get_records = failing
+    for _ in range(6):
+        world.run(AFTER / 2)
+        (held,) = world.worker.leases.held()
+        world.worker.leases.drop(held, "for the test")
+        world.run(2)
+    assert world.of(ShardStalled) == []
+    world.kinesis.get_records = read
+
+
+def test_a_finished_shard_is_not_stalled(world):
+    split(world)
+    world.run(60)
+    assert ZERO in [event.lease_key for event in world.of(ShardEnded)]
+    assert world.of(LeaseMoved)
+    world.run(3 * AFTER)
+    assert ZERO not in [key for key, _ in steps(world)]
+    assert steps(world) == []
+
+
+def test_the_default_is_two_minutes():
+    settings = World().settings
+    assert settings.worker.shard_stalled_after_millis == 120_000

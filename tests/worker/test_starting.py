@@ -1,0 +1,184 @@
+"""A worker that starts while the tables are throttled or failing begins when they are not any
+more.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import threading
+
+import pytest
+
+from kcl_pipeline.aws import AwsClients, SessionOptions
+from kcl_pipeline.clock import SystemClock
+from kcl_pipeline.delta.sink import DeltaSink
+from kcl_pipeline.errors import AccessDeniedError, ThrottledError, UnavailableError
+from kcl_pipeline.local import EmbeddedAws, FaultRule
+from kcl_pipeline.pipeline import KinesisPipeline
+from kcl_pipeline.testing.clock import VirtualClock
+from kcl_pipeline.worker.starting import (
+    RETRY_LIMIT_SECONDS,
+    StoppedWhileStartingError,
+    retry_transient,
+)
+from kcl_pipeline.worker.summary import StopReason
+from tests.support.worker_world import World
+
+
+@pytest.fixture
+def aws():
+    with EmbeddedAws() as aws:
+        yield aws
+
+
+@pytest.fixture
+def pipeline(aws, tmp_path):
+    fast = {
+        "lease": {"failover_time_millis": 1_000},
+        "leader": {"leader_lease_duration_millis": 500, "leader_heartbeat_period_millis": 100},
+    }
+    return KinesisPipeline(
+        "orders", ["orders"], DeltaSink(str(tmp_path / "raw")), settings_overrides=fast
+    )
+
+
+def clients_of(aws, pipeline):
+    options = SessionOptions(
+        endpoint_url=aws.endpoint_url,
+        region_name="us-east-1",
+        aws_access_key_id="a",
+        aws_secret_access_key="b",
+    )
+    return AwsClients(pipeline.settings, options)
+
+
+@pytest.mark.parametrize("first_start", [True, False])
+def test_throttled_tables_delay_a_start_and_do_not_end_it(aws, pipeline, first_start):
+    clients = clients_of(aws, pipeline)
+    clients.kinesis.create_stream(StreamName="orders", ShardCount=2)
+    clients.kinesis.put_records(
+        StreamName="orders", Records=[{"Data": b"x", "PartitionKey": f"{n}"} for n in range(10)]
+    )
+    pipeline.ensure_tables(clients=clients)
+    if not first_start:
+        before = pipeline.build_worker("w-0", clients=clients)
+        before.prepare()
+        before.reporter.deregister()
+    rules = [
+        FaultRule(service="dynamodb", operation="DescribeTable", kind="throttle", count=2),
+        FaultRule(service="dynamodb", operation="GetItem", kind="error500", count=1),
+        FaultRule(service="dynamodb", operation="UpdateItem", kind="throttle", count=1),
+    ]
+    aws.fault_rules.replace(rules)
+    events = []
+    worker = pipeline.build_worker("w-1", clients=clients, events=events.append)
+    aws.fault_rules.replace(rules)
+    summary = worker.run(threading.Event(), mode="drain")
+    assert [rule.count for rule in aws.fault_rules.rules] == [0, 0, 0]
+    assert summary.reason is StopReason.DRAINED
+    assert summary.total.records == 10
+    troubled = {event.operation for event in events if type(event).__name__ == "AwsTrouble"}
+    first_update = (
+        "look at the identity of the application" if first_start else "first worker metrics report"
+    )
+    assert {"look at the tables", first_update} <= troubled
+
+
+def test_a_worker_that_is_told_to_stop_before_it_could_start_has_stopped(aws, pipeline):
+    clients = clients_of(aws, pipeline)
+    clients.kinesis.create_stream(StreamName="orders", ShardCount=1)
+    stop = threading.Event()
+
+    def note(event):
+        if "DescribeTable" in str(event):
+            stop.set()
+
+    worker = pipeline.build_worker("w-1", clients=clients, events=note)
+    aws.fault_rules.replace(
+        [FaultRule(service="dynamodb", operation="DescribeTable", kind="throttle")]
+    )
+    assert worker.run(stop).reason is StopReason.STOPPED
+    aws.fault_rules.replace([])
+    assert clients.dynamodb.scan(TableName="orders-WorkerMetricStats")["Items"] == []
+
+
+@pytest.mark.parametrize(
+    ("error", "tries_at_least", "seconds"),
+    [
+        (ThrottledError("slow down"), 10, RETRY_LIMIT_SECONDS),
+        (UnavailableError("500"), 10, RETRY_LIMIT_SECONDS),
+        (UnavailableError("refused", code="EndpointConnectionError"), 1, 0),
+        (AccessDeniedError("no"), 1, 0),
+    ],
+)
+def test_patience_has_an_end_and_is_for_what_may_pass(error, tries_at_least, seconds):
+    clock, tries = VirtualClock(), []
+    began = clock.monotonic()
+
+    def step():
+        tries.append(clock.monotonic())
+        raise error
+
+    with pytest.raises(type(error)):
+        retry_transient("step", step, clock, random.Random(1), lambda _: None, clock.signal())
+    assert len(tries) >= tries_at_least
+    assert len(tries) == 1 or len(tries) < 60
+    assert seconds / 2 <= clock.monotonic() - began <= seconds
+
+
+def test_a_stop_ends_the_patience():
+    def step():
+        raise ThrottledError("slow down")
+
+    stop = threading.Event()
+    stop.set()
+    with pytest.raises(StoppedWhileStartingError, match="step"):
+        retry_transient("step", step, SystemClock(), random.Random(1), lambda _: None, stop)
+
+
+def test_a_worker_that_stops_takes_nothing_more(aws, pipeline):
+    clients = clients_of(aws, pipeline)
+    clients.kinesis.create_stream(StreamName="orders", ShardCount=8)
+    stop, events = threading.Event(), []
+
+    def note(event):
+        events.append(type(event).__name__)
+        if events[-1] == "LeaseGained":
+            stop.set()
+
+    worker = pipeline.build_worker("w-1", clients=clients, events=note)
+    steps, advance = [], worker.lifecycle._step
+    worker.lifecycle._step = lambda consumer, *seen: (
+        steps.append(consumer),
+        advance(consumer, *seen),
+    )
+    discoveries, discover = [], worker.leases.discover
+
+    def counted(*args, **options):
+        discoveries.append(stop.is_set())
+        return discover(*args, **options)
+
+    worker.leases.discover = counted
+    assert worker.run(stop).reason is StopReason.STOPPED
+    assert discoveries.count(True) == 1, (
+        "once more at the end, to give back what was assigned meanwhile"
+    )
+    assert steps == []
+    rows = clients.dynamodb.scan(TableName="orders")["Items"]
+    assert len(rows) == 8
+    assert not [row for row in rows if "leaseOwner" in row]
+    assert clients.dynamodb.scan(TableName="orders-WorkerMetricStats")["Items"] == []
+
+
+def test_the_second_report_comes_soon():
+    """A leader that finds the row knows that its worker is alive when the row changes."""
+    world = World()
+    reports = []
+    report = world.rows.report
+    world.rows.report = lambda row: (reports.append(world.clock.monotonic()), report(row))[1]
+    began = world.clock.monotonic()
+    world.run(30)
+    seconds = [at - began for at in reports]
+    assert seconds[0] <= 3
+    assert [round(b - a) for a, b in itertools.pairwise(seconds)] == [10, 10]

@@ -1,0 +1,1 @@
+"""Verification of this project: model, interleavings, simulation, mutations."""

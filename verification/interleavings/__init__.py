@@ -1,0 +1,1 @@
+"""Search all interleavings of the commit protocol's I/O calls."""

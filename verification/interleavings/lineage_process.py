@@ -1,0 +1,183 @@
+"""A worker under the microscope whose shards end: the production `Lifecycle` with what it needs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import TYPE_CHECKING, Final, cast
+
+import pyarrow as pa
+
+from kcl_pipeline.batch import Batch, ShardRange, TxnVersions
+from kcl_pipeline.clock import StopSignal
+from kcl_pipeline.config import ConsumerSettings, InitialPosition
+from kcl_pipeline.kinesis.client import NO_RECORDS, KinesisClient
+from kcl_pipeline.leases.held import HeldLeases
+from kcl_pipeline.leases.lease import Lease
+from kcl_pipeline.position import TRIM_HORIZON, Position
+from kcl_pipeline.shards import ChildShard, HashKeyRange, Shard, StreamId
+from kcl_pipeline.worker.batch_source import BatchSource
+from kcl_pipeline.worker.commit import Committer
+from kcl_pipeline.worker.consumer import ConsumerState, ShardConsumer
+from kcl_pipeline.worker.lifecycle import Lifecycle
+from kcl_pipeline.worker.losses import LossCheck
+from kcl_pipeline.worker.parents import ParentCheck, ParentRows
+from verification.interleavings.world import STREAM, SteppedSink, number_of, stepped_view
+
+if TYPE_CHECKING:
+    from verification.interleavings.lineage import LineageBench
+
+DONE, PARENT, CHILD = (f"shardId-{number:012}" for number in range(3))
+LOW, HIGH, ALL = HashKeyRange(0, 9), HashKeyRange(10, 19), HashKeyRange(0, 19)
+_SHARDS: Final = (
+    Shard(DONE, LOW, "1", "5"),
+    Shard(PARENT, HIGH, "2", "5"),
+    Shard(CHILD, ALL, "6", None, DONE, PARENT),
+)
+_CHILDREN: Final = {PARENT: (ChildShard(CHILD, (DONE, PARENT), ALL),), CHILD: ()}
+RECORDS: Final = 1
+
+
+@cache
+def _settings(position: InitialPosition) -> ConsumerSettings:
+    """Finished leases are deleted at once, so no worker concludes anything from time."""
+    sync = {"initial_position_in_stream": position, "completed_lease_cleanup_interval_millis": 0}
+    return ConsumerSettings.model_validate(
+        {"application_name": "app", "streams": ("orders",), "shard_sync": sync}
+    )
+
+
+class LineageKinesis:
+    """Only what the life of a consumer asks for."""
+
+    def list_shards(self, *_: object) -> tuple[Shard, ...]:
+        """All shards."""
+        return _SHARDS
+
+    def resolve_stream(self, *_: object, **__: object) -> StreamId:
+        """The stream."""
+        return STREAM
+
+
+class NoSupply:
+    """The process cuts its batches itself."""
+
+    def begin(self, consumer: ShardConsumer) -> None:
+        """Nothing is read ahead."""
+
+    def end(self, lease_key: str) -> None:
+        """Nothing is read ahead."""
+
+
+class BlindParentCheck(ParentCheck):
+    """At a sink without a log nothing is known of a shard but its row."""
+
+    def may_start(
+        self, consumer: ShardConsumer, rows: ParentRows, seen: TxnVersions | None
+    ) -> bool:
+        """See `ParentCheck`."""
+        return super().may_start(consumer, rows, None if seen is None else TxnVersions())
+
+
+class Never:
+    """A stop signal that is not set."""
+
+    def is_set(self) -> bool:
+        """False."""
+        return False
+
+
+class LineageProcess:
+    """A worker: pass after pass it discovers, advances its consumers, and commits a batch; it waits
+    for a change when a pass has none, and releases everything at its end.
+    """
+
+    def __init__(self, bench: LineageBench, worker_id: str, number: int) -> None:
+        scenario = bench.scenario
+        table = stepped_view(bench.table, bench.turns, {} if number else scenario.lost_answers)
+        settings = _settings(scenario.position)
+        events, clock = bench.events.append, bench.clock
+        kinesis = cast("KinesisClient", LineageKinesis())
+        self._bench = bench
+        self._worker_id = worker_id
+        self._leases = HeldLeases(
+            table, worker_id, settings.lease, clock, events, incarnation=number + 1
+        )
+        sink = SteppedSink(bench.log, bench.turns, lambda *_: None)
+        sink.ensure_table(pa.schema([("id", pa.int64())]))
+        self._committer = Committer(self._leases, sink, bench.writer, clock, events, worker_id)
+        check = ParentCheck if scenario.log_seen else BlindParentCheck
+        self._lifecycle = Lifecycle(
+            worker_id=worker_id,
+            settings=settings,
+            streams={None: STREAM},
+            table=table,
+            leases=self._leases,
+            supply=cast("BatchSource", NoSupply()),
+            committer=self._committer,
+            parents=check(
+                worker_id, settings.shard_sync, table, self._leases, kinesis, clock, events
+            ),
+            losses=LossCheck(worker_id, settings, table, kinesis, clock, events),
+            clock=clock,
+            events=events,
+        )
+
+    def holds(self, key: str, worker_id: str) -> bool:
+        """Whether this is a process of the worker, and holds the lease as far as it knows."""
+        return self._worker_id == worker_id and self._leases.get(key) is not None
+
+    def run(self) -> None:
+        """Until a bounded number of passes is made, or nothing is left for this worker."""
+        for _ in range(self._bench.scenario.passes):
+            if not self._has_work():
+                if self._bench.turns.actor is None:
+                    break
+                self._bench.turns.wait_for(self._has_work)
+            self._pass()
+        self._lifecycle.release_all()
+
+    def _has_work(self) -> bool:
+        rows = {lease.lease_key: lease for lease in self._bench.rows()}
+        held = {held.lease_key for held in self._leases.held()}
+        if any(
+            row.owner == self._worker_id and not row.ended and row.lease_key not in held
+            for row in rows.values()
+        ):
+            return True
+        return any(self._can_go_on(consumer, rows) for consumer in self._consumers())
+
+    def _can_go_on(self, consumer: ShardConsumer, rows: Mapping[str, Lease]) -> bool:
+        match consumer.state:
+            case ConsumerState.BLOCKED:
+                parents = [rows.get(one) for one in consumer.held.lease.parent_shard_ids]
+                return None in parents or all(row is not None and row.ended for row in parents)
+            case ConsumerState.READING:
+                return number_of(consumer.committed or TRIM_HORIZON) < RECORDS
+            case state:
+                return state is not ConsumerState.ENDED
+
+    def _consumers(self) -> Sequence[ShardConsumer]:
+        return list(self._lifecycle.consumers.values())
+
+    def _pass(self) -> None:
+        self._leases.discover()
+        self._lifecycle.sync_with_leases()
+        for consumer in self._consumers():
+            consumer.due = 0.0
+        self._lifecycle.advance(cast("StopSignal", Never()))
+        for consumer in self._consumers():
+            if consumer.state is ConsumerState.READING:
+                self._read(consumer)
+
+    def _read(self, consumer: ShardConsumer) -> None:
+        """Commit what the shard has, and note its end as the worker's processing does."""
+        key, after = consumer.lease_key, consumer.committed or TRIM_HORIZON
+        if number_of(after) < RECORDS:
+            part = ShardRange(key, after, Position(str(RECORDS)))
+            batch = Batch(self._worker_id, (part,), NO_RECORDS)
+            done = self._committer.commit(batch, {key: consumer}, self._bench.writer.write(batch))
+            if done is None:
+                return
+        consumer.children = _CHILDREN[key]
+        consumer.state = ConsumerState.ENDING

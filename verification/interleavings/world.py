@@ -1,0 +1,466 @@
+"""Exactly once under the microscope: the production commit protocol (`Committer` on `HeldLeases`),
+every interleaving of its I/O calls.
+
+A few workers, a leader that moves leases, and a sink; each I/O call is a point where anybody else
+may go on and where a process may die. After every step: committed ranges are contiguous and none is
+repeated, and no checkpoint is past the table. After every schedule a fresh worker brings all shards
+to their end. The scenarios are in `verification.interleavings.scenarios`; those where lease rows
+come and go run in `verification.interleavings.lineage`.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Final
+
+import pyarrow as pa
+
+from kcl_pipeline.batch import Batch, DataFile, ShardRange, TransactionalSink, Written
+from kcl_pipeline.config import LeaseSettings
+from kcl_pipeline.errors import LeaseLostError, SinkError, ThrottledError, UnavailableError
+from kcl_pipeline.events import Event, EventSink, ignore_events
+from kcl_pipeline.kinesis.client import NO_RECORDS
+from kcl_pipeline.leases.held import HeldLeases
+from kcl_pipeline.leases.lease import Lease
+from kcl_pipeline.leases.serialization import lease_from_item
+from kcl_pipeline.leases.store import Item
+from kcl_pipeline.position import TRIM_HORIZON, Position
+from kcl_pipeline.shards import StreamId
+from kcl_pipeline.testing.sink import FaultHook, InMemorySink, LogEntry, MemoryTable, SinkFault
+from kcl_pipeline.testing.tables import InMemoryLeaseTable
+from kcl_pipeline.worker.commit import Committer
+from kcl_pipeline.worker.consumer import ShardConsumer
+from verification.interleavings.explorer import Actor, Turns
+
+STREAM: Final = StreamId("orders")
+_SCHEMA: Final = pa.schema([("id", pa.int64())])
+_RESTARTS: Final = 5
+_COUNTED: Final = frozenset(
+    {"GetItem", "UpdateItem", "PutItem", "DeleteItem", "TransactWriteItems"}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """A process: it takes what the leases' rows give to `worker_id`, and cuts batches of `size`
+    records. `renews`: with a thread that renews beside it.
+
+    `sink_faults` happen at the n-th call (from 1) of a kind, `lost_answers` at the n-th UpdateItem:
+    `before` or `after` it was applied, or `throttled`.
+    """
+
+    name: str
+    size: int = 1
+    worker_id: str = ""
+    renews: int = 0
+    sink_faults: Mapping[tuple[str, int], SinkFault] = field(default_factory=dict)
+    lost_answers: Mapping[int, str] = field(default_factory=dict)
+
+    @property
+    def id(self) -> str:
+        """Under which name it holds leases: its own, unless it is another one's twin."""
+        return self.worker_id or self.name
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """Workers, the leases (all given to the first worker), the moves (lease key, worker id) in
+    order, and how many records each shard has.
+    """
+
+    name: str
+    workers: tuple[Worker, ...]
+    moves: tuple[tuple[str, str], ...] = ()
+    leases: tuple[str, ...] = ("s0",)
+    records: int = 2
+    preemptions: int = 2
+
+
+class StepClock:
+    """A clock that stands still: an actor that waits yields.
+
+    So no lease ever expires locally, which is the worst case for a fence.
+    """
+
+    def __init__(self, turns: Turns) -> None:
+        self._turns = turns
+
+    def monotonic(self) -> float:  # noqa: D102 (documented by the protocol)
+        return 0.0
+
+    def wall(self) -> float:  # noqa: D102 (documented by the protocol)
+        return 1_800_000_000.0
+
+    # time stands still; documented by the protocol
+    def sleep(self, seconds: float) -> None:  # noqa: ARG002, D102
+        self._turns.give_way("sleep")
+
+    def signal(self) -> Any:  # noqa: D102 (documented by the protocol)
+        raise NotImplementedError("nothing under the microscope waits for a signal")
+
+    def lock(self) -> AbstractContextManager[object]:  # noqa: D102 (documented by the protocol)
+        return StepLock(self._turns)
+
+
+class StepLock:
+    """A lock for actors: who finds it taken gives way until it is free."""
+
+    def __init__(self, turns: Turns) -> None:
+        self._turns = turns
+        self._taken = False
+
+    def __enter__(self) -> bool:
+        self._turns.wait_for(lambda: not self._taken)
+        self._taken = True
+        return True
+
+    def __exit__(self, *_: object) -> None:
+        self._taken = False
+
+
+class SteppedSink(InMemorySink):
+    """The sink in memory; each call may be overtaken before it, and a commit or fence also between
+    looking at the log and writing to it.
+    """
+
+    def __init__(self, table: MemoryTable, turns: Turns, faults: FaultHook) -> None:
+        super().__init__(table, clock=StepClock(Turns()), faults=faults)
+        self._turns = turns
+
+    def _before(self, operation: str, keys: tuple[str, ...]) -> SinkFault | None:
+        if operation != "ensure_table":
+            self._turns.give_way(operation)
+        return super()._before(operation, keys)
+
+    def _land(self, entry: LogEntry, fault: SinkFault | None) -> int | None:
+        self._turns.give_way("append")
+        return super()._land(entry, fault)
+
+
+class RangeWriter:
+    """Files that say what they cover; what is in them is not looked at."""
+
+    def __init__(self) -> None:
+        self._serial = itertools.count()
+
+    def write(self, batch: Batch) -> Written:
+        """One file per range."""
+        files = tuple(
+            DataFile(
+                f"{r.lease_key}/{number_of(r.after)}-{number_of(r.through)}~{next(self._serial)}",
+                1,
+                1,
+            )
+            for r in batch.ranges
+        )
+        return Written(files, _SCHEMA, len(files))
+
+    def probe(self, parts: Sequence[pa.Table]) -> list[str | None]:
+        """Nothing fails."""
+        return [None for _ in parts]
+
+
+def number_of(position: Position) -> int:
+    """Records up to a position: sequence numbers count from 1."""
+    return 0 if position.is_sentinel else int(position.sequence_number)
+
+
+class Bench:
+    """One run of a scenario, as a `World` of the explorer; `sink_for` and `ranges` may be
+    overridden to put another sink under it.
+    """
+
+    def __init__(self, scenario: Scenario) -> None:
+        self.scenario = scenario
+        self.turns = Turns()
+        self.events: list[Event] = []
+        self.clock = StepClock(self.turns)
+        self.table = InMemoryLeaseTable("app", clock=StepClock(Turns()))
+        self.log = MemoryTable()
+        self.writer = RangeWriter()
+        self.moved = 0
+        self._seen: tuple[int, ...] = ()
+        self._kept: tuple[Item, ...] = ()
+        for key in scenario.leases:
+            self.table.create_lease(Lease(key, TRIM_HORIZON))
+            self._move(key, scenario.workers[0].id)
+        self.actors: list[Actor] = []
+        for worker in scenario.workers:
+            self._add_worker(worker)
+        for number, (key, owner) in enumerate(scenario.moves):
+            self.actors.append(
+                Actor(
+                    f"move {key} to {owner}",
+                    self._mover(number, key, owner),
+                    enabled=self._is_next(number),
+                )
+            )
+        if any(SinkFault.LAND_LATE in w.sink_faults.values() for w in scenario.workers):
+            self.actors.append(Actor("late", self._land_late, enabled=self.late_waits))
+
+    def _land_late(self) -> None:
+        self.log.land_late()
+
+    def late_waits(self) -> bool:
+        """Whether an entry is under way that may land at any time."""
+        return bool(self.log._waiting)  # noqa: SLF001 (its own test kit)
+
+    def sink_for(self, faults: FaultHook) -> TransactionalSink:
+        """A sink for one process."""
+        return SteppedSink(self.log, self.turns, faults)
+
+    # -- actors
+    # ----------------------------------------------------------------------------
+
+    def _add_worker(self, worker: Worker) -> None:
+        leases = HeldLeases(
+            stepped_view(self.table, self.turns, worker.lost_answers),
+            worker.id,
+            LeaseSettings(),
+            self.clock,
+            self.events.append,
+            incarnation=len(self.actors) + 1,
+        )
+        process = Process(
+            worker.id,
+            leases,
+            self.sink_for(_faults(worker)),
+            self.writer,
+            self.clock,
+            self.events.append,
+            worker.size,
+            self.scenario.records,
+        )
+
+        def owns() -> bool:
+            return any(lease.owner == worker.id for lease in self.rows())
+
+        self.actors.append(Actor(worker.name, process.run, enabled=owns))
+        if worker.renews:
+            renewing = Actor(
+                f"{worker.name} renews",
+                lambda: _renew(leases, worker.renews),
+                enabled=lambda: bool(leases.held()),
+            )
+            self.actors.append(renewing)
+
+    def _is_next(self, number: int) -> Callable[[], bool]:
+        return lambda: self.moved == number
+
+    def _mover(self, number: int, key: str, owner: str) -> Callable[[], None]:
+        def move() -> None:
+            self._move(key, owner)
+            self.moved = number + 1
+
+        return move
+
+    def _move(self, key: str, owner: str) -> None:
+        row = self.table.get(key)
+        if row is None or self.table.assign(row, owner) is None:
+            raise AssertionError(f"the leader could not assign {key}")
+
+    # -- checks
+    # ----------------------------------------------------------------------------
+
+    def rows(self) -> list[Lease]:
+        """The lease rows now."""
+        # a copy at every step would be most of the time
+        return [lease_from_item(item) for item in self.table.store._rows.values()]  # noqa: SLF001
+
+    def ranges(self) -> Sequence[tuple[str, int, int]]:
+        """What is committed, in order: lease key, after (exclusive), through (inclusive)."""
+        return [range_of(file.path) for file in self.log.files]
+
+    def check(self) -> None:
+        """See `World.check`."""
+        items = tuple(self.table.store._rows.values())  # noqa: SLF001 (as in `rows`)
+        seen = (len(self.log.log), *map(id, items))
+        if seen == self._seen:
+            return
+        self._seen, self._kept = seen, items
+        reached = contiguous(self.ranges())
+        for lease in self.rows():
+            if number_of(lease.checkpoint) > reached.get(lease.lease_key, 0):
+                raise AssertionError(
+                    f"the checkpoint of {lease.lease_key} is at {lease.checkpoint}, and the "
+                    f"table at {reached.get(lease.lease_key, 0)}"
+                )
+
+    def finish(self) -> None:
+        """See `World.finish`: errors that no worker may end with, then a fresh worker for every
+        lease, and what was under way lands after all.
+        """
+        for actor in self.actors:
+            if actor.error is not None:
+                raise AssertionError(
+                    f"{actor.name} ended with {type(actor.error).__name__}: {actor.error}"
+                ) from actor.error
+        for key in self.scenario.leases:
+            self._move(key, "fresh")
+        leases = HeldLeases(self.table.view(), "fresh", LeaseSettings(), self.clock, ignore_events)
+        Process(
+            "fresh",
+            leases,
+            self.sink_for(lambda *_: None),
+            self.writer,
+            self.clock,
+            ignore_events,
+            1,
+            self.scenario.records,
+        ).run()
+        self.log.land_late()
+        reached = contiguous(self.ranges())
+        for lease in self.rows():
+            if (
+                reached.get(lease.lease_key) != self.scenario.records
+                or number_of(lease.checkpoint) != self.scenario.records
+            ):
+                raise AssertionError(
+                    f"{lease.lease_key} stands still at {reached.get(lease.lease_key)}, its "
+                    f"checkpoint at {lease.checkpoint}"
+                )
+
+
+class Process:
+    """What a worker does with the leases it finds: settle, commit batch after batch, flush.
+
+    Restarts a shard as the worker room does after a `SinkError`.
+    """
+
+    def __init__(
+        self,
+        worker_id: str,
+        leases: HeldLeases,
+        sink: TransactionalSink,
+        writer: RangeWriter,
+        clock: StepClock,
+        events: EventSink,
+        size: int,
+        records: int,
+    ) -> None:
+        self._leases = leases
+        self._committer = Committer(leases, sink, writer, clock, events, worker_id)
+        sink.ensure_table(_SCHEMA)
+        self._writer = writer
+        self._size = size
+        self._records = records
+        self._worker_id = worker_id
+
+    def run(self) -> None:
+        """Once through; ends when everything is committed or lost."""
+        consumers = {
+            held.lease_key: ShardConsumer(held, STREAM) for held in self._leases.discover()
+        }
+        for _ in range(_RESTARTS):
+            self._settle(consumers)
+            try:
+                while consumers and (batch := self._cut(consumers)).ranges:
+                    chosen = {part.lease_key: consumers[part.lease_key] for part in batch.ranges}
+                    self._committer.commit(batch, chosen, self._writer.write(batch))
+                    for key in [
+                        part.lease_key for part in batch.ranges if part.lease_key not in chosen
+                    ]:
+                        del consumers[key]
+            except SinkError:
+                continue
+            break
+        for consumer in consumers.values():
+            self._retrying(consumer, lambda consumer=consumer: self._committer.flush(consumer))  # type: ignore[misc]
+
+    def _settle(self, consumers: dict[str, ShardConsumer]) -> None:
+        for key, consumer in list(consumers.items()):
+            if not self._retrying(consumer, partial(self._committer.resolve, consumer)):
+                del consumers[key]
+
+    def _retrying(self, consumer: ShardConsumer, call: Callable[[], object]) -> bool:
+        for _ in range(_RESTARTS):
+            try:
+                call()
+            except LeaseLostError as error:
+                self._leases.drop(consumer.held, str(error))
+                return False
+            except (ThrottledError, UnavailableError, SinkError):
+                continue
+            return True
+        return False
+
+    def _cut(self, consumers: Mapping[str, ShardConsumer]) -> Batch:
+        ranges = []
+        for key, consumer in sorted(consumers.items()):
+            at = number_of(consumer.committed or TRIM_HORIZON)
+            through = min(at + self._size, self._records)
+            if through > at:
+                ranges.append(
+                    ShardRange(key, consumer.committed or TRIM_HORIZON, Position(str(through)))
+                )
+        return Batch(self._worker_id, tuple(ranges), NO_RECORDS)
+
+
+def stepped_view(
+    table: InMemoryLeaseTable, turns: Turns, lost_answers: Mapping[int, str]
+) -> InMemoryLeaseTable:
+    """The table as one process sees it: others may go on before every call on a row, and the n-th
+    UpdateItem is answered as told (see `Worker.lost_answers`).
+    """
+    writes = itertools.count(1)
+    outcome: list[str] = []
+
+    def before(operation: str, _key: str) -> None:
+        if operation in _COUNTED:
+            turns.give_way(operation)
+        fault = lost_answers.get(next(writes), "") if operation == "UpdateItem" else ""
+        if fault == "throttled":
+            raise ThrottledError("slow down", operation=operation)
+        if fault == "before":
+            raise UnavailableError("no answer, and not applied", operation=operation)
+        outcome[:] = [fault]
+
+    def after(operation: str, _key: str) -> None:
+        if operation == "UpdateItem" and outcome == ["after"]:
+            outcome.clear()
+            raise UnavailableError("applied, and no answer", operation=operation)
+
+    return table.view(before_call=before, after_call=after)
+
+
+def _renew(leases: HeldLeases, times: int) -> None:
+    for _ in range(times):
+        leases.renew_all()
+
+
+def _faults(worker: Worker) -> FaultHook:
+    calls: dict[str, int] = {}
+
+    def hook(operation: str, _keys: tuple[str, ...]) -> SinkFault | None:
+        calls[operation] = calls.get(operation, 0) + 1
+        return worker.sink_faults.get((operation, calls[operation]))
+
+    return hook
+
+
+def range_of(path: str) -> tuple[str, int, int]:
+    """Lease key, after and through of a file that a `RangeWriter` named."""
+    key, _, span = path.partition("~")[0].rpartition("/")
+    after, _, through = span.partition("-")
+    return key, int(after), int(through)
+
+
+def contiguous(ranges: Sequence[tuple[str, int, int]]) -> dict[str, int]:
+    """Up to where each lease is committed.
+
+    Raises `AssertionError` at the first range that does not follow on the one before it.
+    """
+    reached: dict[str, int] = {}
+    for key, after, through in ranges:
+        at = reached.get(key, 0)
+        if after != at:
+            raise AssertionError(
+                f"the range ({after},{through}] of {key} was committed after {at}: "
+                f"{'repeated' if after < at else 'lost'} records"
+            )
+        reached[key] = through
+    return reached

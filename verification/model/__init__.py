@@ -1,0 +1,1 @@
+"""The lease protocol as a state space that is searched to its end."""

@@ -1,0 +1,225 @@
+"""Check the mutation ledger: change each guarded line in a copy of the tree; its test must fail.
+
+    python -m verification.mutations              check all entries (`make mutate`)
+    python -m verification.mutations --only lock  check entries whose name or file contains "lock"
+
+The exit code is 1 when a test passes although its line was changed. The ledger is
+`verification/mutations.toml`. `guard` is what follows `pytest`, or `seeds a:b` for a range of seeds
+of the simulation.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import tomllib
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Final
+
+ROOT: Final = Path(__file__).resolve().parent.parent
+LEDGER: Final = ROOT / "verification" / "mutations.toml"
+TIMEOUT_SECONDS: Final = 600
+SEEDS: Final = "seeds "
+
+
+@dataclass(frozen=True, slots=True)
+class Mutation:
+    """A guarded place: `text` (found exactly once in `file`) is replaced, and `guard` must fail.
+
+    `why` says what is lost without it.
+    """
+
+    name: str
+    file: str
+    text: str
+    replacement: str
+    guard: str
+    why: str
+
+    def command(self) -> list[str]:
+        """What must fail once the change is made."""
+        if self.guard.startswith(SEEDS):
+            return [
+                sys.executable,
+                "-m",
+                "verification.simulate",
+                "--first",
+                "--menu",
+                "1",
+                "--seeds",
+                self.guard.removeprefix(SEEDS),
+            ]
+        return [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-x",
+            "-q",
+            "--no-header",
+            "--tb=line",
+            *self.guard.split(),
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Whether the change was noticed; `evidence` is the last line that the guard printed
+    about it.
+    """
+
+    mutation: Mutation
+    noticed: bool
+    evidence: str
+
+
+def ledger() -> list[Mutation]:
+    """All mutations, in the order of the file."""
+    return [
+        Mutation(**{"guard": "", **entry})
+        for entry in tomllib.loads(LEDGER.read_text())["mutation"]
+    ]
+
+
+def stale(mutation: Mutation) -> str | None:
+    """Why a mutation does not fit the tree any more; None when it does."""
+    found = (ROOT / mutation.file).read_text().count(mutation.text)
+    if found != 1:
+        return f"{mutation.name}: the text is {found} times in {mutation.file}"
+    return (
+        f"{mutation.name}: the replacement changes nothing"
+        if mutation.text == mutation.replacement
+        else None
+    )
+
+
+def copy_of_the_tree(target: Path) -> Path:
+    """What the guards need, at `target`."""
+    for name in ("kcl_pipeline", "verification", "tests", "examples", "docs", "benchmarks"):
+        if (ROOT / name).exists():
+            shutil.copytree(
+                ROOT / name, target / name, ignore=shutil.ignore_patterns("__pycache__")
+            )
+    for name in ("pyproject.toml", "README.md"):
+        shutil.copy(ROOT / name, target / name)
+    return target
+
+
+def run(command: Sequence[str], tree: Path) -> tuple[int, str]:
+    """Exit code and output of a guard in a copy of the tree; one that takes too long counts as
+    failing, since a stand-still is a failure, too.
+    """
+    environment = {**os.environ, "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}
+    try:
+        done = subprocess.run(
+            command,
+            cwd=tree,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return 1, f"no end within {TIMEOUT_SECONDS} s"
+    return done.returncode, done.stdout + done.stderr
+
+
+def check(mutation: Mutation, tree: Path) -> Verdict:
+    """Make the change, run the guard, and undo the change."""
+    path = tree / mutation.file
+    original = path.read_text()
+    path.write_text(original.replace(mutation.text, mutation.replacement, 1))
+    try:
+        code, output = run(mutation.command(), tree)
+    finally:
+        path.write_text(original)
+    lines = [
+        line
+        for line in output.splitlines()
+        if line.startswith(("FAILED", "ERROR", "seed ", "no end"))
+    ]
+    # 1 is a failed test or a broken invariant, SIGABRT the end of the process by native code; any
+    # other code is a guard that could not run, which proves nothing.
+    return Verdict(
+        mutation,
+        code in {1, -signal.SIGABRT},
+        lines[-1]
+        if lines
+        else f"exit code {code}: {output.strip().splitlines()[-1] if output.strip() else ''}",
+    )
+
+
+def guards_pass(mutations: Sequence[Mutation], tree: Path) -> list[str]:
+    """The guards that fail without any change: they would prove nothing."""
+    failing = []
+    for guard in dict.fromkeys(m.guard for m in mutations):
+        code, _ = run(next(m for m in mutations if m.guard == guard).command(), tree)
+        if code:
+            failing.append(guard)
+    return failing
+
+
+def check_all(mutations: Sequence[Mutation], workers: int) -> list[Verdict]:
+    """All verdicts, in the order of the ledger; each worker has a copy of the tree to itself."""
+    trees: SimpleQueue[Path] = SimpleQueue()
+    with (
+        tempfile.TemporaryDirectory(prefix="mutations-") as directory,
+        ThreadPoolExecutor(workers) as pool,
+    ):
+        for number in range(workers):
+            trees.put(copy_of_the_tree(Path(directory) / str(number)))
+
+        def one(mutation: Mutation) -> Verdict:
+            tree = trees.get()
+            try:
+                verdict = check(mutation, tree)
+            finally:
+                trees.put(tree)
+            print(
+                f"{'ok  ' if verdict.noticed else 'MISS'} {mutation.name:46} "
+                f"{verdict.evidence[:110]}",
+                flush=True,
+            )
+            return verdict
+
+        return list(pool.map(one, mutations))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="Re-check the mutation ledger.")
+    parser.add_argument("--only", default="", help="a word that name or file must contain")
+    parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument(
+        "--baseline", action="store_true", help="also run each guard without any change"
+    )
+    given = parser.parse_args(arguments)
+    mutations = ledger()
+    mutations = [m for m in mutations if given.only in m.name or given.only in m.file]
+    if problems := [problem for m in mutations if (problem := stale(m))]:
+        print("\n".join(problems))
+        return 1
+    if given.baseline:
+        with tempfile.TemporaryDirectory(prefix="mutations-") as directory:
+            if failing := guards_pass(mutations, copy_of_the_tree(Path(directory) / "tree")):
+                print("these guards fail without any change:\n" + "\n".join(failing))
+                return 1
+    verdicts = check_all(mutations, given.workers)
+    missed = [v.mutation.name for v in verdicts if not v.noticed]
+    print(
+        f"\n{len(verdicts) - len(missed)} of {len(verdicts)} changes were noticed"
+        + (f"; not: {', '.join(missed)}" if missed else "")
+    )
+    return 1 if missed or not verdicts else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

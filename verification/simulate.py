@@ -1,0 +1,277 @@
+"""Run the fleet simulation over many seeds: `make simulate`, or `python -m verification.simulate`.
+
+    make simulate                        2,000 seeds from a random one, which is printed
+    make simulate COUNT=10000            more of them
+    make simulate SEEDS=17:19            these seeds (the end is exclusive)
+    make simulate SEEDS=7002791 MENU=1   a seed under the incidents of an older version
+
+A failing seed is printed when it is found, then shrunk, and its timeline is printed. The last lines
+name all failing seeds. The exit code is 1 when an invariant did not hold, and 130 when the run was
+interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor
+from concurrent.futures import wait as wait_for
+from concurrent.futures.process import BrokenProcessPool
+from itertools import chain, islice
+from multiprocessing import active_children, get_context, parent_process
+from multiprocessing.connection import wait
+from threading import Thread
+from types import FrameType
+from typing import Any, Final, TextIO
+
+from kcl_pipeline.clock import SystemClock
+from verification.simulation import Outcome, StormOptions, simulate
+from verification.simulation.menu import CURRENT_MENU, MENUS
+from verification.simulation.results import Failure, Result, report, result_of
+from verification.simulation.seeds import FIXED, commit_seeds, random_seeds, seed_range, shown
+from verification.simulation.shrink import shrink
+
+RANDOM_COUNT: Final = 2_000
+SHRUNK_FAILURES: Final = 5
+"""So many failing seeds of one run are shrunk; the others are only named."""
+
+PROGRESS_SECONDS: Final = 20.0
+_AHEAD: Final = 2
+"""Seeds that wait per process: few, so that a failing seed is shrunk soon."""
+
+_INTERRUPTED: Final = 130
+
+Found = Callable[[Failure], None]
+Progress = Callable[[Result], None]
+
+
+def run_one(seed: int, menu: int) -> Result:
+    """One seed in this process. An error of the simulation itself counts as a failure."""
+    try:
+        return result_of(simulate(seed, StormOptions(menu=menu)), menu)
+    except Exception as error:  # noqa: BLE001 (a seed must not end the run of the others)
+        text = f"the simulation itself failed: {type(error).__name__}: {error}"
+        return Result(menu, seeds=1, failures=[Failure(seed, (text,))])
+    finally:
+        if not gc.isenabled():
+            gc.collect()
+
+
+def explained(failure: Failure, menu: int) -> str:
+    """How to replay a failing seed, and its timeline after shrinking."""
+    suffix = "" if menu == CURRENT_MENU else f" MENU={menu}"
+    replay = f"replay: make simulate SEEDS={failure.seed}{suffix}"
+    try:
+        options, outcome = shrink(failure.seed, StormOptions(menu=menu))
+    except Exception as error:  # noqa: BLE001 (also what made the seed fail)
+        return f"{replay}\nnot shrunk: {type(error).__name__}: {error}"
+    called = f"simulate({failure.seed}, {options})"
+    return f"{replay}\nshrunk: {called}\n{outcome.timeline()}"
+
+
+class Run:
+    """One run of many seeds; `result` is what they did so far."""
+
+    def __init__(self, menu: int, out: TextIO) -> None:
+        self.result = Result(menu)
+        self._menu = menu
+        self._out = out
+        self._clock = SystemClock()
+        self._began = self._shown_at = self._clock.monotonic()
+
+    def over(self, seeds: Iterator[int], workers: int) -> None:
+        """Run these seeds, over `workers` processes; 1 runs them here."""
+        if workers > 1:
+            self._in_processes(seeds, workers)
+            return
+        for seed in seeds:
+            for failure in self._note(run_one(seed, self._menu)):
+                self._print(explained(failure, self._menu))
+
+    def _in_processes(self, seeds: Iterator[int], workers: int) -> None:
+        pool = ProcessPoolExecutor(
+            workers, mp_context=get_context("spawn"), initializer=_begin_process
+        )
+        running: dict[Future[Result], int] = {}
+        shrinking: list[Future[str]] = []
+        try:
+            while True:
+                for seed in islice(seeds, max(_AHEAD * workers - len(running), 0)):
+                    running[pool.submit(run_one, seed, self._menu)] = seed
+                if not running and not shrinking:
+                    return
+                waiting: list[Future[Any]] = [*running, *shrinking]
+                done, _ = wait_for(waiting, return_when=FIRST_COMPLETED)
+                for text in [future for future in shrinking if future in done]:
+                    self._print(text.result())
+                    shrinking.remove(text)
+                for ended in [future for future in running if future in done]:
+                    part = ended.result()
+                    del running[ended]
+                    shrinking += [
+                        pool.submit(explained, failure, self._menu) for failure in self._note(part)
+                    ]
+        except BrokenProcessPool:
+            died = ("a process died while this seed ran or waited for its turn",)
+            lost = [Failure(seed, died) for seed in running.values()]
+            self._note(Result(self._menu, failures=lost))
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+    def _note(self, part: Result) -> list[Failure]:
+        """Take in a seed's result; returns the failures that are to be shrunk."""
+        room = SHRUNK_FAILURES - len(self.result.failures)
+        self.result.add(part)
+        now = self._clock.monotonic()
+        self.result.seconds = now - self._began
+        for failure in part.failures:
+            self._print(f"\n{failure}")
+        if now - self._shown_at >= PROGRESS_SECONDS:
+            self._shown_at = now
+            result = self.result
+            self._print(
+                f"{result.seeds} seeds, {result.seeds / result.seconds:.1f}/s, "
+                f"{len(result.failures)} failed"
+            )
+        return part.failures[: max(room, 0)]
+
+    def _print(self, text: str) -> None:
+        print(text, file=self._out, flush=True)
+
+
+def _begin_process() -> None:
+    """A process of the pool leaves interrupts to its parent, and ends with it: it would wait for
+    ever for the work of a parent that was killed. Garbage is collected once per seed, when the
+    whole world is garbage.
+    """
+    gc.freeze()
+    gc.disable()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = parent_process()
+    if parent is not None:
+        Thread(target=lambda: (wait([parent.sentinel]), os._exit(1)), daemon=True).start()
+
+
+def _first_failure(seeds: Iterator[int], menu: int, out: TextIO) -> int:
+    for seed in seeds:
+        outcome: Outcome = simulate(seed, StormOptions(menu=menu))
+        if outcome.violations:
+            print(outcome.timeline(), file=out)
+            print(Failure(seed, outcome.violations), file=out)
+            return 1
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m verification.simulate",
+        description="Simulate fleets under faults; one seed decides everything.",
+    )
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument(
+        "--seeds", type=seed_range, help="first:end, end exclusive (default: from a random seed)"
+    )
+    which.add_argument(
+        "--ci",
+        action="store_true",
+        help="the fixed seeds, and those that follow from the commit id",
+    )
+    which.add_argument(
+        "--count",
+        type=int,
+        default=RANDOM_COUNT,
+        help=f"how many seeds from a random one (default {RANDOM_COUNT})",
+    )
+    parser.add_argument(
+        "--menu",
+        type=int,
+        choices=sorted(MENUS),
+        default=CURRENT_MENU,
+        help=f"version of the incidents that seeds draw from (default {CURRENT_MENU})",
+    )
+    parser.add_argument(
+        "--workers",
+        type=int,
+        default=len(os.sched_getaffinity(0)),
+        help="processes (default: one per core)",
+    )
+    parser.add_argument(
+        "--first", action="store_true", help="one process, and the end at the first seed that fails"
+    )
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        help="end with one line of JSON; everything else goes to stderr",
+    )
+    return parser
+
+
+def _chosen(given: argparse.Namespace, out: TextIO) -> list[range]:
+    """The seeds of a run; those that were not asked for by number are printed, for a replay."""
+    if given.seeds is not None:
+        return [given.seeds]
+    if given.ci:
+        fresh, source = commit_seeds()
+        print(
+            f"{len(FIXED)} fixed seeds, SEEDS={shown(FIXED)}, and {len(fresh)} that follow from "
+            f"{source}, SEEDS={shown(fresh)}; menu {given.menu}",
+            file=out,
+            flush=True,
+        )
+        return [FIXED, fresh]
+    fresh = random_seeds(max(given.count, 1))
+    print(f"random seeds, SEEDS={shown(fresh)}; menu {given.menu}", file=out, flush=True)
+    return [fresh]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command; returns the exit code."""
+    given = _parser().parse_args(arguments)
+    out = sys.stderr if given.json else sys.stdout
+    ranges = _chosen(given, out)
+    seeds = chain.from_iterable(ranges)
+    if given.first:
+        return _first_failure(seeds, given.menu, out)
+    run = Run(given.menu, out)
+    interrupted = False
+    try:
+        run.over(seeds, max(given.workers, 1))
+    except KeyboardInterrupt:
+        interrupted = True
+        for process in active_children():
+            process.terminate()
+    result = run.result
+    report(result, out)
+    if interrupted:
+        print(f"\ninterrupted after {result.seeds} of {sum(map(len, ranges))} seeds", file=out)
+    _print_failures(result, out)
+    if given.json:
+        sys.stdout.write(json.dumps(result.as_json()) + "\n")
+    if interrupted:
+        return _INTERRUPTED
+    return 1 if result.failures else 0
+
+
+def _print_failures(result: Result, out: TextIO) -> None:
+    """The last lines of a run: the repository's hooks look for them."""
+    if result.failures:
+        print("", *result.failures, sep="\n", file=out)
+        print(
+            f"{len(result.failures)} seeds broke an invariant: {result.failing_seeds}",
+            file=out,
+            flush=True,
+        )
+
+
+def _interrupt(_number: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, _interrupt)
+    sys.exit(main())

@@ -1,0 +1,279 @@
+"""Every simulated I/O call goes through here: it takes time before and after its effect, and may
+fail in every way that AWS does.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import partial
+from typing import Final
+
+from kcl_pipeline.errors import (
+    AccessDeniedError,
+    ExpiredIteratorError,
+    ThrottledError,
+    UnavailableError,
+)
+from kcl_pipeline.testing.row_store import LandsLate
+from kcl_pipeline.testing.sink import SinkFault
+from verification.simulation.scheduler import Host
+
+
+class Fault(StrEnum):
+    """What can happen to one call."""
+
+    THROTTLED = "throttled"
+    SERVER_ERROR = "server_error"
+    TIMEOUT_BEFORE = "timeout_before_applying"
+    TIMEOUT_AFTER = "timeout_after_applying"
+    CRASH_BEFORE = "crash_before"
+    CRASH_AFTER = "crash_after"
+    PAUSE_BEFORE = "pause_before"
+    PAUSE_AFTER = "pause_after"
+    HUNG = "hung"
+    """The request takes seconds; the host's other tasks go on."""
+
+    LANDS_LATE = "lands_late"
+    """The caller is told of a time-out, and the write is applied seconds later, if its conditions
+    still hold."""
+
+
+AWS_SITES: Final = (
+    *(f"leases.{o}" for o in ("GetItem", "PutItem", "UpdateItem", "DeleteItem", "Scan", "Query")),
+    "leases.TransactWriteItems",
+    *(f"workers.{o}" for o in ("UpdateItem", "Scan", "DeleteItem")),
+    *(f"coordinator.{o}" for o in ("GetItem", "PutItem", "UpdateItem", "DeleteItem")),
+    *(
+        f"kinesis.{o}"
+        for o in ("DescribeStreamSummary", "ListShards", "GetShardIterator", "GetRecords")
+    ),
+)
+SINK_SITES: Final = (
+    "sink.numbers",
+    "sink.commit",
+    "sink.fence",
+    "sink.ensure_table",
+    "sink.write_dead_letters",
+)
+SITES: Final = (*AWS_SITES, *SINK_SITES)
+
+_THROTTLABLE: Final = frozenset(AWS_SITES)
+_SINK_FAULTS: Final = {
+    Fault.SERVER_ERROR: SinkFault.FAIL,
+    Fault.TIMEOUT_BEFORE: SinkFault.LAND_LATE,
+    Fault.TIMEOUT_AFTER: SinkFault.LAND_AND_FAIL,
+    Fault.THROTTLED: SinkFault.LOSE_RACE,
+}
+_LANDING: Final = ("sink.commit", "sink.fence")
+_WRITES: Final = ("PutItem", "UpdateItem", "DeleteItem", "TransactWriteItems")
+_HUNG_SECONDS: Final = (3.0, 10.0)
+_LATE_SECONDS: Final = 4.0
+_THROTTLED_SHARE: Final = 0.5
+
+
+def applicable(site: str, fault: Fault) -> bool:
+    """Whether a fault can happen at a call site: only commits and fences can land late, or lose a
+    race for the log, and only writes to a table can be held up in the network.
+    """
+    if fault is Fault.LANDS_LATE:
+        return site in _THROTTLABLE and site.partition(".")[2] in _WRITES
+    if fault is Fault.HUNG:
+        return site in _THROTTLABLE
+    if site in _LANDING or site in _THROTTLABLE:
+        return True
+    return fault not in (Fault.THROTTLED, Fault.TIMEOUT_BEFORE, Fault.TIMEOUT_AFTER)
+
+
+EXPIRED_ITERATOR: Final = ("kinesis.GetRecords", "expired_iterator")
+
+
+@dataclass
+class Weather:
+    """How likely faults are now. `chance` is per call; hosts named in `partitioned` reach nothing
+    at all.
+
+    `steered` is one (site, fault) that happens at the `steered_call`th call of its site whatever
+    the chance; `throttled` names the tables, or "kinesis", of which every other call is throttled
+    now; `down` what fails altogether: "kinesis" or "sink"; hosts named in `denied` have credentials
+    that are not accepted.
+    """
+
+    rng: random.Random
+    chance: float = 0.0
+    partitioned: set[str] = field(default_factory=set)
+    long_pause_seconds: float = 6.0
+    counts: Counter[tuple[str, str]] = field(default_factory=Counter)
+    note: Callable[[str], None] = lambda _text: None
+    deadly: bool = True
+    steered: tuple[str, Fault] | None = None
+    steered_call: int = 1
+    throttled: set[str] = field(default_factory=set)
+    down: set[str] = field(default_factory=set)
+    denied: set[str] = field(default_factory=set)
+    faults: tuple[Fault, ...] = tuple(Fault)
+
+    def draw(self, host: Host, site: str) -> Fault | None:
+        """The fault of this call, if it has one."""
+        if self.partitioned and host.name in self.partitioned and site in _THROTTLABLE:
+            return self._count(host, site, Fault.TIMEOUT_BEFORE)
+        if self.down and site.partition(".")[0] in self.down:
+            return self._count(host, site, Fault.SERVER_ERROR)
+        if self.steered is not None and self.steered[0] == site and self.deadly:
+            self.steered_call -= 1
+            if self.steered_call <= 0:
+                fault, self.steered = self.steered[1], None
+                return self._count(host, site, fault)
+        if (
+            self.throttled
+            and site.partition(".")[0] in self.throttled
+            and self.rng.random() < _THROTTLED_SHARE
+        ):
+            return self._count(host, site, Fault.THROTTLED)
+        if self.rng.random() >= self.chance:
+            return None
+        fault = self.rng.choice(self.faults)
+        if not applicable(site, fault):
+            return None
+        if (
+            fault in (Fault.CRASH_BEFORE, Fault.CRASH_AFTER, Fault.PAUSE_BEFORE, Fault.PAUSE_AFTER)
+            and not self.deadly
+        ):
+            return None
+        return self._count(host, site, fault)
+
+    def reaches_nothing(self, host: Host) -> bool:
+        """Whether a host is cut off from AWS."""
+        return host.name in self.partitioned
+
+    def _count(self, host: Host, site: str, fault: Fault) -> Fault:
+        self.counts[(site, fault)] += 1
+        self.note(f"{host.name}: {fault} at {site}")
+        return fault
+
+
+class Calls:
+    """The I/O of one host."""
+
+    def __init__(self, host: Host, weather: Weather) -> None:
+        self._host = host
+        self._weather = weather
+        self._open: dict[object, Fault | None] = {}
+
+    def latency(self) -> float:
+        """Half a round trip."""
+        return 0.001 + self._weather.rng.random() * 0.006
+
+    def before(self, site: str, applied: Callable[[], None] = lambda: None) -> None:
+        """Everything up to the moment of the effect.
+
+        `applied` is called after the effect of a write that is applied late.
+        """
+        if self._weather.denied and self._host.name in self._weather.denied:
+            self._deny(site)
+        fault = self._weather.draw(self._host, site)
+        scheduler = self._host.scheduler
+        self._open[scheduler.current()] = fault
+        self._strike(fault, Fault.CRASH_BEFORE, Fault.PAUSE_BEFORE)
+        scheduler.pause(self.latency())
+        if fault is None:
+            return
+        operation = site.partition(".")[2]
+        if fault is Fault.THROTTLED:
+            raise ThrottledError(
+                f"{site} was throttled",
+                code="ProvisionedThroughputExceededException",
+                operation=operation,
+            )
+        if fault is Fault.SERVER_ERROR:
+            raise UnavailableError(
+                f"{site} failed with a server error",
+                code="InternalServerError",
+                operation=operation,
+            )
+        if fault is Fault.HUNG:
+            scheduler.pause(self._weather.rng.uniform(*_HUNG_SECONDS))
+        if fault in (Fault.TIMEOUT_BEFORE, Fault.LANDS_LATE):
+            scheduler.pause(0.3)
+            error = UnavailableError(f"{site} timed out", code="ReadTimeout", operation=operation)
+            if fault is Fault.TIMEOUT_BEFORE:
+                raise error
+            raise LandsLate(error, partial(self._apply_late, applied))
+
+    def _apply_late(self, applied: Callable[[], None], apply: Callable[[], object]) -> None:
+        """The request is in the network by now: a crash of the host does not stop it."""
+        scheduler = self._host.scheduler
+
+        def land() -> None:
+            scheduler.pause(self._weather.rng.random() * _LATE_SECONDS)
+            apply()
+            applied()
+
+        scheduler.spawn(Host("network", scheduler), "late write", land)
+
+    def _deny(self, site: str) -> None:
+        """Refuse a call of a host whose credentials are not accepted."""
+        if site not in _THROTTLABLE:
+            return
+        self._host.scheduler.pause(self.latency())
+        operation = site.partition(".")[2]
+        raise AccessDeniedError(
+            f"{site} was denied", code="ExpiredTokenException", operation=operation
+        )
+
+    def after(self, site: str) -> None:
+        """Everything from the effect to the answer."""
+        fault = self._open.pop(self._host.scheduler.current(), None)
+        self._strike(fault, Fault.CRASH_AFTER, Fault.PAUSE_AFTER)
+        self._host.scheduler.pause(self.latency())
+        if fault is Fault.TIMEOUT_AFTER:
+            raise UnavailableError(
+                f"{site} timed out", code="ReadTimeout", operation=site.partition(".")[2]
+            )
+
+    @contextmanager
+    def call(self, site: str) -> Iterator[None]:
+        """Both halves around an effect."""
+        self.before(site)
+        yield
+        self.after(site)
+
+    def sink_fault(self, site: str) -> SinkFault | None:
+        """The sink passes time by itself; crashes and pauses are struck before it begins."""
+        fault = self._weather.draw(self._host, site)
+        self._strike(fault, Fault.CRASH_BEFORE, Fault.PAUSE_BEFORE)
+        if fault in (Fault.CRASH_AFTER, Fault.PAUSE_AFTER):
+            self._later(fault)
+            return None
+        return None if fault is None else _SINK_FAULTS.get(fault)
+
+    def _later(self, fault: Fault) -> None:
+        host, seconds = self._host, self._weather.long_pause_seconds
+
+        def strike() -> None:
+            self._host.scheduler.pause(self._weather.rng.random() * 0.03)
+            if fault is Fault.CRASH_AFTER:
+                host.crash()
+            else:
+                host.pause(seconds)
+
+        self._host.scheduler.spawn(Host("fate", host.scheduler), "strike", strike)
+
+    def _strike(self, fault: Fault | None, crash: Fault, pause: Fault) -> None:
+        if fault is crash:
+            self._host.crash()
+        elif fault is pause:
+            self._host.pause(self._weather.long_pause_seconds)
+
+    def expired(self) -> ExpiredIteratorError | None:
+        """Now and then an iterator is too old."""
+        if self._weather.rng.random() < self._weather.chance:
+            self._weather.counts[EXPIRED_ITERATOR] += 1
+            return ExpiredIteratorError(
+                "the iterator expired", code="ExpiredIteratorException", operation="GetRecords"
+            )
+        return None

@@ -1,0 +1,477 @@
+"""What must hold after every step: the safety invariants, on every write of the lease table and
+every entry of the sink's log.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import pyarrow as pa
+
+from kcl_pipeline.leases.lease import Lease
+from kcl_pipeline.planning.coverage import hole_in_leases
+from kcl_pipeline.position import AT_TIMESTAMP, LATEST, TRIM_HORIZON, Position
+from kcl_pipeline.testing.kinesis.model import KinesisModel
+from kcl_pipeline.testing.sink import LogEntry
+from kcl_pipeline.testing.tables import InMemoryLeaseTable
+from verification.simulation.scenario import BEGIN_MILLIS, HANDOFF_SECONDS, Scenario
+from verification.simulation.traffic import EVENT_SCHEMA, Ledger, Published
+
+Role = Literal["worker", "leader", "hand"]
+
+
+class BrokenInvariantError(BaseException):
+    """A safety invariant does not hold; no production code may catch it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """A lease that changed hands, at a virtual second; None stands for nobody."""
+
+    at: float
+    lease_key: str
+    before: str | None
+    after: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """What had happened when a write began: the excuses by lease, and how many rows had landed."""
+
+    excuses: Mapping[str, int]
+    landings: int
+
+
+@dataclass
+class Checks:
+    """Sees every change of the lease table and of the sink's log, and raises `BrokenInvariantError`
+    at once.
+
+    `replayed` are leases of a lineage of which a row was deleted by hand: only there may anything
+    come twice or out of order. `excuses` count, per lease, what allows an at-least-once sink to
+    repeat: a crash or a lost lease of its owner, a failed write. `lost` are events that left
+    retention unread.
+    """
+
+    table: InMemoryLeaseTable
+    model: KinesisModel
+    scenario: Scenario
+    now: Callable[[], float]
+    lease_key: Callable[[str, str], str]
+    ledger: Ledger = field(default_factory=Ledger)
+    committed: Counter[str] = field(default_factory=Counter)
+    edited: set[str] = field(default_factory=set)
+    replayed: set[str] = field(default_factory=set)
+    twins: set[str] = field(default_factory=set)
+    lost: set[str] = field(default_factory=set)
+    coverage_suspended: bool = False
+    moves: list[Moved] = field(default_factory=list)
+    _covered: set[str | None] = field(default_factory=set)
+    _last_number: dict[str, int] = field(default_factory=dict)
+    _settled: dict[str, Position] = field(default_factory=dict)
+    _first: dict[str, Position] = field(default_factory=dict)
+    _rows: dict[str, Lease] = field(default_factory=dict)
+    _created_at: dict[str, Position] = field(default_factory=dict)
+    _handoff_began: dict[str, float] = field(default_factory=dict)
+    _excuses: Counter[str] = field(default_factory=Counter)
+    _excused_at: dict[str, int] = field(default_factory=dict)
+    _order: list[str] = field(default_factory=list)
+    _deleted: set[str] = field(default_factory=set)
+    _begun: Begun | None = None
+    _landings: int = 0
+    _landed_at: dict[str, int] = field(default_factory=dict)
+    _numbered_at: dict[str, int] = field(default_factory=dict)
+    _waiting: set[str] = field(default_factory=set)
+
+    # -- the lease table
+    # ----------------------------------------------------------------------------
+
+    def lease(self, key: str) -> Lease | None:
+        """The row now; None when there is none."""
+        return self.table.row(key)
+
+    def rows(self) -> list[Lease]:
+        """All rows as they were last written, by key."""
+        return [self._rows[key] for key in sorted(self._rows)]
+
+    def row_written(self, key: str, role: Role, worker_id: str) -> None:
+        """All that one write of a lease row must keep; `worker_id` is the worker that wrote, in the
+        given role.
+        """
+        before, now = self._rows.get(key), self.lease(key)
+        if now is None:
+            if before is not None and role != "hand":
+                self._may_be_deleted(before)
+                self._deleted.add(key)
+            self._rows.pop(key, None)
+        else:
+            if before is None:
+                self._created(now, role)
+            else:
+                self._changed(before, now, role, worker_id)
+            self._rows[key] = now
+        row = now or before
+        if row is not None and (before is None or now is None or before.ended != now.ended):
+            self._check_coverage(row.stream)
+
+    def _created(self, now: Lease, role: Role) -> None:
+        """S6: what has a parent with a lease is read from its begin."""
+        key = now.lease_key
+        self._created_at[key] = now.checkpoint
+        self._order.append(key)
+        parents = [now.key_of_sibling(parent) for parent in now.parent_shard_ids]
+        # AT_TIMESTAMP is no later: a child has no records from before the timestamp that its
+        # parents do not have.
+        begins = (
+            {TRIM_HORIZON, AT_TIMESTAMP}
+            if self.scenario.initial_position == "AT_TIMESTAMP"
+            else {TRIM_HORIZON}
+        )
+        if (
+            any(self.lease(parent) for parent in parents)
+            and now.checkpoint not in begins
+            and key not in self.replayed
+        ):
+            raise BrokenInvariantError(
+                f"S6: {key} was created at {now.checkpoint} although a parent has a lease"
+            )
+        if self.replayed.intersection(parents):
+            self.replayed.add(key)
+        if key in self._deleted and role == "leader":
+            # A leader that slept between its first listing and the creation brings back a shard
+            # that was finished and deleted meanwhile: a creation can only be conditional on the
+            # row's absence. Known, and only for a pause longer than finished leases are kept
+            # (docs/guarantees.md).
+            self.replayed |= self._lineage(now)
+
+    def _changed(self, before: Lease, now: Lease, role: Role, worker_id: str) -> None:
+        key = now.lease_key
+        by_hand = key in self.edited
+        step = now.counter - before.counter
+        if step not in (0, 1) and not by_hand:
+            raise BrokenInvariantError(
+                f"S1: one write moved the counter of {key} from {before.counter} to {now.counter}"
+            )
+        if role == "worker" and step and before.actual_owner != worker_id and not by_hand:
+            raise BrokenInvariantError(
+                f"S13: {worker_id} wrote {key}, which {before.actual_owner} owns"
+            )
+        progress = (now.checkpoint, now.pending_checkpoint) != (
+            before.checkpoint,
+            before.pending_checkpoint,
+        )
+        if progress and role != "worker":
+            raise BrokenInvariantError(f"S1: a {role} moved a position of {key}")
+        if progress and not step:
+            raise BrokenInvariantError(
+                f"S1: a position of {key} moved without its counter, so that a stale "
+                "worker's write would pass"
+            )
+        if now.checkpoint < before.checkpoint:
+            raise BrokenInvariantError(
+                f"S3: the checkpoint of {key} went back from {before.checkpoint} to "
+                f"{now.checkpoint}"
+            )
+        if not now.checkpoint.is_sentinel and now.checkpoint > self._settled.get(key, TRIM_HORIZON):
+            raise BrokenInvariantError(
+                f"S2: the checkpoint of {key} is {now.checkpoint}, past the table at "
+                f"{self._settled.get(key)}"
+            )
+        if not now.checkpoint.is_sentinel:
+            self._first.setdefault(key, now.checkpoint)
+        self._note_owner(before, now, role)
+
+    def _note_owner(self, before: Lease, now: Lease, role: Role) -> None:
+        key = now.lease_key
+        if now.in_handoff and not before.in_handoff:
+            self._handoff_began[key] = self.now()
+        if before.actual_owner is not None and before.actual_owner in self.twins:
+            self.excuse(key)
+        if before.actual_owner == now.actual_owner:
+            return
+        if not now.ended:
+            self.moves.append(Moved(self.now(), key, before.actual_owner, now.actual_owner))
+        overdue = self.now() - self._handoff_began.get(key, self.now()) >= HANDOFF_SECONDS
+        if before.actual_owner is not None and (
+            role != "worker" or (before.in_handoff and overdue)
+        ):
+            self.excuse(key)
+
+    def _may_be_deleted(self, lease: Lease) -> None:
+        """S8: a row goes when its shard is finished and the children have begun, or when the shard
+        does not exist any more.
+        """
+        if not lease.ended:
+            raise BrokenInvariantError(f"S8: {lease.lease_key} was deleted at {lease.checkpoint}")
+        if lease.lease_key in self.replayed or lease.shard_id not in {
+            s.shard_id for s in self.model.stream(self._stream_of(lease)).shards
+        }:
+            return
+        for child in lease.child_shard_ids:
+            row = self.lease(lease.key_of_sibling(child))
+            if row is None or row.checkpoint == TRIM_HORIZON:
+                raise BrokenInvariantError(
+                    f"S8: {lease.lease_key} was deleted before its child {child} had begun"
+                )
+
+    def _stream_of(self, lease: Lease) -> str:
+        return (
+            lease.lease_key.split(":")[1] if lease.stream is not None else self.scenario.streams[0]
+        )
+
+    def is_open(self, lease: Lease) -> bool:
+        """Whether the shard of a lease still takes records."""
+        shard = self.model.stream(self._stream_of(lease)).shard(lease.shard_id)
+        return shard is not None and shard.is_open
+
+    def _check_coverage(self, stream: str | None) -> None:
+        """S7: from when a stream's leases have covered all hash keys once, they always do."""
+        hole = hole_in_leases(lease for lease in self._rows.values() if lease.stream == stream)
+        if hole is None:
+            self._covered.add(stream)
+        elif stream in self._covered and not self.coverage_suspended:
+            raise BrokenInvariantError(f"S7: {hole}")
+
+    def uncovered(self) -> list[str]:
+        """The streams whose leases do not cover all hash keys now."""
+        streams = {lease.stream for lease in self._rows.values()}
+        found = [
+            str(hole)
+            for stream in sorted(streams, key=str)
+            if (hole := hole_in_leases(r for r in self._rows.values() if r.stream == stream))
+        ]
+        return (
+            found
+            if len(streams) >= len(self.scenario.streams)
+            else [*found, "a stream has no leases"]
+        )
+
+    # -- what people and time do
+    # ----------------------------------------------------------------------------
+
+    def excuse(self, *keys: str) -> None:
+        """Something happened after which these leases may be read again by an at-least-once
+        sink.
+        """
+        self._excuses.update(keys)
+
+    def begins(self, keys: Iterable[str]) -> Begun:
+        """What has happened to these leases so far, for a write that begins now."""
+        return Begun({key: self._excuses[key] for key in keys}, self._landings)
+
+    @contextmanager
+    def begun_at(self, begun: Begun) -> Iterator[None]:
+        """What lands within was begun then: a lease lost since excuses that it is read again."""
+        self._begun = begun
+        yield
+        self._begun = None
+
+    def _is_overtaken(self, lease_key: str, landing: int | None) -> bool:
+        """Whether this write began before another one landed, and its lease was lost meanwhile.
+
+        Nothing fences the writer of an at-least-once sink: when it was paused, its rows land
+        behind those of the lease's next owner.
+        """
+        begun = self._begun
+        return (
+            not self.scenario.exactly_once
+            and begun is not None
+            and landing is not None
+            and landing > begun.landings
+            and self._excuses[lease_key] > begun.excuses[lease_key]
+        )
+
+    def excuse_worker(self, worker_id: str) -> None:
+        """The same for all that a worker owns now."""
+        self.excuse(*(key for key, row in self._rows.items() if row.actual_owner == worker_id))
+
+    def deleted_by_hand(self, key: str) -> None:
+        """A row goes: everything in its lineage may be read again."""
+        self.replayed |= self._lineage(self._rows[key])
+        self.coverage_suspended = True
+        self.row_written(key, "hand", "")
+
+    def _lineage(self, lease: Lease) -> set[str]:
+        """The keys of all ancestors and descendants of a shard, and theirs."""
+        parents = {
+            s.shard_id: set(s.parents) for s in self.model.stream(self._stream_of(lease)).shards
+        }
+        lineage, before = {lease.shard_id}, 0
+        while len(lineage) != before:
+            before = len(lineage)
+            for shard, its in parents.items():
+                if shard in lineage or its & lineage:
+                    lineage |= {shard, *its}
+        return {lease.key_of_sibling(shard) for shard in lineage}
+
+    def trimmed(self, before_millis: int) -> None:
+        """Records older than this left retention: those that are not in the table need not get
+        there.
+        """
+        self.coverage_suspended = True
+        self.lost |= {
+            one
+            for one, event in self.ledger.events.items()
+            if event.arrival_millis < before_millis and one not in self.committed
+        }
+
+    # -- the sink
+    # ----------------------------------------------------------------------------
+
+    def dead_lettered(self, records: pa.Table) -> None:
+        """Records set aside count as settled."""
+        for key, number, sub in _columns(
+            records, ("lease_key", "sequence_number", "sub_sequence_number")
+        ):
+            self._settle(key, Position(number, sub))
+
+    def landed(self, entry: LogEntry, objects: Mapping[str, pa.Table]) -> None:
+        """S4 (nothing twice), S5 (parents first, order per key) on one commit."""
+        for file in entry.files:
+            for one, key, number, lease_key, sequence_number, sub in _columns(
+                objects[file.path], EVENT_SCHEMA.names
+            ):
+                self._row_landed(one, key, number, lease_key)
+                position = Position(sequence_number, sub)
+                self._settle(lease_key, position)
+                if self.scenario.exactly_once:
+                    # Without numbers in a log, a successor does not find this; it begins at LATEST
+                    # again until there is a checkpoint.
+                    self._first.setdefault(lease_key, position)
+        for lease_key in entry.data:
+            self._parents_ended(lease_key)
+
+    def _row_landed(self, one: str, key: str, number: int, lease_key: str) -> None:
+        again = one in self.committed
+        self.committed[one] += 1
+        event = self.ledger.events.get(one)
+        if event is None or event.lease_key != lease_key:
+            raise BrokenInvariantError(f"S4: {one} of {lease_key} was never published there")
+        if self._created_at.get(lease_key) == AT_TIMESTAMP and event.arrival_millis < BEGIN_MILLIS:
+            raise BrokenInvariantError(
+                f"S4: {one} of {lease_key} is older than the timestamp where reading starts"
+            )
+        if again:
+            self._may_repeat(one, lease_key)
+        elif number <= self._last_number.get(key, -1):
+            self._may_be_late(one, key, event)
+        self._landings += 1
+        self._landed_at[one] = self._landings
+        if number >= self._last_number.get(key, -1):
+            self._last_number[key], self._numbered_at[key] = number, self._landings
+        excuses = self._excuses if self._begun is None else self._begun.excuses
+        self._excused_at[one] = excuses[lease_key]
+
+    def _may_be_late(self, one: str, key: str, event: Published) -> None:
+        """S5: a first row behind a later one of its key.
+
+        The next owner of a lease may not read the batch that its paused predecessor still writes.
+        At LATEST, without a checkpoint, it begins behind that batch; anywhere, the records may have
+        left retention. Those rows are not promised, and nothing fences their writer.
+        """
+        lease_key = event.lease_key
+        first = self._first.get(lease_key)
+        if lease_key in self.replayed or (
+            self._is_overtaken(lease_key, self._numbered_at.get(key))
+            and (
+                one in self.lost
+                or (
+                    self._created_at.get(lease_key) == LATEST
+                    and (first is None or event.position < first)
+                )
+            )
+        ):
+            return
+        raise BrokenInvariantError(
+            f"S5: {one} of {lease_key} entered the table after number "
+            f"{self._last_number[key]} of its key"
+        )
+
+    def _may_repeat(self, one: str, lease_key: str) -> None:
+        if (
+            lease_key in self.replayed
+            or (not self.scenario.exactly_once and self._excuses[lease_key] > self._excused_at[one])
+            or self._is_overtaken(lease_key, self._landed_at.get(one))
+        ):
+            return
+        raise BrokenInvariantError(
+            f"S4: {one} of {lease_key} is in the table twice"
+            + ("" if self.scenario.exactly_once else ", and nothing excuses it")
+        )
+
+    def _settle(self, lease_key: str, position: Position) -> None:
+        self._settled[lease_key] = max(position, self._settled.get(lease_key, TRIM_HORIZON))
+
+    def _parents_ended(self, lease_key: str) -> None:
+        lease = self.lease(lease_key)
+        if lease is None or lease_key in self.replayed:
+            return
+        for parent in lease.parent_shard_ids:
+            row = self.lease(lease.key_of_sibling(parent))
+            # A leader that slept in its first listing may add a parent at LATEST when its children
+            # have begun: nothing of it is read.
+            late = (
+                row is not None
+                and self._created_at[row.lease_key] == LATEST
+                and self._order.index(row.lease_key) > self._order.index(lease_key)
+            )
+            if row is not None and not row.ended and not late:
+                raise BrokenInvariantError(
+                    f"S5: {lease_key} was committed before its parent {parent} had ended"
+                )
+
+    def missing(self) -> set[str]:
+        """Events that neither the table has, nor the transform refuses, nor retention or the
+        initial position explains.
+        """
+        self._waiting = {
+            one for one in self._waiting if one not in self.committed and one not in self.lost
+        }
+        if not self._waiting or self.scenario.initial_position == "TRIM_HORIZON":
+            return set(self._waiting)
+        unread = self._unread_shards() if self.scenario.initial_position == "LATEST" else set()
+        return {
+            one
+            for one in self._waiting
+            if not self._before_the_begin(self.ledger.events[one], unread)
+        }
+
+    def published(self, one: str, event: Published) -> None:
+        """An event was acknowledged."""
+        self.ledger.events[one] = event
+        if not event.poison:
+            self._waiting.add(one)
+
+    def _before_the_begin(self, event: Published, unread: set[str]) -> bool:
+        """Whether the event is from before the place where its lease begins: with LATEST that is
+        the first thing that was settled.
+        """
+        if self.scenario.initial_position == "AT_TIMESTAMP":
+            return event.arrival_millis < BEGIN_MILLIS
+        if self._created_at.get(event.lease_key) != LATEST:
+            return event.lease_key in unread
+        first = self._first.get(event.lease_key)
+        return first is None or event.position < first
+
+    def _unread_shards(self) -> set[str]:
+        """Lease keys of shards that had closed when the first leases were made: neither they nor an
+        ancestor ever had a lease, and nothing reads them.
+        """
+        found: set[str] = set()
+        for name in self.scenario.streams:
+            read: set[str] = set()
+            for shard in self.model.stream(name).shards:
+                key = self.lease_key(name, shard.shard_id)
+                if key in self._created_at or any(parent in read for parent in shard.parents):
+                    read.add(shard.shard_id)
+                else:
+                    found.add(key)
+        return found
+
+
+def _columns(table: pa.Table, names: tuple[str, ...] | list[str]) -> Iterator[tuple[Any, ...]]:
+    return zip(*(table[name].to_pylist() for name in names), strict=True)

@@ -1,0 +1,196 @@
+"""Incidents of the stream, the tables and the sink: reshards, retention, stale reads, and people
+who edit rows by hand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+
+from kcl_pipeline.position import TRIM_HORIZON
+from kcl_pipeline.shards import ChildShard
+from kcl_pipeline.testing.kinesis.errors import KinesisError
+from kcl_pipeline.testing.kinesis.shards import ShardLog
+from kcl_pipeline.testing.kinesis.stream import HOUR_MILLIS, Stream
+from verification.simulation.world import World
+
+
+def child_closed(stream: Stream, child: ChildShard) -> bool:
+    """Whether a child has been closed, too, or is gone."""
+    shard = stream.shard(child.shard_id)
+    return shard is None or not shard.is_open
+
+
+class DataIncidents:
+    """Each method is one incident. `shards` is how many each stream began with."""
+
+    def __init__(
+        self,
+        world: World,
+        rng: Random,
+        shards: int,
+        later: Callable[[float, Callable[[], None]], None],
+    ) -> None:
+        self.world = world
+        self.rng = rng
+        self.shards = shards
+        self.later = later
+
+    def _stream(self) -> Stream:
+        return self.world.model.stream(self.rng.choice(self.world.scenario.streams))
+
+    def _reshard(self, stream: Stream, operation: str, **params: object) -> None:
+        try:
+            self.world.model.call(operation, StreamName=stream.name, **params)
+        except KinesisError as error:
+            self.world.note(f"{operation} refused: {error}")
+
+    def split(self) -> None:
+        """Split a shard in the middle."""
+        stream = self._stream()
+        shards: list[ShardLog] = stream.open_shards
+        if len(shards) < 3 * self.shards:
+            shard = self.rng.choice(shards)
+            middle = (shard.hash_key_range.start + shard.hash_key_range.end) // 2
+            self._reshard(
+                stream, "SplitShard", ShardToSplit=shard.shard_id, NewStartingHashKey=str(middle)
+            )
+
+    def merge(self) -> None:
+        """Merge two adjacent shards."""
+        stream = self._stream()
+        shards = stream.open_shards
+        if len(shards) > 1:
+            at = self.rng.randrange(len(shards) - 1)
+            self._reshard(
+                stream,
+                "MergeShards",
+                ShardToMerge=shards[at].shard_id,
+                AdjacentShardToMerge=shards[at + 1].shard_id,
+            )
+
+    def update_shard_count(self) -> None:
+        """Reshard a whole stream."""
+        stream = self._stream()
+        target = max(1, min(len(stream.open_shards) + self.rng.choice((-1, 1)), 2 * self.shards))
+        self._reshard(
+            stream, "UpdateShardCount", TargetShardCount=target, ScalingType="UNIFORM_SCALING"
+        )
+
+    def retention_trim(self) -> None:
+        """Everything older than a moment ago leaves retention, read or not; closed shards that were
+        read and are older are gone altogether.
+        """
+        cutoff = self.world.model.world.now_millis() - self.rng.randint(200, 3_000)
+        for name in self.world.scenario.streams:
+            stream = self.world.model.stream(name)
+            later = cutoff + stream.retention_hours * HOUR_MILLIS
+            if stream.status == "ACTIVE" and self._all_followed(stream):
+                stream.settle(later)
+            for shard in stream.shards:
+                stream.trim(shard, later)
+        self.world.checks.trimmed(cutoff)
+
+    def _all_followed(self, stream: Stream) -> bool:
+        """Whether every closed shard was read to its end and its children have leases: a first
+        listing goes by the model's own horizon, which does not move.
+        """
+        checks, key = self.world.checks, self.world.lease_key
+        closed = [shard for shard in stream.shards if not shard.is_open]
+        read = all(
+            (row := checks.lease(key(stream.name, shard.shard_id))) is None or row.ended
+            for shard in closed
+        )
+        return read and all(
+            checks.lease(key(stream.name, child.shard_id)) is not None
+            for shard in closed
+            for child in shard.children
+            if not child_closed(stream, child)
+        )
+
+    def poison(self) -> None:
+        """A record that the transform cannot take."""
+        self.world.producer.publish(1, poison=True)
+
+    def slow_transform(self) -> None:
+        """The transform takes longer than a lease lives."""
+        self.world.slow_until = self.world.scheduler.now + 4.0
+
+    def stale_index(self) -> None:
+        """The index lags."""
+        self.world.index_lag_seconds = self.rng.uniform(0.5, 3.0)
+        self.later(4.0, lambda: setattr(self.world, "index_lag_seconds", 0.0))
+
+    def stale_scan(self) -> None:
+        """Scans are eventually consistent, and how."""
+        self.world.scan_lag_seconds = self.rng.uniform(0.2, 2.0)
+        self.later(4.0, lambda: setattr(self.world, "scan_lag_seconds", 0.0))
+
+    def edit_row(self) -> None:
+        """Somebody edits a lease row by hand: removes the owner, moves the counter, adds an
+        attribute.
+        """
+        rows = self.world.leases.rows()
+        if not rows:
+            return
+        key = self.rng.choice(sorted(rows))
+        item = dict(rows[key])
+        change = self.rng.randrange(3)
+        if change == 0:
+            item.pop("leaseOwner", None)
+            item.pop("checkpointOwner", None)
+        elif change == 1:
+            item["leaseCounter"] = {"N": str(int(item["leaseCounter"]["N"]) + 3)}
+        else:
+            item["note"] = {"S": "looked at by hand"}
+        self.world.note(f"edits {key}, change {change}")
+        self.world.checks.edited.add(key)
+        self.world.checks.excuse(key)
+        self.world.leases.plant(item)
+        self.world.checks.row_written(key, "hand", "")
+
+    def delete_row(self) -> None:
+        """Somebody deletes a lease row by hand. Not where reading starts at LATEST: its records
+        would be gone, and rightly so.
+        """
+        rows = self.world.leases.rows()
+        if not rows or self.world.scenario.initial_position != "TRIM_HORIZON":
+            return
+        self._delete(self.rng.choice(sorted(rows)))
+
+    def _delete(self, key: str) -> None:
+        self.world.note(f"deletes {key}")
+        self.world.leases.erase(key)
+        self.world.checks.deleted_by_hand(key)
+
+    def delete_row_under_way(self) -> None:
+        """Somebody deletes the row of a lease that is in a handoff, has a batch on its way, has no
+        owner, or has not begun. Not where reading starts at LATEST, as with `delete_row`.
+        """
+        if self.world.scenario.initial_position != "TRIM_HORIZON":
+            return
+        chosen = [
+            lease.lease_key
+            for lease in self.world.checks.rows()
+            if lease.in_handoff
+            or lease.pending_checkpoint is not None
+            or (lease.owner is None and not lease.ended)
+            or lease.checkpoint == TRIM_HORIZON
+        ]
+        if chosen:
+            self._delete(self.rng.choice(chosen))
+
+    def delete_worker_row(self) -> None:
+        """Somebody deletes the row of a worker."""
+        rows = self.world.workers.rows()
+        if rows:
+            self.world.workers.erase(self.rng.choice(sorted(rows)))
+
+    def delete_lock(self) -> None:
+        """Somebody deletes the leader's lock."""
+        self.world.coordinator.erase("Leader")
+        self.world.lock_watch.look()
+
+    def late_commit(self) -> None:
+        """Writes to the sink that were under way arrive now."""
+        self.world.sink_table.land_late()

@@ -1,0 +1,247 @@
+"""Incidents of hosts: workers and leaders that die, stand still, come, go, are cut off, or are two
+under one name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from random import Random
+from typing import Final
+
+from verification.simulation.machines import Machine
+from verification.simulation.world import World
+
+STRATEGIES: Final = ("balanced", "worker_utilization_aware", "lease_count_based")
+SENSOR: Final = "sensor"
+FOREIGN_STREAM: Final = "foreign"
+FOREIGN_WORKERS: Final = 0.7
+FOREIGN_SECONDS: Final = 6.0
+
+
+class HostIncidents:
+    """Each method is one incident."""
+
+    def __init__(self, world: World, rng: Random) -> None:
+        self.world = world
+        self.rng = rng
+        self.serial = 0
+
+    def _one_worker(self) -> Machine | None:
+        found = self.world.workers_at_work()
+        return self.rng.choice(found) if found else None
+
+    def later(self, seconds: float, what: Callable[[], None]) -> None:
+        """Do something after a while, unless the run has ended by then."""
+
+        def wait() -> None:
+            self.world.scheduler.pause(seconds)
+            what()
+
+        self.world.ground.spawn("later", wait)
+
+    def _restart(self, machine: Machine, *, name: str | None = None) -> None:
+        self.later(self.rng.uniform(0.2, 6.0), lambda: self._boot(machine, name or machine.name))
+
+    def _boot(self, old: Machine, name: str) -> None:
+        if self.world.machines.get(old.name) is old and old.host.crashed:
+            del self.world.machines[old.name]
+            self.world.start(
+                name, strategy=old.strategy, is_worker=old.is_worker, quirky=old.quirky
+            )
+
+    def _next(self, letter: str) -> str:
+        self.serial += 1
+        return f"{letter}{self.serial}"
+
+    def crash(self) -> None:
+        """Kill a worker; it comes back under its own name."""
+        machine = self._one_worker()
+        if machine is not None:
+            machine.host.crash()
+            self._restart(machine)
+
+    def crash_and_rename(self) -> None:
+        """Kill a worker; another one takes its place."""
+        machine = self._one_worker()
+        if machine is not None:
+            machine.host.crash()
+            self._restart(machine, name=self._next("n"))
+
+    def pause(self) -> None:
+        """Let a worker stand still for longer than its leases live."""
+        machine = self._one_worker()
+        if machine is not None:
+            machine.host.pause(self.rng.uniform(1.0, 8.0))
+
+    def deploy(self) -> None:
+        """Stop a worker in good order and start its successor."""
+        machine = self._one_worker()
+        if machine is not None:
+            machine.stop.set()
+            self.world.start(self._next("d"), strategy=machine.strategy, is_worker=True)
+
+    def join(self) -> None:
+        """One worker more."""
+        self.world.start(self._next("j"), strategy=STRATEGIES[0], is_worker=True)
+
+    def join_quirky(self) -> None:
+        """One more that hands nothing over gracefully and releases nothing when it stops, as older
+        peers do.
+        """
+        self.world.start(
+            self._next("q"), strategy=self.rng.choice(STRATEGIES), is_worker=True, quirky=True
+        )
+
+    def short_lived_workers(self) -> None:
+        """Two workers start, report, and are killed; nobody starts them again. Soon after that
+        another process leads, which finds their rows.
+        """
+        for _ in range(2):
+            name = self._next("s")
+            machine = self.world.start(name, strategy=STRATEGIES[0], is_worker=True)
+            self.later(self.rng.uniform(0.1, 1.5), partial(self._kill_for_good, machine))
+        self.later(self.rng.uniform(2.0, 6.0), self.leader_deploy)
+
+    def foreign_application(self) -> None:
+        """The application is started with another stream: a worker or a leader that is refused."""
+        world = self.world
+        if world.coordinator.read_application() is None:
+            return
+        if FOREIGN_STREAM not in world.model.call("ListStreams")["StreamNames"]:
+            world.model.call("CreateStream", StreamName=FOREIGN_STREAM, ShardCount=2)
+        machine = world.start(
+            self._next("f"),
+            strategy=STRATEGIES[0],
+            is_worker=self.rng.random() < FOREIGN_WORKERS,
+            streams=(FOREIGN_STREAM,),
+        )
+        self.later(FOREIGN_SECONDS, machine.stop.set)
+
+    def _kill_for_good(self, machine: Machine) -> None:
+        machine.host.crash()
+        if self.world.machines.get(machine.name) is machine:
+            del self.world.machines[machine.name]
+
+    def failing_handoff(self) -> None:
+        """A leader hands a lease over while writes to the lease table fail now and then."""
+        world = self.world
+        ids = sorted({machine.worker_id for machine in world.workers_at_work()})
+        held = [row for row in world.checks.rows() if row.owner in ids and not row.ended]
+        free = [row for row in held if not row.in_handoff]
+        if not free or len(ids) < 2:  # noqa: PLR2004 (from one to another)
+            return
+        lease = self.rng.choice(free)
+        target = self.rng.choice([worker_id for worker_id in ids if worker_id != lease.owner])
+        world.note(f"hands {lease.lease_key} from {lease.owner} to {target}")
+        if world.leases.initiate_handoff(lease, target) is not None:
+            world.checks.row_written(lease.lease_key, "leader", "")
+        world.weather.throttled.add("leases")
+        self.later(self.rng.uniform(0.5, 2.0), lambda: world.weather.throttled.discard("leases"))
+
+    def drain_run(self) -> None:
+        """Somebody materializes the output by hand: a worker that ends when everything is in the
+        table.
+        """
+        self.world.start(self._next("m"), strategy=STRATEGIES[0], is_worker=True, mode="drain")
+
+    def drain_request(self) -> None:
+        """A worker is asked through its row to leave; another one comes."""
+        machine = self._one_worker()
+        if machine is not None and machine.mode == "continuous":
+            self.world.workers.request_drain(machine.worker_id)
+            self.world.start(self._next("r"), strategy=machine.strategy, is_worker=True)
+
+    def duplicate_worker_id(self) -> None:
+        """Somebody starts a second worker under the name of a living one."""
+        machine = self._one_worker()
+        if machine is not None and machine.mode == "continuous":
+            self.world.checks.twins.add(machine.worker_id)
+            self.world.checks.excuse_worker(machine.worker_id)
+            self.world.start(
+                self._next("twin"),
+                strategy=machine.strategy,
+                is_worker=True,
+                worker_id=machine.worker_id,
+            )
+
+    def _cut_off(self, machine: Machine) -> None:
+        self.world.weather.partitioned.add(machine.host.name)
+        self.later(
+            self.rng.uniform(1.0, 7.0),
+            lambda: self.world.weather.partitioned.discard(machine.host.name),
+        )
+
+    def partition(self) -> None:
+        """A host reaches neither DynamoDB nor Kinesis for a while."""
+        self._cut_off(self.rng.choice(list(self.world.machines.values())))
+
+    def leader_partition(self) -> None:
+        """The sensor is cut off."""
+        self._cut_off(self.world.machines[SENSOR])
+
+    def leader_crash(self) -> None:
+        """Kill the sensor."""
+        machine = self.world.machines[SENSOR]
+        if not machine.host.crashed:
+            machine.host.crash()
+            self._restart(machine)
+
+    def leader_pause(self) -> None:
+        """Let the sensor stand still; it wakes in the middle of what it did."""
+        self.world.machines[SENSOR].host.pause(self.rng.uniform(2.0, 8.0))
+
+    def leader_deploy(self) -> None:
+        """The code server reloads: the old sensor ends, a new one begins under the same name while
+        the old one may still be in a cycle.
+        """
+        self.world.machines[SENSOR].stop.set()
+        self.world.start(SENSOR, strategy=STRATEGIES[0], is_worker=False)
+
+    def mixed_strategy(self) -> None:
+        """The sensor is killed and comes back with another strategy than the workers have."""
+        self.world.machines[SENSOR].host.crash()
+        self.world.start(SENSOR, strategy=self.rng.choice(STRATEGIES), is_worker=False)
+
+    def clock_jump(self) -> None:
+        """The wall clock of a host jumps by up to five minutes."""
+        self.rng.choice(list(self.world.machines.values())).host.skew_seconds += self.rng.uniform(
+            -300, 300
+        )
+
+    def expired_credentials(self) -> None:
+        """AWS denies all calls of a host for a while: its credentials have expired."""
+        denied = self.world.weather.denied
+        name = self.rng.choice(list(self.world.machines.values())).host.name
+        denied.add(name)
+        self.later(self.rng.uniform(0.5, 4.0), lambda: denied.discard(name))
+
+    def hot_worker(self) -> None:
+        """The utilization of a worker rises, above or near the end of its range."""
+        machine = self._one_worker()
+        if machine is not None:
+            machine.cpu_percent = self.rng.choice((75.0, 90.0, 100.0))
+
+    def _throttle(self, what: str) -> None:
+        self.world.weather.throttled.add(what)
+        self.later(self.rng.uniform(1.0, 5.0), lambda: self.world.weather.throttled.discard(what))
+
+    def throttled_tables(self) -> None:
+        """Every other request to one of the tables is throttled."""
+        self._throttle(self.rng.choice(("leases", "workers", "coordinator")))
+
+    def _outage(self, what: str) -> None:
+        self.world.weather.down.add(what)
+        self.later(self.rng.uniform(3.0, 12.0), lambda: self.world.weather.down.discard(what))
+
+    def stream_outage(self) -> None:
+        """No call of Kinesis succeeds."""
+        self._outage("kinesis")
+
+    def sink_outage(self) -> None:
+        """The sink can be neither written nor read."""
+        self._outage("sink")
+
+    def throttled_stream(self) -> None:
+        """Every other request to Kinesis is throttled."""
+        self._throttle("kinesis")

@@ -1,0 +1,68 @@
+"""The in-memory Kinesis behind one host's network."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from kcl_pipeline.kinesis.client import IteratorType, LatestIterator, RecordsPage, ShardFilterType
+from kcl_pipeline.shards import Shard, StreamId
+from kcl_pipeline.testing.kinesis.client import InMemoryKinesis
+from kcl_pipeline.testing.kinesis.model import KinesisModel
+from verification.simulation.calls import Calls
+
+
+class SimulatedKinesis:
+    """`KinesisClient` whose every call is a scheduling point and may fail."""
+
+    def __init__(self, model: KinesisModel, calls: Calls) -> None:
+        self._inner = InMemoryKinesis(model)
+        self._calls = calls
+
+    # documented by the protocol
+    def resolve_stream(self, name_or_arn: str, *, multi_stream: bool) -> StreamId:  # noqa: D102
+        with self._calls.call("kinesis.DescribeStreamSummary"):
+            return self._inner.resolve_stream(name_or_arn, multi_stream=multi_stream)
+
+    def list_shards(  # noqa: D102 (documented by the protocol)
+        self,
+        stream: StreamId,
+        shard_filter: ShardFilterType | None = None,
+        timestamp: datetime | None = None,
+    ) -> tuple[Shard, ...]:
+        with self._calls.call("kinesis.ListShards"):
+            return self._inner.list_shards(stream, shard_filter, timestamp)
+
+    def get_shard_iterator(  # noqa: D102 (documented by the protocol)
+        self,
+        stream: StreamId,
+        shard_id: str,
+        iterator_type: IteratorType,
+        *,
+        sequence_number: str | None = None,
+        timestamp: datetime | None = None,
+    ) -> str:
+        with self._calls.call("kinesis.GetShardIterator"):
+            return self._inner.get_shard_iterator(
+                stream,
+                shard_id,
+                iterator_type,
+                sequence_number=sequence_number,
+                timestamp=timestamp,
+            )
+
+    # documented by the protocol
+    def latest_iterator(self, stream: StreamId, shard_id: str) -> LatestIterator:  # noqa: D102
+        with self._calls.call("kinesis.GetShardIterator"):
+            return self._inner.latest_iterator(stream, shard_id)
+
+    def get_records(  # noqa: D102 (documented by the protocol)
+        self, stream: StreamId, shard_id: str, iterator: str, limit: int
+    ) -> RecordsPage:
+        # Not `Calls.call`: most calls of a simulation are this one.
+        self._calls.before("kinesis.GetRecords")
+        expired = self._calls.expired()
+        if expired is not None:
+            raise expired
+        page = self._inner.get_records(stream, shard_id, iterator, limit)
+        self._calls.after("kinesis.GetRecords")
+        return page

@@ -1,0 +1,74 @@
+"""Watching the leader: who holds the lock and how it changed hands (S9), and what it plans
+(S12).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from kcl_pipeline.leader.cycle import LeaderCycle
+from kcl_pipeline.leader.report import CycleReport
+from kcl_pipeline.leases.serialization_state import LEADER_KEY
+from kcl_pipeline.leases.tables import LeaderLock
+from kcl_pipeline.testing.tables import InMemoryCoordinatorStateTable
+from verification.simulation.checks import BrokenInvariantError
+from verification.simulation.scenario import LOCK_SECONDS
+
+_ROUNDING: Final = 1e-6
+
+
+class LockWatch:
+    """Compares the lock item with what it was: it may change hands only when absent, or untouched
+    for its whole time.
+    """
+
+    def __init__(self, table: InMemoryCoordinatorStateTable, now: Callable[[], float]) -> None:
+        self._table = table.view()
+        self._now = now
+        self._seen: LeaderLock | None = None
+        self._written_at = 0.0
+
+    @property
+    def owner_name(self) -> str | None:
+        """Who holds the lock; None when nobody does."""
+        return None if self._seen is None else self._seen.owner_name
+
+    def look(self) -> None:
+        """Check the lock after every write; raise `BrokenInvariantError` for a stolen one."""
+        # most writes are not of the lock
+        lock = self._table.read_lock() if LEADER_KEY in self._table.store._rows else None  # noqa: SLF001
+        before, self._seen = self._seen, lock
+        if lock == before:
+            return
+        age = self._now() - self._written_at
+        self._written_at = self._now()
+        if (
+            lock is not None
+            and before is not None
+            and lock.owner_name != before.owner_name
+            and age + _ROUNDING < LOCK_SECONDS
+        ):
+            raise BrokenInvariantError(
+                f"S9: {lock.owner_name} took the lock from {before.owner_name} {age:.3f} s "
+                "after its last heartbeat"
+            )
+
+
+class WatchedLeader(LeaderCycle):
+    """A leader whose plans are looked at."""
+
+    def run_once(self, deadline_seconds: float | None = None) -> CycleReport:
+        """See `LeaderCycle.run_once`; raises `BrokenInvariantError` for a move to a worker that is
+        not there or wants to leave.
+        """
+        report = super().run_once(deadline_seconds)
+        if report.led and report.plan is not None:
+            targets = {row.worker_id for row in report.workers if not row.drain_requested}
+            for move in report.plan.moves:
+                if move.to_worker not in targets:
+                    raise BrokenInvariantError(
+                        f"S12: the plan gives {move.lease_key} to {move.to_worker}, which is "
+                        "not there or asked to drain"
+                    )
+        return report

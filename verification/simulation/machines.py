@@ -1,0 +1,62 @@
+"""Hosts with the processes that run on them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from kcl_pipeline.clock import StopSignal
+from kcl_pipeline.worker.worker import Mode
+from verification.simulation.scheduler import Host
+
+CALM_CPU_PERCENT: Final = 30.0
+
+
+@dataclass(eq=False)
+class SimulatedHost(Host):
+    """A host whose crash is told to the checks."""
+
+    crashing: Callable[[], None] = lambda: None
+
+    def crash(self) -> None:
+        """See `Host.crash`."""
+        self.crashing()
+        super().crash()
+
+
+@dataclass(eq=False)
+class Machine:
+    """A host with the process that runs on it. `stop` asks it to end in good order; a quirky peer
+    hands over and releases nothing.
+
+    `fetches_in_jobs`: a worker whose executors fetch; their calls are this host's. `streams`: other
+    streams than those of the application; such a machine must be refused. `cpu_percent`: what it
+    reports where workers report a utilization.
+    """
+
+    name: str
+    host: SimulatedHost
+    stop: StopSignal
+    strategy: str
+    is_worker: bool
+    worker_id: str
+    mode: Mode = "continuous"
+    quirky: bool = False
+    fetches_in_jobs: bool = False
+    streams: tuple[str, ...] | None = None
+    cpu_percent: float = CALM_CPU_PERCENT
+
+
+class SimulatedCpu:
+    """The utilization of a machine, as a provider of worker metrics."""
+
+    short_name = "C"
+    max_utilization_percent = 80
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+
+    def sample(self) -> float | None:
+        """See `MetricProvider.sample`."""
+        return self._machine.cpu_percent

@@ -1,0 +1,125 @@
+"""Menus: the versioned lists from which a seed draws its incidents and faults.
+
+A seed draws by index, so one added name changes the plan of every seed. A menu that was released
+is therefore never changed: additions go into the newest menu until that is released, then into
+another one. `simulate(seed, StormOptions(menu=1))` replays a seed under an older menu.
+
+To add an incident: write the method in `incidents_hosts.HostIncidents` or
+`incidents_data.DataIncidents`, and append its name to the newest tuple of names below.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from verification.simulation.calls import SITES, Fault, applicable
+
+
+@dataclass(frozen=True, slots=True)
+class Menu:
+    """What seeds draw from, in this order.
+
+    Attributes:
+        version: Number of this menu.
+        incidents: Names of methods of `HostIncidents` and `DataIncidents`.
+        sites: Call sites to whose faults seeds are steered.
+        faults: The faults that the chance of each call draws from.
+        stops_leader: Whether every other graceful stop of a rehearsal comes with a new leader.
+    """
+
+    version: int
+    incidents: tuple[str, ...]
+    sites: tuple[str, ...]
+    faults: tuple[Fault, ...]
+    stops_leader: bool = False
+
+    @property
+    def cells(self) -> tuple[tuple[str, Fault], ...]:
+        """The table of faults and call sites: every fault at every call where it can happen."""
+        return tuple(
+            (site, fault) for site in self.sites for fault in self.faults if applicable(site, fault)
+        )
+
+
+_INCIDENTS_1: Final = (
+    "clock_jump",
+    "crash",
+    "crash_and_rename",
+    "delete_lock",
+    "delete_row",
+    "delete_worker_row",
+    "deploy",
+    "drain_request",
+    "drain_run",
+    "duplicate_worker_id",
+    "edit_row",
+    "join",
+    "join_quirky",
+    "late_commit",
+    "leader_crash",
+    "leader_deploy",
+    "leader_partition",
+    "leader_pause",
+    "merge",
+    "mixed_strategy",
+    "partition",
+    "pause",
+    "poison",
+    "retention_trim",
+    "slow_transform",
+    "split",
+    "stale_index",
+    "stale_scan",
+    "throttled_stream",
+    "throttled_tables",
+    "update_shard_count",
+)
+
+_INCIDENTS_2: Final = (
+    *_INCIDENTS_1,
+    "failing_handoff",
+    "short_lived_workers",
+    "stream_outage",
+    "sink_outage",
+    "foreign_application",
+    "delete_row_under_way",
+    "expired_credentials",
+    "hot_worker",
+)
+"""Not released: additions belong here."""
+
+_SITES_1: Final = tuple(site for site in SITES if site != "leases.TransactWriteItems")
+
+_FAULTS_1: Final = (
+    Fault.THROTTLED,
+    Fault.SERVER_ERROR,
+    Fault.TIMEOUT_BEFORE,
+    Fault.TIMEOUT_AFTER,
+    Fault.CRASH_BEFORE,
+    Fault.CRASH_AFTER,
+    Fault.PAUSE_BEFORE,
+    Fault.PAUSE_AFTER,
+)
+
+_FAULTS_2: Final = (*_FAULTS_1, Fault.HUNG, Fault.LANDS_LATE)
+"""Not released: additions belong here."""
+
+MENUS: Final = {
+    1: Menu(1, _INCIDENTS_1, _SITES_1, _FAULTS_1),
+    2: Menu(2, _INCIDENTS_2, SITES, _FAULTS_2, stops_leader=True),
+}
+
+CURRENT_MENU: Final = max(MENUS)
+"""The version that seeds draw from unless another one is asked for."""
+
+
+def menu_of(version: int) -> Menu:
+    """Return the menu of a version.
+
+    Raises:
+        ValueError: There is no such version.
+    """
+    if version not in MENUS:
+        raise ValueError(f"menu={version} is not a menu. Write one of {sorted(MENUS)}.")
+    return MENUS[version]

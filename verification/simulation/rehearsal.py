@@ -1,0 +1,103 @@
+"""After the storm: under a steady load no lease may go back and forth (L3), and a graceful stop
+must be short and repeat nothing (L4).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Container, Sequence
+from typing import Final
+
+from verification.simulation.checks import Moved
+from verification.simulation.incidents_hosts import SENSOR, STRATEGIES
+from verification.simulation.world import World
+
+CONVERGE_SECONDS: Final = 12.0
+STEADY_SECONDS: Final = 6.0
+STOP_SECONDS: Final = 5.0
+_PERIOD: Final = 0.2
+
+
+def rehearse(
+    world: World,
+    unowned: Callable[[], list[str]],
+    violations: list[str],
+    *,
+    stops_leader: bool,
+) -> None:
+    """The body of a task; what does not hold is added to `violations`."""
+    world.note("-- steady load")
+    begin = len(world.checks.moves)
+    _load(world, CONVERGE_SECONDS)
+    world.note("-- nothing may move again")
+    settled = len(world.checks.moves)
+    _load(world, STEADY_SECONDS)
+    again = to_and_fro(world.checks.moves[begin:], settled - begin, _shared_ids(world))
+    if again:
+        moved = ", ".join(f"{move.lease_key} at {move.at:.1f} s" for move in again)
+        violations.append(f"L3: under a steady load these leases went back and forth: {moved}")
+    _stop_one(world, unowned, violations, stops_leader=stops_leader)
+
+
+def to_and_fro(moves: Sequence[Moved], settled: int, shared_ids: Container[str]) -> list[Moved]:
+    """Moves from number `settled` on of leases that had been moved before that number.
+
+    Not those from or to a worker id that two processes use: they refuse each other's batches and
+    read them again, so that the load of their leases is not steady.
+    """
+    before = {move.lease_key for move in moves[:settled]}
+    return [
+        move
+        for move in moves[settled:]
+        if move.lease_key in before
+        and move.before not in shared_ids
+        and move.after not in shared_ids
+    ]
+
+
+def _shared_ids(world: World) -> frozenset[str]:
+    """The worker ids that two living processes use."""
+    counts = Counter(machine.worker_id for machine in world.workers_at_work())
+    return frozenset(worker_id for worker_id, count in counts.items() if count > 1)
+
+
+def _replace_sensor(world: World) -> None:
+    """The code server reloads: what the leader knew is gone, and it leads again at once."""
+    world.note("-- the leader is replaced")
+    world.machines[SENSOR].stop.set()
+    world.start(SENSOR, strategy=STRATEGIES[0], is_worker=False)
+    world.scheduler.pause(world.rng.uniform(0.0, 2.5))
+
+
+def _load(world: World, seconds: float) -> None:
+    until = world.scheduler.now + seconds
+    while world.scheduler.now < until:
+        world.producer.publish_evenly()
+        world.scheduler.pause(_PERIOD)
+
+
+def _stop_one(
+    world: World,
+    unowned: Callable[[], list[str]],
+    violations: list[str],
+    *,
+    stops_leader: bool,
+) -> None:
+    at_work = [m for m in world.workers_at_work() if not m.quirky and m.mode == "continuous"]
+    twice = {m.worker_id for m in at_work if sum(o.worker_id == m.worker_id for o in at_work) > 1}
+    if len(at_work) < 2 or twice:  # noqa: PLR2004 (somebody has to be left)
+        return
+    chosen = world.rng.choice(at_work)
+    if stops_leader and world.rng.choice((True, False)):
+        leading = [m for m in at_work if m.worker_id == world.lock_watch.owner_name]
+        if leading:
+            chosen = leading[0]
+        else:
+            _replace_sensor(world)
+    world.note(f"-- {chosen.host.name} is asked to stop")
+    chosen.stop.set()
+    until = world.scheduler.now + STOP_SECONDS
+    while world.scheduler.now < until and unowned():
+        world.scheduler.pause(0.1)
+    if left := unowned():
+        violations.append(f"L4: {STOP_SECONDS:.0f} s after a graceful stop: {'; '.join(left)}")

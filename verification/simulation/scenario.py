@@ -1,0 +1,162 @@
+"""What a seed chooses before anything runs: the settings of the fleet, and the one fault and
+incident that it is steered to.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from functools import lru_cache
+from typing import Final
+
+from kcl_pipeline.config import ConsumerSettings, InitialPosition
+from verification.simulation.calls import SINK_SITES, Fault
+from verification.simulation.menu import CURRENT_MENU, menu_of
+
+EPOCH: Final = 1_800_000_000.0
+TIMESTAMP_SECONDS: Final = 2.5
+"""With AT_TIMESTAMP, this many virtual seconds after the begin is where reading starts."""
+
+BEGIN_MILLIS: Final = round((EPOCH + TIMESTAMP_SECONDS) * 1000)
+
+FAILOVER_SECONDS: Final = 2.0
+HANDOFF_SECONDS: Final = 2.0
+LOCK_SECONDS: Final = 2.5
+STALLED_SECONDS: Final = 4.0
+
+REACHED_BY: Final = {
+    "workers.DeleteItem": ("deploy",),
+    "coordinator.DeleteItem": ("leader_deploy", "leader_deploy"),
+    "leases.DeleteItem": ("split", "split"),
+    "leases.PutItem": ("split", "merge"),
+    "leases.TransactWriteItems": ("split", "merge"),
+    "kinesis.ListShards": ("split", "merge", "retention_trim"),
+    "sink.fence": ("crash", "pause", "crash", "pause"),
+    "sink.write_dead_letters": ("poison", "poison", "poison"),
+}
+"""Incidents that make a rare call happen, for the seeds that are steered to it."""
+
+
+_TWO_STREAMS: Final = 0.2
+_EXACTLY_ONCE: Final = 0.8
+_REPORTS_CPU: Final = 0.3
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """The fleet of one seed. `aggregates` is the share of puts that are KPL aggregates; `steered`
+    (call site, fault) happens at the site's call number `steered_call`; `rehearsal`: after the
+    storm a steady load and a graceful stop are watched, too. `reports_cpu`: workers report a
+    utilization; `scan_page_rows`: a scan takes one call for so many rows (None: one for all).
+    """
+
+    streams: tuple[str, ...] = ("events",)
+    initial_position: InitialPosition = "TRIM_HORIZON"
+    exactly_once: bool = True
+    aggregates: float = 0.0
+    steered: tuple[str, Fault] | None = None
+    steered_call: int = 1
+    rehearsal: bool = False
+    menu: int = CURRENT_MENU
+    reports_cpu: bool = False
+    scan_page_rows: int | None = None
+
+
+def scenario_of(seed: int, menu: int = CURRENT_MENU) -> Scenario:
+    """The scenario that a seed stands for under a version of the menu."""
+    rng = random.Random(f"{seed}/scenario")
+    cells = menu_of(menu).cells
+    site, fault = cells[seed % len(cells)]
+    positions: list[InitialPosition] = ["LATEST", "AT_TIMESTAMP", *["TRIM_HORIZON"] * 6]  # type: ignore[list-item]
+    chosen = Scenario(
+        streams=("events", "orders") if rng.random() < _TWO_STREAMS else ("events",),
+        initial_position=rng.choice(positions),
+        exactly_once=site in SINK_SITES or rng.random() < _EXACTLY_ONCE,
+        aggregates=rng.choice((0.0, 0.3)),
+        steered=(site, fault),
+        steered_call=1
+        if site in REACHED_BY or site == "sink.ensure_table"
+        else rng.randint(1, 40)
+        if site in _FREQUENT
+        else rng.randint(1, 3),
+        rehearsal=seed % 5 == 0,
+        menu=menu,
+    )
+    if menu == 1:
+        return chosen
+    # Drawn after everything that menu 1 draws.
+    return replace(
+        chosen,
+        reports_cpu=rng.random() < _REPORTS_CPU,
+        scan_page_rows=rng.choice((None, None, 2, 4)),
+    )
+
+
+_FREQUENT: Final = frozenset(
+    {
+        "leases.GetItem",
+        "leases.UpdateItem",
+        "leases.Scan",
+        "leases.Query",
+        "workers.UpdateItem",
+        "kinesis.GetRecords",
+        "sink.commit",
+    }
+)
+
+
+@lru_cache(maxsize=100)
+def settings(scenario: Scenario, strategy: str, *, quirky: bool = False) -> ConsumerSettings:
+    """Short times, so that a storm of half a minute holds many failovers.
+
+    A quirky peer hands nothing over and releases nothing when it stops.
+    """
+    shard_sync: dict[str, object] = {
+        "completed_lease_cleanup_interval_millis": 1_000,
+        "garbage_lease_cleanup_interval_millis": 3_000,
+        "leases_recovery_auditor_execution_frequency_millis": 1_000,
+        "list_shards_backoff_time_millis": 50,
+        "initial_position_in_stream": scenario.initial_position,
+    }
+    if scenario.initial_position == "AT_TIMESTAMP":
+        shard_sync["initial_timestamp"] = datetime.fromtimestamp(EPOCH + TIMESTAMP_SECONDS, UTC)
+    return ConsumerSettings.model_validate(
+        {
+            "application_name": "simulated",
+            "streams": scenario.streams,
+            "lease": {
+                "failover_time_millis": round(FAILOVER_SECONDS * 1000),
+                "lease_discovery_interval_millis": 500,
+                "graceful_lease_handoff_timeout_millis": round(HANDOFF_SECONDS * 1000),
+                "is_graceful_lease_handoff_enabled": not quirky,
+                "release_leases_on_shutdown": not quirky,
+            },
+            "assignment": {
+                "lease_assignment_interval_millis": 1_000,
+                "lease_assignment_strategy": strategy,
+            },
+            "leader": {
+                "leader_lease_duration_millis": round(LOCK_SECONDS * 1000),
+                "leader_heartbeat_period_millis": 800,
+            },
+            "worker": {
+                "worker_metrics_reporter_freq_in_millis": 1_000,
+                "in_memory_worker_metrics_capture_frequency_millis": 1_000,
+                "parent_shard_poll_interval_millis": 500,
+                "task_backoff_time_millis": 200,
+                "shard_stalled_after_millis": round(STALLED_SECONDS * 1000),
+            },
+            "shard_sync": shard_sync,
+            "retrieval": {
+                "fetch_threads": 1,
+                "idle_time_between_reads_in_millis": 300,
+                "max_records": 50,
+            },
+            "batch": {
+                "min_batch_interval_millis": 200,
+                "failed_records": "dead_letter",
+                "max_batch_records": 25,
+            },
+        }
+    )

@@ -1,0 +1,152 @@
+"""The two kinds of sink that a fleet may have, both looked at by the checks: the transactional twin
+of Delta, and a user's own store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pyarrow as pa
+
+from kcl_pipeline.batch import CommitEntry, CommitOutcome, DataFile, TxnVersions, Written
+from kcl_pipeline.clock import Clock
+from kcl_pipeline.errors import SinkError
+from kcl_pipeline.testing.sink import FaultHook, InMemorySink, LogEntry, MemoryTable, SinkFault
+from verification.simulation.checks import Begun, Checks
+
+
+class CheckedTable(MemoryTable):
+    """A table whose every new entry is looked at.
+
+    `promised` are writes of a non-transactional store that are still under way.
+    """
+
+    def __init__(self, checks: Checks) -> None:
+        super().__init__()
+        self.checks = checks
+        self.promised: list[tuple[tuple[DataFile, ...], dict[str, int], Begun]] = []
+
+    def append(self, entry: LogEntry) -> bool:
+        """See `MemoryTable.append`."""
+        landed = super().append(entry)
+        if landed:
+            self.checks.landed(entry, self.objects)
+        return landed
+
+    def land_late(self) -> int:
+        """See `MemoryTable.land_late`; promised writes land in any case, before or after the same
+        rows are written again.
+        """
+        promised, self.promised = self.promised, []
+        for files, numbers, begun in promised:
+            self.checks.excuse(*numbers)
+            with self.checks.begun_at(begun):
+                self.append(LogEntry(self.version + 1, files, numbers))
+            self.checks.excuse(*numbers)
+        return super().land_late() + len(promised)
+
+
+class NotedSink(InMemorySink):
+    """The transactional sink, whose dead letters are seen by the checks."""
+
+    def __init__(
+        self,
+        table: CheckedTable,
+        _worker_id: str,
+        *,
+        clock: Clock,
+        faults: FaultHook,
+        latency_seconds: float,
+    ) -> None:
+        super().__init__(table, clock=clock, faults=faults, latency_seconds=latency_seconds)
+        self._checks = table.checks
+
+    def write_dead_letters(self, records: pa.Table) -> None:
+        """See `TransactionalSink.write_dead_letters`."""
+        super().write_dead_letters(records)
+        self._checks.dead_lettered(records)
+
+
+class StoreSink:
+    """A user's own store behind a function, as `spark.foreach.ForeachBatch` runs it: numbers live
+    in this process, and nothing fences.
+    """
+
+    def __init__(
+        self,
+        table: CheckedTable,
+        worker_id: str,
+        *,
+        clock: Clock,
+        faults: FaultHook,
+        latency_seconds: float,
+    ) -> None:
+        self._table = table
+        self._worker_id = worker_id
+        self._clock = clock
+        self._faults = faults
+        self._latency = latency_seconds
+        self._numbers: dict[str, TxnVersions] = {}
+
+    def ensure_table(self, schema: pa.Schema) -> None:
+        """Nothing: the function brings its own store."""
+
+    def numbers(self, lease_keys: Sequence[str]) -> dict[str, TxnVersions]:
+        """What this process has handed over."""
+        return {key: self._numbers.get(key, TxnVersions()) for key in lease_keys}
+
+    def commit(self, written: Written, entries: Sequence[CommitEntry]) -> CommitOutcome:
+        """Run the function: its rows are there at once, or, when its answer was lost, at some
+        time.
+        """
+        keys = tuple(entry.lease_key for entry in entries)
+        refused = tuple(
+            e.lease_key
+            for e in entries
+            if self._numbers.get(e.lease_key, TxnVersions()) != e.expected
+        )
+        if refused:
+            return CommitOutcome(None, refused)
+        begun = self._table.checks.begins(keys)
+        fault = self._faults("commit", keys)
+        self._clock.sleep(self._latency)
+        if fault is not None:
+            self._table.checks.excuse(*keys)
+        if fault in (SinkFault.FAIL, SinkFault.LOSE_RACE):
+            raise SinkError("the function failed on demand")
+        numbers = {entry.lease_key: entry.number for entry in entries}
+        # Nothing fences a paused writer here: what its lease's new owner has read again comes
+        # twice. Of two processes under one id, the row does not say which is it.
+        twin = self._worker_id in self._table.checks.twins
+        self._table.checks.excuse(
+            *(
+                key
+                for key in keys
+                if twin
+                or (row := self._table.checks.lease(key)) is None
+                or row.actual_owner != self._worker_id
+            )
+        )
+        if fault is SinkFault.LAND_LATE:
+            self._table.promised.append((written.files, numbers, begun))
+            raise SinkError("the function timed out on demand; its rows are under way")
+        with self._table.checks.begun_at(begun):
+            self._table.append(LogEntry(self._table.version + 1, written.files, numbers))
+        self._clock.sleep(self._latency)
+        if fault is SinkFault.LAND_AND_FAIL:
+            raise SinkError("the function timed out on demand; its rows are there")
+        self._numbers |= {
+            entry.lease_key: TxnVersions(entry.number, entry.expected.fence) for entry in entries
+        }
+        return CommitOutcome(self._table.version)
+
+    def fence(self, lease_key: str, expected: TxnVersions) -> TxnVersions | None:
+        """See `ForeachBatch.fence`."""
+        return expected if self._numbers.get(lease_key, TxnVersions()) == expected else None
+
+    def write_dead_letters(self, records: pa.Table) -> None:
+        """Keep failed records."""
+        self._faults("write_dead_letters", ())
+        self._clock.sleep(self._latency)
+        self._table.dead_letters.append(records)
+        self._table.checks.dead_lettered(records)

@@ -1,0 +1,158 @@
+"""L7: a shard that stands still says so.
+
+A lease that a healthy process holds, whose shard has something left to do, and of which nothing
+moves for longer than `worker.shard_stalled_after_millis`, has to be reported by `ShardStalled`.
+What the shard has left to do is taken from the model of Kinesis and from the sink, not from what
+the worker believes. A lease whose row was not written for the failover time is not held: its worker
+waits for an answer of DynamoDB, and a leader gives the lease to another one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from kcl_pipeline.events import (
+    BatchCommitted,
+    Event,
+    HandoffCompleted,
+    LeaseGained,
+    LeaseLost,
+    LeaseReleased,
+    ShardStalled,
+    WorkerStarted,
+    WorkerStopped,
+)
+from kcl_pipeline.leases.lease import Lease
+from verification.simulation.checks import BrokenInvariantError
+from verification.simulation.scenario import FAILOVER_SECONDS, STALLED_SECONDS
+
+if TYPE_CHECKING:
+    from verification.simulation.machines import Machine
+    from verification.simulation.world import World
+
+LOOK_SECONDS: Final = 0.5
+GRACE_SECONDS: Final = 4.0
+"""The worker looks when it renews, and its calls may time out one after the other before that."""
+
+
+@dataclass(slots=True)
+class Holder:
+    """What one process holds: lease key to when it last moved, or was reported as stalled."""
+
+    seen_at: dict[str, float] = field(default_factory=dict)
+
+    def take(self, event: Event, now: float) -> None:
+        """Take in what the process says."""
+        match event:
+            case WorkerStarted() | WorkerStopped():
+                self.seen_at.clear()
+            case LeaseGained():
+                self.seen_at[event.lease_key] = now
+            case LeaseLost() | LeaseReleased() | HandoffCompleted():
+                self.seen_at.pop(event.lease_key, None)
+            case ShardStalled() if event.lease_key in self.seen_at:
+                self.seen_at[event.lease_key] = now
+            case BatchCommitted():
+                self.seen_at.update({k: now for k in event.lease_keys if k in self.seen_at})
+            case _:
+                pass
+
+    def silent(
+        self, now: float, moved: frozenset[str] | set[str], busy: frozenset[str] | set[str]
+    ) -> list[str]:
+        """The leases that stand still in silence. `moved`: those whose rows, or parents' rows, have
+        changed; `busy`: those whose shards have something left to do.
+        """
+        for key in self.seen_at:
+            if key in moved or key not in busy:
+                self.seen_at[key] = now
+        limit = STALLED_SECONDS + GRACE_SECONDS
+        return sorted(key for key, at in self.seen_at.items() if now - at > limit)
+
+    def disturbed(self, now: float) -> None:
+        """The process could not do anything until now."""
+        self.seen_at = dict.fromkeys(self.seen_at, now)
+
+
+@dataclass(slots=True)
+class Renewals:
+    """When each lease was renewed last: its key to its counter, and when that was first seen."""
+
+    seen: dict[str, tuple[int, float]] = field(default_factory=dict)
+
+    def lapsed(self, rows: Iterable[Lease], now: float) -> set[str]:
+        """The leases that were not renewed for the failover time."""
+        known = self.seen
+        self.seen = {
+            row.lease_key: known[row.lease_key]
+            if row.lease_key in known and known[row.lease_key][0] == row.counter
+            else (row.counter, now)
+            for row in rows
+        }
+        return {key for key, (_, at) in self.seen.items() if now - at >= FAILOVER_SECONDS}
+
+
+class StillnessWatch:
+    """Looks at all processes twice a second."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._holders: dict[str, Holder] = {}
+        self._places: dict[str, object] = {}
+        self._renewals = Renewals()
+
+    def take(self, machine: Machine, event: Event) -> None:
+        """Take in an event of a worker."""
+        holder = self._holders.setdefault(machine.host.name, Holder())
+        holder.take(event, self._world.scheduler.now)
+
+    def run(self) -> None:
+        """The body of a task. Raises `BrokenInvariantError`."""
+        while True:
+            self._world.scheduler.pause(LOOK_SECONDS)
+            self.look()
+
+    def look(self) -> None:
+        """Look once. Raises `BrokenInvariantError`."""
+        world, now = self._world, self._world.scheduler.now
+        moved, busy = self._moved(), self._busy()
+        moved |= self._renewals.lapsed(world.checks.rows(), now)
+        for machine in world.machines.values():
+            host = machine.host
+            holder = self._holders.get(host.name)
+            if holder is None:
+                continue
+            if host.crashed or host.paused_until > now or world.weather.reaches_nothing(host):
+                holder.disturbed(now)
+            for key in holder.silent(now, moved, busy):
+                raise BrokenInvariantError(
+                    f"L7: {key} has stood still at {host.name} for "
+                    f"{now - holder.seen_at[key]:.1f} s without an event"
+                )
+
+    def _moved(self) -> set[str]:
+        """The leases of which the row, or a parent's, has another place than at the last look."""
+        rows = {row.lease_key: row for row in self._world.checks.rows()}
+        places: Mapping[str, object] = {
+            key: (row.checkpoint, row.pending_checkpoint) for key, row in rows.items()
+        }
+        changed = {key for key in places if self._places.get(key) != places[key]}
+        changed |= {key for key in self._places if key not in places}
+        self._places = dict(places)
+        return changed | {
+            key
+            for key, row in rows.items()
+            if any(row.key_of_sibling(parent) in changed for parent in row.parent_shard_ids)
+        }
+
+    def _busy(self) -> set[str]:
+        """The unfinished leases whose shard is closed, or has events that have not landed."""
+        checks = self._world.checks
+        waiting = {checks.ledger.events[one].lease_key for one in checks.missing()}
+        return {
+            row.lease_key
+            for row in checks.rows()
+            if not row.ended and (row.lease_key in waiting or not checks.is_open(row))
+        }

@@ -1,0 +1,126 @@
+"""What happens to the fleet: a seeded list of incidents over half a minute of virtual time, then
+calm.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from verification.simulation.incidents_data import DataIncidents
+from verification.simulation.incidents_hosts import SENSOR, STRATEGIES, HostIncidents
+from verification.simulation.machines import CALM_CPU_PERCENT
+from verification.simulation.menu import CURRENT_MENU, menu_of
+from verification.simulation.scenario import REACHED_BY
+from verification.simulation.world import World
+
+
+@dataclass(frozen=True, slots=True)
+class StormOptions:
+    """How bad it gets. `incidents` are drawn between the two numbers, inclusive;
+    `call_fault_chance` is per I/O call; a mean `records_per_second`.
+
+    `skipped` are places in the list of incidents that are left out, `steer` False leaves out the
+    fault of the seed: shrinking uses both. `menu` is the version of the lists that the seed draws
+    from (see `menu`).
+    """
+
+    workers: int = 3
+    shards: int = 3
+    storm_seconds: float = 20.0
+    incidents: tuple[int, int] = (3, 9)
+    call_fault_chance: float = 0.012
+    records_per_second: float = 20.0
+    settle_seconds: float = 30.0
+    skipped: frozenset[int] = frozenset()
+    steer: bool = True
+    menu: int = CURRENT_MENU
+
+
+class Storm:
+    """Draws incidents and makes them happen. Every incident has a name, which is counted."""
+
+    def __init__(self, world: World, options: StormOptions) -> None:
+        self.world = world
+        self.options = options
+        self.rng = random.Random(f"{world.seed}/storm")
+        hosts = HostIncidents(world, self.rng)
+        data = DataIncidents(world, self.rng, options.shards, hosts.later)
+        self.menu = menu_of(options.menu)
+        self.incidents: dict[str, Callable[[], None]] = {
+            name: getattr(hosts if hasattr(hosts, name) else data, name)
+            for name in self.menu.incidents
+        }
+        self.plan = self._plan()
+
+    def _plan(self) -> list[tuple[float, str]]:
+        """(time, incident) in order of time: one that the seed stands for, some by chance, and
+        those that lead to the fault it is steered to.
+        """
+        options, names = self.options, self.menu.incidents
+        rng = random.Random(f"{self.world.seed}/plan")
+        chosen = [names[self.world.seed % len(names)]]
+        chosen += [rng.choice(names) for _ in range(max(rng.randint(*options.incidents) - 1, 0))]
+        steered = self.world.scenario.steered
+        chosen += REACHED_BY.get(steered[0], ()) if steered is not None else ()
+        plan = sorted((rng.uniform(1.0, options.storm_seconds), name) for name in chosen)
+        return [step for place, step in enumerate(plan) if place not in options.skipped]
+
+    def begin(self) -> None:
+        """The streams, the fleet, and the sensor that leads it."""
+        for name in self.world.scenario.streams:
+            self.world.model.call("CreateStream", StreamName=name, ShardCount=self.options.shards)
+        self.world.start(SENSOR, strategy=STRATEGIES[0], is_worker=False)
+        for number in range(self.options.workers):
+            self.world.start(f"w{number}", strategy=self.rng.choice(STRATEGIES), is_worker=True)
+
+    def drive(self) -> None:
+        """The body of the task that makes weather: traffic all the time, incidents at their
+        times.
+        """
+        world, options = self.world, self.options
+        world.weather.chance = options.call_fault_chance
+        left = list(self.plan)
+        while world.scheduler.now < options.storm_seconds:
+            world.producer.publish(self.rng.randint(0, 4))
+            while left and left[0][0] <= world.scheduler.now:
+                self.strike(left.pop(0)[1])
+            world.scheduler.pause(self.rng.expovariate(options.records_per_second / 2))
+        self.calm()
+
+    def strike(self, name: str) -> None:
+        """Make one incident happen."""
+        self.world.weather.counts[("incident", name)] += 1
+        self.world.note(f"-- {name}")
+        self.incidents[name]()
+
+    def calm(self) -> None:
+        """End the storm: no faults any more, everything that is down comes up again, and a little
+        more traffic.
+        """
+        world = self.world
+        world.note("-- calm")
+        world.weather.chance = 0.0
+        world.weather.steered = None
+        world.weather.partitioned.clear()
+        world.weather.throttled.clear()
+        world.weather.down.clear()
+        world.weather.denied.clear()
+        world.index_lag_seconds = world.scan_lag_seconds = 0.0
+        world.slow_until = 0.0
+        world.sink_table.land_late()
+        for machine in list(world.machines.values()):
+            machine.host.paused_until = 0.0
+            ours = machine.mode == "continuous" and machine.streams is None
+            machine.cpu_percent = CALM_CPU_PERCENT
+            if machine.host.crashed and ours:
+                world.start(
+                    machine.name,
+                    strategy=machine.strategy,
+                    is_worker=machine.is_worker,
+                    quirky=machine.quirky,
+                )
+        if not world.workers_at_work():
+            world.start("last", strategy=STRATEGIES[0], is_worker=True)
+        world.producer.publish(10)

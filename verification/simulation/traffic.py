@@ -1,0 +1,161 @@
+"""The producer: acknowledged records, some of them KPL aggregates, and the ledger of what has to
+arrive.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import pyarrow as pa
+
+from kcl_pipeline.position import Position
+from kcl_pipeline.testing.kinesis import data as data_plane
+from kcl_pipeline.testing.kinesis.client import InMemoryKinesis
+from kcl_pipeline.testing.kinesis.model import KinesisModel
+
+EVENT_SCHEMA: Final = pa.schema(
+    [
+        ("id", pa.string()),
+        ("key", pa.string()),
+        ("number", pa.int64()),
+        ("lease_key", pa.string()),
+        ("sequence_number", pa.string()),
+        ("sub_sequence_number", pa.int64()),
+    ]
+)
+_OWN_TYPES: Final = (pa.string(), pa.string(), pa.int64(), pa.string())
+NO_EVENTS: Final = EVENT_SCHEMA.empty_table()
+POISON: Final = "poison"
+KEYS: Final = 12
+_MAGIC: Final = b"\xf3\x89\x9a\xc2"
+_MOST_IN_ONE: Final = 6
+_SEVEN_BITS: Final = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """One acknowledged event: where Kinesis put it, and when (epoch milliseconds)."""
+
+    lease_key: str
+    position: Position
+    arrival_millis: int
+    poison: bool
+
+
+@dataclass
+class Ledger:
+    """What was published: `numbers` counts per key; `events` are acknowledged, by id."""
+
+    numbers: Counter[str] = field(default_factory=Counter)
+    events: dict[str, Published] = field(default_factory=dict)
+
+
+Tell = Callable[[str, Published], None]
+"""Called with the id of every acknowledged event."""
+
+
+class Producer:
+    """Puts records; the order per key is the order of the calls.
+
+    `aggregates` is the share of puts with several events in one KPL record.
+    """
+
+    def __init__(
+        self,
+        model: KinesisModel,
+        streams: tuple[str, ...],
+        ledger: Ledger,
+        rng: random.Random,
+        aggregates: float,
+        tell: Tell,
+    ) -> None:
+        self._model = model
+        self._streams = streams
+        self._ledger = ledger
+        self._rng = rng
+        self._aggregates = aggregates
+        self._tell = tell
+        self._prefixes: dict[str, str] = {}
+
+    def lease_key(self, stream: str, shard_id: str) -> str:
+        """The lease of a shard, as this application writes it."""
+        if len(self._streams) == 1:
+            return shard_id
+        if stream not in self._prefixes:
+            self._prefixes[stream] = (
+                InMemoryKinesis(self._model).resolve_stream(stream, multi_stream=True).serialized
+            )
+        return f"{self._prefixes[stream]}:{shard_id}"
+
+    def publish(self, count: int, *, poison: bool = False) -> None:
+        """Put `count` Kinesis records."""
+        for _ in range(count):
+            stream = self._rng.choice(self._streams)
+            several = (
+                self._rng.randint(2, _MOST_IN_ONE) if self._rng.random() < self._aggregates else 1
+            )
+            self._put(stream, self._rng.randrange(KEYS), several, poison=poison)
+
+    def publish_evenly(self) -> None:
+        """One event for every key of every stream."""
+        for stream in self._streams:
+            for number in range(KEYS):
+                self._put(stream, number, 1, poison=False)
+
+    def _put(self, stream: str, key_number: int, several: int, *, poison: bool) -> None:
+        key = f"{stream}-k{key_number}"
+        ids = [self._next(key, poison and place == several - 1) for place in range(several)]
+        payloads = [f"{one}|{key}|{number}".encode() for one, number in ids]
+        data = payloads[0] if several == 1 else aggregated(key, payloads)
+        world = self._model.world
+        put = data_plane.put_record(world, {"StreamName": stream}, (key, data, None))
+        arrival = world.now_millis()
+        lease_key = self.lease_key(stream, put.shard_id)
+        for place, (one, _) in enumerate(ids):
+            position = Position(put.sequence_number, place)
+            self._tell(one, Published(lease_key, position, arrival, one.startswith(POISON)))
+
+    def _next(self, key: str, poison: bool) -> tuple[str, int]:
+        number = self._ledger.numbers[key]
+        self._ledger.numbers[key] += 1
+        return f"{POISON if poison else 'event'}-{key}-{number}", number
+
+
+def aggregated(key: str, payloads: list[bytes]) -> bytes:
+    """A KPL aggregate of user records with one partition key."""
+    message = _field(1, key.encode()) + b"".join(
+        _field(3, b"\x08\x00" + _field(3, payload)) for payload in payloads
+    )
+    return _MAGIC + message + hashlib.md5(message).digest()  # noqa: S324 (the format wants it)
+
+
+def _field(number: int, value: bytes) -> bytes:
+    size, length = bytearray(), len(value)
+    while length >= _SEVEN_BITS:
+        size.append(length % _SEVEN_BITS | _SEVEN_BITS)
+        length //= _SEVEN_BITS
+    return bytes([number << 3 | 2, *size, length]) + value
+
+
+def transform(lease_key: Callable[[str, str], str], records: pa.Table) -> pa.Table:
+    """The user's transform: one row per event. Raises `ValueError` for poison."""
+    if not records.num_rows:
+        return NO_EVENTS
+    parts = [data.decode().split("|") for data in records["data"].to_pylist()]
+    if any(one.startswith(POISON) for one, _, _ in parts):
+        raise ValueError("a record is poison")
+    shards = zip(records["stream"].to_pylist(), records["shard_id"].to_pylist(), strict=True)
+    own: tuple[list[Any], ...] = (
+        [one for one, _, _ in parts],
+        [key for _, key, _ in parts],
+        [int(number) for _, _, number in parts],
+        [lease_key(stream, shard) for stream, shard in shards],
+    )
+    columns = [pa.array(values, type_) for values, type_ in zip(own, _OWN_TYPES, strict=True)]
+    columns += [records["sequence_number"], records["sub_sequence_number"]]
+    return pa.Table.from_arrays(columns, schema=EVENT_SCHEMA)

@@ -1,0 +1,376 @@
+"""The simulated world: one Kinesis, three tables, one sink table, a producer, and hosts that come
+and go.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+import pyarrow as pa
+
+from kcl_pipeline.config import ConsumerSettings
+from kcl_pipeline.errors import AwsError, OtherApplicationError, SinkError
+from kcl_pipeline.events import (
+    AwsTrouble,
+    BatchCommitted,
+    Event,
+    LeaderElected,
+    LeaseLost,
+    PlanMade,
+    WorkerStarted,
+)
+from kcl_pipeline.kinesis.ranges import RangeReader
+from kcl_pipeline.testing.kinesis.model import KinesisModel
+from kcl_pipeline.testing.range_jobs import InlineRangeJobs
+from kcl_pipeline.testing.sink import MemoryBatchWriter
+from kcl_pipeline.testing.tables import (
+    InMemoryCoordinatorStateTable,
+    InMemoryLeaseTable,
+    InMemoryWorkerMetricsTable,
+)
+from kcl_pipeline.worker.worker import Mode, Worker, WorkerDependencies
+from verification.simulation.calls import Calls, Weather
+from verification.simulation.checks import Checks, Role
+from verification.simulation.kinesis import SimulatedKinesis
+from verification.simulation.leading import LockWatch, WatchedLeader
+from verification.simulation.machines import Machine, SimulatedCpu, SimulatedHost
+from verification.simulation.menu import menu_of
+from verification.simulation.scenario import Scenario, settings
+from verification.simulation.scheduler import Host, Scheduler, SimulatedClock
+from verification.simulation.sinks import CheckedTable, NotedSink, StoreSink
+from verification.simulation.stillness import StillnessWatch
+from verification.simulation.traffic import Producer, transform
+
+QUIET_EVENTS = (BatchCommitted, AwsTrouble, PlanMade)
+TRANSFORM_SECONDS = 0.01
+SLOW_TRANSFORM_SECONDS = 3.0
+JOBS_SHARE = 0.3
+_LAST_CHECKPOINT = "last checkpoint of "
+
+
+@dataclass
+class World:
+    """Everything that a seed decides about. `lines` is the timeline: (virtual seconds, text)."""
+
+    seed: int
+    scenario: Scenario
+    scheduler: Scheduler = field(init=False)
+    machines: dict[str, Machine] = field(default_factory=dict)
+    lines: list[tuple[float, str]] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+    slow_until: float = 0.0
+    index_lag_seconds: float = 0.0
+    scan_lag_seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.scheduler = Scheduler(self.seed)
+        self.rng = random.Random(self.seed * 2 + 1)
+        self.ground = Host("ground", self.scheduler)
+        clock = SimulatedClock(self.ground)
+        steered, call = self.scenario.steered, self.scenario.steered_call
+        self.weather = Weather(
+            random.Random(self.seed * 2 + 2),
+            note=self.note,
+            steered=steered,
+            steered_call=call,
+            faults=menu_of(self.scenario.menu).faults,
+        )
+        self.model = KinesisModel(clock=clock)
+        self.leases = InMemoryLeaseTable(clock=clock, exists=False)
+        self.workers = InMemoryWorkerMetricsTable(clock=clock, exists=False)
+        self.coordinator = InMemoryCoordinatorStateTable(clock=clock, exists=False)
+        self.checks = Checks(
+            self.leases, self.model, self.scenario, lambda: self.scheduler.now, self.lease_key
+        )
+        self.lock_watch = LockWatch(self.coordinator, lambda: self.scheduler.now)
+        self.sink_table = CheckedTable(self.checks)
+        self.stillness = StillnessWatch(self)
+        rng, checks = random.Random(f"{self.seed}/producer"), self.checks
+        self.producer = Producer(
+            self.model,
+            self.scenario.streams,
+            checks.ledger,
+            rng,
+            self.scenario.aggregates,
+            checks.published,
+        )
+
+    def lease_key(self, stream: str, shard_id: str) -> str:
+        """The lease of a shard, as this application writes it."""
+        return self.producer.lease_key(stream, shard_id)
+
+    def note(self, text: str) -> None:
+        """Add a line to the timeline."""
+        self.lines.append((self.scheduler.now, text))
+
+    def start(
+        self,
+        name: str,
+        *,
+        strategy: str,
+        is_worker: bool,
+        worker_id: str | None = None,
+        mode: Mode = "continuous",
+        quirky: bool = False,
+        streams: tuple[str, ...] | None = None,
+    ) -> Machine:
+        """Boot a host with a worker, or with the leader that stands for the sensor."""
+        host = SimulatedHost(
+            f"{name}#{len(self.lines)}",
+            self.scheduler,
+            skew_seconds=self.rng.uniform(-300, 300),
+            monotonic_base=self.rng.uniform(0, 1e6),
+        )
+        host.crashing = partial(self.checks.excuse_worker, worker_id or name)
+        # Only a transactional sink takes what executors wrote
+        in_jobs = (
+            is_worker
+            and self.scenario.exactly_once
+            and random.Random(f"{self.seed}/{name}/jobs").random() < JOBS_SHARE
+        )
+        machine = Machine(
+            name,
+            host,
+            SimulatedClock(host).signal(),
+            strategy,
+            is_worker,
+            worker_id or name,
+            mode,
+            quirky,
+            in_jobs,
+            streams,
+        )
+        self.machines[name] = machine
+        host.spawn("main", partial(self._work if is_worker else self._lead, machine))
+        traits = "".join(
+            f", {trait}" for trait, has in (("quirky", quirky), ("fetches in jobs", in_jobs)) if has
+        )
+        kind = (
+            f" as worker {machine.worker_id}, {mode}, {strategy}{traits}"
+            if is_worker
+            else f" as leader, {strategy}"
+        )
+        self.note(f"{host.name} starts{kind}")
+        return machine
+
+    def workers_at_work(self) -> list[Machine]:
+        """The workers that should hold leases: alive, and not asked to stop."""
+        return [
+            m
+            for m in self.machines.values()
+            if m.is_worker and not m.host.crashed and not m.stop.is_set() and not m.streams
+        ]
+
+    def _work(self, machine: Machine) -> None:
+        """Run a worker; one that fails is started again, as a supervisor would."""
+        host = machine.host
+        clock = SimulatedClock(host)
+        for attempt in range(200):
+            try:
+                summary = Worker(machine.worker_id, self._parts(machine, clock)).run(
+                    machine.stop, mode=machine.mode
+                )
+                machine.stop.set()
+                self.note(f"{host.name} has ended: {summary.reason}")
+                return
+            except OtherApplicationError as error:
+                self.note(f"{host.name} is refused: {error}")
+                machine.stop.set()
+                if machine.streams is None:
+                    self.failures.append(f"{host.name} is refused: {error}")
+                return
+            except Exception as error:  # noqa: BLE001
+                # a worker may fail visibly; whether it may is for the checks
+                self.checks.excuse_worker(machine.worker_id)
+                self.note(f"{host.name} failed: {type(error).__name__}: {error}")
+                if not _expected(error):
+                    self.failures.append(f"{host.name} failed: {type(error).__name__}: {error}")
+                    return
+            clock.sleep(0.5 + 0.1 * min(attempt, 10))
+
+    def _lead(self, machine: Machine) -> None:
+        clock = SimulatedClock(machine.host)
+        leader = self._leader(
+            machine,
+            "dagster/sensor" if machine.streams is None else f"dagster/{machine.name}",
+            Calls(machine.host, self.weather),
+            clock,
+            resume_own_name=True,
+        )
+        while not machine.stop.wait(0.8 + 0.4 * self.rng.random()):
+            leader.run_once(5.0)
+        try:
+            leader.release()
+        except AwsError as error:
+            self.note(f"{machine.host.name} could not release the lock: {error}")
+        self.note(f"{machine.host.name} has ended")
+
+    def _parts(self, machine: Machine, clock: SimulatedClock) -> WorkerDependencies:
+        calls = Calls(machine.host, self.weather)
+        leases, workers, coordinator = self._tables(machine, calls, "worker")
+        # too small for a name of its own
+        faults = lambda op, _keys: calls.sink_fault(f"sink.{op}")  # noqa: E731
+        make_sink = NotedSink if self.scenario.exactly_once else StoreSink
+        chosen = self._settings(machine)
+        kinesis, writer = (
+            SimulatedKinesis(self.model, calls),
+            MemoryBatchWriter(self.sink_table, self._transform_on(machine.host)),
+        )
+        reader = RangeReader(kinesis, chosen.retrieval, chosen.shard_sync.initial_timestamp, clock)
+        return WorkerDependencies(
+            settings=chosen,
+            lease_table=leases,
+            worker_table=workers,
+            coordinator_table=coordinator,
+            kinesis=kinesis,
+            writer=writer,
+            range_jobs=InlineRangeJobs(reader, writer) if machine.fetches_in_jobs else None,
+            sink=make_sink(
+                self.sink_table,
+                machine.worker_id,
+                clock=clock,
+                latency_seconds=calls.latency(),
+                faults=faults,
+            ),
+            clock=clock,
+            rng=random.Random(f"{self.seed}/{machine.host.name}"),
+            events=self._events_of(machine),
+            metric=SimulatedCpu(machine) if self.scenario.reports_cpu else None,
+            leader=self._leader(machine, machine.worker_id, calls, clock),
+            leader_patience_seconds=2.0,
+            run_id=machine.host.name,
+            spawn=machine.host.spawn,
+            parallel=False,
+            idle_seconds=0.25,
+        )
+
+    def _leader(
+        self,
+        machine: Machine,
+        owner: str,
+        calls: Calls,
+        clock: SimulatedClock,
+        *,
+        resume_own_name: bool = False,
+    ) -> WatchedLeader:
+        leases, workers, coordinator = self._tables(machine, calls, "leader")
+        return WatchedLeader(
+            self._settings(machine),
+            leases,
+            workers,
+            coordinator,
+            SimulatedKinesis(self.model, calls),
+            clock,
+            self._events_of(machine),
+            owner,
+            resume_own_name=resume_own_name,
+            rng=random.Random(f"{self.seed}/{machine.host.name}/leader"),
+        )
+
+    def _settings(self, machine: Machine) -> ConsumerSettings:
+        scenario = self.scenario
+        if machine.streams is not None:
+            scenario = replace(scenario, streams=machine.streams)
+        return settings(scenario, machine.strategy, quirky=machine.quirky)
+
+    def _tables(
+        self, machine: Machine, calls: Calls, role: Role
+    ) -> tuple[InMemoryLeaseTable, InMemoryWorkerMetricsTable, InMemoryCoordinatorStateTable]:
+        after_lease_call, after_call = _after(calls, "leases"), _after(calls, "coordinator")
+
+        def lease_applied(operation: str, key: str) -> None:
+            if operation in ("PutItem", "UpdateItem", "DeleteItem", "TransactWriteItems"):
+                for written in key.split(","):
+                    self.checks.row_written(written, role, machine.worker_id)
+
+        def after_lease(operation: str, key: str) -> None:
+            lease_applied(operation, key)
+            after_lease_call(operation, key)
+
+        def lock_applied(operation: str, _key: str) -> None:
+            if operation != "GetItem":
+                self.lock_watch.look()
+
+        def after_lock(operation: str, key: str) -> None:
+            lock_applied(operation, key)
+            after_call(operation, key)
+
+        leases = self.leases.view(
+            before_call=_before(calls, "leases", lease_applied), after_call=after_lease
+        )
+        leases.store.index_lag_seconds = lambda: self.index_lag_seconds
+        leases.store.scan_lag_seconds = lambda: self.scan_lag_seconds
+        workers = self.workers.view(
+            before_call=_before(calls, "workers"), after_call=_after(calls, "workers")
+        )
+        coordinator = self.coordinator.view(
+            before_call=_before(calls, "coordinator", lock_applied), after_call=after_lock
+        )
+        for store in (leases.store, workers.store):
+            store.scan_page_rows = self.scenario.scan_page_rows
+        return leases, workers, coordinator
+
+    def _events_of(self, machine: Machine) -> Callable[[Event], None]:
+        name = machine.host.name
+
+        def take(event: Event) -> None:
+            match event:
+                case LeaseLost():
+                    self.checks.excuse(event.lease_key)
+                case AwsTrouble() if event.operation.startswith(_LAST_CHECKPOINT):
+                    self.checks.excuse(event.operation.removeprefix(_LAST_CHECKPOINT))
+                case AwsTrouble(operation="commit"):
+                    self.checks.excuse_worker(machine.worker_id)
+                case WorkerStarted() | LeaderElected() if machine.streams is not None:
+                    self.failures.append(f"{name} reads other streams and is not refused: {event}")
+                case _:
+                    pass
+            self.stillness.take(machine, event)
+            if not isinstance(event, QUIET_EVENTS):
+                self.note(f"{name}: {event}")
+
+        return take
+
+    def _transform_on(self, host: Host) -> Callable[[pa.Table], pa.Table]:
+        def run(records: pa.Table) -> pa.Table:
+            self.scheduler.pause(
+                SLOW_TRANSFORM_SECONDS
+                if self.scheduler.now < self.slow_until
+                else TRANSFORM_SECONDS
+            )
+            host.check()
+            return transform(self.producer.lease_key, records)
+
+        return run
+
+
+def _nothing(_operation: str, _key: str) -> None:
+    """Nothing has to be looked at after a write."""
+
+
+def _before(
+    calls: Calls, table: str, applied: Callable[[str, str], None] = _nothing
+) -> Callable[[str, str], None]:
+    def hook(operation: str, key: str) -> None:
+        if operation != "DescribeTable":
+            calls.before(f"{table}.{operation}", lambda: applied(operation, key))
+
+    return hook
+
+
+def _after(calls: Calls, table: str) -> Callable[[str, str], None]:
+    def hook(operation: str, _key: str) -> None:
+        if operation != "DescribeTable":
+            calls.after(f"{table}.{operation}")
+
+    return hook
+
+
+def _expected(error: Exception) -> bool:
+    """Errors with which a worker may end under faults: AWS or the sink did not answer for long
+    enough.
+    """
+    return isinstance(error, AwsError | SinkError)
