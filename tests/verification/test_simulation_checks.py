@@ -9,14 +9,14 @@ import pytest
 
 from kcl_pipeline.batch import DataFile
 from kcl_pipeline.leases.lease import Lease
-from kcl_pipeline.position import LATEST, TRIM_HORIZON, Position
+from kcl_pipeline.position import AT_TIMESTAMP, LATEST, TRIM_HORIZON, Position
 from kcl_pipeline.testing.clock import VirtualClock
 from kcl_pipeline.testing.kinesis.model import KinesisModel
 from kcl_pipeline.testing.sink import LogEntry
 from kcl_pipeline.testing.tables import InMemoryLeaseTable
 from verification.simulation.checks import BrokenInvariantError, Checks, Moved
 from verification.simulation.rehearsal import to_and_fro
-from verification.simulation.scenario import Scenario
+from verification.simulation.scenario import BEGIN_MILLIS, Scenario
 from verification.simulation.traffic import EVENT_SCHEMA, Published
 
 KEY = "shardId-000000000000"
@@ -184,3 +184,55 @@ def test_a_worker_id_that_two_processes_use_has_no_steady_load():
     assert to_and_fro([*moves, Moved(14.0, "a", "w1", "w2")], 1, ("twin",)) != []
     assert to_and_fro([moves[0], Moved(13.0, "a", "w1", "twin")], 1, ("twin",)) == []
     assert to_and_fro(moves, 1, ("other",)) == [moves[1]]
+
+
+CHILD = "shardId-000000000009"
+
+
+class Family:
+    """A parent whose lease a paused leader created after that of its child."""
+
+    def __init__(self, begin, *, parent_first=False):
+        self.world = world = World(begin)
+        world.leases.delete(world.leases.get(KEY))
+        world.checks = Checks(
+            world.leases,
+            KinesisModel(VirtualClock()),
+            Scenario(initial_position=begin.sequence_number),
+            lambda: 0.0,
+            lambda _, shard: shard,
+        )
+        parent, child = Lease(KEY, begin), Lease(CHILD, begin, parent_shard_ids=frozenset({KEY}))
+        for lease in (parent, child) if parent_first else (child, parent):
+            world.leases.create_lease(lease)
+            world.checks.row_written(lease.lease_key, "leader", "sensor")
+
+    def publish(self, lease_key, millis):
+        event = Published(lease_key, Position("1000"), millis, poison=False)
+        self.world.checks.published(f"event-of-{lease_key}", event)
+
+    def land_child(self):
+        self.world.checks._parents_ended(CHILD)
+
+
+def test_a_parent_that_comes_late_and_has_nothing_to_read_excuses_its_child():
+    """Seed 134900059: a leader slept in its first shard sync, and the shard was merged meanwhile."""
+    family = Family(AT_TIMESTAMP)
+    family.publish(KEY, BEGIN_MILLIS - 1)
+    family.publish(CHILD, BEGIN_MILLIS)
+    family.land_child()
+    Family(LATEST).land_child()
+
+
+@pytest.mark.parametrize("begin", [TRIM_HORIZON, AT_TIMESTAMP])
+def test_a_parent_that_comes_late_and_has_records_excuses_nothing(begin):
+    family = Family(begin)
+    family.publish(KEY, BEGIN_MILLIS)
+    with pytest.raises(BrokenInvariantError, match="S5: .* before its parent"):
+        family.land_child()
+
+
+@pytest.mark.parametrize("begin", [TRIM_HORIZON, AT_TIMESTAMP, LATEST])
+def test_a_parent_that_comes_first_excuses_nothing(begin):
+    with pytest.raises(BrokenInvariantError, match="S5: .* before its parent"):
+        Family(begin, parent_first=True).land_child()

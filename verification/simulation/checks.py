@@ -412,17 +412,27 @@ class Checks:
             return
         for parent in lease.parent_shard_ids:
             row = self.lease(lease.key_of_sibling(parent))
-            # A leader that slept in its first listing may add a parent at LATEST when its children
-            # have begun: nothing of it is read.
-            late = (
-                row is not None
-                and self._created_at[row.lease_key] == LATEST
-                and self._order.index(row.lease_key) > self._order.index(lease_key)
-            )
+            late = row is not None and self._is_late_and_empty(row.lease_key, lease_key)
             if row is not None and not row.ended and not late:
                 raise BrokenInvariantError(
                     f"S5: {lease_key} was committed before its parent {parent} had ended"
                 )
+
+    def _is_late_and_empty(self, parent: str, child: str) -> bool:
+        """Whether a parent's lease came after the child's and has nothing to read.
+
+        A leader that was paused in its first shard sync may create the lease of a shard that was
+        closed meanwhile, when its successor has listed the stream again and begun at the children.
+        At LATEST, and at a timestamp behind the parent's last record, nothing of it is read.
+        """
+        if self._order.index(parent) < self._order.index(child):
+            return False
+        if self._created_at[parent] == AT_TIMESTAMP:
+            return not any(
+                event.lease_key == parent and event.arrival_millis >= BEGIN_MILLIS
+                for event in self.ledger.events.values()
+            )
+        return self._created_at[parent] == LATEST
 
     def missing(self) -> set[str]:
         """Events that neither the table has, nor the transform refuses, nor retention or the
