@@ -228,11 +228,11 @@ def test_a_parent_that_comes_late_and_has_nothing_to_read_excuses_its_child():
 def test_a_parent_that_comes_late_and_has_records_excuses_nothing(begin):
     family = Family(begin)
     family.publish(KEY, BEGIN_MILLIS)
-    with pytest.raises(BrokenInvariantError, match="S5: .* before its parent"):
+    with pytest.raises(BrokenInvariantError, match=r"S5: .* before its parent"):
         family.land_child()
 
 
-@pytest.mark.parametrize("begin", [TRIM_HORIZON, AT_TIMESTAMP, LATEST])
+@pytest.mark.parametrize("begin", [TRIM_HORIZON, AT_TIMESTAMP])
 def test_a_parent_that_comes_first_excuses_nothing(begin):
-    with pytest.raises(BrokenInvariantError, match="S5: .* before its parent"):
+    with pytest.raises(BrokenInvariantError, match=r"S5: .* before its parent"):
         Family(begin, parent_first=True).land_child()
