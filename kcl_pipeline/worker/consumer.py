@@ -59,7 +59,7 @@ class ShardConsumer:
     shard_gone: bool = False
     loss_reported: bool = False
     set_aside: set[tuple[str, int]] = field(default_factory=set)
-    moved_at: float = 0.0
+    moved_at: float = float("-inf")
     parents_reached: object = None
     in_batch: bool = False
     restarted: bool = False

@@ -107,7 +107,7 @@ class Lifecycle:
     def _begin(self, key: str, held: Held) -> None:
         stream = self._streams[held.lease.stream]
         state = ConsumerState.ENDED if held.lease.ended else ConsumerState.BLOCKED
-        self.consumers[key] = ShardConsumer(held, stream, state, moved_at=self._clock.monotonic())
+        self.consumers[key] = ShardConsumer(held, stream, state)
 
     def advance(self, stop: StopSignal) -> None:
         """One step for every consumer that is due and not simply reading, until `stop` is set."""
@@ -152,8 +152,9 @@ class Lifecycle:
         if isinstance(parents, AwsError):
             raise parents
         if parents is not None and parents.reached != consumer.parents_reached:
+            if consumer.parents_reached is not None:
+                consumer.moved_at = self._clock.monotonic()
             consumer.parents_reached = parents.reached
-            consumer.moved_at = self._clock.monotonic()
         if consumer.state is ConsumerState.BLOCKED:
             if parents is None or not self._parents.may_start(consumer, parents, seen):
                 consumer.due = (

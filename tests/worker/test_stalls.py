@@ -175,6 +175,28 @@ def test_a_lease_that_is_gained_while_the_processing_thread_hangs_is_queued():
     assert (ONE, StallStep.QUEUED) in steps(world)
 
 
+def test_beginning_with_a_lease_is_no_movement():
+    """Seed 6035570942: a worker that was held up began with a lease late, and could not read."""
+    world = make(buffered=True, shards=2)
+    world.run(5)
+    (lost,) = [held for held in world.worker.leases.held() if held.lease_key == ONE]
+    world.worker.leases.drop(lost, "for the test")
+    while ONE not in {held.lease_key for held in world.worker.leases.held()}:
+        world.clock.advance(0.2)
+        world.worker.lease_tick()
+    for _ in range(round(0.8 * AFTER / 0.2)):
+        world.clock.advance(0.2)
+        world.worker.lease_tick()
+
+    def failing(*_request):
+        raise UnavailableError("the network is away")
+
+    world.kinesis.get_records = failing
+    assert ONE not in {key for key, _ in steps(world)}
+    world.run(AFTER / 2)
+    assert (ONE, StallStep.READING) in steps(world)
+
+
 def split(world):
     world.model.call(
         "SplitShard", StreamName="orders", ShardToSplit=ZERO, NewStartingHashKey=str(2**127)
