@@ -21,7 +21,6 @@ import json
 import os
 import random
 import shutil
-import signal
 import sys
 import tempfile
 import threading
@@ -43,6 +42,7 @@ from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.local.demo.processes import Processes, free_port
 from kcl_pipeline.local.demo.publisher import ORDERS, TELEMETRY, Publisher
 from kcl_pipeline.local.demo.table import CommittedRows, Comparison, compare
+from kcl_pipeline.signals import stop_on_signals
 
 if TYPE_CHECKING:
     from mypy_boto3_kinesis import KinesisClient
@@ -311,24 +311,19 @@ def run(options: Options) -> dict[str, Any] | None:
     Whatever happens, everything that was started is stopped.
     """
     interrupted = threading.Event()
-    old = {
-        number: signal.signal(number, lambda *_: interrupted.set())
-        for number in (signal.SIGINT, signal.SIGTERM)
-    }
     chaos = Chaos(options, interrupted)
-    try:
-        chaos.start()
-        chaos.storm()
-        comparison, stuck = chaos.calm()
-        chaos.finish()
-        return chaos.report(comparison, stuck)
-    except Interrupted:
-        chaos.say("interrupted")
-        return None
-    finally:
-        chaos.close()
-        for number, handler in old.items():
-            signal.signal(number, handler)
+    with stop_on_signals(interrupted):
+        try:
+            chaos.start()
+            chaos.storm()
+            comparison, stuck = chaos.calm()
+            chaos.finish()
+            return chaos.report(comparison, stuck)
+        except Interrupted:
+            chaos.say("interrupted")
+            return None
+        finally:
+            chaos.close()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

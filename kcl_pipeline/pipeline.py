@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from kcl_pipeline.arguments import check_text, checked_arguments, function_name
 from kcl_pipeline.aws import AwsClients, KinesisSource, open_fan_out, open_kinesis, open_tables
-from kcl_pipeline.clock import Clock, SystemClock
+from kcl_pipeline.clock import Clock, StopSignal, SystemClock
 from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.delta.arrow_writer import ArrowBatchWriter
 from kcl_pipeline.delta.sink import DeltaCommitter, DeltaSink
@@ -122,12 +122,14 @@ class KinesisPipeline:
         clients: AwsClients | None = None,
         clock: Clock | None = None,
         events: EventSink = ignore_events,
+        stop: StopSignal | None = None,
     ) -> None:
         """Look up the streams, create the three tables where they are missing, and wait until they
         are usable. Refuse the tables of another application.
 
         Before anything slow, so that the leader can begin. Raises `NotFound` (a stream),
-        `AccessDeniedError`, `IncompatibleTableError`, `OtherApplicationError`, `Unavailable`.
+        `AccessDeniedError`, `IncompatibleTableError`, `OtherApplicationError`, `Unavailable`;
+        `StoppedWhileStartingError` when `stop` is set while a step that failed waits to be retried.
         """
         clock, clients = clock or SystemClock(), clients or AwsClients(self.settings)
         kinesis = open_kinesis(self.settings, clients, clock)
@@ -137,9 +139,9 @@ class KinesisPipeline:
             for name in self.settings.streams
         ]
         tables = open_tables(self.settings, clients, clock)
-        rng, never = random.Random(self.name), clock.signal()
+        rng, stop = random.Random(self.name), stop or clock.signal()
         for table in (tables.lease, tables.workers, tables.coordinator):
-            retry_transient("look at the tables", table.ensure_exists, clock, rng, events, never)
+            retry_transient("look at the tables", table.ensure_exists, clock, rng, events, stop)
         wanted = ApplicationIdentity.of(
             streams, is_multi_stream=is_multi_stream, sink=sink_address(self.sink)
         )
@@ -149,7 +151,7 @@ class KinesisPipeline:
             clock,
             rng,
             events,
-            never,
+            stop,
         )
 
     def build_leader(
@@ -186,6 +188,7 @@ class KinesisPipeline:
         clients: AwsClients | None = None,
         clock: Clock | None = None,
         events: EventSink = ignore_events,
+        stop: StopSignal | None = None,
         run_id: str | None = None,
         leads: bool = True,
         leader_patience_seconds: float = 0.0,
@@ -193,6 +196,7 @@ class KinesisPipeline:
         """A worker for this application; creates its tables and its Spark session.
 
         `leads`: it leads when nobody else does, after `leader_patience_seconds` without any leader.
+        Raises `StoppedWhileStartingError` when `stop` is set before the tables are usable.
         """
         check_text("worker_id", worker_id, "Write a name that no other worker has, such as 'w-1'")
         # probes the platform
@@ -201,7 +205,7 @@ class KinesisPipeline:
 
         clock = clock or SystemClock()
         clients = clients or AwsClients(self.settings)
-        self.ensure_tables(clients=clients, clock=clock, events=events)
+        self.ensure_tables(clients=clients, clock=clock, events=events, stop=stop)
         tables = open_tables(self.settings, clients, clock)
         kinesis = open_kinesis(self.settings, clients, clock)
         leader = (

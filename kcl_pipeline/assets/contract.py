@@ -108,6 +108,7 @@ class PipelineLike(Protocol):
         clients: Any,
         clock: Clock,
         events: EventSink,
+        stop: StopSignal,
         run_id: str | None,
         leads: bool,
         leader_patience_seconds: float,

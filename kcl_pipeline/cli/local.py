@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import shlex
-import signal
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 from kcl_pipeline.clock import SystemClock
 from kcl_pipeline.errors import SettingsError
+from kcl_pipeline.signals import stop_on_signals
 
 if TYPE_CHECKING:
     from kcl_pipeline.clock import StopSignal
@@ -62,20 +62,19 @@ def local(
         reshard_delay_seconds=reshard_delay_seconds,
     )
     stop = SystemClock().signal()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: stop.set())
     aws = EmbeddedAws(port=port, region=region, settings=settings)
-    try:
-        aws.start()
-    except OSError as error:
-        raise SettingsError(
-            f"--port {port}: cannot listen on 127.0.0.1: {error.strerror or error}; choose "
-            "another port, or 0 for a free one"
-        ) from error
-    try:
-        serve(aws, streams, stop)
-    finally:
-        aws.stop()
+    with stop_on_signals(stop):
+        try:
+            aws.start()
+        except OSError as error:
+            raise SettingsError(
+                f"--port {port}: cannot listen on 127.0.0.1: {error.strerror or error}; choose "
+                "another port, or 0 for a free one"
+            ) from error
+        try:
+            serve(aws, streams, stop)
+        finally:
+            aws.stop()
 
 
 def serve(aws: EmbeddedAws, streams: list[tuple[str, int]], stop: StopSignal) -> None:

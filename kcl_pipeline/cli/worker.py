@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
-import signal
 import socket
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -15,6 +14,7 @@ from kcl_pipeline.cli.failures import FAILED
 from kcl_pipeline.cli.target import load_pipeline
 from kcl_pipeline.clock import SystemClock
 from kcl_pipeline.errors import SettingsError
+from kcl_pipeline.signals import stop_on_signals
 from kcl_pipeline.worker.summary import StopReason, WorkerProgress
 
 
@@ -50,6 +50,7 @@ def worker(
 
     # loaded only here, as all below
     from kcl_pipeline.spark.java import require_java  # noqa: PLC0415
+    from kcl_pipeline.worker.starting import StoppedWhileStartingError  # noqa: PLC0415
 
     # What the worker does is told, too, not only what goes wrong: leases gained and handed over,
     # leadership, shards that ended
@@ -69,25 +70,34 @@ def worker(
     # A run of its own, so that a request to drain that was meant for the process before this one is
     # not taken for ours
     run_id = f"{name}@{round(clock.wall() * 1000)}"
-    built = found.build_worker(
-        name,
-        events=LoggingEvents(),
-        clock=clock,
-        run_id=run_id,
-        leads=lead,
-        leader_patience_seconds=leader_patience_seconds,
-    )
-    for number in (signal.SIGINT, signal.SIGTERM):
-        # After the Spark session, which sets a handler of its own; an interrupt inside a Spark call
-        # would ruin the session
-        signal.signal(number, lambda *_: stop.set())
-    show.echo(f"worker {name} of {found.name} starts", err=True)
-    summary = built.run(
-        stop,
-        mode="drain" if drain else "continuous",
-        progress_seconds=progress_seconds,
-        on_progress=lambda p: show.echo(f"{name}: {progress_line(p)}", err=True),
-    )
+
+    def make_session() -> Any:
+        from kcl_pipeline.spark.session import build_session  # noqa: PLC0415 (it needs pyspark)
+
+        return build_session(found.name, found.spark_config)
+
+    with stop_on_signals(stop) as signals:
+        try:
+            built = found.build_worker(
+                name,
+                session_factory=signals.reinstalled_after(make_session),
+                events=LoggingEvents(),
+                clock=clock,
+                stop=stop,
+                run_id=run_id,
+                leads=lead,
+                leader_patience_seconds=leader_patience_seconds,
+            )
+        except StoppedWhileStartingError as error:
+            show.echo(f"worker {name} {StopReason.STOPPED}: {error}", err=True)
+            return
+        show.echo(f"worker {name} of {found.name} starts", err=True)
+        summary = built.run(
+            stop,
+            mode="drain" if drain else "continuous",
+            progress_seconds=progress_seconds,
+            on_progress=lambda p: show.echo(f"{name}: {progress_line(p)}", err=True),
+        )
     show.echo(
         f"worker {name} {summary.reason}: {summary.total.records:,} records in "
         f"{summary.total.batches:,} batches",

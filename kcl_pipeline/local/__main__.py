@@ -5,13 +5,12 @@ own.
 from __future__ import annotations
 
 import argparse
-import signal
 import sys
 from collections.abc import Sequence
-from types import FrameType
 
 from kcl_pipeline.clock import Clock, StopSignal, SystemClock
 from kcl_pipeline.local.server import EmbeddedAws
+from kcl_pipeline.signals import stop_on_signals
 from kcl_pipeline.testing.kinesis.state import KinesisSettings
 
 _WAIT_SECONDS = 3600.0
@@ -57,12 +56,6 @@ def main(arguments: Sequence[str] | None = None, clock: Clock | None = None) -> 
     )
     options = parser.parse_args(arguments)
     stop = (clock if clock is not None else SystemClock()).signal()
-
-    def on_signal(_number: int, _frame: FrameType | None) -> None:
-        stop.set()
-
-    signal.signal(signal.SIGTERM, on_signal)
-    signal.signal(signal.SIGINT, on_signal)
     settings = KinesisSettings(
         region=options.region,
         enforce_limits=options.enforce_limits,
@@ -70,7 +63,8 @@ def main(arguments: Sequence[str] | None = None, clock: Clock | None = None) -> 
         reshard_delay_seconds=options.reshard_delay_seconds,
     )
     try:
-        serve(settings, options.port, stop)
+        with stop_on_signals(stop):
+            serve(settings, options.port, stop)
     except OSError as error:
         sys.stderr.write(
             f"cannot listen on 127.0.0.1:{options.port}: {error.strerror}; choose another --port\n"

@@ -5,16 +5,12 @@ it the clean end. A run that is terminated from the Dagster UI, SIGTERM and Ctrl
 finish or abandon the batch, checkpoint, release the leases and then end the run.
 """
 
-import _thread
 import logging
 import multiprocessing
 import os
-import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from types import FrameType
 from typing import Any, Final
 
 import dagster as dg
@@ -29,6 +25,8 @@ from kcl_pipeline.assets.names import (
 from kcl_pipeline.assets.run_metadata import final_metadata
 from kcl_pipeline.clock import Clock, StopSignal, SystemClock
 from kcl_pipeline.ops.reporting import RunEvents, RunReporter
+from kcl_pipeline.signals import stop_on_signals
+from kcl_pipeline.worker.starting import StoppedWhileStartingError
 from kcl_pipeline.worker.summary import StopReason, WorkerSummary
 
 ORPHAN_POLL_SECONDS: Final = 1.0
@@ -36,54 +34,6 @@ CONTINUOUS_LEADER_PATIENCE_SECONDS: Final = 20.0
 """A continuous worker lets the sensor, whose ticks come every five seconds, lead first."""
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(slots=True)
-class Interrupts:
-    """Whether a signal has asked this process to stop."""
-
-    stop: StopSignal
-    received: bool = False
-    _handler_installers: list[Callable[[], None]] = field(default_factory=list)
-
-    def reinstall(self) -> None:
-        """Put the handlers back after a library (pyspark, when it makes its context) replaced
-        them.
-        """
-        for install in self._handler_installers:
-            install()
-
-
-@contextmanager
-def deferred_interrupts(stop: StopSignal) -> Iterator[Interrupts]:
-    """Until the end of the block SIGINT and SIGTERM only set `stop`.
-
-    Does nothing outside the main thread, where no handler can be set.
-    """
-    interrupts = Interrupts(stop)
-    if threading.current_thread() is not threading.main_thread():
-        yield interrupts
-        return
-
-    def handle(_number: int, _frame: FrameType | None) -> None:
-        interrupts.received = True
-        # The handler may have interrupted `stop` while it holds its own lock, so another thread has
-        # to set it.
-        _thread.start_new_thread(stop.set, ())
-
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-
-    def install() -> None:
-        for number in before:
-            signal.signal(number, handle)
-
-    interrupts._handler_installers.append(install)  # noqa: SLF001 (this is its only maker)
-    install()
-    try:
-        yield interrupts
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 @contextmanager
@@ -148,35 +98,44 @@ def consume_shards(
     events = RunEvents()
     reporter = RunReporter(context, events, stop, clock, pipeline, options.lag_threshold_seconds)
     with (
-        deferred_interrupts(stop) as interrupts,
+        stop_on_signals(stop) as signals,
         orphan_guard(stop, clock, enabled=not in_run_process(context)),
     ):
-
-        def make_session() -> Any:
-            session = spark.session()
-            interrupts.reinstall()
-            return session
-
-        worker = pipeline.build_worker(
-            worker_id,
-            session_factory=make_session,
-            clients=clients,
-            clock=clock,
-            events=events,
-            run_id=run_id,
-            leads=True,
-            leader_patience_seconds=CONTINUOUS_LEADER_PATIENCE_SECONDS
-            if mode == "continuous"
-            else 0.0,
-        )
-        context.log.info("worker %s of %s starts, mode %s", worker_id, pipeline.name, mode)
         try:
+            worker = pipeline.build_worker(
+                worker_id,
+                session_factory=signals.reinstalled_after(spark.session),
+                clients=clients,
+                clock=clock,
+                events=events,
+                stop=stop,
+                run_id=run_id,
+                leads=True,
+                leader_patience_seconds=CONTINUOUS_LEADER_PATIENCE_SECONDS
+                if mode == "continuous"
+                else 0.0,
+            )
+            context.log.info("worker %s of %s starts, mode %s", worker_id, pipeline.name, mode)
             summary = worker.run(
                 stop, mode=mode, on_progress=reporter, progress_seconds=options.progress_seconds
             )
+        except StoppedWhileStartingError as error:
+            raise _stopped(interrupted=signals.received) from error
         finally:
             reporter.flush_events()
-        return _end(context, summary, reporter, interrupted=interrupts.received)
+        return _end(context, summary, reporter, interrupted=signals.received)
+
+
+def _stopped(*, interrupted: bool) -> BaseException:
+    """The error that ends a run whose worker was stopped and has released everything."""
+    if interrupted:
+        return dg.DagsterExecutionInterruptedError(
+            "the worker was asked to stop and has released its leases"
+        )
+    return dg.Failure(
+        "the worker stopped because its run had been closed, or the run's process was gone",
+        allow_retries=False,
+    )
 
 
 def _end(
@@ -200,13 +159,6 @@ def _end(
     if summary.reason in (StopReason.DRAINED, StopReason.DRAIN_REQUESTED):
         return dg.MaterializeResult(metadata=metadata)
     context.log_event(dg.AssetMaterialization(context.asset_key, metadata=metadata))
-    if summary.reason is StopReason.STOPPED and interrupted:
-        raise dg.DagsterExecutionInterruptedError(
-            "the worker was asked to stop and has released its leases"
-        )
     if summary.reason is StopReason.STOPPED:
-        raise dg.Failure(
-            "the worker stopped because its run had been closed, or the run's process was gone",
-            allow_retries=False,
-        )
+        raise _stopped(interrupted=interrupted)
     raise dg.Failure(f"the worker failed: {summary.error}", allow_retries=False)

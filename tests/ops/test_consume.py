@@ -22,7 +22,7 @@ from kcl_pipeline.clock import SystemClock
 from kcl_pipeline.definitions import build_definitions
 from kcl_pipeline.errors import SinkError
 from kcl_pipeline.events import AwsTrouble, BatchCommitted, LeaseGained
-from kcl_pipeline.ops.consume import RunEvents, deferred_interrupts, orphan_guard
+from kcl_pipeline.ops.consume import RunEvents, orphan_guard
 from kcl_pipeline.worker.summary import StopReason, WorkerProgress, WorkerSummary
 from tests.support.dagster_fakes import FakePipeline, drained, resources
 
@@ -285,60 +285,6 @@ def test_a_report_that_does_not_reach_dagster_does_not_stop_the_worker(instance,
 
     result = execute(FakePipeline(script=script), instance)
     assert result.success
-
-
-def test_interrupts_survive_a_library_that_replaces_the_handler():
-    stop = SystemClock().signal()
-    before = signal.getsignal(signal.SIGINT)
-    with deferred_interrupts(stop) as interrupts:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        interrupts.reinstall()
-        os.kill(os.getpid(), signal.SIGINT)
-        assert stop.wait(10)
-        assert interrupts.received
-    assert signal.getsignal(signal.SIGINT) is before
-
-
-class BusyFlag:
-    """A stop flag whose lock the interrupted thread may hold, as `threading.Event` has one."""
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.answers: list[bool] = []
-        self.answered = threading.Event()
-
-    def set(self) -> None:
-        got = self.lock.acquire(timeout=5)
-        self.answers.append(got)
-        if got:
-            self.lock.release()
-        self.answered.set()
-
-
-def test_a_signal_that_interrupts_the_flag_itself_does_not_lock_up():
-    stop = BusyFlag()
-    with deferred_interrupts(stop) as interrupts:
-        with stop.lock:
-            os.kill(os.getpid(), signal.SIGTERM)
-            deadline = time.monotonic() + 10
-            while not interrupts.received and time.monotonic() < deadline:
-                time.sleep(0.01)
-        assert stop.answered.wait(10)
-    assert stop.answers == [True]
-
-
-def test_outside_the_main_thread_no_handler_is_touched():
-    before = signal.getsignal(signal.SIGTERM)
-    seen = []
-
-    def body() -> None:
-        with deferred_interrupts(SystemClock().signal()):
-            seen.append(signal.getsignal(signal.SIGTERM))
-
-    thread = threading.Thread(target=body)
-    thread.start()
-    thread.join(10)
-    assert seen == [before]
 
 
 ORPHAN = """

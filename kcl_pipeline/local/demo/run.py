@@ -5,7 +5,6 @@ verdict at the end.
 from __future__ import annotations
 
 import shutil
-import signal
 import threading
 from collections import Counter
 from collections.abc import Callable
@@ -25,6 +24,7 @@ from kcl_pipeline.local.demo.dagster_client import DagsterClient, Run
 from kcl_pipeline.local.demo.processes import Processes, free_port
 from kcl_pipeline.local.demo.publisher import ORDERS, TELEMETRY, Publisher
 from kcl_pipeline.local.demo.table import CommittedRows, Comparison, compare
+from kcl_pipeline.signals import stop_on_signals
 
 if TYPE_CHECKING:
     from mypy_boto3_kinesis import KinesisClient
@@ -291,25 +291,21 @@ def run_demo(
     With `stay_open` the page stays up, with new events, until Ctrl-C.
     """
     demo = Demo(options, clock, say)
-    old = {
-        number: signal.signal(number, lambda *_: demo.interrupted.set())
-        for number in (signal.SIGINT, signal.SIGTERM)
-    }
     comparison = None
-    try:
-        demo.start()
-        comparison = demo.run()
-        if stay_open:
-            say(f"everything is in the table; the page stays open at {demo.page.url} until Ctrl-C")
-            while not demo.interrupted.wait(1.0):
-                demo.processes.check()
-                demo.progress()
-    except KclError as error:
-        say(f"failed: {error}")
-    finally:
-        handoffs, workers = demo.stop() if hasattr(demo, "processes") else (0, 0)
-        for number, handler in old.items():
-            signal.signal(number, handler)
+    with stop_on_signals(demo.interrupted):
+        try:
+            demo.start()
+            comparison = demo.run()
+            if stay_open:
+                url = demo.page.url
+                say(f"everything is in the table; the page stays open at {url} until Ctrl-C")
+                while not demo.interrupted.wait(1.0):
+                    demo.processes.check()
+                    demo.progress()
+        except KclError as error:
+            say(f"failed: {error}")
+        finally:
+            handoffs, workers = demo.stop() if hasattr(demo, "processes") else (0, 0)
     if comparison is None:
         return 1
     seconds = clock.monotonic() - demo.began
