@@ -216,7 +216,7 @@ class Family:
 
 
 def test_a_parent_that_comes_late_and_has_nothing_to_read_excuses_its_child():
-    """Seed 134900059: a leader slept in its first shard sync, and the shard was merged meanwhile."""
+    """Seed 134900059: a leader slept in its first shard sync; the shard was merged."""
     family = Family(AT_TIMESTAMP)
     family.publish(KEY, BEGIN_MILLIS - 1)
     family.publish(CHILD, BEGIN_MILLIS)
