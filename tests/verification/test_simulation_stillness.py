@@ -16,9 +16,11 @@ from kcl_pipeline.events import (
 from kcl_pipeline.leases.lease import Lease
 from kcl_pipeline.position import TRIM_HORIZON
 from kcl_pipeline.worker.stalls import StallWatch
+from verification.simulation import StormOptions, world
 from verification.simulation.run import simulate
 from verification.simulation.scenario import FAILOVER_SECONDS, STALLED_SECONDS
-from verification.simulation.stillness import GRACE_SECONDS, Holder, Renewals
+from verification.simulation.stillness import GRACE_SECONDS, LOOK_SECONDS, Holder, Renewals
+from verification.simulation.storm import Storm
 
 KEY, OTHER = "shardId-000000000000", "shardId-000000000001"
 NOTHING: frozenset[str] = frozenset()
@@ -102,8 +104,27 @@ def test_a_lease_that_is_not_renewed_is_not_held():
     assert renewals.lapsed([], 21.0) == set()
 
 
-def test_fleets_whose_workers_report_nothing_fail(monkeypatch):
+CALM = StormOptions(call_fault_chance=0.0, steer=False)
+
+
+@pytest.fixture
+def hanging_transform(monkeypatch):
+    """One incident and no fault: for 4 s each transform that begins takes longer than `LATE`."""
+    monkeypatch.setattr(Storm, "_plan", lambda _storm: [(3.0, "slow_transform")])
+    monkeypatch.setattr(world, "SLOW_TRANSFORM_SECONDS", LATE + 2 * LOOK_SECONDS)
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_a_fleet_whose_transform_hangs_reports_it(hanging_transform, seed):
+    outcome = simulate(seed, CALM)
+    assert outcome.violations == ()
+    assert any("ShardStalled" in text and "processing" in text for _, text in outcome.lines)
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_a_fleet_whose_transform_hangs_fails_when_it_reports_nothing(
+    hanging_transform, monkeypatch, seed
+):
     monkeypatch.setattr(StallWatch, "look", lambda _watch: None)
-    found = [text for seed in range(3000, 3020) for text in simulate(seed).violations]
-    assert any(text.startswith("L7: ") for text in found)
-    assert all(text.startswith("L7: ") for text in found)
+    (violation,) = simulate(seed, CALM).violations
+    assert violation.startswith("L7: ")
