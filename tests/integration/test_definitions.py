@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import dagster as dg
 import pytest
 
+from kcl_pipeline.assets.contract import DagsterOptions
 from kcl_pipeline.assets.names import Names, python_name, stream_name, worker_id_of
 from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.definitions import build_definitions
@@ -19,6 +20,7 @@ from kcl_pipeline.resources import (
     LeaseTableResource,
     WorkerMetricsTableResource,
 )
+from kcl_pipeline.sensors.report import Cadence, FleetView, asset_events
 from tests.support.dagster_fakes import (
     FakeLeaseTable,
     FakePipeline,
@@ -130,6 +132,15 @@ def test_the_checks_with_a_button_have_the_names_that_the_leader_reports(tmp_pat
         ("orders-eu/lease_table", "rows_usable"): True,
         ("orders-eu/worker_metrics_table", "balanced"): True,
         ("orders-eu/per_minute", "lag_below_threshold"): False,
+        ("orders-eu/per_minute", "no_shard_paused"): True,
+    }
+    names, settings = Names.of(pipeline), pipeline.settings
+    view = FleetView(tuple(rows), (), None, leads=True, waits={}, lag_millis=0)
+    reported = asset_events(view, names, settings, DagsterOptions(), Cadence(), now=0.0)
+    assert set(found) == {
+        (event.asset_key.to_user_string(), event.check_name)
+        for event in reported
+        if isinstance(event, dg.AssetCheckEvaluation)
     }
 
 

@@ -125,8 +125,10 @@ def test_before_the_token_nothing_is_answered_and_nothing_printed(
         assert pins.pin(FIRST) == FIRST
     captured = capfd.readouterr()
     assert captured.out + captured.err == ""
-    assert len(caplog.records) <= 1
-    assert "Traceback" not in caplog.text
+    # In a run with a Spark session py4j's threads log at any time; only our own logger counts here
+    own = [record for record in caplog.records if record.name.startswith("kcl_pipeline")]
+    assert len(own) <= 1
+    assert not any(record.exc_info for record in own)
     assert server.address.token not in caplog.text
 
 
