@@ -376,7 +376,7 @@ def test_http_status_decides_where_there_is_no_code() -> None:
     assert type(error("", 400)) is errors.InvalidRequestError
 
 
-def test_missing_credentials_are_a_matter_of_settings(monkeypatch) -> None:
+def test_missing_credentials_are_denied_access(monkeypatch) -> None:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_PROFILE"):
         monkeypatch.delenv(name, raising=False)
     for name in ("AWS_SHARED_CREDENTIALS_FILE", "AWS_CONFIG_FILE"):
@@ -386,7 +386,7 @@ def test_missing_credentials_are_a_matter_of_settings(monkeypatch) -> None:
         "kinesis", region_name="us-east-1", endpoint_url="http://127.0.0.1:1"
     )
     kinesis = BotoKinesis(client, RetrievalSettings(), ShardSyncSettings(), VirtualClock())
-    with pytest.raises(errors.SettingsError, match="credentials"):
+    with pytest.raises(errors.AccessDeniedError, match="credentials"):
         kinesis.get_records(StreamId("orders"), SHARD, "iterator", 5)
 
 

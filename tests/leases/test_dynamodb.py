@@ -3,6 +3,7 @@
 import botocore.exceptions as botocore
 import pytest
 
+from kcl_pipeline.aws_errors import translated
 from kcl_pipeline.config import LeaseSettings, TableSettings
 from kcl_pipeline.errors import (
     AccessDeniedError,
@@ -12,7 +13,7 @@ from kcl_pipeline.errors import (
     ThrottledError,
     UnavailableError,
 )
-from kcl_pipeline.leases.aws_errors import ConditionFailed, translated
+from kcl_pipeline.leases.aws_errors import ConditionFailed, refused_condition
 from kcl_pipeline.leases.dynamodb.leases import DynamoDbLeaseTable
 from kcl_pipeline.leases.dynamodb.store import Expression
 from kcl_pipeline.leases.lease import Lease
@@ -247,7 +248,7 @@ def client_error(code, status=400):
     ],
 )
 def test_errors_name_operation_and_table(error, kind):
-    result = translated(error, "UpdateItem", "orders")
+    result = translated(error, "dynamodb", "UpdateItem", "table orders", refused_condition)
     assert type(result) is kind
     assert "UpdateItem on table orders" in str(result)
     assert result.operation == "UpdateItem"

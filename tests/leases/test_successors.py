@@ -7,6 +7,7 @@ import threading
 import botocore.exceptions as botocore
 import pytest
 
+from kcl_pipeline.aws_errors import translated
 from kcl_pipeline.errors import (
     AccessDeniedError,
     InvalidRequestError,
@@ -14,7 +15,7 @@ from kcl_pipeline.errors import (
     ThrottledError,
     UnavailableError,
 )
-from kcl_pipeline.leases.aws_errors import TransactionRefused, translated
+from kcl_pipeline.leases.aws_errors import TransactionRefused, refused_condition
 from kcl_pipeline.leases.lease import Lease
 from kcl_pipeline.leases.serialization import lease_to_item
 from kcl_pipeline.leases.store import Differs, holds
@@ -150,9 +151,8 @@ def canceled(*codes):
         "Error": {"Code": "TransactionCanceledException", "Message": "why"},
         "CancellationReasons": [{"Code": code} for code in codes],
     }
-    return translated(
-        botocore.ClientError(response, "TransactWriteItems"), "TransactWriteItems", "t"
-    )
+    error = botocore.ClientError(response, "TransactWriteItems")
+    return translated(error, "dynamodb", "TransactWriteItems", "table t", refused_condition)
 
 
 @pytest.mark.parametrize(
@@ -179,7 +179,11 @@ def test_the_places_of_refused_writes():
 def test_a_denied_transaction_names_the_actions_that_it_needs():
     response = {"Error": {"Code": "AccessDeniedException", "Message": "no"}}
     error = translated(
-        botocore.ClientError(response, "TransactWriteItems"), "TransactWriteItems", "t"
+        botocore.ClientError(response, "TransactWriteItems"),
+        "dynamodb",
+        "TransactWriteItems",
+        "table t",
+        refused_condition,
     )
     assert isinstance(error, AccessDeniedError)
     assert "dynamodb:PutItem and dynamodb:UpdateItem" in str(error)

@@ -13,6 +13,7 @@ from typing import Final
 import pyarrow as pa
 
 from kcl_pipeline import errors
+from kcl_pipeline.error_codes import class_of
 from kcl_pipeline.kinesis.client import (
     NO_RECORDS,
     RECORD_SCHEMA,
@@ -28,15 +29,6 @@ from kcl_pipeline.testing.kinesis.model import KinesisModel
 from kcl_pipeline.testing.kinesis.shards import Page
 from kcl_pipeline.testing.kinesis.state import Answer, Params
 
-_ERRORS = {
-    "ResourceNotFoundException": errors.NotFoundError,
-    "ExpiredIteratorException": errors.ExpiredIteratorError,
-    "ProvisionedThroughputExceededException": errors.ThrottledError,
-    "LimitExceededException": errors.ThrottledError,
-    "AccessDeniedException": errors.AccessDeniedError,
-    "InternalFailure": errors.UnavailableError,
-}
-
 
 @contextmanager
 def _translated(operation: str) -> Iterator[None]:
@@ -47,8 +39,10 @@ def _translated(operation: str) -> Iterator[None]:
 
 
 def _error(error: KinesisError, operation: str) -> errors.AwsError:
-    kind = _ERRORS.get(error.code, errors.InvalidRequestError)
-    if operation == "GetRecords" and error.code == "InvalidArgumentException":
+    kind = class_of(error.code)
+    if error.code == "ExpiredIteratorException" or (
+        operation == "GetRecords" and error.code == "InvalidArgumentException"
+    ):
         kind = errors.ExpiredIteratorError
     return kind(error.message, code=error.code, operation=operation)
 
