@@ -18,15 +18,10 @@ from kcl_pipeline.leases.lease_rows import LeaseRows
 from kcl_pipeline.testing.kinesis.client import InMemoryKinesis
 from kcl_pipeline.testing.kinesis.model import KinesisModel
 from verification.simulation import StormOptions, simulate
-from verification.simulation.incidents_data import DataIncidents
-from verification.simulation.incidents_hosts import HostIncidents
-from verification.simulation.menu import CURRENT_MENU, MENUS
+from verification.simulation.menu import CURRENT_MENU
 from verification.simulation.results import cells_of
-from verification.simulation.scenario import scenario_of
 from verification.simulation.shrink import shrink
-from verification.simulation.storm import Storm
 from verification.simulation.traffic import Ledger, Producer, aggregated
-from verification.simulation.world import World
 
 DIGEST = """
 import hashlib, sys
@@ -121,52 +116,6 @@ def test_the_cells_of_a_menu_have_every_fault_at_every_call_and_every_incident()
     sites = {site for site, _ in cells}
     assert {"leases.UpdateItem", "kinesis.GetRecords", "sink.commit", "incident"} <= sites
     assert len(cells) == len(set(cells)) > 150
-
-
-def methods(kind):
-    return {name for name, value in vars(kind).items() if name[0] != "_" and callable(value)}
-
-
-def test_the_newest_menu_has_every_incident_and_no_menu_loses_one():
-    incidents = methods(HostIncidents) | methods(DataIncidents)
-    assert {*MENUS[CURRENT_MENU].incidents} == incidents - {"later"}
-    for version in range(2, CURRENT_MENU + 1):
-        older = MENUS[version - 1].incidents
-        assert MENUS[version].incidents[: len(older)] == older
-
-
-SCENARIO_OF_MENU_1 = (
-    "streams",
-    "initial_position",
-    "exactly_once",
-    "aggregates",
-    "steered",
-    "steered_call",
-    "rehearsal",
-)
-
-
-def test_a_released_menu_is_never_changed():
-    """A seed of an older menu keeps its plan: this digest of menu 1 is not to be updated."""
-    drawn = repr((MENUS[1].incidents, MENUS[1].sites, MENUS[1].faults, MENUS[1].cells))
-    assert hashlib.sha256(drawn.encode()).hexdigest()[:16] == "ce252cff4544be83"
-    seeds = (0, 17, 7002791, 9005499)
-    worlds = [World(seed, scenario_of(seed, 1)) for seed in seeds]
-    plans = repr(
-        [
-            (
-                [getattr(world.scenario, name) for name in SCENARIO_OF_MENU_1],
-                Storm(world, StormOptions(menu=1)).plan,
-            )
-            for world in worlds
-        ]
-    )
-    assert hashlib.sha256(plans.encode()).hexdigest()[:16] == "bd49fc32dfd18641"
-
-
-def test_an_unknown_menu_is_refused():
-    with pytest.raises(ValueError, match=r"menu=99 is not a menu. Write one of \[1, 2\]"):
-        simulate(1, StormOptions(menu=99))
 
 
 def test_aggregates_of_the_traffic_are_those_of_the_decoder():

@@ -1,11 +1,11 @@
 """Menus: the versioned lists from which a seed draws its incidents and faults.
 
-A seed draws by index, so one added name changes the plan of every seed. A menu that was released
-is therefore never changed: additions go into the newest menu until that is released, then into
-another one. `simulate(seed, StormOptions(menu=1))` replays a seed under an older menu.
+A seed draws by index, so one added name changes the plan of every seed. A menu is therefore never
+changed: additions go into a new one. `tests/verification/test_simulation_menus.py` has a digest of
+each. `simulate(seed, StormOptions(menu=1))` replays a seed under an older menu.
 
 To add an incident: write the method in `incidents_hosts.HostIncidents` or
-`incidents_data.DataIncidents`, and append its name to the newest tuple of names below.
+`incidents_data.DataIncidents`, and append its name in a new menu.
 """
 
 from __future__ import annotations
@@ -87,7 +87,6 @@ _INCIDENTS_2: Final = (
     "expired_credentials",
     "hot_worker",
 )
-"""Not released: additions belong here."""
 
 _SITES_1: Final = tuple(site for site in SITES if site != "leases.TransactWriteItems")
 
@@ -103,7 +102,6 @@ _FAULTS_1: Final = (
 )
 
 _FAULTS_2: Final = (*_FAULTS_1, Fault.HUNG, Fault.LANDS_LATE)
-"""Not released: additions belong here."""
 
 MENUS: Final = {
     1: Menu(1, _INCIDENTS_1, _SITES_1, _FAULTS_1),
