@@ -8,10 +8,11 @@ user agent are decided once.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 import boto3
 from botocore.config import Config
@@ -40,6 +41,10 @@ if TYPE_CHECKING:
 CONNECT_TIMEOUT_SECONDS: Final = 5.0
 SPARE_CONNECTIONS: Final = 4
 SUBSCRIPTION_CONNECTIONS: Final = 256
+KEPT_CLIENTS: Final = 16
+"""Our own limit: more settings and credentials than one process uses at the same time."""
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +182,30 @@ class AwsClients:
         return self._session
 
 
+class ClientCache(Generic[_T]):
+    """The clients of this process that were used last, by settings and credentials. Thread-safe.
+
+    Credentials that rotate make a new key each time, so the least recently used client is dropped.
+    It is not closed: its users may still have it.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._made: dict[tuple[str, SessionOptions], _T] = {}
+
+    def get(
+        self, settings: ConsumerSettings, options: SessionOptions, make: Callable[[], _T]
+    ) -> _T:
+        """Return the client of these settings and options; `make` builds it the first time."""
+        key = (settings.model_dump_json(), options)
+        with self._lock:
+            found = self._made.pop(key) if key in self._made else make()
+            self._made[key] = found
+            if len(self._made) > KEPT_CLIENTS:
+                del self._made[next(iter(self._made))]
+            return found
+
+
 @contextmanager
 def _as_settings_errors() -> Iterator[None]:
     try:
@@ -311,15 +340,16 @@ class KinesisSource:
 
     def open(self) -> BotoKinesis:
         """The client of this process."""
-        key = (self.settings.model_dump_json(), self.options)
-        if key not in _OPENED:
-            _OPENED[key] = open_kinesis(
+        return _OPENED.get(
+            self.settings,
+            self.options,
+            lambda: open_kinesis(
                 self.settings, AwsClients(self.settings, self.options), SystemClock()
-            )
-        return _OPENED[key]
+            ),
+        )
 
 
-_OPENED: Final[dict[tuple[str, SessionOptions], BotoKinesis]] = {}
+_OPENED: Final = ClientCache["BotoKinesis"]()
 
 
 def open_fan_out(settings: ConsumerSettings, clients: AwsClients) -> FanOutClient | None:

@@ -1,16 +1,14 @@
 """The AWS session as a Dagster resource."""
 
-import threading
-from typing import Any
+from typing import Any, Final
 
 import dagster as dg
 from pydantic import Field
 
-from kcl_pipeline.aws import AwsClients, SessionOptions
+from kcl_pipeline.aws import AwsClients, ClientCache, SessionOptions
 from kcl_pipeline.config import ConsumerSettings
 
-_made: dict[tuple[SessionOptions, str], AwsClients] = {}
-_made_guard = threading.Lock()
+_CLIENTS: Final = ClientCache[AwsClients]()
 
 
 class AwsResource(dg.ConfigurableResource[Any]):
@@ -53,8 +51,5 @@ class AwsResource(dg.ConfigurableResource[Any]):
         Dagster makes a resource anew for every tick, so they are kept by the process, one set per
         configuration.
         """
-        key = (self.session_options(), repr(settings))
-        with _made_guard:
-            if key not in _made:
-                _made[key] = AwsClients(settings, key[0])
-            return _made[key]
+        options = self.session_options()
+        return _CLIENTS.get(settings, options, lambda: AwsClients(settings, options))
