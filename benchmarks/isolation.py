@@ -35,9 +35,9 @@ from kcl_pipeline.config import BatchSettings
 from kcl_pipeline.delta.arrow_writer import ArrowBatchWriter
 from kcl_pipeline.kinesis.client import RECORD_SCHEMA
 from kcl_pipeline.position import TRIM_HORIZON, Position
-from kcl_pipeline.worker.batch_source import SourcedBatch
-from kcl_pipeline.worker.failed_records import FailureLimits
-from kcl_pipeline.worker.splitting import BatchSplitter
+from kcl_pipeline.worker.failures.failed_records import FailureLimits
+from kcl_pipeline.worker.failures.splitting import BatchSplitter
+from kcl_pipeline.worker.sources.batch_source import SourcedBatch
 
 TRANSFORMS: Final = ("jvm", "python", "arrow")
 _GOOD: Final = b'{"id": "%d", "amount": 1.5}'

@@ -201,7 +201,8 @@ class KinesisPipeline:
         check_text("worker_id", worker_id, "Write a name that no other worker has, such as 'w-1'")
         # probes the platform
         from kcl_pipeline.metrics.platform import select_provider  # noqa: PLC0415
-        from kcl_pipeline.worker.worker import Worker, WorkerDependencies  # noqa: PLC0415
+        from kcl_pipeline.worker.dependencies import WorkerDependencies  # noqa: PLC0415
+        from kcl_pipeline.worker.worker import Worker  # noqa: PLC0415
 
         clock = clock or SystemClock()
         clients = clients or AwsClients(self.settings)

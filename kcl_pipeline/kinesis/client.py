@@ -135,7 +135,7 @@ class Chunk:
     be read, and `shard_end` are the oldest shards that follow it. `bytes` counts against the
     budget. `rejected`: what was wrong with KPL aggregates of this chunk; the code that buffers the
     chunk emits it. `oldest_at`: when the first record arrived, in seconds on this process's
-    monotonic clock (see `worker.lag`); None when there is none, or nobody needs it.
+    monotonic clock (see `worker.monitoring.lag`); None when there is none, or nobody needs it.
     """
 
     lease_key: str

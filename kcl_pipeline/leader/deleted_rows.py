@@ -1,8 +1,8 @@
 """Lease rows that were deleted by hand before their shard was read to its end.
 
-The worker of a child restores a deleted parent itself (`worker.parents`). A Java worker does not:
-it starts a child whose parent has no row. So the leader restores the row too, as soon as it sees
-that the row is gone, before the child is assigned.
+The worker of a child restores a deleted parent itself (`worker.shards.parents`). A Java worker does
+not: it starts a child whose parent has no row. So the leader restores the row too, as soon as it
+sees that the row is gone, before the child is assigned.
 """
 
 from __future__ import annotations

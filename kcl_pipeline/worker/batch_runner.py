@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import pyarrow as pa
 
@@ -14,19 +14,17 @@ from kcl_pipeline.errors import CommitStoppedError, SinkError, TransformFailedEr
 from kcl_pipeline.events import AwsTrouble, BatchCommitted, RecordsDeadLettered
 from kcl_pipeline.kinesis.ranges import sampled_arrivals
 from kcl_pipeline.leases.held import HeldLeases
-from kcl_pipeline.worker.batch_source import BatchSource, ShardPart, SourcedBatch
 from kcl_pipeline.worker.commit import Committed, Committer
 from kcl_pipeline.worker.consumer import ConsumerState, ShardConsumer
-from kcl_pipeline.worker.failed_records import FailureLimits, dead_letters, positions_of
-from kcl_pipeline.worker.isolation import IsolationStoppedError
-from kcl_pipeline.worker.lag import LagTracker
-from kcl_pipeline.worker.lifecycle import Lifecycle
-from kcl_pipeline.worker.pauses import PausedShards
-from kcl_pipeline.worker.splitting import BatchSplitter, SplitBatch
-from kcl_pipeline.worker.stats import Figures
-
-if TYPE_CHECKING:
-    from kcl_pipeline.worker.worker import WorkerDependencies
+from kcl_pipeline.worker.dependencies import WorkerDependencies
+from kcl_pipeline.worker.failures.failed_records import FailureLimits, dead_letters, positions_of
+from kcl_pipeline.worker.failures.isolation import IsolationStoppedError
+from kcl_pipeline.worker.failures.pauses import PausedShards
+from kcl_pipeline.worker.failures.splitting import BatchSplitter, SplitBatch
+from kcl_pipeline.worker.monitoring.lag import LagTracker
+from kcl_pipeline.worker.monitoring.stats import WorkerStats
+from kcl_pipeline.worker.shards.lifecycle import Lifecycle
+from kcl_pipeline.worker.sources.batch_source import BatchSource, ShardPart, SourcedBatch
 
 MAX_SINK_FAILURES: Final = 20
 FLUSH_IDLE_SECONDS: Final = 1.0
@@ -45,10 +43,10 @@ class BatchRunner:
         worker_id: str,
         *,
         leases: HeldLeases,
-        supply: BatchSource,
+        source: BatchSource,
         committer: Committer,
         lifecycle: Lifecycle,
-        figures: Figures,
+        stats: WorkerStats,
         lag: LagTracker,
         is_stopped: Callable[[], bool],
     ) -> None:
@@ -56,15 +54,15 @@ class BatchRunner:
         self._settings = parts.settings.batch
         self._worker_id = worker_id
         self._leases = leases
-        self._supply = supply
+        self._source = source
         self._committer = committer
         self._lifecycle = lifecycle
-        self._figures = figures
+        self._stats = stats
         self._lag = lag
         self._clock = parts.clock
         self._limits = FailureLimits(self._settings, parts.takes_dead_letters)
         self._splitter = BatchSplitter(
-            parts.writer, self._limits, supply.load, parts.rng, is_stopped
+            parts.writer, self._limits, source.load, parts.rng, is_stopped
         )
         self.pauses = PausedShards(worker_id, parts.clock, parts.events)
         self._last_cut = parts.clock.monotonic() - self._settings.min_batch_interval_millis / 1000
@@ -86,23 +84,23 @@ class BatchRunner:
         self._limits.keep(consumers)
         batch_id = f"{self._worker_id}-{self._incarnation}-{self._serial + 1}"
         try:
-            supplied = self._supply.next(
+            sourced = self._source.next(
                 batch_id, {key: c.committed for key, c in consumers.items()}, waited=waited
             )
         except SinkError as error:
             self._sink_failed(batch_id, (), error)
             return False
-        if supplied is None:
+        if sourced is None:
             self._lifecycle.flush_idle(FLUSH_IDLE_SECONDS)
             return False
         self._last_cut = now
         self._serial += 1
-        if supplied.batch.ranges:
-            self._lag.took(supplied.oldest_at)
-            with self._in_batch(supplied.batch):
-                self._process(supplied)
-        self._note_ends(supplied.parts)
-        self._restart_gaps(supplied)
+        if sourced.batch.ranges:
+            self._lag.took(sourced.oldest_at)
+            with self._in_batch(sourced.batch):
+                self._process(sourced)
+        self._note_ends(sourced.parts)
+        self._restart_gaps(sourced)
         return True
 
     @contextmanager
@@ -121,20 +119,20 @@ class BatchRunner:
             for consumer in consumers:
                 consumer.in_batch = False
 
-    def _process(self, supplied: SourcedBatch) -> None:
+    def _process(self, sourced: SourcedBatch) -> None:
         """Commit every part that the batch is split into; in good order there is one."""
-        batch = supplied.batch
+        batch = sourced.batch
         began = self._clock.monotonic()
         consumers = {r.lease_key: self._lifecycle.consumers[r.lease_key] for r in batch.ranges}
         waiting = set(consumers)
-        parts = self._splitter.split(supplied)
+        parts = self._splitter.split(sourced)
         try:
             with self._committer.preparing(self._expected(batch), consumers):
                 part = next(parts, None)
             while part is not None:
                 self._pause(part.paused, consumers)
                 waiting -= part.paused.keys()
-                self._commit(part, supplied, consumers, began)
+                self._commit(part, sourced, consumers, began)
                 waiting -= {r.lease_key for r in part.batch.ranges}
                 began = self._clock.monotonic()
                 part = next(parts, None)
@@ -155,7 +153,7 @@ class BatchRunner:
     def _commit(
         self,
         part: SplitBatch,
-        supplied: SourcedBatch,
+        sourced: SourcedBatch,
         consumers: dict[str, ShardConsumer],
         began: float,
     ) -> None:
@@ -167,26 +165,26 @@ class BatchRunner:
         done = self._committer.commit(part.batch, consumers, part.written)
         self._sink_failures = 0
         if done is None or len(done.lease_keys) < len(keys):
-            self._figures.refused()
+            self._stats.refused()
         if done is not None:
-            self._note_done(part, supplied, done, written_millis)
+            self._note_done(part, sourced, done, written_millis)
 
     def _note_done(
-        self, part: SplitBatch, supplied: SourcedBatch, done: Committed, written_millis: float
+        self, part: SplitBatch, sourced: SourcedBatch, done: Committed, written_millis: float
     ) -> None:
         self.pauses.resume(done.lease_keys)
         self._lag.committed(done.lease_keys)
         bytes_of = {
-            key: size for key, size in supplied.bytes_of_leases.items() if key in done.lease_keys
+            key: size for key, size in sourced.bytes_of_leases.items() if key in done.lease_keys
         }
         for key, size in bytes_of.items():
             self._leases.record_bytes(key, size)
-        self._note_shares(part, supplied)
+        self._note_shares(part, sourced)
         failed = sum(records.num_rows for records in part.failed.values())
-        is_whole = len(part.batch.ranges) == len(supplied.batch.ranges)
-        self._figures.batch(
+        is_whole = len(part.batch.ranges) == len(sourced.batch.ranges)
+        self._stats.batch(
             part.records,
-            supplied.arrival_micros if is_whole else sampled_arrivals(part.batch.records),
+            sourced.arrival_micros if is_whole else sampled_arrivals(part.batch.records),
             bytes_read=sum(bytes_of.values()),
             rows_written=done.rows,
             dead_letters=failed,
@@ -199,13 +197,13 @@ class BatchRunner:
                 part.records - failed,
                 sum(bytes_of.values()),
                 done.lease_keys,
-                {**supplied.milliseconds, "write": written_millis, **done.milliseconds},
+                {**sourced.milliseconds, "write": written_millis, **done.milliseconds},
                 done.version,
             )
         )
 
-    def _note_shares(self, part: SplitBatch, supplied: SourcedBatch) -> None:
-        counts = supplied.records_of_leases
+    def _note_shares(self, part: SplitBatch, sourced: SourcedBatch) -> None:
+        counts = sourced.records_of_leases
         for r in part.batch.ranges:
             failed = part.failed.get(r.lease_key)
             self._limits.note(
@@ -255,7 +253,7 @@ class BatchRunner:
         """Nothing is known to have landed: every shard of the batch settles with the table before
         it is read again.
         """
-        self._figures.refused()
+        self._stats.refused()
         self._parts.events(AwsTrouble(f"batch {batch_id}", str(error)))
         if isinstance(error, CommitStoppedError):
             return
@@ -271,12 +269,12 @@ class BatchRunner:
                 consumer.error = error or consumer.error
                 self._lifecycle.restart(consumer)
 
-    def _restart_gaps(self, supplied: SourcedBatch) -> None:
+    def _restart_gaps(self, sourced: SourcedBatch) -> None:
         """A part that did not follow on must never make the shard stand still: its reader begins
         again at what is committed.
         """
-        used = {r.lease_key for r in supplied.batch.ranges}
-        for part in supplied.parts:
+        used = {r.lease_key for r in sourced.batch.ranges}
+        for part in sourced.parts:
             consumer = self._lifecycle.consumers.get(part.lease_key)
             if (
                 consumer is None

@@ -18,14 +18,14 @@ class StopReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class WorkerProgress:
-    """Figures of one worker for one reporting period (they add up over periods and workers), or for
-    its whole life in the final one.
+    """Counters and gauges of one worker for one reporting period, or for its whole life in the
+    final one. Counters add up over periods and workers.
 
     `bytes` is the payload read; `positions` (lease key to "sequence number" or "sequence/sub") are
     the newest per lease held; `seconds` is the length of the period. `millis_behind_latest` is the
-    lag of committed data by lease (see `worker.lag`), `lag_unknown` are the leases of which it is
-    not known yet. `paused` says why a shard pauses, by lease. `stalled` has the leases that stand
-    still and the step they wait in (`events.StallStep`).
+    lag of committed data by lease (see `worker.monitoring.lag`), `lag_unknown` are the leases of
+    which it is not known yet. `paused` says why a shard pauses, by lease. `stalled` has the leases
+    that stand still and the step they wait in (`events.StallStep`).
     """
 
     worker_id: str
@@ -55,7 +55,7 @@ class WorkerProgress:
 
 @dataclass(frozen=True, slots=True)
 class WorkerSummary:
-    """The end of a worker: why, and the figures of its whole life."""
+    """Why a worker stopped, and the counters of its whole life."""
 
     reason: StopReason
     total: WorkerProgress

@@ -8,61 +8,50 @@ where Spark and the signal handlers are.
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any, Final
 
-from kcl_pipeline.background import Background, Due, Spawn, spawn_thread
-from kcl_pipeline.batch import BatchWriter, TransactionalSink
-from kcl_pipeline.clock import Clock, StopSignal
-from kcl_pipeline.config import ConsumerSettings
+from kcl_pipeline.background import Background, Due
+from kcl_pipeline.clock import StopSignal
 from kcl_pipeline.errors import AwsError, ThrottledError, UnavailableError
 from kcl_pipeline.events import (
     AwsTrouble,
-    EventSink,
     WorkerIdShared,
     WorkerStarted,
     WorkerStopped,
 )
-from kcl_pipeline.kinesis.client import KinesisClient
-from kcl_pipeline.kinesis.fan_out.subscription import FanOutClient
 from kcl_pipeline.kinesis.prefetch import Prefetcher
-from kcl_pipeline.kinesis.ranges import RangeJobs, RangeReader
+from kcl_pipeline.kinesis.ranges import RangeReader
 from kcl_pipeline.kinesis.reader import ShardReader
 from kcl_pipeline.kinesis.retrieval import Retrieval
-from kcl_pipeline.leader.cycle import LeaderCycle
 from kcl_pipeline.leader.report import CycleReport
 from kcl_pipeline.leases.application import ApplicationIdentity
 from kcl_pipeline.leases.application_check import check_application, ensure_application
 from kcl_pipeline.leases.held import INCARNATION_BITS, HeldLeases
 from kcl_pipeline.leases.migration import ensure_client_version
 from kcl_pipeline.leases.store import serial_map
-from kcl_pipeline.leases.tables import CoordinatorStateTable, LeaseTable, WorkerMetricsTable
 from kcl_pipeline.leases.worker_status import PausedLease, WorkerStatus
-from kcl_pipeline.metrics.provider import MetricProvider
 from kcl_pipeline.metrics.reporter import WorkerMetricsReporter
 from kcl_pipeline.shards import StreamId
-from kcl_pipeline.worker.admission import Admission
 from kcl_pipeline.worker.batch_runner import BatchRunner
-from kcl_pipeline.worker.batch_source import BatchSource, BufferedSource
 from kcl_pipeline.worker.commit import Committer
 from kcl_pipeline.worker.consumer import ShardConsumer
+from kcl_pipeline.worker.dependencies import Mode, ProgressCallback, WorkerDependencies
 from kcl_pipeline.worker.drain import DrainWatch
-from kcl_pipeline.worker.lag import Lag, LagTracker
-from kcl_pipeline.worker.lifecycle import Lifecycle
-from kcl_pipeline.worker.losses import LossCheck
-from kcl_pipeline.worker.parents import ParentCheck
-from kcl_pipeline.worker.pauses import Pause, pauses_sentence
-from kcl_pipeline.worker.ranges import RangeSource
-from kcl_pipeline.worker.stalls import StallWatch
+from kcl_pipeline.worker.failures.pauses import Pause, pauses_sentence
+from kcl_pipeline.worker.monitoring.lag import Lag, LagTracker
+from kcl_pipeline.worker.monitoring.stalls import StallWatch
+from kcl_pipeline.worker.monitoring.stats import WorkerStats
+from kcl_pipeline.worker.shards.admission import Admission
+from kcl_pipeline.worker.shards.lifecycle import Lifecycle
+from kcl_pipeline.worker.shards.losses import LossCheck
+from kcl_pipeline.worker.shards.parents import ParentCheck
+from kcl_pipeline.worker.sources.batch_source import BatchSource
+from kcl_pipeline.worker.sources.buffered import BufferedSource
+from kcl_pipeline.worker.sources.ranges import RangeSource
 from kcl_pipeline.worker.starting import StoppedWhileStartingError, retry_transient
-from kcl_pipeline.worker.stats import Figures
 from kcl_pipeline.worker.summary import StopReason, WorkerProgress, WorkerSummary
-
-Mode = Literal["continuous", "drain"]
-ProgressCallback = Callable[[WorkerProgress], None]
 
 JOIN_SECONDS: Final = 10.0
 LEAVE_SECONDS: Final = 5.0
@@ -75,42 +64,6 @@ SHARED_ID_SECONDS: Final = 60.0
 FIRST_DISCOVERY_SECONDS: Final = 1.0
 SECOND_REPORT_SECONDS: Final = 2.0
 """A leader that finds a row does not know whether its worker is alive until the row changes."""
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerDependencies:
-    """What a worker is made of.
-
-    `metric` None reports no CPU; `leader` None: somebody else leads. `spawn` starts the threads,
-    and `parallel` False makes renewals one after the other: a simulation sets both. `fan_out` None:
-    shards can only be polled. `range_jobs` None: this process reads the shards itself.
-    `takes_dead_letters`: whether the sink has a place for them.
-    `idle_seconds`: how long the processing thread waits for data before it looks at its leases
-    again. `sink_address`: where the rows go, which all workers of an application have in common;
-    None: not compared.
-    """
-
-    settings: ConsumerSettings
-    lease_table: LeaseTable
-    worker_table: WorkerMetricsTable
-    coordinator_table: CoordinatorStateTable
-    kinesis: KinesisClient
-    writer: BatchWriter
-    sink: TransactionalSink
-    clock: Clock
-    rng: random.Random
-    events: EventSink
-    metric: MetricProvider | None = None
-    leader: LeaderCycle | None = None
-    leader_patience_seconds: float = 0.0
-    run_id: str | None = None
-    spawn: Spawn = spawn_thread
-    parallel: bool = True
-    fan_out: FanOutClient | None = None
-    range_jobs: RangeJobs | None = None
-    takes_dead_letters: bool = True
-    idle_seconds: float = 0.05
-    sink_address: str | None = None
 
 
 class Worker:
@@ -150,7 +103,7 @@ class Worker:
             parts.settings, parts.kinesis, parts.fan_out, parts.clock, parts.events, parts.spawn
         )
         self._streams: dict[str | None, StreamId] = {}
-        self.supply = self._make_batch_source()
+        self.source = self._make_batch_source()
         self._beside = (
             ThreadPoolExecutor(max_workers=1, thread_name_prefix="prepare")
             if parts.parallel
@@ -159,7 +112,7 @@ class Worker:
         self._committer = Committer(
             self.leases,
             parts.sink,
-            self.supply.rewriter,
+            self.source.rewriter,
             parts.clock,
             parts.events,
             worker_id,
@@ -173,7 +126,7 @@ class Worker:
             streams=self._streams,
             table=parts.lease_table,
             leases=self.leases,
-            supply=self.supply,
+            source=self.source,
             committer=self._committer,
             parents=ParentCheck(
                 worker_id,
@@ -201,21 +154,21 @@ class Worker:
             worker_id,
             self.leases,
             self.lifecycle,
-            self.supply,
+            self.source,
             parts.settings.worker.shard_stalled_after_millis / 1000,
             parts.clock,
             parts.events,
         )
-        self.figures = Figures(worker_id, parts.clock)
+        self.stats = WorkerStats(worker_id, parts.clock)
         self._lag = LagTracker(parts.clock)
         self._processor = BatchRunner(
             parts,
             self.worker_id,
             leases=self.leases,
-            supply=self.supply,
+            source=self.source,
             committer=self._committer,
             lifecycle=self.lifecycle,
-            figures=self.figures,
+            stats=self.stats,
             lag=self._lag,
             is_stopped=self._is_stopped,
         )
@@ -312,7 +265,7 @@ class Worker:
             reason = self._loop(
                 stop,
                 background,
-                DrainWatch(self._parts, self, self._clock) if mode == "drain" else None,
+                self.drain_watch() if mode == "drain" else None,
                 on_progress,
                 progress_seconds,
             )
@@ -324,7 +277,7 @@ class Worker:
 
     def _start(self, background: Background) -> None:
         background.start("leases", self.lease_tick)
-        for number in range(self.supply.fetch_threads):
+        for number in range(self.source.fetch_threads):
             background.start(f"fetch-{number}", self.fetch_tick)
         if self._parts.leader is not None:
             background.start("leader", self.lead_tick)
@@ -344,11 +297,24 @@ class Worker:
             if self.reporter.drain_requested:
                 return StopReason.DRAIN_REQUESTED
             if not self.process_tick():
-                self.supply.wait(stop, self._parts.idle_seconds)
-            if on_progress is not None and self.figures.period_seconds() >= progress_seconds:
+                self.source.wait(stop, self._parts.idle_seconds)
+            if on_progress is not None and self.stats.period_seconds() >= progress_seconds:
                 on_progress(self._progress())
             if drain is not None and drain.done():
                 return self.reason_of_drain()
+
+    def drain_watch(self) -> DrainWatch:
+        """Tells when all that was in the streams at this call is in the table."""
+        return DrainWatch(
+            self.worker_id,
+            self._settings,
+            self._parts.lease_table,
+            self.lifecycle,
+            self.source,
+            self.paused,
+            self._clock,
+            self._events,
+        )
 
     def reason_of_drain(self) -> StopReason:
         """Why a worker stops whose drain is done: what is in a paused shard is not in the table."""
@@ -357,7 +323,7 @@ class Worker:
     def summary(self, reason: StopReason) -> WorkerSummary:
         """The worker's life."""
         paused = self._processor.pauses.reasons()
-        total = self.figures.total(lag=self.lag(), paused=paused)
+        total = self.stats.total(lag=self.lag(), paused=paused)
         error = pauses_sentence(paused) if reason is StopReason.FAILED else None
         return WorkerSummary(reason, total, error)
 
@@ -366,7 +332,7 @@ class Worker:
         True when a batch was processed.
         """
         self.lifecycle.sync_with_leases()
-        self.figures.handoffs(self.lifecycle.hand_over())
+        self.stats.handoffs(self.lifecycle.hand_over())
         self.lifecycle.advance(self._stop)
         self._lag.hold([key for key, c in self.lifecycle.consumers.items() if c.is_behind])
         return self._processor.step()
@@ -376,7 +342,7 @@ class Worker:
 
     def lag(self) -> Lag:
         """The lag of committed data. May be called by any thread."""
-        return self._lag.current(self.supply.lag())
+        return self._lag.current(self.source.lag())
 
     def _status(self) -> WorkerStatus:
         """For this worker's row, from the thread that renews leases."""
@@ -427,14 +393,14 @@ class Worker:
 
     def _force_overdue_handoffs(self) -> None:
         for held in self.leases.overdue_handoffs():
-            self.supply.end(held.lease.lease_key)
+            self.source.end(held.lease.lease_key)
             self.leases.complete_handoff(held, forced=True)
 
     def fetch_tick(self) -> float:
         """One GetRecords if one is due and the buffer has room; returns seconds until the next may
         be.
         """
-        return self.supply.fetch()
+        return self.source.fetch()
 
     def lead_tick(self) -> float:
         """One leader cycle, once nobody has led for the time of the lock; returns seconds until the
@@ -542,7 +508,7 @@ class Worker:
         return row is not None and row.in_handoff and row.owner == self.worker_id
 
     def _progress(self) -> WorkerProgress:
-        return self.figures.close_period(
+        return self.stats.close_period(
             lag=self.lag(),
             positions=self._positions(),
             stalled=self.stalls.stalled,

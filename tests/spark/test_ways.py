@@ -39,7 +39,8 @@ from kcl_pipeline.testing.tables import (
     InMemoryLeaseTable,
     InMemoryWorkerMetricsTable,
 )
-from kcl_pipeline.worker.worker import Worker, WorkerDependencies
+from kcl_pipeline.worker.dependencies import WorkerDependencies
+from kcl_pipeline.worker.worker import Worker
 from tests.support.kpl_encoder import aggregate_of
 from tests.support.local_aws import client, fresh_name
 

@@ -19,7 +19,8 @@ from kcl_pipeline.testing.tables import (
     InMemoryLeaseTable,
     InMemoryWorkerMetricsTable,
 )
-from kcl_pipeline.worker.worker import Worker, WorkerDependencies
+from kcl_pipeline.worker.dependencies import WorkerDependencies
+from kcl_pipeline.worker.worker import Worker
 
 
 class Jobs(InlineRangeJobs):

@@ -36,7 +36,7 @@ from kcl_pipeline.position import Position
 from kcl_pipeline.testing.sink import FaultHook, SinkFault
 from kcl_pipeline.worker.commit import Committer
 from kcl_pipeline.worker.consumer import ShardConsumer
-from kcl_pipeline.worker.parents import ParentCheck
+from kcl_pipeline.worker.shards.parents import ParentCheck
 from verification.interleavings import world as microscope
 from verification.interleavings.explorer import Actor, Turns, Violation, explore
 from verification.interleavings.lineage import LineageScenario

@@ -15,7 +15,7 @@ from kcl_pipeline.events import (
 )
 from kcl_pipeline.leases.lease import Lease
 from kcl_pipeline.position import TRIM_HORIZON
-from kcl_pipeline.worker.stalls import StallWatch
+from kcl_pipeline.worker.monitoring.stalls import StallWatch
 from verification.simulation import StormOptions, world
 from verification.simulation.run import simulate
 from verification.simulation.scenario import FAILOVER_SECONDS, STALLED_SECONDS

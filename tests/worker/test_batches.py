@@ -9,7 +9,8 @@ import pyarrow as pa
 from kcl_pipeline.batch import Batch, ShardRange
 from kcl_pipeline.kinesis.client import RECORD_SCHEMA, Chunk
 from kcl_pipeline.position import TRIM_HORIZON, Position
-from kcl_pipeline.worker.batches import cut, records_of, without
+from kcl_pipeline.worker.batches import records_of, without
+from kcl_pipeline.worker.sources.buffered import cut
 
 NOW = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
 

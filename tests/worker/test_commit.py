@@ -45,7 +45,8 @@ from kcl_pipeline.testing.tables import (
 )
 from kcl_pipeline.worker.commit import Committer
 from kcl_pipeline.worker.consumer import ShardConsumer
-from kcl_pipeline.worker.worker import Worker, WorkerDependencies
+from kcl_pipeline.worker.dependencies import WorkerDependencies
+from kcl_pipeline.worker.worker import Worker
 
 DEADLINE_SECONDS = 60
 KEYS = tuple(f"shardId-{number:012d}" for number in range(12))
@@ -550,7 +551,7 @@ def test_a_commit_that_waits_holds_up_no_fetching_and_the_next_batch_is_bigger()
         },
         batch={"min_batch_interval_millis": 0, "max_batch_records": 60},
     )
-    prefetcher, writers = running.worker.supply._prefetcher, set()
+    prefetcher, writers = running.worker.source._prefetcher, set()
     try:
         gate.open.clear()
         wait_for("the worker has its leases", lambda: len(running.worker.leases.held()) == 4)

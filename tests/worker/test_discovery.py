@@ -7,7 +7,6 @@ import threading
 import pytest
 
 from kcl_pipeline.events import BatchCommitted
-from kcl_pipeline.worker.drain import DrainWatch
 from tests.support.worker_world import World
 
 SLOW = {"lease": {"failover_time_millis": 60_000, "lease_discovery_interval_millis": 30_000}}
@@ -129,7 +128,7 @@ def test_a_drain_ends_when_all_is_read_and_committed_and_waits_for_no_timer(reco
     world = World(shards=2, **SLOW)
     world.put(*(b"%d" % number for number in range(records)))
     began = world.clock.monotonic()
-    drain = DrainWatch(world.worker._parts, world.worker, world.clock)
+    drain = world.worker.drain_watch()
     while not drain.done():
         world.run(0.05)
     assert sum(batch.records for batch in world.of(BatchCommitted)) == records
@@ -145,7 +144,7 @@ def test_a_drain_looks_at_the_table_once_a_second_while_others_are_not_through()
     table.assign(table.get(one.lease_key), "w-2")
     world.worker.leases.renew_all()
     scans = []
-    drain = DrainWatch(world.worker._parts, world.worker, world.clock)
+    drain = world.worker.drain_watch()
     world.leases.hook(
         lambda operation, _key: (
             scans.append(world.clock.monotonic()) if operation == "Scan" else None

@@ -16,8 +16,7 @@ from kcl_pipeline.events import (
 from kcl_pipeline.position import TRIM_HORIZON
 from kcl_pipeline.testing.sink import SinkFault
 from kcl_pipeline.worker import commit
-from kcl_pipeline.worker.drain import DrainWatch
-from kcl_pipeline.worker.pauses import LONGEST_RETRY_SECONDS
+from kcl_pipeline.worker.failures.pauses import LONGEST_RETRY_SECONDS
 from kcl_pipeline.worker.summary import StopReason
 from tests.support.worker_world import World, numbered
 
@@ -148,7 +147,7 @@ def test_a_drain_ends_as_failed_when_a_shard_stays_paused(world: World):
 
 def run_drain(world: World, worker, stop):
     """`Worker.run` without threads: the ticks of all of them, one after the other."""
-    drain = DrainWatch(worker._parts, worker, world.clock)
+    drain = worker.drain_watch()
     for _ in range(4_000):
         worker.lease_tick()
         worker.lead_tick()

@@ -8,7 +8,7 @@ from kcl_pipeline.errors import UnavailableError
 from kcl_pipeline.testing.clock import VirtualClock
 from kcl_pipeline.testing.sink import SinkFault
 from kcl_pipeline.worker import batch_runner
-from kcl_pipeline.worker.lag import UNKNOWN_SECONDS, LagTracker
+from kcl_pipeline.worker.monitoring.lag import UNKNOWN_SECONDS, LagTracker
 from tests.support.worker_world import World, numbered
 
 
@@ -65,7 +65,7 @@ def test_what_is_read_but_not_committed_counts_from_its_arrival():
     world.clock.advance(7)
     world.put(*numbered(3, "b"))
     world.clock.advance(2)
-    while world.worker.supply.fetch() == 0.0:
+    while world.worker.source.fetch() == 0.0:
         pass
     world.clock.advance(5)
     assert world.worker.lag().worst_millis == pytest.approx(12_000 + 2_000, abs=2_100)

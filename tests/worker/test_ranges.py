@@ -22,7 +22,7 @@ from kcl_pipeline.kinesis.ranges import FetchedShard, RangesWritten
 from kcl_pipeline.pipeline import KinesisPipeline
 from kcl_pipeline.position import TRIM_HORIZON
 from kcl_pipeline.shards import StreamId
-from kcl_pipeline.worker.ranges import RangeSource
+from kcl_pipeline.worker.sources.ranges import RangeSource
 from tests.support.worker_world import World, numbered
 
 
@@ -40,11 +40,11 @@ def test_everything_is_in_the_table_once_and_nothing_is_read_ahead():
     world.put(*numbered(50, "s"))
     world.run()
     assert world.data() == sorted(world.sent)
-    assert world.worker.supply.fetch_threads == 0
+    assert world.worker.source.fetch_threads == 0
     batches = world.of(BatchCommitted)
     assert sum(batch.records for batch in batches) == 150
     assert all("job" in batch.milliseconds for batch in batches)
-    assert world.worker.figures.total().bytes == sum(batch.bytes for batch in batches) > 0
+    assert world.worker.stats.total().bytes == sum(batch.bytes for batch in batches) > 0
 
 
 def test_bytes_are_those_of_each_lease_and_not_a_share_of_the_batch():
@@ -165,7 +165,7 @@ def test_a_lease_that_is_lost_while_the_job_runs_takes_its_rows_with_it():
 def test_rows_of_a_shard_that_is_not_in_the_batch_are_never_committed():
     world = World()
     world.put(*numbered(40))
-    supply = world.worker.supply
+    source = world.worker.source
     world.worker.lifecycle.sync_with_leases()
     while not world.jobs.asked:
         world.worker.lease_tick()
@@ -179,11 +179,11 @@ def test_rows_of_a_shard_that_is_not_in_the_batch_are_never_committed():
             key: position if index else None
             for index, (key, position) in enumerate(sorted(committed.items()))
         }
-        supplied = supply.next("b", committed, waited=len(committed) == 2)
+        sourced = source.next("b", committed, waited=len(committed) == 2)
         world.clock.advance(0.05)
-    assert [part.lease_key for part in supplied.batch.ranges] == sorted(committed)[1:]
-    assert supplied.written is None
-    loaded = supply.load(supplied.batch)
+    assert [part.lease_key for part in sourced.batch.ranges] == sorted(committed)[1:]
+    assert sourced.written is None
+    loaded = source.load(sourced.batch)
     assert set(loaded.records.column("shard_id").to_pylist()) == set(sorted(committed)[1:])
 
 
@@ -259,7 +259,7 @@ def test_trouble_of_one_shard_is_told_and_holds_up_nobody():
     others = {row["shard_id"] for row in world.table.rows().to_pylist()}
     assert bad not in others
     assert others
-    assert world.worker.supply.lag()[bad] >= 60_000
+    assert world.worker.source.lag()[bad] >= 60_000
     world.jobs.after = lambda done: done
     world.run(20.0)
     assert world.data() == sorted(world.sent)
@@ -290,13 +290,13 @@ def test_latest_is_settled_by_this_process_and_tried_again_when_it_cannot_be():
 def test_lag_and_drain_know_where_the_shards_are():
     world = World(shards=1)
     key = world.kinesis.list_shards(StreamId("orders"))[0].shard_id
-    assert world.worker.supply.caught_up(key) is False
+    assert world.worker.source.caught_up(key) is False
     world.put(*numbered(5))
     world.run()
-    assert world.worker.supply.caught_up(key) is True
-    assert world.worker.supply.lag() == {key: 0}
-    world.worker.supply.end(key)
-    assert world.worker.supply.caught_up(key) is False
+    assert world.worker.source.caught_up(key) is True
+    assert world.worker.source.lag() == {key: 0}
+    world.worker.source.end(key)
+    assert world.worker.source.caught_up(key) is False
 
 
 def test_waiting_ends_when_a_shard_is_due():
@@ -304,14 +304,14 @@ def test_waiting_ends_when_a_shard_is_due():
     world.run()
     stop = world.clock.signal()
     began = world.clock.monotonic()
-    world.worker.supply.wait(stop, 5.0)
+    world.worker.source.wait(stop, 5.0)
     assert world.clock.monotonic() - began <= 1.0
 
 
 def test_ranges_of_another_batch_cannot_be_loaded_by_mistake():
     world = World(shards=1)
     with pytest.raises(KeyError):
-        world.worker.supply.load(
+        world.worker.source.load(
             Batch(
                 "b", (ShardRange("nobody", TRIM_HORIZON, TRIM_HORIZON),), pa.table({}), loaded=False
             )
@@ -355,6 +355,6 @@ def test_a_supply_is_not_begun_before_its_position_is_known():
     world.run()
     consumer = next(iter(world.worker.lifecycle.consumers.values()))
     consumer.committed = None
-    assert isinstance(world.worker.supply, RangeSource)
+    assert isinstance(world.worker.source, RangeSource)
     with pytest.raises(ValueError, match="no position"):
-        world.worker.supply.begin(consumer)
+        world.worker.source.begin(consumer)

@@ -17,16 +17,16 @@ from kcl_pipeline.errors import BrokenTransformError
 from kcl_pipeline.kinesis.client import RECORD_SCHEMA
 from kcl_pipeline.position import TRIM_HORIZON, Position
 from kcl_pipeline.testing.sink import MemoryBatchWriter, MemoryTable
-from kcl_pipeline.worker.batch_source import SourcedBatch
-from kcl_pipeline.worker.failed_records import (
+from kcl_pipeline.worker.failures.failed_records import (
     DEAD_LETTER_SCHEMA,
     JUDGED_RECORDS,
     FailureLimits,
     dead_letters,
     rejected_records,
 )
-from kcl_pipeline.worker.isolation import IsolationStoppedError
-from kcl_pipeline.worker.splitting import BatchSplitter, SplitBatch
+from kcl_pipeline.worker.failures.isolation import IsolationStoppedError
+from kcl_pipeline.worker.failures.splitting import BatchSplitter, SplitBatch
+from kcl_pipeline.worker.sources.batch_source import SourcedBatch
 
 NOW = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
 GOOD, BAD = b"ok", b"bad"

@@ -156,10 +156,10 @@ def test_a_shard_that_is_read_again_after_a_failure_moves_at_its_tip_alone():
     def behind(_key):
         return replace(state, read_at=world.clock.monotonic())
 
-    at_tip, world.worker.supply.state_of = world.worker.supply.state_of, behind
+    at_tip, world.worker.source.state_of = world.worker.source.state_of, behind
     world.run(AFTER + 5)
     assert steps(world) == [(ZERO, StallStep.READING)]
-    world.worker.supply.state_of = at_tip
+    world.worker.source.state_of = at_tip
     world.run(5)
     assert world.worker.stalls.stalled == {}
 

@@ -16,12 +16,12 @@ from kcl_pipeline.leases.held import HeldLeases
 from kcl_pipeline.leases.lease import Lease
 from kcl_pipeline.position import TRIM_HORIZON, Position
 from kcl_pipeline.shards import ChildShard, HashKeyRange, Shard, StreamId
-from kcl_pipeline.worker.batch_source import BatchSource
 from kcl_pipeline.worker.commit import Committer
 from kcl_pipeline.worker.consumer import ConsumerState, ShardConsumer
-from kcl_pipeline.worker.lifecycle import Lifecycle
-from kcl_pipeline.worker.losses import LossCheck
-from kcl_pipeline.worker.parents import ParentCheck, ParentRows
+from kcl_pipeline.worker.shards.lifecycle import Lifecycle
+from kcl_pipeline.worker.shards.losses import LossCheck
+from kcl_pipeline.worker.shards.parents import ParentCheck, ParentRows
+from kcl_pipeline.worker.sources.batch_source import BatchSource
 from verification.interleavings.world import STREAM, SteppedSink, number_of, stepped_view
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class LineageKinesis:
         return STREAM
 
 
-class NoSupply:
+class NoSource:
     """The process cuts its batches itself."""
 
     def begin(self, consumer: ShardConsumer) -> None:
@@ -113,7 +113,7 @@ class LineageProcess:
             streams={None: STREAM},
             table=table,
             leases=self._leases,
-            supply=cast("BatchSource", NoSupply()),
+            source=cast("BatchSource", NoSource()),
             committer=self._committer,
             parents=check(
                 worker_id, settings.shard_sync, table, self._leases, kinesis, clock, events

@@ -1,6 +1,6 @@
 """The steps of the protocol's model where lease rows come and go: children that are created at
 their parent's end, finished leases that a leader deletes, and a parent's row that is deleted by
-hand and restored by its child's worker (`worker.parents`).
+hand and restored by its child's worker (`worker.shards.parents`).
 
 What must hold besides: a shard that was finished and deleted never comes back, unless the parent's
 row was deleted by hand; and a child commits nothing before all records of its parent are in the

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from kcl_pipeline.clock import StopSignal
-from kcl_pipeline.worker.worker import Mode
+from kcl_pipeline.worker.dependencies import Mode
 from verification.simulation.scheduler import Host
 
 CALM_CPU_PERCENT: Final = 30.0

@@ -31,7 +31,8 @@ from kcl_pipeline.testing.tables import (
     InMemoryLeaseTable,
     InMemoryWorkerMetricsTable,
 )
-from kcl_pipeline.worker.worker import Mode, Worker, WorkerDependencies
+from kcl_pipeline.worker.dependencies import Mode, WorkerDependencies
+from kcl_pipeline.worker.worker import Worker
 from verification.simulation.calls import Calls, Weather
 from verification.simulation.checks import Checks, Role
 from verification.simulation.kinesis import SimulatedKinesis

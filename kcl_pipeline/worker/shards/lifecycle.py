@@ -19,11 +19,11 @@ from kcl_pipeline.leases.tables import LeaseTable
 from kcl_pipeline.planning.shard_sync import child_leases, leases_after_loss
 from kcl_pipeline.position import SHARD_END
 from kcl_pipeline.shards import StreamId
-from kcl_pipeline.worker.batch_source import BatchSource
 from kcl_pipeline.worker.commit import Committer
 from kcl_pipeline.worker.consumer import ConsumerState, ShardConsumer
-from kcl_pipeline.worker.losses import LossCheck
-from kcl_pipeline.worker.parents import ParentCheck, ParentRows
+from kcl_pipeline.worker.shards.losses import LossCheck
+from kcl_pipeline.worker.shards.parents import ParentCheck, ParentRows
+from kcl_pipeline.worker.sources.batch_source import BatchSource
 
 ENDING_ATTEMPTS: Final = 10
 _NOT_CHECKPOINTED: Final = "the lease is given back without it, so its last batch may come again"
@@ -46,7 +46,7 @@ class Lifecycle:
         streams: Mapping[str | None, StreamId],
         table: LeaseTable,
         leases: HeldLeases,
-        supply: BatchSource,
+        source: BatchSource,
         committer: Committer,
         parents: ParentCheck,
         losses: LossCheck,
@@ -61,7 +61,7 @@ class Lifecycle:
         self._streams = streams
         self._table = table
         self._leases = leases
-        self._supply = supply
+        self._source = source
         self._committer = committer
         self._parents = parents
         self._losses = losses
@@ -84,7 +84,7 @@ class Lifecycle:
                 consumer.state is ConsumerState.LEAVING and not consumer.held.lease.in_handoff
             )
             if is_lost or is_withdrawn:
-                self._supply.end(key)
+                self._source.end(key)
                 del self.consumers[key]
             if is_lost:
                 lost.append(consumer)
@@ -168,7 +168,7 @@ class Lifecycle:
                 # A write of the end whose answer was lost turned out to have been applied.
                 consumer.state = ConsumerState.ENDED
                 return
-            self._supply.begin(consumer)
+            self._source.begin(consumer)
             consumer.state = ConsumerState.READING
         elif consumer.state is ConsumerState.ENDING:
             (self._lose if consumer.shard_gone else self._end)(consumer)
@@ -186,7 +186,7 @@ class Lifecycle:
         """Read the shard again from what the table has: after a batch that neither landed nor was
         refused for good.
         """
-        self._supply.end(consumer.lease_key)
+        self._source.end(consumer.lease_key)
         consumer.state = ConsumerState.RESOLVING
         consumer.restarted = True
         consumer.back_off(
@@ -213,7 +213,7 @@ class Lifecycle:
         self._leases.checkpoint(consumer.held, checkpoint=SHARD_END)
         consumer.committed = consumer.checkpointed = SHARD_END
         consumer.state = ConsumerState.ENDED
-        self._supply.end(lease.lease_key)
+        self._source.end(lease.lease_key)
         self._events(
             ShardEnded(
                 self._worker_id,
@@ -240,7 +240,7 @@ class Lifecycle:
         if following := leases_after_loss(lease, consumer.children):
             self._leases.create_successors(consumer.held, following)
         self._leases.delete(consumer.held)
-        self._supply.end(lease.lease_key)
+        self._source.end(lease.lease_key)
         del self.consumers[lease.lease_key]
 
     def _existing_parents(self, lease: Lease, consumer: ShardConsumer) -> frozenset[str]:
@@ -262,7 +262,7 @@ class Lifecycle:
         for held in self._leases.handoffs():
             consumer = self.consumers.get(held.lease_key)
             if consumer is not None and consumer.state is not ConsumerState.LEAVING:
-                self._supply.end(held.lease_key)
+                self._source.end(held.lease_key)
                 consumer.state = ConsumerState.LEAVING
                 # Failures of what it did before say nothing of this
                 consumer.failures, consumer.due = 0, now
@@ -319,7 +319,7 @@ class Lifecycle:
         the sink's log has it.
         """
         for key in self.consumers:
-            self._supply.end(key)
+            self._source.end(key)
         list(self._map(self._flush, [c for c in self.consumers.values() if c.flush_needed]))
         kept = {
             key: consumer

@@ -1,30 +1,22 @@
-"""Where a worker's batches come from: what this process reads ahead (`BufferedSource`), or what
-executors read (`ranges.RangeSupply`).
-"""
+"""What the batch runner needs of a source of batches: `BatchSource` gives `SourcedBatch`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from kcl_pipeline.batch import Batch, BatchWriter, Written
 from kcl_pipeline.clock import StopSignal
-from kcl_pipeline.config import BatchSettings
-from kcl_pipeline.kinesis.prefetch import Prefetcher, ReadState
-from kcl_pipeline.kinesis.ranges import sampled_arrivals
-from kcl_pipeline.kinesis.reader import ShardReader
+from kcl_pipeline.kinesis.prefetch import ReadState
 from kcl_pipeline.position import Position
 from kcl_pipeline.shards import ChildShard
-from kcl_pipeline.worker.batches import cut
 from kcl_pipeline.worker.consumer import ShardConsumer
-
-ReaderFactory = Callable[[ShardConsumer], ShardReader]
 
 
 class ShardPart(Protocol):
-    """A part of one shard that was read, in a batch or not: `records.kinesis.Chunk` and
-    `records.ranges.FetchedShard` are.
+    """A part of one shard that was read, in a batch or not: `kinesis.client.Chunk` and
+    `kinesis.ranges.FetchedShard` are.
     """
 
     @property
@@ -71,7 +63,7 @@ class SourcedBatch:
     there already. `failure`: the transform failed where the batch was read; it is to be loaded, and
     the failures are isolated. `arrival_micros` samples the records' arrival times, `milliseconds`
     says how long the job took that read them. `oldest_at`: when the oldest record of each lease
-    arrived (see `worker.lag`).
+    arrived (see `worker.monitoring.lag`).
     """
 
     batch: Batch
@@ -161,70 +153,3 @@ class BatchSource(Protocol):
         first case.
         """
         ...
-
-
-class BufferedSource:
-    """Batches cut from what the prefetcher holds."""
-
-    def __init__(
-        self,
-        prefetcher: Prefetcher,
-        make_reader: ReaderFactory,
-        writer: BatchWriter,
-        settings: BatchSettings,
-        fetch_threads: int,
-    ) -> None:
-        self.rewriter = writer
-        self.fetch_threads = fetch_threads
-        self._prefetcher = prefetcher
-        self._make_reader = make_reader
-        self._settings = settings
-
-    # documented by the protocol, as are the others
-    def begin(self, consumer: ShardConsumer) -> None:  # noqa: D102
-        self._prefetcher.add(self._make_reader(consumer))
-
-    def end(self, lease_key: str) -> None:  # noqa: D102
-        self._prefetcher.remove(lease_key)
-
-    def fetch(self) -> float:  # noqa: D102
-        return self._prefetcher.step()
-
-    def next(  # noqa: D102
-        self, batch_id: str, committed: Mapping[str, Position | None], *, waited: bool
-    ) -> SourcedBatch | None:
-        limits = self._settings.max_batch_records, self._settings.max_batch_bytes
-        if not waited and not self._prefetcher.fills(*limits):
-            return None
-        chunks = self._prefetcher.take(*limits)
-        if not chunks:
-            return None
-        batch = cut(batch_id, chunks, committed)
-        oldest: dict[str, float] = {}
-        for chunk in chunks:
-            if chunk.oldest_at is not None:
-                oldest.setdefault(chunk.lease_key, chunk.oldest_at)
-        return SourcedBatch(
-            batch,
-            chunks,
-            batch.records.num_rows,
-            sampled_arrivals(batch.records),
-            oldest_at={
-                r.lease_key: oldest[r.lease_key] for r in batch.ranges if r.lease_key in oldest
-            },
-        )
-
-    def load(self, batch: Batch) -> Batch:  # noqa: D102
-        return batch
-
-    def lag(self) -> dict[str, int]:  # noqa: D102
-        return self._prefetcher.lag()
-
-    def state_of(self, lease_key: str) -> ReadState | None:  # noqa: D102
-        return self._prefetcher.state_of(lease_key)
-
-    def caught_up(self, lease_key: str) -> bool:  # noqa: D102
-        return self._prefetcher.caught_up(lease_key)
-
-    def wait(self, stop: StopSignal, seconds: float) -> bool:  # noqa: D102
-        return self._prefetcher.wait_for_data(stop, seconds)

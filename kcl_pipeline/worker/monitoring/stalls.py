@@ -9,9 +9,9 @@ from typing import Final
 from kcl_pipeline.clock import Clock
 from kcl_pipeline.events import EventSink, ShardStalled, StallStep
 from kcl_pipeline.leases.held import Held, HeldLeases
-from kcl_pipeline.worker.batch_source import BatchSource
 from kcl_pipeline.worker.consumer import ConsumerState, ShardConsumer
-from kcl_pipeline.worker.lifecycle import Lifecycle
+from kcl_pipeline.worker.shards.lifecycle import Lifecycle
+from kcl_pipeline.worker.sources.batch_source import BatchSource
 
 _STEPS: Final = {
     ConsumerState.BLOCKED: StallStep.WAITING_FOR_PARENT,

@@ -12,10 +12,10 @@ import pyarrow as pa
 
 from kcl_pipeline.batch import NOTHING_WRITTEN, Batch, BatchWriter, Written
 from kcl_pipeline.errors import BrokenTransformError, TransformFailedError
-from kcl_pipeline.worker.batch_source import SourcedBatch
 from kcl_pipeline.worker.batches import records_of, without
-from kcl_pipeline.worker.failed_records import FailureLimits, failed_rows, rejected_records
-from kcl_pipeline.worker.isolation import Isolation, ShardFailures
+from kcl_pipeline.worker.failures.failed_records import FailureLimits, failed_rows, rejected_records
+from kcl_pipeline.worker.failures.isolation import Isolation, ShardFailures
+from kcl_pipeline.worker.sources.batch_source import SourcedBatch
 
 Load = Callable[[Batch], Batch]
 
@@ -64,21 +64,21 @@ class BatchSplitter:
         self._rng = rng
         self._is_stopped = is_stopped
 
-    def split(self, supplied: SourcedBatch) -> Iterator[SplitBatch]:
+    def split(self, sourced: SourcedBatch) -> Iterator[SplitBatch]:
         """Write the batch; every lease of it is in one part. Healthy leases come first.
 
         Raises:
             SinkError: Writing failed, or Spark did.
             IsolationStoppedError: The worker is to stop.
         """
-        written = supplied.written
+        written = sourced.written
         if written is not None and written.rejected is None:
-            yield SplitBatch(supplied.batch, written, supplied.records)
+            yield SplitBatch(sourced.batch, written, sourced.records)
             return
-        batch = supplied.batch if supplied.batch.loaded else self._load(supplied.batch)
+        batch = sourced.batch if sourced.batch.loaded else self._load(sourced.batch)
         if written is not None:
             yield self._judged(batch, written, {})
-        elif supplied.failure is not None and batch.records.num_rows:
+        elif sourced.failure is not None and batch.records.num_rows:
             yield from self._isolated(batch)
         else:
             yield from self._whole(batch)

@@ -1,4 +1,4 @@
-"""Figures of a worker: added up per reporting period and over its life."""
+"""WorkerStats of a worker: added up per reporting period and over its life."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from kcl_pipeline.clock import Clock
-from kcl_pipeline.worker.lag import Lag
+from kcl_pipeline.worker.monitoring.lag import Lag
 from kcl_pipeline.worker.summary import WorkerProgress
 
 _LATENCY_SAMPLES = 10_000
@@ -68,7 +68,7 @@ class Period:
         )
 
 
-class Figures:
+class WorkerStats:
     """The running period and the whole life, counted together.
 
     Only the processing thread uses it.
@@ -130,7 +130,7 @@ class Figures:
         stalled: Mapping[str, str],
         paused: Mapping[str, str],
     ) -> WorkerProgress:
-        """The figures of the period, which ends here; the next begins."""
+        """The sums and gauges of the period, which ends here; the next begins."""
         now = self._clock.monotonic()
         done, self._period = self._period, Period(now)
         return self._progress(done, now, lag, positions, paused, stalled)
@@ -138,7 +138,7 @@ class Figures:
     def total(
         self, *, lag: Lag | None = None, paused: Mapping[str, str] | None = None
     ) -> WorkerProgress:
-        """The figures of the whole life."""
+        """The sums of the whole life."""
         now = self._clock.monotonic()
         return self._progress(self._life, now, lag or Lag(), {}, paused or {})
 

@@ -1,6 +1,4 @@
-"""Batches that executors read: this process only says which shards, from where and how much, and
-commits what comes back.
-"""
+"""Batches that executors read: this process says which shards, from where and how much."""
 
 from __future__ import annotations
 
@@ -29,8 +27,8 @@ from kcl_pipeline.kinesis.ranges import (
 )
 from kcl_pipeline.kinesis.witness import StreamWitness
 from kcl_pipeline.position import LATEST, Position
-from kcl_pipeline.worker.batch_source import SourcedBatch
 from kcl_pipeline.worker.consumer import ShardConsumer
+from kcl_pipeline.worker.sources.batch_source import SourcedBatch
 
 _UNKNOWN_BYTES: Final = 1024 * 1024
 _MIN_WAIT_SECONDS: Final = 0.001
@@ -38,7 +36,7 @@ _MIN_WAIT_SECONDS: Final = 0.001
 
 @dataclass(slots=True, eq=False)
 class _Cursor:
-    """Where one shard is read next. Touched under the supply's lock."""
+    """Where one shard is read next. Touched under the source's lock."""
 
     fetch: ShardFetch
     pace: Pace
@@ -139,9 +137,9 @@ class RangeSource:
             done, shards=tuple(self._proven(by_key[s.lease_key], s) for s in done.shards)
         )
         self._note(chosen, done, began)
-        supplied = self._sourced(batch_id, fetches, done, committed)
-        return supplied and replace(
-            supplied, milliseconds={"job": (self._clock.monotonic() - began) * 1000}
+        sourced = self._sourced(batch_id, fetches, done, committed)
+        return sourced and replace(
+            sourced, milliseconds={"job": (self._clock.monotonic() - began) * 1000}
         )
 
     def _proven(self, fetch: ShardFetch, shard: FetchedShard) -> FetchedShard:
@@ -317,15 +315,15 @@ class RangeSource:
 class _LoadingWriter:
     """Writes a batch that executors have read: its records are read again first."""
 
-    def __init__(self, supply: RangeSource, writer: BatchWriter) -> None:
-        self._supply = supply
+    def __init__(self, source: RangeSource, writer: BatchWriter) -> None:
+        self._source = source
         self._writer = writer
 
     def write(self, batch: Batch) -> Written:
         """See `BatchWriter.write`; raises `SinkError` also when the records cannot be read again
         now.
         """
-        return self._writer.write(batch if batch.loaded else self._supply.load(batch))
+        return self._writer.write(batch if batch.loaded else self._source.load(batch))
 
     def probe(self, parts: Sequence[pa.Table]) -> Sequence[str | None]:
         """See `BatchWriter.probe`."""

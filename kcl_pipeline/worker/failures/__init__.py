@@ -1,0 +1,1 @@
+"""What a worker does with records that the transform does not take."""

@@ -1,0 +1,1 @@
+"""What a worker measures and reports of itself."""

@@ -1,0 +1,1 @@
+"""The life of a shard whose lease a worker holds."""

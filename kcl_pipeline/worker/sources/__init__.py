@@ -1,0 +1,1 @@
+"""Where a worker's batches come from."""

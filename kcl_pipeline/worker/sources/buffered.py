@@ -1,0 +1,110 @@
+"""Batches that are cut from what this process reads ahead."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+import pyarrow as pa
+
+from kcl_pipeline.batch import Batch, BatchWriter, ShardRange
+from kcl_pipeline.clock import StopSignal
+from kcl_pipeline.config import BatchSettings
+from kcl_pipeline.kinesis.client import NO_RECORDS, Chunk
+from kcl_pipeline.kinesis.prefetch import Prefetcher, ReadState
+from kcl_pipeline.kinesis.ranges import sampled_arrivals
+from kcl_pipeline.kinesis.reader import ShardReader
+from kcl_pipeline.position import Position
+from kcl_pipeline.worker.consumer import ShardConsumer
+from kcl_pipeline.worker.sources.batch_source import SourcedBatch
+
+ReaderFactory = Callable[[ShardConsumer], ShardReader]
+
+
+class BufferedSource:
+    """Batches cut from what the prefetcher holds."""
+
+    def __init__(
+        self,
+        prefetcher: Prefetcher,
+        make_reader: ReaderFactory,
+        writer: BatchWriter,
+        settings: BatchSettings,
+        fetch_threads: int,
+    ) -> None:
+        self.rewriter = writer
+        self.fetch_threads = fetch_threads
+        self._prefetcher = prefetcher
+        self._make_reader = make_reader
+        self._settings = settings
+
+    # documented by the protocol, as are the others
+    def begin(self, consumer: ShardConsumer) -> None:  # noqa: D102
+        self._prefetcher.add(self._make_reader(consumer))
+
+    def end(self, lease_key: str) -> None:  # noqa: D102
+        self._prefetcher.remove(lease_key)
+
+    def fetch(self) -> float:  # noqa: D102
+        return self._prefetcher.step()
+
+    def next(  # noqa: D102
+        self, batch_id: str, committed: Mapping[str, Position | None], *, waited: bool
+    ) -> SourcedBatch | None:
+        limits = self._settings.max_batch_records, self._settings.max_batch_bytes
+        if not waited and not self._prefetcher.fills(*limits):
+            return None
+        chunks = self._prefetcher.take(*limits)
+        if not chunks:
+            return None
+        batch = cut(batch_id, chunks, committed)
+        oldest: dict[str, float] = {}
+        for chunk in chunks:
+            if chunk.oldest_at is not None:
+                oldest.setdefault(chunk.lease_key, chunk.oldest_at)
+        return SourcedBatch(
+            batch,
+            chunks,
+            batch.records.num_rows,
+            sampled_arrivals(batch.records),
+            oldest_at={
+                r.lease_key: oldest[r.lease_key] for r in batch.ranges if r.lease_key in oldest
+            },
+        )
+
+    def load(self, batch: Batch) -> Batch:  # noqa: D102
+        return batch
+
+    def lag(self) -> dict[str, int]:  # noqa: D102
+        return self._prefetcher.lag()
+
+    def state_of(self, lease_key: str) -> ReadState | None:  # noqa: D102
+        return self._prefetcher.state_of(lease_key)
+
+    def caught_up(self, lease_key: str) -> bool:  # noqa: D102
+        return self._prefetcher.caught_up(lease_key)
+
+    def wait(self, stop: StopSignal, seconds: float) -> bool:  # noqa: D102
+        return self._prefetcher.wait_for_data(stop, seconds)
+
+
+def cut(batch_id: str, chunks: Iterable[Chunk], committed: Mapping[str, Position | None]) -> Batch:
+    """Join chunks into a batch with one range per lease, in the order given.
+
+    A chunk that does not follow on from what is committed (or from the chunk before it) belongs to
+    an earlier incarnation of the lease and is left out.
+    """
+    tables: dict[str, list[pa.Table]] = {}
+    ranges: dict[str, ShardRange] = {}
+    for chunk in chunks:
+        known = ranges.get(chunk.lease_key)
+        expected = known.through if known else committed.get(chunk.lease_key)
+        if expected is None or chunk.after != expected:
+            continue
+        ranges[chunk.lease_key] = ShardRange(
+            chunk.lease_key, known.after if known else chunk.after, chunk.through
+        )
+        tables.setdefault(chunk.lease_key, []).append(chunk.records)
+    moved = {key: part for key, part in ranges.items() if part.after != part.through}
+    rows = [table for key in moved for table in tables[key]]
+    records = pa.concat_tables(rows) if rows else NO_RECORDS
+    return Batch(batch_id, tuple(moved.values()), records)

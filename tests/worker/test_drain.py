@@ -1,0 +1,65 @@
+"""A drain that cannot read the lease table says so and ends."""
+
+from __future__ import annotations
+
+import pytest
+
+from kcl_pipeline.errors import AccessDeniedError
+from kcl_pipeline.events import AwsTrouble, RowRejected
+from kcl_pipeline.worker.drain import LOOK_SECONDS, UNREADABLE_LIMIT_SECONDS
+from tests.support.worker_world import World
+
+
+def refuse_scans(world: World, until: float) -> None:
+    def refused(operation, _key):
+        if operation == "Scan" and world.clock.monotonic() < until:
+            raise AccessDeniedError("not allowed: dynamodb:Scan")
+
+    world.leases.hook(refused, None)
+
+
+def looks_until_done(world: World, drain, seconds: float) -> bool:
+    until = world.clock.monotonic() + seconds
+    while world.clock.monotonic() < until:
+        if drain.done():
+            return True
+        world.worker.lease_tick()
+        world.worker.fetch_tick()
+        world.worker.process_tick()
+        world.clock.advance(0.05)
+    return False
+
+
+def drained_world() -> World:
+    world = World(shards=2)
+    world.put(b"a", b"b")
+    world.run(5)
+    world.events.clear()
+    return world
+
+
+def test_a_lasting_refusal_ends_the_drain_with_its_error():
+    world = drained_world()
+    refuse_scans(world, until=float("inf"))
+    began = world.clock.monotonic()
+    with pytest.raises(AccessDeniedError, match="dynamodb:Scan"):
+        looks_until_done(world, world.worker.drain_watch(), 10 * UNREADABLE_LIMIT_SECONDS)
+    seconds = world.clock.monotonic() - began
+    assert UNREADABLE_LIMIT_SECONDS <= seconds <= UNREADABLE_LIMIT_SECONDS + 3 * LOOK_SECONDS
+    assert "dynamodb:Scan" in world.of(AwsTrouble)[0].error
+
+
+def test_a_refusal_that_passes_is_an_event_and_the_drain_completes():
+    world = drained_world()
+    refuse_scans(world, until=world.clock.monotonic() + 0.9 * UNREADABLE_LIMIT_SECONDS)
+    assert looks_until_done(world, world.worker.drain_watch(), 2 * UNREADABLE_LIMIT_SECONDS)
+    assert any("for the drain" in event.operation for event in world.of(AwsTrouble))
+
+
+def test_a_lease_row_that_a_drain_cannot_read_is_reported():
+    world = drained_world()
+    world.leases.store.put(
+        {"leaseKey": {"S": "shardId-000000000099"}, "checkpoint": {"N": "1"}}, []
+    )
+    assert looks_until_done(world, world.worker.drain_watch(), 10)
+    assert {event.key for event in world.of(RowRejected)} == {"shardId-000000000099"}
