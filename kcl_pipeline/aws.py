@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 import boto3
 from botocore.config import Config
@@ -93,11 +93,7 @@ class AwsClients:
         """The DynamoDB client: a call that timed out is never repeated behind the caller's back."""
         with self._lock, _as_settings_errors():
             if self._dynamodb is None:
-                self._dynamodb = self._get_session().client(
-                    "dynamodb",
-                    endpoint_url=self.options.endpoint_url,
-                    config=dynamodb_config(self._settings),
-                )
+                self._dynamodb = self._client("dynamodb", dynamodb_config(self._settings))
                 limit_bodies(self._dynamodb)
             return self._dynamodb
 
@@ -106,11 +102,7 @@ class AwsClients:
         """The Kinesis client, with a connection for every fetch thread."""
         with self._lock, _as_settings_errors():
             if self._kinesis is None:
-                self._kinesis = self._get_session().client(
-                    "kinesis",
-                    endpoint_url=self.options.endpoint_url,
-                    config=kinesis_config(self._settings),
-                )
+                self._kinesis = self._client("kinesis", kinesis_config(self._settings))
             return self._kinesis
 
     @property
@@ -118,11 +110,7 @@ class AwsClients:
         """The Kinesis client of subscriptions, each of which keeps a connection for minutes."""
         with self._lock, _as_settings_errors():
             if self._fan_out is None:
-                self._fan_out = self._get_session().client(
-                    "kinesis",
-                    endpoint_url=self.options.endpoint_url,
-                    config=fan_out_config(self._settings),
-                )
+                self._fan_out = self._client("kinesis", fan_out_config(self._settings))
             return self._fan_out
 
     @property
@@ -166,6 +154,11 @@ class AwsClients:
             http2, self._http2_fan_out = self._http2_fan_out, None
             if http2 is not None:
                 http2.close()
+
+    def _client(self, service: Any, config: Config) -> Any:
+        return self._get_session().client(
+            service, endpoint_url=self.options.endpoint_url, config=config
+        )
 
     def _get_session(self) -> boto3.Session:
         if self._session is None:

@@ -56,12 +56,12 @@ def living_workers(table: WorkerMetricsTable, seconds: float, clock: Clock) -> t
 
 
 def build_checks(
-    pipeline: PipelineLike, names: Names, options: DagsterOptions, clock: Clock | None = None
+    pipeline: PipelineLike, names: Names, options: DagsterOptions
 ) -> list[dg.AssetChecksDefinition]:
     """Hash-range coverage, stuck leases and usable rows on the lease table, balance on the
     worker-metrics table, lag and paused shards on the output.
     """
-    clock = clock or SystemClock()
+    clock = SystemClock()
     settings = pipeline.settings
 
     def usable_leases(table: LeaseTable) -> LeaseListing:

@@ -15,7 +15,7 @@ from typing import Final
 import pyarrow as pa
 
 from kcl_pipeline.batch import NOTHING_WRITTEN, Batch, DataFile, Written
-from kcl_pipeline.clock import Clock, SystemClock
+from kcl_pipeline.clock import SystemClock
 from kcl_pipeline.delta.files import batch_folder, write_table
 from kcl_pipeline.delta.schema import partition_misfit, to_delta
 from kcl_pipeline.delta.storage.storage import open_storage, table_root
@@ -46,13 +46,11 @@ class ArrowBatchWriter:
         table_uri: str,
         partition_by: Sequence[str] = (),
         storage_options: Mapping[str, str] | None = None,
-        *,
-        clock: Clock | None = None,
     ) -> None:
         self._transform = transform_arrow
         self._partition_by = tuple(partition_by)
         self._storage = open_storage(table_root(table_uri), storage_options)
-        self._clock = clock or SystemClock()
+        self._clock = SystemClock()
         self._pool: ThreadPoolExecutor | None = None
 
     def write(self, batch: Batch) -> Written:

@@ -31,10 +31,8 @@ class Compacted:
     files_added: int
 
 
-def compact(
-    uri: str, storage_options: Mapping[str, str] | None = None, *, target_bytes: int | None = None
-) -> Compacted:
-    """Rewrite small files of each partition into larger ones (default: the table's target size).
+def compact(uri: str, storage_options: Mapping[str, str] | None = None) -> Compacted:
+    """Rewrite small files of each partition into larger ones of the table's target size.
     The old ones stay for readers until `vacuum`.
 
     Safe beside workers: they only add files, so neither side's commit conflicts with the other's.
@@ -46,7 +44,6 @@ def compact(
     table = _open(uri, storage_options)
     with delta_errors(f"could not compact {uri}", storage_options):
         figures = table.optimize.compact(
-            target_size=target_bytes,
             commit_properties=CommitProperties(max_commit_retries=_RETRIES),
         )
     return Compacted(int(figures["numFilesRemoved"]), int(figures["numFilesAdded"]))
@@ -57,7 +54,6 @@ def vacuum(
     retention_hours: int = DEFAULT_RETENTION_HOURS,
     storage_options: Mapping[str, str] | None = None,
     *,
-    clock: Clock | None = None,
     dry_run: bool = False,
 ) -> tuple[str, ...]:
     """Remove files that are in no version of the last `retention_hours`, and of batches that were
@@ -78,7 +74,7 @@ def vacuum(
             f"write at least {MINIMUM_RETENTION_HOURS}, better {DEFAULT_RETENTION_HOURS}"
         )
     if not dry_run:
-        _forget_announcements(uri, retention_hours, storage_options, clock or SystemClock())
+        _forget_announcements(uri, retention_hours, storage_options, SystemClock())
     table = _open(uri, storage_options)
     with delta_errors(f"could not vacuum {uri}", storage_options):
         return tuple(

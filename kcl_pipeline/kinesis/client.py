@@ -71,10 +71,8 @@ class LatestIterator:
     since: datetime | None
 
 
-class KinesisClient(Protocol):
-    """What the consumer needs of Kinesis. Raises the errors of `kcl_pipeline.errors`; every call is
-    bounded by a time-out.
-    """
+class StreamLister(Protocol):
+    """The calls about streams; see `KinesisClient`."""
 
     def resolve_stream(self, name_or_arn: str, *, multi_stream: bool) -> StreamId:
         """The stream's identifier with ARN and creation time (DescribeStreamSummary).
@@ -93,6 +91,10 @@ class KinesisClient(Protocol):
         closed ones in retention.
         """
         ...
+
+
+class ShardClient(Protocol):
+    """The calls about the records of a shard; see `KinesisClient`."""
 
     def get_shard_iterator(
         self,
@@ -121,6 +123,12 @@ class KinesisClient(Protocol):
         Raises `ExpiredIteratorError`, `Throttled`, `NotFound`.
         """
         ...
+
+
+class KinesisClient(StreamLister, ShardClient, Protocol):
+    """What the consumer needs of Kinesis. Raises the errors of `kcl_pipeline.errors`; every call is
+    bounded by a time-out.
+    """
 
 
 @dataclass(frozen=True, slots=True)

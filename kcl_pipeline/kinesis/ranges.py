@@ -300,14 +300,14 @@ def rows_through(records: pa.Table, position: Position) -> pa.Table:
     return records.slice(0, rows)
 
 
-def sampled_arrivals(records: pa.Table, samples: int = ARRIVAL_SAMPLES) -> tuple[int, ...]:
-    """Arrival times in epoch microseconds of up to about `samples` records, spread evenly over the
-    table.
+def sampled_arrivals(records: pa.Table) -> tuple[int, ...]:
+    """Arrival times in epoch microseconds of about `ARRIVAL_SAMPLES` records, spread evenly over
+    the table.
     """
     if records.num_rows == 0:
         return ()
     arrivals = records["approximate_arrival_timestamp"]
-    step = max(records.num_rows // samples, 1)
+    step = max(records.num_rows // ARRIVAL_SAMPLES, 1)
     if step > 1:
         arrivals = arrivals.take(pa.array(np.arange(0, records.num_rows, step)))
     return tuple(

@@ -21,8 +21,8 @@ from kcl_pipeline.kinesis.client import (
     NO_RECORDS,
     Chunk,
     IteratorType,
-    KinesisClient,
     RecordsPage,
+    ShardClient,
 )
 from kcl_pipeline.kinesis.decode.bodies import payload_bytes
 from kcl_pipeline.kinesis.decode.kpl import Deaggregated, deaggregate
@@ -57,7 +57,7 @@ class ShardReader:
 
     def __init__(
         self,
-        kinesis: KinesisClient,
+        kinesis: ShardClient,
         stream: StreamId,
         lease_key: str,
         shard_id: str,

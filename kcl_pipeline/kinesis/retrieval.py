@@ -15,7 +15,7 @@ from kcl_pipeline.clock import Clock
 from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.errors import AwsError, SettingsError
 from kcl_pipeline.events import AwsTrouble, EventSink
-from kcl_pipeline.kinesis.client import KinesisClient
+from kcl_pipeline.kinesis.client import KinesisClient, ShardClient
 from kcl_pipeline.kinesis.fan_out.consumers import Consumers
 from kcl_pipeline.kinesis.fan_out.source import FanOutReader, SubscribedShard
 from kcl_pipeline.kinesis.fan_out.subscription import FanOutClient, Spawn
@@ -102,32 +102,28 @@ class Retrieval:
         held_leases: int,
     ) -> ShardReader:
         """A reader after `position` (exclusive). See `ShardReader` for what it raises."""
-        settings, clock, timestamp = self._settings, self._clock, self._initial_timestamp
-        if self._fan_out is None or self._consumers is None or not self.subscribes(held_leases):
-            return ShardReader(
+        client: ShardClient = self._kinesis
+        reader: type[ShardReader] = ShardReader
+        if self._fan_out and self._consumers and self.subscribes(held_leases):
+            reader = FanOutReader
+            client = SubscribedShard(
                 self._kinesis,
-                stream,
+                self._fan_out,
+                self._consumers,
+                self._settings,
+                self._clock,
+                self._spawn,
                 lease_key,
-                shard_id,
-                position,
-                hash_key_range,
-                settings,
-                clock,
-                initial_timestamp=timestamp,
-                witness=self.witness,
             )
-        shard = SubscribedShard(
-            self._kinesis, self._fan_out, self._consumers, settings, clock, self._spawn, lease_key
-        )
-        return FanOutReader(
-            shard,
+        return reader(
+            client,
             stream,
             lease_key,
             shard_id,
             position,
             hash_key_range,
-            settings,
-            clock,
-            initial_timestamp=timestamp,
+            self._settings,
+            self._clock,
+            initial_timestamp=self._initial_timestamp,
             witness=self.witness,
         )

@@ -57,7 +57,6 @@ def preview(
     clock: Clock,
     *,
     observe_seconds: float = 0.0,
-    balance: bool = True,
 ) -> Preview:
     """Look at tables and streams once, or twice `observe_seconds` apart, and plan as the leader
     does.
@@ -99,7 +98,7 @@ def preview(
         seen,
         settings.assignment,
         group_separator=separator,
-        balance=balance,
+        balance=True,
     )
     return Preview(
         leases=tuple(sorted(found.leases, key=lambda lease: lease.lease_key)),

@@ -167,10 +167,10 @@ def checked_name(value: str, name: str, most_bytes: int = MAX_NAME_CHARACTERS) -
     return value
 
 
-def int_of(item: Item, name: str, *, least: int = 0, most: int = MAX_LONG) -> int | None:
+def int_of(item: Item, name: str, *, most: int = MAX_LONG) -> int | None:
     """An N attribute as an integer; None when absent or of another type.
 
-    Raises `ValueError` when it is no whole number from `least` to `most` (inclusive).
+    Raises `ValueError` when it is no whole number from 0 to `most` (inclusive).
     """
     value = _value(item, name, "N")
     if not isinstance(value, str):
@@ -182,8 +182,8 @@ def int_of(item: Item, name: str, *, least: int = 0, most: int = MAX_LONG) -> in
         if exact != exact.to_integral_value():
             raise ValueError(f"{name} is {printable(value, 50)}, not a whole number")
         number = int(exact)
-    if not least <= number <= most:
-        raise ValueError(f"{name} is {printable(value, 50)}, not from {least} to {most}")
+    if not 0 <= number <= most:
+        raise ValueError(f"{name} is {printable(value, 50)}, not from 0 to {most}")
     return number
 
 

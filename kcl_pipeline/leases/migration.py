@@ -12,8 +12,6 @@ from kcl_pipeline.leases.serialization_state import HISTORY_LENGTH, MIGRATION_KE
 from kcl_pipeline.leases.tables import CoordinatorStateTable, MigrationState
 
 VERSION_INIT: Final = "CLIENT_VERSION_INIT"
-VERSION_2X: Final = "CLIENT_VERSION_2X"
-VERSION_UPGRADE_FROM_2X: Final = "CLIENT_VERSION_UPGRADE_FROM_2X"
 VERSION_3X_WITH_ROLLBACK: Final = "CLIENT_VERSION_3X_WITH_ROLLBACK"
 VERSION_3X: Final = "CLIENT_VERSION_3X"
 

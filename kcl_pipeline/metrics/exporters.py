@@ -83,14 +83,11 @@ class LoggingEvents:
     are in the record's `kcl_event` and `kcl` attributes.
     """
 
-    def __init__(self, log: logging.Logger = logger) -> None:
-        self._log = log
-
     def __call__(self, event: Event) -> None:
         """Log one event; nothing is formatted when its level is off."""
         level = level_of(event)
-        if self._log.isEnabledFor(level):
-            self._log.log(
+        if logger.isEnabledFor(level):
+            logger.log(
                 level,
                 "%s",
                 text_of(event),

@@ -23,10 +23,10 @@ class ProcessCpu:
     short_name = CPU
     max_utilization_percent = FULL_PERCENT
 
-    def __init__(self, clock: Clock, cores: int, pid: int | None = None) -> None:
+    def __init__(self, clock: Clock, cores: int) -> None:
         self._clock = clock
         self._cores = cores
-        self._process = psutil.Process(pid)
+        self._process = psutil.Process()
         self._before: tuple[float, float] | None = None
 
     def sample(self) -> float | None:

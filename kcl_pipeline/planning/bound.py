@@ -55,7 +55,6 @@ _THRESHOLD_PARTS = (1.0, 1 / 2, 1 / 3, 1 / 4, 1 / 6, 1 / 8, 1 / 12)
 """Thresholds tried, in limits of the largest worker; just above 1/k at most k - 1 heavy leases fit
 a worker.
 """
-_MOST_HEAVY = 24
 
 
 def moves_lower_bound(

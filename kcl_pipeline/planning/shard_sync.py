@@ -316,13 +316,4 @@ def child_leases(
                 f"{lease.lease_key} was merged with {missing[0]}, which has no lease yet; "
                 f"{child.shard_id} has to wait for it"
             )
-    return tuple(
-        Lease(
-            lease_key=lease.key_of_sibling(child.shard_id),
-            checkpoint=TRIM_HORIZON,
-            parent_shard_ids=frozenset(child.parents),
-            hash_key_range=child.hash_key_range,
-            stream=lease.stream,
-        )
-        for child in sorted(children, key=lambda c: c.shard_id)
-    )
+    return leases_after_loss(lease, sorted(children, key=lambda c: c.shard_id))

@@ -23,7 +23,6 @@ from kcl_pipeline.arguments import (
     check_function,
     check_options,
     check_text,
-    check_texts,
     checked_arguments,
     function_name,
 )
@@ -41,7 +40,6 @@ from kcl_pipeline.clock import SystemClock
 from kcl_pipeline.delta.dead_letters import DeadLetterTable
 from kcl_pipeline.delta.settings import DeltaSink
 from kcl_pipeline.delta.storage.options import StorageOptions
-from kcl_pipeline.delta.storage.storage import table_root
 from kcl_pipeline.errors import SinkError
 from kcl_pipeline.settings_errors import without_secrets, without_user
 from kcl_pipeline.spark.job_errors import classified, spark_line
@@ -114,23 +112,6 @@ class ForeachBatchSink:
             f"dead_letter_uri={without_user(self.dead_letter_uri)!r}, "
             f"storage_options={without_secrets(self.storage_options)!r})"
         )
-
-
-def parquet_sink(
-    uri: str, partition_by: Sequence[str] = (), dead_letter_uri: str | None = None
-) -> ForeachBatchSink:
-    """Plain Parquet files below a folder, at least once: a batch that is repeated is there twice.
-
-    A `DeltaSink` is not slower and exact.
-    """
-    check_text("parquet_sink uri", uri, "Write a path such as '/data/orders' or 's3://lake/orders'")
-    check_texts("parquet_sink partition_by", partition_by, "Write partition_by=['day']")
-    target = table_root(uri)
-
-    def append(frame: DataFrame, _identity: BatchIdentity) -> None:
-        frame.write.mode("append").partitionBy(*partition_by).parquet(target)
-
-    return ForeachBatchSink(append, dead_letter_uri)
 
 
 class ForeachBatch:

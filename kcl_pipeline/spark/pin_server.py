@@ -55,10 +55,8 @@ class PinServer:
     `SinkError` when the address cannot be listened on.
     """
 
-    def __init__(
-        self, bind_host: str, host: str, port: int = 0, *, clock: Clock | None = None
-    ) -> None:
-        self.clock = clock or SystemClock()
+    def __init__(self, bind_host: str, host: str, port: int = 0) -> None:
+        self.clock = SystemClock()
         self._lock = threading.Lock()
         self._jobs: dict[str, tuple[frozenset[str], dict[str, FetchedShard]]] = {}
         self._waiting: dict[socket.socket, None] = {}

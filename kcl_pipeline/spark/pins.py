@@ -21,7 +21,7 @@ from typing import Annotated, Final, Self
 import msgspec
 from pydantic import TypeAdapter
 
-from kcl_pipeline.clock import Clock, SystemClock
+from kcl_pipeline.clock import SystemClock
 from kcl_pipeline.errors import SinkError
 from kcl_pipeline.kinesis.ranges import FetchedShard
 
@@ -76,10 +76,10 @@ class Pins:
     Raises `SinkError` when the driver cannot be reached, or the job is over.
     """
 
-    def __init__(self, address: PinAddress, job: str, clock: Clock | None = None) -> None:
+    def __init__(self, address: PinAddress, job: str) -> None:
         self._address = address
         self._job = job
-        clock = clock or SystemClock()
+        clock = SystemClock()
         for attempt in range(1, _ATTEMPTS + 1):
             try:
                 self._connect()

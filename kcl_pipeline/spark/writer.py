@@ -22,7 +22,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from kcl_pipeline.batch import NOTHING_WRITTEN, Batch, DataFile, Written
-from kcl_pipeline.clock import Clock, SystemClock
+from kcl_pipeline.clock import SystemClock
 from kcl_pipeline.delta.files import batch_folder, values_of_path
 from kcl_pipeline.delta.schema import delta_schema, partition_misfit
 from kcl_pipeline.delta.storage.storage import is_local, table_root
@@ -64,15 +64,13 @@ class SparkBatchWriter:
         table_uri: str,
         partition_by: Sequence[str] = (),
         storage_options: Mapping[str, str] | None = None,
-        *,
-        clock: Clock | None = None,
     ) -> None:
         self._session = session
         self._transform = transform
         self._root = table_root(table_uri)
         self._options = dict(storage_options or {})
         self._partition_by = tuple(partition_by)
-        self._clock = clock or SystemClock()
+        self._clock = SystemClock()
         self._probe = SparkProbe(
             session, lambda frame, records: transformed(frame, transform, records), classified
         )

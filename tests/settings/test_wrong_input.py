@@ -15,7 +15,7 @@ from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.errors import SettingsError
 from kcl_pipeline.settings_errors import nearest, setting_names, settings_sentence, unknown
 from kcl_pipeline.spark.data_source.options import parse_options
-from kcl_pipeline.spark.foreach import ForeachBatchSink, parquet_sink
+from kcl_pipeline.spark.foreach import ForeachBatchSink
 
 SINK = DeltaSink("lake/orders")
 
@@ -406,8 +406,6 @@ def test_a_wrong_delta_sink(arguments, sentence):
 def test_a_wrong_foreach_batch_sink(arguments, sentence):
     with pytest.raises(SettingsError, match=re.escape(sentence)):
         ForeachBatchSink(**({"function": lambda frame, identity: None} | arguments))
-    with pytest.raises(SettingsError, match="parquet_sink uri=5 is not a string"):
-        parquet_sink(5)
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from kcl_pipeline.delta.sink import DeltaCommitter, DeltaSink
 from kcl_pipeline.delta.storage.storage import open_storage
 from kcl_pipeline.errors import SettingsError, SinkError, TransformFailedError
 from kcl_pipeline.position import TRIM_HORIZON, Position
-from kcl_pipeline.spark.foreach import BatchIdentity, ForeachBatch, ForeachBatchSink, parquet_sink
+from kcl_pipeline.spark.foreach import BatchIdentity, ForeachBatch, ForeachBatchSink
 from kcl_pipeline.spark.writer import SparkBatchWriter
 from tests.delta.test_sink import NoWait, ids, written
 from tests.support.announcing import announce
@@ -154,7 +154,10 @@ def test_failures_of_the_transform_and_of_the_function_are_told_apart(
 
 
 def test_plain_parquet_appends(spark, tmp_path: Path) -> None:
-    each = ForeachBatch(spark, parquet_sink(str(tmp_path / "plain"), ("id",)))
+    def append(frame, _identity):
+        frame.write.mode("append").partitionBy("id").parquet(str(tmp_path / "plain"))
+
+    each = ForeachBatch(spark, ForeachBatchSink(append))
     for number in (1, 2):
         each.commit(
             each.write(orders(b"x", b"y")),

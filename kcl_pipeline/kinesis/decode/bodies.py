@@ -9,7 +9,8 @@ GetRecords answer raises `UnavailableError`, because the same iterator may be as
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import datetime
 from typing import Annotated, Any, Final, TypeVar
 
@@ -81,10 +82,27 @@ def decode_page(body: bytes, content_type: str, stream: str, shard_id: str) -> R
 
     Raises `UnavailableError` when the body is cut short or something else altogether.
     """
-    try:
+    with _unreadable_is_unavailable("GetRecords", body, content_type, f"{shard_id} of {stream}"):
         if "cbor" in content_type.lower():
             return _from_cbor(body, stream, shard_id)
         return _from_json(_JSON, body, stream, shard_id)
+
+
+def decode_event(payload: bytes, content_type: str, stream: str, shard_id: str) -> RecordsPage:
+    """One SubscribeToShardEvent in JSON as a page; `next_iterator` is its
+    ContinuationSequenceNumber. Raises `UnavailableError` when it is something else.
+    """
+    about = f"{shard_id} of {stream}"
+    with _unreadable_is_unavailable("SubscribeToShard", payload, content_type, about):
+        return _from_json(_EVENT_JSON, payload, stream, shard_id)
+
+
+@contextmanager
+def _unreadable_is_unavailable(
+    operation: str, body: bytes, content_type: str, about: str
+) -> Iterator[None]:
+    try:
+        yield
     except (
         msgspec.MsgspecError,
         cbor2.CBORDecodeError,
@@ -97,31 +115,10 @@ def decode_page(body: bytes, content_type: str, stream: str, shard_id: str) -> R
         RecursionError,
     ) as error:
         why = (
-            f"the GetRecords answer for {shard_id} of {stream} ({len(body)} bytes, "
+            f"the {operation} answer for {about} ({len(body)} bytes, "
             f"{content_type or 'no content type'}) cannot be read: {error}"
         )
-        raise UnavailableError(why, code="BrokenBody", operation="GetRecords") from error
-
-
-def decode_event(payload: bytes, content_type: str, stream: str, shard_id: str) -> RecordsPage:
-    """One SubscribeToShardEvent in JSON as a page; `next_iterator` is its
-    ContinuationSequenceNumber. Raises `UnavailableError` when it is something else.
-    """
-    try:
-        return _from_json(_EVENT_JSON, payload, stream, shard_id)
-    except (
-        msgspec.MsgspecError,
-        pa.ArrowException,
-        TypeError,
-        ValueError,
-        OverflowError,
-        RecursionError,
-    ) as error:
-        why = (
-            f"an event of {shard_id} of {stream} ({len(payload)} bytes, "
-            f"{content_type or 'no content type'}) cannot be read: {error}"
-        )
-        raise UnavailableError(why, code="BrokenBody", operation="SubscribeToShard") from error
+        raise UnavailableError(why, code="BrokenBody", operation=operation) from error
 
 
 def _from_json(

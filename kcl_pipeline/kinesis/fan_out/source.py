@@ -1,7 +1,7 @@
 """Enhanced fan-out: shards that push their records instead of being asked for them (protocol
 §10.4).
 
-A subscription is made to look like a `KinesisClient` whose iterators are the places to subscribe
+A subscription is made to look like a `ShardClient` whose iterators are the places to subscribe
 at. `ShardReader` on top of it then does everything that polling does too, by the same lines: where
 to begin, what to filter, KPL aggregates, which answers are not believed, where to go on after an
 error.
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from kcl_pipeline.clock import Clock
 from kcl_pipeline.config import RetrievalSettings
@@ -22,21 +22,18 @@ from kcl_pipeline.kinesis.client import (
     KinesisClient,
     LatestIterator,
     RecordsPage,
-    ShardFilterType,
 )
 from kcl_pipeline.kinesis.fan_out.consumers import Consumers
 from kcl_pipeline.kinesis.fan_out.subscription import FanOutClient, Spawn, Subscribed
 from kcl_pipeline.kinesis.reader import ShardReader
-from kcl_pipeline.kinesis.witness import StreamWitness
-from kcl_pipeline.position import Position
-from kcl_pipeline.shards import HashKeyRange, Shard, StreamId
+from kcl_pipeline.shards import StreamId
 
 POLL_SECONDS: Final = 0.02
 """How often a subscription's buffer is looked at; no call is made for it."""
 
 
 class SubscribedShard:
-    """The `KinesisClient` of one shard that is subscribed to. `get_records` never waits for
+    """The `ShardClient` of one shard that is subscribed to. `get_records` never waits for
     records: an empty page means that none is there yet.
 
     Its iterators are `<type>` or `<type>:<argument>`. One that is not where the subscription stands
@@ -66,19 +63,6 @@ class SubscribedShard:
         self._at = ""
         self._behind: int | None = None
         self._asked_latest = False
-
-    def resolve_stream(self, name_or_arn: str, *, multi_stream: bool) -> StreamId:
-        """As polling does."""
-        return self._polling.resolve_stream(name_or_arn, multi_stream=multi_stream)
-
-    def list_shards(
-        self,
-        stream: StreamId,
-        shard_filter: ShardFilterType | None = None,
-        timestamp: datetime | None = None,
-    ) -> tuple[Shard, ...]:
-        """As polling does."""
-        return self._polling.list_shards(stream, shard_filter, timestamp)
 
     def get_shard_iterator(
         self,
@@ -236,34 +220,6 @@ class FanOutReader(ShardReader):
 
     poll_seconds: float = POLL_SECONDS
 
-    def __init__(
-        self,
-        shard: SubscribedShard,
-        stream: StreamId,
-        lease_key: str,
-        shard_id: str,
-        position: Position,
-        hash_key_range: HashKeyRange | None,
-        settings: RetrievalSettings,
-        clock: Clock,
-        *,
-        initial_timestamp: datetime | None = None,
-        witness: StreamWitness | None = None,
-    ) -> None:
-        super().__init__(
-            shard,
-            stream,
-            lease_key,
-            shard_id,
-            position,
-            hash_key_range,
-            settings,
-            clock,
-            initial_timestamp=initial_timestamp,
-            witness=witness,
-        )
-        self._shard = shard
-
     def close(self) -> None:
         """End the subscription. Any thread; does not wait; `read` brings nothing any more."""
-        self._shard.close()
+        cast("SubscribedShard", self._kinesis).close()

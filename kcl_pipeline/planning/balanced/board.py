@@ -6,9 +6,13 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, insort
+from typing import Final
 
 from kcl_pipeline.planning.balanced.problem import EPSILON, Problem
 from kcl_pipeline.planning.balanced.targets import GIANT_SLACK, Targets, size
+
+_PROBES: Final = 64
+"""Of workers whose room is closest to a lease's size (our own limit)."""
 
 
 class Board:
@@ -182,19 +186,19 @@ class Board:
             self._add(i, w, sort=True)
             insort(self.slacks, (self.slack(w), w))
 
-    def best_fit(self, i: int, *, without: tuple[int, ...] = (), probes: int = 64) -> int:
+    def best_fit(self, i: int, *, without: tuple[int, ...] = ()) -> int:
         """The worker that the lease leaves with the least room, within all limits; -1 if there is
         none.
         """
         slacks = self.slacks
         for k in range(
             bisect_left(slacks, (self.sizes[i], -1)),
-            min(len(slacks), bisect_left(slacks, (self.sizes[i], -1)) + probes),
+            min(len(slacks), bisect_left(slacks, (self.sizes[i], -1)) + _PROBES),
         ):
             w = slacks[k][1]
             if w != self.owner[i] and w not in without and self.fits(i, w):
                 return w
-        for k in range(len(slacks) - 1, max(len(slacks) - 1 - probes // 4, -1), -1):
+        for k in range(len(slacks) - 1, max(len(slacks) - 1 - _PROBES // 4, -1), -1):
             w = slacks[k][1]
             if w != self.owner[i] and w not in without and self.fits(i, w):
                 return w

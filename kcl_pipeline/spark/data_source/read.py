@@ -28,15 +28,14 @@ from kcl_pipeline.errors import (
 from kcl_pipeline.kinesis.client import (
     Chunk,
     IteratorType,
-    KinesisClient,
     LatestIterator,
     RecordsPage,
-    ShardFilterType,
+    ShardClient,
 )
 from kcl_pipeline.kinesis.pacing import Pace
 from kcl_pipeline.kinesis.reader import ShardReader
 from kcl_pipeline.position import AT_TIMESTAMP, TRIM_HORIZON, Position
-from kcl_pipeline.shards import HashKeyRange, Shard, StreamId
+from kcl_pipeline.shards import HashKeyRange, StreamId
 from kcl_pipeline.spark.data_source.offsets import ShardOffset
 
 LOG: Final = logging.getLogger("kcl_pipeline.spark.data_source.source")
@@ -92,7 +91,7 @@ class ReadRange:
 
 
 class StartWatch:
-    """A `KinesisClient` for one reader of one shard, which looks at what really comes first.
+    """A `ShardClient` for one reader of one shard, which looks at what really comes first.
 
     An iterator for TRIM_HORIZON is made at `first_sequence_number` instead if there is one, or if
     there is none although a number was asked for and Kinesis does not know it. `first` is the first
@@ -101,26 +100,13 @@ class StartWatch:
     """
 
     def __init__(
-        self, kinesis: KinesisClient, rules: ReadRules, first_sequence_number: str | None = None
+        self, kinesis: ShardClient, rules: ReadRules, first_sequence_number: str | None = None
     ) -> None:
         self.first: tuple[str, int] | None = None
         self.full = False
         self._kinesis = kinesis
         self._rules = rules
         self._first_sequence_number = first_sequence_number
-
-    def resolve_stream(self, name_or_arn: str, *, multi_stream: bool) -> StreamId:
-        """As the client underneath."""
-        return self._kinesis.resolve_stream(name_or_arn, multi_stream=multi_stream)
-
-    def list_shards(
-        self,
-        stream: StreamId,
-        shard_filter: ShardFilterType | None = None,
-        timestamp: datetime | None = None,
-    ) -> tuple[Shard, ...]:
-        """As the client underneath."""
-        return self._kinesis.list_shards(stream, shard_filter, timestamp)
 
     def get_shard_iterator(
         self,
@@ -131,7 +117,7 @@ class StartWatch:
         sequence_number: str | None = None,
         timestamp: datetime | None = None,
     ) -> str:
-        """See the class. Raises as `KinesisClient`."""
+        """See the class. Raises as `ShardClient`."""
         if iterator_type == "TRIM_HORIZON" and self._first_sequence_number is not None:
             iterator_type, sequence_number = "AT_SEQUENCE_NUMBER", self._first_sequence_number
         try:
@@ -231,7 +217,7 @@ class SourceReader(ShardReader):
 
 
 def open_reader(
-    kinesis: KinesisClient,
+    kinesis: ShardClient,
     wanted: ReadRange,
     settings: RetrievalSettings,
     clock: Clock,
@@ -261,7 +247,7 @@ def open_reader(
 
 
 def read_range(
-    kinesis: KinesisClient, wanted: ReadRange, rules: ReadRules, clock: Clock, rng: random.Random
+    kinesis: ShardClient, wanted: ReadRange, rules: ReadRules, clock: Clock, rng: random.Random
 ) -> Iterator[pa.Table]:
     """The rows of the range, page by page, as tables of `RECORD_SCHEMA` (none without rows).
 
