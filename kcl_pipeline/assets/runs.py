@@ -131,6 +131,18 @@ def fleet_lag_millis(workers: Sequence[WorkerMetrics], runs: tuple[RunView, ...]
     return max(lags) if lags else worst_lag_millis(runs)
 
 
+def fleet_lag_age_seconds(
+    workers: Sequence[WorkerMetrics], runs: tuple[RunView, ...], now: float
+) -> float | None:
+    """How old the oldest report is that `fleet_lag_millis` is from; likewise for people."""
+    reported = [
+        worker.last_update_seconds
+        for worker in workers
+        if worker.status is not None and worker.status.lag_millis is not None
+    ]
+    return max(now - min(reported), 0.0) if reported else lag_age_seconds(runs, now)
+
+
 def lag_age_seconds(runs: tuple[RunView, ...], now: float) -> float | None:
     """How old the oldest of these reports is at `now` (epoch seconds); None without a report.
 

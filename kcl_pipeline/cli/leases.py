@@ -11,6 +11,7 @@ import typer
 
 from kcl_pipeline.cli import show
 from kcl_pipeline.cli.target import Application, AsJson, Pipeline, Streams, target
+from kcl_pipeline.leases.worker_status import MAX_LAGS
 
 if TYPE_CHECKING:
     from kcl_pipeline.leases.lease import Lease
@@ -38,21 +39,24 @@ def leases(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show the leases: owner, state, checkpoint and throughput."""
+    """Show the leases: owner, state, checkpoint, throughput, and the lag of committed data with the
+    age of the report that it is from.
+    """
     app = target(application, stream, pipeline)
     listing = app.tables.lease.list_leases()
     rows = sorted(listing.leases, key=lambda lease: lease.lease_key)
-    paused = paused_leases(app.tables.workers.scan_workers().workers)
+    reported = app.tables.workers.scan_workers().workers
+    paused, lags = paused_leases(reported), Lags(reported, app.clock.wall())
     if by is not None:
         _print_sums(rows, by, app.settings.worker.worker_group_separator, as_json=as_json)
     elif as_json:
-        show.print_json([as_dict(lease, paused) for lease in rows])
+        show.print_json([as_dict(lease, paused) | lags.as_dict(lease) for lease in rows])
     else:
         show.print_table(
             f"Leases of {app.settings.application_name}",
-            ["lease", "owner", "state", "checkpoint", "counter", "KiB/s"],
-            [_row(lease, paused) for lease in rows],
-            numbers=["counter", "KiB/s"],
+            ["lease", "owner", "state", "checkpoint", "counter", "KiB/s", "lag"],
+            [[*_row(lease, paused), lags.text(lease)] for lease in rows],
+            numbers=["counter", "KiB/s", "lag"],
         )
     show.print_bad_rows(listing.bad_rows)
 
@@ -69,6 +73,52 @@ def paused_leases(workers: Iterable[WorkerMetrics]) -> Paused:
         if worker.status is not None
         for one in worker.status.paused
     }
+
+
+class Lags:
+    """What workers reported last of the lag of their leases.
+
+    Args:
+        workers: Their rows.
+        now: Epoch seconds. The age of a report compares the clocks of two hosts; it is for people.
+    """
+
+    def __init__(self, workers: Iterable[WorkerMetrics], now: float) -> None:
+        self._now = now
+        self._rows = {worker.worker_id: worker for worker in workers}
+
+    def of(self, lease: Lease) -> tuple[int, float, bool] | None:
+        """Milliseconds, age in seconds, and whether the lag is at most this; None: not known.
+
+        A row has the leases that are furthest behind. Another one is not further behind.
+        """
+        row = self._rows.get(lease.actual_owner or "")
+        if lease.ended or row is None or row.status is None:
+            return None
+        age = max(self._now - row.last_update_seconds, 0.0)
+        lags = row.status.lags
+        found = next((one for one in lags if one.lease_key == lease.lease_key), None)
+        if found is not None:
+            return found.millis, age, False
+        is_complete = len(lags) < MAX_LAGS
+        return None if is_complete else (lags[-1].millis, age, True)
+
+    def text(self, lease: Lease) -> str:
+        """Such as "12.5 s (3 s ago)"."""
+        found = self.of(lease)
+        if found is None:
+            return show.NONE if lease.ended or lease.owner is None else "unknown"
+        millis, age, at_most = found
+        return f"{'<= ' if at_most else ''}{millis / 1000:.1f} s ({show.age(age)} ago)"
+
+    def as_dict(self, lease: Lease) -> dict[str, Any]:
+        """For programs."""
+        millis, age, at_most = self.of(lease) or (None, None, False)
+        return {
+            "lag_millis": millis,
+            "lag_is_upper_bound": at_most,
+            "lag_age_seconds": None if age is None else round(age, 1),
+        }
 
 
 def state(lease: Lease, paused: Paused | None = None) -> str:

@@ -9,11 +9,24 @@ from typing import TYPE_CHECKING, Any
 from kcl_pipeline.cli import show
 from kcl_pipeline.cli.leases import group_of
 from kcl_pipeline.cli.target import Application, AsJson, Pipeline, Streams, target
+from kcl_pipeline.leases.worker_status import WorkerStatus
 
 if TYPE_CHECKING:
     from kcl_pipeline.leases.tables import WorkerMetrics
 
 CPU = "C"
+COLUMNS = (
+    "worker",
+    "group",
+    "leases",
+    "CPU %",
+    "limit %",
+    "lag",
+    "dead letters",
+    "last report",
+    "state",
+    "run",
+)
 
 
 def workers(
@@ -22,7 +35,9 @@ def workers(
     pipeline: Pipeline = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show the workers: leases held, CPU, lag, age of the last report, paused shards."""
+    """Show the workers: leases held, CPU, lag of committed data as of the last report and the age
+    of that report, paused shards, dead letters, and what the sink refuses.
+    """
     app = target(application, stream, pipeline)
     listing = app.tables.workers.scan_workers()
     rows = sorted(listing.workers, key=lambda row: row.worker_id)
@@ -36,9 +51,9 @@ def workers(
         return
     show.print_table(
         f"Workers of {app.settings.application_name}",
-        ["worker", "group", "leases", "CPU %", "limit %", "lag", "last report", "state", "run"],
+        COLUMNS,
         [_row(row, held[row.worker_id], now, separator) for row in rows],
-        numbers=["leases", "CPU %", "limit %", "lag"],
+        numbers=["leases", "CPU %", "limit %", "lag", "dead letters"],
     )
 
 
@@ -51,6 +66,7 @@ def _row(row: WorkerMetrics, leases: int, now: float, separator: str) -> Sequenc
         show.number(newest(row)),
         str(limit[0]) if limit else show.NONE,
         lag_of(row),
+        show.NONE if row.status is None else f"{row.status.dead_letters:,}",
         f"{show.age(now - row.last_update_seconds)} ago",
         ", ".join(states(row)) or "working",
         row.run_id or show.NONE,
@@ -82,10 +98,13 @@ def states(row: WorkerMetrics) -> list[str]:
         found.append("no metrics")
     if row.status is not None and row.status.paused_leases:
         found.append(f"{row.status.paused_leases} shards paused")
+    if row.status is not None and row.status.failed_batches:
+        found.append(f"the sink refused the last {row.status.failed_batches} batches")
     return found
 
 
 def _as_dict(row: WorkerMetrics, leases: int, now: float, separator: str) -> dict[str, Any]:
+    status = row.status or WorkerStatus()
     return {
         "worker_id": row.worker_id,
         "group": group_of(row.worker_id, separator),
@@ -97,6 +116,10 @@ def _as_dict(row: WorkerMetrics, leases: int, now: float, separator: str) -> dic
         "support_code": row.support_code,
         "drain_requested": row.drain_requested,
         "run_id": row.run_id,
-        "lag_millis": None if row.status is None else row.status.lag_millis,
-        "paused": {} if row.status is None else {p.lease_key: p.reason for p in row.status.paused},
+        "lag_millis": status.lag_millis,
+        "unknown_lags": status.unknown_lags,
+        "paused": {one.lease_key: one.reason for one in status.paused},
+        "dead_letters": status.dead_letters,
+        "failed_batches": status.failed_batches,
+        "failure": status.failure,
     }

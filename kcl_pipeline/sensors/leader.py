@@ -19,6 +19,7 @@ from kcl_pipeline.assets.names import APPLICATION_TAG, CONTINUOUS, MODE_TAG, Nam
 from kcl_pipeline.assets.runs import (
     RunView,
     active_runs,
+    fleet_lag_age_seconds,
     fleet_lag_millis,
     recent_runs,
     silence_limit_seconds,
@@ -214,6 +215,7 @@ class LeaderTick:
             leads=report.led,
             waits=room.waits.observe(leases, gone | set(report.expired), now),
             lag_millis=fleet_lag_millis(workers, active),
+            lag_age_seconds=fleet_lag_age_seconds(workers, active, self._clock.wall()),
             unread_shards=sum(w.status.unknown_lags for w in workers if w.status is not None),
             stalled_shards=stalled_shards(active),
             plan=report.plan,

@@ -32,8 +32,9 @@ HOLE_GRACE_SECONDS: Final = 30.0
 @dataclass(frozen=True, slots=True)
 class FleetView:
     """One look at the application. `waits`: seconds without a living owner by lease key;
-    `lag_millis` the worst that a running worker reported, `unread_shards` of how many shards it is
-    not known yet, `stalled_shards` how many of their shards stand still.
+    `lag_millis` the worst that a running worker reported, `lag_age_seconds` how long ago,
+    `unread_shards` of how many shards it is not known yet, `stalled_shards` how many of their
+    shards stand still.
     """
 
     leases: tuple[Lease, ...]
@@ -42,6 +43,7 @@ class FleetView:
     leads: bool
     waits: dict[str, float]
     lag_millis: int | None = None
+    lag_age_seconds: float | None = None
     stalled_shards: int = 0
     unread_shards: int = 0
     plan: Plan | None = None
@@ -188,13 +190,17 @@ def plan_metadata(plan: Plan, plan_input: PlanInput | None) -> dict[str, Any]:
 
 
 def worker_table_metadata(view: FleetView) -> dict[str, Any]:
-    """The living workers, their CPU and leases."""
+    """The living workers, their CPU and leases, and what they say of their shards and batches."""
     counts = health.lease_counts(view.leases)
     rows = [
         {
             "worker": w.worker_id,
             "leases": counts.get(w.worker_id, 0),
             "cpu": None if (cpu := health.cpu_percent(w)) is None else f"{cpu:.0f} %",
+            "lag": None if w.status is None else lag_text(w.status.lag_millis),
+            "paused": None if w.status is None else w.status.paused_leases,
+            "dead letters": None if w.status is None else w.status.dead_letters,
+            "refused batches": None if w.status is None else w.status.failed_batches,
             "limit": " ".join(
                 f"{name}:{limits[0]} %"
                 for name, limits in sorted(w.operating_range.items())
@@ -216,7 +222,14 @@ def _stream_metadata(view: FleetView, group: Sequence[Lease]) -> dict[str, Any]:
         "shards_with_lease": len(group),
         "shards_being_read": sum(1 for le in group if not le.ended),
         "kbps": round(sum(le.throughput_kbps or 0.0 for le in group if not le.ended), 1),
-        "lag": dg.MetadataValue.text(lag_text(view.lag_millis)),
+        "lag": dg.MetadataValue.text(
+            lag_text(view.lag_millis)
+            + (
+                ""
+                if view.lag_millis is None or view.lag_age_seconds is None
+                else f", reported {view.lag_age_seconds:.0f} s ago"
+            )
+        ),
     }
     return metadata | ({} if view.lag_millis is None else {"lag_seconds": view.lag_millis / 1000})
 
@@ -279,6 +292,7 @@ def asset_events(
             options.lag_threshold_seconds,
             view.stalled_shards,
             unread_shards=view.unread_shards,
+            age_seconds=view.lag_age_seconds,
         )
         checks.append((names.output, lag))
     events += [

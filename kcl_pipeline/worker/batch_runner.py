@@ -69,6 +69,14 @@ class BatchRunner:
         self._serial = 0
         self._incarnation = int(parts.clock.wall() * 1000)
         self._sink_failures = 0
+        self._sink_error: str | None = None
+
+    @property
+    def sink_failures(self) -> tuple[int, str | None]:
+        """How many batches the sink refused since the last one that it took, and why. May be read
+        by any thread.
+        """
+        return self._sink_failures, self._sink_error if self._sink_failures else None
 
     def step(self) -> bool:
         """Process one batch if enough is buffered or enough time has passed; True when there was
@@ -257,10 +265,11 @@ class BatchRunner:
         self._parts.events(AwsTrouble(f"batch {batch_id}", str(error)))
         if isinstance(error, CommitStoppedError):
             return
+        self._sink_error = f"{type(error).__name__}: {error}"
         self._sink_failures += 1
         if self._sink_failures >= MAX_SINK_FAILURES:
             raise error
-        self._restart(lease_keys, f"{type(error).__name__}: {error}")
+        self._restart(lease_keys, self._sink_error)
 
     def _restart(self, lease_keys: Iterable[str], error: str | None = None) -> None:
         for key in lease_keys:

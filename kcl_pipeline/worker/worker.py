@@ -31,7 +31,7 @@ from kcl_pipeline.leases.application_check import check_application, ensure_appl
 from kcl_pipeline.leases.held import INCARNATION_BITS, HeldLeases
 from kcl_pipeline.leases.migration import ensure_client_version
 from kcl_pipeline.leases.store import serial_map
-from kcl_pipeline.leases.worker_status import PausedLease, WorkerStatus
+from kcl_pipeline.leases.worker_status import PausedLease, WorkerStatus, furthest_behind
 from kcl_pipeline.metrics.reporter import WorkerMetricsReporter
 from kcl_pipeline.shards import StreamId
 from kcl_pipeline.worker.batch_runner import BatchRunner
@@ -350,7 +350,15 @@ class Worker:
         paused = tuple(
             PausedLease(key, pauses[key].reason, now - pauses[key].since) for key in sorted(pauses)
         )
-        return WorkerStatus(lag.worst_millis, len(lag.unknown), paused, len(paused))
+        return WorkerStatus(
+            lag.worst_millis,
+            len(lag.unknown),
+            paused,
+            len(paused),
+            furthest_behind(lag.millis),
+            self.stats.dead_letters,
+            *self._processor.sink_failures,
+        )
 
     def paused(self) -> dict[str, Pause]:
         """The shards that pause because their transform fails. May be called by any thread."""

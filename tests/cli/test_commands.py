@@ -14,7 +14,7 @@ from kcl_pipeline.cli import app
 from kcl_pipeline.cli.worker import progress_line
 from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.leases.tables import LeaderLock, WorkerMetrics
-from kcl_pipeline.leases.worker_status import PausedLease, WorkerStatus
+from kcl_pipeline.leases.worker_status import MAX_LAGS, LeaseLag, PausedLease, WorkerStatus
 from kcl_pipeline.local.faults import FaultRule
 from kcl_pipeline.position import SHARD_END
 from kcl_pipeline.worker.summary import WorkerProgress
@@ -58,6 +58,9 @@ def test_leases_json_says_everything(shared):
         "parent_shard_ids": [],
         "child_shard_ids": [],
         "hash_key_range": rows[1]["hash_key_range"],
+        "lag_millis": None,
+        "lag_is_upper_bound": False,
+        "lag_age_seconds": None,
     }
     assert int(rows[0]["hash_key_range"][1]) + 1 == int(rows[1]["hash_key_range"][0])
 
@@ -150,8 +153,9 @@ def test_workers_json(shared):
 
 def test_a_paused_shard_is_shown_with_its_reason(fleet):
     pause = PausedLease(fleet.keys[0], "16 of 16 records fail", 40.0)
-    status = WorkerStatus(61_250, 2, (pause,), 1)
-    fleet.tables.workers.report(WorkerMetrics("blue-1", 1_800_000_000, status=status))
+    lags = (LeaseLag(fleet.keys[0], 61_250),)
+    status = WorkerStatus(61_250, 2, (pause,), 1, lags, 12, 3, "SinkError: no such table")
+    fleet.tables.workers.report(WorkerMetrics("blue-1", int(time.time()) - 7, status=status))
     lines = run("leases", "-a", fleet.name).stdout.splitlines()
     assert "paused" in next(line for line in lines if fleet.keys[0] in line)
     assert sum("paused" in line for line in lines) == 1
@@ -161,12 +165,40 @@ def test_a_paused_shard_is_shown_with_its_reason(fleet):
         line for line in run("workers", "-a", fleet.name).stdout.splitlines() if "blue-1" in line
     )
     assert "1 shards paused" in first
+    assert "the sink refused the last 3 batches" in first
     assert "61.2 s (2 shards unknown)" in first
+    assert " 12 " in first
     (one, _) = run_json("workers", "-a", fleet.name)
-    assert (one["lag_millis"], one["paused"]) == (
-        61_250,
-        {fleet.keys[0]: "16 of 16 records fail"},
-    )
+    assert {name: one[name] for name in one if name in EXPECTED} == EXPECTED | {
+        "paused": {fleet.keys[0]: "16 of 16 records fail"}
+    }
+
+
+EXPECTED = {
+    "lag_millis": 61_250,
+    "unknown_lags": 2,
+    "paused": {},
+    "dead_letters": 12,
+    "failed_batches": 3,
+    "failure": "SinkError: no such table",
+}
+
+
+def test_leases_show_the_lag_of_committed_data_and_its_age(fleet):
+    owned = [fleet.keys[1], fleet.keys[2]]
+    worst = [LeaseLag(f"other-{n}", 90_000 - n) for n in range(MAX_LAGS - 1)]
+    status = WorkerStatus(90_000, lags=(*worst, LeaseLag(owned[0], 12_500)))
+    fleet.tables.workers.report(WorkerMetrics("blue-2", int(time.time()) - 65, status=status))
+    rows = {row["lease_key"]: row for row in run_json("leases", "-a", fleet.name)}
+    assert (rows[owned[0]]["lag_millis"], rows[owned[0]]["lag_is_upper_bound"]) == (12_500, False)
+    assert (rows[owned[1]]["lag_millis"], rows[owned[1]]["lag_is_upper_bound"]) == (12_500, True)
+    assert 65 <= rows[owned[0]]["lag_age_seconds"] < 90
+    assert rows[fleet.keys[0]]["lag_millis"] is None, "its worker has reported none"
+    lines = {line.split()[0]: line for line in run("leases", "-a", fleet.name).stdout.splitlines()}
+    assert "12.5 s (1 min" in lines[owned[0]]
+    assert "<= 12.5 s (1 min" in lines[owned[1]]
+    assert lines[fleet.keys[0]].rstrip().endswith("unknown")
+    assert lines[fleet.keys[3]].rstrip().endswith("-"), "nobody has it"
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,14 @@
 """`kcl-pipeline doctor` against the embedded AWS: what it finds, and that it changes nothing."""
 
+import time
+
 import boto3
 import pytest
 
 from kcl_pipeline import clock as clock_module
 from kcl_pipeline.cli.doctor import checks as checks_module
 from kcl_pipeline.leases.tables import MigrationState, WorkerMetrics
-from kcl_pipeline.leases.worker_status import PausedLease, WorkerStatus
+from kcl_pipeline.leases.worker_status import LeaseLag, PausedLease, WorkerStatus
 from kcl_pipeline.local.faults import FaultRule
 from tests.support.cli_fleet import run, run_json
 
@@ -132,6 +134,41 @@ def test_doctor_finds_paused_shards(fleet):
     assert "paused by blue-1 for 40 s: 16 of 16 records fail" in paused[0]["text"]
     assert "docs/dead-letters.md" in paused[0]["advice"]
     assert paused[-1]["text"] == "7 are paused"
+
+
+def test_doctor_finds_batches_that_the_sink_refuses_and_dead_letters(fleet):
+    """200 bad records of 10,000, or a table that cannot be written, were no problem for it."""
+    status = WorkerStatus(dead_letters=200, failed_batches=7, failure="SinkError: table is broken")
+    fleet.tables.workers.report(WorkerMetrics("blue-1", int(time.time()), status=status))
+    found = findings("-a", fleet.name, "-s", fleet.name, "--watch-seconds", "0", code=1)
+    (refused,) = [f for f in found if "refused" in f["text"]]
+    assert (refused["level"], refused["subject"]) == ("problem", "worker blue-1")
+    assert "refused its last 7 batches" in refused["text"]
+    assert refused["text"].endswith("SinkError: table is broken")
+    (letters,) = [f for f in found if "dead letters" in f["text"]]
+    assert (letters["level"], "200 records failed" in letters["text"]) == ("warning", True)
+    assert "docs/dead-letters.md" in letters["advice"]
+
+
+@pytest.mark.parametrize(
+    ("status", "level", "text"),
+    [
+        (
+            WorkerStatus(1_500, lags=(LeaseLag("shardId-7", 1_500),)),
+            "ok",
+            "at most 1.5 s behind the streams; the worst shard is shardId-7, reported by blue-1",
+        ),
+        (WorkerStatus(61_000, 3), "warning", "61.0 s behind"),
+        (WorkerStatus(61_000, 3), "warning", "3 shards are not read yet"),
+        (WorkerStatus(None, 2), "unknown", "not known yet"),
+    ],
+)
+def test_doctor_shows_the_lag_of_committed_data_and_its_age(fleet, status, level, text):
+    fleet.tables.workers.report(WorkerMetrics("blue-1", int(time.time()) - 93_700, status=status))
+    found = findings("-a", fleet.name, "-s", fleet.name, "--watch-seconds", "0", code=1)
+    (lag,) = [f for f in found if f["subject"] == "lag"]
+    assert (lag["level"], text in lag["text"]) == (level, True), lag
+    assert ("1 d 2 h ago" in lag["text"]) == (level != "unknown")
 
 
 def test_doctor_finds_that_nobody_leads(fleet):

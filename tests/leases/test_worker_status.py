@@ -8,9 +8,12 @@ from kcl_pipeline.leases.serialization import string
 from kcl_pipeline.leases.serialization_state import STATUS
 from kcl_pipeline.leases.tables import WorkerMetrics
 from kcl_pipeline.leases.worker_status import (
+    MAX_LAGS,
     MAX_PAUSED,
+    LeaseLag,
     PausedLease,
     WorkerStatus,
+    furthest_behind,
     status_of,
     status_text,
 )
@@ -22,7 +25,13 @@ PAUSE = PausedLease("shardId-1", "the transform fails", 12.5)
 
 @pytest.mark.parametrize(
     "status",
-    [WorkerStatus(), WorkerStatus(0), WorkerStatus(2**40, 3, (PAUSE, PAUSE), 2)],
+    [
+        WorkerStatus(),
+        WorkerStatus(0),
+        WorkerStatus(2**40, 3, (PAUSE, PAUSE), 2),
+        WorkerStatus(5, lags=(LeaseLag("shardId-1", 5), LeaseLag("shardId-2", 0))),
+        WorkerStatus(dead_letters=7, failed_batches=3, failure="SinkError: refused"),
+    ],
 )
 def test_a_status_comes_back_as_it_was(status: WorkerStatus):
     assert status_of(status_text(status)) == status
@@ -32,12 +41,17 @@ def test_a_status_comes_back_as_it_was(status: WorkerStatus):
 
 
 def test_what_is_written_is_bounded():
-    long = PausedLease("shardId-1", "x" * 5_000 + "\n\x1b[0m", 1.0)
-    text = status_text(WorkerStatus(paused=(long,) * 50, paused_leases=50))
-    assert len(text) < 10_000
+    long = PausedLease("shardId-1", "\n\x1b[0m" * 1_000, 1.0)
+    lags = furthest_behind({f"shardId-{number}": number for number in range(50)})
+    failure = "\x1b" * 5_000
+    text = status_text(WorkerStatus(49, 0, (long,) * 50, 50, lags, failure=failure))
+    assert len(text) < 30_000
     found = status_of(text)
     assert (len(found.paused), found.paused_leases) == (MAX_PAUSED, 50)
     assert found.paused[0].reason.isprintable()
+    assert found.failure is not None
+    assert found.failure.isprintable()
+    assert [one.millis for one in found.lags] == list(range(49, 49 - MAX_LAGS, -1))
 
 
 @pytest.mark.parametrize(
@@ -53,6 +67,9 @@ def test_what_is_written_is_bounded():
         '{"paused": ' + str([0] * 21) + "}",
         "[" * 100_000,
         '{"unknownLags": "' + "9" * 70_000 + '"}',
+        '{"lags": [{"leaseKey": "s", "millis": -1}]}',
+        '{"deadLetters": -1}',
+        '{"failure": "' + "x" * 500 + '"}',
     ],
 )
 def test_a_status_beyond_its_limits_makes_the_row_unusable_and_the_next_report_repairs_it(
@@ -87,7 +104,23 @@ def test_a_worker_reports_its_lag_and_its_paused_shards():
     assert pause.seconds > 20
     assert row.status.lag_millis is not None
     assert row.status.lag_millis > 20_000
+    assert row.status.lags == (LeaseLag("shardId-000000000000", row.status.lag_millis),)
     world.writer._transform = None
     world.run(80)
     (row,) = world.rows.list_workers()
-    assert row.status == WorkerStatus(0)
+    assert row.status == WorkerStatus(0, lags=(LeaseLag("shardId-000000000000", 0),))
+
+
+def test_a_worker_reports_its_dead_letters():
+    def picky(table):
+        bad = [b for b in table["data"].to_pylist() if b.endswith(b"7")]
+        if bad:
+            raise ValueError(f"bad record {bad[0]!r}")
+        return table
+
+    world = World(shards=1, transform=picky, buffered=True)
+    world.put(*numbered(40))
+    world.run(40)
+    (row,) = world.rows.list_workers()
+    assert row.status is not None
+    assert (row.status.dead_letters, row.status.failed_batches) == (4, 0)

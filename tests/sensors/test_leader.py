@@ -189,8 +189,12 @@ def test_tells_streams_tables_and_checks(instance):
 def test_lag_and_paused_shards_are_those_of_the_workers_rows(instance):
     pause = PausedLease("shardId-3", "16 of 16 records fail", 40.0)
     rows = [
-        replace(worker("w-1"), status=WorkerStatus(250)),
-        replace(worker("w-2"), status=WorkerStatus(90_000, 1, (pause,), 1)),
+        replace(worker("w-1"), last_update_seconds=40, status=WorkerStatus(250)),
+        replace(
+            worker("w-2"),
+            last_update_seconds=30,
+            status=WorkerStatus(90_000, 1, (pause,), 1, dead_letters=12, failed_batches=3),
+        ),
     ]
     pipeline = FakePipeline(cycle=FakeCycle([led(leases(4, ["w-1", "w-2"]), rows)]))
     result = Stage(instance, pipeline)()
@@ -204,6 +208,16 @@ def test_lag_and_paused_shards_are_those_of_the_workers_rows(instance):
     assert not checks["lag_below_threshold"].passed
     assert checks["lag_below_threshold"].metadata["lag_seconds"].value == 90.0
     assert "not read yet: 1 shards" in checks["lag_below_threshold"].description
+    assert ", reported 9999" in checks["lag_below_threshold"].description
+    (workers,) = [
+        event
+        for event in result.asset_events
+        if isinstance(event, dg.AssetMaterialization)
+        and event.asset_key.path[-1] == "worker_metrics_table"
+    ]
+    assert [row.data["lag"] for row in workers.metadata["rows"].records] == ["0.2 s", "90.0 s"]
+    assert [row.data["dead letters"] for row in workers.metadata["rows"].records] == [0, 12]
+    assert [row.data["refused batches"] for row in workers.metadata["rows"].records] == [0, 3]
 
 
 def test_more_than_fifty_leases_are_a_sentence_not_a_table(instance):

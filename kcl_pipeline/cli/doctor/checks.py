@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from kcl_pipeline.cli.doctor.finding import Finding, ok, problem, unknown, warning
+from kcl_pipeline.cli.show import age
 from kcl_pipeline.config import MAX_LOCK_DURATION_MILLIS
 from kcl_pipeline.errors import KclError, NotFoundError, SettingsError, UnreadableRowError
 from kcl_pipeline.leases.aws_errors import call
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 
 _SHOWN: Final = 5
 MAX_BAD_ROWS: Final = 20
+LATE_MILLIS: Final = 60_000
+"""As the default of the lag check in the Dagster UI."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,6 +260,60 @@ def check_paused(now: Snapshot) -> Iterator[Finding]:
     count = sum(w.status.paused_leases for w in now.workers if w.status is not None)
     if count > _SHOWN:
         yield problem("shards", f"{count} are paused", "see the first above")
+
+
+def check_lag(now: Snapshot, epoch_seconds: float) -> Iterator[Finding]:
+    """How far committed data is behind the streams, as the workers reported it last."""
+    reports = [(w.status, w) for w in now.workers if w.status is not None]
+    if not reports:
+        return
+    known = [(s.lag_millis, s, w) for s, w in reports if s.lag_millis is not None]
+    unread = sum(status.unknown_lags for status, _ in reports)
+    if not known:
+        text = f"not known yet: no worker has read a shard, {unread} shards are waiting"
+        yield unknown("lag", text)
+        return
+    millis, status, worker = max(known, key=lambda one: one[0])
+    text = f"committed data is at most {millis / 1000:.1f} s behind the streams"
+    if status.lags:
+        text += f"; the worst shard is {status.lags[0].lease_key}"
+    text += f", reported by {worker.worker_id} {_ago(epoch_seconds, worker)}"
+    if unread:
+        text += f"; {unread} shards are not read yet"
+    if millis <= LATE_MILLIS:
+        yield ok("lag", text)
+    else:
+        yield warning(
+            "lag",
+            text,
+            "see which shards are paused or refused here; if none is, add workers",
+        )
+
+
+def check_batches(now: Snapshot, epoch_seconds: float) -> Iterator[Finding]:
+    """What workers say of their batches: refused by the sink, or with records that failed."""
+    for worker in now.workers:
+        status = worker.status
+        if status is None:
+            continue
+        if status.failed_batches:
+            yield problem(
+                f"worker {worker.worker_id}",
+                f"the sink refused its last {status.failed_batches} batches "
+                f"({_ago(epoch_seconds, worker)}): {status.failure or 'unknown'}",
+                "correct the table or the permissions on it; nothing is committed until then",
+            )
+        if status.dead_letters:
+            yield warning(
+                f"worker {worker.worker_id}",
+                f"{status.dead_letters:,} records failed since it started; they are dead letters, "
+                "or skipped with failed_records='skip'",
+                "read the errors in the dead-letter table, see docs/dead-letters.md",
+            )
+
+
+def _ago(epoch_seconds: float, worker: WorkerMetrics) -> str:
+    return f"{age(epoch_seconds - worker.last_update_seconds)} ago"
 
 
 def check_readable(now: Snapshot) -> Iterator[Finding]:

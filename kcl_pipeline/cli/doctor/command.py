@@ -53,7 +53,8 @@ def doctor(
     as_json: AsJson = False,
 ) -> None:
     """Check settings, credentials, permissions, tables, layout, shard coverage, Java and stuck
-    leases. Changes nothing. Exit code 1 on a problem.
+    leases, paused shards, failing batches, dead letters and lag. Changes nothing. Exit code 1 on
+    a problem.
     """
     app = target(application, stream, pipeline, needs_streams=True)
     needs_java = (
@@ -214,6 +215,8 @@ def _rows(app: Target, streams: list[StreamId], watch_seconds: float) -> Iterato
         yield checks.check_leader(app.tables.coordinator, workers=len(before.workers))
         yield from checks.check_workers(before)
         yield from checks.check_paused(before)
+        yield from checks.check_batches(before, app.clock.wall())
+        yield from checks.check_lag(before, app.clock.wall())
         yield from checks.check_readable(before)
         for stream in streams:
             yield from checks.check_coverage(

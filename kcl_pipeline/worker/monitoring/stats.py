@@ -108,6 +108,11 @@ class WorkerStats:
         if version is not None:
             self.table_version = version
 
+    @property
+    def dead_letters(self) -> int:
+        """Of the whole life. May be read by any thread."""
+        return self._life.dead_letters
+
     def refused(self) -> None:
         """Count a batch that did not land."""
         self._period.refused_batches += 1
