@@ -1,0 +1,28 @@
+"""The number of a prepared batch, as the lease row has it."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from kcl_pipeline.leases.attributes import MAX_LONG
+from kcl_pipeline.leases.lease import Lease
+
+INCARNATION_BITS: Final = 26
+COUNTER_BITS: Final = 32
+"""Together 18 decimal digits, which every version of this package reads."""
+
+_BATCH_NUMBER: Final = re.compile(rb"[1-9][0-9]{0,18}")
+
+
+def pending_number(lease: Lease) -> int | None:
+    """The number of the prepared batch in `pendingCheckpointState`: ASCII decimal, and what follows
+    a slash does not matter.
+
+    None when there is none, or another program wrote the state.
+    """
+    text = (lease.pending_checkpoint_state or b"").partition(b"/")[0]
+    if lease.pending_checkpoint is None or not _BATCH_NUMBER.fullmatch(text):
+        return None
+    number = int(text)
+    return number if number <= MAX_LONG else None

@@ -1,0 +1,140 @@
+"""The set of leases that a worker holds: which they are, and which thread may write one."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from kcl_pipeline.clock import Clock
+from kcl_pipeline.errors import LeaseLostError
+from kcl_pipeline.events import EventSink, LeaseGained
+from kcl_pipeline.events import LeaseLost as LeaseLostEvent
+from kcl_pipeline.leases.held.lease import Held
+from kcl_pipeline.leases.lease import Lease
+
+EXPIRED: Final = "it was not renewed in time"
+
+
+class HeldSet:
+    """The leases held by one worker, by key; thread-safe.
+
+    A lease that is gained again is another `Held`, and writes through the older one are refused.
+    One thread at a time writes a lease, under a lock of the lease that may span the call.
+    """
+
+    def __init__(
+        self, worker_id: str, failover_seconds: float, clock: Clock, events: EventSink
+    ) -> None:
+        self._worker_id = worker_id
+        self._failover_seconds = failover_seconds
+        self._clock = clock
+        self._events = events
+        self._lock = threading.Lock()
+        self._held: dict[str, Held] = {}
+
+    def held(self) -> tuple[Held, ...]:
+        """The leases held and not locally expired, by key."""
+        now = self._clock.monotonic()
+        return tuple(held for held in self._all() if not self._expired(held, now))
+
+    def get(self, lease_key: str) -> Held | None:
+        """The lease if it is held and not locally expired."""
+        now = self._clock.monotonic()
+        with self._lock:
+            held = self._held.get(lease_key)
+            return None if held is None or self._expired(held, now) else held
+
+    def handoffs(self) -> tuple[Held, ...]:
+        """Held leases that are to go to another worker; each has `handoff_deadline` on the
+        monotonic clock.
+        """
+        return tuple(held for held in self.held() if held.handoff_deadline is not None)
+
+    def overdue_handoffs(self) -> tuple[Held, ...]:
+        """The handoffs whose deadline has passed: they are to be completed whatever the processing
+        does.
+        """
+        now = self._clock.monotonic()
+        return tuple(
+            held
+            for held in self.handoffs()
+            if held.handoff_deadline is not None and held.handoff_deadline <= now
+        )
+
+    def record_bytes(self, lease_key: str, count: int) -> None:
+        """Note `count` processed bytes of a lease for its throughput; nothing when it is not
+        held.
+        """
+        with self._lock:
+            held = self._held.get(lease_key)
+            if held is not None:
+                held.throughput.record(count)
+
+    def drop(self, held: Held, reason: str) -> None:
+        """Stop holding the lease without writing anything; nothing when this incarnation is not
+        held any more.
+        """
+        if self._remove(held):
+            self._events(LeaseLostEvent(self._worker_id, held.lease_key, reason))
+
+    def drop_expired(self) -> None:
+        """Stop holding what was not renewed in time, so that discovery finds it again if it still
+        is this worker's.
+        """
+        now = self._clock.monotonic()
+        for held in self._all():
+            if self._expired(held, now):
+                self.drop(held, EXPIRED)
+
+    def _gain(self, lease: Lease, read_at: float) -> Held | None:
+        held = Held(lease, read_at, self._clock.lock())
+        with self._lock:
+            if lease.lease_key in self._held:
+                return None
+            self._held[lease.lease_key] = held
+        self._events(LeaseGained(self._worker_id, lease.lease_key, lease.counter))
+        return held
+
+    def _all(self) -> list[Held]:
+        with self._lock:
+            return [held for _, held in sorted(self._held.items())]
+
+    def _expired(self, held: Held, now: float) -> bool:
+        return now - held.renewed_at >= self._failover_seconds
+
+    @contextmanager
+    def _entered(self, held: Held, *, wait: bool = True) -> Iterator[bool]:
+        """Be the one thread that writes this lease. With `wait` False: False when another one is
+        writing it.
+        """
+        with self._lock:
+            entered = wait or not held.busy
+            held.busy += entered
+        if not entered:
+            yield False
+            return
+        try:
+            with held.lock:
+                yield True
+        finally:
+            with self._lock:
+                held.busy -= 1
+
+    def _require(self, held: Held) -> None:
+        if not self._is_current(held):
+            raise LeaseLostError(f"the lease {held.lease_key} is not held any more")
+        if self._expired(held, self._clock.monotonic()):
+            raise LeaseLostError(f"the lease {held.lease_key} is lost: {EXPIRED}")
+
+    def _is_current(self, held: Held) -> bool:
+        with self._lock:
+            return self._held.get(held.lease_key) is held
+
+    def _remove(self, held: Held) -> bool:
+        with self._lock:
+            if self._held.get(held.lease_key) is not held:
+                return False
+            del self._held[held.lease_key]
+            return True
