@@ -136,8 +136,8 @@ class AssignmentSettings(StrictSettings):
     cool_down_seconds: float = Field(
         120.0,
         ge=0,
-        description="balanced: a lease that moved is left alone for this long, unless its "
-        "owner dies",
+        description="balanced, worker_utilization_aware: a lease that moved is left alone for "
+        "this long, unless its owner dies",
     )
     churn_budget_percentage: float = Field(
         100.0, ge=0, le=100, description="balanced: most leases moved for balance by one plan"

@@ -53,7 +53,8 @@ class WorkerState:
 class PlanLimits:
     """The settings that planning needs, in the units of `config.AssignmentSettings`.
 
-    The fields after `balance` are read by `balanced` only. Its dead-band has two edges: balancing
+    The fields after `balance` are read by `balanced` only, but `cool_down_seconds`, which
+    `worker_utilization_aware` reads as well. Its dead-band has two edges: balancing
     starts when a worker is more than `re_balance_threshold_percentage` above its fair share (a
     group: `group_threshold_percentage`) and stops at `balance_target_percentage`. A worker is also
     left alone while its excess is below `dead_band_kbps` and `dead_band_cpu_percentage` (points).

@@ -305,6 +305,22 @@ def test_within_the_threshold_nothing_moves():
     assert plan("worker_utilization_aware", leases, noise).moves == ()
 
 
+def test_a_lease_that_moved_lately_stays_unless_its_worker_is_above_its_range():
+    """Seed 6035574385: noise in the averages moved one lease back and forth every few seconds."""
+    leases = [LeaseState(f"s{i}", "w00", 10.0, seconds_since_move=119.0) for i in range(8)]
+    leases.append(LeaseState("x", "w01", 10.0))
+    hot, calm = (
+        [
+            WorkerState("w00", metrics={"C": 90.0}, limits={"C": limit}),
+            WorkerState("w01", metrics={"C": 10.0}, limits={"C": 100.0}),
+        ]
+        for limit in (80.0, 100.0)
+    )
+    assert plan("worker_utilization_aware", leases, calm).moves == ()
+    assert plan("worker_utilization_aware", leases, calm, cool_down_seconds=119.0).moves
+    assert plan("worker_utilization_aware", leases, hot).moves
+
+
 def test_above_its_operating_range_a_worker_gives_even_when_the_fleet_is_even():
     leases = [LeaseState(f"s{i}", f"w{i % 2:02}", 10.0) for i in range(8)]
     workers = [

@@ -177,16 +177,6 @@ def test_a_lease_goes_to_and_fro_when_it_moves_again_under_a_steady_load():
     assert to_and_fro(moves, 0, ()) == []
 
 
-def test_one_correction_of_a_plan_is_no_to_and_fro():
-    """Seed 6035573135: the first plan was made from the load of the storm."""
-    moves = [Moved(1.0, "a", "w1", "w2"), Moved(13.0, "a", "w2", "w3")]
-    assert to_and_fro(moves, 1, ()) == []
-    third = Moved(14.0, "a", "w3", "w4")
-    assert to_and_fro([*moves, third], 1, ()) == [third]
-    lost = Moved(13.0, "a", "w2", None)
-    assert to_and_fro([moves[0], lost], 1, ()) == [lost]
-
-
 def test_a_worker_id_that_two_processes_use_has_no_steady_load():
     """Seed 7000325: each process refuses what the other has prepared, and reads it again."""
     moves = [Moved(1.0, "a", "w1", "twin"), Moved(13.0, "a", "twin", "w1")]

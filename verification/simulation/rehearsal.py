@@ -4,7 +4,7 @@ must be short and repeat nothing (L4).
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Container, Sequence
 from typing import Final
 
@@ -15,9 +15,6 @@ from verification.simulation.world import World
 CONVERGE_SECONDS: Final = 12.0
 STEADY_SECONDS: Final = 6.0
 STOP_SECONDS: Final = 5.0
-CORRECTED_MOVES: Final = 2
-"""So many moves of one lease under a steady load are one plan and its correction."""
-
 _PERIOD: Final = 0.2
 
 
@@ -45,29 +42,17 @@ def rehearse(
 def to_and_fro(moves: Sequence[Moved], settled: int, shared_ids: Container[str]) -> list[Moved]:
     """Moves from number `settled` on of leases that had been moved before that number.
 
-    One further move to a worker that has not had the lease is none of them: a plan that was made
-    from the load of the storm is corrected when the load is steady. A move back is one, and so is
-    a third move, and the loss of the owner.
-
     Not those from or to a worker id that two processes use: they refuse each other's batches and
     read them again, so that the load of their leases is not steady.
     """
-    owners: defaultdict[str, list[str | None]] = defaultdict(list)
-    found = []
     before = {move.lease_key for move in moves[:settled]}
-    for number, move in enumerate(moves):
-        had = owners[move.lease_key] = owners[move.lease_key] or [move.before]
-        again = move.after is None or move.after in had or len(had) > CORRECTED_MOVES
-        had.append(move.after)
-        if (
-            number >= settled
-            and again
-            and move.lease_key in before
-            and move.before not in shared_ids
-            and move.after not in shared_ids
-        ):
-            found.append(move)
-    return found
+    return [
+        move
+        for move in moves[settled:]
+        if move.lease_key in before
+        and move.before not in shared_ids
+        and move.after not in shared_ids
+    ]
 
 
 def _shared_ids(world: World) -> frozenset[str]:

@@ -222,7 +222,9 @@ def _sources(fleet: _Fleet, metric: str) -> list[_Source]:
 
 def _candidates(fleet: _Fleet, source: _Source, placed: set[str]) -> list[LeaseState]:
     """The leases to offer: heavy ones first as long as they fit what is to be taken; with overshoot
-    the lightest one when none fits.
+    the lightest one when none fits. A lease that moved within `cool_down_seconds` stays, unless the
+    worker is above its operating range: averages of the load take time, and noise in them would
+    move the lease back.
 
     The last unfinished lease stays unless the worker is above its operating range: without it the
     worker would be idle, and get one again.
@@ -232,7 +234,10 @@ def _candidates(fleet: _Fleet, source: _Source, placed: set[str]) -> list[LeaseS
     movable = [
         item
         for key, item in source.holder.leases.items()
-        if item.movable and not item.ended and key not in placed
+        if item.movable
+        and not item.ended
+        and key not in placed
+        and (source.over_limit or item.seconds_since_move >= fleet.limits.cool_down_seconds)
     ]
     ordered = sorted(
         movable,
