@@ -19,12 +19,13 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.planner_cases import DISTRIBUTIONS, STARTS, carried_out, from_trace, lpt, make
+from benchmarks.planner_text import text_of
 from benchmarks.svg import line_chart
 from kcl_pipeline.planning.balanced.strategy import balanced
-from kcl_pipeline.planning.explain import explain
+from kcl_pipeline.planning.explain import explain, max_over_mean, worker_loads
 from kcl_pipeline.planning.model import PlanInput
-from kcl_pipeline.planning.quality import figures_of, max_over_mean, worker_loads
 from verification.kcl_variance_exact import kcl_variance_exact
+from verification.planning.figures import figures_of
 
 _ROUNDS = (1, 10, 60)
 _CPU_AT_MEAN, _CPU_LIMIT = 40.0, 80.0
@@ -210,12 +211,11 @@ def plan_trace(path: Path, *, as_json: bool) -> int:
     begin = time.perf_counter()
     plan = balanced(case)
     milliseconds = (time.perf_counter() - begin) * 1_000
-    shown = explain(case, plan)
+    shown, found = explain(case, plan), figures_of(case, plan)
     if not as_json:
-        print(shown.text())
+        print(text_of(shown, found.lower_bound))
         print(f"\nplanned in {milliseconds:.1f} ms")
         return 0
-    found = shown.figures
     print(
         json.dumps(
             {

@@ -11,8 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from kcl_pipeline.planning.explain import owners_after
 from kcl_pipeline.planning.model import LeaseState, Plan, PlanInput, PlanLimits, WorkerState
-from kcl_pipeline.planning.quality import owners_after
 
 SHARD_KBPS = 1_000.0
 """What a shard takes at most: no lease is heavier."""

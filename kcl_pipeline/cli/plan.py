@@ -71,9 +71,8 @@ def as_dict(found: Preview) -> dict[str, Any]:
         "notes": list(found.plan.notes),
         "workers": [asdict(row) for row in table.workers],
         "groups": [asdict(row) for row in table.groups],
-        "lower_bound": table.figures.lower_bound,
         "max_over_mean_before": table.max_over_mean_before,
-        "max_over_mean": table.figures.max_over_mean,
+        "max_over_mean": table.max_over_mean,
         "create": [
             {"lease_key": lease.lease_key, "checkpoint": str(lease.checkpoint)}
             for lease in found.create

@@ -1,20 +1,15 @@
-"""A plan as a table: every move with its reason, workers and groups before and after, and the
-bound. Plain values, to be printed by the caller.
+"""A plan as a table: every move with its reason, workers and groups before and after.
+
+Plain values, to be printed by the caller.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from kcl_pipeline.planning.model import Plan, PlanInput
-from kcl_pipeline.planning.quality import (
-    Figures,
-    figures_of,
-    max_over_mean,
-    owners_after,
-    worker_loads,
-)
 
 Value = str | int | float | None
 
@@ -51,7 +46,8 @@ class LoadRow:
 class PlanTable:
     """What `explain` found.
 
-    Moves in the order of the plan, workers most loaded first, groups by name.
+    Moves in the order of the plan, workers most loaded first, groups by name. `max_over_mean`: see
+    the function.
     """
 
     strategy: str
@@ -61,7 +57,7 @@ class PlanTable:
     spilled: tuple[str, ...]
     notes: tuple[str, ...]
     max_over_mean_before: float
-    figures: Figures
+    max_over_mean: float
 
     def rows(self) -> list[dict[str, Value]]:
         """The moves as plain rows: lease, from, to, kbps, reason."""
@@ -86,29 +82,43 @@ class PlanTable:
 
     @property
     def summary(self) -> str:
-        """One sentence: moves, bound, evenness before and after."""
+        """One sentence: moves, evenness before and after."""
         return (
-            f"{self.strategy}: {self.figures.moves} moves (at least "
-            f"{self.figures.lower_bound} are needed), "
-            f"most loaded worker {self.max_over_mean_before:.3f} -> "
-            f"{self.figures.max_over_mean:.3f} of the mean"
+            f"{self.strategy}: {len(self.moves)} moves, "
+            f"most loaded worker {self.max_over_mean_before:.3f} -> {self.max_over_mean:.3f} "
+            "of the mean"
         )
 
-    def text(self, most_rows: int = 50) -> str:
-        """Everything as aligned text; at most `most_rows` of moves and of workers each."""
-        parts = [self.summary, *self.notes]
-        if self.spilled:
-            parts.append(
-                f"{len(self.spilled)} leases that no worker may take: "
-                f"{', '.join(self.spilled[:most_rows])}"
-            )
-        for rows in (self.rows(), self.worker_rows(), self.group_rows()):
-            if rows:
-                parts.append("")
-                parts.extend(_aligned(rows[:most_rows]))
-                if len(rows) > most_rows:
-                    parts.append(f"... and {len(rows) - most_rows} more")
-        return "\n".join(parts)
+
+def owners_after(plan_input: PlanInput, plan: Plan) -> dict[str, str | None]:
+    """Owner per lease key once the plan is carried out."""
+    owners = {lease.lease_key: lease.owner for lease in plan_input.leases}
+    owners.update((move.lease_key, move.to_worker) for move in plan.moves)
+    return owners
+
+
+def worker_loads(plan_input: PlanInput, owners: Mapping[str, str | None]) -> dict[str, float]:
+    """KB/s per worker id, workers without a lease included; leases without a sample count
+    nothing.
+    """
+    loads = {worker.worker_id: 0.0 for worker in plan_input.workers}
+    for lease in plan_input.leases:
+        owner = owners[lease.lease_key]
+        if owner in loads and not lease.ended:
+            loads[owner] += lease.throughput_kbps or 0.0
+    return loads
+
+
+def max_over_mean(plan_input: PlanInput, owners: Mapping[str, str | None]) -> float:
+    """The evenness of an assignment."""
+    loads = worker_loads(plan_input, owners)
+    capacity = {
+        worker.worker_id: worker.capacity for worker in plan_input.workers if worker.capacity > 0
+    }
+    total, room = math.fsum(loads.values()), math.fsum(capacity.values())
+    if total <= 0 or room <= 0:
+        return 1.0
+    return max(loads[worker] / size for worker, size in capacity.items()) / (total / room)
 
 
 def explain(plan_input: PlanInput, plan: Plan) -> PlanTable:
@@ -139,7 +149,7 @@ def explain(plan_input: PlanInput, plan: Plan) -> PlanTable:
         spilled=plan.spilled,
         notes=plan.notes,
         max_over_mean_before=max_over_mean(plan_input, before),
-        figures=figures_of(plan_input, plan),
+        max_over_mean=max_over_mean(plan_input, after),
     )
 
 
@@ -212,25 +222,3 @@ def _load_row(row: LoadRow, kind: str) -> dict[str, Value]:
         "utilization before": round(row.utilization_before, 3),
         "utilization after": round(row.utilization_after, 3),
     }
-
-
-def _aligned(rows: list[dict[str, Value]]) -> list[str]:
-    heads = list(rows[0])
-    cells = [heads, *([_cell(row[head]) for head in heads] for row in rows)]
-    widths = [max(len(line[k]) for line in cells) for k in range(len(heads))]
-    return [
-        "  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip()
-        for line in cells
-    ]
-
-
-def _cell(value: Value) -> str:
-    if value is None:
-        return "-"
-    return (
-        f"{value:.1f}"
-        if isinstance(value, float) and value >= 100  # noqa: PLR2004 (digits)
-        else f"{value:.3f}"
-        if isinstance(value, float)
-        else str(value)
-    )

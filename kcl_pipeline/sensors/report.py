@@ -164,7 +164,7 @@ def lease_table_metadata(view: FleetView) -> dict[str, Any]:
 
 def plan_metadata(plan: Plan, plan_input: PlanInput | None) -> dict[str, Any]:
     """The moves with their reasons; and, when it is known what the plan was made from, loads before
-    and after per worker and group, and the bound.
+    and after per worker and group.
     """
     if plan_input is None:
         return {

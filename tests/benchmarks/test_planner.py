@@ -15,8 +15,8 @@ from benchmarks import planner, rebalance
 from benchmarks.planner_cases import DISTRIBUTIONS, STARTS, carried_out, from_trace, make
 from kcl_pipeline.planning.balanced.strategy import balanced
 from kcl_pipeline.planning.model import LeaseState, PlanInput, WorkerState
-from kcl_pipeline.planning.quality import figures_of
 from verification.kcl_variance_exact import kcl_variance_exact
+from verification.planning.figures import figures_of
 
 
 def printed(capsys: pytest.CaptureFixture[str]) -> dict[str, object]:

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from kcl_pipeline.planning.balanced.problem import Problem, build
 from kcl_pipeline.planning.balanced.score import heavy_for_all
 from kcl_pipeline.planning.balanced.targets import GIANT_SLACK
-from kcl_pipeline.planning.bound import moves_lower_bound
 from kcl_pipeline.planning.model import LeaseState, PlanInput, WorkerState
+from verification.planning.bound import moves_lower_bound
 
 
 def fewest_moves(

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from kcl_pipeline.planning.balanced.problem import EPSILON, build
 from kcl_pipeline.planning.balanced.reasons import utilizations
 from kcl_pipeline.planning.balanced.score import heavy_for_all
 from kcl_pipeline.planning.balanced.targets import GIANT_SLACK
-from kcl_pipeline.planning.bound import moves_lower_bound
+from kcl_pipeline.planning.explain import max_over_mean, owners_after
 from kcl_pipeline.planning.model import Plan, PlanInput
+from verification.planning.bound import moves_lower_bound
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,37 +31,6 @@ class Figures:
     def moves_over_lower_bound(self) -> float:
         """1.0 when nothing moved and nothing had to."""
         return 1.0 if self.moves == self.lower_bound else self.moves / max(self.lower_bound, 1)
-
-
-def owners_after(plan_input: PlanInput, plan: Plan) -> dict[str, str | None]:
-    """Owner per lease key once the plan is carried out."""
-    owners = {lease.lease_key: lease.owner for lease in plan_input.leases}
-    owners.update((move.lease_key, move.to_worker) for move in plan.moves)
-    return owners
-
-
-def worker_loads(plan_input: PlanInput, owners: Mapping[str, str | None]) -> dict[str, float]:
-    """KB/s per worker id, workers without a lease included; leases without a sample count
-    nothing.
-    """
-    loads = {worker.worker_id: 0.0 for worker in plan_input.workers}
-    for lease in plan_input.leases:
-        owner = owners[lease.lease_key]
-        if owner in loads and not lease.ended:
-            loads[owner] += lease.throughput_kbps or 0.0
-    return loads
-
-
-def max_over_mean(plan_input: PlanInput, owners: Mapping[str, str | None]) -> float:
-    """The evenness of an assignment."""
-    loads = worker_loads(plan_input, owners)
-    capacity = {
-        worker.worker_id: worker.capacity for worker in plan_input.workers if worker.capacity > 0
-    }
-    total, room = math.fsum(loads.values()), math.fsum(capacity.values())
-    if total <= 0 or room <= 0:
-        return 1.0
-    return max(loads[worker] / size for worker, size in capacity.items()) / (total / room)
 
 
 def figures_of(plan_input: PlanInput, plan: Plan) -> Figures:
