@@ -1,9 +1,9 @@
-"""How many worker runs to start or to drain: a pure function of Dagster's runs and a little memory
-kept in the sensor's cursor.
+"""Decide how many worker runs to start or to drain.
 
-The count of active runs decides, never a run key: a key that was used once would make a replacement
-impossible for ever. Workers that keep dying young are replaced more and more slowly, or a broken
-transform would make a run every five seconds.
+`decide` is a pure function of Dagster's runs and of the memory in the sensor's cursor. It counts
+active runs and does not use run keys, because Dagster never starts a second run with a used key.
+Runs that fail soon after their start are replaced with a growing delay. Otherwise a transform
+that always fails would start a run every five seconds.
 """
 
 from collections.abc import Sequence
@@ -13,13 +13,13 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from kcl_pipeline.assets.runs import RunView, worst_lag_millis
 
-DIED_YOUNG_SECONDS: Final = 60.0
-FIRST_WAIT_SECONDS: Final = 10.0
-LONGEST_WAIT_SECONDS: Final = 300.0
+EARLY_FAILURE_SECONDS: Final = 60.0
+FIRST_BACKOFF_SECONDS: Final = 10.0
+LONGEST_BACKOFF_SECONDS: Final = 300.0
 SCALE_COOLDOWN_SECONDS: Final = 120.0
 SCALE_DOWN_AFTER_SECONDS: Final = 600.0
 SCALE_DOWN_BELOW: Final = 0.1
-"""A lag below this share of the scale-up lag, for the whole time above, lets one worker go."""
+"""Share of the scale-up lag. One worker is drained after `SCALE_DOWN_AFTER_SECONDS` below it."""
 
 
 class _Value(BaseModel):
@@ -27,16 +27,23 @@ class _Value(BaseModel):
 
 
 class AutoscalerMemory(_Value):
-    """The sensor's cursor. `desired` may be edited on the sensor's page; it is kept between the
-    fleet's `min` and `max`.
+    """State of the autoscaler, stored as JSON in the sensor's cursor.
 
-    Times are epoch seconds of the code server; a wait read from here is never longer than the
-    longest wait, whatever its clock did meanwhile.
+    Times are epoch seconds of the code server. A backoff that is read from here is never longer
+    than `LONGEST_BACKOFF_SECONDS`, even if the clock was changed.
+
+    Attributes:
+        desired: Number of workers, limited to the fleet's `min` and `max`. It may be edited in
+            the Dagster UI.
+        last_death: The newest run that failed early and was counted.
+        retry_at: No replacement starts before this time.
+        scaled_at: When `desired` was last changed because of the lag.
+        calm_since: Since when the lag is low enough to drain a worker.
     """
 
     desired: int = Field(0, ge=0)
     last_death: str | None = Field(
-        None, description="The newest run that died young and was counted"
+        None, description="The newest run that failed early and was counted"
     )
     retry_at: float = 0.0
     scaled_at: float = 0.0
@@ -44,7 +51,7 @@ class AutoscalerMemory(_Value):
 
     @classmethod
     def parse(cls, cursor: str | None) -> Self:
-        """Memory from a cursor; text that is none (an edit gone wrong) starts afresh."""
+        """Parse a cursor. An invalid one (a wrong edit) gives the default memory."""
         try:
             return cls.model_validate_json(cursor or "{}")
         except ValidationError:
@@ -52,7 +59,14 @@ class AutoscalerMemory(_Value):
 
 
 class ScalingDecision(_Value):
-    """Start so many runs, drain these workers. `reason` is a sentence for people."""
+    """How many runs to start, which workers to drain, and why.
+
+    Attributes:
+        start: Number of runs to start.
+        drain: Ids of the workers to drain.
+        memory: The next cursor.
+        reason: A sentence for the log.
+    """
 
     start: int = 0
     drain: tuple[str, ...] = ()
@@ -60,32 +74,34 @@ class ScalingDecision(_Value):
     reason: str
 
 
-def young_deaths(recent: Sequence[RunView], now: float) -> tuple[RunView, ...]:
-    """The failures in a row, from the newest run back, that lived less than a minute; active runs
-    that are still young are no evidence yet.
+def early_failures(recent: Sequence[RunView], now: float) -> tuple[RunView, ...]:
+    """Consecutive failures, from the newest run back, of runs that lived less than a minute.
+
+    Active runs younger than a minute are ignored: they may still fail early.
     """
-    deaths: list[RunView] = []
+    failures: list[RunView] = []
     for run in sorted(recent, key=lambda r: r.created, reverse=True):
         lived = run.lived_seconds
         if run.active:
-            if run.started is not None and now - run.started >= DIED_YOUNG_SECONDS:
+            if run.started is not None and now - run.started >= EARLY_FAILURE_SECONDS:
                 break
             continue
-        if run.status.value != "FAILURE" or lived is None or lived >= DIED_YOUNG_SECONDS:
+        if run.status.value != "FAILURE" or lived is None or lived >= EARLY_FAILURE_SECONDS:
             break
-        deaths.append(run)
-    return tuple(deaths)
+        failures.append(run)
+    return tuple(failures)
 
 
-def wait_seconds(deaths: int, desired: int) -> float:
-    """How long to wait before the next replacement: nothing until as many have died as are wanted,
-    then doubling.
+def backoff_seconds(failures: int, desired: int) -> float:
+    """Delay before the next replacement.
+
+    It is 0 until `desired` runs have failed early, then it doubles with every `desired` failures.
     """
-    rounds = deaths // max(desired, 1)
+    rounds = failures // max(desired, 1)
     return (
         0.0
         if rounds == 0
-        else min(FIRST_WAIT_SECONDS * 2 ** min(rounds - 1, 10), LONGEST_WAIT_SECONDS)
+        else min(FIRST_BACKOFF_SECONDS * 2 ** min(rounds - 1, 10), LONGEST_BACKOFF_SECONDS)
     )
 
 
@@ -130,9 +146,16 @@ def decide(
     now: float,
     scale_up_lag_seconds: float | None = None,
 ) -> ScalingDecision:
-    """What to do about the number of workers now (epoch seconds).
+    """Compare the number of workers with the desired number.
 
-    `active` are all active runs, `recent` the newest continuous ones in any status.
+    Args:
+        active: All active runs.
+        recent: The newest continuous runs in any status.
+        memory: The state of the last decision.
+        minimum: Smallest number of workers.
+        maximum: Largest number of workers.
+        now: Epoch seconds.
+        scale_up_lag_seconds: Lag that starts one more worker; None disables scaling by lag.
     """
     workers = [r for r in active if r.continuous]
     before = memory.desired
@@ -150,27 +173,27 @@ def decide(
         return ScalingDecision(
             drain=drain,
             memory=memory,
-            reason=f"{len(workers)} workers, {memory.desired} wanted: {len(drain)} asked to drain",
+            reason=f"{len(workers)} workers, {memory.desired} desired: draining {len(drain)}",
         )
     missing = memory.desired - len(workers)
     if missing <= 0:
         return ScalingDecision(
-            memory=memory, reason=f"{len(workers)} workers, {memory.desired} wanted"
+            memory=memory, reason=f"{len(workers)} workers, {memory.desired} desired"
         )
-    deaths = young_deaths(recent, now)
-    wait = wait_seconds(len(deaths), memory.desired)
-    latest = max(deaths, key=lambda r: (r.ended or 0.0, r.run_id)).run_id if deaths else None
+    failures = early_failures(recent, now)
+    backoff = backoff_seconds(len(failures), memory.desired)
+    latest = max(failures, key=lambda r: (r.ended or 0.0, r.run_id)).run_id if failures else None
     if latest is not None and latest != memory.last_death:
-        memory = memory.model_copy(update={"last_death": latest, "retry_at": now + wait})
-    remaining = min(memory.retry_at - now, wait)
+        memory = memory.model_copy(update={"last_death": latest, "retry_at": now + backoff})
+    remaining = min(memory.retry_at - now, backoff)
     if remaining > 0:
         reason = (
-            f"{len(workers)} workers, {memory.desired} wanted: the last {len(deaths)} "
-            f"died within a minute, next try in {remaining:.0f} s"
+            f"{len(workers)} workers, {memory.desired} desired: the last {len(failures)} "
+            f"failed within a minute, next start in {remaining:.0f} s"
         )
         return ScalingDecision(memory=memory, reason=reason)
     return ScalingDecision(
         start=missing,
         memory=memory,
-        reason=f"{len(workers)} workers, {memory.desired} wanted: {missing} started",
+        reason=f"{len(workers)} workers, {memory.desired} desired: starting {missing}",
     )

@@ -1,8 +1,8 @@
-"""The leader sensor: one leader cycle per tick, workers kept in supply, Dagster's runs kept true.
+"""Run the leader sensor: each tick runs a leader cycle, scales workers and reconciles runs.
 
-The protocol's leader needs no Dagster: when no tick comes, a worker's standby leader leads.
-Everything a tick does is idempotent, because "preview tick result" really runs it, and because a
-tick that timed out goes on running beside the next one.
+The application does not depend on the sensor: without ticks, a standby leader in a worker leads.
+Everything that a tick does is idempotent. "Preview tick result" in the Dagster UI executes the
+tick, and a tick that timed out keeps running while the next one starts.
 """
 
 import logging
@@ -32,38 +32,44 @@ from kcl_pipeline.leader.report import CycleReport
 from kcl_pipeline.leases.tables import WorkerMetrics
 from kcl_pipeline.metrics.exporters import level_of, text_of
 from kcl_pipeline.sensors.autoscaler import AutoscalerMemory, ScalingDecision, decide
-from kcl_pipeline.sensors.reconcile import Heartbeats, act, judge
+from kcl_pipeline.sensors.reconcile import Heartbeats, apply_findings, find_mismatches
 from kcl_pipeline.sensors.report import Cadence, FleetView, LeaseWaits, asset_events
 
 INTERVAL_SECONDS: Final = 4
-"""Dagster looks every five seconds; an interval of five would sometimes make it ten."""
-GIVE_UP_ON_TICK_SECONDS: Final = 120.0
+"""Dagster checks sensors every 5 seconds. An interval of 5 would sometimes give 10."""
+TICK_GIVE_UP_SECONDS: Final = 120.0
 
 
 @dataclass(slots=True)
-class LeaderRoom:
-    """What survives from tick to tick in the code server's process; all of it can be rebuilt, and
-    is after a reload.
+class TickState:
+    """State that the code server keeps between ticks. A reload builds it again.
+
+    Attributes:
+        cycle: The leader.
+        recent_events: Texts of events that no tick has logged yet.
+        tick_started: When the running tick started (monotonic seconds); None between ticks.
     """
 
     cycle: LeaderCycleLike
-    happened: deque[str]
-    beats: Heartbeats = field(default_factory=Heartbeats)
+    recent_events: deque[str]
+    heartbeats: Heartbeats = field(default_factory=Heartbeats)
     waits: LeaseWaits = field(default_factory=LeaseWaits)
     cadence: Cadence = field(default_factory=Cadence)
-    since: float | None = None
+    tick_started: float | None = None
 
-    def enter(self, now: float) -> bool:
-        """Whether this tick may go in: a tick that Dagster gave up on may still be inside."""
-        if self.since is not None:
+    def begin_tick(self, now: float) -> bool:
+        """Start a tick; False if an earlier tick, which Dagster gave up on, still runs."""
+        if self.tick_started is not None:
             return False
-        self.since = now
+        self.tick_started = now
         return True
 
 
 def owner_name(context: dg.SensorEvaluationContext, names: Names) -> str:
-    """The same after a reload or restart, different for every Dagster instance and code location:
-    `dagster/<instance>/<location>/<sensor>`.
+    """Lock owner of this sensor: `dagster/<instance>/<location>/<sensor>`.
+
+    It is the same after a reload or restart, and differs between Dagster instances and code
+    locations.
     """
     storage = getattr(context.instance.run_storage, "get_run_storage_id", None)
     instance = storage()[:8] if storage else "instance"
@@ -76,9 +82,9 @@ def owner_name(context: dg.SensorEvaluationContext, names: Names) -> str:
 
 
 class LeaderTick:
-    """Makes ticks.
+    """The sensor's evaluation function.
 
-    One per sensor definition, which lives as long as the code server has this version of the code.
+    One object per sensor definition. It lives until the code server reloads.
     """
 
     def __init__(
@@ -96,70 +102,72 @@ class LeaderTick:
         self._options = options
         self._worker_config = worker_config
         self._clock = clock or SystemClock()
-        self._room: LeaderRoom | None = None
+        self._state: TickState | None = None
 
-    def _enter(self, owner: str, clients: Any) -> LeaderRoom | None:
+    def _begin_tick(self, owner: str, clients: Any) -> TickState | None:
         now = self._clock.monotonic()
-        room = self._room
-        if room is None or (room.since is not None and now - room.since > GIVE_UP_ON_TICK_SECONDS):
-            happened: deque[str] = deque(maxlen=50)
+        state = self._state
+        started = None if state is None else state.tick_started
+        if state is None or (started is not None and now - started > TICK_GIVE_UP_SECONDS):
+            recent_events: deque[str] = deque(maxlen=50)
             cycle = self._pipeline.build_leader(
                 owner,
                 resume_own_name=True,
                 clients=clients,
                 clock=self._clock,
-                events=_remember(happened),
+                events=_recorder(recent_events),
             )
-            room = self._room = LeaderRoom(cycle, happened)
-        return room if room.enter(now) else None
+            state = self._state = TickState(cycle, recent_events)
+        return state if state.begin_tick(now) else None
 
     def __call__(self, context: dg.SensorEvaluationContext) -> dg.SensorResult:
-        """One tick.
+        """Run one tick.
 
-        Raises what only a person can mend (settings, permissions, rows of another layout); the rest
-        is tried again by the next tick.
+        Raises:
+            KclError: Settings, permissions or the table layout must be corrected. Other
+                errors are logged, and the next tick tries again.
         """
         clients = getattr(context.resources, self._names.aws).clients(self._settings)
-        room = self._enter(owner_name(context, self._names), clients)
-        if room is None:
+        state = self._begin_tick(owner_name(context, self._names), clients)
+        if state is None:
             return dg.SensorResult(
-                skip_reason="the tick before is still at work", cursor=context.cursor
+                skip_reason="the previous tick is still running", cursor=context.cursor
             )
         try:
-            return self._tick(context, room)
+            return self._tick(context, state)
         finally:
-            room.since = None
+            state.tick_started = None
 
-    def _tick(self, context: dg.SensorEvaluationContext, room: LeaderRoom) -> dg.SensorResult:
-        report, trouble = self._lead(room)
+    def _tick(self, context: dg.SensorEvaluationContext, state: TickState) -> dg.SensorResult:
+        report, problem = self._lead(state)
         active = active_runs(context.instance, self._names.application, self._separator)
         done: tuple[str, ...] = ()
         events: list[Any] = []
         try:
             table = getattr(context.resources, self._names.workers_resource).table()
             rows = table.list_workers()
-            room.beats.observe(rows, active, self._clock.monotonic())
-            done = act(
-                judge(room.beats, active, silence_limit_seconds(self._settings)),
+            state.heartbeats.observe(rows, active, self._clock.monotonic())
+            done = apply_findings(
+                find_mismatches(state.heartbeats, active, silence_limit_seconds(self._settings)),
                 context.instance,
                 table,
             )
             if done:
                 active = active_runs(context.instance, self._names.application, self._separator)
-            events = self._events(context, room, report, rows, active)
+            events = self._events(context, state, report, rows, active)
         except (NotFoundError, ThrottledError, UnavailableError) as error:
-            trouble = trouble or str(error)
-        decision = self._supply(context, active)
+            problem = problem or str(error)
+        decision = self._scale(context, active)
         for worker_id in decision.drain:
             getattr(context.resources, self._names.workers_resource).table().request_drain(
                 worker_id
             )
-        happened = [*_taken(room.happened), *done]
+        recent_events = [*_take_all(state.recent_events), *done]
         if decision.start or decision.drain:
-            happened.append(decision.reason)
-        if happened:
-            context.log.info("\n".join(happened))
-        summary = f"{_summary(report, trouble)}; {decision.reason}"
+            recent_events.append(decision.reason)
+        if recent_events:
+            context.log.info("\n".join(recent_events))
+        summary = f"{_summary(report, problem)}; {decision.reason}"
         requests = [self._request() for _ in range(decision.start)]
         return dg.SensorResult(
             run_requests=requests or None,
@@ -168,13 +176,12 @@ class LeaderTick:
             asset_events=events,
         )
 
-    def _lead(self, room: LeaderRoom) -> tuple[CycleReport, str | None]:
+    def _lead(self, state: TickState) -> tuple[CycleReport, str | None]:
         try:
-            report = room.cycle.run_once(self._options.tick_deadline_seconds)
+            report = state.cycle.run_once(self._options.tick_deadline_seconds)
         except NotFoundError as error:
-            return CycleReport(
-                led=False
-            ), f"waiting for the first worker, which creates the tables ({error})"
+            problem = f"waiting for the first worker, which creates the tables ({error})"
+            return CycleReport(led=False), problem
         except (ThrottledError, UnavailableError) as error:
             return CycleReport(led=False), str(error)
         return report, report.error
@@ -182,7 +189,7 @@ class LeaderTick:
     def _events(
         self,
         context: dg.SensorEvaluationContext,
-        room: LeaderRoom,
+        state: TickState,
         report: CycleReport,
         rows: tuple[WorkerMetrics, ...],
         active: tuple[RunView, ...],
@@ -198,12 +205,16 @@ class LeaderTick:
             limit = silence_limit_seconds(self._settings)
             workers = tuple(
                 sorted(
-                    (r for r in rows if (room.beats.silent_seconds(r.worker_id) or 0.0) <= limit),
+                    (
+                        r
+                        for r in rows
+                        if (state.heartbeats.silent_seconds(r.worker_id) or 0.0) <= limit
+                    ),
                     key=lambda r: r.worker_id,
                 )
             )
         now = self._clock.monotonic()
-        gone = {
+        ownerless = {
             le.lease_key
             for le in leases
             if le.actual_owner is not None and le.actual_owner not in {w.worker_id for w in workers}
@@ -213,7 +224,7 @@ class LeaderTick:
             workers=workers,
             lock_owner=report.lock_owner,
             leads=report.led,
-            waits=room.waits.observe(leases, gone | set(report.expired), now),
+            waits=state.waits.observe(leases, ownerless | set(report.expired), now),
             lag_millis=fleet_lag_millis(workers, active),
             lag_age_seconds=fleet_lag_age_seconds(workers, active, self._clock.wall()),
             unread_shards=sum(w.status.unknown_lags for w in workers if w.status is not None),
@@ -224,10 +235,10 @@ class LeaderTick:
             bad_rows=bad_rows,
         )
         return list(
-            asset_events(view, self._names, self._settings, self._options, room.cadence, now)
+            asset_events(view, self._names, self._settings, self._options, state.cadence, now)
         )
 
-    def _supply(
+    def _scale(
         self, context: dg.SensorEvaluationContext, active: tuple[RunView, ...]
     ) -> ScalingDecision:
         memory = AutoscalerMemory.parse(context.cursor)
@@ -256,28 +267,28 @@ class LeaderTick:
         )
 
 
-def _remember(happened: deque[str]) -> Callable[[Event], None]:
-    def remember(event: Event) -> None:
+def _recorder(recent_events: deque[str]) -> Callable[[Event], None]:
+    def record(event: Event) -> None:
         if level_of(event) >= logging.INFO:
-            happened.append(text_of(event))
+            recent_events.append(text_of(event))
 
-    return remember
-
-
-def _taken(happened: deque[str]) -> list[str]:
-    return [happened.popleft() for _ in range(len(happened))]
+    return record
 
 
-def _summary(report: CycleReport, trouble: str | None) -> str:
-    if trouble:
-        return trouble
+def _take_all(recent_events: deque[str]) -> list[str]:
+    return [recent_events.popleft() for _ in range(len(recent_events))]
+
+
+def _summary(report: CycleReport, problem: str | None) -> str:
+    if problem:
+        return problem
     if not report.led:
-        return f"{report.lock_owner or 'nobody'} leads"
+        return f"leader: {report.lock_owner or 'none'}"
     ended = sum(1 for le in report.leases if le.ended)
     moves = len(report.plan.moves) if report.plan else 0
     return (
         f"leading: {len(report.leases)} leases ({ended} finished), {len(report.workers)} "
-        f"living workers, {moves} moves; {report.seconds * 1000:.0f} ms"
+        f"live workers, {moves} moves; {report.seconds * 1000:.0f} ms"
     )
 
 
@@ -288,8 +299,10 @@ def build_leader_sensor(
     job: Any,
     worker_config: dict[str, Any],
 ) -> dg.SensorDefinition:
-    """The sensor `<name>_leader`. Stopped unless `options.leader_default_running`: a sensor that is
-    on starts to consume.
+    """Build the sensor `<name>_leader`.
+
+    It is stopped by default (`options.leader_default_running`), because a running sensor starts
+    workers.
     """
     tick = LeaderTick(pipeline, names, options, worker_config)
 
@@ -302,9 +315,9 @@ def build_leader_sensor(
         else dg.DefaultSensorStatus.STOPPED,
         required_resource_keys={names.aws, names.leases_resource, names.workers_resource},
         description=(
-            f"The leader of {names.application}: finds shards, assigns leases, keeps "
+            f"Leader of {names.application}: finds shards, assigns leases, and keeps "
             f"{pipeline.workers.min} to {pipeline.workers.max} workers running. "
-            "Turned off, the workers go on, and one of them leads."
+            "While the sensor is stopped, running workers continue, and one of them leads."
         ),
     )
     def leader(context: dg.SensorEvaluationContext) -> dg.SensorResult:

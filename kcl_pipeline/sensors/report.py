@@ -1,6 +1,4 @@
-"""What the leader sensor tells Dagster about streams and tables, and when: on change, and at least
-once a minute.
-"""
+"""Report streams, tables and checks to Dagster, on change and at least once a minute."""
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
@@ -22,8 +20,10 @@ AssetEvent = dg.AssetMaterialization | dg.AssetObservation | dg.AssetCheckEvalua
 
 LONGEST_GAP_SECONDS: Final = 60.0
 SHORTEST_GAP_SECONDS: Final = 9.0
-"""An event costs 9 kB of Dagster's log for ever; a fleet that changes at every tick is shown at
-every other.
+"""Shortest time between two reports of one subject.
+
+An event permanently uses 9 kB of Dagster's event log. With ticks every 5 seconds, a fleet that
+changes at every tick is reported at every second tick.
 """
 
 HOLE_GRACE_SECONDS: Final = 30.0
@@ -31,10 +31,22 @@ HOLE_GRACE_SECONDS: Final = 30.0
 
 @dataclass(frozen=True, slots=True)
 class FleetView:
-    """One look at the application. `waits`: seconds without a living owner by lease key;
-    `lag_millis` the worst that a running worker reported, `lag_age_seconds` how long ago,
-    `unread_shards` of how many shards it is not known yet, `stalled_shards` how many of their
-    shards stand still.
+    """One observation of the application.
+
+    Attributes:
+        leases: All usable rows of the lease table.
+        workers: Rows of the live workers.
+        lock_owner: The leader; None without one.
+        leads: Whether this sensor is the leader.
+        waits: By lease key, for how many seconds the lease has had no live owner.
+        lag_millis: The largest lag that a running worker reported.
+        lag_age_seconds: How long ago that lag was reported.
+        stalled_shards: Number of shards without progress.
+        unread_shards: Number of shards whose lag is not known yet.
+        plan: The last plan, if this sensor leads.
+        plan_input: What the plan was computed from.
+        cycle_seconds: Duration of the leader cycle.
+        bad_rows: Rows that cannot be parsed.
     """
 
     leases: tuple[Lease, ...]
@@ -54,43 +66,46 @@ class FleetView:
 
 @dataclass(slots=True)
 class Cadence:
-    """Decides what is due.
+    """Decide which reports are due. Can be built again at any time.
 
-    Remembers, per subject, what was told last and when (monotonic seconds); may be rebuilt at any
-    time.
+    Attributes:
+        reported: By subject, the content reported last and when (monotonic seconds).
+        hole_since: Since when some hash keys are not covered by a lease.
     """
 
-    told: dict[str, tuple[Hashable, float]] = field(default_factory=dict)
+    reported: dict[str, tuple[Hashable, float]] = field(default_factory=dict)
     hole_since: float | None = None
 
     def hole_lasts(self, hole: bool, now: float) -> bool:
-        """Whether hash keys have been uncovered for longer than a new application, or a reshard,
-        takes to create leases.
+        """Whether hash keys have been uncovered for `HOLE_GRACE_SECONDS`.
+
+        A new application, and a reshard, need less time than this to create their leases.
         """
         self.hole_since = (now if self.hole_since is None else self.hole_since) if hole else None
         return self.hole_since is not None and now - self.hole_since >= HOLE_GRACE_SECONDS
 
     def due(self, subject: str, content: Hashable, now: float) -> bool:
-        """Whether to tell `content` now; the caller then does."""
-        last = self.told.get(subject)
+        """Whether `content` is due. If so it is recorded as reported; the caller reports it."""
+        last = self.reported.get(subject)
         if last is not None:
             gap = now - last[1]
             if gap < SHORTEST_GAP_SECONDS or (last[0] == content and gap < LONGEST_GAP_SECONDS):
                 return False
-        self.told[subject] = (content, now)
+        self.reported[subject] = (content, now)
         return True
 
 
 @dataclass(slots=True)
 class LeaseWaits:
-    """Since when each unfinished lease has had no living owner (monotonic seconds); may be rebuilt
-    at any time.
+    """Since when each unfinished lease has had no live owner (monotonic seconds).
+
+    Can be built again at any time.
     """
 
     since: dict[str, float] = field(default_factory=dict)
 
     def observe(self, leases: Sequence[Lease], ownerless: set[str], now: float) -> dict[str, float]:
-        """Take in one look; returns the seconds waited by lease key."""
+        """Add one observation and return, by lease key, the seconds without a live owner."""
         waiting = {
             le.lease_key
             for le in leases
@@ -101,8 +116,9 @@ class LeaseWaits:
 
 
 def stuck_limit_seconds(settings: ConsumerSettings) -> float:
-    """A lease may wait for its expiry, for the next assignment, and for its new owner to find it;
-    twice that is stuck.
+    """After how long a lease without a live owner is stuck.
+
+    Twice the sum of the failover time, the assignment interval and the discovery interval.
     """
     millis = (
         settings.lease.failover_time_millis
@@ -117,7 +133,7 @@ def _lease_rows(leases: Sequence[Lease]) -> list[dict[str, Any]]:
         {
             "lease": le.lease_key,
             "owner": le.owner,
-            "handed over by": le.checkpoint_owner,
+            "checkpoint owner": le.checkpoint_owner,
             "checkpoint": str(le.checkpoint),
             "pending": None if le.pending_checkpoint is None else str(le.pending_checkpoint),
             "kbps": None if le.throughput_kbps is None else f"{le.throughput_kbps:.1f}",
@@ -127,8 +143,9 @@ def _lease_rows(leases: Sequence[Lease]) -> list[dict[str, Any]]:
 
 
 def lease_table_metadata(view: FleetView) -> dict[str, Any]:
-    """Gauges of the whole application (numbers: Dagster plots them), the leases (up to 50), leases
-    per worker, and the plan.
+    """Gauges of the application, the leases (up to 50), leases per worker, and the plan.
+
+    Dagster plots the values that are numbers.
     """
     unfinished = [le for le in view.leases if not le.ended]
     counts = health.lease_counts(view.leases)
@@ -137,7 +154,7 @@ def lease_table_metadata(view: FleetView) -> dict[str, Any]:
         "unfinished": len(unfinished),
         "without_owner": sum(1 for le in unfinished if le.actual_owner is None),
         "in_handoff": sum(1 for le in view.leases if le.in_handoff),
-        "leader": dg.MetadataValue.text(view.lock_owner or "nobody"),
+        "leader": dg.MetadataValue.text(view.lock_owner or "none"),
         "per_worker": table_of(
             [{"worker": worker, "leases": count} for worker, count in sorted(counts.items())]
         ),
@@ -146,7 +163,7 @@ def lease_table_metadata(view: FleetView) -> dict[str, Any]:
         metadata["rows"] = table_of(_lease_rows(view.leases))
     else:
         metadata["rows"] = dg.MetadataValue.text(
-            f"{len(view.leases)} rows are too many for this page; see `kcl-pipeline leases`"
+            f"{len(view.leases)} rows are too many to show here; run `kcl-pipeline leases`"
         )
     if view.plan is not None:
         metadata |= plan_metadata(view.plan, view.plan_input)
@@ -155,7 +172,7 @@ def lease_table_metadata(view: FleetView) -> dict[str, Any]:
                 (
                     view.plan.strategy,
                     *view.plan.notes,
-                    *(f"nobody can take {k}" for k in view.plan.spilled),
+                    *(f"no worker can take {k}" for k in view.plan.spilled),
                 )
             )
         )
@@ -163,8 +180,9 @@ def lease_table_metadata(view: FleetView) -> dict[str, Any]:
 
 
 def plan_metadata(plan: Plan, plan_input: PlanInput | None) -> dict[str, Any]:
-    """The moves with their reasons; and, when it is known what the plan was made from, loads before
-    and after per worker and group.
+    """The moves with their reasons.
+
+    With `plan_input` also the load of each worker and group before and after.
     """
     if plan_input is None:
         return {
@@ -190,7 +208,7 @@ def plan_metadata(plan: Plan, plan_input: PlanInput | None) -> dict[str, Any]:
 
 
 def worker_table_metadata(view: FleetView) -> dict[str, Any]:
-    """The living workers, their CPU and leases, and what they say of their shards and batches."""
+    """The live workers with their CPU, leases, and the state of their shards and batches."""
     counts = health.lease_counts(view.leases)
     rows = [
         {
@@ -247,7 +265,7 @@ def asset_events(
     cadence: Cadence,
     now: float,
 ) -> list[AssetEvent]:
-    """What is due to be told at `now` (monotonic seconds)."""
+    """The events that are due at `now` (monotonic seconds)."""
     events: list[AssetEvent] = []
     owners = tuple((le.lease_key, le.owner, le.checkpoint_owner, le.ended) for le in view.leases)
     if cadence.due("leases", owners, now):
@@ -267,7 +285,7 @@ def asset_events(
         )
     if cadence.due("leader", view.lock_owner, now):
         metadata: dict[str, Any] = {
-            "leader": view.lock_owner or "nobody",
+            "leader": view.lock_owner or "none",
             "this_sensor_leads": view.leads,
             "cycle_seconds": view.cycle_seconds,
         }

@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 
 from kcl_pipeline.assets.runs import ACTIVE, RunView
 from kcl_pipeline.sensors.autoscaler import (
-    LONGEST_WAIT_SECONDS,
+    LONGEST_BACKOFF_SECONDS,
     SCALE_COOLDOWN_SECONDS,
     SCALE_DOWN_AFTER_SECONDS,
     AutoscalerMemory,
+    backoff_seconds,
     decide,
-    wait_seconds,
-    young_deaths,
+    early_failures,
 )
 
 NOW = 1_000_000.0
@@ -146,12 +146,12 @@ def test_a_clock_that_was_set_back_cannot_hold_a_replacement_back_for_ever():
     dead = [run(2, S.FAILURE), run(1, S.FAILURE)]
     memory = AutoscalerMemory(last_death="run-2", retry_at=NOW + 1e9)
     waiting = decide([], dead, memory, minimum=2, maximum=4, now=NOW)
-    assert "next try in 10 s" in waiting.reason
+    assert "next start in 10 s" in waiting.reason
 
 
 @pytest.mark.parametrize("status", [S.SUCCESS, S.CANCELED])
 def test_runs_that_were_ended_on_purpose_are_no_failures(status):
-    assert young_deaths([run(3, status), run(2, S.FAILURE)], NOW) == ()
+    assert early_failures([run(3, status), run(2, S.FAILURE)], NOW) == ()
 
 
 def test_a_worker_that_lived_ends_the_row_of_failures():
@@ -161,21 +161,23 @@ def test_a_worker_that_lived_ends_the_row_of_failures():
         run(2, S.FAILURE),
         run(1, S.FAILURE),
     ]
-    assert [r.run_id for r in young_deaths(runs, NOW)] == ["run-4"]
-    assert young_deaths([run(2, S.FAILURE, lived=60)], NOW) == ()
+    assert [r.run_id for r in early_failures(runs, NOW)] == ["run-4"]
+    assert early_failures([run(2, S.FAILURE, lived=60)], NOW) == ()
 
 
 def test_a_run_that_never_started_died_young():
-    assert len(young_deaths([RunView("r", S.FAILURE, "w", True, NOW - 9, None, NOW - 8)], NOW)) == 1
+    assert (
+        len(early_failures([RunView("r", S.FAILURE, "w", True, NOW - 9, None, NOW - 8)], NOW)) == 1
+    )
 
 
 @given(deaths=st.integers(0, 10_000), desired=st.integers(0, 50))
 def test_the_wait_grows_with_the_deaths_and_is_bounded(deaths, desired):
     assert (
         0
-        <= wait_seconds(deaths, desired)
-        <= wait_seconds(deaths + 1, desired)
-        <= LONGEST_WAIT_SECONDS
+        <= backoff_seconds(deaths, desired)
+        <= backoff_seconds(deaths + 1, desired)
+        <= LONGEST_BACKOFF_SECONDS
     )
 
 

@@ -110,7 +110,7 @@ def test_keeps_the_minimum_of_workers_running(instance):
     stage.run(S.STARTING)
     last = stage()
     assert not last.run_requests
-    assert last.skip_reason.skip_message.endswith("2 workers, 2 wanted")
+    assert last.skip_reason.skip_message.endswith("2 workers, 2 desired")
 
 
 def test_runs_of_another_application_are_not_counted(instance):
@@ -342,7 +342,7 @@ def test_workers_that_keep_dying_are_replaced_more_slowly_and_the_cursor_remembe
         instance.report_run_failed(stage.run())
     waiting = stage()
     assert not waiting.run_requests
-    assert "died within a minute" in waiting.skip_reason.skip_message
+    assert "failed within a minute" in waiting.skip_reason.skip_message
     memory = json.loads(waiting.cursor)
     assert memory["retry_at"] == stage.clock.wall() + 10
     assert not stage(5.0).run_requests
@@ -397,7 +397,7 @@ def test_a_tick_that_overlaps_one_at_work_does_nothing(instance):
     go_on.set()
     slow.join(20)
     assert not overlapping.run_requests
-    assert "still at work" in overlapping.skip_reason.skip_message
+    assert "still running" in overlapping.skip_reason.skip_message
     assert stage.pipeline.cycle.calls == 1
 
 

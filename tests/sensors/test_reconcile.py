@@ -9,12 +9,12 @@ from dagster import DagsterRunStatus as S
 from kcl_pipeline.assets.runs import RunView, silence_limit_seconds
 from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.sensors.reconcile import (
-    NO_ROW_SECONDS,
+    MISSING_ROW_SECONDS,
     STUCK_CANCELING_SECONDS,
     Finding,
     Heartbeats,
-    act,
-    judge,
+    apply_findings,
+    find_mismatches,
 )
 from tests.support.dagster_fakes import FakeWorkerTable, worker
 
@@ -42,7 +42,7 @@ def watch(
         if beats:
             table.beat("w-1")
         now += step
-    return judge(memory, [run(status)], LIMIT)
+    return find_mismatches(memory, [run(status)], LIMIT)
 
 
 @pytest.mark.parametrize(
@@ -72,19 +72,19 @@ def test_an_outage_in_which_nobody_could_look_proves_nothing():
     memory = Heartbeats()
     memory.observe([worker("w-1")], [run()], 0.0)
     memory.observe([worker("w-1")], [run()], 500.0)
-    assert judge(memory, [run()], LIMIT) == ()
+    assert find_mismatches(memory, [run()], LIMIT) == ()
 
 
 def test_a_drain_request_is_no_heartbeat():
     memory = Heartbeats()
     for i in range(8):
         memory.observe([worker("w-1", drain_requested=i > 3)], [run()], i * 5.0)
-    assert len(judge(memory, [run()], LIMIT)) == 1
+    assert len(find_mismatches(memory, [run()], LIMIT)) == 1
 
 
 def test_a_run_without_a_row_is_given_time_to_start_and_to_finish():
-    assert watch(NO_ROW_SECONDS, row=False) == ()
-    assert watch(NO_ROW_SECONDS + 5, row=False)[0].action == "report_failed"
+    assert watch(MISSING_ROW_SECONDS, row=False) == ()
+    assert watch(MISSING_ROW_SECONDS + 5, row=False)[0].action == "report_failed"
 
 
 def test_runs_that_wait_in_the_queue_are_left_alone():
@@ -109,13 +109,16 @@ def test_closing_a_run_also_drains_a_worker_that_may_only_be_paused(action, stat
         )
         table = FakeWorkerTable([worker("w-1")])
         finding = Finding(created.run_id, "w-1", action, "worker w-1 has not reported for 31 s")
-        (done,) = act([finding], instance, table)
+        (done,) = apply_findings([finding], instance, table)
         assert "w-1" in done
         assert table.drained == ["w-1"]
         assert instance.get_run_by_id(created.run_id).status is status
-        assert act([finding], instance, table) == ()
+        assert apply_findings([finding], instance, table) == ()
 
 
 def test_a_drain_for_a_worker_without_a_row_is_not_claimed():
     with dg.instance_for_test() as instance:
-        assert act([Finding("r", "w-9", "request_drain", "x")], instance, FakeWorkerTable()) == ()
+        assert (
+            apply_findings([Finding("r", "w-9", "request_drain", "x")], instance, FakeWorkerTable())
+            == ()
+        )
