@@ -288,6 +288,16 @@ class AwsTrouble(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class CpuSourceSkipped(Event):
+    """A source of the CPU metric cannot be read; the next one is tried. Without any, the worker
+    reports no CPU.
+    """
+
+    source: str
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
 class RowRejected(Event):
     """A row of one of the tables cannot be read, or is not of this application. It is left alone,
     and what it stands for is neither held nor planned. Told once, until the reason changes.

@@ -227,7 +227,9 @@ class KinesisPipeline:
             # Not from the worker id: two processes that share it must draw different numbers
             rng=random.SystemRandom(),
             events=events,
-            metric=None if self.settings.worker.disable_worker_metrics else select_provider(clock),
+            metric=None
+            if self.settings.worker.disable_worker_metrics
+            else select_provider(clock, events=events),
             leader=leader,
             leader_patience_seconds=leader_patience_seconds,
             run_id=run_id or f"{worker_id}@{round(clock.wall() * 1000)}",

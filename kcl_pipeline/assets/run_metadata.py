@@ -5,13 +5,17 @@ worker or one moment is text or a table, else several workers that materialize o
 a saw-tooth.
 """
 
+import logging
 from collections.abc import Mapping
 from typing import Any, Final
 
 import dagster as dg
 
 from kcl_pipeline.assets.names import table_uri
+from kcl_pipeline.delta.errors import first_line
 from kcl_pipeline.worker.summary import WorkerProgress, WorkerSummary
+
+_log = logging.getLogger(__name__)
 
 MOST_ROWS: Final = 50
 ADDITIVE: Final = (
@@ -79,9 +83,11 @@ def table_rows(sink: Any) -> int | None:
     from deltalake import DeltaTable  # noqa: PLC0415
     from deltalake.exceptions import DeltaError  # noqa: PLC0415
 
+    options = dict(getattr(sink, "storage_options", {}))
     try:
-        return DeltaTable(uri, storage_options=dict(getattr(sink, "storage_options", {}))).count()
-    except (DeltaError, OSError, ValueError):
+        return DeltaTable(uri, storage_options=options).count()
+    except (DeltaError, OSError, ValueError) as error:
+        _log.warning("the rows of the output cannot be counted: %s", first_line(error, options))
         return None
 
 

@@ -80,6 +80,6 @@ class ApplicationGuard:
         for name in self._settings.streams:
             try:
                 found.append(self._streams.resolve(name))
-            except KclError:
+            except KclError:  # the phases report it: they ask for the same stream
                 continue
         return found

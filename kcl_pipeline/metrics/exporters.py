@@ -31,6 +31,7 @@ _LEVELS: Final[dict[type[Event], int]] = {
     ev.WorkerIdShared: logging.ERROR,
     ev.AnnouncementRejected: logging.WARNING,
     ev.AwsTrouble: logging.WARNING,
+    ev.CpuSourceSkipped: logging.WARNING,
     ev.RowRejected: logging.WARNING,
     ev.CycleFailed: logging.ERROR,
 }

@@ -214,6 +214,7 @@ _MAKERS: Final[dict[type[Event], Callable[[Any], tuple[Observation, ...]]]] = {
             {OPERATION: "PeriodicShardSyncManager", STREAM: e.stream},
         ),
     ),
+    ev.CpuSourceSkipped: lambda _: (_count("CpuSourcesSkipped", 1, {OPERATION: "WorkerMetrics"}),),
     ev.RowRejected: lambda _: (_count("RowsRejected", 1, {OPERATION: "Table"}),),
     ev.PlanMade: _plan,
     ev.MoveRefused: lambda _: _assignment("FailedAssignmentCount", 1),

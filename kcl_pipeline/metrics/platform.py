@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from kcl_pipeline.clock import Clock
+from kcl_pipeline.events import CpuSourceSkipped, EventSink, ignore_events
 from kcl_pipeline.metrics.cgroup import Group, GroupCpu, detect_group, is_limited
 from kcl_pipeline.metrics.cpu import proc_stat_cpu
 from kcl_pipeline.metrics.ecs import ENDPOINT_VARIABLE, EcsCpu, HttpGet, http_get
@@ -43,15 +44,18 @@ class Host:
         return (os.environ if self.environment is None else self.environment).get(name, "")
 
 
-def select_provider(clock: Clock, host: Host | None = None) -> MetricProvider | None:
+def select_provider(
+    clock: Clock, host: Host | None = None, *, events: EventSink = ignore_events
+) -> MetricProvider | None:
     """The CPU provider of this worker, tried once; None when no source can be read: a worker
     without metrics.
     """
     for provider in _candidates(clock, host or Host()):
         try:
             provider.sample()
-        except Exception:  # noqa: BLE001, S112
+        except Exception as error:  # noqa: BLE001
             # whatever a source raises, it is not usable here, and the next one is asked
+            events(CpuSourceSkipped(type(provider).__name__, f"{type(error).__name__}: {error}"))
             continue
         return provider
     return None

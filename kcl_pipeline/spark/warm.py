@@ -5,6 +5,7 @@ A worker pays for that before it takes a lease.
 
 from __future__ import annotations
 
+import logging
 import tempfile
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,15 +15,18 @@ import pyarrow as pa
 from pyspark.errors import PySparkException
 
 from kcl_pipeline.kinesis.client import RECORD_SCHEMA
+from kcl_pipeline.text import printable
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+_log = logging.getLogger(__name__)
 
 
 def warm_up(session: SparkSession) -> None:
     """Take one made-up record from Arrow to a Parquet file that is thrown away.
 
-    Whatever is wrong with the session shows with the first batch, not here.
+    Does not raise: whatever is wrong with the session shows with the first batch.
     """
     record: dict[str, Any] = dict.fromkeys(RECORD_SCHEMA.names)
     record |= {
@@ -40,5 +44,5 @@ def warm_up(session: SparkSession) -> None:
             frame.selectExpr(
                 "*", "from_json(cast(data as string), 'a string') as parsed"
             ).write.parquet((Path(folder) / "warm").as_uri())
-        except PySparkException:
-            return
+        except PySparkException as error:
+            _log.warning("the Spark session could not be warmed up: %s", printable(str(error)))

@@ -48,6 +48,7 @@ SAMPLES = [
     ev.LeaseMoved("shardId-1", "w1", "w2", graceful=True, reason="balance"),
     ev.MoveRefused("shardId-1", "w2"),
     ev.CycleFailed("boom", 1),
+    ev.CpuSourceSkipped("EcsCpu", "TimeoutError: no answer"),
     ev.RowRejected("orders", "shardId-1", "checkpoint is missing"),
 ]
 HEALTHY = {

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kcl_pipeline.events import CpuSourceSkipped
 from kcl_pipeline.metrics import cgroup, cpu, ecs, platform, process
 from kcl_pipeline.metrics.provider import percent
 
@@ -410,7 +411,11 @@ def test_elsewhere_psutil_gives_a_real_metric(system):
 
 def test_no_source_at_all_is_no_metric(monkeypatch):
     monkeypatch.setattr(process.ProcessCpu, "sample", lambda self: 1 / 0)
-    assert platform.select_provider(FakeClock(), host(Files())) is None
+    events = []
+    assert platform.select_provider(FakeClock(), host(Files()), events=events.append) is None
+    assert events == [
+        CpuSourceSkipped("ProcessCpu", "ZeroDivisionError: division by zero"),
+    ]
 
 
 def test_the_choice_on_this_machine_reaches_no_network(monkeypatch):

@@ -8,6 +8,7 @@ Correctness does not hang on it, see `lease_rows`.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
@@ -37,6 +38,8 @@ from kcl_pipeline.leases.store import (
 
 if TYPE_CHECKING:
     from mypy_boto3_dynamodb import DynamoDBClient
+
+_log = logging.getLogger(__name__)
 
 MOST_SEGMENTS: Final = 32
 SEGMENTS_WHEN_SIZE_IS_UNKNOWN: Final = 10
@@ -276,7 +279,8 @@ class DynamoDbStore:
             )
         except NotFoundError:
             raise
-        except AwsError:
+        except AwsError as error:
+            _log.info("the size of a table is not known, so its scan is not adapted: %s", error)
             return SEGMENTS_WHEN_SIZE_IS_UNKNOWN
         self._segments = (count, now)
         return count
