@@ -57,6 +57,8 @@ def test_doctor_on_a_healthy_fleet(fleet, monkeypatch):
             "allowed: kinesis:DescribeStreamSummary, kinesis:ListShards, "
             "kinesis:GetShardIterator, kinesis:GetRecords"
         ),
+        "-WorkerMetricStats: allowed: dynamodb:GetItem, dynamodb:Scan, dynamodb:UpdateItem,",
+        "-CoordinatorState: allowed: dynamodb:GetItem, dynamodb:PutItem, dynamodb:UpdateItem,",
         "4 leases cover all hash keys",
         "all 4 unfinished leases were renewed",
         "blue-1 holds the lock",

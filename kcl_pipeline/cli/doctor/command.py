@@ -151,19 +151,18 @@ def _credentials(app: Target) -> Finding:
 
 def _tables(app: Target) -> Generator[Finding, None, bool]:
     """The three tables and what may be done to them; returns whether all can be read."""
+    from kcl_pipeline.cli.doctor import permissions  # noqa: PLC0415 (likewise)
     from kcl_pipeline.cli.doctor.checks import check_layout, check_table  # noqa: PLC0415 (likewise)
-
-    # likewise
-    from kcl_pipeline.cli.doctor.permissions import table_probes, try_all  # noqa: PLC0415
 
     settings, client = app.settings, app.clients.dynamodb
     tables = [
-        (settings.lease_table_name, "leaseKey", True),
-        (settings.worker_metrics_table_name, "wid", False),
-        (settings.coordinator_state_table_name, "key", False),
+        (settings.lease_table_name, "leaseKey", permissions.LEASE_ACTIONS),
+        (settings.worker_metrics_table_name, "wid", permissions.WORKER_METRICS_ACTIONS),
+        (settings.coordinator_state_table_name, "key", permissions.COORDINATOR_ACTIONS),
     ]
     usable = True
-    for table, key_name, has_index in tables:
+    for table, key_name, actions in tables:
+        has_index = actions is permissions.LEASE_ACTIONS
         finding, exists = check_table(client, table, key_name, has_index=has_index)
         yield finding
         if not exists:
@@ -175,9 +174,8 @@ def _tables(app: Target) -> Generator[Finding, None, bool]:
             )
             continue
         allowed = True
-        for found in try_all(
-            f"table {table}", table_probes(client, table, key_name, has_index=has_index)
-        ):
+        probes = permissions.table_probes(client, table, key_name, actions)
+        for found in permissions.try_all(f"table {table}", probes):
             allowed = allowed and found.level is Level.OK
             yield found
         usable = usable and allowed

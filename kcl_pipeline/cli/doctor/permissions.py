@@ -7,8 +7,9 @@ permission first, then refuses.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from kcl_pipeline.cli.doctor.finding import Finding, ok, problem, unknown
@@ -33,35 +34,39 @@ class Probe:
     call: Callable[[], object]
 
 
+LEASE_ACTIONS: Final = ("GetItem", "Scan", "PutItem", "UpdateItem", "DeleteItem", "Query")
+WORKER_METRICS_ACTIONS: Final = ("GetItem", "Scan", "UpdateItem", "DeleteItem")
+COORDINATOR_ACTIONS: Final = ("GetItem", "PutItem", "UpdateItem", "DeleteItem")
+"""What is done to each table, but creating and changing the table itself (docs/iam.md)."""
+
+
 def table_probes(
-    client: DynamoDBClient, table: str, key_name: str, *, has_index: bool
+    client: DynamoDBClient, table: str, key_name: str, actions: Sequence[str]
 ) -> Iterator[Probe]:
-    """Everything that is done to an existing table, but creating and changing the table itself."""
+    """A harmless call of each of these actions."""
     key, never = (
         {key_name: {"S": NO_SUCH_KEY}},
         {"ConditionExpression": _NEVER, "ExpressionAttributeNames": {"#k": key_name}},
     )
-
-    def probe(operation: str, method: Callable[..., Any], **request: Any) -> Probe:
-        return Probe(
-            f"dynamodb:{operation}",
-            lambda: call(method, operation, table, TableName=table, **request),
-        )
-
-    yield probe("GetItem", client.get_item, Key=key)
-    yield probe("Scan", client.scan, Limit=1)
-    yield probe("PutItem", client.put_item, Item=key, **never)
-    yield probe("UpdateItem", client.update_item, Key=key, **never)
-    yield probe("DeleteItem", client.delete_item, Key=key, **never)
-    if has_index:
-        yield probe(
-            "Query",
-            client.query,
-            IndexName=OWNER_INDEX.name,
-            KeyConditionExpression="#o = :o",
-            ExpressionAttributeNames={"#o": OWNER_INDEX.hash_name},
-            ExpressionAttributeValues={":o": {"S": NO_SUCH_KEY}},
-            Limit=1,
+    query = {
+        "IndexName": OWNER_INDEX.name,
+        "KeyConditionExpression": "#o = :o",
+        "ExpressionAttributeNames": {"#o": OWNER_INDEX.hash_name},
+        "ExpressionAttributeValues": {":o": {"S": NO_SUCH_KEY}},
+        "Limit": 1,
+    }
+    calls: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
+        "GetItem": (client.get_item, {"Key": key}),
+        "Scan": (client.scan, {"Limit": 1}),
+        "PutItem": (client.put_item, {"Item": key, **never}),
+        "UpdateItem": (client.update_item, {"Key": key, **never}),
+        "DeleteItem": (client.delete_item, {"Key": key, **never}),
+        "Query": (client.query, query),
+    }
+    for action in actions:
+        method, request = calls[action]
+        yield Probe(
+            f"dynamodb:{action}", partial(call, method, action, table, TableName=table, **request)
         )
 
 
