@@ -23,13 +23,12 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor
 from concurrent.futures import wait as wait_for
 from concurrent.futures.process import BrokenProcessPool
 from itertools import chain, islice
-from multiprocessing import active_children, get_context, parent_process
-from multiprocessing.connection import wait
-from threading import Thread
+from multiprocessing import active_children, get_context
 from types import FrameType
 from typing import Any, Final, TextIO
 
 from kcl_pipeline.clock import SystemClock
+from verification.processes import begin_process
 from verification.simulation import Outcome, StormOptions, simulate
 from verification.simulation.menu import CURRENT_MENU, MENUS
 from verification.simulation.results import Failure, Result, report, result_of
@@ -95,7 +94,7 @@ class Run:
 
     def _in_processes(self, seeds: Iterator[int], workers: int) -> None:
         pool = ProcessPoolExecutor(
-            workers, mp_context=get_context("spawn"), initializer=_begin_process
+            workers, mp_context=get_context("spawn"), initializer=begin_process
         )
         running: dict[Future[Result], int] = {}
         shrinking: list[Future[str]] = []
@@ -142,19 +141,6 @@ class Run:
 
     def _print(self, text: str) -> None:
         print(text, file=self._out, flush=True)
-
-
-def _begin_process() -> None:
-    """A process of the pool leaves interrupts to its parent, and ends with it: it would wait for
-    ever for the work of a parent that was killed. Garbage is collected once per seed, when the
-    whole world is garbage.
-    """
-    gc.freeze()
-    gc.disable()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    parent = parent_process()
-    if parent is not None:
-        Thread(target=lambda: (wait([parent.sentinel]), os._exit(1)), daemon=True).start()
 
 
 def _first_failure(seeds: Iterator[int], menu: int, out: TextIO) -> int:

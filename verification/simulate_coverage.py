@@ -1,171 +1,230 @@
-"""List the lines and branches of the product that no seed reaches: `make simulate-coverage`.
+"""List the statements and branches of the product that no seed reaches: `make simulate-coverage`.
 
-Looks at the packages in `PACKAGES`, inside functions: what a module does when it is imported needs
-no seed. Each line or branch that is not reached must have a reason in `unreached.toml`. The exit
-code is 1 when one has none. Entries of the file that were reached after all are listed as well;
-they are no error, because a rare path depends on the range of seeds.
+Looks at the packages in `PACKAGES`, inside functions. Each statement or branch that is not reached
+must have a reason in `unreached.toml`, and each reason must be needed: the exit code is 1 when one
+of them is missing, or explains nothing.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
+import gc
 import os
 import sys
-import tempfile
 import tomllib
-from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-import coverage
+from verification.probes import Probes, instrumented
+from verification.processes import begin_process
 
-from verification.simulation import StormOptions, simulate
-from verification.simulation.menu import CURRENT_MENU, MENUS
-from verification.simulation.seeds import FIXED, seed_range, shown
+# The simulation is imported late: in the processes of a run, probes have to come first.
+# ruff: noqa: PLC0415
 
 PACKAGES: Final = ("worker", "leader", "leases", "planning")
 REASONS: Final = Path(__file__).with_name("unreached.toml")
 _PRODUCT: Final = Path(__file__).parents[1] / "kcl_pipeline"
 _CHUNK: Final = 25
+_NOT_CALLED: Final = "(not called)"
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Unreached:
-    """A line, or a branch from a line that is reached, inside a function.
+class Code:
+    """A statement, a branch from a statement, or a function that is not called.
 
     Attributes:
-        file: Path below `kcl_pipeline`.
+        file: Path below the product's folder.
         function: Qualified name.
-        what: The text of the line, or `text -> text of the target` of a branch.
-        line: Where the line is now; not part of an entry's identity.
+        line: Where it is now.
+        what: First line of the statement, `line -> otherwise` of a branch, `(not called)`.
     """
 
     file: str
     function: str
+    line: int
     what: str
-    line: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line} {self.function}: {self.what}"
 
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """Why something is not reached. `what` is empty when it holds for the whole function."""
+    """Why some code is not reached.
 
-    file: str
-    function: str
-    what: tuple[str, ...]
+    Attributes:
+        functions: Patterns `package or module:qualified name`, such as `worker:Lifecycle.*`. A
+            package stands for all its modules, so that code may move between them.
+        texts: Patterns of statements and branches; empty for whole functions.
+        reason: One sentence.
+        is_rare: Whether some seeds may reach the code.
+    """
+
+    functions: tuple[str, ...]
+    texts: tuple[str, ...]
     reason: str
+    is_rare: bool = False
 
-    def explains(self, one: Unreached) -> bool:
-        """Whether the reason is that of this line or branch."""
-        return (
-            self.file == one.file
-            and self.function in (one.function, "*")
-            and (not self.what or one.what in self.what)
+    def explains(self, one: Code) -> bool:
+        """Whether the reason holds for this code."""
+        return any(_is_of(pattern, one) for pattern in self.functions) and (
+            not self.texts or any(fnmatchcase(one.what, text) for text in self.texts)
         )
+
+    def useless(self, found: Sequence[Code], known: Sequence[Code]) -> Iterator[str]:
+        """The patterns that explain nothing; a rare one must still fit code that exists."""
+        code = known if self.is_rare else found
+        for pattern in self.functions:
+            one = Reason((pattern,), self.texts, self.reason)
+            if not any(map(one.explains, code)):
+                yield pattern
+        for text in self.texts:
+            one = Reason(self.functions, (text,), self.reason)
+            if not any(map(one.explains, code)):
+                yield f"{', '.join(self.functions)}: {text}"
+
+
+def _is_of(pattern: str, one: Code) -> bool:
+    module, _, function = pattern.partition(":")
+    within = one.file.startswith(f"{module}/") or one.file == f"{module}.py"
+    return within and fnmatchcase(one.function, function)
 
 
 def reasons(path: Path = REASONS) -> list[Reason]:
     """The entries of the file."""
-    entries = tomllib.loads(path.read_text())["unreached"]
+    entries = tomllib.loads(path.read_text()).get("unreached", ())
     return [
-        Reason(e["file"], e["function"], tuple(e.get("what", ())), e["reason"]) for e in entries
+        Reason(
+            tuple(one["functions"]),
+            tuple(one.get("texts", ())),
+            one["reason"],
+            one.get("is_rare", False),
+        )
+        for one in entries
     ]
 
 
-def unreached(report: Iterable[tuple[str, dict[str, Any]]]) -> Iterator[Unreached]:
-    """What a JSON report of coverage.py says about functions, with the text of the lines."""
-    for name, measured in report:
-        path = Path(name)
-        text = [line.strip() for line in path.read_text().splitlines()]
-        file = path.relative_to(_PRODUCT).as_posix()
-        for function, part in measured["functions"].items():
-            if not function:
-                continue
-            missing = part["missing_lines"]
-            yield from (Unreached(file, function, text[line - 1], line) for line in missing)
-            for begin, end in part.get("missing_branches", ()):
-                if begin not in missing:
-                    target = text[end - 1] if end > 0 else "exit"
-                    yield Unreached(file, function, f"{text[begin - 1]} -> {target}", begin)
+def sources(root: Path, packages: Iterable[str]) -> dict[str, str]:
+    """The text of all modules of the packages, by path below `root`."""
+    return {
+        path.relative_to(root).as_posix(): path.read_text()
+        for package in packages
+        for path in sorted((root / package).rglob("*.py"))
+    }
 
 
-def measure(seeds: Sequence[int], menu: int, data_file: str) -> None:
-    """Run seeds in this process, and write what they reached to a file."""
-    measured = _coverage(data_file)
-    measured.start()
-    try:
-        for seed in seeds:
-            simulate(seed, StormOptions(menu=menu))
-    finally:
-        measured.stop()
-        measured.save()
+def all_code(texts: Mapping[str, str]) -> list[Code]:
+    """All statements and branches, and `(not called)` for each function."""
+    found: set[Code] = set()
+    for file, text in texts.items():
+        for place in instrumented(text)[1]:
+            found.add(Code(file, place.function, place.line, place.what))
+            found.add(Code(file, place.function, place.line, _NOT_CALLED))
+    return sorted(found)
 
 
-def _coverage(data_file: str) -> coverage.Coverage:
-    # Tasks are greenlets: without `greenlet` the branches of one would be taken for another's.
-    return coverage.Coverage(
-        data_file=data_file,
-        branch=True,
-        concurrency=["greenlet"],
-        include=[str(_PRODUCT / package / "*") for package in PACKAGES],
-        config_file=False,
-    )
+def unreached(texts: Mapping[str, str], reached: Mapping[str, bytes]) -> list[Code]:
+    """What was not reached: a function as a whole, a statement, or a branch of a reached one."""
+    found: list[Code] = []
+    for file, text in texts.items():
+        places = instrumented(text)[1]
+        store = reached.get(file, bytes(len(places)))
+        called = {one.function for one, hit in zip(places, store, strict=True) if hit}
+        silent = {one.function: one.line for one in reversed(places) if one.function not in called}
+        found += [Code(file, name, line, _NOT_CALLED) for name, line in silent.items()]
+        found += [
+            Code(file, one.function, one.line, one.what)
+            for one, hit in zip(places, store, strict=True)
+            if not hit and one.function in called and (one.begin is None or store[one.begin])
+        ]
+    return sorted(found)
 
 
-def run(seeds: Sequence[int], menu: int, workers: int) -> list[Unreached]:
-    """Run all seeds over `workers` processes; returns what none of them reached."""
+def _measure(seeds: Sequence[int], menu: int) -> tuple[dict[str, bytes], list[int]]:
+    """Run seeds in this process; returns what it has reached, by file, and the failing seeds."""
+    probes = _PROBES
+    if probes is None:
+        raise RuntimeError("_begin_process has not run")
+    from verification.simulation import StormOptions, simulate
+
+    failing = []
+    for seed in seeds:
+        if simulate(seed, StormOptions(menu=menu)).violations:
+            failing.append(seed)
+        gc.collect()
+    return {file: bytes(store) for file, store in probes.stores.items()}, failing
+
+
+_PROBES: Probes | None = None
+
+
+def _begin_process() -> None:
+    global _PROBES  # noqa: PLW0603 (one per process)
+    _PROBES = Probes(_PRODUCT, PACKAGES)
+    sys.meta_path.insert(0, _PROBES)
+    begin_process()
+
+
+def run(seeds: Sequence[int], menu: int, workers: int) -> dict[str, bytes]:
+    """Run all seeds over `workers` processes; returns what they reached, by file.
+
+    Failing seeds are printed; `make simulate` explains them.
+    """
+    found: dict[str, int] = {}
+    sizes: dict[str, int] = {}
     chunks = [seeds[at : at + _CHUNK] for at in range(0, len(seeds), _CHUNK)]
-    with tempfile.TemporaryDirectory() as directory:
-        files = [f"{directory}/.coverage.{number}" for number in range(len(chunks))]
-        with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-            list(pool.map(measure, chunks, [menu] * len(chunks), files))
-        combined = _coverage(f"{directory}/.coverage")
-        combined.combine(files)
-        combined.json_report(
-            morfs=[
-                str(path) for package in PACKAGES for path in (_PRODUCT / package).rglob("*.py")
-            ],
-            outfile=f"{directory}/report.json",
-        )
-        report = json.loads(Path(f"{directory}/report.json").read_text())
-    return sorted(
-        unreached((str(Path(name).resolve()), part) for name, part in report["files"].items())
+    with ProcessPoolExecutor(
+        workers, mp_context=get_context("spawn"), initializer=_begin_process
+    ) as pool:
+        parts = as_completed([pool.submit(_measure, chunk, menu) for chunk in chunks])
+        for done, part in enumerate(parts, 1):
+            stores, failing = part.result()
+            for file, store in stores.items():
+                found[file] = found.get(file, 0) | int.from_bytes(store, "big")
+                sizes[file] = len(store)
+            for seed in failing:
+                print(f"seed {seed} breaks an invariant", file=sys.stderr, flush=True)
+            print(f"{done} of {len(chunks)} parts", file=sys.stderr, flush=True)
+    return {file: number.to_bytes(sizes[file], "big") for file, number in found.items()}
+
+
+def report(found: Sequence[Code], known: Sequence[Code], given: Sequence[Reason]) -> int:
+    """Print what has no reason, and reasons that explain nothing; returns how many there are."""
+    new = [one for one in found if not any(reason.explains(one) for reason in given)]
+    for one in new:
+        print(one)
+    useless = [text for reason in given for text in reason.useless(found, known)]
+    for text in useless:
+        print(f"this entry of unreached.toml explains nothing: {text}. Remove it, or correct it.")
+    print(
+        f"{len(found)} statements, branches and functions are not reached, {len(new)} of them "
+        f"without a reason in unreached.toml; {len(useless)} entries explain nothing"
     )
+    return len(new) + len(useless)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command; returns the exit code."""
+    from verification.simulation.menu import CURRENT_MENU, MENUS
+    from verification.simulation.seeds import FIXED, seed_range, shown
+
     parser = argparse.ArgumentParser(
         prog="python -m verification.simulate_coverage",
-        description="List lines and branches that no seed reaches.",
+        description="List statements and branches that no seed reaches.",
     )
     parser.add_argument("--seeds", type=seed_range, default=FIXED, help="default 0:2000")
     parser.add_argument("--menu", type=int, choices=sorted(MENUS), default=CURRENT_MENU)
     parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)))
     given = parser.parse_args(arguments)
-    return _report(run(given.seeds, given.menu, given.workers), reasons(), shown(given.seeds))
-
-
-def _report(found: list[Unreached], known: list[Reason], seeds: str) -> int:
-    new = [one for one in found if not any(reason.explains(one) for reason in known)]
-    for one in new:
-        print(f"{one.file}:{one.line} {one.function}: {one.what}")
-    for reason in known:
-        of_function = [one for one in found if reason.explains(one)]
-        texts = {one.what for one in of_function}
-        late = [what for what in reason.what if what not in texts] if reason.what else []
-        if late or not of_function:
-            names = ", ".join(late) or "the function"
-            print(f"reached after all: {reason.file} {reason.function}: {names}")
-    print(
-        f"SEEDS={seeds}: {len(found)} lines and branches are not reached, {len(new)} of them "
-        "without a reason in unreached.toml"
-    )
-    return 1 if new else 0
+    texts = sources(_PRODUCT, PACKAGES)
+    found = unreached(texts, run(given.seeds, given.menu, given.workers))
+    print(f"SEEDS={shown(given.seeds)}")
+    return 1 if report(found, all_code(texts), reasons()) else 0
 
 
 if __name__ == "__main__":
