@@ -219,22 +219,6 @@ class LeaseRows:
         )
         return row if same and _is_next(row, lease) else None
 
-    def take(self, lease: Lease, owner: str) -> Lease | None:
-        """Done when the counter is one further and the owner is the one wanted, with no handoff."""
-        put = {rows.COUNTER: number(lease.counter + 1), rows.OWNER: string(owner)}
-        changes = Changes(put, (rows.CHECKPOINT_OWNER,), _switch(lease, owner))
-        outcome = self._store.update(
-            lease.lease_key, [Equals(rows.COUNTER, number(lease.counter))], changes
-        )
-        row = self._lease(outcome.item)
-        if outcome.applied or row is None:
-            return row
-        return (
-            row
-            if row.owner == owner and not row.in_handoff and row.counter == lease.counter + 1
-            else None
-        )
-
     def assign(self, lease: Lease, owner: str, *, unrenewed: bool = False) -> Lease | None:
         """Done when the owner is the one wanted, with no handoff, and the counter has moved on (the
         new owner may have renewed since).

@@ -118,12 +118,6 @@ class LeaseTable(Protocol):
         """
         ...
 
-    def take(self, lease: Lease, owner: str) -> Lease | None:
-        """2.x form of taking a lease: if the counter is still `lease.counter`, set the owner,
-        counter + 1, remove the checkpoint owner.
-        """
-        ...
-
     def assign(self, lease: Lease, owner: str, *, unrenewed: bool = False) -> Lease | None:
         """Set the owner, remove the checkpoint owner, counter + 1, if owner and checkpoint owner
         are still those of `lease`; with `unrenewed` only if the counter is, too.

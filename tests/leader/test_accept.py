@@ -159,7 +159,7 @@ def test_a_worker_that_takes_a_lease_meanwhile_stops_the_change_half_way(world):
 
 def test_a_sink_changes_only_between_batches(world):
     key = min(world.table())
-    held = world.leases.take(world.leases.get(key), "w")
+    held = world.leases.assign(world.leases.get(key), "w")
     held = world.leases.update_checkpoint(
         held, checkpoint=held.checkpoint, pending=Position("7"), pending_state=b"2"
     )
@@ -167,7 +167,7 @@ def test_a_sink_changes_only_between_batches(world):
     wanted = identity(world, "orders", sink="delta:/elsewhere")
     with pytest.raises(ApplicationInUseError, match="has a batch in flight"):
         change(world).accept_sink(wanted)
-    held = world.leases.take(held, "w")
+    held = world.leases.assign(held, "w")
     held = world.leases.update_checkpoint(held, checkpoint=Position("7"))
     world.leases.evict(held)
     leases = world.table()

@@ -135,7 +135,6 @@ def test_writes_on_a_row_that_is_gone_make_no_row(twin):
     assert table.renew(ghost) is None
     assert table.renew(handoff) is None
     assert table.update_checkpoint(ghost, checkpoint=END) is None
-    assert table.take(ghost, "w2") is None
     assert table.assign(ghost, "w2") is None
     assert table.assign(FRESH, "w2") is None
     assert table.initiate_handoff(ghost, "w2") is None
@@ -152,7 +151,7 @@ def test_a_stale_counter_is_refused_everywhere_it_is_a_condition(twin):
     before = row(twin)
     assert twin.leases.renew(stale) is None
     assert twin.leases.update_checkpoint(stale, checkpoint=END) is None
-    assert twin.leases.take(stale, "w2") is None
+    assert twin.leases.assign(stale, "w2", unrenewed=True) is None
     assert twin.leases.evict(stale) is None
     assert row(twin) == before
 
@@ -176,21 +175,6 @@ def test_a_checkpoint_is_refused_when_another_own_write_has_the_same_counter(twi
         is None
     )
     assert twin.leases.get(KEY).pending_checkpoint_state == b"3"
-
-
-def test_take(twin):
-    lease = owned(twin)
-    taken = twin.leases.take(lease, "w2")
-    assert (taken.owner, taken.counter, taken.owner_switches_since_checkpoint) == ("w2", 2, 1)
-    handoff = twin.leases.initiate_handoff(taken, "w3")
-    taken = twin.leases.take(handoff, "w4")
-    assert (
-        taken.owner,
-        taken.checkpoint_owner,
-        taken.counter,
-        taken.owner_switches_since_checkpoint,
-    ) == ("w4", None, 3, 2)
-    assert "checkpointOwner" not in row(twin)
 
 
 def test_assign_depends_on_owners_not_on_the_counter(twin):
@@ -365,7 +349,7 @@ def test_unknown_attributes_survive_every_write(twin):
     lease = table.update_checkpoint(
         lease, checkpoint=END, pending=Position("8"), pending_state=b"3"
     )
-    lease = table.take(lease, "w2")
+    lease = table.assign(lease, "w2", unrenewed=True)
     lease = table.renew(table.initiate_handoff(lease, "w3"))
     lease = table.evict(table.assign(lease, "w3"))
     table.set_child_shard_ids(KEY, ["shardId-1"])

@@ -41,7 +41,11 @@ WRITES = {
             lease, checkpoint=lease.checkpoint, pending=END, pending_state=b"2"
         ),
     ),
-    "take": ("UpdateItem", owned, lambda t, lease: t.take(lease, "w2")),
+    "assign unrenewed": (
+        "UpdateItem",
+        owned,
+        lambda t, lease: t.assign(lease, "w2", unrenewed=True),
+    ),
     "assign": ("UpdateItem", owned, lambda t, lease: t.assign(lease, "w2")),
     "assign again": ("UpdateItem", owned, lambda t, lease: t.assign(lease, "w1")),
     "assign free": (
@@ -145,7 +149,10 @@ def test_eight_threads_race_for_one_lease(twin):
     lease = owned(twin)
     for _ in range(6):
         results = race(
-            [lambda w=w, lease=lease: twin.leases.take(lease, f"racer{w}") for w in range(8)]
+            [
+                lambda w=w, lease=lease: twin.leases.assign(lease, f"racer{w}", unrenewed=True)
+                for w in range(8)
+            ]
         )
         winners = [r for r in results if r is not None]
         assert len(winners) == 1

@@ -46,7 +46,7 @@ def step(rng, views):
         "checkpoint": lambda t: t.update_checkpoint(
             lease, checkpoint=place, pending=pending, pending_state=state
         ),
-        "take": lambda t: t.take(lease, worker),
+        "assign unrenewed": lambda t: t.assign(lease, worker, unrenewed=True),
         "assign": lambda t: t.assign(lease, worker),
         "handoff": lambda t: t.initiate_handoff(lease, worker),
         "evict": lambda t: t.evict(lease),
@@ -88,7 +88,7 @@ def test_both_twins_do_the_same(aws, client, seed):
     memory, dynamo = MemoryTwin(), DynamoTwin(aws, client)
     views = {}
     done = set()
-    for number in range(200):
+    for number in range(300):
         key, name, call = step(rng, views)
         lost = (
             LOSABLE.get(name, "UpdateItem")
