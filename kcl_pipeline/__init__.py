@@ -1,6 +1,6 @@
 """The Kinesis Client Library 3.x in Python, as a Dagster package.
 
-`from kcl_pipeline import DeltaSink, Fleet, KinesisPipeline` is all that a pipeline needs.
+A pipeline needs only `from kcl_pipeline import DeltaSink, Fleet, KinesisPipeline`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["DeltaSink", "Fleet", "KinesisPipeline", "__version__"]
 
-_PLACES = {
+_MODULES = {
     "DeltaSink": "kcl_pipeline.delta.sink",
     "Fleet": "kcl_pipeline.pipeline",
     "KinesisPipeline": "kcl_pipeline.pipeline",
@@ -23,11 +23,9 @@ _PLACES = {
 
 
 def __getattr__(name: str) -> Any:
-    """The user's three names, loaded when they are asked for: the command line starts without
-    boto3.
-    """
-    if name not in _PLACES:
+    """Load one of the public names on first use, so that the command line starts without boto3."""
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    import importlib  # noqa: PLC0415 (not needed by an import of one part)
+    import importlib  # noqa: PLC0415 (an import of one submodule does not need it)
 
-    return getattr(importlib.import_module(_PLACES[name]), name)
+    return getattr(importlib.import_module(_MODULES[name]), name)

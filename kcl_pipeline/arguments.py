@@ -1,4 +1,4 @@
-"""Checks of the arguments that users write in Python: names, types and ranges, at construction."""
+"""Check the arguments that users write in Python: names, types and ranges."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ from kcl_pipeline.errors import SettingsError
 from kcl_pipeline.settings_errors import shown, unknown, wrong
 
 MAX_TEXT: Final = 4_096
-"""Characters of a string argument (our own limit)."""
+"""Largest number of characters of a string argument (our own limit)."""
 
 _T = TypeVar("_T")
 
 
 def checked_arguments(cls: type[_T]) -> type[_T]:
-    """Have the constructor of a class name misspelled, missing and surplus arguments.
+    """Make the constructor of a class report unknown, missing and superfluous arguments.
 
-    Python's own message does not say which name was probably meant. Raises `SettingsError`.
+    Python's own message does not suggest the nearest known name. The constructor raises
+    `SettingsError`.
     """
     original = cls.__init__
     parameters = [p for p in inspect.signature(cls).parameters.values() if p.name != "self"]
@@ -49,7 +50,7 @@ def checked_arguments(cls: type[_T]) -> type[_T]:
             )
         original(self, *given, **named)
 
-    cls.__init__ = construct  # type: ignore[assignment] # (it calls the original one)
+    cls.__init__ = construct  # type: ignore[assignment] # (it calls the original constructor)
     return cls
 
 
@@ -60,7 +61,14 @@ def check_flag(name: str, value: object) -> None:
 
 
 def check_text(name: str, value: object, advice: str, *, optional: bool = False) -> None:
-    """Raise `SettingsError` unless the value is a string with something in it."""
+    """Raise `SettingsError` unless the value is a printable string that is neither blank nor long.
+
+    Args:
+        name: Name of the argument.
+        value: Its value.
+        advice: What to write instead, without the final period.
+        optional: Accept None.
+    """
     if value is None and optional:
         return
     if not isinstance(value, str):
@@ -78,21 +86,21 @@ def check_texts(name: str, value: object, advice: str) -> None:
         raise wrong(name, value, "is a string", f"Write {name}=[{value!r}]")
     if not isinstance(value, Sequence) or isinstance(value, bytes | bytearray):
         raise wrong(name, value, "is not a list", advice)
-    for number, one in enumerate(value):
-        check_text(f"{name}[{number}]", one, advice)
+    for index, item in enumerate(value):
+        check_text(f"{name}[{index}]", item, advice)
 
 
 def check_options(name: str, value: object, example: str) -> None:
     """Raise `SettingsError` unless the value is a mapping of strings to strings."""
     if not isinstance(value, Mapping):
         raise wrong(name, value, "is not a dictionary", f"Write {name}={example}")
-    for key, one in value.items():
+    for key, item in value.items():
         if not isinstance(key, str):
             raise wrong(f"{name}, key", key, "is not a string", f"Write {name}={example}")
-        if not isinstance(one, str):
-            place = f"{name}[{shown(key)}]"
-            written = "true" if one is True else "false" if one is False else str(one)
-            raise wrong(place, one, "is not a string", f"Write {shown(written, key)}")
+        if not isinstance(item, str):
+            path = f"{name}[{shown(key)}]"
+            written = "true" if item is True else "false" if item is False else str(item)
+            raise wrong(path, item, "is not a string", f"Write {shown(written, key)}")
 
 
 def check_number(
@@ -105,7 +113,17 @@ def check_number(
     whole: bool = False,
     optional: bool = False,
 ) -> None:
-    """Raise `SettingsError` unless the value is a number from `least` to `most` (inclusive)."""
+    """Raise `SettingsError` unless the value is a number from `least` to `most` (inclusive).
+
+    Args:
+        name: Name of the argument.
+        value: Its value.
+        unit: The value in words, such as ``a time in seconds``.
+        least: Smallest value.
+        most: Largest value.
+        whole: Accept whole numbers only.
+        optional: Accept None.
+    """
     if value is None and optional:
         return
     span = f", {_plain(least)} or more" if most == math.inf else f", {_plain(least)} to "
@@ -121,12 +139,19 @@ def check_number(
 
 
 def check_function(name: str, value: object, takes: Sequence[str], example: str) -> None:
-    """Raise `SettingsError` unless the value can be called with so many positional arguments."""
+    """Raise `SettingsError` unless the value can be called with these positional arguments.
+
+    Args:
+        name: Name of the argument.
+        value: Its value.
+        takes: Names of the positional arguments that the caller passes.
+        example: What to write instead.
+    """
     if isinstance(value, type) or not callable(value):
         raise wrong(name, value, "is not a function", f"Write {name}={example}")
     try:
         signature = inspect.signature(value)
-    except (TypeError, ValueError):  # some functions written in C do not tell
+    except (TypeError, ValueError):  # some functions written in C have no signature
         return
     try:
         signature.bind(*takes)
@@ -145,5 +170,5 @@ def _plain(number: float) -> str:
 
 
 def function_name(function: Callable[..., object] | None) -> str:
-    """A function for people: its name, without the address that Python shows."""
+    """Return the name of a function for messages, without the address that Python adds."""
     return "None" if function is None else str(getattr(function, "__qualname__", function))

@@ -1,8 +1,7 @@
-"""AWS as one object: the session, its two clients, and the tables and the stream client made from
-them.
+"""Create the AWS session, its clients, the tables and the stream client of an application.
 
-The pipeline, the command line and Dagster's resources all come here, so time-outs, retries and the
-user agent are decided once.
+The pipeline, the command line and the Dagster resources all use this module. It alone decides
+time-outs, retries and the user agent.
 """
 
 from __future__ import annotations
@@ -49,11 +48,17 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class SessionOptions:
-    """Where AWS is and who asks. None everywhere: what the standard environment, configuration
-    files and instance roles say.
+    """Region, endpoint and credentials of the AWS session.
 
-    `endpoint_url` serves both services and overrules `AWS_ENDPOINT_URL`. Keys are given both or not
-    at all.
+    None means: as the standard environment variables, configuration files and instance roles say.
+
+    Attributes:
+        region_name: Region of both services.
+        profile_name: Profile of the AWS configuration files.
+        endpoint_url: Endpoint of both services. It overrides `AWS_ENDPOINT_URL`.
+        aws_access_key_id: Set together with the secret access key, or not at all.
+        aws_secret_access_key: See `aws_access_key_id`.
+        aws_session_token: Session token of temporary credentials.
     """
 
     region_name: str | None = None
@@ -65,11 +70,13 @@ class SessionOptions:
 
 
 class AwsClients:
-    """The boto3 clients of one application, made when first asked for and then kept; they may be
-    used by many threads.
+    """The boto3 clients of one application, each created on first use. Thread-safe.
 
-    Raises `SettingsError` when the region, the profile, the endpoint or half a key pair is missing
-    or wrong. No call is made to a service.
+    Creating a client calls no service.
+
+    Raises:
+        SettingsError: The region, the profile, the endpoint or one key of the pair is missing or
+            wrong. Raised by the properties.
     """
 
     def __init__(
@@ -90,7 +97,7 @@ class AwsClients:
 
     @property
     def dynamodb(self) -> DynamoDBClient:
-        """The DynamoDB client: a call that timed out is never repeated behind the caller's back."""
+        """The DynamoDB client. It never retries a call by itself."""
         with self._lock, _as_settings_errors():
             if self._dynamodb is None:
                 self._dynamodb = self._client("dynamodb", dynamodb_config(self._settings))
@@ -107,7 +114,7 @@ class AwsClients:
 
     @property
     def fan_out(self) -> BotoKinesisClient:
-        """The Kinesis client of subscriptions, each of which keeps a connection for minutes."""
+        """The Kinesis client for subscriptions, each of which uses a connection for minutes."""
         with self._lock, _as_settings_errors():
             if self._fan_out is None:
                 self._fan_out = self._client("kinesis", fan_out_config(self._settings))
@@ -115,9 +122,10 @@ class AwsClients:
 
     @property
     def http2_fan_out(self) -> Http2FanOut:
-        """The subscriptions over HTTP/2, with their own client.
+        """The client for subscriptions over HTTP/2.
 
-        Raises `SettingsError` when the extra `http2` is not installed.
+        Raises:
+            SettingsError: The extra `http2` is not installed.
         """
         from kcl_pipeline.kinesis.fan_out.http2 import Http2FanOut  # noqa: PLC0415 (an extra)
 
@@ -129,7 +137,7 @@ class AwsClients:
 
     @property
     def endpoint_url(self) -> str:
-        """Where DynamoDB is reached."""
+        """Endpoint of DynamoDB."""
         return self.dynamodb.meta.endpoint_url
 
     @property
@@ -138,14 +146,12 @@ class AwsClients:
         return self.dynamodb.meta.region_name
 
     def has_credentials(self) -> bool:
-        """Whether any source of credentials has some; an instance role may be asked for them over
-        the network.
-        """
+        """Whether any source has credentials. This may call the metadata service of the host."""
         with self._lock, _as_settings_errors():
             return self._get_session().get_credentials() is not None
 
     def close(self) -> None:
-        """Close the connections; the clients are made anew when asked for again."""
+        """Close the connections. A later use creates new clients."""
         with self._lock:
             for client in (self._dynamodb, self._kinesis, self._fan_out):
                 if client is not None:
@@ -168,18 +174,18 @@ class AwsClients:
                 aws_secret_access_key=options.aws_secret_access_key,
                 aws_session_token=options.aws_session_token,
                 profile_name=options.profile_name,
-                # boto3 reads AWS_DEFAULT_REGION and the profile; containers and functions are given
-                # AWS_REGION
+                # boto3 reads AWS_DEFAULT_REGION and the profile, but containers and functions
+                # have AWS_REGION
                 region_name=options.region_name or os.environ.get("AWS_REGION") or None,
             )
         return self._session
 
 
 class ClientCache(Generic[_T]):
-    """The clients of this process that were used last, by settings and credentials. Thread-safe.
+    """The most recently used clients of this process, by settings and credentials. Thread-safe.
 
-    Credentials that rotate make a new key each time, so the least recently used client is dropped.
-    It is not closed: its users may still have it.
+    Rotating credentials produce a new key each time, so the least recently used client is removed.
+    It is not closed, because its users may still hold it.
     """
 
     def __init__(self) -> None:
@@ -189,7 +195,7 @@ class ClientCache(Generic[_T]):
     def get(
         self, settings: ConsumerSettings, options: SessionOptions, make: Callable[[], _T]
     ) -> _T:
-        """Return the client of these settings and options; `make` builds it the first time."""
+        """Return the client of these settings and options; `make` creates it the first time."""
         key = (settings.model_dump_json(), options)
         with self._lock:
             found = self._made.pop(key) if key in self._made else make()
@@ -205,7 +211,7 @@ def _as_settings_errors() -> Iterator[None]:
         yield
     except NoRegionError as error:
         raise SettingsError(
-            "no AWS region is set; set AWS_REGION (for the embedded AWS any will do, such as "
+            "no AWS region is set; set AWS_REGION (the embedded AWS accepts any region, such as "
             "us-east-1)"
         ) from error
     except ProfileNotFound as error:
@@ -214,35 +220,38 @@ def _as_settings_errors() -> Iterator[None]:
         ) from error
     except PartialCredentialsError as error:
         raise SettingsError(
-            f"{error}; give the access key id and the secret access key together"
+            f"{error}; set the access key id and the secret access key together"
         ) from error
     except (BotoCoreError, ValueError) as error:
-        raise SettingsError(f"the AWS session cannot be made: {error}") from error
+        raise SettingsError(f"the AWS session cannot be created: {error}") from error
 
 
 def user_agent(settings: ConsumerSettings) -> str:
-    """What AWS's logs show of this application."""
+    """Return the part of the user agent that names this application in the logs of AWS."""
     return f"kcl-pipeline/{__version__} kcl-application/{settings.application_name}"
 
 
 def dynamodb_config(settings: ConsumerSettings) -> Config:
-    """Time-outs of the lease settings; one attempt, because a repeated conditional write fails on
-    its own first attempt (protocol §1.4.1).
+    """Return the boto3 configuration of DynamoDB, with the time-outs of the lease settings.
+
+    One attempt: a retried conditional write would be refused because of its own first attempt
+    (protocol §1.4.1).
     """
     return Config(
         user_agent_extra=user_agent(settings),
         connect_timeout=CONNECT_TIMEOUT_SECONDS,
         read_timeout=settings.lease.dynamo_db_request_timeout_millis / 1000,
         retries={"total_max_attempts": 1, "mode": "standard"},
-        max_pool_connections=2 * settings.lease.max_lease_renewal_threads
-        + SPARE_CONNECTIONS,  # renewals and prepares
+        # twice: renewals and prepares
+        max_pool_connections=2 * settings.lease.max_lease_renewal_threads + SPARE_CONNECTIONS,
         tcp_keepalive=True,
     )
 
 
 def kinesis_config(settings: ConsumerSettings) -> Config:
-    """Time-outs of the retrieval settings; one attempt, because the reader backs off by itself and
-    counts every call against the shard's limits.
+    """Return the boto3 configuration of Kinesis, with the time-outs of the retrieval settings.
+
+    One attempt: the reader backs off by itself and counts every call against the shard's limits.
     """
     return Config(
         user_agent_extra=user_agent(settings),
@@ -255,8 +264,9 @@ def kinesis_config(settings: ConsumerSettings) -> Config:
 
 
 def fan_out_config(settings: ConsumerSettings) -> Config:
-    """As `kinesis_config`, for subscriptions: one that is silent for less than the watchdog's time
-    is not timed out.
+    """Return the boto3 configuration of subscriptions.
+
+    The read time-out is at least `fan_out_stall_millis`, so that the watchdog decides first.
     """
     retrieval = settings.retrieval
     seconds = max(retrieval.kinesis_request_timeout_millis, retrieval.fan_out_stall_millis) / 1000
@@ -275,13 +285,10 @@ class Tables:
 
 
 def open_tables(settings: ConsumerSettings, clients: AwsClients, clock: Clock) -> Tables:
-    """The three tables as objects; nothing is created or read until they are used."""
-    # the command line opens without tables
-    # likewise
+    """Return the three tables as objects. This creates and reads no table."""
+    # imported here: the command line starts without the tables
     from kcl_pipeline.leases.dynamodb.coordinator import DynamoDbCoordinatorStateTable  # noqa: PLC0415
     from kcl_pipeline.leases.dynamodb.leases import DynamoDbLeaseTable  # noqa: PLC0415
-
-    # likewise
     from kcl_pipeline.leases.dynamodb.workers import DynamoDbWorkerMetricsTable  # noqa: PLC0415
 
     client = clients.dynamodb
@@ -299,8 +306,8 @@ def open_tables(settings: ConsumerSettings, clients: AwsClients, clock: Clock) -
 
 
 def open_kinesis(settings: ConsumerSettings, clients: AwsClients, clock: Clock) -> BotoKinesis:
-    """The stream client of this application."""
-    # pyarrow is needed only where records are read
+    """Return the stream client of this application."""
+    # pyarrow is loaded only where records are read
     from kcl_pipeline.kinesis.boto import BotoKinesis  # noqa: PLC0415
 
     return BotoKinesis(clients.kinesis, settings.retrieval, settings.shard_sync, clock)
@@ -308,9 +315,10 @@ def open_kinesis(settings: ConsumerSettings, clients: AwsClients, clock: Clock) 
 
 @dataclass(frozen=True, slots=True)
 class KinesisSource:
-    """Opens the stream client of an application in another process, once there; it can be pickled.
+    """Opens the stream client of an application in another process. Can be pickled.
 
-    Credentials travel only where `options` has them; otherwise each process finds its own.
+    Each process opens it once. Credentials are pickled only if `options` has them. Otherwise each
+    process finds its own.
     """
 
     settings: ConsumerSettings
@@ -318,9 +326,7 @@ class KinesisSource:
 
     @classmethod
     def of(cls, settings: ConsumerSettings, clients: AwsClients) -> KinesisSource:
-        """The source that reads where `clients` does: the region, and the endpoint if one is set
-        here, are told.
-        """
+        """Return a source with the region of `clients`, and with its endpoint if one is set."""
         options = clients.options
         endpoint = (
             options.endpoint_url
@@ -332,7 +338,7 @@ class KinesisSource:
         )
 
     def open(self) -> BotoKinesis:
-        """The client of this process."""
+        """Return the client of this process."""
         return _OPENED.get(
             self.settings,
             self.options,
@@ -346,14 +352,15 @@ _OPENED: Final = ClientCache["BotoKinesis"]()
 
 
 def open_fan_out(settings: ConsumerSettings, clients: AwsClients) -> FanOutClient | None:
-    """The client that shards are subscribed to with; None when they are all polled.
+    """Return the client for subscriptions, or None if the settings poll all shards.
 
-    Raises `SettingsError` when it needs an extra that is not installed.
+    Raises:
+        SettingsError: The settings need the extra `http2`, which is not installed.
     """
     if settings.retrieval.retrieval_mode == "polling":
         return None
     if settings.retrieval.fan_out_http == "2":
         return clients.http2_fan_out
-    from kcl_pipeline.kinesis.fan_out.boto import BotoFanOut  # noqa: PLC0415 (likewise)
+    from kcl_pipeline.kinesis.fan_out.boto import BotoFanOut  # noqa: PLC0415 (it needs pyarrow)
 
     return BotoFanOut(clients.fan_out)

@@ -1,6 +1,6 @@
-"""What a failed AWS call means, for Kinesis and DynamoDB alike; `error_codes` has the table.
+"""Translate the errors of botocore into the errors of this package.
 
-`docs/errors.md` says what a worker does with each class of error.
+`error_codes` has the table of codes. `docs/errors.md` describes what a worker does with each class.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _CREDENTIALS: Final = (
     SSOError,
     TokenRetrievalError,
 )
-_NOT_AN_ANSWER: Final = (
+_UNREADABLE_RESPONSE: Final = (
     ResponseParserError,
     RecursionError,
     ValueError,
@@ -51,37 +51,40 @@ _NOT_AN_ANSWER: Final = (
     LookupError,
     ArithmeticError,
 )
-"""What botocore raises for an answer that is malformed, or nested too deeply."""
+"""What botocore raises for a response that is malformed or nested too deeply."""
 
 _MESSAGE_CHARACTERS: Final = 1000
-"""Of a service's message (our own limit); those of AWS are shorter, or name a long expression."""
+"""Largest part of a service's message that is kept (our own limit).
+
+Messages of AWS are shorter, except those that repeat a long expression.
+"""
 
 Special = Callable[[ClientError, str, str], AwsError | None]
-"""An operation's own meaning of an error: gets the error, its code and our message."""
+"""Translates the errors of one operation: takes the error, its code and our message."""
 
 
 @contextmanager
 def aws_errors(
     service: Service, operation: str, about: str, special: Special | None = None
 ) -> Iterator[None]:
-    """Raise what botocore raises in the block as an `AwsError`.
+    """Raise an `AwsError` for an error of botocore in the block.
 
-    A call whose outcome is not known may have been applied: `UnavailableError`.
+    A call whose outcome is unknown may have been applied: `UnavailableError`.
 
     Args:
         service: As in the names of its permissions.
-        operation: The API's name, such as ``PutItem``.
+        operation: Name of the API operation, such as ``PutItem``.
         about: The table, stream or shard, for the message.
-        special: Decides first; None leaves the error to the table.
+        special: Is called first. If it returns None, the table of codes decides.
     """
     try:
         yield
     except (ClientError, BotoCoreError) as error:
         raise translated(error, service, operation, about, special) from error
-    except _NOT_AN_ANSWER as error:
-        said = printable(f"{type(error).__name__}: {error}")
+    except _UNREADABLE_RESPONSE as error:
+        detail = printable(f"{type(error).__name__}: {error}")
         raise UnavailableError(
-            f"{operation} on {about}: the answer cannot be read: {said}",
+            f"{operation} on {about}: the response cannot be read: {detail}",
             code=type(error).__name__,
             operation=operation,
         ) from error
@@ -94,7 +97,7 @@ def translated(
     about: str,
     special: Special | None = None,
 ) -> AwsError:
-    """The error of this package for one of botocore's; see `aws_errors`."""
+    """Return the error of this package for an error of botocore; see `aws_errors`."""
     where = f"{operation} on {about}"
     if isinstance(error, ClientError):
         detail = error.response.get("Error", {})
@@ -115,12 +118,12 @@ def translated(
         else:
             kind = UnavailableError
     if kind is AccessDeniedError:
-        text = f"{text} ({_needed(service, operation)})"
+        text = f"{text} ({_required_action(service, operation)})"
     return kind(text, code=code, operation=operation)
 
 
-def _needed(service: Service, operation: str) -> str:
-    """A transaction has no action of its own: its parts need theirs."""
+def _required_action(service: Service, operation: str) -> str:
+    # IAM has no action for transactions; each of their writes needs its own
     if operation == "TransactWriteItems":
         return "the actions are dynamodb:PutItem and dynamodb:UpdateItem"
     return f"the action is {service}:{operation}"

@@ -1,4 +1,4 @@
-"""The threads of a worker, and what a dying one means: the worker stops, visibly."""
+"""Run the background threads of a worker, and stop the worker when one of them fails."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from kcl_pipeline.clock import Clock, StopSignal
 
 
 class Joinable(Protocol):
-    """A thread, or what a simulation takes for one."""
+    """A thread, or its replacement in the simulation."""
 
     def join(self, timeout: float | None = None) -> None:
-        """Wait until it has ended, at most `timeout` seconds."""
+        """Wait until the thread has ended, at most `timeout` seconds."""
         ...
 
     def is_alive(self) -> bool:
-        """Whether it has not ended yet."""
+        """Whether the thread has not ended."""
         ...
 
 
@@ -26,15 +26,23 @@ Spawn = Callable[[str, Callable[[], None]], Joinable]
 
 
 def spawn_thread(name: str, target: Callable[[], None]) -> Joinable:
-    """A daemon thread of this process."""
+    """Start a daemon thread in this process."""
     thread = threading.Thread(target=target, name=name, daemon=True)
     thread.start()
     return thread
 
 
 class Background:
-    """Named loops that run until stopped. A loop that raises stops everything; `check` then raises
-    its error in the main thread.
+    """Named loops, each in its own thread.
+
+    A loop that raises stops all loops. `check` then raises its error in the main thread.
+
+    Args:
+        clock: Clock of the waits.
+        spawn: Starts a thread.
+
+    Attributes:
+        stop: Set to stop all loops.
     """
 
     def __init__(self, clock: Clock, spawn: Spawn = spawn_thread) -> None:
@@ -44,26 +52,29 @@ class Background:
         self._failures: list[BaseException] = []
 
     def start(self, name: str, step: Callable[[], float]) -> None:
-        """Call `step` again and again, waiting the seconds that it returns in between."""
+        """Start a loop that calls `step` and then waits the seconds that `step` returned."""
 
         def loop() -> None:
             try:
                 while not self.stop.is_set():
                     self.stop.wait(max(step(), 0.0))
-            except BaseException as error:  # noqa: BLE001
-                # whatever it is, the main thread must see it
+            except BaseException as error:  # noqa: BLE001 (the main thread raises it in check())
                 self._failures.append(error)
                 self.stop.set()
 
         self._threads.append(self._spawn(name, loop))
 
     def check(self) -> None:
-        """Raise the error of a loop that died, if one has."""
+        """Raise the error of a loop that failed, if there is one."""
         if self._failures:
             raise self._failures[0]
 
     def join(self, seconds: float) -> bool:
-        """Stop all loops and wait for them up to `seconds` each; True when all have ended."""
+        """Stop all loops and wait up to `seconds` for each.
+
+        Returns:
+            Whether all have ended.
+        """
         self.stop.set()
         for thread in self._threads:
             thread.join(seconds)
@@ -71,23 +82,30 @@ class Background:
 
 
 class Due:
-    """A fixed-rate timer on a clock: `ready()` is true once per period; a late call does not make
-    up for missed ones.
+    """A timer with a fixed period, without a thread.
+
+    Due times are one period apart. After a call that is late by more than a period, the timer is
+    due again at once, one time. The other periods that were missed are dropped.
+
+    Args:
+        clock: Clock of the timer.
+        period_seconds: Time between two due times.
+        first_seconds: Time until the first due time.
     """
 
     def __init__(self, clock: Clock, period_seconds: float, *, first_seconds: float = 0.0) -> None:
         self._clock = clock
-        self._period = period_seconds
-        self._next = clock.monotonic() + first_seconds
+        self._period_seconds = period_seconds
+        self._next_due = clock.monotonic() + first_seconds
 
     def ready(self) -> bool:
-        """Whether the time has come; if so the next time is set."""
+        """Return whether the timer is due. If it is, set the next due time."""
         now = self._clock.monotonic()
-        if now < self._next:
+        if now < self._next_due:
             return False
-        self._next = max(self._next + self._period, now)
+        self._next_due = max(self._next_due + self._period_seconds, now)
         return True
 
     def seconds(self) -> float:
-        """How long until the next time, never below 0."""
-        return max(self._next - self._clock.monotonic(), 0.0)
+        """Return the seconds until the next due time, 0 or more."""
+        return max(self._next_due - self._clock.monotonic(), 0.0)

@@ -1,8 +1,7 @@
-"""A micro-batch, what became of it, and the two protocols that process one: `BatchWriter` and
-`TransactionalSink`.
+"""Values of a micro-batch, and the interfaces `BatchWriter` and `TransactionalSink`.
 
-The commit protocol itself (prepare, commit, checkpoint) is in `worker.commit`;
-docs/decisions/0002-exactly-once.md and `docs/guarantees.md` explain it.
+`docs/decisions/0002-exactly-once.md` and `docs/guarantees.md` explain the commit protocol
+(prepare, commit, checkpoint).
 """
 
 from __future__ import annotations
@@ -18,8 +17,12 @@ from kcl_pipeline.position import Position
 
 @dataclass(frozen=True, slots=True)
 class ShardRange:
-    """The part of one shard that a batch covers: after `after` (exclusive) through `through`
-    (inclusive).
+    """The part of one shard that a batch covers.
+
+    Attributes:
+        lease_key: The lease of the shard.
+        after: First position (exclusive).
+        through: Last position (inclusive).
     """
 
     lease_key: str
@@ -29,11 +32,14 @@ class ShardRange:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Records with the ranges they come from, one range per lease. `records` has `RECORD_SCHEMA`
-    and may have no rows.
+    """Records and the ranges that they come from, one range per lease.
 
-    `loaded` False: executors have read and written the ranges, and `records` stays empty unless
-    somebody has to read them again.
+    Attributes:
+        batch_id: Identifies the batch in logs and events.
+        ranges: One range per lease.
+        records: The records (`RECORD_SCHEMA`), possibly no rows.
+        loaded: Whether this process has read the records. False: executors have read and written
+            the ranges, and `records` is empty until this process reads them again.
     """
 
     batch_id: str
@@ -44,8 +50,14 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class DataFile:
-    """A Parquet file that is written but in no commit: `path` is relative to the table's root,
-    `/`-separated.
+    """A Parquet file that is written but not committed.
+
+    Attributes:
+        path: Path relative to the root of the table, separated by `/`.
+        size: Size in bytes.
+        rows: Number of rows.
+        partition_values: Values of the partition columns as strings; None is null.
+        modified_millis: Modification time in epoch milliseconds.
     """
 
     path: str
@@ -57,15 +69,15 @@ class DataFile:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What a writer made of a batch. Not visible to any reader of the table.
+    """The result of writing a batch. Readers of the table do not see it until it is committed.
 
     Attributes:
-        files: The rows of the output.
-        schema: The output's, also when there is no file. None: the batch has no records, so the
-            transform was not called.
-        rows: How many rows are in the files.
-        rejected: The records that the transform handed back as dead letters (`REJECTED_SCHEMA`);
-            none of their rejected rows is in the files. None: there are none.
+        files: The files with the rows of the output.
+        schema: Schema of the output, also when there is no file. None: the batch has no records, so
+            the transform was not called.
+        rows: Number of rows in the files.
+        rejected: The records that the transform returned as dead letters (`REJECTED_SCHEMA`).
+            None of their rejected rows is in the files. None: there are no such records.
     """
 
     files: tuple[DataFile, ...]
@@ -85,17 +97,21 @@ REJECTED_SCHEMA: Final = pa.schema(
         pa.field("error", pa.string(), nullable=False),
     ]
 )
-"""The position of a record that a transform handed back, and why. `stream` may be null."""
+"""The position of a record that a transform returned as a dead letter, and the error.
+
+`stream` may be null.
+"""
 
 
 class BatchWriter(Protocol):
-    """Turns a batch into files: the user's transform and the Parquet writer."""
+    """Turns a batch into files by means of the user's transform."""
 
     def write(self, batch: Batch) -> Written:
-        """Transform and write. The transform is not called for a batch without records.
+        """Transform and write a batch. The transform is not called for a batch without records.
 
-        Raises `errors.TransformFailedError` when the transform did, `errors.SinkError` when writing
-        did.
+        Raises:
+            TransformFailedError: The transform raised.
+            SinkError: The files could not be written.
         """
         ...
 
@@ -106,19 +122,19 @@ class BatchWriter(Protocol):
             parts: Slices of a batch's records, none of them empty.
 
         Returns:
-            The error of each part in one line; None where the transform takes it.
+            The error of each part in one line; None where the transform succeeds.
 
         Raises:
-            SinkError: Whether the transform takes a part cannot be found out now.
+            SinkError: The transform could not be run.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class TxnVersions:
-    """The two application transactions of a lease in the table's log; None: never written.
+    """The versions of the two application transactions of a lease in the table's log.
 
-    Compared for equality, never for order.
+    They are compared for equality, never for order. None: never written.
     """
 
     data: int | None = None
@@ -127,8 +143,12 @@ class TxnVersions:
 
 @dataclass(frozen=True, slots=True)
 class CommitEntry:
-    """One lease of a commit: the commit sets its data number to `number`, and is refused unless the
-    table's numbers are `expected`.
+    """One lease of a commit.
+
+    Attributes:
+        lease_key: The lease.
+        number: Batch number. The commit sets the data version to it.
+        expected: The commit is refused unless the versions in the table equal these.
     """
 
     lease_key: str
@@ -138,10 +158,12 @@ class CommitEntry:
 
 @dataclass(frozen=True, slots=True)
 class CommitOutcome:
-    """`version` is the table version when it landed.
+    """Whether a commit landed.
 
-    Otherwise `refused` names the leases that stand in the way (never empty), and `reason` says why
-    where it is not that their numbers were not as expected.
+    Attributes:
+        version: Version of the table that the commit created. None: the commit was refused.
+        refused: The leases because of which the commit was refused, at least one.
+        reason: Why, if the reason is not that their versions were not as expected.
     """
 
     version: int | None
@@ -150,48 +172,57 @@ class CommitOutcome:
 
 
 class TransactionalSink(Protocol):
-    """A table with a log that takes files and application transactions in one commit (design
-    §3).
-    """
+    """A table whose log accepts files and application transactions in one commit."""
 
     def ensure_table(self, schema: pa.Schema) -> None:
-        """Create the table with this schema unless it exists. Called before the first prepare: a
-        fence needs a log to stand in.
+        """Create the table with this schema unless it exists.
 
-        Raises `errors.SinkError` when the table exists with columns that this schema does not fit;
-        the message names them.
+        Called before the first prepare, because a fence needs a log.
+
+        Raises:
+            SinkError: The table exists, and its columns do not fit this schema. The message names
+                the columns.
         """
         ...
 
     def numbers(self, lease_keys: Sequence[str]) -> dict[str, TxnVersions]:
-        """The newest numbers of these leases; a table that does not exist yet has none.
+        """Return the newest versions of these leases. Always reads the end of the log.
 
-        Always reads the log's end.
+        If the table does not exist, no lease has versions.
         """
         ...
 
     def commit(self, written: Written, entries: Sequence[CommitEntry]) -> CommitOutcome:
-        """Add the files and set all data numbers in one commit, if all numbers are as expected;
-        contention alone is retried inside.
+        """Add the files and set all data versions in one commit, if all versions are as expected.
 
-        Raises `errors.SinkError` when the outcome is not known: then read `numbers`.
+        Retries if the commit was refused only because the log had moved.
+
+        Raises:
+            SinkError: The outcome is unknown. The caller reads `numbers`.
         """
         ...
 
     def fence(self, lease_key: str, expected: TxnVersions) -> TxnVersions | None:
-        """Raise the fence number alone (a commit without files), so that no commit made on
-        `expected` can land. None: refused, read again.
+        """Commit a fence: increment the fence version, without files.
 
-        A table that does not exist (somebody removed it) gives `expected` back: nothing can have
-        landed in it.
+        Afterwards no commit that expects `expected` can land.
+
+        Returns:
+            The new versions. None: the fence was refused, and the caller reads `numbers` again.
+            `expected` if the table does not exist, because then nothing can have landed in it.
         """
         ...
 
     def write_dead_letters(self, records: pa.Table) -> None:
-        """Append failed records (`RECORD_SCHEMA` plus at least `lease_key` and `error`) to the
-        dead-letter table, unless they are there.
+        """Append failed records to the dead-letter table, unless the table has them already.
 
-        A record is told by `lease_key`, `sequence_number` and `sub_sequence_number`, so a batch may
-        be repeated, also with another end. Raises `errors.SinkError`: call again.
+        A record is identified by `lease_key`, `sequence_number` and `sub_sequence_number`, so a
+        batch may be repeated, also with another end.
+
+        Args:
+            records: `RECORD_SCHEMA` and at least the columns `lease_key` and `error`.
+
+        Raises:
+            SinkError: The caller may repeat the call.
         """
         ...

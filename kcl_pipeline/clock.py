@@ -1,8 +1,8 @@
-"""The one module that knows time and waiting.
+"""Read the time and wait, through a clock that tests can replace.
 
-Everything else takes a `Clock`. The system clock is real; `kcl_pipeline.testing` has a virtual one,
-under which every wait, lock and I/O call is a scheduling point. For that to work there is one rule:
-**no plain lock is held across an I/O call**; where a lock has to span one, it comes from
+All other modules take a `Clock`. `SystemClock` is the real one. `kcl_pipeline.testing` has a
+virtual clock, under which every wait, lock and I/O call is a scheduling point. This requires one
+rule: **no plain lock is held across an I/O call.** A lock that is held across one comes from
 `Clock.lock()`.
 """
 
@@ -15,44 +15,42 @@ from typing import Protocol
 
 
 class StopSignal(Protocol):
-    """Something that can be asked whether to stop: `threading.Event` is one."""
+    """A flag that requests a stop, such as `threading.Event`."""
 
     def is_set(self) -> bool:
-        """Whether stopping was asked for."""
+        """Whether a stop was requested."""
         ...
 
     def set(self) -> None:
-        """Ask to stop; safe from a signal handler."""
+        """Request a stop. Do not call it in a signal handler; see `signals`."""
         ...
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until set or `timeout` seconds passed; returns whether it is set."""
+        """Wait until the flag is set or `timeout` seconds have passed; return whether it is set."""
         ...
 
 
 class Clock(Protocol):
-    """Time in seconds, and the ways to wait."""
+    """Time in seconds, waits and locks."""
 
     def monotonic(self) -> float:
-        """Seconds on a clock that never goes back; only differences mean something, and only in
-        this process.
-        """
+        """Return seconds that never decrease. Compare them only within one process."""
         ...
 
     def wall(self) -> float:
-        """Epoch seconds; may jump. Never compare the wall clocks of two hosts."""
+        """Return epoch seconds. They may jump. Never compare the wall clocks of two hosts."""
         ...
 
     def sleep(self, seconds: float) -> None:
-        """Pause this thread for `seconds` (≥ 0)."""
+        """Pause this thread for `seconds` (0 or more)."""
         ...
 
     def signal(self) -> StopSignal:
-        """A new, unset stop signal whose `wait` passes time on this clock."""
+        """Return a new stop signal, not set, whose `wait` uses this clock."""
         ...
 
     def lock(self) -> AbstractContextManager[object]:
-        """A lock (used by `with`) that may be held across I/O."""
+        """Return a lock (for `with`) that may be held across I/O."""
         ...
 
 

@@ -1,7 +1,7 @@
-"""Every knob of the consumer: KCL's names in snake_case, the unit last, KCL's defaults unless the
-description says otherwise.
+"""The settings of a consumer, with KCL's names in snake_case.
 
-Nothing here reads the environment. Each check says what to write instead (protocol §13).
+Defaults are those of KCL unless the description names KCL's value (protocol §13). A unit is the
+last part of a name. No setting is read from the environment.
 """
 
 from __future__ import annotations
@@ -30,16 +30,19 @@ __all__ = [
 ]
 
 MAX_LOCK_DURATION_MILLIS: Final = 600_000
-"""The longest leader lock, in settings and in the lock row (our own limit; KCL's default is two
-minutes). A lock row that cannot be read is taken over when it has not changed for so long.
+"""Longest duration of the leader lock, in settings and in the lock row.
+
+Our own limit; KCL's default is two minutes. An unreadable lock row is taken over when it has not
+changed for this time.
 """
 
 InitialPosition = Literal["LATEST", "TRIM_HORIZON", "AT_TIMESTAMP"]
 
 
 class TableSettings(StrictSettings):
-    """How one DynamoDB table is created; an existing table is never changed, except for
-    point-in-time recovery (protocol §1.1).
+    """How one DynamoDB table is created (protocol §1.1).
+
+    An existing table is not changed, except for point-in-time recovery.
     """
 
     table_name: str | None = Field(
@@ -57,9 +60,7 @@ class TableSettings(StrictSettings):
 
 
 class LeaseSettings(StrictSettings):
-    """Leases: how long they last, how they are renewed, found, handed over (protocol §6.1,
-    §6.5).
-    """
+    """Duration, renewal, discovery and handoff of leases (protocol §6.1, §6.5)."""
 
     failover_time_millis: int = Field(
         10_000, ge=100, description="A lease whose counter has not moved for this long is expired"
@@ -81,17 +82,19 @@ class LeaseSettings(StrictSettings):
     is_graceful_lease_handoff_enabled: bool = True
     graceful_lease_handoff_timeout_millis: int = Field(30_000, ge=100)
     release_leases_on_shutdown: bool = Field(
-        True, description="KCL waits for expiry; an ownerless row is free for any leader at once"
+        True,
+        description="KCL waits until leases expire. A released lease is assigned in the next "
+        "leader cycle",
     )
 
     @property
     def renewal_interval_millis(self) -> int:
-        """Every third of the failover time, less epsilon (protocol §6.1)."""
+        """A third of the failover time, less epsilon (protocol §6.1)."""
         return max(self.failover_time_millis // 3 - self.epsilon_millis, 1)
 
 
 class AssignmentSettings(StrictSettings):
-    """What the leader does with leases and workers (protocol §5)."""
+    """Assignment of leases to workers by the leader (protocol §5)."""
 
     lease_assignment_strategy: str = Field(
         "balanced",
@@ -113,34 +116,35 @@ class AssignmentSettings(StrictSettings):
         5.0,
         ge=0,
         le=100,
-        description="balanced: stops this far above the fair share; above the threshold: the "
-        "threshold",
+        description="balanced: a worker is relieved down to this far above its fair share. "
+        "At most the threshold",
     )
     group_threshold_percentage: float = Field(
         5.0, ge=0, le=100, description="balanced: a group this far above its fair share is relieved"
     )
     dead_band_kbps: float = Field(
-        1.0, ge=0, description="balanced: an excess of throughput below this is left alone"
+        1.0, ge=0, description="balanced: an excess of throughput below this moves no lease"
     )
     dead_band_cpu_percentage: float = Field(
         5.0,
         ge=0,
         le=100,
-        description="balanced: an excess of CPU below this many points is left alone",
+        description="balanced: an excess of CPU below this many points moves no lease",
     )
     min_benefit_per_move: float = Field(
         0.0005,
         ge=0,
-        description="balanced: excess a move relieves on average, in fair shares of a worker",
+        description="balanced: smallest average reduction of excess by a move, in fair shares of "
+        "a worker",
     )
     cool_down_seconds: float = Field(
         120.0,
         ge=0,
-        description="balanced, worker_utilization_aware: a lease that moved is left alone for "
-        "this long, unless its owner dies",
+        description="balanced, worker_utilization_aware: a lease that moved does not move again "
+        "for this time, unless its owner stops",
     )
     churn_budget_percentage: float = Field(
-        100.0, ge=0, le=100, description="balanced: most leases moved for balance by one plan"
+        100.0, ge=0, le=100, description="balanced: largest share of leases that one plan moves"
     )
     fresh_lease_quantile: float = Field(
         0.75,
@@ -153,12 +157,15 @@ class AssignmentSettings(StrictSettings):
         math.inf, gt=0, description="balanced: per worker group"
     )
     stale_worker_metrics_entry_cleanup_millis: int = Field(86_400_000, ge=1_000)
-    max_consecutive_failures: int = Field(3, ge=1, description="Then the leadership is given up")
+    max_consecutive_failures: int = Field(
+        3, ge=1, description="The leader releases the lock after this many failed cycles in a row"
+    )
 
 
 class LeaderSettings(StrictSettings):
-    """The leader's lock (protocol §3.3). The duration is stored in the item; observers use the
-    stored one.
+    """The leader lock (protocol §3.3).
+
+    The row stores the duration, and all other processes use the stored value.
     """
 
     leader_lease_duration_millis: int = Field(
@@ -179,9 +186,7 @@ class LeaderSettings(StrictSettings):
 
 
 class ShardSyncSettings(StrictSettings):
-    """Finding shards without a lease (protocol §7) and removing leases of finished shards (protocol
-    §8).
-    """
+    """Shard sync (protocol §7) and removal of the leases of finished shards (protocol §8)."""
 
     initial_position_in_stream: InitialPosition = Field("TRIM_HORIZON", description="KCL: LATEST")
     initial_timestamp: datetime | None = Field(
@@ -197,7 +202,7 @@ class ShardSyncSettings(StrictSettings):
     ignore_unexpected_child_shards: bool = False
     cleanup_leases_upon_shard_completion: bool = True
     completed_lease_cleanup_interval_millis: int = Field(
-        300_000, ge=0, description="A finished shard's lease is kept at least this long"
+        300_000, ge=0, description="The lease of a finished shard is kept at least this long"
     )
     garbage_lease_cleanup_interval_millis: int = Field(1_800_000, ge=0)
 
@@ -224,7 +229,7 @@ class ShardSyncSettings(StrictSettings):
                 + (
                     "Write a time with a time zone, such as 2026-01-31T12:00:00+00:00"
                     if position == "AT_TIMESTAMP"
-                    else "Write initial_position_in_stream='AT_TIMESTAMP', or leave the time out"
+                    else "Write initial_position_in_stream='AT_TIMESTAMP', or omit the time"
                 )
             )
             raise ValueError(msg)
@@ -232,17 +237,17 @@ class ShardSyncSettings(StrictSettings):
 
 
 class BatchSettings(StrictSettings):
-    """How micro-batches are cut."""
+    """Size of micro-batches, and failed records."""
 
     max_batch_records: int = Field(200_000, ge=1)
     max_batch_bytes: int = Field(64 * 1024 * 1024, ge=1024)
     min_batch_interval_millis: int = Field(
-        500, ge=0, description="Wait this long for more records before a small batch is cut"
+        500, ge=0, description="A small batch waits this long for more records"
     )
     failed_records: Literal["dead_letter", "fail", "skip"] = Field(
         "dead_letter",
-        description="What to do with a record that the transform fails on or hands back with "
-        "_error. dead_letter: write it to the dead-letter table. skip: leave it out, with an "
+        description="What to do with a record on which the transform fails, or which it returns "
+        "with _error. dead_letter: write it to the dead-letter table. skip: omit it, with an "
         "event and a count. fail: pause its shard",
     )
     max_dead_letter_share: float = Field(
@@ -258,8 +263,8 @@ class BatchSettings(StrictSettings):
         10_000,
         ge=0,
         description="A shard pauses when more than this many of its records in a batch fail. Each "
-        "costs a few small Spark jobs, or calls of an Arrow transform, unless the transform hands "
-        "it back with _error. Not with skip",
+        "costs a few small Spark jobs, or calls of an Arrow transform, unless the transform "
+        "returns it with _error. Not with skip",
     )
 
 
@@ -275,8 +280,8 @@ class WorkerSettings(StrictSettings):
     shard_stalled_after_millis: int = Field(
         120_000,
         ge=10,
-        description="A held lease that has not moved for so long is reported as ShardStalled, "
-        "and again after each such time; longer than the longest batch takes",
+        description="A held lease without progress for this time is reported as ShardStalled, "
+        "and again after each such time. Choose more than the longest batch takes",
     )
     worker_group_separator: str = Field(
         "-", min_length=1, description="The group is the worker id up to the first of these"
@@ -318,42 +323,48 @@ class ConsumerSettings(StrictSettings):
             raise ValueError(msg)
         for number, name in enumerate(value):
             if not is_stream(name):
-                msg = f"streams[{number}]={name!r} is no stream. Write {STREAM_FORMS}"
+                msg = f"streams[{number}]={name!r} is not a stream. Write {STREAM_FORMS}"
                 raise ValueError(msg)
         return value
 
     @property
     def lease_table_name(self) -> str:
-        """The application name unless set."""
+        """Name of the lease table: the application name unless set."""
         return self.lease_table.table_name or self.application_name
 
     @property
     def worker_metrics_table_name(self) -> str:
-        """`<application>-WorkerMetricStats` unless set."""
+        """Name of the worker-metrics table: `<application>-WorkerMetricStats` unless set."""
         return self.worker_metrics_table.table_name or f"{self.application_name}-WorkerMetricStats"
 
     @property
     def coordinator_state_table_name(self) -> str:
-        """`<application>-CoordinatorState` unless set."""
+        """Name of the coordinator-state table: `<application>-CoordinatorState` unless set."""
         return (
             self.coordinator_state_table.table_name or f"{self.application_name}-CoordinatorState"
         )
 
     @property
     def is_multi_stream(self) -> bool:
-        """More than one stream: lease keys then carry account, stream and creation epoch."""
+        """Whether there is more than one stream.
+
+        Lease keys then contain account, stream and creation epoch.
+        """
         return len(self.streams) > 1
 
     @property
     def lease_assignment_interval_millis(self) -> int:
-        """Twice the failover time unless set (protocol §5.1)."""
+        """Time between two leader cycles: twice the failover time unless set (protocol §5.1)."""
         return (
             self.assignment.lease_assignment_interval_millis or 2 * self.lease.failover_time_millis
         )
 
     @property
     def lease_discovery_interval_millis(self) -> int:
-        """Half the assignment interval less epsilon unless set (protocol §6.1)."""
+        """Time between two discoveries of assigned leases.
+
+        Half the assignment interval less epsilon unless set (protocol §6.1).
+        """
         return self.lease.lease_discovery_interval_millis or max(
             self.lease_assignment_interval_millis // 2 - self.lease.epsilon_millis, 10
         )

@@ -1,4 +1,4 @@
-"""The settings of reading shards, a part of `config`."""
+"""The settings for reading shards, a part of `config`."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ class RetrievalSettings(StrictSettings):
 
     max_records: int = Field(10_000, ge=1, le=10_000)
     idle_time_between_reads_in_millis: int = Field(
-        1_000, ge=200, description="Of a shard that is at its tip. KCL: 1500"
+        1_000, ge=200, description="Time between two reads of a shard at its end. KCL: 1500"
     )
     kinesis_request_timeout_millis: int = Field(30_000, ge=100)
     body_format: Literal["auto", "json", "cbor"] = Field(
         "auto",
-        description="Of GetRecords answers. auto: CBOR for a stream whose last answer had "
-        "half a megabyte or more, or records above 8 KiB on average, else "
-        "JSON; and JSON where CBOR is never answered. Processor time of JSON into Arrow over "
-        "that of CBOR in full answers (benchmarks.decode --sizes): 1.4 at "
-        "100 B, 1.3 at 1 KiB, 1.2 at 10 KiB, 1.4 at 100 KiB",
+        description="Format of GetRecords responses. auto: CBOR for a stream whose last response "
+        "had half a megabyte or more, or records above 8 KiB on average, else JSON. JSON if the "
+        "service never responds in CBOR. CPU time of decoding JSON over that of CBOR in full "
+        "responses (benchmarks.decode --sizes): 1.4 at 100 B, 1.3 at 1 KiB, 1.2 at 10 KiB, 1.4 at "
+        "100 KiB",
     )
     prefetch_max_bytes: int = Field(
         128 * 1024 * 1024,
         ge=1024 * 1024,
-        description="Per worker, over all its shards; room for two full batches, so that "
-        "reading goes on while one waits",
+        description="Records that are ready, per worker, over all its shards. The default is two "
+        "full batches, so that reading continues while one is processed",
     )
     fetch_threads: int = Field(4, ge=1, le=256)
     skip_kpl_deaggregation: bool = False
@@ -43,8 +43,8 @@ class RetrievalSettings(StrictSettings):
         0,
         ge=0,
         le=65535,
-        description="Where the driver answers its tasks when a Spark transform is fetched by "
-        "executors. 0: any",
+        description="Port of the driver for its tasks, when executors fetch for a Spark "
+        "transform. 0: any free port",
     )
     retrieval_mode: Literal["polling", "fan_out", "auto"] = Field(
         "polling",
@@ -56,29 +56,29 @@ class RetrievalSettings(StrictSettings):
         None,
         pattern=r"^[A-Za-z0-9_.-]{1,128}$",
         json_schema_extra={"write": "1 to 128 of the characters A-Z a-z 0-9 _ . -"},
-        description="Of the fan-out consumer. None: the application's name",
+        description="Name of the fan-out consumer. None: the application name",
     )
     consumer_arns: dict[str, str] = Field(
         default_factory=dict,
-        description="Stream name to the ARN of a consumer that is used as it is",
+        description="Stream name to the ARN of a registered consumer; no consumer is registered",
         json_schema_extra={"write": "a dictionary of stream names to ARNs of consumers"},
     )
     fan_out_max_shards: int = Field(
         16,
         ge=1,
-        description="Only with auto: a subscription takes a connection, a thread and up to 8 MiB",
+        description="Only with auto. A subscription uses a connection, a thread and up to 8 MiB",
     )
     fan_out_http: Literal["1.1", "2"] = Field(
         "1.1",
-        description="What subscriptions go over. 2 needs the extra http2 and an endpoint "
-        "that speaks it, and uses no proxy: a connection for every 32 "
-        "subscriptions and no thread of their own, instead of a connection and a thread each",
+        description="HTTP version of subscriptions. 1.1: a connection and a thread for each. "
+        "2: a connection for every 32, without a thread for each. 2 needs the extra http2 and an "
+        "endpoint with HTTP/2, and does not use a proxy",
     )
     fan_out_stall_millis: int = Field(
         20_000,
         ge=1_000,
-        description="A subscription that is silent for this long is made anew; one that "
-        "works speaks every 5 s",
+        description="A subscription without an event for this time is renewed. AWS sends one at "
+        "least every 5 s",
     )
 
     @field_validator("consumer_arns")

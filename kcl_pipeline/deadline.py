@@ -1,8 +1,9 @@
-"""End connections whose response takes longer than its deadline.
+"""Shut down connections whose response takes longer than its deadline.
 
 A read time-out bounds the wait for the next byte, not for the whole body: an endpoint that sends
-one byte a second holds its thread for ever. `limited` bounds the whole. One daemon thread per
-process looks at all deadlines once per second, so a response costs two operations on a dictionary.
+one byte per second blocks its thread without end. `limited` bounds the whole response. One daemon
+thread per process checks all deadlines once per second, so a response costs two dictionary
+operations.
 """
 
 from __future__ import annotations
@@ -22,17 +23,17 @@ from kcl_pipeline.clock import Clock, SystemClock
 if TYPE_CHECKING:
     from botocore.awsrequest import AWSPreparedRequest, AWSResponse
 
-LOOK_SECONDS: Final = 1.0
+CHECK_SECONDS: Final = 1.0
 BODY_SECONDS: Final = 60.0
-"""What the body of one response of AWS may take: 10 MiB at 175 KB/s."""
+"""Longest time for the body of one AWS response: 10 MiB at 175 KB/s."""
 
 
 class Deadlines:
     """Deadlines of the responses that are being read in this process. Thread-safe.
 
     Args:
-        clock: Tells the time.
-        in_background: Start the thread that calls `expire`. A test calls it itself.
+        clock: Clock of the deadlines.
+        in_background: Start the thread that calls `expire`. Tests call `expire` themselves.
     """
 
     def __init__(self, clock: Clock, *, in_background: bool = True) -> None:
@@ -46,12 +47,14 @@ class Deadlines:
 
     @contextlib.contextmanager
     def limited(self, connection: socket.socket | None, seconds: float) -> Iterator[None]:
-        """Shut `connection` down when the body of the `with` statement takes longer.
+        """Shut `connection` down if the body of the `with` statement takes longer than `seconds`.
 
-        None: the connection is not known, and nothing is limited.
+        Args:
+            connection: None: the connection is unknown, and there is no limit.
+            seconds: Time from now.
 
         Raises:
-            TimeoutError: The connection was shut down. What was read is only a part.
+            TimeoutError: The connection was shut down. The response is incomplete.
         """
         if connection is None:
             yield
@@ -84,7 +87,7 @@ class Deadlines:
 
     def _run(self) -> None:
         while True:
-            self._clock.sleep(LOOK_SECONDS)
+            self._clock.sleep(CHECK_SECONDS)
             with self._lock:
                 if not self._open:
                     self._watch = None
@@ -96,7 +99,7 @@ DEADLINES: Final = Deadlines(SystemClock())
 
 
 def socket_of(response: object) -> socket.socket | None:
-    """Return the socket under a response of urllib3; None where its inside is not as expected."""
+    """Return the socket of a urllib3 response, or None if its private attributes have changed."""
     found: object = getattr(getattr(response, "_connection", None), "sock", None)
     if found is None:
         reader = getattr(getattr(response, "_fp", None), "fp", None)
@@ -105,10 +108,10 @@ def socket_of(response: object) -> socket.socket | None:
 
 
 def limit_bodies(client: object, seconds: float = BODY_SECONDS) -> None:
-    """Have the bodies of a boto3 client read within `seconds`, event streams excepted.
+    """Limit the time in which a boto3 client reads a response body. Event streams have no limit.
 
-    There is no public hook between sending and reading. Where botocore's inside is not as
-    expected, the client stays as it is.
+    botocore has no public hook between sending and reading, so this replaces a private method. If
+    botocore has no such method, the client is not changed.
     """
     endpoint: Any = getattr(client, "_endpoint", None)
     send = getattr(endpoint, "_send", None)
@@ -118,16 +121,16 @@ def limit_bodies(client: object, seconds: float = BODY_SECONDS) -> None:
     def send_and_read(request: AWSPreparedRequest) -> AWSResponse:
         if request.stream_output:
             return cast("AWSResponse", send(request))
-        # otherwise botocore reads the body before it gives the response out
+        # otherwise botocore reads the body before it returns the response
         request.stream_output = True
         response: AWSResponse = send(request)
         try:
             with DEADLINES.limited(socket_of(response.raw), seconds):
-                # kept by the response: botocore gets the same bytes afterwards
+                # the response keeps the body, and botocore parses these bytes later
                 _ = response.content
         except (urllib3.exceptions.HTTPError, OSError) as error:
             raise HTTPClientError(error=error) from error
         return response
 
-    send_and_read.limits_bodies = True  # type: ignore[attr-defined] # (so that it is done once)
+    send_and_read.limits_bodies = True  # type: ignore[attr-defined] # (checked above)
     endpoint._send = send_and_read  # noqa: SLF001 (see above)

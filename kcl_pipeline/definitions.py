@@ -1,4 +1,4 @@
-"""From a pipeline to Dagster definitions."""
+"""Build the Dagster definitions of a pipeline."""
 
 from collections.abc import Mapping
 from datetime import timedelta
@@ -41,14 +41,27 @@ def build_definitions(
     lag_threshold_seconds: float = 60.0,
     scale_up_lag_seconds: float | None = 120.0,
 ) -> dg.Definitions:
-    """Assets, checks, the consume job, the leader sensor and resources of one pipeline; merge them
-    with others by `Definitions.merge`.
+    """Build the assets, checks, jobs, leader sensor and resources of one pipeline.
 
-    `aws` None: the standard environment. `leader_default_running`: the sensor is on, and starts
-    workers, as soon as Dagster loads the code; otherwise somebody turns it on. `progress_seconds`:
-    how often a running worker reports (one materialization, about 9 kB of Dagster's log). `owners`:
-    e-mails or `team:...`. `freshness` None: no policy. `scale_up_lag_seconds` None: never more than
-    `workers.min` workers unless somebody starts them.
+    Combine the result with other definitions by `Definitions.merge`.
+
+    Args:
+        pipeline: The pipeline.
+        aws: Region, endpoint and credentials. None: the standard environment.
+        leader_default_running: Whether the sensor runs, and starts workers, as soon as Dagster
+            loads the code. Otherwise a user starts it in the Dagster UI.
+        progress_seconds: Time between two reports of a running worker. Each is one
+            materialization, about 9 kB of Dagster's event log.
+        group_name: Group of the assets.
+        owners: E-mail addresses or `team:...`.
+        tags: Tags of the assets.
+        freshness: Freshness policy of the output asset. None: no policy.
+        lag_threshold_seconds: The lag check fails above this lag.
+        scale_up_lag_seconds: The sensor starts more workers above this lag. None: it keeps
+            `workers.min` workers.
+
+    Raises:
+        SettingsError: An argument is wrong.
     """
     if aws is not None and not isinstance(aws, AwsResource):
         raise wrong("aws", aws, "is not an AwsResource", "Write AwsResource(...), or None")
@@ -81,7 +94,7 @@ def build_definitions(
 
 
 def build_resources(pipeline: PipelineLike, names: Names, aws: AwsResource) -> dict[str, Any]:
-    """The resources of one pipeline, under keys that carry its name."""
+    """Build the resources of one pipeline. Their keys contain its name."""
     spark_config = dict(getattr(pipeline, "spark_config", {}))
     return {
         names.aws: aws,

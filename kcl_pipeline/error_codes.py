@@ -1,4 +1,4 @@
-"""One table of the error codes of Kinesis and DynamoDB."""
+"""Map the error codes of Kinesis and DynamoDB to classes of errors."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ CODES: Final[dict[type[AwsError], frozenset[str]]] = {
     ),
     NotFoundError: frozenset({"ResourceNotFoundException", "TableNotFoundException"}),
 }
-"""The codes of each class, of both services. `InvalidRequestError` has all others."""
+"""Codes of each class, for both services. All other codes mean `InvalidRequestError`."""
 
 _CLASS_OF: Final = {code: kind for kind, codes in CODES.items() for code in codes}
 _HTTP_STATUS: Final = re.compile(r"[1-5]\d\d")
@@ -75,7 +75,12 @@ _FIRST_SERVER_ERROR: Final = 500
 
 
 def class_of(code: str, status: int = 0) -> type[AwsError]:
-    """The class of a refusal by its code, or by its HTTP status where the code is not known."""
+    """Return the class of an error by its code, or by its HTTP status if the code is unknown.
+
+    Args:
+        code: Error code of the service.
+        status: HTTP status. 0: unknown.
+    """
     if not status and _HTTP_STATUS.fullmatch(code):
         status = int(code)
     known = _CLASS_OF.get(code)

@@ -1,28 +1,29 @@
-"""Every error that the package raises on purpose.
+"""The errors that this package raises.
 
 ::
 
     KclError
-    ├── SettingsError               a wrong setting, its value and what to write instead
-    ├── NotACompatibleTable         rows that must not be worked on (other layout, KCL 2.x)
-    │   └── OtherApplicationError   rows of an application with other streams or another sink
-    ├── ApplicationInUseError       workers run that a change of the application needs stopped
-    ├── AwsError                    AWS refused a call, other than by a condition
-    │   ├── Throttled               try later
-    │   ├── Unavailable             network, time-out, 5xx: the call may have been applied
-    │   ├── AccessDenied            a permission is missing: the message names the action
-    │   ├── NotFound                the table or stream does not exist
-    │   ├── StreamReplacedError     another stream has the name now
-    │   ├── InvalidRequest          anything else the service refused
-    │   ├── ExpiredIterator         a shard iterator is too old
-    │   └── UnreadableRow           a row of one of the tables cannot be read
-    ├── ShardSyncError              the shard list cannot be used (hole, inconsistent)
-    ├── RecordsLost                 records that were to be read have left retention
-    ├── LeaseLost                   the lease is not ours any more: nothing may be written for it
-    ├── TransformFailed             the user's transform raised
-    │   └── BrokenTransformError    it cannot work on any record
-    └── SinkError                   the sink failed in a way that is not a refusal
-        └── CommitStoppedError      the worker stopped between two attempts to commit
+    ├── SettingsError                a setting is wrong
+    ├── IncompatibleTableError       rows of another layout or client version
+    │   └── OtherApplicationError    rows of an application with other streams or another sink
+    ├── ApplicationInUseError        a change of the application needs all workers stopped
+    ├── AwsError                     an AWS call was refused or failed
+    │   ├── ThrottledError           too many calls; nothing was applied
+    │   ├── UnavailableError         network, time-out, 5xx; the call may have been applied
+    │   ├── AccessDeniedError        a permission is missing
+    │   ├── NotFoundError            the table or stream does not exist
+    │   ├── StreamReplacedError      another stream has the name now
+    │   ├── InvalidRequestError      the service refuses the request always
+    │   ├── ExpiredIteratorError     the shard iterator is not valid any more
+    │   └── UnreadableRowError       a row of one of the tables cannot be read
+    ├── ShardSyncError               the list of shards cannot be used now
+    ├── RecordsLostError             records have left retention before they were read
+    ├── LeaseLostError               another worker owns the lease
+    ├── TransformFailedError         the user's transform raised
+    │   └── BrokenTransformError     the transform cannot process any record
+    └── SinkError                    the sink failed; the outcome may be unknown
+        ├── TableMismatchError       the table does not fit the batch or the settings
+        └── CommitStoppedError       the worker stopped between two attempts to commit
 """
 
 from __future__ import annotations
@@ -33,12 +34,11 @@ class KclError(Exception):
 
 
 class SettingsError(KclError):
-    """A setting is wrong; the message says which, what it was, and what to write instead."""
+    """A setting is wrong. The message names it, its value, and what to write instead."""
 
 
-# a sentence about the table reads better than an Error suffix
 class IncompatibleTableError(KclError):
-    """The DynamoDB rows belong to a layout or client version that must not be touched."""
+    """The rows in DynamoDB have a layout or client version that this package must not change."""
 
 
 class OtherApplicationError(IncompatibleTableError):
@@ -46,13 +46,15 @@ class OtherApplicationError(IncompatibleTableError):
 
 
 class ApplicationInUseError(KclError):
-    """A change that needs all workers to be stopped finds one, or another change, under way."""
+    """A change of the application needs all workers stopped, but one or another change runs."""
 
 
 class AwsError(KclError):
-    """AWS refused or failed a call.
+    """An AWS call was refused or failed.
 
-    `code` is the service's error code, `operation` its API name.
+    Attributes:
+        code: Error code of the service.
+        operation: Name of the API operation.
     """
 
     def __init__(self, message: str, *, code: str = "", operation: str = "") -> None:
@@ -62,15 +64,15 @@ class AwsError(KclError):
 
 
 class ThrottledError(AwsError):
-    """The service asked to slow down; nothing was applied."""
+    """The service throttled the call. Nothing was applied."""
 
 
 class UnavailableError(AwsError):
-    """Network, time-out or 5xx: the outcome of a write is unknown."""
+    """Network error, time-out or 5xx. The outcome of a write is unknown."""
 
 
 class AccessDeniedError(AwsError):
-    """The credentials may not do this; the message names the action."""
+    """The credentials do not allow the call. The message names the action."""
 
 
 class NotFoundError(AwsError):
@@ -78,41 +80,44 @@ class NotFoundError(AwsError):
 
 
 class StreamReplacedError(AwsError):
-    """The name belongs to another stream than the one that the leases are about."""
+    """The name of the stream now belongs to another stream than that of the leases."""
 
 
 class InvalidRequestError(AwsError):
-    """The service refused the request for good."""
+    """The service refused the request, and would refuse it again."""
 
 
 class ExpiredIteratorError(AwsError):
-    """A shard iterator is older than five minutes, or not one the service accepts."""
+    """A shard iterator is older than five minutes, or the service does not accept it."""
 
 
 class UnreadableRowError(AwsError, ValueError):
-    """A row has an attribute missing, or of another type, or with a value that means nothing;
-    the reader leaves it alone and reports it.
+    """An attribute of a row is missing, has another type, or has an invalid value.
+
+    The reader reports the row and does not change it.
     """
 
 
 class ShardSyncError(KclError):
-    """The list of shards is not usable now; try again later."""
+    """The list of shards cannot be used now. A later attempt may succeed."""
 
 
 class RecordsLostError(KclError):
-    """Records that were to be read have left retention, or their shard is gone; the message names
-    shard and positions.
+    """Records have left retention before they were read, or their shard does not exist any more.
+
+    The message names the shard and the positions.
     """
 
 
 class LeaseLostError(KclError):
-    """The lease belongs to somebody else; nothing may be written for it any more."""
+    """Another worker owns the lease. This worker must not write for it any more."""
 
 
 class TransformFailedError(KclError):
-    """The user's transform raised; the cause is chained.
+    """The user's transform raised. The cause is chained.
 
-    `detail` says what, in one line, without naming how many records it was given.
+    Attributes:
+        detail: The error in one line, without the number of records.
     """
 
     def __init__(self, message: str, *, detail: str = "") -> None:
@@ -121,23 +126,23 @@ class TransformFailedError(KclError):
 
 
 class BrokenTransformError(TransformFailedError):
-    """The transform cannot work on any record: it does not return a table, for example."""
+    """The transform cannot process any record. For example, it does not return a table."""
 
 
 class SinkError(KclError):
-    """The sink failed; whether the batch landed must be read from the table."""
+    """The sink failed. Whether the batch landed must be read from the table."""
 
 
 class TableMismatchError(SinkError):
-    """The table and the batch, or the sink's settings, do not fit.
+    """The table does not fit the batch or the settings of the sink.
 
-    This attempt has written nothing, and another one changes nothing: somebody has to change the
-    table, the transform or the settings.
+    Nothing was written, and a retry does not help. A user has to change the table, the transform or
+    the settings.
     """
 
 
 class CommitStoppedError(SinkError):
-    """The worker was asked to stop between two attempts to prepare or commit a batch.
+    """The worker was stopped between two attempts to prepare or commit a batch.
 
-    Whether the batch landed is found by the next owner of its leases.
+    The next owner of its leases finds out whether the batch landed.
     """

@@ -1,7 +1,7 @@
-"""The closed set of things that can happen.
+"""The events that workers and leaders emit.
 
-Logs, metrics, Dagster events and tests are all derived from these; they carry facts, never
-behaviour. An `EventSink` takes them; it must be quick and must not raise.
+Logs, metrics, Dagster events and tests are derived from them. Events are values without behaviour.
+An `EventSink` receives them. It must be fast and must not raise.
 """
 
 from __future__ import annotations
@@ -20,16 +20,18 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class WorkerStarted(Event):
-    """A worker has its tables and begins to look for leases."""
+    """A worker has opened its tables and starts to discover leases."""
 
     worker_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerStopped(Event):
-    """A worker has released everything.
+    """A worker has stopped and released its leases.
 
-    `reason` is one of the stop reasons of `worker.StopReason`.
+    Attributes:
+        worker_id: The worker.
+        reason: A value of `worker.StopReason`.
     """
 
     worker_id: str
@@ -38,8 +40,9 @@ class WorkerStopped(Event):
 
 @dataclass(frozen=True, slots=True)
 class WorkerIdShared(Event):
-    """Another running process uses the same worker id. Nothing is lost, but the two take each
-    other's leases all the time.
+    """Another running process uses the same worker id.
+
+    No record is lost, but the two processes take each other's leases again and again.
     """
 
     worker_id: str
@@ -48,7 +51,7 @@ class WorkerIdShared(Event):
 
 @dataclass(frozen=True, slots=True)
 class LeaseGained(Event):
-    """A worker holds a lease it did not hold before."""
+    """A worker holds a lease that it did not hold before."""
 
     worker_id: str
     lease_key: str
@@ -57,7 +60,7 @@ class LeaseGained(Event):
 
 @dataclass(frozen=True, slots=True)
 class LeaseLost(Event):
-    """A worker does not hold a lease any more and did not give it away."""
+    """A worker does not hold a lease any more, and has neither released it nor handed it off."""
 
     worker_id: str
     lease_key: str
@@ -66,7 +69,7 @@ class LeaseLost(Event):
 
 @dataclass(frozen=True, slots=True)
 class LeaseReleased(Event):
-    """A stopping worker made a lease ownerless."""
+    """A stopping worker removed the owner of a lease."""
 
     worker_id: str
     lease_key: str
@@ -74,7 +77,7 @@ class LeaseReleased(Event):
 
 @dataclass(frozen=True, slots=True)
 class HandoffStarted(Event):
-    """The owner has seen that its lease is to go to another worker."""
+    """The owner of a lease has read that the leader assigned the lease to another worker."""
 
     lease_key: str
     from_worker: str
@@ -83,7 +86,15 @@ class HandoffStarted(Event):
 
 @dataclass(frozen=True, slots=True)
 class HandoffCompleted(Event):
-    """The old owner transferred the lease. `forced` when the time-out did it."""
+    """The old owner has transferred the lease.
+
+    Attributes:
+        lease_key: The lease.
+        from_worker: The old owner.
+        to_worker: The new owner.
+        seconds: Duration of the handoff.
+        forced: Whether the handoff time-out ended the work on the shard.
+    """
 
     lease_key: str
     from_worker: str
@@ -94,7 +105,7 @@ class HandoffCompleted(Event):
 
 @dataclass(frozen=True, slots=True)
 class ShardEnded(Event):
-    """A shard was read, committed and checkpointed to its end; the children have leases."""
+    """A shard was read, committed and checkpointed to its end. Its children have leases."""
 
     worker_id: str
     lease_key: str
@@ -103,8 +114,17 @@ class ShardEnded(Event):
 
 @dataclass(frozen=True, slots=True)
 class BatchCommitted(Event):
-    """A batch is in the sink. `milliseconds` maps phase to its time: job (of executors that fetch),
-    write, prepare (what was left of it when the files were written), commit, rewrite.
+    """A batch is in the sink.
+
+    Attributes:
+        worker_id: The worker.
+        batch_id: The batch.
+        records: Number of records.
+        bytes: Bytes of the records.
+        lease_keys: Leases of the batch.
+        milliseconds: Duration of each phase: job (executor fetch), write, prepare (only the part
+            after the files were written), commit, rewrite.
+        table_version: Version of the table. None: the sink has no versions.
     """
 
     worker_id: str
@@ -118,8 +138,9 @@ class BatchCommitted(Event):
 
 @dataclass(frozen=True, slots=True)
 class BatchRefused(Event):
-    """A batch, or some of its leases, was not committed; the ranges are read again by the worker
-    that owns them.
+    """A batch, or some of its leases, was not committed.
+
+    The owners of these leases read the ranges again.
     """
 
     worker_id: str
@@ -130,8 +151,12 @@ class BatchRefused(Event):
 
 @dataclass(frozen=True, slots=True)
 class PendingResolved(Event):
-    """A taker found a pending checkpoint: `landed` says whether the table had it; otherwise a fence
-    was written.
+    """A worker has resolved the pending checkpoint of a lease that it took.
+
+    Attributes:
+        worker_id: The worker.
+        lease_key: The lease.
+        landed: Whether the table has the batch. Otherwise the worker has committed a fence.
     """
 
     worker_id: str
@@ -141,7 +166,15 @@ class PendingResolved(Event):
 
 @dataclass(frozen=True, slots=True)
 class RecordsDeadLettered(Event):
-    """Records that the transform could not take went to the dead-letter table (or were skipped)."""
+    """Records that the transform cannot process were written as dead letters, or skipped.
+
+    Attributes:
+        worker_id: The worker.
+        lease_key: The lease.
+        records: Number of records.
+        error: Error of the transform.
+        skipped: Whether they were skipped and not written to the dead-letter table.
+    """
 
     worker_id: str
     lease_key: str
@@ -158,7 +191,7 @@ class AggregatesRejected(Event):
         lease_key: The lease of the shard.
         sequence_number: The first record concerned.
         over_limit: Aggregates that exceed a limit; they are delivered as plain records.
-        misplaced: Aggregates of the KPL with a user record that hashes outside of the shard; they
+        misplaced: KPL aggregates with a user record whose hash key is outside of the shard; they
             are dropped, because the KPL sends these user records again.
         unknown_keys: User records whose partition key is missing; they are delivered with the key
             of their aggregate.
@@ -174,9 +207,9 @@ class AggregatesRejected(Event):
 class LossReason(StrEnum):
     """Why records of a shard never reach the table.
 
-    ROW_DELETED: the lease row was deleted by hand before the shard was read to its end, and nothing
-    reads the rest. SHARD_NOT_LISTED: the stream does not list the shard any more, which was not
-    read to its end.
+    ROW_DELETED: the lease row was deleted by hand before the shard was read to its end, and no
+    lease covers the rest. SHARD_NOT_LISTED: the shard was not read to its end, and the stream does
+    not list it any more.
     """
 
     ROW_DELETED = "row_deleted"
@@ -188,10 +221,10 @@ class RecordsLost(Event):
     """Records of a shard are not in the table, and this application does not read them any more.
 
     Attributes:
-        reporter: Worker id, or owner name of the leader, that found it.
+        reporter: Id of the worker, or owner name of the leader, that detected the loss.
         lease_key: The lease of the shard.
-        reason: Why nothing reads them.
-        after: Last position known to be in the table; the loss begins behind it. None: unknown.
+        reason: Why they are not read.
+        after: Last position known to be in the table (exclusive start of the loss). None: unknown.
         until: Last lost position (inclusive). None: to the end of the shard, or unknown.
         first_arrival_millis: Earliest arrival time of a lost record, epoch milliseconds, if known.
         last_arrival_millis: Latest arrival time of a lost record, epoch milliseconds, if known.
@@ -208,8 +241,17 @@ class RecordsLost(Event):
 
 @dataclass(frozen=True, slots=True)
 class ShardPaused(Event):
-    """A shard is not processed for `retry_seconds` because its transform fails on more records
-    than the settings allow. Repeated while it lasts, ever more rarely.
+    """A shard is paused because the transform fails on more records than the settings allow.
+
+    The event is repeated at every failed retry. The time between retries grows.
+
+    Attributes:
+        worker_id: The worker.
+        lease_key: The lease.
+        reason: Why the shard is paused.
+        attempts: Failed attempts so far.
+        seconds: Time since the first failed attempt.
+        retry_seconds: Time until the next attempt.
     """
 
     worker_id: str
@@ -222,7 +264,7 @@ class ShardPaused(Event):
 
 @dataclass(frozen=True, slots=True)
 class ShardResumed(Event):
-    """A shard that was paused for `seconds` is processed again."""
+    """A shard that was paused is processed again, after `seconds` and `attempts` failures."""
 
     worker_id: str
     lease_key: str
@@ -231,12 +273,12 @@ class ShardResumed(Event):
 
 
 class StallStep(StrEnum):
-    """What a shard that stands still waits for.
+    """What a stalled shard waits for.
 
-    WAITING_FOR_PARENT: the end of its parents. RESOLVING: what its previous owner left in flight
-    is to be settled with the table. READING: records of Kinesis. QUEUED: its records, or its lease,
-    wait for the processing thread. PROCESSING: it is in a batch that is not committed. ENDING: its
-    end is to be recorded. LEAVING: it is to be handed to another worker. UNKNOWN_STREAM: this
+    WAITING_FOR_PARENT: the end of its parents. RESOLVING: the resolution of the pending checkpoint
+    of its previous owner. READING: records of Kinesis. QUEUED: the processing thread has to take
+    its records or its lease. PROCESSING: the commit of a batch that contains it. ENDING: the
+    checkpoint at its end. LEAVING: the handoff to another worker. UNKNOWN_STREAM: nothing; this
     worker does not read its stream.
     """
 
@@ -252,12 +294,18 @@ class StallStep(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ShardStalled(Event):
-    """A held lease has not moved for `seconds`, and its shard is not finished. Repeated once per
-    `worker.shard_stalled_after_millis` for as long as it lasts.
+    """A held lease has made no progress for `seconds`, and its shard is not finished.
 
-    A shard moves when records of it are committed, when its parents do, and when it is read with
-    success and nothing of it waits, so an idle shard always moves. `error` is the last one of the
-    step, if there was one.
+    The event is repeated once per `worker.shard_stalled_after_millis`. A shard makes progress when
+    its records are committed, when its parents make progress, and when a read succeeds while no
+    record of it waits. So an idle shard always makes progress.
+
+    Attributes:
+        worker_id: The worker.
+        lease_key: The lease.
+        step: What the shard waits for.
+        seconds: Time without progress.
+        error: Last error of the step, if any.
     """
 
     worker_id: str
@@ -269,9 +317,12 @@ class ShardStalled(Event):
 
 @dataclass(frozen=True, slots=True)
 class AnnouncementRejected(Event):
-    """An announcement beside the Delta log cannot be used. Its owner commits the batch alone.
+    """An announcement cannot be used. Its author commits the batch alone.
 
-    `removed`: it was deleted. Otherwise it stays and this process does not read it again.
+    Attributes:
+        name: Name of the object.
+        reason: Why it cannot be used.
+        removed: Whether it was deleted. Otherwise this process does not read it again.
     """
 
     name: str
@@ -281,7 +332,7 @@ class AnnouncementRejected(Event):
 
 @dataclass(frozen=True, slots=True)
 class AwsTrouble(Event):
-    """A call failed and will be tried again."""
+    """An AWS call failed and will be retried."""
 
     operation: str
     error: str
@@ -299,8 +350,10 @@ class CpuSourceSkipped(Event):
 
 @dataclass(frozen=True, slots=True)
 class RowRejected(Event):
-    """A row of one of the tables cannot be read, or is not of this application. It is left alone,
-    and what it stands for is neither held nor planned. Told once, until the reason changes.
+    """A row of one of the tables cannot be read, or belongs to another application.
+
+    The row is not changed, and its lease is neither held nor planned. The event is emitted again
+    only when the reason changes.
     """
 
     table: str
@@ -310,7 +363,12 @@ class RowRejected(Event):
 
 @dataclass(frozen=True, slots=True)
 class LeaderElected(Event):
-    """This process holds the leader lock now."""
+    """This process has acquired the leader lock.
+
+    Attributes:
+        owner_name: Name of this process in the lock row.
+        stolen_from: Owner of the expired lock that was replaced, if there was one.
+    """
 
     owner_name: str
     stolen_from: str | None = None
@@ -318,7 +376,7 @@ class LeaderElected(Event):
 
 @dataclass(frozen=True, slots=True)
 class LeadershipLost(Event):
-    """This process holds the leader lock no longer. `reason` says why."""
+    """This process does not hold the leader lock any more. `reason` says why."""
 
     owner_name: str
     reason: str
@@ -335,7 +393,7 @@ class LeasesCreated(Event):
 
 @dataclass(frozen=True, slots=True)
 class LeaseDeleted(Event):
-    """Cleanup removed a lease row."""
+    """The leader deleted a lease row."""
 
     lease_key: str
     reason: str
@@ -343,9 +401,12 @@ class LeaseDeleted(Event):
 
 @dataclass(frozen=True, slots=True)
 class HoleFound(Event):
-    """The leases of a stream do not cover its hash keys.
+    """The leases of a stream do not cover all its hash keys.
 
-    `times` counts audits in a row with the same hole.
+    Attributes:
+        stream: The stream.
+        description: The first gap.
+        times: Number of audits in a row that found the same gap.
     """
 
     stream: str
@@ -355,7 +416,15 @@ class HoleFound(Event):
 
 @dataclass(frozen=True, slots=True)
 class PlanMade(Event):
-    """The leader made a plan."""
+    """The leader has computed a plan.
+
+    Attributes:
+        strategy: Assignment strategy.
+        moves: Number of moves.
+        unassigned: Leases that the plan leaves without an owner.
+        spilled: Leases that no worker has capacity for.
+        milliseconds: Duration of the computation.
+    """
 
     strategy: str
     moves: int
@@ -366,9 +435,14 @@ class PlanMade(Event):
 
 @dataclass(frozen=True, slots=True)
 class LeaseMoved(Event):
-    """The leader wrote one move.
+    """The leader has written one move.
 
-    `graceful` when it began a handoff instead of assigning at once.
+    Attributes:
+        lease_key: The lease.
+        from_worker: Previous owner. None: the lease had none.
+        to_worker: New owner.
+        graceful: Whether it started a handoff. Otherwise the move took effect at once.
+        reason: Why the plan contains this move.
     """
 
     lease_key: str
@@ -380,7 +454,7 @@ class LeaseMoved(Event):
 
 @dataclass(frozen=True, slots=True)
 class MoveRefused(Event):
-    """The condition of a planned move did not hold any more; the next cycle looks again."""
+    """The conditional write of a move was refused. The next cycle plans again."""
 
     lease_key: str
     to_worker: str
@@ -388,9 +462,12 @@ class MoveRefused(Event):
 
 @dataclass(frozen=True, slots=True)
 class CycleFailed(Event):
-    """A leader cycle had errors. `consecutive` counts; at the limit the leadership is given up.
+    """A leader cycle had errors.
 
-    It is 0 when the errors were about single rows or streams only: the others were served.
+    Attributes:
+        error: The errors.
+        consecutive: Number of failed cycles in a row. At the limit the leader releases the lock. 0:
+            the errors concern single rows or streams, and the cycle processed all others.
     """
 
     error: str
@@ -401,4 +478,4 @@ EventSink = Callable[[Event], None]
 
 
 def ignore_events(event: Event) -> None:
-    """An event sink that drops everything."""
+    """Drop the event."""

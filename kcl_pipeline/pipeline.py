@@ -1,15 +1,17 @@
-"""What a user writes: one function and one object.
+"""Define a pipeline: the object that users write.
 
-def per_minute(records: DataFrame) -> DataFrame: ...
+Example::
 
-orders = KinesisPipeline(
-    name="orders",
-    streams=["orders"],
-    transform=per_minute,
-    sink=DeltaSink("lake/orders_per_minute"),
-    workers=Fleet(min=2, max=8),
-)
-defs = orders.definitions()
+    def per_minute(records: DataFrame) -> DataFrame: ...
+
+    orders = KinesisPipeline(
+        name="orders",
+        streams=["orders"],
+        transform=per_minute,
+        sink=DeltaSink("lake/orders_per_minute"),
+        workers=Fleet(min=2, max=8),
+    )
+    defs = orders.definitions()
 """
 
 from __future__ import annotations
@@ -58,15 +60,25 @@ SessionFactory = Callable[[], "SparkSession"]
 @checked_arguments
 @dataclass(frozen=True)
 class KinesisPipeline:
-    """A KCL application: streams in, a Spark (or Arrow) function, a Delta table out, exactly once.
+    """A KCL application that reads streams, transforms the records and writes them to a sink.
 
-    `name` is the KCL application name: it names the three tables and the Dagster definitions.
-    `transform` gets a Spark DataFrame with the columns of `records.kinesis.RECORD_SCHEMA` and
-    returns one; `transform_arrow` does the same on `pyarrow.Table` without a JVM; give at most one,
-    none keeps the records as they are. `sink` is a `DeltaSink` (exactly once) or a
-    `spark.foreach.ForeachBatchSink` (at least once). `settings_overrides` changes any field of
-    `config.ConsumerSettings`, e.g. `{"lease": {"failover_time_millis": 5000}}`. `spark_config` are
-    Spark properties. Raises `SettingsError`, with what to write instead.
+    Set at most one of `transform` and `transform_arrow`. With neither, the sink receives the
+    records unchanged.
+
+    Args:
+        name: KCL application name. It names the three tables and the Dagster definitions.
+        streams: Names or ARNs of the streams.
+        sink: A `DeltaSink` (exactly once) or a `spark.foreach.ForeachBatchSink` (at least once).
+        transform: Takes and returns a Spark DataFrame. The input has the columns of
+            `RECORD_SCHEMA`.
+        transform_arrow: Takes and returns a `pyarrow.Table`, without a JVM.
+        workers: How many workers the sensor runs.
+        settings_overrides: Values for fields of `config.ConsumerSettings`, such as
+            `{"lease": {"failover_time_millis": 5000}}`.
+        spark_config: Spark properties.
+
+    Raises:
+        SettingsError: An argument is wrong. The message says what to write instead.
     """
 
     name: str
@@ -101,13 +113,14 @@ class KinesisPipeline:
 
     @cached_property
     def settings(self) -> ConsumerSettings:
-        """All settings, checked."""
+        """All settings, validated."""
         return checked_settings(self.name, self.streams, self.settings_overrides)
 
     def definitions(self, **options: Any) -> Definitions:
-        """Dagster definitions: assets, consume job, leader sensor, checks, resources.
+        """Build the Dagster definitions: assets, checks, jobs, leader sensor and resources.
 
-        `options` go to `definitions.build_definitions`.
+        Args:
+            options: Arguments of `definitions.build_definitions`.
         """
         # Dagster is loaded only where it is used
         from kcl_pipeline.definitions import build_definitions  # noqa: PLC0415
@@ -124,12 +137,18 @@ class KinesisPipeline:
         events: EventSink = ignore_events,
         stop: StopSignal | None = None,
     ) -> None:
-        """Look up the streams, create the three tables where they are missing, and wait until they
-        are usable. Refuse the tables of another application.
+        """Create the three tables if they are missing, and wait until they can be used.
 
-        Before anything slow, so that the leader can begin. Raises `NotFound` (a stream),
-        `AccessDeniedError`, `IncompatibleTableError`, `OtherApplicationError`, `Unavailable`;
-        `StoppedWhileStartingError` when `stop` is set while a step that failed waits to be retried.
+        Also looks up the streams, and refuses the tables of another application.
+
+        Raises:
+            NotFoundError: A stream does not exist.
+            AccessDeniedError: A permission is missing.
+            IncompatibleTableError: The tables have another layout or client version.
+            OtherApplicationError: The tables belong to another application.
+            ThrottledError: AWS throttles the calls, also after retries.
+            UnavailableError: AWS cannot be reached, also after retries.
+            StoppedWhileStartingError: `stop` was set during the wait before a retry.
         """
         clock, clients = clock or SystemClock(), clients or AwsClients(self.settings)
         kinesis = open_kinesis(self.settings, clients, clock)
@@ -163,7 +182,16 @@ class KinesisPipeline:
         clock: Clock | None = None,
         events: EventSink = ignore_events,
     ) -> LeaderCycle:
-        """A leader for this application; nothing is read or written before its first cycle."""
+        """Build a leader of this application. It reads and writes nothing before its first cycle.
+
+        Args:
+            owner_name: Name of the leader in the lock row.
+            resume_own_name: Continue with a lock that has this owner name, instead of waiting until
+                it expires.
+            clients: The boto3 clients. None: those of the standard environment.
+            clock: The clock. None: the system clock.
+            events: Receives the events of the leader.
+        """
         clock = clock or SystemClock()
         clients = clients or AwsClients(self.settings)
         tables = open_tables(self.settings, clients, clock)
@@ -193,10 +221,22 @@ class KinesisPipeline:
         leads: bool = True,
         leader_patience_seconds: float = 0.0,
     ) -> Worker:
-        """A worker for this application; creates its tables and its Spark session.
+        """Build a worker of this application. Creates its tables and its Spark session.
 
-        `leads`: it leads when nobody else does, after `leader_patience_seconds` without any leader.
-        Raises `StoppedWhileStartingError` when `stop` is set before the tables are usable.
+        Args:
+            worker_id: Unique among the running workers of the application.
+            session_factory: Creates the Spark session. None: by `spark_config`.
+            clients: The boto3 clients. None: those of the standard environment.
+            clock: The clock. None: the system clock.
+            events: Receives the events of the worker.
+            stop: Stops the start-up.
+            run_id: Identifies this process. None: derived from the worker id and the time.
+            leads: Whether the worker is a standby leader.
+            leader_patience_seconds: Time without a leader after which the standby leader leads.
+
+        Raises:
+            StoppedWhileStartingError: `stop` was set before the tables could be used.
+            KclError: As in `ensure_tables`.
         """
         check_text("worker_id", worker_id, "Write a name that no other worker has, such as 'w-1'")
         # probes the platform
@@ -215,7 +255,7 @@ class KinesisPipeline:
             else None
         )
         writer, sink, range_jobs = self._output(session_factory, clients, events)
-        parts = WorkerDependencies(
+        dependencies = WorkerDependencies(
             settings=self.settings,
             lease_table=tables.lease,
             worker_table=tables.workers,
@@ -224,7 +264,7 @@ class KinesisPipeline:
             writer=writer,
             sink=sink,
             clock=clock,
-            # Not from the worker id: two processes that share it must draw different numbers
+            # Not seeded by the worker id: processes that share it must draw different numbers
             rng=random.SystemRandom(),
             events=events,
             metric=None
@@ -239,7 +279,7 @@ class KinesisPipeline:
             or self.sink.dead_letter_uri is not None,
             sink_address=sink_address(self.sink),
         )
-        return Worker(worker_id, parts)
+        return Worker(worker_id, dependencies)
 
     def _output(
         self,
@@ -247,10 +287,10 @@ class KinesisPipeline:
         clients: AwsClients,
         events: EventSink = ignore_events,
     ) -> tuple[BatchWriter, TransactionalSink, RangeJobs | None]:
-        """What writes batches, what commits them, and what has executors read them, if they do; for
-        a `ForeachBatchSink` the first two are one object.
+        """Return the writer, the sink, and the jobs of executors that fetch, if they do.
 
-        pyspark is loaded only where a session is needed.
+        For a `ForeachBatchSink` the writer and the sink are one object. pyspark is loaded only if a
+        session is needed.
         """
         sink = self.sink
         if not isinstance(sink, DeltaSink):
@@ -258,8 +298,8 @@ class KinesisPipeline:
 
             if self.settings.retrieval.fetch_on == "executors":
                 raise SettingsError(
-                    "fetch_on='executors' needs a DeltaSink; with a ForeachBatchSink the "
-                    "driver reads: leave fetch_on out"
+                    "retrieval.fetch_on='executors' needs a DeltaSink, and sink is a "
+                    "ForeachBatchSink. Write fetch_on='driver'."
                 )
             both = ForeachBatch(self._session(session_factory), sink, self.transform, self.name)
             return both, both, None
@@ -308,20 +348,21 @@ class KinesisPipeline:
         )
 
     def _executors_fetch(self, master: str) -> bool:
-        """Whether the shards are read by executors.
+        """Return whether executors fetch the records.
 
-        Raises `SettingsError` when they are told to, but shards are to be subscribed to.
+        Raises:
+            SettingsError: Executors fetch, but the settings require subscriptions.
         """
         retrieval = self.settings.retrieval
-        found = retrieval.fetch_on == "executors" or (
+        executors_fetch = retrieval.fetch_on == "executors" or (
             retrieval.fetch_on == "auto" and not re.match(r"local(\[|$)", master)
         )
-        if found and retrieval.retrieval_mode == "fan_out":
+        if executors_fetch and retrieval.retrieval_mode == "fan_out":
             raise SettingsError(
-                "retrieval_mode='fan_out' needs a process that stays subscribed, but "
-                "executors fetch; write fetch_on='driver', or polling"
+                "retrieval.retrieval_mode='fan_out' does not work when executors fetch. "
+                "Write fetch_on='driver', or retrieval_mode='polling'."
             )
-        return found
+        return executors_fetch
 
     def _source(self, clients: AwsClients) -> TaskSource:
         from kcl_pipeline.spark.executors import TaskSource  # noqa: PLC0415 (it needs pyspark)
@@ -334,7 +375,7 @@ class KinesisPipeline:
 
     def _session(self, session_factory: SessionFactory | None) -> SparkSession:
         from kcl_pipeline.spark.session import build_session  # noqa: PLC0415 (it needs pyspark)
-        from kcl_pipeline.spark.warm import warm_up  # noqa: PLC0415 (likewise)
+        from kcl_pipeline.spark.warm import warm_up  # noqa: PLC0415 (it needs pyspark)
 
         session = (
             session_factory() if session_factory else build_session(self.name, self.spark_config)
@@ -344,8 +385,9 @@ class KinesisPipeline:
 
 
 def sink_address(sink: DeltaSink | ForeachBatchSink) -> str:
-    """What the application record says of the sink: `delta:<root of the table>`, or
-    `foreach_batch`, whose function may write anywhere.
+    """Return the sink as the application record stores it.
+
+    `delta:<root of the table>`, or `foreach_batch`, whose function may write anywhere.
     """
     if not isinstance(sink, DeltaSink):
         return "foreach_batch"

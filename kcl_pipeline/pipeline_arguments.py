@@ -1,4 +1,4 @@
-"""The checks of a pipeline's arguments, before anything is read or written."""
+"""Check the arguments of a pipeline before any I/O."""
 
 from __future__ import annotations
 
@@ -30,9 +30,14 @@ _SINKS: Final = "DeltaSink('s3://lake/orders') or a ForeachBatchSink"
 @checked_arguments
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """How many workers the sensor keeps running: at least `min`, at most `max`.
+    """How many workers the sensor keeps running.
 
-    Raises `SettingsError` unless 1 ≤ min ≤ max.
+    Attributes:
+        min: Smallest number, 1 or more.
+        max: Largest number, `min` or more.
+
+    Raises:
+        SettingsError: Not 1 ≤ min ≤ max.
     """
 
     min: int = 1
@@ -56,7 +61,7 @@ def check_arguments(
     workers: object,
     spark_config: object,
 ) -> None:
-    """Everything but the settings. Raises `SettingsError`."""
+    """Raise `SettingsError` if an argument other than the settings is wrong."""
     check_text("name", name, "Write the name of the application, such as 'orders'")
     _check_streams(streams)
     _check_sink(sink)
@@ -66,7 +71,7 @@ def check_arguments(
 
 
 def checked_settings(name: str, streams: Sequence[str], overrides: object) -> ConsumerSettings:
-    """The settings of an application. Raises `SettingsError`."""
+    """Return the validated settings of an application, or raise `SettingsError`."""
     if not isinstance(overrides, Mapping):
         raise wrong(
             "settings_overrides",
@@ -101,8 +106,8 @@ def _check_strategy(name: str) -> None:
                 f"{setting}={name!r} is not known. Did you mean {close!r}?"
             ) from None
         raise SettingsError(
-            f"{setting}: {unknown(repr(name), known, 'a strategy')} A strategy of your own has to "
-            "be registered before the pipeline is made."
+            f"{setting}: {unknown(repr(name), known, 'a strategy')} Register your own strategy "
+            "before you create the pipeline."
         ) from None
 
 
@@ -133,7 +138,7 @@ def _check_sink(sink: object) -> None:
 
 
 def _is_foreach_batch(sink: object) -> bool:
-    # Where the module is not loaded there is no such object; loading it needs pyspark
+    # If the module is not loaded, no such object exists. Loading it needs pyspark.
     module = sys.modules.get("kcl_pipeline.spark.foreach")
     return module is not None and isinstance(sink, module.ForeachBatchSink)
 

@@ -1,8 +1,8 @@
-"""Where a consumer stands in a shard.
+"""The position of a consumer in a shard.
 
 A `Position` is KCL's *extended sequence number*: a Kinesis sequence number and, inside a KPL
-aggregate, the index of the user record. Four sentinels stand for places that have no number. The
-order is KCL's (protocol §9.1): ``AT_TIMESTAMP < TRIM_HORIZON < LATEST < any number < SHARD_END``.
+aggregate, the index of the user record. Four sentinels are positions without a number. The order is
+KCL's (protocol §9.1): ``AT_TIMESTAMP < TRIM_HORIZON < LATEST < any number < SHARD_END``.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import Final
 from kcl_pipeline.text import printable
 
 MAX_SEQUENCE_NUMBER_DIGITS: Final = 129
-"""Kinesis: the pattern of SequenceNumber. The numbers of today have 186 bits, so 56 digits."""
+"""Kinesis: the pattern of SequenceNumber. Current numbers have 186 bits, which is 56 digits."""
 MAX_SUB_SEQUENCE_NUMBER: Final = 2**63 - 1
-"""KCL keeps it in a Java `long`."""
+"""KCL stores it in a Java `long`."""
 
 _SENTINEL_RANK: Final = {"AT_TIMESTAMP": -3, "TRIM_HORIZON": -2, "LATEST": -1}
 _SHARD_END: Final = "SHARD_END"
@@ -23,15 +23,19 @@ _SHARD_END: Final = "SHARD_END"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Position:
-    """A place in a shard: everything up to and including it has been dealt with.
+    """A position in a shard. All records up to and including it have been processed.
 
-    `sequence_number` is a decimal string or one of the sentinel names; it is kept as given, because
-    the original string goes back to Kinesis and into the lease row. `sub_sequence_number` counts
-    user records inside an aggregate, from 0.
+    Comparison is numeric: "9" < "10", and "07" equals "7". Two SHARD_END are equal for all
+    sub-sequence numbers.
 
-    Raises `ValueError` when the text is neither a sentinel nor at most 129 digits, or the
-    sub-sequence number is not from 0 to 2^63 - 1. Comparison is numeric: "9" < "10", "07" and "7"
-    are equal, and two SHARD_END are equal whatever their sub-sequence.
+    Attributes:
+        sequence_number: Decimal string or name of a sentinel. It is not normalized, because the
+            original string is sent to Kinesis and stored in the lease row.
+        sub_sequence_number: Index of the user record inside its aggregate, from 0.
+
+    Raises:
+        ValueError: The sequence number is neither a sentinel nor 1 to 129 digits, or the
+            sub-sequence number is not from 0 to 2^63 - 1.
     """
 
     sequence_number: str
@@ -51,12 +55,12 @@ class Position:
 
     @property
     def is_sentinel(self) -> bool:
-        """Whether this is one of the four named places instead of a record."""
+        """Whether this is one of the four sentinels and not the position of a record."""
         return self.sequence_number in _SENTINEL_RANK or self.sequence_number == _SHARD_END
 
     @property
     def is_shard_end(self) -> bool:
-        """Whether the shard has been read to its end (terminal)."""
+        """Whether the shard has been read to its end. The position does not change any more."""
         return self.sequence_number == _SHARD_END
 
     def _key(self) -> tuple[int, int, int]:
@@ -73,13 +77,13 @@ class Position:
         mine, its = self.sequence_number, other.sequence_number
         if mine == its:
             return self.sub_sequence_number == other.sub_sequence_number or mine == _SHARD_END
-        # Of equally long texts only equal ones are the same place.
+        # Strings of the same length are the same position only if they are equal.
         return len(mine) != len(its) and self._key() == other._key()
 
     def __lt__(self, other: Position) -> bool:
         mine, its = self.sequence_number, other.sequence_number
         if len(mine) == len(its) and mine[0] <= "9" and its[0] <= "9":
-            # Equally many digits: the texts have the order of the numbers.
+            # With the same number of digits, strings have the order of their numbers.
             return (mine, self.sub_sequence_number) < (its, other.sub_sequence_number)
         return self._key() < other._key()
 

@@ -1,8 +1,7 @@
-"""Sentences about wrong settings and arguments.
+"""Write error messages about wrong settings and arguments.
 
-Each one says what is wrong, names the setting with its value, and says what to write instead. The
-names of settings are looked up in the models of `config`, so that a misspelled one is answered with
-the nearest one.
+Each message names the setting, its value, what is wrong, and what to write instead. For an unknown
+name it suggests the nearest setting of the models in `config`.
 """
 
 from __future__ import annotations
@@ -24,9 +23,9 @@ from kcl_pipeline.text import printable
 
 SHOWN_VALUE: Final = 100
 HIDDEN: Final = "'***'"
-MOST_SENTENCES: Final = 8
-CLOSE: Final = 0.6
-"""Similarity from which a known name is suggested (difflib's default)."""
+MAX_SENTENCES: Final = 8
+SIMILARITY: Final = 0.6
+"""Smallest similarity of a suggested name, from 0 to 1 (difflib's default)."""
 
 _SECRET: Final = re.compile(
     r"secret|token|passw|pwd|credential|signature|private|api_?key|access[._-]?key|account[._-]?key"
@@ -55,12 +54,12 @@ _UNITS: Final = (
 
 
 def is_secret(name: str) -> bool:
-    """Whether a setting of this name may hold a secret, such as a key of an object store."""
+    """Return whether a setting of this name may contain a secret, such as a storage key."""
     return _SECRET.search(name) is not None
 
 
 def without_secrets(options: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy of options for people: values of secret names, and users in URLs, are hidden."""
+    """Return a copy of options for messages, without values of secret names and users in URLs."""
     return {
         name: "***" if is_secret(str(name)) else without_user(value)
         for name, value in options.items()
@@ -68,12 +67,12 @@ def without_secrets(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def without_user(value: Any) -> Any:
-    """A URL without user and password; everything else as it is."""
+    """Return a URL without user and password. Other values are returned unchanged."""
     return _USER_IN_URL.sub("***@", value) if isinstance(value, str) else value
 
 
 def shown(value: object, name: str = "") -> str:
-    """The value for a message: one line, bounded, without secrets."""
+    """Return the value for a message: one line, of limited length, without secrets."""
     if is_secret(name):
         return HIDDEN
     try:
@@ -84,19 +83,19 @@ def shown(value: object, name: str = "") -> str:
 
 
 def wrong(name: str, value: object, problem: str, advice: str) -> SettingsError:
-    """The error with the sentence `name=value problem. Advice`."""
+    """Return the error with the message `name=value problem. Advice`."""
     return SettingsError(f"{name}={shown(value, name)} {problem}. {advice}.")
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """The known name that was probably meant; case, hyphens and camel case do not count."""
-    plain = {_plain(one): one for one in known}
-    found = difflib.get_close_matches(_plain(name), plain, 1, CLOSE)
+    """Return the most similar known name. Case, hyphens and camel case are ignored."""
+    plain = {_plain(candidate): candidate for candidate in known}
+    found = difflib.get_close_matches(_plain(name), plain, 1, SIMILARITY)
     return plain[found[0]] if found else None
 
 
 def unknown(name: str, known: Sequence[str], what: str) -> str:
-    """`name is not what. Did you mean ...?`, or a list of what is known."""
+    """Return `name is not what. Did you mean ...?`, or the same with a list of known names."""
     close = nearest(name, known)
     if close is not None:
         return f"{printable(name, SHOWN_VALUE)} is not {what}. Did you mean {close}?"
@@ -105,7 +104,7 @@ def unknown(name: str, known: Sequence[str], what: str) -> str:
 
 
 def check_names(given: Iterable[str], known: Sequence[str], what: str) -> None:
-    """Raise `SettingsError` for the first given name that is not known."""
+    """Raise `SettingsError` for the first name that is not known."""
     for name in given:
         if name not in known:
             raise SettingsError(unknown(str(name), known, what))
@@ -114,9 +113,12 @@ def check_names(given: Iterable[str], known: Sequence[str], what: str) -> None:
 def refuse_settings(
     error: ValidationError, model: type[BaseModel], renamed: Mapping[str, str] | None = None
 ) -> NoReturn:
-    """Raise `SettingsError` with one sentence for each problem that pydantic found.
+    """Raise `SettingsError` with a sentence for each problem that pydantic found.
 
-    `renamed`: what the caller's users write for some top-level settings.
+    Args:
+        error: The problems.
+        model: The settings that were validated.
+        renamed: Top-level settings that users write under another name, and that name.
     """
     raise SettingsError(settings_sentence(error, model, renamed)) from None
 
@@ -124,46 +126,46 @@ def refuse_settings(
 def settings_sentence(
     error: ValidationError, model: type[BaseModel], renamed: Mapping[str, str] | None = None
 ) -> str:
-    """One sentence or more for each problem that pydantic found."""
+    """Return a sentence or more for each problem that pydantic found; see `refuse_settings`."""
     problems = error.errors(include_url=False)
-    places = [tuple(problem["loc"]) for problem in problems]
+    locations = [tuple(problem["loc"]) for problem in problems]
     sentences = [
         _sentence(problem, model, renamed or {})
-        for problem, place in zip(problems, places, strict=True)
-        # What is wrong inside a list makes pydantic count it as shorter, too
-        if not any(other != place and other[: len(place)] == place for other in places)
+        for problem, location in zip(problems, locations, strict=True)
+        # For a wrong item pydantic reports the list as too short, too
+        if not any(other != location and other[: len(location)] == location for other in locations)
     ]
-    more = len(sentences) - MOST_SENTENCES
+    more = len(sentences) - MAX_SENTENCES
     rest = [f"{more} more settings are wrong."] if more > 0 else []
-    return " ".join(sentences[:MOST_SENTENCES] + rest)
+    return " ".join(sentences[:MAX_SENTENCES] + rest)
 
 
 def _sentence(
     problem: Mapping[str, Any], model: type[BaseModel], renamed: Mapping[str, str]
 ) -> str:
-    place: tuple[str | int, ...] = tuple(problem["loc"])
-    path = _path(place, renamed)
+    location: tuple[str | int, ...] = tuple(problem["loc"])
+    path = _path(location, renamed)
     kind, value = str(problem["type"]), problem["input"]
     if kind == "extra_forbidden":
-        return _unknown_setting(path, place, model)
+        return _unknown_setting(path, location, model)
     if kind == "value_error":
         return f"{problem.get('ctx', {}).get('error', problem['msg'])}".rstrip(".") + "."
-    field = _field(place, model)
+    field = _field(location, model)
     if field is not None and kind == "literal_error" and isinstance(value, str):
         close = nearest(value, [str(choice) for choice in get_args(_kind(field)[0])])
         if close is not None:
             return f"{path}={shown(value, path)} is not one of its values. Did you mean {close!r}?"
     advice = "Write another value"
     if field is not None:
-        advice = f"Write {_wanted(field, place, above=kind in _TOO_LARGE)}"
+        advice = f"Write {_wanted(field, location, above=kind in _TOO_LARGE)}"
     if kind == "missing":
         return f"{path} is missing. {advice}."
     return f"{path}={shown(value, path)} {_problem(kind, field, problem)}. {advice}."
 
 
-def _path(place: Sequence[str | int], renamed: Mapping[str, str]) -> str:
+def _path(location: Sequence[str | int], renamed: Mapping[str, str]) -> str:
     path = ""
-    for part in place:
+    for part in location:
         if isinstance(part, int):
             path += f"[{part}]"
         else:
@@ -172,8 +174,8 @@ def _path(place: Sequence[str | int], renamed: Mapping[str, str]) -> str:
     return path or "settings"
 
 
-def _unknown_setting(path: str, place: Sequence[str | int], model: type[BaseModel]) -> str:
-    group, last = _model_at(place[:-1], model), str(place[-1])
+def _unknown_setting(path: str, location: Sequence[str | int], model: type[BaseModel]) -> str:
+    group, last = _model_at(location[:-1], model), str(location[-1])
     prefix = path[: len(path) - len(printable(last, SHOWN_VALUE))]
     close = nearest(last, group.model_fields)
     if close is not None:
@@ -187,7 +189,7 @@ def _unknown_setting(path: str, place: Sequence[str | int], model: type[BaseMode
 
 
 def setting_names(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
-    """All settings as dotted names."""
+    """Yield the dotted names of all settings."""
     for name, field in model.model_fields.items():
         group = _group(field)
         if group is None:
@@ -196,8 +198,8 @@ def setting_names(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
             yield from setting_names(group, f"{prefix}{name}.")
 
 
-def _model_at(place: Sequence[str | int], model: type[BaseModel]) -> type[BaseModel]:
-    for part in place:
+def _model_at(location: Sequence[str | int], model: type[BaseModel]) -> type[BaseModel]:
+    for part in location:
         field = model.model_fields.get(str(part))
         group = None if field is None else _group(field)
         if group is None:
@@ -206,9 +208,9 @@ def _model_at(place: Sequence[str | int], model: type[BaseModel]) -> type[BaseMo
     return model
 
 
-def _field(place: Sequence[str | int], model: type[BaseModel]) -> FieldInfo | None:
+def _field(location: Sequence[str | int], model: type[BaseModel]) -> FieldInfo | None:
     found: FieldInfo | None = None
-    for part in place:
+    for part in location:
         found = model.model_fields.get(str(part))
         group = None if found is None else _group(found)
         if group is None:
@@ -265,8 +267,8 @@ def _noun(field: FieldInfo) -> str:
     return names.get(get_origin(kind) or kind, "a value that can be used")
 
 
-def _wanted(field: FieldInfo, place: Sequence[str | int], *, above: bool) -> str:
-    """What to write for a field, with unit, bounds and choices."""
+def _wanted(field: FieldInfo, location: Sequence[str | int], *, above: bool) -> str:
+    """Return what to write for a field, with unit, bounds and choices."""
     extra = field.json_schema_extra
     if isinstance(extra, dict) and "write" in extra:
         return str(extra["write"])
@@ -278,7 +280,7 @@ def _wanted(field: FieldInfo, place: Sequence[str | int], *, above: bool) -> str
         default = example.get_default(call_default_factory=True)
         wanted = f"a dictionary, such as {{{first!r}: {default!r}}}"
     elif kind in (int, float):
-        name = str(place[-1])
+        name = str(location[-1])
         wanted = _unit(name, kind) + _bounds(field, name, above=above)
     elif kind is str:
         wanted = "a string" + _lengths(field)

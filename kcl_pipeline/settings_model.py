@@ -10,10 +10,10 @@ from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
 MAX_NUMBER: Final = 2**31 - 1
-"""Java's `int`, in which KCL keeps its settings; milliseconds of 24 days."""
+"""Largest value of a setting, as KCL stores settings in Java's `int`. 24 days in milliseconds."""
 
 MAX_BYTES: Final = 2**40
-"""A size in bytes (our own limit)."""
+"""Largest size in bytes (our own limit)."""
 
 STREAM_NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 """Kinesis: the pattern of StreamName."""
@@ -28,9 +28,9 @@ STREAM_FORMS: Final = (
 
 
 class StrictSettings(BaseModel):
-    """Settings whose values are neither converted nor unlimited.
+    """Settings whose values are not converted and have limits.
 
-    A number is not read from a string, nor True taken for 1.
+    For example, the string "1" and True are not accepted as numbers.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
@@ -46,10 +46,10 @@ class StrictSettings(BaseModel):
 
 
 def most_of(name: str) -> int:
-    """The largest number that a setting of this name may have, unless its field says less."""
+    """Return the largest value of a setting of this name. Its field may have a smaller limit."""
     return MAX_BYTES if "bytes" in name else MAX_NUMBER
 
 
 def is_stream(text: str) -> bool:
-    """Whether this is the name or the ARN of a stream."""
+    """Return whether this is the name or the ARN of a stream."""
     return bool(STREAM_NAME.fullmatch(text) or STREAM_ARN.fullmatch(text))

@@ -1,4 +1,4 @@
-"""Streams, shards and their hash-key ranges: plain values, no I/O."""
+"""Values for streams, shards and hash-key ranges."""
 
 from __future__ import annotations
 
@@ -12,9 +12,14 @@ _SERIALIZED = re.compile(r"^(?P<account>[0-9]+):(?P<name>[^:]+):(?P<epoch>[0-9]+
 
 @dataclass(frozen=True, slots=True, order=True)
 class HashKeyRange:
-    """An inclusive range of 128-bit partition hash keys.
+    """A range of 128-bit hash keys (protocol §1.2).
 
-    Raises `ValueError` unless 0 ≤ start < end ≤ 2^128 − 1 (protocol §1.2).
+    Attributes:
+        start: First key (inclusive).
+        end: Last key (inclusive).
+
+    Raises:
+        ValueError: Not 0 ≤ start < end ≤ 2^128 − 1.
     """
 
     start: int
@@ -29,11 +34,11 @@ class HashKeyRange:
             raise ValueError(msg)
 
     def contains(self, hash_key: int) -> bool:
-        """Whether the key lies in the range; both ends are inside."""
+        """Return whether the key is in the range."""
         return self.start <= hash_key <= self.end
 
     def overlaps(self, other: HashKeyRange) -> bool:
-        """Whether the two ranges have a key in common."""
+        """Return whether the two ranges have a common key."""
         return self.start <= other.end and other.start <= self.end
 
 
@@ -41,13 +46,14 @@ class HashKeyRange:
 class StreamId:
     """A stream, in one of KCL's two forms (protocol §1.3).
 
-    Single-stream applications know only `name`; multi-stream ones need `account` and
-    `creation_epoch` (seconds, > 0), because lease keys carry them. `arn`, when known, is sent with
-    every request.
-
-    `created_millis` is the creation time (epoch milliseconds) that the service reported when the
-    stream was resolved, in single-stream applications too. It is not a part of the identifier; it
-    shows later whether the name still belongs to the same stream. None: unknown.
+    Attributes:
+        name: Name of the stream. The only part in the single-stream form.
+        account: AWS account. Only in the multi-stream form, whose lease keys contain it.
+        creation_epoch: Creation time in epoch seconds, 1 or more. Only in the multi-stream form.
+        arn: Sent with every request if it is known.
+        created_millis: Creation time in epoch milliseconds when the stream was resolved, in both
+            forms. It shows later whether the name still belongs to the same stream. Not a part of
+            the identifier. None: unknown.
     """
 
     name: str
@@ -58,16 +64,18 @@ class StreamId:
 
     @property
     def serialized(self) -> str:
-        """`account:name:epoch` when both are known, else the bare name."""
+        """`account:name:epoch` in the multi-stream form, else the name."""
         if self.account is None or self.creation_epoch is None:
             return self.name
         return f"{self.account}:{self.name}:{self.creation_epoch}"
 
     @classmethod
     def parse(cls, text: str) -> StreamId:
-        """Read a serialized identifier.
+        """Parse a serialized identifier.
 
-        Raises `ValueError` for text with colons that is not `account:name:epoch` with epoch > 0.
+        Raises:
+            ValueError: The text is empty, or has colons and is not `account:name:epoch` with an
+                epoch of 1 or more.
         """
         match = _SERIALIZED.match(text)
         if match and int(match["epoch"]) > 0:
@@ -78,15 +86,16 @@ class StreamId:
         return cls(text)
 
     def lease_key(self, shard_id: str) -> str:
-        """The primary key of this shard's lease row: the bare shard id, or
-        `account:name:epoch:shardId` in multi-stream form.
+        """Return the lease key of a shard of this stream.
+
+        The shard id, or `account:name:epoch:shardId` in the multi-stream form.
         """
         return shard_id if self.creation_epoch is None else f"{self.serialized}:{shard_id}"
 
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """One row of ListShards. `ending_sequence_number` is None while the shard is open."""
+    """A shard as ListShards returns it. `ending_sequence_number` is None while it is open."""
 
     shard_id: str
     hash_key_range: HashKeyRange
@@ -97,14 +106,12 @@ class Shard:
 
     @property
     def is_open(self) -> bool:
-        """Whether the shard still takes records."""
+        """Whether producers can write to the shard."""
         return self.ending_sequence_number is None
 
     @property
     def parents(self) -> tuple[str, ...]:
-        """Parent shard ids as reported, also when the parents have left retention; 0, 1 (split) or
-        2 (merge) of them.
-        """
+        """Ids of the parents: 0, 1 (split) or 2 (merge). They may have left retention."""
         return tuple(
             p for p in (self.parent_shard_id, self.adjacent_parent_shard_id) if p is not None
         )
@@ -112,7 +119,7 @@ class Shard:
 
 @dataclass(frozen=True, slots=True)
 class ChildShard:
-    """A child as reported by GetRecords at the end of its parent."""
+    """A child shard as GetRecords returns it at the end of its parent."""
 
     shard_id: str
     parents: tuple[str, ...]

@@ -1,7 +1,7 @@
 """Turn SIGINT and SIGTERM into a request to stop.
 
-An interrupt that is raised inside a Spark call ruins the session, and with it the orderly end of
-a worker. While `stop_on_signals` is active, both signals only set a stop signal.
+A KeyboardInterrupt that is raised inside a Spark call breaks the session, and the worker cannot
+finish its batch. While `stop_on_signals` is active, both signals only set a stop signal.
 """
 
 from __future__ import annotations
@@ -33,13 +33,16 @@ class SignalHandlers:
         self._stop = stop
 
     def install(self) -> None:
-        """Set the handlers; without effect outside the main thread, where Python allows none."""
+        """Set the handlers. No effect outside the main thread, where Python does not allow it."""
         if threading.current_thread() is threading.main_thread():
             for number in STOP_SIGNALS:
                 signal.signal(number, self._handle)
 
     def reinstalled_after(self, factory: Callable[[], _T]) -> Callable[[], _T]:
-        """Return `factory`, followed by `install`: pyspark replaces the handler of SIGINT."""
+        """Return a function that calls `factory` and then `install`.
+
+        Needed because pyspark replaces the handler of SIGINT.
+        """
 
         def make() -> _T:
             made = factory()

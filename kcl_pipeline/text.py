@@ -1,18 +1,18 @@
-"""Strings that others wrote, made safe for a terminal, a log line or an error message."""
+"""Escape and shorten strings of other parties for terminals, log lines and error messages."""
 
 from __future__ import annotations
 
 from typing import Final
 
 SHOWN_CHARACTERS: Final = 200
-"""Our own limit: an attribute of a row may have 400 KB, which no reader of a log wants."""
+"""Largest length in a message (our own limit). An attribute of a row may have 400 KB."""
 
 
 def printable(text: str, most: int = SHOWN_CHARACTERS) -> str:
-    r"""The string with every character that does not print escaped, as in ``\n`` or ``\x1b``.
+    r"""Return the string with every unprintable character escaped, as in ``\n`` or ``\x1b``.
 
-    So nothing in it moves a cursor, begins a line or reorders the text around it. A string of more
-    than `most` characters is cut, and its length is added.
+    The result cannot move a cursor, start a line or reorder the text around it. A string of more
+    than `most` characters is cut, and its length is appended.
     """
     if len(text) <= most:
         return text if text.isprintable() else _escaped(text)

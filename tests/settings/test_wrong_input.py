@@ -196,11 +196,11 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"streams": ["a", "a"]}, "streams=['a', 'a'] names a stream twice. Write each stream once."),
     (
         {"streams": ["my orders"]},
-        "streams[0]='my orders' is no stream. Write the name of a stream (1 to 128 of",
+        "streams[0]='my orders' is not a stream. Write the name of a stream (1 to 128 of",
     ),
     (
         {"streams": ["arn:aws:kinesis:eu-west-1:1:stream/orders/consumer/c:1"]},
-        "streams[0]='arn:aws:kinesis:eu-west-1:1:stream/orders/consumer/c:1' is no stream.",
+        "streams[0]='arn:aws:kinesis:eu-west-1:1:stream/orders/consumer/c:1' is not a stream.",
     ),
     # sink, transforms, workers, Spark
     ({"sink": "lake/x"}, "sink='lake/x' is a string. Write sink=DeltaSink('lake/x')."),
