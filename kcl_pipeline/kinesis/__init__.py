@@ -1,1 +1,1 @@
-"""From a shard position to an Arrow table with its end position."""
+"""Read records from a shard position into an Arrow table with its end position."""

@@ -1,9 +1,9 @@
-"""Kinesis by boto3: signed and carried by botocore, but GetRecords bodies are taken before
-botocore's parser sees them.
+"""Call Kinesis through boto3, with our own decoding of GetRecords responses.
 
-Every request is tried once by the client (its configuration says so, see `kcl_pipeline.aws`).
-GetRecords and GetShardIterator count against the limits of a shard, so their failures go straight
-to the reader; the few calls about a whole stream are repeated here.
+The boto3 client makes one attempt per request (see `kcl_pipeline.aws`). GetRecords and
+GetShardIterator count against the limits of a shard, so the reader handles their errors. The calls
+about a whole stream are retried here. A GetRecords body is taken from botocore before its parser
+runs.
 """
 
 from __future__ import annotations
@@ -42,41 +42,44 @@ MAX_ATTEMPTS: Final = 5
 RETRY_SECONDS: Final = 0.5
 MAX_RETRY_SECONDS: Final = 10.0
 CBOR_RECORD_BYTES: Final = 8 * 1024
-"""Mean size of a record above which CBOR is the faster form also of small answers
-(`benchmarks.decode`).
-"""
+"""Mean record size above which CBOR is faster also for small responses (`benchmarks.decode`)."""
 
 CBOR_TRIALS: Final = 3
-"""So many times CBOR is asked for while it was never answered; then the service, or what stands in
-for it, is taken not to speak it.
-"""
+"""Number of failed CBOR requests, without a successful one, after which only JSON is requested."""
 
 _BODY: Final = "KclPipelineBody"
 _HTTP_ERROR: Final = 300
 _ARN_PARTS: Final = 6
 
 
-class _Ours(threading.local):
-    """Set while this thread is inside `BotoKinesis.get_records`, so that other users of the same
-    client get what botocore gives.
+class _CurrentRequest(threading.local):
+    """The GetRecords request of this thread.
+
+    Attributes:
+        body_format: Set while the thread is inside `BotoKinesis.get_records`. None: other users of
+            the same boto3 client, for which the handlers below do nothing.
     """
 
     body_format: BodyFormat | None = None
 
 
-_OURS: Final = _Ours()
+_REQUEST: Final = _CurrentRequest()
 _DECODING: Final = threading.Lock()
-"""One answer at a time: threads that take turns in the middle of one push each other's data out of
-the processor's cache, for a fifth to a third more time.
+"""Held while a response is decoded: two at a time evict each other's data from the CPU cache, and
+need 20 to 33 percent more time.
 """
 
 
 class BotoKinesis:
-    """The `KinesisClient` over a boto3 client; may be used by many threads. The client is not
-    closed here.
+    """The `KinesisClient` over a boto3 client. Thread-safe. It does not close the client.
 
-    `body_format`: in which form GetRecords is asked for, instead of what
-    `RetrievalSettings.body_format` says.
+    Args:
+        client: The boto3 client.
+        retrieval: Settings for reading shards.
+        shard_sync: Settings for ListShards.
+        clock: Clock of the waits between attempts.
+        rng: Randomizes the waits. None: they are not randomized.
+        body_format: Format of GetRecords responses. None: by `RetrievalSettings.body_format`.
     """
 
     def __init__(
@@ -102,7 +105,7 @@ class BotoKinesis:
         self._cbor_failures = 0
         receive_in_one_piece(client)
         client.meta.events.register(
-            "before-call.kinesis.GetRecords", _ask, unique_id="kcl-pipeline-ask"
+            "before-call.kinesis.GetRecords", _encode_request, unique_id="kcl-pipeline-ask"
         )
         client.meta.events.register(
             "before-parse.kinesis.GetRecords", _take_body, unique_id="kcl-pipeline-take-body"
@@ -111,17 +114,16 @@ class BotoKinesis:
     def resolve_stream(self, name_or_arn: str, *, multi_stream: bool) -> StreamId:
         """See `KinesisClient`.
 
-        The creation epoch is in whole seconds, as in lease keys of the Java library (protocol
-        §1.3).
+        The creation epoch has whole seconds, as in the lease keys of the Java KCL (protocol §1.3).
         """
         arn = name_or_arn if name_or_arn.startswith("arn:") else None
-        where: dict[str, Any] = {"StreamARN": arn} if arn else {"StreamName": name_or_arn}
-        answer = self._retry_transient(
+        request: dict[str, Any] = {"StreamARN": arn} if arn else {"StreamName": name_or_arn}
+        response = self._retry_transient(
             "DescribeStreamSummary",
             name_or_arn,
-            lambda: self._client.describe_stream_summary(**where),
+            lambda: self._client.describe_stream_summary(**request),
         )
-        summary = answer["StreamDescriptionSummary"]
+        summary = response["StreamDescriptionSummary"]
         name = summary["StreamName"]
         arn = arn or summary.get("StreamARN")
         created = summary.get("StreamCreationTimestamp")
@@ -134,8 +136,8 @@ class BotoKinesis:
             )
         if created is None:
             raise SettingsError(
-                f"stream {name_or_arn!r} has no creation time in its description, which lease keys "
-                "of several streams need; write one stream in `streams`"
+                f"stream {name_or_arn!r} has no creation time in its description, and the lease "
+                "keys of several streams need it; write one stream in `streams`"
             )
         return StreamId(name, account_of(arn), int(created.timestamp()), arn, millis)
 
@@ -147,8 +149,9 @@ class BotoKinesis:
     ) -> tuple[Shard, ...]:
         """See `KinesisClient`.
 
-        Raises `NotFound`, and `ThrottledError` when the service still refuses after all attempts
-        (protocol §7.5).
+        Raises:
+            NotFoundError: The stream does not exist.
+            ThrottledError: The service throttled all attempts (protocol §7.5).
         """
         request: dict[str, Any] = _name(stream)
         if shard_filter is not None:
@@ -160,7 +163,7 @@ class BotoKinesis:
             page = self._retry_transient(
                 "ListShards",
                 stream.name,
-                lambda request=request: self._client.list_shards(**request),  # type: ignore[misc] # (bound now, called at once)
+                lambda request=request: self._client.list_shards(**request),  # type: ignore[misc] # (bound here, because `request` changes)
                 attempts=self._shard_sync.max_list_shards_retry_attempts,
                 throttle_seconds=self._shard_sync.list_shards_backoff_time_millis / 1000,
             )
@@ -191,8 +194,8 @@ class BotoKinesis:
     def latest_iterator(self, stream: StreamId, shard_id: str) -> LatestIterator:
         """See `KinesisClient`. One attempt.
 
-        The time is that of the answer's Date header, which is in whole seconds, less what the
-        request took: the service may have found the place as soon as it was asked.
+        `since` is the Date header of the response, in whole seconds, less the duration of the
+        request, because the service may have determined the position at its beginning.
         """
         began = self._clock.monotonic()
         iterator, date = self._shard_iterator(stream, shard_id, "LATEST", {})
@@ -202,7 +205,7 @@ class BotoKinesis:
     def _shard_iterator(
         self, stream: StreamId, shard_id: str, kind: IteratorType, more: Mapping[str, Any]
     ) -> tuple[str, datetime | None]:
-        """The iterator, and the time of the answer on the service's clock."""
+        """Return the iterator, and the time of the response on the clock of the service."""
         request: dict[str, Any] = {
             **_name(stream),
             "ShardId": shard_id,
@@ -210,37 +213,37 @@ class BotoKinesis:
             **more,
         }
         with kinesis_errors("GetShardIterator", f"{shard_id} of {stream.name}"):
-            answer = self._client.get_shard_iterator(**request)
-        iterator = answer.get("ShardIterator")
+            response = self._client.get_shard_iterator(**request)
+        iterator = response.get("ShardIterator")
         if not iterator:
             raise UnavailableError(
-                f"GetShardIterator gave none for {shard_id} of {stream.name}",
+                f"GetShardIterator returned no iterator for {shard_id} of {stream.name}",
                 code="NoIterator",
                 operation="GetShardIterator",
             )
-        return iterator, _date_of(answer["ResponseMetadata"]["HTTPHeaders"].get("date"))
+        return iterator, _date_of(response["ResponseMetadata"]["HTTPHeaders"].get("date"))
 
     def get_records(
         self, stream: StreamId, shard_id: str, iterator: str, limit: int
     ) -> RecordsPage:
-        """See `KinesisClient`. One attempt; an unreadable body raises `UnavailableError`."""
+        """See `KinesisClient`. One attempt. An unreadable body raises `UnavailableError`."""
         request: dict[str, Any] = {"ShardIterator": iterator, "Limit": limit}
         if stream.arn is not None:
             request["StreamARN"] = stream.arn
-        form = self._body_format or self._faster_format(stream)
-        _OURS.body_format = form
+        body_format = self._body_format or self._faster_format(stream)
+        _REQUEST.body_format = body_format
         try:
             with kinesis_errors("GetRecords", f"{shard_id} of {stream.name}"):
-                answer: Mapping[str, Any] = self._client.get_records(**request)
-            body, content_type = answer[_BODY]
+                response: Mapping[str, Any] = self._client.get_records(**request)
+            body, content_type = response[_BODY]
             with _DECODING:
                 page = decode_page(body, content_type, stream.name, shard_id)
         except (UnavailableError, InvalidRequestError):
-            self._cbor_failures += form == "cbor"
+            self._cbor_failures += body_format == "cbor"
             raise
         finally:
-            _OURS.body_format = None
-        self._cbor_works = self._cbor_works or form == "cbor"
+            _REQUEST.body_format = None
+        self._cbor_works = self._cbor_works or body_format == "cbor"
         if page.records.num_rows:
             large = (
                 page.bytes >= MIN_BYTES or page.bytes > CBOR_RECORD_BYTES * page.records.num_rows
@@ -262,8 +265,14 @@ class BotoKinesis:
         attempts: int = MAX_ATTEMPTS,
         throttle_seconds: float | None = None,
     ) -> _T:
-        """Call until it works; the last error is raised. `throttle_seconds`: a fixed wait after
-        throttling instead of a growing one.
+        """Call until it succeeds. After the last attempt its error is raised.
+
+        Args:
+            operation: Name of the API operation.
+            about: The stream, for the message.
+            call: Makes the request.
+            attempts: Number of attempts when throttled. For other errors `MAX_ATTEMPTS` at most.
+            throttle_seconds: Wait after throttling. None: a growing wait.
         """
         failures = 0
         while True:
@@ -286,11 +295,11 @@ class BotoKinesis:
 
 
 def receive_in_one_piece(client: BotoKinesisClient) -> None:
-    """Have GetRecords bodies read by one call instead of 64 KiB pieces that are then joined: an
-    eighth of the processor time of a full page.
+    """Make a boto3 client read GetRecords bodies by one call, instead of in pieces of 64 KiB.
 
-    There is no public hook between sending and joining. Where botocore's inside is not as expected,
-    everything stays as it is, only slower.
+    This saves an eighth of the CPU time of a full page. botocore has no public hook between sending
+    and joining the pieces, so this replaces a private method. If botocore has no such method, the
+    client is not changed.
     """
     endpoint = getattr(client, "_endpoint", None)
     if getattr(getattr(endpoint, "_send", None), "reads_in_one_piece", False):
@@ -301,24 +310,24 @@ def receive_in_one_piece(client: BotoKinesisClient) -> None:
         return
 
     def send_and_read(request: AWSPreparedRequest) -> AWSResponse:
-        if _OURS.body_format is None:
+        if _REQUEST.body_format is None:
             return cast("AWSResponse", send(request))
         request.stream_output = True
         response: Any = send(request)
         try:
             with DEADLINES.limited(socket_of(response.raw), BODY_SECONDS):
-                # what `content` keeps once it has joined the pieces
+                # the attribute in which `content` stores the joined pieces
                 response._content = response.raw.read()  # noqa: SLF001
         except (urllib3.exceptions.HTTPError, OSError) as error:
             raise HTTPClientError(error=error) from error
         return cast("AWSResponse", response)
 
-    send_and_read.reads_in_one_piece = True  # type: ignore[attr-defined] # (a mark, so that a client is wrapped once)
+    send_and_read.reads_in_one_piece = True  # type: ignore[attr-defined] # (checked above)
     endpoint._send = send_and_read  # noqa: SLF001 (see above)
 
 
 def account_of(arn: str) -> str:
-    """The account id inside a stream's ARN. Raises `SettingsError` for other text."""
+    """Return the account id of a stream's ARN. Raise `SettingsError` for another string."""
     parts = arn.split(":", _ARN_PARTS - 1)
     if (
         len(parts) != _ARN_PARTS
@@ -327,7 +336,8 @@ def account_of(arn: str) -> str:
         or not parts[5].startswith("stream/")
     ):
         raise SettingsError(
-            f"{arn!r} is not a stream's ARN; write arn:aws:kinesis:<region>:<account>:stream/<name>"
+            f"{arn!r} is not the ARN of a stream; "
+            "write arn:aws:kinesis:<region>:<account>:stream/<name>"
         )
     return parts[4]
 
@@ -350,9 +360,9 @@ def _shard(item: Mapping[str, Any]) -> Shard:
     )
 
 
-def _ask(params: dict[str, Any], **_: object) -> None:
-    """Runs before the request is signed: turns it into CBOR if that is wanted."""
-    if _OURS.body_format == "cbor":
+def _encode_request(params: dict[str, Any], **_: object) -> None:
+    """Turn the request into CBOR if CBOR is to be used. Called before the request is signed."""
+    if _REQUEST.body_format == "cbor":
         params["headers"]["Content-Type"] = CBOR_CONTENT_TYPE
         params["body"] = cbor2.dumps(json.loads(params["body"]))
 
@@ -360,10 +370,11 @@ def _ask(params: dict[str, Any], **_: object) -> None:
 def _take_body(
     response_dict: dict[str, Any], customized_response_dict: dict[str, Any], **_: object
 ) -> None:
-    """Runs before botocore parses: a good answer is set aside and an empty one left in its place; a
-    refusal in CBOR becomes JSON, which botocore can read.
+    """Take the body of a successful response, and leave an empty one for botocore's parser.
+
+    An error response in CBOR becomes JSON, which botocore can parse.
     """
-    if _OURS.body_format is None:
+    if _REQUEST.body_format is None:
         return
     content_type = str(response_dict["headers"].get("content-type", ""))
     if response_dict["status_code"] < _HTTP_ERROR:
@@ -379,7 +390,7 @@ def _take_body(
 
 
 def _date_of(header: str | None) -> datetime | None:
-    """The time of a Date header; None when there is none, or it cannot be read."""
+    """Return the time of a Date header; None if it is missing or cannot be parsed."""
     try:
         return None if header is None else parsedate_to_datetime(header).astimezone(UTC)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Cutting a chunk in two that follow each other."""
+"""Split a chunk of records into two consecutive chunks."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from kcl_pipeline.position import Position
 
 
 def split(chunk: Chunk, max_records: int, max_bytes: int) -> tuple[Chunk | None, Chunk | None]:
-    """The first part that fits both limits, and the rest; None for a part without anything.
+    """Split off the first part that fits both limits.
 
-    The rest keeps the shard's end.
+    Returns:
+        The first part and the rest. None for an empty part. The rest keeps `shard_end`.
     """
     rows = chunk.records.num_rows
     if rows <= max_records and chunk.bytes <= max_bytes:
@@ -30,7 +31,7 @@ def split(chunk: Chunk, max_records: int, max_bytes: int) -> tuple[Chunk | None,
 
 
 def cut_at(chunk: Chunk, rows: int) -> tuple[Chunk, Chunk]:
-    """The first `rows` rows (above 0, below all of them) and the rest."""
+    """Split a chunk after `rows` rows, which are more than 0 and fewer than all."""
     first = chunk.records.slice(0, rows)
     last = first.slice(rows - 1)
     through = Position(
@@ -50,10 +51,14 @@ def cut_at(chunk: Chunk, rows: int) -> tuple[Chunk, Chunk]:
 
 
 def with_oldest(chunk: Chunk, now: float) -> Chunk:
-    """The chunk with the time at which its first record arrived; it was read at `now`.
+    """Return the chunk with `oldest_at`: when its first record arrived.
 
-    Its last record is `millis_behind_latest` behind the tip, and the first one by as much more as
-    it arrived earlier.
+    The last record is `millis_behind_latest` behind the latest record of the shard. The first one
+    arrived before the last one by the difference of their arrival times.
+
+    Args:
+        chunk: The chunk.
+        now: When it was read, in monotonic seconds.
     """
     rows = chunk.records.num_rows
     if not rows:
@@ -68,7 +73,7 @@ def _arrival_seconds(records: pa.Table, row: int) -> float:
 
 
 def _running_bytes(records: pa.Table) -> npt.NDArray[np.int64]:
-    """Payload bytes of the first row, the first two rows, and so on."""
+    """Return the cumulative payload bytes of the rows."""
     sizes = np.zeros(records.num_rows, np.int64)
     for name in ("data", "partition_key"):
         start = 0

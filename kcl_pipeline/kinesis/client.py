@@ -1,8 +1,7 @@
-"""Kinesis as the rest of the package sees it: one protocol, two twins (boto3, and the in-memory
-model of `kcl_pipeline.testing`).
+"""The interface of a Kinesis client, and the values that it returns.
 
-The data path speaks Arrow: a page of records is one `pyarrow.Table` and no Python object is made
-per record.
+There are two implementations: boto3, and the in-memory model of `kcl_pipeline.testing`. A page of
+records is one `pyarrow.Table`, without a Python object per record.
 """
 
 from __future__ import annotations
@@ -30,12 +29,14 @@ RECORD_SCHEMA: Final = pa.schema(
         pa.field("encryption_type", pa.string()),
     ]
 )
-"""The columns that a transform gets: `stream` is the bare stream name; `sub_sequence_number` is 0
-for records that are not in a KPL aggregate.
+"""The columns that a transform receives.
+
+`stream` is the name of the stream. `sub_sequence_number` is 0 for records that are not in a KPL
+aggregate.
 """
 
 NO_RECORDS: Final = pa.Table.from_batches([], schema=RECORD_SCHEMA)
-"""The table without rows. It has no chunks either; `empty_table()` would import pandas."""
+"""The table without rows and chunks. (`empty_table()` would import pandas.)"""
 
 IteratorType = Literal[
     "TRIM_HORIZON", "LATEST", "AT_TIMESTAMP", "AT_SEQUENCE_NUMBER", "AFTER_SEQUENCE_NUMBER"
@@ -45,11 +46,14 @@ ShardFilterType = Literal["AT_LATEST", "AT_TRIM_HORIZON", "AT_TIMESTAMP"]
 
 @dataclass(frozen=True, slots=True)
 class RecordsPage:
-    """One GetRecords answer, decoded.
+    """A decoded GetRecords response.
 
-    `records` has `RECORD_SCHEMA`, in shard order, not de-aggregated. `next_iterator` None: the
-    shard is at its end, and `child_shards` are its children. `bytes` is the payload (data and
-    partition keys) of the records. `millis_behind_latest` may be None.
+    Attributes:
+        records: The records (`RECORD_SCHEMA`) in shard order, not de-aggregated.
+        next_iterator: Iterator of the next page. None: the shard has ended.
+        millis_behind_latest: Lag behind the latest record. None: unknown.
+        child_shards: Children of a shard that has ended.
+        bytes: Payload (data and partition keys) of the records.
     """
 
     records: pa.Table
@@ -63,8 +67,10 @@ class RecordsPage:
 class LatestIterator:
     """An iterator at LATEST.
 
-    `since` is a time on the service's own clock that is not later than the place of the iterator,
-    so that the place can be asked for again by AT_TIMESTAMP. None: the answer did not say.
+    Attributes:
+        iterator: The iterator.
+        since: A time on the clock of the service, not later than the position of the iterator.
+            AT_TIMESTAMP with this time leads to the position again. None: unknown.
     """
 
     iterator: str
@@ -72,12 +78,17 @@ class LatestIterator:
 
 
 class StreamLister(Protocol):
-    """The calls about streams; see `KinesisClient`."""
+    """The calls about streams, see `KinesisClient`."""
 
     def resolve_stream(self, name_or_arn: str, *, multi_stream: bool) -> StreamId:
-        """The stream's identifier with ARN and creation time (DescribeStreamSummary).
+        """Return the identifier of a stream with ARN and creation time (DescribeStreamSummary).
 
-        `account` and `creation_epoch` are set only when `multi_stream`. Raises `NotFound`.
+        Args:
+            name_or_arn: The stream.
+            multi_stream: Set `account` and `creation_epoch`.
+
+        Raises:
+            NotFoundError: The stream does not exist.
         """
         ...
 
@@ -87,14 +98,12 @@ class StreamLister(Protocol):
         shard_filter: ShardFilterType | None = None,
         timestamp: datetime | None = None,
     ) -> tuple[Shard, ...]:
-        """All shards, pages joined (following pages by NextToken alone); unfiltered it includes
-        closed ones in retention.
-        """
+        """Return all shards. Without a filter this includes closed shards in retention."""
         ...
 
 
 class ShardClient(Protocol):
-    """The calls about the records of a shard; see `KinesisClient`."""
+    """The calls about the records of a shard, see `KinesisClient`."""
 
     def get_shard_iterator(
         self,
@@ -105,45 +114,57 @@ class ShardClient(Protocol):
         sequence_number: str | None = None,
         timestamp: datetime | None = None,
     ) -> str:
-        """An iterator, good for five minutes."""
+        """Return an iterator, which is valid for five minutes."""
         ...
 
     def latest_iterator(self, stream: StreamId, shard_id: str) -> LatestIterator:
-        """An iterator at LATEST, and the time of the service then.
+        """Return an iterator at LATEST and its time on the clock of the service.
 
-        No clock of this host is asked: it may be minutes away from the service's.
+        The clock of this host is not used, because it may differ by minutes.
         """
         ...
 
     def get_records(
         self, stream: StreamId, shard_id: str, iterator: str, limit: int
     ) -> RecordsPage:
-        """Up to `limit` (≤ 10,000) records and 10 MB.
+        """Return a page of up to `limit` (at most 10,000) records and 10 MB.
 
-        Raises `ExpiredIteratorError`, `Throttled`, `NotFound`.
+        Raises:
+            ExpiredIteratorError: The iterator is not valid any more.
+            ThrottledError: The limits of the shard are exceeded.
+            NotFoundError: The stream or the shard does not exist.
+            UnavailableError: The call failed, or the response cannot be read.
         """
         ...
 
 
 class KinesisClient(StreamLister, ShardClient, Protocol):
-    """What the consumer needs of Kinesis. Raises the errors of `kcl_pipeline.errors`; every call is
-    bounded by a time-out.
+    """The calls to Kinesis that a consumer needs.
+
+    Every call has a time-out and raises the errors of `kcl_pipeline.errors`.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Records of one lease that follow each other, ready for a batch.
+    """Consecutive records of one lease, ready for a batch.
 
-    `records` has `RECORD_SCHEMA`, de-aggregated, only positions after `after` (exclusive) up to
-    `through` (inclusive). `through` may be past the last row, when the rows at the end were
-    filtered out. `shard_end`: the shard ends here, with these children; then `through` is still a
-    number (or `after` when there were no rows), and the worker checkpoints SHARD_END itself after
-    the batch. `lost`: the stream does not list the shard any more, so nothing after `through` can
-    be read, and `shard_end` are the oldest shards that follow it. `bytes` counts against the
-    budget. `rejected`: what was wrong with KPL aggregates of this chunk; the code that buffers the
-    chunk emits it. `oldest_at`: when the first record arrived, in seconds on this process's
-    monotonic clock (see `worker.monitoring.lag`); None when there is none, or nobody needs it.
+    Attributes:
+        lease_key: The lease.
+        records: De-aggregated records (`RECORD_SCHEMA`) in shard order.
+        after: First position (exclusive).
+        through: Last position (inclusive). It may be after the last row, if the rows at the end
+            were filtered out.
+        bytes: Payload bytes of the records.
+        millis_behind_latest: Lag behind the latest record. None: unknown.
+        shard_end: The shard ends here and has these children. `through` is still a number, or
+            `after` if there are no rows. The worker checkpoints SHARD_END after the batch.
+        lost: The stream does not list the shard any more, so records after `through` cannot be
+            read. `shard_end` has the oldest shards that follow it.
+        rejected: KPL aggregates of this chunk that were not de-aggregated. The code that buffers
+            the chunk emits the event.
+        oldest_at: When the first record arrived, in seconds of this process's monotonic clock (see
+            `worker.monitoring.lag`). None: no record, or not computed.
     """
 
     lease_key: str
@@ -159,5 +180,5 @@ class Chunk:
 
     @property
     def record_count(self) -> int:
-        """How many records it has."""
+        """Number of records."""
         return int(self.records.num_rows)

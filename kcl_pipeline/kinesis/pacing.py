@@ -1,5 +1,7 @@
-"""When a shard may be asked again: at its tip once per idle time, behind it as fast as the shard's
-limits allow, after a failure later and later.
+"""Decide when a shard is read again.
+
+At its end, a shard is read once per idle time. Behind its end, it is read as fast as the limits of
+the shard allow. After failures, the wait grows.
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 MIN_CALL_SECONDS: Final = 0.2
-"""Five calls a second are all that a shard gives to its consumers together."""
+"""A shard allows five calls per second, for all its consumers together."""
 
 SHARD_BYTES_PER_SECOND: Final = 2_000_000
 MAX_BACK_OFF_SECONDS: Final = 10.0
@@ -17,11 +19,18 @@ MAX_BACK_OFF_SECONDS: Final = 10.0
 
 @dataclass(slots=True)
 class Pace:
-    """The times of one shard, in monotonic seconds.
+    """The time of the next read of one shard.
 
-    The two megabytes a second that a shard gives are kept to only once the service has insisted on
-    them: a refusal costs a call, and so does asking a shard again right after it gave ten
-    megabytes. `min_call_seconds` 0 is for a shard that pushes: looking for what came costs no call.
+    A shard allows two megabytes per second. The limit is observed only after the service has
+    throttled a read, because a throttled call costs no more than a wait.
+
+    Attributes:
+        idle_seconds: Wait at the end of the shard.
+        due: Time of the next read, in monotonic seconds.
+        failures: Failed reads in a row.
+        keeps_byte_rate: Whether the byte rate is observed.
+        min_call_seconds: Shortest time between two reads. 0 for a subscription, where a read makes
+            no call.
     """
 
     idle_seconds: float
@@ -32,7 +41,7 @@ class Pace:
     _paid_until: float = 0.0
 
     def succeeded(self, began: float, *, size: int, at_tip: bool) -> None:
-        """A call that began at `began` brought `size` bytes."""
+        """Note a read that began at `began` and returned `size` bytes."""
         self.failures = 0
         self._paid_until = max(self._paid_until, began) + size / SHARD_BYTES_PER_SECOND
         self.due = began + (
@@ -42,8 +51,10 @@ class Pace:
             self.due = max(self.due, self._paid_until)
 
     def failed(self, now: float, rng: random.Random, *, throttled: bool) -> None:
-        """A call failed: twice the wait for each failure in a row, less a random part, so that
-        workers do not come back together.
+        """Note a failed read.
+
+        The wait doubles with every failure in a row. It is randomized, so that workers do not retry
+        at the same time.
         """
         self.failures += 1
         wait = min(

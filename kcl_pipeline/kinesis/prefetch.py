@@ -1,6 +1,4 @@
-"""Keeping a bounded number of bytes ready: one prefetcher per worker, many shards, any number of
-fetch threads.
-"""
+"""Read many shards ahead of processing, within one limit of bytes."""
 
 from __future__ import annotations
 
@@ -21,9 +19,7 @@ from kcl_pipeline.kinesis.client import Chunk
 from kcl_pipeline.kinesis.pacing import Pace
 
 MAX_WAIT_SECONDS: Final = 0.2
-"""A fetch thread looks again after this time at the latest, so that a new shard is not kept
-waiting.
-"""
+"""Longest wait of a fetch thread, so that a shard that was added is read soon."""
 
 MIN_WAIT_SECONDS: Final = 0.001
 FULL_SECONDS: Final = 0.05
@@ -33,7 +29,7 @@ TOLERATED_THROTTLES: Final = 5
 
 @runtime_checkable
 class Reader(Protocol):
-    """What is prefetched from: `reader.ShardReader` is one."""
+    """The source of records of one shard, such as `reader.ShardReader`."""
 
     lease_key: str
     millis_behind_latest: int | None
@@ -41,32 +37,33 @@ class Reader(Protocol):
     last_bytes: int
 
     def read(self) -> Chunk | None:
-        """One bounded step; None when it brought nothing new."""
+        """Read once, in bounded time; return None if there is nothing new."""
         ...
 
 
 @runtime_checkable
 class PushedReader(Reader, Protocol):
-    """A reader whose records come by themselves (`fanout.FanOutReader`): `read` makes no call for
-    them and may be called every `poll_seconds`.
+    """A reader that Kinesis pushes records to (`fan_out.source.FanOutReader`).
+
+    `read` makes no call for them. It may be called every `poll_seconds`.
     """
 
     poll_seconds: float
 
     def close(self) -> None:
-        """The lease is gone; must not wait, and may come from another thread than `read`."""
+        """End reading. Must not wait. May be called by another thread than `read`."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class ReadState:
-    """How the reading of one shard goes, since it was begun.
+    """The progress of reading one shard since it was added.
 
     Attributes:
-        read_at: When it was last read with success (monotonic seconds); None: never.
-        has_waiting: Whether something of it was read and waits to be taken.
-        caught_up: Whether it was read to its tip or end, and nothing of it waits.
-        error: Why the last read failed; None when it did not.
+        read_at: Time of the last successful read in monotonic seconds. None: never.
+        has_waiting: Whether records are buffered.
+        caught_up: Whether the shard was read to its latest record, and no record is buffered.
+        error: Error of the last read. None: it succeeded.
     """
 
     read_at: float | None
@@ -85,10 +82,7 @@ class _Buffered:
 
 @dataclass(slots=True, eq=False)
 class _Slot:
-    """One reader with its buffer.
-
-    All but the reader itself is touched under the prefetcher's lock.
-    """
+    """One reader and its buffer. All attributes but `reader` need the lock of the prefetcher."""
 
     reader: Reader
     pace: Pace
@@ -104,13 +98,12 @@ class _Slot:
 
 
 class Prefetcher:
-    """Reads many shards ahead of processing within one budget of bytes. All methods may be called
-    by any thread.
+    """Reads many shards ahead of processing within one limit of bytes. Thread-safe.
 
-    A fetch begins only while the buffer, with what the fetches under way brought last time, is
-    below `prefetch_max_bytes`; so it is exceeded by one answer per fetch thread at most. One
-    shard's errors are its own: it backs off and is reported by `AwsTrouble`. No lock is held while
-    a reader reads or the event sink runs.
+    A read starts only while the buffer is below `prefetch_max_bytes`. Each running read counts as
+    many bytes as the last read of its shard returned. So the limit is exceeded by at most one
+    response per fetch thread. An error of one shard does not stop the others: the shard backs off,
+    and `AwsTrouble` reports it. No lock is held during a read or a call of the event sink.
     """
 
     def __init__(
@@ -131,12 +124,13 @@ class Prefetcher:
 
     @property
     def buffered_bytes(self) -> int:
-        """Payload bytes (`Chunk.bytes`) that `take` could give."""
+        """Payload bytes (`Chunk.bytes`) in the buffer."""
         return self._bytes
 
     def fills(self, max_records: int, max_bytes: int) -> bool:
-        """Whether `take` could reach one of these limits, or nothing more is fetched before
-        something is taken: waiting would bring no more.
+        """Return whether a wait before `take` is useless.
+
+        Either the buffer reaches one of these limits, or it is full.
         """
         with self._lock:
             return (
@@ -146,7 +140,7 @@ class Prefetcher:
             )
 
     def add(self, reader: Reader) -> None:
-        """Begin to read a shard; a reader that its lease had before is dropped with its buffer."""
+        """Start reading a shard. A former reader of its lease is dropped with its buffer."""
         now = self._clock.monotonic()
         pace = Pace(self._settings.idle_time_between_reads_in_millis / 1000, due=now)
         if isinstance(reader, PushedReader):
@@ -160,16 +154,19 @@ class Prefetcher:
             _close(dropped)
 
     def remove(self, lease_key: str) -> None:
-        """Stop reading a shard and forget what is buffered of it, also what a fetch under way will
-        bring. Unknown keys are ignored.
+        """Stop reading a shard and drop its records, also those of a running read.
+
+        Unknown keys are ignored.
         """
         with self._lock:
             dropped = self._drop(lease_key)
         _close(dropped)
 
     def step(self) -> float:
-        """One due fetch, if there is one and the buffer has room; returns the seconds until
-        something may be due.
+        """Read one shard, if one is due and the buffer is not full.
+
+        Returns:
+            Seconds until a shard may be due.
         """
         began = self._clock.monotonic()
         with self._lock:
@@ -181,8 +178,7 @@ class Prefetcher:
         error: Exception | None = None
         try:
             chunk = slot.reader.read()
-        except Exception as caught:  # noqa: BLE001
-            # whatever fails for one shard must not stop the others; it is reported below
+        except Exception as caught:  # noqa: BLE001 (reported below; the other shards continue)
             error = caught
         except BaseException:
             slot.busy = False
@@ -207,12 +203,16 @@ class Prefetcher:
         left: Mapping[str, int] | None = None,
         turn: int = sys.maxsize,
     ) -> list[Chunk]:
-        """What has waited longest, up to both limits: chunks of one lease follow each other, a
-        chunk that does not fit is cut in two.
+        """Remove the oldest records from the buffer, up to both limits.
 
-        A first record that alone exceeds `max_bytes` is given on its own, so that it never blocks
-        its shard. `left`: how many records each lease may still give; one that is not named is not
-        limited. `turn`: after so many records of a lease the others have theirs.
+        Chunks of one lease are in shard order. A chunk that does not fit is split. If the first
+        record exceeds `max_bytes`, it is returned alone, so that it does not block its shard.
+
+        Args:
+            max_records: Largest number of records.
+            max_bytes: Largest number of payload bytes.
+            left: Largest number of records per lease. Other leases have no limit.
+            turn: After this many records of a lease, records of other leases are taken.
         """
         taken: list[Chunk] = []
         given: dict[str, int] = {}
@@ -238,9 +238,10 @@ class Prefetcher:
         return taken
 
     def lag(self) -> dict[str, int]:
-        """Milliseconds that each lease's next record is behind the tip of its shard, as far as
-        known: the age of the oldest buffered record, else what the last answer said. The time in
-        which nothing could be read counts.
+        """Return the lag of each lease in milliseconds, if it is known.
+
+        It is the age of the oldest buffered record. Without one it is the lag of the last response
+        plus the time of failed reads since then.
         """
         now = self._clock.monotonic()
         known: dict[str, int] = {}
@@ -257,15 +258,16 @@ class Prefetcher:
         return known
 
     def caught_up(self, lease_key: str) -> bool:
-        """Whether the shard was read to its tip or end since it was added, and nothing of it is
-        buffered. False for unknown keys.
+        """Return whether the shard was read to its latest record since it was added.
+
+        False while records of it are buffered, and for unknown keys.
         """
         with self._lock:
             slot = self._slots.get(lease_key)
             return slot is not None and slot.reached_tip and not slot.buffer
 
     def state_of(self, lease_key: str) -> ReadState | None:
-        """How the reading of a shard goes; None for unknown keys."""
+        """Return the progress of reading a shard; None for unknown keys."""
         with self._lock:
             slot = self._slots.get(lease_key)
             if slot is None:
@@ -274,7 +276,7 @@ class Prefetcher:
             return ReadState(slot.read_at, waiting, slot.reached_tip and not waiting, slot.error)
 
     def busy(self, lease_key: str) -> bool:
-        """Whether a fetch of this shard is under way, or what it brought is not buffered yet.
+        """Return whether a read of this shard runs, or its records are not buffered yet.
 
         False for unknown keys.
         """
@@ -283,8 +285,10 @@ class Prefetcher:
             return slot is not None and slot.busy
 
     def wait_for_data(self, stop: StopSignal, seconds: float) -> bool:
-        """Wait until something new is buffered since the last call, `stop` is set, or `seconds`
-        passed; True when there is something new.
+        """Wait until records are buffered, `stop` is set, or `seconds` have passed.
+
+        Returns:
+            Whether records were buffered since the last call.
         """
         deadline = self._clock.monotonic() + seconds
         while not stop.is_set():
@@ -299,7 +303,7 @@ class Prefetcher:
             arrival.wait(min(left, STOP_CHECK_SECONDS))
         return False
 
-    # Everything below runs under the lock.
+    # The methods below need the lock.
 
     def _next(self, now: float) -> tuple[_Slot | None, float]:
         idle = [slot for slot in self._slots.values() if not slot.busy and not slot.reader.ended]
@@ -362,7 +366,7 @@ class Prefetcher:
         ]
         return min(
             waiting,
-            key=lambda one: (given.get(one[0], 0) // turn, one[1].buffer[0].serial),
+            key=lambda item: (given.get(item[0], 0) // turn, item[1].buffer[0].serial),
             default=(None, None),
         )[1]
 

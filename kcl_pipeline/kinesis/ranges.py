@@ -1,9 +1,8 @@
-"""Reading parts of many shards in a process that keeps nothing: what a task on an executor does
-(docs/cluster.md).
+"""Read ranges of many shards in a process without state, such as a Spark task.
 
-A `ShardFetch` goes out, a `FetchedShard` comes back and says where the next one begins. What was
-read is the range between its two positions, and `RangeReader.read_exactly` gives the same rows
-again, wherever it runs.
+The driver sends a `ShardFetch`, and receives a `FetchedShard` with the end position. The records
+are those of the range between its two positions, and `RangeReader.read_exactly` reads the same rows
+again in any process. See docs/cluster.md.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from kcl_pipeline.position import Position
 from kcl_pipeline.shards import ChildShard, HashKeyRange, StreamId
 
 MAX_CALLS: Final = 20
-"""Of one shard in one fetch: a shard whose pages are empty for long must not hold up the others."""
+"""Largest number of calls for one shard in one fetch, so that empty pages do not delay others."""
 
 EXACTLY_SECONDS: Final = 120.0
 ARRIVAL_SAMPLES: Final = 64
@@ -43,8 +42,17 @@ ARRIVAL_SAMPLES: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class ShardFetch:
-    """Read a shard after `after` (exclusive), up to its tip or until one of the limits is reached;
-    the last answer may exceed `max_bytes`.
+    """A request to read a shard up to its latest record, or until a limit is reached.
+
+    Attributes:
+        lease_key: The lease.
+        stream: The stream.
+        shard_id: The shard.
+        after: First position (exclusive).
+        hash_key_range: Drops KPL aggregates outside. None: no aggregate is dropped.
+        max_records: Largest number of records.
+        max_bytes: Largest number of payload bytes. The last response may exceed it.
+        resume: State of the reader at `after`.
     """
 
     lease_key: str
@@ -59,14 +67,25 @@ class ShardFetch:
 
 @dataclass(frozen=True, slots=True)
 class FetchedShard:
-    """What a `ShardFetch` brought: the range, how many records and payload bytes are in it, and
-    what the next fetch needs.
+    """The result of a `ShardFetch`.
 
-    `shard_end`: the shard ends here, with these children. `read_bytes` is what the answers weighed,
-    `arrival_micros` a sample of arrival times. `error`: reading stopped because of it; the other
-    fields describe what was read up to there. `rejected`: what was wrong with aggregates.
-    `not_found`: the service does not know the stream, the shard or the position. `lost` is set by
-    the driver once it has proven that the shard is gone (see `records.kinesis.Chunk`).
+    Attributes:
+        lease_key: The lease.
+        after: First position (exclusive).
+        through: Last position (inclusive).
+        records: Number of records in the range.
+        bytes: Payload bytes of the range.
+        read_bytes: Payload bytes of the responses.
+        at_tip: Whether the latest record was read.
+        millis_behind_latest: Lag behind the latest record. None: unknown.
+        shard_end: The shard ends here and has these children. None: it does not end.
+        resume: State of the reader at `through`, for the next fetch.
+        arrival_micros: A sample of arrival times in epoch microseconds.
+        error: The error that stopped reading. The other attributes describe the range before it.
+        throttled: Whether the error is throttling.
+        not_found: The service does not know the stream, the shard or the position.
+        lost: The stream does not list the shard any more (see `client.Chunk`). Set by the driver.
+        rejected: KPL aggregates that were not de-aggregated.
     """
 
     lease_key: str
@@ -88,17 +107,19 @@ class FetchedShard:
 
     @property
     def record_count(self) -> int:
-        """How many records it has."""
+        """Number of records."""
         return self.records
 
 
 @dataclass(frozen=True, slots=True)
 class RangesWritten:
-    """What became of the fetches of one batch. A shard that could not be read at all is missing or
-    has an error, and its range is empty.
+    """The result of the fetches of one batch.
 
-    `written` has the files of all ranges. None: the transform failed, as `failure` says; the ranges
-    stand, their rows are in no file.
+    Attributes:
+        shards: The ranges. A shard that could not be read is missing, or has an error and an empty
+            range.
+        written: The files of all ranges. None: the transform failed, and there are no files.
+        failure: Error of the transform.
     """
 
     shards: tuple[FetchedShard, ...]
@@ -107,21 +128,26 @@ class RangesWritten:
 
 
 class RangeJobs(Protocol):
-    """Fetches, transforms and writes elsewhere; only positions, counts and file names come back."""
+    """Fetches, transforms and writes in other processes.
+
+    Only positions, counts and file names are returned.
+    """
 
     def run(self, batch_id: str, fetches: Sequence[ShardFetch]) -> RangesWritten:
-        """One batch. Raises `errors.SinkError` when the job itself failed: nothing is known then,
-        and every fetch can be repeated.
+        """Process one batch.
+
+        Raises:
+            SinkError: The job failed. Every fetch can be repeated.
         """
         ...
 
     def close(self) -> None:
-        """Nothing will be run any more."""
+        """Release resources. No job runs afterwards."""
         ...
 
 
 class RangeReader:
-    """Reads ranges with one client. Used by one thread at a time."""
+    """Reads ranges with one client. Not thread-safe."""
 
     def __init__(
         self,
@@ -138,8 +164,9 @@ class RangeReader:
     def fetch(
         self, fetches: Sequence[ShardFetch], seconds: float
     ) -> list[tuple[FetchedShard, pa.Table]]:
-        """Read all shards in turn, for about `seconds` at most; every shard is asked once at
-        least. Errors are reported per shard, never raised.
+        """Read all shards in turn, for about `seconds` at most.
+
+        Every shard is read at least once. Errors are part of the result and are not raised.
         """
         readings = [
             _Reading(
@@ -161,19 +188,26 @@ class RangeReader:
         return [reading.result() for reading in readings]
 
     def opened(self, fetch: ShardFetch) -> ShardFetch:
-        """The fetch with an iterator, so that it begins at the same record however often it is
-        done. Raises what GetShardIterator does.
+        """Return the fetch with an iterator, so that every repetition starts at the same record.
+
+        Raises:
+            AwsError: GetShardIterator failed.
         """
         reader = self._reader(fetch, self._settings.max_records)
         reader.open()
         return replace(fetch, resume=reader.resume)
 
     def read_exactly(self, fetch: ShardFetch, through: Position, records: int) -> pa.Table:
-        """The rows after `fetch.after` through `through` (inclusive). Throttling and errors that
-        pass are waited for.
+        """Read the rows of a range again. Transient errors are retried for `EXACTLY_SECONDS`.
 
-        Raises `UnavailableError` when they last, or when there are not `records` rows (any more),
-        and what else the service refuses.
+        Args:
+            fetch: The fetch that read the range before. The range starts after `fetch.after`.
+            through: Last position (inclusive).
+            records: Number of records that were read before.
+
+        Raises:
+            UnavailableError: A transient error lasts, or the range has another number of records.
+            AwsError: The service refused a call.
         """
         reader = self._reader(fetch, self._settings.max_records)
         tables: list[pa.Table] = [NO_RECORDS]
@@ -194,11 +228,11 @@ class RangeReader:
                 self._clock.sleep(MIN_CALL_SECONDS)
         rows = pa.concat_tables(tables)
         if rows.num_rows != records:
-            what = (
+            message = (
                 f"{fetch.lease_key} after {fetch.after} through {through} has "
                 f"{rows.num_rows} records, not the {records} that were read before"
             )
-            raise UnavailableError(what, code="RangeChanged", operation="GetRecords")
+            raise UnavailableError(message, code="RangeChanged", operation="GetRecords")
         return rows
 
     def _reader(self, fetch: ShardFetch, max_records: int) -> ShardReader:
@@ -217,7 +251,7 @@ class RangeReader:
 
 
 class _Reading:
-    """One shard of a fetch, page by page."""
+    """The progress of reading one shard of a fetch, page by page."""
 
     def __init__(self, fetch: ShardFetch, reader: ShardReader, clock: Clock) -> None:
         self._fetch = fetch
@@ -278,7 +312,7 @@ class _Reading:
 def both(
     first: AggregatesRejected | None, second: AggregatesRejected | None
 ) -> AggregatesRejected | None:
-    """Return what two reads of a shard rejected, in one event."""
+    """Combine the rejected aggregates of two reads of a shard into one event."""
     if first is None or second is None:
         return first or second
     return replace(
@@ -290,7 +324,7 @@ def both(
 
 
 def rows_through(records: pa.Table, position: Position) -> pa.Table:
-    """The rows up to `position` (inclusive) of a table in shard order."""
+    """Return the rows up to `position` (inclusive) of a table in shard order."""
     numbers, subs = records.column("sequence_number"), records.column("sub_sequence_number")
     rows = bisect_right(
         range(records.num_rows),
@@ -301,8 +335,9 @@ def rows_through(records: pa.Table, position: Position) -> pa.Table:
 
 
 def sampled_arrivals(records: pa.Table) -> tuple[int, ...]:
-    """Arrival times in epoch microseconds of about `ARRIVAL_SAMPLES` records, spread evenly over
-    the table.
+    """Return the arrival times, in epoch microseconds, of about `ARRIVAL_SAMPLES` records.
+
+    The records are spread evenly over the table.
     """
     if records.num_rows == 0:
         return ()

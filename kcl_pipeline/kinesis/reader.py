@@ -1,4 +1,4 @@
-"""Reading one shard from a position, one GetRecords at a time (protocol §9.4, §10.1, §10.3)."""
+"""Read one shard from a position, one GetRecords call at a time (protocol §9.4, §10.1, §10.3)."""
 
 from __future__ import annotations
 
@@ -33,12 +33,14 @@ from kcl_pipeline.shards import ChildShard, HashKeyRange, StreamId
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """What a reader knows besides its position, so that another one, perhaps in another process,
-    goes on without a call for an iterator.
+    """The state of a reader at its position, with which another reader can continue.
 
-    It belongs to that position. `iterator` is good for five minutes; `last_sequence_number` is the
-    last record read, and `latest_since` the service's time when the iterator of a shard begun at
-    LATEST was made.
+    The other reader may run in another process. It needs no call for an iterator.
+
+    Attributes:
+        iterator: Iterator at the position, valid for five minutes.
+        last_sequence_number: Last record that was read.
+        latest_since: Time of the service when a shard was started at LATEST.
     """
 
     iterator: str | None = None
@@ -47,12 +49,30 @@ class Resume:
 
 
 class ShardReader:
-    """Reads a shard after `position` (exclusive). Used by one thread at a time.
+    """Reads a shard. Not thread-safe.
 
-    `hash_key_range` None delivers every KPL aggregate. `resume` is that of a reader which had got
-    to `position`. `initial_timestamp` is needed for the position AT_TIMESTAMP, which a lease row
-    stores without its time. Raises `SettingsError` when it is missing, `ValueError` for the
-    position SHARD_END: there is nothing after it.
+    Args:
+        kinesis: The client.
+        stream: The stream.
+        lease_key: The lease, for messages.
+        shard_id: The shard.
+        position: First position (exclusive).
+        hash_key_range: Drops KPL aggregates outside. None: no aggregate is dropped.
+        settings: Settings for reading shards.
+        clock: The clock.
+        initial_timestamp: Required for the position AT_TIMESTAMP, because a lease row stores that
+            position without its time.
+        resume: State of another reader at `position`.
+        witness: Confirms the end of the shard. None: a response is trusted.
+
+    Attributes:
+        millis_behind_latest: Lag of the last response. None: unknown.
+        ended: Whether the shard was read to its end.
+        last_bytes: Payload bytes of the last response.
+
+    Raises:
+        SettingsError: `initial_timestamp` is missing.
+        ValueError: The position is SHARD_END.
     """
 
     def __init__(
@@ -71,10 +91,10 @@ class ShardReader:
         witness: StreamWitness | None = None,
     ) -> None:
         if position.is_shard_end:
-            raise ValueError(f"{lease_key} is at SHARD_END: nothing is left to read")
+            raise ValueError(f"{lease_key} is at SHARD_END: no record is left")
         if position.sequence_number == AT_TIMESTAMP.sequence_number and initial_timestamp is None:
             raise SettingsError(
-                f"{lease_key} is to be read AT_TIMESTAMP, but initial_timestamp is not set; "
+                f"shard_sync.initial_timestamp is not set, but {lease_key} starts AT_TIMESTAMP; "
                 "write the time with a time zone"
             )
         self.lease_key = lease_key
@@ -98,32 +118,36 @@ class ShardReader:
 
     @property
     def position(self) -> Position:
-        """Everything up to here (inclusive) has been given out."""
+        """Last position (inclusive) that was returned."""
         return self._position
 
     @property
     def resume(self) -> Resume:
-        """What a reader that goes on after `position` needs to know."""
+        """The state with which another reader can continue after `position`."""
         return Resume(self._iterator, self._last_sequence_number, self._latest_since)
 
     def open(self) -> None:
-        """Make the iterator now instead of with the first read.
+        """Request the iterator now instead of with the first read.
 
-        Raises what GetShardIterator does.
+        Raises:
+            AwsError: GetShardIterator failed.
         """
         self._opened()
 
     def read(self) -> Chunk | None:
-        """One GetRecords; None when it brought nothing new, and after the shard's end.
+        """Call GetRecords once.
 
-        The first chunk begins `after` the position given, each further one after the `through` of
-        the one before. `last_bytes` is what the answer weighed, also when nothing of it was new.
-        Raises `Throttled` and `UnavailableError` (also for an answer that makes no sense): call
-        again later, nothing is lost. Raises `NotFoundError` for a stream or shard that is not
-        found, and `StreamReplacedError` when the end comes from another stream of the same name.
+        With a witness, a shard that the stream does not list any more ends with a `lost` chunk.
 
-        With a witness, a shard that the right stream does not list any more ends with a chunk that
-        says `lost`.
+        Returns:
+            The next records. The `after` of a chunk is the `through` of the former one. None if
+            there is no new record, and after the end of the shard.
+
+        Raises:
+            ThrottledError: The limits of the shard are exceeded. Call again later.
+            UnavailableError: The call failed, or the response is invalid. Call again later.
+            NotFoundError: The stream or the shard does not exist.
+            StreamReplacedError: The shard has ended, but the name belongs to another stream now.
         """
         if self.ended:
             return None
@@ -132,13 +156,13 @@ class ShardReader:
         except NotFoundError as error:
             return self.on_missing(error)
         except InvalidRequestError:
-            # The service does not know the position: it may be one of a former stream
+            # The service does not know the position; it may belong to a former stream
             self._confirm_stream()
             raise
         if page.next_iterator is None:
             self._confirm_stream()
         chunk = self._chunk(page)
-        # Only now: a page that could not be de-aggregated is asked for again.
+        # After de-aggregation: if that fails, the same page is read again.
         self._iterator = page.next_iterator
         self.ended = page.next_iterator is None
         self.millis_behind_latest = page.millis_behind_latest
@@ -160,13 +184,14 @@ class ShardReader:
         return self._get_records()
 
     def _refuse_to_skip(self, error: ExpiredIteratorError) -> None:
-        """Nothing leads back to LATEST without its time: the skip that follows is reported once."""
+        # Without its time, a position at LATEST cannot be found again. The caller reports this
+        # error once; the next read starts at the current LATEST.
         is_unread = self._last_sequence_number is None and self._start == LATEST
         if is_unread and self._latest_since is None:
             raise UnavailableError(
                 f"the iterator of {self.lease_key} at LATEST expired before its first record, and "
-                "Kinesis did not tell its time (no Date in its answer): reading goes on at the "
-                "LATEST of now, records that arrived in between are skipped",
+                "its time is unknown (the response had no Date header): reading continues at the "
+                "current LATEST, and records that arrived in between are skipped",
                 code="LatestForgotten",
                 operation="GetRecords",
             ) from error
@@ -183,9 +208,9 @@ class ShardReader:
         return iterator
 
     def _make_iterator(self) -> str:
-        """After the last record read, if there is one; else at the start.
+        """Request an iterator after the last record that was read, or at the start.
 
-        An iterator of LATEST is made only once: again, it would skip what came between.
+        LATEST is requested only once. A second request would skip the records in between.
         """
         if self._last_sequence_number is not None:
             return self._iterator_of(
@@ -260,7 +285,7 @@ class ShardReader:
             self._witness.confirm(self._stream, self._clock.monotonic())
 
     def on_missing(self, error: NotFoundError) -> Chunk:
-        """The end of a shard that is proven to be gone; raises `error` for any other."""
+        """Return the end of a shard that the stream does not list any more, or raise `error`."""
         following = None
         if self._witness is not None:
             following = self._witness.successors_of_gone(
@@ -274,7 +299,7 @@ class ShardReader:
     def empty_end(
         self, behind: int | None, children: tuple[ChildShard, ...], *, lost: bool = False
     ) -> Chunk:
-        """A chunk without records that ends the shard where this reader is."""
+        """Return a chunk without records that ends the shard at the current position."""
         return Chunk(
             self.lease_key,
             NO_RECORDS,
@@ -288,8 +313,9 @@ class ShardReader:
 
 
 def after_position(records: pa.Table, position: Position) -> pa.Table:
-    """The rows behind `position` (exclusive) of a table in shard order; only its first rows are
-    looked at one by one.
+    """Return the rows after `position` (exclusive) of a table in shard order.
+
+    The search is linear, because `position` is in the first rows.
     """
     numbers, subs = records.column("sequence_number"), records.column("sub_sequence_number")
     row = 0
@@ -299,12 +325,12 @@ def after_position(records: pa.Table, position: Position) -> pa.Table:
 
 
 def _check(page: RecordsPage, shard_id: str) -> None:
-    """An end without children, or children without an end, is not believed (protocol §10.3)."""
+    # An end without children, or children without an end, is invalid (protocol §10.3).
     if (page.next_iterator is None) != bool(page.child_shards) or not all(
         child.parents for child in page.child_shards
     ):
-        why = (
-            f"the answer for {shard_id} makes no sense: next iterator "
+        message = (
+            f"the response for {shard_id} is invalid: next iterator "
             f"{page.next_iterator!r} with {len(page.child_shards)} child shards"
         )
-        raise UnavailableError(why, code="InvalidAnswer", operation="GetRecords")
+        raise UnavailableError(message, code="InvalidAnswer", operation="GetRecords")

@@ -1,9 +1,11 @@
-"""Which way each shard is read: polled, or subscribed to (`RetrievalSettings.retrieval_mode`).
+"""Choose for each shard between polling and a subscription, and create its reader.
 
-*polling*: GetRecords, always. *fan_out*: SubscribeToShard, always; a worker that cannot have a
-consumer does not start. *auto*: fan-out for a shard that is begun while the worker holds at most
-`fan_out_max_shards` leases, if a consumer could be had for every stream when the worker started;
-else polling. A shard keeps its way until its reader is made anew.
+The setting `RetrievalSettings.retrieval_mode` has three values:
+
+*polling*: GetRecords for every shard. *fan_out*: SubscribeToShard for every shard; a worker
+without a registered consumer does not start. *auto*: SubscribeToShard for a shard that is started
+while the worker holds at most `fan_out_max_shards` leases, if a consumer was registered for every
+stream when the worker started; otherwise GetRecords. The choice lasts as long as the reader.
 """
 
 from __future__ import annotations
@@ -26,9 +28,18 @@ from kcl_pipeline.shards import HashKeyRange, StreamId
 
 
 class Retrieval:
-    """Makes the reader of each shard. `fan_out` None: this Kinesis cannot push.
+    """Creates the reader of each shard.
 
-    `spawn` starts a subscription's thread.
+    Args:
+        settings: All settings.
+        kinesis: The client for polling.
+        fan_out: The client for subscriptions. None: subscriptions are not available.
+        clock: The clock.
+        events: Receives events.
+        spawn: Starts the thread of a subscription.
+
+    Attributes:
+        witness: Confirms ends and losses of shards.
     """
 
     def __init__(
@@ -59,18 +70,21 @@ class Retrieval:
         self.witness = StreamWitness(kinesis, clock)
 
     def prepare(self, streams: Iterable[StreamId]) -> None:
-        """Find or register the consumers, if the mode asks for them; may take some seconds.
+        """Find or register the consumers, if the mode needs them. May take some seconds.
 
-        With fan_out raises `SettingsError` when there is no such client, and what a refused call
-        means; with auto it is reported and polling is used.
+        With auto, errors of calls are reported as events, and shards are polled.
+
+        Raises:
+            SettingsError: The mode is fan_out, and there is no client for subscriptions.
+            AwsError: The mode is fan_out, and a call failed.
         """
         if self._settings.retrieval_mode == "polling":
             return
         if self._consumers is None:
             if self._settings.retrieval_mode == "fan_out":
                 raise SettingsError(
-                    "retrieval_mode='fan_out', but this Kinesis client cannot subscribe; "
-                    "write retrieval_mode='polling'"
+                    "retrieval.retrieval_mode='fan_out', but this Kinesis client cannot "
+                    "subscribe; write retrieval_mode='polling'"
                 )
             return
         try:
@@ -85,7 +99,7 @@ class Retrieval:
             )
 
     def subscribes(self, held_leases: int) -> bool:
-        """Whether a shard that is begun now, with so many leases held, is subscribed to."""
+        """Return whether a shard that is started now, with `held_leases` held, is subscribed to."""
         return self._registered and (
             self._settings.retrieval_mode == "fan_out"
             or held_leases <= self._settings.fan_out_max_shards
@@ -101,7 +115,7 @@ class Retrieval:
         *,
         held_leases: int,
     ) -> ShardReader:
-        """A reader after `position` (exclusive). See `ShardReader` for what it raises."""
+        """Return a reader after `position` (exclusive). Raises as `ShardReader`."""
         client: ShardClient = self._kinesis
         reader: type[ShardReader] = ShardReader
         if self._fan_out and self._consumers and self.subscribes(held_leases):

@@ -1,10 +1,10 @@
-"""Evidence that a stream is still the one that the leases belong to, and that a shard is gone.
+"""Confirm that a stream is still the one of the leases, and that a shard does not exist any more.
 
-A single-stream lease key is only a shard id, so a wrong or re-created stream has shards of the same
-names. Two facts are therefore never taken from one answer alone: that a shard has ended, and that a
-shard does not exist any more. `StreamWitness` asks the service for the creation time of the stream.
-Creation times only grow, so an answer that is given *after* the one in question and names the
-stream that was resolved at the start covers everything in between.
+A single-stream lease key is only a shard id, so a re-created stream has shards with the same ids.
+One response alone therefore does not prove that a shard has ended, or that it does not exist any
+more. `StreamWitness` also requests the creation time of the stream. Creation times only grow. So
+if a *later* response has the creation time of the original stream, the earlier response was about
+that stream, too.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ from kcl_pipeline.planning.shard_sync import successors
 from kcl_pipeline.shards import ChildShard, HashKeyRange, Shard, StreamId
 
 REFUSAL_KEPT_SECONDS: Final = 5.0
-"""All shards of a stream that is gone share one answer for this long; DescribeStreamSummary is
-limited to 20 calls a second for a whole account."""
+"""How long all shards of a deleted stream share one response.
 
+DescribeStreamSummary is limited to 20 calls per second for an account.
+"""
 
 _Key = tuple[str, int | None]
-"""A stream and its creation time, which `StreamId` does not compare."""
+"""A stream and its creation time, which the equality of `StreamId` ignores."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +35,7 @@ class _Refusal:
 
 
 class StreamWitness:
-    """Proves ends and losses of shards. Any thread; one call per stream at a time."""
+    """Confirms ends and losses of shards. Thread-safe; one call at a time."""
 
     def __init__(self, kinesis: KinesisClient, clock: Clock) -> None:
         self._kinesis = kinesis
@@ -45,11 +46,18 @@ class StreamWitness:
         self._listings: dict[_Key, tuple[float, tuple[Shard, ...]]] = {}
 
     def confirm(self, stream: StreamId, since: float) -> None:
-        """Return if the stream was the resolved one at `since` (monotonic seconds) or later.
+        """Confirm that the name belonged to the resolved stream at `since` or later.
 
-        Raises `StreamReplacedError` when the name belongs to another stream now, `NotFoundError`
-        when it belongs to none, and the other errors of DescribeStreamSummary. A stream whose
-        creation time was not known when it was resolved cannot be compared, and passes.
+        A stream that was resolved without a creation time cannot be checked, and is accepted.
+
+        Args:
+            stream: The resolved stream.
+            since: Time in monotonic seconds.
+
+        Raises:
+            StreamReplacedError: The name belongs to another stream now.
+            NotFoundError: The stream does not exist any more.
+            AwsError: DescribeStreamSummary failed.
         """
         if stream.created_millis is None:
             return
@@ -72,10 +80,14 @@ class StreamWitness:
     def successors_of_gone(
         self, stream: StreamId, shard_id: str, hash_key_range: HashKeyRange | None
     ) -> tuple[ChildShard, ...] | None:
-        """The oldest listed shards that follow this one, if the right stream does not list it.
+        """Return the oldest shards that follow a shard which the stream does not list any more.
 
-        None when the shard is listed, or when the stream lists no shard at all. Raises what
-        `confirm` and ListShards raise: then nothing is known.
+        Returns:
+            None if the stream lists the shard, or lists no shard.
+
+        Raises:
+            AwsError: As in `confirm`, or ListShards failed. It is not known whether the shard
+                exists.
         """
         began = self._clock.monotonic()
         shards = self._listed(stream, began)
@@ -101,9 +113,12 @@ def _key(stream: StreamId) -> _Key:
 
 
 def require_same_stream(kinesis: KinesisClient, stream: StreamId) -> None:
-    """Ask once whether the name still belongs to the stream that was resolved.
+    """Check with one call that the name still belongs to the stream that was resolved.
 
-    Raises `StreamReplacedError`, `NotFoundError`, and what DescribeStreamSummary raises.
+    Raises:
+        StreamReplacedError: The name belongs to another stream now.
+        NotFoundError: The stream does not exist any more.
+        AwsError: DescribeStreamSummary failed.
     """
     if stream.created_millis is None:
         return

@@ -163,7 +163,7 @@ def test_streams_by_name_and_by_arn(side: Side) -> None:
     assert [params for _, params in side.calls] == [{"StreamName": "orders"}, {"StreamARN": arn}]
     with pytest.raises(errors.NotFoundError, match="DescribeStreamSummary on missing"):
         side.kinesis.resolve_stream("missing", multi_stream=False)
-    with pytest.raises(errors.SettingsError, match="is not a stream's ARN"):
+    with pytest.raises(errors.SettingsError, match="is not the ARN of a stream"):
         account_of("arn:aws:s3:::bucket")
 
 

@@ -64,7 +64,7 @@ def client_of(service: str, endpoint: str):
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(deadline, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(deadline, "CHECK_SECONDS", 0.05)
     monkeypatch.setattr("kcl_pipeline.kinesis.boto.BODY_SECONDS", 0.3)
 
 
