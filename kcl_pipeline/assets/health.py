@@ -247,6 +247,13 @@ def lag(
     )
 
 
+def _paused_text(count: int, found: Sequence[Mapping[str, object]]) -> str:
+    if not count:
+        return "no shard is paused"
+    first = f"; the first, {found[0]['lease']}: {found[0]['reason']}" if found else ""
+    return f"{count} shards are paused{first}"
+
+
 def paused(workers: Sequence[WorkerMetrics]) -> Health:
     """Whether no shard of these workers is paused because its transform fails."""
     found = [
@@ -264,9 +271,7 @@ def paused(workers: Sequence[WorkerMetrics]) -> Health:
     return Health(
         PAUSED,
         not count,
-        f"{count} shards are paused; the first, {found[0]['lease']}: {found[0]['reason']}"
-        if found
-        else "no shard is paused",
+        _paused_text(count, found),
         dg.AssetCheckSeverity.ERROR,
         {"paused": count, "shards": table_of(found)},
     )

@@ -15,6 +15,7 @@ WORKER_TAG = "kcl/worker"
 LAG_TAG = "kcl/lag_millis"
 LAG_AT_TAG = "kcl/lag_reported_at"
 STALLED_TAG = "kcl/stalled_shards"
+PAUSED_TAG = "kcl/paused_shards"
 CONTINUOUS = "continuous"
 DRAIN = "drain"
 

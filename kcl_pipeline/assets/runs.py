@@ -13,6 +13,7 @@ from kcl_pipeline.assets.names import (
     LAG_AT_TAG,
     LAG_TAG,
     MODE_TAG,
+    PAUSED_TAG,
     STALLED_TAG,
     worker_id_of,
 )
@@ -39,8 +40,10 @@ LEAST_SILENCE_SECONDS: Final = 20.0
 
 @dataclass(frozen=True, slots=True)
 class RunView:
-    """One worker run. Times are epoch seconds as Dagster recorded them; `lag_millis` and
-    `stalled_shards` are what the worker reported last, at `lag_at` of its own clock.
+    """One worker run.
+
+    Times are epoch seconds as Dagster recorded them. `lag_millis`, `stalled_shards` and
+    `paused_shards` are what the worker reported last, at `lag_at` of its own clock.
     """
 
     run_id: str
@@ -52,6 +55,7 @@ class RunView:
     ended: float | None = None
     lag_millis: int | None = None
     stalled_shards: int = 0
+    paused_shards: int = 0
     lag_at: float | None = None
 
     @property
@@ -69,7 +73,7 @@ class RunView:
 
 def _view(record: RunRecord, application: str, separator: str) -> RunView:
     run = record.dagster_run
-    lag, stalled = run.tags.get(LAG_TAG, ""), run.tags.get(STALLED_TAG, "")
+    lag = run.tags.get(LAG_TAG, "")
     return RunView(
         run_id=run.run_id,
         status=run.status,
@@ -79,9 +83,14 @@ def _view(record: RunRecord, application: str, separator: str) -> RunView:
         started=record.start_time,
         ended=record.end_time,
         lag_millis=int(lag) if lag.isdigit() else None,
-        stalled_shards=int(stalled) if stalled.isdigit() else 0,
+        stalled_shards=_count_of(run.tags.get(STALLED_TAG, "")),
+        paused_shards=_count_of(run.tags.get(PAUSED_TAG, "")),
         lag_at=_seconds_of(run.tags.get(LAG_AT_TAG, "")),
     )
+
+
+def _count_of(text: str) -> int:
+    return int(text) if text.isdigit() else 0
 
 
 def _seconds_of(text: str) -> float | None:
@@ -165,3 +174,8 @@ def silence_limit_seconds(settings: ConsumerSettings) -> float:
     return max(
         3 * settings.worker.worker_metrics_reporter_freq_in_millis / 1000, LEAST_SILENCE_SECONDS
     )
+
+
+def paused_shards(runs: tuple[RunView, ...]) -> int:
+    """Count the shards of started workers that are paused."""
+    return sum(r.paused_shards for r in runs if r.status is DagsterRunStatus.STARTED)

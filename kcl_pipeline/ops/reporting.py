@@ -10,9 +10,15 @@ import dagster as dg
 
 from kcl_pipeline.assets import health
 from kcl_pipeline.assets.contract import PipelineLike
-from kcl_pipeline.assets.names import LAG_AT_TAG, LAG_TAG, STALLED_TAG
+from kcl_pipeline.assets.names import LAG_AT_TAG, LAG_TAG, PAUSED_TAG, STALLED_TAG
 from kcl_pipeline.assets.run_metadata import ADDITIVE, period_metadata, table_rows
-from kcl_pipeline.assets.runs import active_runs, stalled_shards, worst_lag_millis
+from kcl_pipeline.assets.runs import (
+    RunView,
+    active_runs,
+    paused_shards,
+    stalled_shards,
+    worst_lag_millis,
+)
 from kcl_pipeline.clock import Clock, StopSignal
 from kcl_pipeline.events import Event, EventSink
 from kcl_pipeline.leases.tables import WorkerMetrics
@@ -79,7 +85,6 @@ class RunReporter:
         self._count_seconds = 0.0
         self.last: WorkerProgress | None = None
         self.reported = dict.fromkeys(ADDITIVE, 0)
-        self._told_of_pauses = False
 
     def __call__(self, progress: WorkerProgress) -> None:
         """One materialization with the period's figures, the events as one log entry, the lag as a
@@ -98,7 +103,11 @@ class RunReporter:
             run_id = self._context.run.run_id
             lag = progress.lag_millis
             known = UNKNOWN if lag is None else str(lag)
-            tags = {STALLED_TAG: str(len(progress.stalled)), LAG_TAG: known} | self.reported_at()
+            tags = {
+                STALLED_TAG: str(len(progress.stalled)),
+                PAUSED_TAG: str(len(progress.paused)),
+                LAG_TAG: known,
+            } | self.reported_at()
             self._context.instance.add_run_tags(run_id, tags)
             if lag is not None or progress.stalled or progress.lag_unknown:
                 self.check_lag(lag, len(progress.lag_unknown))
@@ -129,14 +138,16 @@ class RunReporter:
         return {LAG_AT_TAG: now.isoformat(timespec="seconds")}
 
     def check_paused(self, progress: WorkerProgress) -> None:
-        """Whether a shard of this worker is paused; told while one is, and once when none is any
-        more. The leader sensor tells of the whole fleet.
+        """Report whether a shard of the fleet is paused.
+
+        This follows every materialization: the Dagster UI ignores an evaluation that is older than
+        the last materialization. The shards of other workers are known by their number.
         """
-        if not (progress.paused or self._told_of_pauses):
-            return
-        self._told_of_pauses = bool(progress.paused)
         paused = tuple(PausedLease(key, reason, 0.0) for key, reason in progress.paused.items())
-        status = WorkerStatus(paused=paused, paused_leases=len(paused))
+        elsewhere = paused_shards(
+            tuple(run for run in self._active_runs() if run.run_id != self._context.run.run_id)
+        )
+        status = WorkerStatus(paused=paused, paused_leases=len(paused) + elsewhere)
         row = WorkerMetrics(progress.worker_id, int(self._clock.wall()), status=status)
         self._report(health.paused([row]))
 
@@ -147,16 +158,19 @@ class RunReporter:
         Outside the run, like the sensor's: within a run Dagster keeps one row per check, which
         would count as older than any of the sensor's.
         """
-        others = active_runs(
-            self._context.instance,
-            self._pipeline.name,
-            self._pipeline.settings.worker.worker_group_separator,
-        )
+        others = self._active_runs()
         reported = worst_lag_millis(others)
         worst = None if own_lag_millis is None else max(own_lag_millis, reported or 0)
         still = stalled_shards(others)
         self._report(
             health.lag(worst, self._lag_threshold_seconds, still, unread_shards=unread_shards)
+        )
+
+    def _active_runs(self) -> tuple[RunView, ...]:
+        return active_runs(
+            self._context.instance,
+            self._pipeline.name,
+            self._pipeline.settings.worker.worker_group_separator,
         )
 
     def _report(self, verdict: health.Health) -> None:

@@ -18,6 +18,7 @@ import pytest
 from dagster import DagsterRunStatus as S
 
 from kcl_pipeline.assets.names import Names
+from kcl_pipeline.assets.runs import RunView
 from kcl_pipeline.clock import SystemClock
 from kcl_pipeline.definitions import build_definitions
 from kcl_pipeline.errors import SinkError
@@ -159,12 +160,22 @@ def test_a_paused_shard_fails_its_check_until_it_goes_on(instance):
 
     pipeline = FakePipeline(script=script)
     result = execute(pipeline, instance)
-    assert [one and one.passed for one in seen] == [None, False, True]
+    assert [one and one.passed for one in seen] == [True, False, True]
     assert seen[1].severity is dg.AssetCheckSeverity.ERROR
     assert "s-0: 16 of 16 records fail" in seen[1].description
     shown = events_of(instance, result.run_id)[1].metadata
     assert shown["paused_shards"].value == 1
     assert shown["shards"].records[0].data["paused"] == "16 of 16 records fail"
+
+
+def test_the_paused_shard_of_another_run_fails_the_check_of_this_one(instance, monkeypatch):
+    other = RunView("another", dg.DagsterRunStatus.STARTED, "w-2", True, paused_shards=2)
+    monkeypatch.setattr("kcl_pipeline.ops.reporting.active_runs", lambda *_: (other,))
+    pipeline = FakePipeline()
+    execute(pipeline, instance)
+    found = verdict(instance, pipeline, "no_shard_paused")
+    assert not found.passed
+    assert found.description == "2 shards are paused"
 
 
 def test_a_drain_with_a_paused_shard_fails_its_run(instance):
