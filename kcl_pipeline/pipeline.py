@@ -34,12 +34,11 @@ from kcl_pipeline.delta.storage.storage import table_root
 from kcl_pipeline.errors import SettingsError
 from kcl_pipeline.events import EventSink, ignore_events
 from kcl_pipeline.leader.cycle import LeaderCycle
-from kcl_pipeline.leases.application import MAX_SINK, ApplicationIdentity
-from kcl_pipeline.leases.application_check import check_application
+from kcl_pipeline.leases.application import MAX_SINK
 from kcl_pipeline.pipeline_arguments import Fleet, check_arguments, checked_settings
 from kcl_pipeline.settings_errors import check_names, without_secrets
 from kcl_pipeline.text import printable
-from kcl_pipeline.worker.starting import retry_transient
+from kcl_pipeline.worker.starting import OpenedApplication, open_application
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -148,29 +147,26 @@ class KinesisPipeline:
             OtherApplicationError: The tables belong to another application.
             ThrottledError: AWS throttles the calls, also after retries.
             UnavailableError: AWS cannot be reached, also after retries.
-            StoppedWhileStartingError: `stop` was set during the wait before a retry.
+            StoppedWhileRetryingError: `stop` was set during the wait before a retry.
         """
         clock, clients = clock or SystemClock(), clients or AwsClients(self.settings)
-        kinesis = open_kinesis(self.settings, clients, clock)
-        is_multi_stream = self.settings.is_multi_stream
-        streams = [
-            kinesis.resolve_stream(name, multi_stream=is_multi_stream)
-            for name in self.settings.streams
-        ]
+        self._open(clients, clock, events, stop or clock.signal())
+
+    def _open(
+        self, clients: AwsClients, clock: Clock, events: EventSink, stop: StopSignal
+    ) -> OpenedApplication:
         tables = open_tables(self.settings, clients, clock)
-        rng, stop = random.Random(self.name), stop or clock.signal()
-        for table in (tables.lease, tables.workers, tables.coordinator):
-            retry_transient("look at the tables", table.ensure_exists, clock, rng, events, stop)
-        wanted = ApplicationIdentity.of(
-            streams, is_multi_stream=is_multi_stream, sink=sink_address(self.sink)
-        )
-        retry_transient(
-            "look at the identity of the application",
-            lambda: check_application(self.name, tables.coordinator, wanted),
-            clock,
-            rng,
-            events,
-            stop,
+        return open_application(
+            self.settings,
+            open_kinesis(self.settings, clients, clock),
+            tables.lease,
+            tables.workers,
+            tables.coordinator,
+            sink_address=sink_address(self.sink),
+            clock=clock,
+            rng=random.Random(self.name),
+            events=events,
+            stop=stop,
         )
 
     def build_leader(
@@ -235,7 +231,7 @@ class KinesisPipeline:
             leader_patience_seconds: Time without a leader after which the standby leader leads.
 
         Raises:
-            StoppedWhileStartingError: `stop` was set before the tables could be used.
+            StoppedWhileRetryingError: `stop` was set before the tables could be used.
             KclError: As in `ensure_tables`.
         """
         check_text("worker_id", worker_id, "Write a name that no other worker has, such as 'w-1'")
@@ -246,7 +242,8 @@ class KinesisPipeline:
 
         clock = clock or SystemClock()
         clients = clients or AwsClients(self.settings)
-        self.ensure_tables(clients=clients, clock=clock, events=events, stop=stop)
+        # Before anything slow, so that the leader can begin
+        application = self._open(clients, clock, events, stop or clock.signal())
         tables = open_tables(self.settings, clients, clock)
         kinesis = open_kinesis(self.settings, clients, clock)
         leader = (
@@ -278,6 +275,7 @@ class KinesisPipeline:
             takes_dead_letters=isinstance(self.sink, DeltaSink)
             or self.sink.dead_letter_uri is not None,
             sink_address=sink_address(self.sink),
+            application=application,
         )
         return Worker(worker_id, dependencies)
 

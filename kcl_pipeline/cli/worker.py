@@ -50,7 +50,7 @@ def worker(
 
     # loaded only here, as all below
     from kcl_pipeline.spark.java import require_java  # noqa: PLC0415
-    from kcl_pipeline.worker.starting import StoppedWhileStartingError  # noqa: PLC0415
+    from kcl_pipeline.worker.retry import StoppedWhileRetryingError  # noqa: PLC0415
 
     # What the worker does is told, too, not only what goes wrong: leases gained and handed over,
     # leadership, shards that ended
@@ -88,7 +88,7 @@ def worker(
                 leads=lead,
                 leader_patience_seconds=leader_patience_seconds,
             )
-        except StoppedWhileStartingError as error:
+        except StoppedWhileRetryingError as error:
             show.echo(f"worker {name} {StopReason.STOPPED}: {error}", err=True)
             return
         show.echo(f"worker {name} of {found.name} starts", err=True)

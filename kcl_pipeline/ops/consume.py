@@ -26,7 +26,7 @@ from kcl_pipeline.assets.run_metadata import final_metadata
 from kcl_pipeline.clock import Clock, StopSignal, SystemClock
 from kcl_pipeline.ops.reporting import RunEvents, RunReporter
 from kcl_pipeline.signals import stop_on_signals
-from kcl_pipeline.worker.starting import StoppedWhileStartingError
+from kcl_pipeline.worker.retry import StoppedWhileRetryingError
 from kcl_pipeline.worker.summary import StopReason, WorkerSummary
 
 ORPHAN_POLL_SECONDS: Final = 1.0
@@ -119,7 +119,7 @@ def consume_shards(
             summary = worker.run(
                 stop, mode=mode, on_progress=reporter, progress_seconds=options.progress_seconds
             )
-        except StoppedWhileStartingError as error:
+        except StoppedWhileRetryingError as error:
             raise _stopped(interrupted=signals.received) from error
         finally:
             reporter.flush_events()

@@ -70,6 +70,12 @@ class ShardConsumer:
         """The key of the lease."""
         return self.held.lease.lease_key
 
+    def settled_position(self) -> Position:
+        """Where reading begins (exclusive). Raises `ValueError` before that is known."""
+        if self.committed is None:
+            raise ValueError(f"the lease {self.lease_key} has no position yet")
+        return self.committed
+
     @property
     def is_behind(self) -> bool:
         """Whether there may be records that are not committed."""

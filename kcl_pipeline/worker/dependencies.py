@@ -18,6 +18,7 @@ from kcl_pipeline.kinesis.ranges import RangeJobs
 from kcl_pipeline.leader.cycle import LeaderCycle
 from kcl_pipeline.leases.tables import CoordinatorStateTable, LeaseTable, WorkerMetricsTable
 from kcl_pipeline.metrics.provider import MetricProvider
+from kcl_pipeline.worker.starting import OpenedApplication
 from kcl_pipeline.worker.summary import WorkerProgress
 
 Mode = Literal["continuous", "drain"]
@@ -34,7 +35,7 @@ class WorkerDependencies:
     `takes_dead_letters`: whether the sink has a place for them.
     `idle_seconds`: how long the processing thread waits for data before it looks at its leases
     again. `sink_address`: where the rows go, which all workers of an application have in common;
-    None: not compared.
+    None: not compared. `application` None: the worker opens it when it starts.
     """
 
     settings: ConsumerSettings
@@ -58,3 +59,4 @@ class WorkerDependencies:
     takes_dead_letters: bool = True
     idle_seconds: float = 0.05
     sink_address: str | None = None
+    application: OpenedApplication | None = None

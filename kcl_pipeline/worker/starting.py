@@ -1,52 +1,71 @@
-"""What a worker does before it works may be refused for a while, as everything later: then it is
-asked for again, for a bounded time.
-"""
+"""The part of a start-up that comes before anything slow: streams, tables and identity."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
-from typing import Final, TypeVar
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 from kcl_pipeline.clock import Clock, StopSignal
-from kcl_pipeline.errors import KclError, ThrottledError, UnavailableError
-from kcl_pipeline.events import AwsTrouble, EventSink
-
-RETRY_LIMIT_SECONDS: Final = 60.0
-FIRST_WAIT_SECONDS: Final = 0.2
-LONGEST_WAIT_SECONDS: Final = 5.0
-_NOBODY_THERE: Final = "EndpointConnectionError"
-
-_T = TypeVar("_T")
-
-
-class StoppedWhileStartingError(KclError):
-    """The worker was told to stop before it had begun."""
+from kcl_pipeline.config import ConsumerSettings
+from kcl_pipeline.events import EventSink
+from kcl_pipeline.kinesis.client import KinesisClient
+from kcl_pipeline.leases.application import ApplicationIdentity
+from kcl_pipeline.leases.application_check import check_application
+from kcl_pipeline.leases.tables import CoordinatorStateTable, LeaseTable, WorkerMetricsTable
+from kcl_pipeline.shards import StreamId
+from kcl_pipeline.worker.retry import retry_transient
 
 
-def retry_transient(
-    what: str,
-    step: Callable[[], _T],
+@dataclass(frozen=True, slots=True)
+class OpenedApplication:
+    """An application whose tables are usable and belong to it.
+
+    Attributes:
+        streams: What is read, by the stream part of the lease keys; None: the only stream.
+        identity: What a worker records at its start.
+    """
+
+    streams: Mapping[str | None, StreamId]
+    identity: ApplicationIdentity
+
+
+def open_application(
+    settings: ConsumerSettings,
+    kinesis: KinesisClient,
+    lease_table: LeaseTable,
+    worker_table: WorkerMetricsTable,
+    coordinator_table: CoordinatorStateTable,
+    *,
+    sink_address: str | None,
     clock: Clock,
     rng: random.Random,
     events: EventSink,
     stop: StopSignal,
-) -> _T:
-    """Take a step that may be repeated, until AWS neither throttles nor fails it.
+) -> OpenedApplication:
+    """Look up the streams, create missing tables, and refuse those of another application.
 
-    A refused connection is raised at once, because an address that is wrong never gets better.
-    Raises what the step raised last when `RETRY_LIMIT_SECONDS` are over, and
-    `StoppedWhileStartingError`.
+    Raises:
+        NotFoundError: A stream does not exist.
+        AccessDeniedError: A permission is missing.
+        IncompatibleTableError: The tables are not of this layout or application.
+        AwsError: A table stayed unusable for the time of `retry.START_UP`.
+        StoppedWhileRetryingError: `stop` was set while a failed step waited.
     """
-    deadline = clock.monotonic() + RETRY_LIMIT_SECONDS
-    wait = FIRST_WAIT_SECONDS
-    while True:
-        try:
-            return step()
-        except (ThrottledError, UnavailableError) as error:
-            if error.code == _NOBODY_THERE or clock.monotonic() + wait > deadline:
-                raise
-            events(AwsTrouble(what, str(error)))
-        if stop.wait(wait * rng.uniform(0.5, 1.0)):
-            raise StoppedWhileStartingError(f"stopped while starting: {what}")
-        wait = min(2 * wait, LONGEST_WAIT_SECONDS)
+    is_multi_stream = settings.is_multi_stream
+    found = [
+        kinesis.resolve_stream(name, multi_stream=is_multi_stream) for name in settings.streams
+    ]
+    for table in (lease_table, worker_table, coordinator_table):
+        retry_transient("look at the tables", table.ensure_exists, clock, rng, events, stop)
+    identity = ApplicationIdentity.of(found, is_multi_stream=is_multi_stream, sink=sink_address)
+    retry_transient(
+        "look at the identity of the application",
+        lambda: check_application(settings.application_name, coordinator_table, identity),
+        clock,
+        rng,
+        events,
+        stop,
+    )
+    streams = {stream.serialized if is_multi_stream else None: stream for stream in found}
+    return OpenedApplication(streams, identity)

@@ -11,7 +11,7 @@ from kcl_pipeline.delta.sink import DeltaSink
 from kcl_pipeline.events import AwsTrouble
 from kcl_pipeline.local import EmbeddedAws, FaultRule
 from kcl_pipeline.pipeline import KinesisPipeline
-from kcl_pipeline.worker.starting import StoppedWhileStartingError
+from kcl_pipeline.worker.retry import StoppedWhileRetryingError
 
 
 def test_a_stop_ends_the_wait_for_throttled_tables(tmp_path):
@@ -34,6 +34,6 @@ def test_a_stop_ends_the_wait_for_throttled_tables(tmp_path):
         aws.fault_rules.replace(
             [FaultRule(service="dynamodb", operation="DescribeTable", kind="throttle", count=100)]
         )
-        with pytest.raises(StoppedWhileStartingError, match="look at the tables"):
+        with pytest.raises(StoppedWhileRetryingError, match="look at the tables"):
             pipeline.build_worker("w-1", clients=clients, events=note, stop=stop)
     assert [type(event) for event in events] == [AwsTrouble]

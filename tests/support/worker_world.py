@@ -63,7 +63,7 @@ class World:
         self.jobs = Jobs(reader, self.writer)
         self.sent: list[bytes] = []
         self.worker = self.make_worker()
-        self.worker.prepare()
+        self.worker.start_up()
 
     def make_leader(self, name):
         return LeaderCycle(

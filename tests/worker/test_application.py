@@ -30,16 +30,16 @@ def test_a_worker_of_another_stream_does_not_start_and_leaves_no_trace():
     leases, rows = world.leases.rows(), world.rows.rows()
     world.settings = world.settings.model_copy(update={"streams": ("other",)})
     with pytest.raises(OtherApplicationError, match="do not tell the two apart"):
-        started(world, "w-2").prepare()
+        started(world, "w-2").start_up()
     assert (world.leases.rows(), world.rows.rows()) == (leases, rows)
 
 
 def test_two_workers_with_two_tables_do_not_share_the_rows():
     world = World()
-    started(world, "w-2", "delta:/lake/a").prepare()
+    started(world, "w-2", "delta:/lake/a").start_up()
     with pytest.raises(OtherApplicationError, match=r"writes to delta:/lake/a.*--accept-sink"):
-        started(world, "w-3", "delta:/lake/b").prepare()
-    started(world, "w-4", "delta:/lake/a").prepare()
+        started(world, "w-3", "delta:/lake/b").start_up()
+    started(world, "w-4", "delta:/lake/a").start_up()
     assert world.coordinator.read_application().identity.sink == "delta:/lake/a"
 
 
@@ -48,7 +48,7 @@ def test_two_processes_under_one_worker_id_are_told_apart_from_a_restart():
     world.run(3.0)
     first = world.worker
     second = world.worker = world.make_worker("w-1", run_id="run-2")
-    world.worker.prepare()
+    world.worker.start_up()
     world.run(25.0)
     assert world.of(WorkerIdShared) == [], "the run before it may be over"
     for turn in range(600):

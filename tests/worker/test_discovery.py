@@ -41,10 +41,10 @@ def test_what_its_own_leader_gives_it_is_held_at_once_and_not_asked_for():
 def test_nothing_is_taken_from_its_own_leader_by_a_worker_that_stops():
     world = World(shards=3, **SLOW)
     stop = world.clock.signal()
-    world.worker._stop = stop
+    world.worker._stop.signal = stop
     report = world.worker._parts.leader.run_once()
     stop.set()
-    world.worker._take(report)
+    world.worker._standby_leader._take(report)
     assert world.worker.leases.held() == ()
 
 
@@ -94,7 +94,7 @@ def test_many_leases_are_read_side_by_side(way):
     else:
         world.make_leader("sensor").run_once()
         world.worker.lease_tick() if way == "index" else world.worker.leases.recover(
-            map=world.worker._map
+            map=world.worker._pools.map_renewals
         )
     assert len(world.worker.leases.held()) == 8
 

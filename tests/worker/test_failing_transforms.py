@@ -238,7 +238,7 @@ def test_a_stopping_worker_gives_up_a_search_and_loses_nothing():
     before = world.data()
     world.run(2)
     assert world.data() == before
-    world.worker._stop = world.clock.signal()
+    world.worker._stop.signal = world.clock.signal()
     world.run(10)
     assert sorted(world.data() + letters(world)) == sorted(world.sent)
 

@@ -29,7 +29,7 @@ def begun_at_latest(seconds):
     world.clock.advance(5)
     clock, world.clock = world.clock, WrongClock(world.clock, seconds)
     world.worker = world.make_worker()
-    world.worker.prepare()
+    world.worker.start_up()
     world.clock = clock
     read, expired = world.kinesis.get_records, []
 

@@ -55,7 +55,7 @@ def stop(world: World) -> None:
 
 def start(world: World) -> None:
     world.worker = world.make_worker("w-2")
-    world.worker.prepare()
+    world.worker.start_up()
 
 
 def test_a_deleted_stream_ends_no_lease(make):

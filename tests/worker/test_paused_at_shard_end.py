@@ -58,7 +58,7 @@ def test_a_shard_that_others_finished_meanwhile_is_not_created_and_read_again():
 
     def others_go_on():
         world.worker = second
-        second.prepare()
+        second.start_up()
         run_until(world, lambda: LEFT in world.leases.rows())
         world.put(*numbered(6, "child"))
         world.model.call(

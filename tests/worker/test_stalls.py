@@ -95,7 +95,7 @@ def test_a_batch_that_cannot_be_committed_is_reported_and_reading_is_no_movement
     world.put(*numbered(3))
     for _ in range(12):
         world.run(AFTER / 4)
-        world.worker._processor._sink_failures = 0
+        world.worker._runner._sink_failures = 0
     told = world.of(ShardStalled)
     assert told
     assert {event.step for event in told} <= {

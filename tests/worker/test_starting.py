@@ -17,9 +17,9 @@ from kcl_pipeline.errors import AccessDeniedError, ThrottledError, UnavailableEr
 from kcl_pipeline.local import EmbeddedAws, FaultRule
 from kcl_pipeline.pipeline import KinesisPipeline
 from kcl_pipeline.testing.clock import VirtualClock
-from kcl_pipeline.worker.starting import (
-    RETRY_LIMIT_SECONDS,
-    StoppedWhileStartingError,
+from kcl_pipeline.worker.retry import (
+    START_UP,
+    StoppedWhileRetryingError,
     retry_transient,
 )
 from kcl_pipeline.worker.summary import StopReason
@@ -63,7 +63,7 @@ def test_throttled_tables_delay_a_start_and_do_not_end_it(aws, pipeline, first_s
     pipeline.ensure_tables(clients=clients)
     if not first_start:
         before = pipeline.build_worker("w-0", clients=clients)
-        before.prepare()
+        before.start_up()
         before.reporter.deregister()
     rules = [
         FaultRule(service="dynamodb", operation="DescribeTable", kind="throttle", count=2),
@@ -91,13 +91,11 @@ def test_a_worker_that_is_told_to_stop_before_it_could_start_has_stopped(aws, pi
     stop = threading.Event()
 
     def note(event):
-        if "DescribeTable" in str(event):
+        if "client version" in str(event):
             stop.set()
 
     worker = pipeline.build_worker("w-1", clients=clients, events=note)
-    aws.fault_rules.replace(
-        [FaultRule(service="dynamodb", operation="DescribeTable", kind="throttle")]
-    )
+    aws.fault_rules.replace([FaultRule(service="dynamodb", operation="GetItem", kind="throttle")])
     assert worker.run(stop).reason is StopReason.STOPPED
     aws.fault_rules.replace([])
     assert clients.dynamodb.scan(TableName="orders-WorkerMetricStats")["Items"] == []
@@ -106,8 +104,8 @@ def test_a_worker_that_is_told_to_stop_before_it_could_start_has_stopped(aws, pi
 @pytest.mark.parametrize(
     ("error", "tries_at_least", "seconds"),
     [
-        (ThrottledError("slow down"), 10, RETRY_LIMIT_SECONDS),
-        (UnavailableError("500"), 10, RETRY_LIMIT_SECONDS),
+        (ThrottledError("slow down"), 10, START_UP.limit_seconds),
+        (UnavailableError("500"), 10, START_UP.limit_seconds),
         (UnavailableError("refused", code="EndpointConnectionError"), 1, 0),
         (AccessDeniedError("no"), 1, 0),
     ],
@@ -133,7 +131,7 @@ def test_a_stop_ends_the_patience():
 
     stop = threading.Event()
     stop.set()
-    with pytest.raises(StoppedWhileStartingError, match="step"):
+    with pytest.raises(StoppedWhileRetryingError, match="step"):
         retry_transient("step", step, SystemClock(), random.Random(1), lambda _: None, stop)
 
 

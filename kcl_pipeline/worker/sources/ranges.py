@@ -91,18 +91,17 @@ class RangeSource:
         GetShardIterator does.
         """
         lease = consumer.held.lease
-        if consumer.committed is None:
-            raise ValueError(f"the lease {lease.lease_key} has no position yet")
+        position = consumer.settled_position()
         fetch = ShardFetch(
             lease.lease_key,
             consumer.stream,
             lease.shard_id,
-            consumer.committed,
+            position,
             lease.hash_key_range,
             1,
             1,
         )
-        if consumer.committed == LATEST:
+        if position == LATEST:
             # A task that is repeated would ask for LATEST again, and skip what came between
             fetch = self._reader.opened(fetch)
         now = self._clock.monotonic()

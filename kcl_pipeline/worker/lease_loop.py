@@ -1,0 +1,97 @@
+"""What is done for the leases at fixed times: renewal, discovery, and the worker metrics row."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from kcl_pipeline.background import Due
+from kcl_pipeline.clock import StopSignal
+from kcl_pipeline.events import WorkerIdShared
+from kcl_pipeline.leases.held import HeldLeases
+from kcl_pipeline.leases.store import MapCallable
+from kcl_pipeline.metrics.reporter import WorkerMetricsReporter
+from kcl_pipeline.worker.dependencies import WorkerDependencies
+from kcl_pipeline.worker.monitoring.stalls import StallWatch
+from kcl_pipeline.worker.retry import attempt
+from kcl_pipeline.worker.sources.batch_source import BatchSource
+
+SHARED_ID_SECONDS: Final = 60.0
+"""How often a worker reports that another process uses its id."""
+FIRST_DISCOVERY_SECONDS: Final = 1.0
+SECOND_REPORT_SECONDS: Final = 2.0
+"""A leader that finds a row does not know whether its worker is alive until the row changes."""
+
+
+class LeaseLoop:
+    """Renews, discovers and reports when each is due. One thread calls `tick`."""
+
+    def __init__(
+        self,
+        worker_id: str,
+        parts: WorkerDependencies,
+        leases: HeldLeases,
+        reporter: WorkerMetricsReporter,
+        stalls: StallWatch,
+        source: BatchSource,
+        map: MapCallable,  # noqa: A002 (it stands for the builtin)
+        stop: StopSignal,
+    ) -> None:
+        self._worker_id = worker_id
+        self._events = parts.events
+        self._leases = leases
+        self._reporter = reporter
+        self._stalls = stalls
+        self._source = source
+        self._map = map
+        self._stop = stop
+        clock, settings = parts.clock, parts.settings
+        discovery_seconds = settings.lease_discovery_interval_millis / 1000
+        self._renewal = Due(clock, settings.lease.renewal_interval_millis / 1000)
+        self._discovery = Due(clock, discovery_seconds)
+        self._first_discovery = Due(clock, min(discovery_seconds, FIRST_DISCOVERY_SECONDS))
+        self._capture = Due(
+            clock, settings.worker.in_memory_worker_metrics_capture_frequency_millis / 1000
+        )
+        period = settings.worker.worker_metrics_reporter_freq_in_millis / 1000
+        self._report = Due(clock, period, first_seconds=min(period, SECOND_REPORT_SECONDS))
+        self._shared_due = Due(clock, SHARED_ID_SECONDS)
+
+    def tick(self) -> float:
+        """Do what is due; returns seconds until something is due.
+
+        A step that fails does not hold up the others.
+        """
+        if self._renewal.ready():
+            attempt("renewal", lambda: self._leases.renew_all(map=self._map), self._events)
+            attempt("handoff time-out", self._force_overdue_handoffs, self._events)
+            self._stalls.look()
+        if self._is_discovery_due() and not self._stop.is_set():
+            attempt("discovery", lambda: self._leases.discover(map=self._map), self._events)
+        if self._capture.ready():
+            self._reporter.capture()
+        if self._report.ready():
+            attempt("worker metrics report", self._report_metrics, self._events)
+        discovery = self._discovery if self._leases.held() else self._first_discovery
+        return min(
+            self._renewal.seconds(),
+            discovery.seconds(),
+            self._capture.seconds(),
+            self._report.seconds(),
+        )
+
+    def _is_discovery_due(self) -> bool:
+        """A worker that has no lease at all, as at its start, looks more often."""
+        is_due, is_first_due = self._discovery.ready(), self._first_discovery.ready()
+        return is_due or (is_first_due and not self._leases.held())
+
+    def _force_overdue_handoffs(self) -> None:
+        for held in self._leases.overdue_handoffs():
+            self._source.end(held.lease_key)
+            self._leases.complete_handoff(held, forced=True)
+
+    def _report_metrics(self) -> None:
+        self._reporter.report()
+        other, self._reporter.other_run_id = self._reporter.other_run_id, None
+        self._leases.shares_its_id = other is not None
+        if other is not None and self._shared_due.ready():
+            self._events(WorkerIdShared(self._worker_id, other))

@@ -1,0 +1,85 @@
+"""Retry what may pass, with growing waits that a stop ends."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+from kcl_pipeline.clock import Clock, StopSignal
+from kcl_pipeline.errors import AwsError, KclError, ThrottledError, UnavailableError
+from kcl_pipeline.events import AwsTrouble, EventSink
+
+_NOBODY_THERE: Final = "EndpointConnectionError"
+
+_T = TypeVar("_T")
+
+
+class StoppedWhileRetryingError(KclError):
+    """The worker was asked to stop while a step that had failed waited for its next attempt."""
+
+
+@dataclass(frozen=True, slots=True)
+class RetryPolicy:
+    """Which errors are retried, and for how long.
+
+    Attributes:
+        limit_seconds: No attempt begins later than this after the first one.
+        first_wait_seconds: The longest first wait; every further one may be twice as long.
+        longest_wait_seconds: The bound of a wait.
+        transient: Errors after which another attempt may succeed.
+        permanent: Subclasses of these after which it does not.
+    """
+
+    limit_seconds: float
+    first_wait_seconds: float
+    longest_wait_seconds: float
+    transient: tuple[type[Exception], ...] = (ThrottledError, UnavailableError)
+    permanent: tuple[type[Exception], ...] = ()
+
+
+START_UP: Final = RetryPolicy(60.0, first_wait_seconds=0.2, longest_wait_seconds=5.0)
+
+
+def retry_transient(
+    what: str,
+    step: Callable[[], _T],
+    clock: Clock,
+    rng: random.Random,
+    events: EventSink,
+    stop: StopSignal,
+    policy: RetryPolicy = START_UP,
+) -> _T:
+    """Take a step that may be repeated until it succeeds; each failure is an `AwsTrouble`.
+
+    A refused connection is raised at once: an address that is wrong never gets better.
+
+    Raises:
+        StoppedWhileRetryingError: `stop` was set during a wait.
+        Exception: What the step raised last, when the limit is reached or the error is permanent.
+    """
+    deadline = clock.monotonic() + policy.limit_seconds
+    wait = policy.first_wait_seconds
+    while True:
+        try:
+            return step()
+        except policy.permanent:
+            raise
+        except policy.transient as error:
+            is_unreachable = getattr(error, "code", None) == _NOBODY_THERE
+            if is_unreachable or clock.monotonic() + wait > deadline:
+                raise
+            events(AwsTrouble(what, str(error)))
+            failure = error
+        if stop.wait(wait * rng.uniform(0.5, 1.0)):
+            raise StoppedWhileRetryingError(f"{what}: {failure}; the worker stops") from failure
+        wait = min(2 * wait, policy.longest_wait_seconds)
+
+
+def attempt(what: str, step: Callable[[], object], events: EventSink) -> None:
+    """Take a step once; an `AwsError` is an event, and the caller goes on."""
+    try:
+        step()
+    except AwsError as error:
+        events(AwsTrouble(what, str(error)))

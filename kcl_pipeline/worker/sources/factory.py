@@ -1,0 +1,61 @@
+"""Choose where the batches of a worker come from: this process or executors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from kcl_pipeline.kinesis.prefetch import Prefetcher
+from kcl_pipeline.kinesis.ranges import RangeReader
+from kcl_pipeline.kinesis.reader import ShardReader
+from kcl_pipeline.kinesis.retrieval import Retrieval
+from kcl_pipeline.worker.consumer import ShardConsumer
+from kcl_pipeline.worker.dependencies import WorkerDependencies
+from kcl_pipeline.worker.sources.batch_source import BatchSource
+from kcl_pipeline.worker.sources.buffered import BufferedSource
+from kcl_pipeline.worker.sources.ranges import RangeSource
+
+
+def make_source(
+    parts: WorkerDependencies, retrieval: Retrieval, count_held: Callable[[], int]
+) -> BatchSource:
+    """Make the source that the dependencies ask for.
+
+    Args:
+        parts: With `range_jobs` set, executors read.
+        retrieval: Makes the readers of this process.
+        count_held: How many leases are held now.
+    """
+    settings = parts.settings
+    if parts.range_jobs is not None:
+        reader = RangeReader(
+            parts.kinesis, settings.retrieval, settings.shard_sync.initial_timestamp, parts.clock
+        )
+        return RangeSource(
+            parts.range_jobs,
+            reader,
+            parts.writer,
+            settings,
+            parts.clock,
+            parts.rng,
+            parts.events,
+            retrieval.witness,
+        )
+
+    def make_reader(consumer: ShardConsumer) -> ShardReader:
+        lease = consumer.held.lease
+        return retrieval.reader(
+            consumer.stream,
+            lease.lease_key,
+            lease.shard_id,
+            consumer.settled_position(),
+            lease.hash_key_range,
+            held_leases=count_held(),
+        )
+
+    return BufferedSource(
+        Prefetcher(settings.retrieval, parts.clock, parts.rng, parts.events),
+        make_reader,
+        parts.writer,
+        settings.batch,
+        settings.retrieval.fetch_threads,
+    )

@@ -1,0 +1,75 @@
+"""The thread pools of a worker, and the stop signal that its modules share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from kcl_pipeline.clock import StopSignal
+from kcl_pipeline.leases.store import serial_map
+
+
+class CurrentStop:
+    """A `StopSignal` that stands for another one, which is given later.
+
+    Once set, nothing new is begun: a worker that goes on taking leases while it stops gives them
+    to others later than it could.
+
+    Attributes:
+        signal: The one that counts now.
+    """
+
+    def __init__(self, signal: StopSignal) -> None:
+        self.signal = signal
+
+    def is_set(self) -> bool:  # noqa: D102 (documented by the protocol, as are the others)
+        return self.signal.is_set()
+
+    def set(self) -> None:  # noqa: D102
+        self.signal.set()
+
+    def wait(self, timeout: float | None = None) -> bool:  # noqa: D102
+        return self.signal.wait(timeout)
+
+
+class Pools:
+    """Threads for calls that are independent of each other.
+
+    Prepares have a pool of their own: those that wait for a slow table must not keep other leases
+    from being renewed.
+
+    Args:
+        threads: The size of each of the two pools.
+        parallel: False makes all calls one after the other on the calling thread.
+    """
+
+    def __init__(self, threads: int, *, parallel: bool) -> None:
+        self._parallel = parallel
+        self._renewals = ThreadPoolExecutor(threads, "renew")
+        self._commits = ThreadPoolExecutor(threads, "commit")
+        self.prepare = ThreadPoolExecutor(1, "prepare") if parallel else None
+        """Prepares a batch while its files are written."""
+
+    def map_renewals(self, call: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
+        """Like `map`, for the thread that renews."""
+        return self._map(self._renewals, call, items)
+
+    def map_commits(self, call: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
+        """Like `map`, for the thread that processes."""
+        return self._map(self._commits, call, items)
+
+    def _map(
+        self, pool: ThreadPoolExecutor, call: Callable[[Any], Any], items: Sequence[Any]
+    ) -> list[Any]:
+        return (
+            list(pool.map(call, items))
+            if self._parallel and len(items) > 1
+            else serial_map(call, items)
+        )
+
+    def shut_down(self) -> None:
+        """Begin nothing more; does not wait for what runs."""
+        for pool in (self._renewals, self._commits, self.prepare):
+            if pool is not None:
+                pool.shutdown(wait=False, cancel_futures=True)
