@@ -1,4 +1,7 @@
-"""The asset checks with a button; the leader sensor reports evaluations under the same names."""
+"""Define the asset checks that can be executed in the Dagster UI.
+
+The leader sensor reports evaluations under the same names.
+"""
 
 from typing import Any
 
@@ -18,22 +21,24 @@ from kcl_pipeline.clock import Clock, SystemClock
 from kcl_pipeline.leases.lease import LeaseListing
 from kcl_pipeline.leases.tables import LeaseTable, WorkerMetricsTable
 
-LOOK_SECONDS = 1.0
+POLL_SECONDS = 1.0
 
 
-def watch_leases(table: LeaseTable, seconds: float, clock: Clock) -> dict[str, float]:
-    """Leases that are unfinished and have nobody who renews them, by looking for so many seconds;
-    returns how long each was seen so.
+def find_unrenewed_leases(table: LeaseTable, seconds: float, clock: Clock) -> dict[str, float]:
+    """Find unfinished leases that are not renewed during the given time.
 
-    A renewal is seen as a counter that moves. A lease that is renewed or finished at any look is
-    not among them.
+    A renewal changes the lease counter. A lease that is renewed or finished in this time is not
+    returned.
+
+    Returns:
+        By lease key, for how many seconds the lease was observed without a renewal.
     """
     begin = clock.monotonic()
     suspects = {
         lease.lease_key: lease.counter for lease in table.list_leases().leases if not lease.ended
     }
     while suspects and clock.monotonic() - begin < seconds:
-        clock.sleep(LOOK_SECONDS)
+        clock.sleep(POLL_SECONDS)
         now = {lease.lease_key: lease for lease in table.list_leases().leases if not lease.ended}
         suspects = {
             key: counter
@@ -43,13 +48,15 @@ def watch_leases(table: LeaseTable, seconds: float, clock: Clock) -> dict[str, f
     return dict.fromkeys(suspects, clock.monotonic() - begin)
 
 
-def living_workers(table: WorkerMetricsTable, seconds: float, clock: Clock) -> tuple[Any, ...]:
-    """Workers whose row moves within so many seconds of looking."""
+def observe_live_workers(
+    table: WorkerMetricsTable, seconds: float, clock: Clock
+) -> tuple[Any, ...]:
+    """Find the workers whose row changes within the given time."""
     begin = clock.monotonic()
     first = {row.worker_id: row for row in table.list_workers()}
     living: dict[str, Any] = {}
     while len(living) < len(first) and clock.monotonic() - begin < seconds:
-        clock.sleep(LOOK_SECONDS)
+        clock.sleep(POLL_SECONDS)
         rows = table.list_workers()
         living |= {row.worker_id: row for row in rows if first.get(row.worker_id) != row}
     return tuple(living[key] for key in sorted(living))
@@ -58,8 +65,10 @@ def living_workers(table: WorkerMetricsTable, seconds: float, clock: Clock) -> t
 def build_checks(
     pipeline: PipelineLike, names: Names, options: DagsterOptions
 ) -> list[dg.AssetChecksDefinition]:
-    """Hash-range coverage, stuck leases and usable rows on the lease table, balance on the
-    worker-metrics table, lag and paused shards on the output.
+    """Build the checks of a pipeline.
+
+    Hash-range coverage, stuck leases and usable rows belong to the lease table, balance to the
+    worker-metrics table, lag and paused shards to the output.
     """
     clock = SystemClock()
     settings = pipeline.settings
@@ -70,8 +79,8 @@ def build_checks(
     @dg.asset_check(
         asset=names.lease_table,
         name=health.COVERAGE,
-        description="The unfinished leases of every stream cover all hash keys: no record "
-        "can be missed.",
+        description="The unfinished leases of every stream cover all hash keys, so that every "
+        "record is read.",
         required_resource_keys={names.leases_resource},
     )
     def hash_ranges_covered(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
@@ -81,24 +90,24 @@ def build_checks(
     @dg.asset_check(
         asset=names.lease_table,
         name=health.STUCK,
-        description="Every unfinished lease is renewed by somebody. The button looks for as "
-        "long as a lease lasts.",
+        description="A worker renews every unfinished lease. An execution observes the leases "
+        "for the failover time.",
         required_resource_keys={names.leases_resource},
     )
     def leases_renewed(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
         table = getattr(context.resources, names.leases_resource).table()
         seconds = settings.lease.failover_time_millis / 1000
-        return health.stuck(watch_leases(table, seconds, clock), seconds / 2).result()
+        return health.stuck(find_unrenewed_leases(table, seconds, clock), seconds / 2).result()
 
     @dg.asset_check(
         asset=names.worker_metrics_table,
         name=health.BALANCE,
-        description="Work is spread evenly over the living workers. The button looks until "
-        "all have reported.",
+        description="Work is spread evenly over the live workers. An execution waits until all "
+        "workers have reported.",
         required_resource_keys={names.leases_resource, names.workers_resource},
     )
     def balanced(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
-        workers = living_workers(
+        workers = observe_live_workers(
             getattr(context.resources, names.workers_resource).table(),
             silence_limit_seconds(settings),
             clock,
@@ -112,7 +121,7 @@ def build_checks(
         asset=names.output,
         name=health.LAG,
         description=f"No running worker is more than {options.lag_threshold_seconds:.0f} s "
-        "behind the tip of its shards, and no shard stands still.",
+        "behind the end of its shards, and no shard is stalled.",
     )
     def lag_below_threshold(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
         runs = active_runs(
@@ -128,20 +137,20 @@ def build_checks(
     @dg.asset_check(
         asset=names.output,
         name=health.PAUSED,
-        description="No shard is paused because its transform fails. The button looks until "
+        description="No shard is paused because its transform fails. An execution waits until "
         "all workers have reported.",
         required_resource_keys={names.workers_resource},
     )
     def no_shard_paused(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
         table = getattr(context.resources, names.workers_resource).table()
         limit = silence_limit_seconds(settings)
-        return health.paused(living_workers(table, limit, clock)).result()
+        return health.paused(observe_live_workers(table, limit, clock)).result()
 
     @dg.asset_check(
         asset=names.lease_table,
         name=health.ROWS,
-        description="Every row of the lease and worker-metrics tables can be used. One that "
-        "cannot is left alone.",
+        description="Every row of the lease and worker-metrics tables can be parsed. Other "
+        "rows are ignored.",
         required_resource_keys={names.leases_resource, names.workers_resource},
     )
     def rows_usable(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:

@@ -1,6 +1,6 @@
-"""What Dagster's face needs of a pipeline: small protocols, so that it can be tested with fakes.
+"""Define what the Dagster packages need of a pipeline, as protocols that tests can fake.
 
-`kcl_pipeline.pipeline.KinesisPipeline` is the real one.
+`kcl_pipeline.pipeline.KinesisPipeline` implements `PipelineLike`.
 """
 
 import re
@@ -21,14 +21,14 @@ from kcl_pipeline.worker.summary import WorkerProgress, WorkerSummary
 Mode = Literal["drain", "continuous"]
 
 _SECONDS: Final = "a time in seconds"
-_MOST_SECONDS: Final = 365 * 86_400.0
+_MAX_SECONDS: Final = 365 * 86_400.0
 _GROUP: Final = re.compile(r"[A-Za-z0-9_]{1,100}")
 SessionFactory = Callable[[], Any]
-"""Gives the Spark session of this process."""
+"""Returns the Spark session of this process."""
 
 
 class FleetLike(Protocol):
-    """How many continuous workers are wanted: at least `min`, at most `max`, both inclusive."""
+    """Number of continuous workers: from `min` to `max`, both inclusive."""
 
     @property
     def min(self) -> int:
@@ -52,26 +52,28 @@ class WorkerLike(Protocol):
         on_progress: Callable[[WorkerProgress], None],
         progress_seconds: float,
     ) -> WorkerSummary:
-        """Consume until `stop` is set, a drain is asked for, or (mode drain) all that is there now
-        is in the table. Releases everything, then raises errors.
+        """Consume until `stop` is set or a drain is requested.
+
+        In mode `drain` the worker also stops at the end that every shard had at the start. It
+        releases its leases before it raises an error.
         """
         ...
 
 
 class LeaderCycleLike(Protocol):
-    """The leader as a function that is called again and again."""
+    """The leader. Its cycle is called repeatedly."""
 
     def run_once(self, deadline_seconds: float) -> CycleReport:
-        """One bounded, idempotent cycle."""
+        """Run one idempotent cycle within the deadline."""
         ...
 
     def release(self) -> None:
-        """Give the lock up if it is held."""
+        """Release the lock if it is held."""
         ...
 
 
 class PipelineLike(Protocol):
-    """The user's object."""
+    """A pipeline, as the user defines it."""
 
     @property
     def name(self) -> str:
@@ -85,19 +87,17 @@ class PipelineLike(Protocol):
 
     @property
     def workers(self) -> FleetLike:
-        """How many continuous workers."""
+        """Number of continuous workers."""
         ...
 
     @property
     def sink(self) -> Any:
-        """Where the output goes; a `DeltaSink` has the table's address."""
+        """Where batches go. A `DeltaSink` has the table's address."""
         ...
 
     @property
     def transform(self) -> Callable[..., Any] | None:
-        """The user's function of a Spark DataFrame; None: the pipeline works on Arrow and needs no
-        session.
-        """
+        """The user's function of a Spark DataFrame; None on the Arrow path, without a session."""
         ...
 
     def build_worker(
@@ -113,7 +113,9 @@ class PipelineLike(Protocol):
         leads: bool,
         leader_patience_seconds: float,
     ) -> WorkerLike:
-        """A worker of this application; with `leads` it leads when nobody else has for
+        """Build a worker of this application.
+
+        With `leads` it contains a standby leader, which takes a lock that is absent for
         `leader_patience_seconds`.
         """
         ...
@@ -127,20 +129,28 @@ class PipelineLike(Protocol):
         clock: Clock,
         events: EventSink,
     ) -> LeaderCycleLike:
-        """A leader of this application; with `resume_own_name` a lock under the same name is taken
-        up again at once.
+        """Build a leader of this application.
+
+        With `resume_own_name` it takes a lock that already has `owner_name` without waiting.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class DagsterOptions:
-    """How a pipeline shows itself in Dagster. Times in seconds.
+    """How a pipeline appears in Dagster. Times are in seconds.
 
-    `progress_seconds`: a running worker reports one materialization in this time. `owners` as
-    Dagster wants them (e-mail or `team:...`). `freshness` None: no policy. `lag_threshold_seconds`:
-    the check `lag_below_threshold` warns above it. `scale_up_lag_seconds` None: the sensor keeps
-    `workers.min` and never grows by itself.
+    Attributes:
+        leader_default_running: Whether the leader sensor is running by default.
+        progress_seconds: A running worker reports one materialization per this time.
+        group_name: Asset group; None uses the pipeline's name.
+        owners: Owners as Dagster defines them (an e-mail address or `team:...`).
+        tags: Tags of the assets.
+        freshness: Freshness policy of the output; None for no policy.
+        lag_threshold_seconds: The check `lag_below_threshold` warns above this lag.
+        scale_up_lag_seconds: The sensor starts one more worker above this lag; None keeps
+            `workers.min`.
+        tick_deadline_seconds: Longest duration of a leader cycle in a tick.
     """
 
     leader_default_running: bool = False
@@ -159,7 +169,7 @@ class DagsterOptions:
         check_number("progress_seconds", self.progress_seconds, _SECONDS, least=0.1, most=86_400)
         if self.group_name is not None and not _GROUP.fullmatch(str(self.group_name)):
             advice = "Write 1 to 100 of the characters A-Z a-z 0-9 _, or None"
-            raise wrong("group_name", self.group_name, "is not a name of a group", advice)
+            raise wrong("group_name", self.group_name, "is not a group name", advice)
         check_texts("owners", self.owners, "Write owners=['team:data', 'me@example.com']")
         check_options("tags", self.tags, "{'domain': 'orders'}")
         freshness: object = self.freshness
@@ -167,12 +177,12 @@ class DagsterOptions:
             advice = "Write a dagster.FreshnessPolicy, or None"
             raise wrong("freshness", freshness, "is not a freshness policy", advice)
         check_number(
-            "lag_threshold_seconds", self.lag_threshold_seconds, _SECONDS, most=_MOST_SECONDS
+            "lag_threshold_seconds", self.lag_threshold_seconds, _SECONDS, most=_MAX_SECONDS
         )
         check_number(
             "scale_up_lag_seconds",
             self.scale_up_lag_seconds,
             _SECONDS,
-            most=_MOST_SECONDS,
+            most=_MAX_SECONDS,
             optional=True,
         )

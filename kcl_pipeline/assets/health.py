@@ -1,5 +1,6 @@
-"""Is the fleet well? Pure functions from rows to a verdict; the checks' buttons and the leader
-sensor use the same ones.
+"""Evaluate the asset checks: pure functions from rows to a result.
+
+The executable checks and the leader sensor use the same functions.
 """
 
 from collections import Counter
@@ -12,7 +13,7 @@ from dagster._core.definitions.asset_checks.asset_check_evaluation import (
     AssetCheckEvaluationTargetMaterializationData,
 )
 
-from kcl_pipeline.assets.run_metadata import MOST_ROWS, lag_text, table_of
+from kcl_pipeline.assets.run_metadata import MAX_ROWS, lag_text, table_of
 from kcl_pipeline.leases.lease import BadRow, Lease
 from kcl_pipeline.leases.tables import WorkerMetrics
 from kcl_pipeline.planning.coverage import hole_in_leases
@@ -25,13 +26,13 @@ LAG: Final = "lag_below_threshold"
 ROWS: Final = "rows_usable"
 PAUSED: Final = "no_shard_paused"
 
-IDLE_POINTS: Final = 5.0
-"""Differences of CPU below so many percentage points are noise."""
+CPU_NOISE_POINTS: Final = 5.0
+"""CPU differences below this many percentage points are ignored."""
 
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """The verdict of one check."""
+    """The result of one check."""
 
     check: str
     passed: bool
@@ -40,7 +41,7 @@ class Health:
     metadata: dict[str, Any] = field(default_factory=dict)
 
     def result(self) -> dg.AssetCheckResult:
-        """For a check that is executed."""
+        """The result as an executed check returns it."""
         return dg.AssetCheckResult(
             passed=self.passed,
             severity=self.severity,
@@ -51,7 +52,7 @@ class Health:
     def evaluation(
         self, key: dg.AssetKey, *, of: dg.EventLogRecord | None = None
     ) -> dg.AssetCheckEvaluation:
-        """The same check without a run; `of` is the materialization that it is about."""
+        """The result as an event without a run; `of` is the materialization that it evaluates."""
         return dg.AssetCheckEvaluation(
             asset_key=key,
             check_name=self.check,
@@ -70,7 +71,7 @@ def _target(of: dg.EventLogRecord) -> AssetCheckEvaluationTargetMaterializationD
 
 
 def lease_counts(leases: Iterable[Lease]) -> Counter[str]:
-    """Unfinished leases per worker that processes them."""
+    """Number of unfinished leases per worker that processes them."""
     return Counter(
         lease.actual_owner for lease in leases if not lease.ended and lease.actual_owner is not None
     )
@@ -79,7 +80,7 @@ def lease_counts(leases: Iterable[Lease]) -> Counter[str]:
 def coverage(leases: Sequence[Lease], streams: Sequence[str]) -> Health:
     """Whether the unfinished leases of every stream cover all 2^128 hash keys.
 
-    One hole, while a shard is being split or merged, closes by itself.
+    While a shard is split or merged, a gap exists for a short time.
     """
     groups: dict[str, list[Lease]] = {}
     for lease in leases:
@@ -106,8 +107,11 @@ def coverage(leases: Sequence[Lease], streams: Sequence[str]) -> Health:
 
 
 def stuck(waits: Mapping[str, float], limit_seconds: float) -> Health:
-    """Whether any unfinished lease has been without a living owner (or in one handoff) for longer
-    than the limit; `waits` are seconds by lease key.
+    """Whether an unfinished lease has had no live owner for longer than the limit.
+
+    Args:
+        waits: By lease key, for how many seconds the lease has had no live owner.
+        limit_seconds: Longest time that passes.
     """
     late = sorted(
         (key for key, seconds in waits.items() if seconds > limit_seconds),
@@ -116,7 +120,7 @@ def stuck(waits: Mapping[str, float], limit_seconds: float) -> Health:
     return Health(
         STUCK,
         not late,
-        f"{len(late)} leases have had no living owner for more than {limit_seconds:.0f} s: "
+        f"{len(late)} leases have had no live owner for more than {limit_seconds:.0f} s: "
         f"{', '.join(late[:5])}"
         if late
         else "every lease is renewed",
@@ -130,16 +134,17 @@ def stuck(waits: Mapping[str, float], limit_seconds: float) -> Health:
 
 
 def rows(bad_rows: Sequence[BadRow]) -> Health:
-    """Whether every row of the lease and worker-metrics tables can be used. One that cannot is left
-    alone: its lease is neither held nor planned, its worker gets no leases.
+    """Whether every row of the lease and worker-metrics tables can be parsed.
+
+    Other rows are ignored: such a lease is neither held nor planned, such a worker gets no leases.
     """
-    found = sorted(bad_rows, key=lambda row: (row.table, row.key))[:MOST_ROWS]
+    found = sorted(bad_rows, key=lambda row: (row.table, row.key))[:MAX_ROWS]
     return Health(
         ROWS,
         not bad_rows,
-        f"{len(bad_rows)} rows cannot be used; the first: {found[0].reason}"
+        f"{len(bad_rows)} rows cannot be parsed; the first: {found[0].reason}"
         if found
-        else "every row can be used",
+        else "every row can be parsed",
         dg.AssetCheckSeverity.ERROR,
         {
             "bad_rows": len(bad_rows),
@@ -154,7 +159,7 @@ def rows(bad_rows: Sequence[BadRow]) -> Health:
 
 
 def cpu_percent(worker: WorkerMetrics) -> float | None:
-    """The mean of the reported CPU averages; None when there is none."""
+    """The mean of the reported CPU averages; None without an average."""
     values = [v for v in worker.stats.get("C", ()) if v >= 0]
     return sum(values) / len(values) if values else None
 
@@ -167,10 +172,10 @@ def _within(values: Sequence[float], threshold_percentage: float, least: float) 
 def balance(
     leases: Sequence[Lease], workers: Sequence[WorkerMetrics], threshold_percentage: float
 ) -> Health:
-    """Whether work is spread evenly over the living workers, by CPU, by throughput or by the number
-    of leases: one of the three is enough.
+    """Whether work is spread evenly over the live workers.
 
-    A worker with nothing to do while another has two leases or more is never balanced.
+    It passes if the CPU, the throughput, or the number of leases is even. It fails if one worker
+    has no lease while another has two or more.
     """
     counts = lease_counts(leases)
     numbers = [counts.get(w.worker_id, 0) for w in workers]
@@ -185,9 +190,9 @@ def balance(
     even = len(workers) < 2 or (  # noqa: PLR2004 (two make a comparison)
         max(numbers) - min(numbers) <= 1
         or (any(flows) and _within(flows, threshold_percentage, 1.0))
-        or (len(cpus) == len(workers) and _within(cpus, threshold_percentage, IDLE_POINTS))
+        or (len(cpus) == len(workers) and _within(cpus, threshold_percentage, CPU_NOISE_POINTS))
     )
-    # one of two could be given away
+    # The planner can move one of two leases to the idle worker.
     idle = bool(numbers) and min(numbers) == 0 and max(numbers) >= 2  # noqa: PLR2004
     rows = [
         {
@@ -217,17 +222,20 @@ def lag(
     unread_shards: int = 0,
     age_seconds: float | None = None,
 ) -> Health:
-    """Whether the worst lag of committed data that a running worker reported is below the
-    threshold, and no shard stands still; not knowing the lag is not passing.
+    """Whether the largest reported lag is below the threshold and no shard is stalled.
 
-    `unread_shards`: of how many shards it is not known yet. `age_seconds`: how long ago it was
-    reported.
+    Args:
+        millis: The largest lag of committed data; None (not known) fails.
+        threshold_seconds: Largest lag that passes.
+        stalled_shards: Number of shards without progress.
+        unread_shards: Number of shards whose lag is not known yet.
+        age_seconds: How long ago the lag was reported.
     """
     passed = millis is not None and millis <= threshold_seconds * 1000 and not stalled_shards
     description = (
         "no running worker has reported its lag"
         if millis is None
-        else f"{lag_text(millis)} behind the tip of the stream"
+        else f"{lag_text(millis)} behind the end of the stream"
     )
     if millis is not None and age_seconds is not None:
         description += f", reported {max(age_seconds, 0.0):.0f} s ago"
@@ -235,7 +243,7 @@ def lag(
         description += f"; not read yet: {unread_shards} shards"
     if stalled_shards:
         description += (
-            f"; stalled shards: {stalled_shards} (see shard_stalled in their workers' logs)"
+            f"; stalled shards: {stalled_shards} (see shard_stalled in the workers' logs)"
         )
     return Health(
         LAG,

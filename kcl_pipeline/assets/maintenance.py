@@ -1,5 +1,6 @@
-"""The job that keeps the output table in shape: compaction, then vacuum. Put it on a schedule; it
-may run while workers write.
+"""Define the job that compacts and vacuums the output table.
+
+Run it on a schedule. It may run while workers write.
 """
 
 from typing import Any
@@ -23,17 +24,17 @@ class MaintenanceConfig(dg.Config):
     retention_hours: int = Field(
         default=DEFAULT_RETENTION_HOURS,
         ge=MINIMUM_RETENTION_HOURS,
-        description="Files that no version of so many hours has are removed; longer than any "
-        "worker can be paused, and than any query reads",
+        description="Removes files that no table version of the last so many hours uses. Must be "
+        "longer than any pause of a worker and than any query",
     )
     dry_run: bool = Field(
         default=False,
-        description="Compact nothing and remove nothing; say which files would be removed",
+        description="Change nothing; report which files would be removed",
     )
 
 
 def build_maintenance_job(pipeline: PipelineLike, names: Names) -> dg.JobDefinition | None:
-    """The job `<name>_maintenance`; None for a sink that is no table."""
+    """Build the job `<name>_maintenance`; None for a sink that is not a table."""
     uri = table_uri(pipeline.sink)
     if uri is None:
         return None
@@ -41,7 +42,7 @@ def build_maintenance_job(pipeline: PipelineLike, names: Names) -> dg.JobDefinit
 
     @dg.op(
         name=f"{names.prefix}_maintain",
-        description=f"Small files of `{uri}` into larger ones; files of no version removed.",
+        description=f"Merges small files of `{uri}` and removes files that no version uses.",
     )
     def maintain(context: dg.OpExecutionContext, config: MaintenanceConfig) -> None:
         metadata: dict[str, Any] = {}

@@ -1,5 +1,6 @@
-"""Names that Dagster shows or stores: asset keys, job and sensor names, resource keys, run tags,
-worker ids.
+"""Derive the names that Dagster shows or stores from a pipeline.
+
+These are asset keys, job and sensor names, resource keys, run tags and worker ids.
 """
 
 import re
@@ -19,44 +20,45 @@ PAUSED_TAG = "kcl/paused_shards"
 CONTINUOUS = "continuous"
 DRAIN = "drain"
 
-_NOT_PYTHON = re.compile(r"[^A-Za-z0-9_]")
+_INVALID_CHARACTER = re.compile(r"[^A-Za-z0-9_]")
 
 
 def python_name(text: str) -> str:
-    """`text` with every character that Dagster does not take in a name replaced by an
-    underscore.
-    """
-    name = _NOT_PYTHON.sub("_", text)
+    """Replace every character that Dagster does not allow in a name by an underscore."""
+    name = _INVALID_CHARACTER.sub("_", text)
     return f"_{name}" if name[:1].isdigit() else name
 
 
 def stream_name(name_or_arn: str) -> str:
-    """The bare name of a stream that is given by name or ARN."""
+    """The name of a stream that is given by name or ARN."""
     return name_or_arn.rsplit("/", 1)[-1] if name_or_arn.startswith("arn:") else name_or_arn
 
 
 def stream_key(name_or_arn: str) -> AssetKey:
-    """The asset of a stream: the same for all pipelines that read it, so that their lineages
-    meet.
+    """The asset key of a stream.
+
+    All pipelines that read the stream share this asset, so that Dagster draws one lineage.
     """
     return AssetKey(["kinesis", stream_name(name_or_arn)])
 
 
 def table_uri(sink: object) -> str | None:
-    """The address of the sink's table; None for a sink that is no table."""
+    """The address of the sink's table; None for a sink that is not a table."""
     uri = getattr(sink, "uri", None)
     return str(uri) if uri else None
 
 
 def dead_letter_uri(sink: object) -> str | None:
-    """The address of the sink's dead-letter table; None for a sink that has none."""
+    """The address of the sink's dead-letter table; None for a sink without one."""
     uri = getattr(sink, "dead_letters", None) or getattr(sink, "dead_letter_uri", None)
     return str(uri) if uri else None
 
 
 def worker_id_of(application: str, run_id: str, separator: str = "-") -> str:
-    """The worker of a run: the group (what stands before the first separator) is the application,
-    the rest is unique per run.
+    """The worker id of a run.
+
+    The worker group (the part before the first separator) is the application. The rest is unique
+    per run.
     """
     return f"{application.replace(separator, '_')}{separator}{run_id[:8]}"
 
@@ -71,9 +73,7 @@ class Names:
 
     @classmethod
     def of(cls, pipeline: PipelineLike) -> "Names":
-        """Derived from the pipeline; the output is called after the last part of the table's
-        address.
-        """
+        """Derive the names. The output is named after the last part of the table's address."""
         uri = table_uri(pipeline.sink) or "output"
         return cls(
             pipeline.name, tuple(pipeline.settings.streams), uri.rstrip("/").rsplit("/", 1)[-1]
@@ -86,67 +86,69 @@ class Names:
 
     @property
     def output(self) -> AssetKey:
-        """What the workers write."""
+        """Asset key of the output."""
         return AssetKey([self.application, self.table])
 
     @property
     def lease_table(self) -> AssetKey:
-        """The lease table."""
+        """Asset key of the lease table."""
         return AssetKey([self.application, "lease_table"])
 
     @property
     def worker_metrics_table(self) -> AssetKey:
-        """The worker-metrics table."""
+        """Asset key of the worker-metrics table."""
         return AssetKey([self.application, "worker_metrics_table"])
 
     @property
     def coordinator_state_table(self) -> AssetKey:
-        """The coordinator-state table."""
+        """Asset key of the coordinator-state table."""
         return AssetKey([self.application, "coordinator_state_table"])
 
     @property
     def streams_keys(self) -> tuple[AssetKey, ...]:
-        """The streams."""
+        """Asset keys of the streams."""
         return tuple(stream_key(s) for s in self.streams)
 
     @property
     def consume_job(self) -> str:
-        """The job that one worker is a run of."""
+        """Name of the job whose runs are workers."""
         return f"{self.prefix}_consume"
 
     @property
     def maintenance_job(self) -> str:
-        """The job that compacts and vacuums the output."""
+        """Name of the job that compacts and vacuums the output."""
         return f"{self.prefix}_maintenance"
 
     @property
     def leader_sensor(self) -> str:
-        """The leader."""
+        """Name of the leader sensor."""
         return f"{self.prefix}_leader"
 
     @property
     def aws(self) -> str:
-        """Resource key; resources carry the pipeline's name, so that several pipelines merge into
-        one code location.
+        """Resource key of the AWS session.
+
+        Resource keys contain the pipeline's name, so that one code location can have several
+        pipelines.
         """
         return f"{self.prefix}_aws"
 
     @property
     def leases_resource(self) -> str:
-        """Resource key."""
+        """Resource key of the lease table."""
         return f"{self.prefix}_lease_table"
 
     @property
     def workers_resource(self) -> str:
-        """Resource key."""
+        """Resource key of the worker-metrics table."""
         return f"{self.prefix}_worker_metrics_table"
 
     @property
     def coordinator_resource(self) -> str:
-        """Resource key."""
+        """Resource key of the coordinator-state table."""
         return f"{self.prefix}_coordinator_state_table"
 
     @property
     def spark(self) -> str:
-        """Resource key."""
+        """Resource key of the Spark session."""
         return f"{self.prefix}_spark"

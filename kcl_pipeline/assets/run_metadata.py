@@ -1,8 +1,8 @@
-"""A worker's figures as Dagster metadata.
+"""Convert a worker's counters to Dagster metadata.
 
-Numbers that Dagster plots must add up over periods and workers; everything that belongs to one
-worker or one moment is text or a table, else several workers that materialize one asset would draw
-a saw-tooth.
+Dagster plots numbers. Only values that add up over periods and workers are numbers. A value of one
+worker or one moment is text or a table, because several workers materialize the same asset and
+their values would alternate in the plot.
 """
 
 import logging
@@ -17,7 +17,7 @@ from kcl_pipeline.worker.summary import WorkerProgress, WorkerSummary
 
 _log = logging.getLogger(__name__)
 
-MOST_ROWS: Final = 50
+MAX_ROWS: Final = 50
 ADDITIVE: Final = (
     "records",
     "bytes",
@@ -27,23 +27,24 @@ ADDITIVE: Final = (
     "refused_batches",
     "handoffs",
 )
-"""The figures of a worker that add up over periods and workers."""
+"""The counters of a worker that add up over periods and workers."""
 
 
 def lag_text(millis: int | None) -> str:
-    """A lag for people."""
+    """A lag as text."""
     return "unknown" if millis is None else f"{millis / 1000:.1f} s"
 
 
 def table_of(rows: list[dict[str, Any]]) -> dg.TableMetadataValue | dg.TextMetadataValue:
-    """A metadata table; text when there is nothing to show. Values are texts and numbers; None is
-    shown as empty.
+    """Convert rows to a metadata table, or to the text "none" without rows.
+
+    Values are strings and numbers; None becomes an empty cell.
     """
     if not rows:
         return dg.MetadataValue.text("none")
     records = [
         dg.TableRecord({key: "" if value is None else value for key, value in row.items()})
-        for row in rows[:MOST_ROWS]
+        for row in rows[:MAX_ROWS]
     ]
     columns = [dg.TableColumn(name, _type_of(rows, name)) for name in rows[0]]
     return dg.MetadataValue.table(records, dg.TableSchema(columns))
@@ -73,13 +74,14 @@ def _shards(progress: WorkerProgress) -> dg.TableMetadataValue | dg.TextMetadata
 
 
 def table_rows(sink: Any) -> int | None:
-    """How many rows the sink's table has, by the statistics in its log; None for a sink that is no
-    table, or one that cannot be read now.
+    """Number of rows in the sink's table, from the statistics in its log.
+
+    None for a sink that is not a table, and for a table that cannot be read now.
     """
     uri = table_uri(sink)
     if uri is None:
         return None
-    # its runtime must start in the process that uses it
+    # deltalake starts threads when it is loaded: load it only in the process that uses it.
     from deltalake import DeltaTable  # noqa: PLC0415
     from deltalake.exceptions import DeltaError  # noqa: PLC0415
 
@@ -87,12 +89,12 @@ def table_rows(sink: Any) -> int | None:
     try:
         return DeltaTable(uri, storage_options=options).count()
     except (DeltaError, OSError, ValueError) as error:
-        _log.warning("the rows of the output cannot be counted: %s", first_line(error, options))
+        _log.warning("cannot count the rows of the output table: %s", first_line(error, options))
         return None
 
 
 def period_metadata(progress: WorkerProgress) -> dict[str, Any]:
-    """What one reporting period of one worker did."""
+    """Metadata of one reporting period of one worker."""
     metadata: dict[str, Any] = {
         "records": progress.records,
         "bytes": progress.bytes,
@@ -131,8 +133,10 @@ def period_metadata(progress: WorkerProgress) -> dict[str, Any]:
 def final_metadata(
     summary: WorkerSummary, reported: Mapping[str, int], last: WorkerProgress | None
 ) -> dict[str, Any]:
-    """What the last, unreported part of a worker's life did, as numbers that add up; its whole life
-    as text.
+    """Metadata of a worker that has stopped.
+
+    Numbers cover the time after the last report, so that they add up with earlier reports. The
+    totals of the whole run are text.
     """
     total = summary.total
     rest = {name: getattr(total, name) - count for name, count in reported.items()}

@@ -1,4 +1,4 @@
-"""Dagster's runs of one application, as plain values."""
+"""Read the Dagster runs of one application as plain values."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -30,20 +30,32 @@ ACTIVE = frozenset(
         DagsterRunStatus.CANCELING,
     }
 )
-"""CANCELING counts: its worker still holds leases, and a replacement that starts beside it would be
-one too many.
+"""Statuses of a run that has, or will have, a worker.
+
+CANCELING is included, because the worker still holds leases. A replacement would be one worker
+too many.
 """
 
 _RECENT = 20
-LEAST_SILENCE_SECONDS: Final = 20.0
+MIN_SILENCE_SECONDS: Final = 20.0
 
 
 @dataclass(frozen=True, slots=True)
 class RunView:
     """One worker run.
 
-    Times are epoch seconds as Dagster recorded them. `lag_millis`, `stalled_shards` and
-    `paused_shards` are what the worker reported last, at `lag_at` of its own clock.
+    Attributes:
+        run_id: Id of the run in Dagster.
+        status: Status of the run in Dagster.
+        worker_id: The worker of the run.
+        continuous: Whether the run consumes until it is terminated.
+        created: Epoch seconds as Dagster recorded them, as are `started` and `ended`.
+        started: When the run started; None before.
+        ended: When the run ended; None before.
+        lag_millis: The lag that the worker reported last.
+        stalled_shards: Number of stalled shards in the last report.
+        paused_shards: Number of paused shards in the last report.
+        lag_at: Time of the last report by the worker's clock, in epoch seconds.
     """
 
     run_id: str
@@ -60,12 +72,12 @@ class RunView:
 
     @property
     def active(self) -> bool:
-        """Whether the run may have, or get, a living worker."""
+        """Whether the run may have, or get, a live worker."""
         return self.status in ACTIVE
 
     @property
     def lived_seconds(self) -> float | None:
-        """From start to end; 0.0 when it ended without having started, None while it is active."""
+        """From start to end; 0.0 for a run that never started, None for an active run."""
         if self.ended is None:
             return None
         return 0.0 if self.started is None else max(self.ended - self.started, 0.0)
@@ -101,7 +113,7 @@ def _seconds_of(text: str) -> float | None:
 
 
 def active_runs(instance: DagsterInstance, application: str, separator: str) -> tuple[RunView, ...]:
-    """All runs that may have a living worker, newest first."""
+    """All runs that may have a live worker, newest first."""
     runs = RunsFilter(
         tags={APPLICATION_TAG: application}, statuses=sorted(ACTIVE, key=lambda s: s.value)
     )
@@ -117,7 +129,7 @@ def recent_runs(instance: DagsterInstance, application: str, separator: str) -> 
 
 
 def worst_lag_millis(runs: tuple[RunView, ...]) -> int | None:
-    """The largest lag that a started worker reported; None when none did."""
+    """The largest lag that a started worker reported; None without a report."""
     return max(
         (
             r.lag_millis
@@ -129,8 +141,10 @@ def worst_lag_millis(runs: tuple[RunView, ...]) -> int | None:
 
 
 def fleet_lag_millis(workers: Sequence[WorkerMetrics], runs: tuple[RunView, ...]) -> int | None:
-    """The largest lag in the rows of these workers, which they write also while a batch hangs;
-    without one, what runs have reported.
+    """The largest lag in the rows of these workers.
+
+    Workers write their row even while a batch hangs. Without a lag in the rows, the largest lag
+    that the runs reported is returned.
     """
     lags = [
         worker.status.lag_millis
@@ -143,7 +157,7 @@ def fleet_lag_millis(workers: Sequence[WorkerMetrics], runs: tuple[RunView, ...]
 def fleet_lag_age_seconds(
     workers: Sequence[WorkerMetrics], runs: tuple[RunView, ...], now: float
 ) -> float | None:
-    """How old the oldest report is that `fleet_lag_millis` is from; likewise for people."""
+    """Age of the oldest report that `fleet_lag_millis` uses. For display only."""
     reported = [
         worker.last_update_seconds
         for worker in workers
@@ -153,9 +167,9 @@ def fleet_lag_age_seconds(
 
 
 def lag_age_seconds(runs: tuple[RunView, ...], now: float) -> float | None:
-    """How old the oldest of these reports is at `now` (epoch seconds); None without a report.
+    """Age of the oldest lag report at `now` (epoch seconds); None without a report.
 
-    For people: it compares the clocks of two hosts, and nothing depends on it.
+    For display only, because it compares the clocks of two hosts.
     """
     started = [r for r in runs if r.status is DagsterRunStatus.STARTED]
     reported = [r.lag_at for r in started if r.lag_millis is not None and r.lag_at is not None]
@@ -163,16 +177,17 @@ def lag_age_seconds(runs: tuple[RunView, ...], now: float) -> float | None:
 
 
 def stalled_shards(runs: tuple[RunView, ...]) -> int:
-    """How many shards of started workers stand still."""
+    """Number of stalled shards of started workers."""
     return sum(r.stalled_shards for r in runs if r.status is DagsterRunStatus.STARTED)
 
 
 def silence_limit_seconds(settings: ConsumerSettings) -> float:
-    """A row that stood still for longer belongs to no living worker: three reports missed, and
-    never less than 20 s.
+    """After how long without a change of its row a worker counts as dead.
+
+    Three reporting intervals, at least `MIN_SILENCE_SECONDS`.
     """
     return max(
-        3 * settings.worker.worker_metrics_reporter_freq_in_millis / 1000, LEAST_SILENCE_SECONDS
+        3 * settings.worker.worker_metrics_reporter_freq_in_millis / 1000, MIN_SILENCE_SECONDS
     )
 
 

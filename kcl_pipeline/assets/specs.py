@@ -1,5 +1,6 @@
-"""External assets: the streams and the three tables. Dagster does not compute them; the leader
-sensor reports what it sees of them.
+"""Define the external assets: the streams and the three tables.
+
+Dagster does not compute them. The leader sensor reports their state.
 """
 
 from typing import Any
@@ -13,15 +14,15 @@ STREAM_GROUP = "kinesis"
 
 
 def group_of(names: Names, options: DagsterOptions) -> str:
-    """The asset group of a pipeline: its own name unless set."""
+    """The asset group of a pipeline. Default: the pipeline's name."""
     return options.group_name or names.prefix
 
 
 def stream_spec(name_or_arn: str) -> dg.AssetSpec:
-    """A stream.
+    """The asset of a stream.
 
-    It depends on nothing but the stream's name, so that pipelines with a common stream can be
-    merged into one code location.
+    It depends only on the stream's name, so that pipelines with a common stream can be in one code
+    location.
     """
     name = stream_name(name_or_arn)
     return dg.AssetSpec(
@@ -38,9 +39,7 @@ def stream_spec(name_or_arn: str) -> dg.AssetSpec:
 def table_specs(
     pipeline: PipelineLike, names: Names, options: DagsterOptions
 ) -> list[dg.AssetSpec]:
-    """The lease table (fed by the streams), and beside it the worker-metrics and the
-    coordinator-state table.
-    """
+    """The lease table (downstream of the streams) and the two other tables."""
     settings = pipeline.settings
     common: dict[str, Any] = {
         "group_name": group_of(names, options),
@@ -52,15 +51,15 @@ def table_specs(
         dg.AssetSpec(
             names.lease_table,
             deps=list(names.streams_keys),
-            description="One row per shard: who reads it, and up to where it is "
-            "checkpointed. Written by leader and workers, Java peers among them.",
+            description="One row per shard with its owner and its checkpoint. Written by the "
+            "leader and the workers, including Java workers.",
             metadata={"dagster/uri": f"dynamodb://{settings.lease_table_name}"},
             **common,
         ),
         dg.AssetSpec(
             names.worker_metrics_table,
-            description="One row per worker with its recent CPU averages; the leader "
-            "balances by them.",
+            description="One row per worker with its recent CPU averages, which the leader uses "
+            "to balance the load.",
             metadata={"dagster/uri": f"dynamodb://{settings.worker_metrics_table_name}"},
             **common,
         ),

@@ -1,8 +1,9 @@
-"""The body of the output asset: one KCL worker for as long as the run lasts.
+"""Run one KCL worker for as long as a Dagster run lasts: the body of the output asset.
 
-Signals only set a flag: an interrupt that is raised inside a Spark call ruins the session, and with
-it the clean end. A run that is terminated from the Dagster UI, SIGTERM and Ctrl-C therefore all
-finish or abandon the batch, checkpoint, release the leases and then end the run.
+Signal handlers only set a flag, because an interrupt that is raised inside a Spark call breaks the
+session, and the worker could not stop cleanly. A termination from the Dagster UI, SIGTERM and
+Ctrl-C all have the same effect: the worker finishes or abandons its batch, checkpoints, releases
+its leases, and the run ends.
 """
 
 import logging
@@ -31,26 +32,27 @@ from kcl_pipeline.worker.summary import StopReason, WorkerSummary
 
 ORPHAN_POLL_SECONDS: Final = 1.0
 CONTINUOUS_LEADER_PATIENCE_SECONDS: Final = 20.0
-"""A continuous worker lets the sensor, whose ticks come every five seconds, lead first."""
+"""A continuous worker waits this long before it leads, so that the sensor can take the lock."""
 
 _log = logging.getLogger(__name__)
 
 
 @contextmanager
-def orphan_guard(stop: StopSignal, clock: Clock, *, enabled: bool) -> Iterator[None]:
-    """Sets `stop` when the parent process is gone: with Dagster's multiprocess executor a killed
-    run leaves its step behind, consuming.
+def stop_when_orphaned(stop: StopSignal, clock: Clock, *, enabled: bool) -> Iterator[None]:
+    """Set `stop` when the parent process has ended.
+
+    With Dagster's multiprocess executor, the step of a killed run keeps running otherwise.
     """
     if not enabled or multiprocessing.parent_process() is None:
         yield
         return
     parent = os.getppid()
-    over = clock.signal()
+    finished = clock.signal()
 
     def watch() -> None:
-        while not over.wait(ORPHAN_POLL_SECONDS):
+        while not finished.wait(ORPHAN_POLL_SECONDS):
             if os.getppid() != parent:
-                _log.warning("the run's process is gone; this worker stops")
+                _log.warning("stopping the worker: the process of its run has ended")
                 stop.set()
                 return
 
@@ -59,13 +61,14 @@ def orphan_guard(stop: StopSignal, clock: Clock, *, enabled: bool) -> Iterator[N
     try:
         yield
     finally:
-        over.set()
+        finished.set()
         thread.join(5 * ORPHAN_POLL_SECONDS)
 
 
 def in_run_process(context: dg.AssetExecutionContext) -> bool:
-    """Whether the step runs in the run's own process (in-process executor), so that it cannot
-    outlive it.
+    """Whether the step runs in the process of the run (in-process executor).
+
+    Such a step cannot outlive its run.
     """
     return context.op_execution_context.job_def.executor_def.name in (
         "in_process",
@@ -82,11 +85,24 @@ def consume_shards(
     spark: Any,
     clients: Any,
 ) -> dg.MaterializeResult[None]:
-    """Run one worker. Drained (also on request of the leader): returns. Stopped by a signal:
-    raises, and the run ends CANCELED.
+    """Run one worker until it is drained or stopped.
 
-    `spark` gives the session by `session()`; `clients` are the `aws.AwsClients`. Errors of the
-    worker are raised as they are, after it has released everything.
+    Args:
+        context: The run's context.
+        pipeline: The application.
+        options: Reporting intervals and thresholds.
+        mode: `drain` or `continuous`.
+        spark: An object whose `session()` returns the Spark session.
+        clients: The `aws.AwsClients`.
+
+    Returns:
+        The metadata of the last period, if the worker drained (also at the leader's request).
+
+    Raises:
+        dagster.DagsterExecutionInterruptedError: A signal stopped the worker. The run ends as
+            CANCELED.
+        dagster.Failure: The run was closed in Dagster, or its process has ended.
+        Exception: Errors of the worker, after it has released its leases.
     """
     clock = SystemClock()
     run_id = context.run.run_id
@@ -99,7 +115,7 @@ def consume_shards(
     reporter = RunReporter(context, events, stop, clock, pipeline, options.lag_threshold_seconds)
     with (
         stop_on_signals(stop) as signals,
-        orphan_guard(stop, clock, enabled=not in_run_process(context)),
+        stop_when_orphaned(stop, clock, enabled=not in_run_process(context)),
     ):
         try:
             worker = pipeline.build_worker(
@@ -115,7 +131,7 @@ def consume_shards(
                 if mode == "continuous"
                 else 0.0,
             )
-            context.log.info("worker %s of %s starts, mode %s", worker_id, pipeline.name, mode)
+            context.log.info("starting worker %s of %s in mode %s", worker_id, pipeline.name, mode)
             summary = worker.run(
                 stop, mode=mode, on_progress=reporter, progress_seconds=options.progress_seconds
             )
@@ -127,13 +143,13 @@ def consume_shards(
 
 
 def _stopped(*, interrupted: bool) -> BaseException:
-    """The error that ends a run whose worker was stopped and has released everything."""
+    """The error that ends the run of a worker that was stopped and has released its leases."""
     if interrupted:
         return dg.DagsterExecutionInterruptedError(
-            "the worker was asked to stop and has released its leases"
+            "a signal stopped the worker; it has released its leases"
         )
     return dg.Failure(
-        "the worker stopped because its run had been closed, or the run's process was gone",
+        "the worker stopped because its run was closed in Dagster, or the run's process ended",
         allow_retries=False,
     )
 
@@ -147,7 +163,7 @@ def _end(
 ) -> dg.MaterializeResult[None]:
     total = summary.total
     context.log.info(
-        "worker %s has stopped (%s) after %d records in %d batches",
+        "worker %s stopped (%s) after %d records in %d batches",
         total.worker_id,
         summary.reason,
         total.records,
@@ -155,7 +171,7 @@ def _end(
     )
     metadata = final_metadata(summary, reporter.reported, reporter.last) | reporter.row_count()
     if summary.reason is StopReason.DRAINED:
-        reporter.nothing_behind()
+        reporter.report_drained()
     if summary.reason in (StopReason.DRAINED, StopReason.DRAIN_REQUESTED):
         return dg.MaterializeResult(metadata=metadata)
     context.log_event(dg.AssetMaterialization(context.asset_key, metadata=metadata))

@@ -1,4 +1,4 @@
-"""The output asset: materializing it consumes."""
+"""Define the output asset and its job: materializing the asset runs one worker."""
 
 from typing import Any
 
@@ -23,8 +23,8 @@ class ConsumeConfig(dg.Config):
 
     mode: Mode = Field(
         default="drain",
-        description="drain: consume what is in the streams now, then stop. continuous: "
-        "consume until the run is terminated.",
+        description="drain: read up to the current end of every shard, commit, and stop. "
+        "continuous: consume until the run is terminated.",
     )
 
 
@@ -51,11 +51,11 @@ def build_output_asset(
         required_resource_keys={names.aws, names.spark},
         freshness_policy=options.freshness,
         description=(
-            f"What `{names.application}` makes of "
-            f"{', '.join(f'`{s}`' for s in names.streams)}. Materialize: a worker drains "
-            "what is there now and stops. "
+            f"Output of `{names.application}`, which reads "
+            f"{', '.join(f'`{s}`' for s in names.streams)}. A materialization runs one worker "
+            "that reads up to the current end of every shard, commits, and stops. "
             f"The sensor `{names.leader_sensor}` keeps continuous workers running. Each "
-            "record is in the table exactly once, however many run."
+            "record is in the table exactly once, with any number of workers."
         ),
     )
     def consume(
@@ -79,8 +79,9 @@ def continuous_config(asset: dg.AssetsDefinition) -> dict[str, Any]:
 
 
 def build_consume_job(asset: dg.AssetsDefinition, names: Names) -> Any:
-    """The job that the leader sensor starts: one continuous worker, in the run's own process, so
-    that no killed run leaves an orphan.
+    """The job that the leader sensor starts: one continuous worker.
+
+    The worker runs in the process of the run, so that it cannot outlive a killed run.
     """
     return dg.define_asset_job(
         names.consume_job,
@@ -88,6 +89,6 @@ def build_consume_job(asset: dg.AssetsDefinition, names: Names) -> Any:
         config=continuous_config(asset),
         executor_def=dg.in_process_executor,
         tags={APPLICATION_TAG: names.application, MODE_TAG: CONTINUOUS, "dagster/max_retries": "0"},
-        description=f"One continuous worker of {names.application}. Started by hand it is "
-        "one worker more; terminate it and it hands its leases over.",
+        description=f"One continuous worker of {names.application}. A manual run adds one "
+        "worker. A terminated run releases its leases.",
     )

@@ -1,4 +1,4 @@
-"""What a running worker tells Dagster: a materialization per period, its lag, its checks."""
+"""Report a running worker to Dagster: a materialization per period, its lag, its checks."""
 
 import logging
 from collections import deque
@@ -28,7 +28,7 @@ from kcl_pipeline.worker.summary import WorkerProgress
 
 SLOW_COUNT_SECONDS: Final = 0.5
 UNKNOWN: Final = "unknown"
-"""The lag tag of a worker that does not know its lag; an older report must not stand for it."""
+"""Lag tag of a worker whose lag is not known. It replaces an older value."""
 _KEPT_EVENTS: Final = 50
 
 _log = logging.getLogger(__name__)
@@ -36,8 +36,14 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class RunEvents:
-    """Takes the worker's events from any thread at once, and gives them to the run's log once per
-    period: writing that log may take a second.
+    """Collect the worker's events, for one log entry per period.
+
+    Thread-safe. Callers do not wait for the run's log, where a write may take a second.
+
+    Attributes:
+        lines: The newest events, one line each.
+        dropped: How many older events did not fit.
+        process_log: Receives every event at once.
     """
 
     lines: deque[str] = field(default_factory=lambda: deque(maxlen=_KEPT_EVENTS))
@@ -45,7 +51,7 @@ class RunEvents:
     process_log: EventSink = field(default_factory=LoggingEvents)
 
     def __call__(self, event: Event) -> None:
-        """Keep what is rare; batches are told by the figures."""
+        """Log the event, and keep it unless its level is below INFO (as for each batch)."""
         self.process_log(event)
         if level_of(event) < logging.INFO:
             return
@@ -54,17 +60,18 @@ class RunEvents:
         self.lines.append(text_of(event))
 
     def drain(self) -> str | None:
-        """The lines since the last call as one text; None when there are none."""
+        """The lines since the last call as one string; None without lines."""
         taken = [self.lines.popleft() for _ in range(len(self.lines))]
         dropped, self.dropped = self.dropped, 0
         if dropped:
-            taken.insert(0, f"({dropped} earlier events are in the process's own log)")
+            taken.insert(0, f"({dropped} earlier events are only in the log of the process)")
         return "\n".join(taken) or None
 
 
 class RunReporter:
-    """Tells Dagster once per period how one worker is doing. Never raises: reporting must not stop
-    consuming.
+    """Report the progress of one worker to Dagster once per period.
+
+    It never raises: a failed report must not stop the worker.
     """
 
     def __init__(
@@ -87,8 +94,10 @@ class RunReporter:
         self.reported = dict.fromkeys(ADDITIVE, 0)
 
     def __call__(self, progress: WorkerProgress) -> None:
-        """One materialization with the period's figures, the events as one log entry, the lag as a
-        tag for the leader sensor.
+        """Report one period.
+
+        Writes a materialization with the period's counters, one log entry with its events, and
+        the lag as a run tag, which the leader sensor reads.
         """
         self.last = progress
         for name in self.reported:
@@ -114,15 +123,16 @@ class RunReporter:
             self.check_paused(progress)
             run = self._context.instance.get_run_by_id(run_id)
             if run is not None and run.is_finished:
-                _log.warning("run %s was closed from outside; this worker stops", run_id)
+                _log.warning("stopping the worker: its run %s was closed in Dagster", run_id)
                 self._stop.set()
-        except Exception:  # noqa: BLE001 (whatever Dagster's storage raises, consuming goes on)
-            _log.exception("this period's report did not reach Dagster")
+        except Exception:  # noqa: BLE001 (an error of Dagster's storage must not stop the worker)
+            _log.exception("cannot report this period to Dagster")
 
-    def nothing_behind(self) -> None:
-        """After a drain: what was there when it began is in the table.
+    def report_drained(self) -> None:
+        """Report a lag of 0 after a drain.
 
-        The check that follows in the same run asks for this.
+        All records that existed when the drain started are in the table. The lag check in the
+        same run reads this tag.
         """
         try:
             self._context.instance.add_run_tags(
@@ -130,10 +140,10 @@ class RunReporter:
                 {LAG_TAG: "0", STALLED_TAG: "0"} | self.reported_at(),
             )
         except Exception:  # noqa: BLE001 (as for a period's report)
-            _log.exception("the lag after the drain did not reach Dagster")
+            _log.exception("cannot report the lag after the drain to Dagster")
 
     def reported_at(self) -> dict[str, str]:
-        """The tag that says how old the lag is."""
+        """The tag with the time of the lag report."""
         now = datetime.fromtimestamp(self._clock.wall(), UTC)
         return {LAG_AT_TAG: now.isoformat(timespec="seconds")}
 
@@ -152,18 +162,18 @@ class RunReporter:
         self._report(health.paused([row]))
 
     def check_lag(self, own_lag_millis: int | None, unread_shards: int = 0) -> None:
-        """The check beside the materialization: the Dagster UI takes an evaluation that is not of
-        the last materialization for none.
+        """Report the lag check for the latest materialization.
 
-        Outside the run, like the sensor's: within a run Dagster keeps one row per check, which
-        would count as older than any of the sensor's.
+        The Dagster UI ignores an evaluation that does not belong to the latest materialization.
+        The evaluation is reported without a run, as the sensor does it: within a run Dagster
+        keeps one row per check, which would count as older than those of the sensor.
         """
         others = self._active_runs()
         reported = worst_lag_millis(others)
         worst = None if own_lag_millis is None else max(own_lag_millis, reported or 0)
-        still = stalled_shards(others)
+        stalled = stalled_shards(others)
         self._report(
-            health.lag(worst, self._lag_threshold_seconds, still, unread_shards=unread_shards)
+            health.lag(worst, self._lag_threshold_seconds, stalled, unread_shards=unread_shards)
         )
 
     def _active_runs(self) -> tuple[RunView, ...]:
@@ -180,8 +190,10 @@ class RunReporter:
         instance.report_runless_asset_event(evaluation)
 
     def row_count(self) -> dict[str, int]:
-        """The table's rows, as the Dagster UI shows them; left out of a running worker's reports
-        once counting takes longer than is good for its batches.
+        """The table's row count as metadata; empty if it is not known.
+
+        After one count that took longer than `SLOW_COUNT_SECONDS` the rows are not counted again,
+        because counting delays the batches.
         """
         if self._count_seconds > SLOW_COUNT_SECONDS:
             return {}
@@ -191,7 +203,7 @@ class RunReporter:
         return {} if rows is None else {"dagster/row_count": rows}
 
     def flush_events(self) -> None:
-        """Write the events so far as one entry of the run's log."""
+        """Write the collected events as one entry of the run's log."""
         text = self._events.drain()
         if text:
             self._context.log.info(text)

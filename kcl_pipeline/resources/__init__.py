@@ -1,4 +1,4 @@
-"""Dagster resources: the AWS session, the three tables, Spark."""
+"""Dagster resources: the AWS session, the three tables and the Spark session."""
 
 from kcl_pipeline.resources.aws import AwsResource
 from kcl_pipeline.resources.spark import SparkResource

@@ -1,4 +1,4 @@
-"""The AWS session as a Dagster resource."""
+"""Configure the AWS session as a Dagster resource."""
 
 from typing import Any, Final
 
@@ -12,18 +12,20 @@ _CLIENTS: Final = ClientCache[AwsClients]()
 
 
 class AwsResource(dg.ConfigurableResource[Any]):
-    """Where AWS is and who asks; leave everything out to use the standard environment
-    (`AWS_REGION`, `AWS_ENDPOINT_URL`, profiles, instance roles).
+    """Region, endpoint and credentials.
 
-    The fields are those of dagster-aws; retries and time-outs are not among them, because the
-    client library has to know about each attempt (a repeated conditional write fails on its own
-    first attempt).
+    Without fields the standard environment applies (`AWS_REGION`, `AWS_ENDPOINT_URL`, profiles,
+    instance roles). The fields are those of dagster-aws, except retries and timeouts. The lease
+    tables must see each attempt: if a conditional write was applied and its response was lost,
+    a retry by boto3 fails the condition.
     """
 
-    region_name: str | None = Field(default=None, description="AWS region, such as eu-central-1")
+    region_name: str | None = Field(
+        default=None, description="AWS region, for example eu-central-1"
+    )
     endpoint_url: str | None = Field(
         default=None,
-        description="Another address for DynamoDB and Kinesis, such as that of the embedded AWS",
+        description="Endpoint for DynamoDB and Kinesis, for example that of the embedded AWS",
     )
     profile_name: str | None = Field(default=None, description="A profile of ~/.aws/config")
     aws_access_key_id: str | None = Field(default=None, description="Give both keys or none")
@@ -35,7 +37,7 @@ class AwsResource(dg.ConfigurableResource[Any]):
     )
 
     def session_options(self) -> SessionOptions:
-        """The same as a value."""
+        """The fields as a value."""
         return SessionOptions(
             region_name=self.region_name,
             profile_name=self.profile_name,
@@ -48,8 +50,8 @@ class AwsResource(dg.ConfigurableResource[Any]):
     def clients(self, settings: ConsumerSettings) -> AwsClients:
         """The boto3 clients for an application.
 
-        Dagster makes a resource anew for every tick, so they are kept by the process, one set per
-        configuration.
+        Dagster creates a new resource object for every tick. The process therefore caches the
+        clients, one set per configuration.
         """
         options = self.session_options()
         return _CLIENTS.get(settings, options, lambda: AwsClients(settings, options))

@@ -1,4 +1,4 @@
-"""The Spark session as a Dagster resource."""
+"""Configure the Spark session as a Dagster resource."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -10,21 +10,24 @@ if TYPE_CHECKING:
 
 
 class SparkResource(dg.ConfigurableResource[Any]):
-    """A session that is made when first asked for, five seconds that runs without Spark do not pay,
-    and shared by the process.
+    """Name and properties of the Spark session.
+
+    The session is created at its first use and shared by the process. Creation takes about five
+    seconds, so that runs without Spark do not create it.
     """
 
-    app_name: str = Field(description="The name that Spark shows")
+    app_name: str = Field(description="Application name in Spark's UI")
     spark_config: dict[str, str] = Field(
-        default_factory=dict, description="Spark properties; they win over the package's own"
+        default_factory=dict, description="Spark properties; they override those of this package"
     )
 
     def session(self) -> "SparkSession":
-        """The session of this process.
+        """Return the session of this process.
 
-        Raises `errors.SettingsError` when there is no usable Java.
+        Raises:
+            errors.SettingsError: No usable Java was found.
         """
-        # pyspark is loaded only where it is used
+        # Loaded here, because most runs do not need pyspark.
         from kcl_pipeline.spark.session import build_session  # noqa: PLC0415
 
         return build_session(self.app_name, self.spark_config)

@@ -1,4 +1,4 @@
-"""The three tables of an application as Dagster resources."""
+"""Configure the three tables of an application as Dagster resources."""
 
 from typing import Any, Self
 
@@ -13,25 +13,25 @@ from kcl_pipeline.resources.aws import AwsResource
 
 
 class ApplicationResource(dg.ConfigurableResource[Any]):
-    """What the three have in common: the application they belong to."""
+    """Fields that the three tables share: the application that they belong to."""
 
     aws: dg.ResourceDependency[AwsResource]
     application_name: str = Field(
-        description="The KCL application name; tables are named after it unless a setting "
-        "says otherwise"
+        description="The KCL application name. The tables are named after it, unless a setting "
+        "names them"
     )
     streams: list[str] = Field(
         description="Names or ARNs of the streams that the application reads"
     )
     overrides: dict[str, Any] = Field(
         default_factory=dict,
-        description="Settings that are not at their default, by section, such as "
+        description="Settings that differ from their default, by section, for example "
         '{"lease_table": {"table_name": "orders-leases"}}',
     )
 
     @classmethod
     def of(cls, settings: ConsumerSettings, aws: AwsResource) -> Self:
-        """The resource for an application with these settings."""
+        """Build the resource for an application with these settings."""
         overrides = settings.model_dump(
             mode="json", exclude_defaults=True, exclude={"application_name", "streams"}
         )
@@ -43,7 +43,11 @@ class ApplicationResource(dg.ConfigurableResource[Any]):
         )
 
     def settings(self) -> ConsumerSettings:
-        """All settings of the application. Raises `pydantic.ValidationError` for wrong ones."""
+        """All settings of the application.
+
+        Raises:
+            pydantic.ValidationError: A setting is invalid.
+        """
         return ConsumerSettings.model_validate(
             {
                 **self.overrides,
@@ -61,7 +65,7 @@ class LeaseTableResource(ApplicationResource):
     """The lease table: one row per shard, with its owner and checkpoint."""
 
     def table(self) -> LeaseTable:
-        """The table as an object; nothing is read or created by this call."""
+        """Return the table object, without a call to AWS."""
         return self._tables().lease
 
 
@@ -69,7 +73,7 @@ class WorkerMetricsTableResource(ApplicationResource):
     """The worker-metrics table: one row per worker, with its recent CPU averages."""
 
     def table(self) -> WorkerMetricsTable:
-        """The table as an object; nothing is read or created by this call."""
+        """Return the table object, without a call to AWS."""
         return self._tables().workers
 
 
@@ -77,5 +81,5 @@ class CoordinatorStateTableResource(ApplicationResource):
     """The coordinator-state table: the leader's lock and the client version."""
 
     def table(self) -> CoordinatorStateTable:
-        """The table as an object; nothing is read or created by this call."""
+        """Return the table object, without a call to AWS."""
         return self._tables().coordinator

@@ -9,7 +9,7 @@ import dagster as dg
 from kcl_pipeline.assets import health
 from kcl_pipeline.assets.contract import DagsterOptions
 from kcl_pipeline.assets.names import Names, stream_key
-from kcl_pipeline.assets.run_metadata import MOST_ROWS, lag_text, table_of
+from kcl_pipeline.assets.run_metadata import MAX_ROWS, lag_text, table_of
 from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.leases.lease import BadRow, Lease
 from kcl_pipeline.leases.tables import WorkerMetrics
@@ -159,7 +159,7 @@ def lease_table_metadata(view: FleetView) -> dict[str, Any]:
             [{"worker": worker, "leases": count} for worker, count in sorted(counts.items())]
         ),
     }
-    if len(view.leases) <= MOST_ROWS:
+    if len(view.leases) <= MAX_ROWS:
         metadata["rows"] = table_of(_lease_rows(view.leases))
     else:
         metadata["rows"] = dg.MetadataValue.text(

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kcl_pipeline.assets import health
-from kcl_pipeline.assets.checks import living_workers, watch_leases
+from kcl_pipeline.assets.checks import find_unrenewed_leases, observe_live_workers
 from kcl_pipeline.leases.worker_status import PausedLease, WorkerStatus
 from kcl_pipeline.position import SHARD_END
 from tests.support.dagster_fakes import FakeLeaseTable, FakeWorkerTable, ManualClock, leases, worker
@@ -87,7 +87,7 @@ def test_lag(millis, passed):
 
 
 def test_the_age_of_a_lag_is_shown():
-    assert "1.5 s behind the tip of the stream, reported 41 s ago" in (
+    assert "1.5 s behind the end of the stream, reported 41 s ago" in (
         health.lag(1_500, 60, age_seconds=41.2).description
     )
     assert "s ago" not in health.lag(None, 60, age_seconds=41.2).description
@@ -131,7 +131,7 @@ def test_the_button_sees_who_is_renewed_by_looking_again():
         ]
 
     clock.on_sleep = world
-    waits = watch_leases(table, 10.0, clock)
+    waits = find_unrenewed_leases(table, 10.0, clock)
     assert set(waits) == {rows[1].lease_key, rows[2].lease_key}
     assert min(waits.values()) >= 10
     assert not health.stuck(waits, 5.0).passed
@@ -143,7 +143,7 @@ def test_a_healthy_table_is_not_looked_at_for_longer_than_needed():
     clock.on_sleep = lambda: setattr(
         table, "leases", [le.with_(counter=le.counter + 1) for le in table.leases]
     )
-    assert watch_leases(table, 10.0, clock) == {}
+    assert find_unrenewed_leases(table, 10.0, clock) == {}
     assert clock.now == 1.0
 
 
@@ -151,4 +151,4 @@ def test_only_workers_whose_row_moves_are_living():
     table = FakeWorkerTable([worker("a"), worker("dead")])
     clock = ManualClock(0.0)
     clock.on_sleep = lambda: table.beat("a")
-    assert [w.worker_id for w in living_workers(table, 20.0, clock)] == ["a"]
+    assert [w.worker_id for w in observe_live_workers(table, 20.0, clock)] == ["a"]

@@ -23,7 +23,7 @@ from kcl_pipeline.clock import SystemClock
 from kcl_pipeline.definitions import build_definitions
 from kcl_pipeline.errors import SinkError
 from kcl_pipeline.events import AwsTrouble, BatchCommitted, LeaseGained
-from kcl_pipeline.ops.consume import RunEvents, orphan_guard
+from kcl_pipeline.ops.consume import RunEvents, stop_when_orphaned
 from kcl_pipeline.worker.summary import StopReason, WorkerProgress, WorkerSummary
 from tests.support.dagster_fakes import FakePipeline, drained, resources
 
@@ -301,11 +301,11 @@ def test_a_report_that_does_not_reach_dagster_does_not_stop_the_worker(instance,
 ORPHAN = """
 import multiprocessing, os, sys, time
 from kcl_pipeline.clock import SystemClock
-from kcl_pipeline.ops.consume import orphan_guard
+from kcl_pipeline.ops.consume import stop_when_orphaned
 
 def step(path):
     stop = SystemClock().signal()
-    with orphan_guard(stop, SystemClock(), enabled=True):
+    with stop_when_orphaned(stop, SystemClock(), enabled=True):
         open(path + ".ready", "w").close()
         stopped = stop.wait(30)
     with open(path, "w") as out:
@@ -344,7 +344,7 @@ def test_a_step_whose_run_was_killed_stops(tmp_path):
 
 def test_the_guard_ends_with_its_block():
     before = threading.active_count()
-    with orphan_guard(SystemClock().signal(), SystemClock(), enabled=True):
+    with stop_when_orphaned(SystemClock().signal(), SystemClock(), enabled=True):
         pass
     assert threading.active_count() == before
 
