@@ -1,6 +1,4 @@
-"""In which form GetRecords is asked for: by the size of the stream's answers and records, or as the
-settings say.
-"""
+"""Body format of GetRecords: by the size of responses and records, or by the settings."""
 
 from __future__ import annotations
 
@@ -22,7 +20,7 @@ from tests.support.local_aws import ZERO, client
 
 
 class Asked:
-    """What a client sent and got, by content type."""
+    """Content types of the requests and responses of a client."""
 
     def __init__(self, aws: EmbeddedAws, body_format: str) -> None:
         made = client(aws)
@@ -61,7 +59,7 @@ def aws() -> Iterator[EmbeddedAws]:
         yield running
 
 
-def test_auto_asks_for_cbor_once_the_records_are_known_to_be_large(aws: EmbeddedAws) -> None:
+def test_auto_requests_cbor_once_the_records_are_known_to_be_large(aws: EmbeddedAws) -> None:
     asked = Asked(aws, "auto")
     for name, kinds in (
         ("small", ["json", "json"]),
@@ -80,7 +78,7 @@ def fill(aws: EmbeddedAws, stream: str) -> None:
         aws.kinesis.put(stream, [(f"k{i}", bytes([i % 251]) * (900 + i)) for i in range(300)])
 
 
-def test_auto_asks_for_cbor_while_answers_are_long(aws: EmbeddedAws) -> None:
+def test_auto_requests_cbor_while_responses_are_long(aws: EmbeddedAws) -> None:
     fill(aws, "long")
     asked = Asked(aws, "auto")
     assert asked.read("long") == asked.read("long")
@@ -90,7 +88,7 @@ def test_auto_asks_for_cbor_while_answers_are_long(aws: EmbeddedAws) -> None:
     assert asked.types == ["json", "cbor", "json", "json"], "each stream has its own"
 
 
-def test_auto_gives_up_cbor_where_it_is_never_answered() -> None:
+def test_auto_stops_requesting_cbor_if_no_response_is_cbor() -> None:
     def json_only(_service: str, operation: str, body: bytes) -> Fault | None:
         return (
             Fault("throttle", "SerializationException")
@@ -131,7 +129,7 @@ def test_a_setting_is_kept_to(aws: EmbeddedAws, body_format: str) -> None:
     assert asked.types == [body_format] * 4
 
 
-def test_a_long_answer_is_read_without_a_parser_and_equal_in_both_forms(
+def test_a_long_response_is_read_without_a_parser_and_equal_in_both_forms(
     aws: EmbeddedAws, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fill(aws, "long")

@@ -1,5 +1,6 @@
-"""The boto3 twin of `KinesisClient` against the embedded AWS: what it sends, what it makes of
-refusals, and that it reads like the in-memory twin.
+"""The boto3 implementation of `KinesisClient` against the embedded AWS.
+
+Its requests, its handling of errors, and that it reads the same as the in-memory implementation.
 """
 
 from __future__ import annotations
@@ -98,14 +99,14 @@ def iterator_of(side: Side, stream: StreamId) -> str:
 
 
 @pytest.mark.parametrize("body_format", ["json", "cbor"])
-def test_reads_what_the_in_memory_twin_reads(side: Side, body_format: str) -> None:
+def test_reads_the_same_as_the_in_memory_client(side: Side, body_format: str) -> None:
     stream = side.stream("orders", records=5)
     ours = side.adapter(body_format=body_format).get_records(
         stream, SHARD, iterator_of(side, stream), 3
     )
-    twin = InMemoryKinesis(side.aws.kinesis)
-    theirs = twin.get_records(
-        stream, SHARD, twin.get_shard_iterator(stream, SHARD, "TRIM_HORIZON"), 3
+    memory = InMemoryKinesis(side.aws.kinesis)
+    theirs = memory.get_records(
+        stream, SHARD, memory.get_shard_iterator(stream, SHARD, "TRIM_HORIZON"), 3
     )
     assert ours.records.schema == RECORD_SCHEMA
     assert ours.records.drop_columns(["encryption_type"]) == theirs.records.drop_columns(
@@ -280,7 +281,7 @@ def test_denied_calls_name_the_permission(side: Side) -> None:
 
 
 def test_latest_is_made_again_by_the_clock_of_the_service(side: Side) -> None:
-    """The clock of this host is decades away. Nothing old comes again, and nothing is left out."""
+    """The clock of this host is wrong by decades. No record is repeated or skipped."""
     stream = side.stream("orders", records=1)
     advance = side.aws.clock.advance  # type: ignore[attr-defined]
     advance(3)
@@ -298,15 +299,15 @@ def test_latest_is_made_again_by_the_clock_of_the_service(side: Side) -> None:
 
 
 def test_the_time_of_latest_is_before_the_request_was_sent(side: Side) -> None:
-    """The service may have found the place as soon as it was asked, and it rounds its time down."""
+    """The service may determine the position at the start of the request; it rounds times down."""
     stream = side.stream("orders")
     inner = side.client.get_shard_iterator
     waited = 7.0
 
     def slow(**request):
-        answer = inner(**request)
+        response = inner(**request)
         side.clock.advance(waited)
-        return answer
+        return response
 
     before = side.aws.clock.wall()
     with pytest.MonkeyPatch.context() as patch:
@@ -317,14 +318,14 @@ def test_the_time_of_latest_is_before_the_request_was_sent(side: Side) -> None:
 
 
 @pytest.mark.parametrize("date", [None, "yesterday"])
-def test_an_answer_without_a_time(side: Side, date: str | None) -> None:
+def test_a_response_without_a_time(side: Side, date: str | None) -> None:
     stream = side.stream("orders")
     inner = side.client.get_shard_iterator
 
     def undated(**request):
-        answer = inner(**request)
-        answer["ResponseMetadata"]["HTTPHeaders"] = {} if date is None else {"date": date}
-        return answer
+        response = inner(**request)
+        response["ResponseMetadata"]["HTTPHeaders"] = {} if date is None else {"date": date}
+        return response
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(side.client, "get_shard_iterator", undated)
@@ -410,7 +411,7 @@ def test_opened_from_the_applications_settings(aws: EmbeddedAws, side: Side) -> 
 
 
 class Halting(socketserver.BaseRequestHandler):
-    """Promises a thousand bytes, sends a few, and then goes silent or away."""
+    """Announce a thousand bytes, send a few, then stop sending or close the connection."""
 
     def handle(self) -> None:
         received = b""
@@ -425,7 +426,7 @@ class Halting(socketserver.BaseRequestHandler):
 
 
 @pytest.mark.parametrize("silent", [True, False])
-def test_an_answer_that_stops_in_the_middle_is_unavailable(silent: bool) -> None:
+def test_a_response_that_stops_in_the_middle_is_unavailable(silent: bool) -> None:
     with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Halting) as server:
         server.silent, server.over = silent, threading.Event()  # type: ignore[attr-defined]
         thread = threading.Thread(target=server.serve_forever)

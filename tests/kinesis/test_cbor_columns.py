@@ -1,6 +1,4 @@
-"""Reading a CBOR body by the places where its records begin gives what a CBOR parser gives, or
-nothing.
-"""
+"""Parsing a CBOR body by offsets gives the result of a CBOR parser, or nothing."""
 
 from __future__ import annotations
 
@@ -26,14 +24,14 @@ FIELDS = ("SequenceNumber", "Data", "PartitionKey", "ApproximateArrivalTimestamp
 
 @pytest.fixture(autouse=True)
 def small_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Bodies of any size are read this way, in pieces of a few bytes."""
+    """Parse bodies of any size by offsets, in pieces of a few bytes."""
     monkeypatch.setattr(cbor_columns, "MIN_BYTES", 0)
     monkeypatch.setattr(columns, "PIECE_BYTES", 64)
 
 
 @dataclass(frozen=True)
 class Style:
-    """The ways in which the same can be written."""
+    """The encodings of the same body."""
 
     endless_maps: bool = False
     endless_list: bool = False
@@ -153,7 +151,7 @@ def test_lengths_in_every_form(style: Style) -> None:
 
 @pytest.mark.parametrize("style", STYLES)
 def test_data_that_looks_like_records(style: Style) -> None:
-    """Found out by the lengths; then a parser is asked, and reads what is there."""
+    """The lengths reveal it; then a parser reads the body."""
     hidden = style.record(values(5, b"hidden"))
     for data in (hidden, hidden * 3, hidden[:20], b"\x67Records" + hidden):
         records = [style.record(values(i, data if i else b"plain")) for i in range(3)]

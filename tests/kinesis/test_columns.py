@@ -1,6 +1,4 @@
-"""Reading a body by the places of its colons, or of its quotes, gives what a JSON parser gives, or
-nothing.
-"""
+"""Parsing a JSON body by offsets gives the result of a JSON parser, or nothing."""
 
 from __future__ import annotations
 
@@ -25,7 +23,7 @@ FIELDS = ("SequenceNumber", "Data", "PartitionKey", "ApproximateArrivalTimestamp
 
 @pytest.fixture(autouse=True)
 def small_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Bodies of any size are read this way, in pieces of a few bytes."""
+    """Parse bodies of any size by offsets, in pieces of a few bytes."""
     monkeypatch.setattr(columns, "MIN_BYTES", 0)
     monkeypatch.setattr(columns, "PIECE_BYTES", 64)
 
@@ -48,8 +46,8 @@ def body_of(
 ) -> bytes:
     """Compact JSON, the records last or first."""
     rest = {"NextShardIterator": 'it"er'[:2], "MillisBehindLatest": 7} | more
-    answer = {"Records": records} | rest if first else rest | {"Records": records}
-    return json.dumps(answer, separators=(",", ":"), ensure_ascii=ascii_only).encode()
+    response = {"Records": records} | rest if first else rest | {"Records": records}
+    return json.dumps(response, separators=(",", ":"), ensure_ascii=ascii_only).encode()
 
 
 def by_parser(body: bytes) -> RecordsPage:

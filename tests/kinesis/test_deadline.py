@@ -1,4 +1,4 @@
-"""A response whose body never ends holds its thread for a bounded time."""
+"""A response whose body never ends blocks its thread for a bounded time."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ HEAD = (
 
 @pytest.fixture
 def endpoint() -> Iterator[str]:
-    """A server that sends a byte of its response every 20 ms, for ever."""
+    """A server that sends a byte of its response every 20 ms, without end."""
     stop = threading.Event()
     with socket.create_server(("127.0.0.1", 0)) as listener:
 

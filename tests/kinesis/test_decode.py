@@ -1,6 +1,4 @@
-"""GetRecords bodies, JSON and CBOR, against what botocore's parser makes of them, and against
-bodies that are cut or wrong.
-"""
+"""Decoding of GetRecords bodies, compared with botocore's parser, and of invalid bodies."""
 
 from __future__ import annotations
 
@@ -135,7 +133,7 @@ def test_agrees_with_botocore(records) -> None:
 @pytest.mark.parametrize(
     ("encode", "kind"), [(as_json, JSON_CONTENT_TYPE), (as_cbor, CBOR_CONTENT_TYPE)]
 )
-def test_tail_of_the_answer(encode, kind: str) -> None:
+def test_tail_of_the_response(encode, kind: str) -> None:
     page = decode_page(
         encode([], NextShardIterator=None, MillisBehindLatest=7, ChildShards=CHILDREN),
         kind,
@@ -214,7 +212,7 @@ ONE = [
         (cbor2.dumps({"Records": [ONE[0] | {"SequenceNumber": 5}]}), CBOR_CONTENT_TYPE),
     ],
 )
-def test_what_is_not_an_answer_is_unavailable(body: bytes, kind: str) -> None:
+def test_a_body_that_is_not_a_response_is_unavailable(body: bytes, kind: str) -> None:
     with pytest.raises(UnavailableError, match="cannot be read") as caught:
         decode_page(body, kind, "orders", SHARD)
     assert (caught.value.code, caught.value.operation) == ("BrokenBody", "GetRecords")

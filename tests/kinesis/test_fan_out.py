@@ -1,6 +1,4 @@
-"""Enhanced fan-out against the embedded AWS: the same records as polling, whatever ends a
-subscription.
-"""
+"""Enhanced fan-out reads the same records as polling, after every end of a subscription."""
 
 from __future__ import annotations
 
@@ -20,7 +18,7 @@ from kcl_pipeline.testing.clock import ShiftedClock
 from kcl_pipeline.testing.kinesis import subscriptions as kinesis_subscriptions
 from kcl_pipeline.testing.kinesis.state import KinesisSettings
 from tests.support.fan_out_world import (
-    House,
+    FanOutWorld,
     break_connections,
     close,
     data_of,
@@ -36,18 +34,18 @@ from tests.support.local_aws import ZERO
 
 
 def test_records_come_in_order_and_equal_to_polling(aws: EmbeddedAws) -> None:
-    house = House(aws).prepared()
+    world = FanOutWorld(aws).prepared()
     put(aws, b"a", aggregate_of([("k", None, b"b"), ("k", None, b"c")]), b"d")
-    reader = house.reader()
+    reader = world.reader()
     chunks = take(reader, 4)
     polled = ShardReader(
-        house.kinesis,
-        house.stream,
+        world.kinesis,
+        world.stream,
         ZERO,
         ZERO,
         TRIM_HORIZON,
         None,
-        house.settings.retrieval,
+        world.settings.retrieval,
         SystemClock(),
     ).read()
     assert polled is not None
@@ -68,14 +66,14 @@ def test_records_come_in_order_and_equal_to_polling(aws: EmbeddedAws) -> None:
 def test_reading_begins_where_polling_would(aws: EmbeddedAws) -> None:
     put(aws, b"old")
     numbers = put(aws, b"a", aggregate_of([("k", None, b"b"), ("k", None, b"c")]), b"d")
-    house = House(aws).prepared()
-    inside = house.reader(Position(numbers[1], 0))
+    world = FanOutWorld(aws).prepared()
+    inside = world.reader(Position(numbers[1], 0))
     first = take(inside, 2)
     assert data_of(first) == [b"c", b"d"]
     assert first[0].after == Position(numbers[1], 0)
     close(inside)
     end_subscriptions(aws, 6)
-    after_last = house.reader(Position(numbers[2]))
+    after_last = world.reader(Position(numbers[2]))
     assert after_last.read() is None
     wait_for(
         lambda: after_last.read() is None and after_last.millis_behind_latest == 0,
@@ -87,14 +85,12 @@ def test_reading_begins_where_polling_would(aws: EmbeddedAws) -> None:
 
 
 def test_latest_is_subscribed_to_once(aws: EmbeddedAws) -> None:
-    """A subscription at LATEST that breaks before its first event must not be made again at a later
-    LATEST.
-    """
-    house = House(aws).prepared()
+    """A subscription at LATEST that fails before its first event is not repeated at LATEST."""
+    world = FanOutWorld(aws).prepared()
     put(aws, b"old")
-    end_subscriptions(aws, 3)  # the service tells its time in whole seconds
-    house.stall_clock.advance(1)
-    reader = house.reader(LATEST)
+    end_subscriptions(aws, 3)  # the time of the service has whole seconds
+    world.stall_clock.advance(1)
+    reader = world.reader(LATEST)
     assert reader.read() is None
     shard = reader._kinesis
     shard._drop()
@@ -117,15 +113,15 @@ def test_at_timestamp(aws: EmbeddedAws) -> None:
             initial_position_in_stream="AT_TIMESTAMP", initial_timestamp=moment
         ),
     )
-    reader = House(aws, chosen).prepared().reader(AT_TIMESTAMP)
+    reader = FanOutWorld(aws, chosen).prepared().reader(AT_TIMESTAMP)
     assert data_of(take(reader, 1)) == [b"after"]
     close(reader)
 
 
 def test_five_minutes_are_over_and_nothing_is_missed_or_repeated(aws: EmbeddedAws) -> None:
-    house = House(aws).prepared()
+    world = FanOutWorld(aws).prepared()
     put(aws, b"0")
-    reader = house.reader()
+    reader = world.reader()
     got = data_of(take(reader, 1))
     for number in range(1, 6):
         end_subscriptions(aws)
@@ -139,8 +135,8 @@ def test_renewals_of_short_subscriptions_while_records_flow() -> None:
     lifetime = KinesisSettings(subscription_lifetime_millis=300)
     with EmbeddedAws(clock=ShiftedClock(), settings=lifetime) as aws:
         aws.kinesis.create_stream("orders")
-        house = House(aws).prepared()
-        reader = house.reader()
+        world = FanOutWorld(aws).prepared()
+        reader = world.reader()
         sent = [str(n).encode() for n in range(40)]
         got: list[bytes] = []
         for value in sent:
@@ -153,12 +149,12 @@ def test_renewals_of_short_subscriptions_while_records_flow() -> None:
 
 @pytest.mark.parametrize("kind", ["throttle", "error500", "drop_before", "drop_after"])
 def test_a_subscription_that_cannot_be_made_is_made_later(aws: EmbeddedAws, kind: Any) -> None:
-    house = House(aws).prepared()
+    world = FanOutWorld(aws).prepared()
     put(aws, b"a")
     aws.fault_rules.replace(
         [FaultRule(service="kinesis", operation="SubscribeToShard", kind=kind, count=2)]
     )
-    reader = house.reader()
+    reader = world.reader()
     for _ in range(2):
         with pytest.raises(ThrottledError if kind == "throttle" else UnavailableError):
             reader.read()
@@ -168,8 +164,8 @@ def test_a_subscription_that_cannot_be_made_is_made_later(aws: EmbeddedAws, kind
 
 
 def test_a_dropped_connection_goes_on_after_the_last_record_given_out(aws: EmbeddedAws) -> None:
-    house = House(aws).prepared()
-    reader = house.reader()
+    world = FanOutWorld(aws).prepared()
+    reader = world.reader()
     put(aws, b"a")
     got = data_of(take(reader, 1))
     for number in range(3):
@@ -185,20 +181,20 @@ def test_a_dropped_connection_goes_on_after_the_last_record_given_out(aws: Embed
     close(reader)
 
 
-def test_a_silent_subscription_is_made_anew(
+def test_a_silent_subscription_is_renewed(
     aws: EmbeddedAws, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The connection stands and says nothing: only the watchdog can tell."""
-    house = House(aws).prepared()
+    """The connection is open but silent, which only the watchdog detects."""
+    world = FanOutWorld(aws).prepared()
     put(aws, b"a")
-    reader = house.reader()
+    reader = world.reader()
     assert data_of(take(reader, 1)) == [b"a"]
     real = kinesis_subscriptions.next_event
     monkeypatch.setattr(kinesis_subscriptions, "next_event", lambda *_: None)
     put(aws, b"b")
-    house.stall_clock.advance(19)
+    world.stall_clock.advance(19)
     wait_for(lambda: reader.read() is None, "not stalled yet")
-    house.stall_clock.advance(3)
+    world.stall_clock.advance(3)
     with pytest.raises(UnavailableError, match="silent for 2"):
         reader.read()
     monkeypatch.setattr(kinesis_subscriptions, "next_event", real)
@@ -208,9 +204,9 @@ def test_a_silent_subscription_is_made_anew(
 
 
 def test_the_end_of_a_shard_names_its_children(aws: EmbeddedAws) -> None:
-    house = House(aws).prepared()
+    world = FanOutWorld(aws).prepared()
     put(aws, b"a")
-    reader = house.reader()
+    reader = world.reader()
     chunks = take(reader, 1)
     aws.kinesis.split("orders", ZERO)
     chunks += take(reader, 100)
@@ -226,25 +222,25 @@ def test_the_end_of_a_shard_names_its_children(aws: EmbeddedAws) -> None:
 def test_a_consumer_that_is_gone_is_registered_again_and_the_shard_has_not_ended(
     aws: EmbeddedAws,
 ) -> None:
-    house = House(aws).prepared()
+    world = FanOutWorld(aws).prepared()
     put(aws, b"a")
-    reader = house.reader()
+    reader = world.reader()
     assert data_of(take(reader, 1)) == [b"a"]
     aws.kinesis.call(
-        "DeregisterStreamConsumer", StreamARN=house.stream.arn, ConsumerName="orders-app"
+        "DeregisterStreamConsumer", StreamARN=world.stream.arn, ConsumerName="orders-app"
     )
-    with pytest.raises(UnavailableError, match="consumer of orders is gone"):
+    with pytest.raises(UnavailableError, match="consumer of orders does not exist"):
         read_until_it_raises(reader, [])
     put(aws, b"b")
     end_subscriptions(aws, 6)
     assert data_of(take(reader, 1, tolerate=(ThrottledError, UnavailableError))) == [b"b"]
-    assert house.consumers() == ["orders-app"]
+    assert world.consumers() == ["orders-app"]
     close(reader)
 
 
 def test_a_shard_of_a_deleted_stream_has_not_ended(aws: EmbeddedAws) -> None:
-    house = House(aws).prepared()
-    reader = house.reader()
+    world = FanOutWorld(aws).prepared()
+    reader = world.reader()
     assert reader.read() is None
     aws.kinesis.call("DeleteStream", StreamName="orders", EnforceConsumerDeletion=True)
     with pytest.raises(NotFoundError):

@@ -1,4 +1,4 @@
-"""Enhanced fan-out beside others: takeovers, reshards, retrieval modes, a whole worker."""
+"""Enhanced fan-out in a worker: takeovers, reshards and retrieval modes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from kcl_pipeline.pipeline import KinesisPipeline
 from kcl_pipeline.position import TRIM_HORIZON, Position
 from tests.support.fan_out_world import (
     DEADLINE_SECONDS,
-    House,
+    FanOutWorld,
     break_connections,
     close,
     data_of,
@@ -49,11 +49,11 @@ from tests.support.local_aws import ZERO
 
 
 def test_a_second_owner_takes_the_shard_over(aws: EmbeddedAws) -> None:
-    house = House(aws).prepared()
+    world = FanOutWorld(aws).prepared()
     put(aws, b"a")
-    old = house.reader()
+    old = world.reader()
     assert data_of(take(old, 1)) == [b"a"]
-    new = house.reader()
+    new = world.reader()
     with pytest.raises(ThrottledError, match="ResourceInUse"):
         new.read()
     end_subscriptions(aws, 6)
@@ -64,29 +64,28 @@ def test_a_second_owner_takes_the_shard_over(aws: EmbeddedAws) -> None:
 
 
 def test_the_buffer_of_a_subscription_with_a_thread_is_bounded(aws: EmbeddedAws) -> None:
-    house = House(aws, settings(fan_out_http="1.1")).prepared()
-    reader = house.reader()
+    world = FanOutWorld(aws, settings(fan_out_http="1.1")).prepared()
+    reader = world.reader()
     assert reader.read() is None
     for _ in range(12):
         put(aws, b"x" * 1_000_000)
     subscription = reader._kinesis._subscription
-    wait_for(lambda: subscription._room is not None, "an event waits for room")
+    wait_for(lambda: subscription._capacity is not None, "an event waits for capacity")
     assert len(subscription._pages) == 4
     assert subscription.silent_seconds() == 0
-    house.stall_clock.advance(3600)
+    world.stall_clock.advance(3600)
     assert len(data_of(take(reader, 12))) == 12
     close(reader)
 
 
-# -- in the worker's prefetcher
-# ----------------------------------------------------------------------------
+# In the prefetcher of the worker
 
 
 def test_all_records_across_a_reshard_with_breaking_connections(aws: EmbeddedAws) -> None:
-    house = House(aws).prepared()
+    world = FanOutWorld(aws).prepared()
     rng = random.Random(7)
-    prefetcher = Prefetcher(house.settings.retrieval, SystemClock(), rng, house.events.append)
-    prefetcher.add(house.reader())
+    prefetcher = Prefetcher(world.settings.retrieval, SystemClock(), rng, world.events.append)
+    prefetcher.add(world.reader())
     sent: dict[str, list[bytes]] = {}
     got: dict[str, list[bytes]] = {}
     through: dict[str, Position] = {}
@@ -94,7 +93,7 @@ def test_all_records_across_a_reshard_with_breaking_connections(aws: EmbeddedAws
     deadline = time.monotonic() + 2 * DEADLINE_SECONDS
     turn = 0
     while turn < 60 or sum(map(len, got.values())) < sum(map(len, sent.values())):
-        assert time.monotonic() < deadline, (sent, got, house.events)
+        assert time.monotonic() < deadline, (sent, got, world.events)
         if turn < 60:
             key = str(rng.random())
             value = b"%d" % turn
@@ -112,7 +111,7 @@ def test_all_records_across_a_reshard_with_breaking_connections(aws: EmbeddedAws
             through[chunk.lease_key] = chunk.through
             got.setdefault("all", []).extend(chunk.records.column("data").to_pylist())
             for child in chunk.shard_end or ():
-                prefetcher.add(house.reader(shard_id=child.shard_id))
+                prefetcher.add(world.reader(shard_id=child.shard_id))
             if chunk.shard_end is not None:
                 ended.add(chunk.lease_key)
     assert sorted(got["all"]) == sorted(sent["all"])
@@ -122,11 +121,11 @@ def test_all_records_across_a_reshard_with_breaking_connections(aws: EmbeddedAws
 
 
 def test_a_lost_lease_closes_its_subscription_at_once(aws: EmbeddedAws) -> None:
-    house = House(aws).prepared()
+    world = FanOutWorld(aws).prepared()
     prefetcher = Prefetcher(
-        house.settings.retrieval, SystemClock(), random.Random(1), house.events.append
+        world.settings.retrieval, SystemClock(), random.Random(1), world.events.append
     )
-    reader = house.reader()
+    reader = world.reader()
     prefetcher.add(reader)
     put(aws, b"a")
     wait_for(
@@ -143,15 +142,15 @@ def test_a_lost_lease_closes_its_subscription_at_once(aws: EmbeddedAws) -> None:
 
 
 def test_a_shard_is_not_at_its_tip_before_its_first_event(aws: EmbeddedAws) -> None:
-    house = House(aws).prepared()
+    world = FanOutWorld(aws).prepared()
     prefetcher = Prefetcher(
-        house.settings.retrieval, SystemClock(), random.Random(1), house.events.append
+        world.settings.retrieval, SystemClock(), random.Random(1), world.events.append
     )
     put(aws, b"a")
     aws.fault_rules.replace(
         [FaultRule(service="kinesis", operation="SubscribeToShard", kind="throttle", count=1)]
     )
-    reader = house.reader()
+    reader = world.reader()
     prefetcher.add(reader)
     seen = []
     deadline = time.monotonic() + DEADLINE_SECONDS
@@ -163,19 +162,18 @@ def test_a_shard_is_not_at_its_tip_before_its_first_event(aws: EmbeddedAws) -> N
     prefetcher.remove(ZERO)
 
 
-# -- which way a shard is read
-# ----------------------------------------------------------------------------
+# Choice between polling and subscription
 
 
 def test_modes(aws: EmbeddedAws) -> None:
-    polling = House(aws, settings("polling")).prepared()
+    polling = FanOutWorld(aws, settings("polling")).prepared()
     assert type(polling.reader()) is ShardReader
     assert polling.consumers() == []
-    few = House(aws, settings("auto", fan_out_max_shards=2)).prepared()
+    few = FanOutWorld(aws, settings("auto", fan_out_max_shards=2)).prepared()
     assert isinstance(few.reader(held=2), FanOutReader)
     assert type(few.reader(held=3)) is ShardReader
     assert few.consumers() == ["orders-app"]
-    named = House(aws, settings("fan_out", consumer_name="mine")).prepared()
+    named = FanOutWorld(aws, settings("fan_out", consumer_name="mine")).prepared()
     assert isinstance(named.reader(held=500), FanOutReader)
     assert sorted(named.consumers()) == ["mine", "orders-app"]
 
@@ -184,11 +182,11 @@ def test_auto_polls_where_it_may_not_register(aws: EmbeddedAws) -> None:
     aws.fault_rules.replace(
         [FaultRule(service="kinesis", operation="RegisterStreamConsumer", kind="deny")]
     )
-    house = House(aws, settings("auto")).prepared()
-    assert type(house.reader()) is ShardReader
-    assert [type(e) for e in house.events] == [AwsTrouble]
+    world = FanOutWorld(aws, settings("auto")).prepared()
+    assert type(world.reader()) is ShardReader
+    assert [type(e) for e in world.events] == [AwsTrouble]
     with pytest.raises(AccessDeniedError, match="kinesis:RegisterStreamConsumer"):
-        House(aws).prepared()
+        FanOutWorld(aws).prepared()
 
 
 def test_a_given_consumer_is_used_as_it_is(aws: EmbeddedAws) -> None:
@@ -201,9 +199,9 @@ def test_a_given_consumer_is_used_as_it_is(aws: EmbeddedAws) -> None:
             for verb in ("Register", "Describe")
         ]
     )
-    house = House(aws, settings(consumer_arns={"orders": arn})).prepared()
+    world = FanOutWorld(aws, settings(consumer_arns={"orders": arn})).prepared()
     put(aws, b"a")
-    reader = house.reader()
+    reader = world.reader()
     assert data_of(take(reader, 1)) == [b"a"]
     close(reader)
 
@@ -213,24 +211,24 @@ def test_what_cannot_work_is_refused(aws: EmbeddedAws) -> None:
         RetrievalSettings(
             consumer_arns={"orders": "arn:aws:kinesis:us-east-1:123456789012:stream/orders"}
         )
-    house = House(aws)
+    world = FanOutWorld(aws)
     with pytest.raises(SettingsError, match="cannot subscribe"):
         Retrieval(
-            house.settings, house.kinesis, None, SystemClock(), house.events.append, spawn_thread
-        ).prepare([house.stream])
+            world.settings, world.kinesis, None, SystemClock(), world.events.append, spawn_thread
+        ).prepare([world.stream])
     aws.kinesis.call("DeleteStream", StreamName="orders")
     with pytest.raises(NotFoundError):
-        house.prepared()
+        world.prepared()
 
 
 def test_a_broken_event_is_delivered_again(
     aws: EmbeddedAws, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    house = House(aws).prepared()
+    world = FanOutWorld(aws).prepared()
     put(aws, b"a")
     real = codec.encode_event
     monkeypatch.setattr(codec, "encode_event", lambda *args: real(*args)[:-3])
-    reader = house.reader()
+    reader = world.reader()
     with pytest.raises(UnavailableError, match="cannot be read"):
         read_until_it_raises(reader, [])
     monkeypatch.setattr(codec, "encode_event", real)
@@ -242,7 +240,7 @@ def test_a_broken_event_is_delivered_again(
 def test_a_worker_drains_a_stream_by_fan_out_into_its_table(
     aws: EmbeddedAws, tmp_path: Path
 ) -> None:
-    """The whole way: consumer registered under the application's name, every record once in the
+    """From start to end: consumer registered under the application's name, every record once in the
     table, no subscription left behind.
     """
     aws.kinesis.call("CreateStream", StreamName="many", ShardCount=3)

@@ -1,6 +1,4 @@
-"""Reader and prefetcher together over the Kinesis model: whatever is thrown at them, each shard's
-records come once and in order.
-"""
+"""Reader and prefetcher under random faults read the records of each shard once and in order."""
 
 from __future__ import annotations
 
@@ -22,7 +20,7 @@ from tests.support.kpl_encoder import aggregate_of
 
 
 class Unreliable(InMemoryKinesis):
-    """Refuses, loses answers after the service has made them, and cuts answers short."""
+    """Refuses calls, loses responses after the call was applied, and truncates responses."""
 
     def __init__(self, model: KinesisModel, rng: random.Random) -> None:
         super().__init__(model)
@@ -36,7 +34,7 @@ class Unreliable(InMemoryKinesis):
     def get_records(self, stream, shard_id, iterator, limit) -> RecordsPage:
         self._maybe((ThrottledError("slow"), UnavailableError("gone"), ExpiredIteratorError("old")))
         page = super().get_records(stream, shard_id, iterator, self.rng.randint(1, 5))
-        self._maybe((UnavailableError("the answer was lost"), MemoryError("no room for it")))
+        self._maybe((UnavailableError("the response was lost"), MemoryError("no room for it")))
         return page
 
     def _maybe(self, errors: tuple[Exception, ...]) -> None:

@@ -1,6 +1,4 @@
-"""What is particular to fan-out over HTTP/2: shared connections, windows, TLS, and connections that
-die.
-"""
+"""Fan-out over HTTP/2: shared connections, windows, TLS, and connections that fail."""
 
 from __future__ import annotations
 
@@ -34,7 +32,7 @@ from kcl_pipeline.local.http2 import Http2Connection
 from kcl_pipeline.local.kinesis.event_stream import event
 from kcl_pipeline.local.messages import Request, Response
 from tests.support.fan_out_world import (
-    House,
+    FanOutWorld,
     break_connections,
     close,
     data_of,
@@ -52,24 +50,24 @@ LONG_MILLIS = 60_000
 
 @pytest.fixture
 def over() -> str:
-    """`aws` needs one; every house here says which way it means."""
+    """`aws` needs this fixture; every world here sets its HTTP version itself."""
     return "2"
 
 
-def house_of(aws: EmbeddedAws, shards: int = 1) -> House:
-    """A stream `orders` with so many shards, and who subscribes to them over HTTP/2."""
+def house_of(aws: EmbeddedAws, shards: int = 1) -> FanOutWorld:
+    """A stream `orders` with this many shards, and a world that subscribes over HTTP/2."""
     if shards > 1:
         aws.kinesis.call("DeleteStream", StreamName="orders", EnforceConsumerDeletion=True)
         aws.kinesis.call("CreateStream", StreamName="orders", ShardCount=shards)
-    return House(aws, settings(fan_out_http="2")).prepared()
+    return FanOutWorld(aws, settings(fan_out_http="2")).prepared()
 
 
-def shard_ids(house: House) -> list[str]:
-    return [shard.shard_id for shard in house.kinesis.list_shards(house.stream)]
+def shard_ids(world: FanOutWorld) -> list[str]:
+    return [shard.shard_id for shard in world.kinesis.list_shards(world.stream)]
 
 
-def put_everywhere(aws: EmbeddedAws, house: House, data: bytes) -> None:
-    for shard in house.kinesis.list_shards(house.stream):
+def put_everywhere(aws: EmbeddedAws, world: FanOutWorld, data: bytes) -> None:
+    for shard in world.kinesis.list_shards(world.stream):
         params = {
             "StreamName": "orders",
             "Data": data,
@@ -80,29 +78,29 @@ def put_everywhere(aws: EmbeddedAws, house: House, data: bytes) -> None:
 
 
 def test_subscriptions_share_connections_and_one_thread(aws: EmbeddedAws) -> None:
-    house = house_of(aws, MAX_STREAMS + 3)
+    world = house_of(aws, MAX_STREAMS + 3)
     before = threading.active_count()
-    readers = [house.reader(shard_id=shard_id) for shard_id in shard_ids(house)]
-    put_everywhere(aws, house, b"a")
+    readers = [world.reader(shard_id=shard_id) for shard_id in shard_ids(world)]
+    put_everywhere(aws, world, b"a")
     assert [data_of(take(reader, 1)) for reader in readers] == [[b"a"]] * len(readers)
-    connections = house.clients.http2_fan_out.connections
+    connections = world.clients.http2_fan_out.connections
     assert (connections.connections, connections.streams) == (2, MAX_STREAMS + 3)
     ours = [t.name for t in threading.enumerate() if not t.name.startswith("local-aws-")]
     assert ours.count("http2") == 1
     assert [name for name in ours if name.startswith("subscription-")] == []
     assert len(ours) <= before + 1
     close(*readers)
-    wait_for(lambda: connections.streams == 0, "closing a reader ends its answer")
+    wait_for(lambda: connections.streams == 0, "closing a reader ends its response")
     assert connections.connections == 2
 
 
 def test_a_dead_connection_ends_all_its_subscriptions_which_go_on(aws: EmbeddedAws) -> None:
-    house = house_of(aws, 4)
-    readers = [house.reader(shard_id=shard_id) for shard_id in shard_ids(house)]
-    put_everywhere(aws, house, b"a")
+    world = house_of(aws, 4)
+    readers = [world.reader(shard_id=shard_id) for shard_id in shard_ids(world)]
+    put_everywhere(aws, world, b"a")
     got = [data_of(take(reader, 1)) for reader in readers]
     break_connections(aws)
-    put_everywhere(aws, house, b"b")
+    put_everywhere(aws, world, b"b")
     for reader, data in zip(readers, got, strict=True):
         with pytest.raises(UnavailableError, match="broke off"):
             read_until_it_raises(reader, data)
@@ -110,18 +108,18 @@ def test_a_dead_connection_ends_all_its_subscriptions_which_go_on(aws: EmbeddedA
     for reader, data in zip(readers, got, strict=True):
         data.extend(data_of(take(reader, 1, tolerate=(ThrottledError,))))
     assert got == [[b"a", b"b"]] * 4
-    assert house.clients.http2_fan_out.connections.connections == 1
+    assert world.clients.http2_fan_out.connections.connections == 1
     close(*readers)
 
 
 def test_who_does_not_take_holds_up_nobody_else_and_little_memory(aws: EmbeddedAws) -> None:
-    house = house_of(aws, 2)
-    slow, quick = (house.reader(shard_id=shard_id) for shard_id in shard_ids(house))
+    world = house_of(aws, 2)
+    slow, quick = (world.reader(shard_id=shard_id) for shard_id in shard_ids(world))
     assert slow.read() is None
     got: list[bytes] = []
     sent = [b"%d" % n + b"x" * 1_000_000 for n in range(12)]
     for data in sent:
-        put_everywhere(aws, house, data)
+        put_everywhere(aws, world, data)
         got += data_of(take(quick, 1))
     assert got == sent
     exchange = slow._kinesis._subscription._exchange
@@ -132,12 +130,12 @@ def test_who_does_not_take_holds_up_nobody_else_and_little_memory(aws: EmbeddedA
 
 
 def test_closing_ends_everything(aws: EmbeddedAws) -> None:
-    house = house_of(aws)
-    reader = house.reader()
+    world = house_of(aws)
+    reader = world.reader()
     assert reader.read() is None
     http2_threads = [t for t in threading.enumerate() if t.name == "http2"]
     assert len(http2_threads) == 1
-    house.clients.close()
+    world.clients.close()
     http2_threads[0].join(10)
     assert not http2_threads[0].is_alive()
     with pytest.raises(UnavailableError):
@@ -153,20 +151,21 @@ def test_without_the_extra_one_sentence_says_what_to_install(
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.setitem(sys.modules, "h2.config", None)
     with pytest.raises(SettingsError, match=r"pip install 'kcl-pipeline\[http2\]'"):
-        House(aws, settings(fan_out_http="2"))
+        FanOutWorld(aws, settings(fan_out_http="2"))
 
 
 def test_polling_needs_no_extra(aws: EmbeddedAws, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "kcl_pipeline.kinesis.fan_out.http2", None)
-    assert House(aws, settings("polling", fan_out_http="2")).prepared().reader().read() is None
+    assert (
+        FanOutWorld(aws, settings("polling", fan_out_http="2")).prepared().reader().read() is None
+    )
     assert (
         ConsumerSettings(application_name="orders-app", streams=("s",)).retrieval.fan_out_http
         == "1.1"
     )
 
 
-# -- the answer's own part
-# ----------------------------------------------------------------------------
+# Exchange
 
 
 def exchange_of() -> tuple[Exchange, list[int]]:
@@ -214,8 +213,7 @@ def test_what_is_waited_for_has_an_end() -> None:
             wait(60)
 
 
-# -- connections
-# ----------------------------------------------------------------------------
+# Connections
 
 
 @contextmanager
@@ -226,7 +224,7 @@ def listening(context: ssl.SSLContext | None = None) -> Iterator[tuple[int, list
     listener = socket.create_server(("127.0.0.1", 0))
     accepted: list[socket.socket] = []
 
-    def answer(request: Request) -> Response:
+    def respond(request: Request) -> Response:
         return Response(
             200,
             b"%s %s" % (request.headers["host"].encode(), request.body),
@@ -245,8 +243,8 @@ def listening(context: ssl.SSLContext | None = None) -> Iterator[tuple[int, list
             except OSError:
                 return
             accepted.append(connection)
-            face = Http2Connection(connection, connection.makefile("rb"), answer, "face")
-            threading.Thread(target=face.serve, daemon=True).start()
+            served = Http2Connection(connection, connection.makefile("rb"), respond, "served")
+            threading.Thread(target=served.serve, daemon=True).start()
 
     threading.Thread(target=serve, daemon=True).start()
     yield listener.getsockname()[1], accepted
@@ -310,7 +308,7 @@ def test_tls_is_checked_and_speaks_http2_or_says_so(tmp_path: Path) -> None:
         client.close()
 
 
-def test_an_address_where_nobody_listens_or_answers() -> None:
+def test_an_address_without_a_listener_or_a_response() -> None:
     client = Http2Connections(0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
@@ -322,10 +320,8 @@ def test_an_address_where_nobody_listens_or_answers() -> None:
     client.close()
 
 
-def test_closing_ends_a_request_that_still_waits_for_its_connection_and_later_ones_begin_anew() -> (
-    None
-):
-    """Again and again, because the moment in which the connection is there and the request does not
+def test_closing_ends_a_request_that_waits_for_its_connection_and_later_ones_start_again() -> None:
+    """Repeated, because the moment in which the connection exists and the request does not
     know it yet is a short one.
     """
     client = Http2Connections(60)
@@ -354,7 +350,7 @@ def test_closing_ends_a_request_that_still_waits_for_its_connection_and_later_on
 def test_a_connection_that_is_silent_is_asked_and_then_closed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The face answers pings by itself; one whose other side is not read any more does not."""
+    """The server responds to pings by itself, unless its thread does not read any more."""
     monkeypatch.setattr(http2, "PING_SECONDS", 0.1)
     client = Http2Connections(5)
     with listening() as (port, accepted):
@@ -403,11 +399,11 @@ def test_long_requests_are_refused() -> None:
 def test_the_shard_is_named_when_an_event_is_cut_short(
     aws: EmbeddedAws, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    house = house_of(aws)
-    reader = house.reader()
+    world = house_of(aws)
+    reader = world.reader()
     assert reader.read() is None
     exchange = reader._kinesis._subscription._exchange
-    wait_for(lambda: reader.read() is None and exchange.heard_bytes > 0, "the first event")
+    wait_for(lambda: reader.read() is None and exchange.received_bytes > 0, "the first event")
     exchange.received(b"\0\0\1\0 and then", 20)
     exchange.ended(None)
     with pytest.raises(UnavailableError, match=f"{ZERO} of orders"):

@@ -1,6 +1,4 @@
-"""KPL aggregates: against an encoder written here, against awslabs' own module, and against
-garbage.
-"""
+"""De-aggregation of KPL aggregates: of our encoder, of awslabs' module, and of invalid bytes."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Prefetching: the byte budget, fairness, pacing, back-off, leases that are lost in mid-fetch, many
-threads.
-"""
+"""Prefetching: byte limit, fairness, pacing, back-off, leases lost during a read, and threads."""
 
 from __future__ import annotations
 
@@ -103,7 +101,7 @@ class FakeReader:
         return chunk
 
 
-class House:
+class FanOutWorld:
     def __init__(self, *readers: FakeReader, budget: int = 64 * MIB, idle: int = 1000) -> None:
         self.clock = VirtualClock()
         self.events: list[Event] = []
@@ -127,8 +125,8 @@ def keys(chunks: list[Chunk]) -> list[str]:
 
 def test_a_lagging_shard_is_read_five_times_a_second_and_an_idle_one_once() -> None:
     lagging, idle = FakeReader("a", behind=5000), FakeReader("b", behind=0, script=[None] * 100)
-    house = House(lagging, idle)
-    house.run(10)
+    world = FanOutWorld(lagging, idle)
+    world.run(10)
     assert 45 <= len(lagging.reads) <= 51
     assert 9 <= len(idle.reads) <= 11
     assert min(b - a for a, b in itertools.pairwise(lagging.reads)) >= 0.2 - 1e-9
@@ -136,35 +134,35 @@ def test_a_lagging_shard_is_read_five_times_a_second_and_an_idle_one_once() -> N
 
 def test_empty_pages_behind_the_tip_are_passed_quickly() -> None:
     reader = FakeReader("a", behind=5000, script=[None] * 20)
-    house = House(reader)
-    house.run(4.1)
+    world = FanOutWorld(reader)
+    world.run(4.1)
     assert len(reader.reads) >= 20
-    assert not house.prefetcher.caught_up("a")
+    assert not world.prefetcher.caught_up("a")
 
 
 def test_no_fetch_begins_while_the_budget_is_used_up() -> None:
-    house = House(FakeReader("a", size=400_000), FakeReader("b", size=400_000), budget=MIB)
-    house.run(20)
-    assert MIB <= house.prefetcher.buffered_bytes <= MIB + 2 * 400_002
-    assert len(house.prefetcher.take(1, 10 * MIB)) == 1
-    before = house.prefetcher.buffered_bytes
-    house.run(5)
-    assert house.prefetcher.buffered_bytes > before
-    while house.prefetcher.take(1000, 100 * MIB):
+    world = FanOutWorld(FakeReader("a", size=400_000), FakeReader("b", size=400_000), budget=MIB)
+    world.run(20)
+    assert MIB <= world.prefetcher.buffered_bytes <= MIB + 2 * 400_002
+    assert len(world.prefetcher.take(1, 10 * MIB)) == 1
+    before = world.prefetcher.buffered_bytes
+    world.run(5)
+    assert world.prefetcher.buffered_bytes > before
+    while world.prefetcher.take(1000, 100 * MIB):
         pass
-    assert (house.prefetcher.buffered_bytes, house.prefetcher._cost) == (0, 0)
+    assert (world.prefetcher.buffered_bytes, world.prefetcher._cost) == (0, 0)
 
 
 def test_many_tiny_records_count_with_what_their_columns_hold() -> None:
-    house = House(FakeReader("a", size=0), budget=MIB)
-    house.run(2)
-    assert house.prefetcher._cost > 10 * house.prefetcher.buffered_bytes
+    world = FanOutWorld(FakeReader("a", size=0), budget=MIB)
+    world.run(2)
+    assert world.prefetcher._cost > 10 * world.prefetcher.buffered_bytes
 
 
 def test_takes_what_waited_longest_and_keeps_each_lease_in_order() -> None:
-    house = House(FakeReader("a"), FakeReader("b"), FakeReader("c"))
-    house.run(1.0)
-    taken = house.prefetcher.take(9, MIB)
+    world = FanOutWorld(FakeReader("a"), FakeReader("b"), FakeReader("c"))
+    world.run(1.0)
+    taken = world.prefetcher.take(9, MIB)
     assert sorted(keys(taken)[:3]) == ["a", "b", "c"]
     assert sorted(keys(taken)) == ["a"] * 3 + ["b"] * 3 + ["c"] * 3
     for key in "abc":
@@ -173,13 +171,13 @@ def test_takes_what_waited_longest_and_keeps_each_lease_in_order() -> None:
 
 
 def test_a_chunk_over_the_limit_is_cut_in_two_that_join() -> None:
-    house = House()
+    world = FanOutWorld()
     reader = FakeReader("a")
     reader.read = lambda: chunk_of("a", 100, [10] * 8, shard_end=())  # type: ignore[method-assign]
-    house.prefetcher.add(reader)
-    house.prefetcher.step()
+    world.prefetcher.add(reader)
+    world.prefetcher.step()
     reader.ended = True
-    parts = [house.prefetcher.take(3, MIB) for _ in range(4)]
+    parts = [world.prefetcher.take(3, MIB) for _ in range(4)]
     assert [[c.records.num_rows for c in part] for part in parts] == [[3], [3], [2], []]
     flat = [c for part in parts for c in part]
     assert [str(c.through) for c in flat] == ["102", "105", "107"]
@@ -189,64 +187,64 @@ def test_a_chunk_over_the_limit_is_cut_in_two_that_join() -> None:
 
 
 def test_a_record_over_the_byte_limit_is_given_alone() -> None:
-    house = House(FakeReader("a", size=5000))
-    house.run(0.5)
-    assert [c.records.num_rows for c in house.prefetcher.take(100, 1000)] == [1]
-    assert house.prefetcher.take(0, 1000) == []
+    world = FanOutWorld(FakeReader("a", size=5000))
+    world.run(0.5)
+    assert [c.records.num_rows for c in world.prefetcher.take(100, 1000)] == [1]
+    assert world.prefetcher.take(0, 1000) == []
 
 
 def test_a_removed_lease_leaves_nothing_not_even_from_a_fetch_under_way() -> None:
     reader = FakeReader("a")
-    house = House(reader, FakeReader("b"))
-    house.run(1)
-    reader.hook = lambda: house.prefetcher.remove("a")
-    house.run(1)
-    assert set(keys(house.prefetcher.take(1000, MIB))) == {"b"}
-    assert (house.prefetcher.buffered_bytes, house.prefetcher._cost) == (0, 0)
-    assert set(house.prefetcher.lag()) == {"b"}
+    world = FanOutWorld(reader, FakeReader("b"))
+    world.run(1)
+    reader.hook = lambda: world.prefetcher.remove("a")
+    world.run(1)
+    assert set(keys(world.prefetcher.take(1000, MIB))) == {"b"}
+    assert (world.prefetcher.buffered_bytes, world.prefetcher._cost) == (0, 0)
+    assert set(world.prefetcher.lag()) == {"b"}
     count = len(reader.reads)
-    house.run(1)
+    world.run(1)
     assert len(reader.reads) == count
-    house.prefetcher.remove("never added")
+    world.prefetcher.remove("never added")
 
 
 def test_a_new_reader_of_a_lease_replaces_the_old_one_with_its_buffer() -> None:
     old, new = FakeReader("a"), FakeReader("a")
-    house = House(old)
-    house.run(1)
+    world = FanOutWorld(old)
+    world.run(1)
     new.next = 500
-    house.prefetcher.add(new)
-    assert not house.prefetcher.caught_up("a")
-    assert house.prefetcher.take(10, MIB) == []
-    house.run(0.1)
-    assert [str(c.through) for c in house.prefetcher.take(10, MIB)] == ["500"]
+    world.prefetcher.add(new)
+    assert not world.prefetcher.caught_up("a")
+    assert world.prefetcher.take(10, MIB) == []
+    world.run(0.1)
+    assert [str(c.through) for c in world.prefetcher.take(10, MIB)] == ["500"]
 
 
 def test_one_shard_failing_never_stops_the_others_and_is_reported() -> None:
     bad, good = FakeReader("bad", script=[UnavailableError("no answer")] * 1000), FakeReader("good")
-    house = House(bad, good)
-    house.run(70)
+    world = FanOutWorld(bad, good)
+    world.run(70)
     assert len(good.reads) > 300
     assert 7 <= len(bad.reads) <= 25
-    troubles = [e for e in house.events if isinstance(e, AwsTrouble)]
+    troubles = [e for e in world.events if isinstance(e, AwsTrouble)]
     assert len(troubles) == len(bad.reads)
     assert troubles[0] == AwsTrouble("read of bad", "UnavailableError: no answer")
-    state = house.prefetcher.state_of("bad")
+    state = world.prefetcher.state_of("bad")
     assert state == ReadState(None, has_waiting=False, caught_up=False, error=troubles[0].error)
-    good_state = house.prefetcher.state_of("good")
+    good_state = world.prefetcher.state_of("good")
     assert good_state is not None
     assert good_state.error is None
-    assert house.prefetcher.state_of("unknown") is None
-    assert house.prefetcher.lag().keys() == {"good"}
+    assert world.prefetcher.state_of("unknown") is None
+    assert world.prefetcher.lag().keys() == {"good"}
 
 
 def test_an_error_that_nobody_expected_is_reported_like_any_other() -> None:
-    house = House(FakeReader("a", script=[ZeroDivisionError("never thought of")]))
-    house.run(3)
-    assert [e for e in house.events if isinstance(e, AwsTrouble)] == [
+    world = FanOutWorld(FakeReader("a", script=[ZeroDivisionError("never thought of")]))
+    world.run(3)
+    assert [e for e in world.events if isinstance(e, AwsTrouble)] == [
         AwsTrouble("read of a", "ZeroDivisionError: never thought of")
     ]
-    assert house.prefetcher.take(1, MIB)
+    assert world.prefetcher.take(1, MIB)
 
 
 def test_throttling_backs_off_and_is_reported_only_when_it_lasts() -> None:
@@ -254,9 +252,9 @@ def test_throttling_backs_off_and_is_reported_only_when_it_lasts() -> None:
         FakeReader("short", script=[ThrottledError("slow")] * 4),
         FakeReader("long", script=[ThrottledError("slow")] * 10),
     )
-    house = House(short, long)
-    house.run(90)
-    assert [e for e in house.events if isinstance(e, AwsTrouble)] == [
+    world = FanOutWorld(short, long)
+    world.run(90)
+    assert [e for e in world.events if isinstance(e, AwsTrouble)] == [
         AwsTrouble("read of long", "ThrottledError: slow")
     ] * 2
     waits = [b - a for a, b in itertools.pairwise(short.reads[:5])]
@@ -268,60 +266,60 @@ def test_after_a_refusal_two_megabytes_a_second_are_kept_to() -> None:
         FakeReader("free", size=1_000_000),
         FakeReader("refused", size=1_000_000, script=[None, ThrottledError("slow")]),
     )
-    house = House(free, refused, budget=1000 * MIB)
-    house.run(22)
+    world = FanOutWorld(free, refused, budget=1000 * MIB)
+    world.run(22)
     assert len(free.reads) > 100
     assert 38 <= len(refused.reads) <= 46
 
 
 def test_caught_up_needs_the_tip_and_an_empty_buffer() -> None:
     reader = FakeReader("a", behind=5000)
-    house = House(reader)
-    house.run(0.1)
-    assert not house.prefetcher.caught_up("a")
+    world = FanOutWorld(reader)
+    world.run(0.1)
+    assert not world.prefetcher.caught_up("a")
     reader.behind = 0
-    house.run(0.3)
-    assert not house.prefetcher.caught_up("a")
-    house.prefetcher.take(100, MIB)
-    assert house.prefetcher.caught_up("a")
-    assert not house.prefetcher.caught_up("unknown")
+    world.run(0.3)
+    assert not world.prefetcher.caught_up("a")
+    world.prefetcher.take(100, MIB)
+    assert world.prefetcher.caught_up("a")
+    assert not world.prefetcher.caught_up("unknown")
 
 
 @pytest.mark.parametrize("script", [[None], []])
 def test_without_a_figure_for_the_lag_only_an_empty_page_is_the_tip(script) -> None:
-    house = House(FakeReader("a", behind=None, script=list(script)))
-    house.prefetcher.step()
-    house.prefetcher.take(100, MIB)
-    assert house.prefetcher.caught_up("a") == bool(script)
-    assert house.prefetcher.lag() == {}
+    world = FanOutWorld(FakeReader("a", behind=None, script=list(script)))
+    world.prefetcher.step()
+    world.prefetcher.take(100, MIB)
+    assert world.prefetcher.caught_up("a") == bool(script)
+    assert world.prefetcher.lag() == {}
 
 
 def test_lag_counts_the_time_in_the_buffer_and_in_failures() -> None:
     reader = FakeReader("a", behind=1500)
-    house = House(reader)
-    house.prefetcher.step()
-    house.clock.advance(3)
-    assert house.prefetcher.lag() == {"a": 4500}
-    house.prefetcher.take(1, MIB)
-    assert house.prefetcher.lag() == {"a": 1500}
+    world = FanOutWorld(reader)
+    world.prefetcher.step()
+    world.clock.advance(3)
+    assert world.prefetcher.lag() == {"a": 4500}
+    world.prefetcher.take(1, MIB)
+    assert world.prefetcher.lag() == {"a": 1500}
     reader.script = [UnavailableError("x")]
-    house.prefetcher.step()
-    house.clock.advance(2)
-    assert house.prefetcher.lag() == {"a": 1500 + 5000}
+    world.prefetcher.step()
+    world.clock.advance(2)
+    assert world.prefetcher.lag() == {"a": 1500 + 5000}
 
 
 def test_waiting_ends_with_new_data_with_the_stop_signal_or_in_time() -> None:
-    house = House(FakeReader("a"))
-    stop = house.clock.signal()
-    assert not house.prefetcher.wait_for_data(stop, 0.5)
-    assert house.clock.monotonic() == pytest.approx(0.5)
-    house.prefetcher.step()
-    assert house.prefetcher.wait_for_data(stop, 5)
-    assert not house.prefetcher.wait_for_data(stop, 1)
-    assert house.clock.monotonic() == pytest.approx(1.5)
+    world = FanOutWorld(FakeReader("a"))
+    stop = world.clock.signal()
+    assert not world.prefetcher.wait_for_data(stop, 0.5)
+    assert world.clock.monotonic() == pytest.approx(0.5)
+    world.prefetcher.step()
+    assert world.prefetcher.wait_for_data(stop, 5)
+    assert not world.prefetcher.wait_for_data(stop, 1)
+    assert world.clock.monotonic() == pytest.approx(1.5)
     stop.set()
-    assert not house.prefetcher.wait_for_data(stop, 100)
-    assert house.clock.monotonic() == pytest.approx(1.5)
+    assert not world.prefetcher.wait_for_data(stop, 100)
+    assert world.clock.monotonic() == pytest.approx(1.5)
 
 
 def test_a_waiting_thread_is_woken_by_a_fetch() -> None:
@@ -379,7 +377,7 @@ def take_all(
 
 
 def test_threads_never_step_one_reader_at_once_and_lose_nothing() -> None:
-    """Eight threads fetch from a real model, one takes: every record comes once, in order per
+    """Eight threads fetch from the model and one takes. Every record is taken once, in order per
     shard.
     """
     clock = SystemClock()

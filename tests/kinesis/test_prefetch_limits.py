@@ -1,4 +1,4 @@
-"""When a batch is worth cutting: the prefetcher says that waiting would bring no more."""
+"""`Prefetcher.fills`: when a wait before the next batch is useless."""
 
 from __future__ import annotations
 

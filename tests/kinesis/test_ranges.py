@@ -1,6 +1,4 @@
-"""Ranges of many shards, read by a process that keeps nothing: limits, turns, and the same rows
-once more.
-"""
+"""Reading ranges of many shards without state: limits, fairness, and reading rows again."""
 
 from __future__ import annotations
 
@@ -24,7 +22,7 @@ MIB = 1 << 20
 
 
 class Flaky(InMemoryKinesis):
-    """Counts calls, and fails those that are told to."""
+    """Counts calls, and fails those in its script."""
 
     def __init__(self, model: KinesisModel) -> None:
         super().__init__(model)
@@ -136,7 +134,7 @@ def test_a_fetch_goes_on_where_the_one_before_stopped_without_another_iterator()
     assert world.kinesis.iterators == ["TRIM_HORIZON"]
 
 
-def test_an_iterator_that_expired_on_the_way_is_made_anew_after_the_last_record():
+def test_an_expired_iterator_is_replaced_after_the_last_record():
     world = World()
     world.put(0, *numbered(5))
     ((first, _),) = world.reader.fetch([world.fetch(0)], 5.0)
@@ -147,7 +145,7 @@ def test_an_iterator_that_expired_on_the_way_is_made_anew_after_the_last_record(
     assert world.kinesis.iterators == ["TRIM_HORIZON", "AFTER_SEQUENCE_NUMBER"]
 
 
-def test_limits_stop_a_shard_between_answers():
+def test_limits_stop_a_shard_between_responses():
     world = World()
     world.put(0, *numbered(10))
     ((by_records, rows),) = world.reading(max_records=3).fetch([world.fetch(0, records=4)], 5.0)
@@ -189,7 +187,7 @@ def test_an_error_is_the_shards_own_and_keeps_what_came_before():
     assert data(rest) == [b"1"]
 
 
-def test_a_shards_end_is_told_with_its_children():
+def test_a_shards_end_is_returned_with_its_children():
     world = World()
     world.put(0, b"last")
     world.model.call(

@@ -1,6 +1,4 @@
-"""One shard, one GetRecords at a time: positions, resume, expired iterators, shard ends, answers
-that make no sense.
-"""
+"""Reading one shard: positions, resume, expired iterators, shard ends and invalid responses."""
 
 from __future__ import annotations
 
@@ -84,7 +82,7 @@ class World:
 
 
 class Recording(InMemoryKinesis):
-    """Remembers which iterators were asked for."""
+    """Records which iterators were requested."""
 
     def __init__(self, model: KinesisModel) -> None:
         super().__init__(model)
@@ -240,7 +238,7 @@ def test_an_expired_latest_iterator_loses_nothing() -> None:
 
 
 def test_a_service_that_does_not_tell_the_time_is_asked_for_latest_again() -> None:
-    """As the Java library does: what came in between is left out, which LATEST allows. It is said
+    """As in the Java KCL, records in between are skipped, which LATEST allows. It is reported
     once.
     """
     world = World()
@@ -351,7 +349,7 @@ def test_a_shard_of_a_deleted_stream_has_not_ended(
 
 
 def test_a_shard_of_a_stream_that_was_created_again_has_not_ended() -> None:
-    """The new stream has a shard of this name, and it may even be closed."""
+    """The new stream has a shard with this id, which may be closed."""
     world = World()
     world.put(b"0")
     reader = world.reader(TRIM_HORIZON, witness=StreamWitness(world.kinesis, world.clock))

@@ -1,6 +1,4 @@
-"""What the tests of enhanced fan-out share: a consumer's house on the embedded AWS, and ways to
-wait, put and break connections.
-"""
+"""Fixtures and helpers of the enhanced fan-out tests, on the embedded AWS."""
 
 from __future__ import annotations
 
@@ -34,7 +32,7 @@ DEADLINE_SECONDS = 15.0
 
 
 FAN_OUT_HTTP: ContextVar[str] = ContextVar("FAN_OUT_HTTP", default="1.1")
-"""What subscriptions go over in this test; set by the fixture `over`."""
+"""HTTP version of the subscriptions in this test; set by the fixture `over`."""
 
 
 def settings(mode: str = "fan_out", **retrieval: Any) -> ConsumerSettings:
@@ -45,15 +43,15 @@ def settings(mode: str = "fan_out", **retrieval: Any) -> ConsumerSettings:
 
 
 class HastyClock(ShiftedClock):
-    """Sleeps (which only registration does) are short."""
+    """Shortens sleeps, which only the registration of consumers uses."""
 
     def sleep(self, seconds: float) -> None:
         super().sleep(seconds / 50)
 
 
 @dataclass
-class House:
-    """One worker's retrieval of one stream."""
+class FanOutWorld:
+    """The retrieval of one stream by one worker."""
 
     aws: EmbeddedAws
     settings: ConsumerSettings = field(default_factory=settings)
@@ -71,12 +69,12 @@ class House:
         self.kinesis = open_kinesis(self.settings, self.clients, SystemClock())
         self.stream = self.kinesis.resolve_stream("orders", multi_stream=False)
         client = open_fan_out(self.settings, self.clients)
-        HOUSES.append(self)
+        WORLDS.append(self)
         self.retrieval = Retrieval(
             self.settings, self.kinesis, client, self.stall_clock, self.events.append, spawn_thread
         )
 
-    def prepared(self) -> House:
+    def prepared(self) -> FanOutWorld:
         self.retrieval.prepare([self.stream])
         return self
 
@@ -96,12 +94,12 @@ class House:
         return [c["ConsumerName"] for c in found]
 
 
-HOUSES: list[House] = []
+WORLDS: list[FanOutWorld] = []
 
 
 @pytest.fixture(params=["1.1", "2"], ids=["http1.1", "http2"])
 def over(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Both ways of a subscription; what uses this runs on each."""
+    """Run the test with both HTTP versions of subscriptions."""
     token = FAN_OUT_HTTP.set(request.param)
     yield request.param
     FAN_OUT_HTTP.reset(token)
@@ -115,18 +113,18 @@ def aws(over: str) -> Iterator[EmbeddedAws]:
         yield running
         running.stop()
         wait_for(lambda: subscriptions() <= before, "every subscription ends")
-    for house in HOUSES:
-        house.clients.close()
-    HOUSES.clear()
+    for world in WORLDS:
+        world.clients.close()
+    WORLDS.clear()
 
 
 def subscriptions() -> int:
-    """Threads that wait for one, and answers under way over HTTP/2."""
+    """Number of subscription threads, and of responses in progress over HTTP/2."""
     threads = sum(t.name.startswith("subscription-") for t in threading.enumerate())
     return threads + sum(
-        house.clients.http2_fan_out.connections.streams
-        for house in HOUSES
-        if house.settings.retrieval.fan_out_http == "2"
+        world.clients.http2_fan_out.connections.streams
+        for world in WORLDS
+        if world.settings.retrieval.fan_out_http == "2"
     )
 
 
@@ -140,7 +138,7 @@ def wait_for(condition: Callable[[], bool], what: str) -> None:
 def take(
     reader: ShardReader, records: int, *, tolerate: tuple[type[Exception], ...] = ()
 ) -> list[Chunk]:
-    """Chunks with so many records, or up to the shard's end."""
+    """Read chunks until they have `records` records, or to the end of the shard."""
     chunks: list[Chunk] = []
     deadline = time.monotonic() + DEADLINE_SECONDS
     while sum(c.records.num_rows for c in chunks) < records and not reader.ended:
@@ -165,7 +163,7 @@ def put(aws: EmbeddedAws, *data: bytes) -> list[str]:
 
 
 def end_subscriptions(aws: EmbeddedAws, seconds: float = 301) -> None:
-    """The model's clock passes the five minutes of every subscription."""
+    """Advance the clock of the model by more than the five minutes of a subscription."""
     assert isinstance(aws.clock, ShiftedClock)
     aws.clock.advance(seconds)
 
@@ -188,5 +186,5 @@ def break_connections(aws: EmbeddedAws) -> None:
     server = aws._server
     assert server is not None
     for connection in list(server._connections):
-        with suppress(OSError):  # gone already
+        with suppress(OSError):  # closed already
             connection.shutdown(socket.SHUT_RDWR)

@@ -1,10 +1,9 @@
-"""GetRecords bodies into Arrow columns.
+"""Decode GetRecords bodies into pages of Arrow columns.
 
-JSON (what boto3 speaks) is read by the places of its colons (`records.columns`), or, where that
-does not work, by msgspec: one small struct per record, which also undoes the base64 of `Data`. CBOR
-(what the service answers to a CBOR request, integer milliseconds as time) likewise by byte offsets
-(`records.cbor_columns`), or by cbor2. Fields that are not known are ignored; a body that is not a
-GetRecords answer raises `UnavailableError`, because the same iterator may be asked again.
+JSON and CBOR bodies are parsed by byte offsets (`json_columns`, `cbor_columns`), without an object
+per record. A body that these modules do not support is parsed by msgspec (JSON, one struct per
+record) or cbor2. Unknown fields are ignored. A body that is not a GetRecords response raises
+`UnavailableError`, because the reader may repeat the request with the same iterator.
 """
 
 from __future__ import annotations
@@ -61,26 +60,33 @@ class _Child(msgspec.Struct, rename="pascal", gc=False):
     parent_shards: list[str] = []
 
 
-class _Answer(msgspec.Struct, rename="pascal", gc=False):
+class _Response(msgspec.Struct, rename="pascal", gc=False):
     records: list[_Record]
     next_shard_iterator: str | None = None
     millis_behind_latest: _Millis | None = None
     child_shards: list[_Child] | None = None
 
 
-class _Event(_Answer, rename="pascal", gc=False):
+class _Event(_Response, rename="pascal", gc=False):
     continuation_sequence_number: str | None = None
 
 
-_A = TypeVar("_A", bound=_Answer)
-_JSON: Final = msgspec.json.Decoder(_Answer)
+_A = TypeVar("_A", bound=_Response)
+_JSON: Final = msgspec.json.Decoder(_Response)
 _EVENT_JSON: Final = msgspec.json.Decoder(_Event)
 
 
 def decode_page(body: bytes, content_type: str, stream: str, shard_id: str) -> RecordsPage:
-    """One GetRecords body as a page; `stream` is the bare name.
+    """Decode a GetRecords body.
 
-    Raises `UnavailableError` when the body is cut short or something else altogether.
+    Args:
+        body: The body.
+        content_type: Its Content-Type header. It decides between CBOR and JSON.
+        stream: Name of the stream.
+        shard_id: The shard.
+
+    Raises:
+        UnavailableError: The body is truncated, or is not a GetRecords response.
     """
     with _unreadable_is_unavailable("GetRecords", body, content_type, f"{shard_id} of {stream}"):
         if "cbor" in content_type.lower():
@@ -89,8 +95,10 @@ def decode_page(body: bytes, content_type: str, stream: str, shard_id: str) -> R
 
 
 def decode_event(payload: bytes, content_type: str, stream: str, shard_id: str) -> RecordsPage:
-    """One SubscribeToShardEvent in JSON as a page; `next_iterator` is its
-    ContinuationSequenceNumber. Raises `UnavailableError` when it is something else.
+    """Decode a SubscribeToShardEvent in JSON. Arguments and errors are those of `decode_page`.
+
+    Returns:
+        A page whose `next_iterator` is the ContinuationSequenceNumber.
     """
     about = f"{shard_id} of {stream}"
     with _unreadable_is_unavailable("SubscribeToShard", payload, content_type, about):
@@ -114,11 +122,11 @@ def _unreadable_is_unavailable(
         AttributeError,
         RecursionError,
     ) as error:
-        why = (
-            f"the {operation} answer for {about} ({len(body)} bytes, "
+        message = (
+            f"the {operation} response for {about} ({len(body)} bytes, "
             f"{content_type or 'no content type'}) cannot be read: {error}"
         )
-        raise UnavailableError(why, code="BrokenBody", operation=operation) from error
+        raise UnavailableError(message, code="BrokenBody", operation=operation) from error
 
 
 def _from_json(
@@ -127,8 +135,8 @@ def _from_json(
     columns = columns_of(body)
     if columns is not None:
         return _page(decoder.decode(columns.frame), _table_of_columns(columns, stream, shard_id))
-    answer = decoder.decode(body)
-    records = answer.records
+    response = decoder.decode(body)
+    records = response.records
     table = records_table(
         stream,
         shard_id,
@@ -142,7 +150,7 @@ def _from_json(
         ),
         encryption_types=[r.encryption_type for r in records],
     )
-    return _page(answer, table)
+    return _page(response, table)
 
 
 def _table_of_columns(columns: Columns, stream: str, shard_id: str) -> pa.Table:
@@ -159,7 +167,7 @@ def _table_of_columns(columns: Columns, stream: str, shard_id: str) -> pa.Table:
     )
 
 
-def _page(answer: _Answer, table: pa.Table) -> RecordsPage:
+def _page(response: _Response, table: pa.Table) -> RecordsPage:
     children = tuple(
         ChildShard(
             c.shard_id,
@@ -168,15 +176,15 @@ def _page(answer: _Answer, table: pa.Table) -> RecordsPage:
                 int(c.hash_key_range.starting_hash_key), int(c.hash_key_range.ending_hash_key)
             ),
         )
-        for c in answer.child_shards or ()
+        for c in response.child_shards or ()
     )
     following = (
-        answer.continuation_sequence_number
-        if isinstance(answer, _Event)
-        else answer.next_shard_iterator
+        response.continuation_sequence_number
+        if isinstance(response, _Event)
+        else response.next_shard_iterator
     )
     return RecordsPage(
-        table, following or None, answer.millis_behind_latest, children, payload_bytes(table)
+        table, following or None, response.millis_behind_latest, children, payload_bytes(table)
     )
 
 
@@ -190,10 +198,12 @@ def records_table(
     arrival_micros: npt.NDArray[np.int64],
     encryption_types: Sequence[str | None],
 ) -> pa.Table:
-    """Columns of equal length as a table of `RECORD_SCHEMA`: plain records, sub-sequence number 0,
-    no explicit hash key.
+    """Return columns of equal length as a table (`RECORD_SCHEMA`) of plain records.
 
-    Raises `ValueError` when a sequence number is not decimal.
+    Sub-sequence numbers are 0, and explicit hash keys are null.
+
+    Raises:
+        ValueError: A sequence number is not decimal.
     """
     numbers, keys, encryption = (
         pa.array(texts, pa.string())
@@ -233,7 +243,7 @@ def _table(
 
 
 def repeated(text: str, rows: int) -> pa.Array:
-    """A string column with one value in every row."""
+    """Return a string column with the same value in every row."""
     value = text.encode()
     offsets = np.arange(rows + 1, dtype=np.int64) * len(value)
     return pa.StringArray.from_buffers(
@@ -242,20 +252,20 @@ def repeated(text: str, rows: int) -> pa.Array:
 
 
 def _all_decimal(texts: pa.Array) -> bool:
-    """Whether every string of a new array is a sequence number: ASCII digits, not too many."""
+    """Return whether every string of an array without offset is a valid sequence number."""
     if len(texts) == 0:
         return True
     _, offsets, characters = texts.buffers()
     lengths = np.diff(np.frombuffer(offsets, np.int32, len(texts) + 1))
     digits = np.frombuffer(characters, np.uint8, int(lengths.sum())) - np.uint8(ord("0"))
     return bool(
-        # the highest digit
+        # unsigned: characters below "0" are above 9
         lengths.min() > 0 and lengths.max() <= MAX_SEQUENCE_NUMBER_DIGITS and digits.max() <= 9  # noqa: PLR2004
     )
 
 
 def payload_bytes(records: pa.Table) -> int:
-    """Bytes of data and partition keys, as Kinesis counts them."""
+    """Return the bytes of data and partition keys, as Kinesis counts them."""
     return sum(
         _value_bytes(chunk)
         for name in ("data", "partition_key")
@@ -271,20 +281,18 @@ def _value_bytes(array: pa.Array) -> int:
 
 
 def _load_cbor(body: bytes) -> Any:
-    """Times come as tag 1 around integer milliseconds, which the library's own rule (seconds) would
-    refuse: the tag is looked through.
-    """
+    # Kinesis tags integer milliseconds as a time. cbor2 would read them as seconds and refuse them.
     return cbor2.loads(body, semantic_decoders={_EPOCH_TIME_TAG: lambda value, *_: value})
 
 
 def _from_cbor(body: bytes, stream: str, shard_id: str) -> RecordsPage:
     columns = cbor_columns_of(body)
-    answer = _load_cbor(body if columns is None else columns.frame)
-    if not isinstance(answer, dict):
+    response = _load_cbor(body if columns is None else columns.frame)
+    if not isinstance(response, dict):
         raise TypeError("the body is not a map")
-    records = answer["Records"]
+    records = response["Records"]
     if columns is not None and records == []:
-        return _page(_rest(answer), _table_of_columns(columns, stream, shard_id))
+        return _page(_rest(response), _table_of_columns(columns, stream, shard_id))
     data = [r["Data"] for r in records]
     if set(map(type, data)) - {bytes}:
         raise TypeError("a record's data is not a byte string")
@@ -302,11 +310,11 @@ def _from_cbor(body: bytes, stream: str, shard_id: str) -> RecordsPage:
         arrival_micros=micros,
         encryption_types=[r.get("EncryptionType") for r in records],
     )
-    return _page(_rest(answer), table)
+    return _page(_rest(response), table)
 
 
-def _rest(answer: dict[str, Any]) -> _Answer:
-    return msgspec.convert({**answer, "Records": []}, _Answer)
+def _rest(response: dict[str, Any]) -> _Response:
+    return msgspec.convert({**response, "Records": []}, _Response)
 
 
 def _cbor_micros(value: Any) -> int:

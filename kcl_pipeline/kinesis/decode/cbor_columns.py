@@ -1,10 +1,9 @@
-"""The records of a CBOR body as columns, by arithmetic on the places where records begin: no Python
-object per record.
+"""Parse the records of a CBOR body by byte offsets, without creating an object per record.
 
-It works where every record of the body is written as the first one is (the same keys in the same
-order). Where records may begin is found by their first bytes; then each one's lengths say where it
-ends, and that has to be where the next one begins, from the first to the last: so what only looks
-like a beginning, inside of somebody's data, is found out. Anything else is left to a CBOR parser.
+Every record must have the same keys in the same order as the first one. Records are found by their
+first bytes. The lengths in a record give its end, which must be the start of the next record, from
+the first record to the last. So bytes inside of a value that only look like the start of a record
+are detected. Other bodies are left to a CBOR parser.
 """
 
 from __future__ import annotations
@@ -25,31 +24,34 @@ from kcl_pipeline.kinesis.decode.json_columns import (
     REQUIRED,
     Columns,
     Positions,
+    find_byte,
     gather,
-    places,
     utf8,
 )
 
 _RECORDS: Final = b"\x67Records"
 _TEXT, _BYTES, _ARRAY, _MAP = 3, 2, 4, 5
-_ENDLESS: Final = 31
+_INDEFINITE: Final = 31
 _EMPTY_ARRAY: Final = b"\x80"
 _BREAK: Final = b"\xff"
 _TIME_HEADS: Final = (b"\xc1\x1b", b"\x1b")
-"""A number of eight bytes, with or without the tag of a time: milliseconds since 1970 are that
-large.
-"""
+"""Head of a time: a number of eight bytes (epoch milliseconds need them), with or without a tag."""
 
 _MAX_MILLIS: Final = np.uint64(MAX_ARRIVAL_SECONDS * 1000)
 
 _LENGTHS: Final = ((24, "u1"), (25, ">u2"), (26, ">u4"))
-"""How a head says that its length follows, and in which form."""
+"""Values in a head which announce that the length follows, and its type."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Layout:
-    """How a record is written: its head, the keys in their order (each with the bytes between the
-    value before and its own), and what ends it.
+    """The format of a record.
+
+    Attributes:
+        head: Bytes before the first key.
+        keys: Names of the keys in their order, each with the bytes between the value before it and
+            its own value.
+        end: Bytes after the last value.
     """
 
     head: bytes
@@ -58,9 +60,11 @@ class _Layout:
 
 
 def cbor_columns_of(body: bytes) -> Columns | None:
-    """The columns; `frame` is CBOR, with an empty list of records.
+    """Parse a GetRecords body in CBOR.
 
-    None where a parser has to be asked, also about what is wrong with the body.
+    Returns:
+        The columns; `frame` is CBOR with an empty list of records. None: the body needs a CBOR
+        parser, or is invalid.
     """
     if not MIN_BYTES <= len(body) <= MAX_BYTES:
         return None
@@ -70,15 +74,15 @@ def cbor_columns_of(body: bytes) -> Columns | None:
     try:
         count, start = _head(body, at, _ARRAY)
         layout = _layout(body, start)
-        begins = _begins(body, start, layout)
-        fields, ends = _fields(body, begins, layout)
+        starts = _record_starts(body, start, layout)
+        fields, ends = _fields(body, starts, layout)
         if (
-            begins[0] != start
-            or (ends[:-1] != begins[1:]).any()
-            or count not in (None, len(begins))
+            starts[0] != start
+            or (ends[:-1] != starts[1:]).any()
+            or count not in (None, len(starts))
         ):
             return None
-        end = int(ends[-1]) if count is not None else _past(body, int(ends[-1]), _BREAK)
+        end = int(ends[-1]) if count is not None else _skip(body, int(ends[-1]), _BREAK)
         texts = {
             name: utf8(gather(body, *fields[name]))
             for name, _ in layout.keys
@@ -100,29 +104,30 @@ def cbor_columns_of(body: bytes) -> Columns | None:
 
 
 def _head(body: bytes, at: int, major: int) -> tuple[int | None, int]:
-    """The number in the head of an item (None: it goes on until a break), and where the head ends.
+    """Return the number in the head of an item, and the end of the head.
 
-    Raises `ValueError` for an item of another kind.
+    The number is None if the item has an indefinite length. Raises `ValueError` for an item of
+    another major type.
     """
     info = body[at] & 31
-    # longer lengths are not met in an answer of ten megabytes
-    if body[at] >> 5 != major or 26 < info < _ENDLESS:  # noqa: PLR2004
-        raise ValueError(f"no item of kind {major}")
+    # a response of ten megabytes has no lengths of eight bytes
+    if body[at] >> 5 != major or 26 < info < _INDEFINITE:  # noqa: PLR2004
+        raise ValueError(f"no item of major type {major}")
     size = {24: 1, 25: 2, 26: 4}.get(info, 0)
-    if info == _ENDLESS:
+    if info == _INDEFINITE:
         return None, at + 1
     return int.from_bytes(body[at + 1 : at + 1 + size], "big") if size else info, at + 1 + size
 
 
-def _past(body: bytes, at: int, expected: bytes) -> int:
-    """Where `expected` ends, which is at `at`. Raises `ValueError` for anything else."""
+def _skip(body: bytes, at: int, expected: bytes) -> int:
+    """Return the end of `expected`, which must be at `at`. Raises `ValueError` otherwise."""
     if body[at : at + len(expected)] != expected:
         raise ValueError(f"no {expected!r}")
     return at + len(expected)
 
 
 def _layout(body: bytes, start: int) -> _Layout:
-    """That of the first record. Raises `ValueError` for one that cannot be read by position."""
+    """Return the format of the first record. Raises `ValueError` if it is not supported."""
     count, at = _head(body, start, _MAP)
     head = body[start:at]
     keys: list[tuple[str, bytes]] = []
@@ -140,42 +145,42 @@ def _layout(body: bytes, start: int) -> _Layout:
             at += len(body) if size is None else size
     names = {name for name, _ in keys}
     if len(names) != len(keys) or not REQUIRED <= names <= KNOWN:
-        raise ValueError("keys that are not known")
+        raise ValueError("unknown, duplicate or missing keys")
     return _Layout(head, tuple(keys), b"" if count is not None else _BREAK)
 
 
-def _begins(body: bytes, start: int, layout: _Layout) -> Positions:
-    """Where a record may begin: wherever the first bytes of the first one stand."""
+def _record_starts(body: bytes, start: int, layout: _Layout) -> Positions:
+    """Return all offsets with the first bytes of the first record, where a record may start."""
     first = (layout.head + layout.keys[0][1])[:8]
     kind = "<u8" if len(first) == 8 else "<u4"  # noqa: PLR2004 (bytes)
-    found = places(body, start, len(body) - len(first), first[0])
-    begins: Positions = found[
+    found = find_byte(body, start, len(body) - len(first), first[0])
+    starts: Positions = found[
         _numbers(body, kind)[found] == int.from_bytes(first[: np.dtype(kind).itemsize], "little")
     ]
-    return begins
+    return starts
 
 
 def _fields(
-    body: bytes, begins: Positions, layout: _Layout
+    body: bytes, record_starts: Positions, layout: _Layout
 ) -> tuple[dict[str, tuple[Positions, Positions]], Positions]:
-    """Where the values of every record begin and end, and where each record ends.
+    """Return the starts and ends of the values of every record, and the ends of the records.
 
-    Raises `ValueError` unless all are written as the first one.
+    Raises `ValueError` unless all records have the format of the first one.
     """
     fields: dict[str, tuple[Positions, Positions]] = {}
-    at = begins + len(layout.head)
+    at = record_starts + len(layout.head)
     for name, key in layout.keys:
-        at = _all_past(body, at, key)
+        at = _skip_in_all(body, at, key)
         fields[name] = (
             (at, at + 8)
             if name == ARRIVAL
             else _values(body, at, _BYTES if name == "Data" else _TEXT)
         )
         at = fields[name][1]
-    return fields, _all_past(body, at, layout.end) if layout.end else at
+    return fields, _skip_in_all(body, at, layout.end) if layout.end else at
 
 
-def _all_past(body: bytes, at: Positions, expected: bytes) -> Positions:
+def _skip_in_all(body: bytes, at: Positions, expected: bytes) -> Positions:
     texts = np.ndarray((len(body) - len(expected) + 1,), f"V{len(expected)}", body, strides=(1,))
     if texts[at].tobytes() != expected * len(at):
         raise ValueError(f"no {expected!r}")
@@ -183,12 +188,10 @@ def _all_past(body: bytes, at: Positions, expected: bytes) -> Positions:
 
 
 def _values(body: bytes, at: Positions, major: int) -> tuple[Positions, Positions]:
-    """Where values with these heads begin and end; the lengths may be written in different
-    forms.
-    """
+    """Return the starts and ends of values whose heads are at `at`. Lengths may differ in type."""
     heads = np.frombuffer(body, np.uint8)[at]
     if (heads >> 5 != major).any():
-        raise ValueError(f"a value of another kind than {major}")
+        raise ValueError(f"a value of another major type than {major}")
     starts, sizes = at + 1, (heads & 31).astype(np.int64)
     if sizes.max() > _LENGTHS[-1][0]:
         raise ValueError("a value in pieces")
@@ -203,14 +206,14 @@ def _values(body: bytes, at: Positions, major: int) -> tuple[Positions, Position
 
 
 def _numbers(body: bytes, kind: str) -> npt.NDArray[Any]:
-    """The number that is written at each place of the body."""
+    """Return a view of the body as numbers, one at each byte offset."""
     return np.ndarray((len(body) - np.dtype(kind).itemsize + 1,), kind, body, strides=(1,))
 
 
 def _micros(body: bytes, at: Positions) -> Positions:
-    """The milliseconds at each place in microseconds.
+    """Return the milliseconds at these offsets in microseconds.
 
-    Raises `ValueError` for such as no clock shows.
+    Raises `ValueError` after the year 9999.
     """
     millis = _numbers(body, ">u8")[at]
     if (millis > _MAX_MILLIS).any():

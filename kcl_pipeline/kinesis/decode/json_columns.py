@@ -1,10 +1,9 @@
-"""The records of a JSON body as columns, by arithmetic on the places of its colons: no Python
-object per record.
+"""Parse the records of a JSON body by byte offsets, without creating an object per record.
 
-It works where every record of the body is written as the first one is (the same keys in the same
-order, no white space, no escapes), which is how a service writes them; every byte between two
-values is compared. Where values hold colons, its quotes are looked for, of which there are more.
-Anything else is left to a JSON parser.
+Every record must have the same keys in the same order as the first one, without white space and
+escapes. Kinesis writes them like this. The offsets are those of the colons, or, if values contain
+colons, those of the quotes. Every byte between two values is compared. Other bodies are left to a
+JSON parser.
 """
 
 from __future__ import annotations
@@ -21,12 +20,12 @@ import pyarrow as pa
 import pybase64
 
 MIN_BYTES: Final = 512 * 1024
-"""Of a body; a shorter one is done sooner by the parser, which does without the third of a
-millisecond that begins this way.
+"""Smallest body that is parsed by offsets. Below, a parser is faster, because parsing by offsets
+has a fixed cost of a third of a millisecond.
 """
 
 PIECE_BYTES: Final = 1024 * 1024
-"""What is worked on at a time, small enough for a processor's cache."""
+"""Bytes that are processed at a time, few enough for the CPU cache."""
 
 _START: Final = b'"Records":['
 _END: Final = b"}]"
@@ -40,7 +39,7 @@ _ASCII_END: Final = 128
 MICROS_PER_SECOND: Final = 1_000_000
 MIN_ARRIVAL_SECONDS: Final = -62_135_596_800
 MAX_ARRIVAL_SECONDS: Final = 253_402_300_799
-"""The years 1 and 9999: the times of Python's `datetime` and of Spark lie between them."""
+"""The years 1 to 9999, which Python's `datetime` and Spark support."""
 
 ARRIVAL: Final = "ApproximateArrivalTimestamp"
 REQUIRED: Final = frozenset({"SequenceNumber", "Data", "PartitionKey"})
@@ -54,7 +53,13 @@ Flags = npt.NDArray[np.bool_]
 class Columns:
     """Columns of equal length, and the body without its records.
 
-    `arrival_micros` and `encryption_types` are None where the records have none.
+    Attributes:
+        frame: The body with an empty list of records.
+        sequence_numbers: Decimal strings.
+        partition_keys: Partition keys.
+        data: Payloads, not de-aggregated.
+        arrival_micros: Arrival times in epoch microseconds. None: the records have none.
+        encryption_types: Encryption types. None: the records have none.
     """
 
     frame: bytes
@@ -67,7 +72,7 @@ class Columns:
 
 @dataclass(frozen=True, slots=True)
 class _Field:
-    """One value of each record: where it begins and ends, and what is written before it."""
+    """One value of each record: its starts and ends, and the bytes before it."""
 
     name: str
     fixed: bytes
@@ -76,8 +81,10 @@ class _Field:
 
 
 def columns_of(body: bytes) -> Columns | None:
-    """The columns; None where a JSON parser has to be asked, also about what is wrong with the
-    body.
+    """Parse a GetRecords body in JSON.
+
+    Returns:
+        None: the body needs a JSON parser, or is invalid.
     """
     if not MIN_BYTES <= len(body) <= MAX_BYTES or b"\\" in body:
         return None
@@ -111,24 +118,32 @@ def columns_of(body: bytes) -> Columns | None:
 
 
 def micros_of(seconds: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
-    """Times in microseconds. Raises `ValueError` outside of the years 1 to 9999, and for NaN."""
+    """Convert seconds to microseconds.
+
+    Raises:
+        ValueError: A time is outside of the years 1 to 9999, or NaN.
+    """
     if not ((seconds >= MIN_ARRIVAL_SECONDS) & (seconds <= MAX_ARRIVAL_SECONDS)).all():
         raise ValueError("an arrival time is out of range")
     return np.rint(seconds * MICROS_PER_SECOND).astype(np.int64)
 
 
 def _keys(record: bytes) -> tuple[str, ...] | None:
-    """The keys of the first record in their order, if they are such as can be read by position."""
+    """Return the keys of the first record in their order; None if they are not supported."""
     fields: dict[str, Any] = msgspec.json.decode(record)
-    right = all(
+    has_types = all(
         type(value) in ((int, float) if key == ARRIVAL else (str,)) for key, value in fields.items()
     )
-    return tuple(fields) if right and fields.keys() >= REQUIRED and fields.keys() <= KNOWN else None
+    return (
+        tuple(fields)
+        if has_types and fields.keys() >= REQUIRED and fields.keys() <= KNOWN
+        else None
+    )
 
 
 @lru_cache(maxsize=16)
 def _fixed(keys: tuple[str, ...]) -> tuple[bytes, ...]:
-    """What is written before each value; before the first: from the end of the record before."""
+    """Return the bytes before each value. Those before the first start at the former record."""
     quotes = [b"" if key == ARRIVAL else b'"' for key in keys]
     between = [quotes[-1] + b"},{", *(quote + b"," for quote in quotes[:-1])]
     return tuple(
@@ -138,7 +153,7 @@ def _fixed(keys: tuple[str, ...]) -> tuple[bytes, ...]:
 
 
 def _fields(body: bytes, start: int, end: int, keys: tuple[str, ...]) -> list[_Field] | None:
-    """Where the values are; None unless everything around them is as in the first record."""
+    """Return the offsets of the values; None unless all other bytes equal the first record's."""
     for starts_by in (_starts_by_colons, _starts_by_quotes):
         starts = starts_by(body, start, end, keys)
         if starts is None:
@@ -156,11 +171,11 @@ def _fields(body: bytes, start: int, end: int, keys: tuple[str, ...]) -> list[_F
 def _starts_by_colons(
     body: bytes, start: int, end: int, keys: tuple[str, ...]
 ) -> list[Positions] | None:
-    """Where each value of each record begins: one colon before each.
+    """Return the starts of the values by the colons before them.
 
-    None where their number tells that values hold some too.
+    None if there are more colons, so that values contain some.
     """
-    at = places(body, start, end, _COLON)
+    at = find_byte(body, start, end, _COLON)
     rows, rest = divmod(len(at), len(keys))
     if rest or rows == 0:
         return None
@@ -171,8 +186,8 @@ def _starts_by_colons(
 def _starts_by_quotes(
     body: bytes, start: int, end: int, keys: tuple[str, ...]
 ) -> list[Positions] | None:
-    """The same by quotes: two around each key, and two around each value that is a text."""
-    at = places(body, start, end, _QUOTE)
+    """Return the starts of the values by quotes: two around each key and each string value."""
+    at = find_byte(body, start, end, _QUOTE)
     columns = [2 if key == ARRIVAL else 4 for key in keys]
     rows, rest = divmod(len(at), sum(columns))
     if rest or rows == 0:
@@ -186,7 +201,7 @@ def _starts_by_quotes(
 
 
 def _is_regular(body: bytes, start: int, end: int, fields: list[_Field]) -> bool:
-    """Whether every byte that is no value is as expected."""
+    """Return whether every byte outside of the values is as expected."""
     first, last = fields[0], fields[-1]
     opening, closing = first.fixed.partition(b",")[2], first.fixed.partition(b",")[0]
     if body[start : first.starts[0]] != opening or body[last.ends[-1] : end] != closing:
@@ -203,16 +218,16 @@ def _is_regular(body: bytes, start: int, end: int, fields: list[_Field]) -> bool
     return True
 
 
-def places(body: bytes, start: int, end: int, byte: int) -> Positions:
-    """Where a byte is between `start` and `end`.
+def find_byte(body: bytes, start: int, end: int, byte: int) -> Positions:
+    """Return the offsets of a byte from `start` (inclusive) to `end` (exclusive).
 
-    In pieces, because memory that is new to the process costs more than the search.
+    Searches in pieces, because allocating new memory costs more than the search.
     """
     text = np.frombuffer(body, np.uint8, end)
-    is_there = np.empty(PIECE_BYTES, np.bool_)
+    is_equal = np.empty(PIECE_BYTES, np.bool_)
     found = [
         np.flatnonzero(
-            np.equal(text[at : at + PIECE_BYTES], byte, out=is_there[: min(PIECE_BYTES, end - at)])
+            np.equal(text[at : at + PIECE_BYTES], byte, out=is_equal[: min(PIECE_BYTES, end - at)])
         )
         + at
         for at in range(start, end, PIECE_BYTES)
@@ -221,9 +236,11 @@ def places(body: bytes, start: int, end: int, byte: int) -> Positions:
 
 
 def gather(source: bytes, starts: Positions, ends: Positions) -> pa.BinaryArray:
-    """`source[start:end]` of every row. Raises `ValueError` for a place outside of `source`.
+    """Return `source[start:end]` of every row.
 
-    Arrow does not check: a wrong place would end the process.
+    Raises:
+        ValueError: An offset is outside of `source`, or values overlap. Arrow does not check this;
+            the process would crash.
     """
     rows = len(starts)
     if rows and not (
@@ -242,17 +259,17 @@ def gather(source: bytes, starts: Positions, ends: Positions) -> pa.BinaryArray:
 
 
 def _characters(values: pa.BinaryArray) -> npt.NDArray[np.uint8]:
-    """The bytes of all values of a new array, one after the other."""
+    """Return the concatenated bytes of all values of an array without offset."""
     _, offsets, characters = values.buffers()
     size = int(np.frombuffer(offsets, np.int32, len(values) + 1)[-1])
     return np.frombuffer(characters, np.uint8, size) if size else np.empty(0, np.uint8)
 
 
 def _text(values: pa.BinaryArray) -> pa.StringArray:
-    """As text.
+    """Return values as strings.
 
-    Raises `ArrowException` where it is not UTF-8, `ValueError` for control characters and quotes,
-    which JSON does not allow.
+    Raises `ArrowException` if a value is not UTF-8, and `ValueError` if it has control characters
+    or quotes, which JSON does not allow.
     """
     characters = _characters(values)
     if len(characters) and (characters.min() < _BLANK or (characters == _QUOTE).any()):
@@ -261,7 +278,11 @@ def _text(values: pa.BinaryArray) -> pa.StringArray:
 
 
 def utf8(values: pa.BinaryArray) -> pa.StringArray:
-    """A new array as text. Raises `ArrowException` where it is not UTF-8."""
+    """Return the values of an array without offset as strings.
+
+    Raises:
+        ArrowException: A value is not UTF-8.
+    """
     characters = _characters(values)
     if len(characters) and characters.max() < _ASCII_END:
         return pa.Array.from_buffers(pa.string(), len(values), values.buffers())
@@ -269,12 +290,14 @@ def utf8(values: pa.BinaryArray) -> pa.StringArray:
 
 
 def _decoded(body: bytes, starts: Positions, ends: Positions) -> pa.BinaryArray:
-    """Base64 undone, many values at once: padding is written as zero bits, whose bytes are then
-    left out. Raises `ValueError` for other text.
+    """Decode many base64 values with one call per piece.
+
+    The padding is replaced by zero bits, and the bytes that these produce are dropped. Raises
+    `ValueError` if a value is not base64.
     """
     sizes = ends - starts
     if (sizes % 4).any():
-        raise ValueError("a length that base64 does not have")
+        raise ValueError("the length of a value is not a multiple of 4")
     characters = np.frombuffer(body, np.uint8)
     padded = (characters[ends - 1] == _PAD) & (sizes > 0)
     twice = padded & (characters[ends - 2] == _PAD)
@@ -297,13 +320,12 @@ def _decoded(body: bytes, starts: Positions, ends: Positions) -> pa.BinaryArray:
 def _decoded_piece(
     body: bytes, starts: Positions, ends: Positions, padded: Flags, twice: Flags
 ) -> npt.NDArray[np.uint8]:
-    text = _characters(
-        gather(body, starts, ends)
-    )  # (new memory of our own, so it may be written to)
+    # `gather` copies, so the characters may be changed
+    text = _characters(gather(body, starts, ends))
     text_ends = np.cumsum(ends - starts)
     text[text_ends[padded] - 1] = _ZERO_BITS
     text[text_ends[twice] - 2] = _ZERO_BITS
-    raw = pybase64.b64decode(memoryview(text), validate=True)  # type: ignore[arg-type] # (numpy's stubs do not say that an array is a buffer)
+    raw = pybase64.b64decode(memoryview(text), validate=True)  # type: ignore[arg-type] # (the stubs of numpy do not declare an array as a buffer)
     if not padded.any():
         return np.frombuffer(raw, np.uint8)
     raw_ends = text_ends // 4 * 3

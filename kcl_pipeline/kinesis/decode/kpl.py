@@ -1,16 +1,16 @@
 """De-aggregate KPL records: many user records in one Kinesis record (protocol §10.5).
 
-An aggregate is the magic `F3 89 9A C2`, a protobuf message, and the MD5 of that message. A record
-that only looks like one is delivered as a plain record.
+An aggregate consists of the magic bytes `F3 89 9A C2`, a protobuf message, and the MD5 digest of
+that message. A record that only starts like an aggregate is delivered as a plain record.
 
-Anyone who may write to the stream chooses the bytes, so an aggregate has limits: the length of its
-keys and how much larger its user records are than itself. An aggregate over a limit is delivered
-as a plain record and counted. The limits concern one record at a time, so a range that is read
-again gives the same rows.
+Producers choose the bytes, so there are limits for the length of keys and for the size of the user
+records relative to the aggregate. An aggregate that exceeds a limit is delivered as a plain record
+and counted. The limits apply to single records, so a range that is read again gives the same rows.
 
-A user record may hash outside the shard. The KPL, which names its aggregates `a`, sends such a
-record again after a reshard; like the Java KCL this module drops its aggregate and counts it. Other
-aggregators do not send it again, so their aggregates are delivered whole.
+The hash key of a user record may be outside the shard. The KPL, whose aggregates have the partition
+key `a`, sends such a record again after a reshard. Like the Java KCL this module drops the
+aggregate, and counts it. Other aggregators do not send it again, so all their user records are
+delivered.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ MAGIC: Final = b"\xf3\x89\x9a\xc2"
 DIGEST_BYTES: Final = 16
 _FEW_ROWS: Final = 32
 KPL_PARTITION_KEY: Final = "a"
-"""What the KPL writes as the partition key of every aggregate of more than one user record."""
+"""Partition key of every KPL aggregate with more than one user record."""
 
 MAX_PARTITION_KEY_CHARACTERS: Final = 256
-"""Of a partition key; the limit of PutRecord."""
+"""Longest partition key: the limit of PutRecord."""
 
 MAX_EXPANSION: Final = 64
-"""How many times larger than an aggregate its user records may be, all keys included.
+"""Largest ratio of the size of the user records, with keys, to the size of the aggregate.
 
-Our own limit. A key of 256 characters that all user records of one byte share gives 46.
+Our own limit. User records of one byte that share a key of 256 characters give 46.
 """
 
 USER_RECORD_BYTES: Final = 64
-"""What one user record counts for, besides its keys and data."""
+"""Size that a user record counts for in addition to its keys and data."""
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _MAX_VARINT_BYTES: Final = 10
@@ -51,8 +51,12 @@ _MAX_DECIMAL_DIGITS: Final = len(str(MAX_HASH_KEY))
 
 @dataclass(frozen=True, slots=True)
 class UserRecord:
-    """One record of an aggregate. `partition_key` None: its index points outside the table, so
-    nobody knows it.
+    """One record of an aggregate.
+
+    Attributes:
+        partition_key: None: its index is not in the key table of the aggregate.
+        explicit_hash_key: None: the record has none.
+        data: The payload.
     """
 
     partition_key: str | None
@@ -62,31 +66,33 @@ class UserRecord:
 
 @dataclass(frozen=True, slots=True)
 class Deaggregated:
-    """`records` has `RECORD_SCHEMA`.
+    """The result of de-aggregating a page.
 
-    `last_sub_sequence_number` is the highest index inside the last Kinesis record that was given,
-    delivered or dropped.
+    Attributes:
+        records: The user records (`RECORD_SCHEMA`).
+        last_sub_sequence_number: Highest index inside the last Kinesis record of the page,
+            delivered or dropped.
+        dropped_aggregates: KPL aggregates that were dropped.
+        unknown_keys: User records that were delivered with the partition key of their aggregate,
+            because their own is unknown.
+        over_limit: Aggregates that were delivered as plain records, because they exceed a limit.
+        first_rejected: Sequence number of the first aggregate that is counted above.
     """
 
     records: pa.Table
     last_sub_sequence_number: int = 0
     dropped_aggregates: int = 0
     unknown_keys: int = 0
-    """User records that were delivered under the partition key of their aggregate, because their
-    own could not be found.
-    """
-
     over_limit: int = 0
-    """Aggregates that were delivered as plain records, because they exceed a limit."""
-
     first_rejected: str | None = None
-    """Sequence number of the first aggregate that one of these counters counts."""
 
 
 def deaggregate(records: pa.Table, hash_key_range: HashKeyRange | None) -> Deaggregated:
-    """De-aggregate a page. The order is kept; `hash_key_range` None drops nothing.
+    """De-aggregate a page. Keeps the order, and does not raise for any input of producers.
 
-    Never raises on what producers wrote.
+    Args:
+        records: The page (`RECORD_SCHEMA`).
+        hash_key_range: The range of the shard. None: no aggregate is dropped.
     """
     starts = _starts_like_aggregates(records.column("data"))
     if not any(starts):
@@ -129,7 +135,10 @@ def deaggregate(records: pa.Table, hash_key_range: HashKeyRange | None) -> Deagg
 
 
 def _starts_like_aggregates(data: pa.ChunkedArray) -> list[bool]:
-    """By row; empty when no row does. A few rows take less time than a call of a kernel."""
+    """Return for each row whether it starts with the magic bytes; empty if no row does.
+
+    For a few rows, Python is faster than a call of an Arrow kernel.
+    """
     if len(data) <= _FEW_ROWS:
         return [value.startswith(MAGIC) for value in data.to_pylist()]
     starts = pc.starts_with(data, pattern=MAGIC)
@@ -137,9 +146,12 @@ def _starts_like_aggregates(data: pa.ChunkedArray) -> list[bool]:
 
 
 def decode_aggregate(data: bytes) -> tuple[UserRecord, ...] | None:
-    """Return the user records of an aggregate in order; None when `data` is no valid aggregate.
+    """Return the user records of an aggregate in order.
 
     The index of a user record is its sub-sequence number.
+
+    Returns:
+        None: `data` is not a valid aggregate.
 
     Raises:
         AggregateTooLargeError: The aggregate is valid but exceeds a limit.
@@ -157,9 +169,7 @@ def decode_aggregate(data: bytes) -> tuple[UserRecord, ...] | None:
 
 @dataclass(slots=True)
 class _Columns:
-    """The output, column by column; `rows` are the rows of the page that the inherited columns are
-    copied from.
-    """
+    """The columns of the output. `rows` are the rows of the page for all other columns."""
 
     rows: list[int] = field(default_factory=list)
     subs: list[int] = field(default_factory=list)
@@ -203,7 +213,7 @@ class _Columns:
 
 
 def _all_inside(members: tuple[UserRecord, ...], hash_key_range: HashKeyRange) -> bool:
-    """A record whose key is not known says nothing about where the aggregate belongs."""
+    # A record without a known key is ignored.
     known = {(m.partition_key, m.explicit_hash_key) for m in members}
     return all(
         hash_key is None or hash_key_range.contains(hash_key)
@@ -231,7 +241,7 @@ class AggregateTooLargeError(Exception):
 
 
 class _NotProtobufError(Exception):
-    """The bytes are not the message that they should be."""
+    """The bytes are not the protobuf message of an aggregate."""
 
 
 def _decode_message(message: bytes) -> tuple[UserRecord, ...]:
@@ -249,7 +259,7 @@ def _decode_message(message: bytes) -> tuple[UserRecord, ...]:
             partition_keys.append(_key(message[start:position], MAX_PARTITION_KEY_CHARACTERS))
         elif number == 2:  # noqa: PLR2004 (field numbers of the message, protocol §10.5)
             hash_keys.append(_key(message[start:position], _MAX_DECIMAL_DIGITS))
-        elif number == 3:  # noqa: PLR2004 (likewise)
+        elif number == 3:  # noqa: PLR2004 (as above)
             spans.append((start, position))
     most = MAX_EXPANSION * (len(MAGIC) + end + DIGEST_BYTES)
     if len(spans) * USER_RECORD_BYTES > most:
@@ -268,7 +278,7 @@ def _decode_message(message: bytes) -> tuple[UserRecord, ...]:
 
 
 def _key(value: bytes, most: int) -> str:
-    """Return a key as text. Raises `AggregateTooLargeError` for more than `most` characters."""
+    """Return a key as a string. Raises `AggregateTooLargeError` above `most` characters."""
     text = value.decode(errors="replace")
     if len(text) > most:
         raise AggregateTooLargeError
@@ -307,11 +317,11 @@ def _decode_record(
 
 def _varint(message: bytes, position: int, end: int) -> tuple[int, int]:
     value = shift = 0
-    for place in range(position, min(end, position + _MAX_VARINT_BYTES)):
-        byte = message[place]
+    for at in range(position, min(end, position + _MAX_VARINT_BYTES)):
+        byte = message[at]
         value |= (byte & 0x7F) << shift
         if byte < 0x80:  # noqa: PLR2004 (the continuation bit)
-            return value & _UINT64, place + 1
+            return value & _UINT64, at + 1
         shift += 7
     raise _NotProtobufError
 

@@ -1,1 +1,1 @@
-"""Enhanced fan-out: records pushed by Kinesis (protocol §10.4)."""
+"""Receive records that Kinesis pushes: enhanced fan-out (protocol §10.4)."""

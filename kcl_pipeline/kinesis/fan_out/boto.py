@@ -1,6 +1,6 @@
-"""Enhanced fan-out by boto3, over its HTTP/1.1 event stream.
+"""Subscribe to shards through boto3, over its HTTP/1.1 event stream.
 
-Event payloads are decoded as GetRecords bodies are, not by botocore's parser.
+Event payloads are decoded like GetRecords bodies, not by botocore's parser.
 """
 
 from __future__ import annotations
@@ -32,10 +32,14 @@ _EVENT: Final = "SubscribeToShardEvent"
 
 
 class BotoFanOut:
-    """The `FanOutClient` over a boto3 client; may be used by many threads. Its read time-out ends a
-    subscription that has nothing to say for so long.
+    """The `FanOutClient` over a boto3 client. Thread-safe.
 
-    `events` makes an `EventStream` of botocore's, a stream's name and a shard's id.
+    The read time-out of the client ends a subscription without events.
+
+    Args:
+        client: The boto3 client.
+        events: Creates an `EventStream` from botocore's event stream, the name of the stream and
+            the id of the shard. None: `BotoEventStream`.
     """
 
     def __init__(
@@ -47,7 +51,7 @@ class BotoFanOut:
         self._events = events or BotoEventStream
 
     def describe_consumer(self, stream: StreamId, name: str) -> Consumer | None:
-        """See `FanOutClient`. A stream that does not exist has no consumers, either."""
+        """See `FanOutClient`. Returns None also if the stream does not exist."""
         try:
             with kinesis_errors("DescribeStreamConsumer", f"consumer {name} of {stream.name}"):
                 found = self._client.describe_stream_consumer(
@@ -86,25 +90,25 @@ class BotoFanOut:
             position["Timestamp"] = timestamp
         about = f"{shard_id} of {stream.name}"
         with subscription_errors(about):
-            answer: Any = self._client.subscribe_to_shard(
+            response: Any = self._client.subscribe_to_shard(
                 ConsumerARN=consumer_arn, ShardId=shard_id, StartingPosition=cast("Any", position)
             )
-        return self._events(answer["EventStream"], stream.name, shard_id)
+        return self._events(response["EventStream"], stream.name, shard_id)
 
 
 class BotoEventStream:
-    """One subscription's event stream."""
+    """The event stream of one subscription."""
 
     def __init__(self, events: Any, stream_name: str, shard_id: str) -> None:
-        # botocore has no public way to an event's bytes; its parser makes one dict per record,
-        # which costs ten times as much.
+        # botocore has no public access to the bytes of an event. Its parser creates a dict per
+        # record, which takes ten times as long.
         self._messages: Iterator[Any] = events._event_generator  # noqa: SLF001
         self._raw: Any = events._raw_stream  # noqa: SLF001
         self._stream_name = stream_name
         self._shard_id = shard_id
 
     def subscription(self, clock: Clock) -> Subscription:
-        """See `EventStream`: a thread that waits on the wire."""
+        """See `EventStream`. The subscription has a thread that reads from the connection."""
         return Subscription(self, clock)
 
     def pages(self) -> Iterator[RecordsPage]:
@@ -119,22 +123,24 @@ class BotoEventStream:
             self._raw.close()
 
     def close(self) -> None:
-        """See `PulledEvents`. The socket is shut down, which wakes the thread that reads from it;
-        that thread then closes it.
+        """See `PulledEvents`.
+
+        Shuts the socket down, which wakes the thread that reads from it. That thread closes it.
         """
-        with suppress(
-            AttributeError, ValueError, RuntimeError, OSError
-        ):  # closed already; or an older urllib3, where the thread ends by the read time-out
+        # These errors mean: it is closed already, or urllib3 is old. With an old urllib3 the thread
+        # ends by the read time-out.
+        with suppress(AttributeError, ValueError, RuntimeError, OSError):
             self._raw.shutdown()
 
 
 def page_of(message: Any, stream_name: str, shard_id: str) -> RecordsPage | None:
-    """An event's records; None for a message that is no event of records.
+    """Return the records of an event; None for a message that is not an event with records.
 
-    Raises `ClientError` for an error inside the stream.
+    Raises:
+        ClientError: The message is an error.
     """
     if message.headers.get(":message-type") in ("exception", "error"):
-        raise _refusal(message)
+        raise _client_error(message)
     if message.headers.get(":event-type") != _EVENT:
         return None
     return decode_event(
@@ -142,8 +148,8 @@ def page_of(message: Any, stream_name: str, shard_id: str) -> RecordsPage | None
     )
 
 
-def _refusal(message: Any) -> ClientError:
-    """An error inside the stream, in botocore's own form."""
+def _client_error(message: Any) -> ClientError:
+    """Return an error message of the event stream as botocore's exception."""
     code = message.headers.get(":exception-type") or message.headers.get(":error-code") or "Unknown"
     text = message.headers.get(":error-message") or message.payload.decode("utf-8", "replace")
     return ClientError({"Error": {"Code": str(code), "Message": str(text)}}, _OPERATION)
@@ -151,9 +157,10 @@ def _refusal(message: Any) -> ClientError:
 
 @contextmanager
 def subscription_errors(about: str) -> Iterator[None]:
-    """As `kinesis_errors`, and what can happen to a stream under way.
+    """Translate errors in a block like `kinesis_errors`, and errors of a running event stream.
 
-    Someone else's subscription makes this one wait, as throttling does.
+    If another process has a subscription to the shard, the error is `ThrottledError`, because the
+    caller should wait.
     """
     try:
         yield
@@ -164,7 +171,7 @@ def subscription_errors(about: str) -> Iterator[None]:
         raise ours from error
     except (HTTPError, BotoCoreError, ParserError, OSError) as error:
         raise UnavailableError(
-            f"{_OPERATION} on {about} broke off: {error}",
+            f"{_OPERATION} on {about} was interrupted: {error}",
             code=type(error).__name__,
             operation=_OPERATION,
         ) from error
@@ -173,7 +180,7 @@ def subscription_errors(about: str) -> Iterator[None]:
 def _arn(stream: StreamId) -> str:
     if stream.arn is None:
         raise InvalidRequestError(
-            f"stream {stream.name} has no ARN, which fan-out needs; write its ARN in `streams`",
+            f"stream {stream.name} has no ARN, and fan-out needs it; write its ARN in `streams`",
             operation="DescribeStreamConsumer",
         )
     return stream.arn

@@ -1,6 +1,6 @@
-"""Registered consumers: found, or registered and waited for (protocol §10.4).
+"""Find or register the fan-out consumers of streams (protocol §10.4).
 
-They are never deregistered: others of the application read by them.
+A consumer is never deregistered, because other workers of the application use it.
 """
 
 from __future__ import annotations
@@ -18,9 +18,13 @@ WAIT_SECONDS: Final = 1.0
 
 
 class Consumers:
-    """The consumer of each stream, by one name.
+    """The consumer of each stream. Thread-safe.
 
-    `given` maps stream names to ARNs that are used as they are. Any thread.
+    Args:
+        client: The client.
+        name: Name of the consumer in every stream.
+        given: ARNs of registered consumers by stream name. Nothing is registered for these streams.
+        clock: Clock of the waits.
     """
 
     def __init__(
@@ -34,11 +38,12 @@ class Consumers:
         self._known: dict[str, str] = {}
 
     def arn(self, stream: StreamId) -> str:
-        """The ARN of an active consumer, registered if need be, which takes some seconds.
+        """Return the ARN of an active consumer. Registering one takes some seconds.
 
-        Raises `ThrottledError` when the service's limits refuse a new one ten times,
-        `UnavailableError` when it does not become active in ten seconds, and what a refused call
-        means (`AccessDeniedError`, `NotFound`).
+        Raises:
+            ThrottledError: The service throttled the registration ten times.
+            UnavailableError: The consumer did not become active within ten seconds.
+            AwsError: A call failed.
         """
         if stream.name in self._given:
             return self._given[stream.name]
@@ -48,12 +53,12 @@ class Consumers:
             return self._known[stream.serialized]
 
     def forget(self, stream: StreamId) -> None:
-        """The consumer turned out to be gone: look for it, or register it, when next asked."""
+        """Drop the cached ARN, because the consumer does not exist any more."""
         with self._lock:
             self._known.pop(stream.serialized, None)
 
     def _active(self, stream: StreamId) -> str:
-        refusals = 0
+        throttled = 0
         for attempt in range(2 * MAX_TRIES):
             if attempt:
                 self._clock.sleep(WAIT_SECONDS)
@@ -64,10 +69,10 @@ class Consumers:
                 try:
                     self._client.register_consumer(stream, self._name)
                 except ThrottledError:
-                    refusals += 1
-                    if refusals >= MAX_TRIES:
+                    throttled += 1
+                    if throttled >= MAX_TRIES:
                         raise
-            elif attempt - refusals > MAX_TRIES:
+            elif attempt - throttled > MAX_TRIES:
                 break
         raise UnavailableError(
             f"consumer {self._name} of {stream.name} did not become active in time",

@@ -1,9 +1,8 @@
-"""Enhanced fan-out over HTTP/2, the extra `http2`: many subscriptions share few connections, and
-none has a thread of its own.
+"""Subscribe to shards over HTTP/2 (extra `http2`), without a thread per subscription.
 
-botocore makes, signs and judges the request; only the sending is ours, by its `before-send` event.
-An event is decoded by its receiver, so what a subscription holds is what has come over the
-wire: one message and one window (`records.http2`).
+Many subscriptions share few connections. botocore creates and signs the request, and interprets the
+response. Only the sending is replaced, by a `before-send` handler. The receiver decodes events, so
+a subscription holds at most one message and one flow-control window (`http2_exchange`).
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ try:
     from kcl_pipeline.kinesis.fan_out.http2_exchange import Exchange
 except ModuleNotFoundError as missing:
     raise SettingsError(
-        "retrieval.fan_out_http='2' needs the extra: pip install 'kcl-pipeline[http2]', or "
+        "retrieval.fan_out_http='2' needs an extra: pip install 'kcl-pipeline[http2]', or "
         "write '1.1'"
     ) from missing
 
@@ -39,16 +38,18 @@ _HTTP_ERROR: Final = 300
 
 
 class Http2FanOut(BotoFanOut):
-    """The `FanOutClient` whose subscriptions go over HTTP/2; everything else goes as ever. `client`
-    is not to be used for subscriptions by others.
+    """The `FanOutClient` whose subscriptions use HTTP/2. All other calls use HTTP/1.1.
 
     Proxies are not used. `close` ends all subscriptions.
+
+    Args:
+        client: The boto3 client. No other code may subscribe with it.
     """
 
     def __init__(self, client: BotoKinesisClient) -> None:
         super().__init__(client, Http2Events)
-        # The stubs of botocore know neither the options of a Config nor that the return value of a
-        # before-send handler replaces the response.
+        # The stubs of botocore declare neither the options of a Config nor that the return value
+        # of a before-send handler replaces the response.
         config: Any = client.meta.config
         events: Any = client.meta.events
         self._timeout_seconds = float(config.read_timeout)
@@ -82,9 +83,7 @@ class Http2FanOut(BotoFanOut):
 
 
 def tls_context(client: BotoKinesisClient) -> ssl.SSLContext:
-    """What the client's own connections are checked with: its bundle of certificates, or none at
-    all where it was told so.
-    """
+    """Return a TLS context with the CA bundle of a client, or without verification as it has."""
     verify: Any = getattr(
         getattr(getattr(client, "_endpoint", None), "http_session", None), "_verify", True
     )
@@ -96,7 +95,7 @@ def tls_context(client: BotoKinesisClient) -> ssl.SSLContext:
 
 
 class _Body:
-    """An answer's body in the form that botocore reads."""
+    """The body of a response with the methods that botocore calls."""
 
     def __init__(self, exchange: Exchange, timeout_seconds: float, *, framed: bool) -> None:
         self.exchange = exchange
@@ -114,12 +113,10 @@ class _Body:
 
 
 class Http2Events:
-    """A subscription over HTTP/2 that has begun: botocore has taken its first message, the rest is
-    ours.
-    """
+    """The `EventStream` of a subscription over HTTP/2. botocore has read its first message."""
 
     def __init__(self, events: Any, stream_name: str, shard_id: str) -> None:
-        # the body that `Http2FanOut` gave to botocore
+        # the body that `Http2FanOut` returned to botocore
         self._exchange: Exchange = events._raw_stream.exchange  # noqa: SLF001
         self._stream_name = stream_name
         self._shard_id = shard_id
@@ -130,7 +127,7 @@ class Http2Events:
 
 
 class Http2Subscription:
-    """A `Subscribed` without a thread: `take` decodes what has come, in the thread that takes."""
+    """A `Subscribed` without a thread: `take` decodes the next event in the caller's thread."""
 
     def __init__(self, exchange: Exchange, stream_name: str, shard_id: str, clock: Clock) -> None:
         self._exchange = exchange
@@ -139,28 +136,28 @@ class Http2Subscription:
         self._clock = clock
         self._parser = EventStreamBuffer()
         self._closed = False
-        self._heard_bytes = 0
-        self._heard_at = clock.monotonic()
+        self._received_bytes = 0
+        self._received_at = clock.monotonic()
         self.is_over = False
         self.error: Exception | None = None
         self.received = 0
 
     def start(self, _name: str, _spawn: Spawn) -> None:
-        """See `Subscribed`: it has begun already."""
+        """See `Subscribed`. No effect: there is no thread."""
 
     def take(self) -> RecordsPage | None:
-        """See `Subscribed`. One thread at a time."""
+        """See `Subscribed`. Not thread-safe."""
         if self._closed or self.is_over:
             return None
         try:
             with subscription_errors(f"{self._shard_id} of {self._stream_name}"):
                 page = self._next_page()
-        except Exception as error:  # noqa: BLE001 (it is raised again by who asks why it is over)
+        except Exception as error:  # noqa: BLE001 (`SubscribedShard` raises it)
             self._end(error)
             return None
-        heard = self._exchange.heard_bytes
-        if page is not None or heard != self._heard_bytes:
-            self._heard_bytes, self._heard_at = heard, self._clock.monotonic()
+        received = self._exchange.received_bytes
+        if page is not None or received != self._received_bytes:
+            self._received_bytes, self._received_at = received, self._clock.monotonic()
         if page is not None:
             self.received += 1
             if page.next_iterator is None:
@@ -168,8 +165,8 @@ class Http2Subscription:
         return page
 
     def silent_seconds(self) -> float:
-        """See `Subscribed`: since `take` last saw something new."""
-        return 0.0 if self.is_over else self._clock.monotonic() - self._heard_at
+        """See `Subscribed`. Counted from the last `take` that found new bytes."""
+        return 0.0 if self.is_over else self._clock.monotonic() - self._received_at
 
     def close(self) -> None:
         """See `Subscribed`."""
@@ -189,9 +186,9 @@ class Http2Subscription:
             self._parser.add_data(raw)
             message = next(self._parser, None)
             if message is None:
-                why = f"an event of {self._shard_id} of {self._stream_name} is cut short"
+                text = f"an event of {self._shard_id} of {self._stream_name} is truncated"
                 raise self._exchange.error or UnavailableError(
-                    why, code="BrokenEvent", operation="SubscribeToShard"
+                    text, code="BrokenEvent", operation="SubscribeToShard"
                 )
             page = page_of(message, self._stream_name, self._shard_id)
             if page is not None:

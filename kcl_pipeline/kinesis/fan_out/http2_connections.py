@@ -1,9 +1,8 @@
-"""Requests over HTTP/2: many answers at a time on few connections, and no thread but one for all of
-them.
+"""Send HTTP/2 requests: many responses on few connections, with one thread for all of them.
 
-The protocol is h2's. A connection to an `http` address begins in cleartext (prior knowledge), one
-to an `https` address by ALPN. What an answer may hold in memory is decided by who takes it: its
-window is opened again only for what was taken, or for what the message under way still lacks.
+The library h2 implements the protocol. Connections to `http` URLs start in cleartext (prior
+knowledge), those to `https` URLs by ALPN. The window of a response is opened only for bytes that
+its receiver has taken, or that the current message needs. This limits the memory of a response.
 """
 
 from __future__ import annotations
@@ -41,15 +40,13 @@ from kcl_pipeline.kinesis.fan_out.http2_exchange import Exchange
 _T = TypeVar("_T")
 
 WINDOW_BYTES: Final = 512 * 1024
-"""Of one answer; what the Java library asks for too."""
+"""Flow-control window of one response; the same as in the Java KCL."""
 
 MAX_STREAMS: Final = 32
-"""On one connection, or fewer if the service says so. They all end with it."""
+"""Largest number of responses on one connection. The service may set a lower limit."""
 
 PING_SECONDS: Final = 20.0
-"""A connection that is silent for so long is asked whether it lives, and closed when it is silent
-once more.
-"""
+"""A connection without data for this time gets a ping. After the same time again it is closed."""
 
 _CONNECTION_WINDOW_BYTES: Final = 2**31 - 1 - 65_535
 _FRAME_BYTES: Final = 256 * 1024
@@ -71,10 +68,13 @@ TlsContext = Callable[[], ssl.SSLContext]
 
 
 class Http2Connections:
-    """Connections by address, made when needed. Any thread; its own thread, a daemon, starts with
-    the first request.
+    """Connections by address, opened when needed. Thread-safe.
 
-    `tls_context` makes what `https` addresses are checked with.
+    The first request starts a daemon thread for all connections.
+
+    Args:
+        connect_timeout_seconds: Longest time to connect, and again to negotiate.
+        tls_context: Creates the TLS context of `https` addresses.
     """
 
     def __init__(
@@ -83,20 +83,23 @@ class Http2Connections:
         self._connect_timeout_seconds = connect_timeout_seconds
         self._tls_context = tls_context
         self._guard = threading.Lock()
-        self._room: _Room | None = None
+        self._loop: _Loop | None = None
 
     def request(
         self, method: str, url: str, headers: Mapping[str, str | bytes], body: bytes
     ) -> Exchange:
-        """Send a request; its answer comes into the `Exchange`.
+        """Send a request. The `Exchange` receives the response.
 
-        Raises botocore's connection errors when there is no connection to be had, `SettingsError`
-        when the address does not speak HTTP/2, and `InvalidRequestError` for a body above 16 KiB.
+        Raises:
+            EndpointConnectionError: The connection failed.
+            ConnectTimeoutError: The connection took too long.
+            SettingsError: The address does not support HTTP/2.
+            InvalidRequestError: The body has more than 16 KiB.
         """
         if len(body) > _MAX_BODY_BYTES:
             raise InvalidRequestError(
-                f"a request of {len(body)} bytes is too long for this client, which sends "
-                "short ones",
+                f"a request of {len(body)} bytes is too long for this client; the limit is "
+                f"{_MAX_BODY_BYTES} bytes",
                 code="TooLong",
             )
         address = urlsplit(url)
@@ -112,58 +115,57 @@ class Http2Connections:
             for name, value in headers.items()
             if name.lower() not in _NOT_IN_HTTP2
         ]
-        return self._wait_for(lambda room: self._begin(room, key, fields, body), url)
+        return self._wait_for(lambda loop: self._begin(loop, key, fields, body), url)
 
     @property
     def connections(self) -> int:
-        """How many are open."""
-        return sum(connection.is_open for connection in self._known())
+        """Number of open connections."""
+        return sum(connection.is_open for connection in self._all())
 
     @property
     def streams(self) -> int:
-        """How many answers are under way."""
-        return sum(len(connection.exchanges) for connection in self._known())
+        """Number of responses that are being received."""
+        return sum(len(connection.exchanges) for connection in self._all())
 
-    def _known(self) -> list[_Connection]:
-        room = self._room
+    def _all(self) -> list[_Connection]:
+        loop = self._loop
         return (
             []
-            if room is None
-            else [connection for found in list(room.open.values()) for connection in list(found)]
+            if loop is None
+            else [connection for found in list(loop.open.values()) for connection in list(found)]
         )
 
     def close(self) -> None:
-        """Close all connections, which ends their answers, and the thread.
+        """Close all connections, which ends their responses, and end the thread.
 
-        The next request begins anew.
+        The next request starts the thread again.
         """
         with self._guard:
-            room, self._room = self._room, None
-        if room is not None:
-            room.loop.call_soon_threadsafe(room.loop.stop)
+            loop, self._loop = self._loop, None
+        if loop is not None:
+            loop.loop.call_soon_threadsafe(loop.loop.stop)
 
-    def _wait_for(self, work: Callable[[_Room], Coroutine[Any, Any, _T]], url: str) -> _T:
+    def _wait_for(self, work: Callable[[_Loop], Coroutine[Any, Any, _T]], url: str) -> _T:
         with self._guard:
-            if self._room is None:
-                self._room = _Room(asyncio.new_event_loop())
-                threading.Thread(target=self._room.run, name="http2", daemon=True).start()
-            future = asyncio.run_coroutine_threadsafe(work(self._room), self._room.loop)
+            if self._loop is None:
+                self._loop = _Loop(asyncio.new_event_loop())
+                threading.Thread(target=self._loop.run, name="http2", daemon=True).start()
+            future = asyncio.run_coroutine_threadsafe(work(self._loop), self._loop.loop)
         try:
             return future.result(2 * self._connect_timeout_seconds + PING_SECONDS)
         except (FutureTimeout, CancelledError) as error:
-            future.cancel()  # else it may send what nobody waits for any more
+            future.cancel()  # otherwise the request may be sent after the caller has given up
             raise EndpointConnectionError(endpoint_url=url, error=error) from error
 
-    # -- in the thread of the connections
-    # ----------------------------------------------------------------------------
+    # In the thread of the connections
 
     async def _begin(
-        self, room: _Room, key: tuple[str, str, int], fields: list[tuple[str, str]], body: bytes
+        self, loop: _Loop, key: tuple[str, str, int], fields: list[tuple[str, str]], body: bytes
     ) -> Exchange:
-        async with room.making.setdefault(key, asyncio.Lock()):
-            found = room.open.setdefault(key, [])
+        async with loop.connecting.setdefault(key, asyncio.Lock()):
+            found = loop.open.setdefault(key, [])
             found[:] = [connection for connection in found if connection.is_open]
-            connection = next((connection for connection in found if connection.has_room), None)
+            connection = next((connection for connection in found if connection.has_capacity), None)
             if connection is None:
                 connection = await self._connect(key)
                 found.append(connection)
@@ -182,7 +184,7 @@ class Http2Connections:
             if context is not None and connection.protocol() != "h2":
                 connection.end(ConnectionAbortedError("not HTTP/2"))
                 raise SettingsError(
-                    f"{url} does not speak HTTP/2; write retrieval.fan_out_http='1.1'"
+                    f"{url} does not support HTTP/2; write retrieval.fan_out_http='1.1'"
                 )
             await self._in_time(connection.ready)
         except TimeoutError as error:
@@ -197,19 +199,19 @@ class Http2Connections:
         return connection
 
     async def _in_time(self, work: Awaitable[_T]) -> _T:
-        # Not `wait_for`: before Python 3.12 it forgets a cancellation that comes in the moment in
-        # which the work is done
+        # Not `wait_for`: before Python 3.12 it loses a cancellation that arrives at the moment
+        # when the work is done
         async with asyncio.timeout(self._connect_timeout_seconds):
             return await work
 
 
 @dataclass(frozen=True, slots=True)
-class _Room:
-    """A loop, run by one thread, and what belongs to it."""
+class _Loop:
+    """An event loop in its own thread, and its connections."""
 
     loop: asyncio.AbstractEventLoop
     open: dict[tuple[str, str, int], list[_Connection]] = field(default_factory=dict)
-    making: dict[tuple[str, str, int], asyncio.Lock] = field(default_factory=dict)
+    connecting: dict[tuple[str, str, int], asyncio.Lock] = field(default_factory=dict)
 
     def run(self) -> None:
         try:
@@ -225,11 +227,11 @@ class _Room:
         await asyncio.gather(*others, return_exceptions=True)
         for connection in [connection for found in self.open.values() for connection in found]:
             connection.end(ConnectionAbortedError("closed"))
-        await asyncio.sleep(0)  # transports close in the loop's next turn
+        await asyncio.sleep(0)  # transports close in the next iteration of the loop
 
 
 class _Connection(asyncio.Protocol):
-    """One connection; everything but the exchanges' own part happens in the loop's thread."""
+    """One connection. Its methods run in the thread of the loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -242,15 +244,15 @@ class _Connection(asyncio.Protocol):
         self._h2.local_settings = Settings(client=True, initial_values=values)
         self._h2.max_inbound_frame_size = _FRAME_BYTES
         self._transport: asyncio.Transport | None = None
-        self._heard = True
-        self._asked = False
+        self._has_received = True
+        self._ping_sent = False
         self._timer: asyncio.TimerHandle | None = None
         self.exchanges: dict[int, Exchange] = {}
         self.ready: asyncio.Future[None] = loop.create_future()
         self.is_open = True
 
     @property
-    def has_room(self) -> bool:
+    def has_capacity(self) -> bool:
         return self.is_open and len(self.exchanges) < min(
             MAX_STREAMS, self._h2.remote_settings.max_concurrent_streams
         )
@@ -262,7 +264,7 @@ class _Connection(asyncio.Protocol):
     def begin(self, fields: list[tuple[str, str]], body: bytes) -> Exchange:
         if not self.is_open:
             raise EndpointConnectionError(
-                endpoint_url=dict(fields)[":authority"], error="the connection is gone"
+                endpoint_url=dict(fields)[":authority"], error="the connection is closed"
             )
         try:
             number = self._h2.get_next_available_stream_id()
@@ -281,21 +283,20 @@ class _Connection(asyncio.Protocol):
         return exchange
 
     def end(self, error: Exception) -> None:
-        """Close it; whatever is under way ends with this error."""
+        """Close the connection. All its responses end with this error."""
         self.is_open = False
         if self._timer is not None:
             self._timer.cancel()
         if not self.ready.done():
             self.ready.set_exception(error)
-            self.ready.exception()  # nobody may be waiting any more
+            self.ready.exception()  # marks it as retrieved, if there is no waiting task
         exchanges, self.exchanges = self.exchanges, {}
         for exchange in exchanges.values():
             exchange.ended(error)
         if self._transport is not None:
             self._transport.abort()
 
-    # -- asyncio's protocol
-    # ----------------------------------------------------------------------------
+    # asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)  # noqa: S101 (what create_connection makes)
@@ -303,10 +304,10 @@ class _Connection(asyncio.Protocol):
         self._h2.initiate_connection()
         self._h2.increment_flow_control_window(_CONNECTION_WINDOW_BYTES)
         self._flush()
-        self._timer = self._loop.call_later(PING_SECONDS, self._look)
+        self._timer = self._loop.call_later(PING_SECONDS, self._check_alive)
 
     def data_received(self, data: bytes) -> None:
-        self._heard = True
+        self._has_received = True
         try:
             for event in self._h2.receive_data(data):
                 self._on(event)
@@ -316,10 +317,7 @@ class _Connection(asyncio.Protocol):
             self.end(error)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.end(exc or ConnectionResetError("the other side closed the connection"))
-
-    # -- inside
-    # ----------------------------------------------------------------------------
+        self.end(exc or ConnectionResetError("the service closed the connection"))
 
     def _on(self, event: Event) -> None:
         if isinstance(event, RemoteSettingsChanged) and not self.ready.done():
@@ -333,7 +331,7 @@ class _Connection(asyncio.Protocol):
             and (exchange := self.exchanges.get(event.stream_id)) is not None
         ):
             headers = {_text(name): _text(value) for name, value in event.headers}
-            exchange.answered(int(headers.pop(":status")), headers)
+            exchange.head_received(int(headers.pop(":status")), headers)
         elif isinstance(event, DataReceived):
             exchange = self.exchanges.get(event.stream_id)
             free = (
@@ -349,7 +347,7 @@ class _Connection(asyncio.Protocol):
             exchange.ended(
                 None
                 if isinstance(event, StreamEnded)
-                else ConnectionResetError(f"the service reset the answer ({event.error_code})")
+                else ConnectionResetError(f"the service reset the response ({event.error_code})")
             )
 
     def _acknowledge(self, number: int, size: int) -> None:
@@ -366,26 +364,26 @@ class _Connection(asyncio.Protocol):
             if self.is_open:
                 work(*arguments)
 
-        with suppress(RuntimeError):  # the loop is closed, and all answers with it
+        with suppress(RuntimeError):  # the loop is closed, and all responses have ended
             self._loop.call_soon_threadsafe(unless_closed)
 
     def _flush(self) -> None:
         if self._transport is not None and (data := self._h2.data_to_send()):
             self._transport.write(data)
 
-    def _look(self) -> None:
-        """Every so often: has anything been heard?"""
-        if not self._heard and self._asked:
+    def _check_alive(self) -> None:
+        """Send a ping after a period without data; close the connection after two."""
+        if not self._has_received and self._ping_sent:
             self.end(
                 ConnectionResetError(f"the connection was silent for {2 * PING_SECONDS:.0f} s")
             )
             return
-        self._asked = not self._heard
-        if self._asked:
+        self._ping_sent = not self._has_received
+        if self._ping_sent:
             self._h2.ping(bytes(8))
             self._flush()
-        self._heard = False
-        self._timer = self._loop.call_later(PING_SECONDS, self._look)
+        self._has_received = False
+        self._timer = self._loop.call_later(PING_SECONDS, self._check_alive)
 
 
 def _path(url: str) -> str:

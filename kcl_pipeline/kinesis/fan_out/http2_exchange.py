@@ -1,4 +1,4 @@
-"""One HTTP/2 answer between the thread of the connections, which fills it, and its receiver."""
+"""Pass one HTTP/2 response from the thread of the connections to its receiver."""
 
 from __future__ import annotations
 
@@ -9,22 +9,23 @@ from typing import Final
 from botocore.exceptions import HTTPClientError, ReadTimeoutError
 
 MAX_MESSAGE_BYTES: Final = 24 * 1024 * 1024
-"""Of an event stream: botocore's own limit.
-
-A longer one is handed out as it is, for the parser to refuse.
-"""
+"""Longest message of an event stream: botocore's limit. Its parser refuses a longer message."""
 
 _LENGTH_BYTES: Final = 4
 _MIN_MESSAGE_BYTES: Final = 16
 
 
 class Exchange:
-    """A request that was sent, and its answer: status, headers, and a body that is taken as bytes
-    or as event-stream messages.
+    """The response to a request: status, headers, and a body of bytes or event-stream messages.
 
-    It holds at most the first message that is complete, or under way, and one window. `acknowledge`
-    opens the window again by so many bytes and `cancel` ends the answer; both are called from any
-    thread and do not wait.
+    It buffers at most one message and one flow-control window.
+
+    Args:
+        acknowledge: Opens the window by this number of bytes. Thread-safe; does not wait.
+        cancel: Ends the response. Thread-safe; does not wait.
+
+    Attributes:
+        received_bytes: Bytes of the body that were received.
     """
 
     def __init__(self, acknowledge: Callable[[int], None], cancel: Callable[[], None]) -> None:
@@ -37,23 +38,24 @@ class Exchange:
         self._headers: Mapping[str, str] = {}
         self._over = False
         self._error: Exception | None = None
-        self.heard_bytes = 0
+        self.received_bytes = 0
 
-    # -- filled by the connection
-    # ----------------------------------------------------------------------------
+    # Called by the thread of the connections
 
-    def answered(self, status: int, headers: Mapping[str, str]) -> None:
-        """The head of the answer is here."""
+    def head_received(self, status: int, headers: Mapping[str, str]) -> None:
+        """Store status and headers."""
         with self._changed:
             self._status, self._headers = status, headers
             self._changed.notify_all()
 
     def received(self, data: bytes, size: int) -> int:
-        """A piece of the body, which took `size` bytes of the window; returns how many of them may
-        be opened again at once.
+        """Append a piece of the body, which used `size` bytes of the window.
+
+        Returns:
+            Bytes by which the window can be opened now.
         """
         with self._changed:
-            self.heard_bytes += size
+            self.received_bytes += size
             if self._over:
                 return size
             self._body += data
@@ -62,19 +64,20 @@ class Exchange:
             return self._free()
 
     def ended(self, error: Exception | None) -> None:
-        """Nothing will come any more; None: because the answer is complete."""
+        """Note the end of the response. `error` None: it is complete."""
         with self._changed:
             if not self._over:
                 self._over, self._error = True, error
             self._changed.notify_all()
 
-    # -- taken by anybody
-    # ----------------------------------------------------------------------------
+    # Called by the receiver, in any thread
 
     def head(self, timeout_seconds: float) -> tuple[int, Mapping[str, str]]:
-        """Status and headers, waited for.
+        """Wait for status and headers.
 
-        Raises `ReadTimeoutError`, or `HTTPClientError` when the connection breaks first.
+        Raises:
+            ReadTimeoutError: The time is over.
+            HTTPClientError: The connection was closed.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._status is not None or self._over, timeout_seconds)
@@ -83,13 +86,13 @@ class Exchange:
             raise (
                 self._broken()
                 if self._over
-                else ReadTimeoutError(endpoint_url="http2", error="no answer")
+                else ReadTimeoutError(endpoint_url="http2", error="no response")
             )
 
     def message(self) -> bytes | None:
-        """The next whole message of the body if it is there.
+        """Return the next complete message of the body; None if there is none.
 
-        At the end of the answer whatever is left, which then is no whole message.
+        At the end of the response, an incomplete message is returned.
         """
         with self._changed:
             size = self._message_bytes()
@@ -103,35 +106,35 @@ class Exchange:
         return message or None
 
     def messages(self, timeout_seconds: float) -> Iterator[bytes]:
-        """Messages as they come, to the end of the answer. Raises as `head`."""
+        """Yield messages until the end of the response. Raises as `head`."""
         while self._wait(timeout_seconds):
             message = self.message()
             if message is not None:
                 yield message
 
     def whole_body(self, timeout_seconds: float) -> bytes:
-        """A body that is no event stream, and short. Raises as `head`."""
+        """Return a short body that is not an event stream. Raises as `head`."""
         with self._changed:
             if not self._changed.wait_for(lambda: self._over, timeout_seconds):
-                raise ReadTimeoutError(endpoint_url="http2", error="the answer does not end")
+                raise ReadTimeoutError(endpoint_url="http2", error="the response does not end")
             if self._error is not None:
                 raise self._broken()
             return bytes(self._body)
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing is left and nothing will come."""
+        """Whether the response has ended and all its bytes were taken."""
         with self._changed:
             return self._over and not self._body
 
     @property
     def error(self) -> HTTPClientError | None:
-        """What ended the answer, None while it goes on and when it is complete."""
+        """The error that ended the response. None: it continues, or is complete."""
         with self._changed:
             return self._broken() if self._error is not None else None
 
     def close(self) -> None:
-        """End it and forget what is there. Any thread, any number of times."""
+        """End the response and drop its bytes. Thread-safe. May be called repeatedly."""
         with self._changed:
             free, self._unacknowledged = self._unacknowledged, 0
             self._over = True
@@ -142,7 +145,7 @@ class Exchange:
             self._acknowledge(free)
 
     def _wait(self, timeout_seconds: float) -> bool:
-        """Until there is a message; False at the end."""
+        """Wait for a message. Return False at the end."""
         with self._changed:
             if not self._changed.wait_for(
                 lambda: self._over or self._message_bytes() <= len(self._body), timeout_seconds
@@ -153,18 +156,18 @@ class Exchange:
             return bool(self._body)
 
     def _message_bytes(self) -> int:
-        """How long the first message is; more than there is while it is not known."""
+        """Return the length of the first message. If unknown, it is more than the buffer has."""
         if len(self._body) < _LENGTH_BYTES:
             return _MIN_MESSAGE_BYTES
         size = int.from_bytes(self._body[:_LENGTH_BYTES], "big")
         return size if _MIN_MESSAGE_BYTES <= size <= MAX_MESSAGE_BYTES else _MIN_MESSAGE_BYTES
 
     def _free(self) -> int:
-        """What may be acknowledged: nothing while a whole message waits to be taken."""
+        """Return the bytes to acknowledge; 0 while a complete message is buffered."""
         if self._message_bytes() <= len(self._body):
             return 0
         free, self._unacknowledged = self._unacknowledged, 0
         return free
 
     def _broken(self) -> HTTPClientError:
-        return HTTPClientError(error=self._error or "the answer was closed")
+        return HTTPClientError(error=self._error or "the response was closed")

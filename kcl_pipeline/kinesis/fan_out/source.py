@@ -1,10 +1,9 @@
-"""Enhanced fan-out: shards that push their records instead of being asked for them (protocol
-§10.4).
+"""Read a shard through a subscription, with the same reader as for polling (protocol §10.4).
 
-A subscription is made to look like a `ShardClient` whose iterators are the places to subscribe
-at. `ShardReader` on top of it then does everything that polling does too, by the same lines: where
-to begin, what to filter, KPL aggregates, which answers are not believed, where to go on after an
-error.
+`SubscribedShard` implements `ShardClient` with a subscription; its iterators are starting positions
+of subscriptions. So `ShardReader` decides for polling and subscriptions alike where to start, which
+records to filter, how to handle KPL aggregates and invalid responses, and where to continue after
+an error.
 """
 
 from __future__ import annotations
@@ -29,15 +28,24 @@ from kcl_pipeline.kinesis.reader import ShardReader
 from kcl_pipeline.shards import StreamId
 
 POLL_SECONDS: Final = 0.02
-"""How often a subscription's buffer is looked at; no call is made for it."""
+"""Time between two reads of a subscription's buffer. A read makes no call."""
 
 
 class SubscribedShard:
-    """The `ShardClient` of one shard that is subscribed to. `get_records` never waits for
-    records: an empty page means that none is there yet.
+    """The `ShardClient` of one shard with a subscription.
 
-    Its iterators are `<type>` or `<type>:<argument>`. One that is not where the subscription stands
-    makes a new subscription there, so whatever failed on the way to the caller is delivered again.
+    `get_records` does not wait for records: it returns an empty page if there is none. An iterator
+    is `<type>` or `<type>:<argument>`. An iterator that is not the position of the subscription
+    starts a new subscription. So records that were lost in an error are delivered again.
+
+    Args:
+        polling: The client for all calls but subscriptions.
+        fan_out: The client for subscriptions.
+        consumers: The registered consumers.
+        settings: Settings for reading shards.
+        clock: The clock.
+        spawn: Starts the thread of a subscription.
+        lease_key: The lease, for messages.
     """
 
     def __init__(
@@ -62,7 +70,7 @@ class SubscribedShard:
         self._subscription: Subscribed | None = None
         self._at = ""
         self._behind: int | None = None
-        self._asked_latest = False
+        self._subscribed_at_latest = False
 
     def get_shard_iterator(
         self,
@@ -73,7 +81,7 @@ class SubscribedShard:
         sequence_number: str | None = None,
         timestamp: datetime | None = None,
     ) -> str:
-        """A place to subscribe at; no call."""
+        """Return a position to subscribe at. Makes no call."""
         argument = (
             sequence_number
             if sequence_number is not None
@@ -84,20 +92,26 @@ class SubscribedShard:
         return iterator_type if argument is None else f"{iterator_type}:{argument}"
 
     def latest_iterator(self, stream: StreamId, shard_id: str) -> LatestIterator:
-        """A place to subscribe at, and the service's time, which polling asks for."""
+        """Return a position to subscribe at, and the time of the service.
+
+        The time is that of a GetShardIterator call.
+        """
         since = self._polling.latest_iterator(stream, shard_id).since
-        self._asked_latest = False
+        self._subscribed_at_latest = False
         return LatestIterator("LATEST", since)
 
     def get_records(
         self, stream: StreamId, shard_id: str, iterator: str, _limit: int
     ) -> RecordsPage:
-        """The next event, or an empty page.
+        """Return the next event, or an empty page.
 
-        Raises what ended the subscription, once everything that came before is given out; the next
-        call subscribes again. A normal end (after five minutes) is no error. Raises
-        `ExpiredIteratorError` when LATEST would have to be subscribed to twice: the second would be
-        a later place.
+        The error of a subscription is raised after all its events were returned. The next call
+        subscribes again. The normal end of a subscription, after five minutes, raises no error.
+
+        Raises:
+            ExpiredIteratorError: A second subscription at LATEST is necessary. It would start at a
+                later position.
+            AwsError: The subscription failed.
         """
         subscription = self._subscription
         if self._closed:
@@ -137,9 +151,7 @@ class SubscribedShard:
         return self._nothing_new(iterator)
 
     def close(self) -> None:
-        """End the subscription, if there is one, and begin none any more. Any thread; does not
-        wait.
-        """
+        """End the subscription, and start no other one. Thread-safe; does not wait."""
         with self._guard:
             self._closed = True
         self._drop()
@@ -157,21 +169,20 @@ class SubscribedShard:
         self._drop()
         kind, _, argument = iterator.partition(":")
         if kind == "LATEST":
-            if self._asked_latest:
+            if self._subscribed_at_latest:
                 raise ExpiredIteratorError(
-                    f"the subscription to {self._lease_key} at LATEST is over before its "
-                    "first event",
+                    f"the subscription to {self._lease_key} at LATEST ended before its first event",
                     operation="SubscribeToShard",
                 )
-            self._asked_latest = True
-        where: dict[str, Any] = {}
+            self._subscribed_at_latest = True
+        start: dict[str, Any] = {}
         if kind == "AT_TIMESTAMP":
-            where["timestamp"] = datetime.fromisoformat(argument).astimezone(UTC)
+            start["timestamp"] = datetime.fromisoformat(argument).astimezone(UTC)
         elif argument:
-            where["sequence_number"] = argument
+            start["sequence_number"] = argument
         arn = self._consumers.arn(stream)
         try:
-            events = self._fan_out.subscribe(arn, stream, shard_id, _KINDS[kind], **where)
+            events = self._fan_out.subscribe(arn, stream, shard_id, _KINDS[kind], **start)
         except NotFoundError as error:
             raise self._explained(error, stream, shard_id) from error
         subscription = events.subscription(self._clock)
@@ -186,8 +197,10 @@ class SubscribedShard:
         return subscription
 
     def _explained(self, error: Exception, stream: StreamId, shard_id: str) -> Exception:
-        """The service says the same of a shard that is gone and of a consumer that is gone; only
-        the former ends the shard.
+        """Return the error, or `UnavailableError` if the consumer does not exist.
+
+        The service responds with the same code for a missing shard and a missing consumer. Only the
+        former ends the shard.
         """
         if not isinstance(error, NotFoundError):
             return error
@@ -197,7 +210,7 @@ class SubscribedShard:
             return gone
         self._consumers.forget(stream)
         return UnavailableError(
-            f"the fan-out consumer of {stream.name} is gone, its shard {shard_id} is there: "
+            f"the fan-out consumer of {stream.name} does not exist, but its shard {shard_id} does: "
             f"{error}",
             code="NoConsumer",
             operation=error.operation,
@@ -214,12 +227,14 @@ _KINDS: Final[dict[str, IteratorType]] = {
 
 
 class FanOutReader(ShardReader):
-    """A `ShardReader` of a subscription: `read` takes what has been pushed and never waits for
-    records. `close` it when its lease is gone.
+    """A `ShardReader` of a subscription.
+
+    `read` returns records that were pushed, and does not wait for records. The owner calls `close`
+    when it does not hold the lease any more.
     """
 
     poll_seconds: float = POLL_SECONDS
 
     def close(self) -> None:
-        """End the subscription. Any thread; does not wait; `read` brings nothing any more."""
+        """End the subscription. Thread-safe; does not wait. `read` returns no more records."""
         cast("SubscribedShard", self._kinesis).close()

@@ -1,5 +1,7 @@
-"""One SubscribeToShard: a thread waits on the wire and keeps a few decoded events ready, so that
-nobody else ever waits there (protocol §10.4).
+"""Receive the events of one SubscribeToShard call in a thread with a bounded buffer.
+
+Only this thread waits for the connection (protocol §10.4). The interfaces of a fan-out client are
+here, too.
 """
 
 from __future__ import annotations
@@ -16,28 +18,29 @@ from kcl_pipeline.kinesis.client import IteratorType, RecordsPage
 from kcl_pipeline.shards import StreamId
 
 MAX_BUFFERED_EVENTS: Final = 4
-"""An event holds 2 MB at most.
-
-Behind a full buffer the thread does not read, and the service is held up by the transport.
+"""Events of 2 MB at most. While the buffer is full, the thread does not read from the connection,
+and flow control stops the service.
 """
 
-ROOM_CHECK_SECONDS: Final = 0.1
+CAPACITY_CHECK_SECONDS: Final = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class Consumer:
-    """A registered consumer of a stream. Only one that `is_active` may subscribe."""
+    """A registered consumer of a stream. It can subscribe only if it `is_active`."""
 
     arn: str
     is_active: bool
 
 
 class Subscribed(Protocol):
-    """A subscription behind a bounded buffer, of which nobody else waits for the wire:
-    `Subscription`, and what has no thread of its own.
+    """A subscription with a bounded buffer, with or without its own thread.
 
-    `error` is what ended it, None after a normal end; it is there once `is_over`. `received`:
-    events so far.
+    Its methods do not wait for the connection.
+
+    Attributes:
+        error: The error that ended it. None: a normal end. Valid when `is_over`.
+        received: Number of events so far.
     """
 
     error: Exception | None
@@ -45,33 +48,31 @@ class Subscribed(Protocol):
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing will come any more and everything has been taken."""
+        """Whether the subscription has ended and all events were taken."""
         ...
 
     def start(self, name: str, spawn: Spawn) -> None:
-        """Begin to read, on a thread of that name if it needs one."""
+        """Start to read, in a thread of this name if it needs one."""
         ...
 
     def take(self) -> RecordsPage | None:
-        """The oldest event that has not been taken; None when there is none yet."""
+        """Remove and return the oldest event; None if there is none."""
         ...
 
     def silent_seconds(self) -> float:
-        """How long the wire has said nothing; 0 while there are events to take, and after the
-        end.
-        """
+        """Return the time without data; 0 while events are buffered, and after the end."""
         ...
 
     def close(self) -> None:
-        """End the subscription and forget what is buffered. Any thread; does not wait."""
+        """End the subscription and drop its events. Thread-safe; does not wait."""
         ...
 
 
 class EventStream(Protocol):
-    """A subscription that has begun."""
+    """The response to SubscribeToShard."""
 
     def subscription(self, clock: Clock) -> Subscribed:
-        """The buffer that its events are taken from. Called once."""
+        """Return the subscription with its buffer. Called once."""
         ...
 
 
@@ -79,35 +80,40 @@ class PulledEvents(Protocol):
     """The events of one subscription, for a thread that waits for them."""
 
     def pages(self) -> Iterator[RecordsPage]:
-        """Waits for the next event; ends when the service ends the subscription.
+        """Yield the events, waiting for each, until the service ends the subscription.
 
-        `next_iterator` is the ContinuationSequenceNumber, None at the shard's end. Raises the
-        errors of `kcl_pipeline.errors`.
+        `next_iterator` is the ContinuationSequenceNumber, or None at the end of the shard.
+
+        Raises:
+            AwsError: The subscription failed.
         """
         ...
 
     def close(self) -> None:
-        """End it; a thread that waits in `pages` comes back.
+        """End the subscription. A thread that waits in `pages` returns.
 
-        Any thread, any number of times, does not wait.
+        Thread-safe; does not wait. May be called repeatedly.
         """
         ...
 
 
 class FanOutClient(Protocol):
-    """What enhanced fan-out needs of Kinesis beyond `KinesisClient`.
+    """The calls that enhanced fan-out needs in addition to `KinesisClient`.
 
-    Raises the errors of `kcl_pipeline.errors`; one attempt per call.
+    One attempt per call. The errors are those of `kcl_pipeline.errors`.
     """
 
     def describe_consumer(self, stream: StreamId, name: str) -> Consumer | None:
-        """The consumer of that name; None when it is not registered."""
+        """Return the consumer of this name; None if it is not registered."""
         ...
 
     def register_consumer(self, stream: StreamId, name: str) -> None:
-        """Ask for one; it becomes active some seconds later. One that exists already is no error.
+        """Register a consumer, which becomes active some seconds later.
 
-        Raises `Throttled` at the service's limits.
+        No error if it exists already.
+
+        Raises:
+            ThrottledError: The limits of the service are exceeded.
         """
         ...
 
@@ -121,19 +127,20 @@ class FanOutClient(Protocol):
         sequence_number: str | None = None,
         timestamp: datetime | None = None,
     ) -> EventStream:
-        """Begin.
+        """Subscribe to a shard.
 
-        Raises `Throttled` while the shard has a younger subscription than five seconds, `NotFound`
-        for shard, stream and consumer alike.
+        Raises:
+            ThrottledError: The last subscription to the shard is less than five seconds old.
+            NotFoundError: The shard, the stream or the consumer does not exist.
         """
         ...
 
 
 class Joinable(Protocol):
-    """A thread, or what a simulation takes for one."""
+    """A thread, or its replacement in the simulation."""
 
     def join(self, timeout: float | None = None) -> None:
-        """Wait until it has ended, at most `timeout` seconds."""
+        """Wait until the thread has ended, at most `timeout` seconds."""
         ...
 
 
@@ -141,11 +148,17 @@ Spawn = Callable[[str, Callable[[], None]], Joinable]
 
 
 class Subscription:
-    """The events of one subscription behind a bounded buffer. `start` it once, `take` what is
-    there, `close` it.
+    """A subscription whose events a thread receives into a bounded buffer.
 
-    No plain lock is held while anything waits. `error` is what ended it, None after a normal end;
-    it is set only after the last event is buffered.
+    No plain lock is held during a wait.
+
+    Args:
+        events: The events.
+        clock: The clock.
+
+    Attributes:
+        error: The error that ended it. None: a normal end. Set after the last event is buffered.
+        received: Number of events so far.
     """
 
     def __init__(self, events: PulledEvents, clock: Clock) -> None:
@@ -154,47 +167,44 @@ class Subscription:
         self._guard = threading.Lock()
         self._pages: deque[RecordsPage] = deque()
         self._waiting_since: float | None = clock.monotonic()
-        self._room: StopSignal | None = None
+        self._capacity: StopSignal | None = None
         self._closed = False
         self._over = False
         self.error: Exception | None = None
         self.received = 0
 
     def start(self, name: str, spawn: Spawn) -> None:
-        """Begin to read, on a thread of that name."""
+        """Start to read, in a thread of this name."""
         spawn(name, self._pump)
 
     def take(self) -> RecordsPage | None:
-        """The oldest event that has not been taken."""
+        """Remove and return the oldest event; None if there is none."""
         with self._guard:
             if not self._pages:
                 return None
             page = self._pages.popleft()
-            if self._room is not None:
-                self._room.set()
+            if self._capacity is not None:
+                self._capacity.set()
             return page
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing will come any more and everything has been taken."""
+        """Whether the subscription has ended and all events were taken."""
         with self._guard:
             return self._over and not self._pages
 
     def silent_seconds(self) -> float:
-        """How long the wire has said nothing; 0 while the buffer is full, and after the end."""
+        """Return the time without data; 0 while the buffer is full, and after the end."""
         since = self._waiting_since
         return 0.0 if since is None else self._clock.monotonic() - since
 
     def close(self) -> None:
-        """End the subscription and forget what is buffered.
-
-        Does not wait for the thread, which ends by itself.
-        """
+        """End the subscription and drop its events. Does not wait for the thread to end."""
         with self._guard:
             self._closed = True
             self._pages.clear()
-            if self._room is not None:
-                self._room.set()
+            if self._capacity is not None:
+                self._capacity.set()
         self._events.close()
 
     def _pump(self) -> None:
@@ -204,7 +214,7 @@ class Subscription:
                 if not self._put(page) or page.next_iterator is None:
                     break
                 self._waiting_since = self._clock.monotonic()
-        except Exception as error:  # noqa: BLE001 (it is raised again in the thread that takes)
+        except Exception as error:  # noqa: BLE001 (`SubscribedShard` raises it)
             self.error = error
         finally:
             self._waiting_since = None
@@ -213,7 +223,7 @@ class Subscription:
             self._events.close()
 
     def _put(self, page: RecordsPage) -> bool:
-        """Buffer it once there is room; False when closed meanwhile."""
+        """Wait until the buffer has capacity and append the event. Return False when closed."""
         while True:
             with self._guard:
                 if self._closed:
@@ -222,5 +232,5 @@ class Subscription:
                     self._pages.append(page)
                     self.received += 1
                     return True
-                room = self._room = self._clock.signal()
-            room.wait(ROOM_CHECK_SECONDS)
+                capacity = self._capacity = self._clock.signal()
+            capacity.wait(CAPACITY_CHECK_SECONDS)
