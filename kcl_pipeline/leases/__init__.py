@@ -1,1 +1,1 @@
-"""The lease table: rows, conditional writes, renewal, discovery, two-phase checkpoint."""
+"""Read and write the tables of an application, and hold its leases."""

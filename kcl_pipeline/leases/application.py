@@ -1,9 +1,9 @@
-"""What an application is: its mode, its streams and its sink, and whether a start fits.
+"""Compare the identity of an application (mode, streams, sink) with the recorded one.
 
-The identity is one attribute, `kclpApplication`, of the client-version row `Migration3.0` in the
-coordinator-state table. Java readers of that row keep attributes that they do not know and never
-write over them; a row of its own would become a broken lease when a Java fleet moves the rows of
-this table into the lease table (protocol §4.1, §4.5). Everything here is pure.
+The identity is stored in the attribute `kclpApplication` of the client-version row `Migration3.0`
+in the coordinator-state table. Java readers of that row keep attributes that they do not know. A
+separate row would become an invalid lease when a Java fleet moves the rows of this table into the
+lease table (protocol §4.1, §4.5). This module does no I/O.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from kcl_pipeline.shards import Shard, StreamId
 Mode = Literal["single_stream", "multi_stream"]
 
 MAX_TEXT: Final = 300_000
-"""Characters; a DynamoDB row has at most 400 KB (docs/amazondynamodb, "Service quotas")."""
+"""Largest number of characters of the record. A DynamoDB row has at most 400 KB."""
 
 MAX_SINK: Final = 4_096
-"""Bytes of a sink's address (our own limit)."""
+"""Largest number of bytes of the address of a sink (our own limit)."""
 
 MAX_MILLIS: Final = 253_402_300_799_999
 """The end of the year 9999."""
@@ -37,8 +37,14 @@ ACCEPT_SINK: Final = "kcl-pipeline application --pipeline module:attribute --acc
 
 @dataclass(frozen=True, slots=True)
 class RecordedStream:
-    """A stream by its ARN (or its name, where the service tells no ARN) and its creation time in
-    epoch milliseconds, if known.
+    """A stream in the record.
+
+    Attributes:
+        arn: ARN of the stream, or its name if the service does not return an ARN.
+        created_millis: Creation time in epoch milliseconds. None: unknown.
+
+    Raises:
+        ValueError: A value is outside its limits.
     """
 
     arn: str
@@ -51,16 +57,16 @@ class RecordedStream:
 
     @classmethod
     def of(cls, stream: StreamId) -> RecordedStream:
-        """The record of a resolved stream."""
+        """Return the record of a resolved stream."""
         return cls(stream.arn or stream.name, stream.created_millis)
 
     @property
     def name(self) -> str:
-        """The bare name."""
+        """Name of the stream."""
         return self.arn.rpartition("/")[2]
 
     def is_same(self, other: RecordedStream) -> bool:
-        """Whether both are one stream; an unknown creation time does not tell them apart."""
+        """Return whether both are the same stream. An unknown creation time equals any other."""
         known = self.created_millis is not None and other.created_millis is not None
         return self.arn == other.arn and not (known and self.created_millis != other.created_millis)
 
@@ -73,10 +79,16 @@ class RecordedStream:
 
 @dataclass(frozen=True, slots=True)
 class ApplicationIdentity:
-    """What is recorded of an application.
+    """The identity of an application.
 
-    `sink` None: not recorded yet, or the writer of the record has none to compare. `changing`: the
-    leases of former streams are being deleted, and nobody may start.
+    Attributes:
+        mode: Whether lease keys contain the stream.
+        streams: The streams; exactly one in the mode single_stream.
+        sink: Address of the sink. None: not recorded, or unknown to the writer of the record.
+        changing: Leases of former streams are being deleted, and no worker may start.
+
+    Raises:
+        ValueError: The values are inconsistent, or outside their limits.
     """
 
     mode: Mode
@@ -96,26 +108,30 @@ class ApplicationIdentity:
     def of(
         cls, streams: Iterable[StreamId], *, is_multi_stream: bool, sink: str | None = None
     ) -> ApplicationIdentity:
-        """The identity of a start with these streams, as resolved by the service."""
+        """Return the identity of a start with these resolved streams."""
         mode: Mode = "multi_stream" if is_multi_stream else "single_stream"
         return cls(mode, tuple(RecordedStream.of(stream) for stream in streams), sink)
 
 
 @dataclass(frozen=True, slots=True)
 class ApplicationRecord:
-    """An identity as it was read. `text` is what the row says; a conditional write compares it."""
+    """An identity that was read. A conditional write compares `text`, the attribute's value."""
 
     identity: ApplicationIdentity
     text: str
 
 
 def application_text(identity: ApplicationIdentity) -> str:
-    """The value of the attribute."""
+    """Return the value of the attribute."""
     return msgspec.json.encode(identity, order="deterministic").decode()
 
 
 def application_from_text(text: str) -> ApplicationRecord:
-    """Read the attribute. Raises `UnreadableRowError`."""
+    """Parse the value of the attribute.
+
+    Raises:
+        UnreadableRowError: The value is not an identity.
+    """
     about = "the attribute kclpApplication of the row Migration3.0"
     if len(text) > MAX_TEXT:
         raise UnreadableRowError(f"{about} has {len(text)} characters, more than {MAX_TEXT}")
@@ -123,7 +139,7 @@ def application_from_text(text: str) -> ApplicationRecord:
         identity = msgspec.json.decode(text, type=ApplicationIdentity)
     except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:
         raise UnreadableRowError(
-            f"{about} cannot be read ({error}); look at it and remove it: the next start "
+            f"{about} cannot be read ({error}); check it and remove it: the next start "
             "records it again, if the leases fit"
         ) from error
     return ApplicationRecord(identity, text)
@@ -132,13 +148,22 @@ def application_from_text(text: str) -> ApplicationRecord:
 def successor(
     name: str, recorded: ApplicationIdentity, wanted: ApplicationIdentity
 ) -> ApplicationIdentity:
-    """What the record becomes when a start with `wanted` is allowed; equal to `recorded` when
-    nothing changes.
+    """Return the record after a start with `wanted`, or refuse the start.
 
-    A multi-stream application may get further streams: their lease keys carry their own identity.
-    Streams that a start does not name stay in the record, since workers of another version of the
-    code may still read them. Raises `OtherApplicationError` with a sentence that says how to make
-    the change on purpose.
+    A multi-stream application may add streams, because its lease keys contain the stream. Streams
+    that a start does not name stay in the record, because workers with another version of the code
+    may read them.
+
+    Args:
+        name: Name of the application.
+        recorded: The recorded identity.
+        wanted: The identity of the start.
+
+    Returns:
+        The new record; equal to `recorded` if nothing changes.
+
+    Raises:
+        OtherApplicationError: The start does not fit. The message says how to make the change.
     """
     if recorded.changing:
         raise OtherApplicationError(
@@ -164,14 +189,14 @@ def _other_mode(name: str, recorded: ApplicationIdentity, wanted: ApplicationIde
     if recorded.mode == "single_stream":
         return (
             f"the application {name!r} reads the one stream {recorded.streams[0]}, and its lease "
-            f"keys are bare shard ids, but streams={_names(wanted)} names several; write "
+            f"keys are shard ids, but streams={_names(wanted)} names several; write "
             f"streams={_names(recorded)} or another name, or stop its workers and run "
-            f"{ACCEPT_STREAMS}, which begins all streams at the initial position"
+            f"{ACCEPT_STREAMS}, which starts all streams at the initial position"
         )
     return (
-        f"the application {name!r} reads several streams, and its lease keys carry their names, "
+        f"the application {name!r} reads several streams, and its lease keys contain their names, "
         f"but streams={_names(wanted)} names one; write streams={_names(recorded)} or another "
-        f"name, or stop its workers and run {ACCEPT_STREAMS}, which begins the stream at the "
+        f"name, or stop its workers and run {ACCEPT_STREAMS}, which starts the stream at the "
         "initial position"
     )
 
@@ -183,15 +208,15 @@ def _same(
     if before.arn != now.arn:
         raise OtherApplicationError(
             f"the application {name!r} reads the stream {before}, but streams={_names(wanted)} is "
-            f"{now}, and its lease keys do not tell the two apart; write streams="
+            f"{now}, and the two streams have the same lease keys; write streams="
             f"{_names(recorded)} or another name, or stop its workers and run {ACCEPT_STREAMS}, "
-            "which begins the new stream at the initial position"
+            "which starts the new stream at the initial position"
         )
     if not before.is_same(now):
         raise OtherApplicationError(
             f"the stream {before.name} of the application {name!r} was deleted and created again: "
-            f"its leases belong to {before}, now there is {now}; stop its workers and run "
-            f"{ACCEPT_STREAMS}, which begins the new stream at the initial position"
+            f"its leases belong to {before}, the name to {now}; stop its workers and run "
+            f"{ACCEPT_STREAMS}, which starts the new stream at the initial position"
         )
     return (now,) if before.created_millis is None else recorded.streams
 
@@ -220,12 +245,17 @@ def _names(identity: ApplicationIdentity) -> list[str]:
 def contradiction(
     leases: Sequence[Lease], wanted: ApplicationIdentity, shards: Iterable[Shard]
 ) -> str | None:
-    """Why leases that are there already cannot be those of `wanted`; None when nothing speaks
-    against it. A lease of the other form, beside others of the form wanted, is a foreign row.
+    """Return why existing leases cannot belong to `wanted`; None if they may.
 
-    For an application without a record: made by Java or by an older version. `shards` is the
-    unfiltered listing of the stream of a single-stream application. Its lease keys are only shard
-    ids, but a shard of another stream mostly has another hash range, or other sequence numbers.
+    For an application without a record, created by the Java KCL or an older version. Single-stream
+    lease keys are only shard ids, but a shard of another stream mostly has another hash range or
+    other sequence numbers. If only some of the leases have the other form, they are ignored here
+    and reported as bad rows elsewhere.
+
+    Args:
+        leases: The existing leases.
+        wanted: The identity of the start.
+        shards: All shards of the stream of a single-stream application.
     """
     if wanted.mode == "multi_stream":
         return _other_streams(leases, wanted)
@@ -292,7 +322,7 @@ def _not_of_shard(lease: Lease, shard: Shard) -> str | None:
 
 
 def as_json(record: ApplicationRecord | None) -> Mapping[str, object] | None:
-    """The record for `--json`."""
+    """Return the record for the output of `--json`."""
     if record is None:
         return None
     identity = record.identity

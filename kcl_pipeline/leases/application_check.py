@@ -1,4 +1,4 @@
-"""Record what an application is at its first start, and refuse a start that does not fit."""
+"""Record the identity of an application at its first start, and refuse a start that differs."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ ATTEMPTS: Final = 5
 def check_application(
     name: str, coordinator_table: CoordinatorStateTable, wanted: ApplicationIdentity
 ) -> None:
-    """Refuse a start that does not fit what is recorded. Nothing is written.
+    """Refuse a start that does not fit the recorded identity. Writes nothing.
 
-    Raises `OtherApplicationError`.
+    Raises:
+        OtherApplicationError: The start does not fit.
     """
     record = coordinator_table.read_application()
     if record is not None:
@@ -37,12 +38,20 @@ def ensure_application(
     wanted: ApplicationIdentity,
     list_shards: Callable[[], Iterable[Shard]],
 ) -> ApplicationIdentity:
-    """Record the identity, or what a start adds to it, and return what is recorded.
+    """Record the identity, or the streams that a start adds, and return the record.
 
-    The client-version item must exist. `list_shards` lists the single stream without a filter; it
-    is asked only when leases exist that no identity was recorded for. Losing the write to another
-    process is fine: the record is read again. Raises `OtherApplicationError` when the start does
-    not fit.
+    The client-version row must exist. If another process writes first, the record is read again.
+
+    Args:
+        name: Name of the application.
+        coordinator_table: The coordinator-state table.
+        lease_table: The lease table.
+        wanted: The identity of the start.
+        list_shards: Lists all shards of a single stream. Called only if there are leases but no
+            record.
+
+    Raises:
+        OtherApplicationError: The start does not fit.
     """
     for _ in range(ATTEMPTS):
         record = coordinator_table.read_application()

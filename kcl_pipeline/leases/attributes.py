@@ -1,9 +1,9 @@
-"""Attributes of rows, read strictly and within limits.
+"""Read the attributes of rows strictly and within limits.
 
-Anyone with access to the tables may have written a row. Every attribute that decides something is
-read here, once: its type, length, range, count and character set. A violation is a `ValueError`
-whose message names the attribute; `readable` makes it the `UnreadableRowError` of its row.
-Attributes that this package does not know are left alone.
+Any client with access to the tables may have written a row. So type, length, range, count and
+characters of every attribute that is used are checked here. A violation is a `ValueError` whose
+message names the attribute; `readable` turns it into the `UnreadableRowError` of the row.
+Attributes that this package does not know are ignored.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from kcl_pipeline.leases.store import Item
 from kcl_pipeline.text import printable
 
 MAX_LONG: Final = 2**63 - 1
-"""Java's `long`, in which KCL keeps all numbers, and Delta's version of a transaction."""
+"""Java's `long`, in which KCL stores all numbers, and Delta the versions of transactions."""
 
 MAX_COUNTER: Final = 2**62
-"""Lease counter and owner switches (our own limit).
+"""Largest lease counter and number of owner switches (our own limit).
 
 Half of `MAX_LONG`: a counter that is read can always be incremented, and the number of a batch
 always fits into the Delta log. A counter that starts at 0 reaches it after more than 100 million
@@ -31,31 +31,33 @@ years of a thousand writes per second.
 """
 
 MAX_NUMBER_CHARACTERS: Final = 200
-"""An N attribute as text. DynamoDB: 38 digits and an exponent of -130 to 125, so 168 characters
-when it is written without an exponent.
+"""Longest N attribute. DynamoDB has 38 digits and exponents of -130 to 125, which are 168
+characters without an exponent.
 """
 
 MAX_NUMBER_EXPONENT: Final = 126
-"""Decimal digits before the point of an N attribute (DynamoDB: below 1E+126)."""
+"""Largest number of decimal digits before the point of an N attribute (DynamoDB: below 1E+126)."""
 
 MAX_ROW_BYTES: Final = 380_000
-"""A lease row, with what others added to it. DynamoDB takes 400 KB (409,600 bytes); the rest is
-room for what is written here, or one full row could no longer be assigned, renewed or committed.
-"""
-MAX_KEY_BYTES: Final = 2048
-"""A partition key, and so a lease key, an owner (the hash key of an index) and a worker id
-(DynamoDB).
+"""Largest lease row, with attributes of other writers (our own limit).
+
+DynamoDB allows 400 KB (409,600 bytes). The difference is for the attributes that this package
+writes. Without it, a full row could not be assigned, renewed or committed.
 """
 
+MAX_KEY_BYTES: Final = 2048
+"""Longest partition key (DynamoDB): lease key, worker id, and owner (the hash key of an index)."""
+
 MAX_NAME_CHARACTERS: Final = 256
-"""Other names, such as run ids and lock versions (our own limit)."""
+"""Longest other name, such as a run id or a lock version (our own limit)."""
 
 SHARD_ID: Final = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 """Kinesis: the pattern of ShardId."""
 
 MAX_RELATED_SHARDS: Final = 16
-"""Parents or children of one shard (our own limit). Kinesis has two of each; KCL only ever adds to
-the children of a row, so that more than two are not an error.
+"""Largest number of parents or children of a shard (our own limit).
+
+Kinesis has two of each. KCL only adds children to a row, so more than two are not an error.
 """
 
 _WHOLE: Final = re.compile(r"[0-9]{1,38}")
@@ -72,8 +74,9 @@ _UNREADABLE: Final = (
 
 
 def check_size(item: Item) -> None:
-    """Raises `ValueError` for a row of more than `MAX_ROW_BYTES`, counted as DynamoDB does: names
-    and values, and a byte for each element of a list or map.
+    """Raise `ValueError` for a row of more than `MAX_ROW_BYTES`.
+
+    The size is counted as in DynamoDB: names, values, and a byte per element of a list or map.
     """
     characters = 0
     for attribute in item.values():
@@ -82,7 +85,7 @@ def check_size(item: Item) -> None:
                 characters += len(value)
             elif kind not in _NO_SIZE:
                 characters += len(str(value))
-    # a character has four bytes at most: this is the quick answer for nearly all rows
+    # a character has at most four bytes, so nearly all rows need no exact count
     if characters > MAX_ROW_BYTES // 4:
         _check_bytes(item)
 
@@ -107,15 +110,15 @@ def _check_bytes(item: Item) -> None:
 
 
 class _Readable:
-    """See `readable`. A class: rows are read so often that a generator per row is noticeable."""
+    """See `readable`. A class, because a generator per row is measurably slower."""
 
-    __slots__ = ("_otherwise",)
+    __slots__ = ("_problem",)
 
-    def __init__(self, otherwise: str | Callable[[], str]) -> None:
-        self._otherwise = otherwise
+    def __init__(self, problem: str | Callable[[], str]) -> None:
+        self._problem = problem
 
     def __enter__(self) -> None:
-        """Begin to read."""
+        """Do nothing."""
 
     def __exit__(
         self,
@@ -125,41 +128,44 @@ class _Readable:
     ) -> None:
         if not isinstance(error, _UNREADABLE):
             return
-        otherwise = self._otherwise if isinstance(self._otherwise, str) else self._otherwise()
-        raise UnreadableRowError(f"{otherwise}: {error}") from error
+        problem = self._problem if isinstance(self._problem, str) else self._problem()
+        raise UnreadableRowError(f"{problem}: {error}") from error
 
 
-def readable(otherwise: str | Callable[[], str]) -> AbstractContextManager[None]:
-    """Raise what a row's values make Python raise as one `UnreadableRowError` that begins with
-    `otherwise`.
+def readable(problem: str | Callable[[], str]) -> AbstractContextManager[None]:
+    """Turn errors that the values of a row cause into an `UnreadableRowError`.
+
+    Args:
+        problem: Start of the message, or a function that returns it.
     """
-    return _Readable(otherwise)
+    return _Readable(problem)
 
 
 def required(value: Any, name: str) -> Any:
-    """The value. Raises `ValueError` when it is None."""
+    """Return the value. Raise `ValueError` if it is None."""
     if value is None:
-        raise ValueError(f"{name} is missing, or not of its type")
+        raise ValueError(f"{name} is missing, or has another type")
     return value
 
 
 def text_of(item: Item, name: str) -> str | None:
-    """An S attribute of any content; None when absent, empty or of another type."""
+    """Return an S attribute; None if it is absent, empty or of another type."""
     value = _value(item, name, "S")
     return value if isinstance(value, str) and value else None
 
 
 def name_of(item: Item, name: str, most_bytes: int = MAX_NAME_CHARACTERS) -> str | None:
-    """An S attribute that names something; None when absent, empty or of another type.
+    """Return an S attribute that is a name; None if it is absent, empty or of another type.
 
-    Raises `ValueError` when it has more than `most_bytes` bytes or characters that do not print.
+    Raises:
+        ValueError: It has more than `most_bytes` bytes, or unprintable characters.
     """
     value = text_of(item, name)
     return None if value is None else checked_name(value, name, most_bytes)
 
 
 def checked_name(value: str, name: str, most_bytes: int = MAX_NAME_CHARACTERS) -> str:
-    """The value. Raises `ValueError` as `name_of` does; `name` stands in the message."""
+    """Return the value if it is a name. Raises as `name_of`, with `name` in the message."""
     if not value.isprintable():
         raise ValueError(f"{name} is '{printable(value)}', with characters that do not print")
     if len(value.encode()) > most_bytes:
@@ -168,9 +174,10 @@ def checked_name(value: str, name: str, most_bytes: int = MAX_NAME_CHARACTERS) -
 
 
 def int_of(item: Item, name: str, *, most: int = MAX_LONG) -> int | None:
-    """An N attribute as an integer; None when absent or of another type.
+    """Return an N attribute as an integer; None if it is absent or of another type.
 
-    Raises `ValueError` when it is no whole number from 0 to `most` (inclusive).
+    Raises:
+        ValueError: It is not a whole number from 0 to `most` (inclusive).
     """
     value = _value(item, name, "N")
     if not isinstance(value, str):
@@ -188,9 +195,10 @@ def int_of(item: Item, name: str, *, most: int = MAX_LONG) -> int | None:
 
 
 def float_of(item: Item, name: str, *, least: float, most: float) -> float | None:
-    """An N attribute as a float; None when absent or of another type.
+    """Return an N attribute as a float; None if it is absent or of another type.
 
-    Raises `ValueError` when it is no number from `least` to `most` (inclusive).
+    Raises:
+        ValueError: It is not a number from `least` to `most` (inclusive).
     """
     value = _value(item, name, "N")
     if not isinstance(value, str):
@@ -202,7 +210,7 @@ def float_of(item: Item, name: str, *, least: float, most: float) -> float | Non
 
 
 def _decimal(value: str, name: str) -> Decimal:
-    """The number, within DynamoDB's exponents: `int` of more digits could take all memory."""
+    # Only exponents of DynamoDB: `int` of a larger number could need all memory.
     if len(value) <= MAX_NUMBER_CHARACTERS and value.isascii() and "_" not in value:
         try:
             exact = Decimal(value)
@@ -214,34 +222,37 @@ def _decimal(value: str, name: str) -> Decimal:
 
 
 def shard_ids_of(item: Item, name: str) -> frozenset[str]:
-    """An SS attribute of shard ids; empty when absent or of another type.
+    """Return an SS attribute of shard ids; empty if it is absent or of another type.
 
-    Raises `ValueError` for more than `MAX_RELATED_SHARDS`, or one that is no shard id.
+    Raises:
+        ValueError: It has more than `MAX_RELATED_SHARDS` values, or one is not a shard id.
     """
     value = _value(item, name, "SS")
     if not isinstance(value, list):
         return frozenset()
     if len(value) > MAX_RELATED_SHARDS:
         raise ValueError(f"{name} has {len(value)} shards, more than {MAX_RELATED_SHARDS}")
-    return frozenset(checked_shard_id(one, name) for one in value)
+    return frozenset(checked_shard_id(shard_id, name) for shard_id in value)
 
 
 def checked_shard_id(value: object, name: str) -> str:
-    """The value. Raises `ValueError` when it is no shard id; `name` stands in the message."""
+    """Return the value if it is a shard id. Otherwise raise `ValueError` with `name`."""
     if isinstance(value, str) and SHARD_ID.fullmatch(value):
         return value
     raise ValueError(f"{name} has '{printable(str(value), 50)}', which is not a shard id")
 
 
 def bytes_of(item: Item, name: str) -> bytes | None:
-    """A B attribute; None when absent, empty or of another type."""
+    """Return a B attribute; None if it is absent, empty or of another type."""
     value = _value(item, name, "B")
     return bytes(value) if isinstance(value, bytes | bytearray) and value else None
 
 
 def map_of(item: Item, name: str, most: int) -> dict[str, Any]:
-    """An M attribute; empty when absent or of another type. Raises `ValueError` for more than
-    `most` names.
+    """Return an M attribute; empty if it is absent or of another type.
+
+    Raises:
+        ValueError: It has more than `most` names.
     """
     value = _value(item, name, "M")
     if not isinstance(value, dict):
@@ -252,8 +263,10 @@ def map_of(item: Item, name: str, most: int) -> dict[str, Any]:
 
 
 def list_of(item: Item, name: str, most: int) -> list[Any]:
-    """An L attribute; empty when absent or of another type. Raises `ValueError` for more than
-    `most` values.
+    """Return an L attribute; empty if it is absent or of another type.
+
+    Raises:
+        ValueError: It has more than `most` values.
     """
     value = _value(item, name, "L")
     if not isinstance(value, list):

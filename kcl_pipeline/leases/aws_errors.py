@@ -1,4 +1,4 @@
-"""What a failed DynamoDB call means to the tables (protocol §1.4).
+"""Translate the errors of DynamoDB calls (protocol §1.4).
 
 Every message names the operation and the table.
 """
@@ -19,15 +19,17 @@ TRANSACTION_CANCELED: Final = "TransactionCanceledException"
 IN_USE: Final = "ResourceInUseException"
 
 _REFUSED: Final = "ConditionalCheckFailed"
-_PASSING: Final = frozenset(
+_TRANSIENT: Final = frozenset(
     {"TransactionConflict", "ProvisionedThroughputExceeded", "ThrottlingError"}
 )
-"""Reasons in a canceled transaction: a condition, and what passes."""
+"""Transient reasons of a canceled transaction."""
 
 
-class ConditionFailed(AwsError):  # noqa: N818 (reads as the outcome that it is)
-    """A conditional write was refused; `item` is the row as the service found it, None when it did
-    not say or there is none.
+class ConditionFailed(AwsError):  # noqa: N818 (an outcome, not an error of the caller)
+    """A conditional write was refused.
+
+    Attributes:
+        item: The row that the service found. None: there is no row, or it was not returned.
     """
 
     def __init__(self, message: str, *, operation: str, item: Item | None) -> None:
@@ -35,25 +37,33 @@ class ConditionFailed(AwsError):  # noqa: N818 (reads as the outcome that it is)
         self.item = item
 
 
-class TransactionRefused(AwsError):  # noqa: N818 (reads as the outcome that it is)
-    """A transaction was refused for conditions of the writes at `places`; nothing was applied."""
+class TransactionRefused(AwsError):  # noqa: N818 (an outcome, not an error of the caller)
+    """A transaction was refused, and nothing was applied.
 
-    def __init__(self, message: str, *, operation: str, places: frozenset[int]) -> None:
+    Attributes:
+        indexes: Indexes of the writes whose conditions do not hold.
+    """
+
+    def __init__(self, message: str, *, operation: str, indexes: frozenset[int]) -> None:
         super().__init__(message, code=TRANSACTION_CANCELED, operation=operation)
-        self.places = places
+        self.indexes = indexes
 
 
 def call(method: Callable[..., Any], operation: str, table: str, **request: Any) -> dict[str, Any]:
-    """Call a client's method on a table. Raises `ConditionFailed`, `TransactionRefused`, or the
-    `AwsError` that fits.
+    """Call a method of the client on a table.
+
+    Raises:
+        ConditionFailed: A conditional write was refused.
+        TransactionRefused: A transaction was refused because of its conditions.
+        AwsError: The call failed.
     """
     with aws_errors("dynamodb", operation, f"table {table}", refused_condition):
-        answer: dict[str, Any] = method(**request)
-        return answer
+        response: dict[str, Any] = method(**request)
+        return response
 
 
 def refused_condition(error: ClientError, code: str, text: str) -> AwsError | None:
-    """The outcome of a conditional write or transaction that was refused; None for other codes."""
+    """Return the error of a refused conditional write or transaction; None for other codes."""
     operation = error.operation_name
     if code == CONDITION_FAILED:
         item: Any = dict(error.response).get("Item")
@@ -63,15 +73,15 @@ def refused_condition(error: ClientError, code: str, text: str) -> AwsError | No
 
 
 def _canceled(error: ClientError, operation: str, text: str) -> AwsError:
-    """Nothing of the transaction was applied; the reasons stand in the order of its writes."""
+    # The reasons are in the order of the writes.
     reasons: Any = dict(error.response).get("CancellationReasons")
     codes = [
         str(reason.get("Code", "")) if isinstance(reason, dict) else ""
         for reason in (reasons if isinstance(reasons, list) else [])
     ]
-    if _PASSING.intersection(codes):
+    if _TRANSIENT.intersection(codes):
         return ThrottledError(text, code=TRANSACTION_CANCELED, operation=operation)
-    places = frozenset(place for place, code in enumerate(codes) if code == _REFUSED)
-    if places:
-        return TransactionRefused(text, operation=operation, places=places)
+    indexes = frozenset(index for index, code in enumerate(codes) if code == _REFUSED)
+    if indexes:
+        return TransactionRefused(text, operation=operation, indexes=indexes)
     return InvalidRequestError(text, code=TRANSACTION_CANCELED, operation=operation)

@@ -1,5 +1,6 @@
-"""The coordinator-state table's operations: the leader's lock and the client version
-(protocol §3).
+"""Read and write the leader lock, the client version and the identity of the application.
+
+These are rows of the coordinator-state table (protocol §3).
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ _MOVED_AWAY = frozenset({"TABLE_MIGRATION_STATUS_PENDING", "TABLE_MIGRATION_STAT
 
 
 class CoordinatorRows:
-    """`tables.CoordinatorStateTable` on any row store.
+    """`tables.CoordinatorStateTable` on a row store.
 
-    Lock versions are unique, so a write recognises its own work by them.
+    Lock versions are unique, so a retried write recognises the result of its first attempt.
     """
 
     def __init__(self, store: RowStore) -> None:
@@ -44,8 +45,9 @@ class CoordinatorRows:
     def ensure_exists(self) -> bool:
         """See `tables.CoordinatorStateTable`.
 
-        Raises `errors.IncompatibleTableError` when a Java fleet has moved its rows into the lease
-        table (protocol §4.3).
+        Raises:
+            IncompatibleTableError: A Java fleet has moved the rows into the lease table (protocol
+                §4.3).
         """
         return self._store.ensure_exists(self._refuse_moved_rows)
 
@@ -54,9 +56,9 @@ class CoordinatorRows:
         status = text_of(item, "tm") if item is not None else None
         if status in _MOVED_AWAY:
             raise IncompatibleTableError(
-                f"the row {rows.TABLE_MIGRATION_KEY} of the table {self.name} says {status}: "
-                "the application's rows are in the single-table layout "
-                "of KCL 3.5, which this version does not work on; use another application name"
+                f"the row {rows.TABLE_MIGRATION_KEY} of the table {self.name} has the status "
+                f"{status}: the rows of the application have the single-table layout of KCL 3.5, "
+                "which this version does not support; use another application name"
             )
 
     def read_lock(self) -> LeaderLock | None:
@@ -78,14 +80,14 @@ class CoordinatorRows:
             return UnreadableLock(str(error), known)
 
     def put_lock(self, lock: LeaderLock, *, replacing: LeaderLock | UnreadableLock | None) -> bool:
-        """Done when the item is exactly this one: its version is in no other."""
+        """See `tables.CoordinatorStateTable`. Applied if the row equals this one."""
         key = self._store.key_name
         item = rows.lock_to_item(lock, key)
         outcome = self._store.put(item, _replaceable(key, replacing))
         return outcome.applied or same_item(outcome.item, item)
 
     def heartbeat_lock(self, lock: LeaderLock, version: str) -> bool:
-        """Done when owner and new version are there."""
+        """See `tables.CoordinatorStateTable`. Applied if the row has owner and new version."""
         put = {
             rows.LOCK_DURATION: string(str(lock.lease_duration_millis)),
             rows.LOCK_VERSION: string(version),
@@ -94,9 +96,9 @@ class CoordinatorRows:
         return outcome.applied or _has(outcome, {rows.LOCK_OWNER: string(lock.owner_name), **put})
 
     def release_lock(self, lock: LeaderLock) -> bool:
-        """Done when the item is gone or names another owner.
+        """See `tables.CoordinatorStateTable`. Applied if there is no row, or another owner's.
 
-        Under the same owner name with another version it is still held: False.
+        A row with the same owner name and another version is still held: False.
         """
         outcome = self._store.delete(rows.LEADER_KEY, self._held(lock))
         return (
@@ -113,12 +115,12 @@ class CoordinatorRows:
         ]
 
     def read_migration(self) -> MigrationState | None:
-        """See `tables.CoordinatorStateTable`. Raises `ValueError` when the item cannot be read."""
+        """See `tables.CoordinatorStateTable`."""
         item = self._store.get(rows.MIGRATION_KEY)
         return None if item is None else rows.migration_from_item(item)
 
     def put_migration(self, state: MigrationState, *, replacing: MigrationState | None) -> bool:
-        """Done when the item has all that this write sets."""
+        """See `tables.CoordinatorStateTable`. Applied if the row has these attributes."""
         key = self._store.key_name
         attributes = rows.migration_attributes(state)
         if replacing is None:
@@ -143,7 +145,7 @@ class CoordinatorRows:
     def put_application(
         self, identity: ApplicationIdentity, *, replacing: ApplicationRecord | None
     ) -> bool:
-        """Done when the attribute is exactly this one."""
+        """See `tables.CoordinatorStateTable`. Applied if the attribute has this value."""
         put = {rows.APPLICATION: string(application_text(identity))}
         before: Condition = Absent(rows.APPLICATION)
         if replacing is not None:
@@ -155,7 +157,7 @@ class CoordinatorRows:
 
 
 def _replaceable(key: str, found: LeaderLock | UnreadableLock | None) -> list[Condition]:
-    """What must still hold for the lock that was found to be replaced."""
+    """Return the conditions of replacing the lock that was found."""
     match found:
         case None:
             return [Absent(key)]

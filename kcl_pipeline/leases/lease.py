@@ -1,4 +1,4 @@
-"""The lease row as a value (protocol §1.2)."""
+"""Values of the lease table: leases, listings and bad rows (protocol §1.2)."""
 
 from __future__ import annotations
 
@@ -11,12 +11,22 @@ from kcl_pipeline.shards import HashKeyRange
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """One row of the lease table; `None` means that the attribute is absent.
+    """One row of the lease table. None means that the attribute is absent.
 
-    `owner` is who should own it, `checkpoint_owner` the previous owner that is still draining
-    during a graceful handoff. `throughput_kbps` is a moving average in KiB/s. `stream` is the
-    serialized stream identifier of a multi-stream lease (`account:name:epoch`), None for
-    single-stream ones; `parent_shard_ids` and `child_shard_ids` are bare shard ids in both forms.
+    Attributes:
+        lease_key: Key of the row.
+        checkpoint: Last position (inclusive) that is processed.
+        counter: Lease counter. Every renewal and most other writes increment it.
+        owner: The worker that should own the lease.
+        checkpoint_owner: The previous owner, which still processes the shard during a handoff.
+        owner_switches_since_checkpoint: KCL's count of changes of the owner.
+        pending_checkpoint: End of a prepared batch.
+        pending_checkpoint_state: Batch number of the prepared batch.
+        parent_shard_ids: Shard ids of the parents.
+        child_shard_ids: Shard ids of the children.
+        hash_key_range: The hash keys of the shard.
+        throughput_kbps: Moving average in KiB/s.
+        stream: Stream of a multi-stream lease (`account:name:epoch`).
     """
 
     lease_key: str
@@ -35,17 +45,17 @@ class Lease:
 
     @property
     def shard_id(self) -> str:
-        """The bare shard id: the last field of the lease key."""
+        """The shard id, which is the last part of the lease key."""
         return self.lease_key.rsplit(":", 1)[-1]
 
     @property
     def actual_owner(self) -> str | None:
-        """Who processes the shard now: `checkpoint_owner` if present, else `owner`."""
+        """The worker that processes the shard: `checkpoint_owner` if present, else `owner`."""
         return self.checkpoint_owner or self.owner
 
     @property
     def in_handoff(self) -> bool:
-        """Whether a graceful handoff has begun and is not finished."""
+        """Whether a handoff has started and is not finished."""
         return self.checkpoint_owner is not None
 
     @property
@@ -54,21 +64,21 @@ class Lease:
         return self.checkpoint.is_shard_end
 
     def with_(self, **changes: Any) -> Self:
-        """A copy with some attributes changed; everything else is kept."""
+        """Return a copy with some attributes changed."""
         return replace(self, **changes)
 
     def key_of_sibling(self, shard_id: str) -> str:
-        """The lease key that another shard of the same stream has."""
+        """Return the lease key of another shard of the same stream."""
         return shard_id if self.stream is None else f"{self.stream}:{shard_id}"
 
 
 @dataclass(frozen=True, slots=True)
 class BadRow:
-    """A row that cannot be used, and why.
+    """A row that cannot be used.
 
     Attributes:
         table: Name of the table.
-        key: Primary key of the row, as it was found; it may be of any content.
+        key: Primary key of the row, with any characters.
         reason: What is wrong; printable.
     """
 
@@ -83,7 +93,7 @@ class LeaseListing:
 
     Attributes:
         leases: The leases, in no particular order.
-        bad_rows: Rows that are leases by their type, but cannot be used.
+        bad_rows: Rows that have the type of a lease, but cannot be used.
     """
 
     leases: tuple[Lease, ...]
@@ -91,26 +101,27 @@ class LeaseListing:
 
     @property
     def unreadable(self) -> tuple[str, ...]:
-        """The keys of the rows that cannot be used."""
+        """Keys of the rows that cannot be used."""
         return tuple(row.key for row in self.bad_rows)
 
     def of_form(self, table: str, *, multi_stream: bool) -> LeaseListing:
-        """This listing with leases of the other form, single-stream or multi-stream, as bad rows
-        (protocol §1.3).
+        """Return the listing with leases of the other form as bad rows (protocol §1.3).
+
+        The form is single-stream or multi-stream.
         """
-        good: list[Lease] = []
-        bad = list(self.bad_rows)
+        leases: list[Lease] = []
+        bad_rows = list(self.bad_rows)
         for lease in self.leases:
             reason = other_form(lease, multi_stream=multi_stream)
             if reason is None:
-                good.append(lease)
+                leases.append(lease)
             else:
-                bad.append(BadRow(table, lease.lease_key, reason))
-        return LeaseListing(tuple(good), tuple(bad))
+                bad_rows.append(BadRow(table, lease.lease_key, reason))
+        return LeaseListing(tuple(leases), tuple(bad_rows))
 
 
 def other_form(lease: Lease, *, multi_stream: bool) -> str | None:
-    """Why the lease is not of a single-stream or multi-stream application; None when it is."""
+    """Return why the lease has the other form (single-stream or multi-stream); None if not."""
     if (lease.stream is not None) == multi_stream:
         return None
     if lease.stream is None:

@@ -1,10 +1,9 @@
-"""The lease table's operations: their conditions, their effects, and what a refused write means
-(protocol §1.4).
+"""Read and write lease rows with conditional writes (protocol §1.4).
 
-A write may have been applied although its answer was lost. It is then tried again, is refused by
-its own first attempt, and gets back the row as it stands. Each operation says below how it
-recognises its own work; because leases are only written under conditions on counter or owners, a
-row that looks like this very write was made by it, or by an equal write, which is as good.
+A write may have been applied although its response was lost. The caller then retries it. The retry
+is refused because of the first attempt, and returns the current row. The docstrings below say when
+a refused write counts as applied. Leases are written only with conditions on counter or owners, so
+a row with the values of a write was written by it, or by an equal write with the same effect.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ from kcl_pipeline.shards import HashKeyRange
 
 
 class LeaseRows:
-    """`tables.LeaseTable` on any row store."""
+    """`tables.LeaseTable` on a row store."""
 
     def __init__(self, store: RowStore) -> None:
         self.name = store.name
@@ -54,7 +53,7 @@ class LeaseRows:
         return self._decode(item) if item is not None and is_lease(item) else None
 
     def ensure_exists(self) -> bool:
-        """See `tables.LeaseTable`; a table that is refused has not been changed."""
+        """See `tables.LeaseTable`. A table that is refused is not changed."""
         return self._store.ensure_exists(self._refuse_single_table_layout)
 
     def _refuse_single_table_layout(self) -> None:
@@ -63,21 +62,22 @@ class LeaseRows:
             if entity in rows.NON_LEASE_ENTITIES or key == LEADER_KEY:
                 raise IncompatibleTableError(
                     f"the lease table {self.name} has the row {key} of type "
-                    f"{entity or 'LEADER'}, so it is in the single-table layout of KCL 3.5, "
-                    "which this "
-                    "version does not work on; use another application name, or the "
-                    "application's three separate tables"
+                    f"{entity or 'LEADER'}, so it has the single-table layout of KCL 3.5, which "
+                    "this version does not support; use another application name, or three "
+                    "separate tables"
                 )
 
     def create_lease(self, lease: Lease) -> bool:
-        """Done when the row that is there is exactly the one to be created."""
+        """See `tables.LeaseTable`. Applied if the existing row equals the new one."""
         item = lease_to_item(lease)
         outcome = self._store.put(item, [Absent(rows.LEASE_KEY)])
         return outcome.applied or same_item(outcome.item, item)
 
     def create_successors(self, lease: Lease, successors: Sequence[Lease]) -> bool:
-        """Done when all rows are there. A row that another parent's worker created, or an earlier
-        attempt, is left out and the rest tried again.
+        """See `tables.LeaseTable`. Applied if all rows exist.
+
+        If the worker of another parent, or a former attempt, has created a row, the transaction is
+        repeated without it.
         """
         unfinished: list[Condition] = [
             Present(rows.LEASE_KEY),
@@ -88,16 +88,17 @@ class LeaseRows:
         return self._put_missing(parent, successors) is not None
 
     def restore_parents(self, child: Lease, parents: Sequence[Lease]) -> tuple[str, ...] | None:
-        """Done when all rows are there; see `create_successors`."""
+        """See `tables.LeaseTable`. Applied if all rows exist; see `create_successors`."""
         has_not_begun = [*_checkpoint_of(child), Absent(rows.PENDING)]
-        # A transaction has to change every row that it looks at; the parents stay as they are.
+        # An update in a transaction needs a change; the parents are set to the same value.
         same = Changes({rows.PARENTS: string_set(child.parent_shard_ids)})
         return self._put_missing(Update(child.lease_key, has_not_begun, same), parents)
 
     def _put_missing(self, proof: Update, leases: Sequence[Lease]) -> tuple[str, ...] | None:
-        """Create those leases that have no row, at one instant with `proof`.
+        """Create the leases that have no row, in one transaction with `proof`.
 
-        Returns the keys that this call created; None when `proof` was refused.
+        Returns:
+            The keys that this call created. None if `proof` was refused.
         """
         missing = list(leases)
         while refused := self._store.transact(
@@ -105,11 +106,11 @@ class LeaseRows:
         ):
             if 0 in refused:
                 return None
-            missing = [lease for place, lease in enumerate(missing, 1) if place not in refused]
+            missing = [lease for index, lease in enumerate(missing, 1) if index not in refused]
         return tuple(lease.lease_key for lease in missing)
 
     def get(self, lease_key: str, *, consistent: bool = True) -> Lease | None:
-        """See `tables.LeaseTable`; a row that is not a lease counts as none."""
+        """See `tables.LeaseTable`. None also for a row that is not a lease."""
         return self._lease(self._store.get(lease_key, consistent=consistent))
 
     def list_leases(self) -> LeaseListing:
@@ -131,12 +132,13 @@ class LeaseRows:
         return self._store.keys_by_owner(owner)
 
     def renew(self, lease: Lease, throughput_kbps: float | None = None) -> Lease | None:
-        """Done when the counter is one further, the same worker still processes the shard, and both
-        positions are as this worker knows them.
+        """See `tables.LeaseTable`. Applied if counter, actual owner and positions are as expected.
 
-        Other than KCL's, the check also works during a handoff (protocol §1.4.1). The positions
-        tell this write from one of another process under the same worker id: adopting that one's
-        counter would make its progress invisible, and its records would be committed twice.
+        That is: the counter is one higher, the same worker processes the shard, and both positions
+        equal those of `lease`. Unlike KCL's check, this also works during a handoff (protocol
+        §1.4.1). The positions distinguish this write from a write of another process with the same
+        worker id. Without them, this worker would adopt the counter of the other process, would not
+        see its progress, and would commit its records again.
         """
         put: Item = {rows.COUNTER: number(lease.counter + 1)}
         if throughput_kbps is not None:
@@ -178,11 +180,12 @@ class LeaseRows:
         pending: Position | None = None,
         pending_state: bytes | None = None,
     ) -> Lease | None:
-        """Done when the counter is one further, the same worker still processes the shard, and both
-        positions and the state are those of this write.
+        """See `tables.LeaseTable`. Applied if counter, actual owner and positions are as expected.
 
-        The write is conditional on the checkpoint that `lease` has, and refuses to go back from it;
-        so no checkpoint ever goes back, also where two rows of one key had the same counter.
+        That is: the counter is one higher, the same worker processes the shard, and both positions
+        and the state are those of this write. The write is conditional on the checkpoint of
+        `lease`, too. So a checkpoint never goes back, even if a row was deleted and created again
+        with the same counter.
         """
         if checkpoint < lease.checkpoint:
             raise ValueError(
@@ -220,11 +223,11 @@ class LeaseRows:
         return row if same and _is_next(row, lease) else None
 
     def assign(self, lease: Lease, owner: str, *, unrenewed: bool = False) -> Lease | None:
-        """Done when the owner is the one wanted, with no handoff, and the counter has moved on (the
-        new owner may have renewed since).
+        """See `tables.LeaseTable`. Applied if the row has the new owner and a higher counter.
 
-        Assigning to the owner that already stands there would pass its own condition twice; then
-        the counter is a condition as well.
+        There must be no handoff. The new owner may have renewed since, so the counter may be higher
+        by more than one. Assigning to the current owner would not change the conditions, and a
+        retry would be applied again. In this case the counter is a condition, too.
         """
         conditions = [Present(rows.LEASE_KEY), *_owners_of(lease)]
         if unrenewed or (lease.owner == owner and not lease.in_handoff):
@@ -245,9 +248,9 @@ class LeaseRows:
         )
 
     def initiate_handoff(self, lease: Lease, owner: str) -> Lease | None:
-        """Done when the row names both workers of this very handoff.
+        """See `tables.LeaseTable`. Applied if the row has both workers of this handoff.
 
-        An ownerless lease, or one that is `owner`'s already, has none to make.
+        None for a lease without an owner, in a handoff, or of `owner`.
         """
         if lease.owner is None or lease.in_handoff or lease.owner == owner:
             return None
@@ -260,8 +263,10 @@ class LeaseRows:
         return row if row.owner == owner and row.checkpoint_owner == lease.owner else None
 
     def evict(self, lease: Lease) -> Lease | None:
-        """Done when the counter is one further, there is no handoff, and the owner is gone (or,
-        where a handoff was cancelled, still the same).
+        """See `tables.LeaseTable`. Applied if counter and owners are as expected.
+
+        That is: the counter is one higher, there is no handoff, and no owner. If a handoff was
+        cancelled, the owner is the same.
         """
         remove = (
             (rows.CHECKPOINT_OWNER,) if lease.in_handoff else (rows.OWNER, rows.CHECKPOINT_OWNER)
@@ -285,9 +290,10 @@ class LeaseRows:
         )
 
     def set_child_shard_ids(self, lease_key: str, child_shard_ids: Sequence[str]) -> bool:
-        """See `tables.LeaseTable`; setting it twice is setting it once.
+        """See `tables.LeaseTable`. Idempotent.
 
-        Raises `ValueError` for no children at all: a set cannot be empty.
+        Raises:
+            ValueError: There are no children. A string set cannot be empty.
         """
         return self._store.update(
             lease_key,
@@ -296,7 +302,7 @@ class LeaseRows:
         ).applied
 
     def set_hash_key_range(self, lease_key: str, hash_key_range: HashKeyRange) -> bool:
-        """See `tables.LeaseTable`; setting it twice is setting it once."""
+        """See `tables.LeaseTable`. Idempotent."""
         return self._store.update(
             lease_key,
             [Present(rows.LEASE_KEY)],
@@ -304,7 +310,7 @@ class LeaseRows:
         ).applied
 
     def delete(self, lease: Lease) -> bool:
-        """Done when there is no row."""
+        """See `tables.LeaseTable`. Applied if there is no row."""
         outcome = self._store.delete(lease.lease_key, _checkpoint_of(lease))
         return outcome.applied or outcome.item is None
 
@@ -326,13 +332,13 @@ def _same_progress(row: Lease, lease: Lease) -> bool:
 
 
 def _checkpoint_of(lease: Lease) -> list[Condition]:
-    """The row is at the checkpoint of `lease`, compared as text: as it was read, not by value."""
-    place = rows.position_attributes(rows.CHECKPOINT, rows.CHECKPOINT_SUB, lease.checkpoint)
-    # A row without a sub-sequence number is at 0 of its sequence number.
+    """Return the conditions that the row has the checkpoint of `lease`, compared as strings."""
+    attributes = rows.position_attributes(rows.CHECKPOINT, rows.CHECKPOINT_SUB, lease.checkpoint)
+    # A missing sub-sequence number is 0.
     sub_condition = Equals if lease.checkpoint.sub_sequence_number else AbsentOrEquals
     return [
-        Equals(rows.CHECKPOINT, place[rows.CHECKPOINT]),
-        sub_condition(rows.CHECKPOINT_SUB, place[rows.CHECKPOINT_SUB]),
+        Equals(rows.CHECKPOINT, attributes[rows.CHECKPOINT]),
+        sub_condition(rows.CHECKPOINT_SUB, attributes[rows.CHECKPOINT_SUB]),
     ]
 
 
@@ -342,9 +348,8 @@ def _owners_of(lease: Lease) -> list[Condition]:
 
 
 def _switch(lease: Lease, owner: str) -> dict[str, int]:
-    """KCL counts a switch when the owner changes, and when a draining worker gets its lease back;
-    not when a handoff ends (protocol §1.4).
-    """
+    # KCL counts a switch when the owner changes, and when a worker gets its lease back during a
+    # handoff, but not when a handoff ends (protocol §1.4).
     switched = (lease.owner is not None and lease.owner != owner) or (
         lease.checkpoint_owner is not None and lease.checkpoint_owner == owner
     )

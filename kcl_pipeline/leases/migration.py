@@ -1,5 +1,6 @@
-"""The client version of the fleet: a 3.x-only worker respects what a migrating Java fleet has
-written (protocol §3.5).
+"""Bring the client version of an application to 3.x, unless a Java fleet is migrating.
+
+See protocol §3.5.
 """
 
 from __future__ import annotations
@@ -21,12 +22,14 @@ ATTEMPTS: Final = 5
 def ensure_client_version(
     coordinator_table: CoordinatorStateTable, worker_id: str, clock: Clock
 ) -> MigrationState:
-    """Make sure that the fleet is at client version 3X, and return the item that says so.
+    """Ensure that the client version is 3X, and return the row.
 
-    An absent item is created; 3X_WITH_ROLLBACK (and INIT) become 3X with the old state on top of
-    the history. Losing either write to another worker is fine: the item is read again. Raises
-    `IncompatibleTableError` for an application of KCL 2.x, or one on its way from there, and for a
-    version this one does not know.
+    A missing row is created. 3X_WITH_ROLLBACK and INIT become 3X, with the old state in the
+    history. If another worker writes first, the row is read again.
+
+    Raises:
+        IncompatibleTableError: The application uses KCL 2.x, is being migrated from it, or has an
+            unknown client version.
     """
     for _ in range(ATTEMPTS):
         found = coordinator_table.read_migration()
@@ -50,9 +53,9 @@ def _successor(
         )
     if found.client_version not in {VERSION_3X_WITH_ROLLBACK, VERSION_INIT}:
         raise IncompatibleTableError(
-            f"the row {MIGRATION_KEY} of the table {table} says {found.client_version} (set "
-            f"by {found.modified_by}): the application still runs in a mode of "
-            "KCL 2.x that this version has not; finish its migration to 3.x first"
+            f"the row {MIGRATION_KEY} of the table {table} has the client version "
+            f"{found.client_version} (set by {found.modified_by}): the application runs in a mode "
+            "of KCL 2.x that this version does not support; finish its migration to 3.x first"
         )
     past = ((found.client_version, found.modified_by, found.modified_millis), *found.history)
     return MigrationState(VERSION_3X, worker_id, now_millis, past[:HISTORY_LENGTH])

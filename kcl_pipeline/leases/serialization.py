@@ -1,9 +1,8 @@
-"""Rows of the lease table as values and back, with KCL's attribute names and types (protocol §1.2,
-appendix A).
+"""Convert leases to rows and back, with KCL's attribute names and types.
 
-An attribute without a value is absent, never NULL and never empty. Reading follows KCL: a required
-attribute that is missing or of another type makes the row unreadable (`ValueError`), an optional
-one of another type counts as absent.
+See protocol §1.2 and appendix A. An attribute without a value is absent, never NULL and never
+empty. Reading follows KCL: a row without a required attribute, or with one of another type, is
+unreadable (`ValueError`). An optional attribute of another type counts as absent.
 """
 
 from __future__ import annotations
@@ -62,25 +61,27 @@ _HASH_KEY: Final = re.compile(r"[0-9]{1,39}")
 """A hash key has 128 bits, so at most 39 digits (Kinesis)."""
 
 _STREAM_OF_KEY: Final = re.compile(r"[0-9]{1,20}:[A-Za-z0-9_.-]{1,128}:[0-9]{1,20}")
-"""The stream in a multi-stream lease key: account, name, creation epoch (protocol §1.3). The name
-has Kinesis' pattern of StreamName; 20 digits are our own limit for the numbers.
+"""The stream in a multi-stream lease key: account, name, creation epoch (protocol §1.3).
+
+The name has Kinesis' pattern of StreamName. 20 digits are our own limit for the numbers.
 """
 
 MAX_THROUGHPUT_KBPS: Final = 1e9
-"""Throughput of one lease (our own limit, a terabyte per second): the planner adds these up."""
+"""Largest throughput of a lease (our own limit, a terabyte per second). The planner adds them."""
 
 
 def string(value: str) -> AttributeValue:
-    """An S attribute. Raises `ValueError` for an empty text: KCL has none."""
+    """Return an S attribute. Raise `ValueError` for an empty string, which KCL does not use."""
     if not value:
-        raise ValueError("an empty text cannot be an attribute of a row")
+        raise ValueError("an empty string cannot be an attribute of a row")
     return {"S": value}
 
 
 def number(value: float) -> AttributeValue:
-    """An N attribute with at most six decimals, rounded half up, without trailing zeros.
+    """Return an N attribute with at most six decimals, rounded half up, without trailing zeros.
 
-    Raises `ValueError` unless finite.
+    Raises:
+        ValueError: The number is not finite.
     """
     if type(value) is int:
         return {"N": str(value)}
@@ -92,22 +93,24 @@ def number(value: float) -> AttributeValue:
 
 
 def string_set(values: Iterable[str]) -> AttributeValue:
-    """An SS attribute, sorted so that equal sets look equal. Raises `ValueError` when empty:
-    DynamoDB has no empty sets.
+    """Return an SS attribute with sorted values, so that equal sets are equal.
+
+    Raises:
+        ValueError: There is no value, or an empty one. DynamoDB has no empty sets.
     """
     texts = sorted(set(values))
     if not texts or not all(texts):
-        raise ValueError("a string set needs at least one text, and no empty one")
+        raise ValueError("a string set needs at least one string, and no empty one")
     return {"SS": texts}
 
 
 def position_attributes(name: str, sub_name: str, position: Position) -> Item:
-    """The two attributes of a position."""
+    """Return the two attributes of a position."""
     return {name: string(position.sequence_number), sub_name: number(position.sub_sequence_number)}
 
 
 def hash_range_attributes(hash_key_range: HashKeyRange) -> Item:
-    """The two attributes of a hash range, as decimal texts."""
+    """Return the two attributes of a hash range, as decimal strings."""
     return {
         STARTING_HASH_KEY: string(str(hash_key_range.start)),
         ENDING_HASH_KEY: string(str(hash_key_range.end)),
@@ -115,9 +118,7 @@ def hash_range_attributes(hash_key_range: HashKeyRange) -> Item:
 
 
 def stream_attributes(lease: Lease) -> Item:
-    """The two attributes that only multi-stream rows have: the whole stream identifier, and the
-    bare shard id.
-    """
+    """Return the two attributes that only multi-stream rows have: stream and shard id."""
     return (
         {}
         if lease.stream is None
@@ -126,7 +127,7 @@ def stream_attributes(lease: Lease) -> Item:
 
 
 def lease_to_item(lease: Lease) -> Item:
-    """The whole row of a lease, as it is put when the lease is created."""
+    """Return the complete row of a lease, as it is put when the lease is created."""
     item: Item = {
         LEASE_KEY: string(lease.lease_key),
         ENTITY_TYPE: string(LEASE_ENTITY),
@@ -155,14 +156,15 @@ def lease_to_item(lease: Lease) -> Item:
 
 
 def is_lease(item: Item) -> bool:
-    """Whether the row is a lease: `entityType` is LEASE, or missing (KCL before 3.5)."""
+    """Return whether the row is a lease: `entityType` is LEASE, or missing (KCL before 3.5)."""
     return text_of(item, ENTITY_TYPE) in (None, LEASE_ENTITY)
 
 
 def lease_from_item(item: Item) -> Lease:
-    """The lease of a row that `is_lease`.
+    """Return the lease of a row that `is_lease`.
 
-    Raises `UnreadableRowError` (a `ValueError`) that says what is wrong with it.
+    Raises:
+        UnreadableRowError: The row cannot be read. The message says why.
     """
     with readable(lambda: f"the row {_shown_key(item)} is not a lease that can be read"):
         check_size(item)
@@ -193,18 +195,18 @@ def _shown_key(item: Item) -> str:
 
 
 def _stream_of_key(key: str, item: Item) -> str | None:
-    """The stream of a multi-stream lease; None for a single-stream one.
+    """Return the stream of a multi-stream lease; None for a single-stream one.
 
-    Raises `ValueError` when the key is of neither form, or `streamName` says something else.
+    Raises `ValueError` if the key has neither form, or `streamName` is another stream.
     """
     checked_name(key, LEASE_KEY, MAX_KEY_BYTES)
     stream, colon, shard_id = key.rpartition(":")
     checked_shard_id(shard_id, LEASE_KEY)
     if colon and not _STREAM_OF_KEY.fullmatch(stream):
         raise ValueError(f"{LEASE_KEY} begins with '{printable(stream)}', which is not a stream")
-    told = text_of(item, STREAM)
-    if told is not None and told != stream:
-        raise ValueError(f"{STREAM} is '{printable(told)}', but the key is not of that stream")
+    attribute = text_of(item, STREAM)
+    if attribute is not None and attribute != stream:
+        raise ValueError(f"{STREAM} is '{printable(attribute)}', but the key has another stream")
     return stream if colon else None
 
 
@@ -218,7 +220,7 @@ def _hash_range(item: Item) -> HashKeyRange | None:
     if start is None and end is None:
         return None
     if start is None or end is None:
-        raise ValueError("the hash range has one end only")
+        raise ValueError("the hash range has only one end")
     if not (_HASH_KEY.fullmatch(start) and _HASH_KEY.fullmatch(end)):
         shown = f"{printable(start, 50)}..{printable(end, 50)}"
         raise ValueError(f"the hash range {shown} is not made of hash keys")

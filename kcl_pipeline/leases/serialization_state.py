@@ -1,7 +1,7 @@
-"""Rows of the worker-metrics and coordinator-state tables as values and back (protocol §2.2, §3.3,
-§3.5, appendix A).
+"""Convert worker metrics rows, lock rows and client-version rows to values and back.
 
-The name of the primary key is the table's business: `wid` and `key` in the three-table layout.
+See protocol §2.2, §3.3, §3.5 and appendix A. The caller passes the name of the primary key, which
+is `wid` or `key` in the three-table layout.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ DRAIN: Final = "kclpDrain"
 RUN_ID: Final = "kclpRunId"
 STATUS: Final = "kclpStatus"
 OPTIONAL_ATTRIBUTES: Final = (SUPPORT_CODE, SUPPORT_CODE_UPDATE, DRAIN, RUN_ID, STATUS)
-"""What a row of a worker may have beyond what each report writes."""
+"""Attributes that a worker metrics row may have in addition to those of every report."""
 WORKER_ENTITY: Final = "WORKER_METRIC_STATS"
 
 LEADER_KEY: Final = "Leader"
@@ -60,20 +60,20 @@ HISTORY_LENGTH: Final = 10
 APPLICATION: Final = "kclpApplication"
 
 MAX_METRICS: Final = 32
-"""Metrics of one worker (our own limit; KCL has five)."""
+"""Largest number of metrics of one worker (our own limit; KCL has five)."""
 MAX_METRIC_VALUES: Final = 100
-"""Averages of one metric (our own limit; KCL keeps ten)."""
+"""Largest number of averages of one metric (our own limit; KCL keeps ten)."""
 MAX_METRIC_VALUE: Final = 1e9
-"""An average or limit of a metric (our own limit; KCL's are percentages, and -1 for a failure)."""
+"""Largest average or limit of a metric (our own limit; KCL: percentages, -1 for failures)."""
 MAX_HISTORY: Final = 100
-"""Past client versions (our own limit; KCL keeps ten)."""
+"""Largest number of past client versions (our own limit; KCL keeps ten)."""
 _DURATION: Final = re.compile(r"[0-9]{1,19}")
 
 
 def worker_attributes(row: WorkerMetrics) -> Item:
-    """What a report writes, without the key; `slu` is the time of the same report.
+    """Return the attributes that a report writes, without the key and the drain request.
 
-    The drain request is not the worker's to write.
+    `slu` is the time of the same report.
     """
     attributes: Item = {
         ENTITY_TYPE: string(WORKER_ENTITY),
@@ -94,12 +94,13 @@ def worker_attributes(row: WorkerMetrics) -> Item:
 
 
 def worker_from_item(item: Item, key_name: str) -> WorkerMetrics:
-    """Read a worker's row; missing maps read as empty.
+    """Parse a worker metrics row. Missing maps are empty.
 
-    Raises `ValueError` when key or `lut` are missing, or a number is none.
+    Raises:
+        UnreadableRowError: Key or `lut` are missing, or a value is invalid.
     """
     key = printable(text_of(item, key_name) or "without a key")
-    with readable(f"the row {key} is not a worker's that can be read"):
+    with readable(f"the row {key} is not a worker metrics row that can be read"):
         return _worker(item, key_name)
 
 
@@ -120,12 +121,12 @@ def _worker(item: Item, key_name: str) -> WorkerMetrics:
 
 
 def is_worker(item: Item) -> bool:
-    """Whether the row is a worker's: by `entityType`, which KCL before 3.5 does not write."""
+    """Return whether the row is a worker metrics row: by `entityType`, missing before KCL 3.5."""
     return text_of(item, ENTITY_TYPE) in (None, WORKER_ENTITY)
 
 
 def lock_to_item(lock: LeaderLock, key_name: str) -> Item:
-    """The whole lock item; the duration is a text, as the lock library writes it."""
+    """Return the complete lock row. The duration is a string, as in the Java lock library."""
     item: Item = {
         key_name: string(LEADER_KEY),
         ENTITY_TYPE: string(LEADER_ENTITY),
@@ -139,13 +140,13 @@ def lock_to_item(lock: LeaderLock, key_name: str) -> Item:
 
 
 def lock_from_item(item: Item) -> LeaderLock:
-    """Read the lock item.
+    """Parse the lock row.
 
-    Raises `UnreadableRowError` when owner, duration or version are missing or beyond their limits.
-    The longest duration is `MAX_LOCK_DURATION_MILLIS`: a longer one would keep everybody from
-    leading.
+    Raises:
+        UnreadableRowError: Owner, duration or version are missing or outside their limits. A
+            duration above `MAX_LOCK_DURATION_MILLIS` would prevent a new leader for too long.
     """
-    with readable(f"the row {LEADER_KEY} is not a leader's lock that can be read"):
+    with readable(f"the row {LEADER_KEY} is not a leader lock that can be read"):
         return LeaderLock(
             owner_name=required(name_of(item, LOCK_OWNER, MAX_KEY_BYTES), LOCK_OWNER),
             lease_duration_millis=_duration(required(text_of(item, LOCK_DURATION), LOCK_DURATION)),
@@ -165,7 +166,7 @@ def _duration(text: str) -> int:
 
 
 def migration_attributes(state: MigrationState) -> Item:
-    """The client-version item without its key; the history is cut at ten."""
+    """Return the attributes of the client-version row. The history is cut to ten entries."""
     history = [{"M": _state_attributes(*entry)} for entry in state.history[:HISTORY_LENGTH]]
     return {
         ENTITY_TYPE: string(MIGRATION_ENTITY),
@@ -175,9 +176,10 @@ def migration_attributes(state: MigrationState) -> Item:
 
 
 def migration_from_item(item: Item) -> MigrationState:
-    """Read the client-version item; a missing history is empty.
+    """Parse the client-version row. A missing history is empty.
 
-    Raises `ValueError` when `cv`, `mb` or `mts` are missing.
+    Raises:
+        UnreadableRowError: `cv`, `mb` or `mts` are missing or invalid.
     """
     with readable(f"the row {MIGRATION_KEY} is not a client version that can be read"):
         entries = list_of(item, HISTORY, MAX_HISTORY)
@@ -217,5 +219,5 @@ def _lists_of(item: Item, name: str, *, least: float) -> dict[str, tuple[float, 
             float_of({metric: value}, metric, least=least, most=MAX_METRIC_VALUE)
             for value in numbers
         )
-        found[checked_name(metric, name)] = tuple(one for one in averages if one is not None)
+        found[checked_name(metric, name)] = tuple(value for value in averages if value is not None)
     return found

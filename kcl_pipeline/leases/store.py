@@ -1,8 +1,8 @@
-"""Rows and conditional writes as plain values, and the one protocol that DynamoDB and the in-memory
-twin both speak.
+"""The interface of a table with conditional writes, which DynamoDB and the in-memory table have.
 
-Everything that decides is written once, above this protocol: conditions, effects, and what a
-refused write means. A twin only has to apply what it is given, atomically per row.
+The code above this interface (`lease_rows`, `worker_rows`, `coordinator_rows`) decides on
+conditions, changes and the meaning of a refused write. An implementation only applies them,
+atomically per row.
 """
 
 from __future__ import annotations
@@ -13,27 +13,23 @@ from decimal import Decimal
 from typing import Any, Protocol
 
 AttributeValue = dict[str, Any]
-"""One attribute as DynamoDB's API has it: `{"S": "text"}`, `{"N": "12"}`, `{"B": b"..."}`, `{"SS":
-[...]}`, `{"M": {...}}`, `{"L": [...]}`.
-"""
+"""One attribute in the form of DynamoDB's API, such as `{"S": "text"}` or `{"N": "12"}`."""
 
 Item = dict[str, AttributeValue]
-"""One row. Items are never changed in place: a write makes a new one."""
+"""One row. Items are not changed in place; a write creates a new one."""
 
 MapCallable = Callable[[Callable[[Any], Any], Sequence[Any]], Iterable[Any]]
-"""Like `map`, over a sequence: the caller decides whether the calls run one after the other or on
-threads of its own.
-"""
+"""Like `map`, over a sequence. The calls may run in threads."""
 
 
 def serial_map(call: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
-    """One call after the other, in order."""
+    """Call once per item, in order, in this thread."""
     return [call(item) for item in items] if items else []
 
 
 @dataclass(frozen=True, slots=True)
 class Equals:
-    """The attribute is there and has this value (numbers are compared as numbers)."""
+    """The attribute is present and has this value. Numbers are compared as numbers."""
 
     attribute: str
     value: AttributeValue
@@ -41,14 +37,14 @@ class Equals:
 
 @dataclass(frozen=True, slots=True)
 class Absent:
-    """The row does not have the attribute; the key attribute stands for the row itself."""
+    """The row does not have the attribute. With the key attribute: there is no row."""
 
     attribute: str
 
 
 @dataclass(frozen=True, slots=True)
 class Present:
-    """The row has the attribute; the key attribute stands for the row itself."""
+    """The row has the attribute. With the key attribute: the row exists."""
 
     attribute: str
 
@@ -63,7 +59,7 @@ class AbsentOrEquals:
 
 @dataclass(frozen=True, slots=True)
 class Differs:
-    """The attribute is there and has another value."""
+    """The attribute is present and has another value."""
 
     attribute: str
     value: AttributeValue
@@ -74,8 +70,12 @@ Condition = Equals | Absent | Present | AbsentOrEquals | Differs
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """What an update does: set attributes, remove attributes, add to numbers (an absent number
-    counts as 0). The three do not overlap.
+    """The changes of an update, each to other attributes.
+
+    Attributes:
+        put: Attributes to set.
+        remove: Attributes to remove.
+        add: Amounts to add to numbers. An absent number is 0.
     """
 
     put: Mapping[str, AttributeValue] = field(default_factory=dict)
@@ -102,8 +102,11 @@ class Update:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a write. `item`: the row after it when applied (None after a delete), the row
-    as it was found when refused.
+    """The result of a write.
+
+    Attributes:
+        applied: Whether the conditions held and the write was applied.
+        item: The row after the write (None after a delete). If it was refused: the existing row.
     """
 
     applied: bool
@@ -111,25 +114,32 @@ class Outcome:
 
 
 class RowStore(Protocol):
-    """One table with a string primary key `key_name`.
+    """One table with a string primary key.
 
-    Every call raises the errors of `kcl_pipeline.errors`; `Unavailable` leaves open whether a write
-    was applied. All conditions of a write must hold, else nothing is changed and the outcome is
-    refused.
+    A write is applied only if all its conditions hold. Every call raises the errors of
+    `kcl_pipeline.errors`. After `UnavailableError`, a write may or may not have been applied.
+
+    Attributes:
+        name: Name of the table.
+        key_name: Name of the primary key.
     """
 
     name: str
     key_name: str
 
     def ensure_exists(self, check: Callable[[], None]) -> bool:
-        """Create what is missing and wait until usable; True when the table was created here.
+        """Create the table and its index if they are missing, and wait until they can be used.
 
-        `check` runs on a table found, before it is changed.
+        Args:
+            check: Called for an existing table, before it is changed.
+
+        Returns:
+            Whether this call created the table.
         """
         ...
 
     def get(self, key: str, *, consistent: bool = True) -> Item | None:
-        """One row."""
+        """Return a row; None if there is none."""
         ...
 
     def put(self, item: Item, conditions: Sequence[Condition]) -> Outcome:
@@ -137,31 +147,32 @@ class RowStore(Protocol):
         ...
 
     def update(self, key: str, conditions: Sequence[Condition], changes: Changes) -> Outcome:
-        """Change some attributes; without conditions a missing row is made."""
+        """Change some attributes. Without conditions, a missing row is created."""
         ...
 
     def transact(self, writes: Sequence[Put | Update]) -> frozenset[int]:
-        """Make all writes at one instant, or none; each to another row.
+        """Apply all writes atomically, or none. Each is to another row.
 
-        Returns the places in `writes` whose conditions do not hold; empty: all were made.
+        Returns:
+            Indexes of the writes whose conditions do not hold. Empty: all were applied.
         """
         ...
 
     def delete(self, key: str, conditions: Sequence[Condition]) -> Outcome:
-        """Remove the row; a missing row is fine when there are no conditions."""
+        """Remove the row. Without conditions, a missing row is no error."""
         ...
 
     def scan(self, *, consistent: bool = False) -> Iterator[Item]:
-        """All rows in no particular order."""
+        """Yield all rows, in no particular order."""
         ...
 
     def keys_by_owner(self, owner: str) -> tuple[str, ...]:
-        """Primary keys found in the index by `leaseOwner`; eventually consistent."""
+        """Return the primary keys in the index by `leaseOwner`. Eventually consistent."""
         ...
 
 
 def same_value(one: AttributeValue | None, other: AttributeValue | None) -> bool:
-    """Equality as DynamoDB has it: numbers by value, sets without order."""
+    """Return whether two attributes are equal in DynamoDB: numbers by value, sets unordered."""
     if one is None or other is None or one == other:
         return one == other
     if one.keys() != other.keys():
@@ -176,7 +187,7 @@ def same_value(one: AttributeValue | None, other: AttributeValue | None) -> bool
 
 
 def same_item(one: Item | None, other: Item | None) -> bool:
-    """Whether two rows have the same attributes with the same values."""
+    """Return whether two rows have the same attributes with the same values."""
     if one is None or other is None:
         return one is other
     return one.keys() == other.keys() and all(
@@ -185,7 +196,7 @@ def same_item(one: Item | None, other: Item | None) -> bool:
 
 
 def holds(condition: Condition, item: Item | None) -> bool:
-    """Whether the condition is true of a row (None: there is no row)."""
+    """Return whether a row satisfies the condition. None: there is no row."""
     value = None if item is None else item.get(condition.attribute)
     match condition:
         case Absent():
@@ -201,7 +212,7 @@ def holds(condition: Condition, item: Item | None) -> bool:
 
 
 def changed(item: Item | None, key_name: str, key: str, changes: Changes) -> Item:
-    """The row that an update makes of `item`."""
+    """Return the row after an update of `item`. None: there is no row."""
     result = dict(item) if item is not None else {key_name: {"S": key}}
     result.update(changes.put)
     for name in changes.remove:

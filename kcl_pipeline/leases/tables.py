@@ -1,14 +1,13 @@
-"""The three tables as protocols. Each has two twins, DynamoDB and in-memory, and one behaviour
-suite for both.
+"""The interfaces of the three tables, and the values of their rows.
 
-Rules that hold for every method (protocol §1.4, §2.3, §3):
+Each table has two implementations, DynamoDB and in-memory, and one test suite for both. These rules
+hold for every method (protocol §1.4, §2.3, §3):
 
-* A write whose condition does not hold returns None or False; it never raises.
-* A write is right when it was "applied but timed out": a condition failure is checked against a
-  strongly consistent read, and when the row is exactly what this very write would have made, the
-  write counts as done. `errors.UnavailableError` means "unknown": calling the same method again
-  with the same arguments gives the true answer.
-* Nothing is read, modified and put back; unknown attributes survive.
+* A write whose condition does not hold returns None or False. It does not raise.
+* After `errors.UnavailableError` it is unknown whether a write was applied. The caller repeats the
+  call with the same arguments. If the row has exactly the values of this write, the write counts
+  as applied, although its condition does not hold any more.
+* A row is not read, modified and put back. Unknown attributes are kept.
 * Throttling raises `errors.ThrottledError`, a missing table `errors.NotFoundError`, a missing
   permission `errors.AccessDeniedError`.
 """
@@ -28,75 +27,94 @@ from kcl_pipeline.shards import HashKeyRange
 
 
 class LeaseTable(Protocol):
-    """The lease table of one application. A `Lease` argument is the caller's view of the row;
-    `counter` is its fencing token.
+    """The lease table of one application.
+
+    A `Lease` argument is the row as the caller knows it. Writes compare its counter or owners with
+    those of the row.
     """
 
     name: str
 
     def ensure_exists(self) -> bool:
-        """Create table and index `LeaseOwnerToLeaseKeyIndex` where missing, and wait until usable;
-        returns whether the table was created here.
+        """Create the table and its index `LeaseOwnerToLeaseKeyIndex` if they are missing.
 
-        Raises `errors.IncompatibleTableError` when rows of the single-table layout (KCL 3.5) are
-        found in it (protocol §4.2).
+        Waits until they can be used.
+
+        Returns:
+            Whether this call created the table.
+
+        Raises:
+            IncompatibleTableError: The table has rows of the single-table layout of KCL 3.5
+                (protocol §4.2).
         """
         ...
 
     def create_lease(self, lease: Lease) -> bool:
-        """Put a new row with `entityType` LEASE unless the key exists; an owner is written only if
-        set.
-        """
+        """Put a new row, unless the key exists."""
         ...
 
     def create_successors(self, lease: Lease, successors: Sequence[Lease]) -> bool:
-        """Put the rows of the shards that follow the one of `lease`, each unless its key exists,
-        and note them as its children; all at one instant at which the row of `lease` is there and
-        not at SHARD_END. False: it is not, and nothing was written.
+        """Put the rows of the shards that follow the shard of `lease`, and set its children.
 
-        The row proves that none of them was finished and deleted before: the rows of finished
-        shards stay as long as a parent's (protocol §8.2), and a shard begins after its parents'
-        ends. A worker that was paused therefore never brings one back. Raises `ValueError` for no
-        successors at all.
+        Rows that exist are not changed. All writes are one transaction. Its condition is that the
+        row of `lease` exists and is not at SHARD_END. This proves that no successor was finished
+        and deleted before: rows of finished shards are kept as long as a row of a parent (protocol
+        §8.2), and a shard starts after the ends of its parents. So a worker that was paused never
+        creates a deleted row again.
+
+        Returns:
+            False if the condition does not hold. Nothing was written.
+
+        Raises:
+            ValueError: There are no successors.
         """
         ...
 
     def restore_parents(self, child: Lease, parents: Sequence[Lease]) -> tuple[str, ...] | None:
-        """Put the rows of parents of `child`, each unless its key exists; all at one instant at
-        which the row of `child` is at the checkpoint of `child` and has no pending checkpoint.
-        Returns the keys that were created by this call. None: the row is not as it was, and nothing
-        was written.
+        """Put the missing rows of the parents of `child`.
 
-        A child at TRIM_HORIZON proves that no leader has deleted its parents' rows (protocol §8.2).
-        Raises `ValueError` for a child without parents.
+        All writes are one transaction. Its condition is that the row of `child` has the checkpoint
+        of `child` and no pending checkpoint. A child at TRIM_HORIZON proves that no leader has
+        deleted the rows of its parents (protocol §8.2).
+
+        Returns:
+            The keys that this call created. None if the condition does not hold; nothing was
+            written.
+
+        Raises:
+            ValueError: `child` has no parents.
         """
         ...
 
     def get(self, lease_key: str, *, consistent: bool = True) -> Lease | None:
-        """The row, or None when there is none.
+        """Return a lease; None if there is no row.
 
-        A row that cannot be read raises `ValueError` with the reason.
+        Raises:
+            UnreadableRowError: The row cannot be read.
         """
         ...
 
     def list_leases(self) -> LeaseListing:
-        """All lease rows (eventually consistent scan); rows of another entity type are skipped,
-        unreadable ones reported.
+        """Scan all lease rows. Eventually consistent.
+
+        Rows of another entity type are skipped. Unreadable rows are in the listing.
         """
         ...
 
     def lease_keys_of(self, owner: str) -> tuple[str, ...]:
-        """Keys whose `leaseOwner` is `owner`, by the index: eventually consistent, may lag by
-        seconds.
+        """Return the keys whose `leaseOwner` is `owner`, by the index.
+
+        Eventually consistent; the index may lag by seconds.
         """
         ...
 
     def renew(self, lease: Lease, throughput_kbps: float | None = None) -> Lease | None:
-        """Heartbeat: counter + 1 if the counter is still `lease.counter`; handles a handoff that
-        began meanwhile as protocol §1.4.1 says.
+        """Increment the counter if it equals `lease.counter`.
 
-        Returns the lease as it is now (perhaps with `checkpoint_owner` and a new `owner`: a handoff
-        has begun), None when it is lost.
+        Also succeeds if a handoff has started since (protocol §1.4.1).
+
+        Returns:
+            The current lease; `in_handoff` if a handoff has started. None: the lease is lost.
         """
         ...
 
@@ -108,62 +126,98 @@ class LeaseTable(Protocol):
         pending: Position | None = None,
         pending_state: bytes | None = None,
     ) -> Lease | None:
-        """Write checkpoint and pending checkpoint together (`pending` None removes it) with counter
-        + 1, if counter and checkpoint are still those of `lease`.
+        """Write checkpoint and pending checkpoint, and increment the counter.
 
-        Resets `ownerSwitchesSinceCheckpoint` to 0 when `checkpoint` differs from
-        `lease.checkpoint`; also writes the child shard ids and hash range of `lease`. Owner,
-        checkpoint owner, parents and throughput stay as they are. Returns the new lease, None when
-        it is lost. Raises `ValueError` for a checkpoint before that of `lease`.
+        The condition is that counter and checkpoint equal those of `lease`. If the checkpoint
+        changes, `ownerSwitchesSinceCheckpoint` becomes 0. The child shard ids and hash range of
+        `lease` are written, too. Owners, parents and throughput are not changed.
+
+        Args:
+            lease: The row as the caller knows it.
+            checkpoint: The new checkpoint.
+            pending: The new pending checkpoint. None removes it.
+            pending_state: Batch number of the pending checkpoint.
+
+        Returns:
+            The new lease. None: the lease is lost.
+
+        Raises:
+            ValueError: `checkpoint` is before that of `lease`.
         """
         ...
 
     def assign(self, lease: Lease, owner: str, *, unrenewed: bool = False) -> Lease | None:
-        """Set the owner, remove the checkpoint owner, counter + 1, if owner and checkpoint owner
-        are still those of `lease`; with `unrenewed` only if the counter is, too.
+        """Set the owner, remove the checkpoint owner, and increment the counter.
+
+        Args:
+            lease: Owner and checkpoint owner of the row must equal those of this lease.
+            owner: The new owner.
+            unrenewed: The counter must be equal, too.
+
+        Returns:
+            The new lease. None if the condition does not hold.
         """
         ...
 
     def initiate_handoff(self, lease: Lease, owner: str) -> Lease | None:
-        """Begin a graceful handoff: owner = `owner`, checkpoint owner = `lease.owner`; the counter
-        is untouched. Condition as protocol §1.4.
+        """Start a handoff: set the owner, and the former owner as checkpoint owner.
+
+        The counter is not changed. The condition is that of protocol §1.4.
+
+        Returns:
+            The new lease. None if the condition does not hold.
         """
         ...
 
     def evict(self, lease: Lease) -> Lease | None:
-        """Make the lease ownerless, counter + 1, if owner, checkpoint owner and counter are still
-        those of `lease`.
+        """Remove the owner and increment the counter.
 
-        With a checkpoint owner the handoff is cancelled but the owner stays (protocol §1.4).
+        In a handoff, the handoff is cancelled and the owner stays (protocol §1.4). The condition is
+        that owner, checkpoint owner and counter equal those of `lease`.
+
+        Returns:
+            The new lease. None if the condition does not hold.
         """
         ...
 
     def set_child_shard_ids(self, lease_key: str, child_shard_ids: Sequence[str]) -> bool:
-        """Meta update of an existing row; the counter is unchanged. False when the row is gone."""
+        """Set the children of a row, without changing the counter. False if there is no row."""
         ...
 
     def set_hash_key_range(self, lease_key: str, hash_key_range: HashKeyRange) -> bool:
-        """Meta update of an existing row; the counter is unchanged. False when the row is gone."""
+        """Set the hash range of a row, without changing the counter. False if there is no row."""
         ...
 
     def delete(self, lease: Lease) -> bool:
-        """Delete the row if its checkpoint is still that of `lease`; True when it is gone
-        afterwards.
+        """Delete the row if its checkpoint equals that of `lease`.
+
+        Returns:
+            Whether there is no row afterwards.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerMetrics:
-    """One row of the worker-metrics table (protocol §2.2).
+    """A worker metrics row (protocol §2.2).
 
-    `stats` maps a metric's short name (C, M, NI, NO, T) to up to ten averages, oldest first, −1 for
-    a failed interval; `operating_range` maps it to `(max utilization percent,)`. Both empty: a
-    worker without metrics. `last_update_seconds` is the writer's wall clock. `support_code` 1 would
-    tell a Java leader that this worker can move to the single table (protocol §4.5), which it
-    cannot yet. `drain_requested`, `run_id` and `status` are our extra attributes (`kclpDrain` N 1,
-    `kclpRunId` S, `kclpStatus` S), which Java readers ignore. `replaced_run_id` is the run whose
-    report this one replaced, if it was another run; it is not stored.
+    A worker without metrics has empty `stats` and `operating_range`. `drain_requested`, `run_id`
+    and `status` are our own attributes (`kclpDrain` N 1, `kclpRunId` S, `kclpStatus` S), which Java
+    readers ignore.
+
+    Attributes:
+        worker_id: Id of the worker.
+        last_update_seconds: Time of the last report, in epoch seconds of the writer's clock.
+        stats: Up to ten averages of each metric, oldest first; −1 for a failed interval. The keys
+            are the short names C, M, NI, NO and T.
+        operating_range: `(max utilization percent,)` of each metric.
+        support_code: 1 would mean for a Java leader that this worker supports the single table
+            (protocol §4.5). This version does not.
+        drain_requested: Whether the worker is requested to stop.
+        run_id: Identifies the process.
+        replaced_run_id: Run id of the row that this report replaced, if it was another one. Not
+            stored.
+        status: Lag, paused shards and failures.
     """
 
     worker_id: str
@@ -179,9 +233,7 @@ class WorkerMetrics:
 
 @dataclass(frozen=True, slots=True)
 class WorkerListing:
-    """The result of a scan: the workers, in no particular order, and the rows that cannot be
-    read.
-    """
+    """The result of a scan: the workers, in no particular order, and the unreadable rows."""
 
     workers: tuple[WorkerMetrics, ...]
     bad_rows: tuple[BadRow, ...] = ()
@@ -193,42 +245,55 @@ class WorkerMetricsTable(Protocol):
     name: str
 
     def ensure_exists(self) -> bool:
-        """Create the table where missing and wait until usable; returns whether it was created
-        here.
+        """Create the table if it is missing, and wait until it can be used.
+
+        Returns:
+            Whether this call created the table.
         """
         ...
 
     def report(self, row: WorkerMetrics) -> WorkerMetrics:
-        """Write this worker's row (partial update, no condition); returns the row as stored, so
-        that a drain request is seen.
+        """Write the row of this worker: a partial update without a condition.
+
+        Returns:
+            The stored row, with a drain request if there is one.
         """
         ...
 
     def list_workers(self) -> tuple[WorkerMetrics, ...]:
-        """All rows that can be read (eventually consistent scan)."""
+        """Return all rows that can be read. Eventually consistent."""
         ...
 
     def scan_workers(self) -> WorkerListing:
-        """As `list_workers`, with the rows that cannot be read."""
+        """Return all rows, including those that cannot be read. Eventually consistent."""
         ...
 
     def request_drain(self, worker_id: str) -> bool:
-        """Ask a worker to stop; False when it has no row."""
+        """Request a worker to stop. False if it has no row."""
         ...
 
     def delete(self, row: WorkerMetrics) -> bool:
-        """Delete the row if `lut` is still that of `row`; True when it is gone afterwards."""
+        """Delete the row if its `lut` equals that of `row`.
+
+        Returns:
+            Whether there is no row afterwards.
+        """
         ...
 
     def deregister(self, worker_id: str) -> None:
-        """Delete the row of a worker that stops in good order."""
+        """Delete the row of a worker that stops."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class LeaderLock:
-    """The leader's lock item (protocol §3.3). `version` changes with every heartbeat; no time is
-    stored.
+    """The leader lock (protocol §3.3).
+
+    Attributes:
+        owner_name: Name of the leader.
+        lease_duration_millis: Time without a heartbeat after which the lock is expired.
+        version: Unique string that every heartbeat changes. No time is stored.
+        is_released: Whether the owner has released the lock.
     """
 
     owner_name: str
@@ -239,12 +304,12 @@ class LeaderLock:
 
 @dataclass(frozen=True, slots=True)
 class UnreadableLock:
-    """A lock item that cannot be read, so that somebody unknown may hold it.
+    """A lock row that cannot be read. An unknown process may hold the lock.
 
     Attributes:
-        reason: What is wrong with it, naming the row.
-        attributes: The attributes of a lock as they were found; absent ones are missing. Two
-            equal values mean that the item has not changed.
+        reason: What is wrong with the row.
+        attributes: The attributes of a lock that the row has. If they are equal in two reads, the
+            row has not changed.
     """
 
     reason: str
@@ -253,9 +318,13 @@ class UnreadableLock:
 
 @dataclass(frozen=True, slots=True)
 class MigrationState:
-    """The client-version item `Migration3.0` (protocol §3.5).
+    """The client-version row `Migration3.0` (protocol §3.5).
 
-    `history` is newest first, at most ten of (cv, mb, mts).
+    Attributes:
+        client_version: The client version (`cv`).
+        modified_by: The worker that wrote it (`mb`).
+        modified_millis: When, in epoch milliseconds (`mts`).
+        history: Former states (cv, mb, mts), newest first, at most ten.
     """
 
     client_version: str
@@ -270,57 +339,80 @@ class CoordinatorStateTable(Protocol):
     name: str
 
     def ensure_exists(self) -> bool:
-        """Create the table where missing and wait until usable; returns whether it was created
-        here.
+        """Create the table if it is missing, and wait until it can be used.
+
+        Returns:
+            Whether this call created the table.
         """
         ...
 
     def read_lock(self) -> LeaderLock | None:
-        """The lock item, strongly consistent; None when there is none.
+        """Return the leader lock; None if there is no row. Strongly consistent.
 
-        Raises `errors.UnreadableRowError` for an item that cannot be read.
+        Raises:
+            UnreadableRowError: The row cannot be read.
         """
         ...
 
     def observe_lock(self) -> LeaderLock | UnreadableLock | None:
-        """As `read_lock`, with an item that cannot be read as a value."""
+        """Return the leader lock, also if its row cannot be read. Strongly consistent."""
         ...
 
     def put_lock(self, lock: LeaderLock, *, replacing: LeaderLock | UnreadableLock | None) -> bool:
-        """Write the whole item: if absent (`replacing` None), if released, if its version is still
-        that of `replacing`, or if an unreadable item has the same attributes as before.
+        """Write the whole row.
+
+        Args:
+            lock: The new lock.
+            replacing: None: there must be no row. A released lock: the row must be released.
+                Another lock: the row must have its version. An unreadable lock: the row must have
+                its attributes.
+
+        Returns:
+            Whether the condition held.
         """
         ...
 
     def heartbeat_lock(self, lock: LeaderLock, version: str) -> bool:
-        """Set a new version and the duration, if version and owner are still those of `lock`."""
+        """Set a new version and the duration, if version and owner equal those of `lock`."""
         ...
 
     def release_lock(self, lock: LeaderLock) -> bool:
-        """Delete the item, if version and owner are still those of `lock`; True when it is ours no
-        longer.
+        """Delete the row, if version and owner equal those of `lock`.
+
+        Returns:
+            Whether the owner of `lock` does not hold the lock afterwards.
         """
         ...
 
     def read_migration(self) -> MigrationState | None:
-        """The client-version item, strongly consistent."""
+        """Return the client version; None if there is no row. Strongly consistent.
+
+        Raises:
+            UnreadableRowError: The row cannot be read.
+        """
         ...
 
     def put_migration(self, state: MigrationState, *, replacing: MigrationState | None) -> bool:
-        """Write it if absent (`replacing` None), or if its `cv` is still that of `replacing`."""
+        """Write the client version, if the row has the `cv` of `replacing`.
+
+        `replacing` None: there must be no row.
+        """
         ...
 
     def read_application(self) -> ApplicationRecord | None:
-        """What the application is, strongly consistent; None before the first start recorded it.
+        """Return the identity of the application; None if none is recorded. Strongly consistent.
 
-        Raises `errors.UnreadableRowError`.
+        Raises:
+            UnreadableRowError: The record cannot be read.
         """
         ...
 
     def put_application(
         self, identity: ApplicationIdentity, *, replacing: ApplicationRecord | None
     ) -> bool:
-        """Record it if nothing is recorded (`replacing` None), or if the record is still that of
-        `replacing`. False also when there is no client-version item to record it in.
+        """Record the identity, if the record equals `replacing`.
+
+        `replacing` None: there must be no record. False also if there is no client-version row,
+        which contains the record.
         """
         ...

@@ -1,5 +1,6 @@
-"""How much a lease carries: a moving average of the bytes processed, which each renewal writes into
-the row (protocol §6.4).
+"""Compute the throughput of a lease: a moving average of processed bytes (protocol §6.4).
+
+Each renewal writes it into the lease row.
 """
 
 from __future__ import annotations
@@ -13,11 +14,15 @@ SEED_KEPT_SECONDS: Final = 30.0
 
 
 class Throughput:
-    """The average of one lease, in KiB/s; half of it is the newest interval.
+    """The average throughput of one lease in KiB/s. Not thread-safe.
 
-    Other than KCL, it begins at the previous owner's value (which stays until this owner has
-    processed something, at most 30 s), and divides by the time that really passed. None as long as
-    there is neither a value to begin with nor a sample. Not thread-safe.
+    The newest interval has a weight of one half. Unlike KCL, the average starts at the value of the
+    previous owner, which is kept until this owner has processed records, at most 30 s. And unlike
+    KCL, bytes are divided by the measured time.
+
+    Args:
+        now: Time in monotonic seconds.
+        seed_kbps: Value of the previous owner. None: it has none.
     """
 
     def __init__(self, now: float, seed_kbps: float | None) -> None:
@@ -32,9 +37,13 @@ class Throughput:
         self._bytes = (self._bytes or 0) + count
 
     def close_interval(self, now: float) -> float | None:
-        """Fold the bytes since the last call into the average, and return it.
+        """Update the average with the bytes since the last call.
 
-        `now` in seconds on the monotonic clock.
+        Args:
+            now: Time in monotonic seconds.
+
+        Returns:
+            The average. None: there is neither a sample nor a value of the previous owner.
         """
         elapsed = now - self._since
         if elapsed < SHORTEST_SECONDS:

@@ -1,4 +1,4 @@
-"""The worker-metrics table's operations (protocol §2)."""
+"""Read and write worker metrics rows (protocol §2)."""
 
 from __future__ import annotations
 
@@ -14,9 +14,7 @@ from kcl_pipeline.leases.tables import WorkerListing, WorkerMetrics
 
 
 class WorkerRows:
-    """`tables.WorkerMetricsTable` on any row store. Every write is one that may be repeated: it
-    sets the same values, or removes what is gone.
-    """
+    """`tables.WorkerMetricsTable` on a row store. All writes are idempotent."""
 
     def __init__(self, store: RowStore) -> None:
         self.name = store.name
@@ -29,14 +27,14 @@ class WorkerRows:
     def report(self, row: WorkerMetrics) -> WorkerMetrics:
         """See `tables.WorkerMetricsTable`.
 
-        A drain request was for the run whose id stands in the row: another run under the same
-        worker id removes it.
+        A drain request is for the run whose id is in the row. Another run with the same worker id
+        removes it.
         """
         attributes = state.worker_attributes(row)
-        mine = (
+        same_run = (
             [] if row.run_id is None else [AbsentOrEquals(state.RUN_ID, attributes[state.RUN_ID])]
         )
-        outcome = self._store.update(row.worker_id, mine, Changes(attributes))
+        outcome = self._store.update(row.worker_id, same_run, Changes(attributes))
         replaced = None
         if not outcome.applied:
             replaced = text_of(outcome.item or {}, state.RUN_ID)
@@ -46,7 +44,7 @@ class WorkerRows:
         try:
             stored = state.worker_from_item(outcome.item, self._store.key_name)
         except UnreadableRowError:
-            # What makes it unreadable is not from this worker, whose row it is
+            # This worker has not written the attributes that make its row unreadable
             foreign = tuple(name for name in state.OPTIONAL_ATTRIBUTES if name not in attributes)
             self._store.update(row.worker_id, [], Changes(attributes, foreign))
             stored = row
@@ -57,8 +55,10 @@ class WorkerRows:
         return self.scan_workers().workers
 
     def scan_workers(self) -> WorkerListing:
-        """See `tables.WorkerMetricsTable`. A row that cannot be read counts as none: its worker
-        gets no leases until its next report, which repairs the row.
+        """See `tables.WorkerMetricsTable`.
+
+        The worker of an unreadable row is assigned no leases until its next report, which repairs
+        the row.
         """
         found: list[WorkerMetrics] = []
         bad_rows: list[BadRow] = []
@@ -78,7 +78,7 @@ class WorkerRows:
         ).applied
 
     def delete(self, row: WorkerMetrics) -> bool:
-        """Done when there is no row."""
+        """See `tables.WorkerMetricsTable`. Applied if there is no row."""
         outcome = self._store.delete(
             row.worker_id, [Equals(state.LAST_UPDATE, number(row.last_update_seconds))]
         )

@@ -1,8 +1,7 @@
-"""What a worker's row says of its shards: how far they are behind, which ones are paused, and
-what goes wrong with its batches.
+"""The status in a worker metrics row: lag, paused shards, dead letters and failed batches.
 
-One attribute of ours with a small JSON document, which Java readers ignore. It is written with each
-report, so that the command line and the leader see a worker whose processing thread hangs.
+It is one attribute of ours with a small JSON document, which Java readers ignore. Every report
+writes it, so the command line and the leader see a worker whose processing thread does not respond.
 """
 
 from __future__ import annotations
@@ -16,9 +15,12 @@ import msgspec
 from kcl_pipeline.text import printable
 
 MAX_PAUSED: Final = 20
-"""Paused leases in a row (our own limit); `WorkerStatus.paused_leases` counts all of them."""
+"""Largest number of paused leases in a row (our own limit).
+
+`WorkerStatus.paused_leases` is the total number.
+"""
 MAX_LAGS: Final = 20
-"""Leases with their lag in a row (our own limit): those that are furthest behind."""
+"""Largest number of leases with their lag in a row (our own limit): those with the largest lag."""
 MAX_REASON_CHARACTERS: Final = 200
 _MAX_CHARACTERS: Final = 64 * 1024
 _MAX_KEY: Final = 2048
@@ -28,7 +30,7 @@ _MAX_MILLIS: Final = 2**63 - 1
 
 @dataclass(frozen=True, slots=True)
 class PausedLease:
-    """A lease whose shard is not processed because its transform fails, and for how long."""
+    """A lease whose shard has been paused for `seconds`, because the transform fails."""
 
     lease_key: str
     reason: str
@@ -37,7 +39,7 @@ class PausedLease:
 
 @dataclass(frozen=True, slots=True)
 class LeaseLag:
-    """The age of the oldest record of a lease that is not committed."""
+    """The age of the oldest record of a lease that is not committed, in milliseconds."""
 
     lease_key: str
     millis: int
@@ -45,17 +47,17 @@ class LeaseLag:
 
 @dataclass(frozen=True, slots=True)
 class WorkerStatus:
-    """What a worker reports of its shards.
+    """The status of a worker.
 
     Attributes:
-        lag_millis: The age of its oldest record that is not committed; None: not known.
-        unknown_lags: Of how many leases the lag is not known yet.
+        lag_millis: Age of its oldest record that is not committed. None: unknown.
+        unknown_lags: Number of leases whose lag is unknown.
         paused: The first paused leases.
-        paused_leases: How many there are.
-        lags: The leases that are furthest behind, the first one most; at most `MAX_LAGS`.
-        dead_letters: Records that failed, were handed back or skipped since the worker started.
-        failed_batches: Batches that the sink refused since the last one that it took.
-        failure: Why it refused the last one; None when it took it.
+        paused_leases: Number of paused leases.
+        lags: The leases with the largest lag, largest first; at most `MAX_LAGS`.
+        dead_letters: Records that were written as dead letters or skipped since the worker started.
+        failed_batches: Batches in a row that the sink refused.
+        failure: Why the sink refused the last batch. None: it accepted it.
     """
 
     lag_millis: int | None = None
@@ -69,8 +71,8 @@ class WorkerStatus:
 
 
 def furthest_behind(millis: Mapping[str, int]) -> tuple[LeaseLag, ...]:
-    """The leases with the largest lag, for `WorkerStatus.lags`."""
-    worst = sorted(millis.items(), key=lambda one: (-one[1], one[0]))[:MAX_LAGS]
+    """Return the leases with the largest lag, for `WorkerStatus.lags`."""
+    worst = sorted(millis.items(), key=lambda item: (-item[1], item[0]))[:MAX_LAGS]
     return tuple(LeaseLag(key, lag) for key, lag in worst)
 
 
@@ -97,17 +99,17 @@ class _Status(msgspec.Struct, frozen=True, rename="camel"):
 
 
 def status_text(status: WorkerStatus) -> str:
-    """The status as JSON; what is beyond the limits is left out."""
+    """Return the status as JSON, cut to the limits."""
     paused = [
-        _Paused(one.lease_key, _shortened(one.reason), round(one.seconds, 1))
-        for one in status.paused[:MAX_PAUSED]
+        _Paused(lease.lease_key, _shortened(lease.reason), round(lease.seconds, 1))
+        for lease in status.paused[:MAX_PAUSED]
     ]
     found = _Status(
         status.lag_millis,
         status.unknown_lags,
         paused,
         status.paused_leases,
-        [_Lag(one.lease_key, one.millis) for one in status.lags[:MAX_LAGS]],
+        [_Lag(lag.lease_key, lag.millis) for lag in status.lags[:MAX_LAGS]],
         status.dead_letters,
         status.failed_batches,
         None if status.failure is None else _shortened(status.failure),
@@ -116,28 +118,32 @@ def status_text(status: WorkerStatus) -> str:
 
 
 def _shortened(text: str) -> str:
-    """Escaping makes a string up to ten times as long."""
+    # Escaping makes a string up to ten times as long.
     return printable(text, MAX_REASON_CHARACTERS)[: 2 * MAX_REASON_CHARACTERS]
 
 
 def status_of(text: str) -> WorkerStatus:
-    """Read it back. Raises `ValueError` when it is none, or beyond its limits."""
+    """Parse a status.
+
+    Raises:
+        ValueError: The string is not a status, or is outside its limits.
+    """
     if len(text) > _MAX_CHARACTERS:
         raise ValueError(f"the status has {len(text)} characters, more than {_MAX_CHARACTERS}")
     try:
         found = msgspec.json.decode(text, type=_Status)
     except (msgspec.DecodeError, RecursionError) as error:
-        raise ValueError(f"the status is not what a worker writes: {error}") from error
+        raise ValueError(f"the status is invalid: {error}") from error
     paused = tuple(
-        PausedLease(printable(one.lease_key, _MAX_KEY), printable(one.reason), one.seconds)
-        for one in found.paused
+        PausedLease(printable(lease.lease_key, _MAX_KEY), printable(lease.reason), lease.seconds)
+        for lease in found.paused
     )
     return WorkerStatus(
         found.lag_millis,
         found.unknown_lags,
         paused,
         found.paused_leases,
-        tuple(LeaseLag(printable(one.lease_key, _MAX_KEY), one.millis) for one in found.lags),
+        tuple(LeaseLag(printable(lag.lease_key, _MAX_KEY), lag.millis) for lag in found.lags),
         found.dead_letters,
         found.failed_batches,
         None if found.failure is None else printable(found.failure),

@@ -46,7 +46,7 @@ def test_shows_what_is_recorded_and_whether_the_settings_fit(recorded):
     assert "single stream" in text
     assert "delta:/lake/rows" in text
     other = run("application", "-a", name, "-s", f"{name}-other", code=1).output
-    assert "do not tell the two apart" in other
+    assert "the two streams have the same lease keys" in other
 
 
 def test_shows_that_nothing_is_recorded_yet(fleet):
@@ -117,5 +117,9 @@ def test_doctor_compares_the_streams(recorded, stream):
     )
     (about,) = (one for one in found if one["subject"] == "application")
     assert about["level"] == ("problem" if stream else "ok")
-    expected = "do not tell the two apart" if stream else f"reads {recorded.name}, writes to delta:"
+    expected = (
+        "the two streams have the same lease keys"
+        if stream
+        else f"reads {recorded.name}, writes to delta:"
+    )
     assert expected in about["text"]

@@ -138,7 +138,11 @@ def test_without_a_client_version_row_nothing_is_made(twin):
 @pytest.mark.parametrize(
     ("recorded", "wanted", "sentence"),
     [
-        (SINGLE, replace(SINGLE, streams=(OTHER,)), "do not tell the two apart.*accept-streams"),
+        (
+            SINGLE,
+            replace(SINGLE, streams=(OTHER,)),
+            "the two streams have the same lease keys.*accept-streams",
+        ),
         (
             SINGLE,
             replace(SINGLE, streams=(RecordedStream(ARN + "clicks", 5_000),)),

@@ -172,11 +172,11 @@ def test_any_client_version_is_read_or_refused(item: dict) -> None:
                 },
                 "wid",
             ),
-            "the row w is not a worker's",
+            "the row w is not a worker metrics row",
         ),
         (
             lambda: lock_from_item({"ownerName": {"S": "a"}, "leaseDuration": {"S": "long"}}),
-            "the row Leader is not a leader's lock that can be read: leaseDuration is 'long'",
+            "the row Leader is not a leader lock that can be read: leaseDuration is 'long'",
         ),
         (
             lambda: migration_from_item({"cv": {"N": "3"}}),
@@ -315,7 +315,7 @@ def test_garbage_is_left_out_of_the_lists() -> None:
     workers.plant({"wid": {"S": "w"}, "lut": {"S": "yesterday"}})
     assert workers.list_workers() == ()
     coordinator.plant({"key": {"S": "Leader"}, "ownerName": {"N": "1"}})
-    with pytest.raises(UnreadableRowError, match="ownerName is missing, or not of its type"):
+    with pytest.raises(UnreadableRowError, match="ownerName is missing, or has another type"):
         coordinator.read_lock()
 
 

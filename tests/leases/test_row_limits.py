@@ -124,7 +124,7 @@ def test_a_multi_stream_row_says_the_same_stream_twice() -> None:
     assert lease.stream == STREAM_KEY
     assert lease_from_item(lease_to_item(lease)) == lease
     with pytest.raises(
-        UnreadableRowError, match="streamName is '1:other:2', but the key is not of"
+        UnreadableRowError, match="streamName is '1:other:2', but the key has another stream"
     ):
         lease_from_item({**row, "streamName": {"S": "1:other:2"}})
 

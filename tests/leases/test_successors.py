@@ -173,7 +173,7 @@ def test_why_a_transaction_was_canceled(codes, kind):
 def test_the_places_of_refused_writes():
     refused = canceled("None", "ConditionalCheckFailed", "None", "ConditionalCheckFailed")
     assert isinstance(refused, TransactionRefused)
-    assert refused.places == {1, 3}
+    assert refused.indexes == {1, 3}
 
 
 def test_a_denied_transaction_names_the_actions_that_it_needs():

@@ -29,7 +29,7 @@ def test_a_worker_of_another_stream_does_not_start_and_leaves_no_trace():
     world.model.create_stream("other", 1)
     leases, rows = world.leases.rows(), world.rows.rows()
     world.settings = world.settings.model_copy(update={"streams": ("other",)})
-    with pytest.raises(OtherApplicationError, match="do not tell the two apart"):
+    with pytest.raises(OtherApplicationError, match="the two streams have the same lease keys"):
         started(world, "w-2").start_up()
     assert (world.leases.rows(), world.rows.rows()) == (leases, rows)
 

@@ -1,1 +1,1 @@
-"""The three tables in DynamoDB."""
+"""Implement the three tables in DynamoDB."""

@@ -21,7 +21,13 @@ OWNER_INDEX: Final = Index("LeaseOwnerToLeaseKeyIndex", OWNER)
 class DynamoDbLeaseTable(LeaseRows):
     """`tables.LeaseTable` in DynamoDB.
 
-    `client` should make one attempt per call (`kcl_pipeline.aws.dynamodb_config`).
+    Args:
+        client: Should make one attempt per call (`kcl_pipeline.aws.dynamodb_config`).
+        name: Name of the table.
+        settings: How the table is created.
+        lease_settings: Number of scan segments.
+        clock: The clock.
+        map_segments: Scans the segments, possibly in threads.
     """
 
     def __init__(

@@ -1,6 +1,6 @@
-"""Creating a table and waiting for it (protocol §1.1).
+"""Create a table and wait for it (protocol §1.1).
 
-An existing table is left as it is, except for a missing index and point-in-time recovery.
+An existing table is not changed, except for a missing index and point-in-time recovery.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _RECOVERY_NOT_READY: Final = "ContinuousBackupsUnavailableException"
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """A keys-only global index: hash key `hash_name`, range key the table's own."""
+    """A keys-only global index with hash key `hash_name` and the table's key as range key."""
 
     name: str
     hash_name: str
@@ -42,8 +42,12 @@ class Index:
 
 @dataclass(frozen=True, slots=True)
 class TableShape:
-    """What a table must look like: its name, its one string key, and perhaps an index that is added
-    once the table is there.
+    """The required schema of a table.
+
+    Attributes:
+        name: Name of the table.
+        key_name: Name of its string primary key.
+        index: Index that is added after the table exists. None: no index.
     """
 
     name: str
@@ -52,7 +56,7 @@ class TableShape:
 
 
 class TableCreator:
-    """Brings one table into being; all waiting is on the clock and bounded."""
+    """Creates one table. All waits use the clock and are limited."""
 
     def __init__(
         self, client: DynamoDBClient, shape: TableShape, settings: TableSettings, clock: Clock
@@ -63,29 +67,34 @@ class TableCreator:
         self._clock = clock
 
     def ensure(self, check: Callable[[], None]) -> bool:
-        """Create what is missing; True when the table was made here.
+        """Create the table and its index if they are missing.
 
-        `check` looks at the rows of a table that was there before, ahead of any change. Raises
-        `IncompatibleTableError` when the table found has another key, `UnavailableError` when the
-        wait was in vain.
+        Args:
+            check: Checks the rows of an existing table, before any change.
+
+        Returns:
+            Whether this call created the table.
+
+        Raises:
+            IncompatibleTableError: The existing table has another key.
+            UnavailableError: The table or the index did not become usable in time.
         """
         created = self._describe() is None and self._create()
-        self._await("the table to become usable", TABLE_WAIT_SECONDS, self._usable)
+        self._await("creation", TABLE_WAIT_SECONDS, self._usable)
         if not created:
             self._check_key()
             check()
         if self._settings.point_in_time_recovery_enabled:
             self._await("point-in-time recovery", TABLE_WAIT_SECONDS, self._enable_recovery)
         if self._shape.index is not None:
-            self._await(
-                f"the index {self._shape.index.name}", INDEX_WAIT_SECONDS, self._index_usable
-            )
+            self._await(f"index {self._shape.index.name}", INDEX_WAIT_SECONDS, self._index_usable)
         return created
 
     def size_bytes(self) -> int:
-        """The table's size as DynamoDB last counted it (every six hours or so).
+        """Return the size of the table, which DynamoDB updates about every six hours.
 
-        Raises `NotFoundError`, and the other errors.
+        Raises:
+            AwsError: The call failed.
         """
         return int(self._described().get("TableSizeBytes") or 0)
 
@@ -153,8 +162,8 @@ class TableCreator:
         if keys != [(self._shape.key_name, "HASH", "S")]:
             found = ", ".join(f"{name} ({kind} {type_})" for name, kind, type_ in keys)
             raise IncompatibleTableError(
-                f"the table {self._shape.name} has the key {found} where this application "
-                f"needs {self._shape.key_name} (HASH S): it belongs to something else; "
+                f"the table {self._shape.name} has the key {found}, but this application "
+                f"needs {self._shape.key_name} (HASH S): it belongs to another program; "
                 "set another table_name"
             )
 
@@ -220,8 +229,7 @@ class TableCreator:
                 GlobalSecondaryIndexUpdates=[{"Create": create}],
             )
         except InvalidRequestError as error:
-            # another worker was first, which the next look at the table shows; anything else is a
-            # real refusal
+            # another worker may have added it, which the next poll shows; other errors are raised
             if error.code not in _INDEX_CHANGES_REFUSED or (
                 error.code != IN_USE and "exist" not in str(error)
             ):
@@ -230,18 +238,18 @@ class TableCreator:
     def _await(self, what: str, seconds: float, ready: Callable[[], bool]) -> None:
         deadline = self._clock.monotonic() + seconds
         pause = FIRST_POLL_SECONDS
-        trouble: Exception | None = None
+        last_error: Exception | None = None
         while True:
             try:
                 if ready():
                     return
-                trouble = None
+                last_error = None
             except (ThrottledError, UnavailableError) as error:
-                trouble = error
+                last_error = error
             if self._clock.monotonic() + pause > deadline:
                 raise UnavailableError(
-                    f"waited {seconds:g} s for {what} of the table {self._shape.name} in vain",
+                    f"{what} of the table {self._shape.name} was not ready after {seconds:g} s",
                     operation="DescribeTable",
-                ) from trouble
+                ) from last_error
             self._clock.sleep(pause)
             pause = min(pause * 2, LONGEST_POLL_SECONDS)

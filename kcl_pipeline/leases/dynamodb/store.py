@@ -1,9 +1,9 @@
-"""`store.RowStore` on a DynamoDB table, by boto3's low-level client.
+"""Implement `store.RowStore` on a DynamoDB table, with boto3's low-level client.
 
-Writes are UpdateItem, PutItem and DeleteItem with a ConditionExpression that returns the row when
-it refuses; nothing is read, modified and put back. The client should make one attempt per call
-(`kcl_pipeline.aws.dynamodb_config`): a hidden second attempt would be refused by the first.
-Correctness does not hang on it, see `lease_rows`.
+Writes are UpdateItem, PutItem and DeleteItem with a ConditionExpression. A refused write returns
+the row. The client should make one attempt per call (`kcl_pipeline.aws.dynamodb_config`), because a
+retry would be refused because of the first attempt. The result is correct without this; see
+`lease_rows`.
 """
 
 from __future__ import annotations
@@ -41,15 +41,16 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-MOST_SEGMENTS: Final = 32
+MAX_SEGMENTS: Final = 32
 SEGMENTS_WHEN_SIZE_IS_UNKNOWN: Final = 10
 BYTES_PER_SEGMENT: Final = 200_000_000
 SEGMENTS_CACHED_SECONDS: Final = 7200.0
 
 
 class Expression:
-    """Names and values of one request's expressions, each under a placeholder: reserved words never
-    matter.
+    """The expressions of one request, with placeholders for all names and values.
+
+    Placeholders avoid conflicts with DynamoDB's reserved words.
     """
 
     def __init__(self) -> None:
@@ -57,7 +58,7 @@ class Expression:
         self.values: dict[str, AttributeValue] = {}
 
     def name(self, attribute: str) -> str:
-        """The placeholder of an attribute's name."""
+        """Return the placeholder of an attribute's name."""
         for placeholder, known in self.names.items():
             if known == attribute:
                 return placeholder
@@ -65,12 +66,12 @@ class Expression:
         return f"#n{len(self.names) - 1}"
 
     def value(self, value: AttributeValue) -> str:
-        """A new placeholder for a value."""
+        """Return a new placeholder for a value."""
         self.values[f":v{len(self.values)}"] = value
         return f":v{len(self.values) - 1}"
 
     def condition(self, conditions: Sequence[Condition]) -> str:
-        """All conditions, joined by AND; empty for none."""
+        """Return the conditions joined by AND; empty for no conditions."""
         return " AND ".join(self._one(condition) for condition in conditions)
 
     def _one(self, condition: Condition) -> str:
@@ -88,7 +89,7 @@ class Expression:
                 return f"(attribute_not_exists({name}) OR {name} = {self.value(value)})"
 
     def update(self, changes: Changes) -> str:
-        """An UpdateExpression with the clauses that are needed."""
+        """Return an UpdateExpression."""
         clauses = []
         if changes.put:
             clauses.append(
@@ -107,9 +108,7 @@ class Expression:
         return " ".join(clauses)
 
     def parameters(self, **expressions: str) -> dict[str, Any]:
-        """The request's parameters: the expressions that are not empty, and the placeholders
-        used.
-        """
+        """Return the parameters of the request: non-empty expressions and placeholders."""
         result: dict[str, Any] = {name: text for name, text in expressions.items() if text}
         if self.names:
             result["ExpressionAttributeNames"] = self.names
@@ -119,10 +118,15 @@ class Expression:
 
 
 class DynamoDbStore:
-    """One table.
+    """The `RowStore` of one DynamoDB table.
 
-    Scans run over segments by table size through `map_segments`, by default one after the other
-    (protocol §1.5).
+    Args:
+        client: The boto3 client.
+        shape: Required schema of the table.
+        settings: How the table is created.
+        clock: The clock.
+        scan_segments: Number of segments of a scan. None: by table size (protocol §1.5).
+        map_segments: Scans the segments, possibly in threads.
     """
 
     def __init__(
@@ -151,10 +155,10 @@ class DynamoDbStore:
 
     def get(self, key: str, *, consistent: bool = True) -> Item | None:
         """See `store.RowStore`."""
-        answer = self._call(
+        response = self._call(
             self._client.get_item, "GetItem", Key=self._key(key), ConsistentRead=consistent
         )
-        return answer.get("Item")
+        return response.get("Item")
 
     def put(self, item: Item, conditions: Sequence[Condition]) -> Outcome:
         """See `store.RowStore`."""
@@ -182,7 +186,7 @@ class DynamoDbStore:
             "UpdateItem",
             key,
             request,
-            lambda answer: answer.get("Attributes"),
+            lambda response: response.get("Attributes"),
         )
 
     def delete(self, key: str, conditions: Sequence[Condition]) -> Outcome:
@@ -205,7 +209,7 @@ class DynamoDbStore:
                 TransactItems=items,
             )
         except TransactionRefused as refused:
-            return refused.places
+            return refused.indexes
         return frozenset()
 
     def _part_of_transaction(self, write: Put | Update) -> dict[str, Any]:
@@ -232,7 +236,7 @@ class DynamoDbStore:
             yield from items
 
     def keys_by_owner(self, owner: str) -> tuple[str, ...]:
-        """See `store.RowStore`. Raises `SettingsError` on a table without an index."""
+        """See `store.RowStore`. Raise `SettingsError` for a table without an index."""
         index = self._shape.index
         if index is None:
             raise SettingsError(f"the table {self.name} has no index by owner")
@@ -254,14 +258,14 @@ class DynamoDbStore:
     ) -> Iterator[Item]:
         start: dict[str, Any] = {}
         while True:
-            answer = self._call(method, operation, **request, **start)
-            yield from answer.get("Items", [])
-            last = answer.get("LastEvaluatedKey")
+            response = self._call(method, operation, **request, **start)
+            yield from response.get("Items", [])
+            last = response.get("LastEvaluatedKey")
             if not last:
                 return
             if last == start.get("ExclusiveStartKey"):
                 raise UnavailableError(
-                    f"{operation} on table {self.name}: a page ends where it begins",
+                    f"{operation} on table {self.name}: a page ends at the key where it starts",
                     operation=operation,
                 )
             start = {"ExclusiveStartKey": last}
@@ -275,12 +279,17 @@ class DynamoDbStore:
             return known[0]
         try:
             count = min(
-                max(math.ceil(self._creator.size_bytes() / BYTES_PER_SEGMENT), 1), MOST_SEGMENTS
+                max(math.ceil(self._creator.size_bytes() / BYTES_PER_SEGMENT), 1), MAX_SEGMENTS
             )
         except NotFoundError:
             raise
         except AwsError as error:
-            _log.info("the size of a table is not known, so its scan is not adapted: %s", error)
+            _log.info(
+                "the size of the table %s is unknown; it is scanned in %d segments: %s",
+                self.name,
+                SEGMENTS_WHEN_SIZE_IS_UNKNOWN,
+                error,
+            )
             return SEGMENTS_WHEN_SIZE_IS_UNKNOWN
         self._segments = (count, now)
         return count
@@ -296,11 +305,11 @@ class DynamoDbStore:
         if "ConditionExpression" in request:
             request["ReturnValuesOnConditionCheckFailure"] = "ALL_OLD"
         try:
-            answer = self._call(method, operation, **request)
+            response = self._call(method, operation, **request)
         except ConditionFailed as refused:
             # no item: there is no row, or the endpoint does not return it
             return Outcome(applied=False, item=refused.item or self.get(key))
-        return Outcome(applied=True, item=item_after(answer))
+        return Outcome(applied=True, item=item_after(response))
 
     def _key(self, key: str) -> Item:
         return {self.key_name: {"S": key}}
