@@ -1,4 +1,4 @@
-"""Shut down connections whose response takes longer than its deadline.
+"""Shut down connections whose response takes longer than its deadline, or is too large.
 
 A read time-out bounds the wait for the next byte, not for the whole body: an endpoint that sends
 one byte per second blocks its thread without end. `limited` bounds the whole response. One daemon
@@ -24,8 +24,14 @@ if TYPE_CHECKING:
     from botocore.awsrequest import AWSPreparedRequest, AWSResponse
 
 CHECK_SECONDS: Final = 1.0
+_LENGTH_DIGITS: Final = 18
 BODY_SECONDS: Final = 60.0
 """Longest time for the body of one AWS response: 10 MiB at 175 KB/s."""
+
+MAX_BODY_BYTES: Final = 64 * 1024 * 1024
+"""Our own limit. The largest is a GetRecords response: 10 MiB of data, 14 MiB as base64, and up to
+10,000 partition keys of 256 characters.
+"""
 
 
 class Deadlines:
@@ -107,8 +113,35 @@ def socket_of(response: object) -> socket.socket | None:
     return found if isinstance(found, socket.socket) else None
 
 
+def read_body(response: Any) -> bytes:
+    """Read the body of a response of urllib3.
+
+    Raises `OSError` when it has more than `MAX_BODY_BYTES`, without reading more than these.
+    """
+    if _has_length(response):
+        whole: bytes = response.read()
+        return whole
+    body: bytes = response.read(MAX_BODY_BYTES + 1)
+    if len(body) > MAX_BODY_BYTES:
+        raise OSError(f"the body has more than {MAX_BODY_BYTES} bytes")
+    return body
+
+
+def _has_length(response: Any) -> bool:
+    """Whether the response states the length of its body, which is then not read any further.
+
+    Raises `OSError` when it is over `MAX_BODY_BYTES`.
+    """
+    length = str(response.headers.get("content-length", ""))
+    if not (length.isascii() and length.isdigit()):
+        return False
+    if len(length) > _LENGTH_DIGITS or int(length) > MAX_BODY_BYTES:
+        raise OSError(f"the body has {length[:40]} bytes, more than {MAX_BODY_BYTES}")
+    return True
+
+
 def limit_bodies(client: object, seconds: float = BODY_SECONDS) -> None:
-    """Limit the time in which a boto3 client reads a response body. Event streams have no limit.
+    """Limit the time and the size of response bodies of a boto3 client, except of event streams.
 
     botocore has no public hook between sending and reading, so this replaces a private method. If
     botocore has no such method, the client is not changed.
@@ -127,7 +160,10 @@ def limit_bodies(client: object, seconds: float = BODY_SECONDS) -> None:
         try:
             with DEADLINES.limited(socket_of(response.raw), seconds):
                 # the response keeps the body, and botocore parses these bytes later
-                _ = response.content
+                if _has_length(response.raw):
+                    _ = response.content
+                else:
+                    cast("Any", response)._content = read_body(response.raw)  # noqa: SLF001
         except (urllib3.exceptions.HTTPError, OSError) as error:
             raise HTTPClientError(error=error) from error
         return response

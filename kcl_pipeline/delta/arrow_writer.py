@@ -17,7 +17,7 @@ import pyarrow as pa
 from kcl_pipeline.batch import NOTHING_WRITTEN, Batch, DataFile, Written
 from kcl_pipeline.clock import SystemClock
 from kcl_pipeline.delta.files import batch_folder, write_table
-from kcl_pipeline.delta.schema import partition_misfit, to_delta
+from kcl_pipeline.delta.schema import partition_misfit, to_delta, untyped
 from kcl_pipeline.delta.storage.storage import open_storage, table_root
 from kcl_pipeline.errors import SinkError
 from kcl_pipeline.transform.arrow import (
@@ -67,9 +67,10 @@ class ArrowBatchWriter:
         if reason:
             raise SinkError(reason)
         files = self._files(table, folder, int(self._clock.wall() * 1000))
-        schema = pa.schema(
-            [field.with_nullable(table.column(field.name).null_count > 0) for field in table.schema]
-        )
+        typed = [
+            field.with_nullable(table.column(field.name).null_count > 0) for field in table.schema
+        ]
+        schema = pa.schema([*typed, *untyped(output.schema)])
         return Written(files, schema, table.num_rows, rejected)
 
     def probe(self, parts: Sequence[pa.Table]) -> list[str | None]:

@@ -85,7 +85,7 @@ def delta_type(kind: pa.DataType) -> pa.DataType | None:  # noqa: C901
 
 def delta_schema(schema: pa.Schema) -> pa.Schema:
     """The schema in Delta's types, all columns nullable. Columns that are only nulls without a type
-    are left out: a reader sees null.
+    are left out; see `untyped`.
 
     Raises `SinkError` that names the columns when Delta has no such type, or when two names differ
     in case only.
@@ -145,6 +145,25 @@ def to_delta(table: pa.Table) -> pa.Table:
     return pa.Table.from_arrays(columns, schema=schema)
 
 
+def untyped(schema: pa.Schema) -> list[pa.Field]:
+    """The columns that are only nulls without a type.
+
+    They are in no file. In a table that has the column a reader sees null; to a table that has not
+    they cannot be added, see `misfit`.
+    """
+    return [field for field in schema if pa.types.is_null(field.type)]
+
+
+def untyped_reason(names: Sequence[str]) -> str | None:
+    """Why such columns cannot be in a new table; None without names."""
+    if not names:
+        return None
+    return (
+        f"every value of {bounded(', '.join(names))} is null and without a type; cast it to its "
+        "type, to string for example, or leave it out"
+    )
+
+
 def missing_columns(table: pa.Schema, batch: pa.Schema) -> list[pa.Field]:
     """The batch's columns that the table has not, in Delta's types (names compared without case, as
     Delta does).
@@ -174,6 +193,8 @@ def misfit(table: pa.Schema, batch: pa.Schema) -> str | None:
                 f"{field.name} is {_named(field.type)} in the output and "
                 f"{_named(known.type)} in the table"
             )
+    reason = untyped_reason([f.name for f in untyped(batch) if f.name.lower() not in theirs])
+    reasons += [reason] if reason else []
     reasons += [
         f"{field.name} may not be null in the table and the output does not promise it"
         for field in table

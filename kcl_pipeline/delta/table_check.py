@@ -13,7 +13,14 @@ from typing import Final
 import pyarrow as pa
 
 from kcl_pipeline.delta.log.delta_log import DeltaLog
-from kcl_pipeline.delta.schema import delta_schema, misfit, missing_columns, partition_misfit
+from kcl_pipeline.delta.schema import (
+    delta_schema,
+    misfit,
+    missing_columns,
+    partition_misfit,
+    untyped,
+    untyped_reason,
+)
 from kcl_pipeline.delta.settings import DeltaSink
 from kcl_pipeline.errors import SinkError, TableMismatchError
 
@@ -43,6 +50,9 @@ class TableCheck:
         if reason:
             raise TableMismatchError(f"{self._log.root}: {reason}")
         if not self._log.refresh():
+            reason = untyped_reason([field.name for field in untyped(schema)])
+            if reason:
+                raise TableMismatchError(f"{self._log.root}: {reason}")
             properties = TABLE_PROPERTIES | dict(self._sink.table_properties)
             self._log.create(delta_schema(schema), self._sink.partition_by, properties)
             self._log.refresh()

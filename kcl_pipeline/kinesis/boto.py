@@ -23,7 +23,7 @@ from botocore.exceptions import HTTPClientError
 
 from kcl_pipeline.clock import Clock
 from kcl_pipeline.config import RetrievalSettings, ShardSyncSettings
-from kcl_pipeline.deadline import BODY_SECONDS, DEADLINES, limit_bodies, socket_of
+from kcl_pipeline.deadline import BODY_SECONDS, DEADLINES, limit_bodies, read_body, socket_of
 from kcl_pipeline.errors import InvalidRequestError, SettingsError, ThrottledError, UnavailableError
 from kcl_pipeline.kinesis.aws_errors import kinesis_errors
 from kcl_pipeline.kinesis.client import IteratorType, LatestIterator, RecordsPage, ShardFilterType
@@ -317,7 +317,7 @@ def receive_in_one_piece(client: BotoKinesisClient) -> None:
         try:
             with DEADLINES.limited(socket_of(response.raw), BODY_SECONDS):
                 # the attribute in which `content` stores the joined pieces
-                response._content = response.raw.read()  # noqa: SLF001
+                response._content = read_body(response.raw)  # noqa: SLF001
         except (urllib3.exceptions.HTTPError, OSError) as error:
             raise HTTPClientError(error=error) from error
         return cast("AWSResponse", response)

@@ -9,7 +9,9 @@ from dataclasses import fields
 from typing import Any, Final
 
 from kcl_pipeline import events as ev
+from kcl_pipeline.clock import Clock
 from kcl_pipeline.events import Event, EventSink
+from kcl_pipeline.metrics.repeats import RepeatFilter
 
 _WORD_START: Final = re.compile(r"(?<!^)(?=[A-Z])")
 _HOLE_WARNING_TIMES: Final = 2
@@ -81,13 +83,17 @@ def text_of(event: Event) -> str:
 
 class LoggingEvents:
     """An event sink that logs. The message reads `lease_gained worker_id=w1 ...`; the same facts
-    are in the record's `kcl_event` and `kcl` attributes.
+    are in the record's `kcl_event` and `kcl` attributes. A call that fails again and again is
+    logged once per minute.
     """
 
-    def __call__(self, event: Event) -> None:
+    def __init__(self, clock: Clock | None = None) -> None:
+        self._filter = RepeatFilter(clock)
+
+    def __call__(self, told: Event) -> None:
         """Log one event; nothing is formatted when its level is off."""
-        level = level_of(event)
-        if logger.isEnabledFor(level):
+        event, level = self._filter(told), level_of(told)
+        if event is not None and logger.isEnabledFor(level):
             logger.log(
                 level,
                 "%s",

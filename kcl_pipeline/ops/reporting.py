@@ -24,6 +24,7 @@ from kcl_pipeline.events import Event, EventSink
 from kcl_pipeline.leases.tables import WorkerMetrics
 from kcl_pipeline.leases.worker_status import PausedLease, WorkerStatus
 from kcl_pipeline.metrics.exporters import LoggingEvents, level_of, text_of
+from kcl_pipeline.metrics.repeats import RepeatFilter
 from kcl_pipeline.worker.summary import WorkerProgress
 
 SLOW_COUNT_SECONDS: Final = 0.5
@@ -49,11 +50,15 @@ class RunEvents:
     lines: deque[str] = field(default_factory=lambda: deque(maxlen=_KEPT_EVENTS))
     dropped: int = 0
     process_log: EventSink = field(default_factory=LoggingEvents)
+    repeats: RepeatFilter = field(default_factory=RepeatFilter)
 
-    def __call__(self, event: Event) -> None:
-        """Log the event, and keep it unless its level is below INFO (as for each batch)."""
-        self.process_log(event)
-        if level_of(event) < logging.INFO:
+    def __call__(self, told: Event) -> None:
+        """Log the event, and keep it unless its level is below INFO (as for each batch), or the
+        same error was kept less than a minute ago.
+        """
+        self.process_log(told)
+        event = self.repeats(told)
+        if event is None or level_of(event) < logging.INFO:
             return
         if len(self.lines) == _KEPT_EVENTS:
             self.dropped += 1

@@ -264,23 +264,17 @@ def joined(shards: tuple[FetchedShard, ...], parts: Sequence[Written]) -> Ranges
     if not with_schema:
         return RangesWritten(shards, NOTHING_WRITTEN)
     telling = [schema for part, schema in with_schema if part.rows] or [with_schema[0][1]]
-    schema = telling[0]
+    schema: pa.Schema = telling[0]
     for other in telling[1:]:
-        if [(field.name, field.type) for field in other] != [
-            (field.name, field.type) for field in schema
-        ]:
+        both = _both(schema, other)
+        if both is None:
             return RangesWritten(
                 shards,
                 None,
                 f"tasks of one batch made different tables: {schema.names} and "
                 f"{other.names}, or other types",
             )
-        schema = pa.schema(
-            [
-                field.with_nullable(field.nullable or same.nullable)
-                for field, same in zip(schema, other, strict=True)
-            ]
-        )
+        schema = both
     rejected = [part.rejected for part in parts if part.rejected is not None]
     return RangesWritten(
         shards,
@@ -291,3 +285,22 @@ def joined(shards: tuple[FetchedShard, ...], parts: Sequence[Written]) -> Ranges
             pa.concat_tables(rejected) if rejected else None,
         ),
     )
+
+
+def _both(one: pa.Schema, other: pa.Schema) -> pa.Schema | None:
+    """The schema of two tables together; None when they differ in more than nullability.
+
+    A column that is only nulls without a type in one of them has the type of the other.
+    """
+    if sorted(one.names) != sorted(other.names):
+        return None
+    fields = []
+    for field, same in zip(one, map(other.field, one.names), strict=True):
+        nullable = field.nullable or same.nullable
+        if pa.types.is_null(field.type) or field.type == same.type:
+            fields.append(same.with_nullable(nullable))
+        elif pa.types.is_null(same.type):
+            fields.append(field.with_nullable(nullable))
+        else:
+            return None
+    return pa.schema(fields)

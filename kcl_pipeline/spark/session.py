@@ -11,13 +11,16 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 import sys
 from collections.abc import Mapping
 from typing import Any, Final
 
 from pyspark.sql import SparkSession
 
+from kcl_pipeline.errors import SettingsError
 from kcl_pipeline.spark.java import require_java
+from kcl_pipeline.text import printable
 
 _ALWAYS: Final = {
     "spark.sql.session.timeZone": "UTC",
@@ -44,6 +47,7 @@ _QUIET_LOGGERS: Final = (
     "org.apache.spark.sql.execution.datasources.FileFormatWriter",
     "org.apache.spark.api.python.PythonRunner",
 )
+CONNECT_SECONDS: Final = 5.0
 _LOCAL: Final = {
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.host": "127.0.0.1",
@@ -66,7 +70,7 @@ def session_settings(config: Mapping[str, str] | None = None) -> dict[str, str]:
 
 def build_session(app_name: str, config: Mapping[str, str] | None = None) -> SparkSession:
     """The active session of this process, or a new one. Raises `SettingsError`, one line, when Java
-    is missing or older than 17.
+    is missing or older than 17, or when nothing listens at the address of a standalone master.
 
     A session that exists keeps what it was started with; only settings that can change while it
     runs are taken from `config`. Install signal handlers after this call: pyspark replaces the one
@@ -79,6 +83,7 @@ def build_session(app_name: str, config: Mapping[str, str] | None = None) -> Spa
                 active.conf.set(key, value)
         return active
     require_java()
+    require_master(session_settings(config)["spark.master"])
     os.environ.setdefault(
         "PYSPARK_PYTHON", sys.executable
     )  # else Spark's Python workers are whatever python3 is on PATH
@@ -93,6 +98,27 @@ def build_session(app_name: str, config: Mapping[str, str] | None = None) -> Spa
     session.sparkContext.setLogLevel(session_settings(config)["spark.log.level"])
     _quiet(session)
     return session
+
+
+def require_master(master: str) -> None:
+    """Raise `SettingsError` when no address of `spark://host:port,host:port` can be connected to.
+
+    Spark itself tries for a minute and prints a hundred lines; then its context is unusable.
+    """
+    if not master.startswith("spark://"):
+        return
+    errors = []
+    for address in master.removeprefix("spark://").split(","):
+        host, _, port = address.strip().rpartition(":")
+        try:
+            with socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS):
+                return
+        except (OSError, ValueError, OverflowError) as error:
+            errors.append(f"{printable(address)}: {error}")
+    raise SettingsError(
+        f"spark.master={printable(master)} cannot be reached ({'; '.join(errors)}). Start the "
+        "master, or write its address as spark://host:7077."
+    )
 
 
 def _quiet(session: SparkSession) -> None:

@@ -24,7 +24,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from kcl_pipeline.batch import NOTHING_WRITTEN, Batch, DataFile, Written
 from kcl_pipeline.clock import SystemClock
 from kcl_pipeline.delta.files import batch_folder, values_of_path
-from kcl_pipeline.delta.schema import delta_schema, partition_misfit
+from kcl_pipeline.delta.schema import delta_schema, partition_misfit, untyped
 from kcl_pipeline.delta.storage.storage import is_local, table_root
 from kcl_pipeline.errors import BrokenTransformError, KclError, SinkError
 from kcl_pipeline.spark.file_tasks import FileTask
@@ -117,7 +117,8 @@ class SparkBatchWriter:
             raise SinkError(f"could not write the batch to {self._root}: {error}") from error
         except Exception as error:
             raise classified(error, records) from error
-        return Written(files, schema, sum(file.rows for file in files), rejected)
+        told = pa.schema([*schema, *untyped(for_table)])
+        return Written(files, told, sum(file.rows for file in files), rejected)
 
     def probe(self, parts: Sequence[pa.Table]) -> list[str | None]:
         """Evaluate the transform on each part (see `BatchWriter.probe`)."""

@@ -19,7 +19,7 @@ from kcl_pipeline.batch import Batch, CommitEntry, CommitOutcome, TxnVersions, W
 from kcl_pipeline.delta.arrow_writer import ArrowBatchWriter
 from kcl_pipeline.delta.log.delta_log import DeltaLog
 from kcl_pipeline.delta.sink import DeltaCommitter, DeltaSink
-from kcl_pipeline.errors import SettingsError, SinkError
+from kcl_pipeline.errors import SettingsError, SinkError, TableMismatchError
 from tests.support.sink_crowd import SHARED, run_creators, run_crowd
 
 SCHEMA = pa.schema([("id", pa.int64())])
@@ -255,6 +255,30 @@ def test_other_columns_are_named_or_added(uri: str) -> None:
     )
     rows = DeltaTable(uri).to_pyarrow_table().sort_by("id").to_pylist()
     assert rows == [{"id": 1, "note": "n"}, {"id": 2, "note": None}, {"id": 3, "note": "m"}]
+
+
+def test_a_column_that_is_all_null_is_refused_where_the_table_lacks_it(uri: str) -> None:
+    """It was left out without a word, and the next batch failed on it."""
+    schema = pa.schema([*SCHEMA, pa.field("note", pa.null())])
+    sentence = "every value of note is null and without a type; cast it to its type"
+    for evolution in (False, True):
+        with pytest.raises(TableMismatchError, match=sentence):
+            committer(uri, schema_evolution=evolution).ensure_table(schema)
+    assert not Path(uri).exists()
+    sink = committer(uri)
+    sink.ensure_table(pa.schema([*SCHEMA, pa.field("other", pa.string())]))
+    with pytest.raises(TableMismatchError, match=sentence):
+        sink.commit(written(uri, 1, note=pa.nulls(1)), [CommitEntry("a", 1, NONE)])
+
+
+def test_a_column_that_is_all_null_is_null_where_the_table_has_it(uri: str) -> None:
+    schema = pa.schema([*SCHEMA, pa.field("note", pa.null())])
+    sink = committer(uri)
+    sink.ensure_table(pa.schema([*SCHEMA, pa.field("note", pa.string())]))
+    sink.ensure_table(schema)
+    batch = written(uri, 1, note=pa.nulls(1))
+    assert sink.commit(batch, [CommitEntry("a", 1, NONE)]).version is not None
+    assert DeltaTable(uri).to_pyarrow_table().to_pylist() == [{"id": 1, "note": None}]
 
 
 def test_two_workers_add_the_same_column_at_once(uri: str) -> None:

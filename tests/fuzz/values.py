@@ -7,6 +7,8 @@ from random import Random
 from typing import Any, Final
 
 LONG_TEXTS: Final = (256, 1_025, 4_301, 20_000, 400_000)
+MAX_COPIED_CHARACTERS: Final = 2_000_000
+"""A part that is repeated may become about so large: the time limit is not for making inputs."""
 HOSTILE_TEXTS: Final = (
     "",
     " ",
@@ -193,6 +195,8 @@ def damaged(random: Random, value: Any, leaf: Callable[[Random], Any]) -> Any:
         if kind == 0:
             return value[:at] + value[at + 1 :]
         if kind == 1:
-            return value[:at] + [value[at]] * random.choice((2, 20, 2_000)) + value[at + 1 :]
+            times = random.choice((2, 20, 2_000))
+            times = min(times, max(MAX_COPIED_CHARACTERS // (len(repr(value[at])) + 1), 2))
+            return value[:at] + [value[at]] * times + value[at + 1 :]
         return [*value[:at], damaged(random, value[at], leaf), *value[at + 1 :]]
     return tree(random, leaf, 2)

@@ -30,6 +30,13 @@ HEAD = (
 @pytest.fixture
 def endpoint() -> Iterator[str]:
     """A server that sends a byte of its response every 20 ms, without end."""
+    with serving(HEAD, b" ") as url:
+        yield url
+
+
+@contextlib.contextmanager
+def serving(head: bytes, piece: bytes) -> Iterator[str]:
+    """A server that sends a head, and then a piece every 20 ms, without end."""
     stop = threading.Event()
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
@@ -39,9 +46,9 @@ def endpoint() -> Iterator[str]:
                     connection, _ = listener.accept()
                     with connection:
                         connection.recv(65_536)
-                        connection.sendall(HEAD)
+                        connection.sendall(head)
                         while not stop.wait(0.02):
-                            connection.sendall(b" ")
+                            connection.sendall(piece)
 
         thread = threading.Thread(target=serve, daemon=True)
         thread.start()
@@ -83,6 +90,32 @@ def test_dynamodb_gives_up_a_body_that_drips(endpoint: str) -> None:
     limit_bodies(client, 0.3)
     with pytest.raises(HTTPClientError):
         client.list_tables()
+
+
+LARGE = (
+    b"HTTP/1.1 200 OK\r\nContent-Length: 1067009492\r\n\r\n",
+    b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n\r\n" + b" " * 5_000,
+    b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + b"3e8\r\n" + b" " * 1_000,
+)
+"""By its length, until the connection ends, and in chunks that never end."""
+
+
+@pytest.mark.parametrize("head", LARGE, ids=["length", "no length", "chunked"])
+@pytest.mark.parametrize("service", ["kinesis", "dynamodb"])
+def test_a_body_over_the_limit_is_given_up_without_being_read(
+    service: str, head: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(deadline, "MAX_BODY_BYTES", 3_000)
+    with serving(head, b"\r\n3e8\r\n" + b" " * 1_000) as endpoint:
+        client = client_of(service, endpoint)
+        if service == "kinesis":
+            kinesis = BotoKinesis(client, RetrievalSettings(), ShardSyncSettings(), SystemClock())
+            with pytest.raises(UnavailableError, match="more than 3000"):
+                kinesis.get_records(StreamId("orders"), "shardId-000000000000", "iterator", 10)
+        else:
+            limit_bodies(client, 10)
+            with pytest.raises(HTTPClientError, match="more than 3000"):
+                client.list_tables()
 
 
 def test_a_connection_is_shut_down_at_its_deadline_and_not_before() -> None:

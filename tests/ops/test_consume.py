@@ -354,7 +354,7 @@ def test_run_events_keep_what_is_rare_and_are_bounded():
     events(BatchCommitted("w", "b", 1, 1, (), {}))
     assert events.drain() is None
     for i in range(60):
-        events(AwsTrouble("GetRecords", str(i)))
+        events(AwsTrouble("GetRecords", f"error {chr(200 + i)}"))
     text = events.drain()
     assert text.startswith("(10 earlier events")
     assert text.count("\n") == 50

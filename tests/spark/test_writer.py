@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import datetime as dt
 import os
+import socket
 from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
@@ -18,14 +19,15 @@ from deltalake import DeltaTable
 from pyspark.sql import functions
 from pyspark.sql.functions import udf
 
-from kcl_pipeline.batch import Batch, BatchWriter, CommitEntry, TxnVersions
+from kcl_pipeline.batch import Batch, BatchWriter, CommitEntry, TxnVersions, Written
 from kcl_pipeline.delta.arrow_writer import ArrowBatchWriter
 from kcl_pipeline.delta.sink import DeltaCommitter, DeltaSink
 from kcl_pipeline.errors import SettingsError, SinkError, TransformFailedError
 from kcl_pipeline.kinesis.client import RECORD_SCHEMA
+from kcl_pipeline.spark.executors import joined
 from kcl_pipeline.spark.java import java_version, require_java
 from kcl_pipeline.spark.job_errors import classified
-from kcl_pipeline.spark.session import build_session, session_settings
+from kcl_pipeline.spark.session import build_session, require_master, session_settings
 from kcl_pipeline.spark.writer import SparkBatchWriter
 
 NOW = dt.datetime(2026, 5, 4, 3, 2, 1, 123456, tzinfo=dt.UTC)
@@ -182,7 +184,7 @@ def test_spark_types_are_read_back_through_the_table(spark, tmp_path: Path) -> N
             "cast(12.34 as decimal(10,2)) amount", "array(1, 2) list", "map('k', 1.5d) pairs",
             "struct(1 as a, 'x' as b) inner_", "date'2026-01-02' day",
             "timestamp'2026-01-02 03:04:05' at", "timestamp_ntz'2026-01-02 03:04:05' local",
-            "null nothing", "1Y tiny",
+            "1Y tiny",
         )  # fmt: skip
 
     table = commit(tmp_path, spark_writer(spark, tmp_path, many), batch(b"1"))
@@ -360,14 +362,12 @@ def test_arrow_types_become_deltas(tmp_path: Path) -> None:
                 "ns": pa.array([1_999], pa.timestamp("ns")),
                 "tz": pa.array([NOW], pa.timestamp("ms", tz="Europe/Berlin")),
                 "l": pa.array([["x"]], pa.large_list(pa.large_string())),
-                "n": pa.nulls(1),
                 "f": pa.array([1.5], pa.float16()),
             }
         )
 
     table = commit(tmp_path, ArrowBatchWriter(foreign, str(tmp_path / "t")), batch(b"1"))
     row = table.to_pylist()[0]
-    assert "n" not in row
     assert (row["u"], row["s"], row["v"], row["d"], row["l"], row["f"]) == (
         2**31,
         "x",
@@ -458,3 +458,46 @@ def test_the_commit_protocol_over_spark_files(spark, tmp_path: Path) -> None:
     assert sink.fence("a", TxnVersions(1)) == TxnVersions(1, 1)
     assert sink.commit(late, [CommitEntry("a", 2, TxnVersions(1))]).refused == ("a",)
     assert DeltaTable(str(tmp_path / "t")).to_pyarrow_table().num_rows == 2
+
+
+def test_a_column_of_nulls_without_a_type_is_reported(spark, tmp_path: Path) -> None:
+    """It cannot be in a file; the table's check refuses it or knows its type."""
+
+    def void(frame):
+        return frame.selectExpr("shard_id", "null nothing")
+
+    written = spark_writer(spark, tmp_path, void).write(batch(b"1"))
+    assert written.schema is not None
+    assert dict(zip(written.schema.names, written.schema.types, strict=True)) == {
+        "shard_id": pa.string(),
+        "nothing": pa.null(),
+    }
+    with pytest.raises(SinkError, match="every value of nothing is null and without a type"):
+        commit(tmp_path, spark_writer(spark, tmp_path, void), batch(b"1"))
+
+
+def test_the_parts_of_tasks_are_joined_where_one_has_only_nulls() -> None:
+    typed = pa.schema([pa.field("a", pa.int64(), nullable=False), pa.field("n", pa.string())])
+    nulls = pa.schema([pa.field("a", pa.int64(), nullable=False), pa.field("n", pa.null())])
+    for parts in ([typed, nulls], [nulls, typed]):
+        found = joined((), [Written((), schema, 1) for schema in parts])
+        assert found.written is not None
+        assert found.written.schema == typed
+    other = pa.schema([pa.field("a", pa.string()), pa.field("n", pa.null())])
+    assert joined((), [Written((), schema, 1) for schema in (typed, other)]).written is None
+
+
+def test_an_unreachable_master_is_one_sentence_before_a_jvm_starts(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """It gave 107 log lines."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        require_master(f"spark://127.0.0.1:1,127.0.0.1:{port}")
+    for master in ("spark://127.0.0.1:1", f"spark://127.0.0.1:{port},x:y", "spark://nowhere"):
+        with pytest.raises(SettingsError, match=r"^spark\.master=spark://.* cannot be reached"):
+            require_master(master)
+    for master in ("local[2]", "yarn", "k8s://https://x"):
+        require_master(master)
+    captured = capfd.readouterr()
+    assert captured.out + captured.err == ""
