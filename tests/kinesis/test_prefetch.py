@@ -3,120 +3,18 @@
 from __future__ import annotations
 
 import itertools
-import random
-import threading
-from collections.abc import Callable
 
-import numpy as np
-import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kcl_pipeline.clock import SystemClock
-from kcl_pipeline.config import RetrievalSettings
 from kcl_pipeline.errors import ThrottledError, UnavailableError
-from kcl_pipeline.events import AwsTrouble, Event
+from kcl_pipeline.events import AwsTrouble
 from kcl_pipeline.kinesis.chunks import split
 from kcl_pipeline.kinesis.client import Chunk
-from kcl_pipeline.kinesis.decode.bodies import payload_bytes, records_table
-from kcl_pipeline.kinesis.prefetch import Prefetcher, ReadState
-from kcl_pipeline.kinesis.reader import ShardReader
-from kcl_pipeline.position import TRIM_HORIZON, Position
-from kcl_pipeline.testing.clock import VirtualClock
-from kcl_pipeline.testing.kinesis.client import InMemoryKinesis
-from kcl_pipeline.testing.kinesis.model import KinesisModel
-
-MIB = 1024 * 1024
-
-
-def table(first: int, sizes: list[int]) -> pa.Table:
-    rows = len(sizes)
-    return records_table(
-        "orders",
-        "shard",
-        sequence_numbers=[str(first + i) for i in range(rows)],
-        partition_keys=["k"] * rows,
-        data=[b"x" * size for size in sizes],
-        arrival_micros=np.zeros(rows, np.int64),
-        encryption_types=[None] * rows,
-    )
-
-
-def chunk_of(
-    key: str, first: int, sizes: list[int], *, behind: int | None = 0, shard_end=None
-) -> Chunk:
-    records = table(first, sizes)
-    after = Position(str(first - 1))
-    return Chunk(
-        key,
-        records,
-        after,
-        Position(str(first + len(sizes) - 1)),
-        payload_bytes(records),
-        behind,
-        shard_end,
-    )
-
-
-class FakeReader:
-    """Gives chunks of `size` bytes, `behind` the tip; `script` holds exceptions (or None: nothing
-    new) for the next reads.
-    """
-
-    def __init__(
-        self,
-        key: str,
-        *,
-        size: int = 100,
-        behind: int | None = 1000,
-        script: list[Exception | None] | None = None,
-    ) -> None:
-        self.lease_key = key
-        self.millis_behind_latest: int | None = None
-        self.ended = False
-        self.last_bytes = 0
-        self.size = size
-        self.behind = behind
-        self.script = script or []
-        self.reads: list[float] = []
-        self.next = 100
-        self.clock: VirtualClock | None = None
-        self.hook: Callable[[], None] = lambda: None
-
-    def read(self) -> Chunk | None:
-        if self.clock is not None:
-            self.reads.append(self.clock.monotonic())
-        self.hook()
-        if self.script:
-            step = self.script.pop(0)
-            if step is not None:
-                raise step
-            self.millis_behind_latest, self.last_bytes = self.behind, 0
-            return None
-        self.millis_behind_latest = self.behind
-        chunk = chunk_of(self.lease_key, self.next, [self.size], behind=self.behind)
-        self.next += 1
-        self.last_bytes = chunk.bytes
-        return chunk
-
-
-class FanOutWorld:
-    def __init__(self, *readers: FakeReader, budget: int = 64 * MIB, idle: int = 1000) -> None:
-        self.clock = VirtualClock()
-        self.events: list[Event] = []
-        chosen = RetrievalSettings(
-            prefetch_max_bytes=budget, idle_time_between_reads_in_millis=idle
-        )
-        self.prefetcher = Prefetcher(chosen, self.clock, random.Random(7), self.events.append)
-        for reader in readers:
-            reader.clock = self.clock
-            self.prefetcher.add(reader)
-
-    def run(self, seconds: float) -> None:
-        end = self.clock.monotonic() + seconds
-        while self.clock.monotonic() < end:
-            self.clock.advance(self.prefetcher.step())
+from kcl_pipeline.kinesis.decode.bodies import payload_bytes
+from kcl_pipeline.kinesis.prefetch import ReadState
+from tests.support.prefetching import MIB, FakeReader, FanOutWorld, chunk_of
 
 
 def keys(chunks: list[Chunk]) -> list[str]:
@@ -306,115 +204,6 @@ def test_lag_counts_the_time_in_the_buffer_and_in_failures() -> None:
     world.prefetcher.step()
     world.clock.advance(2)
     assert world.prefetcher.lag() == {"a": 1500 + 5000}
-
-
-def test_waiting_ends_with_new_data_with_the_stop_signal_or_in_time() -> None:
-    world = FanOutWorld(FakeReader("a"))
-    stop = world.clock.signal()
-    assert not world.prefetcher.wait_for_data(stop, 0.5)
-    assert world.clock.monotonic() == pytest.approx(0.5)
-    world.prefetcher.step()
-    assert world.prefetcher.wait_for_data(stop, 5)
-    assert not world.prefetcher.wait_for_data(stop, 1)
-    assert world.clock.monotonic() == pytest.approx(1.5)
-    stop.set()
-    assert not world.prefetcher.wait_for_data(stop, 100)
-    assert world.clock.monotonic() == pytest.approx(1.5)
-
-
-def test_a_waiting_thread_is_woken_by_a_fetch() -> None:
-    clock = SystemClock()
-    prefetcher = Prefetcher(RetrievalSettings(), clock, random.Random(1), lambda _: None)
-    prefetcher.add(FakeReader("a"))
-    woken: list[bool] = []
-    waiter = threading.Thread(
-        target=lambda: woken.append(prefetcher.wait_for_data(threading.Event(), 30))
-    )
-    waiter.start()
-    prefetcher.step()
-    waiter.join(10)
-    assert woken == [True]
-
-
-class Guarded(ShardReader):
-    """Fails when two threads are inside at once."""
-
-    inside = False
-
-    def read(self) -> Chunk | None:
-        assert not self.inside
-        self.inside = True
-        try:
-            return super().read()
-        finally:
-            self.inside = False
-
-
-def take_all(
-    prefetcher: Prefetcher, clock: SystemClock, *, threads: int, records: int
-) -> list[Chunk]:
-    stop = threading.Event()
-    got: list[Chunk] = []
-
-    def fetch() -> None:
-        while not stop.is_set():
-            stop.wait(prefetcher.step())
-
-    fetchers = [threading.Thread(target=fetch) for _ in range(threads)]
-    for thread in fetchers:
-        thread.start()
-    try:
-        deadline = clock.monotonic() + 30
-        while sum(c.records.num_rows for c in got) < records and clock.monotonic() < deadline:
-            prefetcher.wait_for_data(stop, 0.2)
-            while some := prefetcher.take(33, MIB):
-                got.extend(some)
-    finally:
-        stop.set()
-        for thread in fetchers:
-            thread.join(10)
-    return got
-
-
-def test_threads_never_step_one_reader_at_once_and_lose_nothing() -> None:
-    """Eight threads fetch from the model and one takes. Every record is taken once, in order per
-    shard.
-    """
-    clock = SystemClock()
-    model = KinesisModel(clock)
-    model.call("CreateStream", StreamName="orders", ShardCount=6)
-    kinesis = InMemoryKinesis(model)
-    stream = kinesis.resolve_stream("orders", multi_stream=False)
-    for batch in range(20):
-        records = [
-            {"PartitionKey": f"{batch}-{i}", "Data": f"{batch}-{i}".encode()} for i in range(100)
-        ]
-        model.call("PutRecords", StreamName="orders", Records=records)
-    chosen = RetrievalSettings(max_records=50, idle_time_between_reads_in_millis=200)
-    failures: list[Event] = []
-    prefetcher = Prefetcher(chosen, clock, random.Random(1), failures.append)
-    for shard in kinesis.list_shards(stream):
-        prefetcher.add(
-            Guarded(
-                kinesis,
-                stream,
-                shard.shard_id,
-                shard.shard_id,
-                TRIM_HORIZON,
-                shard.hash_key_range,
-                chosen,
-                clock,
-            )
-        )
-    got = take_all(prefetcher, clock, threads=8, records=2000)
-    data = [v for c in got for v in c.records.column("data").to_pylist()]
-    assert len(data) == len(set(data)) == 2000
-    last: dict[str, Position] = {}
-    for chunk in got:
-        assert chunk.after == last.get(chunk.lease_key, TRIM_HORIZON)
-        last[chunk.lease_key] = chunk.through
-    assert failures == []
-    assert prefetcher.buffered_bytes == 0
 
 
 @given(st.lists(st.integers(0, 50), max_size=12), st.integers(1, 14), st.integers(0, 400))

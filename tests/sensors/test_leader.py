@@ -2,87 +2,28 @@
 
 from __future__ import annotations
 
-import json
-import threading
 from collections import Counter
 from dataclasses import replace
-from typing import Any
 
 import dagster as dg
-import pytest
-from dagster import DagsterRunStatus as S
 
-from kcl_pipeline.assets.contract import DagsterOptions
-from kcl_pipeline.assets.names import Names, worker_id_of
 from kcl_pipeline.definitions import build_definitions
-from kcl_pipeline.errors import AccessDeniedError, NotFoundError, ThrottledError
 from kcl_pipeline.events import LeaderElected, PlanMade
 from kcl_pipeline.leader.report import CycleReport
 from kcl_pipeline.leases.worker_status import PausedLease, WorkerStatus
 from kcl_pipeline.planning.model import Move, Plan
-from kcl_pipeline.sensors.leader import LeaderTick
 from tests.support.dagster_fakes import (
     FakeCycle,
-    FakeFleet,
-    FakeLeaseTable,
     FakePipeline,
-    FakeWorkerTable,
-    ManualClock,
     leases,
     led,
     resources,
     worker,
 )
-
-CONFIG = {"ops": {"x": {"config": {"mode": "continuous"}}}}
-
-
-@pytest.fixture
-def instance():
-    with dg.instance_for_test() as made:
-        yield made
-
-
-class Stage:
-    """A tick with everything around it."""
-
-    def __init__(
-        self, instance: dg.DagsterInstance, pipeline: FakePipeline | None = None, **options: Any
-    ) -> None:
-        self.instance = instance
-        self.pipeline = pipeline or FakePipeline()
-        self.names = Names.of(self.pipeline)
-        self.clock = ManualClock()
-        self.leases = FakeLeaseTable()
-        self.workers = FakeWorkerTable()
-        self.cursor: str | None = None
-        self.tick = LeaderTick(
-            self.pipeline, self.names, DagsterOptions(**options), CONFIG, self.clock
-        )
-
-    def __call__(self, seconds: float = 5.0) -> dg.SensorResult:
-        self.clock.advance(seconds)
-        made = resources(self.pipeline, self.leases, self.workers)
-        with dg.build_sensor_context(
-            instance=self.instance,
-            cursor=self.cursor,
-            resources=made,
-            sensor_name=self.names.leader_sensor,
-        ) as context:
-            result = self.tick(context)
-        self.cursor = result.cursor
-        return result
-
-    def run(self, status: S = S.STARTED, mode: str = "continuous", **tags: str) -> dg.DagsterRun:
-        job = dg.JobDefinition(name=self.names.consume_job, graph_def=dg.GraphDefinition(name="g"))
-        return self.instance.create_run_for_job(
-            job,
-            status=status,
-            tags={"kcl/application": self.pipeline.name, "kcl/mode": mode, **tags},
-        )
-
-    def worker_of(self, run: dg.DagsterRun) -> str:
-        return worker_id_of(self.pipeline.name, run.run_id)
+from tests.support.sensor_stage import (  # noqa: F401 (fixtures)
+    Stage,
+    instance_fixture,
+)
 
 
 def kinds(result: dg.SensorResult) -> Counter[str]:
@@ -90,35 +31,6 @@ def kinds(result: dg.SensorResult) -> Counter[str]:
         e.check_name if isinstance(e, dg.AssetCheckEvaluation) else "/".join(e.asset_key.path)
         for e in result.asset_events
     )
-
-
-def test_keeps_the_minimum_of_workers_running(instance):
-    stage = Stage(instance)
-    first = stage()
-    assert len(first.run_requests) == 2
-    assert first.skip_reason is None
-    assert len({r.run_key for r in first.run_requests}) == 2
-    for request in first.run_requests:
-        assert request.run_config == CONFIG
-        assert request.tags == {
-            "kcl/application": "orders-eu",
-            "kcl/mode": "continuous",
-            "dagster/max_retries": "0",
-        }
-    stage.run(S.NOT_STARTED)
-    assert len(stage().run_requests) == 1
-    stage.run(S.STARTING)
-    last = stage()
-    assert not last.run_requests
-    assert last.skip_reason.skip_message.endswith("2 workers, 2 desired")
-
-
-def test_runs_of_another_application_are_not_counted(instance):
-    stage = Stage(instance)
-    other = Stage(instance, FakePipeline(name="clicks"))
-    other.run()
-    other.run()
-    assert len(stage().run_requests) == 2
 
 
 def test_one_cycle_per_tick_under_one_name_that_is_kept(instance):
@@ -308,97 +220,6 @@ def test_when_another_process_leads_the_tables_are_told_all_the_same(instance):
     assert lease_table.metadata["leases"].value == 2
     assert lease_table.metadata["leader"].value == "orders-1"
     assert len(result.run_requests) == 2
-
-
-def test_a_ghost_run_is_closed_and_replaced(instance):
-    stage = Stage(instance)
-    ghost, fine = stage.run(), stage.run()
-    stage.workers.beat(stage.worker_of(ghost), stage.worker_of(fine))
-    requested = []
-    for _ in range(8):
-        stage.workers.beat(stage.worker_of(fine))
-        requested.append(len(stage().run_requests or []))
-    assert instance.get_run_by_id(ghost.run_id).status is S.FAILURE
-    assert instance.get_run_by_id(fine.run_id).status is S.STARTED
-    assert requested.index(1) >= 6
-    assert stage.workers.drained == [stage.worker_of(ghost)]
-
-
-def test_a_run_stuck_in_canceling_is_drained_through_the_table(instance):
-    stage = Stage(instance)
-    stuck = stage.run(S.CANCELING)
-    stage.run()
-    for _ in range(9):
-        stage.workers.beat(stage.worker_of(stuck))
-        assert not stage().run_requests
-    assert set(stage.workers.drained) == {stage.worker_of(stuck)}
-    assert instance.get_run_by_id(stuck.run_id).status is S.CANCELING
-
-
-def test_workers_that_keep_dying_are_replaced_more_slowly_and_the_cursor_remembers(instance):
-    stage = Stage(instance)
-    assert len(stage().run_requests) == 2
-    for _ in range(2):
-        instance.report_run_failed(stage.run())
-    waiting = stage()
-    assert not waiting.run_requests
-    assert "failed within a minute" in waiting.skip_reason.skip_message
-    memory = json.loads(waiting.cursor)
-    assert memory["retry_at"] == stage.clock.wall() + 10
-    assert not stage(5.0).run_requests
-    assert len(stage(5.0).run_requests) == 2
-
-
-def test_more_workers_than_the_maximum_are_asked_to_drain(instance):
-    stage = Stage(instance, FakePipeline(workers=FakeFleet(min=1, max=1)))
-    stage.run()
-    newer = stage.run()
-    stage()
-    assert stage.workers.drained == [stage.worker_of(newer)]
-
-
-@pytest.mark.parametrize("error", [NotFoundError("no table"), ThrottledError("slow down")])
-def test_trouble_that_passes_is_told_and_workers_are_still_started(instance, error):
-    stage = Stage(instance, FakePipeline(cycle=FakeCycle([error])))
-    stage.workers.error = error
-    assert len(stage().run_requests) == 2
-    stage.run()
-    stage.run()
-    assert str(error) in stage().skip_reason.skip_message
-
-
-def test_what_only_a_person_can_mend_fails_the_tick_and_the_next_tick_can_go_in(instance):
-    stage = Stage(
-        instance,
-        FakePipeline(
-            cycle=FakeCycle([AccessDeniedError("dynamodb:UpdateItem"), CycleReport(led=False)])
-        ),
-    )
-    with pytest.raises(AccessDeniedError, match="UpdateItem"):
-        stage()
-    assert len(stage().run_requests) == 2
-
-
-def test_a_tick_that_overlaps_one_at_work_does_nothing(instance):
-    stage = Stage(instance)
-    inside, go_on = threading.Event(), threading.Event()
-
-    class Slow(FakeCycle):
-        def run_once(self, deadline_seconds: float) -> CycleReport:
-            inside.set()
-            assert go_on.wait(20)
-            return super().run_once(deadline_seconds)
-
-    stage.pipeline.cycle = Slow([CycleReport(led=False)])
-    slow = threading.Thread(target=stage)
-    slow.start()
-    assert inside.wait(20)
-    overlapping = stage()
-    go_on.set()
-    slow.join(20)
-    assert not overlapping.run_requests
-    assert "still running" in overlapping.skip_reason.skip_message
-    assert stage.pipeline.cycle.calls == 1
 
 
 def test_the_log_has_what_happened_and_nothing_otherwise(instance, monkeypatch):

@@ -18,6 +18,13 @@ from kcl_pipeline.testing.clock import VirtualClock
 from kcl_pipeline.testing.kinesis.client import InMemoryKinesis
 from kcl_pipeline.testing.kinesis.model import KinesisModel
 
+ZERO = "shardId-000000000000"
+
+
+def numbered(count: int, start: int = 0) -> list[bytes]:
+    return [f"{i}".encode() for i in range(start, start + count)]
+
+
 DAY = 24 * 3600
 Row = tuple[str, str, int, bytes]
 """Shard, sequence number, sub-sequence number, data."""

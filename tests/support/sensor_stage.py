@@ -1,0 +1,70 @@
+"""One leader sensor with its runs and fake tables."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import dagster as dg
+import pytest
+from dagster import DagsterRunStatus as S
+
+from kcl_pipeline.assets.contract import DagsterOptions
+from kcl_pipeline.assets.names import Names, worker_id_of
+from kcl_pipeline.sensors.leader import LeaderTick
+from tests.support.dagster_fakes import (
+    FakeLeaseTable,
+    FakePipeline,
+    FakeWorkerTable,
+    ManualClock,
+    resources,
+)
+
+CONFIG = {"ops": {"x": {"config": {"mode": "continuous"}}}}
+
+
+@pytest.fixture(name="instance")
+def instance_fixture():
+    with dg.instance_for_test() as made:
+        yield made
+
+
+class Stage:
+    """A tick with everything around it."""
+
+    def __init__(
+        self, instance: dg.DagsterInstance, pipeline: FakePipeline | None = None, **options: Any
+    ) -> None:
+        self.instance = instance
+        self.pipeline = pipeline or FakePipeline()
+        self.names = Names.of(self.pipeline)
+        self.clock = ManualClock()
+        self.leases = FakeLeaseTable()
+        self.workers = FakeWorkerTable()
+        self.cursor: str | None = None
+        self.tick = LeaderTick(
+            self.pipeline, self.names, DagsterOptions(**options), CONFIG, self.clock
+        )
+
+    def __call__(self, seconds: float = 5.0) -> dg.SensorResult:
+        self.clock.advance(seconds)
+        made = resources(self.pipeline, self.leases, self.workers)
+        with dg.build_sensor_context(
+            instance=self.instance,
+            cursor=self.cursor,
+            resources=made,
+            sensor_name=self.names.leader_sensor,
+        ) as context:
+            result = self.tick(context)
+        self.cursor = result.cursor
+        return result
+
+    def run(self, status: S = S.STARTED, mode: str = "continuous", **tags: str) -> dg.DagsterRun:
+        job = dg.JobDefinition(name=self.names.consume_job, graph_def=dg.GraphDefinition(name="g"))
+        return self.instance.create_run_for_job(
+            job,
+            status=status,
+            tags={"kcl/application": self.pipeline.name, "kcl/mode": mode, **tags},
+        )
+
+    def worker_of(self, run: dg.DagsterRun) -> str:
+        return worker_id_of(self.pipeline.name, run.run_id)
