@@ -1,1 +1,1 @@
-"""The elected leader: lock, shard sync, cleanup, assignment."""
+"""Lead an application: lock, shard sync, assignment and cleanup."""

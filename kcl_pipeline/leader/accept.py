@@ -1,9 +1,12 @@
-"""Change the streams or the sink of an application on purpose.
+"""Change the recorded streams or the recorded sink of an application.
 
-The leases of a single-stream application do not say which stream they belong to, so its stream can
-only be changed together with them. The steps are conditional and can be repeated: mark the record
-as changing, which refuses every start and makes a leader give up its lock; take the lock; delete
-the leases; record the new streams.
+The lease keys of a single-stream application do not contain the stream, so a change of the stream
+requires that all leases are deleted. The steps are conditional and can be repeated:
+
+1. Mark the record as changing. This refuses every start and makes a leader release its lock.
+2. Acquire the lock.
+3. Delete the leases.
+4. Record the new streams.
 """
 
 from __future__ import annotations
@@ -27,18 +30,18 @@ from kcl_pipeline.leases.tables import CoordinatorStateTable, LeaseTable, Worker
 
 POLL_SECONDS: Final = 1.0
 LOCK_SECONDS: Final = 150.0
-"""A Java leader's lock lasts 120 s after its last heartbeat."""
+"""Longest wait for the lock. The lock of a Java leader expires 120 s after its last heartbeat."""
 
 REPORTS: Final = 2.5
-"""Reporting periods without a new row after which a worker counts as stopped."""
+"""Reporting periods without a report after which a worker counts as stopped."""
 
-QUIET_SCANS: Final = 2
-"""Scans in a row that must find no lease: a scan may show the table as it was a moment ago."""
+EMPTY_SCANS: Final = 2
+"""Scans in a row that must find no lease, because a scan is eventually consistent."""
 
 
 @dataclass(frozen=True, slots=True)
 class Acceptance:
-    """What was recorded before and after, and how many leases were deleted."""
+    """The result of a change: the record before and after, and the number of deleted leases."""
 
     before: ApplicationIdentity | None
     after: ApplicationIdentity
@@ -46,7 +49,16 @@ class Acceptance:
 
 
 class ApplicationChange:
-    """One change. `election` is a candidate of its own, which holds no lock yet."""
+    """Changes the record of one application.
+
+    Args:
+        settings: All settings.
+        lease_table: The lease table.
+        worker_table: The worker-metrics table.
+        coordinator_table: The coordinator-state table.
+        clock: The clock.
+        election: A candidate for this change alone, which does not hold the lock.
+    """
 
     def __init__(
         self,
@@ -65,11 +77,14 @@ class ApplicationChange:
         self._election = election
 
     def accept_streams(self, wanted: ApplicationIdentity) -> Acceptance:
-        """Record these streams, whatever was recorded.
+        """Replace the recorded streams.
 
-        Between two sets of several streams nothing else is done. In all other cases all leases are
-        deleted, and with them all positions. Raises `ApplicationInUseError` while workers run, and
-        when another process changes the record; repeat it then.
+        If the application had several streams and still has, only the record changes. Otherwise all
+        leases are deleted, and with them all positions.
+
+        Raises:
+            ApplicationInUseError: Workers are running, or another process changes the record. The
+                call can be repeated.
         """
         ensure_client_version(self._coordinator_table, self._election.owner_name, self._clock)
         record = self._coordinator_table.read_application()
@@ -84,7 +99,7 @@ class ApplicationChange:
         marked = replace(after, changing=True)
         self._record(marked, record)
         try:
-            self._take_the_lock()
+            self._acquire_lock()
             deleted = self._delete_leases()
             self._record(after, self._coordinator_table.read_application())
         finally:
@@ -92,10 +107,11 @@ class ApplicationChange:
         return Acceptance(before, after, deleted)
 
     def accept_sink(self, wanted: ApplicationIdentity) -> Acceptance:
-        """Record this sink. No lease is touched: the new sink goes on where the former one ends.
+        """Replace the recorded sink. The leases do not change: the new sink continues there.
 
-        Raises `ApplicationInUseError` while workers run, and while a lease has a batch in flight:
-        only the former sink can tell whether that one landed.
+        Raises:
+            ApplicationInUseError: Workers are running, or a lease has a pending checkpoint. Only
+                the former sink knows whether that batch landed.
         """
         record = self._coordinator_table.read_application()
         if record is None or record.identity.sink == wanted.sink:
@@ -104,8 +120,8 @@ class ApplicationChange:
         pending = next((lease for lease in leases if lease.pending_checkpoint is not None), None)
         if pending is not None:
             raise ApplicationInUseError(
-                f"the lease {pending.lease_key} has a batch in flight, and only the former sink "
-                f"{record.identity.sink} tells whether it landed; run one worker with that sink "
+                f"the lease {pending.lease_key} has a pending batch, and only the former sink "
+                f"{record.identity.sink} knows whether it landed; run one worker with that sink "
                 "and --drain first"
             )
         after = replace(record.identity, sink=wanted.sink)
@@ -120,7 +136,7 @@ class ApplicationChange:
             )
 
     def _require_no_workers(self) -> tuple[Lease, ...]:
-        leases = self._leases_of_nobody()
+        leases = self._unowned_leases()
         rows = {row.worker_id: row for row in self._worker_table.list_workers()}
         if rows:
             period = self._settings.worker.worker_metrics_reporter_freq_in_millis / 1000
@@ -130,7 +146,7 @@ class ApplicationChange:
                     self._refuse(f"the worker {row.worker_id} is running")
         return leases
 
-    def _leases_of_nobody(self) -> tuple[Lease, ...]:
+    def _unowned_leases(self) -> tuple[Lease, ...]:
         listing = self._lease_table.list_leases()
         for lease in listing.leases:
             if lease.actual_owner is not None:
@@ -144,25 +160,25 @@ class ApplicationChange:
             "run the command again"
         )
 
-    def _take_the_lock(self) -> None:
+    def _acquire_lock(self) -> None:
         deadline = self._clock.monotonic() + LOCK_SECONDS
         while not self._election.try_lead():
             if self._clock.monotonic() >= deadline:
                 raise ApplicationInUseError(
-                    f"{self._election.seen_owner} leads the application and does not give up its "
+                    f"{self._election.seen_owner} leads the application and does not release its "
                     f"lock within {LOCK_SECONDS:.0f} s; stop it, then run {ACCEPT_STREAMS} again"
                 )
             self._clock.sleep(POLL_SECONDS)
 
     def _delete_leases(self) -> int:
-        deleted, quiet = 0, 0
-        while quiet < QUIET_SCANS:
-            leases = self._leases_of_nobody()
-            quiet = 0 if leases else quiet + 1
+        deleted, empty_scans = 0, 0
+        while empty_scans < EMPTY_SCANS:
+            leases = self._unowned_leases()
+            empty_scans = 0 if leases else empty_scans + 1
             for number, lease in enumerate(leases):
                 if number % WRITES_AT_ONCE == 0 and not self._election.confirm():
                     raise ApplicationInUseError(
-                        "the leader's lock was taken over; run the command again"
+                        "another process has acquired the leader lock; run the command again"
                     )
                 deleted += self._lease_table.delete(lease)
             self._clock.sleep(POLL_SECONDS)

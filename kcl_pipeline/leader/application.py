@@ -1,4 +1,4 @@
-"""The leader's check that its streams are those of the application."""
+"""Check that the streams of the leader are those of the application."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kcl_pipeline.shards import StreamId
 class ApplicationGuard:
     """Records the identity of the application, and refuses to lead another one.
 
-    A leader with other streams would create, fill in and delete leases by the wrong shards.
+    A leader with other streams would create, complete and delete leases for the wrong shards.
     """
 
     def __init__(
@@ -33,17 +33,20 @@ class ApplicationGuard:
         self._streams = streams
 
     def check(self) -> None:
-        """Compare with the record, and extend it where that is allowed.
+        """Compare the streams with the record, and add new ones if that is allowed.
 
-        A stream that cannot be resolved now is left out; the phases report it. When none can be
-        resolved, the names are compared. Raises
-        `OtherApplicationError`, and the errors of the tables.
+        A stream that cannot be resolved now is ignored; the phases report it. If no stream can be
+        resolved, only the names are compared.
+
+        Raises:
+            OtherApplicationError: The streams do not fit the record.
+            AwsError: A call to a table failed.
         """
         try:
             self._ensure()
         except OtherApplicationError:
-            # The streams were resolved when this process started. The record may have been changed
-            # on purpose since, after one of them was created again.
+            # The streams were resolved when this process started. One of them may have been created
+            # again, and the record changed by `--accept-streams`.
             self._streams.forget()
             self._ensure()
 
@@ -80,6 +83,6 @@ class ApplicationGuard:
         for name in self._settings.streams:
             try:
                 found.append(self._streams.resolve(name))
-            except KclError:  # the phases report it: they ask for the same stream
+            except KclError:  # the phases resolve the same stream and report the error
                 continue
         return found

@@ -1,6 +1,4 @@
-"""The leader's removals: leases of finished shards, rows of workers that are gone (protocol §8.2,
-§2.4).
-"""
+"""Delete leases of finished shards and rows of stopped workers (protocol §8.2, §2.4)."""
 
 from __future__ import annotations
 
@@ -17,7 +15,7 @@ from kcl_pipeline.shards import Shard, StreamId
 
 
 class Cleaning:
-    """Deletes what nobody needs; every delete is conditional on the row being as it was seen."""
+    """Deletes rows that are not needed any more. Deletes are conditional on the row's values."""
 
     def __init__(
         self,
@@ -34,8 +32,9 @@ class Cleaning:
         self._leadership = leadership
 
     def stale(self, ended_seconds: Mapping[str, float]) -> frozenset[str]:
-        """Leases that have been at SHARD_END for so long that their shard may have left retention:
-        the audit is to list their stream.
+        """Return the leases that have been at SHARD_END so long that retention may have ended.
+
+        The audit lists their streams.
         """
         keep = self._settings.shard_sync.garbage_lease_cleanup_interval_millis / 1000
         return frozenset(key for key, seconds in ended_seconds.items() if seconds >= keep)
@@ -46,9 +45,7 @@ class Cleaning:
         ended_seconds: Mapping[str, float],
         listings: Mapping[StreamId, Sequence[Shard]],
     ) -> None:
-        """Delete the leases of finished shards that may go; children before they have begun keep
-        their parents.
-        """
+        """Delete the leases of finished shards, unless a child has not started."""
         found: dict[str, Deletion] = {}
         for stream, shards in listings.items():
             keep = self._settings.shard_sync.garbage_lease_cleanup_interval_millis / 1000
@@ -85,7 +82,7 @@ class Cleaning:
             self._events(LeaseDeleted(key, deletion.reason))
 
     def _delete(self, what: str, delete: Callable[[], object]) -> None:
-        """One deletion; nothing waits for it, and a later cycle tries again."""
+        """Delete a row. After an error, a later cycle tries again."""
         try:
             delete()
         except (AwsError, ValueError) as error:

@@ -1,8 +1,8 @@
-"""One leader cycle: lock → scan → leases of new streams → plan → moves → audit → cleanup (protocol
-§5, §7, §8).
+"""Run leader cycles (protocol §5, §7, §8).
 
-The sensor calls it at every tick, a worker when nobody else leads; it has no thread. What it
-remembers may be lost at any time.
+The phases of a cycle are: lock, scan, leases of new streams, plan, moves, audit, cleanup. The
+sensor runs a cycle at every tick, and a standby leader when there is no other leader. The cycle has
+no thread. The state that it keeps in memory may be lost at any time.
 """
 
 from __future__ import annotations
@@ -47,11 +47,21 @@ _HEARTBEATS_OFF_AFTER_FAILURES = 2
 
 
 class LeaderCycle:
-    """The leader of one application, as a function that is called again and again.
+    """The leader of one application. The caller runs `run_once` repeatedly.
 
-    `owner_name` stands in the lock. `resume_own_name`: see `LeaderElection`. `map` runs independent
-    writes, in parallel if it can. `rng` makes lock versions and must not repeat between processes;
-    None: the system's source.
+    Args:
+        settings: All settings.
+        lease_table: The lease table.
+        worker_table: The worker-metrics table.
+        coordinator_table: The coordinator-state table.
+        kinesis: The Kinesis client.
+        clock: The clock.
+        events: Receives events.
+        owner_name: Name of this leader in the lock row.
+        resume_own_name: See `LeaderElection`.
+        map: Runs independent writes, possibly in parallel. None: the built-in `map`.
+        rng: Creates lock versions, which must be unique among all processes. None: the system's
+            source of random numbers.
     """
 
     def __init__(
@@ -66,7 +76,7 @@ class LeaderCycle:
         owner_name: str,
         *,
         resume_own_name: bool = False,
-        map: Map | None = None,  # noqa: A002 (it takes the place of the builtin)
+        map: Map | None = None,  # noqa: A002 (it replaces the builtin)
         rng: Random | None = None,
     ) -> None:
         run: Map = map if map is not None else builtins.map
@@ -108,26 +118,28 @@ class LeaderCycle:
         self._balance_due: float | None = None
         self._may_lead = False
         self._failures = 0
-        self._leave_alone_until: float | None = None
+        self._not_leading_until: float | None = None
         self._gate = threading.Lock()
         self._busy = False
         self._lock = clock.lock()
 
     def run_once(self, deadline_seconds: float | None = None) -> CycleReport:
-        """One cycle. Quick when somebody else leads, or when a cycle of this object is still
-        running in another thread.
+        """Run one cycle.
 
-        After `deadline_seconds` no further phase or group of writes is begun; the next cycle goes
-        on. Errors do not come out of here: they are in the report and in `CycleFailed` events, and
-        after `max_consecutive_failures` in a row the leadership is given up. KeyboardInterrupt and
-        the like pass.
+        Returns at once if another process leads, or if another thread runs a cycle of this object.
+        Errors are not raised: they are in the report and in `CycleFailed` events. After
+        `max_consecutive_failures` in a row, the lock is released.
+
+        Args:
+            deadline_seconds: After this time, no phase or group of writes is started; the next
+                cycle continues. None: no limit.
         """
         with self._gate:
             if self._busy:
                 return CycleReport(
                     led=False,
                     lock_owner=self._election.seen_owner,
-                    error="the cycle before is still running",
+                    error="the former cycle is still running",
                 )
             self._busy = True
         try:
@@ -137,20 +149,21 @@ class LeaderCycle:
             self._busy = False
 
     def release(self) -> None:
-        """Give the lock back, if it is held, after a running cycle has ended.
+        """Release the lock, if it is held, after the end of a running cycle.
 
-        Raises the errors of the table.
+        Raises:
+            AwsError: A call to the table failed.
         """
         with self._lock:
             self._election.release()
 
     def _guarded(self, deadline_seconds: float | None) -> CycleReport:
         began = self._clock.monotonic()
-        if self._leave_alone_until is not None and began < self._leave_alone_until:
+        if self._not_leading_until is not None and began < self._not_leading_until:
             return CycleReport(
-                led=False, error="leaves the lead to others for a while, after failing"
+                led=False, error="does not compete for the lock for a while, after failed cycles"
             )
-        self._leave_alone_until = None
+        self._not_leading_until = None
         context: CycleContext | None = None
         try:
             if not self._lead():
@@ -168,7 +181,7 @@ class LeaderCycle:
                 led=False,
                 lock_owner=self._election.seen_owner,
                 seconds=self._clock.monotonic() - began,
-                error="the lock was taken over",
+                error="another process has acquired the lock",
             )
         except NotFoundError as error:
             if context is None:
@@ -180,8 +193,7 @@ class LeaderCycle:
                 )
             context.errors.append(error)
         except Exception as error:  # noqa: BLE001
-            # whatever it is, it counts: a leader that fails for ever and keeps the lock is the
-            # worst
+            # Every error counts: a leader that always fails must not keep the lock
             if context is None:
                 return self._failed([error], began, None)
             context.errors.append(error)
@@ -195,11 +207,11 @@ class LeaderCycle:
         return () if reason is None else (BadRow(self._coordinator_table.name, LEADER_KEY, reason),)
 
     def _lead(self) -> bool:
-        """Whether this process leads.
+        """Return whether this process leads.
 
-        The client version of the fleet and the identity of the application are checked before the
-        first attempt to get the lock; the former again whenever the lock was won, the latter in
-        every cycle that leads.
+        The client version and the identity of the application are checked before the first attempt
+        to acquire the lock. The client version is checked again after every acquisition, and the
+        identity in every cycle that leads.
         """
         if not self._may_lead:
             ensure_client_version(self._coordinator_table, self._owner_name, self._clock)
@@ -242,9 +254,8 @@ class LeaderCycle:
         )
 
     def _phases(self, context: CycleContext) -> None:
-        """New leases before the plan, so that they get their workers at once; what is not urgent
-        after it.
-        """
+        # New leases are created before the plan, so that it assigns them. Audit and cleanup are not
+        # urgent and run after it.
         self._sync.start(context)
         self._deleted_rows.restore(context)
         self._assign(context)
@@ -259,15 +270,17 @@ class LeaderCycle:
         )
 
     def _assign(self, context: CycleContext) -> None:
-        """Leases without a living owner in every cycle; balance every
+        """Plan and write moves.
+
+        Leases without a living owner are assigned in every cycle. The fleet is balanced every
         `variance_balancing_frequency` assignment intervals.
         """
         seen = self._liveness.observation(context.scan_started)
         context.expired = tuple(sorted(seen.expired))
         began = self._clock.monotonic()
         if self._balance_due is None:
-            # Nothing is moved for balance to a worker that may not be there; what has no owner
-            # cannot wait.
+            # A lease is not moved for balance to a worker that may have stopped. Leases without an
+            # owner do not wait.
             self._balance_due = began + self._liveness.settling_seconds
         balance = began >= self._balance_due
         prepared = prepare(
@@ -296,8 +309,10 @@ class LeaderCycle:
     def _failed(
         self, errors: list[Exception], began: float, context: CycleContext | None
     ) -> CycleReport:
-        """Report the errors, and count the cycle unless they are about single rows or streams: then
-        the others are served, and another leader could do no better.
+        """Report the errors, and count the cycle as failed.
+
+        It is not counted if all errors concern single rows or streams. Then the cycle has processed
+        the others, and another leader would have the same errors.
         """
         is_counted = context is None or not all(is_local(error) for error in errors)
         self._failures = self._failures + 1 if is_counted else 0
@@ -305,7 +320,7 @@ class LeaderCycle:
         self._events(CycleFailed(sentence, self._failures))
         if self._failures >= self._settings.assignment.max_consecutive_failures:
             self._failures = 0
-            self._leave_to_others()
+            self._stand_back()
         if context is None:
             owner = self._election.seen_owner
             return CycleReport(
@@ -313,9 +328,10 @@ class LeaderCycle:
             )
         return self._report(context, began, sentence)
 
-    def _leave_to_others(self) -> None:
-        """Give the lock back and stay away from it for two heartbeats, so that a candidate without
-        this trouble can have it.
+    def _stand_back(self) -> None:
+        """Release the lock and do not compete for it during two heartbeats.
+
+        So a candidate without these errors can acquire it.
         """
         if self._election.held is None:
             return
@@ -324,7 +340,7 @@ class LeaderCycle:
             * self._settings.leader.leader_heartbeat_period_millis
             / 1000
         )
-        self._leave_alone_until = self._clock.monotonic() + away
+        self._not_leading_until = self._clock.monotonic() + away
         try:
             self._election.release("too many cycles in a row failed")
         except KclError as error:
@@ -351,7 +367,7 @@ class LeaderCycle:
 
 
 def whole_plan(plan: Plan, prepared: Prepared) -> Plan:
-    """The strategy's plan with the handoffs to be finished by force in front."""
+    """Return the strategy's plan, after the forced ends of overdue handoffs."""
     return Plan(plan.strategy, (*prepared.forced, *plan.moves), plan.spilled, plan.notes)
 
 

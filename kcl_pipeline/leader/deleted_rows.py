@@ -1,8 +1,8 @@
-"""Lease rows that were deleted by hand before their shard was read to its end.
+"""Restore lease rows that were deleted by hand before their shard was read to its end.
 
 The worker of a child restores a deleted parent itself (`worker.shards.parents`). A Java worker does
-not: it starts a child whose parent has no row. So the leader restores the row too, as soon as it
-sees that the row is gone, before the child is assigned.
+not: it starts a child whose parent has no row. So the leader restores the row, too, in the first
+cycle without it, before the child is assigned.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from kcl_pipeline.shards import StreamId
 class DeletedRows:
     """Restores the rows of unfinished leases that a child waits for.
 
-    It remembers the unfinished leases of the last scan. Only a lease that this leader has seen
-    unfinished, in this term, is restored: a child's lease that somebody created late, when all was
-    finished and deleted, brings nothing back.
+    It keeps the unfinished leases of the last scan in memory. Only a lease that this leader has
+    seen unfinished, in this term, is restored. So the lease of a child that is created late, after
+    all shards were finished and deleted, restores no row.
     """
 
     def __init__(
@@ -51,11 +51,13 @@ class DeletedRows:
         self._unfinished: dict[str, Lease] = {}
 
     def restore(self, context: CycleContext) -> None:
-        """Create rows that are gone and have a child that has not begun; at `LATEST`, where a
-        closed shard has nothing to read, report them as lost.
+        """Create missing rows that have a child which has not started.
 
-        Errors are added to `now.errors`; the lease is looked at again in the next cycle. Raises
-        `NotLeadingError`.
+        With the initial position LATEST, a closed shard is not read. Then the records are reported
+        as lost. Errors are added to `context.errors`, and the next cycle tries again.
+
+        Raises:
+            NotLeadingError: This process does not lead any more.
         """
         if self._term != self._election.term:
             self._term = self._election.term
@@ -66,7 +68,7 @@ class DeletedRows:
         for key, lease in sorted(known.items()):
             if key in context.leases or key in context.unreadable:
                 continue
-            stream = next((one for one in streams if leases_of((lease,), one)), None)
+            stream = next((known for known in streams if leases_of((lease,), known)), None)
             try:
                 if (
                     stream is None
@@ -79,11 +81,11 @@ class DeletedRows:
                 context.errors.append(error)
 
     def _settled(self, context: CycleContext, stream: StreamId, lease: Lease) -> bool:
-        """Look at one row that the scan did not find; False: look again in the next cycle.
+        """Decide on one row that the scan did not find. False: try again in the next cycle.
 
-        A child that has not begun while its parent has no row proves that the parent's row was
-        deleted by hand, if the stream still lists the parent: the lease of a shard that is not
-        listed is deleted by its worker. The write itself looks at both rows.
+        If a child has not started, its parent has no row, and the stream lists the parent, the
+        parent's row was deleted by hand. (The worker deletes the lease of a shard that is not
+        listed.) The conditions of the write cover both rows.
         """
         children = _children_of(lease, context.of_stream(stream))
         waiting = [child for child in children if has_not_begun(child)]

@@ -1,4 +1,4 @@
-"""What a stream's listing says about its leases; used by the leader and by the preview of it."""
+"""Derive missing leases and coverage from the list of shards, for the leader and its preview."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from kcl_pipeline.shards import Shard, StreamId
 def initial_leases(
     kinesis: KinesisClient, settings: ShardSyncSettings, stream: StreamId
 ) -> tuple[Lease, ...]:
-    """The leases of a stream that has none.
+    """Return the leases to create for a stream that has none.
 
-    Raises `ShardSyncError` when the listing does not cover all hash keys: it is from the middle of
-    a reshard.
+    Raises:
+        ShardSyncError: The shards do not cover all hash keys, because of a reshard.
     """
     position = settings.initial_position_in_stream
     shards = kinesis.list_shards(stream, initial_filter(position), settings.initial_timestamp)
     if not covers_everything(shards):
         raise ShardSyncError(
             f"the {len(shards)} shards of {stream.name} at {position} do not cover all hash "
-            "keys; the next cycle asks again"
+            "keys; the next cycle lists them again"
         )
     return leases_for_new_stream(stream, shards, position)
 
@@ -40,10 +40,9 @@ def initial_leases(
 def has_unreadable_shards(
     kinesis: KinesisClient, stream: StreamId, unreadable: Iterable[str]
 ) -> bool:
-    """Whether a lease row that cannot be used is of a shard that the stream lists.
+    """Return whether an unreadable lease row belongs to a shard that the stream lists.
 
-    Then a stream without other leases is not new, and the audit finds what is missing. A row that
-    is of no shard does not matter.
+    Then a stream without other leases is not new, and the audit finds the missing leases.
     """
     keys = keys_of(unreadable, stream)
     return bool(keys) and not {
@@ -58,9 +57,9 @@ def missing_leases(
     shards: Sequence[Shard],
     stream: StreamId,
 ) -> tuple[Lease, ...]:
-    """The leases to add to a stream that has some.
+    """Return the leases to add to a stream that has leases.
 
-    A row of which only the key can be read counts as there, and as unfinished.
+    An unreadable row counts as an existing, unfinished lease.
     """
     existing = {row.shard_id: row.ended for row in rows} | {
         key.rsplit(":", 1)[-1]: False for key in unreadable
@@ -75,14 +74,12 @@ def missing_leases(
 
 
 def needs_listing(lease: Lease) -> bool:
-    """Whether the row lacks something that a listing knows: the hash range, or the children of a
-    finished shard.
-    """
+    """Return whether the row has no hash range, or no children although the shard is finished."""
     return not lease.child_shard_ids if lease.ended else lease.hash_key_range is None
 
 
 def stream_coverage(stream: StreamId, rows: Iterable[Lease], audits: int) -> StreamCoverage:
-    """Coverage for the report."""
+    """Return the hash-range coverage of a stream for the report."""
     hole = hole_in_leases(rows)
     return StreamCoverage(
         stream.serialized,

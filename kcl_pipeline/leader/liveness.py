@@ -1,9 +1,9 @@
-"""What the leader remembers between cycles: when things last moved, on its own monotonic clock
-(protocol §5.3).
+"""Decide which leases have expired and which workers are alive (protocol §5.3).
 
-Nothing here is stored. It can be lost at any time; a leader that starts anew then needs one grace
-period before it calls an owner dead, and one reporting period before it calls every worker alive.
-No time written by another host is compared with anything: only whether it changed.
+The decisions use the times at which this process saw counters and rows change, on its own monotonic
+clock. Times that other hosts write are only checked for a change. Nothing is stored. A new leader
+needs one grace period before a lease expires, and one reporting period before all workers count as
+alive.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from kcl_pipeline.leases.lease import Lease
 from kcl_pipeline.leases.tables import WorkerMetrics
 from kcl_pipeline.planning.state import Observation
 
-_MOST_STRIKES = 6
+_MAX_STRIKES = 6
 
 
 @dataclass(slots=True)
@@ -27,14 +27,14 @@ class _LeaseMemory:
     owner: str | None
     checkpoint_owner: str | None
     moved_at: float
-    """When the counter, or the owner, was last seen to change."""
+    """Time of the last change of counter or owner."""
     proven: bool
-    """Whether the present owner has been seen renewing."""
+    """Whether this process has seen the current owner renew the lease."""
     waiting_since: float | None = None
     handoff_since: float | None = None
     changed_hands_at: float | None = None
-    """When a living owner last gave it to another. One that had nobody may be moved again at once:
-    who came first got them all.
+    """Time of the last move between living owners. A lease that had no owner may be moved again at
+    once, because the first worker was assigned all leases.
     """
     last_owner: str | None = None
     ended_since: float | None = None
@@ -48,38 +48,52 @@ class _Distrust:
 
 
 class Liveness:
-    """Times of leases and workers as this process saw them.
+    """The times at which this process saw leases and workers change.
 
-    Feed it every scan with `observe`, and every move it writes with `note_move`; call `begin` when
-    this process becomes the leader. `own_id` is the worker that this process is, if it is one.
+    The leader passes every scan to `observe` and every move to `note_move`, and calls `begin` when
+    it acquires the lock.
+
+    Args:
+        settings: All settings.
+        own_id: Worker id of this process. None: it is not a worker.
+
+    Attributes:
+        settling_seconds: Time after which owners and workers that do not respond are recognised.
+        watching_since: Time of the first scan as a leader. None: there was none.
     """
 
     def __init__(self, settings: ConsumerSettings, own_id: str | None = None) -> None:
-        self._failover = settings.lease.failover_time_millis / 1000
-        # A new owner finds its lease by discovery, and its first write is the renewal after that.
-        self._grace = self._failover + settings.lease_discovery_interval_millis / 1000
-        self._renewal = settings.lease.renewal_interval_millis / 1000
-        self._handoff = self._failover + settings.lease.graceful_lease_handoff_timeout_millis / 1000
+        self._failover_seconds = settings.lease.failover_time_millis / 1000
+        # A new owner discovers its lease, and then renews it. The renewal is its first write.
+        self._grace_seconds = (
+            self._failover_seconds + settings.lease_discovery_interval_millis / 1000
+        )
+        self._renewal_seconds = settings.lease.renewal_interval_millis / 1000
+        self._handoff_seconds = (
+            self._failover_seconds + settings.lease.graceful_lease_handoff_timeout_millis / 1000
+        )
         self._workers = WorkerWatch(settings, own_id)
-        self.settling_seconds = max(self._grace, FRESH_PERIODS * self._workers.period_seconds)
-        """How long to look before a dead owner or worker can be told from a living one."""
+        self.settling_seconds = max(
+            self._grace_seconds, FRESH_PERIODS * self._workers.period_seconds
+        )
         self.watching_since: float | None = None
-        """When this process first looked since it leads; None before that."""
         self._watched_until: float | None = None
-        self._nobody_ever_held = False
+        self._never_owned = False
         self._replaced: str | None = None
         self._leases: dict[str, _LeaseMemory] = {}
         self._distrust: dict[str, _Distrust] = {}
         self._gone: dict[str, float] = {}
-        """Workers whose row went while this process was looking: they stopped in good order, and
-        since when that is known.
-        """
+        """Workers whose row was deleted while this process leads, and when it noticed."""
 
     def begin(self, now: float, replaced: str | None = None) -> None:
-        """This process has become the leader.
+        """Start to lead.
 
-        What it knows from before counts if it has looked within the last reporting periods.
-        `replaced` is the owner whose lock expired: it stopped working at least that long ago.
+        Former observations are kept if the last scan is within the last reporting periods.
+
+        Args:
+            now: Time in monotonic seconds.
+            replaced: The owner whose lock expired. It has not worked for that time. None: the lock
+                was free.
         """
         self._replaced = replaced
         if self._watched_until is None or now - self._watched_until > self.settling_seconds:
@@ -93,34 +107,39 @@ class Liveness:
         scan_started: float,
         scan_finished: float,
     ) -> None:
-        """Take in a scan that was begun at `asked` and complete at `answered`, in monotonic
-        seconds.
+        """Compare a scan with the former one.
 
-        Changes count from `answered` and ages up to `asked`: a leader that is paused during a scan
-        does not take the pause for silence.
+        Changes count from `scan_finished`, and ages up to `scan_started`. So a pause of the leader
+        during a scan does not count as missing renewals.
+
+        Args:
+            leases: All leases.
+            workers: All worker metrics rows.
+            scan_started: Start of the scan in monotonic seconds.
+            scan_finished: End of the scan in monotonic seconds.
         """
         rows = {lease.lease_key: lease for lease in leases}
         if self.watching_since is None:
             self.watching_since = scan_finished
-            self._nobody_ever_held = all(
+            self._never_owned = all(
                 lease.actual_owner is None and lease.counter == 0 for lease in rows.values()
             )
         self._watched_until = scan_finished
         workers = tuple(workers)
         with_row = {row.worker_id for row in workers}
         self._gone |= dict.fromkeys(self._workers.observe(workers, scan_finished), scan_finished)
-        # As long as a handoff to one of them may take
+        # Kept for the longest time of a handoff to one of them
         self._gone = {
             worker_id: since
             for worker_id, since in self._gone.items()
-            if worker_id not in with_row and scan_finished - since <= self._handoff
+            if worker_id not in with_row and scan_finished - since <= self._handoff_seconds
         }
         for key in [k for k in self._leases if k not in rows]:
             del self._leases[key]
         for key, lease in rows.items():
             self._observe_lease(key, lease, scan_finished)
         self._declare_expired(scan_started, scan_finished)
-        # Without a row nobody is a target, and a row that comes back is a report.
+        # A worker without a row is no target, and a new row is a report.
         self._distrust = {
             worker_id: distrust
             for worker_id, distrust in self._distrust.items()
@@ -169,14 +188,12 @@ class Liveness:
             memory.proven, memory.declared_expired = True, False
             if after is not None:
                 self._distrust.pop(after, None)
-                # Between two looks of one watch: before that, it may have been long ago
+                # Not in the first scan as a leader: that renewal may be old
                 if self.watching_since is not None and now > self.watching_since:
                     self._workers.note_renewal(after)
 
     def _declare_expired(self, scan_started: float, scan_finished: float) -> None:
-        """Every expiry counts once against the owner, however many of its leases expire in the same
-        scan.
-        """
+        """Note new expiries. Several expired leases of an owner count once per scan."""
         owners = set()
         for memory in self._leases.values():
             owner = memory.checkpoint_owner or memory.owner
@@ -189,23 +206,26 @@ class Liveness:
                 owners.add(owner)
         for owner in owners:
             strikes = self._distrust[owner].strikes + 1 if owner in self._distrust else 1
-            self._distrust[owner] = _Distrust(scan_finished, min(strikes, _MOST_STRIKES))
+            self._distrust[owner] = _Distrust(scan_finished, min(strikes, _MAX_STRIKES))
 
     def _is_expired(self, memory: _LeaseMemory, now: float) -> bool:
-        """An owner not yet seen renewing has time to discover the lease as well, unless it stopped
-        while it was given the lease: it does neither any more.
+        """Return whether a lease has expired.
+
+        An owner that has not renewed yet has additional time for the discovery, unless its row was
+        deleted: a stopped worker does not discover leases.
         """
         if memory.proven:
-            return now - memory.moved_at > self._failover
+            return now - memory.moved_at > self._failover_seconds
         gone_since = self._gone.get(memory.checkpoint_owner or memory.owner or "", math.inf)
         return (
-            now - memory.moved_at > self._grace
-            or now - max(gone_since, memory.moved_at) > self._renewal
+            now - memory.moved_at > self._grace_seconds
+            or now - max(gone_since, memory.moved_at) > self._renewal_seconds
         )
 
     def note_move(self, lease: Lease, now: float) -> None:
-        """Remember a move that this process has just written: the new owner has its full grace from
-        now on, and a counter moved by us proves nothing.
+        """Note a move that this process has written.
+
+        The grace period of the new owner starts now. The change of the counter is not a renewal.
         """
         memory = self._leases.get(lease.lease_key)
         if memory is None or (memory.checkpoint_owner or memory.owner) != lease.actual_owner:
@@ -222,36 +242,37 @@ class Liveness:
         memory.handoff_since = now if lease.in_handoff else None
 
     def living(self, now: float) -> tuple[WorkerMetrics, ...]:
-        """Workers whose row changed within three of their reporting periods, sorted by id. A row
-        seen for the first time counts as alive; see `Observation.unconfirmed`.
+        """Return the workers whose row changed within three reporting periods, sorted by id.
+
+        A row in a first scan counts as changed; see `Observation.unconfirmed`.
         """
         return self._workers.fresh(now, lambda worker_id: self._renews(worker_id, now))
 
     def _renews(self, worker_id: str, now: float) -> bool:
         mine = [m for m in self._leases.values() if (m.checkpoint_owner or m.owner) == worker_id]
-        return any(m.proven and now - m.moved_at <= self._failover for m in mine)
+        return any(m.proven and now - m.moved_at <= self._failover_seconds for m in mine)
 
     def unchanged_for(self, seconds: float, now: float) -> tuple[WorkerMetrics, ...]:
-        """Rows that have not changed for `seconds` while this process was looking."""
+        """Return the rows that have not changed for `seconds` of observation."""
         return self._workers.unchanged_for(seconds, now)
 
     def _unconfirmed(self, now: float) -> frozenset[str]:
-        """Workers of which there is only a row, which may be that of a dead one.
+        """Return the workers that may have stopped, because only their row is known.
 
-        At a first look that is all of them. Then owners of leases count as alive, except the one
-        that let the lock expire, until they should have renewed: the leases of a worker that died
-        earlier have been given to others. In an application whose leases nobody has ever had, all
-        workers have just started.
+        After a first scan these are all workers except owners of leases. Owners count as alive
+        until they should have renewed, except the owner of the expired lock: the former leader has
+        reassigned the leases of workers that stopped earlier. In an application whose leases never
+        had an owner, all workers have just started and count as alive.
         """
         watched = now - (self.watching_since if self.watching_since is not None else now)
-        if self._nobody_ever_held and watched <= self._workers.period_seconds:
+        if self._never_owned and watched <= self._workers.period_seconds:
             return frozenset()
         unknown = {w for w in self._workers.ids() if not self._workers.is_alive(w)}
-        if watched <= self._renewal:
-            unknown -= self._owners_at_first_look() - {self._replaced}
+        if watched <= self._renewal_seconds:
+            unknown -= self._owners_at_first_scan() - {self._replaced}
         return frozenset(unknown)
 
-    def _owners_at_first_look(self) -> set[str]:
+    def _owners_at_first_scan(self) -> set[str]:
         return {
             owner
             for m in self._leases.values()
@@ -260,13 +281,13 @@ class Liveness:
         }
 
     def ended_seconds(self, now: float) -> dict[str, float]:
-        """How long each lease at SHARD_END has been known to be there."""
+        """Return for each lease at SHARD_END the seconds since this process first saw it there."""
         return {
             key: now - m.ended_since for key, m in self._leases.items() if m.ended_since is not None
         }
 
     def observation(self, scan_started: float) -> Observation:
-        """All of it as values, with ages up to `asked`."""
+        """Return all observations as values, with ages up to `scan_started`."""
         expired = frozenset(
             key
             for key, m in self._leases.items()
@@ -284,7 +305,8 @@ class Liveness:
             overdue_handoffs=frozenset(
                 k
                 for k, m in self._leases.items()
-                if m.handoff_since is not None and scan_started - m.handoff_since > self._handoff
+                if m.handoff_since is not None
+                and scan_started - m.handoff_since > self._handoff_seconds
             ),
             last_owners={
                 k: m.last_owner for k, m in self._leases.items() if m.last_owner is not None
@@ -303,11 +325,12 @@ class Liveness:
         )
 
     def _is_trusted_again(self, worker_id: str, now: float) -> bool:
-        """A worker that let leases expire must report again first; each time that happens without a
-        renewal in between, it also waits twice as long.
+        """Return whether a worker whose leases expired may be assigned leases again.
+
+        It must have reported since. For each further expiry without a renewal, the wait doubles.
         """
         distrust = self._distrust[worker_id]
         changed_at = self._workers.changed_at(worker_id)
         if changed_at is None or changed_at <= distrust.since:
             return False
-        return now - distrust.since >= ((1 << (distrust.strikes - 1)) - 1) * self._failover
+        return now - distrust.since >= ((1 << (distrust.strikes - 1)) - 1) * self._failover_seconds

@@ -1,5 +1,6 @@
-"""The leader's lock (protocol §3.3): who leads, without a thread and without comparing the clocks
-of two hosts.
+"""Acquire and hold the leader lock, without a thread and without comparing clocks of two hosts.
+
+See protocol §3.3.
 """
 
 from __future__ import annotations
@@ -20,17 +21,34 @@ UNKNOWN_OWNER: Final = "(unknown: its row cannot be read)"
 
 
 class LeaderElection:
-    """One candidate. It has no thread: `try_lead` is called once a cycle, `confirm` before each
-    phase that writes.
+    """One candidate for the leader lock.
 
-    A lock is stolen when its version has not changed for its own stored duration, measured on the
-    observer's monotonic clock from when the observer first had that version in hand. With
-    `resume_own_name` a lock that carries this candidate's own name is taken over at once: that is
-    for a name which only one process at a time should use and which survives its reloads (the
-    sensor's). Should two processes use it for a while (an old code server that is still in a tick),
-    each take-over changes the version, so the other one's next heartbeat is refused, and every
-    phase that writes begins with a heartbeat; what was already under way is conditional on the
-    lease rows.
+    It has no thread: the caller runs `try_lead` once per cycle, and `confirm` before each phase
+    that writes. A lock has expired when its version has not changed for its stored duration. The
+    candidate measures this on its own monotonic clock, from its first read of the version.
+
+    With `resume_own_name`, a lock with the name of this candidate is replaced at once. This is for
+    the sensor, whose name is used by one process at a time and survives code reloads. If two
+    processes use the name for a while (an old code server that still runs a tick), each replacement
+    changes the version. So the next heartbeat of the other process is refused, and every phase that
+    writes starts with a heartbeat. Writes that run at that time are conditional on the lease rows.
+
+    Args:
+        table: The coordinator-state table.
+        owner_name: Name of this candidate in the lock row.
+        clock: The clock.
+        events: Receives events.
+        settings: Duration of the lock.
+        rng: Creates lock versions.
+        resume_own_name: See above.
+
+    Attributes:
+        held: The lock, if this candidate holds it.
+        seen_owner: Owner of the lock in the last read. None: it had none.
+        term: Number of acquisitions. Between two of them, others may have led.
+        unreadable: Why the lock could not be read in the last read. None: it could.
+        stolen_from: Owner of the expired lock that this candidate has replaced. None: the lock was
+            free.
     """
 
     def __init__(
@@ -47,13 +65,9 @@ class LeaderElection:
         self.owner_name = owner_name
         self.held: LeaderLock | None = None
         self.seen_owner: str | None = None
-        """Who held the lock when it was last read; None when nobody did."""
         self.term = 0
-        """Counts how often this candidate won the lock; between two wins others may have led."""
         self.unreadable: str | None = None
-        """Why the lock could not be read when it was last read; None when it could."""
         self.stolen_from: str | None = None
-        """Whose expired lock this candidate has taken; None when the lock was free."""
         self._table = table
         self._clock = clock
         self._events = events
@@ -67,20 +81,29 @@ class LeaderElection:
         self._observed: tuple[object, float] | None = None
 
     def try_lead(self) -> bool:
-        """Hold on to the lock, or get it if it is to be had; returns whether this candidate leads.
+        """Keep the lock by a heartbeat, or acquire it if it is free or expired.
 
-        Raises the errors of the table; a lock that was held is then still held as far as is known.
+        Returns:
+            Whether this candidate leads.
+
+        Raises:
+            AwsError: A call to the table failed. A lock that was held still counts as held.
         """
         if self.held is not None and self.confirm():
             return True
         return self._acquire()
 
     def confirm(self) -> bool:
-        """A conditional heartbeat: False, and the lock is not held any more, when somebody else has
-        it.
+        """Send a conditional heartbeat.
 
-        A heartbeat that was applied although it timed out does not cost the lock: the same write is
-        asked for again, and the table reads back.
+        A heartbeat that timed out is repeated with the same version. If it had been applied, the
+        table recognises it.
+
+        Returns:
+            False if the lock is lost.
+
+        Raises:
+            AwsError: A call to the table failed.
         """
         held = self.held
         if held is None:
@@ -100,11 +123,11 @@ class LeaderElection:
             return True
         self.held = None
         self._observed = None
-        self._events(LeadershipLost(self.owner_name, "the lock was taken over"))
+        self._events(LeadershipLost(self.owner_name, "another process has acquired the lock"))
         return False
 
     def may_have_expired(self) -> bool:
-        """Whether the last heartbeat is so old that somebody else may have the lock by now."""
+        """Return whether the last heartbeat is so old that another candidate may have the lock."""
         held = self.held
         return (
             held is None
@@ -112,8 +135,10 @@ class LeaderElection:
         )
 
     def release(self, reason: str = "released") -> None:
-        """Give the lock back by deleting the item, if it is held. Raises the errors of the table;
-        it counts as not held in any case.
+        """Delete the lock row, if the lock is held. Afterwards it counts as not held in any case.
+
+        Raises:
+            AwsError: A call to the table failed.
         """
         held, version = self.held, self._next_version
         if held is None:
@@ -122,7 +147,7 @@ class LeaderElection:
         self.seen_owner = None
         self._events(LeadershipLost(self.owner_name, reason))
         if version is not None:
-            # A heartbeat of unknown outcome: whichever version is stored, it is ours.
+            # The outcome of a heartbeat is unknown; one of the two versions is stored.
             self._table.release_lock(replace(held, version=version))
         self._table.release_lock(held)
 
@@ -130,7 +155,7 @@ class LeaderElection:
         scan_started = self._clock.monotonic()
         item = self._table.observe_lock()
         if isinstance(item, UnreadableLock):
-            return self._wait_out(item, scan_started)
+            return self._replace_unreadable(item, scan_started)
         self.unreadable = None
         if item is None or item.is_released:
             self.seen_owner = None
@@ -147,9 +172,10 @@ class LeaderElection:
             return False
         return self._put(item, stolen_from=item.owner_name)
 
-    def _wait_out(self, item: UnreadableLock, scan_started: float) -> bool:
-        """Take over a lock that cannot be read when it has not changed for the longest time that
-        a lock may last: until then somebody unknown may hold it. A holder's heartbeat changes it.
+    def _replace_unreadable(self, item: UnreadableLock, scan_started: float) -> bool:
+        """Replace an unreadable lock that has not changed for the longest duration of a lock.
+
+        Before that, an unknown process may hold it. Its heartbeats would change the row.
         """
         self.seen_owner = UNKNOWN_OWNER
         if self.unreadable != item.reason:
@@ -166,7 +192,7 @@ class LeaderElection:
         lock = LeaderLock(
             self.owner_name, self._settings.leader_lease_duration_millis, self._new_version()
         )
-        # Until the outcome is known: an item with this version, found later, is this very write.
+        # If the outcome is unknown, a later read recognises this write by its version.
         self._claim, self._claimed_at = lock, self._clock.monotonic()
         if not self._table.put_lock(lock, replacing=replacing):
             self._claim = None

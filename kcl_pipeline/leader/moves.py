@@ -1,4 +1,4 @@
-"""Writing a plan: graceful where the owner is at work, at once where it is not (protocol §5.4)."""
+"""Write the moves of a plan: as handoffs from living owners, else at once (protocol §5.4)."""
 
 from __future__ import annotations
 
@@ -23,11 +23,18 @@ How = Literal["assign", "hand off", "leave"]
 def how_to_move(
     lease: Lease, to_worker: str, seen: Observation, *, graceful_enabled: bool, has_to_move: bool
 ) -> How:
-    """The write that a move needs. Pure.
+    """Return the write that a move needs.
 
-    A handoff that is running is left alone until it is overdue, unless the plan says that it has to
-    be given up (its destination is gone). An expired lease is assigned, also to the worker that let
-    it expire: that restarts its time.
+    A running handoff is not changed until it is overdue, unless the plan cancels it because its
+    destination has stopped. An expired lease is assigned even to its own owner, which starts a new
+    failover time.
+
+    Args:
+        lease: The row.
+        to_worker: Destination of the move.
+        seen: Observations of this cycle.
+        graceful_enabled: Whether handoffs are enabled.
+        has_to_move: Whether the plan cancels a running handoff.
     """
     expired = lease.lease_key in seen.expired
     if lease.in_handoff and not (
@@ -57,7 +64,7 @@ class _Written:
 
 
 class MoveWriter:
-    """Writes moves, several at a time if `map_` does."""
+    """Writes moves, in parallel if `map_` is parallel."""
 
     def __init__(
         self,
@@ -78,8 +85,10 @@ class MoveWriter:
         self._map = map_
 
     def write(self, context: CycleContext, moves: Sequence[Move], seen: Observation) -> None:
-        """Write the moves in their order; a refused one is left to the next cycle, an error of one
-        does not hold up the others.
+        """Write the moves in their order.
+
+        The next cycle plans a refused move again. After an error of one move, the others are
+        written.
         """
         wanted: list[tuple[Move, Lease, How]] = []
         for move in moves:
@@ -101,11 +110,13 @@ class MoveWriter:
                 return
             self._leadership.check()
             for written in self._map(write, wanted[begin : begin + WRITES_AT_ONCE]):
-                self._take_in(context, written)
+                self._note_written(context, written)
 
     def _write_one(self, expired: frozenset[str], item: tuple[Move, Lease, How]) -> _Written:
-        """One write. A lease is taken from a worker that stopped renewing only if it has not
-        renewed since; a plan that is older than the lock may last is not written any more.
+        """Write one move.
+
+        An expired lease is assigned only if it has not been renewed since. If the lock may have
+        expired, the move is not written.
         """
         move, lease, how = item
         graceful = how == "hand off"
@@ -122,7 +133,7 @@ class MoveWriter:
             return _Written(move, lease, graceful, lease=None, error=error)
         return _Written(move, lease, graceful, lease=row)
 
-    def _take_in(self, context: CycleContext, written: _Written) -> None:
+    def _note_written(self, context: CycleContext, written: _Written) -> None:
         move = written.move
         if written.error is not None:
             context.errors.append(written.error)

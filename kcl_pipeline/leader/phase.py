@@ -1,6 +1,4 @@
-"""What the phases of a leader cycle share: the rows as they are now, the deadline, the fence, and
-the streams.
-"""
+"""The context of the phases of a leader cycle: rows, deadline, streams and leadership check."""
 
 from __future__ import annotations
 
@@ -27,34 +25,46 @@ from kcl_pipeline.planning.model import Plan, PlanInput
 from kcl_pipeline.shards import StreamId
 
 WRITES_AT_ONCE = 64
-"""How many writes there are between two looks at the lock and the deadline."""
+"""Number of writes between two checks of lock and deadline."""
 
 Map = Callable[[Callable[[Any], Any], Iterable[Any]], Iterable[Any]]
-"""`map`, or one that calls in parallel and gives the results in order, such as
-`ThreadPoolExecutor.map`.
-"""
+"""`map`, or a parallel version with results in order, such as `ThreadPoolExecutor.map`."""
 
 
 class NotLeadingError(Exception):
-    """The lock turned out to be somebody else's: nothing more may be written in this cycle."""
+    """Another process has the lock. This cycle must not write any more."""
 
 
 class Deadline:
-    """A point on the clock after which nothing new is begun; none with `seconds` None."""
+    """A time after which no phase is started. `seconds` None: no deadline."""
 
     def __init__(self, clock: Clock, seconds: float | None) -> None:
         self._clock = clock
         self._end = None if seconds is None else clock.monotonic() + seconds
 
     def passed(self) -> bool:
-        """Whether it is over."""
+        """Return whether the time is over."""
         return self._end is not None and self._clock.monotonic() >= self._end
 
 
 @dataclass(slots=True)
 class CycleContext:
-    """One cycle under way. `leases` is kept as the rows are after this cycle's own writes; `errors`
-    are the sentences for the report.
+    """The inputs and results of one cycle.
+
+    Attributes:
+        leases: The leases by key, updated by the writes of this cycle.
+        bad_rows: Rows of both tables that cannot be used.
+        unreadable: Keys of lease rows that cannot be used.
+        workers: The living workers, sorted by id.
+        scan_started: Start of the scan in monotonic seconds.
+        deadline: When the cycle ends.
+        created: Keys of the leases that this cycle created.
+        deleted: Keys of the leases that this cycle deleted.
+        expired: Keys of expired leases, sorted.
+        plan: The plan, if one was computed.
+        plan_input: The input of the plan.
+        failed_moves: Number of moves that were refused.
+        errors: Errors of single rows and streams.
     """
 
     leases: dict[str, Lease]
@@ -72,14 +82,21 @@ class CycleContext:
     errors: list[Exception] = field(default_factory=list)
 
     def of_stream(self, stream: StreamId) -> list[Lease]:
-        """The leases of one stream."""
+        """Return the leases of one stream."""
         return leases_of(self.leases.values(), stream)
 
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """One look at both tables. `unreadable` are the keys of lease rows that cannot be used,
-    `bad_rows` those of both tables; `asked` and `answered` are monotonic seconds.
+    """The rows of both tables.
+
+    Attributes:
+        leases: The leases.
+        unreadable: Keys of lease rows that cannot be used.
+        bad_rows: Rows of both tables that cannot be used.
+        workers: The worker metrics rows.
+        scan_started: Start of the scan in monotonic seconds.
+        scan_finished: End of the scan in monotonic seconds.
     """
 
     leases: tuple[Lease, ...]
@@ -112,20 +129,20 @@ def scan(
 
 
 def leases_of(leases: Iterable[Lease], stream: StreamId) -> list[Lease]:
-    """The leases that belong to the stream."""
+    """Return the leases of a stream."""
     wanted = stream.serialized if stream.creation_epoch is not None else None
     return [lease for lease in leases if lease.stream == wanted]
 
 
 def keys_of(keys: Iterable[str], stream: StreamId) -> list[str]:
-    """Those lease keys that belong to the stream; for rows of which only the key could be read."""
+    """Return the lease keys of a stream, for rows of which only the key can be read."""
     if stream.creation_epoch is None:
         return [key for key in keys if ":" not in key]
     return [key for key in keys if key.startswith(f"{stream.serialized}:")]
 
 
 class Streams:
-    """The configured streams, resolved once each."""
+    """The streams in the settings. Each is resolved once."""
 
     def __init__(self, settings: ConsumerSettings, kinesis: KinesisClient) -> None:
         self._settings = settings
@@ -133,9 +150,10 @@ class Streams:
         self._known: dict[str, StreamId] = {}
 
     def resolve(self, name_or_arn: str) -> StreamId:
-        """The identifier, from the service the first time.
+        """Return the identifier of a stream. The first call requests it from the service.
 
-        Raises `NotFoundError` and the other errors of Kinesis.
+        Raises:
+            AwsError: The call failed, for example because the stream does not exist.
         """
         if name_or_arn not in self._known:
             self._known[name_or_arn] = self._kinesis.resolve_stream(
@@ -144,25 +162,27 @@ class Streams:
         return self._known[name_or_arn]
 
     def confirm(self, stream: StreamId) -> None:
-        """Ask whether the stream still is the one that was resolved.
+        """Check that the name still belongs to the resolved stream.
 
-        To be called after a listing, before anything is written because of it. Raises
-        `StreamReplacedError`, `NotFoundError` and the other errors of Kinesis.
+        Call this after ListShards, before a write that depends on the list.
+
+        Raises:
+            StreamReplacedError: The name belongs to another stream now.
+            NotFoundError: The stream does not exist any more.
+            AwsError: The call failed.
         """
         require_same_stream(self._kinesis, stream)
 
     def forget(self) -> None:
-        """Resolve all streams anew when they are next asked for."""
+        """Forget all streams. They are resolved again when needed."""
         self._known.clear()
 
     def known(self) -> tuple[StreamId, ...]:
-        """The streams resolved so far, in the order of the settings."""
+        """Return the streams that are resolved, in the order of the settings."""
         return tuple(self._known[name] for name in self._settings.streams if name in self._known)
 
     def for_each(self, work: Callable[[StreamId], None], errors: list[Exception]) -> None:
-        """Do something for every stream; an error of one is added to `errors` and does not keep the
-        others waiting.
-        """
+        """Call `work` for every stream, and add errors to `errors`."""
         for name in self._settings.streams:
             try:
                 work(self.resolve(name))
@@ -173,9 +193,9 @@ class Streams:
 
 
 def is_local(error: Exception) -> bool:
-    """Whether an error is about one row or one stream, so that another leader could do no better.
+    """Return whether an error concerns one row or stream, so that every leader would have it.
 
-    Those about this process (its network, its permissions for the tables, a defect) are not.
+    Errors of this process (network, permissions for the tables, defects) are not local.
     """
     if isinstance(error, AccessDeniedError):
         return error.operation in _STREAM_OPERATIONS
@@ -194,8 +214,9 @@ _LOCAL_ERRORS: Final = (
 
 
 class LeadershipCheck:
-    """The look at the lock that stands before every group of writes, and the time for which it is
-    good: a write that hangs may take longer than another candidate waits.
+    """Checks before every group of writes that this process still leads.
+
+    A check is valid for the duration of the lock. A write may take longer than that.
     """
 
     def __init__(self, election: LeaderElection) -> None:
@@ -203,21 +224,27 @@ class LeadershipCheck:
 
     @property
     def term(self) -> int:
-        """Counts how often this process has got the lock: what it knew of before is out of date."""
+        """Number of acquisitions of the lock. State of a former term is outdated."""
         return self._election.term
 
     def check(self) -> None:
-        """Raises `NotLeadingError` unless the lock's heartbeat succeeds now."""
+        """Send a heartbeat of the lock.
+
+        Raises:
+            NotLeadingError: Another process has the lock.
+        """
         if not self._election.confirm():
             raise NotLeadingError
 
     def is_current(self) -> bool:
-        """Whether nobody else can have got the lock since it was last looked at."""
+        """Return whether no other process can have acquired the lock since the last check."""
         return not self._election.may_have_expired()
 
     def keep(self, number: int) -> None:
-        """Check before write number `number` of many that are made one after the other, if it is
-        the first of a group, or if the last check is not good any more.
+        """Check before the first write of each group, and if the last check is too old.
+
+        Args:
+            number: Index of the next write, from 0.
         """
         if number % WRITES_AT_ONCE == 0 or not self.is_current():
             self.check()

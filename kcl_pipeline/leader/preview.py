@@ -1,6 +1,4 @@
-"""What a leader would do now, without the lock and without a write: `kcl-pipeline plan
---dry-run`.
-"""
+"""Compute what a leader would do now, without writes: `kcl-pipeline plan --dry-run`."""
 
 from __future__ import annotations
 
@@ -29,12 +27,20 @@ from kcl_pipeline.planning.state import prepare
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """What was found and what would be done.
+    """The rows that were found, and the actions of a leader.
 
-    `leases` are the rows as they are, `create` those to be added, `delete` those that may go once
-    they have been finished long enough. `plan`, made from `plan_input`, includes the leases to be
-    created. `observed_seconds`: for how long the rows were watched; `expired` is known only if that
-    is longer than the grace of their owners.
+    Attributes:
+        leases: The existing leases, sorted by key.
+        bad_rows: Rows of both tables that cannot be used.
+        workers: The living workers.
+        expired: Keys of expired leases. Known only if `observed_seconds` is longer than the grace
+            period of owners.
+        coverage: Hash-range coverage of each stream.
+        create: Leases that the leader would create.
+        delete: Leases that the leader would delete after they have been finished long enough.
+        plan: The plan, including the leases in `create`.
+        plan_input: The input of the plan.
+        observed_seconds: Time between the two scans. 0: one scan.
     """
 
     leases: tuple[Lease, ...]
@@ -58,13 +64,23 @@ def preview(
     *,
     observe_seconds: float = 0.0,
 ) -> Preview:
-    """Look at tables and streams once, or twice `observe_seconds` apart, and plan as the leader
-    does.
+    """Scan the tables once, or twice with a wait, and plan like the leader.
 
-    One look cannot tell a dead owner or worker from a living one: every owner and every row then
-    counts as alive. To see expired leases, observe for longer than failover time and discovery
-    interval together; to see which workers are alive, for three of their reporting periods.
-    Raises the errors of tables and Kinesis, and `SettingsError` for an unknown strategy.
+    After one scan, all owners and workers count as alive. To recognise expired leases, wait longer
+    than failover time plus discovery interval. To recognise stopped workers, wait for three
+    reporting periods.
+
+    Args:
+        settings: All settings.
+        lease_table: The lease table.
+        worker_table: The worker-metrics table.
+        kinesis: The Kinesis client.
+        clock: The clock.
+        observe_seconds: Time between the two scans. 0: one scan.
+
+    Raises:
+        SettingsError: The assignment strategy is unknown.
+        AwsError: A call failed.
     """
     strategy = strategies.get(settings.assignment.lease_assignment_strategy)
     liveness = Liveness(settings)

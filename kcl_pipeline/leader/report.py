@@ -1,4 +1,4 @@
-"""What one leader cycle saw and did."""
+"""The result of one leader cycle."""
 
 from __future__ import annotations
 
@@ -11,8 +11,13 @@ from kcl_pipeline.planning.model import Plan, PlanInput
 
 @dataclass(frozen=True, slots=True)
 class StreamCoverage:
-    """Whether the leases of one stream cover all its hash keys. `hole` describes the first gap;
-    `confidence` counts audits in a row that saw it.
+    """The hash-range coverage of one stream.
+
+    Attributes:
+        stream: The serialized stream.
+        complete: Whether the leases cover all hash keys.
+        hole: Description of the first gap. None: there is none.
+        confidence: Number of audits in a row that found this gap.
     """
 
     stream: str
@@ -23,14 +28,26 @@ class StreamCoverage:
 
 @dataclass(frozen=True, slots=True)
 class CycleReport:
-    """The result of `LeaderCycle.run_once`. When `led` is False only `lock_owner` and `plan_input`
-    is what the plan was made from. `seconds` mean something.
+    """The result of `LeaderCycle.run_once`.
 
-    `leases` are the rows after this cycle's own writes, sorted by key; `workers` the living ones,
-    sorted by id; `expired` the lease keys whose counter stood still for the failover time;
-    `failed_moves` counts moves whose condition did not hold; `seconds` is how long the cycle took.
-    `unreadable` are the keys of lease rows that cannot be used, `bad_rows` those of both tables.
-    `error`: what went wrong, also when the rest of the cycle was done (`led` is True then).
+    If `led` is False, only `lock_owner`, `bad_rows`, `seconds` and `error` may have values.
+
+    Attributes:
+        led: Whether this process led in the cycle.
+        lock_owner: Owner of the leader lock. None: unknown, or none.
+        leases: The leases after the writes of this cycle, sorted by key.
+        workers: The living workers, sorted by id.
+        expired: Keys of expired leases, sorted.
+        unreadable: Keys of lease rows that cannot be used.
+        bad_rows: Rows of both tables that cannot be used.
+        coverage: Hash-range coverage of each stream.
+        plan: The plan. None: none was computed.
+        plan_input: The input of the plan.
+        failed_moves: Number of moves that were refused.
+        created: Keys of leases that the cycle created.
+        deleted: Keys of leases that the cycle deleted.
+        seconds: Duration of the cycle.
+        error: Errors of the cycle. Other parts of the cycle may have succeeded.
     """
 
     led: bool

@@ -1,6 +1,4 @@
-"""The leader's shard sync: leases for new streams at once, for holes after several audits have seen
-the same one (protocol §7).
-"""
+"""Create missing leases: of new streams at once, of gaps after several audits (protocol §7)."""
 
 from __future__ import annotations
 
@@ -42,11 +40,11 @@ class _Seen:
 
 
 class ShardSync:
-    """Creates the leases that are missing.
+    """Creates the missing leases.
 
-    What it remembers is the holes of the last audits, and initial leases that a deadline cut off;
-    the latter for its term alone: the next leader may have created them, and deleted them when
-    their shards were finished.
+    In memory it keeps the gaps of the last audits, and initial leases that it could not create
+    before the deadline. The latter are valid only in this term: another leader may have created
+    them since, and deleted them after their shards were finished.
     """
 
     def __init__(
@@ -74,8 +72,9 @@ class ShardSync:
         self._audit_due: dict[StreamId, float] = {}
 
     def start(self, context: CycleContext) -> None:
-        """Create the leases of every stream that has none; KCL then sleeps a minute, which nothing
-        needs.
+        """Create the leases of every stream that has none.
+
+        KCL sleeps for a minute afterwards, which is not necessary.
         """
         if self._term != self._leadership.term:
             self._term = self._leadership.term
@@ -100,9 +99,7 @@ class ShardSync:
     def _create_initial(
         self, context: CycleContext, stream: StreamId, wanted: Sequence[Lease]
     ) -> None:
-        """These leases have no ancestors among each other, so that their order means nothing and
-        they are written side by side.
-        """
+        """Create initial leases, in any order, because none is an ancestor of another."""
         rest, failed = tuple(wanted), dict[Lease, Exception]()
         while rest and not context.deadline.passed():
             self._unfinished[stream] = (*failed, *rest)
@@ -123,14 +120,12 @@ class ShardSync:
         else:
             self._unfinished.pop(stream, None)
         for error in failed.values():
-            # What came too late for this look at the lock is left to the next cycle
+            # Leases that were not written because the lock may have expired are created later
             if not isinstance(error, NotLeadingError):
                 raise error
 
     def _try_create(self, lease: Lease) -> bool | Exception:
-        """Whether the lease was created, or what went wrong: the others are created all the
-        same.
-        """
+        """Return whether the lease was created, or the error, so that the others are created."""
         if not self._leadership.is_current():
             return NotLeadingError()
         try:
@@ -152,17 +147,21 @@ class ShardSync:
     def audit(
         self, context: CycleContext, *, stale: frozenset[str] = frozenset()
     ) -> dict[StreamId, tuple[Shard, ...]]:
-        """At its interval: look for holes in every stream, and create what is missing where one was
-        seen often enough.
+        """Search every stream whose audit is due for gaps, and create missing leases.
 
-        `stale` are lease keys for which cleanup wants to know whether the shard still exists.
-        Returns the unfiltered listings that were made, for cleanup to use; none for streams whose
-        audit was not due.
+        Leases are created after several audits in a row have found the same gap.
+
+        Args:
+            context: The cycle.
+            stale: Keys of finished leases for which cleanup needs a list of the shards.
+
+        Returns:
+            All shards of the streams that were listed.
         """
         listings: dict[StreamId, tuple[Shard, ...]] = {}
         time = self._clock.monotonic()
 
-        def look(stream: StreamId) -> None:
+        def audit_stream(stream: StreamId) -> None:
             if context.deadline.passed() or time < self._audit_due.get(stream, time):
                 return
             self._audit_due[stream] = (
@@ -170,7 +169,7 @@ class ShardSync:
             )
             rows = context.of_stream(stream)
             if stream.creation_epoch is None:
-                # Nothing in the rows would show that the stream was deleted and created again
+                # The rows do not show whether the stream was deleted and created again
                 self._streams.confirm(stream)
             if any(needs_listing(row) or row.lease_key in stale for row in rows):
                 listings[stream] = self._listed(stream)
@@ -180,17 +179,17 @@ class ShardSync:
                     listings[stream] = self._listed(stream)
                 self._create_missing(context, stream, listings[stream])
 
-        self._streams.for_each(look, context.errors)
+        self._streams.for_each(audit_stream, context.errors)
         return listings
 
     def _listed(self, stream: StreamId) -> tuple[Shard, ...]:
-        """The unfiltered listing, of this very stream and no other one of its name."""
+        """Return all shards, after checking that the name still belongs to this stream."""
         shards = self._kinesis.list_shards(stream)
         self._streams.confirm(stream)
         return shards
 
     def _fill_in(self, context: CycleContext, stream: StreamId, shards: Sequence[Shard]) -> None:
-        """Hash ranges and children that the rows do not have, as KCL's meta updates do."""
+        """Set missing hash ranges and children of rows, like KCL's meta updates."""
         ranges = ranges_to_fill(context.of_stream(stream), shards, stream)
         children = children_to_fill(context.of_stream(stream), shards, stream)
         if ranges or children:
@@ -218,7 +217,7 @@ class ShardSync:
     def _create_missing(
         self, context: CycleContext, stream: StreamId, shards: Sequence[Shard]
     ) -> None:
-        """One after the other, ancestors first: see `leases_for_missing_shards`."""
+        """Create missing leases, ancestors first; see `leases_for_missing_shards`."""
         wanted = missing_leases(
             self._settings,
             context.of_stream(stream),
@@ -238,9 +237,7 @@ class ShardSync:
         )
 
     def coverage(self, context: CycleContext) -> tuple[StreamCoverage, ...]:
-        """Whether each stream resolved so far is covered as the rows are now, with what the audits
-        have counted.
-        """
+        """Return the current hash-range coverage of each resolved stream."""
         return tuple(
             stream_coverage(
                 stream,

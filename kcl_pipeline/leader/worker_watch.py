@@ -1,9 +1,8 @@
-"""What the leader knows of workers from their rows: who reports, how often, and who is alive.
+"""Observe worker metrics rows: which workers report, how often, and which are alive.
 
-A row proves nothing by being there. Rows of workers that died stay for a day, and a new leader
-finds them all. A worker is known to be alive when this process saw its row change, saw its row
-appear, or saw it renew a lease; a worker that leads also knows itself. Clocks of two hosts are
-never compared.
+The existence of a row proves nothing, because rows of stopped workers stay for a day. A worker is
+alive if this process has seen its row change or appear, or has seen it renew a lease. A worker that
+leads is alive itself. Clocks of two hosts are not compared.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from kcl_pipeline.leases.tables import WorkerMetrics
 FRESH_PERIODS: Final = 3
 _JAVA_PERIOD_SECONDS: Final = 30.0
 _SHORTEST_PERIOD_SECONDS: Final = 1.0
-"""`lut` counts whole seconds, so that rows cannot be seen to change more often."""
+"""`lut` has whole seconds, so a row does not change more often."""
 _LONGEST_PERIOD_SECONDS: Final = 60.0
 _GAPS_KEPT: Final = 5
 _GAPS_NEEDED: Final = 3
@@ -31,17 +30,17 @@ class _Row:
     changed_at: float
     has_changed: bool = False
     gaps: deque[float] = field(default_factory=lambda: deque(maxlen=_GAPS_KEPT))
-    """Seconds between the last changes seen; the first may be short, since the first look came
-    somewhere within a period.
+    """Seconds between the last changes. The first may be short, because observation may start at
+    any time within a period.
     """
 
 
 class WorkerWatch:
-    """When each worker's row last changed, on the clock of this process.
+    """The times at which worker metrics rows changed, on the clock of this process.
 
     Args:
         settings: The reporting period of this application's workers.
-        own_id: The worker that this process is; None for a leader that is no worker.
+        own_id: Worker id of this process. None: it is not a worker.
     """
 
     def __init__(self, settings: ConsumerSettings, own_id: str | None = None) -> None:
@@ -51,16 +50,20 @@ class WorkerWatch:
         )
         self._rows: dict[str, _Row] = {}
         self._alive: set[str] = set()
-        self._has_looked = False
+        self._has_scanned = False
 
     def forget(self) -> None:
-        """Begin anew: the next look is a first look."""
+        """Forget all observations. The next scan is a first scan."""
         self._rows.clear()
         self._alive.clear()
-        self._has_looked = False
+        self._has_scanned = False
 
     def observe(self, rows: Iterable[WorkerMetrics], now: float) -> frozenset[str]:
-        """Take in all rows as read at `now`; returns the workers whose row went since before."""
+        """Compare all rows with the former scan.
+
+        Returns:
+            Workers whose row was deleted since the former scan.
+        """
         seen = {row.worker_id: row for row in rows}
         gone = frozenset(self._rows.keys() - seen.keys())
         for worker_id in gone:
@@ -68,14 +71,14 @@ class WorkerWatch:
         for worker_id, row in seen.items():
             self._observe_row(worker_id, row, now)
         self._alive &= seen.keys()
-        self._has_looked = True
+        self._has_scanned = True
         return gone
 
     def _observe_row(self, worker_id: str, row: WorkerMetrics, now: float) -> None:
         known = self._rows.get(worker_id)
         if known is None:
-            self._rows[worker_id] = _Row(row, now, has_changed=self._has_looked)
-            if self._has_looked:
+            self._rows[worker_id] = _Row(row, now, has_changed=self._has_scanned)
+            if self._has_scanned:
                 self._alive.add(worker_id)
             return
         if (row.last_update_seconds, row.stats) != (known.row.last_update_seconds, known.row.stats):
@@ -85,28 +88,28 @@ class WorkerWatch:
         known.row = row
 
     def note_renewal(self, worker_id: str) -> None:
-        """The worker was seen renewing a lease."""
+        """Note that the worker has renewed a lease."""
         if worker_id in self._rows:
             self._alive.add(worker_id)
 
     def is_alive(self, worker_id: str) -> bool:
-        """Whether this process has seen a sign of life of the worker."""
+        """Return whether this process knows that the worker is alive."""
         return worker_id == self._own_id or worker_id in self._alive
 
     def ids(self) -> Iterable[str]:
-        """All workers that have a row."""
+        """Return all workers that have a row."""
         return self._rows.keys()
 
     def changed_at(self, worker_id: str) -> float | None:
-        """When the row was last seen to change, or first seen; None without a row."""
+        """Return the time when a row changed last, or was first read; None without a row."""
         known = self._rows.get(worker_id)
         return None if known is None else known.changed_at
 
     def fresh(self, now: float, renews: Callable[[str], bool]) -> tuple[WorkerMetrics, ...]:
-        """Rows that changed within three reporting periods of their worker, sorted by id.
+        """Return the rows that changed within three reporting periods, sorted by id.
 
-        A worker that renews leases may rest for three of the Java library's periods: it may report
-        at any moment, or have a slower period than has been seen yet.
+        For a worker that renews leases, these are three periods of the Java KCL: its period may be
+        longer than observed so far.
         """
         return tuple(
             self._rows[worker_id].row
@@ -116,18 +119,18 @@ class WorkerWatch:
 
     def _is_fresh(self, worker_id: str, now: float, renews: Callable[[str], bool]) -> bool:
         known = self._rows[worker_id]
-        rest = now - known.changed_at
-        if rest < FRESH_PERIODS * self._period_of(known):
+        age = now - known.changed_at
+        if age < FRESH_PERIODS * self._period_of(known):
             return True
-        return rest <= FRESH_PERIODS * _JAVA_PERIOD_SECONDS and renews(worker_id)
+        return age <= FRESH_PERIODS * _JAVA_PERIOD_SECONDS and renews(worker_id)
 
     def _period_of(self, known: _Row) -> float:
-        """The second longest of the last five gaps, at least this application's own period.
+        """Return the estimated reporting period: the second longest of the last five gaps.
 
-        Reports that come early change nothing, nor does one that comes late: a Java worker that was
-        paused makes up for missed reports at once. While fewer than four gaps have been seen it is
-        the longest. While fewer than three have been, a worker whose row changes may be a Java
-        worker, which reports three times as seldom by default.
+        It is at least the period in the settings. Early reports and one late report do not matter:
+        a Java worker that was paused reports several times at once. With three gaps it is the
+        longest one. With fewer, a worker whose row changes may be a Java worker, whose default
+        period is three times as long.
         """
         own = self.period_seconds
         if len(known.gaps) >= _GAPS_NEEDED:
@@ -139,7 +142,7 @@ class WorkerWatch:
         return own
 
     def unchanged_for(self, seconds: float, now: float) -> tuple[WorkerMetrics, ...]:
-        """Rows that have not changed for `seconds` while this process was looking."""
+        """Return the rows that have not changed for `seconds` of observation."""
         return tuple(
             known.row
             for _, known in sorted(self._rows.items())

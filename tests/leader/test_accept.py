@@ -165,7 +165,7 @@ def test_a_sink_changes_only_between_batches(world):
     )
     held = world.leases.evict(held)
     wanted = identity(world, "orders", sink="delta:/elsewhere")
-    with pytest.raises(ApplicationInUseError, match="has a batch in flight"):
+    with pytest.raises(ApplicationInUseError, match="has a pending batch"):
         change(world).accept_sink(wanted)
     held = world.leases.assign(held, "w")
     held = world.leases.update_checkpoint(held, checkpoint=Position("7"))

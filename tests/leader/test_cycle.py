@@ -75,7 +75,7 @@ def test_a_leader_that_lost_the_lock_while_it_planned_writes_nothing_more():
     report = old.run_once()
     assert not report.led
     assert world.table() == {}
-    assert LeadershipLost("old", "the lock was taken over") in world.events
+    assert LeadershipLost("old", "another process has acquired the lock") in world.events
     assert not world.happened(CycleFailed), "that is no failure"
 
 

@@ -83,7 +83,7 @@ def test_a_silent_leader_is_replaced_a_stored_duration_after_its_last_version_wa
     assert not a.confirm()
     assert not a.try_lead()
     assert [e for e in events if isinstance(e, LeadershipLost)] == [
-        LeadershipLost("a", "the lock was taken over")
+        LeadershipLost("a", "another process has acquired the lock")
     ]
 
 
