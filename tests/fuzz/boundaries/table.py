@@ -6,7 +6,6 @@ import functools
 import json
 import os
 import shutil
-import socket
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -32,13 +31,16 @@ from kcl_pipeline.delta.log.transactions import read_transactions
 from kcl_pipeline.delta.sink import DeltaCommitter, DeltaSink
 from kcl_pipeline.delta.storage.local import LocalStorage
 from kcl_pipeline.events import AnnouncementRejected, Event
-from kcl_pipeline.spark.pin_server import PinServer
 from tests.fuzz import values
 from tests.fuzz.boundaries.rows import READ, REFUSED
 from tests.fuzz.boundary import Boundary
 
 HEX: Final = "0123456789abcdef" * 2
+
+
 OTHER: Final = "f" * 32
+
+
 PATHS: Final = (
     f"batches/b-{HEX}/part-0-00000.parquet",
     f"batches/b-{HEX}/{OTHER}/part-0-00000.parquet",
@@ -53,7 +55,11 @@ PATHS: Final = (
     "s3://other/x.parquet",
     f"batches/%2e%2e/b-{HEX}/x.parquet",
 )
+
+
 SOUND_FILE: Final = {"path": PATHS[0], "size": 7, "partitionValues": {}}
+
+
 SOUND_CLAIM: Final = {
     "dataId": "app/a",
     "fenceId": "app/a/fence",
@@ -61,10 +67,14 @@ SOUND_CLAIM: Final = {
     "expectedData": None,
     "expectedFence": None,
 }
+
+
 LAYOUTS: Final = (
     TableLayout("d", {}),
     TableLayout("d", {"day": pa.date32(), "n": pa.int32(), "price": pa.decimal128(5, 2)}),
 )
+
+
 DIGITS: Final = (b'"number":', b"9" * 30, b"1e5", b"-", b"\\u0074", b'"files":[', b"}", b"\\ud800")
 
 
@@ -93,7 +103,7 @@ def _announcement(random: Random) -> dict[str, Any]:
     }
 
 
-def _raw(random: Random, content: Any) -> bytes:
+def raw_bytes(random: Random, content: Any) -> bytes:
     """JSON of the content: sound, with one part changed, nested deeply, or with bytes changed."""
     kind = random.randrange(6)
     if kind == 0:
@@ -110,7 +120,7 @@ def _raw(random: Random, content: Any) -> bytes:
 def draw_announcement(random: Random) -> dict[str, Any]:
     """A name and a content."""
     names = (f"{FOLDER}/{HEX}.json",) * 8 + (f"{FOLDER}/{OTHER}.json", values.text(random)[:100])
-    return {"name": random.choice(names), "body": _raw(random, _announcement(random))}
+    return {"name": random.choice(names), "body": raw_bytes(random, _announcement(random))}
 
 
 def check_announcement(value: dict[str, Any]) -> str:
@@ -210,7 +220,7 @@ def draw_folder(random: Random) -> list[dict[str, Any]]:
             content["files"] = [{**SOUND_FILE, "rows": 3, "modifiedMillis": 99}]
             content["claims"] = [SOUND_CLAIM]
         kind = random.choice(("file",) * 6 + ("fifo", "link", "folder", "huge"))
-        found.append({"name": name, "kind": kind, "body": _raw(random, content)})
+        found.append({"name": name, "kind": kind, "body": raw_bytes(random, content)})
     return found
 
 
@@ -335,7 +345,7 @@ def draw_hint(random: Random) -> bytes:
         "parts": random.choice((None, None, 1, 2, 0, -1, 10**9, "1")),
         "sizeInBytes": 1,
     }
-    return _raw(random, content)
+    return raw_bytes(random, content)
 
 
 def check_hint(hint: bytes) -> str:
@@ -345,56 +355,6 @@ def check_hint(hint: bytes) -> str:
     found = read_transactions(LocalStorage(root), 3)
     assert found in (None, {"app/a": 3})
     return REFUSED if found is None else READ
-
-
-@functools.cache
-def _server() -> PinServer:
-    server = PinServer("127.0.0.1", "127.0.0.1")
-    server.begin("job", ["k"])
-    return server
-
-
-def draw_messages(random: Random) -> dict[str, Any]:
-    """The lines of one connection; the token is put in where it is to be right."""
-    hello: Any = {"token": random.choice(("TOKEN",) * 4 + (values.text(random)[:300],))}
-    request: Any = {"job": random.choice(("job", "x")), "key": "k", "report": None}
-    if random.random() < 0.5:
-        request["report"] = _raw(random, {"lease_key": "k", "after": {}, "through": {}}).decode(
-            "utf-8", "replace"
-        )
-    lines = [_raw(random, one) for one in (hello, request, request)[: random.randrange(1, 4)]]
-    if random.random() < 0.05:
-        lines.append(b"x" * 1_100_000)
-    return {"raw": b"\n".join(lines) + random.choice((b"\n", b"\n", b"")), "parts": random.random()}
-
-
-def check_messages(value: dict[str, Any]) -> str:
-    """Answers, or the end of the connection."""
-    server = _server()
-    raw = value["raw"].replace(b"TOKEN", server.address.token.encode())
-    at = int(len(raw) * value["parts"])
-    answers = b""
-    # Not over TCP: a port that was used is free again after a minute only
-    task, accepted = socket.socketpair()
-    with task:
-        task.settimeout(20)
-        assert server.admit(accepted)
-        server._server.process_request(accepted, ("fuzz", 0))
-        try:
-            task.sendall(raw[:at])
-            task.sendall(raw[at:])
-            task.shutdown(socket.SHUT_WR)
-            while part := task.recv(65536):
-                answers += part
-        except OSError:  # ended before all was sent
-            pass
-    lines = [json.loads(line) for line in answers.splitlines()]
-    assert all(set(line) == {"report", "error"} for line in lines)
-    assert not lines or lines[0]["report"] is None
-    assert server._jobs["job"][1] == {}, "a report that is not one was kept"
-    if not lines or lines[0]["error"]:
-        return REFUSED
-    return "answered" if len(lines) > 1 else READ
 
 
 BOUNDARIES: Final = (
@@ -416,12 +376,5 @@ BOUNDARIES: Final = (
     Boundary("delta_log_entry", draw_entry, check_entry, frozenset({READ, REFUSED})),
     Boundary(
         "checkpoint_hint", draw_hint, check_hint, frozenset({READ, REFUSED}), short_inputs=200
-    ),
-    Boundary(
-        "report_server",
-        draw_messages,
-        check_messages,
-        frozenset({READ, REFUSED, "answered"}),
-        short_inputs=100,
     ),
 )

@@ -1,0 +1,120 @@
+"""Wrong arguments of sinks, of the definitions and of the data source: one sentence each."""
+
+from __future__ import annotations
+
+import math
+import re
+
+import pytest
+
+from kcl_pipeline import DeltaSink, KinesisPipeline
+from kcl_pipeline.errors import SettingsError
+from kcl_pipeline.spark.data_source.options import parse_options
+from kcl_pipeline.spark.foreach import ForeachBatchSink
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ({"uri": 5}, "DeltaSink uri=5 is not a string. Write a path such as '/data/orders'"),
+        ({"uri": " "}, "DeltaSink uri=' ' is empty. Write a path"),
+        ({"uri": "lake/\n"}, "has characters that do not print. Write a path"),
+        (
+            {"partition_by": "day"},
+            "DeltaSink partition_by='day' is a string. Write DeltaSink partition_by=['day'].",
+        ),
+        ({"partition_by": [5]}, "DeltaSink partition_by[0]=5 is not a string."),
+        ({"partition_by": 5}, "DeltaSink partition_by=5 is not a list."),
+        (
+            {"storage_options": {"timeout": 5}},
+            "DeltaSink storage_options['timeout']=5 is not a string. Write '5'.",
+        ),
+        ({"storage_options": "x"}, "DeltaSink storage_options='x' is not a dictionary."),
+        ({"dead_letter_uri": "lake/x"}, "is the table itself. Write another, or None for"),
+        ({"dead_letter_uri": 5}, "DeltaSink dead_letter_uri=5 is not a string."),
+        ({"schema_evolution": "yes"}, "DeltaSink schema_evolution='yes' is not True or False."),
+        ({"table_properties": {"delta.x": 5}}, "table_properties['delta.x']=5 is not a string."),
+        (
+            {"storage_option": {}},
+            "storage_option is not an argument of DeltaSink. Did you mean storage_options?",
+        ),
+    ],
+)
+def test_a_wrong_delta_sink(arguments, sentence):
+    with pytest.raises(SettingsError, match=re.escape(sentence)):
+        DeltaSink(**({"uri": "lake/x"} | arguments))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ({"function": "f"}, "ForeachBatchSink function='f' is not a function."),
+        (
+            {"function": lambda frame: frame},
+            "cannot be called with 2 arguments (frame, identity): it takes (frame).",
+        ),
+        ({"dead_letter_uri": ""}, "ForeachBatchSink dead_letter_uri='' is empty."),
+        ({"storage_options": []}, "ForeachBatchSink storage_options=[] is not a dictionary."),
+    ],
+)
+def test_a_wrong_foreach_batch_sink(arguments, sentence):
+    with pytest.raises(SettingsError, match=re.escape(sentence)):
+        ForeachBatchSink(**({"function": lambda frame, identity: None} | arguments))
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (
+            {"leader_default_runing": True},
+            "leader_default_runing is not an option. Did you mean leader_default_running?",
+        ),
+        ({"leader_default_running": "yes"}, "leader_default_running='yes' is not True or False."),
+        (
+            {"progress_seconds": 0},
+            "progress_seconds=0 is too small. Write a time in seconds, 0.1 to 86400.",
+        ),
+        ({"progress_seconds": "60"}, "progress_seconds='60' is not a number."),
+        ({"lag_threshold_seconds": math.inf}, "lag_threshold_seconds=inf is not a finite number."),
+        (
+            {"scale_up_lag_seconds": -1},
+            (
+                "scale_up_lag_seconds=-1 is too small. Write a time in seconds, 0 to 31536000, "
+                "or None."
+            ),
+        ),
+        ({"group_name": "my group"}, "group_name='my group' is not a name of a group."),
+        ({"owners": "me@example.com"}, "owners='me@example.com' is a string. Write owners=["),
+        ({"tags": {"domain": 5}}, "tags['domain']=5 is not a string. Write '5'."),
+        ({"freshness": 5}, "freshness=5 is not a freshness policy."),
+        ({"aws": "eu-central-1"}, "aws='eu-central-1' is not an AwsResource."),
+    ],
+)
+def test_wrong_options_of_the_definitions(options, sentence):
+    with pytest.raises(SettingsError, match=re.escape(sentence)):
+        KinesisPipeline("orders", ["orders"], DeltaSink("lake/orders")).definitions(**options)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"streamNme": "x"}, "option streamNme='x' is not known. Did you mean streamName?"),
+        (
+            {"streamName": "orders", "startingPosition": "BEGIN"},
+            "option startingPosition='BEGIN' cannot be used. Write TRIM_HORIZON, LATEST,",
+        ),
+        (
+            {"streamName": "orders", "fetchThreads": "0"},
+            "option fetchThreads='0' cannot be used. Write a whole number of threads, 1 to 256.",
+        ),
+        (
+            {"streamName": "orders, my orders"},
+            "option streamName='orders, my orders' has 'my orders', which is no stream. Write the",
+        ),
+        ({"streamName": "orders", "zzz": "1"}, "option zzz='1' is not known. Write one of"),
+    ],
+)
+def test_wrong_options_of_the_data_source(options, sentence):
+    with pytest.raises(SettingsError) as caught:
+        parse_options(options)
+    assert sentence in str(caught.value)
