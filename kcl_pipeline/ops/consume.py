@@ -169,7 +169,11 @@ def _end(
         total.records,
         total.batches,
     )
-    metadata = final_metadata(summary, reporter.reported, reporter.last) | reporter.row_count()
+    metadata = (
+        final_metadata(summary, reporter.reported, reporter.last)
+        | reporter.dead_letter_table(total.dead_letters)
+        | reporter.row_count()
+    )
     if summary.reason is StopReason.DRAINED:
         reporter.report_drained()
     if summary.reason in (StopReason.DRAINED, StopReason.DRAIN_REQUESTED):

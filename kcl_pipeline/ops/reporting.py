@@ -10,7 +10,7 @@ import dagster as dg
 
 from kcl_pipeline.assets import health
 from kcl_pipeline.assets.contract import PipelineLike
-from kcl_pipeline.assets.names import LAG_AT_TAG, LAG_TAG, PAUSED_TAG, STALLED_TAG
+from kcl_pipeline.assets.names import LAG_AT_TAG, LAG_TAG, PAUSED_TAG, STALLED_TAG, dead_letter_uri
 from kcl_pipeline.assets.run_metadata import ADDITIVE, period_metadata, table_rows
 from kcl_pipeline.assets.runs import (
     RunView,
@@ -111,7 +111,10 @@ class RunReporter:
             self.flush_events()
             self._context.log_event(
                 dg.AssetMaterialization(
-                    self._context.asset_key, metadata=period_metadata(progress) | self.row_count()
+                    self._context.asset_key,
+                    metadata=period_metadata(progress)
+                    | self.dead_letter_table(progress.dead_letters)
+                    | self.row_count(),
                 )
             )
             run_id = self._context.run.run_id
@@ -193,6 +196,13 @@ class RunReporter:
         last = instance.fetch_materializations(key, limit=1).records
         evaluation = verdict.evaluation(key, of=last[0] if last else None)
         instance.report_runless_asset_event(evaluation)
+
+    def dead_letter_table(self, dead_letters: int) -> dict[str, dg.MetadataValue]:
+        """Return the address of the dead-letter table for a materialization with dead letters."""
+        uri = dead_letter_uri(self._pipeline.sink)
+        if not dead_letters or uri is None:
+            return {}
+        return {"dead_letter_table": dg.MetadataValue.path(uri)}
 
     def row_count(self) -> dict[str, int]:
         """The table's row count as metadata; empty if it is not known.

@@ -25,7 +25,7 @@ from kcl_pipeline.errors import SinkError
 from kcl_pipeline.events import AwsTrouble, BatchCommitted, LeaseGained
 from kcl_pipeline.ops.consume import RunEvents, stop_when_orphaned
 from kcl_pipeline.worker.summary import StopReason, WorkerProgress, WorkerSummary
-from tests.support.dagster_fakes import FakePipeline, drained, resources
+from tests.support.dagster_fakes import FakePipeline, FakeSink, drained, resources
 
 
 @pytest.fixture
@@ -62,6 +62,27 @@ def events_of(instance: dg.DagsterInstance, run_id: str) -> list[dg.AssetMateria
 
 def stopped(worker_id: str, reason: StopReason = StopReason.STOPPED) -> WorkerSummary:
     return WorkerSummary(reason, WorkerProgress(worker_id, 1.0))
+
+
+def test_dead_letters_are_linked_from_the_materialization(instance):
+    def script(stop, mode, on_progress, worker_id):
+        on_progress(WorkerProgress(worker_id, 60.0, records=10))
+        on_progress(WorkerProgress(worker_id, 60.0, records=10, dead_letters=3))
+        return WorkerSummary(StopReason.DRAINED, WorkerProgress(worker_id, 120.0, dead_letters=3))
+
+    sink = FakeSink()
+    sink.dead_letters = "/nowhere/lake/per_minute_dead_letters"
+    pipeline = FakePipeline(script=script, sink=sink)
+    job = definitions(pipeline).resolve_implicit_global_asset_job_def()
+    output = Names.of(pipeline).output
+    result = job.execute_in_process(instance=instance, asset_selection=[output])
+    links = [
+        event.metadata.get("dead_letter_table") for event in events_of(instance, result.run_id)
+    ]
+    assert links[0] is None
+    assert [link.value for link in links[1:]] == [sink.dead_letters] * 2
+    defined = build_definitions(pipeline).resolve_asset_graph().get(output).metadata
+    assert defined["dead_letters"].value == sink.dead_letters
 
 
 def test_materialize_drains_and_its_figures_add_up(instance):

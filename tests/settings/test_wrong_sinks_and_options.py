@@ -83,7 +83,7 @@ def test_a_wrong_foreach_batch_sink(arguments, sentence):
                 "or None."
             ),
         ),
-        ({"group_name": "my group"}, "group_name='my group' is not a name of a group."),
+        ({"group_name": "my group"}, "group_name='my group' is not a group name."),
         ({"owners": "me@example.com"}, "owners='me@example.com' is a string. Write owners=["),
         ({"tags": {"domain": 5}}, "tags['domain']=5 is not a string. Write '5'."),
         ({"freshness": 5}, "freshness=5 is not a freshness policy."),
