@@ -25,7 +25,7 @@ from kcl_pipeline.planning.balanced.strategy import balanced
 from kcl_pipeline.planning.explain import explain, max_over_mean, worker_loads
 from kcl_pipeline.planning.model import PlanInput
 from verification.kcl_variance_exact import kcl_variance_exact
-from verification.planning.figures import figures_of
+from verification.planning.quality import quality_of
 
 _ROUNDS = (1, 10, 60)
 _CPU_AT_MEAN, _CPU_LIMIT = 40.0, 80.0
@@ -95,7 +95,7 @@ def scenario(
         begin, wall = time.process_time(), time.perf_counter()
         plan = balanced(case)
         times.append(((time.process_time() - begin) * 1_000, (time.perf_counter() - wall) * 1_000))
-        found.append(figures_of(case, plan))
+        found.append(quality_of(case, plan))
         baseline.append(from_scratch(case))
         if seed < options.kcl_seeds:
             rounds, after_kcl = kcl_rounds(case, seed)
@@ -211,7 +211,7 @@ def plan_trace(path: Path, *, as_json: bool) -> int:
     begin = time.perf_counter()
     plan = balanced(case)
     milliseconds = (time.perf_counter() - begin) * 1_000
-    shown, found = explain(case, plan), figures_of(case, plan)
+    shown, found = explain(case, plan), quality_of(case, plan)
     if not as_json:
         print(text_of(shown, found.lower_bound))
         print(f"\nplanned in {milliseconds:.1f} ms")

@@ -1,1 +1,1 @@
-"""Pure functions: shard graph to leases, leases and workers to moves."""
+"""Compute leases from shards, and moves from leases and workers, without I/O."""

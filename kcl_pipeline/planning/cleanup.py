@@ -1,7 +1,7 @@
-"""Which finished leases may go (protocol §8.2). Pure.
+"""Decide which leases of finished shards can be deleted (protocol §8.2).
 
-The leader asks this for all finished rows of the table; KCL asks it on each worker, only for the
-ends that this very worker processed, and forgets them at a restart.
+The leader decides this for all finished leases. In KCL each worker decides it for the shards that
+it has finished since its start.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from kcl_pipeline.shards import Shard, StreamId
 
 @dataclass(frozen=True, slots=True)
 class Deletion:
-    """A row to delete and the reason, a clause for people."""
+    """A lease to delete, and the reason."""
 
     lease: Lease
     reason: str
@@ -25,11 +25,15 @@ class Deletion:
 def completed_leases(
     leases: Iterable[Lease], ended_seconds: Mapping[str, float], keep_seconds: float
 ) -> tuple[Deletion, ...]:
-    """Finished leases that nobody needs, sorted by key.
+    """Return the finished leases that are not needed any more, sorted by key.
 
-    `ended_seconds`: how long each lease has been known to be at SHARD_END. A lease goes when that
-    is at least `keep_seconds`, no parent row is left, and every child has a row whose checkpoint is
-    past TRIM_HORIZON and AT_TIMESTAMP. A lease whose children are not known stays.
+    A lease is deleted if no parent has a row and every child has a row with a checkpoint after
+    TRIM_HORIZON and AT_TIMESTAMP. A lease without known children is kept.
+
+    Args:
+        leases: All leases.
+        ended_seconds: For each lease, the time since it is known to be at SHARD_END.
+        keep_seconds: A lease is kept for this time after its end.
     """
     rows = {lease.lease_key: lease for lease in leases}
     found = []
@@ -52,7 +56,7 @@ def completed_leases(
 
 
 def has_started(lease: Lease) -> bool:
-    """Whether a checkpoint says that reading has begun: LATEST, any number and SHARD_END do."""
+    """Return whether the shard has been started: at LATEST, a number, or SHARD_END."""
     return lease.checkpoint not in (TRIM_HORIZON, AT_TIMESTAMP)
 
 
@@ -63,11 +67,17 @@ def garbage_leases(
     ended_seconds: Mapping[str, float],
     keep_seconds: float,
 ) -> tuple[Deletion, ...]:
-    """Leases at SHARD_END for at least `keep_seconds` whose shard is not in an unfiltered listing
-    any more: it has left retention. Sorted by key.
+    """Return leases at SHARD_END whose shard has left retention, sorted by key.
 
-    Unfinished leases of such shards are left to their workers, which read that the shard is gone
-    and finish it. An empty listing proves nothing.
+    The worker of an unfinished lease finds out itself that its shard does not exist any more. An
+    empty list of shards proves nothing.
+
+    Args:
+        leases: The leases of the stream.
+        shards: All shards of the stream.
+        stream: The stream.
+        ended_seconds: For each lease, the time since it is known to be at SHARD_END.
+        keep_seconds: A lease is kept for this time after its end.
     """
     listed = {stream.lease_key(shard.shard_id) for shard in shards}
     if not listed:
@@ -84,9 +94,7 @@ def garbage_leases(
 def children_to_fill(
     leases: Iterable[Lease], shards: Iterable[Shard], stream: StreamId
 ) -> Mapping[str, tuple[str, ...]]:
-    """Bare child shard ids, by lease key, for finished leases that have none although the listing
-    shows children.
-    """
+    """Return child shard ids, by lease key, of finished leases that have none in their row."""
     children: dict[str, list[str]] = {}
     for shard in shards:
         for parent in shard.parents:

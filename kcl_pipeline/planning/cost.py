@@ -1,4 +1,4 @@
-"""What a shard costs in CPU: estimated from the workers, not assumed.
+"""Estimate the CPU cost of leases by a regression over the workers.
 
 `fit` regresses the CPU of each worker on the bytes and records of its leases. With `x = (KB/s,
 records/s)` summed over a worker's leases,
@@ -6,14 +6,14 @@ records/s)` summed over a worker's leases,
     cpu(worker) = idle + factor(class of the worker) * (x · slopes)
 
 `slopes` and `idle` come from a ridge regression over all workers (both features scaled to mean one,
-so that one penalty fits both), the class factors from a second, one-parameter ridge towards 1: a
-class seen once hardly differs from the fleet, a class seen often stands for itself. Negative slopes
-are not possible in the world; the feature that gets one is left out. What the line does not explain
-on a worker is spread over that worker's leases in proportion (within a factor of two), because a
-shard that costs more than its bytes say keeps doing so wherever it goes.
+so that one penalty fits both), the class factors from a second, one-parameter ridge towards 1: the
+factor of a class with one worker hardly differs from 1, that of a class with many workers follows
+its samples. Costs are not negative, so a feature with a negative slope is omitted. The residual of
+a worker is distributed over its leases in proportion (within a factor of two), because a shard that
+costs more than its bytes suggest does so on every worker.
 
-Fallbacks, in this order: fewer than `MIN_WORKERS` workers report CPU, or bytes vary too little to
-tell → CPU in proportion to throughput; no throughput → every lease of the fleet costs the same.
+Fallbacks, in this order: if fewer than `MIN_WORKERS` workers report CPU, or the bytes vary too
+little, CPU is proportional to throughput. Without throughput, every lease has the same cost.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 MIN_WORKERS = 3
-"""Below this many workers with a CPU figure a line through them says nothing."""
+"""Smallest number of workers with a CPU value for a regression."""
 RIDGE = 0.01
 """Penalty per worker on squared slopes, features scaled to mean one: small against any real spread,
 large against none.
 """
 CLASS_PRIOR_WORKERS = 2.0
-"""How many workers' worth of evidence stands behind a class factor of 1."""
+"""Weight of the prior class factor of 1, in workers."""
 _RESIDUAL_FACTOR = 2.0
 _LEAST_SPREAD = 1e-4
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerSample:
-    """One worker: its CPU in percent, and the throughput and records of its leases summed.
+    """The CPU of one worker in percent, and the sums over its leases.
 
-    `records_per_s` None: not known for all of them.
+    `records_per_s` None: unknown for at least one lease.
     """
 
     worker_class: str
@@ -49,8 +49,9 @@ class WorkerSample:
 
 @dataclass(frozen=True, slots=True)
 class CostModel:
-    """CPU percentage points per KB/s, per record/s and per lease on a worker of factor 1; `basis`
-    names which fallback was taken.
+    """CPU percentage points per KB/s, per record/s and per lease on a worker of factor 1.
+
+    `basis` is "regression" or the name of the fallback.
     """
 
     basis: str
@@ -61,9 +62,9 @@ class CostModel:
     class_factors: Mapping[str, float]
 
     def lease_percentage(self, throughput_kbps: float, records_per_s: float | None) -> float:
-        """CPU points of one lease on a worker of factor 1.
+        """Return the CPU points of one lease on a worker of factor 1.
 
-        A lease without a record count is costed on its bytes alone.
+        Without a record rate, only its bytes count.
         """
         return (
             self.per_lease
@@ -72,13 +73,11 @@ class CostModel:
         )
 
     def factor(self, worker_class: str) -> float:
-        """How much more CPU than the fleet this class needs for the same leases."""
+        """Return the CPU of this class for the same leases, relative to the fleet."""
         return self.class_factors.get(worker_class, 1.0)
 
     def residual_factor(self, sample: WorkerSample) -> float:
-        """By what to multiply the costs of this worker's leases so that they explain its CPU,
-        within a factor of two.
-        """
+        """Return the factor, from 0.5 to 2, by which the leases of a worker explain its CPU."""
         explained = self.factor(sample.worker_class) * (
             self.per_lease * sample.leases
             + self.per_kbps * sample.throughput_kbps
@@ -93,8 +92,9 @@ class CostModel:
 
 
 def fit(samples: Sequence[WorkerSample]) -> CostModel:
-    """The cost model of these workers (at least one). Deterministic; the order does not matter
-    beyond rounding.
+    """Return the cost model of these workers, at least one.
+
+    The order of the samples matters only for rounding.
     """
     total_cpu = sum(sample.cpu_percentage for sample in samples)
     total_kbps = sum(sample.throughput_kbps for sample in samples)
@@ -122,7 +122,7 @@ def _regress(samples: Sequence[WorkerSample], mean_kbps: float) -> CostModel | N
     slope_bytes, slope_records = _ridge(bytes_, scaled_records, cpu)
     if slope_bytes + slope_records <= 0:
         return None
-    # The line may not leave less than nothing for an idle worker: then it goes through zero.
+    # The cost of an idle worker is not negative: then the line goes through zero.
     scale = min(1.0, mean_cpu / (slope_bytes + slope_records))
     slope_bytes, slope_records = slope_bytes * scale, slope_records * scale
     idle = mean_cpu - slope_bytes - slope_records
@@ -136,9 +136,7 @@ def _regress(samples: Sequence[WorkerSample], mean_kbps: float) -> CostModel | N
 def _ridge(
     first: list[float], second: list[float] | None, target: list[float]
 ) -> tuple[float, float]:
-    """Slopes of two centred features, neither below zero; (0, 0) when nothing varies enough to
-    tell.
-    """
+    """Return the slopes of two centred features, 0 or more; (0, 0) if both vary too little."""
     penalty = RIDGE * len(target)
     s11 = sum(x * x for x in first)
     s1y = sum(x * y for x, y in zip(first, target, strict=True))

@@ -1,4 +1,4 @@
-"""Whether leases cover all hash keys of a stream (protocol §7.1). Pure."""
+"""Check whether leases cover all hash keys of a stream (protocol §7.1)."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from kcl_pipeline.shards import MAX_HASH_KEY, HashKeyRange, Shard, StreamId
 
 @dataclass(frozen=True, slots=True)
 class Hole:
-    """The lowest stretch of hash keys that nothing covers, both ends inclusive.
+    """The lowest range of hash keys without a lease; both ends are inclusive.
 
-    Two audits saw the same hole when these are equal.
+    Audits compare holes for equality.
     """
 
     start: int
@@ -26,9 +26,7 @@ class Hole:
 
 
 def find_hole(ranges: Iterable[HashKeyRange]) -> Hole | None:
-    """The first gap in 0..2^128-1; overlaps are no gaps, and the end is the highest one seen, not
-    that of the last range.
-    """
+    """Return the first gap in 0..2^128-1. Ranges may overlap."""
     covered = -1
     for item in sorted(ranges):
         if item.start > covered + 1:
@@ -38,8 +36,9 @@ def find_hole(ranges: Iterable[HashKeyRange]) -> Hole | None:
 
 
 def hole_in_leases(leases: Iterable[Lease]) -> Hole | None:
-    """The first gap between leases that are not at SHARD_END; leases without a range count for
-    nothing (fill them first).
+    """Return the first gap between leases that are not at SHARD_END.
+
+    Leases without a hash range are ignored; see `ranges_to_fill`.
     """
     return find_hole(
         lease.hash_key_range
@@ -49,14 +48,14 @@ def hole_in_leases(leases: Iterable[Lease]) -> Hole | None:
 
 
 def covers_everything(shards: Iterable[Shard]) -> bool:
-    """Whether a filtered listing is usable for a stream without leases (protocol §7.3)."""
+    """Return whether these shards cover all hash keys (protocol §7.3)."""
     return find_hole(shard.hash_key_range for shard in shards) is None
 
 
 def ranges_to_fill(
     leases: Iterable[Lease], shards: Iterable[Shard], stream: StreamId
 ) -> Mapping[str, HashKeyRange]:
-    """Hash ranges, by lease key, for unfinished leases that have none and whose shard is listed."""
+    """Return hash ranges, by lease key, of unfinished leases that have none in their row."""
     known = {stream.lease_key(shard.shard_id): shard.hash_key_range for shard in shards}
     return {
         lease.lease_key: known[lease.lease_key]

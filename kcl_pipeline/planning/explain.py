@@ -1,7 +1,4 @@
-"""A plan as a table: every move with its reason, workers and groups before and after.
-
-Plain values, to be printed by the caller.
-"""
+"""Describe a plan as tables: moves with reasons, and loads of workers and groups."""
 
 from __future__ import annotations
 
@@ -27,9 +24,9 @@ class MoveRow:
 
 @dataclass(frozen=True, slots=True)
 class LoadRow:
-    """A worker, or a group (`name` is its name, `group` too), before and after the plan.
+    """A worker or a group before and after the plan.
 
-    Utilization 1.0 is the fair share of its capacity.
+    For a group, `name` and `group` are its name. A utilization of 1.0 is the fair share.
     """
 
     name: str
@@ -44,10 +41,10 @@ class LoadRow:
 
 @dataclass(frozen=True, slots=True)
 class PlanTable:
-    """What `explain` found.
+    """A plan as tables.
 
-    Moves in the order of the plan, workers most loaded first, groups by name. `max_over_mean`: see
-    the function.
+    Moves are in the order of the plan, workers by decreasing load, groups by name. For
+    `max_over_mean` see the function of this name.
     """
 
     strategy: str
@@ -60,7 +57,7 @@ class PlanTable:
     max_over_mean: float
 
     def rows(self) -> list[dict[str, Value]]:
-        """The moves as plain rows: lease, from, to, kbps, reason."""
+        """Return the moves as rows with the columns lease, from, to, kbps and reason."""
         return [
             {
                 "lease": row.lease_key,
@@ -73,16 +70,16 @@ class PlanTable:
         ]
 
     def worker_rows(self) -> list[dict[str, Value]]:
-        """Workers as plain rows."""
+        """Return the workers as rows."""
         return [_load_row(row, "worker") for row in self.workers]
 
     def group_rows(self) -> list[dict[str, Value]]:
-        """Groups as plain rows."""
+        """Return the groups as rows."""
         return [_load_row(row, "group") for row in self.groups]
 
     @property
     def summary(self) -> str:
-        """One sentence: moves, evenness before and after."""
+        """The number of moves, and the evenness before and after, in one sentence."""
         return (
             f"{self.strategy}: {len(self.moves)} moves, "
             f"most loaded worker {self.max_over_mean_before:.3f} -> {self.max_over_mean:.3f} "
@@ -91,16 +88,14 @@ class PlanTable:
 
 
 def owners_after(plan_input: PlanInput, plan: Plan) -> dict[str, str | None]:
-    """Owner per lease key once the plan is carried out."""
+    """Return the owner of each lease after the plan."""
     owners = {lease.lease_key: lease.owner for lease in plan_input.leases}
     owners.update((move.lease_key, move.to_worker) for move in plan.moves)
     return owners
 
 
 def worker_loads(plan_input: PlanInput, owners: Mapping[str, str | None]) -> dict[str, float]:
-    """KB/s per worker id, workers without a lease included; leases without a sample count
-    nothing.
-    """
+    """Return KB/s per worker id, with 0.0 for workers without load and leases without a sample."""
     loads = {worker.worker_id: 0.0 for worker in plan_input.workers}
     for lease in plan_input.leases:
         owner = owners[lease.lease_key]
@@ -110,7 +105,7 @@ def worker_loads(plan_input: PlanInput, owners: Mapping[str, str | None]) -> dic
 
 
 def max_over_mean(plan_input: PlanInput, owners: Mapping[str, str | None]) -> float:
-    """The evenness of an assignment."""
+    """Return the evenness of an assignment: largest utilization of a worker over the mean."""
     loads = worker_loads(plan_input, owners)
     capacity = {
         worker.worker_id: worker.capacity for worker in plan_input.workers if worker.capacity > 0
@@ -122,7 +117,7 @@ def max_over_mean(plan_input: PlanInput, owners: Mapping[str, str | None]) -> fl
 
 
 def explain(plan_input: PlanInput, plan: Plan) -> PlanTable:
-    """The table of a plan of any strategy for this input."""
+    """Return the tables of a plan of any strategy."""
     kbps = {lease.lease_key: lease.throughput_kbps for lease in plan_input.leases}
     before = {lease.lease_key: lease.owner for lease in plan_input.leases}
     after = owners_after(plan_input, plan)

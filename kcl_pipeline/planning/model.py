@@ -1,4 +1,4 @@
-"""What a strategy gets and gives: plain values (planning is pure)."""
+"""The input and the output of assignment strategies."""
 
 from __future__ import annotations
 
@@ -9,12 +9,18 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class LeaseState:
-    """One lease, as the planner sees it.
+    """One lease in the input of a plan.
 
-    `owner` is who processes it now (None: nobody, also when its owner's counter stands still, then
-    `last_owner` says who it was). `waited_seconds`: how long it has been without a living owner.
-    `movable` False: it may not change hands now (handoff running, or not eligible). `ended`: at
-    SHARD_END; costs nothing but is counted. `throughput_kbps` None: no sample yet.
+    Attributes:
+        lease_key: The lease.
+        owner: The worker that processes it. None: it has no owner, or has expired.
+        throughput_kbps: Throughput in KiB/s. None: no sample.
+        last_owner: Former owner of a lease without an owner.
+        waited_seconds: Time without a living owner.
+        movable: False: it cannot move now, because of a handoff.
+        ended: Whether it is at SHARD_END. Then it has no load, but counts as a lease.
+        records_per_s: Records per second. None: unknown.
+        seconds_since_move: Time since the last move between living workers.
     """
 
     lease_key: str
@@ -30,14 +36,18 @@ class LeaseState:
 
 @dataclass(frozen=True, slots=True)
 class WorkerState:
-    """One living worker.
+    """One living worker in the input of a plan.
 
-    `metrics` maps a metric's short name to its moving average in percent, `limits` to the highest
-    percentage wanted. Both empty: it reports none. `capacity` is relative (1.0: like the others).
-    `accepts_leases` False: never a target (one of its leases has just expired, it has shown no sign
-    of life yet, it is draining, its metrics are failing), though it keeps what it has.
-    `worker_class`: workers of one class turn the same bytes into the same CPU (an instance type,
-    say); the cost model tells classes apart.
+    Attributes:
+        worker_id: The worker.
+        group: Group of the worker.
+        metrics: Moving average in percent of each metric, by its short name. Empty: no metrics.
+        limits: Largest percentage of each metric.
+        capacity: Relative capacity; 1.0 is the standard.
+        accepts_leases: False: it keeps its leases and gets no other ones. Reasons: one of its
+            leases has just expired, it has not reported yet, it drains, or its metrics fail.
+        worker_class: Workers of one class, such as an instance type, need the same CPU for the same
+            leases.
     """
 
     worker_id: str
@@ -70,7 +80,7 @@ class PlanLimits:
     dampening_percentage: int = 60
     allow_throughput_overshoot: bool = True
     balance: bool = True
-    """False: only leases without an owner are placed, nothing is moved for balance."""
+    """False: only leases without an owner are assigned. No lease moves for balance."""
     balance_target_percentage: float = 5.0
     group_threshold_percentage: float = 5.0
     dead_band_kbps: float = 1.0
@@ -85,9 +95,9 @@ class PlanLimits:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """Give the lease to `to_worker`. `from_worker` None: it has no living owner.
+    """The assignment of one lease to a worker, with the reason as a sentence.
 
-    `reason` is a sentence for people.
+    `from_worker` None: the lease has no living owner.
     """
 
     lease_key: str
@@ -98,8 +108,13 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Moves in the order of their importance, at most one per lease. `spilled`: leases that nobody
-    could take.
+    """The output of a strategy.
+
+    Attributes:
+        strategy: Name of the strategy.
+        moves: Moves by decreasing importance, at most one per lease.
+        spilled: Leases that no worker has capacity for.
+        notes: Sentences about the decision.
     """
 
     strategy: str
@@ -110,9 +125,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class PlanInput:
-    """All that a strategy may look at. The order of leases and workers does not matter: strategies
-    sort.
-    """
+    """The input of a strategy. The order of leases and workers does not matter."""
 
     leases: tuple[LeaseState, ...]
     workers: tuple[WorkerState, ...]

@@ -1,8 +1,7 @@
-"""Which lease rows are missing, and where they begin (protocol §7.4, §6.7). Pure.
+"""Compute missing leases and their initial positions (protocol §7.4, §6.7).
 
-Two ways in: a stream without any lease gets one for every shard that the filtered ListShards
-returned; a stream with leases gets those that no ancestor's lease will bring about at its
-SHARD_END.
+A stream without leases gets one for every shard of a filtered ListShards. A stream with leases gets
+those that no lease of an ancestor will create at its SHARD_END.
 """
 
 from __future__ import annotations
@@ -32,21 +31,17 @@ _MERGE_PARENTS = 2
 
 
 def sentinel(position: InitialPosition) -> Position:
-    """The checkpoint that a lease at this initial position begins with."""
+    """Return the checkpoint of a lease that starts at this initial position."""
     return _SENTINELS[position]
 
 
 def initial_filter(position: InitialPosition) -> ShardFilter:
-    """The ListShards filter for a stream without leases: the shards that were open at that place
-    (protocol §7.3).
-    """
+    """Return the ListShards filter for a stream without leases (protocol §7.3)."""
     return _FILTERS[position]
 
 
 def new_lease(stream: StreamId, shard: Shard, checkpoint: Position) -> Lease:
-    """A fresh row: no owner, counter 0, both parents as reported even when they have left
-    retention.
-    """
+    """Return a new lease: no owner, counter 0, all parents, also those that have left retention."""
     return Lease(
         lease_key=stream.lease_key(shard.shard_id),
         checkpoint=checkpoint,
@@ -59,21 +54,26 @@ def new_lease(stream: StreamId, shard: Shard, checkpoint: Position) -> Lease:
 def leases_for_new_stream(
     stream: StreamId, shards: Iterable[Shard], position: InitialPosition
 ) -> tuple[Lease, ...]:
-    """One lease for every shard of a listing made with `initial_filter(position)`, in creation
-    order (protocol §7.4 "empty table").
+    """Return a lease for every shard of a stream without leases (protocol §7.4 "empty table").
 
-    Emptiness is judged per stream here, not over the whole table: with AT_TIMESTAMP, KCL's other
-    path would begin a stream that is added later at shards that ended before the timestamp, and
+    Unlike in KCL, this applies per stream and not only to an empty table. Otherwise a stream that
+    is added later with AT_TIMESTAMP would start at shards that ended before the timestamp, and
     their children at TRIM_HORIZON.
+
+    Args:
+        stream: The stream.
+        shards: The shards of ListShards with `initial_filter(position)`.
+        position: The initial position.
+
+    Returns:
+        The leases in creation order.
     """
     checkpoint = sentinel(position)
     return tuple(new_lease(stream, shard, checkpoint) for shard in _creation_order(shards))
 
 
 def unexpected_children(shards: Iterable[Shard]) -> tuple[str, ...]:
-    """Open shards with a parent that is in the list and open, too: such a list is from the middle
-    of a reshard (protocol §7.3).
-    """
+    """Return open shards with an open parent in the list, as during a reshard (protocol §7.3)."""
     listed = {shard.shard_id: shard for shard in shards}
     found = [
         s.shard_id
@@ -91,13 +91,23 @@ def leases_for_missing_shards(
     *,
     ignore_unexpected_child_shards: bool = False,
 ) -> tuple[Lease, ...]:
-    """Leases to create for a stream that has some, from an unfiltered listing, in creation order
-    (protocol §7.4 "non-empty table").
+    """Return missing leases of a stream that has leases (protocol §7.4 "non-empty table").
 
-    `existing` maps the bare shard id of every row to whether it is at SHARD_END. On top of KCL's
-    rules a shard is created at TRIM_HORIZON when all its parents' rows are at SHARD_END: nobody
-    would ever create it. Raises `ShardSyncError` for a list with unexpected children, unless they
-    are to be ignored; then they are left out.
+    In addition to KCL's rules, a shard is created at TRIM_HORIZON if all rows of its parents are at
+    SHARD_END, because no worker would create it.
+
+    Args:
+        stream: The stream.
+        shards: All shards of the stream.
+        existing: Shard id of every row, and whether it is at SHARD_END.
+        position: The initial position.
+        ignore_unexpected_child_shards: Omit unexpected children.
+
+    Returns:
+        The leases in creation order.
+
+    Raises:
+        ShardSyncError: There are unexpected children, and they are not ignored.
     """
     unexpected = unexpected_children(shards)
     if unexpected and not ignore_unexpected_child_shards:
@@ -123,8 +133,9 @@ def leases_for_missing_shards(
 
 
 class _AncestorSearch:
-    """KCL's walk from an open shard up to its oldest listed ancestors; `found` maps the shards to
-    create to their checkpoints.
+    """KCL's search from an open shard to its oldest listed ancestors.
+
+    `found` has the shards to create and their checkpoints.
     """
 
     def __init__(
@@ -197,13 +208,13 @@ def _orphans(listed: Mapping[str, Shard], existing: Mapping[str, bool]) -> set[s
 
 
 def has_not_begun(lease: Lease) -> bool:
-    """Whether the row shows a child whose parents' rows must exist.
+    """Return whether the row is that of a child whose parents must have rows.
 
-    A child lease is created at TRIM_HORIZON while its parents have rows, and a finished parent's
-    row is deleted only after the checkpoint of every child has left TRIM_HORIZON (protocol §8.2:
-    this leader and KCL's workers). So a parent that has no row, looked up before this row was read,
-    was deleted by hand. A pending checkpoint says that a worker had the parents' ends before it.
-    At LATEST and AT_TIMESTAMP parents without rows are normal.
+    A child lease is created at TRIM_HORIZON while its parents have rows. The row of a finished
+    parent is deleted only after the checkpoint of every child has left TRIM_HORIZON (protocol §8.2:
+    by this leader and KCL's workers). So if a parent had no row before this row was read, it was
+    deleted by hand. A pending checkpoint proves that a worker has seen the ends of the parents. At
+    LATEST and AT_TIMESTAMP, parents without rows are normal.
     """
     return lease.checkpoint == TRIM_HORIZON and lease.pending_checkpoint is None
 
@@ -231,9 +242,9 @@ def restored_parents(
 
 
 def restored_lease(lease: Lease, position: InitialPosition) -> Lease | None:
-    """The row that takes the place of one that was deleted by hand, as shard sync makes it.
+    """Return the replacement of a row that was deleted by hand, as shard sync would create it.
 
-    None at LATEST: the shard is closed, and behind its end there is nothing to read.
+    None at LATEST: the shard is closed, and there is no record after its end.
     """
     if position == "LATEST":
         return None
@@ -247,20 +258,18 @@ def restored_lease(lease: Lease, position: InitialPosition) -> Lease | None:
 
 
 def _creation_order(shards: Iterable[Shard]) -> list[Shard]:
-    """Oldest first, so that a crash between two writes leaves ancestors without descendants, never
-    the other way round.
-    """
+    # Oldest first: a crash between two writes must not leave descendants without ancestors.
     return sorted(shards, key=lambda s: (int(s.starting_sequence_number), s.shard_id))
 
 
 def successors(
     shards: Sequence[Shard], shard_id: str, hash_key_range: HashKeyRange | None
 ) -> tuple[ChildShard, ...]:
-    """The oldest listed shards that hold the records after those of a shard that is not listed.
+    """Return the oldest listed shards that follow a shard which is not listed any more.
 
-    Ancestors leave retention before their descendants, so every listed shard that overlaps the hash
-    range of a shard that has left is one of its descendants; those without a listed parent among
-    them are the oldest. Without a hash range only the children can be told.
+    Ancestors leave retention before their descendants. So every listed shard that overlaps the hash
+    range of the shard is a descendant, and those without a listed parent among them are the oldest.
+    Without a hash range, only the children are found.
     """
     found = {
         shard.shard_id: shard
@@ -276,10 +285,10 @@ def successors(
 
 
 def leases_after_loss(lease: Lease, shards: Sequence[ChildShard]) -> tuple[Lease, ...]:
-    """The leases of `successors` of a shard that is gone, at TRIM_HORIZON.
+    """Return the leases, at TRIM_HORIZON, of the `successors` of a shard that does not exist.
 
-    Unlike `child_leases` this does not ask for the rows of both parents of a merge: the row of one
-    of them is about to be deleted, and the other one still holds the merged shard back.
+    Unlike `child_leases`, this does not require the rows of both parents of a merge, because one of
+    them is about to be deleted. The merged shard still waits for the other one.
     """
     return tuple(
         Lease(
@@ -296,12 +305,19 @@ def leases_after_loss(lease: Lease, shards: Sequence[ChildShard]) -> tuple[Lease
 def child_leases(
     lease: Lease, children: Sequence[ChildShard], existing: Collection[str]
 ) -> tuple[Lease, ...]:
-    """The leases of the shards that follow a finished one, always at TRIM_HORIZON (protocol §6.7).
+    """Return the leases, at TRIM_HORIZON, of the children of a finished shard (protocol §6.7).
 
-    `existing`: bare ids of those parents of `children` that have a row, the shard of `lease` among
-    them. A merge needs both parents' rows: else the child would begin before the other parent's
-    records were read. Raises `ShardSyncError` when it does not have them yet, or when the report of
-    a single child does not name two parents; ask again later.
+    A merge needs the rows of both parents. Otherwise the child would start before the records of
+    the other parent were read.
+
+    Args:
+        lease: The finished lease.
+        children: The children in the last GetRecords response.
+        existing: Shard ids of the parents of `children` that have a row.
+
+    Raises:
+        ShardSyncError: A parent of a merge has no row yet, or a single child does not have two
+            parents. Try again later.
     """
     if len(children) == 1:
         child = children[0]

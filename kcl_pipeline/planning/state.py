@@ -1,4 +1,4 @@
-"""From rows and what the leader has observed of them to what a strategy is given. Pure."""
+"""Build the input of a strategy from rows and the observations of the leader."""
 
 from __future__ import annotations
 
@@ -17,14 +17,17 @@ _DEFAULT_LIMIT = 100.0
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What the leader knows besides the rows, by lease key or worker id. Seconds are on the
-    leader's own clock.
+    """The observations of the leader, in seconds of its own clock.
 
-    `expired`: the counter stood still for too long. `waited_seconds`: how long a lease has had no
-    living owner. `overdue_handoffs`: begun, not done in time. `last_owners`: who held a lease that
-    has no owner now. `moved_seconds`: since it last changed hands. `distrusted`: workers that let a
-    lease expire and have not reported since. `unconfirmed`: workers of which there is only a row;
-    they may be dead, and are given nothing until they show a sign of life.
+    Attributes:
+        expired: Keys of expired leases.
+        waited_seconds: Time of a lease without a living owner.
+        overdue_handoffs: Keys of leases whose handoff takes too long.
+        last_owners: Former owners of leases that have no owner.
+        moved_seconds: Time since a lease last moved.
+        distrusted: Workers of expired leases that have not reported since.
+        unconfirmed: Workers that may have stopped, because only their row is known. They get no
+            leases.
     """
 
     expired: frozenset[str] = frozenset()
@@ -38,8 +41,13 @@ class Observation:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A strategy's input, and moves that are no strategy's choice: handoffs to be finished by
-    force. `invalid` are workers whose row cannot be used.
+    """The input of a strategy, and the moves that no strategy decides.
+
+    Attributes:
+        given: The input.
+        forced: Moves that end overdue handoffs, or handoffs whose old owner has stopped.
+        failing: Workers whose metrics fail.
+        invalid: Workers whose row cannot be used.
     """
 
     given: PlanInput
@@ -57,11 +65,18 @@ def prepare(
     group_separator: str = "-",
     balance: bool = True,
 ) -> Prepared:
-    """Rows to plain values; `workers` are the living ones only.
+    """Build the input of a strategy.
 
-    A lease whose owner has to go (asked to drain), or whose handoff goes to a worker that is gone,
-    is presented as having no owner, so that it is placed anew. A lease in a handoff that may still
-    come to its end counts for the worker it goes to and is not movable.
+    A lease counts as without an owner if its owner drains, or if the destination of its handoff has
+    stopped. A lease in any other handoff counts for its destination and is not movable.
+
+    Args:
+        leases: All leases.
+        workers: The living workers.
+        seen: The observations.
+        settings: The assignment settings.
+        group_separator: Separates the group in a worker id.
+        balance: Whether leases may move for balance.
     """
     usable = [row for row in workers if is_valid(row)]
     states = {
@@ -96,7 +111,7 @@ def prepare(
 
 
 def limits_of(settings: AssignmentSettings, *, balance: bool) -> PlanLimits:
-    """The part of the settings that strategies see."""
+    """Return the settings of strategies."""
     return PlanLimits(
         max_leases_for_worker=settings.max_leases_for_worker,
         max_throughput_per_host_kbps=settings.max_throughput_per_host_kbps,
@@ -118,9 +133,7 @@ def limits_of(settings: AssignmentSettings, *, balance: bool) -> PlanLimits:
 
 
 def is_valid(row: WorkerMetrics) -> bool:
-    """Whether a worker's row can be used: no metrics at all, or an operating range other than 0 for
-    each (protocol §2.4).
-    """
+    """Return whether every metric of a row has an operating range other than 0 (protocol §2.4)."""
     return all(
         metric in row.operating_range
         and row.operating_range[metric]
@@ -130,13 +143,14 @@ def is_valid(row: WorkerMetrics) -> bool:
 
 
 def is_failing(row: WorkerMetrics) -> bool:
-    """Whether some metric could not be measured in the last interval (protocol §2.4)."""
+    """Return whether a metric could not be measured in the last interval (protocol §2.4)."""
     return any(values and values[-1] == _FAILED for values in row.stats.values())
 
 
 def moving_average(values: Sequence[float], alpha: float) -> float | None:
-    """The exponential moving average, oldest first, failed intervals skipped; None when nothing is
-    left (protocol §2.4).
+    """Return the exponential moving average without failed intervals (protocol §2.4).
+
+    `values` are oldest first. None if all intervals failed.
     """
     average: float | None = None
     for value in values:
@@ -149,8 +163,9 @@ def moving_average(values: Sequence[float], alpha: float) -> float | None:
 def worker_state(
     row: WorkerMetrics, alpha: float, group_separator: str, distrusted: frozenset[str] = frozenset()
 ) -> WorkerState:
-    """One worker as strategies see it; its group is the id up to the first separator, the whole id
-    without one.
+    """Return one worker for strategies.
+
+    Its group is the id up to the first separator, or the whole id without one.
     """
     averages = {
         metric: moving_average(values, alpha) for metric, values in sorted(row.stats.items())
@@ -173,9 +188,7 @@ def worker_state(
 
 
 def _forced_move(lease: Lease, seen: Observation, accepting: frozenset[str]) -> Move | None:
-    """A handoff that its old owner does not finish, because it died or takes too long, is finished
-    in its place.
-    """
+    """Return the move that ends a handoff whose old owner has stopped or takes too long."""
     if lease.checkpoint_owner is None or lease.owner is None or lease.owner not in accepting:
         return None
     if lease.lease_key in seen.expired:

@@ -1,4 +1,4 @@
-"""Assignment strategies by name: the setting `lease_assignment_strategy`."""
+"""Register and look up assignment strategies (setting `lease_assignment_strategy`)."""
 
 from __future__ import annotations
 
@@ -16,21 +16,19 @@ _REGISTRY: Final[dict[str, Strategy]] = {
     "lease_count_based": lease_count_based,
 }
 _OWN_MODULES: Final = {"balanced": "kcl_pipeline.planning.balanced.strategy"}
-"""Strategies whose module registers itself when it is imported."""
+"""Modules that register their strategy when they are imported."""
 
 
 def register(name: str, strategy: Strategy) -> None:
-    """Make a strategy known under `name`; a later registration of the same name wins.
-
-    The function must be pure and deterministic.
-    """
+    """Register a strategy, which must be pure and deterministic. Replaces one of the same name."""
     _REGISTRY[name] = strategy
 
 
 def get(name: str) -> Strategy:
-    """The strategy of that name, KCL's spelling in capitals included.
+    """Return the strategy of this name, also in KCL's spelling in capitals.
 
-    Raises `SettingsError` naming the known ones.
+    Raises:
+        SettingsError: There is no such strategy. The message names all strategies.
     """
     wanted = name.lower()
     if wanted not in _REGISTRY:
@@ -45,7 +43,7 @@ def get(name: str) -> Strategy:
 
 
 def names() -> tuple[str, ...]:
-    """All known names, sorted."""
+    """Return all names, sorted."""
     _load_own_modules()
     return tuple(sorted(_REGISTRY))
 

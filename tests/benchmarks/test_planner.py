@@ -16,7 +16,7 @@ from benchmarks.planner_cases import DISTRIBUTIONS, STARTS, carried_out, from_tr
 from kcl_pipeline.planning.balanced.strategy import balanced
 from kcl_pipeline.planning.model import LeaseState, PlanInput, WorkerState
 from verification.kcl_variance_exact import kcl_variance_exact
-from verification.planning.figures import figures_of
+from verification.planning.quality import quality_of
 
 
 def printed(capsys: pytest.CaptureFixture[str]) -> dict[str, object]:
@@ -29,7 +29,7 @@ def printed(capsys: pytest.CaptureFixture[str]) -> dict[str, object]:
 def test_quality_at_full_size(distribution: str, start: str) -> None:
     case = make(distribution, start, 77)
     plan = balanced(case)
-    found = figures_of(case, plan)
+    found = quality_of(case, plan)
     assert found.max_over_mean <= 1.05
     assert found.moves_over_lower_bound <= (1.25 if distribution == "lognormal" else 1.5)
     assert balanced(carried_out(case, plan)).moves == ()

@@ -10,7 +10,7 @@ from benchmarks.planner_text import text_of
 from kcl_pipeline.planning.balanced.strategy import balanced
 from kcl_pipeline.planning.explain import explain
 from kcl_pipeline.planning.model import LeaseState, Plan, PlanInput, WorkerState
-from verification.planning.figures import figures_of
+from verification.planning.quality import quality_of
 
 
 @pytest.fixture
@@ -41,12 +41,12 @@ def test_the_table_adds_up(case: PlanInput) -> None:
     assert table.workers[0].utilization_before == pytest.approx(table.max_over_mean_before)
     assert max(row.utilization_after for row in table.workers) == pytest.approx(table.max_over_mean)
     assert table.max_over_mean <= 1.05 < table.max_over_mean_before
-    assert 0 < figures_of(case, plan).lower_bound <= len(plan.moves)
+    assert 0 < quality_of(case, plan).lower_bound <= len(plan.moves)
 
 
 def test_the_text_names_moves_workers_groups_and_the_bound(case: PlanInput) -> None:
     plan = balanced(case)
-    table, bound = explain(case, plan), figures_of(case, plan).lower_bound
+    table, bound = explain(case, plan), quality_of(case, plan).lower_bound
     text = text_of(table, bound)
     first = plan.moves[0]
     assert first.lease_key in text
@@ -65,6 +65,6 @@ def test_a_plan_of_any_strategy_and_an_empty_fleet_can_be_explained(case: PlanIn
 
 
 def test_the_bound_of_a_lesser_plan_is_lower(case: PlanInput) -> None:
-    nothing, good = figures_of(case, Plan("other", ())), figures_of(case, balanced(case))
+    nothing, good = quality_of(case, Plan("other", ())), quality_of(case, balanced(case))
     assert nothing.lower_bound == 0 < good.lower_bound
     assert nothing.moves_over_lower_bound == 1.0

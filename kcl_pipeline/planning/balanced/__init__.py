@@ -1,1 +1,1 @@
-"""The default strategy: few moves to an even fleet."""
+"""Implement the default strategy: an even fleet with few moves."""

@@ -1,10 +1,10 @@
-"""Small fleets: the best assignment there is, by branch and bound over all of them.
+"""Find the best assignment of a small fleet by branch and bound.
 
-Two searches. The first finds how even the fleet can be (levels one to three of the objective),
-blind to who has what now, so workers that look alike are tried once. The second finds the fewest
-moves within that, leases at home first. Both visit the heaviest leases first and cut a branch when
-what it has already is no better than the best known; every component of the objective only grows
-while leases are added.
+There are two searches. The first finds how even the fleet can be (levels one to three of the
+objective). It ignores current owners, so equivalent workers are tried once. The second finds the
+fewest moves with this evenness, and tries current owners first. Both assign the heaviest leases
+first, and cut a branch that is not better than the best known assignment: every component of the
+objective only grows while leases are added.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from kcl_pipeline.planning.balanced.score import Score, heavy_for_all, score
 EXACT_LEASES = 12
 EXACT_WORKERS = 4
 _MOST_NODES = 100_000
-"""A guard only: random cases of the largest size need some thousands."""
+"""Safety limit. Random cases of the largest size need some thousands."""
 
 _Even = tuple[int, int, float, float, float]
 _Cost = tuple[int, float, float, int]
 
 
 def is_small(problem: Problem) -> bool:
-    """Whether this problem is solved exactly."""
+    """Return whether this problem is solved exactly."""
     return sum(problem.free) <= EXACT_LEASES and len(problem.workers) <= EXACT_WORKERS
 
 
 def solve(problem: Problem, start: Sequence[int]) -> list[int]:
-    """The best assignment. `start` is a feasible one to beat."""
+    """Return the best assignment. `start` is a feasible assignment."""
     search = _Search(problem, start)
     search.even()
     search.few()

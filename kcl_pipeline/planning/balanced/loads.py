@@ -1,4 +1,4 @@
-"""How heavy each lease is, per resource, in the resource's own unit."""
+"""Compute the load of each lease per resource, in the unit of the resource."""
 
 from __future__ import annotations
 
@@ -27,11 +27,9 @@ class Loads:
     cost: CostModel | None
 
     def capacity(self, resource: int, worker: WorkerState) -> float:
-        """What the worker's share of this resource is measured against; only ratios between workers
-        matter.
+        """Return the capacity of a worker. Only ratios between workers matter.
 
-        A percentage of a worker twice as large is twice as much CPU, so CPU is counted in percent
-        of a worker of capacity 1.
+        CPU is in percent of a worker of capacity 1.
         """
         if self.resources[resource] != CPU:
             return worker.capacity

@@ -1,11 +1,11 @@
-"""Step 1 of the heuristic: leases without an owner go where the most room is, heaviest first."""
+"""Step 1 of the heuristic: assign leases without an owner, heaviest first."""
 
 from __future__ import annotations
 
 import heapq
 import math
 
-from kcl_pipeline.planning.balanced.board import Board
+from kcl_pipeline.planning.balanced.assignment import Assignment
 from kcl_pipeline.planning.balanced.problem import EPSILON
 
 _MOST_BUCKETS = 48
@@ -15,35 +15,37 @@ spread too.
 """
 
 
-def place(board: Board, leases: list[int]) -> list[int]:
-    """Give `leases` (without owner) to workers that the caps allow; returns those that nobody may
-    take.
+def place(state: Assignment, leases: list[int]) -> list[int]:
+    """Assign leases without an owner to workers, within the caps.
 
-    The worker with the lowest utilization afterwards takes a lease; among equals, one of the least
-    loaded group.
+    A lease goes to the worker with the lowest utilization afterwards; among equal workers, to one
+    of the least loaded group.
+
+    Returns:
+        Leases that the caps do not allow on any worker.
     """
-    problem = board.problem
-    overhead = _OVERHEAD * math.fsum(board.sizes) / max(len(board.sizes), 1) + EPSILON
-    buckets = _buckets(board, overhead)
+    problem = state.problem
+    overhead = _OVERHEAD * math.fsum(state.sizes) / max(len(state.sizes), 1) + EPSILON
+    buckets = _buckets(state, overhead)
     spilled: list[int] = []
     # One bucket holds workers of one group and capacity: within it the emptiest is best for any
     # lease, so only the tops are compared.
-    for i in sorted(leases, key=lambda i: (-board.sizes[i], problem.leases[i].lease_key)):
+    for i in sorted(leases, key=lambda i: (-state.sizes[i], problem.leases[i].lease_key)):
         refused: list[tuple[list[tuple[float, int]], tuple[float, int]]] = []
         chosen = -1
         while True:
             heap = min(
                 (heap for heap in buckets if heap),
-                key=lambda heap: _after(board, heap[0], i),
+                key=lambda heap: _after(state, heap[0], i),
                 default=None,
             )
             if heap is None:
                 break
             entry = heapq.heappop(heap)
-            if board.fits_hard(i, entry[1]):
+            if state.fits_hard(i, entry[1]):
                 chosen = entry[1]
-                board.move(i, chosen)
-                heapq.heappush(heap, (_filled(board, chosen, overhead), chosen))
+                state.move(i, chosen)
+                heapq.heappush(heap, (_filled(state, chosen, overhead), chosen))
                 break
             refused.append((heap, entry))
         for heap, entry in refused:
@@ -53,40 +55,40 @@ def place(board: Board, leases: list[int]) -> list[int]:
     return spilled
 
 
-def _filled(board: Board, w: int, overhead: float) -> float:
+def _filled(state: Assignment, w: int, overhead: float) -> float:
     return max(
-        (board.load[r][w] + overhead * board.count[w]) / board.problem.capacities[r][w]
-        for r in board.resources
+        (state.load[r][w] + overhead * state.count[w]) / state.problem.capacities[r][w]
+        for r in state.resources
     )
 
 
-def _after(board: Board, entry: tuple[float, int], i: int) -> tuple[float, float, int]:
+def _after(state: Assignment, entry: tuple[float, int], i: int) -> tuple[float, float, int]:
     filled, w = entry
-    problem = board.problem
+    problem = state.problem
     group = problem.group_of[w]
-    if len(board.resources) == 1:
-        after = filled + board.loads[0][i] / problem.capacities[0][w]
-        in_group = board.group_load[0][group] / problem.group_capacities[0][group]
+    if len(state.resources) == 1:
+        after = filled + state.loads[0][i] / problem.capacities[0][w]
+        in_group = state.group_load[0][group] / problem.group_capacities[0][group]
     else:
         after = max(
-            (board.load[r][w] + board.loads[r][i]) / problem.capacities[r][w]
-            for r in board.resources
+            (state.load[r][w] + state.loads[r][i]) / problem.capacities[r][w]
+            for r in state.resources
         )
         in_group = max(
-            board.group_load[r][group] / problem.group_capacities[r][group] for r in board.resources
+            state.group_load[r][group] / problem.group_capacities[r][group] for r in state.resources
         )
     return round(after, 9), round(in_group, 9), w
 
 
-def _buckets(board: Board, overhead: float) -> list[list[tuple[float, int]]]:
+def _buckets(state: Assignment, overhead: float) -> list[list[tuple[float, int]]]:
     """Heaps of (filling, worker).
 
     Too many kinds of workers are lumped together, by group first, then by capacity.
     """
-    problem = board.problem
+    problem = state.problem
     kinds = [
         (problem.group_of[w], tuple(row[w] for row in problem.capacities))
-        for w in range(len(board.count))
+        for w in range(len(state.count))
     ]
     if len(set(kinds)) > _MOST_BUCKETS:
         kinds = [(0, capacities) for _, capacities in kinds]
@@ -94,7 +96,7 @@ def _buckets(board: Board, overhead: float) -> list[list[tuple[float, int]]]:
         kinds = [(0, (float(round(4 * math.log2(capacities[0]))),)) for _, capacities in kinds]
     heaps: dict[tuple[int, tuple[float, ...]], list[tuple[float, int]]] = {}
     for w, kind in enumerate(kinds):
-        heaps.setdefault(kind, []).append((_filled(board, w, overhead), w))
+        heaps.setdefault(kind, []).append((_filled(state, w, overhead), w))
     for heap in heaps.values():
         heapq.heapify(heap)
     return list(heaps.values())

@@ -1,4 +1,4 @@
-"""The planning problem in numbers: who may hold what, how heavy it is, how much room there is.
+"""Turn the input of a plan into numbers: loads, capacities and what may move.
 
 Loads are in *fair shares*: per resource they are scaled so that the load that can be spread equals
 the capacity that takes it, and the mean capacity is one. A worker's utilization is the largest,

@@ -1,6 +1,4 @@
-"""From the assignment to go to, to moves in the order of their importance, each with a sentence for
-people.
-"""
+"""Derive moves from an assignment, by decreasing importance, each with its reason."""
 
 from __future__ import annotations
 

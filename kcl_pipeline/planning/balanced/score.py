@@ -1,4 +1,4 @@
-"""The objective as a tuple: smaller is better, compared from the left."""
+"""Compute the objective of an assignment as a tuple; smaller is better."""
 
 from __future__ import annotations
 

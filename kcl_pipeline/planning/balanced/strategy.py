@@ -1,12 +1,11 @@
-"""The default strategy: the fewest moves to a fleet that is even within the dead-band
-(`docs/planning.md`).
+"""Plan the fewest moves to a fleet that is even within the dead-band (`docs/planning.md`).
 
 Objective, lexicographic: leases without an owner that could have one · hard caps · largest
 utilization of a worker, then of a worker that holds no lease too heavy for everybody, down to the
 dead-band · largest utilization of a group, down to its dead-band · leases moved, then bytes moved ·
-variance. Up to `EXACT_LEASES` by `EXACT_WORKERS` (`balanced_exact`) the assignment is the best
-there is; beyond that `balanced_solve` comes close from level three on. Whether to move anything at
-all is decided here: dead-band with hysteresis, benefit per move, churn budget.
+variance. Up to `EXACT_LEASES` by `EXACT_WORKERS` (`exact`) the assignment is optimal. For larger
+fleets the heuristic (`solve`) is close to optimal from level three on. This module decides whether
+leases move: dead-band with hysteresis, benefit per move, churn budget.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from kcl_pipeline.planning.balanced import solve as balanced_solve
-from kcl_pipeline.planning.balanced.board import Board
+from kcl_pipeline.planning.balanced.assignment import Assignment
 from kcl_pipeline.planning.balanced.exact import is_small
 from kcl_pipeline.planning.balanced.exact import solve as solve_exactly
 from kcl_pipeline.planning.balanced.place import place
@@ -63,12 +62,12 @@ def _placed_only(problem: Problem) -> list[int]:
     if not waiting:
         return list(problem.home)
     targets = Targets(problem.target, [])
-    board = Board(problem, targets, targets.rest)
-    place(board, waiting)
+    assignment = Assignment(problem, targets, targets.rest)
+    place(assignment, waiting)
     only = replace(
         problem, free=[free and w < 0 for free, w in zip(problem.free, problem.home, strict=True)]
     )
-    return solve_exactly(only, board.owner) if is_small(only) else board.owner
+    return solve_exactly(only, assignment.owner) if is_small(only) else assignment.owner
 
 
 def _balance(problem: Problem, calm: list[int]) -> tuple[list[int], str]:
@@ -260,15 +259,15 @@ def _attempt(problem: Problem, targets: Targets, rest: float) -> tuple[list[int]
     """One run of the heuristic at utilization `rest`: the assignment, whether all limits hold, the
     peak on workers without a giant.
     """
-    board = Board(problem, targets, rest)
-    place(board, [i for i, w in enumerate(problem.home) if w < 0 and problem.free[i]])
-    balanced_solve.obey(board)
-    balanced_solve.spread_giants(board, targets)
-    balanced_solve.even_groups(board)
-    done = balanced_solve.shed(board)
-    balanced_solve.take_back(board)
-    balanced_solve.settle(board)
-    return board.owner, done, board.peak()
+    assignment = Assignment(problem, targets, rest)
+    place(assignment, [i for i, w in enumerate(problem.home) if w < 0 and problem.free[i]])
+    balanced_solve.obey(assignment)
+    balanced_solve.spread_giants(assignment, targets)
+    balanced_solve.even_groups(assignment)
+    done = balanced_solve.shed(assignment)
+    balanced_solve.take_back(assignment)
+    balanced_solve.settle(assignment)
+    return assignment.owner, done, assignment.peak()
 
 
 def _within_budget(
@@ -277,26 +276,33 @@ def _within_budget(
     """As many of the moves as the budget allows, those off the most loaded workers first, none that
     leaves its taker worse off than its giver was.
     """
-    board = Board(replace(problem, home=calm), targets, targets.rest)
+    assignment = Assignment(replace(problem, home=calm), targets, targets.rest)
     wanted = [i for i, (a, b) in enumerate(zip(calm, chosen, strict=True)) if a != b and a >= 0]
     while budget > 0 and wanted:
-        wanted.sort(key=lambda i: (-board.utilization(board.owner[i]), -board.sizes[i], i))
+        wanted.sort(
+            key=lambda i: (-assignment.utilization(assignment.owner[i]), -assignment.sizes[i], i)
+        )
         left: list[int] = []
         for i in wanted:
-            before = board.utilization(board.owner[i])
+            before = assignment.utilization(assignment.owner[i])
             after = max(
-                (board.load[r][chosen[i]] + board.loads[r][i]) / problem.capacities[r][chosen[i]]
-                for r in board.resources
+                (assignment.load[r][chosen[i]] + assignment.loads[r][i])
+                / problem.capacities[r][chosen[i]]
+                for r in assignment.resources
             )
-            if budget > 0 and board.fits_hard(i, chosen[i]) and after < max(before, targets.rest):
-                board.move(i, chosen[i])
+            if (
+                budget > 0
+                and assignment.fits_hard(i, chosen[i])
+                and after < max(before, targets.rest)
+            ):
+                assignment.move(i, chosen[i])
                 budget -= 1
             else:
                 left.append(i)
         if len(left) == len(wanted):
             break
         wanted = left
-    return board.owner
+    return assignment.owner
 
 
 def _fill_empty(problem: Problem, calm: list[int], most: int | None = None) -> list[int]:
@@ -307,21 +313,23 @@ def _fill_empty(problem: Problem, calm: list[int], most: int | None = None) -> l
     as busy as one that has leases: a worker that joins such a fleet would stay without any for
     ever, and never show what they cost it.
     """
-    board = Board(replace(problem, home=calm), Targets(problem.target, []), problem.target)
-    fair = min(max(sum(board.count) // len(board.count), 1), most or len(calm))
-    for w in [w for w in range(len(board.count)) if board.count[w] == 0]:
-        while board.count[w] < fair:
+    assignment = Assignment(
+        replace(problem, home=calm), Targets(problem.target, []), problem.target
+    )
+    fair = min(max(sum(assignment.count) // len(assignment.count), 1), most or len(calm))
+    for w in [w for w in range(len(assignment.count)) if assignment.count[w] == 0]:
+        while assignment.count[w] < fair:
             giver = max(
-                range(len(board.count)),
-                key=lambda v: (board.count[v] if board.held[0][v] else -1, -v),
+                range(len(assignment.count)),
+                key=lambda v: (assignment.count[v] if assignment.held[0][v] else -1, -v),
             )
-            if board.count[giver] <= board.count[w] + 1 or not board.held[0][giver]:
+            if assignment.count[giver] <= assignment.count[w] + 1 or not assignment.held[0][giver]:
                 break
-            lease = min((i for _, i in board.held[0][giver]), key=lambda i: problem.kbps[i])
-            if not board.fits_hard(lease, w):
+            lease = min((i for _, i in assignment.held[0][giver]), key=lambda i: problem.kbps[i])
+            if not assignment.fits_hard(lease, w):
                 break
-            board.move(lease, w)
-    return board.owner
+            assignment.move(lease, w)
+    return assignment.owner
 
 
 register(NAME, balanced)

@@ -1,4 +1,4 @@
-"""How even the fleet can be: the limit of every worker and group that a plan aims for.
+"""Compute the utilization that a plan aims for, from lower bounds.
 
 A lease is indivisible, so the dead-band is not always in reach. Two lower bounds say so before
 anything is tried:

@@ -1,1 +1,1 @@
-"""The assignment strategies of the Java KCL."""
+"""Implement the assignment strategies of the Java KCL."""

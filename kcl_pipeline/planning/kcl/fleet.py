@@ -1,4 +1,4 @@
-"""What the two KCL strategies count while they plan: who holds what, and what it weighs. Pure."""
+"""Count leases, weights and throughput of workers while the KCL strategies plan."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ _IDLE_SHARE = 0.05
 
 
 def lease_weights(leases: tuple[LeaseState, ...]) -> Mapping[str, float]:
-    """The weight of each lease, by key, in KiB/s as far as throughput is known.
+    """Return the weight of each lease, by key, in KiB/s.
 
-    A finished shard weighs nothing. Without a sample it weighs the mean; an idle one a twentieth of
-    the mean, for it is polled, too. While nothing is known of any shard, each weighs 1: so no
-    quotient of two zeros ever enters a plan (protocol §5.5, NaN).
+    A finished lease has weight 0, a lease without a sample the mean, and an idle one a twentieth of
+    the mean. If no throughput is known, every lease has weight 1. So a plan never divides zero by
+    zero (protocol §5.5, NaN).
     """
     live = [lease for lease in leases if not lease.ended]
     known = [lease.throughput_kbps for lease in live if lease.throughput_kbps is not None]
@@ -35,9 +35,9 @@ def lease_weights(leases: tuple[LeaseState, ...]) -> Mapping[str, float]:
 
 @dataclass(slots=True)
 class Holder:
-    """A worker that may be given leases, with what it holds while the plan grows.
+    """A worker that accepts leases, with its leases in the plan so far.
 
-    `throughput_kbps` counts samples only, `weight` all.
+    `throughput_kbps` is the sum of samples, `weight` the sum of all weights.
     """
 
     worker: WorkerState
@@ -66,8 +66,9 @@ class Holder:
         self.throughput_kbps -= throughput_of(lease)
 
     def can_take(self, limits: PlanLimits) -> bool:
-        """Whether it is below `max_leases_for_worker`, and at most at
-        `max_throughput_per_host_kbps` (as KCL has it: the last lease may exceed it).
+        """Return whether the worker is within its limits.
+
+        As in KCL, the last lease may exceed `max_throughput_per_host_kbps`.
         """
         return (
             len(self.leases) < limits.max_leases_for_worker
@@ -75,24 +76,24 @@ class Holder:
         )
 
     def fits(self, lease: LeaseState, limits: PlanLimits) -> bool:
-        """Whether it stays within both limits with this lease: what a move for balance asks for."""
+        """Return whether the worker stays within its limits with this lease, for balance moves."""
         within = self.throughput_kbps + throughput_of(lease) <= limits.max_throughput_per_host_kbps
         return within and len(self.leases) < limits.max_leases_for_worker
 
     def fewest_first(self) -> tuple[int, int, str]:
-        """The order that breaks ties: unfinished leases, all leases, id."""
+        """Return the sort key for ties: unfinished leases, all leases, id."""
         return (self.live, len(self.leases), self.worker_id)
 
 
 def throughput_of(lease: LeaseState) -> float:
-    """The lease's sample in KiB/s; 0 without one and for a finished shard."""
+    """Return the throughput in KiB/s; 0 without a sample and for a finished lease."""
     return 0.0 if lease.ended or lease.throughput_kbps is None else lease.throughput_kbps
 
 
 def holders(given: PlanInput, weights: Mapping[str, float]) -> list[Holder]:
-    """The workers that accept leases, sorted by id, with what they hold.
+    """Return the workers that accept leases, sorted by id, with their leases.
 
-    Others keep what they have and count for nothing, as in KCL.
+    As in KCL, other workers keep their leases and are ignored.
     """
     found = {
         w.worker_id: Holder(w)
@@ -106,9 +107,7 @@ def holders(given: PlanInput, weights: Mapping[str, float]) -> list[Holder]:
 
 
 def waiting_leases(given: PlanInput, weights: Mapping[str, float]) -> list[LeaseState]:
-    """Leases without a living owner: those that have waited longest first, then heavy before
-    light.
-    """
+    """Return leases without a living owner, by decreasing wait and weight."""
     waiting = [lease for lease in given.leases if lease.owner is None and lease.movable]
     return sorted(
         waiting, key=lambda item: (-item.waited_seconds, -weights[item.lease_key], item.lease_key)

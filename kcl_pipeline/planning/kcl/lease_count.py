@@ -1,6 +1,4 @@
-"""KCL's LEASE_COUNT_BASED strategy: every worker the same number of leases (protocol §5.6, without
-its off-by-one). Pure.
-"""
+"""Implement KCL's LEASE_COUNT_BASED strategy, without its off-by-one error (protocol §5.6)."""
 
 from __future__ import annotations
 
@@ -17,10 +15,11 @@ NAME = "lease_count_based"
 
 
 def lease_count_based(given: PlanInput) -> Plan:
-    """Each lease without an owner goes to the worker with the fewest; then one at a time from the
-    fullest to the emptiest until they differ by one at most.
+    """Assign all workers about the same number of leases.
 
-    Only unfinished leases are counted out evenly; `max_leases_for_worker` counts all.
+    Each lease without an owner goes to the worker with the fewest leases. Then leases move one at a
+    time from the worker with the most to that with the fewest, until they differ by at most one.
+    Only unfinished leases are balanced; `max_leases_for_worker` counts all.
     """
     weights = lease_weights(given.leases)
     fleet = holders(given, weights)
@@ -60,9 +59,7 @@ def _even_out(fleet: list[Holder], placed: set[str], limits: PlanLimits) -> list
 def _next_step(
     fleet: list[Holder], moved: set[str], limits: PlanLimits
 ) -> tuple[LeaseState, Holder, Holder] | None:
-    """The next lease to move with its source and target; None when no two workers differ by two or
-    more, or nothing may be moved.
-    """
+    """Return the next lease to move, its source and its target; None if there is none."""
     targets = sorted((h for h in fleet if h.can_take(limits)), key=Holder.fewest_first)
     for source in sorted(fleet, key=lambda h: (-h.live, -len(h.leases), h.worker_id)):
         movable = [

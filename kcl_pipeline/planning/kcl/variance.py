@@ -1,8 +1,9 @@
-"""KCL's WORKER_UTILIZATION_AWARE strategy (protocol §5.5), pure and deterministic.
+"""Implement KCL's WORKER_UTILIZATION_AWARE strategy (protocol §5.5).
 
-The rules are KCL's: what loads a worker is its metrics relative to the mean over the workers that
-report them; a lease loads it in proportion to its throughput. Not copied: 0/0, the starvation of
-workers that tie, and targets that are lost from the queue when one lease does not fit them.
+As in KCL, the load of a worker is its metrics relative to the mean of all workers that report them,
+and a lease adds to it in proportion to its throughput. Three defects of KCL are not reproduced: the
+division 0/0, the starvation of workers with equal load, and targets that are removed from the queue
+after one lease does not fit.
 """
 
 from __future__ import annotations
@@ -27,8 +28,9 @@ _ROUNDING = 1e-9
 
 
 def worker_utilization_aware(given: PlanInput) -> Plan:
-    """Place leases without an owner on the least utilized workers; with `limits.balance` also move
-    leases away from the over-utilized.
+    """Assign leases without an owner to the least utilized workers.
+
+    With `limits.balance`, leases of over-utilized workers move, too.
     """
     weights = lease_weights(given.leases)
     fleet = _Fleet(holders(given, weights), weights, given.limits)
@@ -49,11 +51,11 @@ def worker_utilization_aware(given: PlanInput) -> Plan:
 
 
 class _Fleet:
-    """The accepting workers with the metrics they would have once the plan so far is done.
+    """The workers that accept leases, with their metrics after the plan so far.
 
-    A worker without metrics is measured by its share of the fleet's load, 100 being the fair one:
-    its mean is fixed, where KCL takes that of the workers without metrics alone, so that a lone
-    idle one would count as average.
+    The metric of a worker without metrics is its share of the load of the fleet, where 100 is the
+    fair share. Its mean is fixed. KCL uses the mean of the workers without metrics, so that a
+    single idle one would count as average.
     """
 
     def __init__(

@@ -1,6 +1,4 @@
-"""The state a solver works on: who has what now, how much room is left, and a move that keeps all
-of it right.
-"""
+"""A mutable assignment of leases to workers, with loads, limits and capacity left."""
 
 from __future__ import annotations
 
@@ -12,17 +10,17 @@ from kcl_pipeline.planning.balanced.problem import EPSILON, Problem
 from kcl_pipeline.planning.balanced.targets import GIANT_SLACK, Targets, size
 
 _PROBES: Final = 64
-"""Of workers whose room is closest to a lease's size (our own limit)."""
+"""Number of workers that are tried for a lease (our own limit)."""
 
 
-class Board:
-    """A mutable assignment. All loads in fair shares, all indices those of the problem."""
+class Assignment:
+    """A mutable assignment. Loads are in fair shares, indices are those of the problem."""
 
     def __init__(self, problem: Problem, targets: Targets, rest: float) -> None:
         self.problem = problem
         self.targets = targets
-        # Pairs that may still be looked at for an exchange: bounds the time where the target is out
-        # of reach.
+        # Pairs that may still be tried for an exchange. Limits the time if the target cannot be
+        # reached.
         self.tries = 4_000 + 2 * len(problem.leases)
         self.loads = problem.loads
         self.resources = range(len(problem.loads))
@@ -64,11 +62,12 @@ class Board:
         self.set_limits(rest)
 
     def set_limits(self, rest: float) -> None:
-        """Aim for utilization `rest` on every worker; the host of a giant is excused, and so is
-        load that nobody may move.
+        """Set the limit of every worker to utilization `rest`.
+
+        The limit is higher for the host of a giant, and for load that cannot move.
         """
         problem = self.problem
-        # A hair below, so that sums in another order are not above.
+        # Slightly below, so that sums in another order are not above.
         self.plain_limit = [
             [
                 max(rest * (1 - EPSILON) * capacity, (1 + GIANT_SLACK) * fixed)
@@ -97,32 +96,32 @@ class Board:
             self.limit[r][w] = max(self.limit[r][w], (1 + GIANT_SLACK) * self.loads[r][giant])
 
     def slack(self, w: int) -> float:
-        """Room in the tightest resource; below zero when over the limit."""
+        """Return the free capacity in the tightest resource; negative above the limit."""
         if len(self.limit) == 1:
             return self.limit[0][w] - self.load[0][w]
         return min(self.limit[r][w] - self.load[r][w] for r in self.resources)
 
     def over(self, w: int) -> tuple[float, int]:
-        """By how much, and in which resource, the worker is over; (<= 0, 0) when it is not."""
+        """Return the excess of a worker and its resource; 0 or less if there is none."""
         if len(self.limit) == 1:
             return self.load[0][w] - self.limit[0][w], 0
         return max((self.load[r][w] - self.limit[r][w], r) for r in self.resources)
 
     def utilization(self, w: int) -> float:
-        """Load over capacity in the worst resource."""
+        """Return load over capacity in the most loaded resource."""
         return max(self.load[r][w] / self.problem.capacities[r][w] for r in self.resources)
 
     def peak(self) -> float:
-        """The largest utilization of a worker without a giant."""
+        """Return the largest utilization of a worker without a giant."""
         hosts = {self.owner[i] for i in self.giants}
         return max(
             (self.utilization(w) for w in range(len(self.count)) if w not in hosts), default=0.0
         )
 
     def fits_hard(self, i: int, w: int) -> bool:
-        """Whether the caps of worker and group allow it.
+        """Return whether the caps of worker and group allow the lease.
 
-        A lease heavier than the throughput cap may be alone: somebody has to read it.
+        A lease above the throughput cap is allowed on a worker without other load.
         """
         limits = self.problem.limits
         if self.count[w] >= limits.max_leases_for_worker:
@@ -148,14 +147,14 @@ class Board:
         )
 
     def fits(self, i: int, w: int) -> bool:
-        """Whether the worker stays within all limits with this lease."""
+        """Return whether the worker stays within all limits with this lease."""
         for r in self.resources:
             if self.load[r][w] + self.loads[r][i] > self.limit[r][w]:
                 return False
         return self.fits_group(i, w) and self.fits_hard(i, w)
 
     def fits_group(self, i: int, w: int) -> bool:
-        """Whether the group of the worker stays within its limit, or already had the lease."""
+        """Return whether the group stays within its limit, or already has the lease."""
         groups = self.problem.group_of
         group, old = groups[w], self.owner[i]
         if len(self.problem.groups) == 1 or (old >= 0 and groups[old] == group):
@@ -166,7 +165,7 @@ class Board:
         )
 
     def move(self, i: int, w: int) -> None:
-        """Give the lease to the worker (-1: to nobody)."""
+        """Assign the lease to the worker (-1: to none)."""
         old = self.owner[i]
         if old >= 0:
             self._forget_slack(old)
@@ -187,9 +186,7 @@ class Board:
             insort(self.slacks, (self.slack(w), w))
 
     def best_fit(self, i: int, *, without: tuple[int, ...] = ()) -> int:
-        """The worker that the lease leaves with the least room, within all limits; -1 if there is
-        none.
-        """
+        """Return the worker with the least free capacity that fits the lease; -1 if none does."""
         slacks = self.slacks
         for k in range(
             bisect_left(slacks, (self.sizes[i], -1)),

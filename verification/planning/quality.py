@@ -1,4 +1,4 @@
-"""What a plan is judged by: how even the fleet is, how many moves, and how few would have done."""
+"""Measure the quality of a plan: evenness, number of moves, and a lower bound of moves."""
 
 from __future__ import annotations
 
@@ -15,11 +15,16 @@ from verification.planning.bound import moves_lower_bound
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
-    """`max_over_mean`: largest throughput per capacity of a worker, over that of the fleet, after
-    the plan (1.0 without any load). `largest_over_mean`: the heaviest lease over the mean load of a
-    worker. `lower_bound`: no plan that leaves the fleet as even as this one, or inside the
-    dead-band, has fewer moves.
+class PlanQuality:
+    """The quality of a plan.
+
+    Attributes:
+        max_over_mean: Largest throughput per capacity of a worker after the plan, over that of the
+            fleet. 1.0 without load.
+        largest_over_mean: Load of the heaviest lease over the mean load of a worker.
+        moves: Number of moves.
+        lower_bound: No plan that makes the fleet as even as this one, or even within the dead-band,
+            has fewer moves.
     """
 
     max_over_mean: float
@@ -29,17 +34,17 @@ class Figures:
 
     @property
     def moves_over_lower_bound(self) -> float:
-        """1.0 when nothing moved and nothing had to."""
+        """Ratio of moves to the lower bound. 1.0 if both are 0."""
         return 1.0 if self.moves == self.lower_bound else self.moves / max(self.lower_bound, 1)
 
 
-def figures_of(plan_input: PlanInput, plan: Plan) -> Figures:
-    """The figures of one plan, of any strategy."""
+def quality_of(plan_input: PlanInput, plan: Plan) -> PlanQuality:
+    """Return the quality of a plan of any strategy."""
     owners = owners_after(plan_input, plan)
     loads = [lease.throughput_kbps or 0.0 for lease in plan_input.leases if not lease.ended]
     room = math.fsum(worker.capacity for worker in plan_input.workers)
     mean = math.fsum(loads) / room if room > 0 else 0.0
-    return Figures(
+    return PlanQuality(
         max_over_mean(plan_input, owners),
         max(loads) / mean if mean > 0 else 0.0,
         len(plan.moves),
@@ -48,8 +53,9 @@ def figures_of(plan_input: PlanInput, plan: Plan) -> Figures:
 
 
 def lower_bound(plan_input: PlanInput, plan: Plan) -> int:
-    """The bound of `bound.moves_lower_bound` at what this plan reaches, or at the dead-band where
-    it goes below. 0 when no worker takes leases.
+    """Return the lower bound of moves for the evenness that the plan reaches.
+
+    The evenness is at least the dead-band. 0 if no worker accepts leases.
     """
     problem = build(plan_input)
     if problem is None:
