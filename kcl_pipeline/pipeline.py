@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 
     from kcl_pipeline.batch import BatchWriter, TransactionalSink
     from kcl_pipeline.kinesis.ranges import RangeJobs
+    from kcl_pipeline.metrics.provider import MetricProvider
     from kcl_pipeline.spark.executors import TaskSource
     from kcl_pipeline.spark.foreach import ForeachBatchSink
     from kcl_pipeline.worker.worker import Worker
@@ -235,8 +236,6 @@ class KinesisPipeline:
             KclError: As in `ensure_tables`.
         """
         check_text("worker_id", worker_id, "Write a name that no other worker has, such as 'w-1'")
-        # probes the platform
-        from kcl_pipeline.metrics.platform import select_provider  # noqa: PLC0415
         from kcl_pipeline.worker.dependencies import WorkerDependencies  # noqa: PLC0415
         from kcl_pipeline.worker.worker import Worker  # noqa: PLC0415
 
@@ -264,9 +263,7 @@ class KinesisPipeline:
             # Not seeded by the worker id: processes that share it must draw different numbers
             rng=random.SystemRandom(),
             events=events,
-            metric=None
-            if self.settings.worker.disable_worker_metrics
-            else select_provider(clock, events=events),
+            metric=self._metric(clock, events),
             leader=leader,
             leader_patience_seconds=leader_patience_seconds,
             run_id=run_id or f"{worker_id}@{round(clock.wall() * 1000)}",
@@ -278,6 +275,13 @@ class KinesisPipeline:
             application=application,
         )
         return Worker(worker_id, dependencies)
+
+    def _metric(self, clock: Clock, events: EventSink) -> MetricProvider | None:
+        from kcl_pipeline.metrics.platform import select_provider  # noqa: PLC0415 (it reads files)
+
+        if self.settings.worker.disable_worker_metrics:
+            return None
+        return select_provider(clock, events=events)
 
     def _output(
         self,

@@ -18,6 +18,7 @@ from kcl_pipeline.assets.runs import (
     worst_lag_millis,
 )
 from kcl_pipeline.clock import Clock, SystemClock
+from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.leases.lease import LeaseListing
 from kcl_pipeline.leases.tables import LeaseTable, WorkerMetricsTable
 
@@ -71,8 +72,15 @@ def build_checks(
     worker-metrics table, lag and paused shards to the output.
     """
     clock = SystemClock()
-    settings = pipeline.settings
+    return [
+        *_table_checks(pipeline.settings, names, clock),
+        *_output_checks(pipeline.settings, names, options, clock),
+    ]
 
+
+def _table_checks(
+    settings: ConsumerSettings, names: Names, clock: Clock
+) -> list[dg.AssetChecksDefinition]:
     def usable_leases(table: LeaseTable) -> LeaseListing:
         return table.list_leases().of_form(table.name, multi_stream=settings.is_multi_stream)
 
@@ -118,6 +126,24 @@ def build_checks(
         ).result()
 
     @dg.asset_check(
+        asset=names.lease_table,
+        name=health.ROWS,
+        description="Every row of the lease and worker-metrics tables can be parsed. Other "
+        "rows are ignored.",
+        required_resource_keys={names.leases_resource, names.workers_resource},
+    )
+    def rows_usable(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
+        leases = usable_leases(getattr(context.resources, names.leases_resource).table())
+        workers = getattr(context.resources, names.workers_resource).table().scan_workers()
+        return health.rows((*leases.bad_rows, *workers.bad_rows)).result()
+
+    return [hash_ranges_covered, leases_renewed, balanced, rows_usable]
+
+
+def _output_checks(
+    settings: ConsumerSettings, names: Names, options: DagsterOptions, clock: Clock
+) -> list[dg.AssetChecksDefinition]:
+    @dg.asset_check(
         asset=names.output,
         name=health.LAG,
         description=f"No running worker is more than {options.lag_threshold_seconds:.0f} s "
@@ -146,23 +172,4 @@ def build_checks(
         limit = silence_limit_seconds(settings)
         return health.paused(observe_live_workers(table, limit, clock)).result()
 
-    @dg.asset_check(
-        asset=names.lease_table,
-        name=health.ROWS,
-        description="Every row of the lease and worker-metrics tables can be parsed. Other "
-        "rows are ignored.",
-        required_resource_keys={names.leases_resource, names.workers_resource},
-    )
-    def rows_usable(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
-        leases = usable_leases(getattr(context.resources, names.leases_resource).table())
-        workers = getattr(context.resources, names.workers_resource).table().scan_workers()
-        return health.rows((*leases.bad_rows, *workers.bad_rows)).result()
-
-    return [
-        hash_ranges_covered,
-        leases_renewed,
-        balanced,
-        lag_below_threshold,
-        no_shard_paused,
-        rows_usable,
-    ]
+    return [lag_below_threshold, no_shard_paused]

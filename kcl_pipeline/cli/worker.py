@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -15,7 +15,12 @@ from kcl_pipeline.cli.target import load_pipeline
 from kcl_pipeline.clock import SystemClock
 from kcl_pipeline.errors import SettingsError
 from kcl_pipeline.signals import stop_on_signals
-from kcl_pipeline.worker.summary import StopReason, WorkerProgress
+from kcl_pipeline.worker.summary import StopReason, WorkerProgress, WorkerSummary
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from kcl_pipeline.pipeline import KinesisPipeline
 
 
 def worker(
@@ -46,23 +51,13 @@ def worker(
     leases.
     """
     from kcl_pipeline.metrics.exporters import LoggingEvents  # noqa: PLC0415
-    from kcl_pipeline.pipeline import KinesisPipeline  # noqa: PLC0415
-
-    # loaded only here, as all below
-    from kcl_pipeline.spark.java import require_java  # noqa: PLC0415
     from kcl_pipeline.worker.retry import StoppedWhileRetryingError  # noqa: PLC0415
 
     # What the worker does is told, too, not only what goes wrong: leases gained and handed over,
     # leadership, shards that ended
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
     logging.getLogger("kcl_pipeline").setLevel(logging.INFO)
-    found = load_pipeline(pipeline)
-    if not isinstance(found, KinesisPipeline):
-        raise SettingsError(
-            f"--pipeline {pipeline} is a {type(found).__name__}; name a KinesisPipeline"
-        )
-    if found.transform is not None:
-        require_java()
+    found = _runnable(pipeline)
     separator = found.settings.worker.worker_group_separator
     name = worker_id or f"{socket.gethostname().replace(separator, '_')}{separator}{os.getpid()}"
     clock = SystemClock()
@@ -71,16 +66,11 @@ def worker(
     # not taken for ours
     run_id = f"{name}@{round(clock.wall() * 1000)}"
 
-    def make_session() -> Any:
-        from kcl_pipeline.spark.session import build_session  # noqa: PLC0415 (it needs pyspark)
-
-        return build_session(found.name, found.spark_config)
-
     with stop_on_signals(stop) as signals:
         try:
             built = found.build_worker(
                 name,
-                session_factory=signals.reinstalled_after(make_session),
+                session_factory=signals.reinstalled_after(lambda: _session(found)),
                 events=LoggingEvents(),
                 clock=clock,
                 stop=stop,
@@ -98,6 +88,32 @@ def worker(
             progress_seconds=progress_seconds,
             on_progress=lambda p: show.echo(f"{name}: {progress_line(p)}", err=True),
         )
+    _report(name, summary)
+
+
+def _session(pipeline: KinesisPipeline) -> SparkSession:
+    from kcl_pipeline.spark.session import build_session  # noqa: PLC0415 (it needs pyspark)
+
+    return build_session(pipeline.name, pipeline.spark_config)
+
+
+def _runnable(pipeline: str) -> KinesisPipeline:
+    """The pipeline that the option names; Java is there if it needs a Spark session."""
+    from kcl_pipeline.pipeline import KinesisPipeline  # noqa: PLC0415 (loaded only here)
+    from kcl_pipeline.spark.java import require_java  # noqa: PLC0415 (likewise)
+
+    found = load_pipeline(pipeline)
+    if not isinstance(found, KinesisPipeline):
+        raise SettingsError(
+            f"--pipeline {pipeline} is a {type(found).__name__}; name a KinesisPipeline"
+        )
+    if found.transform is not None:
+        require_java()
+    return found
+
+
+def _report(name: str, summary: WorkerSummary) -> None:
+    """Print how the worker ended. Exits with 1 when it failed."""
     show.echo(
         f"worker {name} {summary.reason}: {summary.total.records:,} records in "
         f"{summary.total.batches:,} batches",

@@ -15,7 +15,7 @@ from kcl_pipeline.leader.listing import (
     stream_coverage,
 )
 from kcl_pipeline.leader.liveness import Liveness
-from kcl_pipeline.leader.phase import Streams, keys_of, leases_of, scan
+from kcl_pipeline.leader.phase import Scan, Streams, keys_of, leases_of, scan
 from kcl_pipeline.leader.report import StreamCoverage
 from kcl_pipeline.leases.lease import BadRow, Lease
 from kcl_pipeline.leases.tables import LeaseTable, WorkerMetrics, WorkerMetricsTable
@@ -90,19 +90,7 @@ def preview(
         clock.sleep(observe_seconds)
         found = scan(lease_table, worker_table, clock, is_multi_stream=settings.is_multi_stream)
         liveness.observe(found.leases, found.workers, found.scan_started, found.scan_finished)
-    streams = Streams(settings, kinesis)
-    create: list[Lease] = []
-    coverage: list[StreamCoverage] = []
-    for name in settings.streams:
-        stream = streams.resolve(name)
-        rows, unreadable = leases_of(found.leases, stream), keys_of(found.unreadable, stream)
-        coverage.append(stream_coverage(stream, rows, 0))
-        if not rows and not has_unreadable_shards(kinesis, stream, unreadable):
-            create += initial_leases(kinesis, settings.shard_sync, stream)
-        elif not coverage[-1].complete:
-            create += missing_leases(
-                settings.shard_sync, rows, unreadable, kinesis.list_shards(stream), stream
-            )
+    create, coverage = _missing(settings, found, kinesis)
     seen = liveness.observation(found.scan_started)
     if observe_seconds < liveness.settling_seconds:
         seen = replace(seen, unconfirmed=frozenset())
@@ -121,8 +109,8 @@ def preview(
         bad_rows=found.bad_rows,
         workers=workers,
         expired=tuple(sorted(seen.expired)),
-        coverage=tuple(coverage),
-        create=tuple(create),
+        coverage=coverage,
+        create=create,
         delete=completed_leases(found.leases, {}, 0.0)
         if settings.shard_sync.cleanup_leases_upon_shard_completion
         else (),
@@ -130,3 +118,23 @@ def preview(
         plan_input=prepared.given,
         observed_seconds=observe_seconds,
     )
+
+
+def _missing(
+    settings: ConsumerSettings, found: Scan, kinesis: KinesisClient
+) -> tuple[tuple[Lease, ...], tuple[StreamCoverage, ...]]:
+    """The leases that a leader would create, and the coverage of each stream without them."""
+    streams = Streams(settings, kinesis)
+    create: list[Lease] = []
+    coverage: list[StreamCoverage] = []
+    for name in settings.streams:
+        stream = streams.resolve(name)
+        rows, unreadable = leases_of(found.leases, stream), keys_of(found.unreadable, stream)
+        coverage.append(stream_coverage(stream, rows, 0))
+        if not rows and not has_unreadable_shards(kinesis, stream, unreadable):
+            create += initial_leases(kinesis, settings.shard_sync, stream)
+        elif not coverage[-1].complete:
+            create += missing_leases(
+                settings.shard_sync, rows, unreadable, kinesis.list_shards(stream), stream
+            )
+    return tuple(create), tuple(coverage)

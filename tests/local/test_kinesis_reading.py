@@ -78,11 +78,6 @@ def test_all_five_iterator_types(kinesis: Any, name: str) -> None:
 
 
 def test_iterator_errors(kinesis: Any, name: str) -> None:
-    number = put(kinesis, name, b"a")[0]
-    other = new_stream(kinesis, 2)
-    foreign = kinesis.put_record(
-        StreamName=other, Data=b"x", PartitionKey="k", ExplicitHashKey=str(MAX_HASH)
-    )["SequenceNumber"]
     ask = kinesis.get_shard_iterator
     shard = ZERO
     assert "does not exist" in refused(
@@ -106,6 +101,15 @@ def test_iterator_errors(kinesis: Any, name: str) -> None:
         ShardId=shard,
         ShardIteratorType="LATEST",
     )
+
+
+def test_iterator_arguments_that_do_not_fit(kinesis: Any, name: str) -> None:
+    number = put(kinesis, name, b"a")[0]
+    other = new_stream(kinesis, 2)
+    foreign = kinesis.put_record(
+        StreamName=other, Data=b"x", PartitionKey="k", ExplicitHashKey=str(MAX_HASH)
+    )["SequenceNumber"]
+    ask, shard = kinesis.get_shard_iterator, ZERO
     refused(
         "ValidationException", ask, StreamName=name, ShardId=shard, ShardIteratorType="SOMEWHERE"
     )
