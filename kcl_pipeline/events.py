@@ -30,7 +30,6 @@ class WorkerStopped(Event):
     """A worker has stopped and released its leases.
 
     Attributes:
-        worker_id: The worker.
         reason: A value of `worker.StopReason`.
     """
 
@@ -89,10 +88,6 @@ class HandoffCompleted(Event):
     """The old owner has transferred the lease.
 
     Attributes:
-        lease_key: The lease.
-        from_worker: The old owner.
-        to_worker: The new owner.
-        seconds: Duration of the handoff.
         forced: Whether the handoff time-out ended the work on the shard.
     """
 
@@ -117,11 +112,6 @@ class BatchCommitted(Event):
     """A batch is in the sink.
 
     Attributes:
-        worker_id: The worker.
-        batch_id: The batch.
-        records: Number of records.
-        bytes: Bytes of the records.
-        lease_keys: Leases of the batch.
         milliseconds: Duration of each phase: job (executor fetch), write, prepare (only the part
             after the files were written), commit, rewrite.
         table_version: Version of the table. None: the sink has no versions.
@@ -154,8 +144,6 @@ class PendingResolved(Event):
     """A worker has resolved the pending checkpoint of a lease that it took.
 
     Attributes:
-        worker_id: The worker.
-        lease_key: The lease.
         landed: Whether the table has the batch. Otherwise the worker has committed a fence.
     """
 
@@ -169,10 +157,6 @@ class RecordsDeadLettered(Event):
     """Records that the transform cannot process were written as dead letters, or skipped.
 
     Attributes:
-        worker_id: The worker.
-        lease_key: The lease.
-        records: Number of records.
-        error: Error of the transform.
         skipped: Whether they were skipped and not written to the dead-letter table.
     """
 
@@ -188,7 +172,6 @@ class AggregatesRejected(Event):
     """KPL aggregates of one read were not de-aggregated as their producer wrote them.
 
     Attributes:
-        lease_key: The lease of the shard.
         sequence_number: The first record concerned.
         over_limit: Aggregates that exceed a limit; they are delivered as plain records.
         misplaced: KPL aggregates with a user record whose hash key is outside of the shard; they
@@ -222,8 +205,6 @@ class RecordsLost(Event):
 
     Attributes:
         reporter: Id of the worker, or owner name of the leader, that detected the loss.
-        lease_key: The lease of the shard.
-        reason: Why they are not read.
         after: Last position known to be in the table (exclusive start of the loss). None: unknown.
         until: Last lost position (inclusive). None: to the end of the shard, or unknown.
         first_arrival_millis: Earliest arrival time of a lost record, epoch milliseconds, if known.
@@ -246,10 +227,6 @@ class ShardPaused(Event):
     The event is repeated at every failed retry. The time between retries grows.
 
     Attributes:
-        worker_id: The worker.
-        lease_key: The lease.
-        reason: Why the shard is paused.
-        attempts: Failed attempts so far.
         seconds: Time since the first failed attempt.
         retry_seconds: Time until the next attempt.
     """
@@ -301,9 +278,6 @@ class ShardStalled(Event):
     record of it waits. So an idle shard always makes progress.
 
     Attributes:
-        worker_id: The worker.
-        lease_key: The lease.
-        step: What the shard waits for.
         seconds: Time without progress.
         error: Last error of the step, if any.
     """
@@ -320,8 +294,6 @@ class AnnouncementRejected(Event):
     """An announcement cannot be used. Its author commits the batch alone.
 
     Attributes:
-        name: Name of the object.
-        reason: Why it cannot be used.
         removed: Whether it was deleted. Otherwise this process does not read it again.
     """
 
@@ -366,7 +338,6 @@ class LeaderElected(Event):
     """This process has acquired the leader lock.
 
     Attributes:
-        owner_name: Name of this process in the lock row.
         stolen_from: Owner of the expired lock that was replaced, if there was one.
     """
 
@@ -404,7 +375,6 @@ class HoleFound(Event):
     """The leases of a stream do not cover all its hash keys.
 
     Attributes:
-        stream: The stream.
         description: The first gap.
         times: Number of audits in a row that found the same gap.
     """
@@ -419,11 +389,8 @@ class PlanMade(Event):
     """The leader has computed a plan.
 
     Attributes:
-        strategy: Assignment strategy.
-        moves: Number of moves.
         unassigned: Leases that the plan leaves without an owner.
         spilled: Leases that no worker has capacity for.
-        milliseconds: Duration of the computation.
     """
 
     strategy: str
@@ -438,11 +405,8 @@ class LeaseMoved(Event):
     """The leader has written one move.
 
     Attributes:
-        lease_key: The lease.
         from_worker: Previous owner. None: the lease had none.
-        to_worker: New owner.
         graceful: Whether it started a handoff. Otherwise the move took effect at once.
-        reason: Why the plan contains this move.
     """
 
     lease_key: str
@@ -465,7 +429,6 @@ class CycleFailed(Event):
     """A leader cycle had errors.
 
     Attributes:
-        error: The errors.
         consecutive: Number of failed cycles in a row. At the limit the leader releases the lock. 0:
             the errors concern single rows or streams, and the cycle processed all others.
     """

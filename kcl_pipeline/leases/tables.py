@@ -162,10 +162,7 @@ class LeaseTable(Protocol):
     def initiate_handoff(self, lease: Lease, owner: str) -> Lease | None:
         """Start a handoff: set the owner, and the former owner as checkpoint owner.
 
-        The counter is not changed. The condition is that of protocol §1.4.
-
-        Returns:
-            The new lease. None if the condition does not hold.
+        The counter is not changed. None if the condition (protocol §1.4) does not hold.
         """
         ...
 
@@ -173,10 +170,7 @@ class LeaseTable(Protocol):
         """Remove the owner and increment the counter.
 
         In a handoff, the handoff is cancelled and the owner stays (protocol §1.4). The condition is
-        that owner, checkpoint owner and counter equal those of `lease`.
-
-        Returns:
-            The new lease. None if the condition does not hold.
+        that owner, checkpoint owner and counter equal those of `lease`. None if it does not hold.
         """
         ...
 
@@ -189,11 +183,7 @@ class LeaseTable(Protocol):
         ...
 
     def delete(self, lease: Lease) -> bool:
-        """Delete the row if its checkpoint equals that of `lease`.
-
-        Returns:
-            Whether there is no row afterwards.
-        """
+        """Delete the row if its checkpoint equals that of `lease`. True: there is no row now."""
         ...
 
 
@@ -245,11 +235,7 @@ class WorkerMetricsTable(Protocol):
     name: str
 
     def ensure_exists(self) -> bool:
-        """Create the table if it is missing, and wait until it can be used.
-
-        Returns:
-            Whether this call created the table.
-        """
+        """Create the table if it is missing, wait for it, and return whether it was created."""
         ...
 
     def report(self, row: WorkerMetrics) -> WorkerMetrics:
@@ -273,11 +259,7 @@ class WorkerMetricsTable(Protocol):
         ...
 
     def delete(self, row: WorkerMetrics) -> bool:
-        """Delete the row if its `lut` equals that of `row`.
-
-        Returns:
-            Whether there is no row afterwards.
-        """
+        """Delete the row if its `lut` equals that of `row`. True: there is no row now."""
         ...
 
     def deregister(self, worker_id: str) -> None:
@@ -339,11 +321,7 @@ class CoordinatorStateTable(Protocol):
     name: str
 
     def ensure_exists(self) -> bool:
-        """Create the table if it is missing, and wait until it can be used.
-
-        Returns:
-            Whether this call created the table.
-        """
+        """Create the table if it is missing, wait for it, and return whether it was created."""
         ...
 
     def read_lock(self) -> LeaderLock | None:

@@ -82,13 +82,14 @@ class _Search:
     # How even can it be?
 
     def even(self) -> None:
-        """Search one: levels one to three."""
+        """Run the first search: levels one to three of the objective."""
         self.nodes = 0
         self._even(0, 0)
 
     def _evenness(self, depth: int) -> tuple[float, float, float]:
-        """Partial (peak, peak without giants, group peak), in targets. Giants come first: until all
-        have a host, any worker may become one.
+        """Return peak, peak without giants and group peak of the leases so far, in targets.
+
+        Giants come first: until all have a host, any worker may become one.
         """
         problem = self.problem
         peak = rest = group_peak = 1.0
@@ -120,7 +121,7 @@ class _Search:
             or not self.capped
             or unplaced >= known.unplaced
         ):
-            # The next lease goes somewhere (or costs a level that is spent already).
+            # The next lease is assigned (or costs a level that does not improve any more).
             peak = max(peak, self._next_peak(self.order[depth]))
         here = (unplaced, 0, round(peak, 8), round(rest, 8), round(group_peak, 8))
         if here >= _even_part(known) or self.nodes > _MOST_NODES:
@@ -173,7 +174,7 @@ class _Search:
     # With how few moves?
 
     def few(self) -> None:
-        """Search two: fewest moves, then bytes, then variance, as even as search one found."""
+        """Run the second search: fewest moves, then bytes, then variance, with this evenness."""
         self.nodes = 0
         self.room = _even_part(self.best_score)
         self._few(0, 0, 0, 0.0)
@@ -225,9 +226,7 @@ class _Search:
             self._few(depth + 1, unplaced + 1, moves, kbps)
 
     def _still_to_leave(self, depth: int) -> int:
-        """How many of the leases not yet decided have to leave home at least, counted per worker,
-        heaviest first.
-        """
+        """Return a lower bound of the moves of undecided leases, per worker, heaviest first."""
         problem = self.problem
         leave = 0
         for w in range(len(problem.workers)):
@@ -262,9 +261,7 @@ class _Search:
     # Both
 
     def _first_of_alike(self, depth: int, *, same_home: bool) -> int:
-        """Of leases that are the same in every respect the earlier goes to the worker with the
-        lower index.
-        """
+        """Return the first worker to try. Of equal leases, the earlier has the lower worker."""
         if depth == 0:
             return 0
         problem, i, before = self.problem, self.order[depth], self.order[depth - 1]
@@ -274,14 +271,12 @@ class _Search:
         )
         same = same and (i in self.giants) == (before in self.giants)
         if same and (problem.home[i] == problem.home[before] or not (same_home or self.capped)):
-            # Once one of them finds no place the rest finds none either.
+            # If one of them cannot be assigned, the others cannot either.
             return self.owner[before] if self.owner[before] >= 0 else len(problem.workers)
         return 0
 
     def _allowed(self) -> bool:
-        """Whether no worker or group that takes a lease breaks a cap (levels one and two: caps are
-        hard for a receiving worker).
-        """
+        """Return whether all workers and groups that receive a lease are within their caps."""
         limits = self.problem.limits
         if not self.capped or (
             self.only_worker_counts and max(self.count) <= limits.max_leases_for_worker
@@ -290,7 +285,7 @@ class _Search:
         return not breaks_caps(self.problem, self.owner)
 
     def _put(self, i: int, w: int) -> list[float]:
-        """Give a lease to a worker; returns its loads before, to be restored exactly."""
+        """Assign a lease to a worker; return its former loads, to restore them exactly."""
         before = [load[w] for load in self.load]
         self.owner[i] = w
         self.count[w] += 1
@@ -308,9 +303,9 @@ class _Search:
 
 
 def breaks_caps(problem: Problem, owner: Sequence[int]) -> bool:
-    """Whether an assignment makes a worker or group take leases that its caps do not allow.
+    """Return whether a worker or group receives leases that its caps do not allow.
 
-    A lease without traffic is no matter for a throughput cap.
+    Leases without traffic do not count for a throughput cap.
     """
     limits = problem.limits
     heavy = [

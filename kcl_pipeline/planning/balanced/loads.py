@@ -14,8 +14,16 @@ THROUGHPUT, CPU, COUNT = "throughput", "cpu", "count"
 
 @dataclass(slots=True)
 class Loads:
-    """`loads[r]` per lease in the order given; `base[r]` per worker id; `dead_bands[r]` absolute,
-    in the unit of the resource.
+    """The loads of all leases.
+
+    Attributes:
+        mode: "load", "count" (no lease has a sample) or "idle" (all samples are near zero).
+        resources: Names of the resources.
+        loads: Per resource, the load of each lease in the given order.
+        base: Per resource, the load of each worker that no lease explains.
+        dead_bands: Per resource, the absolute dead-band in its unit.
+        kbps: Throughput of each lease in KiB/s.
+        cost: The cost model. None: no worker reports CPU.
     """
 
     mode: str
@@ -39,8 +47,9 @@ class Loads:
 
 
 def quantile(values: list[float], q: float) -> float:
-    """The nearest-rank quantile: the smallest value with at least the share `q` of all values at or
-    below it. 0.0 of no values.
+    """Return the nearest-rank quantile; 0.0 without values.
+
+    It is the smallest value such that at least the share `q` of all values is not larger.
     """
     if not values:
         return 0.0
@@ -51,7 +60,7 @@ def quantile(values: list[float], q: float) -> float:
 def lease_loads(
     leases: list[LeaseState], workers: list[WorkerState], limits: PlanLimits, takers: int
 ) -> Loads:
-    """Loads of all leases. `takers`: how many workers accept leases, at least one."""
+    """Return the loads of all leases. `takers`: number of workers that accept leases, 1 or more."""
     samples = [
         lease.throughput_kbps
         for lease in leases
@@ -92,15 +101,16 @@ def lease_loads(
 
 
 def _sane(value: float) -> float:
-    """A sample that is not a finite, positive number is no load."""
+    # A sample that is not a finite, positive number is no load.
     return value if 0.0 < value < math.inf else 0.0
 
 
 def _cpu(
     leases: list[LeaseState], kbps: list[float], workers: list[WorkerState]
 ) -> tuple[CostModel | None, list[float], dict[str, float]]:
-    """Cost model, CPU points per lease on a worker of class factor 1, and the CPU of each worker
-    that no lease explains.
+    """Return the cost model, the CPU of each lease, and the CPU of each worker without leases.
+
+    CPU is in points of a worker of class factor 1.
     """
     reporting = {
         worker.worker_id: worker

@@ -18,13 +18,25 @@ EPSILON = 1e-9
 
 @dataclass(slots=True)
 class Problem:
-    """Leases by key and workers by id; indices everywhere else.
+    """A planning problem. Leases, workers, groups and resources are indices (i, w, g, r).
 
-    `leases` are those that may be with an accepting worker (so not those of workers that keep what
-    they have). `home[i]`: the owner's index, -1 if it has none. `free[i]`: may be placed or moved.
-    `loads[r][i]`, `capacities[r][w]` in fair shares; `base[r][w]` is load that no lease carries.
-    `kbps[i]`: throughput, for the caps. `other_group_*`: what workers that accept nothing hold.
-    `mode`: "load", "count" (no sample anywhere) or "idle" (samples, all near zero).
+    Attributes:
+        leases: Leases of workers that accept leases, and leases without an owner, by key.
+        workers: Workers that accept leases, by id.
+        limits: The limits.
+        mode: "load", "count" (no lease has a sample) or "idle" (all samples are near zero).
+        resources: Names of the resources.
+        home: Owner of each lease; -1: none.
+        free: Whether each lease may be assigned or moved.
+        loads: `loads[r][i]` in fair shares.
+        capacities: `capacities[r][w]` in fair shares.
+        base: `base[r][w]`, load that no lease explains.
+        kbps: Throughput of each lease, for the caps.
+        groups: Names of the groups.
+        group_of: Group of each worker.
+        group_capacities: `group_capacities[r][g]` in fair shares.
+        other_group_leases: Per group, leases of workers that accept no leases.
+        other_group_kbps: Per group, throughput of these leases.
     """
 
     leases: list[LeaseState]
@@ -46,7 +58,7 @@ class Problem:
 
     @property
     def target(self) -> float:
-        """The utilization at which balancing stops when nothing indivisible is in the way."""
+        """The utilization at which balancing stops, if the sizes of leases allow it."""
         return (
             1.0
             + min(
@@ -57,15 +69,14 @@ class Problem:
 
     @property
     def hysteresis(self) -> float:
-        """How far above what can be reached a worker has to be before anything is moved for
-        balance.
-        """
+        """The utilization above the reachable one at which balancing starts."""
         return 1.0 + self.limits.re_balance_threshold_percentage / 100.0 - self.target
 
     @property
     def group_targets(self) -> list[float]:
-        """The utilization aimed for per group: groups average over their workers, so the band is
-        narrower by the root of their size.
+        """The target utilization per group.
+
+        Groups average over their workers, so the band is narrower by the root of their size.
         """
         sizes = [0] * len(self.groups)
         for g in self.group_of:
@@ -73,7 +84,7 @@ class Problem:
         return [1.0 + (self.target - 1.0) / math.sqrt(size) for size in sizes]
 
     def fixed(self, resource: int) -> list[float]:
-        """Load per worker that no move can take off it."""
+        """Return the load of each worker that cannot move."""
         fixed = list(self.base[resource])
         for i, w in enumerate(self.home):
             if w >= 0 and not self.free[i]:
@@ -82,7 +93,7 @@ class Problem:
 
 
 def build(plan_input: PlanInput) -> Problem | None:
-    """The problem of this input, or None when no worker takes leases."""
+    """Return the problem of this input; None if no worker accepts leases."""
     limits = plan_input.limits
     everyone = {
         worker.worker_id: worker
@@ -145,7 +156,7 @@ def _count_the_others(
     everyone: dict[str, WorkerState],
     group_index: dict[str, int],
 ) -> None:
-    """What workers that take nothing hold still counts against the limits of their group."""
+    """Count the leases of workers that accept no leases against the limits of their group."""
     accepting = {worker.worker_id for worker in problem.workers}
     for i, lease in enumerate(ordered):
         if lease.owner is None or lease.owner in accepting or lease.owner not in everyone:

@@ -7,8 +7,9 @@ from kcl_pipeline.planning.model import Move
 
 
 def moves_of(problem: Problem, owner: list[int]) -> tuple[Move, ...]:
-    """Leases without a living owner first (the longest waiting first), then what leaves the most
-    loaded workers, heaviest first.
+    """Return the moves: first leases without a living owner, then those of the most loaded workers.
+
+    The former are sorted by decreasing wait, the latter by decreasing load.
     """
     before, after = utilizations(problem, problem.home), utilizations(problem, owner)
     counts = [0] * len(problem.workers)
@@ -39,7 +40,7 @@ def moves_of(problem: Problem, owner: list[int]) -> tuple[Move, ...]:
 
 
 def utilizations(problem: Problem, owner: list[int]) -> list[float]:
-    """Load over capacity of each worker, in its worst resource; 1.0 is the fair share."""
+    """Return load over capacity of each worker in its most loaded resource; 1.0 is fair."""
     load = [list(base) for base in problem.base]
     for row, loads in zip(load, problem.loads, strict=True):
         for w, one in zip(owner, loads, strict=True):

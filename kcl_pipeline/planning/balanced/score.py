@@ -11,12 +11,18 @@ from kcl_pipeline.planning.balanced.problem import EPSILON, Problem
 
 @dataclass(frozen=True, slots=True, order=True)
 class Score:
-    """What a plan is worth. Utilizations are in targets: 1.0 means at or inside the dead-band.
+    """The objective. Utilizations are in targets: 1.0 means within the dead-band.
 
-    `unplaced` leases without an owner, `violations` of caps, `peak` of all workers,
-    `peak_without_giants` of workers that hold no lease too heavy for every worker, `group_peak`,
-    `moves` (placements included), `moved_kbps` (placements not included), `variance`: utilization
-    squared times capacity, summed; `crowding`: leases per worker squared, summed.
+    Attributes:
+        unplaced: Leases without an owner.
+        violations: Workers and groups above a cap.
+        peak: Largest utilization of a worker.
+        peak_without_giants: The same, without workers with a lease that is too heavy for all.
+        group_peak: Largest utilization of a group.
+        moves: Number of moves, including leases without an owner.
+        moved_kbps: Throughput of the moves, without leases without an owner.
+        variance: Sum of squared utilizations times capacity.
+        crowding: Sum of squared numbers of leases per worker.
     """
 
     unplaced: int
@@ -31,7 +37,7 @@ class Score:
 
 
 def heavy_for_all(problem: Problem) -> set[int]:
-    """Leases that put any worker above the dead-band on their own."""
+    """Return the leases that alone exceed the dead-band of every worker."""
     top = [problem.target * max(capacities) for capacities in problem.capacities]
     return {
         i
@@ -41,7 +47,7 @@ def heavy_for_all(problem: Problem) -> set[int]:
 
 
 def score(problem: Problem, owner: Sequence[int]) -> Score:
-    """The score of this assignment (worker index per lease, -1: nobody)."""
+    """Return the score of an assignment: the index of a worker per lease; -1: none."""
     load = [list(base) for base in problem.base]
     for i, w in enumerate(owner):
         if w >= 0:
@@ -86,9 +92,9 @@ def score(problem: Problem, owner: Sequence[int]) -> Score:
 
 
 def violations(problem: Problem, owner: Sequence[int]) -> int:
-    """How many workers and groups break a cap.
+    """Return how many workers and groups are above a cap.
 
-    A single lease with traffic never breaks a throughput cap: somebody has to read it.
+    A single lease with traffic is never above a throughput cap, because it must have an owner.
     """
     limits = problem.limits
     workers, groups = len(problem.workers), len(problem.groups)

@@ -1,19 +1,19 @@
 """Balance a fleet of any size by a heuristic with few moves.
 
-1. *Place* what has no owner, heaviest first, where the most room is.
-2. *Obey* the caps: workers and groups over a hard limit give up their lightest leases.
+1. *Place* leases without an owner, heaviest first, where the most capacity is free.
+2. *Obey* the caps: workers and groups over a hard limit lose their lightest leases.
 3. *Spread over giants*: one giant per worker.
 4. *Even groups*, then *shed*: a worker that is `e` over its limit needs at least k leases less, k
-   counted heaviest first. It gives up the lightest lease of at least `e / k` (so that k - 1 still
-   suffice afterwards) to the worker that this leaves with the least room. The worker with the
-   greatest need comes first: the heavy leases find the large holes before small ones fill them.
-   When no hole is large enough it makes one: by an exchange, by a lease of the receiver that goes
-   on to a third worker, or by pushing: the receiver is over its limit then, by less, and is next.
-   When k + 1 lighter leases cost no more moves, they go instead.
-5. *Take back* moves that turned out to be unnecessary, then *settle*: the moved leases go where the
-   room is, which costs nothing.
+   counted heaviest first. It moves the lightest lease of at least `e / k` (so that k - 1 still
+   suffice afterwards) to the worker that has the least free capacity afterwards. The worker with
+   the greatest need comes first, so heavy leases use large free capacity before light ones do.
+   If no worker has enough, there are three ways to free capacity: an exchange; moving a lease of
+   the receiver to a third worker; or a push, after which the receiver is over its limit by less,
+   and is next. If k + 1 lighter leases need no more moves, they move instead.
+5. *Take back* unnecessary moves, then *settle*: the moved leases go to the workers with the most
+   free capacity, which needs no additional move.
 
-Everything is a function of the sorted input; there is no chance in it.
+The result is a function of the sorted input, without randomness.
 """
 
 from __future__ import annotations
@@ -29,15 +29,11 @@ _CANDIDATES = 8
 _RECEIVERS = 32
 _PUSH_RECEIVERS = 128
 _LIGHTER = 0.7
-"""A lease makes room only with leases lighter than this part of its own load: chains of such moves
-end.
-"""
+"""Only leases below this part of a lease's load are moved away for it, so that chains end."""
 
 
 def obey(state: Assignment) -> None:
-    """Step 2: bring workers and groups under their hard limits, where somebody else can take the
-    leases.
-    """
+    """Step 2: bring workers and groups under their hard limits, if other workers have capacity."""
     limits = state.problem.limits
 
     def violates(w: int) -> bool:
@@ -73,7 +69,7 @@ def obey(state: Assignment) -> None:
 
 
 def _roomiest(state: Assignment, i: int) -> int:
-    """The worker with the most room that the caps allow to take this lease; -1 if there is none."""
+    """Return the worker with the most free capacity within the caps; -1 if there is none."""
     for _, w in reversed(state.slacks):
         if w != state.owner[i] and state.fits_hard(i, w):
             return w
@@ -81,10 +77,7 @@ def _roomiest(state: Assignment, i: int) -> int:
 
 
 def spread_giants(state: Assignment, targets: Targets) -> None:
-    """Step 3: no worker holds two giants while another that can bear one holds none.
-
-    The heavier one stays.
-    """
+    """Step 3: move giants so that each worker has at most one, if possible. The heavier stays."""
     capacities = state.problem.capacities
     hosts: set[int] = set()
     for i in targets.giants:
@@ -101,8 +94,7 @@ def spread_giants(state: Assignment, targets: Targets) -> None:
         ]
         if not takers:
             continue
-        # The largest worker first; among equals one that is nearly empty, so that little has to
-        # leave.
+        # The largest worker first; among equals the one with the least load to move away.
         best = min(
             takers,
             key=lambda v: (-min(row[v] for row in capacities), v != w, state.load[0][v], v),
@@ -117,9 +109,7 @@ def _is_large(state: Assignment, w: int) -> bool:
 
 
 def even_groups(state: Assignment) -> None:
-    """A group over its limit gives leases from its most loaded workers to groups that have room, as
-    long as that helps.
-    """
+    """Move leases from the most loaded workers of groups over their limit to other groups."""
     problem = state.problem
     if len(problem.groups) == 1 or len(problem.groups) == len(problem.workers):
         return
@@ -141,9 +131,7 @@ def even_groups(state: Assignment) -> None:
 
 
 def _leave_group(state: Assignment, w: int, r: int, excess: float) -> bool:
-    """One lease of this worker to another group: the heaviest that does not overshoot, else the
-    lightest.
-    """
+    """Move one lease to another group: the heaviest within the excess, else the lightest above."""
     held = state.held[r][w]
     fitting = bisect_left(held, (excess, len(state.owner)))
     for _, i in [
@@ -162,7 +150,7 @@ def _leave_group(state: Assignment, w: int, r: int, excess: float) -> bool:
 
 
 def shed(state: Assignment) -> bool:
-    """Step 4. Whether every worker is within its limit afterwards."""
+    """Step 4. Return whether every worker is within its limit afterwards."""
     heap: list[tuple[float, int]] = []
     left: dict[int, tuple[int, int]] = {}
     for w in range(len(state.count)):
@@ -203,9 +191,7 @@ def shed(state: Assignment) -> bool:
 def _queue(
     state: Assignment, heap: list[tuple[float, int]], left: dict[int, tuple[int, int]], w: int
 ) -> None:
-    """Put a worker that is over its limit into the queue, by the load of the lease it has to give
-    up.
-    """
+    """Queue a worker that is over its limit, by the load of the next lease to move."""
     excess, r = state.over(w)
     if excess <= 0 or not state.held[r][w]:
         return
@@ -216,7 +202,7 @@ def _queue(
 
 
 def pieces_needed(held: list[tuple[float, int]], excess: float) -> int:
-    """How many leases have to go at least, heaviest first (all of them if that is not enough)."""
+    """Return how many leases have to move at least, heaviest first; at most all."""
     gone = 0.0
     for k in range(len(held)):
         gone += held[-1 - k][0]
@@ -226,9 +212,7 @@ def pieces_needed(held: list[tuple[float, int]], excess: float) -> int:
 
 
 def _relieve(state: Assignment, w: int, r: int, need: float) -> bool:
-    """Take at least `need` of resource `r` off a worker: one lease, or one with a second move that
-    makes room for it.
-    """
+    """Move at least `need` of resource `r` from a worker, with one or two moves."""
     held = state.held[r][w]
     first = bisect_left(held, (need - EPSILON, -1))
     if first == len(held):
@@ -260,9 +244,10 @@ def _relieve_with_two(state: Assignment, w: int, r: int, need: float) -> bool:
 
 
 def _push(state: Assignment, w: int, r: int, excess: float, pieces: int, once: set[int]) -> int:
-    """Give a heavy lease to a worker that has no room for it, if that worker can make room with
-    lighter ones, and this costs no more moves than giving up only leases that fit somewhere.
-    Returns that worker (over its limit now), or -1.
+    """Move a heavy lease to a worker that can free the capacity by moving lighter ones.
+
+    Only if this needs no more moves than moving leases that fit somewhere. Return the worker, which
+    is over its limit now, or -1.
     """
     held = state.held[r][w]
     first = bisect_left(held, (excess / pieces - EPSILON, -1))
@@ -301,9 +286,7 @@ def _push(state: Assignment, w: int, r: int, excess: float, pieces: int, once: s
 
 
 def _room_for(held: list[tuple[float, int]], missing: float, below: float, most: int) -> int:
-    """How many leases lighter than `below` weigh `missing`, heaviest first; -1 when more than
-    `most` would be needed.
-    """
+    """Return how many leases below `below` have load `missing`, heaviest first; -1 above `most`."""
     k = bisect_left(held, (below, -1))
     for cost in range(1, min(most, k) + 1):
         missing -= held[k - cost][0]
@@ -313,9 +296,7 @@ def _room_for(held: list[tuple[float, int]], missing: float, below: float, most:
 
 
 def _exchange(state: Assignment, i: int, v: int, r: int, need: float) -> bool:
-    """`i` to `v`, and back a lighter lease that makes room for it but leaves the relief at
-    `need`.
-    """
+    """Move `i` to `v` and a lighter lease back, so that the relief is at least `need`."""
     load = state.loads[r][i]
     missing = load - (state.limit[r][v] - state.load[r][v])
     w = state.owner[i]
@@ -342,9 +323,7 @@ def _exchange(state: Assignment, i: int, v: int, r: int, need: float) -> bool:
 
 
 def _would_fit(state: Assignment, i: int, back: int, v: int) -> bool:
-    """A cheap look before anything is moved: whether `v` and its group have room for `i` once
-    `back` is gone.
-    """
+    """Return whether `v` and its group have capacity for `i` without `back`. Moves nothing."""
     groups = state.problem.group_of
     g = groups[v]
     limits = state.problem.limits
@@ -368,7 +347,7 @@ def _would_fit(state: Assignment, i: int, back: int, v: int) -> bool:
 
 
 def _pass_on(state: Assignment, i: int, v: int, r: int) -> bool:
-    """`i` to `v`, and the lightest lease of `v` that makes room for it to a third worker."""
+    """Move `i` to `v`, and the lightest sufficient lease of `v` to a third worker."""
     missing = state.loads[r][i] - (state.limit[r][v] - state.load[r][v])
     held = state.held[r][v]
     k = bisect_left(held, (missing, -1))
@@ -389,10 +368,7 @@ def _pass_on(state: Assignment, i: int, v: int, r: int) -> bool:
 
 
 def take_back(state: Assignment) -> None:
-    """First half of step 5: a lease goes home where there is room for it after all.
-
-    The lightest first: they matter least.
-    """
+    """First half of step 5: move leases back to their owners if they fit, lightest first."""
     home = state.problem.home
     moved = [i for i, w in enumerate(state.owner) if home[i] >= 0 and w != home[i]]
     for i in sorted(moved, key=lambda i: (state.sizes[i], i)):
@@ -401,9 +377,7 @@ def take_back(state: Assignment) -> None:
 
 
 def settle(state: Assignment) -> None:
-    """Second half of step 5: moved leases, heaviest first, go to the worker with the most room if
-    that evens the fleet.
-    """
+    """Second half of step 5: moved leases go to the worker with the most free capacity."""
     home = state.problem.home
     moved = [
         i for i, w in enumerate(state.owner) if w >= 0 and w != home[i] and i not in state.giants

@@ -30,7 +30,7 @@ _REFINEMENTS = 3
 
 
 def balanced(plan_input: PlanInput) -> Plan:
-    """The plan for this input: pure, deterministic, blind to the order of leases and workers."""
+    """Return the plan for this input. The order of leases and workers does not matter."""
     problem = build(plan_input)
     if problem is None:
         waiting = sorted(
@@ -57,7 +57,7 @@ def balanced(plan_input: PlanInput) -> Plan:
 
 
 def _placed_only(problem: Problem) -> list[int]:
-    """Leases without an owner placed, everything else where it is."""
+    """Return the assignment in which only leases without an owner change."""
     waiting = [i for i, w in enumerate(problem.home) if w < 0 and problem.free[i]]
     if not waiting:
         return list(problem.home)
@@ -71,7 +71,7 @@ def _placed_only(problem: Problem) -> list[int]:
 
 
 def _balance(problem: Problem, calm: list[int]) -> tuple[list[int], str]:
-    """The assignment to go to, and a sentence about why this one."""
+    """Return the new assignment, and a sentence with the reason."""
     targets = compute(problem)
     best = _solve_small(problem, targets, calm) if is_small(problem) else None
     if best is not None and score(problem, best).unplaced < score(problem, calm).unplaced:
@@ -133,7 +133,7 @@ def _balance(problem: Problem, calm: list[int]) -> tuple[list[int], str]:
 
 
 def _gain(problem: Problem, calm: list[int], best: list[int]) -> float:
-    """By how much the exact solution lowers a peak, in utilization."""
+    """Return by how much the exact solution reduces a peak, in utilization."""
     here, there = score(problem, calm), score(problem, best)
     return (
         max(here.peak - there.peak, here.peak_without_giants - there.peak_without_giants)
@@ -142,9 +142,7 @@ def _gain(problem: Problem, calm: list[int], best: list[int]) -> float:
 
 
 class _Stress:
-    """How uneven an assignment is. Utilizations, and `excess`: load above `reach`, in fair
-    shares.
-    """
+    """The unevenness of an assignment: utilizations, and load above `reach` in fair shares."""
 
     def __init__(self, problem: Problem, targets: Targets, owner: list[int], reach: float) -> None:
         load = [list(base) for base in problem.base]
@@ -165,7 +163,7 @@ class _Stress:
                 )
                 hosts[w] = max(hosts.get(w, 0.0), (1 + GIANT_SLACK) * alone - reach)
         self.total_peak = max(used)
-        # The host of a giant is as stressed as it is above what the giant alone makes of it.
+        # For the host of a giant, only the utilization above that of the giant alone counts.
         self.peak = max(u - max(hosts.get(w, 0.0), 0.0) for w, u in enumerate(used))
         self.misplaced_giant = len(hosts) < len(targets.giants)
         self.excess = sum(
@@ -198,7 +196,7 @@ class _Stress:
 
 
 def _several_per_group(problem: Problem) -> bool:
-    """Groups of one worker each are workers."""
+    # Groups of one worker each need no balance of their own.
     return 1 < len(problem.groups) < len(problem.workers)
 
 
@@ -214,7 +212,7 @@ def _solve_small(problem: Problem, targets: Targets, calm: list[int]) -> list[in
 
 
 def _solve(problem: Problem, targets: Targets, calm: list[int]) -> list[int]:
-    """The heuristic: at the target if it gets there, else at the lowest level it reaches."""
+    """Run the heuristic at the target, or else at the lowest utilization that it reaches."""
     best, done, peak = _attempt(problem, targets, targets.rest)
     if done:
         return best
@@ -238,7 +236,7 @@ def _solve(problem: Problem, targets: Targets, calm: list[int]) -> list[int]:
         if (candidate := (_unplaced(problem, owner), violations(problem, owner), peak)) < rank:
             best, rank = owner, candidate
         failed, reached = (failed, middle) if done else (middle, reached)
-    # What was reached is known now: a run that aims exactly there moves no more than it has to.
+    # A run that aims exactly at the reached utilization needs fewer moves.
     owner, _, peak = _attempt(problem, targets, rank[2] * (1 + EPSILON))
     if (_unplaced(problem, owner), violations(problem, owner)) == rank[:2] and peak <= rank[2] * (
         1 + 4 * EPSILON
@@ -256,8 +254,9 @@ def _unplaced(problem: Problem, owner: list[int]) -> int:
 
 
 def _attempt(problem: Problem, targets: Targets, rest: float) -> tuple[list[int], bool, float]:
-    """One run of the heuristic at utilization `rest`: the assignment, whether all limits hold, the
-    peak on workers without a giant.
+    """Run the heuristic once at utilization `rest`.
+
+    Return the assignment, whether all limits hold, and the peak of workers without a giant.
     """
     assignment = Assignment(problem, targets, rest)
     place(assignment, [i for i, w in enumerate(problem.home) if w < 0 and problem.free[i]])
@@ -273,8 +272,9 @@ def _attempt(problem: Problem, targets: Targets, rest: float) -> tuple[list[int]
 def _within_budget(
     problem: Problem, targets: Targets, calm: list[int], chosen: list[int], budget: int
 ) -> list[int]:
-    """As many of the moves as the budget allows, those off the most loaded workers first, none that
-    leaves its taker worse off than its giver was.
+    """Return the assignment after as many moves as the budget allows, from the most loaded workers.
+
+    A move must not make its destination more loaded than its source was.
     """
     assignment = Assignment(replace(problem, home=calm), targets, targets.rest)
     wanted = [i for i, (a, b) in enumerate(zip(calm, chosen, strict=True)) if a != b and a >= 0]
@@ -306,12 +306,11 @@ def _within_budget(
 
 
 def _fill_empty(problem: Problem, calm: list[int], most: int | None = None) -> list[int]:
-    """Workers without any lease get some, at most `most` each, from those with the most: the
-    lightest ones.
+    """Move the lightest leases of the workers with the most leases to workers without leases.
 
-    Near zero traffic says nothing about tomorrow's. And where CPU counts, an idle process may look
-    as busy as one that has leases: a worker that joins such a fleet would stay without any for
-    ever, and never show what they cost it.
+    At most `most` to each. Traffic near zero does not predict later traffic. And if CPU is
+    balanced, an idle process may have the same CPU as one with leases. A worker that joins such a
+    fleet would never get leases, and their cost on it would stay unknown.
     """
     assignment = Assignment(
         replace(problem, home=calm), Targets(problem.target, []), problem.target

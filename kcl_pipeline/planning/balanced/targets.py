@@ -1,14 +1,14 @@
 """Compute the utilization that a plan aims for, from lower bounds.
 
-A lease is indivisible, so the dead-band is not always in reach. Two lower bounds say so before
-anything is tried:
+A lease is indivisible, so the dead-band cannot always be reached. Two lower bounds are computed
+before the search:
 
 - *pigeonhole*: at utilization T a worker of capacity c takes at most `floor(T c / s)` leases of
   load s or more; if these numbers do not add up to the number of such leases, no assignment reaches
   T (500 equal leases on 200 workers: T is at least 3 / 2.5);
-- *giants*: a lease heavier than the largest worker's limit is alone too much for any worker. Its
-  host is excused (limit: the giant plus `GIANT_SLACK`), everybody else is not: one hot shard is no
-  reason to leave the rest of the fleet uneven.
+- *giants*: a lease above the limit of the largest worker exceeds every worker alone. Its host has
+  a higher limit (the giant plus `GIANT_SLACK`), so that the other workers are balanced in spite of
+  one hot shard.
 """
 
 from __future__ import annotations
@@ -23,23 +23,19 @@ _MOST_STEPS = 40
 
 @dataclass(slots=True)
 class Targets:
-    """`rest`: utilization aimed for on workers without a giant. `giants`: lease indices, heaviest
-    first.
-    """
+    """The target utilization `rest` of workers without a giant, and the giants, heaviest first."""
 
     rest: float
     giants: list[int]
 
 
 def size(problem: Problem, lease: int) -> float:
-    """The load of a lease in its dominant resource, in fair shares of a worker of mean capacity."""
+    """Return the load of a lease in its dominant resource, in fair shares."""
     return max(loads[lease] for loads in problem.loads)
 
 
 def compute(problem: Problem) -> Targets:
-    """Targets of this problem; lower bounds only, so the best assignment may be worse, never
-    better.
-    """
+    """Return the targets of a problem. They are lower bounds: no assignment is better."""
     target = problem.target
     top = [max(capacities) for capacities in problem.capacities]
     giants = [
@@ -67,9 +63,9 @@ def compute(problem: Problem) -> Targets:
 
 
 def _pigeonhole(loads: list[float], capacities: list[float], at_least: float) -> float:
-    """The smallest utilization, not below `at_least`, that no counting argument excludes.
+    """Return the smallest utilization, at least `at_least`, that counting does not exclude.
 
-    `loads` heaviest first.
+    `loads` are sorted, heaviest first.
     """
     classes: dict[float, int] = {}
     for capacity in capacities:
@@ -88,7 +84,7 @@ def _pigeonhole(loads: list[float], capacities: list[float], at_least: float) ->
 
 
 def _enough_room(classes: dict[float, int], load: float, leases: int, at_least: float) -> float:
-    """Smallest T >= at_least with room for `leases` of `load` each."""
+    """Return the smallest T >= at_least at which `leases` of `load` each fit."""
 
     def room(utilization: float) -> int:
         return sum(

@@ -84,14 +84,13 @@ class _Fleet:
         return 100.0 * holder.weight / self.fair if self.fair else 0.0
 
     def limit(self, holder: Holder, metric: str) -> float:
-        """The operating range of a metric in percent; the share of the load has none besides its
-        mean.
-        """
+        """Return the operating range of a metric in percent; infinite for the share of the load."""
         return float("inf") if metric == _SHARE else holder.worker.limits.get(metric, 100.0)
 
     def band(self, metric: str) -> float:
-        """How far from the mean a metric may be before anything is moved; a percentage point of a
-        measured metric is noise.
+        """Return the distance from the mean above which leases move.
+
+        One percentage point of a measured metric is noise.
         """
         return max(
             self.means[metric] * self.limits.re_balance_threshold_percentage / 100,
@@ -99,9 +98,9 @@ class _Fleet:
         )
 
     def pressure(self, holder: Holder) -> float:
-        """How far the worst metric is above the mean: 1.0 is average.
+        """Return the largest ratio of a metric to its mean; 1.0 is average.
 
-        KCL's order of priority, without its exception for 0.
+        This is KCL's order of priority, without its exception for 0.
         """
         ratios = [
             value / self.means[metric]
@@ -111,22 +110,20 @@ class _Fleet:
         return max(ratios) if ratios else self._share(holder) / 100.0
 
     def rank(self, holder: Holder) -> tuple[float, int, int, str]:
-        """The order of targets: least pressure, then fewest leases, then id.
+        """Return the sort key of targets: pressure, number of leases, id.
 
-        Rounded, so that equal loads do tie.
+        The pressure is rounded, so that equal loads compare as equal.
         """
         return (round(self.pressure(holder), 9), *holder.fewest_first())
 
     def least_utilized(self) -> Holder | None:
-        """The best target that is under its limits."""
+        """Return the best target within its limits."""
         return min(
             (h for h in self.holders if h.can_take(self.limits)), key=self.rank, default=None
         )
 
     def growth(self, lease: LeaseState, metric: str) -> float:
-        """What a lease adds to a worker's metric: the mean, in proportion to the lease's share of a
-        fair load.
-        """
+        """Return the increase of a metric by a lease: the mean times its share of the fair load."""
         return self.means[metric] * self.weights[lease.lease_key] / self.fair if self.fair else 0.0
 
     def give(self, lease: LeaseState, target: Holder, source: Holder | None = None) -> None:
@@ -140,9 +137,7 @@ class _Fleet:
             values[metric] += self.growth(lease, metric)
 
     def stays_average(self, lease: LeaseState, target: Holder) -> bool:
-        """Whether no metric of the target would exceed the mean or its operating range with the
-        lease.
-        """
+        """Return whether all metrics stay within mean and operating range with the lease."""
         if not target.fits(lease, self.limits):
             return False
         for metric, value in self.values[target.worker_id].items():
@@ -163,8 +158,9 @@ class _Source:
 
 
 def _balance(fleet: _Fleet, placed: set[str]) -> list[Move]:
-    """KCL's variance step: from the sources of the metric that has most to take, least utilized
-    workers first as targets.
+    """Do KCL's variance step, for the metric with the most load to move.
+
+    Targets are the least utilized workers.
     """
     best: list[_Source] = []
     for metric in fleet.means:
@@ -190,8 +186,9 @@ def _balance(fleet: _Fleet, placed: set[str]) -> list[Move]:
 
 
 def _sources(fleet: _Fleet, metric: str) -> list[_Source]:
-    """The workers to take from for one metric, with the weight to take; none unless some worker is
-    out of the band (protocol §5.5 step 1).
+    """Return the workers above the band of a metric, with the weight to move from each.
+
+    None if all workers are within the band (protocol §5.5 step 1).
     """
     mean = fleet.means[metric]
     band = fleet.band(metric)
@@ -223,13 +220,12 @@ def _sources(fleet: _Fleet, metric: str) -> list[_Source]:
 
 
 def _candidates(fleet: _Fleet, source: _Source, placed: set[str]) -> list[LeaseState]:
-    """The leases to offer: heavy ones first as long as they fit what is to be taken; with overshoot
-    the lightest one when none fits. A lease that moved within `cool_down_seconds` stays, unless the
-    worker is above its operating range: averages of the load take time, and noise in them would
-    move the lease back.
+    """Return the leases to move from a source: heavy ones first, up to the weight to move.
 
-    The last unfinished lease stays unless the worker is above its operating range: without it the
-    worker would be idle, and get one again.
+    With overshoot, the lightest lease if none fits. A lease that moved within `cool_down_seconds`
+    stays, because averages are slow and their noise would move it back. The last unfinished lease
+    stays, because an idle worker would get another one. Both rules do not apply if the worker is
+    above its operating range.
     """
     given_up = 0 if source.over_limit else 1
     spare = source.holder.live - given_up
@@ -258,10 +254,9 @@ def _candidates(fleet: _Fleet, source: _Source, placed: set[str]) -> list[LeaseS
 
 
 def _start_idle_workers(fleet: _Fleet, moved: set[str]) -> list[Move]:
-    """Give every worker that holds nothing one lease, unless it is busy with something else.
+    """Move one lease to every worker without leases, unless its metrics are above the mean.
 
-    Utilization alone never does when the workers share a host: all report the same CPU, and a new
-    one would stay idle for ever.
+    Utilization alone does not do this if the workers share a host: all report the same CPU.
     """
     moves: list[Move] = []
     for idle in sorted(
