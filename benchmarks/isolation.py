@@ -35,8 +35,8 @@ from kcl_pipeline.config import BatchSettings
 from kcl_pipeline.delta.arrow_writer import ArrowBatchWriter
 from kcl_pipeline.kinesis.client import RECORD_SCHEMA
 from kcl_pipeline.position import TRIM_HORIZON, Position
+from kcl_pipeline.worker.batch_runner import WriteSteps
 from kcl_pipeline.worker.failures.failed_records import FailureLimits
-from kcl_pipeline.worker.failures.splitting import BatchSplitter
 from kcl_pipeline.worker.sources.batch_source import SourcedBatch
 
 TRANSFORMS: Final = ("jvm", "python", "arrow")
@@ -64,7 +64,7 @@ def isolate(session: Any, *, records: int, bad: int, transform: str, seed: int) 
     ranges = (ShardRange("shard-0", TRIM_HORIZON, Position(str(records))),)
     batch = Batch("b", ranges, _records(records, chosen))
     with tempfile.TemporaryDirectory() as folder:
-        splitter = BatchSplitter(
+        splitter = WriteSteps(
             _writer(session, transform, folder),
             FailureLimits(BatchSettings()),
             lambda same: same,
@@ -72,7 +72,7 @@ def isolate(session: Any, *, records: int, bad: int, transform: str, seed: int) 
             lambda: False,
         )
         jobs, cpu, began = _jobs(session), _cpu_seconds(), time.monotonic()
-        [part] = splitter.split(SourcedBatch(batch, (), records, ()))
+        [part] = splitter.run(SourcedBatch(batch, (), records, ()))
         seconds, cpu = time.monotonic() - began, _cpu_seconds() - cpu
         numbers = part.failed["shard-0"]["sequence_number"].to_pylist()
         files = sum(path.is_file() for path in Path(folder).rglob("*")) - len(part.written.files)

@@ -35,7 +35,8 @@ from kcl_pipeline.leases.store import MapCallable, serial_map
 from kcl_pipeline.position import TRIM_HORIZON, Position
 from kcl_pipeline.shards import StreamId
 from kcl_pipeline.testing.sink import InMemorySink, MemoryBatchWriter, MemoryTable
-from kcl_pipeline.worker.commit import Committer
+from kcl_pipeline.worker.batch_runner import CommitSteps
+from kcl_pipeline.worker.commit.two_phase import TwoPhaseCommit
 from kcl_pipeline.worker.consumer import ShardConsumer
 
 LATENCIES_MILLIS = (0.0, 5.0)
@@ -89,14 +90,15 @@ class OneWorker:
         held = HeldLeases(table, "w", settings.lease, clock, lambda _event: None)
         rows = MemoryTable()
         self._writer = MemoryBatchWriter(rows)
-        self._committer = Committer(
-            held, InMemorySink(rows), self._writer, clock, lambda _event: None, "w", map=map_calls
+        protocol = TwoPhaseCommit(
+            held, InMemorySink(rows), clock, lambda _event: None, "w", map=map_calls
         )
+        self._commit = CommitSteps(protocol, self._writer, held, clock, lambda _event: None, "w")
         self._consumers = {
             held.lease_key: ShardConsumer(held, StreamId("s")) for held in held.recover()
         }
         for consumer in self._consumers.values():
-            self._committer.resolve(consumer)
+            protocol.resolve(consumer)
         self._turn = 0
 
     def batch(self) -> None:
@@ -108,7 +110,7 @@ class OneWorker:
             for key, consumer in self._consumers.items()
         )
         batch = Batch(f"b{self._turn}", ranges, NO_RECORDS)
-        done = self._committer.commit(batch, self._consumers, self._writer.write(batch))
+        done = self._commit.run(batch, self._consumers, self._writer.write(batch))
         if done is None or len(done.lease_keys) != len(ranges):
             raise AssertionError("a lease was lost")
 

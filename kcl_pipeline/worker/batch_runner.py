@@ -1,40 +1,52 @@
-"""One batch: cut, transform and write, commit; and what happens when one of these fails."""
+"""The path of a batch: load, write, isolate failures, prepare, commit, checkpoint."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import random
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Final
 
-import pyarrow as pa
-
-from kcl_pipeline.batch import Batch
-from kcl_pipeline.errors import CommitStoppedError, SinkError, TransformFailedError
-from kcl_pipeline.events import AwsTrouble, BatchCommitted, RecordsDeadLettered
-from kcl_pipeline.kinesis.ranges import sampled_arrivals
+from kcl_pipeline.batch import NOTHING_WRITTEN, Batch, BatchWriter, Written
+from kcl_pipeline.clock import Clock
+from kcl_pipeline.errors import (
+    BrokenTransformError,
+    CommitStoppedError,
+    SinkError,
+    TransformFailedError,
+)
+from kcl_pipeline.events import AwsTrouble, BatchRefused, EventSink
 from kcl_pipeline.leases.held import HeldLeases
-from kcl_pipeline.worker.commit import Committed, Committer
+from kcl_pipeline.worker.batches import without
+from kcl_pipeline.worker.commit.protocol import CommitProtocol, Committed
 from kcl_pipeline.worker.consumer import ConsumerState, ShardConsumer
 from kcl_pipeline.worker.dependencies import WorkerDependencies
-from kcl_pipeline.worker.failures.failed_records import FailureLimits, dead_letters, positions_of
+from kcl_pipeline.worker.failures.dead_letters import DeadLetters
+from kcl_pipeline.worker.failures.failed_records import FailureLimits
 from kcl_pipeline.worker.failures.isolation import IsolationStoppedError
 from kcl_pipeline.worker.failures.pauses import PausedShards
-from kcl_pipeline.worker.failures.splitting import BatchSplitter, SplitBatch
+from kcl_pipeline.worker.failures.splitting import FailureIsolation, SplitBatch, all_paused
+from kcl_pipeline.worker.monitoring.accounts import CommitAccounts
 from kcl_pipeline.worker.monitoring.lag import LagTracker
 from kcl_pipeline.worker.monitoring.stats import WorkerStats
 from kcl_pipeline.worker.shards.lifecycle import Lifecycle
-from kcl_pipeline.worker.sources.batch_source import BatchSource, ShardPart, SourcedBatch
+from kcl_pipeline.worker.sources.batch_source import BatchSource, SourcedBatch
 
 MAX_SINK_FAILURES: Final = 20
 FLUSH_IDLE_SECONDS: Final = 1.0
 
 
 class BatchRunner:
-    """Takes what the supply has and commits it. Only the processing thread uses it.
+    """Processes batches one after the other. Only the processing thread uses it.
+
+    A batch takes six steps: load its records, write them, isolate failures (`WriteSteps`), prepare,
+    commit (`CommitSteps`), and checkpoint. The checkpoint is combined with the prepare of the next
+    batch, or written by `Lifecycle.flush_idle` when there is none. A batch may be split into parts;
+    each of them is prepared and committed alone.
 
     Args:
-        is_stopped: Whether the worker is to stop: a search for failing records then ends.
+        stop: Whether the worker stops: a search for failing records then ends.
     """
 
     def __init__(
@@ -44,26 +56,34 @@ class BatchRunner:
         *,
         leases: HeldLeases,
         source: BatchSource,
-        committer: Committer,
+        protocol: CommitProtocol,
         lifecycle: Lifecycle,
         stats: WorkerStats,
         lag: LagTracker,
-        is_stopped: Callable[[], bool],
+        stop: Callable[[], bool],
     ) -> None:
-        self._parts = parts
         self._settings = parts.settings.batch
         self._worker_id = worker_id
-        self._leases = leases
         self._source = source
-        self._committer = committer
+        self._protocol = protocol
         self._lifecycle = lifecycle
         self._stats = stats
         self._lag = lag
         self._clock = parts.clock
+        self._events = parts.events
         self._limits = FailureLimits(self._settings, parts.takes_dead_letters)
-        self._splitter = BatchSplitter(
-            parts.writer, self._limits, source.load, parts.rng, is_stopped
+        self._write = WriteSteps(parts.writer, self._limits, source.load, parts.rng, stop)
+        self._dead_letters = DeadLetters(
+            worker_id,
+            parts.sink,
+            parts.clock,
+            parts.events,
+            skip=self._settings.failed_records == "skip",
         )
+        self._commit = CommitSteps(
+            protocol, source.rewriter, leases, parts.clock, parts.events, worker_id
+        )
+        self._accounts = CommitAccounts(worker_id, stats, leases, parts.events)
         self.pauses = PausedShards(worker_id, parts.clock, parts.events)
         self._last_cut = parts.clock.monotonic() - self._settings.min_batch_interval_millis / 1000
         self._serial = 0
@@ -104,46 +124,36 @@ class BatchRunner:
         self._last_cut = now
         self._serial += 1
         if sourced.batch.ranges:
-            self._lag.took(sourced.oldest_at)
-            with self._in_batch(sourced.batch):
-                self._process(sourced)
-        self._note_ends(sourced.parts)
+            self._process(sourced)
+        self._note_ends(sourced)
         self._restart_gaps(sourced)
         return True
 
-    @contextmanager
-    def _in_batch(self, batch: Batch) -> Iterator[None]:
-        """Say of the shards of a batch that they wait for it: it may hang."""
-        consumers = [
-            consumer
-            for part in batch.ranges
-            if (consumer := self._lifecycle.consumers.get(part.lease_key)) is not None
-        ]
-        for consumer in consumers:
-            consumer.in_batch = True
-        try:
-            yield
-        finally:
-            for consumer in consumers:
-                consumer.in_batch = False
-
     def _process(self, sourced: SourcedBatch) -> None:
-        """Commit every part that the batch is split into; in good order there is one."""
+        """Take a batch through its steps. Parts that fail do not keep the others from landing."""
         batch = sourced.batch
-        began = self._clock.monotonic()
         consumers = {r.lease_key: self._lifecycle.consumers[r.lease_key] for r in batch.ranges}
         waiting = set(consumers)
-        parts = self._splitter.split(sourced)
+        self._lag.took(sourced.oldest_at)
+        began = self._clock.monotonic()
         try:
-            with self._committer.preparing(self._expected(batch), consumers):
-                part = next(parts, None)
-            while part is not None:
-                self._pause(part.paused, consumers)
-                waiting -= part.paused.keys()
-                self._commit(part, sourced, consumers, began)
-                waiting -= {r.lease_key for r in part.batch.ranges}
-                began = self._clock.monotonic()
-                part = next(parts, None)
+            with _in_batch(list(consumers.values())):
+                # Steps 1 to 3, with step 4 beside them where that is possible
+                parts = self._write.run(sourced)
+                with self._protocol.preparing(self._expected(batch), consumers):
+                    part = next(parts, None)
+                while part is not None:
+                    self._pause(part.paused, consumers)
+                    waiting -= part.paused.keys()
+                    # Steps 4 and 5
+                    self._dead_letters.set_aside(part, consumers)
+                    if part.batch.ranges:
+                        written_millis = (self._clock.monotonic() - began) * 1000
+                        done = self._commit.run(part.batch, consumers, part.written)
+                        self._note_done(part, sourced, done, written_millis)
+                    waiting -= {r.lease_key for r in part.batch.ranges}
+                    began = self._clock.monotonic()
+                    part = next(parts, None)
         except SinkError as error:
             self._sink_failed(batch.batch_id, waiting, error)
         except TransformFailedError as error:
@@ -158,93 +168,25 @@ class BatchRunner:
         paused = self.pauses.current()
         return replace(batch, ranges=tuple(r for r in batch.ranges if r.lease_key not in paused))
 
-    def _commit(
-        self,
-        part: SplitBatch,
-        sourced: SourcedBatch,
-        consumers: dict[str, ShardConsumer],
-        began: float,
-    ) -> None:
-        keys = [r.lease_key for r in part.batch.ranges]
-        self._set_aside(part, consumers)
-        if not keys:
-            return
-        written_millis = (self._clock.monotonic() - began) * 1000
-        done = self._committer.commit(part.batch, consumers, part.written)
-        self._sink_failures = 0
-        if done is None or len(done.lease_keys) < len(keys):
-            self._stats.refused()
-        if done is not None:
-            self._note_done(part, sourced, done, written_millis)
+    # -- what becomes of a batch
 
     def _note_done(
-        self, part: SplitBatch, sourced: SourcedBatch, done: Committed, written_millis: float
+        self, part: SplitBatch, sourced: SourcedBatch, done: Committed | None, written_millis: float
     ) -> None:
+        self._sink_failures = 0
+        if done is None or len(done.lease_keys) < len(part.batch.ranges):
+            self._stats.refused()
+        if done is None:
+            return
         self.pauses.resume(done.lease_keys)
         self._lag.committed(done.lease_keys)
-        bytes_of = {
-            key: size for key, size in sourced.bytes_of_leases.items() if key in done.lease_keys
-        }
-        for key, size in bytes_of.items():
-            self._leases.record_bytes(key, size)
-        self._note_shares(part, sourced)
-        failed = sum(records.num_rows for records in part.failed.values())
-        is_whole = len(part.batch.ranges) == len(sourced.batch.ranges)
-        self._stats.batch(
-            part.records,
-            sourced.arrival_micros if is_whole else sampled_arrivals(part.batch.records),
-            bytes_read=sum(bytes_of.values()),
-            rows_written=done.rows,
-            dead_letters=failed,
-            version=done.version,
-        )
-        self._parts.events(
-            BatchCommitted(
-                self._worker_id,
-                part.batch.batch_id,
-                part.records - failed,
-                sum(bytes_of.values()),
-                done.lease_keys,
-                {**sourced.milliseconds, "write": written_millis, **done.milliseconds},
-                done.version,
-            )
-        )
-
-    def _note_shares(self, part: SplitBatch, sourced: SourcedBatch) -> None:
-        counts = sourced.records_of_leases
+        records_of = sourced.records_of_leases
         for r in part.batch.ranges:
             failed = part.failed.get(r.lease_key)
             self._limits.note(
-                r.lease_key, counts.get(r.lease_key, 0), 0 if failed is None else failed.num_rows
+                r.lease_key, records_of[r.lease_key], 0 if failed is None else failed.num_rows
             )
-
-    def _set_aside(self, part: SplitBatch, consumers: dict[str, ShardConsumer]) -> None:
-        """Write the dead letters of a part, before its batch is committed. What this worker has
-        written at an earlier attempt at the range is not written again.
-        """
-        skip = self._settings.failed_records == "skip"
-        new = {}
-        for key, records in part.failed.items():
-            fresh = records.filter(
-                pa.array([place not in consumers[key].set_aside for place in positions_of(records)])
-            )
-            if fresh.num_rows:
-                new[key] = fresh
-        if new and not skip:
-            self._parts.sink.write_dead_letters(
-                dead_letters(new, part.batch.batch_id, self._clock.wall())
-            )
-        for key, records in new.items():
-            consumers[key].set_aside.update(positions_of(records))
-            self._parts.events(
-                RecordsDeadLettered(
-                    self._worker_id,
-                    key,
-                    records.num_rows,
-                    records["error"][0].as_py(),
-                    skipped=skip,
-                )
-            )
+        self._accounts.note(part, sourced, done, written_millis)
 
     def _pause(self, paused: Mapping[str, str], consumers: dict[str, ShardConsumer]) -> None:
         """Retry these shards later; they are not read meanwhile."""
@@ -253,8 +195,7 @@ class BatchRunner:
             if consumer is None:  # its lease was lost meanwhile
                 continue
             seconds = self.pauses.pause(key, reason)
-            consumer.error = reason
-            self._lifecycle.restart(consumer)
+            self._restart([key], reason)
             consumer.due = self._clock.monotonic() + seconds
 
     def _sink_failed(self, batch_id: str, lease_keys: Iterable[str], error: SinkError) -> None:
@@ -262,7 +203,7 @@ class BatchRunner:
         it is read again.
         """
         self._stats.refused()
-        self._parts.events(AwsTrouble(f"batch {batch_id}", str(error)))
+        self._events(AwsTrouble(f"batch {batch_id}", str(error)))
         if isinstance(error, CommitStoppedError):
             return
         self._sink_error = f"{type(error).__name__}: {error}"
@@ -292,7 +233,7 @@ class BatchRunner:
                 or part.after == consumer.committed
             ):
                 continue
-            self._parts.events(
+            self._events(
                 AwsTrouble(
                     f"read of {part.lease_key}",
                     f"records after {part.after} do not follow {consumer.committed}",
@@ -300,8 +241,8 @@ class BatchRunner:
             )
             self._lifecycle.restart(consumer)
 
-    def _note_ends(self, parts: Sequence[ShardPart]) -> None:
-        for part in parts:
+    def _note_ends(self, sourced: SourcedBatch) -> None:
+        for part in sourced.parts:
             consumer = self._lifecycle.consumers.get(part.lease_key)
             if (
                 part.shard_end is not None
@@ -309,5 +250,148 @@ class BatchRunner:
                 and consumer.state is ConsumerState.READING
                 and consumer.committed == part.through
             ):
-                consumer.children, consumer.shard_gone = part.shard_end, part.lost
-                consumer.state = ConsumerState.ENDING
+                consumer.reach_end(part.shard_end, shard_gone=part.lost)
+
+
+class WriteSteps:
+    """Steps 1 to 3: load the records, write them, isolate failures.
+
+    Args:
+        writer: Transforms and writes.
+        limits: How many records of a lease may fail.
+        load: Reads the records of a batch that executors have read.
+        rng: Chooses samples of a batch that fails.
+        stop: Whether the worker stops.
+    """
+
+    def __init__(
+        self,
+        writer: BatchWriter,
+        limits: FailureLimits,
+        load: Callable[[Batch], Batch],
+        rng: random.Random,
+        stop: Callable[[], bool],
+    ) -> None:
+        self._writer = writer
+        self._load = load
+        self._failures = FailureIsolation(writer, limits, rng, stop)
+
+    def run(self, sourced: SourcedBatch) -> Iterator[SplitBatch]:
+        """Write the batch; every lease of it is in one part. In good order there is one part.
+
+        Raises:
+            SinkError: Loading or writing failed, or Spark did.
+            IsolationStoppedError: The worker stops.
+        """
+        batch, written = sourced.batch, sourced.written
+        # 1. Load, unless executors have read and written the batch, and everything is healthy
+        if not batch.loaded and (written is None or written.rejected is not None):
+            batch = self._load(batch)
+        # 2. Write, unless executors did, or failed to
+        if written is None and (sourced.failure is None or not batch.records.num_rows):
+            try:
+                written = self._writer.write(batch) if batch.records.num_rows else NOTHING_WRITTEN
+            except BrokenTransformError as error:
+                yield all_paused(batch, str(error))
+                return
+            except TransformFailedError:
+                written = None  # step 3 finds the records
+        # 3. Isolate failures
+        if written is None:
+            yield from self._failures.isolate_failures(batch)
+        elif written.rejected is not None:
+            yield self._failures.judge(batch, written)
+        else:
+            yield SplitBatch(batch, written, sourced.records)
+
+
+class CommitSteps:
+    """Steps 4 and 5: prepare and commit; repeated without the leases that turn out to be lost.
+
+    Args:
+        protocol: Prepares and commits.
+        writer: Writes the rest of a batch again, whether its records are loaded or not.
+        leases: The leases of this worker.
+        clock: Measures the steps.
+        events: Receives `BatchRefused`.
+        worker_id: Names this worker in events.
+    """
+
+    def __init__(
+        self,
+        protocol: CommitProtocol,
+        writer: BatchWriter,
+        leases: HeldLeases,
+        clock: Clock,
+        events: EventSink,
+        worker_id: str,
+    ) -> None:
+        self._protocol = protocol
+        self._writer = writer
+        self._leases = leases
+        self._clock = clock
+        self._events = events
+        self._worker_id = worker_id
+
+    def run(
+        self, batch: Batch, consumers: dict[str, ShardConsumer], written: Written
+    ) -> Committed | None:
+        """Prepare and commit a written batch; None when no lease of it is left.
+
+        `consumers` has each lease of the batch. Lost leases are removed from it and dropped.
+
+        Raises:
+            SinkError: The sink stays unusable, or the worker stops (`CommitStoppedError`).
+        """
+        timings: dict[str, float] = {}
+        for _ in range(len(batch.ranges) + 1):
+            # 4. Prepare
+            with self._timed(timings, "prepare"):
+                lost = self._protocol.prepare(batch, consumers, written)
+            # 5. Commit
+            if not lost:
+                with self._timed(timings, "commit"):
+                    result = self._protocol.commit(batch, consumers, written)
+                if result.landed:
+                    keys = tuple(r.lease_key for r in batch.ranges)
+                    return Committed(keys, written.rows, result.version, timings)
+                lost = result.lost
+            self._drop(batch, consumers, lost)
+            batch = without(batch, lost)
+            if not batch.ranges:
+                return None
+            with self._timed(timings, "rewrite"):
+                written = self._writer.write(batch)
+        raise SinkError(f"batch {batch.batch_id} was refused more often than it has leases")
+
+    def _drop(
+        self, batch: Batch, consumers: dict[str, ShardConsumer], lost: Mapping[str, str]
+    ) -> None:
+        for key, reason in lost.items():
+            self._leases.drop(consumers.pop(key).held, reason)
+        self._events(
+            BatchRefused(
+                self._worker_id,
+                batch.batch_id,
+                tuple(sorted(lost)),
+                "; ".join(sorted(set(lost.values()))),
+            )
+        )
+
+    @contextmanager
+    def _timed(self, timings: dict[str, float], step: str) -> Iterator[None]:
+        began = self._clock.monotonic()
+        yield
+        timings[step] = timings.get(step, 0.0) + (self._clock.monotonic() - began) * 1000
+
+
+@contextmanager
+def _in_batch(consumers: Iterable[ShardConsumer]) -> Iterator[None]:
+    """Say of the shards of a batch that they wait for it: it may hang."""
+    for consumer in consumers:
+        consumer.in_batch = True
+    try:
+        yield
+    finally:
+        for consumer in consumers:
+            consumer.in_batch = False

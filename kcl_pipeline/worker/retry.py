@@ -30,6 +30,7 @@ class RetryPolicy:
         longest_wait_seconds: The bound of a wait.
         transient: Errors after which another attempt may succeed.
         permanent: Subclasses of these after which it does not.
+        raises_refused_connections: Whether a refused connection is an address that is wrong.
     """
 
     limit_seconds: float
@@ -37,9 +38,12 @@ class RetryPolicy:
     longest_wait_seconds: float
     transient: tuple[type[Exception], ...] = (ThrottledError, UnavailableError)
     permanent: tuple[type[Exception], ...] = ()
+    raises_refused_connections: bool = False
 
 
-START_UP: Final = RetryPolicy(60.0, first_wait_seconds=0.2, longest_wait_seconds=5.0)
+START_UP: Final = RetryPolicy(
+    60.0, first_wait_seconds=0.2, longest_wait_seconds=5.0, raises_refused_connections=True
+)
 
 
 def retry_transient(
@@ -53,8 +57,6 @@ def retry_transient(
 ) -> _T:
     """Take a step that may be repeated until it succeeds; each failure is an `AwsTrouble`.
 
-    A refused connection is raised at once: an address that is wrong never gets better.
-
     Raises:
         StoppedWhileRetryingError: `stop` was set during a wait.
         Exception: What the step raised last, when the limit is reached or the error is permanent.
@@ -67,8 +69,10 @@ def retry_transient(
         except policy.permanent:
             raise
         except policy.transient as error:
-            is_unreachable = getattr(error, "code", None) == _NOBODY_THERE
-            if is_unreachable or clock.monotonic() + wait > deadline:
+            is_refused = getattr(error, "code", None) == _NOBODY_THERE
+            if (
+                policy.raises_refused_connections and is_refused
+            ) or clock.monotonic() + wait > deadline:
                 raise
             events(AwsTrouble(what, str(error)))
             failure = error

@@ -22,7 +22,7 @@ from kcl_pipeline.leases.worker_status import PausedLease, WorkerStatus, furthes
 from kcl_pipeline.metrics.reporter import WorkerMetricsReporter
 from kcl_pipeline.shards import StreamId
 from kcl_pipeline.worker.batch_runner import BatchRunner
-from kcl_pipeline.worker.commit import Committer
+from kcl_pipeline.worker.commit.two_phase import TwoPhaseCommit
 from kcl_pipeline.worker.dependencies import Mode, ProgressCallback, WorkerDependencies
 from kcl_pipeline.worker.drain import DrainWatch
 from kcl_pipeline.worker.failures.pauses import Pause, pauses_sentence
@@ -81,16 +81,16 @@ class Worker:
             settings, parts.kinesis, parts.fan_out, clock, events, parts.spawn
         )
         self.source = make_source(parts, self._retrieval, lambda: len(self.leases.held()))
-        self._committer = Committer(
+        self._protocol = TwoPhaseCommit(
             self.leases,
             parts.sink,
-            self.source.rewriter,
             clock,
             events,
             worker_id,
+            rng=parts.rng,
+            stop=self._stop,
             map=self._pools.map_commits,
             beside=self._pools.prepare,
-            pause=self._stop.wait,
         )
         self.lifecycle = self._make_lifecycle()
         self.stalls = StallWatch(
@@ -109,11 +109,11 @@ class Worker:
             worker_id,
             leases=self.leases,
             source=self.source,
-            committer=self._committer,
+            protocol=self._protocol,
             lifecycle=self.lifecycle,
             stats=self.stats,
             lag=self._lag,
-            is_stopped=self._stop.is_set,
+            stop=self._stop.is_set,
         )
         renew = self._pools.map_renewals
         self.lease_tick = LeaseLoop(
@@ -142,7 +142,7 @@ class Worker:
             table=table,
             leases=self.leases,
             source=self.source,
-            committer=self._committer,
+            protocol=self._protocol,
             parents=ParentCheck(
                 worker_id, settings.shard_sync, table, self.leases, kinesis, clock, events
             ),

@@ -271,7 +271,7 @@ def test_a_row_made_unreadable_costs_its_lease_and_not_the_worker() -> None:
     broken = {"leaseKey": {"S": "s0"}, "leaseOwner": {"S": "w1"}, "checkpoint": {"S": "by hand"}}
     bench.table.plant(broken)
     batch = process._cut(consumers)
-    done = process._committer.commit(batch, consumers, bench.writer.write(batch))
+    done = process._commit.run(batch, consumers, bench.writer.write(batch))
     assert done is not None
     assert done.lease_keys == ("s1",)
     assert [held.lease_key for held in leases.held()] == ["s1"]

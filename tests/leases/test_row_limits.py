@@ -201,7 +201,7 @@ def test_a_batch_of_a_lease_with_a_long_counter_is_committed_once(counter: int) 
     consumers = {held.lease_key: ShardConsumer(held, STREAM) for held in leases.discover()}
     first._settle(consumers)
     batch = first._cut(consumers)
-    assert first._committer.commit(batch, consumers, bench.writer.write(batch)) is not None
+    assert first._commit.run(batch, consumers, bench.writer.write(batch)) is not None
     left = bench.table.get("s0")
     assert pending_number(left) == counter + 1
     # the first worker dies here: its checkpoint is never written

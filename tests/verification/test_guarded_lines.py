@@ -19,7 +19,8 @@ from kcl_pipeline.testing.clock import VirtualClock
 from kcl_pipeline.testing.sink import LogEntry, MemoryTable
 from kcl_pipeline.testing.tables import InMemoryLeaseTable
 from kcl_pipeline.worker.batch_runner import BatchRunner
-from kcl_pipeline.worker.commit import Committer
+from kcl_pipeline.worker.commit.protocol import CommitResult
+from kcl_pipeline.worker.commit.two_phase import TwoPhaseCommit
 from kcl_pipeline.worker.consumer import ConsumerState, ShardConsumer
 
 MIB = 1_048_576
@@ -126,7 +127,7 @@ class Sink:
 
 
 def committer(leases, sink=None):
-    return Committer(leases, sink, None, VirtualClock(), lambda _event: None, "w1")
+    return TwoPhaseCommit(leases, sink, VirtualClock(), lambda _event: None, "w1")
 
 
 @pytest.mark.parametrize(("in_table", "landed"), [(5, True), (4, False)])
@@ -135,7 +136,7 @@ def test_a_refusal_after_a_lost_answer_is_looked_up(in_table, landed):
     lost = {} if landed else {KEY: "the table has another worker's commit or fence"}
     refused = CommitOutcome(None, (KEY,))
     found = committer(None, Sink(in_table))._sort_out(entries, refused, maybe_landed=True)
-    assert found == (landed, None, lost)
+    assert found == CommitResult(landed, None, lost)
 
 
 class Leases:
@@ -161,16 +162,16 @@ def consumer():
 def test_a_checkpoint_never_overwrites_a_batch_of_unknown_outcome(consumer):
     leases = Leases()
     consumer.prepared = (Position("8"), 7)
-    committer(leases).flush(consumer)
+    committer(leases).checkpoint(consumer)
     assert leases.calls == []
     consumer.prepared = None
-    committer(leases).flush(consumer)
+    committer(leases).checkpoint(consumer)
     assert leases.calls == [("checkpoint", {"checkpoint": Position("5")})]
 
 
 def test_a_prepare_avoids_the_number_that_the_table_has(consumer):
     leases = Leases()
-    consumer.numbers = TxnVersions(42)
+    consumer.versions = TxnVersions(42)
     committer(leases)._prepare(consumer, Position("8"))
     [(call, what)] = leases.calls
     assert (call, what["checkpoint"], what["end"], what["avoid_number"]) == (
@@ -188,6 +189,7 @@ def test_a_shard_ends_when_its_last_record_is_committed_and_not_before(consumer,
     children = (ChildShard("shardId-000000000001", (KEY,), HashKeyRange(0, 1)),)
     chunk = Chunk(KEY, pa.table({}), Position("4"), Position(through), 0, 0, children)
     BatchRunner._note_ends(
-        SimpleNamespace(_lifecycle=SimpleNamespace(consumers={KEY: consumer})), [chunk]
+        SimpleNamespace(_lifecycle=SimpleNamespace(consumers={KEY: consumer})),
+        SimpleNamespace(parts=[chunk]),
     )
     assert consumer.state is state

@@ -21,7 +21,7 @@ from kcl_pipeline.leases.held import CheckpointWrite, Held, HeldLeases
 from kcl_pipeline.leases.lease import Lease
 from kcl_pipeline.leases.lease_rows import LeaseRows
 from kcl_pipeline.position import Position
-from kcl_pipeline.worker.commit import Committer
+from kcl_pipeline.worker.commit.two_phase import TwoPhaseCommit
 from kcl_pipeline.worker.consumer import ShardConsumer
 from kcl_pipeline.worker.shards.parents import ParentCheck
 from verification.interleavings.explorer import Violation
@@ -105,16 +105,16 @@ def _flush_while_in_flight(patch: pytest.MonkeyPatch) -> None:
     """The checkpoint of the batch before is written between prepare and commit, which removes the
     pending one.
     """
-    land = Committer._land
+    land = TwoPhaseCommit._land
 
     def flushing(
-        self: Committer, batch: Batch, consumers: dict[str, ShardConsumer], written: Written
+        self: TwoPhaseCommit, batch: Batch, consumers: dict[str, ShardConsumer], written: Written
     ) -> object:
         for consumer in consumers.values():
             self._leases.checkpoint(consumer.held, checkpoint=consumer.committed)
         return land(self, batch, consumers, written)
 
-    patch.setattr(Committer, "_land", flushing)
+    patch.setattr(TwoPhaseCommit, "_land", flushing)
 
 
 def _checkpoint_before_commit(patch: pytest.MonkeyPatch) -> None:

@@ -111,7 +111,7 @@ class DeltaBench(Bench):
         for actor in self.actors:
             process = getattr(actor.body, "__self__", None)
             if isinstance(process, microscope.Process):
-                process._writer = process._committer._writer = self.writer
+                process._writer = process._commit._writer = self.writer
         if vacuums:
             self.actors.append(Actor("vacuum", self._vacuum))
 

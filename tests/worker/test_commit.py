@@ -43,7 +43,8 @@ from kcl_pipeline.testing.tables import (
     InMemoryLeaseTable,
     InMemoryWorkerMetricsTable,
 )
-from kcl_pipeline.worker.commit import Committer
+from kcl_pipeline.worker.batch_runner import CommitSteps
+from kcl_pipeline.worker.commit.two_phase import TwoPhaseCommit
 from kcl_pipeline.worker.consumer import ShardConsumer
 from kcl_pipeline.worker.dependencies import WorkerDependencies
 from kcl_pipeline.worker.worker import Worker
@@ -75,16 +76,16 @@ class World:
             faults=lambda operation, keys: self.asked.append((operation, keys)),
         )
         self.writer = MemoryBatchWriter(self.rows)
-        self.committer = Committer(
+        self.committer = TwoPhaseCommit(
             self.leases,
             self.sink,
-            self.writer,
             self.clock,
             self.events.append,
             "w",
             map=map_calls,
             beside=beside,
         )
+        self.steps = self.steps_of(self.committer)
         self.consumers = {
             held.lease_key: ShardConsumer(held, StreamId("s")) for held in self.leases.discover()
         }
@@ -93,6 +94,9 @@ class World:
         self.trouble: dict[str, list[Exception]] = {}
         self.writes: list[str] = []
         self.table.hook(self._before, None)
+
+    def steps_of(self, protocol):
+        return CommitSteps(protocol, self.writer, self.leases, self.clock, self.events.append, "w")
 
     def _before(self, called: str, key: str) -> None:
         if called == "UpdateItem":
@@ -109,7 +113,7 @@ class World:
 
     def commit(self, through: int):
         batch = self.batch(through)
-        return self.committer.commit(batch, self.consumers, self.writer.write(batch))
+        return self.steps.run(batch, self.consumers, self.writer.write(batch))
 
     def pending(self) -> set[Position | None]:
         return {self.table.get(key).pending_checkpoint for key in KEYS}
@@ -195,21 +199,13 @@ def test_a_stop_ends_the_attempts_of_a_batch(where: str) -> None:
     """Without it a worker went on for 117 seconds, 60 attempts of the same failure."""
     world, stop = World(), threading.Event()
     sink = Refusing(world, stop) if where == "commit" else world.sink
-    committer = Committer(
-        world.leases,
-        sink,
-        world.writer,
-        world.clock,
-        world.events.append,
-        "w",
-        pause=stop.wait,
-    )
+    committer = TwoPhaseCommit(world.leases, sink, world.clock, world.events.append, "w", stop=stop)
     if where == "prepare":
         stop.set()
         world.trouble = {KEYS[3]: [ThrottledError("slow down", operation="UpdateItem")] * 9}
     batch = world.batch(5)
     with pytest.raises(CommitStoppedError, match=r"batch b5 was not .*; the worker stops"):
-        committer.commit(batch, world.consumers, world.writer.write(batch))
+        world.steps_of(committer).run(batch, world.consumers, world.writer.write(batch))
     assert world.clock.monotonic() == 0.0
     assert set(world.consumers) == set(KEYS), "no lease is dropped: they are released in good order"
     if where == "commit":
@@ -266,7 +262,7 @@ def beside() -> Iterator[World]:
         with world.committer.preparing(batch, world.consumers):
             time.sleep(0)
         assert world.writes == [], "a fence would have no log to stand in"
-        assert world.committer.commit(batch, world.consumers, world.writer.write(batch)) is not None
+        assert world.steps.run(batch, world.consumers, world.writer.write(batch)) is not None
         world.writes.clear()
         yield world
 
@@ -314,7 +310,7 @@ def test_a_batch_is_prepared_while_it_is_written(beside: World) -> None:
             )
             time.sleep(0.001)
         written = beside.writer.write(batch)
-    done = beside.committer.commit(batch, beside.consumers, written)
+    done = beside.steps.run(batch, beside.consumers, written)
     assert done is not None
     assert done.lease_keys == KEYS
     assert sorted(beside.writes) == sorted(KEYS), "one write for each row"
@@ -351,7 +347,7 @@ def test_a_lease_that_is_lost_while_its_batch_is_written_is_left_out_of_the_comm
     beside.trouble = {KEYS[5]: [ThrottledError("slow down", operation="UpdateItem")]}
     with beside.committer.preparing(batch, beside.consumers):
         written = beside.writer.write(batch)
-    done = beside.committer.commit(batch, beside.consumers, written)
+    done = beside.steps.run(batch, beside.consumers, written)
     assert done is not None
     assert set(done.lease_keys) == set(KEYS) - {KEYS[2]}
     assert [event.lease_keys for event in beside.events if isinstance(event, BatchRefused)] == [
@@ -408,7 +404,7 @@ def test_many_takeovers_read_the_tables_end_once(world: World) -> None:
     )
     assert world.committer._prepare_all(batch, world.consumers) == {}
     entries = [
-        CommitEntry(key, c.prepared[1], c.numbers)
+        CommitEntry(key, c.prepared[1], c.versions)
         for key, c in world.consumers.items()
         if c.prepared
     ]
@@ -416,7 +412,7 @@ def test_many_takeovers_read_the_tables_end_once(world: World) -> None:
     assert old.commit(world.writer.write(batch), landed).version is not None
     taker = HeldLeases(world.table.view(), "w", LeaseSettings(), world.clock, world.events.append)
     consumers = [ShardConsumer(held, StreamId("s")) for held in taker.discover()]
-    committer = Committer(taker, world.sink, world.writer, world.clock, world.events.append, "w")
+    committer = TwoPhaseCommit(taker, world.sink, world.clock, world.events.append, "w")
     world.asked.clear()
     seen = committer.look_up(consumers)
     assert world.asked == [("numbers", KEYS)]
@@ -433,7 +429,7 @@ def test_many_takeovers_read_the_tables_end_once(world: World) -> None:
         (KEYS[4],)
     ], "the one whose fence was refused"
     for consumer in consumers:
-        assert consumer.numbers == world.rows.numbers(consumer.lease_key) != TxnVersions()
+        assert consumer.versions == world.rows.numbers(consumer.lease_key) != TxnVersions()
     for entry in entries[5:]:
         assert old.commit(world.writer.write(batch), [entry]).version is None, "fenced"
 

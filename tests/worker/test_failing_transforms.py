@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pyarrow as pa
 import pytest
 
@@ -15,7 +17,7 @@ from kcl_pipeline.events import (
 )
 from kcl_pipeline.position import TRIM_HORIZON
 from kcl_pipeline.testing.sink import SinkFault
-from kcl_pipeline.worker import commit
+from kcl_pipeline.worker.commit import two_phase
 from kcl_pipeline.worker.failures.pauses import LONGEST_RETRY_SECONDS
 from kcl_pipeline.worker.summary import StopReason
 from tests.support.worker_world import World, numbered
@@ -192,7 +194,7 @@ def test_the_transform_is_never_called_without_records(world: World):
 @pytest.fixture
 def failing_commits(world: World, monkeypatch: pytest.MonkeyPatch) -> World:
     """The first five batches fail at their first commit."""
-    monkeypatch.setattr(commit, "MAX_ATTEMPTS", 1)
+    monkeypatch.setattr(two_phase, "COMMIT", replace(two_phase.COMMIT, limit_seconds=0.0))
     failures = iter([True] * 5)
     world.worker._parts.sink.faults = lambda call, _keys: (
         SinkFault.FAIL if call == "commit" and next(failures, False) else None

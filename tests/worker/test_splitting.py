@@ -17,6 +17,7 @@ from kcl_pipeline.errors import BrokenTransformError
 from kcl_pipeline.kinesis.client import RECORD_SCHEMA
 from kcl_pipeline.position import TRIM_HORIZON, Position
 from kcl_pipeline.testing.sink import MemoryBatchWriter, MemoryTable
+from kcl_pipeline.worker.batch_runner import WriteSteps
 from kcl_pipeline.worker.failures.failed_records import (
     DEAD_LETTER_SCHEMA,
     JUDGED_RECORDS,
@@ -25,7 +26,7 @@ from kcl_pipeline.worker.failures.failed_records import (
     rejected_records,
 )
 from kcl_pipeline.worker.failures.isolation import IsolationStoppedError
-from kcl_pipeline.worker.failures.splitting import BatchSplitter, SplitBatch
+from kcl_pipeline.worker.failures.splitting import SplitBatch
 from kcl_pipeline.worker.sources.batch_source import SourcedBatch
 
 NOW = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
@@ -79,12 +80,12 @@ class Bench:
 
         self.writer = MemoryBatchWriter(self.table, counted)
         self.limits = FailureLimits(BatchSettings(**settings))
-        self.splitter = BatchSplitter(
+        self.splitter = WriteSteps(
             self.writer, self.limits, lambda batch: batch, random.Random(1), lambda: self.stopped
         )
 
     def split(self, batch: Batch) -> list[SplitBatch]:
-        parts = list(self.splitter.split(SourcedBatch(batch, (), batch.records.num_rows, ())))
+        parts = list(self.splitter.run(SourcedBatch(batch, (), batch.records.num_rows, ())))
         keys = [r.lease_key for part in parts for r in part.batch.ranges]
         keys += [key for part in parts for key in part.paused]
         assert sorted(keys) == sorted(r.lease_key for r in batch.ranges), "each lease once"

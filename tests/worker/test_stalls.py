@@ -9,6 +9,7 @@ from kcl_pipeline.events import LeaseMoved, ShardEnded, ShardStalled, StallStep
 from kcl_pipeline.kinesis.prefetch import ReadState
 from kcl_pipeline.leases.lease import Lease
 from kcl_pipeline.position import TRIM_HORIZON, Position
+from kcl_pipeline.worker.commit import two_phase
 from kcl_pipeline.worker.consumer import ConsumerState
 from tests.support.worker_world import World, numbered
 
@@ -34,7 +35,7 @@ def steps(world):
 
 
 def fail_the_sink(world, times=10**9):
-    commit, left = world.worker._committer._sink.commit, [times]
+    commit, left = world.worker._protocol._sink.commit, [times]
 
     def failing(*batch):
         if left[0] > 0:
@@ -42,7 +43,7 @@ def fail_the_sink(world, times=10**9):
             raise SinkError("the store is away")
         return commit(*batch)
 
-    world.worker._committer._sink.commit = failing
+    world.worker._protocol._sink.commit = failing
 
 
 def test_an_idle_shard_is_never_stalled(world):
@@ -86,12 +87,12 @@ def test_a_shard_that_cannot_be_read_is_reported_at_a_bounded_rate_until_it_can(
     assert world.of(ShardStalled) == told
 
 
-def test_a_batch_that_cannot_be_committed_is_reported_and_reading_is_no_movement():
+def test_a_batch_that_cannot_be_committed_is_reported_and_reading_is_no_movement(monkeypatch):
     """Each failure has the shard read again, with success: that must not look like movement."""
     world = make(buffered=True)
     world.run(5)
     fail_the_sink(world)
-    world.worker._committer._pause = lambda _seconds: False
+    monkeypatch.setattr(two_phase, "COMMIT", replace(two_phase.COMMIT, limit_seconds=0.0))
     world.put(*numbered(3))
     for _ in range(12):
         world.run(AFTER / 4)

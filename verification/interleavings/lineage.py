@@ -1,5 +1,5 @@
 """Lease rows that come and go under the microscope: the production life of a consumer (`Lifecycle`,
-`ParentCheck`, `Committer` on `HeldLeases`) across the end of a shard and its child.
+`ParentCheck`, `TwoPhaseCommit` on `HeldLeases`) across the end of a shard and its child.
 
 Two shards were merged: the first has been finished, the second is held and has records, and their
 child waits. Besides the workers there are a leader that assigns what has no owner and deletes

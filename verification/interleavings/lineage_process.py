@@ -16,7 +16,8 @@ from kcl_pipeline.leases.held import HeldLeases
 from kcl_pipeline.leases.lease import Lease
 from kcl_pipeline.position import TRIM_HORIZON, Position
 from kcl_pipeline.shards import ChildShard, HashKeyRange, Shard, StreamId
-from kcl_pipeline.worker.commit import Committer
+from kcl_pipeline.worker.batch_runner import CommitSteps
+from kcl_pipeline.worker.commit.two_phase import TwoPhaseCommit
 from kcl_pipeline.worker.consumer import ConsumerState, ShardConsumer
 from kcl_pipeline.worker.shards.lifecycle import Lifecycle
 from kcl_pipeline.worker.shards.losses import LossCheck
@@ -105,7 +106,8 @@ class LineageProcess:
         )
         sink = SteppedSink(bench.log, bench.turns, lambda *_: None)
         sink.ensure_table(pa.schema([("id", pa.int64())]))
-        self._committer = Committer(self._leases, sink, bench.writer, clock, events, worker_id)
+        protocol = TwoPhaseCommit(self._leases, sink, clock, events, worker_id)
+        self._commit = CommitSteps(protocol, bench.writer, self._leases, clock, events, worker_id)
         check = ParentCheck if scenario.log_seen else BlindParentCheck
         self._lifecycle = Lifecycle(
             worker_id=worker_id,
@@ -114,7 +116,7 @@ class LineageProcess:
             table=table,
             leases=self._leases,
             source=cast("BatchSource", NoSource()),
-            committer=self._committer,
+            protocol=protocol,
             parents=check(
                 worker_id, settings.shard_sync, table, self._leases, kinesis, clock, events
             ),
@@ -176,8 +178,7 @@ class LineageProcess:
         if number_of(after) < RECORDS:
             part = ShardRange(key, after, Position(str(RECORDS)))
             batch = Batch(self._worker_id, (part,), NO_RECORDS)
-            done = self._committer.commit(batch, {key: consumer}, self._bench.writer.write(batch))
+            done = self._commit.run(batch, {key: consumer}, self._bench.writer.write(batch))
             if done is None:
                 return
-        consumer.children = _CHILDREN[key]
-        consumer.state = ConsumerState.ENDING
+        consumer.reach_end(_CHILDREN[key], shard_gone=False)

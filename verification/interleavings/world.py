@@ -1,4 +1,4 @@
-"""Exactly once under the microscope: the production commit protocol (`Committer` on `HeldLeases`),
+"""Exactly once, every interleaving: the production commit (`TwoPhaseCommit` on `HeldLeases`),
 every interleaving of its I/O calls.
 
 A few workers, a leader that moves leases, and a sink; each I/O call is a point where anybody else
@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 import pyarrow as pa
 
@@ -32,7 +32,8 @@ from kcl_pipeline.position import TRIM_HORIZON, Position
 from kcl_pipeline.shards import StreamId
 from kcl_pipeline.testing.sink import FaultHook, InMemorySink, LogEntry, MemoryTable, SinkFault
 from kcl_pipeline.testing.tables import InMemoryLeaseTable
-from kcl_pipeline.worker.commit import Committer
+from kcl_pipeline.worker.batch_runner import CommitSteps
+from kcl_pipeline.worker.commit.two_phase import TwoPhaseCommit
 from kcl_pipeline.worker.consumer import ShardConsumer
 from verification.interleavings.explorer import Actor, Turns
 
@@ -99,11 +100,32 @@ class StepClock:
     def sleep(self, seconds: float) -> None:  # noqa: ARG002, D102
         self._turns.give_way("sleep")
 
-    def signal(self) -> Any:  # noqa: D102 (documented by the protocol)
-        raise NotImplementedError("nothing under the microscope waits for a signal")
+    def signal(self) -> StepSignal:  # noqa: D102 (documented by the protocol)
+        return StepSignal(self._turns)
 
     def lock(self) -> AbstractContextManager[object]:  # noqa: D102 (documented by the protocol)
         return StepLock(self._turns)
+
+
+class StepSignal:
+    """A stop signal that is never set: an actor that waits for it yields."""
+
+    def __init__(self, turns: Turns) -> None:
+        self._turns = turns
+
+    def is_set(self) -> bool:
+        """False."""
+        return False
+
+    def set(self) -> None:
+        """Nothing stops."""
+        raise NotImplementedError
+
+    # time stands still
+    def wait(self, timeout: float | None = None) -> bool:  # noqa: ARG002
+        """Let another actor go on."""
+        self._turns.give_way("sleep")
+        return False
 
 
 class StepLock:
@@ -343,7 +365,8 @@ class Process:
         records: int,
     ) -> None:
         self._leases = leases
-        self._committer = Committer(leases, sink, writer, clock, events, worker_id)
+        self._protocol = TwoPhaseCommit(leases, sink, clock, events, worker_id)
+        self._commit = CommitSteps(self._protocol, writer, leases, clock, events, worker_id)
         sink.ensure_table(_SCHEMA)
         self._writer = writer
         self._size = size
@@ -360,7 +383,7 @@ class Process:
             try:
                 while consumers and (batch := self._cut(consumers)).ranges:
                     chosen = {part.lease_key: consumers[part.lease_key] for part in batch.ranges}
-                    self._committer.commit(batch, chosen, self._writer.write(batch))
+                    self._commit.run(batch, chosen, self._writer.write(batch))
                     for key in [
                         part.lease_key for part in batch.ranges if part.lease_key not in chosen
                     ]:
@@ -369,11 +392,11 @@ class Process:
                 continue
             break
         for consumer in consumers.values():
-            self._retrying(consumer, lambda consumer=consumer: self._committer.flush(consumer))  # type: ignore[misc]
+            self._retrying(consumer, lambda consumer=consumer: self._protocol.checkpoint(consumer))  # type: ignore[misc]
 
     def _settle(self, consumers: dict[str, ShardConsumer]) -> None:
         for key, consumer in list(consumers.items()):
-            if not self._retrying(consumer, partial(self._committer.resolve, consumer)):
+            if not self._retrying(consumer, partial(self._protocol.resolve, consumer)):
                 del consumers[key]
 
     def _retrying(self, consumer: ShardConsumer, call: Callable[[], object]) -> bool:

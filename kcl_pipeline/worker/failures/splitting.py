@@ -1,6 +1,4 @@
-"""Splits a batch whose transform fails: healthy shards, shards with failed records, and shards that
-pause because more records fail than allowed.
-"""
+"""Split a batch that the transform does not take: what is written, set aside and paused."""
 
 from __future__ import annotations
 
@@ -15,9 +13,6 @@ from kcl_pipeline.errors import BrokenTransformError, TransformFailedError
 from kcl_pipeline.worker.batches import records_of, without
 from kcl_pipeline.worker.failures.failed_records import FailureLimits, failed_rows, rejected_records
 from kcl_pipeline.worker.failures.isolation import Isolation, ShardFailures
-from kcl_pipeline.worker.sources.batch_source import SourcedBatch
-
-Load = Callable[[Batch], Batch]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,61 +34,35 @@ class SplitBatch:
     paused: Mapping[str, str] = field(default_factory=dict)
 
 
-class BatchSplitter:
-    """Writes batches, and isolates the failures of those that cannot be written whole.
+class FailureIsolation:
+    """Splits batches that the transform does not take whole, and writes their parts.
 
     Args:
         writer: Transforms and writes.
         limits: How many records of a lease may fail.
-        load: Reads the records of a batch that executors have read.
         rng: Chooses samples.
-        is_stopped: Whether the worker is to stop; then `isolation.IsolationStoppedError`.
+        stop: Whether the worker stops; then `isolation.IsolationStoppedError`.
     """
 
     def __init__(
         self,
         writer: BatchWriter,
         limits: FailureLimits,
-        load: Load,
         rng: random.Random,
-        is_stopped: Callable[[], bool],
+        stop: Callable[[], bool],
     ) -> None:
         self._writer = writer
         self._limits = limits
-        self._load = load
         self._rng = rng
-        self._is_stopped = is_stopped
+        self._is_stopped = stop
 
-    def split(self, sourced: SourcedBatch) -> Iterator[SplitBatch]:
-        """Write the batch; every lease of it is in one part. Healthy leases come first.
+    def isolate_failures(self, batch: Batch) -> Iterator[SplitBatch]:
+        """Write a loaded batch that failed as a whole, in parts; healthy leases come first.
 
         Raises:
             SinkError: Writing failed, or Spark did.
-            IsolationStoppedError: The worker is to stop.
+            IsolationStoppedError: The worker stops.
         """
-        written = sourced.written
-        if written is not None and written.rejected is None:
-            yield SplitBatch(sourced.batch, written, sourced.records)
-            return
-        batch = sourced.batch if sourced.batch.loaded else self._load(sourced.batch)
-        if written is not None:
-            yield self._judged(batch, written, {})
-        elif sourced.failure is not None and batch.records.num_rows:
-            yield from self._isolated(batch)
-        else:
-            yield from self._whole(batch)
-
-    def _whole(self, batch: Batch) -> Iterator[SplitBatch]:
-        try:
-            written = self._write(batch)
-        except BrokenTransformError as error:
-            yield _all_paused(batch, str(error))
-        except TransformFailedError:
-            yield from self._isolated(batch)
-        else:
-            yield self._judged(batch, written, {})
-
-    def _isolated(self, batch: Batch) -> Iterator[SplitBatch]:
         keys = [part.lease_key for part in batch.ranges]
         shards = {key: records_of(batch.records, [key]) for key in keys}
         healthy = self._healthy(shards)
@@ -117,14 +86,14 @@ class BatchSplitter:
     def _together_or_alone(self, batch: Batch) -> Iterator[SplitBatch]:
         """Leases that the transform takes one by one; together it may fail on them again."""
         try:
-            yield self._judged(batch, self._write(batch), {})
+            yield self.judge(batch, self._write(batch))
         except TransformFailedError:
             for part in batch.ranges:
                 alone = _only(batch, [part.lease_key])
                 try:
-                    yield self._judged(alone, self._write(alone), {})
+                    yield self.judge(alone, self._write(alone))
                 except TransformFailedError as error:
-                    yield _all_paused(alone, str(error))
+                    yield all_paused(alone, str(error))
 
     def _rest(
         self,
@@ -145,10 +114,10 @@ class BatchSplitter:
         }
         rest = _without_rows(without(batch, paused), shards, found)
         try:
-            split = self._judged(rest, self._write(rest), failed)
+            split = self.judge(rest, self._write(rest), failed)
         except TransformFailedError as error:
             why = f"the transform takes these records one by one, but not together: {error}"
-            yield _all_paused(batch, why, paused)
+            yield all_paused(batch, why, paused)
         else:
             yield replace(split, paused={**paused, **split.paused})
 
@@ -164,16 +133,19 @@ class BatchSplitter:
             f"failure:{named}"
         )
 
-    def _judged(self, batch: Batch, written: Written, failed: Mapping[str, pa.Table]) -> SplitBatch:
-        """Add the records that the transform handed back; write again without the leases that have
-        too many. `batch` is without the `failed` ones.
+    def judge(
+        self, batch: Batch, written: Written, failed: Mapping[str, pa.Table] | None = None
+    ) -> SplitBatch:
+        """Add the records that the transform handed back to the `failed` ones; write again without
+        the leases that have too many. `batch` is without the `failed` ones.
         """
+        failed = failed or {}
         paused: dict[str, str] = {}
         while True:
             try:
                 merged = _merged(failed, batch, written)
             except BrokenTransformError as error:
-                return _all_paused(batch, str(error), paused)
+                return all_paused(batch, str(error), paused)
             over = {
                 key: reason
                 for key, records in merged.items()
@@ -231,7 +203,8 @@ def _without_rows(
     return replace(batch, records=pa.concat_tables(kept) if kept else batch.records.slice(0, 0))
 
 
-def _all_paused(batch: Batch, reason: str, paused: Mapping[str, str] | None = None) -> SplitBatch:
+def all_paused(batch: Batch, reason: str, paused: Mapping[str, str] | None = None) -> SplitBatch:
+    """No lease of the batch is committed: each is paused for this reason, or for its own."""
     nothing = replace(batch, ranges=(), records=batch.records.slice(0, 0))
     reasons = {part.lease_key: reason for part in batch.ranges} | dict(paused or {})
     return SplitBatch(nothing, NOTHING_WRITTEN, 0, {}, reasons)

@@ -19,7 +19,7 @@ from kcl_pipeline.leases.tables import LeaseTable
 from kcl_pipeline.planning.shard_sync import child_leases, leases_after_loss
 from kcl_pipeline.position import SHARD_END
 from kcl_pipeline.shards import StreamId
-from kcl_pipeline.worker.commit import Committer
+from kcl_pipeline.worker.commit.protocol import CommitProtocol
 from kcl_pipeline.worker.consumer import ConsumerState, ShardConsumer
 from kcl_pipeline.worker.shards.losses import LossCheck
 from kcl_pipeline.worker.shards.parents import ParentCheck, ParentRows
@@ -47,7 +47,7 @@ class Lifecycle:
         table: LeaseTable,
         leases: HeldLeases,
         source: BatchSource,
-        committer: Committer,
+        protocol: CommitProtocol,
         parents: ParentCheck,
         losses: LossCheck,
         clock: Clock,
@@ -58,11 +58,12 @@ class Lifecycle:
         self._worker_id = worker_id
         self._admits = admits
         self._settings = settings
+        self._backoff_seconds = settings.worker.task_backoff_time_millis / 1000
         self._streams = streams
         self._table = table
         self._leases = leases
         self._source = source
-        self._committer = committer
+        self._protocol = protocol
         self._parents = parents
         self._losses = losses
         self._clock = clock
@@ -124,21 +125,18 @@ class Lifecycle:
                 strict=True,
             )
         )
-        seen = self._committer.look_up(c for c in due if c.state is not ConsumerState.ENDING)
+        seen = self._protocol.look_up(c for c in due if c.state is not ConsumerState.ENDING)
         for consumer in due:
             if stop.is_set():
                 return
             try:
                 self._step(consumer, parents.get(consumer.lease_key), seen.get(consumer.lease_key))
-                consumer.failures = 0
-                if not consumer.restarted:
-                    consumer.error = None
+                consumer.step_succeeded()
             except LeaseLostError as error:
                 self._leases.drop(consumer.held, str(error))
             except (AwsError, SinkError, ShardSyncError) as error:
-                consumer.error = f"{type(error).__name__}: {error}"
                 self._events(AwsTrouble(f"{consumer.state} {consumer.lease_key}", str(error)))
-                consumer.back_off(now, self._settings.worker.task_backoff_time_millis / 1000)
+                consumer.step_failed(error, now, self._backoff_seconds)
                 if consumer.state is ConsumerState.ENDING and consumer.failures >= ENDING_ATTEMPTS:
                     # What the service said of the children may have been wrong: ask again
                     self.restart(consumer)
@@ -151,10 +149,8 @@ class Lifecycle:
     ) -> None:
         if isinstance(parents, AwsError):
             raise parents
-        if parents is not None and parents.reached != consumer.parents_reached:
-            if consumer.parents_reached is not None:
-                consumer.moved_at = self._clock.monotonic()
-            consumer.parents_reached = parents.reached
+        if parents is not None:
+            consumer.note_parents(parents.reached, self._clock.monotonic())
         if consumer.state is ConsumerState.BLOCKED:
             if parents is None or not self._parents.may_start(consumer, parents, seen):
                 consumer.due = (
@@ -162,14 +158,13 @@ class Lifecycle:
                     + self._settings.worker.parent_shard_poll_interval_millis / 1000
                 )
                 return
-            consumer.state = ConsumerState.RESOLVING
+            consumer.unblock()
         if consumer.state is ConsumerState.RESOLVING:
-            if self._committer.resolve(consumer, seen).is_shard_end:
+            if self._protocol.resolve(consumer, seen).is_shard_end:
                 # A write of the end whose answer was lost turned out to have been applied.
-                consumer.state = ConsumerState.ENDED
+                consumer.end()
                 return
-            self._source.begin(consumer)
-            consumer.state = ConsumerState.READING
+            consumer.read(self._source.begin)
         elif consumer.state is ConsumerState.ENDING:
             (self._lose if consumer.shard_gone else self._end)(consumer)
 
@@ -187,11 +182,7 @@ class Lifecycle:
         refused for good.
         """
         self._source.end(consumer.lease_key)
-        consumer.state = ConsumerState.RESOLVING
-        consumer.restarted = True
-        consumer.back_off(
-            self._clock.monotonic(), self._settings.worker.task_backoff_time_millis / 1000
-        )
+        consumer.restart(self._clock.monotonic(), self._backoff_seconds)
 
     def _end(self, consumer: ShardConsumer) -> None:
         """Children first, then the parent's end: a crash between leaves nothing without a lease
@@ -211,8 +202,7 @@ class Lifecycle:
                     lease.lease_key, [c.shard_id for c in consumer.children]
                 )
         self._leases.checkpoint(consumer.held, checkpoint=SHARD_END)
-        consumer.committed = consumer.checkpointed = SHARD_END
-        consumer.state = ConsumerState.ENDED
+        consumer.end()
         self._source.end(lease.lease_key)
         self._events(
             ShardEnded(
@@ -263,9 +253,7 @@ class Lifecycle:
             consumer = self.consumers.get(held.lease_key)
             if consumer is not None and consumer.state is not ConsumerState.LEAVING:
                 self._source.end(held.lease_key)
-                consumer.state = ConsumerState.LEAVING
-                # Failures of what it did before say nothing of this
-                consumer.failures, consumer.due = 0, now
+                consumer.leave(now)
             if consumer is None or consumer.due <= now:
                 leaving.append((held, consumer))
         return sum(self._map(self._hand_over, leaving))
@@ -274,17 +262,14 @@ class Lifecycle:
         held, consumer = leaving
         try:
             if consumer is not None and consumer.held is held:
-                self._committer.flush(consumer)
+                self._protocol.checkpoint(consumer)
             return self._leases.complete_handoff(held)
         except LeaseLostError as error:
             self._leases.drop(held, str(error))
         except AwsError as error:
             self._events(AwsTrouble(f"handoff of {held.lease.lease_key}", str(error)))
             if consumer is not None:
-                consumer.error = f"{type(error).__name__}: {error}"
-                consumer.back_off(
-                    self._clock.monotonic(), self._settings.worker.task_backoff_time_millis / 1000
-                )
+                consumer.step_failed(error, self._clock.monotonic(), self._backoff_seconds)
         return False
 
     def flush_idle(self, idle_seconds: float) -> None:
@@ -302,14 +287,12 @@ class Lifecycle:
 
     def _flush(self, consumer: ShardConsumer) -> None:
         try:
-            self._committer.flush(consumer)
+            self._protocol.checkpoint(consumer)
         except LeaseLostError as error:
             self._leases.drop(consumer.held, str(error))
         except AwsError as error:
             self._events(AwsTrouble(f"checkpoint of {consumer.lease_key}", str(error)))
-            consumer.back_off(
-                self._clock.monotonic(), self._settings.worker.task_backoff_time_millis / 1000
-            )
+            consumer.back_off(self._clock.monotonic(), self._backoff_seconds)
 
     def release_all(self, *, last: bool = True) -> None:
         """Checkpoint and give back everything, at the end of a worker.

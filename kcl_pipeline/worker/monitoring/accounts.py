@@ -1,0 +1,53 @@
+"""Count a committed batch: counters, throughput of its leases, and its event."""
+
+from __future__ import annotations
+
+from kcl_pipeline.events import BatchCommitted, EventSink
+from kcl_pipeline.kinesis.ranges import sampled_arrivals
+from kcl_pipeline.leases.held import HeldLeases
+from kcl_pipeline.worker.commit.protocol import Committed
+from kcl_pipeline.worker.failures.splitting import SplitBatch
+from kcl_pipeline.worker.monitoring.stats import WorkerStats
+from kcl_pipeline.worker.sources.batch_source import SourcedBatch
+
+
+class CommitAccounts:
+    """Counts batches that landed. Only the processing thread uses it."""
+
+    def __init__(
+        self, worker_id: str, stats: WorkerStats, leases: HeldLeases, events: EventSink
+    ) -> None:
+        self._worker_id = worker_id
+        self._stats = stats
+        self._leases = leases
+        self._events = events
+
+    def note(
+        self, part: SplitBatch, sourced: SourcedBatch, done: Committed, written_millis: float
+    ) -> None:
+        """Count a part of a batch that landed."""
+        bytes_of = sourced.bytes_of_leases
+        for key in done.lease_keys:
+            self._leases.record_bytes(key, bytes_of[key])
+        read = sum(bytes_of[key] for key in done.lease_keys)
+        failed = sum(records.num_rows for records in part.failed.values())
+        is_whole = len(part.batch.ranges) == len(sourced.batch.ranges)
+        self._stats.batch(
+            part.records,
+            sourced.arrival_micros if is_whole else sampled_arrivals(part.batch.records),
+            bytes_read=read,
+            rows_written=done.rows,
+            dead_letters=failed,
+            version=done.version,
+        )
+        self._events(
+            BatchCommitted(
+                self._worker_id,
+                part.batch.batch_id,
+                part.records - failed,
+                read,
+                done.lease_keys,
+                {**sourced.milliseconds, "write": written_millis, **done.milliseconds},
+                done.version,
+            )
+        )
