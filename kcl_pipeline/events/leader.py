@@ -1,0 +1,111 @@
+"""The events of the leader: lock, leases created and deleted, plans and moves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kcl_pipeline.events.base import Event
+
+
+@dataclass(frozen=True, slots=True)
+class LeaderElected(Event):
+    """This process has acquired the leader lock.
+
+    Attributes:
+        stolen_from: Owner of the expired lock that was replaced, if there was one.
+    """
+
+    owner_name: str
+    stolen_from: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LeadershipLost(Event):
+    """This process does not hold the leader lock any more. `reason` says why."""
+
+    owner_name: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class LeasesCreated(Event):
+    """Shard sync created lease rows."""
+
+    stream: str
+    lease_keys: tuple[str, ...]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseDeleted(Event):
+    """The leader deleted a lease row."""
+
+    lease_key: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class HoleFound(Event):
+    """The leases of a stream do not cover all its hash keys.
+
+    Attributes:
+        description: The first gap.
+        times: Number of audits in a row that found the same gap.
+    """
+
+    stream: str
+    description: str
+    times: int
+
+
+@dataclass(frozen=True, slots=True)
+class PlanMade(Event):
+    """The leader has computed a plan.
+
+    Attributes:
+        unassigned: Leases that the plan leaves without an owner.
+        spilled: Leases that no worker has capacity for.
+    """
+
+    strategy: str
+    moves: int
+    unassigned: int
+    spilled: int
+    milliseconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseMoved(Event):
+    """The leader has written one move.
+
+    Attributes:
+        from_worker: Previous owner. None: the lease had none.
+        graceful: Whether it started a handoff. Otherwise the move took effect at once.
+    """
+
+    lease_key: str
+    from_worker: str | None
+    to_worker: str
+    graceful: bool
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class MoveRefused(Event):
+    """The conditional write of a move was refused. The next cycle plans again."""
+
+    lease_key: str
+    to_worker: str
+
+
+@dataclass(frozen=True, slots=True)
+class CycleFailed(Event):
+    """A leader cycle had errors.
+
+    Attributes:
+        consecutive: Number of failed cycles in a row. At the limit the leader releases the lock. 0:
+            the errors concern single rows or streams, and the cycle processed all others.
+    """
+
+    error: str
+    consecutive: int
