@@ -236,3 +236,54 @@ def test_a_parent_that_comes_late_and_has_records_excuses_nothing(begin):
 def test_a_parent_that_comes_first_excuses_nothing(begin):
     with pytest.raises(BrokenInvariantError, match=r"S5: .* before its parent"):
         Family(begin, parent_first=True).land_child()
+
+
+def missing_of_a_shard_between(late_parent):
+    """Shards 0 and 1 are merged into 2, which is split; 0 gets a lease, and so do the ends."""
+    model = KinesisModel(VirtualClock())
+    model.call("CreateStream", StreamName="events", ShardCount=2)
+    shards = [f"shardId-{number:012d}" for number in range(5)]
+    model.call(
+        "MergeShards", StreamName="events", ShardToMerge=shards[0], AdjacentShardToMerge=shards[1]
+    )
+    model.call(
+        "SplitShard", StreamName="events", ShardToSplit=shards[2], NewStartingHashKey=str(2**127)
+    )
+    checks = Checks(
+        InMemoryLeaseTable(),
+        model,
+        Scenario(initial_position="LATEST"),
+        lambda: 0.0,
+        lambda _, shard: shard,
+    )
+    ends = shards[3:]
+    for key in (*ends, shards[0]) if late_parent else (shards[0], *ends):
+        checks.table.create_lease(Lease(key, LATEST))
+        checks.row_written(key, "leader", "sensor")
+    event = Published(shards[2], Position("1000"), 1, poison=False)
+    checks.published("event", event)
+    return checks.missing()
+
+
+def test_a_shard_that_was_passed_over_is_not_read_because_a_parent_comes_late():
+    """Seed 781 of menu 3: a leader slept in its first shard sync at LATEST."""
+    assert missing_of_a_shard_between(late_parent=True) == set()
+    assert missing_of_a_shard_between(late_parent=False) == {"event"}
+
+
+@pytest.mark.parametrize(
+    ("error", "is_missing"), [("ValueError: the transform is broken", False), ("other", True)]
+)
+def test_only_a_broken_transform_sets_aside_what_it_could_take(error, is_missing):
+    world = World(TRIM_HORIZON)
+    letter = {"lease_key": KEY, "sequence_number": "1001", "sub_sequence_number": 0}
+    world.checks.dead_lettered(
+        pa.Table.from_pylist([{**letter, "data": b"event-1|k|0", "error": error}])
+    )
+    assert ("event-1" in world.checks.missing()) == is_missing
+
+
+def test_a_dry_run_that_writes_is_found():
+    world = World(TRIM_HORIZON)
+    with pytest.raises(BrokenInvariantError, match=f"S14: a dry run wrote {KEY}"):
+        world.checks.row_written(KEY, "reader", "w")

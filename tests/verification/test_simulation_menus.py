@@ -81,6 +81,7 @@ SCENARIO_OF_MENU_1 = (
     "rehearsal",
 )
 SCENARIO_OF_MENU_2 = (*SCENARIO_OF_MENU_1, "reports_cpu", "scan_page_rows")
+SCENARIO_OF_MENU_3 = (*SCENARIO_OF_MENU_2, "hands_back")
 
 
 @pytest.mark.parametrize(
@@ -88,6 +89,7 @@ SCENARIO_OF_MENU_2 = (*SCENARIO_OF_MENU_1, "reports_cpu", "scan_page_rows")
     [
         (1, SCENARIO_OF_MENU_1, "ce252cff4544be83", "bd49fc32dfd18641"),
         (2, SCENARIO_OF_MENU_2, "e4d1802b99ec49f8", "3f6996d59e58ab36"),
+        (3, SCENARIO_OF_MENU_3, "03123cf9cdf6d426", "1edcfb2c4d000ecb"),
     ],
 )
 def test_a_released_menu_is_never_changed(menu, names, drawn, planned):
@@ -118,5 +120,5 @@ def test_the_newest_menu_has_every_incident_and_no_menu_loses_one():
 
 
 def test_an_unknown_menu_is_refused():
-    with pytest.raises(ValueError, match=r"menu=99 is not a menu. Write one of \[1, 2\]"):
+    with pytest.raises(ValueError, match=r"menu=99 is not a menu. Write one of \[1, 2, 3\]"):
         simulate(1, StormOptions(menu=99))

@@ -19,9 +19,9 @@ from kcl_pipeline.testing.kinesis.model import KinesisModel
 from kcl_pipeline.testing.sink import LogEntry
 from kcl_pipeline.testing.tables import InMemoryLeaseTable
 from verification.simulation.scenario import BEGIN_MILLIS, HANDOFF_SECONDS, Scenario
-from verification.simulation.traffic import EVENT_SCHEMA, Ledger, Published
+from verification.simulation.traffic import EVENT_SCHEMA, IS_BROKEN, Ledger, Published
 
-Role = Literal["worker", "leader", "hand"]
+Role = Literal["worker", "leader", "hand", "reader"]
 
 
 class BrokenInvariantError(BaseException):
@@ -54,7 +54,7 @@ class Checks:
     `replayed` are leases of a lineage of which a row was deleted by hand: only there may anything
     come twice or out of order. `excuses` count, per lease, what allows an at-least-once sink to
     repeat: a crash or a lost lease of its owner, a failed write. `lost` are events that left
-    retention unread.
+    retention unread, or were set aside while the transform was broken.
     """
 
     table: InMemoryLeaseTable
@@ -103,6 +103,8 @@ class Checks:
         given role.
         """
         before, now = self._rows.get(key), self.lease(key)
+        if role == "reader":
+            raise BrokenInvariantError(f"S14: a dry run wrote {key}")
         if now is None:
             if before is not None and role != "hand":
                 self._may_be_deleted(before)
@@ -323,11 +325,13 @@ class Checks:
     # ----------------------------------------------------------------------------
 
     def dead_lettered(self, records: pa.Table) -> None:
-        """Records set aside count as settled."""
-        for key, number, sub in _columns(
-            records, ("lease_key", "sequence_number", "sub_sequence_number")
+        """Records set aside count as settled; a transform that is broken may set any aside."""
+        for key, number, sub, data, error in _columns(
+            records, ("lease_key", "sequence_number", "sub_sequence_number", "data", "error")
         ):
             self._settle(key, Position(number, sub))
+            if IS_BROKEN in error:
+                self.lost.add(data.decode().partition("|")[0])
 
     def landed(self, entry: LogEntry, objects: Mapping[str, pa.Table]) -> None:
         """S4 (nothing twice), S5 (parents first, order per key) on one commit."""
@@ -468,19 +472,36 @@ class Checks:
         return first is None or event.position < first
 
     def _unread_shards(self) -> set[str]:
-        """Lease keys of shards that had closed when the first leases were made: neither they nor an
-        ancestor ever had a lease, and nothing reads them.
+        """Lease keys of shards that had closed when the first leases were made: nothing reads them.
+
+        Neither they nor an ancestor ever had a lease, or that of the ancestor came when a lease
+        behind them had begun at LATEST: a leader was paused in its first shard sync.
         """
         found: set[str] = set()
         for name in self.scenario.streams:
-            read: set[str] = set()
+            since: dict[str, int] = {}
             for shard in self.model.stream(name).shards:
                 key = self.lease_key(name, shard.shard_id)
-                if key in self._created_at or any(parent in read for parent in shard.parents):
-                    read.add(shard.shard_id)
-                else:
+                if key in self._created_at:
+                    since[shard.shard_id] = self._order.index(key)
+                    continue
+                at = min((since[one] for one in shard.parents if one in since), default=None)
+                if at is None or self._is_begun_behind(name, shard.shard_id, at):
                     found.add(key)
+                else:
+                    since[shard.shard_id] = at
         return found
+
+    def _is_begun_behind(self, name: str, shard_id: str, at: int) -> bool:
+        """Whether a descendant began at LATEST before lease number `at` was created."""
+        behind, begun = {shard_id}, set(self._order[:at])
+        for shard in self.model.stream(name).shards:
+            if behind.intersection(shard.parents):
+                behind.add(shard.shard_id)
+                key = self.lease_key(name, shard.shard_id)
+                if key in begun and self._created_at[key] == LATEST:
+                    return True
+        return False
 
 
 def _columns(table: pa.Table, names: tuple[str, ...] | list[str]) -> Iterator[tuple[Any, ...]]:

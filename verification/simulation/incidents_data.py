@@ -6,13 +6,34 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from random import Random
+from typing import Final
 
+from kcl_pipeline.leases.store import Item
 from kcl_pipeline.position import TRIM_HORIZON
 from kcl_pipeline.shards import ChildShard
 from kcl_pipeline.testing.kinesis.errors import KinesisError
 from kcl_pipeline.testing.kinesis.shards import ShardLog
 from kcl_pipeline.testing.kinesis.stream import HOUR_MILLIS, Stream
 from verification.simulation.world import World
+
+_READABLE: Final[Item] = {"leaseCounter": {"N": "1"}, "checkpoint": {"S": "TRIM_HORIZON"}}
+UNREADABLE_LEASES: Final[tuple[Item, ...]] = (
+    {},
+    {**_READABLE, "leaseCounter": {"S": "1"}},
+    {**_READABLE, "leaseCounter": {"N": "1.5"}},
+    {**_READABLE, "leaseCounter": {"N": "9" * 38}},
+    {**_READABLE, "checkpoint": {"S": "the middle"}},
+    {**_READABLE, "checkpoint": {"N": "1"}},
+    {**_READABLE, "parentShardId": {"S": "shardId-000000000000"}},
+    {**_READABLE, "startingHashKey": {"S": "9"}, "endingHashKey": {"S": "1"}},
+)
+"""Attributes of lease rows as people and other programs may leave them."""
+
+UNREADABLE_WORKERS: Final[tuple[Item, ...]] = (
+    {},
+    {"lut": {"S": "yesterday"}},
+    {"lut": {"N": "1800000000"}, "sts": {"S": "C"}},
+)
 
 
 def child_closed(stream: Stream, child: ChildShard) -> bool:
@@ -112,6 +133,20 @@ class DataIncidents:
         """A record that the transform cannot take."""
         self.world.producer.publish(1, poison=True)
 
+    def failing_transform(self) -> None:
+        """A version of the transform that fails on everything is deployed, and taken back."""
+        self.world.broken_until = self.world.scheduler.now + self.rng.uniform(1.0, 6.0)
+
+    def unreadable_row(self) -> None:
+        """Somebody puts rows into the tables that nobody can read."""
+        world = self.world
+        shard_id = f"shardId-{self.rng.randrange(900, 1000):012d}"
+        key = world.lease_key(self.rng.choice(world.scenario.streams), shard_id)
+        world.note(f"plants an unreadable {key}")
+        world.unreadable.add(key)
+        world.leases.plant({"leaseKey": {"S": key}, **self.rng.choice(UNREADABLE_LEASES)})
+        world.workers.plant({"wid": {"S": shard_id}, **self.rng.choice(UNREADABLE_WORKERS)})
+
     def slow_transform(self) -> None:
         """The transform takes longer than a lease lives."""
         self.world.slow_until = self.world.scheduler.now + 4.0
@@ -126,11 +161,16 @@ class DataIncidents:
         self.world.scan_lag_seconds = self.rng.uniform(0.2, 2.0)
         self.later(4.0, lambda: setattr(self.world, "scan_lag_seconds", 0.0))
 
+    def _rows(self) -> dict[str, Item]:
+        """The lease rows, without those that nobody can read."""
+        rows = self.world.leases.rows()
+        return {key: row for key, row in rows.items() if key not in self.world.unreadable}
+
     def edit_row(self) -> None:
         """Somebody edits a lease row by hand: removes the owner, moves the counter, adds an
         attribute.
         """
-        rows = self.world.leases.rows()
+        rows = self._rows()
         if not rows:
             return
         key = self.rng.choice(sorted(rows))
@@ -153,7 +193,7 @@ class DataIncidents:
         """Somebody deletes a lease row by hand. Not where reading starts at LATEST: its records
         would be gone, and rightly so.
         """
-        rows = self.world.leases.rows()
+        rows = self._rows()
         if not rows or self.world.scenario.initial_position != "TRIM_HORIZON":
             return
         self._delete(self.rng.choice(sorted(rows)))

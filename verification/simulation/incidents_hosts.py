@@ -9,7 +9,12 @@ from functools import partial
 from random import Random
 from typing import Final
 
+from kcl_pipeline.errors import AwsError
+from kcl_pipeline.leader.preview import preview
+from verification.simulation.calls import Calls
+from verification.simulation.kinesis import SimulatedKinesis
 from verification.simulation.machines import Machine
+from verification.simulation.scheduler import SimulatedClock
 from verification.simulation.world import World
 
 STRATEGIES: Final = ("balanced", "worker_utilization_aware", "lease_count_based")
@@ -215,6 +220,25 @@ class HostIncidents:
         name = self.rng.choice(list(self.world.machines.values())).host.name
         denied.add(name)
         self.later(self.rng.uniform(0.5, 4.0), lambda: denied.discard(name))
+
+    def dry_run(self) -> None:
+        """Somebody asks on a host what a leader would do now; that writes nothing."""
+        world, machine = self.world, self.rng.choice(list(self.world.machines.values()))
+        observed = self.rng.choice((0.0, 4.0))
+        calls = Calls(machine.host, world.weather)
+        leases, workers, _ = world.tables(machine, calls, "reader")
+
+        def body() -> None:
+            clock = SimulatedClock(machine.host)
+            kinesis, settings = SimulatedKinesis(world.model, calls), world.settings_of(machine)
+            try:
+                found = preview(settings, leases, workers, kinesis, clock, observe_seconds=observed)
+            except AwsError as error:
+                world.note(f"dry run: {error}")
+            else:
+                world.note(f"dry run: {len(found.create)} to create, {found.plan.moves}")
+
+        machine.host.spawn("dry run", body)
 
     def hot_worker(self) -> None:
         """The utilization of a worker rises, above or near the end of its range."""

@@ -88,6 +88,13 @@ _INCIDENTS_2: Final = (
     "hot_worker",
 )
 
+_INCIDENTS_3: Final = (
+    *_INCIDENTS_2,
+    "failing_transform",
+    "unreadable_row",
+    "dry_run",
+)
+
 _SITES_1: Final = tuple(site for site in SITES if site != "leases.TransactWriteItems")
 
 _FAULTS_1: Final = (
@@ -106,6 +113,7 @@ _FAULTS_2: Final = (*_FAULTS_1, Fault.HUNG, Fault.LANDS_LATE)
 MENUS: Final = {
     1: Menu(1, _INCIDENTS_1, _SITES_1, _FAULTS_1),
     2: Menu(2, _INCIDENTS_2, SITES, _FAULTS_2, stops_leader=True),
+    3: Menu(3, _INCIDENTS_3, SITES, _FAULTS_2, stops_leader=True),
 }
 
 CURRENT_MENU: Final = max(MENUS)

@@ -41,6 +41,7 @@ REACHED_BY: Final = {
 _TWO_STREAMS: Final = 0.2
 _EXACTLY_ONCE: Final = 0.8
 _REPORTS_CPU: Final = 0.3
+_HANDS_BACK: Final = 0.3
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,8 @@ class Scenario:
     (call site, fault) happens at the site's call number `steered_call`; `rehearsal`: after the
     storm a steady load and a graceful stop are watched, too. `reports_cpu`: workers report a
     utilization; `scan_page_rows`: a scan takes one call for so many rows (None: one for all).
+    `hands_back`: the transform returns records that it cannot take with an error, and does not
+    raise.
     """
 
     streams: tuple[str, ...] = ("events",)
@@ -61,6 +64,7 @@ class Scenario:
     menu: int = CURRENT_MENU
     reports_cpu: bool = False
     scan_page_rows: int | None = None
+    hands_back: bool = False
 
 
 def scenario_of(seed: int, menu: int = CURRENT_MENU) -> Scenario:
@@ -86,11 +90,14 @@ def scenario_of(seed: int, menu: int = CURRENT_MENU) -> Scenario:
     if menu == 1:
         return chosen
     # Drawn after everything that menu 1 draws.
-    return replace(
+    chosen = replace(
         chosen,
         reports_cpu=rng.random() < _REPORTS_CPU,
         scan_page_rows=rng.choice((None, None, 2, 4)),
     )
+    if menu == 2:  # noqa: PLR2004 (the number of a menu)
+        return chosen
+    return replace(chosen, hands_back=rng.random() < _HANDS_BACK)
 
 
 _FREQUENT: Final = frozenset(

@@ -108,7 +108,7 @@ class Storm:
         world.weather.down.clear()
         world.weather.denied.clear()
         world.index_lag_seconds = world.scan_lag_seconds = 0.0
-        world.slow_until = 0.0
+        world.slow_until = world.broken_until = 0.0
         world.sink_table.land_late()
         for machine in list(world.machines.values()):
             machine.host.paused_until = 0.0

@@ -31,6 +31,8 @@ EVENT_SCHEMA: Final = pa.schema(
 _OWN_TYPES: Final = (pa.string(), pa.string(), pa.int64(), pa.string())
 NO_EVENTS: Final = EVENT_SCHEMA.empty_table()
 POISON: Final = "poison"
+IS_POISON: Final = "a record is poison"
+IS_BROKEN: Final = "the transform is broken"
 KEYS: Final = 12
 _MAGIC: Final = b"\xf3\x89\x9a\xc2"
 _MOST_IN_ONE: Final = 6
@@ -142,13 +144,19 @@ def _field(number: int, value: bytes) -> bytes:
     return bytes([number << 3 | 2, *size, length]) + value
 
 
-def transform(lease_key: Callable[[str, str], str], records: pa.Table) -> pa.Table:
-    """The user's transform: one row per event. Raises `ValueError` for poison."""
+def transform(
+    lease_key: Callable[[str, str], str], records: pa.Table, *, hands_back: bool = False
+) -> pa.Table:
+    """The user's transform: one row per event.
+
+    Poison is handed back with an error if `hands_back` is set. Otherwise it raises `ValueError`.
+    """
     if not records.num_rows:
         return NO_EVENTS
     parts = [data.decode().split("|") for data in records["data"].to_pylist()]
-    if any(one.startswith(POISON) for one, _, _ in parts):
-        raise ValueError("a record is poison")
+    poisoned = any(one.startswith(POISON) for one, _, _ in parts)
+    if poisoned and not hands_back:
+        raise ValueError(IS_POISON)
     shards = zip(records["stream"].to_pylist(), records["shard_id"].to_pylist(), strict=True)
     own: tuple[list[Any], ...] = (
         [one for one, _, _ in parts],
@@ -158,4 +166,12 @@ def transform(lease_key: Callable[[str, str], str], records: pa.Table) -> pa.Tab
     )
     columns = [pa.array(values, type_) for values, type_ in zip(own, _OWN_TYPES, strict=True)]
     columns += [records["sequence_number"], records["sub_sequence_number"]]
-    return pa.Table.from_arrays(columns, schema=EVENT_SCHEMA)
+    events = pa.Table.from_arrays(columns, schema=EVENT_SCHEMA)
+    if not poisoned:
+        return events
+    errors = [IS_POISON if one.startswith(POISON) else None for one, _, _ in parts]
+    return (
+        events.append_column("_stream", records["stream"])
+        .append_column("_shard_id", records["shard_id"])
+        .append_column("_error", pa.array(errors, pa.string()))
+    )

@@ -43,7 +43,7 @@ from verification.simulation.scenario import Scenario, settings
 from verification.simulation.scheduler import Host, Scheduler, SimulatedClock
 from verification.simulation.sinks import CheckedTable, NotedSink, StoreSink
 from verification.simulation.stillness import StillnessWatch
-from verification.simulation.traffic import Producer, transform
+from verification.simulation.traffic import IS_BROKEN, Producer, transform
 
 QUIET_EVENTS = (BatchCommitted, AwsTrouble, PlanMade)
 TRANSFORM_SECONDS = 0.01
@@ -63,6 +63,8 @@ class World:
     lines: list[tuple[float, str]] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
     slow_until: float = 0.0
+    broken_until: float = 0.0
+    unreadable: set[str] = field(default_factory=set)
     index_lag_seconds: float = 0.0
     scan_lag_seconds: float = 0.0
 
@@ -211,11 +213,11 @@ class World:
 
     def _parts(self, machine: Machine, clock: SimulatedClock) -> WorkerDependencies:
         calls = Calls(machine.host, self.weather)
-        leases, workers, coordinator = self._tables(machine, calls, "worker")
+        leases, workers, coordinator = self.tables(machine, calls, "worker")
         # too small for a name of its own
         faults = lambda op, _keys: calls.sink_fault(f"sink.{op}")  # noqa: E731
         make_sink = NotedSink if self.scenario.exactly_once else StoreSink
-        chosen = self._settings(machine)
+        chosen = self.settings_of(machine)
         kinesis, writer = (
             SimulatedKinesis(self.model, calls),
             MemoryBatchWriter(self.sink_table, self._transform_on(machine.host)),
@@ -257,9 +259,9 @@ class World:
         *,
         resume_own_name: bool = False,
     ) -> WatchedLeader:
-        leases, workers, coordinator = self._tables(machine, calls, "leader")
+        leases, workers, coordinator = self.tables(machine, calls, "leader")
         return WatchedLeader(
-            self._settings(machine),
+            self.settings_of(machine),
             leases,
             workers,
             coordinator,
@@ -271,15 +273,17 @@ class World:
             rng=random.Random(f"{self.seed}/{machine.host.name}/leader"),
         )
 
-    def _settings(self, machine: Machine) -> ConsumerSettings:
+    def settings_of(self, machine: Machine) -> ConsumerSettings:
+        """The settings of the process on a machine."""
         scenario = self.scenario
         if machine.streams is not None:
             scenario = replace(scenario, streams=machine.streams)
         return settings(scenario, machine.strategy, quirky=machine.quirky)
 
-    def _tables(
+    def tables(
         self, machine: Machine, calls: Calls, role: Role
     ) -> tuple[InMemoryLeaseTable, InMemoryWorkerMetricsTable, InMemoryCoordinatorStateTable]:
+        """The three tables as a machine sees them in a role; the checks see what it writes."""
         after_lease_call, after_call = _after(calls, "leases"), _after(calls, "coordinator")
 
         def lease_applied(operation: str, key: str) -> None:
@@ -343,7 +347,9 @@ class World:
                 else TRANSFORM_SECONDS
             )
             host.check()
-            return transform(self.producer.lease_key, records)
+            if self.scheduler.now < self.broken_until:
+                raise ValueError(IS_BROKEN)
+            return transform(self.producer.lease_key, records, hands_back=self.scenario.hands_back)
 
         return run
 
