@@ -3,12 +3,15 @@
 import importlib
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 
 from verification import simulate_coverage as tool
 from verification.probes import Probes, instrumented
 from verification.simulate_coverage import Reason
+
+ROOT = Path(__file__).parents[2]
 
 SOURCE = '''
 """A module."""
@@ -219,3 +222,10 @@ def test_processes_combine_what_their_seeds_reach(monkeypatch):
     functions = {one.function for one in found if one.what == "(not called)"}
     assert "DynamoDbStore.get" in functions
     assert not {"Worker.run", "LeaderCycle.run_once", "HeldLeases.renew_all"} & functions
+
+
+def test_the_tests_that_reasons_name_exist():
+    words = " ".join(one.reason for one in tool.reasons()).replace("(", " ").split()
+    named = [word.strip(".,;:)") for word in words if word.startswith("tests/")]
+    assert len(named) > 20
+    assert [name for name in named if not (ROOT / name).exists()] == []
