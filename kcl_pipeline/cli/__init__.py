@@ -1,5 +1,6 @@
-"""The command line `kcl-pipeline`: one line per command below; what is heavy is imported inside the
-commands.
+"""Define the command line `kcl-pipeline`.
+
+Heavy modules (boto3, pyspark, pyarrow) are imported inside the commands that need them.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    help="Kinesis Client Library 3.x in Python. Where AWS is and who asks comes from the "
-    "environment: AWS_REGION, AWS_ENDPOINT_URL, AWS_PROFILE.",
+    help="Kinesis Client Library 3.x in Python. Region, endpoint and credentials of AWS come "
+    "from the environment: AWS_REGION, AWS_ENDPOINT_URL, AWS_PROFILE.",
 )
 
 app.command()(run)

@@ -1,4 +1,4 @@
-"""`kcl-pipeline application`: what is recorded of an application, and how to change it."""
+"""`kcl-pipeline application`: show and change the recorded streams and sink."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from kcl_pipeline.leader.accept import Acceptance, ApplicationChange
     from kcl_pipeline.leases.application import ApplicationIdentity
 
-DOES_NOT_FIT = "does not fit: "
+MISMATCH = "the settings differ: "
 
 
 def application(
@@ -38,49 +38,51 @@ def application(
         bool,
         typer.Option(
             "--accept-streams",
-            help="Record the streams of the settings. Deletes all leases, and so all positions, "
-            "unless several streams are replaced by several. No worker may run.",
+            help="Record the streams of the settings. All leases, and so all positions, are "
+            "deleted, except when a list of several streams changes to another such list. No "
+            "worker may run.",
         ),
     ] = False,
     accept_sink: Annotated[
         bool,
         typer.Option(
             "--accept-sink",
-            help="Record the sink of the pipeline. Leases and positions stay. No worker may run.",
+            help="Record the sink of the pipeline. Leases and positions are kept. No worker may "
+            "run.",
         ),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show the streams and the sink of an application, and whether the settings fit.
+    """Show the recorded streams and sink of an application, and compare them with the settings.
 
-    The exit code is 1 when they do not.
+    The exit code is 1 if they differ.
     """
     from kcl_pipeline.leases.application import as_json as record_as_json  # noqa: PLC0415 (below)
 
     app = target(application, stream, pipeline, needs_streams=accept_streams)
-    wanted = None
+    configured = None
     if pipeline is not None or stream:
-        wanted = _wanted(app, pipeline)
-    if accept_sink and (wanted is None or wanted.sink is None):
+        configured = _configured(app, pipeline)
+    if accept_sink and (configured is None or configured.sink is None):
         raise SettingsError("--accept-sink needs the sink; write --pipeline module:attribute")
-    for accepted in _accepted(app, wanted, streams=accept_streams, sink=accept_sink):
-        typer.echo(_told(accepted), err=True)
+    for accepted in _accept(app, configured, streams=accept_streams, sink=accept_sink):
+        typer.echo(_result_text(accepted), err=True)
     record = app.tables.coordinator.read_application()
     problem = None
-    if record is not None and wanted is not None:
-        problem = _problem(app, record.identity, wanted)
+    if record is not None and configured is not None:
+        problem = _problem(app, record.identity, configured)
     if as_json:
         show.print_json({"recorded": record_as_json(record), "problem": problem})
     else:
         identity = None if record is None else record.identity
         _print(app.settings.application_name, identity)
         if problem is not None:
-            typer.echo(DOES_NOT_FIT + problem)
+            typer.echo(MISMATCH + problem)
     if problem is not None:
         raise typer.Exit(FAILED)
 
 
-def _wanted(app: Target, pipeline: str | None) -> ApplicationIdentity:
+def _configured(app: Target, pipeline: str | None) -> ApplicationIdentity:
     from kcl_pipeline.leases.application import ApplicationIdentity  # noqa: PLC0415 (AWS only here)
 
     is_multi_stream = app.settings.is_multi_stream
@@ -100,14 +102,14 @@ def _sink(pipeline: str | None) -> str | None:
     return sink_address(found.sink) if isinstance(found, KinesisPipeline) else None
 
 
-def _accepted(
-    app: Target, wanted: ApplicationIdentity | None, *, streams: bool, sink: bool
+def _accept(
+    app: Target, configured: ApplicationIdentity | None, *, streams: bool, sink: bool
 ) -> list[Acceptance]:
-    if wanted is None or not (streams or sink):
+    if configured is None or not (streams or sink):
         return []
     change = _change(app)
-    accepted = [change.accept_streams(wanted)] if streams else []
-    return [*accepted, change.accept_sink(wanted)] if sink else accepted
+    accepted = [change.accept_streams(configured)] if streams else []
+    return [*accepted, change.accept_sink(configured)] if sink else accepted
 
 
 def _change(app: Target) -> ApplicationChange:
@@ -124,11 +126,13 @@ def _change(app: Target) -> ApplicationChange:
     )
 
 
-def _problem(app: Target, recorded: ApplicationIdentity, wanted: ApplicationIdentity) -> str | None:
+def _problem(
+    app: Target, recorded: ApplicationIdentity, configured: ApplicationIdentity
+) -> str | None:
     from kcl_pipeline.leases.application import successor  # noqa: PLC0415 (likewise)
 
     try:
-        successor(app.settings.application_name, recorded, wanted)
+        successor(app.settings.application_name, recorded, configured)
     except OtherApplicationError as error:
         return str(error)
     return None
@@ -136,17 +140,19 @@ def _problem(app: Target, recorded: ApplicationIdentity, wanted: ApplicationIden
 
 def _print(name: str, identity: ApplicationIdentity | None) -> None:
     if identity is None:
-        typer.echo(f"nothing is recorded of the application {name} yet; its first start does it")
+        typer.echo(
+            f"no streams are recorded for application {name} yet; its first start records them"
+        )
         return
     typer.echo(f"application {name}: {identity.mode.replace('_', ' ')}")
     for stream in identity.streams:
         typer.echo(f"stream {stream}")
     typer.echo(f"sink {identity.sink or 'not recorded yet'}")
     if identity.changing:
-        typer.echo("a change of the streams has begun and is not finished")
+        typer.echo("a change of the streams has started and is not finished")
 
 
-def _told(accepted: Acceptance) -> str:
+def _result_text(accepted: Acceptance) -> str:
     if accepted.before == accepted.after:
-        return "nothing to change: this is recorded already"
+        return "no change: the record has these values already"
     return f"recorded; {accepted.deleted} leases deleted"

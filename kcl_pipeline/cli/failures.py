@@ -1,5 +1,7 @@
-"""What a person did wrong, or what AWS refused, as one sentence; anything else keeps its traceback,
-because it is a defect.
+"""Print expected errors as one sentence.
+
+Wrong settings and refused AWS calls are expected. Every other error is a defect of this package
+and keeps its traceback.
 """
 
 from __future__ import annotations
@@ -23,24 +25,24 @@ FAILED: Final = 1
 _SPACES: Final = re.compile(r"\s+")
 _NO_CREDENTIALS: Final = (
     "no AWS credentials were found; set AWS_ACCESS_KEY_ID and "
-    "AWS_SECRET_ACCESS_KEY (any text will do for the embedded AWS), or "
+    "AWS_SECRET_ACCESS_KEY (any value works for the embedded AWS), or "
     "AWS_PROFILE"
 )
 
 
 class SentenceGroup(TyperGroup):
-    """Runs commands; an error that `sentence` knows is printed as one line, and the exit code
-    is 1.
-    """
+    """Group of commands that prints expected errors as one line and exits with code 1."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the arguments. One with characters that do not print is refused: the usage errors
-        of the library would print it as it is.
+        """Parse the arguments and reject those with non-printable characters.
+
+        The library's usage errors would print them unescaped.
         """
         for argument in args:
             if not argument.isprintable():
                 shown = printable(argument)
-                raise typer.BadParameter(f"'{shown}' has characters that do not print", ctx=ctx)
+                text = f"'{shown}' has non-printable characters; remove them"
+                raise typer.BadParameter(text, ctx=ctx)
         return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
@@ -58,7 +60,7 @@ class SentenceGroup(TyperGroup):
 
 
 def sentence(error: BaseException) -> str | None:
-    """One sentence for a person; None for an error that is nobody's fault but ours."""
+    """The message of an expected error; None for a defect of this package."""
     if isinstance(error, ValidationError):
         return validation_sentence(error)
     if isinstance(error, KclError):
@@ -67,9 +69,9 @@ def sentence(error: BaseException) -> str | None:
 
 
 def validation_sentence(error: ValidationError) -> str:
-    """The settings that are wrong, each with its value and what to write instead."""
-    written = {"application_name": "--application", "streams": "--stream"}
-    return settings_sentence(error, ConsumerSettings, written)
+    """The wrong settings, each with its value and what to write instead."""
+    options = {"application_name": "--application", "streams": "--stream"}
+    return settings_sentence(error, ConsumerSettings, options)
 
 
 def _advice(error: KclError) -> str:
@@ -77,8 +79,8 @@ def _advice(error: KclError) -> str:
         return f" ({_NO_CREDENTIALS})"
     if isinstance(error, NotFoundError):
         return (
-            "; check the names, AWS_REGION and AWS_ENDPOINT_URL: tables are made by the "
-            "first worker, streams are not"
+            "; check the names, AWS_REGION and AWS_ENDPOINT_URL: the first worker creates the "
+            "tables, but not the streams"
         )
     if isinstance(error, UnavailableError) and isinstance(error, AwsError):
         return "; check AWS_ENDPOINT_URL, AWS_REGION and the network"
@@ -94,8 +96,7 @@ def _caused_by(error: BaseException | None, name: str) -> bool:
 
 
 def _botocore_sentence(error: BaseException) -> str | None:
-    # an error of botocore can only be here when botocore is loaded already; the command line does
-    # not load it for --help
+    # Not imported here, so that --help stays fast: its errors exist only if it is loaded.
     exceptions = sys.modules.get("botocore.exceptions")
     if exceptions is None:
         return None
@@ -111,7 +112,7 @@ def _botocore_sentence(error: BaseException) -> str | None:
 def _client_error(response: Mapping[str, Any], operation: str) -> str:
     detail = response.get("Error", {})
     return _one_line(
-        f"{operation} was refused: {detail.get('Code', '')} {detail.get('Message', '')}"
+        f"AWS refused {operation}: {detail.get('Code', '')} {detail.get('Message', '')}"
     )
 
 

@@ -1,4 +1,4 @@
-"""`kcl-pipeline leader`: who leads, and whether it is alive."""
+"""`kcl-pipeline leader`: show the leader's lock and whether the leader is alive."""
 
 from __future__ import annotations
 
@@ -28,26 +28,26 @@ def leader(
         bool,
         typer.Option(
             "--wait",
-            help="Wait for a heartbeat, at most as long as the lock lasts; exit code 1 when "
-            "none comes.",
+            help="Wait for a renewal, at most the duration of the lock. The exit code is 1 "
+            "without a renewal.",
         ),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Show the leader's lock.
 
-    It holds no time, so only its next change tells that the leader is alive: see --wait.
+    The lock has no time stamp. Only its next change shows that the leader is alive: use --wait.
     """
     app = target(application, stream, pipeline)
     table = app.tables.coordinator
     lock = table.observe_lock()
     if isinstance(lock, UnreadableLock):
         raise UnreadableRowError(
-            f"{lock.reason}; a leader takes it over when it has not changed for "
+            f"{lock.reason}; a leader takes the lock when the row has not changed for "
             f"{MAX_LOCK_DURATION_MILLIS // 1000} s"
         )
     migration = table.read_migration()
-    alive = heartbeat_seen(table, lock, app.clock) if wait and lock is not None else None
+    alive = wait_for_renewal(table, lock, app.clock) if wait and lock is not None else None
     if as_json:
         show.print_json(
             {
@@ -70,20 +70,20 @@ def leader(
 
 
 def describe(lock: LeaderLock | None, *, alive: bool | None) -> str:
-    """One line about the lock."""
+    """Describe the lock in one line."""
     if lock is None:
-        return "nobody leads: there is no lock"
+        return "no leader: there is no lock"
     if lock.is_released:
-        return f"nobody leads: {lock.owner_name} released the lock"
-    life = {None: "", True: ", alive", False: ", silent: the lock may be taken over"}[alive]
+        return f"no leader: {lock.owner_name} released the lock"
+    state = {None: "", True: ", alive", False: ", not renewed: another leader may take it"}[alive]
     return (
-        f"{lock.owner_name} leads (lock of {lock.lease_duration_millis / 1000:g} s, "
-        f"version {lock.version}){life}"
+        f"leader {lock.owner_name} (lock of {lock.lease_duration_millis / 1000:g} s, "
+        f"version {lock.version}){state}"
     )
 
 
-def heartbeat_seen(table: CoordinatorStateTable, first: LeaderLock, clock: Clock) -> bool:
-    """Whether the lock changes within its own duration; a new owner counts too."""
+def wait_for_renewal(table: CoordinatorStateTable, first: LeaderLock, clock: Clock) -> bool:
+    """Whether the lock is renewed, or taken by a new leader, within its duration."""
     end = clock.monotonic() + first.lease_duration_millis / 1000
     while clock.monotonic() < end:
         clock.sleep(POLL_SECONDS)

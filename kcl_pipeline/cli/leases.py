@@ -1,4 +1,4 @@
-"""`kcl-pipeline leases`: who holds what."""
+"""`kcl-pipeline leases`: show the leases with owner, state, checkpoint and lag."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from kcl_pipeline.leases.lease import Lease
     from kcl_pipeline.leases.tables import WorkerMetrics
 
-NOBODY = "(nobody)"
+NO_OWNER = "(no owner)"
 
 
 class By(StrEnum):
-    """What leases are added up by."""
+    """What `--by` groups leases by."""
 
     WORKER = "worker"
     GROUP = "group"
@@ -34,13 +34,14 @@ def leases(
     by: Annotated[
         By | None,
         typer.Option(
-            "--by", help="Add the leases up by worker, or by worker group.", show_default=False
+            "--by", help="Count the leases per worker, or per worker group.", show_default=False
         ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show the leases: owner, state, checkpoint, throughput, and the lag of committed data with the
-    age of the report that it is from.
+    """Show the leases: owner, state, checkpoint, throughput and lag.
+
+    The lag is that of committed data, with the age of the worker's report.
     """
     app = target(application, stream, pipeline)
     listing = app.tables.lease.list_leases()
@@ -62,11 +63,11 @@ def leases(
 
 
 Paused = Mapping[tuple[str | None, str], str]
-"""Worker and lease key to the reason for which the worker has paused the shard."""
+"""By worker id and lease key, why the worker has paused the shard."""
 
 
 def paused_leases(workers: Iterable[WorkerMetrics]) -> Paused:
-    """What workers say of the shards whose transform fails."""
+    """The paused shards that the workers reported."""
     return {
         (worker.worker_id, one.lease_key): one.reason
         for worker in workers
@@ -76,11 +77,12 @@ def paused_leases(workers: Iterable[WorkerMetrics]) -> Paused:
 
 
 class Lags:
-    """What workers reported last of the lag of their leases.
+    """The lag of each lease, as the workers reported it last.
 
     Args:
-        workers: Their rows.
-        now: Epoch seconds. The age of a report compares the clocks of two hosts; it is for people.
+        workers: Rows of the worker-metrics table.
+        now: Epoch seconds. Used for the age of a report, which is for display only because it
+            compares the clocks of two hosts.
     """
 
     def __init__(self, workers: Iterable[WorkerMetrics], now: float) -> None:
@@ -88,9 +90,10 @@ class Lags:
         self._rows = {worker.worker_id: worker for worker in workers}
 
     def of(self, lease: Lease) -> tuple[int, float, bool] | None:
-        """Milliseconds, age in seconds, and whether the lag is at most this; None: not known.
+        """The lag in milliseconds, its age in seconds, and whether it is an upper bound.
 
-        A row has the leases that are furthest behind. Another one is not further behind.
+        A row lists the leases with the largest lags. Other leases have at most the smallest of
+        these. None if the lag is not known.
         """
         row = self._rows.get(lease.actual_owner or "")
         if lease.ended or row is None or row.status is None:
@@ -104,7 +107,7 @@ class Lags:
         return None if is_complete else (lags[-1].millis, age, True)
 
     def text(self, lease: Lease) -> str:
-        """Such as "12.5 s (3 s ago)"."""
+        """The lag as text, for example "12.5 s (3 s ago)"."""
         found = self.of(lease)
         if found is None:
             return show.NONE if lease.ended or lease.owner is None else "unknown"
@@ -112,7 +115,7 @@ class Lags:
         return f"{'<= ' if at_most else ''}{millis / 1000:.1f} s ({show.age(age)} ago)"
 
     def as_dict(self, lease: Lease) -> dict[str, Any]:
-        """For programs."""
+        """The lag for JSON output."""
         millis, age, at_most = self.of(lease) or (None, None, False)
         return {
             "lag_millis": millis,
@@ -122,11 +125,11 @@ class Lags:
 
 
 def state(lease: Lease, paused: Paused | None = None) -> str:
-    """In one word or two: ended, handing over to a worker, free, paused, held."""
+    """The state of a lease: ended, handoff to a worker, free, paused or held."""
     if lease.ended:
         return "ended"
     if lease.in_handoff:
-        return f"handing over to {lease.owner or NOBODY}"
+        return f"handoff to {lease.owner or NO_OWNER}"
     if lease.owner is None:
         return "free"
     return "paused" if (lease.owner, lease.lease_key) in (paused or {}) else "held"
@@ -135,7 +138,7 @@ def state(lease: Lease, paused: Paused | None = None) -> str:
 def _row(lease: Lease, paused: Paused) -> Sequence[str]:
     return [
         lease.lease_key,
-        lease.actual_owner or NOBODY,
+        lease.actual_owner or NO_OWNER,
         state(lease, paused),
         str(lease.checkpoint),
         str(lease.counter),
@@ -144,7 +147,7 @@ def _row(lease: Lease, paused: Paused) -> Sequence[str]:
 
 
 def as_dict(lease: Lease, paused: Paused | None = None) -> dict[str, Any]:
-    """All of a lease, for programs. Hash keys are texts, because they have 128 bits."""
+    """All fields of a lease for JSON output. Hash keys are strings, because they have 128 bits."""
     keys = lease.hash_key_range
     found = state(lease, paused)
     return {
@@ -180,13 +183,13 @@ def _print_sums(rows: Iterable[Lease], by: By, separator: str, *, as_json: bool)
     for lease in rows:
         owner = lease.actual_owner
         held[
-            NOBODY if owner is None else owner if by is By.WORKER else group_of(owner, separator)
+            NO_OWNER if owner is None else owner if by is By.WORKER else group_of(owner, separator)
         ].append(lease)
     sums = [_sum_of(by, name, mine) for name, mine in sorted(held.items())]
     if as_json:
         show.print_json(sums)
         return
-    columns = [by.value, "leases", "ended", "handing over", "KiB/s"]
+    columns = [by.value, "leases", "ended", "in handoff", "KiB/s"]
     show.print_table(
         f"Leases by {by.value}",
         columns,

@@ -1,4 +1,4 @@
-"""`kcl-pipeline local`: the embedded AWS, until Ctrl-C."""
+"""`kcl-pipeline local`: run the embedded AWS until Ctrl-C."""
 
 from __future__ import annotations
 
@@ -22,12 +22,10 @@ _WAIT_SECONDS: Final = 3_600.0
 def local(
     port: Annotated[
         int,
-        typer.Option(
-            "--port", min=0, max=65_535, help="Where to listen on 127.0.0.1; 0 takes a free port."
-        ),
+        typer.Option("--port", min=0, max=65_535, help="Port on 127.0.0.1; 0 chooses a free port."),
     ] = DEFAULT_PORT,
     region: Annotated[
-        str, typer.Option("--region", help="The region that it plays.")
+        str, typer.Option("--region", help="Region name of the embedded AWS.")
     ] = "us-east-1",
     enforce_limits: Annotated[
         bool, typer.Option("--enforce-limits", help="Throttle shards as Kinesis does.")
@@ -36,20 +34,20 @@ def local(
         list[str] | None,
         typer.Option(
             "--create",
-            help="A stream to make at the start: NAME or NAME:SHARDS.",
+            help="A stream to create at the start: NAME or NAME:SHARDS.",
             show_default=False,
         ),
     ] = None,
     reshard_delay_seconds: Annotated[
-        float, typer.Option(min=0, help="How long a stream is UPDATING after a reshard.")
+        float, typer.Option(min=0, help="Seconds for which a stream is UPDATING after a reshard.")
     ] = 0.0,
     create_delay_seconds: Annotated[
-        float, typer.Option(min=0, help="How long a new stream is CREATING.")
+        float, typer.Option(min=0, help="Seconds for which a new stream is CREATING.")
     ] = 0.0,
 ) -> None:
     """Run Kinesis and DynamoDB in memory on 127.0.0.1 until Ctrl-C.
 
-    The first line printed is the address; then it is ready.
+    The first line on standard output is the address. It is printed when the server is ready.
     """
     streams = [parse_stream(text) for text in create or []]
     from kcl_pipeline.local import EmbeddedAws  # noqa: PLC0415 (moto is loaded only here)
@@ -78,10 +76,10 @@ def local(
 
 
 def serve(aws: EmbeddedAws, streams: list[tuple[str, int]], stop: StopSignal) -> None:
-    """Make the streams, say where everything is, and wait for `stop`."""
+    """Create the streams, print the address and the environment, and wait for `stop`."""
     aws.warm_up()
     for name, shards in streams:
-        make_stream(aws, name, shards)
+        create_stream(aws, name, shards)
     typer.echo(aws.endpoint_url)
     for name, value in aws.environment().items():
         typer.echo(f"export {name}={shlex.quote(value)}", err=True)
@@ -89,9 +87,9 @@ def serve(aws: EmbeddedAws, streams: list[tuple[str, int]], stop: StopSignal) ->
         pass
 
 
-def make_stream(aws: EmbeddedAws, name: str, shards: int) -> None:
-    """Create one stream by the server's own API."""
-    import boto3  # noqa: PLC0415 (loaded only when there is a stream to make)
+def create_stream(aws: EmbeddedAws, name: str, shards: int) -> None:
+    """Create one stream with the server's API."""
+    import boto3  # noqa: PLC0415 (loaded only when there is a stream to create)
 
     client = boto3.Session("local", "local", region_name=aws.region).client(
         "kinesis", endpoint_url=aws.endpoint_url
@@ -103,7 +101,11 @@ def make_stream(aws: EmbeddedAws, name: str, shards: int) -> None:
 
 
 def parse_stream(text: str) -> tuple[str, int]:
-    """Name and number of shards of "NAME" or "NAME:SHARDS". Raises `SettingsError`."""
+    """Parse "NAME" or "NAME:SHARDS" into a name and a number of shards.
+
+    Raises:
+        SettingsError: The text has neither form.
+    """
     name, colon, shards = text.partition(":")
     if not name or (colon and not (shards.isascii() and shards.isdigit() and int(shards) > 0)):
         raise SettingsError(

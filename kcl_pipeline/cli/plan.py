@@ -1,4 +1,4 @@
-"""`kcl-pipeline plan --dry-run`: what the leader would do now."""
+"""`kcl-pipeline plan --dry-run`: show the moves that the leader would make now."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kcl_pipeline.cli import show
-from kcl_pipeline.cli.leases import NOBODY
+from kcl_pipeline.cli.leases import NO_OWNER
 from kcl_pipeline.cli.target import Application, AsJson, Pipeline, Streams, target
 from kcl_pipeline.planning.explain import explain
 
@@ -25,7 +25,7 @@ def plan(
     dry_run: Annotated[
         bool,
         typer.Option(
-            "--dry-run", help="Change nothing. There is no other way: only the leader moves leases."
+            "--dry-run", help="Change nothing. Always on, because only the leader moves leases."
         ),
     ] = True,
     observe_seconds: Annotated[
@@ -33,17 +33,19 @@ def plan(
         typer.Option(
             "--observe-seconds",
             min=0,
-            help="Watch this long for owners that are gone; with 0 every owner counts as alive.",
+            help="Observe the leases this long to find expired ones; with 0 every owner counts "
+            "as alive.",
         ),
     ] = 0.0,
     as_json: AsJson = False,
 ) -> None:
-    """Show the moves the leader would make now, with reasons, and every worker's load before and
-    after.
+    """Show the moves that the leader would make now.
+
+    Prints each move with its reason, and the load of every worker before and after.
     """
-    del dry_run  # it is how people ask for a preview; there is nothing else to do
+    del dry_run  # The option exists for readability: this command never changes anything.
     app = target(application, stream, pipeline, needs_streams=True)
-    # pyarrow and the planners are loaded only here
+    # Loaded here: only this command needs pyarrow and the planners.
     from kcl_pipeline.leader.preview import preview  # noqa: PLC0415
 
     tables = app.tables
@@ -62,7 +64,7 @@ def plan(
 
 
 def as_dict(found: Preview) -> dict[str, Any]:
-    """All of it, for programs."""
+    """The preview for JSON output."""
     table = explain(found.plan_input, found.plan)
     return {
         "strategy": found.plan.strategy,
@@ -105,13 +107,13 @@ def _print(found: Preview) -> None:
         [[lease.lease_key, str(lease.checkpoint)] for lease in found.create],
     )
     _print_if(
-        "Leases to delete, once kept long enough",
+        "Leases to delete after their retention time",
         ["lease", "reason"],
         [[d.lease_key, d.reason] for d in _deletions(found)],
     )
     table = explain(found.plan_input, found.plan)
     moves = [
-        [move.lease_key, move.from_worker or NOBODY, move.to_worker, move.reason]
+        [move.lease_key, move.from_worker or NO_OWNER, move.to_worker, move.reason]
         for move in found.plan.moves
     ]
     show.print_table(f"Moves by {found.plan.strategy}", ["lease", "from", "to", "reason"], moves)
@@ -125,22 +127,20 @@ def _print(found: Preview) -> None:
     for text in found.plan.notes:
         show.echo(f"note: {text}")
     if found.plan.spilled:
-        show.echo(f"nobody can take: {', '.join(found.plan.spilled)}")
+        show.echo(f"no worker can take: {', '.join(found.plan.spilled)}")
     if found.expired:
-        show.echo(f"not renewed in time: {', '.join(found.expired)}")
+        show.echo(f"expired: {', '.join(found.expired)}")
     elif not found.observed_seconds:
-        show.echo(
-            "every owner was taken for alive; --observe-seconds 30 would find those that are gone"
-        )
+        show.echo("every owner counts as alive; use --observe-seconds 30 to find expired leases")
 
 
 def _cells(row: LoadRow) -> list[str]:
-    figures = (row.kbps_before, row.kbps_after, row.utilization_before, row.utilization_after)
+    values = (row.kbps_before, row.kbps_after, row.utilization_before, row.utilization_after)
     return [
         row.name,
         str(row.leases_before),
         str(row.leases_after),
-        *(show.number(figure) for figure in figures),
+        *(show.number(value) for value in values),
     ]
 
 

@@ -1,5 +1,6 @@
-"""`kcl-pipeline run` and `kcl-pipeline dev`: the demonstration, bounded or with the page left
-open.
+"""`kcl-pipeline run` and `kcl-pipeline dev`: run the demonstration.
+
+`dev` keeps the Dagster UI running after the verdict.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ from kcl_pipeline.clock import SystemClock
 Events = Annotated[int, typer.Option(min=1_000, help="Orders to publish.")]
 PerSecond = Annotated[int, typer.Option(min=100, help="Orders per second.")]
 Folder = Annotated[
-    Path, typer.Option(help="Where table, logs and Dagster's home go; emptied at the start.")
+    Path, typer.Option(help="Folder for table, logs and DAGSTER_HOME; emptied at the start.")
 ]
 PagePort = Annotated[
     int,
     typer.Option(
-        min=1, max=65_535, help="Port of the Dagster UI; another free one when it is taken."
+        min=1, max=65_535, help="Port of the Dagster UI; if it is in use, another one is chosen."
     ),
 ]
 
@@ -30,8 +31,9 @@ def run(
     folder: Folder = Path(".run"),
     page_port: PagePort = 3000,
 ) -> None:
-    """Run the whole pipeline on the embedded AWS, through two reshards and a changing fleet, and
-    give a verdict.
+    """Run the demonstration on the embedded AWS and print a verdict.
+
+    The whole pipeline runs through two reshards and a changing number of workers.
     """
     raise typer.Exit(_demo(events, per_second, folder, page_port, stay_open=False))
 
@@ -42,7 +44,7 @@ def dev(
     folder: Folder = Path(".run"),
     page_port: PagePort = 3000,
 ) -> None:
-    """The same as `run`, with the page left open until Ctrl-C."""
+    """Run the demonstration, then keep the Dagster UI running until Ctrl-C."""
     raise typer.Exit(_demo(events, per_second, folder, page_port, stay_open=True))
 
 

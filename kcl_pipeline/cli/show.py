@@ -1,8 +1,8 @@
-"""How things are printed: one console, plain JSON, figures that people can read.
+"""Print tables, JSON and formatted numbers.
 
-What is shown comes from rows that others may have written. No string is taken for markup, and
-characters that do not print are escaped: nothing moves the cursor, changes the title of the
-terminal or begins a line of its own.
+The values come from rows that others may have written. No string is interpreted as markup, and
+non-printable characters are escaped, so that a value cannot move the cursor, change the title of
+the terminal or start a new line.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ NONE: Final = "-"
 
 
 def console() -> Console:
-    """Where results go; without a terminal lines are long enough for lease keys."""
-    made = Console(highlight=False, markup=False, emoji=False)
-    if made.is_terminal:
-        return made
+    """The console for results. Without a terminal, lines are wide enough for lease keys."""
+    out = Console(highlight=False, markup=False, emoji=False)
+    if out.is_terminal:
+        return out
     return Console(highlight=False, markup=False, emoji=False, width=WIDTH_WITHOUT_TERMINAL)
 
 
 def plain(text: str, style: str = "") -> Text:
-    """A string as it is, in a style of ours."""
+    """A string without markup, with non-printable characters escaped."""
     return Text(printable(text, MAX_CELL_CHARACTERS), style=style)
 
 
 def echo(text: str, *, err: bool = False) -> None:
-    """One line on standard output, or standard error."""
+    """Print one line to standard output, or to standard error."""
     typer.echo(printable(text, MAX_LINE_CHARACTERS), err=err)
 
 
@@ -54,7 +54,7 @@ def print_table(
     *,
     numbers: Sequence[str] = (),
 ) -> None:
-    """A table; the columns named in `numbers` are right-aligned. An empty one says so."""
+    """Print a table, or "(none)" without rows. Columns in `numbers` are right-aligned."""
     table = Table(
         title=plain(title), title_justify="left", box=None, pad_edge=False, header_style="bold"
     )
@@ -71,7 +71,7 @@ def print_table(
 
 
 def print_json(value: Any) -> None:
-    """Indented JSON on standard output; what does not print is escaped, as JSON has it."""
+    """Print indented JSON. Non-printable characters are escaped as in JSON."""
     text = json.dumps(value, indent=2, ensure_ascii=False)
     if not text.replace("\n", "").isprintable():
         text = "".join(c if c == "\n" or c.isprintable() else json.dumps(c)[1:-1] for c in text)
@@ -79,20 +79,20 @@ def print_json(value: Any) -> None:
 
 
 def print_bad_rows(rows: Sequence[BadRow]) -> None:
-    """The rows that cannot be used, on standard error."""
+    """Print the rows that cannot be parsed to standard error."""
     for row in sorted(rows, key=lambda row: (row.table, row.key))[:MAX_BAD_ROWS]:
         echo(f"table {row.table}: {row.reason}", err=True)
     if len(rows) > MAX_BAD_ROWS:
-        echo(f"and {len(rows) - MAX_BAD_ROWS} more rows that cannot be used", err=True)
+        echo(f"and {len(rows) - MAX_BAD_ROWS} more rows that cannot be parsed", err=True)
 
 
 def number(value: float | None, decimals: int = 1) -> str:
-    """A figure with fixed decimals, or a dash."""
+    """A number with fixed decimals; a dash for None."""
     return NONE if value is None else f"{value:,.{decimals}f}"
 
 
 def age(seconds: float) -> str:
-    """A length of time in its two largest units, such as "2 h 5 min"."""
+    """A duration in its two largest units, for example "2 h 5 min"."""
     rest = int(max(seconds, 0))
     parts: list[str] = []
     for name, length in (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1)):

@@ -1,4 +1,4 @@
-"""Which application a command is about, and the way to its tables and stream."""
+"""Resolve the application of a command, and open its tables and streams."""
 
 from __future__ import annotations
 
@@ -21,20 +21,22 @@ if TYPE_CHECKING:
     from kcl_pipeline.kinesis.client import KinesisClient
 
 NO_STREAM: Final = "-"
-"""Stands for the streams of a command that only looks at the tables."""
+"""Placeholder for the streams of a command that only reads the tables."""
 
 Application = Annotated[
     str | None,
     typer.Option(
         "--application",
         "-a",
-        help="Name of the KCL application: it names the three tables.",
+        help="Name of the KCL application. The three tables are named after it.",
         show_default=False,
     ),
 ]
 Streams = Annotated[
     list[str] | None,
-    typer.Option("--stream", "-s", help="Stream name or ARN; once per stream.", show_default=False),
+    typer.Option(
+        "--stream", "-s", help="Stream name or ARN; repeat per stream.", show_default=False
+    ),
 ]
 Pipeline = Annotated[
     str | None,
@@ -50,15 +52,15 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a ta
 
 @dataclass(frozen=True)
 class Target:
-    """One application. Nothing is asked of AWS before the first use of what is opened here."""
+    """One application. AWS is not called before the first use of a client."""
 
     settings: ConsumerSettings
     clock: Clock
 
     @cached_property
     def clients(self) -> AwsClients:
-        """The boto3 clients, by the standard environment."""
-        # boto3 is loaded only by commands that ask AWS
+        """The boto3 clients, configured by the standard environment."""
+        # Loaded here: only commands that call AWS need boto3.
         from kcl_pipeline.aws import AwsClients  # noqa: PLC0415
 
         return AwsClients(self.settings, clock=self.clock)
@@ -72,7 +74,7 @@ class Target:
 
     @cached_property
     def kinesis(self) -> KinesisClient:
-        """The stream client."""
+        """The client for the streams."""
         from kcl_pipeline.aws import open_kinesis  # noqa: PLC0415 (likewise)
 
         return open_kinesis(self.settings, self.clients, self.clock)
@@ -87,21 +89,25 @@ def target(
 ) -> Target:
     """The application that the options name.
 
-    Raises `SettingsError` or pydantic's `ValidationError`, both with what to write instead.
+    Raises:
+        SettingsError: The options contradict each other, or name no application.
+        pydantic.ValidationError: A value is invalid.
     """
     if pipeline is not None:
         if application is not None or streams:
             raise SettingsError(
-                f"--pipeline {pipeline} says everything; leave --application and --stream out"
+                f"--pipeline {pipeline} names application and streams; remove --application and "
+                "--stream"
             )
         return Target(load_pipeline_settings(pipeline), SystemClock())
     if application is None:
         raise SettingsError(
-            "no application is named; write --application NAME, or --pipeline module:attribute"
+            "--application is missing; write --application NAME, or --pipeline module:attribute"
         )
     if needs_streams and not streams:
         raise SettingsError(
-            f"no stream of {application!r} is named; write --stream NAME, once per stream"
+            f"--stream is missing for --application {application!r}; write --stream NAME, once "
+            "per stream"
         )
     return Target(
         ConsumerSettings(application_name=application, streams=tuple(streams or [NO_STREAM])),
@@ -110,7 +116,11 @@ def target(
 
 
 def load_pipeline_settings(text: str) -> ConsumerSettings:
-    """The settings of the pipeline at `module:attribute`. Raises `SettingsError`."""
+    """Load the settings of the pipeline at `module:attribute`.
+
+    Raises:
+        SettingsError: There is no pipeline.
+    """
     found = load_pipeline(text)
     settings = getattr(found, "settings", None)
     if not isinstance(settings, ConsumerSettings):
@@ -121,9 +131,10 @@ def load_pipeline_settings(text: str) -> ConsumerSettings:
 
 
 def load_pipeline(text: str) -> object:
-    """The object at `module:attribute`; modules are looked for in the current folder too.
+    """Load the object at `module:attribute`. The current folder is on the module path.
 
-    Raises `SettingsError`.
+    Raises:
+        SettingsError: The object does not exist, or its module raises an error.
     """
     module_name, colon, attribute = text.partition(":")
     if not (module_name and colon and attribute):
@@ -131,7 +142,7 @@ def load_pipeline(text: str) -> object:
             f"--pipeline {text!r} is not module:attribute; write for example "
             "my_project.orders:pipeline"
         )
-    if os.getcwd() not in sys.path:  # noqa: PTH109 (an entry of sys.path is a text)
+    if os.getcwd() not in sys.path:  # noqa: PTH109 (an entry of sys.path is a string)
         sys.path.insert(0, os.getcwd())  # noqa: PTH109 (likewise)
     try:
         found: object = importlib.import_module(module_name)
@@ -144,7 +155,7 @@ def load_pipeline(text: str) -> object:
     except Exception as error:
         frame = traceback.extract_tb(error.__traceback__)[-1]
         raise SettingsError(
-            f"--pipeline {text}: {module_name} fails with {type(error).__name__}: {error} "
+            f"--pipeline {text}: {module_name} raised {type(error).__name__}: {error} "
             f"({frame.filename}:{frame.lineno})"
         ) from error
     for part in attribute.split("."):

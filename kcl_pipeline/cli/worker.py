@@ -1,4 +1,4 @@
-"""`kcl-pipeline worker`: one worker without Dagster."""
+"""`kcl-pipeline worker`: run one worker without Dagster."""
 
 from __future__ import annotations
 
@@ -30,31 +30,36 @@ def worker(
     worker_id: Annotated[
         str | None,
         typer.Option(
-            help="Unique in the fleet; kept over restarts it takes its own leases back.",
+            help="Name of this worker. Must be unique in the application. Use the same name after "
+            "a restart to keep its leases.",
             show_default="host-pid",
         ),
     ] = None,
     drain: Annotated[
-        bool, typer.Option("--drain", help="Stop when all that is there now is in the table.")
+        bool,
+        typer.Option(
+            "--drain", help="Read up to the current end of every shard, commit, and exit."
+        ),
     ] = False,
     lead: Annotated[
-        bool, typer.Option("--lead/--no-lead", help="Lead when nobody else does.")
+        bool, typer.Option("--lead/--no-lead", help="Become leader if there is no other leader.")
     ] = True,
     leader_patience_seconds: Annotated[
-        float, typer.Option(min=0, help="Leave an absent leader lock to others for this long.")
+        float, typer.Option(min=0, help="Seconds to wait before taking an absent leader lock.")
     ] = 0.0,
     progress_seconds: Annotated[
-        float, typer.Option(min=0.1, help="Print a line of figures this often.")
+        float, typer.Option(min=0.1, help="Seconds between two lines with progress counters.")
     ] = 10.0,
 ) -> None:
-    """Consume until SIGTERM or Ctrl-C; then finish the batch, checkpoint, and release the
-    leases.
+    """Run a worker until SIGTERM or Ctrl-C.
+
+    It then finishes its batch, checkpoints, and releases its leases.
     """
     from kcl_pipeline.metrics.exporters import LoggingEvents  # noqa: PLC0415
     from kcl_pipeline.worker.retry import StoppedWhileRetryingError  # noqa: PLC0415
 
-    # What the worker does is told, too, not only what goes wrong: leases gained and handed over,
-    # leadership, shards that ended
+    # Level INFO also shows what the worker does: leases gained and handed off, leadership, ends
+    # of shards.
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
     logging.getLogger("kcl_pipeline").setLevel(logging.INFO)
     found = _runnable(pipeline)
@@ -62,8 +67,7 @@ def worker(
     name = worker_id or f"{socket.gethostname().replace(separator, '_')}{separator}{os.getpid()}"
     clock = SystemClock()
     stop = clock.signal()
-    # A run of its own, so that a request to drain that was meant for the process before this one is
-    # not taken for ours
+    # A new run id per process: a drain request for an earlier process does not apply to this one.
     run_id = f"{name}@{round(clock.wall() * 1000)}"
 
     with stop_on_signals(stop) as signals:
@@ -81,7 +85,7 @@ def worker(
         except StoppedWhileRetryingError as error:
             show.echo(f"worker {name} {StopReason.STOPPED}: {error}", err=True)
             return
-        show.echo(f"worker {name} of {found.name} starts", err=True)
+        show.echo(f"worker {name} of {found.name} started", err=True)
         summary = built.run(
             stop,
             mode="drain" if drain else "continuous",
@@ -125,7 +129,7 @@ def _report(name: str, summary: WorkerSummary) -> None:
 
 
 def progress_line(progress: WorkerProgress) -> str:
-    """The figures of a period. The lag is that of committed data; what is not known is not 0."""
+    """The counters of a period in one line, with the lag of committed data."""
     lag = "unknown" if progress.lag_millis is None else f"{progress.lag_millis} ms"
     unknown = len(progress.lag_unknown)
     parts = [

@@ -1,4 +1,4 @@
-"""`kcl-pipeline workers`: the rows of the worker-metrics table."""
+"""`kcl-pipeline workers`: show the rows of the worker-metrics table."""
 
 from __future__ import annotations
 
@@ -35,8 +35,9 @@ def workers(
     pipeline: Pipeline = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show the workers: leases held, CPU, lag of committed data as of the last report and the age
-    of that report, paused shards, dead letters, and what the sink refuses.
+    """Show the workers: leases, CPU, lag, paused shards, dead letters and refused batches.
+
+    The lag is that of committed data, as of the worker's last report.
     """
     app = target(application, stream, pipeline)
     listing = app.tables.workers.scan_workers()
@@ -74,7 +75,7 @@ def _row(row: WorkerMetrics, leases: int, now: float, separator: str) -> Sequenc
 
 
 def newest(row: WorkerMetrics) -> float | None:
-    """The last CPU average that is none of a failed interval."""
+    """The last CPU average; intervals whose measurement failed are skipped."""
     return next((value for value in reversed(row.stats.get(CPU, ())) if value >= 0), None)
 
 
@@ -88,10 +89,10 @@ def lag_of(row: WorkerMetrics) -> str:
 
 
 def states(row: WorkerMetrics) -> list[str]:
-    """What is special about this worker."""
+    """The states of a worker that need attention; empty for a worker that works normally."""
     found = []
     if row.drain_requested:
-        found.append("asked to drain")
+        found.append("drain requested")
     if any(values and values[-1] < 0 for values in row.stats.values()):
         found.append("metrics failing")
     if not row.stats:

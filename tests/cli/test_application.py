@@ -50,7 +50,7 @@ def test_shows_what_is_recorded_and_whether_the_settings_fit(recorded):
 
 
 def test_shows_that_nothing_is_recorded_yet(fleet):
-    assert "nothing is recorded" in run("application", "-a", fleet.name).output
+    assert "no streams are recorded" in run("application", "-a", fleet.name).output
 
 
 def test_another_stream_is_accepted_with_all_leases_deleted(recorded):
@@ -64,7 +64,7 @@ def test_another_stream_is_accepted_with_all_leases_deleted(recorded):
     assert recorded.tables.lease.list_leases().leases == ()
     assert recorded.tables.coordinator.read_lock() is None
     again = run("application", "-a", name, "-s", f"{name}-other", "--accept-streams")
-    assert "nothing to change" in again.stderr
+    assert "no change" in again.stderr
 
 
 def test_a_change_that_was_cut_off_is_finished_by_the_next_one(recorded, monkeypatch):

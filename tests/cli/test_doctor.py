@@ -26,7 +26,7 @@ def texts(found, level):
 
 def heal(fleet):
     """All leases held, no worker failing."""
-    assert fleet.tables.lease.take(fleet.tables.lease.get(fleet.keys[3]), "blue-1")
+    assert fleet.tables.lease.assign(fleet.tables.lease.get(fleet.keys[3]), "blue-1")
     fleet.tables.workers.report(
         WorkerMetrics("blue-2", 2_000_000_000, {"C": (50.0,)}, {"C": (90,)})
     )
@@ -115,7 +115,7 @@ def test_doctor_finds_leases_that_nobody_renews_or_has(fleet, monkeypatch):
 
 def test_doctor_does_not_judge_leases_it_did_not_watch(shared):
     found = findings("-a", shared.name, "-s", shared.name, "--watch-seconds", 0, code=1)
-    assert any("not watched" in text for text in texts(found, "unknown"))
+    assert any("were not checked" in text for text in texts(found, "unknown"))
 
 
 def test_doctor_finds_a_hole(fleet, monkeypatch):
@@ -177,7 +177,7 @@ def test_doctor_finds_that_nobody_leads(fleet):
     heal(fleet)
     assert fleet.tables.coordinator.release_lock(fleet.tables.coordinator.read_lock())
     found = findings("-a", fleet.name, "-s", fleet.name, "--watch-seconds", 0, code=1)
-    assert texts(found, "problem") == ["leader: nobody leads, although there are workers"]
+    assert texts(found, "problem") == ["leader: there is no leader, although there are workers"]
 
 
 def test_doctor_refuses_the_single_table_layout_and_a_2x_mode(fleet):

@@ -21,14 +21,14 @@ pytestmark = pytest.mark.usefixtures("environment")
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ([], "no application is named; write --application NAME, or --pipeline module:attribute"),
+        ([], "--application is missing; write --application NAME, or --pipeline module:attribute"),
         (["-a", "x"], "--application='x' is too short. Write 3 to 230 of the characters"),
         (["-a", "one", "-s", "s", "-s", "s"], "names a stream twice"),
         (["-p", "nothing"], "'nothing' is not module:attribute"),
         (["-p", "no_such_module:x"], "there is no module 'no_such_module'"),
         (["-p", "json:no_such"], "json has no 'no_such'"),
         (["-p", "json:dumps"], "is a function; name a KinesisPipeline"),
-        (["-p", "json:dumps", "-a", "app"], "leave --application and --stream out"),
+        (["-p", "json:dumps", "-a", "app"], "remove --application and --stream"),
         (["-a", "no-such-app"], "check the names, AWS_REGION and AWS_ENDPOINT_URL"),
     ],
 )
@@ -43,7 +43,7 @@ def test_a_pipeline_module_that_fails_is_named_with_file_and_line(tmp_path, monk
     (tmp_path / "broken_pipeline.py").write_text("x = 1\ny = x / 0\n")
     monkeypatch.chdir(tmp_path)
     assert (
-        "broken_pipeline fails with ZeroDivisionError: division by zero"
+        "broken_pipeline raised ZeroDivisionError: division by zero"
         in run("leases", "-p", "broken_pipeline:x", code=1).stderr
     )
 
@@ -68,8 +68,8 @@ def test_no_credentials(monkeypatch, tmp_path):
         in run("leases", "-a", "some-app", code=1).stderr
     )
     text = run("doctor", "-a", "some-app", "-s", "some", code=1).stdout
-    assert "problem credentials: there are none" in text
-    assert "tables and streams were not looked at" in text
+    assert "problem credentials: not found" in text
+    assert "tables and streams were not checked" in text
 
 
 def test_no_region(monkeypatch, tmp_path):

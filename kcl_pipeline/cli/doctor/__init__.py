@@ -1,1 +1,1 @@
-"""`kcl-pipeline doctor`: find what is wrong and say what to do."""
+"""`kcl-pipeline doctor`: find problems and advise how to correct them."""

@@ -1,4 +1,4 @@
-"""What `kcl-pipeline doctor` says of the application's record."""
+"""Check the recorded streams and sink of the application."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
 def check_application(
     table: CoordinatorStateTable, settings: ConsumerSettings, streams: Sequence[StreamId]
 ) -> Finding:
-    """Whether the recorded streams are those of the settings."""
+    """Check that the recorded streams are those of the settings."""
     subject = "application"
     try:
         record = table.read_application()
         if record is None:
-            return ok(subject, "its streams are not recorded yet; the first start does it")
+            return ok(subject, "its streams are not recorded yet; the first start records them")
         if len(streams) == len(settings.streams):
-            wanted = ApplicationIdentity.of(streams, is_multi_stream=settings.is_multi_stream)
-            successor(settings.application_name, record.identity, wanted)
+            configured = ApplicationIdentity.of(streams, is_multi_stream=settings.is_multi_stream)
+            successor(settings.application_name, record.identity, configured)
     except (OtherApplicationError, UnreadableRowError) as error:
-        return problem(subject, str(error), "look at it with kcl-pipeline application")
+        return problem(subject, str(error), "show the record with `kcl-pipeline application`")
     names = ", ".join(stream.name for stream in record.identity.streams)
     return ok(subject, f"reads {names}, writes to {record.identity.sink or 'no recorded sink'}")

@@ -1,6 +1,4 @@
-"""What `kcl-pipeline doctor` looks at: tables, layout, client version, shard coverage, leader,
-workers, leases that do not move.
-"""
+"""Check tables, layout, client version, shard coverage, leader, workers and stuck leases."""
 
 from __future__ import annotations
 
@@ -32,12 +30,12 @@ if TYPE_CHECKING:
 _SHOWN: Final = 5
 MAX_BAD_ROWS: Final = 20
 LATE_MILLIS: Final = 60_000
-"""As the default of the lag check in the Dagster UI."""
+"""The default threshold of the lag check in the Dagster UI."""
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The rows at one moment."""
+    """The rows of the lease and worker-metrics tables at one moment."""
 
     leases: tuple[Lease, ...]
     workers: tuple[WorkerMetrics, ...]
@@ -45,7 +43,7 @@ class Snapshot:
 
 
 def check_java(*, needed: bool, require: Callable[[], int] = require_java) -> Finding:
-    """Spark needs a Java that is new enough; a pipeline on Arrow needs none."""
+    """Check the Java version, which only the Spark path needs."""
     try:
         return ok("java", f"Java {require()}")
     except SettingsError as error:
@@ -56,8 +54,10 @@ def check_java(*, needed: bool, require: Callable[[], int] = require_java) -> Fi
 def check_table(
     client: DynamoDBClient, table: str, key_name: str, *, has_index: bool
 ) -> tuple[Finding, bool]:
-    """Whether the table is there and looks as it should; the second value says whether it can be
-    used.
+    """Check that a table exists and has the expected key and index.
+
+    Returns:
+        The finding, and whether the table can be used.
     """
     subject = f"table {table}"
     try:
@@ -68,8 +68,8 @@ def check_table(
         return warning(
             subject,
             "does not exist yet",
-            "nothing, if no worker has run: the first one creates it; else check "
-            "--application and AWS_REGION",
+            "if no worker has run yet, do nothing: the first worker creates the table; "
+            "otherwise check --application and AWS_REGION",
         ), False
     except KclError as error:
         return problem(
@@ -82,7 +82,7 @@ def check_table(
         return problem(
             subject,
             f"has the key {keys} instead of {key_name}",
-            "give the application another name, or the table another name in its settings",
+            "choose another application name, or another table name in the settings",
         ), False
     if found["TableStatus"] not in {"ACTIVE", "UPDATING"}:
         return problem(subject, f"is {found['TableStatus']}", "wait until it is ACTIVE"), False
@@ -94,7 +94,7 @@ def check_table(
         return problem(
             subject,
             f"its index {OWNER_INDEX.name} is {state}",
-            "start a worker, which adds the index, or wait until it is ACTIVE",
+            "start a worker, which creates the index, or wait until the index is ACTIVE",
         ), False
     return ok(
         subject, f"{found['TableStatus']}, key {key_name}{', with its index' if has_index else ''}"
@@ -102,7 +102,7 @@ def check_table(
 
 
 def check_layout(client: DynamoDBClient, lease_table: str) -> Finding:
-    """Rows of the single-table layout of KCL 3.5 in the lease table."""
+    """Check that the lease table has no rows of the single-table layout of KCL 3.5."""
     subject = f"table {lease_table}"
     for key in (LEADER_KEY, MIGRATION_KEY):
         if "Item" in call(
@@ -115,15 +115,15 @@ def check_layout(client: DynamoDBClient, lease_table: str) -> Finding:
         ):
             return problem(
                 subject,
-                f"has a row {key}: it is in the single-table layout of KCL 3.5, which this "
-                "version does not work on",
-                "use another application name, or the application's three separate tables",
+                f"has a row {key}, so it uses the single-table layout of KCL 3.5, which this "
+                "version does not support",
+                "choose another application name, or use three separate tables",
             )
-    return ok(subject, "holds leases only: the three-table layout")
+    return ok(subject, "has only leases: the three-table layout")
 
 
 def check_client_version(table: CoordinatorStateTable) -> Finding:
-    """The item `Migration3.0`."""
+    """Check the client version in the row `Migration3.0`."""
     subject = "client version"
     try:
         found = table.read_migration()
@@ -137,47 +137,45 @@ def check_client_version(table: CoordinatorStateTable) -> Finding:
         return warning(
             subject,
             f"{found.client_version}, set by {found.modified_by}",
-            "nothing: the first worker of this version makes it CLIENT_VERSION_3X",
+            "do nothing: the first worker of this version sets CLIENT_VERSION_3X",
         )
     return problem(
         subject,
-        f"{found.client_version}, set by {found.modified_by}: the application runs in a mode "
-        "of KCL 2.x",
-        "finish its migration to 3.x first",
+        f"{found.client_version}, set by {found.modified_by}: the application runs in a "
+        "compatibility mode for KCL 2.x",
+        "finish its migration to KCL 3.x first",
     )
 
 
 def check_leader(table: CoordinatorStateTable, *, workers: int) -> Finding:
-    """Whether there is a lock that somebody holds."""
+    """Check that a leader holds the lock."""
     lock = table.observe_lock()
     if isinstance(lock, UnreadableLock):
         return problem(
             "leader",
-            f"nobody is known to lead: {lock.reason}",
-            "find out what wrote it; a leader takes it over when it has not changed for "
-            f"{MAX_LOCK_DURATION_MILLIS // 1000} s, or delete the row now",
+            f"the lock row cannot be parsed: {lock.reason}",
+            "find out what wrote it, or delete the row; a leader takes the lock when the row has "
+            f"not changed for {MAX_LOCK_DURATION_MILLIS // 1000} s",
         )
     if lock is not None and not lock.is_released:
         return ok(
             "leader",
             f"{lock.owner_name} holds the lock of {lock.lease_duration_millis / 1000:g} s "
-            "(`kcl-pipeline leader --wait` tells whether it is alive)",
+            "(`kcl-pipeline leader --wait` shows whether it is alive)",
         )
     if workers:
         return problem(
             "leader",
-            "nobody leads, although there are workers",
-            "turn the leader sensor on, or start a worker that may lead",
+            "there is no leader, although there are workers",
+            "start the leader sensor, or a worker with a standby leader",
         )
-    return warning("leader", "nobody leads", "turn the leader sensor on, or start a worker")
+    return warning("leader", "there is no leader", "start the leader sensor, or a worker")
 
 
 def check_coverage(
     kinesis: KinesisClient, stream: StreamId, leases: tuple[Lease, ...], *, multi_stream: bool
 ) -> Iterator[Finding]:
-    """Whether the leases of one stream cover all hash keys, and every open shard is known or will
-    be.
-    """
+    """Check that the leases of one stream cover all hash keys and that their shards exist."""
     subject = f"coverage of {stream.name}"
     mine = [
         lease for lease in leases if lease.stream == (stream.serialized if multi_stream else None)
@@ -186,7 +184,7 @@ def check_coverage(
         yield warning(
             subject,
             "there are no leases",
-            "turn the leader sensor on, or start a worker: the leader creates them",
+            "start the leader sensor, or a worker: the leader creates the leases",
         )
         return
     without_range = [
@@ -196,7 +194,7 @@ def check_coverage(
         yield warning(
             subject,
             f"leases without a hash-key range: {_some(without_range)}",
-            "nothing: the leader fills the ranges in at its next audit",
+            "do nothing: the leader adds the ranges at its next audit",
         )
     hole = hole_in_leases(mine)
     if hole is not None and not without_range:
@@ -216,18 +214,18 @@ def check_coverage(
         yield warning(
             subject,
             f"unfinished leases of shards that Kinesis no longer lists: {_some(gone)}",
-            "their records left retention unread; the leader removes the leases in time, "
-            "raise the stream's retention or add workers",
+            "their records passed the retention period unread; the leader will delete the "
+            "leases; increase the stream's retention period or add workers",
         )
 
 
 def check_workers(now: Snapshot) -> Iterator[Finding]:
-    """Workers that failed to measure, were asked to go, or are missing."""
+    """Check that workers exist and can measure their CPU."""
     if not now.workers:
         yield warning(
             "workers",
             "no worker is registered",
-            "start one: turn the leader sensor on, or `kcl-pipeline worker`",
+            "start the leader sensor, or `kcl-pipeline worker`",
         )
         return
     yield ok(
@@ -243,27 +241,27 @@ def check_workers(now: Snapshot) -> Iterator[Finding]:
         yield problem(
             "workers",
             f"cannot measure their CPU and get no leases: {_some(failing)}",
-            "read their logs; disable_worker_metrics=True does without",
+            "read their logs, or set disable_worker_metrics=True",
         )
 
 
 def check_paused(now: Snapshot) -> Iterator[Finding]:
-    """Shards that a worker does not process because their transform fails."""
+    """Check for shards that are paused because their transform fails."""
     paused = [(w, one) for w in now.workers if w.status is not None for one in w.status.paused]
     for worker, one in paused[:_SHOWN]:
         yield problem(
             f"shard {one.lease_key}",
             f"paused by {worker.worker_id} for {one.seconds:.0f} s: {one.reason}",
-            "correct the transform and restart the workers; if the records are bad, raise "
+            "correct the transform and restart the workers; if the records are invalid, increase "
             "max_dead_letter_share, see docs/dead-letters.md",
         )
     count = sum(w.status.paused_leases for w in now.workers if w.status is not None)
     if count > _SHOWN:
-        yield problem("shards", f"{count} are paused", "see the first above")
+        yield problem("shards", f"{count} are paused", f"correct the first {_SHOWN} above")
 
 
 def check_lag(now: Snapshot, epoch_seconds: float) -> Iterator[Finding]:
-    """How far committed data is behind the streams, as the workers reported it last."""
+    """Check the lag of committed data that the workers reported last."""
     reports = [(w.status, w) for w in now.workers if w.status is not None]
     if not reports:
         return
@@ -286,12 +284,12 @@ def check_lag(now: Snapshot, epoch_seconds: float) -> Iterator[Finding]:
         yield warning(
             "lag",
             text,
-            "see which shards are paused or refused here; if none is, add workers",
+            "correct paused shards and refused batches (see above), or add workers",
         )
 
 
 def check_batches(now: Snapshot, epoch_seconds: float) -> Iterator[Finding]:
-    """What workers say of their batches: refused by the sink, or with records that failed."""
+    """Check for batches that the sink refused, and for dead letters."""
     for worker in now.workers:
         status = worker.status
         if status is None:
@@ -301,7 +299,7 @@ def check_batches(now: Snapshot, epoch_seconds: float) -> Iterator[Finding]:
                 f"worker {worker.worker_id}",
                 f"the sink refused its last {status.failed_batches} batches "
                 f"({_ago(epoch_seconds, worker)}): {status.failure or 'unknown'}",
-                "correct the table or the permissions on it; nothing is committed until then",
+                "correct the table or its permissions; this worker commits nothing until then",
             )
         if status.dead_letters:
             yield warning(
@@ -317,52 +315,53 @@ def _ago(epoch_seconds: float, worker: WorkerMetrics) -> str:
 
 
 def check_readable(now: Snapshot) -> Iterator[Finding]:
-    """Rows that cannot be used: leases and workers that are left alone."""
+    """Check that every row can be parsed. Other rows are ignored by leader and workers."""
     for row in sorted(now.bad_rows, key=lambda row: (row.table, row.key))[:MAX_BAD_ROWS]:
         yield problem(
             f"table {row.table}",
             row.reason,
-            "find out what wrote the row, and correct or delete it: what it stands for is neither "
-            "held nor planned",
+            "find out what wrote the row, and correct or delete it: leader and workers ignore it",
         )
     if len(now.bad_rows) > MAX_BAD_ROWS:
-        yield problem("rows", f"{len(now.bad_rows)} rows cannot be used", "see the first above")
+        count = len(now.bad_rows)
+        advice = f"correct the first {MAX_BAD_ROWS} above"
+        yield problem("rows", f"{count} rows cannot be parsed", advice)
 
 
 def check_movement(
     before: Snapshot, after: Snapshot, watched_seconds: float, failover_seconds: float
 ) -> Iterator[Finding]:
-    """Leases that nobody renews or nobody has, seen by two looks at the rows."""
+    """Check for leases that were not renewed, or had no owner, between two snapshots."""
     subject = "leases"
     if watched_seconds < failover_seconds:
         yield unknown(
             subject,
-            f"not watched for the failover time of {failover_seconds:g} s, so nothing can be "
-            "said about stuck leases",
+            f"stuck leases were not checked: that takes the failover time of "
+            f"{failover_seconds:g} s",
         )
         return
     earlier = {lease.lease_key: lease for lease in before.leases}
     live = [lease for lease in after.leases if not lease.ended and lease.lease_key in earlier]
-    still = [lease for lease in live if earlier[lease.lease_key].counter == lease.counter]
+    unchanged = [lease for lease in live if earlier[lease.lease_key].counter == lease.counter]
     stuck = sorted(
         f"{lease.lease_key} of {lease.actual_owner}"
-        for lease in still
+        for lease in unchanged
         if lease.actual_owner is not None
     )
-    free = sorted(lease.lease_key for lease in still if lease.actual_owner is None)
+    free = sorted(lease.lease_key for lease in unchanged if lease.actual_owner is None)
     if stuck:
         yield problem(
             subject,
             f"not renewed within {watched_seconds:.0f} s: {_some(stuck)}",
-            "their workers are gone or paused; a living leader gives the leases to others, "
-            "see `kcl-pipeline leader --wait`",
+            "their workers have ended or are paused; a leader assigns the leases to others, "
+            "check it with `kcl-pipeline leader --wait`",
         )
     if free:
         make = problem if after.workers else warning
         yield make(
             subject,
             f"without a worker for {watched_seconds:.0f} s: {_some(free)}",
-            "start workers, and see that a leader is alive: `kcl-pipeline leader --wait`",
+            "start workers, and check the leader with `kcl-pipeline leader --wait`",
         )
     if not stuck and not free:
         yield ok(

@@ -1,4 +1,4 @@
-"""`kcl-pipeline doctor`: what is wrong, and what to do about it."""
+"""Run the checks of `kcl-pipeline doctor` and print the findings."""
 
 from __future__ import annotations
 
@@ -46,15 +46,17 @@ def doctor(
         typer.Option(
             "--watch-seconds",
             min=0,
-            help="How long to watch for leases that nobody renews. [default: the failover time]",
+            help="How long to observe the leases for renewals. [default: the failover time]",
             show_default=False,
         ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Check settings, credentials, permissions, tables, layout, shard coverage, Java and stuck
-    leases, paused shards, failing batches, dead letters and lag. Changes nothing. Exit code 1 on
-    a problem.
+    """Check the whole set-up of an application, without changing it.
+
+    Checks settings, Java, credentials, permissions, tables, layout, leader, workers, shard
+    coverage, stuck leases, paused shards, failing batches, dead letters and lag. The exit code is
+    1 if there is a problem.
     """
     app = target(application, stream, pipeline, needs_streams=True)
     needs_java = (
@@ -66,7 +68,7 @@ def doctor(
         else watch_seconds
     )
     found: list[Finding] = []
-    for finding in examine(app, needs_java=needs_java, watch_seconds=watch):
+    for finding in run_checks(app, needs_java=needs_java, watch_seconds=watch):
         found.append(finding)
         if not as_json:
             print_finding(finding)
@@ -84,7 +86,7 @@ def doctor(
 
 
 def print_finding(finding: Finding) -> None:
-    """One line, and one more when there is something to do."""
+    """Print the finding, and its advice on a second line."""
     out = show.console()
     line = Text.assemble(
         (finding.level.value, _STYLES[finding.level]),
@@ -96,9 +98,9 @@ def print_finding(finding: Finding) -> None:
         out.print(Text.assemble(" " * 9 + "→ ", show.plain(finding.advice)), soft_wrap=True)
 
 
-def examine(app: Target, *, needs_java: bool, watch_seconds: float) -> Iterator[Finding]:
-    """All checks, cheapest first; what depends on something that failed is not tried."""
-    # only this command needs botocore
+def run_checks(app: Target, *, needs_java: bool, watch_seconds: float) -> Iterator[Finding]:
+    """Run all checks, cheapest first. Checks that depend on a failed one are skipped."""
+    # Loaded here: other commands do not need botocore.
     from kcl_pipeline.cli.doctor.checks import check_java  # noqa: PLC0415
 
     yield from _settings(app)
@@ -106,7 +108,7 @@ def examine(app: Target, *, needs_java: bool, watch_seconds: float) -> Iterator[
     credentials = _credentials(app)
     yield credentials
     if credentials.level is Level.PROBLEM:
-        yield unknown("AWS", "tables and streams were not looked at: there are no credentials")
+        yield unknown("AWS", "tables and streams were not checked: there are no credentials")
         return
     usable = yield from _tables(app)
     streams = yield from _streams(app)
@@ -120,7 +122,7 @@ def _settings(app: Target) -> Iterator[Finding]:
     try:
         strategies.get(app.settings.assignment.lease_assignment_strategy)
     except SettingsError as error:
-        yield problem("settings", str(error), "write one of those names")
+        yield problem("settings", str(error), "write one of the names above")
     else:
         yield ok(
             "settings",
@@ -135,13 +137,13 @@ def _credentials(app: Target) -> Finding:
         if not app.clients.has_credentials():
             return problem(
                 "credentials",
-                "there are none",
-                "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, AWS_PROFILE, or give the "
-                "machine a role",
+                "not found",
+                "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, or use an "
+                "instance role",
             )
     except SettingsError as error:
         return problem(
-            "AWS session", str(error), "set AWS_REGION, and AWS_PROFILE or keys that exist"
+            "AWS session", str(error), "set AWS_REGION, and an existing AWS_PROFILE or access keys"
         )
     return ok(
         "credentials",
@@ -150,7 +152,7 @@ def _credentials(app: Target) -> Finding:
 
 
 def _tables(app: Target) -> Generator[Finding, None, bool]:
-    """The three tables and what may be done to them; returns whether all can be read."""
+    """Check the three tables and the permissions on them. Returns whether all can be used."""
     from kcl_pipeline.cli.doctor import permissions  # noqa: PLC0415 (likewise)
     from kcl_pipeline.cli.doctor.checks import check_layout, check_table  # noqa: PLC0415 (likewise)
 
@@ -169,13 +171,13 @@ def _tables(app: Target) -> Generator[Finding, None, bool]:
             usable = False
             yield unknown(
                 f"table {table}",
-                "permissions were not tried; to create it the first worker needs "
-                "dynamodb:CreateTable and dynamodb:UpdateTable too",
+                "permissions were not checked; to create the table, the first worker also needs "
+                "dynamodb:CreateTable and dynamodb:UpdateTable",
             )
             continue
         allowed = True
         probes = permissions.table_probes(client, table, key_name, actions)
-        for found in permissions.try_all(f"table {table}", probes):
+        for found in permissions.probe_all(f"table {table}", probes):
             allowed = allowed and found.level is Level.OK
             yield found
         usable = usable and allowed
@@ -185,16 +187,16 @@ def _tables(app: Target) -> Generator[Finding, None, bool]:
 
 
 def _streams(app: Target) -> Generator[Finding, None, list[StreamId]]:
-    """What may be done to the streams; returns those that can be read."""
+    """Check the permissions on the streams. Returns the streams that can be read."""
     from kcl_pipeline.cli.doctor.permissions import stream_findings  # noqa: PLC0415 (likewise)
 
     readable: list[StreamId] = []
     for name in app.settings.streams:
-        good = True
+        is_readable = True
         for found in stream_findings(app.kinesis, name, multi_stream=app.settings.is_multi_stream):
-            good = good and found.level is not Level.PROBLEM
+            is_readable = is_readable and found.level is not Level.PROBLEM
             yield found
-        if good:
+        if is_readable:
             readable.append(
                 app.kinesis.resolve_stream(name, multi_stream=app.settings.is_multi_stream)
             )
@@ -202,7 +204,7 @@ def _streams(app: Target) -> Generator[Finding, None, list[StreamId]]:
 
 
 def _rows(app: Target, streams: list[StreamId], watch_seconds: float) -> Iterator[Finding]:
-    """What the rows say: version, leader, coverage, workers, and leases that do not move."""
+    """Check the rows: version, leader, workers, coverage and stuck leases."""
     from kcl_pipeline.cli.doctor import checks  # noqa: PLC0415 (likewise)
     from kcl_pipeline.cli.doctor.application import check_application  # noqa: PLC0415 (likewise)
 
@@ -230,7 +232,7 @@ def _rows(app: Target, streams: list[StreamId], watch_seconds: float) -> Iterato
         yield problem(
             "rows",
             str(error),
-            "try again; if it stays, look at the permissions above and at the network",
+            "try again; if it fails again, check the permissions above and the network",
         )
 
 

@@ -1,4 +1,4 @@
-"""What a check of `kcl-pipeline doctor` found."""
+"""The result of one check of `kcl-pipeline doctor`."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from enum import StrEnum
 
 
 class Level(StrEnum):
-    """How bad it is. Only a problem makes the exit code 1; `unknown` was not tried, because
-    something before it failed or is not there yet.
+    """Severity of a finding.
+
+    Only `problem` sets the exit code 1. `unknown` means that the check was skipped, because an
+    earlier check failed or something does not exist yet.
     """
 
     OK = "ok"
@@ -19,8 +21,13 @@ class Level(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """`subject` is what was looked at, `text` what was seen, `advice` what to do about it (empty
-    when there is nothing to do).
+    """The result of one check.
+
+    Attributes:
+        level: Severity.
+        subject: What was checked.
+        text: What the check found.
+        advice: What to do; empty if nothing needs to be done.
     """
 
     level: Level
@@ -30,20 +37,20 @@ class Finding:
 
 
 def ok(subject: str, text: str) -> Finding:
-    """All is well."""
+    """The check passed."""
     return Finding(Level.OK, subject, text)
 
 
 def warning(subject: str, text: str, advice: str) -> Finding:
-    """May be intended."""
+    """The state may be intended."""
     return Finding(Level.WARNING, subject, text, advice)
 
 
 def problem(subject: str, text: str, advice: str) -> Finding:
-    """Records will not flow, or not as they should, until this is done."""
+    """Records are not processed correctly until the advice is followed."""
     return Finding(Level.PROBLEM, subject, text, advice)
 
 
 def unknown(subject: str, text: str) -> Finding:
-    """Could not be tried."""
+    """The check was skipped."""
     return Finding(Level.UNKNOWN, subject, text)

@@ -1,8 +1,7 @@
-"""Whether the credentials may do what a worker and a leader do: every API action is tried by a call
-that changes nothing.
+"""Check the permissions of a worker and a leader: try every API action without a change.
 
-Writes carry a condition that no row can fulfil (the key is there and is not there): AWS checks the
-permission first, then refuses.
+Writes have a condition that no row can fulfil (the key exists and does not exist). AWS checks the
+permission first and then rejects the condition.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ _NEVER: Final = "attribute_exists(#k) AND attribute_not_exists(#k)"
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """One action on one resource, and a harmless call of it."""
+    """One action on one resource, with a call of it that changes nothing."""
 
     action: str
     call: Callable[[], object]
@@ -37,13 +36,13 @@ class Probe:
 LEASE_ACTIONS: Final = ("GetItem", "Scan", "PutItem", "UpdateItem", "DeleteItem", "Query")
 WORKER_METRICS_ACTIONS: Final = ("GetItem", "Scan", "UpdateItem", "DeleteItem")
 COORDINATOR_ACTIONS: Final = ("GetItem", "PutItem", "UpdateItem", "DeleteItem")
-"""What is done to each table, but creating and changing the table itself (docs/iam.md)."""
+"""The actions on each table, except CreateTable and UpdateTable (docs/iam.md)."""
 
 
 def table_probes(
     client: DynamoDBClient, table: str, key_name: str, actions: Sequence[str]
 ) -> Iterator[Probe]:
-    """A harmless call of each of these actions."""
+    """One call of each of these actions that changes nothing."""
     key, never = (
         {key_name: {"S": NO_SUCH_KEY}},
         {"ConditionExpression": _NEVER, "ExpressionAttributeNames": {"#k": key_name}},
@@ -70,22 +69,22 @@ def table_probes(
         )
 
 
-def try_all(subject: str, probes: Iterator[Probe]) -> Iterator[Finding]:
-    """One finding when all are allowed, else one for each that is not."""
+def probe_all(subject: str, probes: Iterator[Probe]) -> Iterator[Finding]:
+    """Return one finding if all actions are allowed, otherwise one per action that failed."""
     allowed: list[str] = []
-    bad = False
+    has_failed = False
     for probe in probes:
-        found = _try(subject, probe)
+        found = _probe(subject, probe)
         if found is None:
             allowed.append(probe.action)
         else:
-            bad = True
+            has_failed = True
             yield found
-    if allowed and not bad:
+    if allowed and not has_failed:
         yield ok(subject, f"allowed: {', '.join(allowed)}")
 
 
-def _try(subject: str, probe: Probe) -> Finding | None:
+def _probe(subject: str, probe: Probe) -> Finding | None:
     try:
         probe.call()
     except ConditionFailed:
@@ -94,46 +93,48 @@ def _try(subject: str, probe: Probe) -> Finding | None:
         return problem(
             subject,
             f"{probe.action} is denied: {error}",
-            f"allow {probe.action} on {subject} in the policy of these credentials",
+            f"allow {probe.action} on {subject} in the IAM policy of these credentials",
         )
     except NotFoundError:
         return problem(
             subject,
-            f"{probe.action}: there is no such thing",
-            "start a worker, which creates tables and index; streams are created by their owner",
+            f"{probe.action}: the resource does not exist",
+            "start a worker, which creates the tables and the index; create streams yourself",
         )
     except AwsError as error:
         return problem(
             subject,
             f"{probe.action} fails: {error}",
-            "try again; if it stays, look at the service's health and the network",
+            "try again; if it fails again, check the AWS health status and the network",
         )
     return None
 
 
 def stream_findings(kinesis: KinesisClient, name: str, *, multi_stream: bool) -> Iterator[Finding]:
-    """What a reader does to a stream: describe it, list its shards, take an iterator at the tip,
-    read at most one record.
+    """Check the actions that a reader needs on a stream.
+
+    Describes the stream, lists its shards, gets an iterator at the end of a shard, and reads at
+    most one record.
     """
     subject = f"stream {name}"
     try:
         stream = kinesis.resolve_stream(name, multi_stream=multi_stream)
         shards = kinesis.list_shards(stream)
-        tip = next((shard for shard in shards if shard.is_open), None)
-        if tip is None:
+        shard = next((shard for shard in shards if shard.is_open), None)
+        if shard is None:
             yield unknown(
                 subject,
-                "kinesis:GetShardIterator and kinesis:GetRecords were not tried: no shard is open",
+                "kinesis:GetShardIterator and kinesis:GetRecords were not checked: no shard is "
+                "open",
             )
             return
-        kinesis.get_records(
-            stream, tip.shard_id, kinesis.get_shard_iterator(stream, tip.shard_id, "LATEST"), 1
-        )
+        iterator = kinesis.get_shard_iterator(stream, shard.shard_id, "LATEST")
+        kinesis.get_records(stream, shard.shard_id, iterator, 1)
     except AccessDeniedError as error:
         yield problem(
             subject,
             str(error),
-            f"allow kinesis:{error.operation} on the stream in the policy of these credentials",
+            f"allow kinesis:{error.operation} on the stream in the IAM policy of these credentials",
         )
     except NotFoundError as error:
         yield problem(
@@ -156,5 +157,5 @@ def stream_findings(kinesis: KinesisClient, name: str, *, multi_stream: bool) ->
         yield ok(
             subject,
             f"{sum(shard.is_open for shard in shards)} shards are open, "
-            f"{sum(not shard.is_open for shard in shards)} closed in retention",
+            f"{sum(not shard.is_open for shard in shards)} closed within the retention period",
         )
