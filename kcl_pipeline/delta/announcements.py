@@ -1,7 +1,7 @@
-"""The announcement of a prepared batch: what is written, and what is accepted from others.
+"""Encode announcements of prepared batches, and validate those of other workers.
 
-An announcement is one JSON object below `FOLDER`, beside the Delta log. Anyone who may write to the
-table's folder can put one there, so it is parsed once, strictly and with limits:
+An announcement is one JSON object below `FOLDER` in the table's folder. Every process that may
+write to this folder can create one, so it is parsed strictly and with limits:
 
 * exactly the fields of `_Announcement`, integers in the range of a Delta transaction version;
 * at most `MAX_ANNOUNCEMENT_BYTES` and `MAX_CLAIMS`;
@@ -10,9 +10,10 @@ table's folder can put one there, so it is parsed once, strictly and with limits
   whitelist: no `..`, no absolute path, no URL, nothing in `_delta_log`;
 * partition columns and values that fit the table (`layout.TableLayout`).
 
-`combine` then compares the sizes with the files. An announcement is **not authenticated**: who may
-write to the table's folder may also write to its log. The checks keep a mistake, or a forgery,
-from making the table unreadable or stopping other workers' commits.
+`combined_commits` then compares the sizes with the files. An announcement is **not
+authenticated**: a process that may write to the table's folder may also write to its log. The
+checks prevent that a defective or forged announcement makes the table unreadable or stops the
+commits of other workers.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from kcl_pipeline.delta.log.entries import MAX_NUMBER, MIN_NUMBER
 FOLDER: Final = "_kcl_pipeline/announced"
 FORMAT: Final = 2
 MAX_ANNOUNCEMENT_BYTES: Final = 1024 * 1024
-"""Room for about 5,000 files. A larger batch is committed by its owner alone."""
+"""Enough for about 5,000 files. A larger batch is committed by its owner alone."""
 MAX_CLAIMS: Final = 1000
 MAX_PATH: Final = 1024
 """Characters; S3 keys have at most 1,024 bytes."""
@@ -51,11 +52,11 @@ _Id = Annotated[str, msgspec.Meta(min_length=1, max_length=4096)]
 
 
 class AnnouncementError(ValueError):
-    """Not an announcement. The message says why, without quoting what was found."""
+    """The object is not a valid announcement. The message does not quote its content."""
 
 
 class OtherFormatError(AnnouncementError):
-    """An announcement of another version of this package: not for this one to judge."""
+    """The announcement was written by another version of this package. It is ignored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +76,10 @@ class Claim:
     expected: TxnVersions
 
     def transactions(self) -> dict[str, int]:
-        """What the commit writes for this lease: the fence as it is, so that any client's conflict
-        check sees both.
+        """The transactions that the commit sets for this lease.
+
+        The fence is set to its present version, so that the conflict check of any Delta client
+        covers both transactions.
         """
         fence = {} if self.expected.fence is None else {self.fence_id: self.expected.fence}
         return {self.data_id: self.number, **fence}
@@ -84,13 +87,13 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class PreparedBatch:
-    """A batch that is ready to land.
+    """A batch that is ready to be committed.
 
     Attributes:
-        files: Written, in no commit yet.
+        files: Files that are written and not committed yet.
         claims: Its leases.
-        layout: The digest of the table's metadata that the files were checked against.
-        name: The object of its announcement; empty while it is not announced.
+        layout: Digest of the table metadata that the files were checked against.
+        name: Object name of its announcement; empty while it is not announced.
     """
 
     files: tuple[DataFile, ...]
@@ -136,13 +139,15 @@ _DECODER: Final = msgspec.json.Decoder(_Announcement)
 
 
 def is_announcement(name: str) -> bool:
-    """Whether an object of this name can be an announcement; nothing else is ever opened."""
+    """Whether an object of this name can be an announcement. Other objects are never opened."""
     return _NAME.fullmatch(name) is not None
 
 
 def announcement_name(batch: PreparedBatch) -> str:
-    """The object that announces this batch. Raises `AnnouncementError` when its files are not all
-    in one folder of its own.
+    """Object name of this batch's announcement.
+
+    Raises:
+        AnnouncementError: The files are not all in one folder of their own.
     """
     folders = {_folder_of(file.path) for file in batch.files}
     if len(folders) > 1:
@@ -151,7 +156,7 @@ def announcement_name(batch: PreparedBatch) -> str:
 
 
 def encoded(batch: PreparedBatch) -> bytes:
-    """The announcement's content."""
+    """Encode a batch as an announcement."""
     files = [
         _File(one.path, one.size, one.rows, dict(one.partition_values), one.modified_millis)
         for one in batch.files
@@ -164,7 +169,12 @@ def encoded(batch: PreparedBatch) -> bytes:
 
 
 def decoded(data: bytes, name: str) -> PreparedBatch:
-    """The batch of an announcement. Raises `AnnouncementError`, and `OtherFormatError`."""
+    """Decode and validate an announcement.
+
+    Raises:
+        AnnouncementError: The announcement is invalid.
+        OtherFormatError: Another version of this package wrote it.
+    """
     if len(data) > MAX_ANNOUNCEMENT_BYTES:
         raise AnnouncementError(f"it has more than {MAX_ANNOUNCEMENT_BYTES} bytes")
     try:
@@ -172,7 +182,7 @@ def decoded(data: bytes, name: str) -> PreparedBatch:
             raise OtherFormatError(f"its format is not {FORMAT}")
         content = _DECODER.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        # A message of msgspec names the field, and quotes no value except an unknown field's name
+        # msgspec's message names the field. It quotes no value, only names of unknown fields.
         raise AnnouncementError(f"it is malformed: {str(error)[:200]!r}") from error
     files = tuple(
         DataFile(one.path, one.size, one.rows, one.partition_values, one.modified_millis)
@@ -194,8 +204,10 @@ def decoded(data: bytes, name: str) -> PreparedBatch:
 
 
 def check_layout(batch: PreparedBatch, layout: TableLayout) -> None:
-    """Raise `AnnouncementError` when the files do not fit the table although they were checked
-    against the same metadata.
+    """Check the partition values against the table.
+
+    Raises:
+        AnnouncementError: A partition value does not fit the table.
     """
     for file in batch.files:
         reason = layout.problem(file.partition_values)
@@ -207,14 +219,14 @@ def _folder_of(path: str) -> str:
     """The unique part of the folder's name that a file is in."""
     match = _PATH.fullmatch(path)
     if match is None:
-        raise AnnouncementError("a path is not one of a batch's file")
+        raise AnnouncementError("a path is not the path of a batch file")
     return match["unique"]
 
 
 def _check_files(batch: PreparedBatch) -> None:
     match = _NAME.fullmatch(batch.name)
     if match is None:
-        raise AnnouncementError("its name is not one of an announcement")
+        raise AnnouncementError("its name is not the name of an announcement")
     if any(_folder_of(file.path) != match[1] for file in batch.files):
         raise AnnouncementError("a file is not in the announcer's own folder")
     if len({file.path for file in batch.files}) != len(batch.files):
@@ -223,8 +235,8 @@ def _check_files(batch: PreparedBatch) -> None:
 
 def _check_claims(batch: PreparedBatch) -> None:
     if any(one.fence_id != f"{one.data_id}/fence" for one in batch.claims):
-        raise AnnouncementError("a fence is not that of its lease")
+        raise AnnouncementError("a fence does not belong to its lease")
     if len(batch.transaction_ids) != 2 * len(batch.claims):
         raise AnnouncementError("it names a lease twice")
     if any(one.number == one.expected.data for one in batch.claims):
-        raise AnnouncementError("a number is the one that it expects")
+        raise AnnouncementError("a new number equals the expected number")

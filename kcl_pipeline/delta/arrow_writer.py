@@ -1,8 +1,6 @@
-"""The Arrow path: an Arrow function instead of a DataFrame, files written by pyarrow, no JVM in the
-path.
+"""Write batches on the Arrow path: an Arrow function and pyarrow, without a JVM.
 
-pyarrow writes the same table with about a fifth of the CPU time that Spark's writer takes, so
-records that need no Spark expression never cross into the JVM.
+pyarrow writes the same table with about a fifth of the CPU time that Spark's writer takes.
 """
 
 from __future__ import annotations
@@ -33,11 +31,16 @@ _BYTES_OF_A_FILE: Final = 32 * 1024 * 1024
 class ArrowBatchWriter:
     """A `BatchWriter` without Spark.
 
-    `transform_arrow` gets the batch's records (`RECORD_SCHEMA`, one row at least) and returns a
-    table; None writes them as they are. It must be a function of its input alone: a replay of a
-    range has to yield the same rows. Rows with a text in the column `_error` are not written: see
-    `delta.rejected`. A batch becomes one file per 32 MiB, at most one per core (and combination of
-    partition values).
+    Rows with a string in the column `_error` are not written: see `transform.rejected`. A batch
+    becomes one file per 32 MiB, at most one per core (and combination of partition values).
+
+    Args:
+        transform_arrow: Gets the batch's records (`RECORD_SCHEMA`, at least one row) and returns a
+            table; None writes the records unchanged. Its result must depend on its input alone,
+            because a range that is read again must yield the same rows.
+        table_uri: Address of the table.
+        partition_by: Partition columns of the table.
+        storage_options: Options of delta-rs for the table's store.
     """
 
     def __init__(
@@ -54,11 +57,11 @@ class ArrowBatchWriter:
         self._pool: ThreadPoolExecutor | None = None
 
     def write(self, batch: Batch) -> Written:
-        """Transform and write (see `BatchWriter.write`)."""
+        """Transform and write a batch (see `BatchWriter.write`)."""
         return self.write_into(batch, batch_folder(batch.batch_id))
 
     def write_into(self, batch: Batch, folder: str) -> Written:
-        """As `write`, into a folder that nobody else writes to."""
+        """Like `write`, into a folder that no other call uses."""
         if self._transform is not None and not batch.records.num_rows:
             return NOTHING_WRITTEN
         output, rejected = split_rejected(apply_arrow_transform(self._transform, batch.records))
@@ -74,12 +77,13 @@ class ArrowBatchWriter:
         return Written(files, schema, table.num_rows, rejected)
 
     def probe(self, parts: Sequence[pa.Table]) -> list[str | None]:
-        """Call the transform on each part, one after the other (see `BatchWriter.probe`)."""
+        """Call the transform on each part in turn (see `BatchWriter.probe`)."""
         return probe_arrow_transform(self._transform, parts)
 
     def _files(self, table: pa.Table, folder: str, millis: int) -> tuple[DataFile, ...]:
-        """A large table in parts of equal length side by side: while one waits for the disk or the
-        store, another is encoded.
+        """Write a large table in parts of equal length, in parallel.
+
+        One part is encoded while another waits for the disk or the object store.
         """
         parts = min(
             1 + table.nbytes // _BYTES_OF_A_FILE, os.cpu_count() or 1, max(table.num_rows, 1)
@@ -99,11 +103,11 @@ class ArrowBatchWriter:
 
         if parts == 1:
             return write(0)
-        # Kept from batch to batch: the memory that a thread's encoding needs goes with it, and
-        # taking it anew is a tenth of the time.
+        # Kept for later batches: new threads would allocate their encoding memory again, which
+        # takes a tenth of the time.
         self._pool = self._pool or ThreadPoolExecutor(
             os.cpu_count() or 1, thread_name_prefix="write"
         )
         written = [self._pool.submit(write, number) for number in range(parts)]
-        wait(written)  # also where one fails: nothing is written any more once this returns
+        wait(written)  # also after a failure, so that no thread writes after this call
         return tuple(file for files in written for file in files.result())

@@ -1,16 +1,16 @@
-"""Combined commits: when many writers share a log, each commit takes along the batches that others
-have announced (docs/decisions/0003-combined-commits.md).
+"""Commit the announced batches of several writers together.
 
-An announcement is one small object beside the log: the files of a prepared batch and, per lease,
-its number and the two numbers it expects (`announcements`). Any writer may commit it, at any later
-time and also after its owner died, if and only if the table has **exactly** the expected numbers:
-so it lands once or never, no matter who tries. The numbers of a lease never come back to what they
-were, so an announcement that does not match any more can never land. Losing the race for a version
-then costs nothing: the winner has usually taken the batch along.
+See docs/decisions/0003-combined-commits.md. An announcement is a small object next to the Delta
+log: the files of a prepared batch and, per lease, its number and the two expected transaction
+versions (`announcements`). Any writer may commit it at any later time, also after its owner died,
+if and only if the table has **exactly** the expected versions. It is therefore committed at most
+once. The versions of a lease never return to an earlier pair, so an announcement that does not
+match any more can never be committed. A writer that loses the race for a version loses little: the
+winner has usually committed its batch too.
 
-What others wrote is checked before it is used (`announcements` says what and why). An announcement
-that fails is removed, or ignored by this process where it cannot be removed, with an event. It
-never fails a commit of another worker.
+Announcements of others are validated before they are used (see `announcements`). An invalid one is
+removed, or ignored by this process if it cannot be removed, and produces an event. It never fails
+the commit of another worker.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ MAX_PIGGYBACKED: Final = 64
 MAX_PIGGYBACKED_ITEMS: Final = 10_000
 """Files and leases of others in one commit."""
 MAX_HELD_BYTES: Final = 16 * MAX_ANNOUNCEMENT_BYTES
-"""Announcements that one process keeps; further ones are read once these are settled."""
+"""Size of the announcements that one process keeps. More are read after these are committed."""
 MAX_LISTED: Final = 10_000
 MAX_READ: Final = 100
-"""Announcements that one look reads, or rejects unread; the rest is met by the next one."""
+"""Announcements that one pass reads, or rejects unread. The next pass continues."""
 _CROWDED: Final = 1.2
 _POLL_SECONDS: Final = 0.004
 _LONGEST_ATTEMPT_SECONDS: Final = 0.5
@@ -59,8 +59,9 @@ _LOG: Final = logging.getLogger(__name__)
 
 
 class Pace:
-    """How crowded the log is, and how long to wait for others before trying oneself: long enough
-    that about one of the waiting writers tries at a time.
+    """Estimate the contention on the log, and how long to wait before an attempt.
+
+    The waiting time is chosen so that about one of the waiting writers makes an attempt at a time.
     """
 
     def __init__(self, clock: Clock, rng: random.Random) -> None:
@@ -71,21 +72,23 @@ class Pace:
 
     @property
     def crowded(self) -> bool:
-        """Whether other writers were in the way lately."""
+        """Whether other writers recently committed between this writer's commits."""
         return self._batches_per_commit > _CROWDED
 
     def lost(self, batches: int) -> None:
-        """Another writer had the version first, when this many batches were waiting to land."""
+        """Note that another writer took the version while this many batches were waiting."""
         self._batches_per_commit = max(self._batches_per_commit, 2.0, float(batches))
 
     def landed(self, batches: float) -> None:
-        """A commit landed, with this many batches in it."""
+        """Note a successful commit with this many batches."""
         self._batches_per_commit += (max(batches, 1.0) - self._batches_per_commit) / 4
 
     @contextmanager
     def attempt(self) -> Iterator[None]:
-        """Measures one attempt. The shortest ones count: the others say how busy this machine is,
-        and waiting for that too would feed on itself.
+        """Measure one attempt.
+
+        The estimate follows the shortest attempts. Longer ones reflect the load of this machine,
+        and waiting for that load would increase it.
         """
         began = self._clock.monotonic()
         yield
@@ -95,10 +98,13 @@ class Pace:
         )
 
     def polls(self) -> Iterator[None]:
-        """Wait, and come back now and then to look; ends when it is time to try oneself."""
-        patience = self._rng.uniform(0, 2 * self._batches_per_commit * self._attempt_seconds)
+        """Wait in short steps. The caller polls the log after each step and then makes an attempt.
+
+        Ends after a random time.
+        """
+        wait_seconds = self._rng.uniform(0, 2 * self._batches_per_commit * self._attempt_seconds)
         pause = max(self._attempt_seconds / 2, _POLL_SECONDS)
-        for _ in range(math.ceil(patience / pause)):
+        for _ in range(math.ceil(wait_seconds / pause)):
             self._clock.sleep(pause)
             yield
 
@@ -106,8 +112,8 @@ class Pace:
 class AnnouncementStore:
     """The announcements of one table.
 
-    Every failure here is survived: a batch that cannot be announced is committed by its owner
-    alone, and an announcement that cannot be used is left to its owner.
+    No failure here stops a commit: a batch that cannot be announced is committed by its owner
+    alone, and an announcement that cannot be used is committed by its owner.
     """
 
     def __init__(self, storage: Storage, events: EventSink = ignore_events) -> None:
@@ -117,43 +123,41 @@ class AnnouncementStore:
         self._ignored: set[str] = set()
 
     def announce(self, batch: PreparedBatch, log: DeltaLog) -> PreparedBatch:
-        """Make the batch known to all writers.
+        """Announce the batch to all writers.
 
         Returns:
-            The batch with the name of its announcement, or as it was when that failed.
+            The batch with the name of its announcement; unchanged if that failed.
         """
         try:
             named = replace(batch, layout=log.layout().digest)
             named = replace(named, name=announcement_name(named))
             data = encoded(named)
-            check_layout(decoded(data, named.name), log.layout())  # as the others will
+            check_layout(decoded(data, named.name), log.layout())  # as other writers will do
             self._storage.write(named.name, data)
         except (OSError, AnnouncementError) as error:
-            _LOG.warning(
-                "a batch could not be announced and is committed alone: %s", first_line(error)
-            )
+            _LOG.warning("cannot announce a batch, committing it alone: %s", first_line(error))
             return batch
         return named
 
     def remove(self, batches: Iterable[PreparedBatch]) -> None:
-        """Delete announcements that have landed or never can."""
+        """Delete announcements that are committed, or that can never be committed."""
         for batch in batches:
             if batch.name:
                 self._delete(batch.name)
 
     def reject(self, names: Iterable[str], reason: str) -> None:
-        """Remove announcements that cannot be used; those that stay are never read again here."""
+        """Remove announcements that cannot be used. This process never reads the others again."""
         for name in names:
             self._reject(name, reason)
 
     def piggybacked(
         self, log: DeltaLog, own: PreparedBatch | None = None
     ) -> tuple[PreparedBatch, ...]:
-        """Announced batches that may land on the log's version together with `own`: exactly the
-        expected numbers, no lease twice, files that are there.
+        """Announced batches that can be committed on the log's version together with `own`.
 
-        What was announced before the previous call and does not match now can never land and is
-        deleted. It was read before the log was, so it cannot be newer.
+        Their expected versions match exactly, no lease occurs twice, and their files exist. An
+        announcement that was read before the previous call and does not match now can never be
+        committed, and is deleted: it was read before the log, so it cannot be newer.
         """
         before = set(self._known)
         self._read(skip=own.name if own else "")
@@ -172,8 +176,8 @@ class AnnouncementStore:
             except AnnouncementError as error:
                 self._reject(batch.name, str(error))
                 continue
-            except OSError as error:  # it says nothing about the announcement
-                _LOG.info("a file of an announced batch is not seen: %s", first_line(error))
+            except OSError as error:  # does not mean that the announcement is invalid
+                _LOG.info("cannot read a file of an announced batch: %s", first_line(error))
                 continue
             ids, size = batch.transaction_ids, len(batch.files) + len(batch.claims)
             if taken.isdisjoint(ids) and items + size <= MAX_PIGGYBACKED_ITEMS:
@@ -183,7 +187,7 @@ class AnnouncementStore:
         return tuple(found)
 
     def _check(self, batch: PreparedBatch, log: DeltaLog) -> None:
-        """Raise `AnnouncementError` when a batch cannot land although it matches."""
+        """Raise `AnnouncementError` if a matching batch does not fit the table or its files."""
         check_layout(batch, log.layout())
         for file in batch.files:
             size = self._storage.size(file.path)
@@ -191,7 +195,7 @@ class AnnouncementStore:
                 raise AnnouncementError(f"a file has {size} bytes instead of {file.size}")
 
     def _read(self, skip: str) -> None:
-        """Bring `_known` up to what is announced; `skip` is this writer's own."""
+        """Update `_known` to the announced batches; `skip` is this writer's own."""
         listing = self._listing()
         if listing is None:
             self._known = {}
@@ -199,39 +203,39 @@ class AnnouncementStore:
         names = {stored.path for stored in listing}
         self._known = {name: one for name, one in self._known.items() if name in names}
         self._ignored &= names
-        wanted = self._wanted(listing, skip)
+        names_to_read = self._select(listing, skip)
         try:
-            for path, found in self._storage.read_each(FOLDER, wanted, MAX_ANNOUNCEMENT_BYTES):
-                self._take(path, found)
+            for path, found in self._storage.read_each(
+                FOLDER, names_to_read, MAX_ANNOUNCEMENT_BYTES
+            ):
+                self._add(path, found)
         except OSError as error:
-            _LOG.info("the announcements could not be read: %s", first_line(error))
+            _LOG.info("cannot read the announcements: %s", first_line(error))
 
-    def _wanted(self, listing: Iterable[StoredObject], skip: str) -> list[str]:
-        """The names of the announcements to read now. What can be told from the listing alone is
-        rejected here.
-        """
-        room = MAX_HELD_BYTES - sum(size for _, size in self._known.values())
-        wanted: list[str] = []
+    def _select(self, listing: Iterable[StoredObject], skip: str) -> list[str]:
+        """Names of the announcements to read now. Invalid names and sizes are rejected."""
+        free_bytes = MAX_HELD_BYTES - sum(size for _, size in self._known.values())
+        selected: list[str] = []
         rejected = 0
         for stored in listing:
             if stored.path == skip or stored.path in self._known or stored.path in self._ignored:
                 continue
-            good = is_announcement(stored.path)
-            fits = stored.size <= min(room, MAX_ANNOUNCEMENT_BYTES)
-            if good and fits and len(wanted) < MAX_READ:
-                room -= stored.size
-                wanted.append(stored.path.removeprefix(f"{FOLDER}/"))
+            is_valid_name = is_announcement(stored.path)
+            fits = stored.size <= min(free_bytes, MAX_ANNOUNCEMENT_BYTES)
+            if is_valid_name and fits and len(selected) < MAX_READ:
+                free_bytes -= stored.size
+                selected.append(stored.path.removeprefix(f"{FOLDER}/"))
             elif rejected >= MAX_READ:
                 continue
-            elif not good:
+            elif not is_valid_name:
                 rejected += 1
-                self._ignore(stored.path, "its name is not one of an announcement")
+                self._ignore(stored.path, "its name is not the name of an announcement")
             elif stored.size > MAX_ANNOUNCEMENT_BYTES:
                 rejected += 1
                 self._reject(stored.path, f"it has more than {MAX_ANNOUNCEMENT_BYTES} bytes")
-        return wanted
+        return selected
 
-    def _take(self, path: str, found: bytes | OSError) -> None:
+    def _add(self, path: str, found: bytes | OSError) -> None:
         """Keep an announcement that was read, or reject it."""
         try:
             if isinstance(found, OSError):
@@ -241,8 +245,8 @@ class AnnouncementStore:
             self._ignore(path, str(error))
         except (AnnouncementError, UnsafeObjectError) as error:
             self._reject(path, first_line(error))
-        except OSError as error:  # landed and deleted since it was listed, or cannot be read now
-            _LOG.debug("an announcement could not be read: %s", first_line(error))
+        except OSError as error:  # deleted since it was listed, or cannot be read now
+            _LOG.debug("cannot read an announcement: %s", first_line(error))
 
     def _listing(self) -> list[StoredObject] | None:
         try:
@@ -251,7 +255,7 @@ class AnnouncementStore:
             if FOLDER not in self._ignored:
                 self._ignore(FOLDER, first_line(error))
         except OSError as error:
-            _LOG.info("the announcements could not be listed: %s", first_line(error))
+            _LOG.info("cannot list the announcements: %s", first_line(error))
         return None
 
     def _delete(self, name: str) -> bool:
@@ -259,7 +263,7 @@ class AnnouncementStore:
         try:
             self._storage.delete(name)
         except OSError as error:
-            _LOG.info("an announcement stays although it is settled: %s", first_line(error))
+            _LOG.info("cannot delete a finished announcement: %s", first_line(error))
             return False
         return True
 
@@ -275,7 +279,7 @@ class AnnouncementStore:
 
 
 def _matches(batch: PreparedBatch, log: DeltaLog) -> bool:
-    """Whether the table has exactly the metadata and the numbers that this batch expects."""
+    """Whether the table has exactly the metadata and the versions that this batch expects."""
     return batch.layout == log.layout().digest and all(
         TxnVersions(log.transaction(claim.data_id), log.transaction(claim.fence_id))
         == claim.expected
@@ -284,7 +288,7 @@ def _matches(batch: PreparedBatch, log: DeltaLog) -> bool:
 
 
 def combined(batches: Sequence[PreparedBatch]) -> tuple[tuple[DataFile, ...], dict[str, int]]:
-    """The files and the transactions of one commit that lands all these batches."""
+    """The files and the transactions of one commit with all these batches."""
     files = tuple(file for batch in batches for file in batch.files)
     return files, {
         key: number

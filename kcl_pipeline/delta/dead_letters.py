@@ -1,18 +1,17 @@
-"""The dead-letter table: each failed record once, however often its batch is repeated.
+"""Write each failed record once to the dead-letter table, also if its batch is repeated.
 
-A batch that cannot be committed is read, transformed and written again, by this worker or by
-another one, and often with another end. So what is written already is found by record, not by
-batch: a record is its lease, sequence number and sub-sequence number.
+A batch that cannot be committed is read, transformed and written again, by this worker or another
+one, and often with another end. Written records are therefore identified one by one: by lease key,
+sequence number and sub-sequence number.
 
-Per lease the table has one application transaction, `<application>/<lease key>/dead_letters`. It
-grows by one with each commit of that lease's dead letters. While it is as this process left it, the
-process knows which records are there. Otherwise another worker wrote in between, and the records
-are looked up in the table, in those files whose names say that they can contain them. Each commit
-is made on the version that was compared, so two workers cannot write a record both.
+Per lease the table has one application transaction, `<application>/<lease key>/dead_letters`. Each
+commit of dead letters of that lease increments it. While its version is the one that this process
+wrote, the process knows the records in the table. Otherwise another worker has written, and the
+records are looked up in the files whose names include their sequence numbers. Each commit is made
+on the version that was compared, so that two workers cannot both write a record.
 
-A record is written again where it cannot be recognised: written by a version of the package before
-this one, rewritten by a compaction, or without a sequence number. It is never left out because of
-that.
+A record is written again if it cannot be identified: it has no sequence number, a compaction
+rewrote its file, or an older version of this package wrote it.
 """
 
 from __future__ import annotations
@@ -54,8 +53,9 @@ Position = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """The records of a lease from sequence number `first` on that are in the table while its
-    transaction has this number.
+    """The records of a lease in the table, from sequence number `first` on (inclusive).
+
+    Valid while the lease's transaction has the version `number`.
     """
 
     number: int
@@ -64,9 +64,9 @@ class _Known:
 
 
 class DeadLetterTable:
-    """Appends failed records to a Delta table of their own, made when it is first needed.
+    """Append failed records to a separate Delta table, created when it is first needed.
 
-    Used by one thread at a time.
+    Not thread-safe.
 
     Args:
         sink: Settings of the table: its address and storage options.
@@ -131,7 +131,7 @@ class DeadLetterTable:
         raise SinkError(f"{self._log.root}: {MAX_ATTEMPTS} attempts lost to other writers")
 
     def _refreshed(self, schema: pa.Schema, check: TableCheck | None) -> TableCheck:
-        """The table as it is now, with these columns."""
+        """Read the table's newest version, and add missing columns."""
         if not self._log.refresh():
             self._log.create(delta_schema(schema), (), TABLE_PROPERTIES)
             self._log.refresh()
@@ -141,7 +141,7 @@ class DeadLetterTable:
         return check
 
     def _settings(self) -> DeltaSink:
-        """The table may be partitioned, by who made it."""
+        """Settings with the partition columns of the table, which a user may have created."""
         return DeltaSink(
             self._sink.uri,
             self._log.partition_columns(),
@@ -152,7 +152,7 @@ class DeadLetterTable:
     def _in_table(
         self, lease_key: str, number: int | None, positions: Sequence[Position | None]
     ) -> frozenset[Position]:
-        """The records of a lease that are in the table, from the first of these on."""
+        """The records of a lease in the table, from the first of these positions on."""
         first = _first(positions)
         if number is None or first is None:
             return frozenset()
@@ -173,8 +173,8 @@ class DeadLetterTable:
                         file, columns=list(_POSITION), filters=[("lease_key", "=", lease_key)]
                     )
             except (OSError, ValueError, pa.ArrowException) as error:
-                # What is not recognised is written again
-                _LOG.warning("dead letters in %s are not seen: %s", path, first_line(error))
+                # Records that are not found are written again.
+                _LOG.warning("cannot read the dead letters in %s: %s", path, first_line(error))
                 continue
             found.update(one for one in _positions(rows).get(lease_key, ()) if one is not None)
         return frozenset(found)
@@ -188,7 +188,7 @@ class DeadLetterTable:
         known: dict[str, frozenset[Position]],
         numbers: dict[str, int | None],
     ) -> None:
-        """Note what the table has now. Records before the first of these never come again."""
+        """Note the records in the table. Earlier records of a lease are never written again."""
         for key, found in positions.items():
             number, first = numbers[key], _first(found)
             if number is None or first is None:
@@ -225,15 +225,15 @@ class DeadLetterTable:
 
 
 def _positions(records: pa.Table) -> dict[str, list[Position | None]]:
-    """The position of each record by lease, in order; None where it has none."""
+    """By lease, the position of each record in order; None for a record without one."""
     if not set(_POSITION) <= set(records.column_names):
         return {"": [None] * records.num_rows}
     found: dict[str, list[Position | None]] = {}
     for key, number, sub in zip(
         *(records.column(name).to_pylist() for name in _POSITION), strict=True
     ):
-        good = isinstance(number, str) and _NUMBER.fullmatch(number) and isinstance(sub, int)
-        found.setdefault(key or "", []).append((number, sub) if good else None)
+        is_valid = isinstance(number, str) and _NUMBER.fullmatch(number) and isinstance(sub, int)
+        found.setdefault(key or "", []).append((number, sub) if is_valid else None)
     return found
 
 
@@ -242,11 +242,11 @@ def _new_rows(
     positions: dict[str, list[Position | None]],
     known: dict[str, frozenset[Position]],
 ) -> list[int]:
-    """The rows whose records are not known."""
-    left = {key: iter(found) for key, found in positions.items()}
+    """Indices of the rows whose records are not known."""
+    remaining = {key: iter(found) for key, found in positions.items()}
     rows = []
     for row, key in enumerate(_keys(records)):
-        position = next(left[key])
+        position = next(remaining[key])
         if position is None or position not in known[key]:
             rows.append(row)
     return rows

@@ -1,4 +1,4 @@
-"""What the Delta library raises, as one bounded line without secrets."""
+"""Convert the Delta library's errors to one line of limited length without secrets."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kcl_pipeline.settings_errors import is_secret
 from kcl_pipeline.text import printable
 
 MAX_LINE: Final = 500
-"""Characters of another library's message in one of ours: it goes into logs and events."""
+"""Characters of another library's message that log lines and events contain."""
 
 _SHORTEST_SECRET: Final = 6
 _runtime_process: list[int] = []
@@ -20,28 +20,29 @@ _runtime_process: list[int] = []
 
 @contextmanager
 def delta_errors(doing: str, options: Mapping[str, str] | None = None) -> Iterator[None]:
-    """Turn whatever delta-rs raises into `SinkError`, also its panics (which Python does not count
-    as errors) and a use after a fork. Values of `options` that are secrets are taken out.
+    """Convert every error of delta-rs to `SinkError`, without the secrets in `options`.
+
+    This includes its panics, which are no subclass of `Exception`, and a use after a fork.
     """
     if not _runtime_process:
         _runtime_process.append(os.getpid())
     if _runtime_process[0] != os.getpid():
         raise SinkError(
-            f"{doing}: this process was forked from one that had used the Delta library, "
-            "which cannot work then; "
+            f"{doing}: this process was forked from a process that used the Delta library, "
+            "which does not work after a fork; "
             'start processes with multiprocessing.get_context("spawn")'
         )
     try:
         yield
     except (SinkError, KeyboardInterrupt, SystemExit, GeneratorExit):
         raise
-    except Exception as error:  # noqa: BLE001 (whatever the library raises)
+    except Exception as error:  # noqa: BLE001 (the library's errors have no common class)
         raise SinkError(f"{doing}: {first_line(error, options)}") from cause_of(error, options)
     except BaseException as error:
         if type(error).__name__ != "PanicException":
             raise
         raise SinkError(
-            f"{doing}: the Delta library gave up: {first_line(error, options)}"
+            f"{doing}: the Delta library panicked: {first_line(error, options)}"
         ) from cause_of(error, options)
 
 
@@ -57,12 +58,12 @@ def first_line(error: BaseException, options: Mapping[str, str] | None = None) -
 def cause_of(
     error: BaseException, options: Mapping[str, str] | None = None
 ) -> BaseException | None:
-    """The error, for `raise ... from`; None when its text has a secret of the options."""
+    """The error, for `raise ... from`; None if its text contains a secret of the options."""
     return None if _secrets_in(str(error), options) else error
 
 
 def _secrets_in(text: str, options: Mapping[str, str] | None) -> list[str]:
-    """The options' secret values that stand in a text."""
+    """The secret values of the options that a text contains."""
     return [
         value
         for name, value in (options or {}).items()
@@ -71,5 +72,5 @@ def _secrets_in(text: str, options: Mapping[str, str] | None) -> list[str]:
 
 
 def bounded(text: str) -> str:
-    """A text from outside as it may stand in a log line."""
+    """A text from outside, printable and short enough for a log line."""
     return printable(text, MAX_LINE)

@@ -1,8 +1,7 @@
-"""Parquet files that belong to no commit yet: where they go, how they are written, how a table is
-cut by its partition columns.
+"""Write Parquet files that a later commit adds to a table.
 
-The folder of a batch is new with every call and never begins with `_` or `.`: such folders are
-hidden from vacuum, and a batch that was given up must be found by it.
+Every batch gets a new folder. Its name never starts with `_` or `.`: vacuum ignores such folders,
+and it must find the files of abandoned batches.
 """
 
 from __future__ import annotations
@@ -26,32 +25,34 @@ from kcl_pipeline.errors import SinkError
 
 BATCH_FOLDER: Final = "batches"
 _PAGE_BYTES: Final = 512 * 1024
-"""Of a column's values in a file: half of pyarrow's own, so that a page with its compressed copy
-stays in a processor's cache (a fifth less time).
+"""Size of a data page: half of pyarrow's default.
+
+A page and its compressed copy then fit into the processor cache, which saves a fifth of the time.
 """
 _NOT_IN_A_NAME: Final = re.compile(r"[^A-Za-z0-9.-]+")
 
 
 def unique_name() -> str:
-    """A name that nobody else has. Not from a seeded generator: two processes with one seed would
-    write over each other's committed files.
+    """A globally unique name.
+
+    It does not use a seeded generator: two processes with one seed would overwrite each other's
+    committed files.
     """
     return uuid.uuid4().hex
 
 
 def batch_folder(batch_id: str) -> str:
-    """A new folder for one attempt at a batch, relative to the table's root: two attempts never
-    share a file name, also not in two processes. All files of the attempt are below it; its unique
-    part names the attempt's announcement (`announcements`).
+    """A new folder for one attempt at a batch, relative to the table's root.
+
+    Two attempts never share a file name, even in two processes. All files of the attempt are below
+    this folder. Its unique part is the name of the attempt's announcement (`announcements`).
     """
     name = _NOT_IN_A_NAME.sub("-", batch_id).strip("-.")[:80] or "batch"
     return f"{BATCH_FOLDER}/{name}-{unique_name()}"
 
 
 def partition_value(value: Any) -> str | None:
-    """A partition column's value as the Delta log spells it; None and the empty string are both
-    null there.
-    """
+    """Format a partition value as in the Delta log. None and the empty string are null there."""
     if value is None or value == "":
         return None
     if isinstance(value, bool):
@@ -64,8 +65,10 @@ def partition_value(value: Any) -> str | None:
 def split_by(
     table: pa.Table, partition_by: Sequence[str]
 ) -> Iterator[tuple[dict[str, str | None], pa.Table]]:
-    """Cut a table by the values of its partition columns: the values and the rows, without those
-    columns, in their order.
+    """Split a table by the values of its partition columns.
+
+    Yields:
+        The partition values, and their rows in order without the partition columns.
     """
     if not partition_by:
         yield {}, table
@@ -92,9 +95,9 @@ def split_by(
 
 
 def write_parquet(table: pa.Table, into: pa.NativeFile) -> int:
-    """The table as a Parquet file; returns its size.
+    """Write the table as a Parquet file and return its size in bytes.
 
-    No dictionary for binary columns, which repeat rarely, nor for sequence numbers, which never do.
+    Binary columns and sequence numbers get no dictionary, because their values rarely repeat.
     """
     repeating = [
         field.name
@@ -122,8 +125,12 @@ def write_table(
     modified_millis: int,
     part: str = "part",
 ) -> tuple[DataFile, ...]:
-    """Write a table (in Delta's types) below `folder`, one file per combination of partition
-    values; no rows, no file. Raises `SinkError`.
+    """Write a table (in Delta's types) below `folder`.
+
+    Each combination of partition values gives one file. A table without rows gives no file.
+
+    Raises:
+        SinkError: A file cannot be written.
     """
     files = []
     if not table.num_rows:
@@ -140,8 +147,10 @@ def write_table(
 
 
 def values_of_path(path: str, partition_by: Sequence[str]) -> Mapping[str, str | None]:
-    """The partition values in a path that Spark wrote (`.../day=2026-01-01/part-0.parquet`),
-    un-escaped; its null folder is None.
+    """Parse the partition values in a path that Spark wrote.
+
+    Example: `.../day=2026-01-01/part-0.parquet`. Values are un-escaped; Spark's null folder gives
+    None.
     """
     values: dict[str, str | None] = {}
     for step in path.split("/")[:-1]:

@@ -1,7 +1,7 @@
-"""What a file must have to enter a table: the table's partition columns, with values that fit.
+"""Check partition values against the partition columns of a table.
 
-A partition value is in the log only, not in the file. One that its column's type cannot hold makes
-the table unreadable, so a value that comes from outside is checked before it is committed.
+A partition value is stored only in the log, not in the file. A value that does not fit its
+column's type makes the table unreadable. Values from outside are therefore checked before a commit.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ _TIMESTAMP: Final = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class TableLayout:
-    """A table's metadata, as far as it decides which files fit.
+    """The part of a table's metadata that decides which files fit.
 
     Attributes:
-        digest: Of the metadata: schema, partition columns and settings. Two equal digests mean that
-            a batch checked against one fits the other.
+        digest: Hash of the table id, the partition columns and the schema. A batch that was checked
+            against one digest fits every table with an equal digest.
         partitions: The partition columns in the table's order, with their types.
     """
 
@@ -38,7 +38,7 @@ class TableLayout:
     partitions: Mapping[str, pa.DataType]
 
     def problem(self, values: Mapping[str, str | None]) -> str | None:
-        """Why a file with these partition values does not fit; None when it does."""
+        """Why a file with these partition values does not fit; None if it fits."""
         if set(values) != set(self.partitions):
             return f"its partition columns are not {list(self.partitions)}"
         for name, kind in self.partitions.items():

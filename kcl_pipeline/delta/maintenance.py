@@ -1,8 +1,7 @@
-"""Keeping a table in shape while workers write to it: small files into larger ones, and files of no
-version removed.
+"""Compact and vacuum a table while workers write to it.
 
-Both commit to the same log as the workers, who take it like any other writer: they try again at the
-next version. Neither touches an application transaction.
+Both commit to the log like any other writer: a worker that loses the race for a version tries the
+next one. Neither changes an application transaction.
 """
 
 from __future__ import annotations
@@ -25,28 +24,30 @@ _RETRIES: Final = 50
 
 @dataclass(frozen=True, slots=True)
 class Compacted:
-    """What a compaction did: files taken and files made; 0 and 0 when there was nothing to gain."""
+    """Number of files that a compaction removed and added; both 0 if there was nothing to do."""
 
     files_removed: int
     files_added: int
 
 
 def compact(uri: str, storage_options: Mapping[str, str] | None = None) -> Compacted:
-    """Rewrite small files of each partition into larger ones of the table's target size.
-    The old ones stay for readers until `vacuum`.
+    """Merge small files of each partition into files of the table's target size.
 
-    Safe beside workers: they only add files, so neither side's commit conflicts with the other's.
-    Raises `SinkError`.
+    The old files stay for readers until `vacuum`. Workers may write at the same time: they only
+    add files, so the commits do not conflict.
+
+    Raises:
+        SinkError: The table cannot be compacted.
     """
-    # its runtime must start in the process that uses it
+    # deltalake starts threads when it is loaded: load it only in the process that uses it.
     from deltalake import CommitProperties  # noqa: PLC0415
 
     table = _open(uri, storage_options)
     with delta_errors(f"could not compact {uri}", storage_options):
-        figures = table.optimize.compact(
+        metrics = table.optimize.compact(
             commit_properties=CommitProperties(max_commit_retries=_RETRIES),
         )
-    return Compacted(int(figures["numFilesRemoved"]), int(figures["numFilesAdded"]))
+    return Compacted(int(metrics["numFilesRemoved"]), int(metrics["numFilesAdded"]))
 
 
 def vacuum(
@@ -56,25 +57,38 @@ def vacuum(
     *,
     dry_run: bool = False,
 ) -> tuple[str, ...]:
-    """Remove files that are in no version of the last `retention_hours`, and of batches that were
-    given up; their paths.
+    """Remove files that no version of the last `retention_hours` uses, and abandoned batches.
 
-    A batch that is prepared or announced has files in no version, too. They are told from rubbish
-    by age alone: a file younger than the retention is never removed, so the retention must be
-    longer than any worker can be paused between writing a batch and committing it, and longer than
-    any query reads. Announcements of that age go first: a worker that has read one before cannot
-    land it any more, because the removal writes its start to the log before it removes a file, and
-    every commit is tied to the version it compared with. After that nobody finds it. Raises
-    `SettingsError` below one hour, `SinkError`.
+    The files of a prepared or announced batch are in no version either. They are protected only by
+    their age: files younger than the retention time are never removed. The retention time must
+    therefore be longer than any pause of a worker between write and commit, and longer than any
+    query.
+
+    Announcements of that age are deleted first. A worker that has already read one cannot commit
+    it afterwards: vacuum commits to the log before it removes files, and every commit depends on
+    the version that it was compared with.
+
+    Args:
+        uri: Address of the table.
+        retention_hours: At least `MINIMUM_RETENTION_HOURS`.
+        storage_options: Options of delta-rs.
+        dry_run: Remove nothing.
+
+    Returns:
+        Paths of the removed files, relative to the table.
+
+    Raises:
+        SettingsError: `retention_hours` is too small.
+        SinkError: The table cannot be vacuumed.
     """
     if retention_hours < MINIMUM_RETENTION_HOURS:
         raise SettingsError(
-            f"retention_hours={retention_hours}: files of batches that workers are about to "
-            "commit would be removed; "
-            f"write at least {MINIMUM_RETENTION_HOURS}, better {DEFAULT_RETENTION_HOURS}"
+            f"retention_hours={retention_hours} is too small: files of batches that are not "
+            "committed yet would be removed. "
+            f"Write at least {MINIMUM_RETENTION_HOURS}; {DEFAULT_RETENTION_HOURS} is recommended."
         )
     if not dry_run:
-        _forget_announcements(uri, retention_hours, storage_options, SystemClock())
+        _delete_old_announcements(uri, retention_hours, storage_options, SystemClock())
     table = _open(uri, storage_options)
     with delta_errors(f"could not vacuum {uri}", storage_options):
         return tuple(
@@ -87,11 +101,13 @@ def vacuum(
         )
 
 
-def _forget_announcements(
+def _delete_old_announcements(
     uri: str, retention_hours: int, storage_options: Mapping[str, str] | None, clock: Clock
 ) -> None:
-    """The age is that of the store's clock against this host's: as inexact as that of the files,
-    which the retention has to allow for.
+    """Delete announcements older than the retention time.
+
+    The age compares the clocks of the store and of this host, as it does for files. The retention
+    time must cover the difference.
     """
     storage = open_storage(table_root(uri), storage_options)
     oldest = int(clock.wall() * 1000) - retention_hours * 3_600_000
@@ -102,7 +118,7 @@ def _forget_announcements(
 
 
 def _open(uri: str, storage_options: Mapping[str, str] | None) -> Any:
-    # its runtime must start in the process that uses it
+    # As in `compact`.
     from deltalake import DeltaTable  # noqa: PLC0415
 
     log = DeltaLog(uri, storage_options)

@@ -1,8 +1,8 @@
-"""Arrow types that a Delta table can hold, and whether a batch's columns fit a table's.
+"""Convert Arrow types to Delta types, and check a batch's columns against a table.
 
-A batch is written with the types that Delta has (no unsigned integers, no dictionaries,
-microseconds only), so that the file, the log and every reader agree. Whether columns hold nulls is
-decided by the table: those made here allow nulls everywhere, as Spark's own writer does.
+A batch is written with Delta's types (no unsigned integers, no dictionaries, microseconds only), so
+that the file, the log and every reader agree. Tables that are created here allow nulls in every
+column, as those of Spark's writer do.
 """
 
 from __future__ import annotations
@@ -33,10 +33,11 @@ _SPARK_NAMES: Final = {
 }
 
 
-# one line per Arrow type is the plainest form of a table
+# One branch per Arrow type; a table of predicates would be longer.
 def delta_type(kind: pa.DataType) -> pa.DataType | None:  # noqa: C901
-    """The Arrow type that stands for `kind` in a Delta table; None when Delta has no such type
-    (also for the untyped null).
+    """The Arrow type that a Delta table uses for `kind`.
+
+    None if Delta has no such type, and for the null type.
     """
     if pa.types.is_dictionary(kind):
         return delta_type(kind.value_type)
@@ -84,11 +85,12 @@ def delta_type(kind: pa.DataType) -> pa.DataType | None:  # noqa: C901
 
 
 def delta_schema(schema: pa.Schema) -> pa.Schema:
-    """The schema in Delta's types, all columns nullable. Columns that are only nulls without a type
-    are left out; see `untyped`.
+    """The schema in Delta's types, with all columns nullable.
 
-    Raises `SinkError` that names the columns when Delta has no such type, or when two names differ
-    in case only.
+    Columns of the null type are left out; see `untyped`.
+
+    Raises:
+        SinkError: Delta has no such type, or two column names differ only in case.
     """
     fields, unknown = [], []
     for field in schema:
@@ -106,17 +108,17 @@ def delta_schema(schema: pa.Schema) -> pa.Schema:
     twice = sorted({field.name for field in fields if lowered.count(field.name.lower()) > 1})
     if twice:
         raise SinkError(
-            f"the transform's output names a column twice ({bounded(', '.join(twice))}; "
-            "case does not count); rename one"
+            f"the transform's output has a column twice ({bounded(', '.join(twice))}; "
+            "names are compared without case); rename one"
         )
     return pa.schema(fields)
 
 
 def to_delta(table: pa.Table) -> pa.Table:
-    """The table with `delta_schema`.
+    """Convert the table to `delta_schema`.
 
-    Raises `SinkError` that names the column when a value does not fit (an unsigned number past the
-    signed range).
+    Raises:
+        SinkError: A value does not fit, for example an unsigned number above the signed range.
     """
     schema = delta_schema(table.schema)
     columns = []
@@ -146,10 +148,10 @@ def to_delta(table: pa.Table) -> pa.Table:
 
 
 def untyped(schema: pa.Schema) -> list[pa.Field]:
-    """The columns that are only nulls without a type.
+    """The columns of the null type, in which every value is null.
 
-    They are in no file. In a table that has the column a reader sees null; to a table that has not
-    they cannot be added, see `misfit`.
+    They are written to no file. If the table has the column, readers see null. Otherwise the column
+    cannot be added (see `misfit`).
     """
     return [field for field in schema if pa.types.is_null(field.type)]
 
@@ -165,19 +167,18 @@ def untyped_reason(names: Sequence[str]) -> str | None:
 
 
 def missing_columns(table: pa.Schema, batch: pa.Schema) -> list[pa.Field]:
-    """The batch's columns that the table has not, in Delta's types (names compared without case, as
-    Delta does).
+    """The batch's columns that the table does not have, in Delta's types.
+
+    Names are compared without case, as in Delta.
     """
     known = {field.name.lower() for field in table}
     return [field for field in delta_schema(batch) if field.name.lower() not in known]
 
 
 def misfit(table: pa.Schema, batch: pa.Schema) -> str | None:
-    """Why a batch's columns cannot enter the table as it is, with the names of the columns; None
-    when they can.
+    """Why a batch's columns do not fit the table, with the column names; None if they fit.
 
-    A column that the batch lacks is fine where the table allows nulls. Both are compared in Delta's
-    types.
+    A batch may lack a column that is nullable in the table. Both are compared in Delta's types.
     """
     theirs = {field.name.lower(): field for field in table}
     ours = {field.name.lower(): field for field in delta_schema(batch)}
@@ -187,7 +188,7 @@ def misfit(table: pa.Schema, batch: pa.Schema) -> str | None:
         if known is None:
             reasons.append(f"{field.name} ({_named(field.type)}) is not in the table")
         elif known.name != field.name:
-            reasons.append(f"{field.name} is written {known.name} in the table")
+            reasons.append(f"{field.name} is named {known.name} in the table")
         elif delta_type(known.type) != field.type:
             reasons.append(
                 f"{field.name} is {_named(field.type)} in the output and "
@@ -196,42 +197,42 @@ def misfit(table: pa.Schema, batch: pa.Schema) -> str | None:
     reason = untyped_reason([f.name for f in untyped(batch) if f.name.lower() not in theirs])
     reasons += [reason] if reason else []
     reasons += [
-        f"{field.name} may not be null in the table and the output does not promise it"
+        f"{field.name} is not nullable in the table, but nullable or missing in the output"
         for field in table
-        if not _promised(field, batch)
+        if not _nullability_fits(field, batch)
     ]
     return bounded("; ".join(reasons)) or None
 
 
 def partition_misfit(schema: pa.Schema, partition_by: Sequence[str]) -> str | None:
-    """Why these partition columns do not work with an output of this schema; None when they do."""
+    """Why these partition columns do not fit an output of this schema; None if they fit."""
     names = {field.name: field for field in schema}
     if not names:
         return "the transform's output has no columns"
-    lacking = [name for name in partition_by if name not in names]
-    if lacking:
+    missing = [name for name in partition_by if name not in names]
+    if missing:
         return (
-            f"partition_by names {', '.join(lacking)}, which the transform's output has "
-            f"not (it has {bounded(', '.join(names))})"
+            f"partition_by names {', '.join(missing)}, which the transform's output does not "
+            f"have (it has {bounded(', '.join(names))})"
         )
-    unfit = [
+    unsuitable = [
         f"{name} ({names[name].type})"
         for name in partition_by
         if pa.types.is_nested(names[name].type) or pa.types.is_binary(names[name].type)
     ]
-    if unfit:
+    if unsuitable:
         return (
-            f"a table cannot be partitioned by {', '.join(unfit)}; take a date, a number "
+            f"a table cannot be partitioned by {', '.join(unsuitable)}; use a date, a number "
             "or a short string"
         )
     return (
-        "every column of the output is in partition_by; leave at least one out"
+        "every column of the output is in partition_by; remove at least one"
         if partition_by and len(partition_by) == len(names)
         else None
     )
 
 
-def _promised(field: pa.Field, batch: pa.Schema) -> bool:
+def _nullability_fits(field: pa.Field, batch: pa.Schema) -> bool:
     return field.nullable or (field.name in batch.names and not batch.field(field.name).nullable)
 
 

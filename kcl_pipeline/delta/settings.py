@@ -1,4 +1,4 @@
-"""The settings of a Delta table as the sink."""
+"""Define and validate the settings of a Delta sink."""
 
 from __future__ import annotations
 
@@ -27,14 +27,20 @@ _PASSWORD: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^/@]*:[^/@]*@")
 class DeltaSink:
     """A Delta table to write to.
 
-    `uri` is a local path or an object store's (`s3://bucket/folder`); `storage_options` are
-    delta-rs's (`AWS_ENDPOINT_URL`, `AWS_REGION`, …). `partition_by` names columns of the
-    transform's output. `dead_letter_uri` None: `<uri>_dead_letters`. `schema_evolution` adds
-    columns that the output has and the table has not; otherwise such a batch is an error.
-    `table_properties` are set when the table is created (`delta.checkpointInterval` is 50 unless
-    given: the cost of a commit grows with the entries since the last checkpoint).
-    `combined_commits`: a worker that loses the race for a version announces its batch, and takes
-    along what others announced. Raises `SettingsError`.
+    Attributes:
+        uri: A local path, or the address of an object store (`s3://bucket/folder`).
+        partition_by: Columns of the transform's output.
+        storage_options: Options of delta-rs (`AWS_ENDPOINT_URL`, `AWS_REGION`, …).
+        dead_letter_uri: Address of the dead-letter table; None for `<uri>_dead_letters`.
+        schema_evolution: Add columns of the output that the table does not have. Otherwise such a
+            batch is an error.
+        table_properties: Set when the table is created. Default: `delta.checkpointInterval` 50,
+            because the cost of a commit grows with the entries since the last checkpoint.
+        combined_commits: A worker that loses the race for a version announces its batch, and
+            commits announced batches of others together with its own.
+
+    Raises:
+        SettingsError: An argument is invalid.
     """
 
     uri: str
@@ -69,7 +75,7 @@ class DeltaSink:
         for name, uri in (("uri", self.uri), ("dead_letter_uri", self.dead_letter_uri)):
             if uri is not None and _PASSWORD.match(uri):
                 raise SettingsError(
-                    f"DeltaSink {name}={without_user(uri)} has a password in it, which logs would "
+                    f"DeltaSink {name}={without_user(uri)} contains a password, which logs would "
                     "show. Write the credentials into storage_options."
                 )
         object.__setattr__(self, "partition_by", tuple(self.partition_by))
@@ -94,5 +100,5 @@ class DeltaSink:
 
     @property
     def dead_letters(self) -> str:
-        """Where failed records go."""
+        """Address of the dead-letter table."""
         return self.dead_letter_uri or f"{table_root(self.uri)}_dead_letters"

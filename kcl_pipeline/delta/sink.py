@@ -1,11 +1,10 @@
-"""A Delta table as the sink: files and application transactions enter its log in one commit,
-exactly once (docs/decisions/0002-exactly-once.md).
+"""Commit batches to a Delta table exactly once.
 
-Per lease the table keeps two application transactions: `<application>/<lease key>` (the data
-number) and `<application>/<lease key>/fence`. A commit states the numbers it expects, compares them
-with those of a version of the log, and writes the very next version or nothing. So a commit that
-was paused for an hour, or sent twice, or overtaken by a fence, cannot land. What may lose is only
-the race for the next version; that is tried again here, from the comparison on.
+See docs/decisions/0002-exactly-once.md. Per lease the table stores two application transactions:
+`<application>/<lease key>` (data) and `<application>/<lease key>/fence`. A commit compares the
+versions that it expects with those at one version of the log, and writes exactly the next version
+or nothing. A commit that was paused, repeated, or invalidated by a fence therefore fails. A commit
+that only lost the race for the next version is tried again, beginning with the comparison.
 """
 
 from __future__ import annotations
@@ -40,8 +39,9 @@ _SUSPECT: Final = "a commit that included it failed, and succeeded without it"
 
 
 class DeltaCommitter:
-    """The `TransactionalSink` of a Delta table. One per worker; used by one thread at a time (a
-    lock sees to it).
+    """The `TransactionalSink` of a Delta table. One per worker.
+
+    Thread-safe: a lock serializes the calls.
     """
 
     def __init__(
@@ -66,9 +66,7 @@ class DeltaCommitter:
         self._lock = self._clock.lock()
 
     def ensure_table(self, schema: pa.Schema) -> None:
-        """Create the table with this schema unless it exists, or see that the schema fits (see
-        `TransactionalSink.ensure_table`).
-        """
+        """Create the table, or check that the schema fits (`TransactionalSink.ensure_table`)."""
         with self._lock:
             self._check.ensure(schema)
 
@@ -81,7 +79,7 @@ class DeltaCommitter:
             return {key: self._numbers(key) if exists else TxnVersions() for key in lease_keys}
 
     def commit(self, written: Written, entries: Sequence[CommitEntry]) -> CommitOutcome:
-        """Land the batch, or say which leases stand in the way (see `TransactionalSink.commit`)."""
+        """Commit the batch, or return the refused leases (see `TransactionalSink.commit`)."""
         _check_entries(entries)
         unfit = tuple(one.lease_key for one in entries if not _representable(one.number))
         if unfit:
@@ -102,7 +100,7 @@ class DeltaCommitter:
                 self._check.fit(written.schema)
                 own = own if own.name else self._announcements.announce(own, self._log)
                 alone = not own.name
-                outcome = self._taken_along(entries)
+                outcome = self._wait_for_others(entries)
             if outcome is None:
                 self._refresh_existing()
                 outcome = self._decided(entries)
@@ -124,8 +122,13 @@ class DeltaCommitter:
         )
 
     def _land_with_others(self, own: PreparedBatch) -> tuple[CommitOutcome | None, int]:
-        """One attempt to land the batch, with announced ones if it is announced itself; and how
-        many batches that were. What others announced never fails this one: then it goes alone.
+        """Make one attempt to commit the batch, with announced ones if it is announced itself.
+
+        If the combined commit fails, the batch is committed alone: batches of others never fail
+        this one.
+
+        Returns:
+            The outcome (None: another writer was faster), and the number of batches.
         """
         with self._pace.attempt():
             others = self._announcements.piggybacked(self._log, own) if own.name else ()
@@ -140,9 +143,10 @@ class DeltaCommitter:
         return outcome, 1
 
     def fence(self, lease_key: str, expected: TxnVersions) -> TxnVersions | None:
-        """Raise the fence number alone (see `TransactionalSink.fence`).
+        """Increment the fence version alone (see `TransactionalSink.fence`).
 
-        A batch of this lease that is announced is landed instead: read again.
+        If a batch of this lease is announced, that batch is committed instead, and the caller
+        reads the versions again.
         """
         with self._lock:
             if not self._log.refresh():
@@ -150,7 +154,7 @@ class DeltaCommitter:
             self._check.table()
             raised = TxnVersions(expected.data, (expected.fence or 0) + 1)
             if not _representable(raised.fence or 0):
-                raise SinkError(f"the fence of {lease_key} cannot be raised: {_NOT_REPRESENTABLE}")
+                raise SinkError(f"cannot increment the fence of {lease_key}: {_NOT_REPRESENTABLE}")
             suspects: tuple[PreparedBatch, ...] = ()
             for attempt in range(MAX_ATTEMPTS):
                 if self._numbers(lease_key) != expected:
@@ -178,7 +182,7 @@ class DeltaCommitter:
             )
 
     def write_dead_letters(self, records: pa.Table) -> None:
-        """Append failed records that are not there yet (see `DeadLetterTable`)."""
+        """Append failed records that the table does not have yet (see `DeadLetterTable`)."""
         with self._lock:
             self._dead_letters.append(records)
 
@@ -203,11 +207,12 @@ class DeltaCommitter:
         )
 
     def _decided(self, entries: Sequence[CommitEntry]) -> CommitOutcome | None:
-        """What the log already says about these entries; None: nothing stands in their way.
+        """The outcome that the log already shows; None if the batch can be committed.
 
-        Since the numbers were as expected, a number belongs to one range of one lease alone, so if
-        all are there, all ranges landed: an answer was lost, or another writer took them along.
-        Older entries prove nothing: where a lease row was deleted by hand, its numbers begin anew.
+        After the expected versions, a number belongs to exactly one range of one lease. If all
+        numbers are in the table, all ranges are committed: a response was lost, or another writer
+        committed the batch. Older entries of the log prove nothing, because numbers start again
+        after a lease row was deleted by hand.
         """
         numbers = {self._data_id(entry.lease_key): entry.number for entry in entries}
         version = self._log.landed_together(
@@ -233,8 +238,8 @@ class DeltaCommitter:
             if any(claim.data_id == data_id for claim in batch.claims)
         )
 
-    def _taken_along(self, entries: Sequence[CommitEntry]) -> CommitOutcome | None:
-        """Wait a little for another writer to land the announced batch; None: nobody has yet."""
+    def _wait_for_others(self, entries: Sequence[CommitEntry]) -> CommitOutcome | None:
+        """Wait a short time for another writer to commit the batch; None if none has done so."""
         for _ in self._pace.polls():
             self._log.peek()
             outcome = self._decided(entries)
@@ -245,8 +250,9 @@ class DeltaCommitter:
         return None
 
     def _land(self, batches: Sequence[PreparedBatch]) -> CommitOutcome | None:
-        """Land the batches in one commit, if nobody was quicker; then their announcements are
-        settled.
+        """Commit the batches together and delete their announcements.
+
+        None: another writer was faster.
         """
         version = self._attempt(*combined(batches))
         if version is None:
@@ -257,8 +263,9 @@ class DeltaCommitter:
         return CommitOutcome(version)
 
     def _attempt(self, files: Sequence[DataFile], transactions: Mapping[str, int]) -> int | None:
-        """Write the next version. Its number, or None when another writer had it first: the log is
-        then read up to its end.
+        """Write the next version of the log and return its number.
+
+        None: another writer was faster. The log is then read up to its end.
         """
         before = self._log.version
         try:
@@ -281,8 +288,8 @@ class DeltaCommitter:
     def _refresh_existing(self) -> None:
         if not self._log.refresh():
             raise SinkError(
-                f"the table {self._log.root} does not exist; it was removed while a worker "
-                "writes to it"
+                f"the table {self._log.root} does not exist any more; it was removed while a "
+                "worker was writing to it"
             )
 
 
@@ -293,9 +300,9 @@ def _representable(number: int) -> bool:
 def _check_entries(entries: Sequence[CommitEntry]) -> None:
     keys = [entry.lease_key for entry in entries]
     if not keys or len(set(keys)) != len(keys):
-        raise ValueError(f"a commit needs at least one lease, and each once: {keys}")
+        raise ValueError(f"a commit needs at least one lease and each only once: {keys}")
     same = [entry.lease_key for entry in entries if entry.number == entry.expected.data]
     if same:
         raise ValueError(
-            f"the number of a batch must be new, and for {same} the table has it already"
+            f"the number of a batch must be new, but the table already has it for {same}"
         )

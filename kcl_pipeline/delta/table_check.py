@@ -1,8 +1,8 @@
-"""Whether a table may be written, and whether a batch's columns fit it.
+"""Check that a table may be written, and that a batch's columns fit it.
 
-A table is changed by others while workers write to it: a check constraint, other columns, an expiry
-of application transactions. So both questions are asked again whenever an entry of the log has
-changed the table's metadata, before the next commit.
+Others may change a table while workers write to it: add a check constraint, add columns, or let
+application transactions expire. Both checks are therefore repeated before the next commit whenever
+an entry of the log has changed the table's metadata.
 """
 
 from __future__ import annotations
@@ -59,30 +59,39 @@ class TableCheck:
         self.fit(schema)
 
     def table(self) -> None:
-        """Raise `TableMismatchError` when the table may not be written with these settings.
+        """Check that the table may be written with these settings.
 
-        Costs nothing while its metadata stays as it is.
+        Does nothing while the table's metadata does not change.
+
+        Raises:
+            TableMismatchError: The table may not be written.
         """
         if self._checked == self._log.metadata_changes:
             return
         self._fitting = None
-        columns, wanted = self._log.partition_columns(), tuple(self._sink.partition_by)
-        if columns != wanted:
+        columns, configured = self._log.partition_columns(), tuple(self._sink.partition_by)
+        if columns != configured:
             raise TableMismatchError(
-                f"{self._log.root} is partitioned by {list(columns)} and partition_by says "
-                f"{list(wanted)}; write partition_by={columns!r}"
+                f"partition_by={list(configured)} does not fit {self._log.root}, which is "
+                f"partitioned by {list(columns)}; write partition_by={columns!r}"
             )
         reason = self._log.unsupported()
         if reason:
             raise TableMismatchError(
-                f"{self._log.root} has {reason}, which a writer of finished files that must "
-                "land exactly once cannot honour; take it away, or take another table"
+                f"{self._log.root} has {reason}, which exactly-once commits of finished files do "
+                "not support; remove it from the table, or use another table"
             )
         self._checked = self._log.metadata_changes
 
     def fit(self, schema: pa.Schema) -> None:
-        """As `table`, and a batch of this schema must fit, if need be after its new columns have
-        been added. The log may be at a newer version afterwards.
+        """Check the table, and that a batch of this schema fits.
+
+        With `schema_evolution` the batch's new columns are added. The log may then be at a newer
+        version.
+
+        Raises:
+            TableMismatchError: The table may not be written, or the batch does not fit.
+            SinkError: The columns cannot be added.
         """
         self.table()
         for attempt in range(MAX_ATTEMPTS):

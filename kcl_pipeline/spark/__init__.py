@@ -1,1 +1,1 @@
-"""Arrow in, DataFrame out, sink commits."""
+"""Run the user's Spark transform on Arrow batches and write its output."""

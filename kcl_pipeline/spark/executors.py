@@ -1,11 +1,12 @@
-"""Batches that executors fetch: one Spark job reads several shards per task, transforms and writes;
-positions, counts and file names come back.
+"""Run executor fetches: one Spark job reads, transforms and writes a batch.
 
-*The Arrow path* (`ArrowRangeJobs`): a task reads, applies the Arrow function and writes its Parquet
-file itself; no record reaches a JVM. Only the attempt whose result Spark takes counts; the files of
-any other are in no commit. *A Spark transform* (`FrameRangeJobs`) gets a DataFrame whose partitions
-read their shards when they are evaluated; `pins` keeps every evaluation of a job to the same
-ranges.
+A task reads several shards. Positions, counts and file names return to the driver.
+
+*Arrow path* (`ArrowRangeJobs`): a task reads, applies the Arrow function and writes its Parquet
+files. No record reaches a JVM. Only the attempt whose result Spark accepts counts; files of other
+attempts are in no commit. *Spark path* (`FrameRangeJobs`): the transform gets a DataFrame whose
+partitions read their shards when they are evaluated. `pins` makes every evaluation in a job read
+the same ranges.
 """
 
 from __future__ import annotations
@@ -39,25 +40,23 @@ from kcl_pipeline.spark.writer import SparkBatchWriter
 from kcl_pipeline.transform.arrow import ArrowTransform
 
 FETCH_SECONDS: Final = 5.0
-"""A task begins no further call after this time: hand-overs and stops wait for the job."""
+"""A task starts no call after this time, because handoffs and stops wait for the job."""
 
 
 _INSTALLED: Final = frozenset({"site-packages", "dist-packages", "kcl_pipeline"})
 
 
 class KinesisOpener(Protocol):
-    """Gives the stream client in whatever process it is called, the same one every time; can be
-    pickled.
-    """
+    """Open the Kinesis client in any process. It can be pickled."""
 
     def open(self) -> KinesisClient:
-        """The client."""
+        """The client of this process; the same one every time."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class TaskSource:
-    """What a task needs to read; it goes out with every job."""
+    """What a task needs to read shards. It is sent with every job."""
 
     kinesis: KinesisOpener
     retrieval: RetrievalSettings
@@ -76,8 +75,10 @@ class _Outcome:
 
 
 class ArrowRangeJobs:
-    """`RangeJobs` of the Arrow path. `transform_arrow` is called once per task, with the records of
-    the task's shards: it must not look beyond single records or single shards.
+    """`RangeJobs` of the Arrow path.
+
+    `transform_arrow` is called once per task with the records of the task's shards. Its result for
+    a shard must not depend on other shards.
     """
 
     def __init__(
@@ -117,7 +118,7 @@ class ArrowRangeJobs:
         )
 
     def close(self) -> None:
-        """Nothing is held open."""
+        """Do nothing: no resource is open."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,8 +159,9 @@ class _ArrowTask:
 
 
 class FrameRangeJobs:
-    """`RangeJobs` of a Spark transform. Starts a `PinServer` where Spark's driver listens; `port`
-    0: any free one.
+    """`RangeJobs` of the Spark path.
+
+    It starts a `PinServer` on the address of Spark's driver. `port` 0 chooses a free port.
     """
 
     def __init__(
@@ -175,9 +177,8 @@ class FrameRangeJobs:
     def run(self, batch_id: str, fetches: Sequence[ShardFetch]) -> RangesWritten:
         """See `RangeJobs.run`."""
         groups = spread(fetches, self._session.sparkContext.defaultParallelism)
-        job = (
-            uuid.uuid4().hex
-        )  # never that of another attempt at the batch, whose tasks may still be running
+        # Unique per attempt: tasks of an earlier attempt at the batch may still be running.
+        job = uuid.uuid4().hex
         self._pins.begin(job, [fetch.lease_key for fetch in fetches])
         try:
             task = _FrameTask(self._source, groups, self._pins.address, job)
@@ -197,7 +198,7 @@ class FrameRangeJobs:
 
 
 class _FrameTask:
-    """One partition of the records' DataFrame: reads its shards, or reads again what is pinned."""
+    """One partition of the records' DataFrame. It reads its shards, or their pinned ranges."""
 
     def __init__(
         self,
@@ -236,11 +237,10 @@ class _FrameTask:
 
 
 def ship_by_value(function: Callable[..., object] | None) -> None:
-    """Have Spark send what the function's module defines along with it, unless the module is
-    installed.
+    """Let Spark send the function with its module's code, unless the module is installed.
 
-    A pipeline's module is a file of the user's project, which executors do not have; sent as a
-    name, it could not be imported there.
+    A pipeline's module is a file of the user's project. Executors do not have it, so they cannot
+    import it by name.
     """
     module = sys.modules.get(getattr(function, "__module__", None) or "")
     file = getattr(module, "__file__", None)
@@ -249,30 +249,30 @@ def ship_by_value(function: Callable[..., object] | None) -> None:
 
 
 def spread(fetches: Sequence[ShardFetch], tasks: int) -> list[tuple[ShardFetch, ...]]:
-    """The fetches dealt out to at most `tasks` tasks, none of them empty."""
+    """Distribute the fetches over at most `tasks` tasks, none of them empty."""
     count = max(min(tasks, len(fetches)), 1)
     return [tuple(fetches[number::count]) for number in range(count)]
 
 
 def joined(shards: tuple[FetchedShard, ...], parts: Sequence[Written]) -> RangesWritten:
-    """What the tasks wrote, in one.
+    """Combine the results of the tasks.
 
-    Tasks whose tables differ in more than nullability make it a failure; the types of a table
-    without rows say nothing.
+    It is a failure if the tables differ in more than nullability. Tables without rows are not
+    compared.
     """
     with_schema = [(part, part.schema) for part in parts if part.schema is not None]
     if not with_schema:
         return RangesWritten(shards, NOTHING_WRITTEN)
-    telling = [schema for part, schema in with_schema if part.rows] or [with_schema[0][1]]
-    schema: pa.Schema = telling[0]
-    for other in telling[1:]:
+    schemas = [schema for part, schema in with_schema if part.rows] or [with_schema[0][1]]
+    schema: pa.Schema = schemas[0]
+    for other in schemas[1:]:
         both = _both(schema, other)
         if both is None:
             return RangesWritten(
                 shards,
                 None,
-                f"tasks of one batch made different tables: {schema.names} and "
-                f"{other.names}, or other types",
+                f"tasks of one batch returned different tables: {schema.names} and "
+                f"{other.names}, or different types",
             )
         schema = both
     rejected = [part.rejected for part in parts if part.rejected is not None]

@@ -1,7 +1,7 @@
-"""Spark tasks that write their rows into files themselves, with pyarrow.
+"""Write files in Spark tasks with pyarrow instead of Spark's Parquet writer.
 
-For object stores, because Spark would need jars that are not in its distribution; and for an output
-with rejected rows, because one evaluation then gives both the files and the rejected rows.
+For object stores Spark's writer needs jars that are not in its distribution. For an output with
+rejected rows, one evaluation gives both the files and the rejected rows.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _FILE_FIELDS: Final = (
     pa.field("partition_values", pa.string()),
 )
 _REPORT: Final = pa.schema([*_FILE_FIELDS, *(f.with_nullable(True) for f in REJECTED_SCHEMA)])
-"""What a task reports: a file, or, where `path` is null, a rejected row."""
+"""A row of a task's report: a file, or a rejected row if `path` is null."""
 
 
 class FileTask:
-    """One task's share of a batch: its rows into files, their names and the rejected rows out."""
+    """Write one task's rows into files; report the files and the rejected rows."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class FileTask:
         )
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """What each task does."""
+        """Write the rows of one task."""
         from pyspark import TaskContext  # noqa: PLC0415 (only in the task)
 
         rows = [batch for batch in batches if batch.num_rows]

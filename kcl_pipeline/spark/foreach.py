@@ -1,11 +1,10 @@
-"""A user's own sink: **at least once**, with what it takes to make it idempotent.
+"""Send batches to the user's function **at least once**, with the identity of each batch.
 
-A worker that dies after the user's function returned and before the checkpoint leaves the range to
-its successor, which runs the function again. The successor may cut the range differently: what
-repeats is records, told by shard and sequence number, not batches. To have each record once, write
-in one transaction of your store the rows and, per shard, the last position of
-`BatchIdentity.ranges`, and skip what is at or before the position found there; or upsert by
-(stream, shard id, sequence number, sub-sequence number), which every record carries.
+If a worker dies after the function returned and before the checkpoint, the next owner of the lease
+calls the function again. Its batches may have other ends: records repeat, not batches. For an
+exactly-once result, write the rows and, per shard, the last position of `BatchIdentity.ranges` in
+one transaction of your store, and skip records at or before the stored position. Or upsert by
+(stream, shard id, sequence number, sub-sequence number), which every record has.
 """
 
 from __future__ import annotations
@@ -57,11 +56,14 @@ _BATCHES_KEPT: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class BatchIdentity:
-    """What a batch is: its ranges (first exclusive, last inclusive), and per lease key the number
-    under which its lease row announced it.
+    """The identity of a batch.
 
-    A range that is repeated by another worker comes with another number, and possibly with another
-    end.
+    A range that another worker repeats has another number, and possibly another end.
+
+    Attributes:
+        batch_id: Name of the batch.
+        ranges: Its ranges (first position exclusive, last inclusive).
+        numbers: By lease key, the number of the batch in the lease row.
     """
 
     batch_id: str
@@ -75,11 +77,14 @@ ForeachBatchFunction = Callable[[DataFrame, BatchIdentity], None]
 @checked_arguments
 @dataclass(frozen=True, slots=True)
 class ForeachBatchSink:
-    """Settings of a sink that is the user's function. It gets the transformed DataFrame and the
-    identity, at least once; it must not return before it is done.
+    """Settings of a sink that calls the user's function.
 
-    `dead_letter_uri` is a Delta table for records that the transform cannot take; without one such
-    a record pauses its shard (docs/dead-letters.md).
+    Attributes:
+        function: Gets the transformed DataFrame and the identity, at least once. It must finish
+            its work before it returns.
+        dead_letter_uri: Delta table for dead letters. Without one, a dead letter pauses its shard
+            (docs/dead-letters.md).
+        storage_options: Options of delta-rs for the dead-letter table.
     """
 
     function: ForeachBatchFunction
@@ -115,13 +120,12 @@ class ForeachBatchSink:
 
 
 class ForeachBatch:
-    """The `BatchWriter` and the `TransactionalSink` of a `ForeachBatchSink` in one: pass it as
-    both.
+    """Both the `BatchWriter` and the `TransactionalSink` of a `ForeachBatchSink`.
 
-    `write` runs the transform and keeps its result, so that a record it cannot take shows before
-    anything is prepared; the function runs in `commit`, when the batch has its numbers. These live
-    in this process: a successor knows none and repeats what was pending. That is what makes it at
-    least once.
+    `write` runs the transform and keeps its result, so that failed records are found before the
+    prepare. `commit` calls the function, when the batch has its numbers. The numbers exist only in
+    this process. The next owner of a lease does not know them and repeats a pending batch, so the
+    sink is at least once.
     """
 
     def __init__(
@@ -144,8 +148,9 @@ class ForeachBatch:
         self._written = self._version = 0
 
     def write(self, batch: Batch) -> Written:
-        """Transform, and keep the result for `commit` (see `BatchWriter.write`); the one `DataFile`
-        stands for it.
+        """Transform, and keep the result for `commit` (see `BatchWriter.write`).
+
+        The returned `DataFile` is a placeholder for the result.
         """
         records = batch.records.num_rows
         if not records:
@@ -172,15 +177,18 @@ class ForeachBatch:
         return self._probe.errors(parts)
 
     def ensure_table(self, schema: pa.Schema) -> None:
-        """Nothing: the function brings its own store."""
+        """Do nothing: the function has its own store."""
 
     def numbers(self, lease_keys: Sequence[str]) -> dict[str, TxnVersions]:
-        """The numbers of what this process has handed over."""
+        """The numbers of the batches that this process has committed."""
         return {key: self._numbers.get(key, TxnVersions()) for key in lease_keys}
 
     def commit(self, written: Written, entries: Sequence[CommitEntry]) -> CommitOutcome:
-        """Call the function. Raises `SinkError` with what it raised; the worker then calls again:
-        it may have done its work.
+        """Call the function.
+
+        Raises:
+            SinkError: The function raised an error. The worker calls it again, although it may
+                have written the rows.
         """
         now = self.numbers([entry.lease_key for entry in entries])
         if all(now[entry.lease_key].data == entry.number for entry in entries):
@@ -191,18 +199,16 @@ class ForeachBatch:
         if refused:
             return CommitOutcome(None, refused)
         if written.files:
-            self._hand_over(written.files[0].path, entries)
+            self._call(written.files[0].path, entries)
         self._numbers |= {
             entry.lease_key: TxnVersions(entry.number, entry.expected.fence) for entry in entries
         }
         self._version += 1
         return CommitOutcome(self._version)
 
-    def _hand_over(self, name: str, entries: Sequence[CommitEntry]) -> None:
+    def _call(self, name: str, entries: Sequence[CommitEntry]) -> None:
         if name not in self._kept:
-            raise SinkError(
-                "the result of the batch is not kept any more; it has to be written again"
-            )
+            raise SinkError("the result of the batch was dropped; it must be written again")
         kept = self._kept[name]
         numbers = {entry.lease_key: entry.number for entry in entries}
         identity = BatchIdentity(kept.batch.batch_id, kept.batch.ranges, numbers)
@@ -216,16 +222,17 @@ class ForeachBatch:
         self._forget(name)
 
     def fence(self, lease_key: str, expected: TxnVersions) -> TxnVersions | None:
-        """There is no log to put a fence in: the numbers as they are, if they are as expected.
+        """Return the expected numbers, if they match. There is no log for a fence.
 
-        The old owner's function may still be running.
+        The function may still be running in the old owner.
         """
         return expected if self._numbers.get(lease_key, TxnVersions()) == expected else None
 
     def write_dead_letters(self, records: pa.Table) -> None:
         """Append failed records that are not in the dead-letter table yet.
 
-        Raises `SinkError` when the sink has none.
+        Raises:
+            SinkError: The sink has no dead-letter table.
         """
         if self._sink.dead_letter_uri is None:
             raise SinkError(
@@ -247,7 +254,7 @@ class ForeachBatch:
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """A batch whose transform has run: what the function gets, and what Spark has cached."""
+    """A transformed batch: the function's DataFrame, and the one that Spark has cached."""
 
     batch: Batch
     frame: DataFrame
@@ -257,7 +264,7 @@ class _Kept:
 def _split(frame: DataFrame, marked: RejectedColumns) -> tuple[DataFrame, pa.Table | None]:
     """The rows for the function, and the rejected ones (`batch.REJECTED_SCHEMA`)."""
     names = dict.fromkeys(marked.columns)
-    bad = frame.where(f"{ERROR_COLUMN} is not null").select(*names).toArrow()
-    _, rejected = split_rejected(bad)
+    marked_rows = frame.where(f"{ERROR_COLUMN} is not null").select(*names).toArrow()
+    _, rejected = split_rejected(marked_rows)
     kept = frame.where(f"{ERROR_COLUMN} is null").drop(*marked.dropped)
     return kept, rejected

@@ -1,13 +1,12 @@
-"""Records from the driver to the tasks of a session on this machine: as Parquet in memory, under
-names in the session's temporary folder.
+"""Transfer records from the driver to local Spark tasks as Parquet files in memory.
 
-`createDataFrame` turns each value into a Java row on its way in. Spark's own Parquet reader takes
-whole columns, only those that the transform uses, and spends about half the processor time on them;
-planning the read costs some milliseconds, so small batches are better off the other way.
+`createDataFrame` converts each value to a Java row. Spark's Parquet reader reads whole columns,
+only those that the transform uses, with about half the CPU time. Its planning takes some
+milliseconds, so `createDataFrame` is faster for small batches.
 
-The bytes are in files without a name (`memfd_create`), which the kernel takes back with the
-process, however that ends; Spark is given links to them, in a folder that is new for each batch.
-Nothing is read twice by mistake: a frame that is kept beyond its batch finds nothing there.
+The bytes are in anonymous files (`memfd_create`), which the kernel frees when the process ends.
+Spark reads them through links in the session's temporary folder, in a new folder for each batch. A
+DataFrame that is used after its batch finds no files.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 _ON_THIS_MACHINE: Final = re.compile(r"local(\[[^\]]*\])?")
 _REPEATED_COLUMNS: Final = ("stream", "shard_id", "encryption_type")
-# a session may have been told to pass over files that are gone: here those would be lost records
+# A session may be configured to ignore missing files. Here this would lose records.
 _STRICT_READING: Final = {
     "ignoreMissingFiles": "false",
     "ignoreCorruptFiles": "false",
@@ -44,8 +43,9 @@ _NEVER_NULL: Final = {
 
 
 def can_hand_over(session: SparkSession) -> bool:
-    """Whether tasks see this process's memory: Linux, master `local…`, and nobody asked Spark to
-    encrypt what it puts down for itself.
+    """Whether tasks can read this process's memory.
+
+    This needs Linux, a master `local…`, and a session without encryption of temporary data.
     """
     context: Any = session.sparkContext
     return (
@@ -57,13 +57,19 @@ def can_hand_over(session: SparkSession) -> bool:
 
 @contextmanager
 def handed_over(session: SparkSession, records: pa.Table, parts: int) -> Iterator[DataFrame]:
-    """The records, cut in order into so many files of about equal length, as a DataFrame that can
-    be read while the context lasts.
+    """The records as a DataFrame that can be read while the context lasts.
 
-    It has the schema that `createDataFrame` gives, also in what may be null. Raises `OSError` when
-    there is no room, or when Spark does not see all of it.
+    It has the schema of `createDataFrame`, including nullability.
+
+    Args:
+        session: A session on this machine.
+        records: The records of a batch.
+        parts: Number of files of about equal length, in order.
+
+    Raises:
+        OSError: There is not enough memory, or Spark does not find all bytes.
     """
-    # removed with the JVM, also when this process is killed
+    # Spark removes this folder with the JVM, also when this process is killed.
     temporary: Any = session.sparkContext._temp_dir  # noqa: SLF001
     folder = Path(tempfile.mkdtemp(prefix="records-", dir=temporary))
     try:
@@ -73,10 +79,9 @@ def handed_over(session: SparkSession, records: pa.Table, parts: int) -> Iterato
                 .schema(from_arrow_schema(records.schema))
                 .parquet(folder.as_uri())
             )
-            if (
-                _bytes_seen(frame) != size
-            ):  # a file that Spark takes for shorter, or for none, is silently fewer rows
-                raise OSError(f"Spark sees {_bytes_seen(frame)} of {size} bytes in {folder}")
+            # If Spark found shorter or fewer files, rows would be missing without an error.
+            if _bytes_found(frame) != size:
+                raise OSError(f"Spark finds {_bytes_found(frame)} of {size} bytes in {folder}")
             yield frame.selectExpr(
                 *[
                     _column(name, kind, records.schema.field(name).nullable)
@@ -89,8 +94,9 @@ def handed_over(session: SparkSession, records: pa.Table, parts: int) -> Iterato
 
 @contextmanager
 def in_memory(records: pa.Table, parts: int, folder: Path) -> Iterator[int]:
-    """Parquet files of these records that take no room on any disk, linked into the folder while
-    the context lasts; gives their size in bytes.
+    """Write the records to Parquet files in memory, and link them into the folder.
+
+    The links exist while the context lasts. Yields the size of the files in bytes.
     """
     size = 0
     with ExitStack() as open_files:
@@ -106,7 +112,7 @@ def in_memory(records: pa.Table, parts: int, folder: Path) -> Iterator[int]:
 
 
 def _write(records: pa.Table, target: pa.NativeFile) -> None:
-    """Fast to write and to read: what is gone in a second is not worth a compression."""
+    """Write without compression, because the files exist for about a second."""
     pq.write_table(
         records,
         target,
@@ -118,14 +124,16 @@ def _write(records: pa.Table, target: pa.NativeFile) -> None:
     )
 
 
-def _bytes_seen(frame: DataFrame) -> int:
-    # the list of files that the tasks will go by
+def _bytes_found(frame: DataFrame) -> int:
+    # The file listing that the tasks use.
     plan: Any = frame._jdf.queryExecution().analyzed()  # noqa: SLF001
     return int(plan.relation().location().sizeInBytes())
 
 
 def _column(name: str, kind: str, nullable: bool) -> str:
-    """Spark takes every column of a file for one that may be null; a table with columns that may
-    not be would refuse those.
+    """Select a column with its nullability.
+
+    Spark treats every column of a file as nullable. A table with non-nullable columns would reject
+    them.
     """
     return f"`{name}`" if nullable else f"coalesce(`{name}`, {_NEVER_NULL[kind]}) AS `{name}`"

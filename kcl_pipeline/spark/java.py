@@ -1,7 +1,7 @@
-"""Is there a Java that Spark can run on? Asked before Spark starts, because Spark's own answer is a
-page of text.
+"""Check before Spark starts that a suitable Java exists.
 
-Nothing here needs pyspark, so that the command line can ask before anything heavy is imported.
+Spark's own error would be long. This module does not need pyspark, so that the command line can
+check Java before heavy imports.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ _VERSION: Final = re.compile(r'version "(?P<major>\d+)(?:\.(?P<minor>\d+))?')
 
 
 def java_command() -> str | None:
-    """The `java` that Spark would start: `$JAVA_HOME/bin/java` when JAVA_HOME is set, else the
-    first on PATH; None when there is none.
+    """The `java` command that Spark would start; None without one.
+
+    It is `$JAVA_HOME/bin/java` if JAVA_HOME is set, otherwise the first one on PATH.
     """
     home = os.environ.get("JAVA_HOME")
     if not home:
@@ -37,19 +38,20 @@ def java_command() -> str | None:
 
 
 def java_version(command: str | None = None) -> int | None:
-    """The major version of `command` (default: `java_command()`), with 1.8 counted as 8; None when
-    it cannot be run or does not say.
+    """The major version of `command` (default: `java_command()`). Version 1.8 counts as 8.
+
+    None if the command cannot be run or prints no version.
     """
     command = command or java_command()
     if command is None:
         return None
     try:
-        answer = subprocess.run(  # noqa: S603 (the command is Spark's own java)
+        result = subprocess.run(  # noqa: S603 (the command is Spark's own java)
             [command, "-version"], capture_output=True, text=True, timeout=30, check=False
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
-    match = _VERSION.search(answer.stderr + answer.stdout)
+    match = _VERSION.search(result.stderr + result.stdout)
     if match is None:
         return None
     major = int(match["major"])
@@ -59,7 +61,8 @@ def java_version(command: str | None = None) -> int | None:
 def require_java() -> int:
     """The major version of the Java that Spark would use.
 
-    Raises `SettingsError`, one line, when there is none or it is older than 17.
+    Raises:
+        SettingsError: There is no Java, or it is older than 17.
     """
     command = java_command()
     version = java_version(command) if command else None
@@ -77,8 +80,9 @@ def require_java() -> int:
 
 
 def main() -> int:
-    """For the Makefile: nothing is printed when Java will do, else the one line that says what to
-    install; returns the exit code.
+    """Check Java for the Makefile and return the exit code.
+
+    Prints one line with advice if Java is missing or too old.
     """
     try:
         require_java()

@@ -1,4 +1,4 @@
-"""What an error of a Spark job means, and the one line of it that says what happened."""
+"""Classify errors of Spark jobs, and extract the line that states the cause."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _WRITING_FAILED: Final = (
     "java.net.",
     "java.lang.OutOfMemoryError",
 )
-_NOT_BY_RECORDS: Final = re.compile(  # how Spark says that a job died of its machines
+_NOT_BY_RECORDS: Final = re.compile(  # messages about lost executors and stopped jobs
     r"ExecutorLostFailure|Executor heartbeat timed "
     r"out|FetchFailed|TaskResultLost|TaskKilled|failed to connect back|[Jj]ob \S*\s?cancelled"
     r"|SparkContext (was|has been) shut ?down|stopped SparkContext|removed our "
@@ -29,11 +29,11 @@ _SINK_ERROR_IN_TASK: Final = f"{SinkError.__module__}.{SinkError.__name__}:"
 
 
 def classified(error: Exception, records: int | None) -> KclError:
-    """The user's fault or the table's? What shows in the Java causes as input/output, lost
-    executors, or a dead JVM counts as the latter.
+    """Decide whether the transform or the sink caused an error.
 
-    In doubt it is not the records' fault: a good record that is set aside is lost to the table, a
-    batch that is tried again is not.
+    I/O errors, lost executors and a dead JVM in the Java causes are errors of the sink. So are
+    unknown errors: a batch that is repeated loses nothing, but a wrong dead letter would be missing
+    in the table.
     """
     if isinstance(error, AnalysisException):
         text = with_frame(f"{type(error).__name__}: {spark_line(error)}", _frame(error))
@@ -62,13 +62,13 @@ def classified(error: Exception, records: int | None) -> KclError:
 
 
 def _frame(error: Exception) -> str | None:
-    """Where in the user's code: in a Python task as its printed traceback says, or here."""
+    """The frame in the user's code, from the traceback of a Python task or of this process."""
     return frame_in(str(error)) or frame_of(error.__traceback__)
 
 
 def _java_causes(java: Any) -> list[tuple[str, str]]:
     causes: list[tuple[str, str]] = []
-    # a chain of causes can be circular
+    # A chain of causes can be circular.
     while java is not None and len(causes) < 20:  # noqa: PLR2004
         causes.append((str(java.getClass().getName()), str(java.getMessage())))
         java = java.getCause()
@@ -76,8 +76,9 @@ def _java_causes(java: Any) -> list[tuple[str, str]]:
 
 
 def spark_line(error: Exception) -> str:
-    """The one line of a Spark error that says what happened: the innermost Python error, or Spark's
-    first line, or the last Java cause.
+    """The line of a Spark error that states the cause.
+
+    It is the innermost Python error, Spark's first line, or the last Java cause.
     """
     java = getattr(error, "java_exception", None)
     if java is not None:

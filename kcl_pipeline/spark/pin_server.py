@@ -1,9 +1,9 @@
-"""The driver's side of `pins`: a server on the address where Spark's driver listens.
+"""Serve `pins` on the address of Spark's driver.
 
-Everybody who reaches the driver can connect. Before the token of this server has come, a connection
-may send one short line within a few seconds, and there may be `MAX_WAITING` such connections: a
-further one ends the oldest. What is wrong in whatever way ends the connection without a trace in
-the log except the first time. Messages are not encrypted, as those of Spark are not by default.
+Every host that reaches the driver can connect. Before a connection has sent the server's token, it
+may send one short line within a few seconds. At most `MAX_WAITING` connections may be in this
+state; another one closes the oldest. An invalid message closes the connection, and only the first
+such event is logged. Messages are not encrypted, as in Spark's default configuration.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from kcl_pipeline.spark.pins import (
 )
 
 IDLE_SECONDS: Final = 600.0
-"""Between two requests of a task."""
+"""Longest time between two requests of a task."""
 HELLO_SECONDS: Final = 10.0
 MAX_HELLO: Final = 256
 """Bytes of the first line."""
 MAX_WAITING: Final = 256
 """Connections that have not sent the token."""
 MAX_CONNECTIONS: Final = 2048
-"""Connections that have: one per running task."""
+"""Connections that have sent the token: one per running task."""
 _PART_BYTES: Final = 64 * 1024
 _HELLO: Final = msgspec.json.Decoder(Hello)
 _REQUEST: Final = msgspec.json.Decoder(Request)
@@ -49,10 +49,15 @@ _LOG: Final = logging.getLogger(__name__)
 
 
 class PinServer:
-    """Serves the pins of one driver until `close`.
+    """Serve the pins of one driver until `close`.
 
-    `bind_host` is listened on, `host` is what tasks connect to; `port` 0: any free one. Raises
-    `SinkError` when the address cannot be listened on.
+    Args:
+        bind_host: Host to listen on.
+        host: Host that tasks connect to.
+        port: Port to listen on; 0 chooses a free port.
+
+    Raises:
+        SinkError: The address cannot be used.
     """
 
     def __init__(self, bind_host: str, host: str, port: int = 0) -> None:
@@ -62,7 +67,7 @@ class PinServer:
         self._waiting: dict[socket.socket, None] = {}
         self._authenticated: set[socket.socket] = set()
         self._complained = False
-        # Not from a seeded generator: what can be guessed protects nothing
+        # Not from a seeded generator, because the token must not be predictable.
         self._token = secrets.token_hex(16)
         try:
             self._server = _Server((bind_host, port), _Handler)
@@ -82,18 +87,18 @@ class PinServer:
         self._thread.start()
 
     def begin(self, job: str, lease_keys: Collection[str]) -> None:
-        """Take pins for these leases of this job."""
+        """Accept pins for these leases of this job."""
         with self._lock:
             self._jobs[job] = frozenset(lease_keys), {}
 
     def end(self, job: str) -> tuple[FetchedShard, ...]:
-        """What was pinned, by lease key; the job's tasks are refused from now on."""
+        """Return the pinned ranges sorted by lease key, and refuse the job's tasks from now on."""
         with self._lock:
             _, pinned = self._jobs.pop(job, (frozenset(), {}))
         return tuple(pinned[key] for key in sorted(pinned))
 
     def close(self) -> None:
-        """Stop listening, and end the connections."""
+        """Stop listening and close the connections."""
         self._server.shutdown()
         self._server.server_close()
         with self._lock:
@@ -103,7 +108,10 @@ class PinServer:
         self._thread.join(CONNECT_SECONDS)
 
     def admit(self, connection: socket.socket) -> bool:
-        """Take a new connection, which has to send the token. The oldest of too many is ended."""
+        """Accept a new connection, which must send the token.
+
+        With too many such connections, the oldest one is closed.
+        """
         with self._lock:
             if len(self._authenticated) >= MAX_CONNECTIONS:
                 self.complain("there are too many connections")
@@ -119,22 +127,23 @@ class PinServer:
 
     def authenticate(self, connection: socket.socket, line: bytes) -> bool:
         """Whether the first line of a connection has the token."""
-        good = hmac.compare_digest(_HELLO.decode(line).token.encode(), self._token.encode())
+        is_valid = hmac.compare_digest(_HELLO.decode(line).token.encode(), self._token.encode())
         with self._lock:
-            if good and connection in self._waiting:
+            if is_valid and connection in self._waiting:
                 self._waiting.pop(connection)
                 self._authenticated.add(connection)
-        return good
+        return is_valid
 
     def forget(self, connection: socket.socket) -> None:
-        """A connection has ended."""
+        """Remove a closed connection."""
         with self._lock:
             self._waiting.pop(connection, None)
             self._authenticated.discard(connection)
 
     def answer(self, request: Request) -> Answer:
-        """The pin of a shard, which is the report that comes with the request unless there was one
-        before.
+        """Return the pinned range of a shard.
+
+        The report in the request pins it, unless a range is pinned already.
         """
         shard: FetchedShard | None = None
         if request.report is not None:
@@ -156,12 +165,11 @@ class PinServer:
         return Answer(report=None if found is None else FETCHED.dump_json(found).decode())
 
     def complain(self, reason: str) -> None:
-        """Log the first connection that is ended by this side."""
+        """Log the first connection that this server closes."""
         if not self._complained:
             self._complained = True
             _LOG.warning(
-                "the driver ended a connection to its report server: %s; the next ones are not "
-                "logged",
+                "the driver closed a connection to its pin server: %s; further ones are not logged",
                 reason,
             )
 
@@ -176,7 +184,7 @@ class _Server(socketserver.ThreadingTCPServer):
         return isinstance(request, socket.socket) and self.pins.admit(request)
 
     def handle_error(self, request: object, _client_address: object) -> None:
-        # The inherited one prints a traceback
+        # The inherited method prints a traceback.
         if isinstance(request, socket.socket):
             self.pins.forget(request)
         self.pins.complain("it could not be served")
@@ -218,7 +226,12 @@ class _Lines:
         self._left = b""
 
     def next(self, limit: int, seconds: float) -> bytes:
-        """The next line; empty when the other side has hung up. Raises `OSError`, `ValueError`."""
+        """The next line; empty if the peer has closed the connection.
+
+        Raises:
+            OSError: The connection failed, or the line came too late.
+            ValueError: The line is too long.
+        """
         deadline = self._clock.monotonic() + seconds
         parts = bytearray(self._left)
         while (end := parts.find(b"\n")) < 0:

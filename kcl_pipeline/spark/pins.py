@@ -1,13 +1,12 @@
-"""Which range each task has read, reported to the driver by the tasks themselves.
+"""Report to the driver which range each task has read, so that repeated reads match.
 
-A DataFrame can be evaluated more than once: an executor is lost together with its shuffle files, a
-straggler runs twice, a transform counts before it writes. The first task that reads a shard for a
-job first reports where it stopped (it *pins* the range), and everybody after that reads exactly the
-same range. Ends come back to the driver this way in the job itself.
+A DataFrame can be evaluated more than once: an executor is lost with its shuffle files, a slow task
+runs twice, or a transform counts before it writes. The first task that reads a shard in a job
+reports its end position (it *pins* the range). All later tasks of the job read exactly this range.
+The driver learns the end positions from these reports.
 
-The messages are lines of JSON. A connection begins with a `Hello`, which the server answers with an
-`Answer` without a report or an error; then each `Request` has one `Answer`. The server is in
-`pin_server`.
+Messages are lines of JSON. A connection starts with a `Hello`, and the server responds with an
+empty `Answer`. Each `Request` then gets one `Answer`. The server is in `pin_server`.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ class Hello(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Request(msgspec.Struct, forbid_unknown_fields=True):
-    """What is pinned for the lease `key`; `report` pins it unless another task has."""
+    """Request the pinned range of the lease `key`; `report` pins it if no range is pinned yet."""
 
     job: _Name
     key: _Name
@@ -52,7 +51,7 @@ class Request(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Answer(msgspec.Struct, forbid_unknown_fields=True):
-    """What is pinned now, or why the request is refused."""
+    """The pinned range, or why the request was refused."""
 
     report: str | None = None
     error: str | None = None
@@ -63,7 +62,7 @@ _ANSWER: Final = msgspec.json.Decoder(Answer)
 
 @dataclass(frozen=True, slots=True)
 class PinAddress:
-    """Where a task reports to; it goes out with the job. `token` is in no log and no `repr`."""
+    """Address of the pin server, sent with the job. `token` is in no log and no `repr`."""
 
     host: str
     port: int
@@ -71,9 +70,10 @@ class PinAddress:
 
 
 class Pins:
-    """A task's side of one job; use it in `with`.
+    """A task's connection to the pin server for one job. A context manager.
 
-    Raises `SinkError` when the driver cannot be reached, or the job is over.
+    Raises:
+        SinkError: The driver cannot be reached, or the job has ended.
     """
 
     def __init__(self, address: PinAddress, job: str) -> None:
@@ -93,11 +93,11 @@ class Pins:
             clock.sleep(random.SystemRandom().uniform(0, _RETRY_SECONDS))
 
     def get(self, lease_key: str) -> FetchedShard | None:
-        """What was pinned for this shard; None: nobody has read it for this job."""
+        """The pinned range of this shard; None if no task of this job has read it."""
         return self._ask(lease_key, None)
 
     def pin(self, shard: FetchedShard) -> FetchedShard:
-        """Pin what was read, or hear what another task has pinned before: that counts."""
+        """Pin a range. Returns the pinned range, which another task may have pinned before."""
         pinned = self._ask(shard.lease_key, shard)
         if pinned is None:
             raise SinkError(f"the driver did not keep the range of {shard.lease_key}")
@@ -128,7 +128,7 @@ class Pins:
         try:
             answer = self._exchange(Request(self._job, lease_key, report))
         except (OSError, msgspec.DecodeError) as error:
-            raise SinkError(f"a task has lost the driver: {error}") from error
+            raise SinkError(f"a task lost its connection to the driver: {error}") from error
         if answer.error is not None:
             raise SinkError(f"the driver refuses the range of {lease_key}: {answer.error}")
         return None if answer.report is None else FETCHED.validate_json(answer.report)
@@ -147,5 +147,5 @@ class Pins:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Hang up."""
+        """Close the connection."""
         self._close()

@@ -1,17 +1,15 @@
-"""Runs a Spark transform on many small parts of a batch, without writing anything, to find the
-parts that it fails on.
+"""Find the parts of a batch on which a Spark transform fails, without writing files.
 
-A write per part costs a plan, files and a dozen log lines. Here one plan serves many parts: each
-part is one partition of a DataFrame, and a job is run for one partition at a time. That needs a
-transform whose output partitions come from one input partition each. One that shuffles (it groups,
-joins or sorts) gets a plan for each part.
+A write per part would need a plan, files and a dozen log lines. Here one plan serves many parts:
+each part is one partition of a DataFrame, and each job evaluates one partition. This needs a
+transform whose output partitions each come from one input partition. A transform that shuffles (it
+groups, joins or sorts) gets a plan for each part.
 
-Spark evaluates nothing until something asks for every column: a hash of all columns does, and it
-leaves no files, sends eight bytes per row and logs nothing when a task fails.
+Spark evaluates only requested columns. A hash of all columns requests all of them, writes no files,
+returns eight bytes per row and logs nothing if a task fails.
 
-Jobs that run at the same time must not share an RDD: when one fails, Spark fails every job whose
-lineage contains the failed stage's RDD, and good parts would count as bad. So each thread has a
-DataFrame of its own.
+Concurrent jobs must not share an RDD: if one fails, Spark fails every job whose lineage contains
+the failed stage's RDD, and valid parts would count as failed. Each thread has its own DataFrame.
 """
 
 from __future__ import annotations
@@ -33,13 +31,13 @@ MAX_JOBS_AT_ONCE: Final = 8
 _MOST_STAGES: Final = 100
 _ONE_TO_ONE: Final = "OneToOneDependency"
 _LOCAL_RELATION_BYTES: Final = "spark.sql.execution.arrow.localRelationThreshold"
-"""Below it Spark keeps Arrow rows in the plan, and evaluates them while it plans: all at once."""
+"""Below this size Spark keeps Arrow rows in the plan and evaluates all of them while planning."""
 
 Apply = Callable[[DataFrame, int], DataFrame]
-"""The user's transform of a DataFrame of so many records. Raises `TransformFailedError`."""
+"""Applies the transform to a DataFrame with this many records; raises `TransformFailedError`."""
 
 Classify = Callable[[Exception, int], KclError]
-"""Whether an error of a job is the transform's (`TransformFailedError`) or Spark's own."""
+"""Converts an error of a job: `TransformFailedError` for the transform's, others for Spark's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +50,9 @@ class _Job:
 
 
 class SparkProbe:
-    """Evaluates a transform on parts of a batch.
+    """Evaluate a transform on parts of a batch.
 
-    Used by one thread at a time. The transform is called in that thread only.
+    Not thread-safe. The transform is called only in the caller's thread.
     """
 
     def __init__(self, session: SparkSession, apply: Apply, classify: Classify) -> None:
@@ -63,9 +61,10 @@ class SparkProbe:
         self._classify = classify
 
     def errors(self, parts: Sequence[pa.Table]) -> list[str | None]:
-        """The error of each part alone; None where the transform takes the part.
+        """The error of each part; None for a part without an error.
 
-        Raises `SinkError` when Spark itself fails.
+        Raises:
+            SinkError: Spark itself failed.
         """
         cores = max(self._session.sparkContext.defaultParallelism, 1)
         threads = min(cores, MAX_JOBS_AT_ONCE, len(parts))
@@ -83,7 +82,7 @@ class SparkProbe:
         return found
 
     def _together(self, parts: Sequence[pa.Table], numbers: Sequence[int]) -> list[_Job]:
-        """One plan for several parts; no job when the transform needs a plan for each."""
+        """Plan several parts together; empty if the transform needs a plan for each part."""
         batches = [batch for number in numbers for batch in _one_batch(parts[number])]
         with _rows_outside_the_plan(self._session):
             frame = self._session.createDataFrame(pa.Table.from_batches(batches))
@@ -91,14 +90,14 @@ class SparkProbe:
                 rdd = evaluated(self._apply(frame, sum(batch.num_rows for batch in batches)))
                 whole = rdd.getNumPartitions() == len(numbers) and _is_narrow(rdd.rdd())
             except Exception:  # noqa: BLE001
-                # which part it is about is not known: each is planned alone, and raises again
+                # The failed part is not known. Each part is planned alone and raises again.
                 return []
-        return [_Job(number, rdd, place) for place, number in enumerate(numbers)] if whole else []
+        return [_Job(number, rdd, index) for index, number in enumerate(numbers)] if whole else []
 
     def _alone(
         self, parts: Sequence[pa.Table], numbers: Sequence[int], found: list[str | None]
     ) -> list[_Job]:
-        """A plan for each part; what cannot be planned is put into `found`."""
+        """Plan each part alone. Errors of the planning are stored in `found`."""
         jobs = []
         for number in numbers:
             part = pa.Table.from_batches(_one_batch(parts[number]))
@@ -117,9 +116,9 @@ class SparkProbe:
                 if job.partition is None:
                     job.rdd.count()
                 else:
-                    wanted = gateway.new_array(gateway.jvm.int, 1)
-                    wanted[0] = job.partition
-                    job.rdd.collectPartitions(wanted)
+                    partitions = gateway.new_array(gateway.jvm.int, 1)
+                    partitions[0] = job.partition
+                    job.rdd.collectPartitions(partitions)
             except Exception as error:  # noqa: BLE001 (as above)
                 errors[job.part] = self._text(error, parts[job.part].num_rows)
         return errors
@@ -151,7 +150,7 @@ def _can_hash(kind: DataType) -> bool:
 
 
 def _is_narrow(rdd: Any) -> bool:
-    """Whether each partition is computed from one partition of one source, as far as it shows."""
+    """Whether the dependencies show that each partition comes from one partition of one source."""
     for _ in range(_MOST_STAGES):
         dependencies = rdd.dependencies()
         if dependencies.size() != 1:
@@ -164,7 +163,7 @@ def _is_narrow(rdd: Any) -> bool:
 
 
 def _one_batch(part: pa.Table) -> list[pa.RecordBatch]:
-    """The rows in one record batch: Spark makes a partition of each."""
+    """The rows as one record batch, which becomes one partition in Spark."""
     batches: list[pa.RecordBatch] = part.combine_chunks().to_batches()
     return batches
 

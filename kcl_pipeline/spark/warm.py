@@ -1,6 +1,6 @@
-"""The first batch of a session is slow: classes are loaded, code is generated.
+"""Warm up a Spark session before a worker takes leases.
 
-A worker pays for that before it takes a lease.
+The first batch of a session is slow, because classes are loaded and code is generated.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _log = logging.getLogger(__name__)
 
 
 def warm_up(session: SparkSession) -> None:
-    """Take one made-up record from Arrow to a Parquet file that is thrown away.
+    """Write one artificial record from Arrow to a temporary Parquet file.
 
-    Does not raise: whatever is wrong with the session shows with the first batch.
+    It never raises: the first batch will report an unusable session.
     """
     record: dict[str, Any] = dict.fromkeys(RECORD_SCHEMA.names)
     record |= {
@@ -45,4 +45,4 @@ def warm_up(session: SparkSession) -> None:
                 "*", "from_json(cast(data as string), 'a string') as parsed"
             ).write.parquet((Path(folder) / "warm").as_uri())
         except PySparkException as error:
-            _log.warning("the Spark session could not be warmed up: %s", printable(str(error)))
+            _log.warning("cannot warm up the Spark session: %s", printable(str(error)))

@@ -1,8 +1,8 @@
-"""The user's DataFrame function between an Arrow table and Parquet files.
+"""Write batches on the Spark path: apply the user's DataFrame function and write Parquet files.
 
-Local tables are written by Spark's own Parquet writer. For object stores Spark would need jars that
-are not in its distribution, so there the tasks write the files themselves (`mapInArrow`, pyarrow,
-the storage client of the table's log) and only names and sizes come back to the driver.
+Spark's Parquet writer writes local tables. For object stores Spark needs jars that are not in its
+distribution. There the tasks write the files (`mapInArrow`, pyarrow and the table's storage
+client), and only names and sizes return to the driver.
 """
 
 from __future__ import annotations
@@ -37,9 +37,8 @@ SparkTransform = Callable[[DataFrame], DataFrame]
 
 _LOG: Final = logging.getLogger(__name__)
 _BYTES_OF_A_TASK: Final = 8 * 1024 * 1024
-_BYTES_WORTH_A_FILE: Final = (
-    4 * 1024 * 1024
-)  # below it, planning to read a file takes longer than `createDataFrame`
+_MIN_FILE_BYTES: Final = 4 * 1024 * 1024
+"""Below this size, planning the read of a file takes longer than `createDataFrame`."""
 _ZERO: Final[dict[pa.DataType, Any]] = {
     pa.string(): "",
     pa.binary(): b"",
@@ -51,10 +50,17 @@ _ZERO: Final[dict[pa.DataType, Any]] = {
 class SparkBatchWriter:
     """A `BatchWriter` that runs the user's function on a DataFrame.
 
-    `transform` gets the batch's records (`RECORD_SCHEMA`, possibly no rows) and returns a
-    DataFrame; None writes them as they are. It must be a function of its input alone: a replay of a
-    range has to yield the same rows. A batch becomes one file per 8 MiB of records, at most one per
-    core (and combination of partition values).
+    A batch becomes one file per 8 MiB of records, at most one per core (and combination of
+    partition values).
+
+    Args:
+        session: The Spark session.
+        transform: Gets the batch's records (`RECORD_SCHEMA`, possibly no rows) and returns a
+            DataFrame; None writes the records unchanged. Its result must depend on its input
+            alone, because a range that is read again must yield the same rows.
+        table_uri: Address of the table.
+        partition_by: Partition columns of the table.
+        storage_options: Options of delta-rs for the table's store.
     """
 
     def __init__(
@@ -76,7 +82,7 @@ class SparkBatchWriter:
         )
 
     def write(self, batch: Batch) -> Written:
-        """Transform and write (see `BatchWriter.write`)."""
+        """Transform and write a batch (see `BatchWriter.write`)."""
         if not batch.records.num_rows:
             return NOTHING_WRITTEN
         parts = max(
@@ -92,8 +98,13 @@ class SparkBatchWriter:
     def write_frame(
         self, frame: DataFrame, batch_id: str, records: int | None, parts: int | None
     ) -> Written:
-        """As `write`, of records that Spark has already, and how many if that is known. `parts`: at
-        most so many files; None: one per partition.
+        """Like `write`, for records that are in Spark already.
+
+        Args:
+            frame: The records.
+            batch_id: Name of the batch.
+            records: Number of records, if it is known.
+            parts: Most files; None for one per partition.
         """
         output = transformed(frame, self._transform, records)
         given = to_arrow_schema(output.schema, timezone="UTC")
@@ -104,9 +115,9 @@ class SparkBatchWriter:
         reason = partition_misfit(schema, self._partition_by)
         if reason:
             raise SinkError(reason)
-        wanted = list(dict.fromkeys([*schema.names, *(marked.columns if marked else ())]))
-        if wanted != given.names:
-            output = output.select(*[f"`{name.replace('`', '``')}`" for name in wanted])
+        columns = list(dict.fromkeys([*schema.names, *(marked.columns if marked else ())]))
+        if columns != given.names:
+            output = output.select(*[f"`{name.replace('`', '``')}`" for name in columns])
         if parts is not None:
             output = output.coalesce(max(parts, 1))
         try:
@@ -114,7 +125,7 @@ class SparkBatchWriter:
         except KclError:
             raise
         except OSError as error:
-            raise SinkError(f"could not write the batch to {self._root}: {error}") from error
+            raise SinkError(f"cannot write the batch to {self._root}: {error}") from error
         except Exception as error:
             raise classified(error, records) from error
         told = pa.schema([*schema, *untyped(for_table)])
@@ -135,7 +146,7 @@ class SparkBatchWriter:
                 return self._write_local(frame, folder, millis)
             return self._write_remote(frame, folder, millis)
         except Exception:
-            if local:  # elsewhere vacuum finds them
+            if local:  # in an object store, vacuum removes the files
                 shutil.rmtree(Path(self._root) / folder, ignore_errors=True)
             raise
 
@@ -162,8 +173,8 @@ class SparkBatchWriter:
                 if path.suffix == ".parquet" and not path.name.startswith(".")
                 else 0
             )
-            # check sums, and the file without rows that Spark writes for the schema's sake: vacuum
-            # would never find the former
+            # Remove check sums, which vacuum ignores, and Spark's file without rows, which only
+            # contains the schema.
             if not rows:
                 path.unlink()
                 continue
@@ -184,37 +195,42 @@ class SparkBatchWriter:
 
 @contextmanager
 def batch_frame(session: SparkSession, records: pa.Table, parts: int) -> Iterator[DataFrame]:
-    """The records as a DataFrame, by the way that is faster for so many; it can be used while the
-    context lasts. Raises `SinkError` when Spark is gone.
+    """The records as a DataFrame that can be used while the context lasts.
+
+    The faster of the two transfers is chosen by the size of the records.
+
+    Raises:
+        SinkError: The Spark session does not work any more.
     """
     with ExitStack() as stack:
         frame = None
-        if records.nbytes >= _BYTES_WORTH_A_FILE and can_hand_over(session):
+        if records.nbytes >= _MIN_FILE_BYTES and can_hand_over(session):
             try:
                 frame = stack.enter_context(handed_over(session, records, parts))
             except (OSError, PySparkException, Py4JError) as error:
-                _LOG.info("records go to Spark value by value: %s", spark_line(error))
+                _LOG.info("using createDataFrame instead of files: %s", spark_line(error))
         yield records_frame(session, records) if frame is None else frame
 
 
 def records_frame(session: SparkSession, records: pa.Table) -> DataFrame:
-    """The records as a DataFrame, also when there are none (which `createDataFrame` cannot take
-    from Arrow). Raises `SinkError` when Spark is gone.
+    """The records as a DataFrame, also without rows (which `createDataFrame` does not support).
+
+    Raises:
+        SinkError: The Spark session does not work any more.
     """
     try:
         if records.num_rows:
             return session.createDataFrame(without_empty_chunks(records))
-        return session.createDataFrame(_one_row(records.schema)).where(
-            "false"
-        )  # planned away; an empty list would start Python tasks
+        # Spark's optimizer removes this plan. An empty list would start Python tasks.
+        return session.createDataFrame(_one_row(records.schema)).where("false")
     except Exception as error:
         raise SinkError(
-            f"Spark could not take {records.num_rows} records: {spark_line(error)}"
+            f"cannot pass {records.num_rows} records to Spark: {spark_line(error)}"
         ) from error
 
 
 def _one_row(schema: pa.Schema) -> pa.Table:
-    """A row of zeros, empty texts and nulls."""
+    """A row of zeros, empty strings and nulls."""
     columns = [
         pa.nulls(1, field.type) if field.nullable else pa.array([_ZERO[field.type]], field.type)
         for field in schema
@@ -223,8 +239,9 @@ def _one_row(schema: pa.Schema) -> pa.Table:
 
 
 def without_empty_chunks(records: pa.Table) -> pa.Table:
-    """The same rows. Spark stops reading at an empty record batch: the rows behind it would be lost
-    without a word.
+    """The same rows without empty record batches.
+
+    Spark stops at an empty record batch, and the rows after it would be lost without an error.
     """
     return pa.Table.from_batches(
         [batch for batch in records.to_batches() if batch.num_rows], records.schema
@@ -234,10 +251,11 @@ def without_empty_chunks(records: pa.Table) -> pa.Table:
 def transformed(
     frame: DataFrame, transform: SparkTransform | None, records: int | None
 ) -> DataFrame:
-    """What the user's function makes of the frame (nothing runs yet).
+    """Apply the user's function to the DataFrame, without evaluating it.
 
-    Raises `TransformFailedError` with its error, `BrokenTransformError` when it does not return a
-    DataFrame or asks for what the frame has not.
+    Raises:
+        TransformFailedError: The function raised an error.
+        BrokenTransformError: The function did not return a DataFrame, or uses unknown columns.
     """
     if transform is None:
         return frame

@@ -153,7 +153,7 @@ def test_a_fence_that_cannot_be_raised_is_that_leases_error(uri: str) -> None:
     log = DeltaLog(uri)
     log.refresh()
     log.append((), {"app/a/fence": MAX_NUMBER})
-    with pytest.raises(SinkError, match="the fence of a cannot be raised"):
+    with pytest.raises(SinkError, match="cannot increment the fence of a"):
         sink.fence("a", TxnVersions(None, MAX_NUMBER))
     assert sink.fence("b", NONE) == TxnVersions(None, 1)
 

@@ -340,7 +340,7 @@ def test_a_column_that_may_not_be_null_takes_batches_that_hold_no_null(uri: str)
     holes = ArrowBatchWriter(None, uri).write(
         Batch("b", (), pa.table({"id": pa.array([None, 2], pa.int64())}))
     )
-    with pytest.raises(SinkError, match="id may not be null"):
+    with pytest.raises(SinkError, match="id is not nullable"):
         sink.commit(holes, [CommitEntry("a", 2, TxnVersions(1))])
 
 

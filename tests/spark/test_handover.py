@@ -37,7 +37,7 @@ with in_memory(GIVEN, 2, Path(sys.argv[1])):
 @pytest.fixture
 def every_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also small batches are handed over."""
-    monkeypatch.setattr(writer, "_BYTES_WORTH_A_FILE", 1)
+    monkeypatch.setattr(writer, "_MIN_FILE_BYTES", 1)
 
 
 def temporary_files(spark) -> list[Path]:

@@ -1,1 +1,1 @@
-"""The log of a Delta table: its entries, its application transactions, its end."""
+"""The log of a Delta table: its entries and its application transactions."""

@@ -1,24 +1,21 @@
-"""One Delta table's log, followed cheaply: a handle at a version, and the application transactions
-at exactly that version.
+"""Follow the log of one Delta table: a handle at a version, and the transactions at that version.
 
-delta-rs reads a transaction's number by reading the log again, once for each, so all numbers are
-read together when the first is asked for (`transactions`) and kept in a map; afterwards only
-the log's new entries are read. Where the old part of the log cannot be read that way, the handle is
-asked for each number once. When a new entry is not there any more (the handle jumped over a cleaned
-part) everything is opened anew.
+delta-rs reads the whole log again for each application transaction. Therefore all transactions are
+read together at the first request (`transactions`) and kept in a map. Afterwards only new entries
+of the log are read. If the old part of the log cannot be read in this way, delta-rs reads each
+requested transaction once. If a new entry does not exist any more (log cleanup removed it), the
+table is opened again.
 
-`peek` reads the entries that are there beyond the handle's version without moving it, for next to
-nothing. What it finds is true for ever (a number that is not the expected one never will be again),
-what it does not find is not: only `refresh` knows where the log ends.
+`peek` reads entries after the handle's version, if they exist, without moving the handle. It is
+cheap. A mismatch that it finds is final, because a transaction never returns to an expected
+version. Only `refresh` finds the end of the log.
 
-`append` is strict: an entry is written at the handle's version + 1, if nobody wrote that one, or
-not at all. delta-rs would otherwise check what the winners did and write further back; with
-`max_commit_retries=0` it never does, so what is true at the handle's version is true right before
-the new entry.
+`append` writes the entry of the handle's version + 1, or fails if that entry exists. With retries,
+delta-rs would check the other writers' entries and write a later version. `max_commit_retries=0`
+prevents this, so the state at the handle's version is the state directly before the new entry.
 
-delta-rs panics in a forked child (its runtime does not survive a fork): every process must be
-spawned. The first use remembers the process, and a use in another one is refused with a sentence
-instead.
+delta-rs panics in a forked child, because its runtime does not survive a fork. Every process must
+be spawned. The first use stores the process id, and a use in another process raises an error.
 """
 
 from __future__ import annotations
@@ -67,26 +64,35 @@ class DeltaLog:
         self._schema: pa.Schema | None = None
         self._layout: TableLayout | None = None
         self.metadata_changes = 0
-        """Grows whenever the table's metadata or protocol may have changed."""
+        """Counter of possible changes of the table's metadata or protocol."""
         self._opened_at = -1
         self._read_to = -1
         self._recent: dict[int, dict[str, int]] = {}
 
     @property
     def version(self) -> int:
-        """The version that everything here speaks of; −1 before `refresh` found a table."""
+        """Version of the handle; −1 before `refresh` found a table."""
         return -1 if self._table is None else int(self._table.version())
 
     def refresh(self) -> bool:
-        """Go to the end of the log. False: there is no table. Raises `SinkError`."""
+        """Move to the end of the log.
+
+        Returns:
+            False if the table does not exist.
+
+        Raises:
+            SinkError: The log cannot be read.
+        """
         with delta_errors(f"could not read the log of {self.root}", self._options):
             if self._table is not None and self._follow():
                 return True
             return self._open()
 
     def peek(self) -> bool:
-        """Read the entries that follow what has been read, as far as they are there. False: nothing
-        has been read yet.
+        """Read the existing entries after the last one that was read.
+
+        Returns:
+            False if the table has not been opened yet.
         """
         if self._table is None:
             return False
@@ -94,23 +100,20 @@ class DeltaLog:
             try:
                 entry = self.storage.read(entry_path(self._read_to + 1), MAX_ENTRY_BYTES)
                 self._read_entry(self._read_to + 1, entry)
-            except (OSError, ValueError):  # not there, or for delta-rs to read: `refresh` knows
+            except (OSError, ValueError):  # does not exist, or only delta-rs can parse it
                 return True
 
     def transactions_at(self, version: int) -> int:
-        """How many application transactions the commit of a version carried that was read lately; 0
-        when it was not.
-        """
+        """Number of application transactions in a recently read commit; 0 for other commits."""
         return len(self._recent.get(version, ()))
 
     def landed_together(
         self, transactions: Mapping[str, int], after: Mapping[str, int | None]
     ) -> int | None:
-        """The newest version read lately whose commit set all these numbers, and which is after
-        those that set the numbers of `after`.
+        """The newest recently read version whose commit set all these transactions.
 
-        It is proof that a commit on the numbers of `after` landed, also when others have moved the
-        numbers on since.
+        It must be newer than the commits that set the versions in `after`. This proves that a
+        commit based on `after` succeeded, even if later commits changed the transactions again.
         """
         for version, entry in reversed(self._recent.items()):
             if transactions.items() <= entry.items():
@@ -124,7 +127,7 @@ class DeltaLog:
         return None
 
     def transaction(self, application_id: str) -> int | None:
-        """The number of an application transaction at `version`, or as far as `peek` has read."""
+        """Version of an application transaction at `version`, or as far as `peek` has read."""
         if application_id not in self._numbers and self._numbers_read is None:
             found = read_transactions(self.storage, self.version)
             self._numbers, self._numbers_read = (
@@ -139,9 +142,7 @@ class DeltaLog:
         return self._numbers[application_id]
 
     def landed_at(self, application_id: str) -> int:
-        """The version whose commit set the transaction last, as far as it was seen here, else
-        `version`.
-        """
+        """Table version whose commit set the transaction last; `version` if it was not read."""
         return self._landed.get(application_id, self.version)
 
     def schema(self) -> pa.Schema:
@@ -153,7 +154,7 @@ class DeltaLog:
         return self._schema
 
     def layout(self) -> TableLayout:
-        """What a file must have to fit the table."""
+        """The metadata that a file must fit."""
         if self._layout is None:
             schema = self.schema()
             with delta_errors(f"could not read the metadata of {self.root}", self._options):
@@ -164,7 +165,7 @@ class DeltaLog:
         return self._layout
 
     def _catch_up(self) -> None:
-        """Bring the handle to what `peek` has read: a change of the metadata may be in it."""
+        """Move the handle to the entries that `peek` has read: they may change the metadata."""
         if self._read_to > self.version:
             self.refresh()
 
@@ -178,9 +179,7 @@ class DeltaLog:
         return tuple(self._table.metadata().partition_columns)
 
     def unsupported(self) -> str | None:
-        """What in the table's settings asks more of a writer than adding files, in words; None when
-        nothing does.
-        """
+        """Table features that need more than added files, as text; None without such features."""
         self._catch_up()
         configuration, protocol = self._table.metadata().configuration, self._table.protocol()
         constraints = sorted(
@@ -209,10 +208,12 @@ class DeltaLog:
     def create(
         self, schema: pa.Schema, partition_by: Sequence[str], properties: Mapping[str, str]
     ) -> bool:
-        """Write version 0 if nobody has. False: somebody else did, or it is not known; read
-        again.
+        """Write version 0 if it does not exist.
+
+        Returns:
+            False if another writer created the table, or the outcome is not known. Read again.
         """
-        # its runtime must start in the process that uses it
+        # deltalake starts threads when it is loaded: load it only in the process that uses it.
         from deltalake import CommitProperties, DeltaTable  # noqa: PLC0415
 
         try:
@@ -233,12 +234,14 @@ class DeltaLog:
         return True
 
     def append(self, files: Sequence[DataFile], transactions: Mapping[str, int]) -> None:
-        """Write the next entry: these files and numbers, at `version` + 1 and nowhere else.
-        `version` stays until `refresh`.
+        """Write an entry with these files and transactions at `version` + 1.
 
-        Raises `SinkError` whatever the reason. When `refresh` then shows a newer version, the place
-        was taken: by this very entry if its numbers are there, else by somebody else's, and this
-        one can never land. When it does not, the outcome is not known.
+        `version` does not change until `refresh`.
+
+        Raises:
+            SinkError: The entry was not written, or the outcome is not known. If `refresh` then
+                finds a newer version, that entry is either this one (its transactions are there)
+                or another writer's, and this one can never be committed.
         """
         from deltalake.transaction import (  # noqa: PLC0415 (as above)
             AddAction,
@@ -276,7 +279,7 @@ class DeltaLog:
             )
 
     def add_columns(self, fields: Sequence[pa.Field]) -> None:
-        """Add nullable columns at `version` + 1 and nowhere else; errors as in `append`."""
+        """Add nullable columns at `version` + 1. Errors are those of `append`."""
         from deltalake import CommitProperties, Schema  # noqa: PLC0415 (as above)
 
         names = ", ".join(field.name for field in fields)
@@ -288,9 +291,9 @@ class DeltaLog:
         self._metadata_changed()
 
     def maintain(self, landed: int) -> None:
-        """Checkpoint the log after the commit that landed at a multiple of the table's interval.
+        """Write a log checkpoint if the committed version is a multiple of the table's interval.
 
-        Failing is no harm: the next multiple does it.
+        A failure is only logged. The next multiple tries again.
         """
         if landed <= 0 or landed % self._interval():
             return
@@ -328,9 +331,7 @@ class DeltaLog:
         return True
 
     def _follow(self) -> bool:
-        """Bring the handle to the end and read what is new. False: this cannot be done from here,
-        open anew.
-        """
+        """Move the handle to the end and read the new entries. False: open the table again."""
         before = self.version
         try:
             self._advance()
@@ -339,14 +340,16 @@ class DeltaLog:
             for version in range(self._read_to + 1, self.version + 1):
                 self._read_entry(version, self.storage.read(entry_path(version), MAX_ENTRY_BYTES))
         except Exception as error:  # noqa: BLE001
-            # any of them is answered by opening the table anew, which raises its own
+            # After any error the table is opened again, which raises an error of its own.
             _LOG.info("reading the log of %s from its start: %s", self.root, first_line(error))
             return False
         return True
 
     def _advance(self) -> None:
-        """Bring the handle to the end of the log; a handle reads everything since the checkpoint it
-        was opened at, so it is renewed after the next one.
+        """Move the handle to the end of the log.
+
+        A handle reads all entries since the checkpoint that it was opened at. It is therefore
+        opened again after the next checkpoint.
         """
         from deltalake import DeltaTable  # noqa: PLC0415 (as above)
 

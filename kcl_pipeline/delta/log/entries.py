@@ -1,7 +1,8 @@
-"""One entry of a Delta log, parsed as far as it matters here, strictly and with limits.
+"""Parse the transactions and metadata changes of one Delta log entry, strictly and with limits.
 
-Other writers' entries are read, too. What does not have the form of the Delta protocol is an error,
-never a guess: a wrong number would let a batch land twice. The caller then asks delta-rs.
+Entries of other writers are read too. An entry that does not follow the Delta protocol is an error,
+because a wrong transaction version would allow a batch to be committed twice. The caller then uses
+delta-rs.
 """
 
 from __future__ import annotations
@@ -13,9 +14,7 @@ import msgspec
 
 MIN_NUMBER: Final = -(2**63)
 MAX_NUMBER: Final = 2**63 - 1
-"""The version of an application transaction is a signed 64-bit number (Delta protocol, "Transaction
-Identifiers").
-"""
+"""Range of an application transaction's version (Delta protocol, "Transaction Identifiers")."""
 MAX_ENTRY_BYTES: Final = 256 * 1024 * 1024
 """An entry that names about a million files. delta-rs reads larger ones itself."""
 
@@ -27,10 +26,10 @@ _ESCAPE: Final = b"\\u"  # a key may be written with it
 
 @dataclass(frozen=True, slots=True)
 class EntryFacts:
-    """What an entry says.
+    """The parsed content of an entry.
 
     Attributes:
-        transactions: The application transactions that it sets.
+        transactions: The application transactions that it sets, with their versions.
         changes_table: Whether it changes the table's metadata or protocol.
     """
 
@@ -53,12 +52,16 @@ _ACTION: Final = msgspec.json.Decoder(_Action)
 
 
 def entry_path(version: int) -> str:
-    """Where the log's entry of a version is, relative to the table."""
+    """Path of a version's log entry, relative to the table."""
     return f"_delta_log/{version:020d}.json"
 
 
 def entry_facts(entry: bytes) -> EntryFacts:
-    """What an entry says. Raises `ValueError` when it is not understood."""
+    """Parse an entry.
+
+    Raises:
+        ValueError: The entry does not follow the Delta protocol.
+    """
     transactions: dict[str, int] = {}
     changes = False
     for line in entry.splitlines():

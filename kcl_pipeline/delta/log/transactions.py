@@ -1,13 +1,12 @@
-"""All application transactions of a Delta table at one version, in one reading: the last
-checkpoint's and those of the entries after it.
+"""Read all application transactions of a Delta table at one version.
 
-delta-rs answers for one transaction at a time and reads everything since the checkpoint again for
-each (5 ms each with 50 entries, on a local disk). Here the cost is that of one such answer,
-whatever the number of transactions, and the part of a checkpoint that names the table's files is
-not read.
+They are in the last checkpoint and in the entries after it. delta-rs returns one transaction per
+call and reads all entries since the checkpoint for each (5 ms with 50 entries on a local disk).
+Here all transactions together cost about one such call. The file list in the checkpoint is not
+read.
 
-A wrong number lets a batch land twice. So what is not understood to the last byte is
-not answered, and the caller asks delta-rs.
+A wrong version would allow a batch to be committed twice. If any part of the log cannot be parsed,
+nothing is returned, and the caller uses delta-rs.
 """
 
 from __future__ import annotations
@@ -22,14 +21,13 @@ from kcl_pipeline.delta.log.entries import MAX_ENTRY_BYTES, entry_facts, entry_p
 from kcl_pipeline.delta.storage.storage import Storage
 
 MAX_ENTRIES: Final = 1000
-"""More entries than this since the last checkpoint: somebody else's table, in which delta-rs reads
-them faster.
-"""
+"""Most entries since the last checkpoint. With more of them, delta-rs is faster."""
 MAX_HINT_BYTES: Final = 4 * 1024 * 1024
 MAX_PARTS: Final = 1000
 MAX_ACTIONS: Final = 10_000_000
-"""Rows of a part of a checkpoint: each takes 13 bytes of memory, also where it is no transaction
-and takes nothing in the file.
+"""Most rows of one part of a checkpoint.
+
+Each row takes 13 bytes of memory, even a row without a transaction, which takes no file space.
 """
 
 _LAST_CHECKPOINT: Final = "_delta_log/_last_checkpoint"
@@ -46,11 +44,10 @@ _HINT: Final = msgspec.json.Decoder(_Hint)
 
 
 def read_transactions(storage: Storage, version: int) -> dict[str, int] | None:
-    """Every application transaction as of `version` (inclusive); None when this log cannot be read
-    this way. Raises nothing.
+    """Every application transaction as of `version` (inclusive); None if it cannot be read.
 
-    It cannot where the last checkpoint is newer than `version`, has another layout than one or
-    several Parquet files, or entries after it are gone.
+    It cannot be read if the last checkpoint is newer than `version` or does not consist of Parquet
+    files, or if entries after it do not exist any more. Raises nothing.
     """
     try:
         checkpoint = _last_checkpoint(storage)
@@ -73,10 +70,9 @@ def _last_checkpoint(storage: Storage) -> _Hint | None:
 
 
 def _of_checkpoint(storage: Storage, checkpoint: _Hint) -> dict[str, int]:
-    """The rows of `txn` of all parts.
+    """Read the `txn` rows of all parts of a checkpoint.
 
-    The layout with sidecars has a name of its own, which is not looked for: its classic name is
-    read like any other.
+    V2 checkpoints with UUID names are not supported. One with a classic name is read normally.
     """
     stem, parts = f"_delta_log/{checkpoint.version:020d}.checkpoint", checkpoint.parts or 1
     names = (

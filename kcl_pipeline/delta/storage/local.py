@@ -1,8 +1,8 @@
-"""A table's folder on a local disk.
+"""Access a table's folder on a local disk.
 
-Others may write to the folder. So below the root no symbolic link is followed when an object is
-read, measured, listed or deleted, only regular files are opened, and opening never blocks: a FIFO
-with the name of an expected file is an error, not a hang. The root itself may be a link.
+Other users may write to the folder. Below the root no symbolic link is followed when an object is
+read, measured, listed or deleted. Only regular files are opened, and opening never blocks: a FIFO
+with an expected name is an error. The root itself may be a link.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ _FOLDER_FLAGS: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _LINK_REFUSED: Final = frozenset({errno.ELOOP, errno.ENOTDIR, errno.EMLINK})
 _PART_BYTES: Final = 1024 * 1024
 _PARTIAL: Final = ".partial"
-_NOT_A_STEP: Final = frozenset({"", ".", ".."})
+_INVALID_NAMES: Final = frozenset({"", ".", ".."})
 _FILE_FLAGS: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 class LocalStorage:
-    """The `Storage` below a folder of this machine."""
+    """The `Storage` of a folder on this machine."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
 
-    # documented by the protocol, as are the others
+    # The protocol `Storage` documents these methods.
     def read(self, path: str, limit: int | None = None) -> bytes:  # noqa: D102
         with self._folder_of(path) as (folder, name):
             return _read(name, folder, path, limit)
@@ -60,7 +60,7 @@ class LocalStorage:
     def create(self, path: str) -> Iterator[pa.NativeFile]:  # noqa: D102
         target = self.root / path
         target.parent.mkdir(parents=True, exist_ok=True)
-        # Without a dot in front, or vacuum would never find what a killed process leaves behind.
+        # Without a leading dot, so that vacuum finds the file of a killed process.
         partial = target.with_name(f"{target.name}{_PARTIAL}")
         try:
             with pa.OSFile(str(partial), "wb") as stream:
@@ -72,13 +72,13 @@ class LocalStorage:
 
     def size(self, path: str) -> int | None:  # noqa: D102
         *folders, name = path.split("/")
-        place = str(self.root)
+        parent = str(self.root)
         try:
             for step in folders:
-                place = f"{place}/{step}"
-                if step in _NOT_A_STEP or not stat.S_ISDIR(os.lstat(place).st_mode):
+                parent = f"{parent}/{step}"
+                if step in _INVALID_NAMES or not stat.S_ISDIR(os.lstat(parent).st_mode):
                     return None
-            found = os.lstat(f"{place}/{name}")
+            found = os.lstat(f"{parent}/{name}")
         except (FileNotFoundError, NotADirectoryError):
             return None
         return found.st_size if stat.S_ISREG(found.st_mode) else None
@@ -105,7 +105,7 @@ class LocalStorage:
             return
 
     def _list_one(self, path: str, folders: MutableSequence[str]) -> Iterator[StoredObject]:
-        """The objects of one folder; the folders in it are added to `folders`."""
+        """Yield the objects of one folder. Its subfolders are appended to `folders`."""
         try:
             with self._folder(path) as folder, os.scandir(folder) as entries:
                 for entry in entries:
@@ -135,7 +135,7 @@ class LocalStorage:
         opened = os.open(self.root, _FOLDER_FLAGS)
         try:
             for step in path.split("/") if path else ():
-                if step in _NOT_A_STEP:
+                if step in _INVALID_NAMES:
                     raise UnsafeObjectError(f"{path!r} is not a plain path below the table")
                 inner = _opened(step, _FOLDER_FLAGS | os.O_NOFOLLOW, opened, path)
                 os.close(opened)
@@ -163,13 +163,13 @@ def _read(name: str, folder: int, path: str, limit: int | None) -> bytes:
 
 
 def _opened(name: str, flags: int, folder: int, path: str) -> int:
-    """A descriptor; the refusal to follow a link is an `UnsafeObjectError`."""
+    """Open a descriptor without following a link; raise `UnsafeObjectError` for a link."""
     try:
         return os.open(name, flags, dir_fd=folder)
     except OSError as error:
         if error.errno == errno.ENXIO:
             raise UnsafeObjectError(f"{path} is not a regular file") from error
-        # Linux says ENOTDIR where a folder was wanted, others say ELOOP or EMLINK
+        # For a folder Linux returns ENOTDIR; other systems return ELOOP or EMLINK.
         if error.errno in _LINK_REFUSED and _is_link(name, folder):
             raise UnsafeObjectError(f"{path} is a link, or is reached through one") from error
         raise

@@ -1,4 +1,4 @@
-"""The entry of a listing of a table's objects, and the error about an object that is not safe."""
+"""Define a listed object and the error for an unsafe object."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ class StoredObject:
     """An object in a listing.
 
     Attributes:
-        path: Relative to the root.
-        size: In bytes.
-        modified_millis: By the clock of the store.
+        path: Path relative to the root.
+        size: Size in bytes.
+        modified_millis: Epoch milliseconds by the clock of the store.
     """
 
     path: str
@@ -23,5 +23,5 @@ class StoredObject:
 class UnsafeObjectError(OSError):
     """The object is not a regular file below the root, or is larger than its reader accepts.
 
-    Reading it again will not help. Any other `OSError` may pass.
+    The error is permanent. Other instances of `OSError` may be transient.
     """

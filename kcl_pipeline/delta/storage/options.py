@@ -1,4 +1,4 @@
-"""Storage options: a mapping that shows its names and never its values."""
+"""Hold storage options in a mapping whose `repr` shows names without values."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping
 
 
 class StorageOptions(Mapping[str, str]):
-    """delta-rs' storage options. Among them are keys and tokens, so no text has the values.
+    """Storage options of delta-rs. They may contain keys and tokens, so `repr` has no values.
 
-    It is not a `dict`: tools that print the contents of dictionaries take its `repr`.
+    The class is not a `dict`, because many tools print the values of dictionaries.
     """
 
     def __init__(self, options: Mapping[str, str] | None = None) -> None:

@@ -1,9 +1,7 @@
-"""The objects under a table's root, on a local disk or in an object store: read, write, list,
-delete.
+"""Read, write, list and delete objects below a table's root, on a disk or in an object store.
 
-Object stores are reached with the same storage options as the table's log, so that there is one set
-of settings and no second one to get wrong. Nothing here is conditional: who writes an object that
-must not be overwritten gives it a name of its own.
+Object stores use the same storage options as the table's log. No write is conditional: an object
+that must not be overwritten gets a unique name from its writer.
 """
 
 from __future__ import annotations
@@ -26,62 +24,69 @@ _SCHEME: Final = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]+://")
 
 
 class Storage(Protocol):
-    """Objects under one root; all paths are relative to it and `/`-separated.
+    """Objects below one root. All paths are relative to it and separated by `/`.
 
-    Raises `OSError`, and `FileNotFoundError` where that is the reason.
+    Every method raises `OSError` if it fails, and `FileNotFoundError` for a missing object.
     """
 
     def read(self, path: str, limit: int | None = None) -> bytes:
-        """The whole object.
+        """Read the whole object.
 
-        Raises `UnsafeObjectError` when it has more than `limit` bytes, or is no regular file.
+        Raises:
+            UnsafeObjectError: It has more than `limit` bytes, or is not a regular file.
         """
         ...
 
     def read_each(
         self, folder: str, names: Iterable[str], limit: int
     ) -> Iterator[tuple[str, bytes | OSError]]:
-        """Several objects of one folder, as `read`: each path with its content or its error.
+        """Read several objects of one folder: yield each path with its content or its error.
 
-        Raises `OSError` when it is the folder that cannot be read.
+        Raises:
+            OSError: The folder cannot be read.
         """
         ...
 
     def open(self, path: str) -> pa.NativeFile:
-        """The object for reading parts of it; to be closed."""
+        """Open the object to read parts of it. The caller closes it."""
         ...
 
     def write(self, path: str, data: bytes | memoryview) -> None:
-        """Create or replace the object; a reader sees all of it or nothing."""
+        """Create or replace the object atomically."""
         ...
 
     def create(self, path: str) -> AbstractContextManager[pa.NativeFile]:
-        """A stream to write the object with; it exists once the block has ended without an error,
-        and not before.
+        """Open a stream that writes the object.
+
+        The object exists after the `with` block has ended without an error.
         """
         ...
 
     def size(self, path: str) -> int | None:
-        """The object's size in bytes; None when there is no such object (or no regular file)."""
+        """The object's size in bytes; None if it does not exist or is not a regular file."""
         ...
 
     def list(
         self, folder: str, limit: int | None = None, *, partial: bool = False
     ) -> list[StoredObject]:
-        """The objects below a folder at any depth, by path; none when there is no such folder.
+        """List the objects below a folder at any depth, sorted by path.
 
-        At most `limit`, then any of them. What is no regular file is listed, too. `partial`: also
-        those that are being written, or that a killed process was writing.
+        Objects that are not regular files are included. A missing folder gives an empty list.
+
+        Args:
+            folder: Path of the folder.
+            limit: Most objects to return; which ones is not defined.
+            partial: Include objects that are being written, or that a killed process was writing.
         """
         ...
 
     def delete(self, path: str) -> None:
-        """Remove the object; removing one that is not there is no error."""
+        """Remove the object, if it exists."""
         ...
 
 
 def is_local(uri: str) -> bool:
-    """Whether the URI is a path of this machine: a plain path or `file://`."""
+    """Whether the URI is a path on this machine: a plain path or `file://`."""
     return uri.startswith("file:") or not _SCHEME.match(uri)
 
 
@@ -92,12 +97,12 @@ def local_path(uri: str) -> Path:
 
 
 def table_root(uri: str) -> str:
-    """The URI in the one form used inside: absolute path for local ones, no slash at the end."""
+    """Normalize the URI: an absolute path for a local one, without a slash at the end."""
     return str(local_path(uri)) if is_local(uri) else uri.rstrip("/")
 
 
 def open_storage(uri: str, storage_options: Mapping[str, str] | None = None) -> Storage:
-    """The storage below `uri`."""
+    """Open the storage below `uri`."""
     return (
         LocalStorage(local_path(uri))
         if is_local(uri)
@@ -108,9 +113,8 @@ def open_storage(uri: str, storage_options: Mapping[str, str] | None = None) -> 
 class ObjectStorage:
     """A prefix of an object store, through pyarrow's client.
 
-    Not through delta-rs', which has one, too: it keeps the interpreter lock while it waits for the
-    network, and a worker whose other threads stand still for the length of an upload loses its
-    leases.
+    The client of delta-rs is not used: it holds the interpreter lock while it waits for the
+    network. During an upload the other threads would not run, and the worker would lose its leases.
     """
 
     def __init__(self, uri: str, storage_options: Mapping[str, str]) -> None:
@@ -118,7 +122,7 @@ class ObjectStorage:
         self._options = {key.lower(): value for key, value in storage_options.items()}
         self._opened: tuple[pafs.FileSystem, str] | None = None
 
-    # documented by the protocol, as are the others
+    # The protocol `Storage` documents these methods.
     def read(self, path: str, limit: int | None = None) -> bytes:  # noqa: D102
         store, root = self._store()
         with (
@@ -155,8 +159,8 @@ class ObjectStorage:
 
     @contextmanager
     def create(self, path: str) -> Iterator[pa.NativeFile]:  # noqa: D102
-        # In memory first: a stream to the store that is closed by an error would leave a part of
-        # the object there.
+        # Written to memory first: an error would close a stream to the store and leave a partial
+        # object.
         stream = pa.BufferOutputStream()
         yield stream
         self.write(path, memoryview(stream.getvalue()))
@@ -209,8 +213,10 @@ class ObjectStorage:
 
 
 def s3_settings(options: Mapping[str, str]) -> dict[str, Any]:
-    """Settings of pyarrow for delta-rs' storage options (lower-case names, with or without `aws_`);
-    what is not given comes from the environment, as there.
+    """Convert storage options of delta-rs to arguments of pyarrow's S3 client.
+
+    Names are lower case, with or without `aws_`. Other values come from the environment, as in
+    delta-rs.
     """
 
     def given(*names: str) -> str | None:
@@ -234,12 +240,10 @@ def s3_settings(options: Mapping[str, str]) -> dict[str, Any]:
 
 @contextmanager
 def _os_errors(what: str, options: Mapping[str, str]) -> Iterator[None]:
-    """The client's own errors as `OSError`, with the object's name; those that are one already
-    stay.
-    """
+    """Convert the client's errors to `OSError` with the object's name."""
     try:
         yield
     except OSError:
         raise
-    except Exception as error:  # noqa: BLE001 (whatever the client raises)
+    except Exception as error:  # noqa: BLE001 (the client's errors have no common class)
         raise OSError(f"{what}: {first_line(error, options)}") from cause_of(error, options)

@@ -1,1 +1,1 @@
-"""Kinesis as a Spark data source: `format("kinesis")`."""
+"""The Spark data source `format("kinesis")`."""

@@ -1,6 +1,4 @@
-"""`spark.read.format("kinesis")`: one task per shard, from a position to the tip, a time, or
-offsets.
-"""
+"""Read a bounded range of a stream by `spark.read.format("kinesis")`, one task per shard."""
 
 from __future__ import annotations
 
@@ -29,7 +27,7 @@ from kcl_pipeline.spark.data_source.tasks import (
 
 
 class KinesisBatchReader(DataSourceReader):
-    """Plans in one process and reads in the tasks."""
+    """The reader for `spark.read`. It plans in one process and reads in the tasks."""
 
     def __init__(self, options: SourceOptions, schema: pa.Schema) -> None:
         self._options = options
@@ -58,10 +56,10 @@ class KinesisBatchReader(DataSourceReader):
 def plan_ranges(
     kinesis: KinesisClient, stream: StreamId, options: SourceOptions
 ) -> list[ReadRange]:
-    """The ranges of one stream, in the order of its shard ids.
+    """The ranges of one stream, sorted by shard id.
 
-    Offsets name where the reading stands: what is before them in the family of shards has been
-    read, and what is behind has not.
+    With offsets as the start, ancestors of the named shards count as read, and their descendants
+    as unread.
     """
     shards = kinesis.list_shards(stream)
     start, end = options.starting_position, options.ending_position
@@ -91,8 +89,8 @@ def _written(place: Place, option: str, stream: StreamId) -> dict[str, ShardOffs
     written = (place.offsets or {}).get(stream.name)
     if not written:
         raise SettingsError(
-            f"option {option} has no offsets of stream {stream.name}; add them, or leave the "
-            "stream out of streamName"
+            f"option {option} has no offsets of stream {stream.name}; add them, or remove the "
+            "stream from streamName"
         )
     return written
 

@@ -1,5 +1,6 @@
-"""Reading all shards of a query ahead of its batches, in the process that plans them; a shard that
-cannot go on says so instead of being retried for ever.
+"""Prefetch all shards of a query in the process that plans its batches.
+
+A permanent error of a shard is raised instead of retried without end.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ JOIN_SECONDS: Final = 2.0
 class ShardFeed:
     """One shard, as the `Prefetcher` reads it.
 
-    Its figures are written by the fetch thread and read by the planner.
+    The fetch thread writes its attributes, and the planner reads them.
     """
 
     def __init__(
@@ -69,8 +70,9 @@ class ShardFeed:
         )
 
     def read(self) -> Chunk | None:
-        """One GetRecords. Raises what the reader does; what will not get better by asking again is
-        kept in `fatal` and ends the feed.
+        """Make one GetRecords call.
+
+        Raises the errors of the reader. A permanent error is stored in `fatal` and ends the feed.
         """
         asked, wall = self._clock.monotonic(), self._clock.wall()
         try:
@@ -105,8 +107,9 @@ class ShardFeed:
 
 
 class Feeds:
-    """The feeds of a query with their fetch threads. `threads` 0: everything happens inside `wait`.
-    Used by one thread; close it.
+    """The feeds of a query with their fetch threads.
+
+    Not thread-safe. Close it after use. With `threads` 0 all reads happen inside `wait`.
     """
 
     def __init__(
@@ -134,7 +137,7 @@ class Feeds:
         return frozenset(self._feeds)
 
     def begin(self, key: ShardKey, wanted: ReadRange) -> None:
-        """Read a shard from now on."""
+        """Start to read a shard."""
         feed = ShardFeed(self._kinesis, wanted, self._rules, self._clock, self.tip_moment)
         self._feeds[key] = feed
         self._prefetcher.add(feed)
@@ -144,15 +147,13 @@ class Feeds:
                 self._background.start(f"kinesis-fetch-{number}", self._prefetcher.step)
 
     def end(self, keys: Iterable[ShardKey]) -> None:
-        """Stop reading these shards and forget what is buffered of them."""
+        """Stop reading these shards and drop their buffered records."""
         for key in list(keys):
             if self._feeds.pop(key, None) is not None:
                 self._prefetcher.remove(feed_key(key))
 
     def read_to_the_tip(self) -> None:
-        """From now on every shard ends where its tip is at this moment, or with the first answer
-        that reaches that.
-        """
+        """Let every shard end at its present end, or with the first response that reaches it."""
         self.tip_moment = self._clock.monotonic()
         for feed in self._feeds.values():
             feed.tip_moment = self.tip_moment
@@ -160,7 +161,7 @@ class Feeds:
     def take(
         self, max_records: int, max_bytes: int, left: Mapping[ShardKey, int], turn: int
     ) -> list[Chunk]:
-        """See `Prefetcher.take`. Raises what ended a shard for good."""
+        """See `Prefetcher.take`. Raises the permanent error of a shard."""
         self._background.check()
         for feed in self._feeds.values():
             if feed.fatal is not None:
@@ -173,15 +174,16 @@ class Feeds:
         )
 
     def wait(self, seconds: float) -> None:
-        """Wait until something may have come, at most `seconds`."""
+        """Wait until records may have arrived, at most `seconds`."""
         if self._threads:
             self._prefetcher.wait_for_data(self._background.stop, min(seconds, WAIT_SECONDS))
             return
         self._clock.sleep(min(self._prefetcher.step(), seconds))
 
     def asked_since(self, moment: float) -> bool:
-        """Whether each shard was asked at or after `moment` (monotonic seconds) and has answered or
-        refused, or has ended, and what came can be taken.
+        """Whether each shard has ended or completed a read that started at or after `moment`.
+
+        `moment` is in monotonic seconds. The records of these reads can be taken.
         """
         asked = all(
             feed.ended or (feed.asked_at is not None and feed.asked_at >= moment)
@@ -190,11 +192,11 @@ class Feeds:
         return asked and self._idle(self._feeds.values())
 
     def begun(self) -> bool:
-        """As `asked_since`, since it is read at all."""
+        """Whether each shard has ended or completed its first read."""
         return self.asked_since(-math.inf)
 
     def drained(self) -> bool:
-        """Whether each shard has ended and nothing of it is buffered."""
+        """Whether each shard has ended and has no buffered records."""
         feeds = self._feeds.values()
         return (
             all(feed.ended for feed in feeds)
@@ -214,8 +216,9 @@ class Feeds:
                 raise feed.failure
 
     def read_up_to(self, key: ShardKey, offset: ShardOffset) -> int | None:
-        """The time (epoch milliseconds) up to which nothing that arrived is after `offset`, if the
-        shard was last read exactly so far.
+        """The time (epoch milliseconds) up to which no record after `offset` arrived.
+
+        None if the last read of the shard did not end at `offset`.
         """
         feed = self._feeds.get(key)
         known = None if feed is None else feed.read_up_to
@@ -230,9 +233,7 @@ class Feeds:
 
 
 def feed_key(key: ShardKey) -> str:
-    """The lease key of a feed's chunks: there are no leases here, but streams may have shards of
-    one name.
-    """
+    """The key of a feed's chunks. It contains the stream, because shard ids are not unique."""
     return f"{key[0]}/{key[1]}"
 
 

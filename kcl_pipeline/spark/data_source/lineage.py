@@ -1,10 +1,9 @@
-"""Which shards a query reads: where it begins, and how children take the place of their parents.
-Plain functions over listings, no I/O.
+"""Compute which shards a query reads: the first ones, and the children of closed shards.
 
-A shard's children come into the offset with the end of their last parent, and are read from the
-batch after that one; the parents leave with that next batch. So within a stream no record of a
-child is given out before all of its parents' records are, and a batch can be read again by its two
-offsets.
+These are pure functions over listings. The children of a shard enter the offset when their last
+parent ends, and are read from the next batch on. The parents leave the offset with that batch.
+Within a stream, all records of the parents are therefore in earlier batches than those of the
+children, and two offsets identify a batch.
 """
 
 from __future__ import annotations
@@ -21,23 +20,24 @@ ShardOffsets = dict[str, ShardOffset]
 
 
 def begin_all(shards: Iterable[Shard], start: ShardOffset) -> ShardOffsets:
-    """Every shard of a (filtered) listing at the same start."""
+    """Start every shard of a (filtered) listing at the same offset."""
     return {shard.shard_id: start for shard in shards}
 
 
 def begin_as_written(
     written: Mapping[str, ShardOffset], shards: Sequence[Shard], now_millis: int, stream: str
 ) -> ShardOffsets:
-    """Offsets that a user wrote. LATEST becomes the time now.
+    """Convert the user's offsets. LATEST becomes the present time.
 
-    Raises `SettingsError` for a shard that the stream has not.
+    Raises:
+        SettingsError: The stream does not have a shard.
     """
     known = {shard.shard_id for shard in shards}
     for shard_id in written:
         if shard_id not in known:
             raise SettingsError(
-                f"option startingPosition names {shard_id}, which stream {stream} has not; "
-                f"it has {', '.join(sorted(known))}"
+                f"option startingPosition names {shard_id}, which stream {stream} does not have; "
+                f"write some of {', '.join(sorted(known))}"
             )
     now = ShardOffset(AT_TIMESTAMP, timestamp_millis=now_millis)
     return {
@@ -53,11 +53,16 @@ def succeed(
     shards: Sequence[Shard],
     now_millis: int,
 ) -> ShardOffsets:
-    """Let children in of whose ancestors all have ended in `end`, and parents out whose children
-    are all in `start`.
+    """Add children whose ancestors have all ended, and remove parents whose children are added.
 
-    `children` of each shard that has ended, none if they are not known (yet). All ancestors count,
-    because a parent may itself not have begun.
+    All ancestors count, because a parent may not have started yet.
+
+    Args:
+        start: The offset at the start of the batch. A parent whose children are all in it leaves.
+        end: The offset at the end of the batch.
+        children: Children of each ended shard; empty while they are not known.
+        shards: The listing of the stream.
+        now_millis: Epoch milliseconds.
     """
     offsets = dict(end)
     unread = {shard_id for shard_id, offset in end.items() if not offset.ended}
@@ -78,8 +83,9 @@ def succeed(
 
 
 def children_in(shards: Sequence[Shard], parent: str) -> tuple[ChildShard, ...]:
-    """The children of a shard by a listing; none when they do not cover the parent's hash keys:
-    then it was taken in the middle of a reshard.
+    """The children of a shard in a listing.
+
+    Empty if they do not cover the parent's hash keys: the listing is from the middle of a reshard.
     """
     born = [shard for shard in shards if parent in shard.parents]
     whole = next((shard.hash_key_range for shard in shards if shard.shard_id == parent), None)
@@ -97,7 +103,7 @@ def children_in(shards: Sequence[Shard], parent: str) -> tuple[ChildShard, ...]:
 
 
 def missing(offsets: Mapping[str, ShardOffset], shards: Iterable[Shard]) -> list[str]:
-    """Shards that were not read to their end and are not in the (unfiltered) listing any more."""
+    """Shards that were not read to their end and are missing in the (unfiltered) listing."""
     listed = {shard.shard_id for shard in shards}
     return sorted(
         shard_id
@@ -109,8 +115,10 @@ def missing(offsets: Mapping[str, ShardOffset], shards: Iterable[Shard]) -> list
 def without(
     offsets: Mapping[str, ShardOffset], lost: Iterable[str], shards: Sequence[Shard]
 ) -> ShardOffsets:
-    """The offsets without lost shards; whatever is listed and neither before nor behind the others
-    takes their place at the trim horizon.
+    """Remove lost shards from the offsets.
+
+    Listed shards that are neither ancestors nor descendants of the others replace them, from the
+    trim horizon on.
     """
     rest = {shard_id: offset for shard_id, offset in offsets.items() if shard_id not in set(lost)}
     covered = family(rest, shards, ancestors=True) | family(rest, shards, ancestors=False)
@@ -124,9 +132,7 @@ def without(
 
 
 def family(shard_ids: Iterable[str], shards: Sequence[Shard], *, ancestors: bool) -> set[str]:
-    """The shards themselves with all their ancestors, or all their descendants, as far as
-    listed.
-    """
+    """The shards with all their listed ancestors, or all their listed descendants."""
     found = set(shard_ids)
     links: dict[str, set[str]] = {}
     for shard in shards:

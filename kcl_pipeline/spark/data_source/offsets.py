@@ -1,9 +1,9 @@
-"""The offset of a Kinesis query as Spark's log keeps it: per stream and shard, how far everything
-has been given out.
+"""Define the offset of a Kinesis query: per stream and shard, the end of the last batch.
 
-`{"orders": {"shardId-000000000000": {"sequenceNumber": "4959…", "subSequenceNumber": 0}}}`, the
-same that the options `startingPosition` and `endingPosition` take. Further keys of a shard: see
-`ShardOffset`.
+Spark's log stores it as JSON:
+`{"orders": {"shardId-000000000000": {"sequenceNumber": "4959…", "subSequenceNumber": 0}}}`.
+The options `startingPosition` and `endingPosition` have the same form. `ShardOffset` lists the
+other keys of a shard.
 """
 
 from __future__ import annotations
@@ -27,13 +27,15 @@ _SHAPE: Final = '{"stream": {"shardId-…": {"sequenceNumber": "4959…", "subSe
 
 @dataclass(frozen=True, slots=True)
 class ShardOffset:
-    """Everything up to `position` (inclusive) is before this offset.
+    """The offset of one shard: all records up to `position` (inclusive) are before it.
 
-    `timestamp_millis` goes with AT_TIMESTAMP (epoch milliseconds, inclusive).
-    `first_sequence_number`: the batch that ends here was the shard's first and began with this
-    record, so that it can be read again although its start was no number. `read_up_to_millis`
-    (epoch): no record that arrived before this time is after `position`. `ended`: the shard is
-    closed and `position` is its last record.
+    Attributes:
+        position: Position of the last record.
+        timestamp_millis: Time for AT_TIMESTAMP (epoch milliseconds, inclusive).
+        first_sequence_number: First record of the shard's first batch, which ends here. It allows
+            that batch to be read again although its start was not a sequence number.
+        read_up_to_millis: No record that arrived before this time is after `position` (epoch).
+        ended: The shard is closed, and `position` is its last record.
     """
 
     position: Position
@@ -43,17 +45,17 @@ class ShardOffset:
     ended: bool = False
 
     def to_json(self) -> dict[str, Any]:
-        """The form in Spark's log; what is not there is left out."""
-        answer: dict[str, Any] = {"sequenceNumber": self.position.sequence_number}
+        """The form in Spark's log, without empty keys."""
+        content: dict[str, Any] = {"sequenceNumber": self.position.sequence_number}
         if not self.position.is_sentinel:
-            answer["subSequenceNumber"] = self.position.sub_sequence_number
+            content["subSequenceNumber"] = self.position.sub_sequence_number
         more = {
             "timestamp": self.timestamp_millis,
             "firstSequenceNumber": self.first_sequence_number,
             "readUpTo": self.read_up_to_millis,
         }
-        answer |= {key: value for key, value in more.items() if value is not None}
-        return answer | ({"ended": True} if self.ended else {})
+        content |= {key: value for key, value in more.items() if value is not None}
+        return content | ({"ended": True} if self.ended else {})
 
 
 Offset = dict[str, dict[str, ShardOffset]]
@@ -61,7 +63,7 @@ Offset = dict[str, dict[str, ShardOffset]]
 
 
 def offset_to_json(offset: Offset) -> dict[str, Any]:
-    """For Spark's log; streams and shards in order, so that equal offsets are equal text."""
+    """Convert for Spark's log. Streams and shards are sorted: equal offsets give equal text."""
     return {
         stream: {shard: shards[shard].to_json() for shard in sorted(shards)}
         for stream, shards in sorted(offset.items())
@@ -69,7 +71,11 @@ def offset_to_json(offset: Offset) -> dict[str, Any]:
 
 
 def offset_from_json(value: object) -> Offset:
-    """Read an offset. Raises `ValueError`, one sentence, for anything that is not one."""
+    """Parse an offset.
+
+    Raises:
+        ValueError: The value is not an offset. The message is one sentence.
+    """
     if (
         not isinstance(value, Mapping)
         or not value

@@ -1,7 +1,7 @@
-"""The options of `format("kinesis")`: names as Spark people write them, case does not count; a
-wrong one gives one sentence.
+"""Parse the options of `format("kinesis")`.
 
-Nothing here needs Spark or the network.
+Names are in camel case and compared without case, as usual in Spark. A wrong option gives an error
+of one sentence. This module needs neither Spark nor the network.
 """
 
 from __future__ import annotations
@@ -43,7 +43,10 @@ _POSITIONS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where to begin or end. `timestamp` only with AT_TIMESTAMP, `offsets` only with OFFSETS."""
+    """Where a query starts or ends.
+
+    `timestamp` belongs to AT_TIMESTAMP, `offsets` to OFFSETS.
+    """
 
     kind: PlaceKind
     timestamp: datetime | None = None
@@ -51,7 +54,7 @@ class Place:
 
 
 class SourceOptions(BaseModel):
-    """All options; each field's description is what its error message says to write."""
+    """All options. The error message of a field contains its description as advice."""
 
     model_config = ConfigDict(
         extra="forbid",
@@ -162,15 +165,17 @@ class SourceOptions(BaseModel):
 
     @property
     def consumer(self) -> ConsumerSettings:
-        """As much of an application's settings as its AWS clients need; there are no leases."""
+        """The settings that the AWS clients need. A query has no leases."""
         return ConsumerSettings(
             application_name="spark-data-source", streams=self.streams, retrieval=self.retrieval
         )
 
 
 def parse_options(given: Mapping[str, str]) -> SourceOptions:
-    """The options of a reader. Raises `SettingsError`: one sentence with the option, its value, and
-    what to write instead.
+    """Parse the options of a reader.
+
+    Raises:
+        SettingsError: One sentence with the option, its value, and what to write instead.
     """
     names = {
         field.alias.lower(): field.alias
@@ -194,20 +199,22 @@ def parse_options(given: Mapping[str, str]) -> SourceOptions:
 
 
 def check_mode(options: SourceOptions, given: Mapping[str, str], mode: Mode) -> None:
-    """Raise `SettingsError` for an option that means nothing for `spark.read` ("batch") or
-    `spark.readStream` ("stream").
+    """Check that the options apply to `spark.read` ("batch") or `spark.readStream` ("stream").
+
+    Raises:
+        SettingsError: An option belongs to the other mode.
     """
     names = {name.lower() for name in given}
     if mode == "stream" and "endingposition" in names:
         raise SettingsError(
-            "option endingPosition is for spark.read; a stream ends by its trigger: leave it "
-            "out, or write trigger(availableNow=True)"
+            "option endingPosition is for spark.read; remove it, or write "
+            "trigger(availableNow=True) to end the stream"
         )
     if mode == "batch":
         for name in map(to_camel, _ONLY_STREAM):
             if name.lower() in names:
                 raise SettingsError(
-                    f"option {name} is for spark.readStream; leave it out, or bound a batch "
+                    f"option {name} is for spark.readStream; remove it, or limit a batch "
                     "by endingPosition"
                 )
         if options.starting_position.kind == "LATEST":
@@ -218,10 +225,11 @@ def check_mode(options: SourceOptions, given: Mapping[str, str], mode: Mode) -> 
 
 
 def parse_place(text: str) -> Place:
-    """A position as an option is written.
+    """Parse a position option.
 
-    Raises `ValueError` with the reason, empty when there is nothing to add to the option's
-    description.
+    Raises:
+        ValueError: The text is not a position. The message is empty if the option's description
+            is sufficient.
     """
     stripped = text.strip()
     if stripped.startswith("{"):
@@ -247,7 +255,7 @@ def parse_place(text: str) -> Place:
 def _unknown(name: str, value: str, names: Mapping[str, str]) -> str:
     if name.lower() == "path":
         return (
-            f"load({value!r}) names a path, which Kinesis has not; write "
+            f"load({value!r}) names a path, which format('kinesis') does not have; write "
             f"option('streamName', {value!r}) and load()"
         )
     close = nearest(name, names.values())
@@ -288,10 +296,9 @@ def _check_together(options: SourceOptions) -> None:
                 f"Write {STREAM_FORMS}."
             )
     if (options.access_key_id is None) != (options.secret_access_key is None):
-        lacking = "secretAccessKey" if options.secret_access_key is None else "accessKeyId"
+        missing = "secretAccessKey" if options.secret_access_key is None else "accessKeyId"
         raise SettingsError(
-            f"option {lacking} is not set, but its other half is; give accessKeyId and "
-            "secretAccessKey together, or neither"
+            f"option {missing} is not set; write both accessKeyId and secretAccessKey, or neither"
         )
     if options.ending_position.kind == "TRIM_HORIZON":
         raise SettingsError(

@@ -1,9 +1,8 @@
-"""Planning the batches of a query: what has been read ahead becomes a batch, and its end an offset
-that says exactly which records it has.
+"""Plan the batches of a query from prefetched records.
 
-Spark asks for the end of a batch before anything of it is read, so this process reads it, and hands
-the records to the tasks with the batch. What it does not hold (after a restart, or past its budget)
-the tasks read themselves: a batch is a range per shard, no matter who reads it.
+Spark requests the end of a batch before any task reads it. This process therefore reads the
+records, and sends them to the tasks with the batch. Tasks read other records themselves (after a
+restart, or beyond the memory limit): a batch is one range per shard, wherever it is read.
 """
 
 from __future__ import annotations
@@ -36,22 +35,24 @@ from kcl_pipeline.spark.data_source.read import ReadRange, ReadRules
 
 NO_LIMIT: Final = 2**62
 REFRESH_MILLIS: Final = 3600 * 1000
-"""An idle query logs an offset this often, so that a shard without records is known to have had
-none when the query starts again.
+"""Interval in which an idle query logs an offset.
+
+After a restart the offset proves that a shard had no records before that time.
 """
 
 SLACK_SECONDS: Final = 10.0
-"""A plan without records waits for every shard to be asked once, but no longer than this and the
-time between two reads: a shard may hang or back off.
+"""A plan without records waits until every shard was read once.
+
+It waits at most this long plus the time between two reads, because a shard may hang or back off.
 """
 
 TURN_RECORDS: Final = 1_000
-"""A batch takes from the shards in turn, so that their records are about equally old."""
+"""Records that a batch takes from each shard in turn, so that they are about equally old."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """What a batch may hold. `everything`: all that is there, whatever the options say."""
+    """Size limits of a batch. `everything`: all existing records, without limits."""
 
     max_records: int = NO_LIMIT
     max_bytes: int = NO_LIMIT
@@ -60,8 +61,14 @@ class Limit:
 
 @dataclass(slots=True)
 class Held:
-    """The first records of one shard's part of a batch: after `after` (exclusive) through `through`
-    (inclusive). `whole`: nothing was left out so far.
+    """The first records of one shard's part of a batch, held in memory.
+
+    Attributes:
+        after: Start position (exclusive).
+        through: End position (inclusive).
+        tables: The records.
+        bytes: Their size.
+        whole: Whether no record was left out so far.
     """
 
     after: Position
@@ -73,7 +80,7 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """One shard's part of a batch: what is held of it, then what is to be read.
+    """One shard's part of a batch: the held records, then the range that a task reads.
 
     `bytes` is the size of `records`.
     """
@@ -84,9 +91,9 @@ class Piece:
 
 
 class StreamPlanner:
-    """Used by one thread. `threads` 0: no threads of its own, reading happens while a plan waits.
+    """Plan the batches of one query.
 
-    Close it when done.
+    Not thread-safe. Close it after use. With `threads` 0 all reads happen while a plan waits.
     """
 
     def __init__(
@@ -115,9 +122,9 @@ class StreamPlanner:
     # ----------------------------------------------------------------------------
 
     def initial(self) -> Offset:
-        """Where a new query begins; the same each time.
+        """The first offset of a new query. Every call returns the same.
 
-        LATEST is pinned to now, and returned when every shard has been asked for its tip.
+        LATEST becomes the present time. It is returned when the end of every shard was requested.
         """
         if self._initial is None:
             now = self._now_millis()
@@ -129,12 +136,14 @@ class StreamPlanner:
         return self._initial
 
     def plan(self, start: Offset, limit: Limit) -> Offset | None:
-        """The end of the batch that begins at `start`, None when there is nothing for one. Waits
-        for records as long as a shard's next read takes.
+        """The end of the batch that starts at `start`; None without records.
 
-        Raises `RecordsLost`, `AccessDeniedError` and other errors that asking again does not help,
-        and, when the query is to end at the tip, the error of a shard that gave no answer for the
-        time allowed.
+        It waits for records until the next read of a shard is complete.
+
+        Raises:
+            RecordsLostError: Records have left the retention period.
+            KclError: A permanent error of a shard, for example `AccessDeniedError`. If the query
+                ends at the end of the shards, also a transient error that lasts too long.
         """
         begin = self._adopt(start)
         if limit.everything and self._feeds.tip_moment is None:
@@ -149,12 +158,13 @@ class StreamPlanner:
         return end
 
     def read_to_the_tip(self) -> None:
-        """From now on plans end where the streams' tips are at this moment."""
+        """Let the following plans end at the present end of every shard."""
         self._feeds.read_to_the_tip()
 
     def pieces(self, start: Offset, end: Offset) -> list[Piece]:
-        """The batch between two offsets, shard by shard in the order of their ids; shards without
-        anything to read are left out. May list shards.
+        """The parts of the batch between two offsets, sorted by shard id.
+
+        Shards without records are left out. The call may list shards.
         """
         found = []
         for name in sorted(end):
@@ -168,7 +178,7 @@ class StreamPlanner:
         return [piece for piece in found if piece is not None]
 
     def forget(self) -> None:
-        """Nothing of what is held will be asked for again."""
+        """Drop the held records."""
         self._held.clear()
         self._held_bytes = 0
 
@@ -177,9 +187,11 @@ class StreamPlanner:
         self._feeds.close()
 
     def streams(self) -> dict[str, StreamId]:
-        """The streams by their bare names.
+        """The streams by name.
 
-        Raises `NotFound`, `SettingsError` for two of one name.
+        Raises:
+            NotFoundError: A stream does not exist.
+            SettingsError: Two streams have one name.
         """
         if not self._streams:
             self._streams = resolve_streams(self._kinesis, self._options.streams)
@@ -194,11 +206,9 @@ class StreamPlanner:
         to_the_tip = self._feeds.tip_moment is not None
         chunks: list[Chunk] = []
         while not self._feeds.begun() and self._clock.monotonic() - began < idle:
-            self._feeds.wait(
-                idle
-                # else the first batch would be one shard's, and its watermark make the others'
-                # records late
-            )
+            # Otherwise the first batch has records of one shard only, and its watermark makes the
+            # records of the others late.
+            self._feeds.wait(idle)
         while True:
             asked = self._feeds.asked_since(began)
             new = [
@@ -229,8 +239,9 @@ class StreamPlanner:
         )
 
     def _hold(self, chunk: Chunk, start: Offset, *, limited: bool) -> Chunk:
-        """Keep the records for the tasks; in a batch without limit only as far as the budget goes,
-        and from there on nothing of this shard.
+        """Keep the records for the tasks.
+
+        In a batch without limits, records of a shard are dropped from the memory limit on.
         """
         key = _key(chunk)
         after = start[key[0]][key[1]].position
@@ -315,8 +326,10 @@ class StreamPlanner:
     # ----------------------------------------------------------------------------
 
     def _adopt(self, start: Offset, *, latest: bool = False) -> Offset:
-        """Go on from `start`: with what is being read, if it is the end of the last plan, else
-        anew. Returns where that really is, see `_complete`.
+        """Continue from `start`.
+
+        If `start` is not the end of the last plan, all feeds start again. Returns the completed
+        offset (see `_complete`).
         """
         self.forget()
         if self._planned == start:
@@ -329,9 +342,7 @@ class StreamPlanner:
         return begin
 
     def _complete(self, start: Offset) -> Offset:
-        """The offset of a query that starts again, for the streams as they are now: new streams
-        come in, lost shards make way.
-        """
+        """Complete the offset of a restarted query: add new streams and replace lost shards."""
         complete: Offset = {}
         for name, stream in self.streams().items():
             shards = self._list(stream)
@@ -373,7 +384,7 @@ class StreamPlanner:
             if written is None:
                 raise SettingsError(
                     f"option startingPosition has no offsets of stream {name}; add them, or "
-                    "leave the stream out of streamName"
+                    "remove the stream from streamName"
                 )
             return begin_as_written(written, self._list(stream), now_millis, name)
         if place.kind == "TRIM_HORIZON":
@@ -427,14 +438,19 @@ class StreamPlanner:
 
 
 def read_rules(options: SourceOptions) -> ReadRules:
-    """The rules that the options ask for."""
+    """The read rules of the options."""
     return ReadRules(
         options.retrieval, options.retry_timeout_in_millis / 1000, options.fail_on_data_loss
     )
 
 
 def resolve_streams(kinesis: KinesisClient, names: Sequence[str]) -> dict[str, StreamId]:
-    """The streams by their bare names. Raises `NotFound`, `SettingsError` for two of one name."""
+    """The streams by name.
+
+    Raises:
+        NotFoundError: A stream does not exist.
+        SettingsError: Two streams have one name.
+    """
     streams = [kinesis.resolve_stream(name, multi_stream=False) for name in names]
     by_name = {stream.name: stream for stream in streams}
     if len(by_name) != len(streams):
@@ -457,7 +473,7 @@ def _millis(place: Place, now_millis: int) -> int:
 def _moved(start: ShardOffset, before: ShardOffset, chunk: Chunk) -> ShardOffset:
     """The offset after one more chunk of the batch.
 
-    The first record's number is kept where the batch's own start has none.
+    If the batch's start is not a sequence number, the first record's sequence number is kept.
     """
     if chunk.through.is_sentinel:
         return replace(before, ended=chunk.shard_end is not None)

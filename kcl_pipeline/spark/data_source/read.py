@@ -1,8 +1,7 @@
-"""Reading an explicit range of one shard: the same rows each time it is asked for, or one clear
-error.
+"""Read an explicit range of one shard: each read returns the same rows or raises an error.
 
-Used by the tasks of batch reads, by those of a stream's batches that the planner does not hold (any
-more), and, for its rules about lost records, by the planner itself.
+The tasks of batch reads use it, and the tasks of a stream's batch whose records the planner does
+not hold. The planner uses its rules about lost records.
 """
 
 from __future__ import annotations
@@ -41,16 +40,20 @@ from kcl_pipeline.spark.data_source.offsets import ShardOffset
 LOG: Final = logging.getLogger("kcl_pipeline.spark.data_source.source")
 
 MIN_RETENTION_MILLIS: Final = 24 * 3600 * 1000
-"""What arrived within this time is still there, whatever the stream's retention is."""
+"""Shortest retention period of a stream. Records that arrived within it still exist."""
 
 FULL_BYTES: Final = 4 * 1024 * 1024
-"""An answer of this size may have been cut; Kinesis cuts at 10 MB."""
+"""A response of this size may be incomplete. The limit of Kinesis is 10 MB."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReadRules:
-    """How a range is read. `retry_seconds`: how long one shard may fail without an answer before
-    its error is raised.
+    """How a range is read.
+
+    Attributes:
+        retrieval: Settings of the reader.
+        retry_seconds: After how long without success a shard's transient error is raised.
+        fail_on_data_loss: Raise an error for lost records, instead of a warning.
     """
 
     retrieval: RetrievalSettings
@@ -58,21 +61,27 @@ class ReadRules:
     fail_on_data_loss: bool
 
     def lost(self, message: str) -> None:
-        """Raise `RecordsLostError`, or warn if the user wants to go on."""
+        """Raise `RecordsLostError`, or log a warning if `fail_on_data_loss` is false."""
         if self.fail_on_data_loss:
             raise RecordsLostError(
-                f"{message}; write option failOnDataLoss=false to go on with what is left"
+                f"{message}; write option failOnDataLoss=false to continue with the other records"
             )
-        LOG.warning("%s; going on with what is left", message)
+        LOG.warning("%s; continuing with the other records", message)
 
 
 @dataclass(frozen=True, slots=True)
 class ReadRange:
-    """One shard after `start` (exclusive) through `through` (inclusive).
+    """A range of one shard.
 
-    `through` None: to the tip as of the beginning of the read, or to the shard's end.
-    `first_sequence_number`: what a range that starts at no number began with when it was planned
-    (inclusive). `before_millis` (epoch): only records that arrived earlier.
+    Attributes:
+        stream: The stream.
+        shard_id: The shard.
+        hash_key_range: Hash keys of the shard.
+        start: Start of the range (exclusive).
+        through: End of the range (inclusive); None for the end of the shard when the read starts.
+        first_sequence_number: First record of the range when it was planned (inclusive), if the
+            start is not a sequence number.
+        before_millis: Only records that arrived earlier (epoch milliseconds).
     """
 
     stream: StreamId
@@ -91,12 +100,14 @@ class ReadRange:
 
 
 class StartWatch:
-    """A `ShardClient` for one reader of one shard, which looks at what really comes first.
+    """A `ShardClient` for one reader of one shard that notes the first record.
 
-    An iterator for TRIM_HORIZON is made at `first_sequence_number` instead if there is one, or if
-    there is none although a number was asked for and Kinesis does not know it. `first` is the first
-    record that came, with its arrival in epoch milliseconds; `full` says whether the last answer
-    may have been cut by a limit.
+    With `first_sequence_number`, an iterator for TRIM_HORIZON starts there. If Kinesis does not
+    know a requested sequence number, the iterator starts at the trim horizon.
+
+    Attributes:
+        first: Sequence number of the first record, and its arrival in epoch milliseconds.
+        full: Whether a limit may have shortened the last response.
     """
 
     def __init__(
@@ -133,7 +144,7 @@ class StartWatch:
                 raise
         self._rules.lost(
             f"{shard_id} of {stream.name} does not know sequence number {sequence_number}: "
-            "the stream was made anew, or the number left retention"
+            "the stream was created again, or the record has left the retention period"
         )
         return self._kinesis.get_shard_iterator(stream, shard_id, "TRIM_HORIZON")
 
@@ -157,12 +168,11 @@ class StartWatch:
 
 
 class StartCheck:
-    """Whether records behind the start have left retention, found out by the first record that
-    comes.
+    """Check by the first record whether records of the range have left the retention period.
 
-    A range that starts at a number is read from that number on, so that record comes first unless
-    it has left; then nothing is lost if it is known that nothing else had arrived up to a time that
-    is still in retention.
+    A range that starts at a sequence number is read from that number on, so its record comes first
+    unless it has left the retention period. Then no record is lost if the offset proves that no
+    other record arrived up to a time within the retention period.
     """
 
     def __init__(self, about: ReadRange, rules: ReadRules, watch: StartWatch) -> None:
@@ -172,7 +182,7 @@ class StartCheck:
         self._done = False
 
     def look(self, now_millis: int, *, at_tip: bool) -> None:
-        """After each read until it is settled. Raises `RecordsLostError`, or warns once."""
+        """Check after a read until the result is known; raise `RecordsLostError` or warn once."""
         first = self._watch.first
         if self._done or (first is None and not at_tip):
             return
@@ -223,7 +233,7 @@ def open_reader(
     clock: Clock,
     lease_key: str,
 ) -> ShardReader:
-    """A reader at the start of the range."""
+    """Open a reader at the start of the range."""
     start = wanted.start
     position = start.position
     if position.is_sentinel and wanted.first_sequence_number is not None:
@@ -249,10 +259,12 @@ def open_reader(
 def read_range(
     kinesis: ShardClient, wanted: ReadRange, rules: ReadRules, clock: Clock, rng: random.Random
 ) -> Iterator[pa.Table]:
-    """The rows of the range, page by page, as tables of `RECORD_SCHEMA` (none without rows).
+    """Yield the rows of the range per response, as tables of `RECORD_SCHEMA` with rows.
 
-    Raises `RecordsLostError` unless the rules say to go on; `ThrottledError` and `UnavailableError`
-    when the shard gave no answer for `retry_seconds`.
+    Raises:
+        RecordsLostError: Records are lost and `fail_on_data_loss` is true.
+        ThrottledError: The shard was throttled for `retry_seconds`.
+        UnavailableError: The shard did not respond for `retry_seconds`.
     """
     watch = StartWatch(kinesis, rules, wanted.first_sequence_number)
     reader = open_reader(watch, wanted, rules.retrieval, clock, wanted.shard_id)
@@ -282,11 +294,10 @@ def read_range(
 
 
 def reached(behind_millis: int | None, elapsed_seconds: float, *, full: bool) -> bool:
-    """Whether an answer has everything that was there `elapsed_seconds` before its call. No two
-    clocks are compared.
+    """Whether a response contains all records that existed `elapsed_seconds` before its call.
 
-    What arrived in the millisecond that was read last may be missing from a full answer, so then
-    that has to be past the moment.
+    No clocks of two hosts are compared. A full response may miss records of its last millisecond,
+    so that millisecond must be later.
     """
     return behind_millis is not None and (
         (behind_millis == 0 and not full) or behind_millis + 1 <= elapsed_seconds * 1000

@@ -1,4 +1,4 @@
-"""Kinesis as a Spark data source, for jobs that want Spark's own offsets instead of leases.
+"""Define the Spark data source `kinesis`, for jobs that use Spark's offsets instead of leases.
 
     from kcl_pipeline.spark.data_source.source import KinesisDataSource
 
@@ -28,7 +28,7 @@ FORMAT: Final = "kinesis"
 class KinesisDataSource(DataSource):
     """The format `kinesis`.
 
-    Wrong options raise `SettingsError`, one sentence, when the frame is made.
+    Wrong options raise `SettingsError` with one sentence when the DataFrame is created.
     """
 
     @classmethod
@@ -37,7 +37,7 @@ class KinesisDataSource(DataSource):
         return FORMAT
 
     def schema(self) -> StructType:
-        """The columns of `records.kinesis.RECORD_SCHEMA`."""
+        """The columns of `kinesis.client.RECORD_SCHEMA`."""
         parse_options(self.options)
         return from_arrow_schema(RECORD_SCHEMA)
 
@@ -62,6 +62,6 @@ class KinesisDataSource(DataSource):
         ]:
             raise SettingsError(
                 f"the columns of format('kinesis') are {', '.join(expected.fieldNames())}; "
-                "leave schema(…) out and select what you need"
+                "remove schema(…) and select the columns that you need"
             )
         return options

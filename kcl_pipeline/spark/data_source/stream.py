@@ -1,6 +1,4 @@
-"""`spark.readStream.format("kinesis")`: the planner behind Spark's protocol for Python stream
-readers.
-"""
+"""Implement Spark's protocol for Python stream readers: `spark.readStream.format("kinesis")`."""
 
 from __future__ import annotations
 
@@ -37,8 +35,10 @@ if TYPE_CHECKING:
 
 
 class KinesisStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Lives twice: in the process that plans the query's batches, which reads ahead, and as a copy
-    in each task, which reads what it is given.
+    """The reader for `spark.readStream`.
+
+    One object is in the process that plans the query's batches and prefetches records. Each task
+    has a copy, which reads its partition.
     """
 
     def __init__(self, options: SourceOptions, schema: pa.Schema) -> None:
@@ -47,12 +47,13 @@ class KinesisStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._opened: tuple[AwsClients, StreamPlanner] | None = None
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 (Spark's name)
-        """Where a query without a checkpoint begins."""
+        """The first offset of a query without a checkpoint."""
         return offset_to_json(self._planner.initial())
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 (Spark's name)
-        """The options' limit; Spark has no limit of both records and bytes, so with both the
-        planner minds the bytes.
+        """The limit of the options.
+
+        Spark has no combined limit of records and bytes. With both, the planner applies the bytes.
         """
         rows = self._options.max_records_per_trigger
         return (
@@ -68,7 +69,7 @@ class KinesisStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return start if end is None else offset_to_json(end)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 (Spark's name)
-        """The query ends at the tips as they are now."""
+        """Let the query end at the present end of every shard."""
         self._planner.read_to_the_tip()
 
     def partitions(
@@ -85,17 +86,17 @@ class KinesisStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return read_partition(partition, self._options, self._schema)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Nothing: the next plan forgets the batch, and Kinesis keeps no positions."""
+        """Do nothing: the next plan drops the batch, and Kinesis stores no positions."""
 
     def stop(self) -> None:
-        """The query has ended."""
+        """Release the planner after the query has ended."""
         opened, self._opened = self._opened, None
         if opened is not None:
             opened[1].close()
             opened[0].close()
         if isinstance(sys.exc_info()[1], BrokenPipeError | ConnectionResetError):
-            # Spark hung up while a plan waited for records; its runner would now print three
-            # tracebacks about that.
+            # Spark closed the connection while a plan waited for records. Its runner would now
+            # print three tracebacks.
             os._exit(0)
 
     @property
@@ -121,7 +122,7 @@ def _logged(offset: dict[str, Any]) -> Offset:
         return offset_from_json(offset)
     except ValueError as error:
         raise SettingsError(
-            f"the checkpoint has an offset that is not Kinesis': {error}; write another "
+            f"the checkpoint's offset is not one of format('kinesis'): {error}; write another "
             "checkpointLocation"
         ) from None
 

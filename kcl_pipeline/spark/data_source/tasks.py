@@ -1,5 +1,6 @@
-"""What a Spark task is given, and what it makes of it: records that the planner holds, as Arrow
-IPC, or ranges to read, as record batches.
+"""Build the partitions of a batch, and read them in Spark tasks.
+
+A partition contains the planner's records as Arrow IPC, or ranges that the task reads.
 """
 
 from __future__ import annotations
@@ -22,9 +23,7 @@ if TYPE_CHECKING:
     from kcl_pipeline.kinesis.boto import BotoKinesis
 
 TASK_BYTES: Final = 4 * MEBIBYTE
-"""Held records of several shards are handed to one task up to this size: a task costs more than a
-few megabytes.
-"""
+"""Held records of several shards go to one task up to this size, because each task has a cost."""
 
 BATCH_ROWS: Final = 10_000
 SMALL_ROWS: Final = 1_000
@@ -54,7 +53,7 @@ class KinesisPartition(InputPartition):
 
 
 def partitions_of(pieces: Sequence[Piece]) -> list[InputPartition]:
-    """One task for each range that is to be read; what is held goes together up to `TASK_BYTES`."""
+    """One task per range that must be read. Held records share tasks up to `TASK_BYTES`."""
     tasks: list[InputPartition] = []
     together: list[Part] = []
     size = 0
@@ -76,8 +75,9 @@ def partitions_of(pieces: Sequence[Piece]) -> list[InputPartition]:
 def read_partition(
     partition: InputPartition, options: SourceOptions, schema: pa.Schema
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of a task. Spark may ask for the partition `None`, of a read without any: it has no
-    rows.
+    """Yield the rows of a task.
+
+    For a read without partitions Spark may pass `None`, which has no rows.
     """
     if not isinstance(partition, KinesisPartition):
         return
@@ -100,11 +100,8 @@ def read_partition(
 
 
 def open_clients(options: SourceOptions) -> AwsClients:
-    """The AWS clients of this process.
-
-    What the options do not say comes from the standard chain of this process.
-    """
-    # a task that is given its records needs no boto3, which takes long to load
+    """The AWS clients of this process. Missing options come from the standard environment."""
+    # Loaded here: a task with held records does not need boto3, whose import is slow.
     from kcl_pipeline.aws import AwsClients, SessionOptions  # noqa: PLC0415
 
     keys = options.access_key_id, options.secret_access_key, options.session_token
@@ -115,7 +112,7 @@ def open_clients(options: SourceOptions) -> AwsClients:
 
 
 def open_reading(options: SourceOptions, clients: AwsClients, clock: Clock) -> BotoKinesis:
-    """The stream client over them."""
+    """The Kinesis client on top of the AWS clients."""
     from kcl_pipeline.aws import open_kinesis  # noqa: PLC0415 (likewise)
 
     return open_kinesis(options.consumer, clients, clock)
@@ -124,9 +121,8 @@ def open_reading(options: SourceOptions, clients: AwsClients, clock: Clock) -> B
 def _to_ipc(tables: Sequence[pa.Table]) -> bytes:
     table = pa.concat_tables(tables)
     if table.num_rows < SMALL_ROWS * len(tables):
-        table = (
-            table.combine_chunks()
-        )  # each batch costs Spark something; large ones are not copied for it
+        # Each record batch has a cost in Spark, but large ones are not worth a copy.
+        table = table.combine_chunks()
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema) as writer:
         writer.write_table(table)
@@ -134,8 +130,9 @@ def _to_ipc(tables: Sequence[pa.Table]) -> bytes:
 
 
 def _as_batches(table: pa.Table, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """Batches with Spark's own idea of the columns, which Spark compares to the letter; none of
-    them empty, which Spark would take for the end.
+    """Convert to non-empty batches with Spark's schema.
+
+    Spark requires exactly its schema, and interprets an empty batch as the end.
     """
     for batch in table.to_batches(max_chunksize=BATCH_ROWS):
         yield pa.RecordBatch.from_arrays(batch.columns, schema=schema)

@@ -23,7 +23,8 @@ from kcl_pipeline.spark.data_source.options import check_mode, parse_options
         ({"streamName": "a,a"}, "option streamName='a,a' names no stream, or one twice"),
         (
             {"streamName": "a", "path": "b"},
-            r"load\('b'\) names a path, which Kinesis has not; write option\('streamName', 'b'\)",
+            r"load\('b'\) names a path, which format\('kinesis'\) does not have; "
+            r"write option\('streamName', 'b'\)",
         ),
         (
             {"streamName": "a", "endpoint": "http://x"},
@@ -80,7 +81,7 @@ from kcl_pipeline.spark.data_source.options import check_mode, parse_options
         ),
         (
             {"streamName": "a", "accessKeyId": "k"},
-            "option secretAccessKey is not set, but its other half is",
+            "option secretAccessKey is not set; write both",
         ),
         (
             {"streamName": "a", "failOnDataLoss": "perhaps"},
@@ -134,7 +135,7 @@ def test_options_of_the_other_mode() -> None:
     given = {"streamName": "a", "maxRecordsPerTrigger": "5"}
     with pytest.raises(
         SettingsError,
-        match=r"option maxRecordsPerTrigger is for spark.readStream; leave it out, or bound "
+        match=r"option maxRecordsPerTrigger is for spark.readStream; remove it, or limit "
         r"a batch by endingPosition",
     ):
         check_mode(parse_options(given), given, "batch")

@@ -178,7 +178,7 @@ def test_begins_at_the_offsets_of_another_query() -> None:
     )
     with pytest.raises(
         SettingsError,
-        match="startingPosition names shardId-7, which stream orders has not; it has shardId-",
+        match="startingPosition names shardId-7, which stream orders does not have; write some of ",
     ):
         Query(world, startingPosition='{"orders": {"shardId-7": "TRIM_HORIZON"}}').batch()
     with pytest.raises(SettingsError, match="startingPosition has no offsets of stream orders"):
