@@ -1,1 +1,1 @@
-"""CPU of this worker by platform, and exporters."""
+"""Measure the CPU of this worker, write its metrics row, and export metrics."""

@@ -1,4 +1,4 @@
-"""CPU of a container by its control group, version 1 or 2 (protocol §11.4, §11.5)."""
+"""Measure the CPU of a container by its control group, version 1 or 2 (protocol §11.4, §11.5)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,11 @@ _PAIR: Final = 2
 
 
 def parse_cpu_set(text: str) -> int:
-    """How many CPUs "0-4,6,8-10" names (here 9). Raises `ValueError` for anything else."""
+    """Count the CPUs in a list such as "0-4,6,8-10" (here 9).
+
+    Raises:
+        ValueError: The text is not a CPU list.
+    """
     count = 0
     for part in text.strip().split(","):
         first, _, last = part.partition("-")
@@ -28,26 +32,27 @@ def parse_cpu_set(text: str) -> int:
 
 
 def parse_cpu_max(text: str) -> float | None:
-    """The cores that `cpu.max` allows; None for "max"."""
+    """Number of cores that `cpu.max` allows; None for "max"."""
     quota, period = text.split()[:_PAIR]
     return None if quota == "max" else _cores(float(quota), float(period))
 
 
 def parse_cfs_quota(quota: str, period: str) -> float | None:
-    """The cores that `cpu.cfs_quota_us` and `cpu.cfs_period_us` allow; None for no limit."""
+    """Number of cores that `cpu.cfs_quota_us` and `cpu.cfs_period_us` allow; None without limit."""
     return None if int(quota) < 0 else _cores(float(quota), float(period))
 
 
 def _cores(quota: float, period: float) -> float:
     if quota <= 0 or period <= 0:
-        raise ValueError(f"a CPU quota of {quota:g} per {period:g} microseconds is no limit")
+        raise ValueError(f"a CPU quota of {quota:g} per {period:g} microseconds is not valid")
     return quota / period
 
 
 def parse_usage_usec(text: str) -> float:
     """CPU seconds used, from `cpu.stat` of version 2.
 
-    Raises `ValueError` when it has no `usage_usec`.
+    Raises:
+        ValueError: The text has no `usage_usec`.
     """
     for line in text.splitlines():
         name, _, value = line.partition(" ")
@@ -57,9 +62,9 @@ def parse_usage_usec(text: str) -> float:
 
 
 def own_group(text: str, controller: str) -> str:
-    """The path of this process's group from /proc/self/cgroup; `controller` "" is version 2.
+    """The path of this process's group in /proc/self/cgroup; "/" if it is not listed.
 
-    "/" when it is not listed.
+    The controller of version 2 is "".
     """
     for line in text.splitlines():
         _, _, rest = line.partition(":")
@@ -71,15 +76,18 @@ def own_group(text: str, controller: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class CpuLimit:
-    """What a group may use, in cores: by quota, and by the CPUs it may run on; None where it does
-    not say.
+    """The CPU limits of a group, in cores.
+
+    Attributes:
+        quota_cores: Limit by quota; None without one.
+        set_cores: Number of CPUs that the group may run on; None without a CPU set.
     """
 
     quota_cores: float | None
     set_cores: int | None
 
     def cores(self, machine_cores: int) -> float:
-        """The smaller of the two; the whole machine when neither says."""
+        """The smaller of the two limits; the whole machine without a limit."""
         return min(
             self.quota_cores or machine_cores, self.set_cores or machine_cores, machine_cores
         )
@@ -87,9 +95,13 @@ class CpuLimit:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """How to read one control group.
+    """Functions that read one control group.
 
-    Both raise `OSError` or `ValueError` when it cannot be read.
+    Both raise `OSError` or `ValueError` if the group cannot be read.
+
+    Attributes:
+        used_seconds: Returns the CPU seconds used.
+        limit: Returns the CPU limits.
     """
 
     used_seconds: Callable[[], float]
@@ -97,10 +109,10 @@ class Group:
 
 
 def group_v2(read: ReadText) -> Group:
-    """Version 2: one hierarchy.
+    """The group of this process in version 2, which has one hierarchy.
 
-    The group of this process, or the root of what is mounted (inside a container that is its own
-    group).
+    If its path does not exist, the root of the mount is used. Inside a container the root is the
+    container's own group.
     """
     folders = _folders(read, ROOT, "")
 
@@ -112,11 +124,14 @@ def group_v2(read: ReadText) -> Group:
             parse_cpu_set(cpus) if cpus and cpus.strip() else None,
         )
 
-    return Group(lambda: parse_usage_usec(_need(read, folders, ["cpu.stat"])), limit)
+    return Group(lambda: parse_usage_usec(_require_text(read, folders, ["cpu.stat"])), limit)
 
 
 def group_v1(read: ReadText) -> Group:
-    """Version 1: one hierarchy per controller, which may be mounted apart or together."""
+    """The group of this process in version 1, which has one hierarchy per controller.
+
+    The controllers may be mounted separately or together.
+    """
     usage = [
         folder
         for name in ("cpu", "cpuacct", "cpu,cpuacct")
@@ -139,7 +154,7 @@ def group_v1(read: ReadText) -> Group:
             parse_cpu_set(cpus) if cpus and cpus.strip() else None,
         )
 
-    return Group(lambda: int(_need(read, usage, ["cpuacct.usage"])) / 1e9, limit)
+    return Group(lambda: int(_require_text(read, usage, ["cpuacct.usage"])) / 1e9, limit)
 
 
 def _folders(read: ReadText, mount: str, controller: str) -> list[str]:
@@ -160,7 +175,7 @@ def _first_text(read: ReadText, folders: Sequence[str], names: Sequence[str]) ->
     return None
 
 
-def _need(read: ReadText, folders: Sequence[str], names: Sequence[str]) -> str:
+def _require_text(read: ReadText, folders: Sequence[str], names: Sequence[str]) -> str:
     text = _first_text(read, folders, names)
     if text is None:
         raise FileNotFoundError(f"none of {list(names)} can be read in {list(folders)}")
@@ -168,8 +183,9 @@ def _need(read: ReadText, folders: Sequence[str], names: Sequence[str]) -> str:
 
 
 class GroupCpu:
-    """CPU that a control group used, of what it may use; the limit is read with every sample,
-    because it may be changed while running.
+    """CPU that a control group used, in percent of its limit.
+
+    The limit is read with every sample, because it may change while the worker runs.
     """
 
     short_name = CPU
@@ -182,9 +198,11 @@ class GroupCpu:
         self._before: tuple[float, float] | None = None
 
     def sample(self) -> float | None:
-        """Percent of the limit used since the last call.
+        """Percent of the limit used since the last call; None at the first call.
 
-        Raises `OSError` or `ValueError` when the group cannot be read.
+        Raises:
+            OSError: The group cannot be read.
+            ValueError: A file of the group cannot be parsed.
         """
         used, now = self._group.used_seconds(), self._clock.monotonic()
         before, self._before = self._before, (used, now)
@@ -196,13 +214,14 @@ class GroupCpu:
 
 
 def is_limited(limit: CpuLimit, machine_cores: int) -> bool:
-    """Whether the group may use less than the machine has."""
+    """Whether the group may use fewer cores than the machine has."""
     return limit.cores(machine_cores) < machine_cores
 
 
 def detect_group(read: ReadText = read_text) -> Group | None:
-    """The control group of this process, version 2 before version 1; None when neither tells its
-    usage.
+    """Find the control group of this process, version 2 before version 1.
+
+    None if neither can be read.
     """
     for make in (group_v2, group_v1):
         group = make(read)

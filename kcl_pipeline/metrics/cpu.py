@@ -1,7 +1,7 @@
-"""CPU of a whole machine by /proc/stat (protocol §11.2).
+"""Measure the CPU of the whole machine by /proc/stat (protocol §11.2).
 
-It counts what KCL counts: user, nice, system and waiting for I/O are busy; interrupts, stolen and
-guest time are left out, so that the figures of a mixed fleet can be compared.
+As in KCL, user, nice, system and I/O wait are busy time. Interrupt, steal and guest time are
+ignored. Values of Java and Python workers can therefore be compared.
 """
 
 from __future__ import annotations
@@ -24,17 +24,21 @@ class CpuTimes:
     idle: float
 
     def percent_since(self, before: CpuTimes) -> float | None:
-        """How busy the machine was between two readings; None when no time passed.
+        """Percent of busy time between two readings; None if no time passed.
 
-        The kernel lets the I/O wait and idle of a sleeping CPU go back now and then: such a step
-        counts as none.
+        The kernel sometimes decreases the I/O wait and idle time of a sleeping CPU. A decrease
+        counts as 0.
         """
         busy = max(self.busy - before.busy, 0.0)
         return percent(busy, busy + max(self.idle - before.idle, 0.0))
 
 
 def parse_proc_stat(text: str) -> CpuTimes:
-    """The line for all CPUs, which is the first. Raises `ValueError` for any other text."""
+    """Parse the first line, which sums up all CPUs.
+
+    Raises:
+        ValueError: The text has another format.
+    """
     fields = text.partition("\n")[0].split()
     if len(fields) < _FIELDS_NEEDED or fields[0] != "cpu":
         raise ValueError(f"{PROC_STAT} does not begin with a line for all CPUs: {text[:80]!r}")
@@ -43,7 +47,7 @@ def parse_proc_stat(text: str) -> CpuTimes:
 
 
 class MachineCpu:
-    """CPU of this machine, from whatever `read` gives."""
+    """CPU of this machine, from the readings of `read`."""
 
     short_name = CPU
     max_utilization_percent = FULL_PERCENT
@@ -53,9 +57,11 @@ class MachineCpu:
         self._before: CpuTimes | None = None
 
     def sample(self) -> float | None:
-        """Percent busy since the last call.
+        """Percent of busy time since the last call; None at the first call.
 
-        Raises `OSError` or `ValueError` when there is nothing readable.
+        Raises:
+            OSError: The source cannot be read.
+            ValueError: The source cannot be parsed.
         """
         now = self._read()
         before, self._before = self._before, now
@@ -63,5 +69,5 @@ class MachineCpu:
 
 
 def proc_stat_cpu(read: ReadText = read_text) -> MachineCpu:
-    """By /proc/stat."""
+    """The CPU of this machine by /proc/stat."""
     return MachineCpu(lambda: parse_proc_stat(read(PROC_STAT)))

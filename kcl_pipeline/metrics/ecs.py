@@ -1,4 +1,4 @@
-"""CPU of a container on Amazon ECS, by the task metadata endpoint version 4 (protocol §11.3)."""
+"""Measure the CPU of an Amazon ECS container by the task metadata endpoint 4 (protocol §11.3)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from kcl_pipeline.metrics.provider import CPU, FULL_PERCENT, percent
 
 HttpGet = Callable[[str], bytes]
-"""Gives the body of a page. Raises `OSError` when it cannot be had."""
+"""Returns the body of a URL. Raises `OSError` if the request fails."""
 
 ENDPOINT_VARIABLE: Final = "ECS_CONTAINER_METADATA_URI_V4"
 MINIMUM_SHARES: Final = 2
@@ -21,31 +21,36 @@ _MAX_BODY_BYTES: Final = 4 * 1024 * 1024
 
 
 def http_get(url: str) -> bytes:
-    """One GET over plain HTTP, without proxies, half a second at most per step: it runs between
-    lease renewals.
+    """Send one GET request over plain HTTP without proxies.
+
+    Each step may take half a second, because the request runs between lease renewals.
+
+    Raises:
+        OSError: The request failed.
     """
     parts = urlsplit(url)
     if parts.scheme != "http" or not parts.hostname:
-        raise OSError(f"{url!r} is not an http address")
+        raise OSError(f"{url!r} is not an http URL")
     connection = http.client.HTTPConnection(
         parts.hostname, parts.port or 80, timeout=_TIMEOUT_SECONDS
     )
     try:
         connection.request("GET", parts.path or "/")
-        answer = connection.getresponse()
-        body = answer.read(_MAX_BODY_BYTES)
+        response = connection.getresponse()
+        body = response.read(_MAX_BODY_BYTES)
     except http.client.HTTPException as error:
         raise OSError(f"{url}: {error!r}") from error
     finally:
         connection.close()
-    if answer.status != _OK:
-        raise OSError(f"{url} answered {answer.status}")
+    if response.status != _OK:
+        raise OSError(f"{url} returned status {response.status}")
     return body
 
 
 def cores_used(stats: Mapping[str, Any]) -> float | None:
-    """Cores in use between the two readings in an answer of `/stats`; None when it has only one
-    reading, or no time passed between them.
+    """Cores used between the two readings in a response of `/stats`.
+
+    None if it has only one reading, or if no time passed between the two.
     """
     now, before = stats["cpu_stats"], stats["precpu_stats"]
     used_before, system_before = (
@@ -64,11 +69,10 @@ def cores_used(stats: Mapping[str, Any]) -> float | None:
 def container_cores(
     container: Mapping[str, Any], task: Mapping[str, Any], online_cpus: int
 ) -> float:
-    """The part of the task's CPUs that belongs to this container: by its share among all containers
-    of the task.
+    """The cores of the task that belong to this container, by its share in the task.
 
-    The task's limit is in vCPU; a task without one may use the whole instance. A container without
-    a share has Docker's minimum, so the sum is never 0.
+    The task's limit is in vCPU. A task without a limit may use the whole instance. A container
+    without a share has Docker's minimum, so that the sum is never 0.
     """
     task_cores = float(task.get("Limits", {}).get("CPU") or online_cpus)
     shares = {c["DockerId"]: _shares(c) for c in task["Containers"]}
@@ -81,8 +85,11 @@ def _shares(container: Mapping[str, Any]) -> float:
 
 
 class EcsCpu:
-    """CPU of this container, of its part of the task; `base_url` is the value of
-    `ECS_CONTAINER_METADATA_URI_V4`.
+    """CPU of this container, in percent of its part of the task.
+
+    Args:
+        base_url: The value of `ECS_CONTAINER_METADATA_URI_V4`.
+        get: Sends a GET request.
     """
 
     short_name = CPU
@@ -94,10 +101,12 @@ class EcsCpu:
         self._cores: float | None = None
 
     def sample(self) -> float | None:
-        """Percent of the container's part.
+        """Percent of the container's part; None without two readings.
 
-        Raises `OSError` when the endpoint does not answer, `ValueError` or `KeyError` for another
-        answer.
+        Raises:
+            OSError: The endpoint does not respond.
+            ValueError: The response cannot be parsed.
+            KeyError: The response has no CPU values.
         """
         stats = self._json("/stats")
         used = cores_used(stats)

@@ -1,4 +1,4 @@
-"""What operators see: events as structured log lines, and several sinks behind one."""
+"""Export events: as structured log lines, and to several event sinks."""
 
 from __future__ import annotations
 
@@ -37,14 +37,13 @@ _LEVELS: Final[dict[type[Event], int]] = {
     ev.RowRejected: logging.WARNING,
     ev.CycleFailed: logging.ERROR,
 }
-"""Only what differs from INFO, and does so whatever the event says."""
+"""Levels other than INFO that do not depend on the event's fields."""
 
 
 def level_of(event: Event) -> int:
-    """The logging level.
+    """The logging level of an event.
 
-    A fleet in good health, which reshards, hands over and stops in good order, logs nothing above
-    INFO.
+    Normal operation, including reshards, handoffs and orderly stops, logs nothing above INFO.
     """
     match event:
         case ev.WorkerStopped(reason="failed"):
@@ -54,7 +53,7 @@ def level_of(event: Event) -> int:
         case ev.HoleFound(times=times) if times >= _HOLE_WARNING_TIMES:
             return logging.WARNING
         case ev.ShardStalled(step=ev.StallStep.WAITING_FOR_PARENT, error=None):
-            # The parents may have days of records; one that stands still is reported itself.
+            # The parents may have days of records. A stalled parent has an event of its own.
             return logging.INFO
         case ev.PlanMade(moves=0, spilled=0):
             return logging.DEBUG
@@ -65,34 +64,36 @@ def level_of(event: Event) -> int:
 
 
 def name_of(event: Event) -> str:
-    """The event's name in snake case: `lease_gained`."""
+    """The event's name in snake case, for example `lease_gained`."""
     return _WORD_START.sub("_", type(event).__name__).lower()
 
 
 def facts_of(event: Event) -> dict[str, Any]:
-    """What the event says, by field."""
+    """The event's fields by name."""
     return {f.name: getattr(event, f.name) for f in fields(event)}
 
 
 def text_of(event: Event) -> str:
-    """The event as one line: `lease_gained worker_id=w1 ...`."""
+    """The event as one line, for example `lease_gained worker_id=w1 ...`."""
     return " ".join(
         (name_of(event), *(f"{key}={_shown(value)}" for key, value in facts_of(event).items()))
     )
 
 
 class LoggingEvents:
-    """An event sink that logs. The message reads `lease_gained worker_id=w1 ...`; the same facts
-    are in the record's `kcl_event` and `kcl` attributes. A call that fails again and again is
-    logged once per minute.
+    """An event sink that logs.
+
+    The message is `lease_gained worker_id=w1 ...`. The log record's attributes `kcl_event` and
+    `kcl` contain the event's name and fields. A call that fails repeatedly is logged once per
+    minute.
     """
 
     def __init__(self, clock: Clock | None = None) -> None:
         self._filter = RepeatFilter(clock)
 
-    def __call__(self, told: Event) -> None:
-        """Log one event; nothing is formatted when its level is off."""
-        event, level = self._filter(told), level_of(told)
+    def __call__(self, received: Event) -> None:
+        """Log one event. It is formatted only if its level is enabled."""
+        event, level = self._filter(received), level_of(received)
         if event is not None and logger.isEnabledFor(level):
             logger.log(
                 level,
@@ -103,8 +104,10 @@ class LoggingEvents:
 
 
 def _shown(value: Any) -> str:
-    """One fact. What others wrote, such as the owner in a row, cannot begin a line, move a cursor
-    or look like another fact: a string that is not one plain word is quoted and escaped.
+    """Format one field.
+
+    A string that is not one plain word is quoted and escaped. A value that others wrote, for
+    example the owner in a row, can therefore not start a line, move the cursor or imitate a field.
     """
     match value:
         case float():
@@ -129,23 +132,23 @@ def _quoted(text: str, *, is_repr: bool = False) -> str:
 
 
 def fan_out(*sinks: EventSink) -> EventSink:
-    """One sink that hands every event to all of them, in order.
+    """Combine event sinks: every event goes to all of them in order.
 
-    A sink that raises does not keep it from the others; its first failure is logged.
+    An error of one sink does not affect the others. The first error of each sink is logged.
     """
     failed: set[int] = set()
 
-    def give(event: Event) -> None:
+    def send(event: Event) -> None:
         for number, sink in enumerate(sinks):
-            _give(sink, event, number, failed)
+            _send(sink, event, number, failed)
 
-    return give
+    return send
 
 
-def _give(sink: Callable[[Event], None], event: Event, number: int, failed: set[int]) -> None:
+def _send(sink: Callable[[Event], None], event: Event, number: int, failed: set[int]) -> None:
     try:
         sink(event)
     except Exception:
         if number not in failed:
             failed.add(number)
-            logger.exception("the event sink %r failed; its further failures are not logged", sink)
+            logger.exception("the event sink %r failed; further errors are not logged", sink)

@@ -1,7 +1,7 @@
-"""From events to figures, with the Java library's metric names and operations, so that dashboards
-made for it fit (protocol §12.2). Pure.
+"""Convert events to metrics with the names of the Java KCL (protocol §12.2).
 
-Figures that KCL has no name for (handoffs, refused batches, dead letters) are named in its manner.
+Dashboards for the Java KCL therefore work. Metrics that KCL does not have (handoffs, refused
+batches, dead letters) have names of the same form. All functions are pure.
 """
 
 from __future__ import annotations
@@ -16,9 +16,7 @@ from kcl_pipeline.events import Event
 
 
 class Kind(StrEnum):
-    """How values of a metric combine: counters add up, gauges replace, histograms are
-    distributions.
-    """
+    """Type of a metric: counters add up, gauges replace, histograms are distributions."""
 
     COUNTER = "counter"
     GAUGE = "gauge"
@@ -27,8 +25,14 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """One value. `name` is KCL's, `unit` is UCUM (ms, By, 1); `attributes` have KCL's dimension
-    names.
+    """One value of a metric.
+
+    Attributes:
+        name: Metric name in KCL.
+        kind: Type of the metric.
+        value: The value in `unit`.
+        unit: UCUM unit (ms, By, 1).
+        attributes: Values by KCL's dimension names.
     """
 
     name: str
@@ -45,13 +49,13 @@ STREAM: Final = "StreamId"
 
 
 def observations(event: Event) -> tuple[Observation, ...]:
-    """The figures of one event; none for events that only tell a story."""
-    make = _MAKERS.get(type(event))
-    return make(event) if make else ()
+    """The metrics of one event; empty for an event without metrics."""
+    convert = _CONVERTERS.get(type(event))
+    return convert(event) if convert else ()
 
 
 def lag(lease_key: str, millis_behind_latest: int, worker_id: str) -> Observation:
-    """How far one lease is behind its shard's tip."""
+    """The lag of one lease behind the end of its shard."""
     return Observation(
         "MillisBehindLatest",
         Kind.HISTOGRAM,
@@ -62,7 +66,7 @@ def lag(lease_key: str, millis_behind_latest: int, worker_id: str) -> Observatio
 
 
 def current_leases(worker_id: str, leases: int) -> Observation:
-    """How many leases a worker holds."""
+    """The number of leases that a worker holds."""
     return Observation(
         "CurrentLeases", Kind.GAUGE, leases, "1", {OPERATION: "RenewAllLeases", WORKER: worker_id}
     )
@@ -153,7 +157,7 @@ def _assignment(name: str, value: float) -> tuple[Observation, ...]:
     return (_count(name, value, {OPERATION: "LeaseAssignmentManager"}),)
 
 
-_MAKERS: Final[dict[type[Event], Callable[[Any], tuple[Observation, ...]]]] = {
+_CONVERTERS: Final[dict[type[Event], Callable[[Any], tuple[Observation, ...]]]] = {
     ev.WorkerStarted: lambda e: (
         _count("Initialize.Success", 1, {OPERATION: "Scheduler:Initialize", WORKER: e.worker_id}),
     ),
@@ -223,13 +227,13 @@ _MAKERS: Final[dict[type[Event], Callable[[Any], tuple[Observation, ...]]]] = {
 
 
 class HeldLeaseCount:
-    """How many leases each worker of this process holds, kept from events."""
+    """Count the leases that each worker of this process holds, from its events."""
 
     def __init__(self) -> None:
         self._held: dict[str, set[str]] = {}
 
     def after(self, event: Event) -> tuple[Observation, ...]:
-        """The new count when the event changed it."""
+        """The new count after an event that changes it; otherwise empty."""
         match event:
             case ev.LeaseGained(worker_id=worker, lease_key=key):
                 self._held.setdefault(worker, set()).add(key)

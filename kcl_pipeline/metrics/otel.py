@@ -1,7 +1,7 @@
-"""OpenTelemetry: only its API is used, and only when it is installed; the application configures
-the SDK and its exporters.
+"""Export metrics to OpenTelemetry.
 
-Names, instruments and attributes are those of the Java library's OpenTelemetry backend (protocol
+Only its API is used, if it is installed. The application configures the SDK and its exporters.
+Names, instruments and attributes are those of the Java KCL's OpenTelemetry backend (protocol
 §12.3).
 """
 
@@ -55,8 +55,9 @@ _ILLEGAL: Final = re.compile(r"[^a-z0-9_./-]")
 
 
 def otel_name(name: str) -> str:
-    """The OpenTelemetry name of a KCL metric: `RenewLease.Time` is
-    `aws.kinesis.client.renew_lease.duration`.
+    """The OpenTelemetry name of a KCL metric.
+
+    Example: `RenewLease.Time` becomes `aws.kinesis.client.renew_lease.duration`.
     """
     if name in _SPECIAL:
         return PREFIX + _SPECIAL[name]
@@ -71,7 +72,7 @@ def otel_name(name: str) -> str:
 
 
 def otel_attributes(attributes: Mapping[str, str]) -> dict[str, str]:
-    """Dimensions under their OpenTelemetry names; others are put below `aws.kinesis`."""
+    """Dimensions with their OpenTelemetry names. Unknown ones get the prefix `aws.kinesis`."""
     return {
         _ATTRIBUTES.get(name, f"aws.kinesis.{name.lower()}"): value
         for name, value in attributes.items()
@@ -79,9 +80,13 @@ def otel_attributes(attributes: Mapping[str, str]) -> dict[str, str]:
 
 
 class OtelEvents:
-    """An event sink that records figures. `meter` None: the meter of the global provider.
+    """An event sink that records metrics.
 
-    Raises `SettingsError` when OpenTelemetry's API is not installed.
+    Args:
+        meter: The meter; None uses the global provider's.
+
+    Raises:
+        SettingsError: The OpenTelemetry API is not installed.
     """
 
     def __init__(self, meter: Any = None) -> None:
@@ -90,17 +95,17 @@ class OtelEvents:
         self._held = HeldLeaseCount()
 
     def __call__(self, event: Event) -> None:
-        """Record the figures of one event."""
+        """Record the metrics of one event."""
         for observation in (*observations(event), *self._held.after(event)):
             self.record(observation)
 
     def record_lag(self, worker_id: str, millis_behind_latest: Mapping[str, int]) -> None:
-        """Record how far leases are behind, by lease key; no event carries this."""
+        """Record the lag by lease key. No event contains it."""
         for lease_key, millis in millis_behind_latest.items():
             self.record(lag(lease_key, millis, worker_id))
 
     def record(self, observation: Observation) -> None:
-        """Record one figure."""
+        """Record one value."""
         instrument, attributes = (
             self._instrument(observation),
             otel_attributes(observation.attributes),
@@ -126,7 +131,7 @@ def _global_meter() -> Any:
         metrics = importlib.import_module("opentelemetry.metrics")
     except ModuleNotFoundError as error:
         raise SettingsError(
-            "OpenTelemetry's API is not installed; install kcl-pipeline[otel], or leave "
-            "OtelEvents out"
+            "the OpenTelemetry API is not installed; install kcl-pipeline[otel], or remove "
+            "OtelEvents"
         ) from error
     return metrics.get_meter(SCOPE, __version__)

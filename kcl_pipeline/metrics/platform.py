@@ -1,9 +1,8 @@
-"""Which provider tells the CPU of this worker (protocol §11.1).
+"""Select the CPU provider of this worker (protocol §11.1).
 
-Amazon ECS, then Kubernetes, then any control group with a limit, then EC2, then psutil. Unlike KCL,
-a platform whose provider turns out unreadable gives way to the next one, and a laptop or a plain
-server has a metric too. No network is asked which platform this is: EC2 is known by its firmware,
-so nothing here waits for an instance metadata service, or needs one to be switched on.
+The order is Amazon ECS, Kubernetes, a control group with a limit, EC2, psutil. Unlike in KCL, an
+unreadable provider is skipped, and machines outside AWS have a metric too. EC2 is recognised by its
+firmware, so that no request to the instance metadata service is needed.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from kcl_pipeline.metrics.ecs import ENDPOINT_VARIABLE, EcsCpu, HttpGet, http_ge
 from kcl_pipeline.metrics.process import ProcessCpu
 from kcl_pipeline.metrics.provider import MetricProvider, ReadText, read_text
 
-# the path of a file, which is only looked for
+# Only the existence of this file is checked.
 KUBERNETES_TOKEN: Final = "/var/run/secrets/kubernetes.io/serviceaccount/token"  # noqa: S105
 VENDOR: Final = "/sys/class/dmi/id/sys_vendor"
 HYPERVISOR: Final = "/sys/hypervisor/uuid"
@@ -30,7 +29,7 @@ HYPERVISOR: Final = "/sys/hypervisor/uuid"
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """What the choice depends on; the defaults are this machine."""
+    """The properties of a machine that decide the choice. The defaults are this machine."""
 
     system: str = sys.platform
     environment: Mapping[str, str] | None = None
@@ -40,21 +39,22 @@ class Host:
     cores: int = os.cpu_count() or 1
 
     def variable(self, name: str) -> str:
-        """An environment variable, "" when it is not set."""
+        """An environment variable; "" if it is not set."""
         return (os.environ if self.environment is None else self.environment).get(name, "")
 
 
 def select_provider(
     clock: Clock, host: Host | None = None, *, events: EventSink = ignore_events
 ) -> MetricProvider | None:
-    """The CPU provider of this worker, tried once; None when no source can be read: a worker
-    without metrics.
+    """Return the first CPU provider that can be read; None if there is none.
+
+    A worker without a provider has no metrics.
     """
     for provider in _candidates(clock, host or Host()):
         try:
             provider.sample()
         except Exception as error:  # noqa: BLE001
-            # whatever a source raises, it is not usable here, and the next one is asked
+            # After any error the next source is tried.
             events(CpuSourceSkipped(type(provider).__name__, f"{type(error).__name__}: {error}"))
             continue
         return provider
@@ -78,8 +78,9 @@ def _has_limit(group: Group, cores: int) -> bool:
 
 
 def is_ec2(read: ReadText) -> bool:
-    """Whether the firmware is Amazon's: the vendor on Nitro instances, the hypervisor's id on older
-    ones.
+    """Whether the firmware is Amazon's.
+
+    Nitro instances name the vendor; older ones have a hypervisor id that starts with "ec2".
     """
     return _text(read, VENDOR).startswith("Amazon EC2") or _text(
         read, HYPERVISOR

@@ -1,9 +1,8 @@
-"""CPU of this worker's own processes, by psutil.
+"""Measure the CPU of this worker's own processes by psutil.
 
-On a machine that is neither a cloud instance nor a container several workers may run side by side,
-as they do on a laptop. The whole machine's CPU is then the same for all of them and says nothing
-about who has too much; that of a worker's own processes (Python, the JVM, Spark's Python workers)
-does.
+Several workers may run on one machine outside a container, for example on a laptop. The CPU of the
+whole machine is the same for all of them, so the planner could not compare their load. The CPU of
+each worker's processes (Python, the JVM, Spark's Python workers) can be compared.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from kcl_pipeline.metrics.provider import CPU, FULL_PERCENT, percent
 class ProcessCpu:
     """Percent of the machine that this process and its descendants use.
 
-    A descendant that has ended takes its time with it: that step counts as none.
+    When a descendant ends, the sum of the CPU times decreases. A decrease counts as 0.
     """
 
     short_name = CPU
@@ -30,9 +29,10 @@ class ProcessCpu:
         self._before: tuple[float, float] | None = None
 
     def sample(self) -> float | None:
-        """Percent of all cores since the last call; None at the first.
+        """Percent of all cores since the last call; None at the first call.
 
-        Raises `psutil.Error` when the process cannot be read.
+        Raises:
+            psutil.Error: The process cannot be read.
         """
         now = (self._clock.monotonic(), self._used_seconds())
         before, self._before = self._before, now

@@ -1,4 +1,4 @@
-"""What a source of worker metrics is, and how providers reach files."""
+"""Define the interface of a source of worker metrics."""
 
 from __future__ import annotations
 
@@ -7,39 +7,41 @@ from pathlib import Path
 from typing import Final, Protocol
 
 ReadText = Callable[[str], str]
-"""Gives the text of a file. Raises `OSError` when it cannot be read."""
+"""Returns the text of a file. Raises `OSError` if it cannot be read."""
 
 CPU: Final = "C"
 FULL_PERCENT: Final = 100
 
 
 class MetricProvider(Protocol):
-    """One utilization of this worker (protocol §11).
+    """One utilization metric of this worker (protocol §11).
 
-    `short_name` is the name in the worker's row: C, M, NI, NO or T. `max_utilization_percent` is
-    the end of its operating range, 1 to 100.
+    Attributes:
+        short_name: Name in the worker metrics row: C, M, NI, NO or T.
+        max_utilization_percent: Upper end of the operating range, 1 to 100.
     """
 
     short_name: str
     max_utilization_percent: int
 
     def sample(self) -> float | None:
-        """Percent, 0 to 100 inclusive, since the last call; None when there is nothing to compare
-        with yet, or no time has passed.
+        """Percent since the last call, 0 to 100 inclusive.
 
-        Whatever it raises counts as a failed capture.
+        None without an earlier call, or if no time has passed. Any exception counts as a failed
+        capture.
         """
         ...
 
 
 def read_text(path: str) -> str:
-    """The text of a file of this machine."""
+    """Read the text of a file."""
     return Path(path).read_text(encoding="ascii", errors="replace")
 
 
 def percent(used: float, available: float) -> float | None:
-    """`used` of `available` in percent, at most 100; None when nothing was available or a counter
-    went back.
+    """`used` in percent of `available`, at most 100.
+
+    None if nothing was available or a counter decreased.
     """
     if available <= 0 or used < 0:
         return None

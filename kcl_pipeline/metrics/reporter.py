@@ -1,6 +1,4 @@
-"""A worker's own row: CPU is captured often, averaged and reported now and then (protocol §2.2,
-§2.3).
-"""
+"""Capture a worker's CPU, and report averages in its metrics row (protocol §2.2, §2.3)."""
 
 from __future__ import annotations
 
@@ -29,14 +27,15 @@ logger = logging.getLogger(__name__)
 
 
 class WorkerMetricsReporter:
-    """Two ticks, `capture` and `report`, called by one thread; `drain_requested` may be read by
-    any.
+    """Capture and report the metrics of one worker.
 
-    The first report needs no capture before it: for the leader a worker exists only by its row, so
-    it should not wait, and it should not say "failing" either, which would keep leases away. A
-    provider that has never given a value counts as none: the row is that of a worker without
-    metrics. Once it has given one, an interval without any is −1; one so short that none was asked
-    for says nothing.
+    One thread calls `capture` and `report`. Every thread may read `drain_requested`.
+
+    The first report does not wait for a capture, because the leader assigns no leases to a worker
+    without a row. It does not report a failure either, because the leader assigns no leases to a
+    failing worker. While the provider has never returned a value, the row has no metrics.
+    Afterwards, an interval in which all captures failed is reported as −1. An interval without a
+    capture adds no value.
     """
 
     def __init__(
@@ -61,7 +60,7 @@ class WorkerMetricsReporter:
         self._averages: deque[float] = deque(
             maxlen=settings.no_of_persisted_metrics_per_worker_metrics
         )
-        # workers that were started together do not sample together
+        # Random, so that workers that start together do not sample at the same time.
         self._first_capture = (
             clock.monotonic()
             + rng.random() * settings.in_memory_worker_metrics_capture_frequency_millis / 1000
@@ -74,20 +73,21 @@ class WorkerMetricsReporter:
         self._deregistered = False
         self._was_stored = False
         self.other_run_id: str | None = None
-        """The run of another process that reports under this worker id at the same time: it wrote
-        the row after this process had. A run that is found at the first report may be over."""
+        """Run id of another process that uses this worker id at the same time.
+
+        It wrote the row after this process had written it. The run id that is found at the first
+        report is ignored, because that run may have ended.
+        """
 
     @property
     def drain_requested(self) -> bool:
-        """Whether the row, as it came back from the last report, asked this worker to stop.
-
-        It stays asked for.
-        """
+        """Whether the stored row contained a drain request. It is never reset."""
         return self._drain_requested
 
     def capture(self) -> None:
-        """Take one value. Never raises: a capture that fails, or is not within 0 to 100, leaves no
-        value behind.
+        """Capture one value.
+
+        Never raises. A failed capture, or a value outside 0 to 100, is dropped.
         """
         if self._provider is not None and self._clock.monotonic() >= self._first_capture:
             self._sample(self._provider)
@@ -97,11 +97,10 @@ class WorkerMetricsReporter:
         try:
             value = checked(provider.sample())
         except Exception as error:  # noqa: BLE001
-            # a provider may be the user's own; a failed capture is a figure, not the end of a
-            # worker
+            # A provider may be the user's own. Its errors must not stop the worker.
             if not self._warned:
                 logger.warning(
-                    "worker metric %s cannot be captured: %s: %s",
+                    "cannot capture worker metric %s: %s: %s",
                     provider.short_name,
                     type(error).__name__,
                     printable(str(error)),
@@ -114,10 +113,15 @@ class WorkerMetricsReporter:
             self._raw.append(value)
 
     def report(self) -> WorkerMetrics:
-        """Write the row with the average of the interval that ends here; returns it as stored.
+        """Write the row with the average of the interval that ends now.
+
         After `deregister` nothing is written.
 
-        Raises `errors.AwsError` when the table does; the average is then part of the next report.
+        Returns:
+            The row as stored.
+
+        Raises:
+            errors.AwsError: The table raised it. The next report contains the average.
         """
         if self._provider is not None and not self._deregistered:
             self._close_interval(self._provider)
@@ -134,7 +138,7 @@ class WorkerMetricsReporter:
     def _close_interval(self, provider: MetricProvider) -> None:
         if not self._reported and not self._raw:
             self._sample(provider)
-            if not self._raw:  # a source that counts up says something only at the second look
+            if not self._raw:  # a source with counters needs two readings
                 self._clock.sleep(FIRST_SAMPLE_SECONDS)
                 self._sample(provider)
         self._reported = True
@@ -160,18 +164,26 @@ class WorkerMetricsReporter:
         )
 
     def deregister(self) -> None:
-        """Delete the row; it is not written again. Raises `errors.AwsError` when the table does."""
+        """Delete the row. It is not written again.
+
+        Raises:
+            errors.AwsError: The table raised it.
+        """
         self._deregistered = True
         self._table.deregister(self._worker_id)
 
 
 def checked(value: float | None) -> float | None:
-    """The value itself. Raises `ValueError` unless it is None or a number from 0 to 100."""
+    """Return the value if it is None or from 0 to 100.
+
+    Raises:
+        ValueError: The value is out of range.
+    """
     if value is not None and not (math.isfinite(value) and 0 <= value <= FULL_PERCENT):
         raise ValueError(f"{value} is not a percentage from 0 to 100")
     return value
 
 
 def round_half_up(value: float) -> float:
-    """Six decimals, halves away from zero (protocol §2.3)."""
+    """Round to six decimals, halves away from zero (protocol §2.3)."""
     return float(Decimal(repr(value)).quantize(_MICRO, ROUND_HALF_UP))

@@ -1,1 +1,1 @@
-"""The user's transform: how it is called, what it may return, and what its errors say."""
+"""Call the user's transform, and handle its rejected rows and errors."""

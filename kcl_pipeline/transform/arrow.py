@@ -1,4 +1,4 @@
-"""Calls an Arrow transform: a function of a `pyarrow.Table` that returns one."""
+"""Call an Arrow transform: a function from a `pyarrow.Table` to a `pyarrow.Table`."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ ArrowTransform = Callable[[pa.Table], pa.Table]
 
 
 def apply_arrow_transform(transform: ArrowTransform | None, records: pa.Table) -> pa.Table:
-    """Call the user's function.
+    """Call the user's function; None returns the records unchanged.
 
-    Raises `TransformFailedError` with its error, `BrokenTransformError` when it does not return a
-    table.
+    Raises:
+        TransformFailedError: The function raised an error.
+        BrokenTransformError: The function did not return a table.
     """
     if transform is None:
         return records
@@ -42,7 +43,7 @@ def apply_arrow_transform(transform: ArrowTransform | None, records: pa.Table) -
 def probe_arrow_transform(
     transform: ArrowTransform | None, parts: Sequence[pa.Table]
 ) -> list[str | None]:
-    """Call the user's function on each part; its error, or None (see `BatchWriter.probe`)."""
+    """Call the function on each part. Returns its error or None (see `BatchWriter.probe`)."""
     return [_error_on(transform, part) for part in parts]
 
 

@@ -1,4 +1,4 @@
-"""What a user's transform raised, as one bounded line that names the user's own file and line."""
+"""Format an error of the user's transform as one line with the user's file and line number."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ from typing import Final
 from kcl_pipeline.text import printable
 
 MAX_ERROR_CHARACTERS: Final = 500
-"""Our own limit for the text of an error: it goes into log lines, Dagster's database and the
-dead-letter table, and an exception's message may hold the record's payload.
+"""Longest text of an error.
+
+The text is stored in logs, Dagster's database and the dead-letter table. An exception's message may
+contain the payload of a record.
 """
 
 _PACKAGE: Final = str(Path(__file__).parents[1])
@@ -30,9 +32,9 @@ _FRAME: Final = re.compile(r'^ *File "([^"]+)", line (\d+), in (\S+)', re.MULTIL
 
 
 def error_line(error: BaseException) -> str:
-    """The error's type and the first line of its message, and where in the user's code it arose.
+    """The error's type, the first line of its message, and its frame in the user's code.
 
-    At most `MAX_ERROR_CHARACTERS` characters, all of them printable.
+    At most `MAX_ERROR_CHARACTERS` printable characters.
     """
     lines = [line for line in str(error).strip().splitlines() if line.strip()]
     text = type(error).__name__ + (f": {lines[0].strip()}" if lines else "")
@@ -40,7 +42,7 @@ def error_line(error: BaseException) -> str:
 
 
 def with_frame(text: str, frame: str | None) -> str:
-    """The first line of `text` and the frame. The text is cut, never the frame."""
+    """The first line of `text` and the frame. Only the text is shortened."""
     end = "" if frame is None else f" ({frame})"
     line = text.strip().partition("\n")[0].strip()
     most = MAX_ERROR_CHARACTERS - len(end)
@@ -49,9 +51,9 @@ def with_frame(text: str, frame: str | None) -> str:
 
 
 def frame_of(raised_at: TracebackType | None) -> str | None:
-    """The innermost frame of the user's code: outside this package and what is installed.
+    """The innermost frame of the user's code, outside this package and installed packages.
 
-    Without one, the innermost frame outside this package and Spark's client; None without any.
+    Without such a frame, the innermost frame outside this package and Spark's client; else None.
     """
     frames = [
         (frame.filename, frame.lineno or 0, frame.name) for frame in traceback.extract_tb(raised_at)
@@ -60,7 +62,7 @@ def frame_of(raised_at: TracebackType | None) -> str | None:
 
 
 def frame_in(text: str) -> str | None:
-    """As `frame_of`, from the printed traceback of a Python process of Spark."""
+    """Like `frame_of`, for the printed traceback of a Python process of Spark."""
     return _innermost([(file, int(line), name) for file, line, name in _FRAME.findall(text)])
 
 
@@ -81,6 +83,6 @@ def _is_installed(file: str) -> bool:
 
 
 def _shown(file: str) -> str:
-    """The path below the working directory, where the file is there."""
+    """The path, relative to the working directory if the file is below it."""
     here = os.getcwd() + os.sep  # noqa: PTH109 (a string is compared)
     return file.removeprefix(here)

@@ -1,8 +1,8 @@
-"""Rows that a transform hands back as dead letters: those with a text in the column `_error`.
+"""Separate the rows that a transform rejects: those with a string in the column `_error`.
 
-Such a row carries the position of its record, so that the dead letter is the record as it was read:
-the columns `shard_id`, `sequence_number` and `sub_sequence_number`, and `stream` where there are
-several. With a leading underscore (`_shard_id`) they are not columns of the table.
+A rejected row contains the position of its record, so that the dead letter is the record as it was
+read: the columns `shard_id`, `sequence_number` and `sub_sequence_number`, and `stream` with several
+streams. With a leading underscore (`_shard_id`) they are not written to the table.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _STREAM: Final = "stream"
 
 @dataclass(frozen=True, slots=True)
 class RejectedColumns:
-    """Where an output has the error and the position of a rejected row.
+    """The output columns with the error and the position of a rejected row.
 
     Attributes:
-        positions: Output column for each column of `REJECTED_SCHEMA` that is there.
-        dropped: Columns that are not columns of the table.
+        positions: By column of `REJECTED_SCHEMA`, the output column, if it exists.
+        dropped: Output columns that are not written to the table.
     """
 
     positions: dict[str, str]
@@ -36,15 +36,17 @@ class RejectedColumns:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """All output columns that say something about rejected rows."""
+        """All output columns that describe rejected rows."""
         return (ERROR_COLUMN, *self.positions.values())
 
 
 def rejected_columns(schema: pa.Schema) -> RejectedColumns | None:
-    """What an output with these columns says about rejected rows; None without `_error`.
+    """Find the columns that describe rejected rows; None without `_error`.
 
-    Raises `BrokenTransformError` when rejected rows could not be traced to their records: at the
-    first batch, not at the first bad record.
+    The check applies to the first batch, also without rejected rows.
+
+    Raises:
+        BrokenTransformError: The columns do not identify the records of rejected rows.
     """
     names = schema.names
     if ERROR_COLUMN not in names:
@@ -54,27 +56,31 @@ def rejected_columns(schema: pa.Schema) -> RejectedColumns | None:
         for name in (_STREAM, *_POSITION)
         if name in names or f"_{name}" in names
     }
-    lacking = [name for name in _POSITION if name not in positions]
-    if lacking:
+    missing = [name for name in _POSITION if name not in positions]
+    if missing:
         raise BrokenTransformError(
-            f"the transform returns {ERROR_COLUMN} without {', '.join(lacking)}; return these "
-            "columns of the records too, or, to keep them out of the table, with a leading "
-            f"underscore (_{lacking[0]})"
+            f"the transform returns {ERROR_COLUMN} without {', '.join(missing)}; return these "
+            "columns of the records too, with a leading underscore "
+            f"(_{missing[0]}) to keep them out of the table"
         )
-    for name, wanted in {**positions, "error": ERROR_COLUMN}.items():
-        kind, must = schema.field(wanted).type, REJECTED_SCHEMA.field(name).type
-        if not _fits(kind, must):
+    for name, column in {**positions, "error": ERROR_COLUMN}.items():
+        kind, required = schema.field(column).type, REJECTED_SCHEMA.field(name).type
+        if not _fits(kind, required):
             raise BrokenTransformError(
-                f"the transform returns {wanted} as {kind}; return it as {must}"
+                f"the transform returns {column} as {kind}; return it as {required}"
             )
     hidden = [f"_{name}" for name in (_STREAM, *_POSITION) if f"_{name}" in names]
     return RejectedColumns(positions, (ERROR_COLUMN, *hidden))
 
 
 def split_rejected(output: pa.Table) -> tuple[pa.Table, pa.Table | None]:
-    """The rows for the table, and the rejected ones with `REJECTED_SCHEMA` (None: there are none).
+    """Split an output into the rows for the table and the rejected rows.
 
-    Raises `BrokenTransformError` as `rejected_columns` does.
+    Returns:
+        The rows for the table, and the rejected rows with `REJECTED_SCHEMA` (None without any).
+
+    Raises:
+        BrokenTransformError: As in `rejected_columns`.
     """
     columns = rejected_columns(output.schema)
     if columns is None:
@@ -97,12 +103,12 @@ def split_rejected(output: pa.Table) -> tuple[pa.Table, pa.Table | None]:
     return kept.filter(pc.invert(is_rejected)), table
 
 
-def _fits(kind: pa.DataType, must: pa.DataType) -> bool:
+def _fits(kind: pa.DataType, required: pa.DataType) -> bool:
     if pa.types.is_dictionary(kind):
-        return _fits(kind.value_type, must)
+        return _fits(kind.value_type, required)
     if pa.types.is_null(kind):
         return True
-    if pa.types.is_integer(must):
+    if pa.types.is_integer(required):
         return bool(pa.types.is_integer(kind))
     return bool(
         pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)

@@ -101,7 +101,7 @@ def test_http_get_reads_only_good_answers_of_plain_http():
     try:
         base = f"http://127.0.0.1:{server.server_address[1]}/v4/id"
         assert ecs.http_get(f"{base}/stats") == b"{}"
-        with pytest.raises(OSError, match="answered 404"):
+        with pytest.raises(OSError, match="returned status 404"):
             ecs.http_get(base)
     finally:
         server.shutdown()
@@ -109,7 +109,7 @@ def test_http_get_reads_only_good_answers_of_plain_http():
         thread.join()
     with pytest.raises(OSError):
         ecs.http_get(f"{base}/stats")
-    with pytest.raises(OSError, match="not an http address"):
+    with pytest.raises(OSError, match="not an http URL"):
         ecs.http_get("file:///etc/hostname")
 
 

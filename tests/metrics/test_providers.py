@@ -81,9 +81,9 @@ def test_cfs_quota(quota, period, cores):
 
 
 def test_cfs_quota_of_nothing_is_refused_instead_of_dividing_by_zero():
-    with pytest.raises(ValueError, match="no limit"):
+    with pytest.raises(ValueError, match="is not valid"):
         cgroup.parse_cfs_quota("0", "100000")
-    with pytest.raises(ValueError, match="no limit"):
+    with pytest.raises(ValueError, match="is not valid"):
         cgroup.parse_cpu_max("1000 0")
 
 

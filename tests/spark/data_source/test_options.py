@@ -23,8 +23,7 @@ from kcl_pipeline.spark.data_source.options import check_mode, parse_options
         ({"streamName": "a,a"}, "option streamName='a,a' names no stream, or one twice"),
         (
             {"streamName": "a", "path": "b"},
-            r"load\('b'\) names a path, which format\('kinesis'\) does not have; "
-            r"write option\('streamName', 'b'\)",
+            r"load\('b'\) names a path, which format\('kinesis'\) does not have; write option",
         ),
         (
             {"streamName": "a", "endpoint": "http://x"},
