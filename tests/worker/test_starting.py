@@ -180,3 +180,16 @@ def test_the_second_report_comes_soon():
     seconds = [at - began for at in reports]
     assert seconds[0] <= 3
     assert [round(b - a) for a, b in itertools.pairwise(seconds)] == [10, 10]
+
+
+def test_a_worker_opens_its_application_once(aws, pipeline, monkeypatch):
+    clients = clients_of(aws, pipeline)
+    clients.kinesis.create_stream(StreamName="orders", ShardCount=1)
+    worker = pipeline.build_worker("w-1", clients=clients)
+    tables = worker._parts.lease_table, worker._parts.worker_table, worker._parts.coordinator_table
+    again = []
+    for table in tables:
+        monkeypatch.setattr(table, "ensure_exists", lambda name=table.name: again.append(name))
+    worker.start_up()
+    worker.reporter.deregister()
+    assert again == []

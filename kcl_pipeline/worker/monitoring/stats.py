@@ -1,4 +1,4 @@
-"""WorkerStats of a worker: added up per reporting period and over its life."""
+"""Counters of a worker, added up per reporting period and over its life."""
 
 from __future__ import annotations
 
