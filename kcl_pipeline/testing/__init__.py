@@ -1,1 +1,1 @@
-"""In-memory Kinesis and tables, and a virtual clock: what users test their transforms with."""
+"""In-memory Kinesis, tables and sink, and a virtual clock, to test transforms with."""

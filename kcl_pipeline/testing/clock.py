@@ -1,5 +1,7 @@
-"""Clocks for tests: `ShiftedClock` (a real clock with a movable offset) and `VirtualClock` (one
-thread, time passes only by waiting).
+"""Clocks for tests.
+
+`ShiftedClock` is a real clock with a movable offset. `VirtualClock` is for one thread; its time
+passes only by waiting.
 """
 
 from __future__ import annotations
@@ -12,8 +14,9 @@ from kcl_pipeline.clock import Clock, StopSignal, SystemClock
 
 
 class ShiftedClock:
-    """Another clock, some seconds ahead. Waiting takes as long as it takes on the base clock; only
-    what is read is shifted.
+    """A clock that is some seconds ahead of another clock.
+
+    Only the times that it returns are shifted. Waiting takes as long as on the base clock.
     """
 
     def __init__(self, base: Clock | None = None, offset_seconds: float = 0.0) -> None:
@@ -23,12 +26,13 @@ class ShiftedClock:
 
     @property
     def offset_seconds(self) -> float:
-        """How far ahead of the base clock this one is."""
+        """Seconds that this clock is ahead of the base clock."""
         return self._offset
 
     def advance(self, seconds: float) -> None:
-        """Move `seconds` (≥ 0) ahead at once. Raises `ValueError` for a negative number: monotonic
-        time never goes back.
+        """Move the clock ahead by `seconds` at once.
+
+        Raises `ValueError` for a negative number, because monotonic time never goes back.
         """
         if seconds < 0:
             raise ValueError(f"a clock cannot be advanced by {seconds} seconds")
@@ -52,8 +56,9 @@ class ShiftedClock:
 
 
 class VirtualSignal:
-    """A stop signal on virtual time: waiting for an unset signal lets its whole time-out pass at
-    once.
+    """A stop signal on virtual time.
+
+    A wait for an unset signal lets its whole time-out pass at once.
     """
 
     def __init__(self, clock: VirtualClock) -> None:
@@ -67,8 +72,10 @@ class VirtualSignal:
         self._set = True
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Pass `timeout` seconds unless set. Raises `RuntimeError` without a time-out: nobody else
-        runs who could set it.
+        """Pass `timeout` seconds unless the signal is set.
+
+        Raises `RuntimeError` without a time-out, because no other thread exists that could set the
+        signal.
         """
         if not self._set:
             if timeout is None:
@@ -78,7 +85,7 @@ class VirtualSignal:
 
 
 class VirtualClock:
-    """Time for one thread: it stands still until somebody sleeps or calls `advance`."""
+    """A clock for one thread, whose time passes only by `sleep` and `advance`."""
 
     def __init__(self, start_epoch_seconds: float = 1_700_000_000.0) -> None:
         self._start = start_epoch_seconds
@@ -97,21 +104,22 @@ class VirtualClock:
         self._elapsed += seconds
 
     def advance(self, seconds: float) -> None:
-        """The same as `sleep`, named for the test that moves time."""
+        """Let `seconds` pass, as `sleep` does; the name is for tests that move time."""
         self.sleep(seconds)
 
     def signal(self) -> VirtualSignal:  # noqa: D102 (documented by the protocol)
         return VirtualSignal(self)
 
     def lock(self) -> AbstractContextManager[object]:
-        """A lock that raises `RuntimeError` when taken twice: with one thread that would be a
-        deadlock.
+        """A lock that detects deadlocks of the only thread.
+
+        It raises `RuntimeError` when it is taken twice.
         """
         return VirtualLock()
 
 
 class VirtualLock:
-    """A lock for the only thread there is; used by `with`, any number of times."""
+    """A lock for a single thread; `with` can use it any number of times."""
 
     def __init__(self) -> None:
         self._locked = False

@@ -1,4 +1,4 @@
-"""Executors without Spark: the fetches of a batch done one after the other, in this process."""
+"""Range jobs without Spark: this process does the fetches of a batch one after the other."""
 
 from __future__ import annotations
 
@@ -12,9 +12,12 @@ from kcl_pipeline.kinesis.ranges import RangeReader, RangesWritten, ShardFetch
 
 
 class InlineRangeJobs:
-    """`RangeJobs` that reads with `reader` and writes with `writer`, as one task would.
+    """`RangeJobs` that reads with `reader` and writes with `writer`, as one Spark task does.
 
-    `fetch_seconds`: see `RangeReader.fetch`.
+    Args:
+        reader: Fetches the ranges.
+        writer: Transforms and writes the rows.
+        fetch_seconds: See `RangeReader.fetch`.
     """
 
     def __init__(
@@ -36,5 +39,5 @@ class InlineRangeJobs:
             return RangesWritten(shards, None, str(error))
 
     def close(self) -> None:
-        """Note that it was called."""
+        """Set `closed`."""
         self.closed = True

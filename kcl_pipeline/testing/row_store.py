@@ -1,11 +1,15 @@
-"""Rows in a dictionary: `leases.store.RowStore` without a service.
+"""A `leases.store.RowStore` that keeps its rows in a dictionary.
 
-Every request is announced by hooks, through which a test injects faults, waits and scheduling:
-`before_call(operation, key)` runs before anything is applied, `after_call(operation, key)` when it
-has been; an error raised by the second is an answer that was lost. `operation` is DynamoDB's name
-of the request (`UpdateItem`, `Query`, ...), `key` the row's key, the owner for Query, all keys
-joined by commas for TransactWriteItems, and empty for Scan. Scans, index queries and reads that are
-not strongly consistent may be given a lag: they then see the table as it was that long ago.
+Two hooks see every request. Tests use them to inject faults, waits and scheduling.
+`before_call(operation, key)` runs before the request is applied, `after_call(operation, key)` after
+it. An error that `after_call` raises stands for a lost response.
+
+`operation` is DynamoDB's name of the request (`UpdateItem`, `Query`, ...). `key` is the row's key.
+It is the owner for Query, all keys joined by commas for TransactWriteItems, and empty for Scan and
+DescribeTable.
+
+Scans, index queries and reads that are not strongly consistent can have a lag. They then return the
+table as it was that many seconds ago.
 """
 
 from __future__ import annotations
@@ -40,8 +44,10 @@ HISTORY_SECONDS = 120.0
 
 
 class LandsLate(Exception):  # noqa: N818 (it is what happens to a request)
-    """Raised by `before_call` of a write: the caller gets `answer` now, and `schedule` is called
-    with the write, to be applied at any time, as a request that was held up in the network.
+    """A write that is applied after its caller got an error.
+
+    `before_call` raises it for a write. The caller gets `answer` at once. `schedule` receives the
+    write and can apply it at any time, like a request that the network delayed.
     """
 
     def __init__(self, answer: Exception, schedule: Callable[[Callable[[], object]], None]) -> None:
@@ -51,16 +57,18 @@ class LandsLate(Exception):  # noqa: N818 (it is what happens to a request)
 
 
 def no_hook(operation: str, key: str) -> None:
-    """A hook that does nothing."""
+    """Do nothing."""
 
 
 class MemoryStore:
     """`store.RowStore` in a dictionary.
 
-    Rows are given out as they are stored, not as copies: nobody changes an `Item` in place.
-    Lags (seconds, or a function that gives them) may be changed at any time; at most
-    `HISTORY_SECONDS` are remembered. `scan_page_rows`: a scan takes one call for so many rows, in
-    the order of their keys; None takes one call for all.
+    Rows are returned as they are stored, without a copy, because no caller changes an `Item` in
+    place. Lags are seconds, or a function that returns them. They can change at any time. At most
+    `HISTORY_SECONDS` of history are kept.
+
+    Attributes:
+        scan_page_rows: Rows per call of a scan, in the order of their keys. None: one call for all.
     """
 
     def __init__(
@@ -118,7 +126,7 @@ class MemoryStore:
         )
 
     def transact(self, writes: Sequence[Put | Update]) -> frozenset[int]:
-        """See `store.RowStore`. The hooks get all keys, joined by commas."""
+        """See `store.RowStore`; the hooks receive all keys, joined by commas."""
         keys = [
             write.key if isinstance(write, Update) else text_of(write.item, self.key_name) or ""
             for write in writes
@@ -146,7 +154,7 @@ class MemoryStore:
         return self._write("DeleteItem", key, conditions, lambda _: None)
 
     def scan(self, *, consistent: bool = False) -> Iterator[Item]:
-        """See `store.RowStore`; the rows of one page are those of one instant."""
+        """See `store.RowStore`; all rows of one page are from one instant."""
         last = ""
         while True:
             self._begin("Scan", "")
@@ -173,27 +181,30 @@ class MemoryStore:
         return tuple(sorted(key for key, item in found.items() if text_of(item, OWNER) == owner))
 
     def find(self, key: str) -> Item | None:
-        """The row as it is now; no hook runs."""
+        """Return the current row without a call of the hooks."""
         return self._rows.get(key)
 
     def rows(self) -> dict[str, Item]:
-        """A copy of all rows by key, sorted; no hook runs."""
+        """Return a copy of all rows, sorted by key, without a call of the hooks."""
         with self._lock:
             return {key: _copied(self._rows[key]) for key in sorted(self._rows)}
 
     def view(self) -> MemoryStore:
-        """The same rows under other hooks and lags."""
+        """Return a store with the same rows and lags, and without hooks.
+
+        Later changes of hooks and lags apply to one of the two stores only.
+        """
         other = copy.copy(self)
         other.before_call = other.after_call = no_hook
         return other
 
     def plant(self, item: Item) -> None:
-        """Put a row as another program might have written it: no condition, no hook."""
+        """Store a row without conditions and hooks, as another program would."""
         with self._lock:
             self._replace(text_of(item, self.key_name) or "", _copied(item))
 
     def erase(self, key: str) -> None:
-        """Remove a row as another program, or somebody by hand, might: no condition, no hook.
+        """Remove a row without conditions and hooks, as another program or an operator would.
 
         An unknown key is ignored.
         """
@@ -229,7 +240,7 @@ class MemoryStore:
         return self._applied(operation, key, apply)
 
     def _applied(self, operation: str, key: str, apply: Callable[[], _T]) -> _T:
-        """Apply a write between the two hooks, or later when the first one says so."""
+        """Apply a write between the two hooks, or later if `before_call` raises `LandsLate`."""
         try:
             self._begin(operation, key)
         except LandsLate as late:
@@ -263,8 +274,10 @@ class MemoryStore:
 
 
 def _copied(item: Item) -> Item:
-    """A copy of a row that shares nothing with it that can change; most attributes are a plain
-    value under the name of its type.
+    """Copy a row so that no mutable part is shared.
+
+    Most attributes are one plain value under the name of its type, which makes a deep copy
+    unnecessary.
     """
     return {
         name: dict(value) if _PLAIN.issuperset(value) else _deep(value)

@@ -1,8 +1,7 @@
-"""A table in memory: the twin of the Delta sink, its faults on demand, and a batch writer that
-keeps files in memory.
+"""An in-memory sink and batch writer that behave like the Delta sink, with injected faults.
 
-One behaviour suite runs against both sinks. Every call passes time on the clock before and after
-its effect, so a simulation can put anything in between.
+One test suite runs against this sink and the Delta sink. Every call lets time pass on the clock
+before and after its effect, so a simulation can schedule any event in between.
 """
 
 from __future__ import annotations
@@ -35,25 +34,31 @@ _LIMIT: Final = 2**63
 
 
 class SinkFault(StrEnum):
-    """What can go wrong with a call. `REFUSE` and the `LAND` ones concern commits and fences; the
-    others any call.
+    """Faults of a sink call.
+
+    `LAND_AND_FAIL`, `LAND_LATE` and `LOSE_RACE` concern commits and fences. `FAIL` concerns every
+    call.
     """
 
     FAIL = "fail"
-    """`SinkError`; nothing happened."""
+    """The call raises `SinkError` and has no effect."""
     LAND_AND_FAIL = "land_and_fail"
-    """The entry landed and `SinkError` is raised."""
+    """The entry is committed, and the call raises `SinkError`."""
     LAND_LATE = "land_late"
-    """`SinkError` is raised; the entry lands when `land_late` is called, unless the log has moved
-    on by then.
+    """The call raises `SinkError`; `MemoryTable.land_late` commits the entry later.
+
+    The entry is dropped if another entry has taken its version by then.
     """
     LOSE_RACE = "lose_race"
-    """Another writer's entry takes the version in between: the call tries again by itself."""
+    """Another writer's entry takes the version first, and the call retries by itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogEntry:
-    """One version of the table: the files it adds and the numbers it sets, by lease key."""
+    """One version of the table: the files it adds and the transaction versions it sets.
+
+    `data` and `fence` map lease keys to versions.
+    """
 
     version: int
     files: tuple[DataFile, ...] = ()
@@ -62,12 +67,12 @@ class LogEntry:
 
 
 FaultHook = Callable[[str, tuple[str, ...]], SinkFault | None]
-"""Called with the method's name and the lease keys concerned, once per call; None: no fault."""
+"""Called once per call with the method's name and the lease keys; None means no fault."""
 
 
 @dataclass
 class MemoryTable:
-    """What all sinks of one table share: the log, files by path, dead letters.
+    """State that all sinks of one table share: the log, files by path, dead letters.
 
     `log` is empty until the table is created.
     """
@@ -82,33 +87,35 @@ class MemoryTable:
 
     @property
     def version(self) -> int:
-        """The newest version; −1: no table."""
+        """The newest version; −1 if the table does not exist."""
         return len(self.log) - 1
 
     @property
     def files(self) -> tuple[DataFile, ...]:
-        """All committed files, in the order of their commits; a file that was committed twice is
-        there twice.
+        """All committed files, in commit order.
+
+        A file that was committed twice is listed twice.
         """
         return tuple(file for entry in self.log for file in entry.files)
 
     def rows(self) -> pa.Table | None:
-        """All committed rows (of files that a `MemoryBatchWriter` wrote); None when there are
-        none.
+        """All committed rows, or None if there are none.
+
+        The files must be those of a `MemoryBatchWriter`.
         """
         tables = [self.objects[file.path] for file in self.files]
         return pa.concat_tables(tables, promote_options="default") if tables else None
 
     def numbers(self, lease_key: str) -> TxnVersions:
-        """The numbers of a lease at the log's end."""
+        """The transaction versions of a lease at the end of the log."""
         return self._numbers.get(lease_key, TxnVersions())
 
     def landed_at(self, lease_key: str, number: int) -> int | None:
-        """The version that set the data number of a lease to `number`."""
+        """The version of the table that set the data version of a lease to `number`, or None."""
         return self._landed.get((lease_key, number))
 
     def new_dead_letters(self, records: pa.Table) -> pa.Table:
-        """Those records that are not among the dead letters, by lease and position."""
+        """Select the records that are not among the dead letters yet, by lease and position."""
         names = ["lease_key", "sequence_number", "sub_sequence_number"]
         if not set(names) <= set(records.column_names):
             return records
@@ -119,14 +126,15 @@ class MemoryTable:
         return records.take(pa.array(new, pa.int64()))
 
     def land_late(self) -> int:
-        """Deliver the entries of `LAND_LATE` calls: one whose version is still free lands, the
-        others are gone. Returns how many landed.
+        """Commit the entries of `LAND_LATE` calls and return how many were committed.
+
+        An entry is dropped if its version is taken.
         """
         waiting, self._waiting = self._waiting, []
         return sum(self.append(entry) for entry in waiting)
 
     def append(self, entry: LogEntry) -> bool:
-        """Put the entry in the log if its version is the next one."""
+        """Append the entry if its version is the next one, and return whether it was appended."""
         if entry.version != len(self.log):
             return False
         self.log.append(entry)
@@ -146,8 +154,11 @@ class MemoryTable:
 class InMemorySink:
     """A `TransactionalSink` on a `MemoryTable`.
 
-    `faults` decides per call, `latency_seconds` is passed before and after the effect of every
-    call.
+    Args:
+        table: The table to write to; a new one by default.
+        clock: Measures the latency.
+        faults: Chooses the fault of each call.
+        latency_seconds: Time that passes before and after the effect of every call.
     """
 
     def __init__(
@@ -225,8 +236,11 @@ class InMemorySink:
             fault = None
 
     def _landed(self, entries: Sequence[CommitEntry]) -> int | None:
-        """The version that set all these numbers, if it is after those that set the expected ones:
-        a row deleted by hand begins its numbers anew.
+        """The version that already committed these entries, or None.
+
+        All entries must have the same version, and it must be newer than those that set the
+        expected data versions. The order matters because the batch numbers of a lease start again
+        after its row is deleted by hand.
         """
         versions = {self.table.landed_at(entry.lease_key, entry.number) for entry in entries}
         version = versions.pop()
@@ -270,8 +284,9 @@ class InMemorySink:
         return fault
 
     def _land(self, entry: LogEntry, fault: SinkFault | None) -> int | None:
-        """Append the entry made against the log's end, with time in between: None when somebody was
-        quicker.
+        """Append the entry after some time.
+
+        Returns its version, or None if another writer was first.
         """
         if fault is SinkFault.LOSE_RACE:
             self.table.append(LogEntry(entry.version))
@@ -310,8 +325,9 @@ def _nullable(schema: pa.Schema) -> pa.Schema:
 
 
 class MemoryBatchWriter:
-    """A `BatchWriter` that keeps its file in a `MemoryTable`: `transform` gets the records and
-    returns a table; None takes them as they are.
+    """A `BatchWriter` that keeps its files in a `MemoryTable`.
+
+    `transform` maps the records to a table of rows. None keeps the records unchanged.
     """
 
     def __init__(
@@ -321,7 +337,7 @@ class MemoryBatchWriter:
         self._transform = transform
 
     def write(self, batch: Batch) -> Written:
-        """Transform and keep (see `BatchWriter.write`)."""
+        """Transform the records and keep the rows (see `BatchWriter.write`)."""
         if self._transform is not None and not batch.records.num_rows:
             return NOTHING_WRITTEN
         rows, rejected = split_rejected(apply_arrow_transform(self._transform, batch.records))

@@ -1,5 +1,7 @@
-"""The three tables in memory: the same operations on rows that are shaped as DynamoDB's, for tests
-and the simulation. `row_store` describes hooks and lags.
+"""In-memory versions of the lease, worker-metrics and coordinator-state tables.
+
+They run the same operations as the DynamoDB tables, on rows of the same format. Tests and the
+simulation use them. `row_store` describes hooks and lags.
 """
 
 from __future__ import annotations
@@ -20,9 +22,10 @@ _MOST_DECODED: Final = 10_000
 
 
 class _Decoded:
-    """Leases by the row they were decoded from: a simulation reads most rows many times.
+    """Cache of decoded leases by row, because a simulation reads most rows many times.
 
-    A row is known by its identity, which stays good because the row is kept, and never changes.
+    The key is the identity of the row. It stays valid because the cache keeps the row, and rows
+    never change.
     """
 
     def __init__(self) -> None:
@@ -40,7 +43,7 @@ class _Decoded:
 
 
 class _Inspectable:
-    """What all three twins offer to tests beyond their table protocol.
+    """What the three in-memory tables offer to tests in addition to their protocol.
 
     `store` has the hooks and lags.
     """
@@ -54,29 +57,29 @@ class _Inspectable:
         self.hook(before_call, after_call)
 
     def hook(self, before_call: CallHook | None, after_call: CallHook | None) -> None:
-        """Replace both hooks; None: none."""
+        """Replace both hooks; None removes a hook."""
         self.store.before_call = before_call or no_hook
         self.store.after_call = after_call or no_hook
 
     def view(
         self, *, before_call: CallHook | None = None, after_call: CallHook | None = None
     ) -> Self:
-        """The same table as another process sees it: the same rows, hooks and lags of its own."""
+        """Return the same table as another process sees it, with separate hooks and lags."""
         other = copy.copy(self)
         other.store = other._store = self.store.view()  # noqa: SLF001 (a copy of itself)
         other.hook(before_call, after_call)
         return other
 
     def rows(self) -> dict[str, Item]:
-        """A copy of all rows by key, sorted, as DynamoDB would give them; no hook runs."""
+        """Return a copy of all rows in DynamoDB's format, by key, without a call of the hooks."""
         return self.store.rows()
 
     def plant(self, item: Item) -> None:
-        """Put a row as another program might have written it: no condition, no hook."""
+        """Store a row without conditions and hooks, as another program would."""
         self.store.plant(item)
 
     def erase(self, key: str) -> None:
-        """Remove a row as somebody by hand might: no condition, no hook.
+        """Remove a row without conditions and hooks, as an operator would.
 
         An unknown key is ignored.
         """
@@ -86,7 +89,7 @@ class _Inspectable:
 class InMemoryLeaseTable(LeaseRows, _Inspectable):
     """The lease table in memory.
 
-    With `exists` False it must be created by `ensure_exists` first, as a real one.
+    With `exists=False`, `ensure_exists` must create it first, like a real table.
     """
 
     def __init__(
@@ -107,7 +110,7 @@ class InMemoryLeaseTable(LeaseRows, _Inspectable):
         _Inspectable.__init__(self, store, before_call, after_call)
 
     def row(self, key: str) -> Lease | None:
-        """The row of a lease as it is now, None when there is none; no hook runs."""
+        """Return the current lease, or None, without a call of the hooks."""
         item = self.store.find(key)
         return None if item is None else self._decode(item)
 

@@ -1,5 +1,6 @@
-"""The consumer's view of the in-memory Kinesis: `records.kinesis.KinesisClient` without a network,
-pages straight to Arrow.
+"""`KinesisClient` on the in-memory Kinesis, without a network.
+
+Pages become Arrow tables directly.
 """
 
 from __future__ import annotations
@@ -57,7 +58,10 @@ def _repeated(name: str, rows: int) -> pa.Array:
 
 @lru_cache(maxsize=100)
 def _constants(rows: int) -> tuple[pa.Array, pa.Array]:
-    """Zeros, and texts that are absent: arrays never change, and making them takes a while."""
+    """Return a column of zeros and a column of nulls with `rows` rows.
+
+    The columns are cached, because arrays are immutable and expensive to create.
+    """
     return pa.repeat(pa.scalar(0, pa.int64()), rows), pa.nulls(rows, pa.string())
 
 
@@ -66,7 +70,7 @@ def _millis(moment: datetime | None) -> int | None:
 
 
 def records_table(stream_name: str, shard_id: str, page: Page) -> pa.Table:
-    """A page as an Arrow table of `RECORD_SCHEMA`."""
+    """Convert a page to an Arrow table of `RECORD_SCHEMA`."""
     rows = len(page.data)
     if not rows:
         return NO_RECORDS
@@ -102,7 +106,7 @@ def _shard(answer: Answer) -> Shard:
 class InMemoryKinesis:
     """`KinesisClient` on a `KinesisModel`.
 
-    Raises the errors of `kcl_pipeline.errors`, as the boto3 twin does.
+    Raises the errors of `kcl_pipeline.errors`, as the boto3 client does.
     """
 
     def __init__(self, model: KinesisModel) -> None:
@@ -162,7 +166,7 @@ class InMemoryKinesis:
         with _translated("GetShardIterator"):
             return str(self.model.call("GetShardIterator", **params)["ShardIterator"])
 
-    # documented by the protocol; in whole seconds, as a Date header is
+    # documented by the protocol; whole seconds, like the Date header of a real response
     def latest_iterator(self, stream: StreamId, shard_id: str) -> LatestIterator:  # noqa: D102
         since = datetime.fromtimestamp(int(self.model.world.now_millis()) // 1000, UTC)
         return LatestIterator(self.get_shard_iterator(stream, shard_id, "LATEST"), since)

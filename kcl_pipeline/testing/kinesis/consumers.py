@@ -1,4 +1,4 @@
-"""Enhanced fan-out consumers of the Kinesis model: registration."""
+"""Registration of enhanced fan-out consumers in the Kinesis model."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ def _render(consumer: Consumer, status: str = "ACTIVE") -> Answer:
 
 
 def find_consumer(world: World, params: Params) -> tuple[Stream, Consumer]:
-    """The consumer that a request names, by ConsumerARN, or by StreamARN and ConsumerName.
+    """Find the consumer of a request, by ConsumerARN, or by StreamARN and ConsumerName.
 
-    Raises ResourceNotFoundException.
+    Raises InvalidArgumentException or ResourceNotFoundException.
     """
     arn, name = params.get("ConsumerARN"), params.get("ConsumerName")
     if arn is None and (name is None or params.get("StreamARN") is None):
@@ -52,8 +52,9 @@ def find_consumer(world: World, params: Params) -> tuple[Stream, Consumer]:
 
 
 def register(world: World, params: Params) -> Answer:
-    """RegisterStreamConsumer. The answer says CREATING, as the service's does; from the next call
-    on the consumer is ACTIVE.
+    """RegisterStreamConsumer.
+
+    The response says CREATING, like the service's. From the next call on the consumer is ACTIVE.
     """
     stream, name = world.active({"StreamARN": params["StreamARN"]}), str(params["ConsumerName"])
     if _NAME.fullmatch(name) is None:
@@ -93,7 +94,7 @@ def deregister(world: World, params: Params) -> Answer:
 
 
 def list_consumers(world: World, params: Params) -> Answer:
-    """ListStreamConsumers, by name; the next page by NextToken."""
+    """ListStreamConsumers, sorted by name; NextToken requests the next page."""
     stream = world.find({"StreamARN": params["StreamARN"]})
     after = ""
     if params.get("NextToken") is not None:

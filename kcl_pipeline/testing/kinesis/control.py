@@ -1,4 +1,4 @@
-"""The changing operations of the Kinesis model: streams, resharding, retention, mode, tags."""
+"""Operations of the Kinesis model that change streams, shards, retention, mode or tags."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def _check_room(world: World, more: int) -> None:
 
 
 def create_stream(world: World, params: Params) -> Answer:
-    """CreateStream, provisioned (ShardCount needed) or on demand (four shards)."""
+    """CreateStream, provisioned (ShardCount is required) or on demand (four shards)."""
     name, mode, count = str(params["StreamName"]), _mode_of(params), params.get("ShardCount")
     if _NAME.fullmatch(name) is None:
         raise constraint("streamName", name, "satisfy regular expression pattern: [a-zA-Z0-9_.-]+")
@@ -95,7 +95,10 @@ def create_stream(world: World, params: Params) -> Answer:
 
 
 def delete_stream(world: World, params: Params) -> Answer:
-    """DeleteStream: gone at once. A stream with consumers needs EnforceConsumerDeletion."""
+    """DeleteStream, with effect at once.
+
+    A stream with consumers needs EnforceConsumerDeletion.
+    """
     stream = world.find(params)
     if stream.consumers and not params.get("EnforceConsumerDeletion"):
         raise in_use(
@@ -107,7 +110,7 @@ def delete_stream(world: World, params: Params) -> Answer:
 
 
 def update_stream_mode(world: World, params: Params) -> Answer:
-    """UpdateStreamMode (the stream is named by StreamARN alone)."""
+    """UpdateStreamMode; only StreamARN can name the stream."""
     stream = world.active({"StreamARN": params["StreamARN"]})
     stream.mode = _mode_of(params)
     return {}
@@ -162,7 +165,7 @@ def split_shard(world: World, params: Params) -> Answer:
 
 
 def merge_shards(world: World, params: Params) -> Answer:
-    """MergeShards of two open shards whose hash keys are next to each other."""
+    """MergeShards of two open shards with adjacent hash-key ranges."""
     stream = _provisioned(world, params, "MergeShards")
     shard = stream.require_shard(str(params["ShardToMerge"]))
     adjacent = stream.require_shard(str(params["AdjacentShardToMerge"]))
@@ -173,7 +176,10 @@ def merge_shards(world: World, params: Params) -> Answer:
 
 
 def update_shard_count(world: World, params: Params) -> Answer:
-    """UpdateShardCount with uniform scaling, at most twice and at least half of the open shards."""
+    """UpdateShardCount with uniform scaling.
+
+    The target is at most twice and at least half the number of open shards.
+    """
     target = int(params["TargetShardCount"])
     if target < 1:
         raise constraint("targetShardCount", target, "have value greater than or equal to 1")
@@ -235,7 +241,7 @@ def _retention(world: World, params: Params) -> tuple[Stream, int]:
 def increase_retention(world: World, params: Params) -> Answer:
     """IncreaseStreamRetentionPeriod, up to 8,760 hours.
 
-    What has left retention does not come back.
+    Records that the old period has trimmed stay trimmed.
     """
     stream, hours = _retention(world, params)
     if hours < stream.retention_hours:
@@ -284,7 +290,7 @@ def _monitoring(world: World, params: Params, *, enable: bool) -> Answer:
 
 
 def enable_monitoring(world: World, params: Params) -> Answer:
-    """EnableEnhancedMonitoring; nothing is measured, the setting is kept."""
+    """EnableEnhancedMonitoring; the model stores the setting and measures nothing."""
     return _monitoring(world, params, enable=True)
 
 
@@ -294,7 +300,7 @@ def disable_monitoring(world: World, params: Params) -> Answer:
 
 
 def start_encryption(world: World, params: Params) -> Answer:
-    """StartStreamEncryption; records stay as they are, the setting is kept."""
+    """StartStreamEncryption; the model stores the setting and encrypts nothing."""
     world.active(params).encryption_key_id = str(params["KeyId"])
     return {}
 
@@ -323,7 +329,7 @@ def add_tags(world: World, params: Params) -> Answer:
 
 
 def remove_tags(world: World, params: Params) -> Answer:
-    """RemoveTagsFromStream; keys that are not there are ignored."""
+    """RemoveTagsFromStream; unknown keys are ignored."""
     tags = world.find(params).tags
     for key in params["TagKeys"]:
         tags.pop(str(key), None)

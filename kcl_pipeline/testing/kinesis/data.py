@@ -1,4 +1,4 @@
-"""The data plane of the Kinesis model: putting records, iterators, and reading."""
+"""The data plane of the Kinesis model: puts, iterators and reads."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ Entry = tuple[str, bytes, str | None]
 
 @dataclass(frozen=True, slots=True)
 class Put:
-    """What became of one record: where it is, or why it is not.
+    """The result of one put: a position, or an error.
 
-    `error` is a code, and then the other two are empty.
+    If `error` (a code) is set, `shard_id` and `sequence_number` are empty.
     """
 
     shard_id: str = ""
@@ -50,8 +50,9 @@ class Put:
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """One GetRecords answer. `next_iterator` None: the shard is at its end and `child_shards` are
-    its children.
+    """One GetRecords response.
+
+    `next_iterator` is None at the end of a closed shard; `child_shards` are then its children.
     """
 
     page: Page
@@ -65,9 +66,9 @@ class Read:
 
 
 def _check_entry(stream: Stream, entry: Entry, field: str) -> int:
-    """The record's size in bytes.
+    """Return the record's size in bytes.
 
-    Raises ValidationException or InvalidArgumentException when it is not acceptable.
+    Raises ValidationException or InvalidArgumentException for an invalid record.
     """
     key, data, explicit = entry
     if not key:
@@ -98,8 +99,10 @@ def _check_entry(stream: Stream, entry: Entry, field: str) -> int:
 
 
 def put_records(world: World, params: Params, entries: Sequence[Entry]) -> list[Put]:
-    """Store 1 to 500 records, each on its own: one may be refused for its shard's throughput while
-    the others are stored.
+    """Store 1 to 500 records and return one result per record.
+
+    The results are independent: a shard's throughput limit can reject one record while others are
+    stored.
     """
     if not entries:
         raise constraint("records", "[]", "have length greater than or equal to 1")
@@ -144,7 +147,7 @@ def _put(stream: Stream, entry: Entry, size: int, now_millis: int, now: float | 
 
 
 def put_record(world: World, params: Params, entry: Entry) -> Put:
-    """Store one record. Raises ProvisionedThroughputExceededException."""
+    """Store one record; raises ProvisionedThroughputExceededException."""
     with world.lock:
         stream = world.usable(params)
         size = _check_entry(stream, entry, "")
@@ -171,7 +174,7 @@ def put_record(world: World, params: Params, entry: Entry) -> Put:
 
 
 def iterator(stream: Stream, shard: ShardLog, index: int, now_millis: int) -> str:
-    """A token for the place `index` in the shard."""
+    """A token for `index` in the shard."""
     return encode_token("iterator", now_millis, stream.name, stream.serial, shard.shard_id, index)
 
 
@@ -183,7 +186,7 @@ def start_index(
     number: str | None,
     at_millis: int | None,
 ) -> int:
-    """The place that an iterator type with its arguments means. Raises InvalidArgumentException."""
+    """The index that an iterator type and its arguments select; raises InvalidArgumentException."""
     now_millis = world.now_millis()
     stream.trim(shard, now_millis)
     if kind in {"TRIM_HORIZON", "LATEST"}:
@@ -304,7 +307,7 @@ def _open_iterator(world: World, params: Params) -> tuple[Stream, ShardLog, int,
 
 
 def get_records(world: World, params: Params) -> Read:
-    """Up to `Limit` (≤ 10,000) records and 10 MiB from an iterator on."""
+    """Read up to `Limit` (≤ 10,000) records and 10 MiB from an iterator."""
     asked = params.get("Limit")
     limit = MAX_RECORDS_PER_READ if asked is None else int(asked)
     if not 1 <= limit <= MAX_RECORDS_PER_READ:
@@ -332,8 +335,9 @@ def read_from(
     now_millis: int,
     max_bytes: int | None = None,
 ) -> Read:
-    """A page from `index` on. Behind the tip: the age of the last record returned; at the
-    tip: 0.
+    """Read a page from `index`.
+
+    `millis_behind_latest` is the age of the last returned record, or 0 at the end of the shard.
     """
     stream.trim(shard, now_millis)
     page = shard.page(index, limit) if max_bytes is None else shard.page(index, limit, max_bytes)
@@ -349,9 +353,9 @@ def read_from(
 
 
 def entry_of(record: Any) -> Entry:
-    """A record of a request, in the service's names.
+    """Convert a record of a request, in the service's format, to an entry.
 
-    Raises ValidationException when a part is missing or of a wrong type.
+    Raises ValidationException if a member is missing or has a wrong type.
     """
     key, data, explicit = (
         record.get("PartitionKey"),

@@ -1,12 +1,12 @@
-"""What the Kinesis model refuses with: the service's own error codes."""
+"""Errors of the Kinesis model, with the service's error codes."""
 
 from __future__ import annotations
 
 
 class KinesisError(Exception):
-    """An error of the service: `code` is the name that SDKs turn into an exception, e.g.
+    """An error of the service.
 
-    `ResourceNotFoundException`.
+    `code` is the name that SDKs map to an exception, for example `ResourceNotFoundException`.
     """
 
     def __init__(self, code: str, message: str) -> None:
@@ -31,7 +31,7 @@ def invalid_argument(message: str) -> KinesisError:
 
 
 def limit_exceeded(message: str) -> KinesisError:
-    """An account limit."""
+    """The request exceeds an account limit."""
     return KinesisError("LimitExceededException", message)
 
 
@@ -41,7 +41,7 @@ def validation(message: str) -> KinesisError:
 
 
 def constraint(field: str, value: object, rule: str) -> KinesisError:
-    """One violated constraint, in the service's words."""
+    """A value violates one constraint; the message is the service's."""
     return validation(
         f"1 validation error detected: Value '{value}' at '{field}' failed to satisfy "
         f"constraint: Member must {rule}"
@@ -49,7 +49,7 @@ def constraint(field: str, value: object, rule: str) -> KinesisError:
 
 
 def throttled(shard_id: str, stream: str, account: str) -> KinesisError:
-    """A shard's throughput is used up."""
+    """The shard's throughput limit is reached."""
     return KinesisError(
         "ProvisionedThroughputExceededException",
         f"Rate exceeded for shard {shard_id} in stream {stream} under account {account}.",

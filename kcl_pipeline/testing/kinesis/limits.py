@@ -1,4 +1,4 @@
-"""The limits of a real shard, as token buckets on a monotonic clock."""
+"""The throughput limits of a shard, as token buckets on a monotonic clock."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ RECORDS_IN_PER_SECOND: Final = 1000.0
 
 @dataclass(slots=True)
 class TokenBucket:
-    """Tokens that refill at `per_second` up to one second's worth.
+    """Tokens that refill at `per_second`, up to the tokens of one second.
 
-    `take` may overdraw a bucket that is not empty, `spend` needs the tokens.
+    `has` tests for tokens. `take` removes them without a test and can overdraw the bucket.
     """
 
     per_second: float
@@ -31,27 +31,28 @@ class TokenBucket:
         self.updated = now
 
     def has(self, amount: float, now: float) -> bool:
-        """Whether `amount` is there; more than a bucket can ever hold is let through when it is
-        full.
+        """Whether `amount` tokens are available.
+
+        An amount above the capacity is admitted when the bucket is full.
         """
         self._refill(now)
         return self.tokens >= min(amount, self.per_second) - 1e-9
 
     def available(self, now: float) -> float:
-        """Tokens there now; negative after overdrawing."""
+        """Tokens available now; negative after an overdraft."""
         self._refill(now)
         return self.tokens
 
     def take(self, amount: float) -> None:
-        """Use up `amount`; the bucket may go negative."""
+        """Remove `amount` tokens; the result can be negative."""
         self.tokens -= amount
 
 
 class ShardLimits:
-    """What one shard lets through: 1 MiB and 1,000 records in, 5 reads and 2 MiB out, per second.
+    """Limits of one shard per second: 1 MiB and 1,000 records in, 5 reads and 2 MiB out.
 
-    Reading follows the documented rule: an answer may be up to 10 MiB, and then reads are refused
-    until the debt is paid (5 seconds).
+    Reads follow the documented rule. A response can have up to 10 MiB. Later reads are rejected
+    until the average is within the limit again (5 seconds).
     """
 
     def __init__(self) -> None:
@@ -61,9 +62,7 @@ class ShardLimits:
         self._bytes_out = TokenBucket(BYTES_OUT_PER_SECOND)
 
     def admit_put(self, size: int, now: float) -> bool:
-        """Take room for one record of `size` bytes (data and partition key); False when there is
-        none.
-        """
+        """Admit one record of `size` bytes (data and partition key), or return False."""
         if not (self._records_in.has(1, now) and self._bytes_in.has(size, now)):
             return False
         self._records_in.take(1)
@@ -71,8 +70,10 @@ class ShardLimits:
         return True
 
     def admit_read(self, now: float) -> bool:
-        """Take room for one read; False when there were five in this second or bytes are still
-        owed.
+        """Admit one read, or return False.
+
+        A read is rejected after five reads in one second, or while the bytes of earlier reads
+        exceed the limit.
         """
         if not self._reads.has(1, now) or self._bytes_out.available(now) <= 0:
             return False
@@ -80,5 +81,5 @@ class ShardLimits:
         return True
 
     def charge_read(self, size: int) -> None:
-        """Account for the bytes that a read returned."""
+        """Count the bytes that a read returned."""
         self._bytes_out.take(size)

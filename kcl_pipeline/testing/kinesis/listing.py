@@ -1,4 +1,4 @@
-"""The describing operations of the Kinesis model: streams, shards, limits, tags."""
+"""Operations of the Kinesis model that describe streams, shards, limits and tags."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _DEFAULT_TAGS: Final = 50
 
 
 def render_range(keys: HashKeyRange) -> Answer:
-    """A hash key range in the service's form."""
+    """Convert a hash-key range to the service's format."""
     return {"StartingHashKey": str(keys.start), "EndingHashKey": str(keys.end)}
 
 
 def render_shard(shard: ShardLog) -> Answer:
-    """A shard in the service's form; absent members are absent."""
+    """Convert a shard to the service's format; unset members are omitted."""
     numbers = {"StartingSequenceNumber": shard.starting_sequence_number}
     if shard.ending_sequence_number is not None:
         numbers["EndingSequenceNumber"] = shard.ending_sequence_number
@@ -56,7 +56,7 @@ def _render_stream(stream: Stream) -> Answer:
 
 
 def describe_stream(world: World, params: Params) -> Answer:
-    """DescribeStream, with its shards in pages of `Limit` (default 100)."""
+    """DescribeStream, with shards in pages of `Limit` (default 100)."""
     stream = world.find(params)
     shards = stream.shards_after(params.get("ExclusiveStartShardId"))
     limit = params.get("Limit") or _DEFAULT_DESCRIBE
@@ -80,9 +80,9 @@ def describe_stream_summary(world: World, params: Params) -> Answer:
     return {"StreamDescriptionSummary": _render_stream(stream) | counts}
 
 
-# every operation has this form
+# Unused params: OPERATIONS needs one signature for all operations.
 def describe_limits(world: World, params: Params) -> Answer:  # noqa: ARG001
-    """DescribeLimits: shards of provisioned streams, and on-demand streams."""
+    """DescribeLimits: counts of provisioned shards and of on-demand streams."""
     now_millis = world.now_millis()
     for stream in world.streams.values():
         stream.settle(now_millis)
@@ -97,7 +97,7 @@ def describe_limits(world: World, params: Params) -> Answer:  # noqa: ARG001
 
 
 def list_streams(world: World, params: Params) -> Answer:
-    """ListStreams, by name; the next page by NextToken or by ExclusiveStartStreamName."""
+    """ListStreams, sorted by name; NextToken or ExclusiveStartStreamName requests the next page."""
     start = params.get("ExclusiveStartStreamName")
     if params.get("NextToken") is not None:
         parts = decode_token("streams", str(params["NextToken"]), 1)
@@ -134,8 +134,8 @@ def list_streams(world: World, params: Params) -> Answer:
 def list_shards(world: World, params: Params) -> Answer:
     """ListShards.
 
-    A following page is named by NextToken alone, which says everything but the page size and lives
-    five minutes.
+    NextToken alone requests a following page. It contains all parameters except the page size and
+    expires after five minutes.
     """
     token = params.get("NextToken")
     if token is not None:
@@ -255,7 +255,7 @@ def _shard_page(
 
 
 def list_tags_for_stream(world: World, params: Params) -> Answer:
-    """ListTagsForStream, by key, in pages of `Limit` (default 50)."""
+    """ListTagsForStream, sorted by key, in pages of `Limit` (default 50)."""
     tags = sorted(world.find(params).tags.items())
     start, limit = params.get("ExclusiveStartTagKey"), params.get("Limit") or _DEFAULT_TAGS
     if start is not None:

@@ -1,9 +1,10 @@
-"""Kinesis Data Streams in one process: streams, shards, records, resharding, retention and limits,
-on a clock that can be moved.
+"""Kinesis Data Streams in one process, on a movable clock.
 
-One model has three faces: this one (`KinesisModel.call`, the service's operations by name),
-`kinesis_client.InMemoryKinesis` (the consumer's protocol, pages straight to Arrow) and
-`kcl_pipeline.local` (HTTP for any SDK).
+The model has streams, shards, records, resharding, retention and limits. It has three interfaces:
+
+- `KinesisModel.call`: the service's operations by name.
+- `testing.kinesis.client.InMemoryKinesis`: the consumer's protocol; pages become Arrow tables.
+- `kcl_pipeline.local`: HTTP for any SDK.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ def _put_record(world: World, params: Params) -> Answer:
 
 
 def render_put(put: Put) -> Answer:
-    """One record's part of a PutRecords answer."""
+    """Convert one result to its member of a PutRecords response."""
     if put.error is not None:
         return {"ErrorCode": put.error, "ErrorMessage": put.message}
     return {"SequenceNumber": put.sequence_number, "ShardId": put.shard_id}
@@ -51,7 +52,7 @@ def _put_records(world: World, params: Params) -> Answer:
 
 
 def render_tail(read: Read) -> Answer:
-    """A GetRecords answer without its records; absent members are absent."""
+    """A GetRecords response without its records; unset members are omitted."""
     answer: Answer = {"MillisBehindLatest": read.millis_behind_latest}
     if read.next_iterator is not None:
         answer["NextShardIterator"] = read.next_iterator
@@ -144,11 +145,10 @@ _MOST_PER_PAGE: Final = 10_000
 
 
 class KinesisModel:
-    """All streams of one account and region. Thread-safe; every operation is atomic. Nothing is
-    kept on disk.
+    """All streams of one account and region, in memory.
 
-    `clock` is a movable clock by default: `model.clock.advance(…)` (when it is a `ShiftedClock`)
-    ages iterators and records.
+    Thread-safe; every operation is atomic. The default clock is a `ShiftedClock`:
+    `model.clock.advance(…)` ages iterators and records.
     """
 
     def __init__(
@@ -166,15 +166,15 @@ class KinesisModel:
 
     @property
     def settings(self) -> KinesisSettings:
-        """How this model behaves."""
+        """The settings of this model."""
         return self.world.settings
 
     def call(self, operation: str, **params: Any) -> Answer:
-        """Do one operation of the service, e.g. `call("SplitShard", StreamName=…, ShardToSplit=…,
-        NewStartingHashKey=…)`.
+        """Execute one operation of the service.
 
-        Blobs are bytes, timestamps are epoch milliseconds (both ways). Raises `KinesisError` with
-        the service's code.
+        For example `call("SplitShard", StreamName=…, ShardToSplit=…, NewStartingHashKey=…)`. In
+        requests and responses, blobs are bytes and timestamps are epoch milliseconds. Raises
+        `KinesisError` with the service's code.
         """
         function = OPERATIONS.get(operation)
         if function is None:
@@ -204,20 +204,20 @@ class KinesisModel:
     # ----------------------------------------------------------------------------
 
     def create_stream(self, name: str, shard_count: int = 1) -> None:
-        """A provisioned stream with equally wide shards."""
+        """Create a provisioned stream with equally wide shards."""
         self.call("CreateStream", StreamName=name, ShardCount=shard_count)
 
     def put_records(self, name: str, entries: Sequence[Entry]) -> list[Put]:
         """Store up to 500 records: (partition key, data, explicit hash key or None).
 
-        Look at each `Put.error`.
+        The caller must check each `Put.error`.
         """
         return data_plane.put_records(self.world, {"StreamName": name}, entries)
 
     def put(self, name: str, entries: Iterable[tuple[str, bytes]]) -> list[Put]:
         """Store any number of records (partition key, data).
 
-        Raises `KinesisError` for the first that is refused.
+        Raises `KinesisError` for the first record that is rejected.
         """
         everything = [(key, data, None) for key, data in entries]
         puts: list[Put] = []
@@ -250,9 +250,9 @@ class KinesisModel:
         )
 
     def subscribe(self, consumer_arn: str, shard_id: str, **starting_position: Any) -> Subscription:
-        """SubscribeToShard: `subscribe(arn, shard, Type="LATEST")`.
+        """SubscribeToShard, for example `subscribe(arn, shard, Type="LATEST")`.
 
-        Ask `next_event` for what it delivers.
+        `next_event` returns the events.
         """
         return subscriptions.subscribe(
             self.world,
@@ -264,18 +264,19 @@ class KinesisModel:
         )
 
     def next_event(self, subscription: Subscription) -> SubscriptionEvent | None:
-        """What the subscription delivers next; None: nothing yet.
+        """Return the next event of the subscription, or None if none is due.
 
-        Raises `KinesisError` when it was taken over or its shard is gone.
+        Raises `KinesisError` if another subscription took over, or the stream, shard or consumer is
+        gone.
         """
         return subscriptions.next_event(self.world, subscription)
 
     def stream(self, name: str) -> Stream:
-        """The stream itself, to look at. Raises `KinesisError` (ResourceNotFoundException)."""
+        """Return the stream for inspection; raises `KinesisError` (ResourceNotFoundException)."""
         with self.world.lock:
             return self.world.named(name)
 
     def open_shard_ids(self, name: str) -> list[str]:
-        """The shards that take records now, in the order of their hash keys."""
+        """Ids of the open shards, in the order of their hash keys."""
         with self.world.lock:
             return [s.shard_id for s in self.world.named(name).open_shards]

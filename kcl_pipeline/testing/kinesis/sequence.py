@@ -1,11 +1,11 @@
-"""Sequence numbers in the service's layout: 56 decimal digits that compare like the records they
-name.
+"""Sequence numbers in the service's layout: 56 decimal digits that sort like their records.
 
-The number, in 47 hexadecimal digits: `2`, the shard's creation second (9), the low digit of the
+The number has 47 hexadecimal digits: `2`, the shard's creation second (9), the low digit of the
 shard's index (1), the record's index in the shard (16), two zeros, the arrival second (9), the
-shard's index (8), the layout version `2`. So numbers of one shard increase with the record index,
-and those of a shard created later are higher. Only the order and the uniqueness are documented by
-the service; the layout is what it shows.
+shard's index (8), the layout version `2`. Numbers of one shard increase with the record index.
+Numbers of a shard that is created later are higher.
+
+The service documents only the order and the uniqueness. The layout is observed.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ _DIGITS: Final = 56
 
 @dataclass(frozen=True, slots=True)
 class SequenceParts:
-    """What a sequence number says: seconds are epoch seconds, `record_index` counts from 1 (0: the
-    shard's start).
+    """The parts of a sequence number.
+
+    Seconds are epoch seconds. `record_index` counts from 1; 0 is the start of the shard.
     """
 
     shard_created_seconds: int
@@ -46,19 +47,20 @@ def number(base: int, record_index: int, arrival_seconds: int) -> str:
 
 
 def starting(shard_created_seconds: int, shard_index: int) -> str:
-    """A shard's StartingSequenceNumber: below its first record, above everything in its parents."""
+    """A shard's StartingSequenceNumber: below its first record, above all of its parents."""
     return number(base_of(shard_created_seconds, shard_index), 0, shard_created_seconds)
 
 
 def ending(shard_created_seconds: int, shard_index: int, closed_seconds: int) -> str:
-    """A closed shard's EndingSequenceNumber: above its last record, below everything in its
-    children.
+    """A closed shard's EndingSequenceNumber.
+
+    It is above the shard's last record and below all numbers of its children.
     """
     return number(base_of(shard_created_seconds, shard_index), _END_INDEX, closed_seconds)
 
 
 def parse(text: str) -> SequenceParts | None:
-    """Read a sequence number; None when it is not one."""
+    """Parse a sequence number; None if `text` is not one."""
     if len(text) != _DIGITS or not (text.isascii() and text.isdigit()):
         return None
     value = int(text)

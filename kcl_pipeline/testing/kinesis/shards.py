@@ -1,4 +1,4 @@
-"""One shard of the Kinesis model: an append-only log with a trimmed head."""
+"""One shard of the Kinesis model: an append-only log whose oldest records are trimmed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _COMPACT_AFTER: Final = 1024
 class Page:
     """Records of one read, as columns of equal length.
 
-    `next_index` is the place after the last one, `size` their bytes.
+    `next_index` is the index after the last record. `size` is the number of bytes of all records.
     """
 
     sequence_numbers: list[str]
@@ -30,12 +30,12 @@ class Page:
 
 
 class ShardLog:
-    """A shard and its records. Places are absolute record indexes from 0, so that they stay right
-    when the head is trimmed.
+    """A shard and its records.
 
-    Times are epoch milliseconds. The shard is open from `opened_millis` (inclusive) to
-    `closed_millis` (exclusive; None while it is open). Nothing here depends on how much is stored:
-    appending, reading a page and finding a place are constant or logarithmic.
+    Indexes are absolute, from 0, so they stay valid when records are trimmed. Times are epoch
+    milliseconds. The shard is open from `opened_millis` (inclusive) to `closed_millis` (exclusive;
+    None while it is open). The cost of an append, a page or a search is constant or logarithmic in
+    the number of stored records.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class ShardLog:
 
     @property
     def is_open(self) -> bool:
-        """Whether the shard takes records."""
+        """Whether the shard accepts records."""
         return self.closed_millis is None
 
     @property
@@ -87,7 +87,7 @@ class ShardLog:
     def append(self, partition_key: str, data: bytes, size: int, now_millis: int) -> str:
         """Store a record and return its sequence number.
 
-        `size` is what it counts against the page limit.
+        `size` is the number of bytes that count against the page limit.
         """
         arrival = self._last_arrival = max(now_millis, self._last_arrival)
         number = sequence.number(self._base, self._dropped + len(self._data) + 1, arrival // 1000)
@@ -100,9 +100,9 @@ class ShardLog:
         return number
 
     def page(self, index: int, limit: int, max_bytes: int = MAX_PAGE_BYTES) -> Page:
-        """Up to `limit` records from `index` on, at most `max_bytes` but at least one record.
+        """Read up to `limit` records from `index`: at most `max_bytes`, but at least one record.
 
-        A trimmed place reads from the oldest record.
+        A trimmed index reads from the oldest record.
         """
         first = max(index, self._trimmed) - self._dropped
         before = self._written_bytes[first - 1] if first > 0 else self._dropped_bytes
@@ -119,35 +119,33 @@ class ShardLog:
         )
 
     def arrival_of(self, index: int) -> int:
-        """When the record at `index` (head ≤ index < end) arrived."""
+        """Arrival time of the record at `index` (head ≤ index < end)."""
         return self._arrivals[index - self._dropped]
 
     def index_at(self, sequence_number: str) -> int:
-        """The place of this record, or of the first one after it."""
+        """Index of this record, or of the first one after it."""
         return max(
             self._trimmed, self._dropped + bisect_left(self._sequence_numbers, sequence_number)
         )
 
     def index_after(self, sequence_number: str) -> int:
-        """The place of the first record after this one."""
+        """Index of the first record after this one."""
         return max(
             self._trimmed, self._dropped + bisect_right(self._sequence_numbers, sequence_number)
         )
 
     def index_at_time(self, millis: int) -> int:
-        """The place of the first record that arrived at `millis` or later."""
+        """Index of the first record that arrived at `millis` or later."""
         return max(self._trimmed, self._dropped + bisect_left(self._arrivals, millis))
 
     def owns(self, parts: sequence.SequenceParts) -> bool:
-        """Whether a sequence number with these parts belongs to this very shard."""
+        """Whether a sequence number with these parts belongs to this shard."""
         return (
             parts.shard_index == self.index and parts.shard_created_seconds == self.created_seconds
         )
 
     def close(self, now_millis: int, children: tuple[ChildShard, ...]) -> None:
-        """End the shard: no record is taken any more, and readers at the end are sent to the
-        children.
-        """
+        """Close the shard: it accepts no more records, and readers at its end get the children."""
         self.closed_millis = now_millis
         self.children = children
         self.ending_sequence_number = sequence.ending(
@@ -155,9 +153,9 @@ class ShardLog:
         )
 
     def trim(self, before_millis: int) -> None:
-        """Give up records that arrived before `before_millis`.
+        """Drop records that arrived before `before_millis`.
 
-        Costs what is given up, not what is kept.
+        The cost depends on the number of dropped records, not on the number of kept ones.
         """
         first = self._trimmed - self._dropped
         while first < len(self._arrivals) and self._arrivals[first] < before_millis:
@@ -176,7 +174,7 @@ class ShardLog:
             self._dropped = self._trimmed
 
     def was_open_at(self, millis: int) -> bool:
-        """Whether the shard took records at this moment."""
+        """Whether the shard accepted records at this time."""
         return self.opened_millis <= millis and (
             self.closed_millis is None or millis < self.closed_millis
         )

@@ -1,6 +1,4 @@
-"""What the operations of the Kinesis model share: the streams, the clock, the settings, and how a
-request names a stream.
-"""
+"""State that all operations of the Kinesis model share: streams, clock, settings and tokens."""
 
 from __future__ import annotations
 
@@ -23,8 +21,12 @@ Answer = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class KinesisSettings:
-    """How the model behaves. `enforce_limits`: shards throttle as real ones do. Delays: how long a
-    stream is CREATING, or UPDATING by a reshard.
+    """Settings of the model.
+
+    Attributes:
+        enforce_limits: Whether shards throttle like real ones.
+        create_delay_seconds: How long a new stream is CREATING.
+        reshard_delay_seconds: How long a stream is UPDATING during a reshard.
     """
 
     account: str = "123456789012"
@@ -38,9 +40,9 @@ class KinesisSettings:
 
 
 class World:
-    """All streams of one account and region, behind one lock.
+    """All streams of one account and region, protected by one lock.
 
-    Timestamps in requests and answers are epoch milliseconds.
+    Timestamps in requests and responses are epoch milliseconds.
     """
 
     def __init__(self, clock: Clock, settings: KinesisSettings) -> None:
@@ -51,7 +53,7 @@ class World:
         self.serial = 0
 
     def now_millis(self) -> int:
-        """Epoch milliseconds by the model's clock."""
+        """Epoch milliseconds of the model's clock."""
         return round(self.clock.wall() * 1000)
 
     def arn(self, stream_name: str) -> str:
@@ -61,7 +63,10 @@ class World:
         )
 
     def name_of(self, params: Params) -> str:
-        """The name of the stream that a request is about, by StreamName or StreamARN."""
+        """The name of the stream in a request, from StreamName or StreamARN.
+
+        Raises InvalidArgumentException or ResourceNotFoundException.
+        """
         name, arn = params.get("StreamName"), params.get("StreamARN")
         if arn is None:
             if name is None:
@@ -79,7 +84,7 @@ class World:
         return arn_name
 
     def named(self, name: str) -> Stream:
-        """The stream with this name, settled. Raises ResourceNotFoundException."""
+        """The stream with this name, with due changes applied; raises ResourceNotFoundException."""
         stream = self.streams.get(name)
         if stream is None:
             raise not_found(f"Stream {name} under account {self.settings.account} not found.")
@@ -87,11 +92,14 @@ class World:
         return stream
 
     def find(self, params: Params) -> Stream:
-        """The stream that a request is about, in whatever state."""
+        """The stream of a request, in any state."""
         return self.named(self.name_of(params))
 
     def usable(self, params: Params) -> Stream:
-        """The stream, if it takes and gives records: one that is being created is not found yet."""
+        """The stream of a request, if it can be written and read.
+
+        Raises ResourceNotFoundException while the stream is CREATING.
+        """
         stream = self.find(params)
         if stream.status == "CREATING":
             raise not_found(
@@ -100,7 +108,7 @@ class World:
         return stream
 
     def active(self, params: Params) -> Stream:
-        """The stream, if it is ACTIVE. Raises ResourceInUseException."""
+        """The stream of a request, if it is ACTIVE; raises ResourceInUseException."""
         stream = self.find(params)
         if stream.status != "ACTIVE":
             raise in_use(
@@ -114,18 +122,18 @@ _ENCODER = json.JSONEncoder(separators=(",", ":"))
 
 
 def encode_token(kind: str, *parts: str | int | None) -> str:
-    """An opaque token: base64 text of the parts with a checksum."""
+    """An opaque token: the parts and a checksum in base64."""
     body = _ENCODER.encode([kind, *parts]).encode()
     return base64.b64encode(zlib.crc32(body).to_bytes(4, "big") + body).decode()
 
 
 def decode_token(kind: str, token: str, count: int) -> list[Any] | None:
-    """The parts of a token of this kind, or None when it is not one."""
+    """The parts of a token of this kind, or None for any other string."""
     try:
         raw = base64.b64decode(token, validate=True)
     except (binascii.Error, ValueError):
         return None
-    # the checksum's width
+    # 4 is the width of the checksum.
     if len(raw) <= 4 or zlib.crc32(raw[4:]).to_bytes(4, "big") != raw[:4]:  # noqa: PLR2004
         return None
     kind_found, *parts = json.loads(raw[4:])

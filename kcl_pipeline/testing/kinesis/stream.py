@@ -1,6 +1,4 @@
-"""One stream of the Kinesis model: its shards, where a record goes, and how shards are split,
-merged and rescaled.
-"""
+"""One stream of the Kinesis model: its shards, record routing and resharding."""
 
 from __future__ import annotations
 
@@ -30,8 +28,9 @@ class Consumer:
 
 @dataclass(slots=True)
 class Subscription:
-    """A fan-out subscription of one consumer to one shard: where it stands, since when, and until
-    when. Times are epoch milliseconds.
+    """A fan-out subscription of one consumer to one shard.
+
+    `index` is the next record to deliver. Times are epoch milliseconds.
     """
 
     stream_name: str
@@ -53,8 +52,9 @@ def even_boundaries(count: int) -> list[int]:
 
 
 class Stream:
-    """A stream and everything in it. `serial` tells two streams of one name apart; times are epoch
-    milliseconds.
+    """A stream with its shards, consumers and subscriptions.
+
+    `serial` distinguishes two streams of the same name. Times are epoch milliseconds.
     """
 
     def __init__(
@@ -87,17 +87,16 @@ class Stream:
     def begin(
         self, status: str, ready_millis: int, now_millis: int, change: Callable[[int], None]
     ) -> None:
-        """Enter `status` until `ready_millis`, when `change` happens and the stream is ACTIVE; at
-        once when that is now.
+        """Enter `status` until `ready_millis`; then apply `change` and become ACTIVE.
+
+        The change is applied at once if it is due at `now_millis`.
         """
         self.status = status
         self._pending = (ready_millis, change)
         self.settle(now_millis)
 
     def settle(self, now_millis: int) -> None:
-        """Let happen what is due: a pending change, and shards and records that have left
-        retention.
-        """
+        """Apply what is due: a pending change, and the removal of shards that left retention."""
         if self._pending is not None and now_millis >= self._pending[0]:
             ready_millis, change = self._pending
             self._pending = None
@@ -113,11 +112,11 @@ class Stream:
                 del self._shards[shard.shard_id]
 
     def horizon_millis(self, now_millis: int) -> int:
-        """The oldest moment of which this stream still knows."""
+        """The oldest time that the stream still retains."""
         return max(self.created_millis, now_millis - self.retention_hours * HOUR_MILLIS)
 
     def trim(self, shard: ShardLog, now_millis: int) -> None:
-        """Give up the shard's records that are older than the retention period."""
+        """Drop the shard's records that are older than the retention period."""
         shard.trim(now_millis - self.retention_hours * HOUR_MILLIS)
 
     # -- shards
@@ -130,15 +129,15 @@ class Stream:
 
     @property
     def open_shards(self) -> list[ShardLog]:
-        """The shards that take records, in the order of their hash keys."""
+        """The shards that accept records, in the order of their hash keys."""
         return self._open
 
     def shard(self, shard_id: str) -> ShardLog | None:
-        """The shard with this id, unless it has left retention."""
+        """The shard with this id, or None if it does not exist or has left retention."""
         return self._shards.get(shard_id)
 
     def require_shard(self, shard_id: str) -> ShardLog:
-        """The shard with this id. Raises ResourceNotFoundException."""
+        """The shard with this id; raises ResourceNotFoundException."""
         shard = self._shards.get(shard_id)
         if shard is None:
             raise not_found(
@@ -148,11 +147,11 @@ class Stream:
         return shard
 
     def route(self, hash_key: int) -> ShardLog:
-        """The open shard that takes this hash key (0 ≤ key < 2^128)."""
+        """The open shard whose range contains this hash key (0 ≤ key < 2^128)."""
         return self._open[bisect_left(self._open_ends, hash_key)]
 
     def create_shards(self, count: int, now_millis: int) -> None:
-        """The first, equally wide shards."""
+        """Create the first shards, equally wide."""
         starts = even_boundaries(count)
         ends = [start - 1 for start in starts[1:]] + [MAX_HASH_KEY]
         for start, end in zip(starts, ends, strict=True):
@@ -176,9 +175,9 @@ class Stream:
     def _replace(
         self, parents: list[ShardLog], ranges: list[HashKeyRange], now_millis: int
     ) -> None:
-        # A child starts later than its parents did, in milliseconds (so that every shard was open
-        # at some moment) and in seconds (so that its sequence numbers are above all of theirs),
-        # also when the clock stands still or is set back.
+        # A child opens later than its parents, even if the clock stands still or is set back.
+        # Later in milliseconds: every shard is open at some time. Later in seconds: the child's
+        # sequence numbers are above those of its parents.
         opened = max(now_millis, *(p.opened_millis + 1 for p in parents))
         created = max(now_millis // 1000, *(p.created_seconds + 1 for p in parents))
         for parent in parents:
@@ -194,7 +193,7 @@ class Stream:
     # ----------------------------------------------------------------------------
 
     def check_open(self, shard: ShardLog) -> None:
-        """Raises InvalidArgumentException for a closed shard."""
+        """Raise InvalidArgumentException for a closed shard."""
         if not shard.is_open:
             raise invalid_argument(
                 f"Shard {shard.shard_id} in stream {self.name} under account {self.account} "
@@ -203,8 +202,10 @@ class Stream:
             )
 
     def check_split(self, shard: ShardLog, new_start: int) -> None:
-        """Raises InvalidArgumentException unless both halves would be at least two keys wide and
-        the shard is open.
+        """Check that a shard can be split at `new_start`.
+
+        Raises InvalidArgumentException if it is closed, or if a half would have fewer than two
+        keys.
         """
         self.check_open(shard)
         keys = shard.hash_key_range
@@ -217,7 +218,7 @@ class Stream:
             )
 
     def split(self, shard: ShardLog, new_start: int, now_millis: int) -> None:
-        """Close the shard and open two: below `new_start`, and from it on."""
+        """Close the shard and open two: below `new_start`, and from `new_start` on."""
         keys = shard.hash_key_range
         self._replace(
             [shard],
@@ -226,7 +227,7 @@ class Stream:
         )
 
     def check_merge(self, shard: ShardLog, adjacent: ShardLog) -> None:
-        """Raises InvalidArgumentException unless both are open and next to each other."""
+        """Raise InvalidArgumentException unless both shards are open and adjacent."""
         self.check_open(shard)
         self.check_open(adjacent)
         one, two = shard.hash_key_range, adjacent.hash_key_range
@@ -238,7 +239,7 @@ class Stream:
             )
 
     def merge(self, shard: ShardLog, adjacent: ShardLog, now_millis: int) -> None:
-        """Close both and open one with the union of their hash keys."""
+        """Close both shards and open one with the union of their hash keys."""
         one, two = shard.hash_key_range, adjacent.hash_key_range
         self._replace(
             [shard, adjacent],
@@ -247,8 +248,9 @@ class Stream:
         )
 
     def rescale(self, count: int, now_millis: int) -> None:
-        """Split and merge until there are `count` equally wide shards; like the service, by way of
-        short-lived ones where needed.
+        """Split and merge until there are `count` equally wide shards.
+
+        Like the service, this can create intermediate shards that are closed at once.
         """
         starts = [self._near_boundary(start) for start in even_boundaries(count)]
         for start in starts[1:]:
@@ -261,8 +263,8 @@ class Stream:
                 self.merge(shard, self.route(shard.hash_key_range.end + 1), now_millis)
 
     def _near_boundary(self, start: int) -> int:
-        # A third of all keys and two sixths of them differ by the rounding; such a boundary stays
-        # where it is.
+        # Rounding makes boundaries differ slightly (1/3 and 2/6 of all keys). Such a boundary is
+        # kept, because a split there would create a tiny shard.
         keys = self.route(start).hash_key_range
         if start - keys.start <= _ROUNDING:
             return keys.start

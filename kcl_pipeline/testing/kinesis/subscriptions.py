@@ -1,6 +1,6 @@
-"""SubscribeToShard of the Kinesis model: what an enhanced fan-out subscription delivers next.
+"""SubscribeToShard of the Kinesis model: which event a fan-out subscription delivers next.
 
-How it travels is `kcl_pipeline.local`'s matter.
+`kcl_pipeline.local` sends the events over HTTP.
 """
 
 from __future__ import annotations
@@ -25,8 +25,10 @@ _MAX_EVENT_BYTES: Final = MEBIBYTE
 
 @dataclass(frozen=True, slots=True)
 class SubscriptionEvent:
-    """One event. `continuation` None: the shard is at its end, `read.child_shards` are its
-    children, and nothing follows.
+    """One event of a subscription.
+
+    `continuation` is None at the end of the shard. `read.child_shards` are then its children, and
+    no event follows.
     """
 
     read: Read
@@ -34,10 +36,10 @@ class SubscriptionEvent:
 
 
 def subscribe(world: World, params: Params) -> Subscription:
-    """Begin a subscription.
+    """Start a subscription.
 
-    Within five seconds of the last one for this consumer and shard it is refused
-    (ResourceInUseException); later it takes over, and the earlier one ends with that error.
+    It is rejected with ResourceInUseException within five seconds of the previous one for this
+    consumer and shard. Later it takes over, and the previous subscription ends with that error.
     """
     with world.lock:
         stream, consumer = find_consumer(world, {"ConsumerARN": params["ConsumerARN"]})
@@ -80,10 +82,12 @@ def subscribe(world: World, params: Params) -> Subscription:
 
 
 def next_event(world: World, subscription: Subscription) -> SubscriptionEvent | None:
-    """The next event, or None when there is nothing to say yet. Records are sent as they are there;
-    an empty event now and then says where one is.
+    """Return the next event, or None if none is due.
 
-    Raises `KinesisError` when the subscription was taken over, or its stream, shard or consumer is
+    Records are delivered as soon as they are stored. An idle subscription gets an empty event every
+    `HEARTBEAT_MILLIS`, with the current position.
+
+    Raises `KinesisError` if another subscription took over, or the stream, shard or consumer is
     gone.
     """
     with world.lock:
@@ -110,7 +114,7 @@ def next_event(world: World, subscription: Subscription) -> SubscriptionEvent | 
 
 
 def has_ended(world: World, subscription: Subscription) -> bool:
-    """Whether the subscription's five minutes are over."""
+    """Whether the subscription's lifetime (five minutes by default) is over."""
     return world.now_millis() >= subscription.ends_millis
 
 
@@ -150,7 +154,7 @@ def _has_room(world: World, subscription: Subscription) -> bool:
 def _continuation(shard: ShardLog, read: Read, now_millis: int) -> str:
     if read.page.sequence_numbers:
         return read.page.sequence_numbers[-1]
-    # No record, but a place: at or above the record before it, below the one after it.
+    # A position without a record: not below the previous record, below the next one.
     arrival_seconds = max(now_millis, shard.opened_millis) // 1000
     return sequence.number(
         sequence.base_of(shard.created_seconds, shard.index), read.page.next_index, arrival_seconds
