@@ -306,7 +306,7 @@ def test_a_commit_that_could_not_be_told_apart_is_refused_beforehand(world: Worl
     sink, written = world.ready(), world.write(1)
     with pytest.raises(ValueError, match="at least one"):
         sink.commit(written, [])
-    with pytest.raises(ValueError, match="each (only )?once"):
+    with pytest.raises(ValueError, match=r"each (only )?once"):
         sink.commit(written, [entry("a", 1), entry("a", 2)])
     with pytest.raises(ValueError, match="must be new"):
         sink.commit(written, [entry("a", 1, TxnVersions(1))])

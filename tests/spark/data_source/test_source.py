@@ -161,8 +161,7 @@ def test_a_wrong_option_is_one_sentence(make: Callable[[int], Kinesis], tmp_path
     )
     with pytest.raises(
         StreamingQueryException,
-        match=r"SettingsError: option endingPosition is for spark.read; a stream ends by its "
-        r"trigger",
+        match=r"SettingsError: option endingPosition is for spark.read; remove it, or write",
     ):
         stream.awaitTermination(60)
 
