@@ -1,7 +1,7 @@
-"""Logs the same trouble once per minute.
+"""Log each recurring error once per minute.
 
-A table that was deleted, or a service that is away, fails every call of a worker for as long as it
-lasts: a line for each would hide all others.
+While a table is deleted or a service is unavailable, every call of a worker fails. One log line per
+failure would hide all other lines.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from kcl_pipeline.events import AwsTrouble, CycleFailed, Event
 
 REPEAT_SECONDS: Final = 60.0
 MAX_REMEMBERED: Final = 200
-"""Different errors; of more the oldest is forgotten."""
+"""Number of different errors that are remembered. A further one replaces the oldest."""
 _NUMBER: Final = re.compile(r"\d+")
 
 
@@ -27,9 +27,10 @@ class _Told:
 
 
 class RepeatFilter:
-    """Passes events on. Of `AwsTrouble` and `CycleFailed` with one error it passes one per minute.
+    """Filter that passes one `AwsTrouble` or `CycleFailed` per error and minute.
 
-    Errors that differ only in numbers, such as shard ids, count as one. Thread-safe.
+    All other events pass. Errors that differ only in numbers, such as shard ids, are the same
+    error. Thread-safe.
     """
 
     def __init__(self, clock: Clock | None = None) -> None:
@@ -38,7 +39,10 @@ class RepeatFilter:
         self._told: dict[str, _Told] = {}
 
     def __call__(self, event: Event) -> Event | None:
-        """The event to report, with how often it came since the last report; None: not now."""
+        """Return the event to report, with its number of repetitions since the last report.
+
+        None: the event is not reported now.
+        """
         if not isinstance(event, AwsTrouble | CycleFailed):
             return event
         key = f"{type(event).__name__} {_NUMBER.sub('#', event.error)}"

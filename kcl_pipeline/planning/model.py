@@ -1,4 +1,4 @@
-"""The input and the output of assignment strategies."""
+"""Input and output of assignment strategies."""
 
 from __future__ import annotations
 
@@ -63,15 +63,23 @@ class WorkerState:
 class PlanLimits:
     """The settings that planning needs, in the units of `config.AssignmentSettings`.
 
-    The fields after `balance` are read by `balanced` only, but `cool_down_seconds`, which
-    `worker_utilization_aware` reads as well. Its dead-band has two edges: balancing
-    starts when a worker is more than `re_balance_threshold_percentage` above its fair share (a
-    group: `group_threshold_percentage`) and stops at `balance_target_percentage`. A worker is also
-    left alone while its excess is below `dead_band_kbps` and `dead_band_cpu_percentage` (points).
-    `min_benefit_per_move` is in fair shares of excess relieved, averaged over the moves made for
-    balance. `churn_budget_percentage` is of all leases, per plan; it and `cool_down_seconds` do not
-    hold back a lease without a living owner. `fresh_lease_quantile` of the sampled leases is what a
-    lease without a sample counts.
+    Only the strategy `balanced` reads the fields after `balance`. One exception is
+    `cool_down_seconds`: `worker_utilization_aware` reads it too.
+
+    Attributes:
+        re_balance_threshold_percentage: `balanced` starts to balance when a worker is more than
+            this above its fair share.
+        balance_target_percentage: Excess over the fair share at which `balanced` stops.
+        group_threshold_percentage: The threshold of a group instead of a worker.
+        dead_band_kbps: A worker keeps its leases while its excess is below this and below
+            `dead_band_cpu_percentage`.
+        dead_band_cpu_percentage: In percentage points.
+        min_benefit_per_move: Relieved excess in fair shares, averaged over the moves for balance.
+        cool_down_seconds: Minimum time between two moves of a lease. It does not apply to a lease
+            without a living owner.
+        churn_budget_percentage: Share of all leases that one plan may move. It does not apply to a
+            lease without a living owner.
+        fresh_lease_quantile: A lease without a sample counts as this quantile of the sampled ones.
     """
 
     max_leases_for_worker: int = 2**31 - 1
@@ -95,9 +103,13 @@ class PlanLimits:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """The assignment of one lease to a worker, with the reason as a sentence.
+    """Assignment of one lease to a worker.
 
-    `from_worker` None: the lease has no living owner.
+    Attributes:
+        lease_key: The lease.
+        from_worker: The living owner. None: it has none.
+        to_worker: The new owner.
+        reason: A sentence.
     """
 
     lease_key: str
@@ -114,7 +126,7 @@ class Plan:
         strategy: Name of the strategy.
         moves: Moves by decreasing importance, at most one per lease.
         spilled: Leases that no worker has capacity for.
-        notes: Sentences about the decision.
+        notes: Sentences that explain the decision.
     """
 
     strategy: str
@@ -133,4 +145,4 @@ class PlanInput:
 
 
 Strategy = Callable[[PlanInput], Plan]
-"""A pure, deterministic function; registered under a name by `planning.strategies.register`."""
+"""A pure, deterministic function. `planning.strategies.register` registers it under a name."""

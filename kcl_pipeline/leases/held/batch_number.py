@@ -1,4 +1,4 @@
-"""The number of a prepared batch, as the lease row has it."""
+"""Parse the number of a prepared batch in a lease row."""
 
 from __future__ import annotations
 
@@ -10,16 +10,18 @@ from kcl_pipeline.leases.lease import Lease
 
 INCARNATION_BITS: Final = 26
 COUNTER_BITS: Final = 32
-"""Together 18 decimal digits, which every version of this package reads."""
+"""Both fields have at most 18 decimal digits together; every version of this package reads these."""
 
 _BATCH_NUMBER: Final = re.compile(rb"[1-9][0-9]{0,18}")
 
 
 def pending_number(lease: Lease) -> int | None:
-    """The number of the prepared batch in `pendingCheckpointState`: ASCII decimal, and what follows
-    a slash does not matter.
+    """Return the number of the prepared batch in `pendingCheckpointState`.
 
-    None when there is none, or another program wrote the state.
+    The number is ASCII decimal. Text after a slash is ignored.
+
+    Returns:
+        The number. None: no batch is prepared, or another program wrote the state.
     """
     text = (lease.pending_checkpoint_state or b"").partition(b"/")[0]
     if lease.pending_checkpoint is None or not _BATCH_NUMBER.fullmatch(text):

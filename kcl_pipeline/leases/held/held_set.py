@@ -1,4 +1,4 @@
-"""The set of leases that a worker holds: which they are, and which thread may write one."""
+"""The set of leases that a worker holds, and the locks for writing their rows."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ EXPIRED: Final = "it was not renewed in time"
 
 
 class HeldSet:
-    """The leases held by one worker, by key; thread-safe.
+    """The leases held by one worker, by key.
 
-    A lease that is gained again is another `Held`, and writes through the older one are refused.
-    One thread at a time writes a lease, under a lock of the lease that may span the call.
+    Thread-safe. A lease that is gained again gets a new `Held`; writes through the older one are
+    refused. One thread at a time writes a lease. It holds the lock of the lease during the call.
     """
 
     def __init__(
@@ -35,26 +35,28 @@ class HeldSet:
         self._held: dict[str, Held] = {}
 
     def held(self) -> tuple[Held, ...]:
-        """The leases held and not locally expired, by key."""
+        """Return the leases that are held and not locally expired, sorted by key."""
         now = self._clock.monotonic()
         return tuple(held for held in self._all() if not self._expired(held, now))
 
     def get(self, lease_key: str) -> Held | None:
-        """The lease if it is held and not locally expired."""
+        """Return the lease if it is held and not locally expired."""
         now = self._clock.monotonic()
         with self._lock:
             held = self._held.get(lease_key)
             return None if held is None or self._expired(held, now) else held
 
     def handoffs(self) -> tuple[Held, ...]:
-        """Held leases that are to go to another worker; each has `handoff_deadline` on the
-        monotonic clock.
+        """Return the held leases that are in a handoff.
+
+        Each of them has `handoff_deadline` (monotonic seconds).
         """
         return tuple(held for held in self.held() if held.handoff_deadline is not None)
 
     def overdue_handoffs(self) -> tuple[Held, ...]:
-        """The handoffs whose deadline has passed: they are to be completed whatever the processing
-        does.
+        """Return the handoffs whose deadline has passed.
+
+        They are completed even if a batch of the shard is still being processed.
         """
         now = self._clock.monotonic()
         return tuple(
@@ -64,24 +66,24 @@ class HeldSet:
         )
 
     def record_bytes(self, lease_key: str, count: int) -> None:
-        """Note `count` processed bytes of a lease for its throughput; nothing when it is not
-        held.
-        """
+        """Add `count` processed bytes to the throughput of a lease, if it is held."""
         with self._lock:
             held = self._held.get(lease_key)
             if held is not None:
                 held.throughput.record(count)
 
     def drop(self, held: Held, reason: str) -> None:
-        """Stop holding the lease without writing anything; nothing when this incarnation is not
-        held any more.
+        """Stop holding the lease without a write.
+
+        Do nothing when this incarnation is not held any more.
         """
         if self._remove(held):
             self._events(LeaseLostEvent(self._worker_id, held.lease_key, reason))
 
     def drop_expired(self) -> None:
-        """Stop holding what was not renewed in time, so that discovery finds it again if it still
-        is this worker's.
+        """Stop holding the leases that were not renewed in time.
+
+        Discovery finds those that still belong to this worker.
         """
         now = self._clock.monotonic()
         for held in self._all():
@@ -106,8 +108,11 @@ class HeldSet:
 
     @contextmanager
     def _entered(self, held: Held, *, wait: bool = True) -> Iterator[bool]:
-        """Be the one thread that writes this lease. With `wait` False: False when another one is
-        writing it.
+        """Hold the lock for writing this lease.
+
+        Yields:
+            True: this thread holds the lock. False: `wait` is False and another thread holds it
+                or waits for it.
         """
         with self._lock:
             entered = wait or not held.busy

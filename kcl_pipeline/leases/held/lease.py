@@ -1,4 +1,4 @@
-"""What this process knows of one lease that it holds."""
+"""State of one held lease in this process."""
 
 from __future__ import annotations
 
@@ -9,12 +9,17 @@ from kcl_pipeline.leases.throughput import Throughput
 
 
 class Held:
-    """One incarnation of a held lease: gained anew, the same key is another object, and this one is
-    refused from then on.
+    """One incarnation of a held lease.
 
-    `lease` is the row as this worker last wrote or read it; `handoff_deadline` (monotonic seconds)
-    is set while it is to go to another worker. The other attributes are for `HeldLeases`, which
-    alone makes and changes these objects: `unsure` names the last write whose answer was lost.
+    When a lease is gained again, it gets a new object, and writes through this one are refused.
+    Only `HeldLeases` creates and changes these objects. It alone uses the attributes that are not
+    listed.
+
+    Attributes:
+        lease: The row as this worker last wrote or read it.
+        handoff_deadline: Time-out of the handoff (monotonic seconds). None: no handoff.
+        renewed_at: When the last successful read or write of the row began (monotonic seconds).
+        unsure: The last write whose outcome is unknown. None: all outcomes are known.
     """
 
     __slots__ = (

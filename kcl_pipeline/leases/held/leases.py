@@ -1,7 +1,7 @@
-"""The leases that a worker holds, from gaining to giving back (protocol §6.2 to §6.5, §6.8).
+"""Gain, hand off, release and delete leases (protocol §6.2 to §6.5, §6.8).
 
-No threads: each method is one bounded step, and may be called from any thread. A renewal that finds
-another thread writing the lease leaves it, because every write is a renewal.
+This module starts no threads. Each method is one bounded step, and any thread may call it. A
+renewal skips a lease that another thread is writing, because every write is a renewal.
 """
 
 from __future__ import annotations
@@ -27,10 +27,18 @@ from kcl_pipeline.leases.tables import LeaseTable
 
 
 class HeldLeases(LeaseWrites):
-    """Gains leases, writes through them, and gives them away; thread-safe.
+    """Gain, write, hand off and release the leases of one worker.
 
-    Events are emitted outside of the set's lock. With `multi_stream` set, a lease of the other form
-    is not taken (protocol §1.3).
+    Thread-safe. Events are emitted without the lock of the set.
+
+    Args:
+        table: The lease table.
+        worker_id: The worker that holds the leases.
+        settings: Failover time, handoff time-out and consistency of reads.
+        clock: Measures the time since the last renewal.
+        events: Receives gained, lost and released leases, handoffs and errors.
+        multi_stream: Leases of the other form are not taken (protocol §1.3). None: both forms are.
+        incarnation: See `LeaseWrites`.
     """
 
     def __init__(
@@ -48,13 +56,16 @@ class HeldLeases(LeaseWrites):
         self._multi_stream = multi_stream
         self._rejected = RejectedRows(events)
 
-    # it stands for the builtin
+    # `map` replaces the builtin.
     def recover(self, *, map: MapCallable = serial_map) -> tuple[Held, ...]:  # noqa: A002
-        """Take back what already carries this worker's name, at its start: renewed even if expired;
-        leases in a handoff are left (protocol §6.2).
+        """Renew and hold the leases that name this worker as owner at its start (protocol §6.2).
 
-        Throttling and lost answers are reported as events; discovery finds what was missed. Raises
-        `AccessDeniedError` and `NotFound`.
+        Expired leases are renewed too. Leases in a handoff are skipped. Throttling and lost
+        responses are reported as events; discovery finds the leases that were missed.
+
+        Raises:
+            AccessDeniedError: A permission is missing.
+            NotFoundError: The table does not exist.
         """
         try:
             listing = self._table.list_leases()
@@ -88,11 +99,16 @@ class HeldLeases(LeaseWrites):
         *,
         map: MapCallable = serial_map,  # noqa: A002
     ) -> tuple[Held, ...]:
-        """Find leases newly assigned to this worker: by the index, or among `keys`, then row by row
-        through `map` (protocol §6.3).
+        """Find leases that were newly assigned to this worker (protocol §6.3).
 
-        Nothing is written. A row that cannot be read now is left for the next time. Raises
-        `AwsError` when the index cannot be asked.
+        Nothing is written. A row that cannot be read now is left for the next call.
+
+        Args:
+            keys: Candidates. None: the index supplies them.
+            map: Runs the reads of the rows.
+
+        Raises:
+            AwsError: The index cannot be queried.
         """
         found = self._table.lease_keys_of(self._worker_id) if keys is None else keys
         with self._lock:
@@ -123,11 +139,17 @@ class HeldLeases(LeaseWrites):
         return True
 
     def complete_handoff(self, held: Held, *, forced: bool = False) -> bool:
-        """Give the lease to the worker that the leader chose, and hold it no longer. False when
-        there was nothing to give, or another assignment was faster.
+        """Assign the lease to the worker that the leader chose, and stop holding it.
 
-        Raises `AwsError`: the lease is still held, call again. `forced` says that the time-out does
-        it.
+        Args:
+            held: The lease.
+            forced: Whether the time-out of the handoff is the reason.
+
+        Returns:
+            False: the lease is not in a handoff or not held, or another assignment came first.
+
+        Raises:
+            AwsError: The lease is still held. Call again.
         """
         with self._entered(held):
             return (
@@ -154,10 +176,15 @@ class HeldLeases(LeaseWrites):
         return True
 
     def release(self, held: Held) -> bool:
-        """Make the lease ownerless, so that any leader may assign it at once; one in a handoff goes
-        to its new owner. False when it was not ours any more.
+        """Remove the owner of the lease, so that a leader can assign it at once.
 
-        Raises `AwsError`: the lease is still held, call again.
+        A lease in a handoff goes to its new owner.
+
+        Returns:
+            False: this worker did not own the lease any more.
+
+        Raises:
+            AwsError: The lease is still held. Call again.
         """
         with self._entered(held):
             return self._is_current(held) and (
@@ -167,8 +194,9 @@ class HeldLeases(LeaseWrites):
     def delete(self, held: Held) -> None:
         """Delete the row of a shard that does not exist any more, and stop holding the lease.
 
-        Raises `LeaseLostError` when the row has another checkpoint than this worker wrote, and
-        `AwsError`: the lease is still held, call again.
+        Raises:
+            LeaseLostError: The row has another checkpoint than this worker wrote.
+            AwsError: The lease is still held. Call again.
         """
         with self._entered(held):
             self._settle(held)

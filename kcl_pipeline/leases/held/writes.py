@@ -1,4 +1,4 @@
-"""The conditional writes of a held lease, and what became of one whose answer was lost."""
+"""Conditional writes of held leases, and recovery from lost responses."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _ENDED: Final = "its shard has been read to the end"
 
 @dataclass(frozen=True, slots=True)
 class CheckpointWrite:
-    """What a checkpoint write puts into the row; made again it is the same write."""
+    """The values that a checkpoint write puts into the row. Equal values are the same write."""
 
     checkpoint: Position
     pending: Position | None
@@ -33,11 +33,14 @@ class CheckpointWrite:
 
 
 class LeaseWrites(HeldSet):
-    """Writes the rows of held leases: renewal, checkpoint, prepare, and rows of relatives.
+    """Write the rows of held leases: renewal, checkpoint, prepare, children and parents.
 
-    Every write renews the lease. A write whose outcome is unknown is made again before another one.
-    `incarnation`, below `2**INCARNATION_BITS`, tells the batches of this process from those of
-    others that hold, or held, a row with the same counters.
+    Every write of its row renews a lease. A write whose outcome is unknown is repeated before
+    another one.
+
+    Args:
+        incarnation: A number below `2**INCARNATION_BITS`. It makes the batch numbers of this
+            process differ from those of others that use a row with the same counters.
     """
 
     def __init__(
@@ -57,13 +60,14 @@ class LeaseWrites(HeldSet):
         self.shares_its_id = False
         """Whether another running process is known to use the same worker id."""
 
-    # it stands for the builtin
+    # `map` replaces the builtin.
     def renew_all(self, *, map: MapCallable = serial_map) -> int:  # noqa: A002
-        """Renew every lease, each through `map`; returns how many were renewed.
+        """Renew every lease through `map`; return how many were renewed.
 
-        What expired locally is lost and not written: others may have it. A refused write is a lost
-        lease; an error is an event, and the lease is kept until it expires. A lease that is being
-        written is left out. Handoffs are noticed here.
+        A lease that expired locally is dropped without a write, because another worker may own it.
+        A lease whose write is refused is lost. After an error the lease is kept until it expires;
+        the error is reported as an event. A lease that another thread is writing is skipped.
+        Renewals detect handoffs.
         """
         return sum(map(self._renew_one, self._all()))
 
@@ -96,12 +100,20 @@ class LeaseWrites(HeldSet):
         pending: Position | None = None,
         pending_state: bytes | None = None,
     ) -> Lease:
-        """Write both positions in one conditional write, which also renews the lease; `pending`
-        None removes the pending one.
+        """Write both positions in one conditional write, which also renews the lease.
 
-        A row that turns out to be past `checkpoint`, by an earlier write whose answer was lost,
-        keeps its own. Raises `LeaseLostError`, and `ThrottledError` or `UnavailableError`: the
-        lease is still held, call again.
+        An earlier write whose response was lost may have moved the row past `checkpoint`. Then the
+        row keeps its checkpoint.
+
+        Args:
+            held: The lease.
+            checkpoint: Last processed position (inclusive).
+            pending: End of a prepared batch. None: the pending checkpoint is removed.
+            pending_state: State of the prepared batch.
+
+        Raises:
+            LeaseLostError: Another worker has the lease, or its row is gone.
+            AwsError: The lease is still held. Call again.
         """
         with self._entered(held):
             return self._checkpoint(held, CheckpointWrite(checkpoint, pending, pending_state))
@@ -115,15 +127,25 @@ class LeaseWrites(HeldSet):
         avoid_number: int | None,
         expects: str = "",
     ) -> int:
-        """Announce a batch that ends at `end` (inclusive): pending checkpoint and its number in one
-        conditional write (protocol §9.3).
+        """Write the pending checkpoint and the batch number in one write (protocol §9.3).
 
-        The number is made of the incarnation of this process and the lease counter that this write
-        makes, so no other write has it: neither another one of the row, nor one of another process
-        under the same worker id, nor one of an earlier row of the same key. It is never
-        `avoid_number` (what the table has now). `expects` names what the table must have for the
-        batch to land; it stands in the row behind the number. `checkpoint`, when given, moves along
-        in the same write. Raises as `checkpoint` does.
+        The number combines the incarnation of this process and the lease counter after this write.
+        So no other write has it: no other write of the row, no other process under the same worker
+        id, and no earlier row of the same key.
+
+        Args:
+            held: The lease.
+            checkpoint: The checkpoint, moved in the same write. None: it does not move.
+            end: Last position of the batch (inclusive).
+            avoid_number: Number that the table has now. The result differs from it.
+            expects: Versions that the commit expects. They follow the number in the row.
+
+        Returns:
+            The batch number.
+
+        Raises:
+            LeaseLostError: Another worker has the lease, or its row is gone.
+            AwsError: The lease is still held. Call again.
         """
         with self._entered(held):
             place = checkpoint if checkpoint is not None else held.lease.checkpoint
@@ -137,10 +159,14 @@ class LeaseWrites(HeldSet):
             return number
 
     def create_successors(self, held: Held, successors: Sequence[Lease]) -> None:
-        """Create the leases of the shards that follow the one of a held lease (see `LeaseTable`).
+        """Create the leases of the shards that follow the shard of a held lease.
 
-        Renewals leave the row alone meanwhile: they would conflict. Raises `LeaseLostError` when
-        the row is gone or at its end, and `AwsError`: call again.
+        See `LeaseTable.create_successors`. Renewals skip the row meanwhile, because they would
+        conflict.
+
+        Raises:
+            LeaseLostError: The row is gone or at SHARD_END.
+            AwsError: The lease is still held. Call again.
         """
         with self._entered(held):
             self._require(held)
@@ -149,10 +175,16 @@ class LeaseWrites(HeldSet):
                 raise LeaseLostError(f"the lease {held.lease_key} is lost: {self._taken}")
 
     def restore_parents(self, held: Held, parents: Sequence[Lease]) -> tuple[str, ...]:
-        """Create the rows of deleted parents of a held lease (see `LeaseTable`).
+        """Create the rows of deleted parents of a held lease.
 
-        Returns the keys that were created. Raises `LeaseLostError` when the row says that reading
-        has begun, or is gone, and `AwsError`: call again.
+        See `LeaseTable.restore_parents`.
+
+        Returns:
+            The keys that were created.
+
+        Raises:
+            LeaseLostError: The row is gone, or its checkpoint shows that reading has begun.
+            AwsError: The lease is still held. Call again.
         """
         with self._entered(held):
             self._require(held)
@@ -165,7 +197,7 @@ class LeaseWrites(HeldSet):
     def _checkpoint(self, held: Held, what: CheckpointWrite) -> Lease:
         if held.unsure != what:
             self._settle(held)
-            # The write that has just been settled may have moved the row past this checkpoint.
+            # The repeated write may have moved the row past this checkpoint.
             if what.checkpoint < held.lease.checkpoint:
                 what = replace(what, checkpoint=held.lease.checkpoint)
                 if what.pending is None and held.lease.pending_checkpoint is None:
@@ -195,8 +227,10 @@ class LeaseWrites(HeldSet):
         return self._write(held, "renewal", lambda lease: self._table.renew(lease, throughput_kbps))
 
     def _settle(self, held: Held) -> None:
-        """Learn what became of an earlier write whose answer was lost, by making it again: it goes
-        through, or finds itself (and can land no more).
+        """Repeat an earlier write whose response was lost.
+
+        Either the repetition is applied, or the row shows that the first attempt was. In both
+        cases the first attempt cannot be applied later.
         """
         match held.unsure:
             case None:
@@ -225,7 +259,7 @@ class LeaseWrites(HeldSet):
 
     @contextmanager
     def _noting(self, held: Held, what: object) -> Iterator[None]:
-        """Remember a write that failed in a way that leaves open whether it was applied."""
+        """Store a failed write in `unsure` unless it is certain that it was not applied."""
         try:
             yield
         except ThrottledError:
@@ -247,7 +281,7 @@ class LeaseWrites(HeldSet):
 
     @property
     def _taken(self) -> str:
-        """Why a conditional write was refused, as far as this worker knows."""
+        """The known reason for which a conditional write was refused."""
         if self.shares_its_id:
             return f"another process uses the worker id {self._worker_id!r}"
         return _TAKEN
