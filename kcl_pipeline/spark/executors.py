@@ -50,20 +50,20 @@ class KinesisOpener(Protocol):
     """Open the Kinesis client in any process. It can be pickled."""
 
     def open(self) -> KinesisClient:
-        """The client of this process; the same one every time."""
+        """Return the client of this process. Every call returns the same one."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class TaskSource:
-    """What a task needs to read shards. It is sent with every job."""
+    """The objects that a task needs to read shards. They are sent with every job."""
 
     kinesis: KinesisOpener
     retrieval: RetrievalSettings
     initial_timestamp: datetime | None = None
 
     def reader(self, clock: Clock) -> RangeReader:
-        """A reader in this process."""
+        """Create a reader in this process."""
         return RangeReader(self.kinesis.open(), self.retrieval, self.initial_timestamp, clock)
 
 
@@ -133,7 +133,7 @@ class _WriterOf:
 
 
 class _ArrowTask:
-    """One task of the Arrow path: several shards in, files out, in a new folder below `folder`."""
+    """One task of the Arrow path: read several shards, write files to a new folder in `folder`."""
 
     def __init__(
         self,
@@ -288,9 +288,9 @@ def joined(shards: tuple[FetchedShard, ...], parts: Sequence[Written]) -> Ranges
 
 
 def _both(one: pa.Schema, other: pa.Schema) -> pa.Schema | None:
-    """The schema of two tables together; None when they differ in more than nullability.
+    """Return the common schema of two tables; None when they differ in more than nullability.
 
-    A column that is only nulls without a type in one of them has the type of the other.
+    If a column of one table has the null type, it gets the type of the other table.
     """
     if sorted(one.names) != sorted(other.names):
         return None

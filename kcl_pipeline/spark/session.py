@@ -1,10 +1,9 @@
 """Build the Spark session with settings that are measured to be fast for small batches.
 
 On `local[*]`, a small batch takes a quarter less time without adaptive execution and with as many
-shuffle partitions as cores. Domain sockets save a third of every job that starts Python. Spark's
-Parquet writer is up to twice as fast without a dictionary for the payload, and a fifth faster
-without one for the sequence number. All settings can be overridden. An existing session is used
-unchanged.
+shuffle partitions as cores. Domain sockets save a third of the time of every job that starts
+Python. Spark's Parquet writer is up to twice as fast without a dictionary for the payload. It is a
+fifth faster without a dictionary for the sequence number. All settings can be overridden.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ _LOCAL: Final = {
 
 
 def session_settings(config: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The settings of a new session: the measured ones, overridden by `config`.
+    """Return the settings of a new session: the measured ones, overridden by `config`.
 
     `spark.master` defaults to `local[*]`.
     """
@@ -102,9 +101,12 @@ def build_session(app_name: str, config: Mapping[str, str] | None = None) -> Spa
 
 
 def require_master(master: str) -> None:
-    """Raise `SettingsError` when no address of `spark://host:port,host:port` can be connected to.
+    """Check that an address of `spark://host:port,host:port` accepts connections.
 
-    Spark itself tries for a minute and prints a hundred lines; then its context is unusable.
+    Spark itself tries for a minute and prints a hundred lines. After that its context is unusable.
+
+    Raises:
+        SettingsError: No address accepts a connection.
     """
     if not master.startswith("spark://"):
         return
@@ -127,7 +129,7 @@ def _quiet(session: SparkSession) -> None:
     log4j = jvm.org.apache.logging.log4j
     for name in _QUIET_LOGGERS:
         log4j.core.config.Configurator.setLevel(name, log4j.Level.OFF)
-    # It prints the same as one line of JSON on standard error.
+    # This logger prints the same error as one line of JSON on standard error.
     logging.getLogger("DataFrameQueryContextLogger").setLevel(logging.CRITICAL)
 
 

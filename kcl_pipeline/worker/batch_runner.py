@@ -1,4 +1,4 @@
-"""The path of a batch: load, write, isolate failures, prepare, commit, checkpoint."""
+"""Process batches: load, write, isolate failures, prepare, commit, checkpoint."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ FLUSH_IDLE_SECONDS: Final = 1.0
 
 
 class BatchRunner:
-    """Processes batches one after the other. Only the processing thread uses it.
+    """Process batches one after the other. Only the processing thread uses it.
 
     A batch takes six steps: load its records, write them, isolate failures (`WriteSteps`), prepare,
     commit (`CommitSteps`), and checkpoint. The checkpoint is combined with the prepare of the next
-    batch, or written by `Lifecycle.flush_idle` when there is none. A batch may be split into parts;
-    each of them is prepared and committed alone.
+    batch. `Lifecycle.flush_idle` writes it if there is no next batch. A batch may be split into
+    parts; each of them is prepared and committed alone.
 
     Args:
-        stop: Whether the worker stops: a search for failing records then ends.
+        stop: Whether the worker stops. It ends a search for failing records.
     """
 
     def __init__(
@@ -93,17 +93,22 @@ class BatchRunner:
 
     @property
     def sink_failures(self) -> tuple[int, str | None]:
-        """How many batches the sink refused since the last one that it took, and why. May be read
-        by any thread.
+        """Number of batches that failed in the sink since its last success, and the last error.
+
+        Any thread may read it.
         """
         return self._sink_failures, self._sink_error if self._sink_failures else None
 
     def step(self) -> bool:
-        """Process one batch if enough is buffered or enough time has passed; True when there was
-        one.
+        """Process one batch, if one is large enough or the batch interval has passed.
 
-        A transform that fails pauses shards; it never raises. Raises `SinkError` when the sink
-        stays unusable.
+        A failing transform pauses shards. It does not raise.
+
+        Returns:
+            Whether there was a batch.
+
+        Raises:
+            SinkError: The sink failed `MAX_SINK_FAILURES` times in a row.
         """
         now = self._clock.monotonic()
         waited = now - self._last_cut >= self._settings.min_batch_interval_millis / 1000
@@ -130,7 +135,7 @@ class BatchRunner:
         return True
 
     def _process(self, sourced: SourcedBatch) -> None:
-        """Take a batch through its steps. Parts that fail do not keep the others from landing."""
+        """Run the steps of a batch. A part that fails does not prevent the commit of the others."""
         batch = sourced.batch
         consumers = {r.lease_key: self._lifecycle.consumers[r.lease_key] for r in batch.ranges}
         waiting = set(consumers)
@@ -138,7 +143,7 @@ class BatchRunner:
         began = self._clock.monotonic()
         try:
             with _in_batch(list(consumers.values())):
-                # Steps 1 to 3, with step 4 beside them where that is possible
+                # Steps 1 to 3. Step 4 runs at the same time if the protocol allows it.
                 parts = self._write.run(sourced)
                 with self._protocol.preparing(self._expected(batch), consumers):
                     part = next(parts, None)
@@ -162,13 +167,11 @@ class BatchRunner:
             self._restart(waiting)
 
     def _expected(self, batch: Batch) -> Batch:
-        """The ranges that will be committed, as far as is known. A prepare of a paused shard would
-        most likely cost a fence.
-        """
+        """Return the batch without paused shards: preparing those would probably need a fence."""
         paused = self.pauses.current()
         return replace(batch, ranges=tuple(r for r in batch.ranges if r.lease_key not in paused))
 
-    # -- what becomes of a batch
+    # -- outcomes of a batch
 
     def _note_done(
         self, part: SplitBatch, sourced: SourcedBatch, done: Committed | None, written_millis: float
@@ -189,19 +192,17 @@ class BatchRunner:
         self._accounts.note(part, sourced, done, written_millis)
 
     def _pause(self, paused: Mapping[str, str], consumers: dict[str, ShardConsumer]) -> None:
-        """Retry these shards later; they are not read meanwhile."""
+        """Pause these shards. They are not read until their next attempt."""
         for key, reason in paused.items():
             consumer = consumers.pop(key, None)
-            if consumer is None:  # its lease was lost meanwhile
+            if consumer is None:  # Its lease was lost meanwhile.
                 continue
             seconds = self.pauses.pause(key, reason)
             self._restart([key], reason)
             consumer.due = self._clock.monotonic() + seconds
 
     def _sink_failed(self, batch_id: str, lease_keys: Iterable[str], error: SinkError) -> None:
-        """Nothing is known to have landed: every shard of the batch settles with the table before
-        it is read again.
-        """
+        """Restart the shards of a batch of unknown outcome. They are resolved before reading."""
         self._stats.refused()
         self._events(AwsTrouble(f"batch {batch_id}", str(error)))
         if isinstance(error, CommitStoppedError):
@@ -220,9 +221,7 @@ class BatchRunner:
                 self._lifecycle.restart(consumer)
 
     def _restart_gaps(self, sourced: SourcedBatch) -> None:
-        """A part that did not follow on must never make the shard stand still: its reader begins
-        again at what is committed.
-        """
+        """Restart shards whose parts do not follow their committed position; else they stall."""
         used = {r.lease_key for r in sourced.batch.ranges}
         for part in sourced.parts:
             consumer = self._lifecycle.consumers.get(part.lease_key)
@@ -258,7 +257,7 @@ class WriteSteps:
 
     Args:
         writer: Transforms and writes.
-        limits: How many records of a lease may fail.
+        limits: Limit the failing records of a lease.
         load: Reads the records of a batch that executors have read.
         rng: Chooses samples of a batch that fails.
         stop: Whether the worker stops.
@@ -277,17 +276,17 @@ class WriteSteps:
         self._failures = FailureIsolation(writer, limits, rng, stop)
 
     def run(self, sourced: SourcedBatch) -> Iterator[SplitBatch]:
-        """Write the batch; every lease of it is in one part. In good order there is one part.
+        """Write the batch; yield its parts. A lease is in one part. Without failures, one part.
 
         Raises:
             SinkError: Loading or writing failed, or Spark did.
             IsolationStoppedError: The worker stops.
         """
         batch, written = sourced.batch, sourced.written
-        # 1. Load, unless executors have read and written the batch, and everything is healthy
+        # 1. Load, unless executors have written the batch and rejected no record.
         if not batch.loaded and (written is None or written.rejected is not None):
             batch = self._load(batch)
-        # 2. Write, unless executors did, or failed to
+        # 2. Write, unless executors did or failed.
         if written is None and (sourced.failure is None or not batch.records.num_rows):
             try:
                 written = self._writer.write(batch) if batch.records.num_rows else NOTHING_WRITTEN
@@ -295,8 +294,8 @@ class WriteSteps:
                 yield all_paused(batch, str(error))
                 return
             except TransformFailedError:
-                written = None  # step 3 finds the records
-        # 3. Isolate failures
+                written = None  # Step 3 finds the records.
+        # 3. Isolate failures.
         if written is None:
             yield from self._failures.isolate_failures(batch)
         elif written.rejected is not None:
@@ -306,13 +305,13 @@ class WriteSteps:
 
 
 class CommitSteps:
-    """Steps 4 and 5: prepare and commit; repeated without the leases that turn out to be lost.
+    """Steps 4 and 5: prepare and commit. They are repeated without the leases that are lost.
 
     Args:
         protocol: Prepares and commits.
-        writer: Writes the rest of a batch again, whether its records are loaded or not.
+        writer: Writes the rest of a batch again. It loads the records if necessary.
         leases: The leases of this worker.
-        clock: Measures the steps.
+        clock: Measures the duration of the steps.
         events: Receives `BatchRefused`.
         worker_id: Names this worker in events.
     """
@@ -336,7 +335,7 @@ class CommitSteps:
     def run(
         self, batch: Batch, consumers: dict[str, ShardConsumer], written: Written
     ) -> Committed | None:
-        """Prepare and commit a written batch; None when no lease of it is left.
+        """Prepare and commit a written batch; return None when no lease of it is left.
 
         `consumers` has each lease of the batch. Lost leases are removed from it and dropped.
 
@@ -387,7 +386,7 @@ class CommitSteps:
 
 @contextmanager
 def _in_batch(consumers: Iterable[ShardConsumer]) -> Iterator[None]:
-    """Say of the shards of a batch that they wait for it: it may hang."""
+    """Mark the shards of a batch, so that `StallWatch` reports them if the batch hangs."""
     for consumer in consumers:
         consumer.in_batch = True
     try:

@@ -1,4 +1,4 @@
-"""The parts of a batch that belong to some of its leases."""
+"""Select or remove the part of a batch that belongs to given leases."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kcl_pipeline.batch import Batch
 
 
 def records_of(records: pa.Table, lease_keys: Sequence[str]) -> pa.Table:
-    """The rows that belong to these leases, in their order."""
+    """Return the rows that belong to these leases, in the order of the table."""
     if not lease_keys:
         return records.slice(0, 0)
     mask: pa.ChunkedArray | None = None
@@ -31,7 +31,7 @@ def _is_of(records: pa.Table, lease_key: str) -> pa.ChunkedArray:
 
 
 def without(batch: Batch, lease_keys: Collection[str]) -> Batch:
-    """The batch less the ranges and records of some leases."""
+    """Return the batch without the ranges and records of these leases."""
     if not lease_keys:
         return batch
     ranges = tuple(r for r in batch.ranges if r.lease_key not in lease_keys)

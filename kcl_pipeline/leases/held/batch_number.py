@@ -10,7 +10,7 @@ from kcl_pipeline.leases.lease import Lease
 
 INCARNATION_BITS: Final = 26
 COUNTER_BITS: Final = 32
-"""Both fields have at most 18 decimal digits together; every version of this package reads these."""
+"""Both fields have at most 18 decimal digits together. Every version of this package reads them."""
 
 _BATCH_NUMBER: Final = re.compile(rb"[1-9][0-9]{0,18}")
 

@@ -1,1 +1,1 @@
-"""How batches become part of the sink's table, and how far the lease rows follow."""
+"""Commit of batches to the sink, and the checkpoints that follow."""

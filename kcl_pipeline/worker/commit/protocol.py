@@ -1,4 +1,4 @@
-"""What the worker needs of a commit protocol: settle, prepare, commit, checkpoint."""
+"""The interface of a commit protocol: resolve, prepare, commit, checkpoint."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from kcl_pipeline.worker.consumer import ShardConsumer
 
 @dataclass(frozen=True, slots=True)
 class CommitResult:
-    """What became of a commit.
+    """The outcome of a commit.
 
     Attributes:
         landed: Whether all ranges of the batch are in the table.
-        version: The table version; None when it did not land, or was found landed later.
-        lost: Why a lease stands in the way, by lease key; empty when it landed.
+        version: Table version of the commit. None: it did not land, its version is unknown because
+            its response was lost, or no commit was needed.
+        lost: Why leases are lost and prevented the commit, by lease key. Empty if it landed.
     """
 
     landed: bool
@@ -32,10 +33,10 @@ class Committed:
     """A batch that landed.
 
     Attributes:
-        lease_keys: The leases that it covers.
-        rows: How many rows are in its files.
-        version: The table version; None when it was found landed by its numbers.
-        milliseconds: Time by step.
+        lease_keys: The leases of its ranges.
+        rows: Number of rows in its files.
+        version: Table version of the commit. None: see `CommitResult`.
+        milliseconds: Duration by step.
     """
 
     lease_keys: tuple[str, ...]
@@ -45,47 +46,56 @@ class Committed:
 
 
 class CommitProtocol(Protocol):
-    """Commits batches exactly once. One thread uses it.
+    """Commit batches exactly once.
 
-    Every method that takes consumers brings them up to date. Errors that are not listed are those
-    of `prepare`.
+    Not thread-safe: one thread uses it. Every method that takes consumers updates their state.
+    Methods without a Raises section raise the errors of `prepare`.
     """
 
     def look_up(self, consumers: Iterable[ShardConsumer]) -> dict[str, TxnVersions]:
-        """What the table has of these leases, for `resolve`; empty when it cannot be read now.
+        """Return the table's transaction versions of these leases, for `resolve`.
 
-        The rows of the leases were read before.
+        Call it after the rows of the leases were read.
+
+        Returns:
+            The versions by lease key. Empty: the table cannot be read now.
         """
         ...
 
     def resolve(self, consumer: ShardConsumer, seen: TxnVersions | None = None) -> Position:
-        """Settle what the previous owner left; the shard is read after the returned position.
+        """Find out whether the pending batch of the previous owner landed.
 
         Args:
-            consumer: Holds the lease; its row is as this worker last read or wrote it.
-            seen: From `look_up`; None reads the table now.
+            consumer: Holds the lease. Its row is as this worker last read or wrote it.
+            seen: From `look_up`. None: the table is read now.
+
+        Returns:
+            The position after which the shard is read (exclusive).
 
         Raises:
             LeaseLostError: Another worker has the lease.
-            SinkError: The table cannot be used now. Nothing is decided: call again.
-            AwsError: The lease row cannot be written now. Nothing is decided: call again.
+            SinkError: The table cannot be used now. Nothing is decided. Call again.
+            AwsError: The lease row cannot be written now. Nothing is decided. Call again.
         """
         ...
 
     def preparing(
         self, batch: Batch, consumers: dict[str, ShardConsumer]
     ) -> AbstractContextManager[None]:
-        """Prepare the batch while its files are written in the block, where that is possible.
+        """Prepare the batch while the caller writes its files in the block, if that is possible.
 
-        What goes wrong is met again by `prepare`. A batch whose files fail stays prepared, as after
-        a crash; `resolve` settles it.
+        Errors are ignored here; `prepare` meets them again. If writing the files fails, the batch
+        stays prepared, as after a crash. Then `resolve` settles it.
         """
         ...
 
     def prepare(
         self, batch: Batch, consumers: dict[str, ShardConsumer], written: Written
     ) -> Mapping[str, str]:
-        """Announce the batch, unless that was done. Returns why leases are lost, by lease key.
+        """Store the end and number of the batch in its lease rows, unless `preparing` did it.
+
+        Returns:
+            Why leases are lost, by lease key.
 
         Raises:
             CommitStoppedError: The worker stops.
@@ -96,16 +106,16 @@ class CommitProtocol(Protocol):
     def commit(
         self, batch: Batch, consumers: dict[str, ShardConsumer], written: Written
     ) -> CommitResult:
-        """Put a prepared batch into the table, with all of its ranges or none."""
+        """Commit a prepared batch to the table, with all of its ranges or none."""
         ...
 
     def checkpoint(self, consumer: ShardConsumer) -> None:
-        """Bring the lease row up to what the table has, where that is needed.
+        """Write the committed position to the lease row, unless it is there already.
 
-        Writes nothing while a prepared batch has no known outcome.
+        Nothing is written while the outcome of a prepared batch is unknown.
 
         Raises:
             LeaseLostError: Another worker has the lease.
-            AwsError: The lease row cannot be written now: call again.
+            AwsError: The lease row cannot be written now. Call again.
         """
         ...

@@ -4,17 +4,17 @@ For every lease the log of the sink stores two transaction versions, *data* and 
 committed in three steps:
 
 1. Prepare. One conditional write stores the end position and a batch number in the lease row. No
-   other write of the row has this number. The versions that step 2 expects stand behind it.
+   other write of the row has this number. The versions that step 2 expects follow the number.
 2. Commit. One log commit adds the files and sets *data* to the batch number for every lease. It is
    refused if a version changed since this worker read it.
 3. Checkpoint. The checkpoint moves to the end position. It is combined with the next prepare, or
    flushed when the shard is idle or handed off.
 
-A worker that takes a lease with a pending checkpoint first finds out whether step 2 happened: then
-*data* equals the batch number. If not, it commits a fence, which makes the old commit fail, and
-reads the range again.
+When a worker takes a lease with a pending checkpoint, it first finds out whether step 2 happened.
+If it did, *data* equals the batch number. If not, the worker commits a fence, which makes the old
+commit fail, and reads the range again.
 
-docs/decisions/0002-exactly-once.md has the reasons, docs/guarantees.md how this was verified.
+See docs/decisions/0002-exactly-once.md for the reasons and docs/guarantees.md for the verification.
 """
 
 from __future__ import annotations
@@ -63,27 +63,27 @@ _EXPIRED: Final = "the lease expired before the commit"
 
 @dataclass(frozen=True, slots=True)
 class _Prepare:
-    """A prepare that is to be written: the lease, and the last position of its range."""
+    """A prepare that is not written yet: the lease, and the end of its range (inclusive)."""
 
     consumer: ShardConsumer
     end: Position
 
 
 class TwoPhaseCommit:
-    """The `CommitProtocol` of a sink whose log takes application transactions.
+    """`CommitProtocol` of a sink whose log supports application transactions.
 
     Not thread-safe: only the processing thread uses it.
 
     Args:
         leases: The leases of this worker.
-        sink: Has the log.
-        clock: Tells how long an attempt may be repeated.
+        sink: Owns the log.
+        clock: Limits the time of retries.
         events: Receives failed attempts.
         worker_id: Names this worker in events.
         rng: Spreads the waits of workers that fail together.
-        stop: Ends the waits; None: nothing does.
-        map: Makes the writes of a batch's lease rows, on several threads where that is allowed.
-        beside: A thread on which they are made while the files are written; None: they follow.
+        stop: Ends the waits. None: nothing ends them early.
+        map: Runs the writes of a batch's lease rows, on several threads if that is allowed.
+        beside: Runs these writes while the files are written. None: they follow the files.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class TwoPhaseCommit:
         self._schema: pa.Schema | None = None
 
     def look_up(self, consumers: Iterable[ShardConsumer]) -> dict[str, TxnVersions]:
-        """See `CommitProtocol`. All leases are looked up in one reading of the log."""
+        """See `CommitProtocol`. One read of the log covers all leases."""
         keys = [consumer.lease_key for consumer in consumers]
         try:
             return self._sink.numbers(keys) if keys else {}
@@ -123,8 +123,8 @@ class TwoPhaseCommit:
     def resolve(self, consumer: ShardConsumer, seen: TxnVersions | None = None) -> Position:
         """See `CommitProtocol`.
 
-        Others may have moved the versions on since they were `seen`. Whatever is concluded from
-        them is either true for ever, or refused by the fence or the commit that expects them.
+        Others may have changed the versions since they were `seen`. That is safe: a landed batch
+        stays landed, and a fence or commit that expects old versions is refused.
         """
         lease = consumer.held.lease
         key = lease.lease_key
@@ -149,9 +149,9 @@ class TwoPhaseCommit:
 
     @contextmanager
     def preparing(self, batch: Batch, consumers: dict[str, ShardConsumer]) -> Iterator[None]:
-        """See `CommitProtocol`. A prepare needs only where the ranges end.
+        """See `CommitProtocol`. A prepare needs only the ends of the ranges.
 
-        Not before the table exists, because a fence needs a log to stand in.
+        Nothing is prepared before the table exists, because a fence needs a log.
         """
         if self._beside is None or not self._table_known:
             yield
@@ -167,8 +167,8 @@ class TwoPhaseCommit:
     ) -> dict[str, str]:
         """See `CommitProtocol`.
 
-        Nothing is prepared while no columns are known to create the table with: then no batch of
-        this worker had records.
+        Nothing is prepared while the columns of the table are unknown. In this case no batch of
+        this worker has had records.
         """
         self._schema = written.schema if written.schema is not None else self._schema
         if self._schema is None:
@@ -181,8 +181,10 @@ class TwoPhaseCommit:
     def commit(
         self, batch: Batch, consumers: dict[str, ShardConsumer], written: Written
     ) -> CommitResult:
-        """See `CommitProtocol`. Ranges of which nothing is prepared have no records: a checkpoint
-        is enough, because nothing of these leases can be in flight.
+        """See `CommitProtocol`.
+
+        While no columns are known, the ranges have no records and are not prepared. Then a
+        checkpoint is enough, because no batch of these leases can be pending.
         """
         if self._schema is None:
             lost = self._gone(consumers[part.lease_key] for part in batch.ranges)
@@ -196,8 +198,10 @@ class TwoPhaseCommit:
         return result
 
     def checkpoint(self, consumer: ShardConsumer) -> None:
-        """See `CommitProtocol`. A checkpoint would remove the pending one, by which the next owner
-        finds out whether a prepared batch landed.
+        """See `CommitProtocol`.
+
+        A checkpoint would remove the pending one. The next owner needs it to find out whether a
+        prepared batch landed.
         """
         if consumer.committed is None or not consumer.flush_needed or consumer.prepared is not None:
             return
@@ -205,10 +209,10 @@ class TwoPhaseCommit:
         consumer.note_checkpointed()
 
     def _prepare_all(self, batch: Batch, consumers: dict[str, ShardConsumer]) -> dict[str, str]:
-        """Prepare every lease of the batch; returns those that are lost, with the reason.
+        """Prepare every lease of the batch; return why leases are lost, by lease key.
 
-        Round after round: what was throttled, or has no known outcome, is tried again after a wait
-        for as long as its lease is held.
+        Writes that were throttled or have an unknown outcome are retried after a wait, while their
+        lease is held.
         """
         lost: dict[str, str] = {}
         todo = [_Prepare(consumers[part.lease_key], part.through) for part in batch.ranges]
@@ -223,7 +227,7 @@ class TwoPhaseCommit:
 
         what = f"batch {batch.batch_id} was not prepared"
         try:
-            # `_note_prepared` has an event for each lease
+            # `_note_prepared` emits an event for each lease.
             retry_transient(
                 what, one_round, self._clock, self._rng, ignore_events, self._stop, PREPARE
             )
@@ -234,8 +238,9 @@ class TwoPhaseCommit:
         return lost
 
     def _try_prepare(self, one: _Prepare) -> int | Exception:
-        """The number, or what went wrong: one that fails must not leave the others behind, running
-        on while the batch is given up.
+        """Return the batch number, or the error.
+
+        An error raised here would abandon the batch while writes of other leases still run.
         """
         try:
             return self._prepare(one.consumer, one.end)
@@ -255,10 +260,10 @@ class TwoPhaseCommit:
     def _note_prepared(
         self, tried: Sequence[_Prepare], outcomes: Sequence[int | Exception], lost: dict[str, str]
     ) -> tuple[list[_Prepare], Exception | None]:
-        """Bring the consumers up to date; returns what is to be tried again, and its first error.
+        """Update the consumers; return the prepares to retry, and their first error.
 
-        A row that DynamoDB does not take, such as one that has grown too large, costs its lease
-        alone. Raises the first error that is neither a lost lease nor transient.
+        If DynamoDB rejects a row, for example because it is too large, only its lease is lost. The
+        first error that is neither a lost lease nor transient is raised.
         """
         again: list[_Prepare] = []
         transient: list[Exception] = []
@@ -293,7 +298,7 @@ class TwoPhaseCommit:
             nonlocal failed
             if failed and self._has_landed(entries):
                 return CommitResult(landed=True)
-            # Also before another attempt: a sink without a log would get the batch again
+            # Checked before every attempt, because a sink without a log would get the batch again.
             gone = self._gone(consumers[e.lease_key] for e in entries)
             if gone:
                 return CommitResult(landed=False, lost=gone)
@@ -318,7 +323,7 @@ class TwoPhaseCommit:
     def _sort_out(
         self, entries: Sequence[CommitEntry], outcome: CommitOutcome, *, maybe_landed: bool
     ) -> CommitResult:
-        """What a refusal means: an earlier attempt landed, or leases are lost."""
+        """Explain a refusal: an earlier attempt landed, or leases are lost."""
         if maybe_landed and self._has_landed(entries):
             return CommitResult(landed=True)
         reason = outcome.reason or "the table has another worker's commit or fence"
@@ -336,7 +341,7 @@ class TwoPhaseCommit:
 
 
 def _named(versions: TxnVersions) -> str:
-    """The versions as text; empty where the table has none of this lease."""
+    """Return the versions as text; empty if the table has none of this lease."""
     return (
         ""
         if versions == TxnVersions()
