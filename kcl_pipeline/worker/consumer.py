@@ -1,4 +1,4 @@
-"""What a worker knows of one shard whose lease it holds, and the transitions between its states."""
+"""State of one held shard in a worker, and the transitions between its states."""
 
 from __future__ import annotations
 
@@ -13,12 +13,15 @@ from kcl_pipeline.shards import ChildShard, StreamId
 
 
 class ConsumerState(StrEnum):
-    """Where a shard consumer is (protocol §6.6, with the table's side of a takeover added).
+    """State of a shard consumer (protocol §6.6, extended by the check of the sink's table).
 
-    BLOCKED: a parent is not at its end. RESOLVING: what the previous owner left in flight is to be
-    settled with the table. READING: its records flow. ENDING: everything is committed, the end is
-    to be recorded. LEAVING: it is not read any more; its checkpoint is written, then the lease is
-    handed over. ENDED: nothing is left to do.
+    Attributes:
+        BLOCKED: A parent is not at SHARD_END.
+        RESOLVING: The outcome of a pending batch must be found out before reading.
+        READING: The shard is read and its batches are committed.
+        ENDING: All records are committed. SHARD_END is not written yet.
+        LEAVING: The lease is in a handoff. Its checkpoint is written before the transfer.
+        ENDED: Nothing is left to do.
     """
 
     BLOCKED = "blocked"
@@ -33,33 +36,32 @@ class ConsumerState(StrEnum):
 class ShardConsumer:
     """Mutable state of one held lease. Its methods are the transitions.
 
-    The processing thread alone changes it, except for the prepare of a batch: that is noted by the
-    thread that prepares, for which the processing thread waits. `stalls.StallWatch` reads single
+    Only the processing thread changes it, with one exception: the thread that prepares a batch
+    notes the prepare, and the processing thread waits for it. `stalls.StallWatch` reads single
     attributes on another thread.
 
     Attributes:
         held: The lease.
         stream: Its stream.
         state: See `ConsumerState`.
-        committed: The last position that the table has; None before it is settled.
-        checkpointed: The last position in the lease row. It may be behind `committed`, because the
+        committed: Last position that the table has (inclusive). None: not resolved yet.
+        checkpointed: Last position in the lease row. It may be behind `committed`, because the
             checkpoint is combined with the next prepare.
-        versions: The table's transaction versions as this worker last saw or made them.
-        prepared: End and number of a prepare that no commit has followed.
+        versions: Transaction versions of the table that this worker last read or committed.
+        prepared: End and number of a prepared batch that is not committed yet.
         last_commit: When the last batch was committed (monotonic seconds).
-        due: When the next step may be taken, after a wait or a failure (monotonic seconds).
-        failures: Steps that failed in a row.
-        children: The children of a shard that ends, or, when `shard_gone`, the oldest shards that
-            follow it.
-        shard_gone: The stream does not list the shard any more.
-        loss_reported: Whether that was reported.
+        due: Earliest time of the next step, after a wait or a failure (monotonic seconds).
+        failures: Number of failed steps in a row.
+        children: The children of a shard that ends. If `shard_gone`: the oldest shards that follow.
+        shard_gone: Whether the stream does not list the shard any more.
+        loss_reported: Whether the loss of the shard was reported.
         set_aside: Sequence and sub-sequence numbers after `committed` whose dead letters this
             worker has written.
-        moved_at: When the shard was committed, or its parents moved, last (monotonic seconds).
-        parents_reached: Where the parents were then.
-        in_batch: Whether a batch that is being processed has ranges of it.
-        restarted: Whether it is read again after a failure.
-        error: The error of its last step.
+        moved_at: When the last batch was committed or a parent last moved (monotonic seconds).
+        parents_reached: Positions of the parents at the last look.
+        in_batch: Whether the batch that is being processed has ranges of this shard.
+        restarted: Whether the shard is read again after a failure.
+        error: The error of the last failed step.
     """
 
     held: Held
@@ -98,11 +100,15 @@ class ShardConsumer:
 
     @property
     def flush_needed(self) -> bool:
-        """Whether the table is ahead of the lease row."""
+        """Whether the checkpoint in the lease row is behind the table."""
         return self.committed is not None and self.committed != self.checkpointed
 
     def settled_position(self) -> Position:
-        """Where reading begins (exclusive). Raises `ValueError` before that is known."""
+        """Return the position after which reading begins (exclusive).
+
+        Raises:
+            ValueError: The position is not resolved yet.
+        """
         if self.committed is None:
             raise ValueError(f"the lease {self.lease_key} has no position yet")
         return self.committed
@@ -110,7 +116,7 @@ class ShardConsumer:
     # -- from gaining the lease to reading
 
     def note_parents(self, reached: object, now: float) -> None:
-        """Take in where the parents are; a change is movement, their first look is not."""
+        """Note the parents' positions. A change counts as movement; the first call does not."""
         if reached != self.parents_reached:
             if self.parents_reached is not None:
                 self.moved_at = now
@@ -121,7 +127,7 @@ class ShardConsumer:
         self.state = ConsumerState.RESOLVING
 
     def settle(self, position: Position, versions: TxnVersions) -> None:
-        """Take in what the table and the row have; nothing is in flight."""
+        """Set the resolved position and versions. No batch is pending after this call."""
         self.prepared = None
         self.versions = versions
         self.committed = self.checkpointed = position
@@ -134,16 +140,16 @@ class ShardConsumer:
     # -- a batch
 
     def is_prepared_to(self, end: Position) -> bool:
-        """Whether a batch that ends here is prepared."""
+        """Return whether a batch that ends at `end` (inclusive) is prepared."""
         return self.prepared is not None and self.prepared[0] == end
 
     def note_prepared(self, end: Position, number: int) -> None:
-        """The row has the pending checkpoint, and the checkpoint of the batch before."""
+        """Note a prepare. The same write moved the checkpoint to `committed`."""
         self.prepared = (end, number)
         self.checkpointed = self.committed
 
     def note_committed(self, through: Position, now: float) -> None:
-        """The table has the batch; its number is the data version now if it was prepared."""
+        """Note a commit. The number of a prepared batch becomes the data version."""
         if self.prepared is not None:
             self.versions = replace(self.versions, data=self.prepared[1])
             self.prepared = None
@@ -153,29 +159,29 @@ class ShardConsumer:
         self.set_aside.clear()
 
     def note_checkpointed(self) -> None:
-        """The row has what the table has."""
+        """Note that the lease row has the committed position."""
         self.checkpointed = self.committed
 
     # -- failures
 
     def step_succeeded(self) -> None:
-        """Begin the waits anew. The error stays until a batch is committed after a restart."""
+        """Reset the wait. After a restart, the error stays until a batch is committed."""
         self.failures = 0
         if not self.restarted:
             self.error = None
 
     def step_failed(self, error: Exception, now: float, base_seconds: float) -> None:
-        """Try the step again after a wait."""
+        """Note the error, and retry the step after a wait."""
         self.error = f"{type(error).__name__}: {error}"
         self.back_off(now, base_seconds)
 
     def back_off(self, now: float, base_seconds: float) -> None:
-        """Try again later: twice as long after each failure, at most 30 times `base_seconds`."""
+        """Delay the next step. The wait doubles per failure, up to 30 times `base_seconds`."""
         self.failures += 1
         self.due = now + base_seconds * min(2 ** (self.failures - 1), 30)
 
     def restart(self, now: float, base_seconds: float) -> None:
-        """→ RESOLVING: read again from what the table has, after a batch of unknown outcome."""
+        """→ RESOLVING: read again from the committed position after a batch of unknown outcome."""
         self.state = ConsumerState.RESOLVING
         self.restarted = True
         self.back_off(now, base_seconds)
@@ -193,6 +199,6 @@ class ShardConsumer:
         self.state = ConsumerState.ENDED
 
     def leave(self, now: float) -> None:
-        """→ LEAVING. Failures of what it did before do not delay the handoff."""
+        """→ LEAVING. Earlier failures do not delay the handoff."""
         self.state = ConsumerState.LEAVING
         self.failures, self.due = 0, now

@@ -1,4 +1,4 @@
-"""What a worker is made of, and the types that its modules share."""
+"""Dependencies of a worker, and the types that its modules share."""
 
 from __future__ import annotations
 
@@ -27,15 +27,32 @@ ProgressCallback = Callable[[WorkerProgress], None]
 
 @dataclass(frozen=True, slots=True)
 class WorkerDependencies:
-    """What a worker is made of.
+    """The dependencies of a worker.
 
-    `metric` None reports no CPU; `leader` None: somebody else leads. `spawn` starts the threads,
-    and `parallel` False makes renewals one after the other: a simulation sets both. `fan_out` None:
-    shards can only be polled. `range_jobs` None: this process reads the shards itself.
-    `takes_dead_letters`: whether the sink has a place for them.
-    `idle_seconds`: how long the processing thread waits for data before it looks at its leases
-    again. `sink_address`: where the rows go, which all workers of an application have in common;
-    None: not compared. `application` None: the worker opens it when it starts.
+    Attributes:
+        settings: The settings of the application.
+        lease_table: The lease table.
+        worker_table: The worker-metrics table.
+        coordinator_table: The coordinator-state table.
+        kinesis: Reads shards.
+        writer: Transforms and writes batches.
+        sink: Commits batches.
+        clock: Time source.
+        rng: Source of random numbers.
+        events: Receives the events of the worker.
+        metric: Measures CPU. None: no CPU is reported.
+        leader: Cycle of the standby leader. None: this worker never leads.
+        leader_patience_seconds: How long an absent lock is left to the sensor.
+        run_id: Identifies this run in the worker metrics row.
+        spawn: Starts threads. A simulation replaces it.
+        parallel: False: writes of lease rows run one after the other. A simulation sets it.
+        fan_out: Client for enhanced fan-out. None: shards are polled.
+        range_jobs: Runs executor fetches. None: this process reads the shards.
+        takes_dead_letters: Whether the sink can store dead letters.
+        idle_seconds: How long the processing thread waits for data before it checks its leases.
+        sink_address: Address of the sink, equal for all workers of an application. None: it is not
+            compared.
+        application: None: the worker opens the application when it starts.
     """
 
     settings: ConsumerSettings

@@ -1,4 +1,4 @@
-"""Whether a drain is complete: all that was in the streams when it began is in the table."""
+"""Detect the end of a drain: all records that the streams had at its start are in the table."""
 
 from __future__ import annotations
 
@@ -20,30 +20,33 @@ from kcl_pipeline.worker.sources.batch_source import BatchSource
 
 LOOK_SECONDS: Final = 1.0
 UNREADABLE_LIMIT_SECONDS: Final = 60.0
-"""How long the lease table may be unreadable; then the drain fails with the last error."""
+"""How long the lease table may be unreadable. After that the drain fails with the last error."""
 ATTEMPTS: Final = 3
-"""At a paused shard; then a drain does not wait for it any longer."""
+"""A drain does not wait for a paused shard after this number of attempts."""
 
 
 class DrainWatch:
-    """Looks at the lease table once a second, and once more as soon as all shards held here are
-    read and committed.
+    """Check whether a drain is complete.
 
-    A drain is complete when every stream has leases and each lease is settled. A lease is settled
-    when it is at SHARD_END, or belongs to another worker that renews it, or is held here, read to
-    the tip since the drain began, and committed. A lease without an owner is waited for: the
-    leader will assign it. A shard that pauses because its transform fails is given up after
-    `ATTEMPTS`.
+    The lease table is read once a second, and once more when all shards held here are read and
+    committed. A drain is complete when every stream has leases and each lease is settled:
+
+    - It is at SHARD_END.
+    - Or another worker owns and renews it.
+    - Or this worker holds it, has read it to the tip since the drain began, and has committed it.
+
+    A lease without an owner is not settled, because the leader will assign it. A shard that is
+    paused because its transform fails counts as settled after `ATTEMPTS`.
 
     Args:
         worker_id: The worker that drains.
-        settings: Its streams.
+        settings: The settings with the streams.
         table: The lease table.
         lifecycle: The consumers of the worker.
-        source: Knows which shards are read to their tip.
-        paused: Gives the paused shards by lease key.
-        clock: Its monotonic time alone is used.
-        events: Receives `AwsTrouble` for each failed look, and `RowRejected` for unreadable rows.
+        source: Reports which shards are read to their tip.
+        paused: Returns the paused shards by lease key.
+        clock: Only its monotonic time is used.
+        events: Receives `AwsTrouble` for each failed read, and `RowRejected` for unreadable rows.
     """
 
     def __init__(
@@ -73,7 +76,7 @@ class DrainWatch:
         self._renewed: set[str] = set()
 
     def done(self) -> bool:
-        """Whether the drain is complete; False between two looks.
+        """Return whether the drain is complete; False between two reads of the table.
 
         Raises:
             AwsError: The lease table could not be read for `UNREADABLE_LIMIT_SECONDS`.
@@ -91,7 +94,7 @@ class DrainWatch:
         )
 
     def _read_leases(self) -> tuple[Lease, ...] | None:
-        """All leases; None when the table cannot be read now."""
+        """Return all leases; None when the table cannot be read now."""
         now = self._clock.monotonic()
         try:
             listing = self._table.list_leases()
@@ -125,7 +128,7 @@ class DrainWatch:
         return self._is_read(consumer) or self._is_given_up(lease)
 
     def _is_given_up(self, lease: Lease) -> bool:
-        """Whether the shard, or one before it, is paused: the drain then ends as failed."""
+        """Return whether the shard or an ancestor stays paused. Then the drain ends as failed."""
         pause = self._paused().get(lease.lease_key)
         if pause is not None and pause.attempts >= ATTEMPTS:
             return True

@@ -1,1 +1,1 @@
-"""What a worker does with records that the transform does not take."""
+"""Handling of records that the transform cannot process."""

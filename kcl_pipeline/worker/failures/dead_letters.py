@@ -1,4 +1,4 @@
-"""Write the records of a batch that the transform does not take to the dead letters, once."""
+"""Write the failed records of a batch to the dead letters, once."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from kcl_pipeline.worker.failures.splitting import SplitBatch
 
 
 class DeadLetters:
-    """Sets failed records aside, before the batch without them is committed.
+    """Write failed records to the dead letters before the rest of their batch is committed.
 
     Args:
         worker_id: Names this worker in events.
-        sink: Has the table of the dead letters.
-        skip: Report the records only (policy `skip`).
+        sink: Owns the dead-letter table.
+        skip: Whether the records are only reported (policy `skip`).
         clock: Its wall time is written with the records.
         events: Receives `RecordsDeadLettered`.
     """
@@ -41,10 +41,10 @@ class DeadLetters:
         self._skip = skip
 
     def set_aside(self, part: SplitBatch, consumers: Mapping[str, ShardConsumer]) -> None:
-        """Write the failed records of a part, except those written at an earlier attempt.
+        """Write the failed records of a part, except those that an earlier attempt wrote.
 
         Raises:
-            SinkError: They could not be written: call again.
+            SinkError: The records could not be written. Call again.
         """
         new = {}
         for key, records in part.failed.items():

@@ -1,4 +1,4 @@
-"""Records that a transform does not take: how many a shard may have, and what a dead letter is."""
+"""Limits for failed records, and the schema of dead letters."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from kcl_pipeline.kinesis.client import RECORD_SCHEMA
 from kcl_pipeline.worker.batches import records_of
 
 JUDGED_RECORDS: Final = 20
-"""A share of fewer records says nothing: one bad record of one would be all of them."""
+"""Limits by share use at least this many records: one failed record of one would be 100 %."""
 
 _POSITION: Final = ["stream", "shard_id", "sequence_number", "sub_sequence_number"]
 _Place = tuple[str | None, str, str, int]
 _ERROR: Final = pa.field("error", pa.string())
 FAILED_SCHEMA: Final = RECORD_SCHEMA.append(_ERROR)
-"""Failed records of one lease."""
+"""Schema of the failed records of one lease."""
 
 DEAD_LETTER_SCHEMA: Final = pa.schema(
     [
@@ -40,13 +40,13 @@ DEAD_LETTER_SCHEMA: Final = pa.schema(
 
 
 class FailureLimits:
-    """How many records of a shard may fail in one batch.
+    """Compute how many records of a shard may fail in one batch.
 
-    Used by the processing thread only.
+    Only the processing thread uses it.
 
     Args:
         settings: The policy and its limits.
-        takes_dead_letters: Whether the sink has a place for them.
+        takes_dead_letters: Whether the sink can store dead letters.
     """
 
     def __init__(self, settings: BatchSettings, takes_dead_letters: bool = True) -> None:
@@ -55,7 +55,7 @@ class FailureLimits:
         self._recent: dict[str, deque[tuple[int, int]]] = {}
 
     def of(self, lease_key: str, records: int) -> int:
-        """How many of so many records of a lease may fail; more pause the shard."""
+        """Return how many of `records` records of a lease may fail. More failures pause it."""
         settings = self._settings
         if settings.failed_records == "fail" or self._has_no_place:
             return 0
@@ -71,7 +71,7 @@ class FailureLimits:
         return max(min(by_share, settings.max_dead_letters_per_batch), 0)
 
     def reason(self, lease_key: str, records: int) -> str:
-        """What sets the limit, with the settings and their values."""
+        """Return the reason for the limit, with the settings and their values."""
         settings = self._settings
         if settings.failed_records == "fail":
             return "failed_records is 'fail'"
@@ -87,7 +87,7 @@ class FailureLimits:
         return self._settings.failed_records == "dead_letter" and not self._takes_dead_letters
 
     def note(self, lease_key: str, records: int, failed: int) -> None:
-        """Take in what was committed, for the batches that are too small to be judged alone."""
+        """Note a committed batch. The limits of later small batches depend on it."""
         if not records:
             return
         recent = self._recent.setdefault(lease_key, deque(maxlen=JUDGED_RECORDS))
@@ -96,13 +96,13 @@ class FailureLimits:
         recent.append((records, failed))
 
     def keep(self, lease_keys: Collection[str]) -> None:
-        """Forget every other lease."""
+        """Forget all other leases."""
         for key in [key for key in self._recent if key not in lease_keys]:
             del self._recent[key]
 
 
 def positions_of(records: pa.Table) -> list[tuple[str, int]]:
-    """Sequence number and sub-sequence number of each row."""
+    """Return the sequence number and sub-sequence number of each row."""
     return list(
         zip(
             records["sequence_number"].to_pylist(),
@@ -113,23 +113,23 @@ def positions_of(records: pa.Table) -> list[tuple[str, int]]:
 
 
 def failed_rows(records: pa.Table, errors: Mapping[int, str]) -> pa.Table:
-    """These rows of a table, in order, with their errors (`FAILED_SCHEMA`)."""
+    """Return the rows that have an error, in order, with their errors (`FAILED_SCHEMA`)."""
     rows = sorted(errors)
     found = records.take(pa.array(rows, pa.int64()))
     return found.append_column(_ERROR, pa.array([errors[row] for row in rows], pa.string()))
 
 
 def rejected_records(batch: Batch, rejected: pa.Table) -> dict[str, pa.Table]:
-    """The records that a transform handed back, by lease key (`FAILED_SCHEMA`).
+    """Return the records that a transform rejected, by lease key (`FAILED_SCHEMA`).
 
-    A record that was handed back more than once has its first error.
+    A record that was rejected more than once has its first error.
 
     Args:
         batch: The loaded batch.
         rejected: Positions and errors, with `batch.REJECTED_SCHEMA`.
 
     Raises:
-        BrokenTransformError: A position is not one of the batch, or of two streams.
+        BrokenTransformError: A position is not in the batch, or matches two streams.
     """
     wanted: dict[_Place, str] = {}
     for row in rejected.to_pylist():
@@ -173,7 +173,7 @@ def _place_of(row: Mapping[str, Any]) -> _Place:
 
 
 def dead_letters(failed: Mapping[str, pa.Table], batch_id: str, failed_at: float) -> pa.Table:
-    """Failed records as the dead-letter table takes them; `failed_at` in epoch seconds."""
+    """Return failed records as rows of the dead-letter table; `failed_at` is in epoch seconds."""
     now = datetime.fromtimestamp(failed_at, UTC)
     tables = []
     for key, records in failed.items():

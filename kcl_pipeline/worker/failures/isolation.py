@@ -1,12 +1,11 @@
-"""Finds the records that a transform fails on, by running it on smaller and smaller parts.
+"""Find the records that a transform fails on, by running it on smaller and smaller parts.
 
-The parts of one round are evaluated together (`BatchWriter.probe`): a Spark job, or a call of an
-Arrow function, for each, several at a time, and nothing is written. A part that fails is cut into
-at most `MAX_PIECES` pieces for the next round, down to single records.
+The parts of one round are evaluated together (`BatchWriter.probe`), several at a time. Each needs a
+Spark job or a call of an Arrow function. Nothing is written. A part that fails is cut into at most
+`MAX_PIECES` pieces for the next round, down to single records.
 
-A broken transform fails on most records, and to look at each of them would take hours. So a sample
-is looked at first, and the search ends once more parts of a shard fail than it may have failed
-records.
+A broken transform fails on most records, and a test of each of them would take hours. So a sample
+is tested first. The search in a shard ends when more of its parts fail than records may fail.
 """
 
 from __future__ import annotations
@@ -21,8 +20,9 @@ from typing import Final
 import pyarrow as pa
 
 MAX_PIECES: Final = 8
-"""A job that fails costs two to ten times as much as one that passes (docs/dead-letters.md):
-fewer pieces would mean more rounds in which the same record fails.
+"""Fewer pieces would need more rounds in which the same record fails.
+
+A job that fails costs two to ten times as much as one that passes (docs/dead-letters.md).
 """
 
 SAMPLES: Final = 16
@@ -39,12 +39,12 @@ class IsolationStoppedError(Exception):
 
 @dataclass(slots=True)
 class ShardFailures:
-    """What is known of one shard's part of a batch.
+    """The failures found in one shard's part of a batch.
 
     Attributes:
-        rows: Row number to error, of every record that fails alone.
-        exceeded: Why more records fail than allowed; then `rows` is not complete.
-        first_error: The error of the first part found to fail; None when none does.
+        rows: Error by row number, of every record that fails alone.
+        exceeded: Why more records fail than allowed. Then `rows` is incomplete.
+        first_error: The error of the first part that failed. None: no part failed.
     """
 
     rows: dict[int, str] = field(default_factory=dict)
@@ -60,14 +60,14 @@ class _Part:
 
 
 class Isolation:
-    """One search. Used once.
+    """One search for failing records. Use an instance once.
 
     Args:
-        shards: The records of each lease key.
-        limits: How many of them may fail.
+        shards: Records by lease key.
+        limits: How many of them may fail, by lease key.
         probe: Evaluates parts; see `BatchWriter.probe`.
         rng: Chooses the sample.
-        is_stopped: Asked between rounds.
+        is_stopped: Called before each group of parts. True ends the search.
     """
 
     def __init__(
@@ -86,7 +86,12 @@ class Isolation:
         self._found = {key: ShardFailures() for key in shards}
 
     def run(self) -> dict[str, ShardFailures]:
-        """Find the failing records of every shard. Raises `IsolationStoppedError`, `SinkError`."""
+        """Find the failing records of every shard.
+
+        Raises:
+            IsolationStoppedError: The worker stops.
+            SinkError: Spark failed.
+        """
         whole = [_Part(key, 0, rows.num_rows) for key, rows in self._shards.items()]
         failing = self._failing([part for part in whole if part.length])
         self._look_at_samples([part for part in failing if self._is_worth_a_sample(part)])
@@ -95,7 +100,7 @@ class Isolation:
         return self._found
 
     def _failing(self, parts: Sequence[_Part]) -> list[_Part]:
-        """Those that fail and have more than one record; the others are noted."""
+        """Return the failing parts with more than one record; note failing single records."""
         failing = []
         for part, error in zip(parts, self._errors(parts), strict=True):
             if error is None:
@@ -124,7 +129,7 @@ class Isolation:
         return part.length >= _WORTH_A_SAMPLE and 0 < share < 1
 
     def _look_at_samples(self, parts: Sequence[_Part]) -> None:
-        """Note the shards of which so many single records fail that more must than allowed."""
+        """Mark shards whose sample shows that more records fail than allowed."""
         singles = [
             _Part(part.shard, row, 1)
             for part in parts
@@ -143,10 +148,10 @@ class Isolation:
                 )
 
     def _within_limits(self, failing: Sequence[_Part]) -> list[_Part]:
-        """The parts to look into: none of a shard that is over its limit.
+        """Return the parts to search: none of a shard that is over its limit.
 
-        Each failing part has a failing record at least. Where none may fail, only the first part
-        is looked into: the record is named in the report.
+        Each failing part has at least one failing record. If no record of a shard may fail, only
+        its first part is searched, so that the report can name a record.
         """
         kept: list[_Part] = []
         for key, found in self._found.items():
@@ -174,7 +179,7 @@ class Isolation:
 
 
 def _at_least(count: int, samples: int, share: float) -> float:
-    """The probability of `count` or more failures in a sample when this share of all fails."""
+    """Return the probability of at least `count` failures in a sample if `share` of all fail."""
     return sum(
         math.comb(samples, number) * share**number * (1 - share) ** (samples - number)
         for number in range(count, samples + 1)

@@ -1,4 +1,4 @@
-"""Shards that pause because their transform fails: why, since when, and when they are retried."""
+"""Shards that are paused because their transform fails, with reason and time of the next retry."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LONGEST_RETRY_SECONDS: Final = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """Why a shard pauses, since when (monotonic seconds), and how often it was tried so far."""
+    """Reason and start (monotonic seconds) of a shard's pause, and the attempts so far."""
 
     reason: str
     since: float
@@ -24,13 +24,13 @@ class Pause:
 
     @property
     def retry_seconds(self) -> float:
-        """The wait before the next attempt: doubles from 1 s to 60 s."""
+        """Wait before the next attempt. It doubles from 1 s to 60 s."""
         doubled: float = FIRST_RETRY_SECONDS * 2 ** min(self.attempts - 1, 10)
         return min(doubled, LONGEST_RETRY_SECONDS)
 
 
 class PausedShards:
-    """The paused shards of one worker. `current` may be called by any thread."""
+    """The paused shards of one worker. Any thread may call `current` and `reasons`."""
 
     def __init__(self, worker_id: str, clock: Clock, events: EventSink) -> None:
         self._worker_id = worker_id
@@ -40,16 +40,16 @@ class PausedShards:
         self._pauses: dict[str, Pause] = {}
 
     def current(self) -> dict[str, Pause]:
-        """The paused shards by lease key."""
+        """Return the paused shards by lease key."""
         with self._lock:
             return dict(self._pauses)
 
     def reasons(self) -> dict[str, str]:
-        """Why each paused shard pauses, by lease key."""
+        """Return the reason of each pause by lease key."""
         return {key: pause.reason for key, pause in self.current().items()}
 
     def pause(self, lease_key: str, reason: str) -> float:
-        """Note a failed attempt; returns after how many seconds to try again.
+        """Note a failed attempt; return the wait before the next one in seconds.
 
         The event is repeated when the reason changes, and after 2, 4, 8, ... attempts.
         """
@@ -77,7 +77,7 @@ class PausedShards:
         return pause.retry_seconds
 
     def resume(self, lease_keys: Collection[str]) -> None:
-        """These shards were committed."""
+        """End the pauses of these shards, because they were committed."""
         for key in [key for key in self._pauses if key in lease_keys]:
             with self._lock:
                 pause = self._pauses.pop(key)
@@ -92,7 +92,7 @@ class PausedShards:
 
 
 def pauses_sentence(reasons: Mapping[str, str]) -> str:
-    """How many shards pause, and why the first one does."""
+    """Return a sentence with the number of paused shards and the first reason."""
     if not reasons:
         return "no shard is paused"
     key = min(reasons)

@@ -1,4 +1,4 @@
-"""Split a batch that the transform does not take: what is written, set aside and paused."""
+"""Split a batch with failing records into parts that are written, set aside or paused."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from kcl_pipeline.worker.failures.isolation import Isolation, ShardFailures
 
 @dataclass(frozen=True, slots=True)
 class SplitBatch:
-    """A part of a batch that is committed at once.
+    """A part of a batch that is committed in one commit.
 
     Attributes:
-        batch: The leases that are committed, and the records that the transform took.
-        written: What was written of them.
-        records: How many records the ranges have, also the failed ones.
-        failed: Records that the transform did not take, by lease key (`FAILED_SCHEMA`).
-        paused: Why a lease is not committed, by lease key; none of these is in `batch`.
+        batch: The ranges that are committed, and their records without the failed ones.
+        written: The files of these records.
+        records: Number of records in the ranges, including the failed ones.
+        failed: Failed records by lease key (`FAILED_SCHEMA`).
+        paused: Why a lease is not committed, by lease key. None of these leases is in `batch`.
     """
 
     batch: Batch
@@ -35,13 +35,13 @@ class SplitBatch:
 
 
 class FailureIsolation:
-    """Splits batches that the transform does not take whole, and writes their parts.
+    """Split batches that the transform fails on, and write their parts.
 
     Args:
         writer: Transforms and writes.
-        limits: How many records of a lease may fail.
+        limits: Limit the failing records of a lease.
         rng: Chooses samples.
-        stop: Whether the worker stops; then `isolation.IsolationStoppedError`.
+        stop: Whether the worker stops. True raises `isolation.IsolationStoppedError`.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class FailureIsolation:
         self._is_stopped = stop
 
     def isolate_failures(self, batch: Batch) -> Iterator[SplitBatch]:
-        """Write a loaded batch that failed as a whole, in parts; healthy leases come first.
+        """Write a loaded batch that failed as a whole, in parts. Healthy leases come first.
 
         Raises:
             SinkError: Writing failed, or Spark did.
@@ -75,7 +75,7 @@ class FailureIsolation:
             yield from self._rest(_only(batch, failing), failing, search.run())
 
     def _healthy(self, shards: Mapping[str, pa.Table]) -> list[str]:
-        """The leases of which the transform takes all records, when there are several leases."""
+        """Return the leases without failing records, if several leases have records."""
         with_records = {key: records for key, records in shards.items() if records.num_rows}
         errors: list[str | None] = [""]
         if len(with_records) > 1:
@@ -84,7 +84,7 @@ class FailureIsolation:
         return [key for key in shards if key not in fails]
 
     def _together_or_alone(self, batch: Batch) -> Iterator[SplitBatch]:
-        """Leases that the transform takes one by one; together it may fail on them again."""
+        """Write healthy leases together; one by one if the transform fails on all of them."""
         try:
             yield self.judge(batch, self._write(batch))
         except TransformFailedError:
@@ -101,7 +101,7 @@ class FailureIsolation:
         shards: Mapping[str, pa.Table],
         found: Mapping[str, ShardFailures],
     ) -> Iterator[SplitBatch]:
-        """What the search has left over of the failing leases."""
+        """Write the failing leases without the failing records that the search found."""
         paused = {
             key: self._reason(key, shards[key], failures)
             for key, failures in found.items()
@@ -136,8 +136,17 @@ class FailureIsolation:
     def judge(
         self, batch: Batch, written: Written, failed: Mapping[str, pa.Table] | None = None
     ) -> SplitBatch:
-        """Add the records that the transform handed back to the `failed` ones; write again without
-        the leases that have too many. `batch` is without the `failed` ones.
+        """Check the failed records of a written batch against the limits.
+
+        The batch is written again without the leases that exceed their limit.
+
+        Args:
+            batch: A loaded batch without the `failed` records.
+            written: The result of writing it, with the records that the transform rejected.
+            failed: Records that failed before, by lease key.
+
+        Returns:
+            The part to commit. Its `paused` has the leases that exceed their limit.
         """
         failed = failed or {}
         paused: dict[str, str] = {}
@@ -162,7 +171,7 @@ class FailureIsolation:
     def _over(
         self, key: str, batch: Batch, failed: Mapping[str, pa.Table], merged: pa.Table
     ) -> str | None:
-        """Why a lease pauses with so many failed records; None: it does not."""
+        """Return why a lease exceeds its limit; None: it does not."""
         records = records_of(batch.records, [key]).num_rows
         records += failed[key].num_rows if key in failed else 0
         if merged.num_rows <= self._limits.of(key, records):
@@ -193,7 +202,7 @@ def _only(batch: Batch, lease_keys: list[str] | Mapping[str, object]) -> Batch:
 def _without_rows(
     batch: Batch, shards: Mapping[str, pa.Table], found: Mapping[str, ShardFailures]
 ) -> Batch:
-    """The batch without the records that fail, in their order."""
+    """Return the batch without the failing records. The order is kept."""
     kept = []
     for part in batch.ranges:
         records = shards[part.lease_key]
@@ -204,7 +213,13 @@ def _without_rows(
 
 
 def all_paused(batch: Batch, reason: str, paused: Mapping[str, str] | None = None) -> SplitBatch:
-    """No lease of the batch is committed: each is paused for this reason, or for its own."""
+    """Return a part that commits nothing and pauses every lease.
+
+    Args:
+        batch: The batch.
+        reason: Reason of leases that are not in `paused`.
+        paused: Reasons by lease key.
+    """
     nothing = replace(batch, ranges=(), records=batch.records.slice(0, 0))
     reasons = {part.lease_key: reason for part in batch.ranges} | dict(paused or {})
     return SplitBatch(nothing, NOTHING_WRITTEN, 0, {}, reasons)
