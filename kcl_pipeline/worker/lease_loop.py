@@ -1,4 +1,4 @@
-"""What is done for the leases at fixed times: renewal, discovery, and the worker metrics row."""
+"""Periodic tasks for the leases: renewal, discovery, and the worker metrics row."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ SHARED_ID_SECONDS: Final = 60.0
 """How often a worker reports that another process uses its id."""
 FIRST_DISCOVERY_SECONDS: Final = 1.0
 SECOND_REPORT_SECONDS: Final = 2.0
-"""A leader that finds a row does not know whether its worker is alive until the row changes."""
+"""Short, because a leader considers a worker alive only after its row has changed."""
 
 
 class LeaseLoop:
-    """Renews, discovers and reports when each is due. One thread calls `tick`."""
+    """Renew, discover and report, each when it is due. One thread calls `tick`."""
 
     def __init__(
         self,
@@ -57,9 +57,9 @@ class LeaseLoop:
         self._shared_due = Due(clock, SHARED_ID_SECONDS)
 
     def tick(self) -> float:
-        """Do what is due; returns seconds until something is due.
+        """Run the tasks that are due; return the seconds until the next one is due.
 
-        A step that fails does not hold up the others.
+        A task that fails does not prevent the others.
         """
         if self._renewal.ready():
             attempt("renewal", lambda: self._leases.renew_all(map=self._map), self._events)
@@ -80,7 +80,7 @@ class LeaseLoop:
         )
 
     def _is_discovery_due(self) -> bool:
-        """A worker that has no lease at all, as at its start, looks more often."""
+        """Return whether discovery is due. It is due more often while no lease is held."""
         is_due, is_first_due = self._discovery.ready(), self._first_discovery.ready()
         return is_due or (is_first_due and not self._leases.held())
 

@@ -1,4 +1,4 @@
-"""The end of a worker: which leases it gives back, and for how long it waits for more."""
+"""Release the leases and the lock of a worker that stops."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ from kcl_pipeline.worker.retry import attempt
 from kcl_pipeline.worker.shards.lifecycle import Lifecycle
 
 LEAVE_SECONDS: Final = 5.0
-"""How long a worker that stops waits for leases on their way to it; its own are released before
-that.
+"""How long a stopping worker waits for leases that are in a handoff to it.
+
+Its own leases are released before this wait.
 """
 LEAVE_POLL_SECONDS: Final = 0.1
 _LAST: Final = "last discovery"
 
 
 class Leaving:
-    """Gives back everything that carries the name of a worker."""
+    """Delete the row of a worker, and release its leases and the leader lock."""
 
     def __init__(
         self,
@@ -42,11 +43,10 @@ class Leaving:
         self._map = map
 
     def leave(self) -> None:
-        """Delete the worker's row, checkpoint, and release leases and lock.
+        """Delete the worker's row, write checkpoints, and release leases and lock.
 
-        An error of one step does not hold up the next. The row goes first: a leader that looks at
-        the tables from then on gives nothing more to this worker, least of all the leases that it
-        releases.
+        An error of one step does not prevent the next. The row is deleted first, so that a leader
+        assigns no more leases to this worker, in particular not the released ones.
         """
         attempt("deregistration", self._reporter.deregister, self._events)
         attempt("release", lambda: self._lifecycle.release_all(last=False), self._events)
@@ -55,11 +55,11 @@ class Leaving:
         attempt(_LAST, self._release_late_leases, self._events)
 
     def _release_late_leases(self) -> None:
-        """Release what carries this worker's name still, or comes to carry it for a short while; it
-        would wait for its expiry otherwise.
+        """Release leases that still name this worker, or are assigned to it during shutdown.
 
-        That is a lease whose time here ran out while threads were joined, one that a leader was
-        just assigning, or one that its old owner is handing over.
+        Otherwise they would stay unread until they expire. These are leases that expired locally
+        while threads were joined, that a leader was just assigning, or whose handoff to this worker
+        is not complete.
         """
         clock = self._parts.clock
         deadline = clock.monotonic() + LEAVE_SECONDS
@@ -71,14 +71,14 @@ class Leaving:
             self._leases.drop_expired()
             attempt(_LAST, lambda: self._leases.discover(map=self._map), self._events)
             self._lifecycle.release_all(last=last)
-            # What is not in a handoff is either given back by now, or another process under this
-            # name has it: nothing to wait for
+            # A lease that is not in a handoff is released by now, or another process with this
+            # worker id holds it. There is no reason to wait for it.
             if last or not (self._leases.held() or self._is_something_on_its_way()):
                 return
             clock.sleep(LEAVE_POLL_SECONDS)
 
     def _is_something_on_its_way(self) -> bool:
-        """Whether a lease is being handed to this worker; also when that cannot be told now."""
+        """Return whether a handoff to this worker is in progress, or this is unknown now."""
         try:
             keys = self._parts.lease_table.lease_keys_of(self._worker_id)
             return any(self._is_on_its_way(key) for key in keys)
@@ -89,6 +89,6 @@ class Leaving:
     def _is_on_its_way(self, lease_key: str) -> bool:
         try:
             row = self._parts.lease_table.get(lease_key)
-        except ValueError:  # it cannot be read, as discovery has just reported
+        except ValueError:  # Discovery has just reported that the row is unreadable.
             return False
         return row is not None and row.in_handoff and row.owner == self._worker_id

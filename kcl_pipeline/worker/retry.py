@@ -1,4 +1,4 @@
-"""Retry what may pass, with growing waits that a stop ends."""
+"""Retry transient errors with growing waits that a stop ends."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _T = TypeVar("_T")
 
 
 class StoppedWhileRetryingError(KclError):
-    """The worker was asked to stop while a step that had failed waited for its next attempt."""
+    """A stop of the worker was requested while a failed step waited for its next attempt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,11 +26,12 @@ class RetryPolicy:
 
     Attributes:
         limit_seconds: No attempt begins later than this after the first one.
-        first_wait_seconds: The longest first wait; every further one may be twice as long.
-        longest_wait_seconds: The bound of a wait.
-        transient: Errors after which another attempt may succeed.
-        permanent: Subclasses of these after which it does not.
-        raises_refused_connections: Whether a refused connection is an address that is wrong.
+        first_wait_seconds: Upper bound of the first wait. The bound doubles for each further wait.
+        longest_wait_seconds: Upper bound of every wait.
+        transient: Errors that are retried.
+        permanent: Subclasses of `transient` errors that are not retried.
+        raises_refused_connections: Whether a refused connection is raised at once, because the
+            address is probably wrong.
     """
 
     limit_seconds: float
@@ -55,11 +56,11 @@ def retry_transient(
     stop: StopSignal,
     policy: RetryPolicy = START_UP,
 ) -> _T:
-    """Take a step that may be repeated until it succeeds; each failure is an `AwsTrouble`.
+    """Repeat a step until it succeeds; report each retried failure as `AwsTrouble`.
 
     Raises:
         StoppedWhileRetryingError: `stop` was set during a wait.
-        Exception: What the step raised last, when the limit is reached or the error is permanent.
+        Exception: The last error of the step, if the limit is reached or the error is permanent.
     """
     deadline = clock.monotonic() + policy.limit_seconds
     wait = policy.first_wait_seconds
@@ -82,7 +83,7 @@ def retry_transient(
 
 
 def attempt(what: str, step: Callable[[], object], events: EventSink) -> None:
-    """Take a step once; an `AwsError` is an event, and the caller goes on."""
+    """Run a step once; report an `AwsError` as an event instead of raising it."""
     try:
         step()
     except AwsError as error:

@@ -1,1 +1,1 @@
-"""What a worker measures and reports of itself."""
+"""Measurements and reports of a worker about itself."""

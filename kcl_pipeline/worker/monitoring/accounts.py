@@ -12,7 +12,7 @@ from kcl_pipeline.worker.sources.batch_source import SourcedBatch
 
 
 class CommitAccounts:
-    """Counts batches that landed. Only the processing thread uses it."""
+    """Count batches that landed. Only the processing thread uses it."""
 
     def __init__(
         self, worker_id: str, stats: WorkerStats, leases: HeldLeases, events: EventSink
@@ -25,7 +25,14 @@ class CommitAccounts:
     def note(
         self, part: SplitBatch, sourced: SourcedBatch, done: Committed, written_millis: float
     ) -> None:
-        """Count a part of a batch that landed."""
+        """Count a part of a batch that landed.
+
+        Args:
+            part: The part.
+            sourced: The whole batch.
+            done: The commit of the part.
+            written_millis: How long it took to load and write the part.
+        """
         bytes_of = sourced.bytes_of_leases
         for key in done.lease_keys:
             self._leases.record_bytes(key, bytes_of[key])

@@ -1,8 +1,8 @@
-"""How far the table is behind the streams: the age of the oldest record that is not committed.
+"""Measure the lag of the table: the age of the oldest record that is not committed.
 
-The age of a record counts from its arrival, and no clocks of two hosts are compared: Kinesis says
-how far an answer is behind the tip, arrival times of one answer are subtracted from each other, and
-the time since the answer is measured on this host's monotonic clock.
+The age of a record counts from its arrival. Clocks of two hosts are never compared. Kinesis reports
+how far a response is behind the tip. Arrival times of one response are subtracted from each other.
+The time since the response is measured on this host's monotonic clock.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from typing import Final
 from kcl_pipeline.clock import Clock
 
 UNKNOWN_SECONDS: Final = 30.0
-"""A shard of which nothing could be read for so long counts with the time since its lease was
-taken: it may be further behind, and it must not look healthy.
+"""After this time without a read, the lag of a shard is the time since its lease was gained.
+
+The true lag may be larger, but the shard must not look healthy.
 """
 
 
@@ -25,8 +26,8 @@ class Lag:
     """The lag of one worker.
 
     Attributes:
-        millis: By lease key; 0 when nothing waits to be committed.
-        unknown: Lease keys of which it is not known yet.
+        millis: Lag by lease key. 0: no record waits to be committed.
+        unknown: Keys of leases whose lag is not known yet.
     """
 
     millis: Mapping[str, int] = field(default_factory=dict)
@@ -34,14 +35,14 @@ class Lag:
 
     @property
     def worst_millis(self) -> int | None:
-        """The largest; None when none is known."""
+        """The largest lag. None: no lag is known."""
         return max(self.millis.values(), default=None)
 
 
 class LagTracker:
-    """Remembers what was taken for a batch until it is committed, also over failed attempts.
+    """Remember the oldest record taken for a batch until it is committed.
 
-    Thread-safe.
+    Failed attempts do not reset it. Thread-safe.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -51,28 +52,34 @@ class LagTracker:
         self._oldest: dict[str, float] = {}
 
     def hold(self, lease_keys: Collection[str]) -> None:
-        """Follow these leases, and no others."""
+        """Track these leases, and no others."""
         now = self._clock.monotonic()
         with self._lock:
             self._held_since = {key: self._held_since.get(key, now) for key in lease_keys}
             self._oldest = {key: at for key, at in self._oldest.items() if key in self._held_since}
 
     def took(self, oldest: Mapping[str, float]) -> None:
-        """Records were taken for a batch; the oldest of each lease arrived at this time (seconds
-        on the monotonic clock).
+        """Note that records were taken for a batch.
+
+        Args:
+            oldest: Arrival of the oldest record by lease key (monotonic seconds).
         """
         with self._lock:
             for key, at in oldest.items():
                 self._oldest[key] = min(at, self._oldest.get(key, at))
 
     def committed(self, lease_keys: Collection[str]) -> None:
-        """What was taken of these leases is committed."""
+        """Note that the records taken from these leases are committed."""
         with self._lock:
             for key in lease_keys:
                 self._oldest.pop(key, None)
 
     def current(self, unread: Mapping[str, int]) -> Lag:
-        """The lag now. `unread`: what is known of records after the ones taken, in milliseconds."""
+        """Return the lag now.
+
+        Args:
+            unread: Lag of the records after the taken ones, in milliseconds by lease key.
+        """
         now = self._clock.monotonic()
         with self._lock:
             held, oldest = dict(self._held_since), dict(self._oldest)

@@ -1,4 +1,4 @@
-"""Reports held leases whose shards stand still, with the step that they wait in."""
+"""Report held leases whose shards make no progress, with the step that they wait in."""
 
 from __future__ import annotations
 
@@ -23,7 +23,13 @@ _STEPS: Final = {
 
 @dataclass(slots=True)
 class _Watched:
-    """One incarnation of a held lease. `told_at`: when it was last reported as stalled."""
+    """One incarnation of a held lease.
+
+    Attributes:
+        held: The lease.
+        moved_at: Time of the last movement (monotonic seconds).
+        told_at: When it was last reported as stalled (monotonic seconds). None: it is not stalled.
+    """
 
     held: Held
     moved_at: float
@@ -31,19 +37,19 @@ class _Watched:
 
 
 class StallWatch:
-    """Notices what has not moved for `after_seconds`, and reports it once per such time.
+    """Report shards that have not moved for `after_seconds`, once per `after_seconds`.
 
-    `look` is for the thread that renews the leases, because the processing thread may be what
-    hangs. It reads single attributes of consumers, which that thread changes meanwhile: at worst a
-    report comes one look later.
+    The thread that renews the leases calls `look`, because the processing thread may hang. `look`
+    reads single attributes of consumers, which the processing thread changes. At worst a report is
+    one call late.
 
     Args:
         worker_id: Names this worker in events.
         leases: The leases that are held.
         lifecycle: The consumers of the leases.
-        source: Knows how the reading of each shard goes.
-        after_seconds: `worker.shard_stalled_after_millis`.
-        clock: Its monotonic time alone is used.
+        source: Reports the read state of each shard.
+        after_seconds: `worker.shard_stalled_after_millis`, in seconds.
+        clock: Only its monotonic time is used.
         events: Receives `ShardStalled`.
     """
 
@@ -66,10 +72,10 @@ class StallWatch:
         self._events = events
         self._watched: dict[str, _Watched] = {}
         self.stalled: Mapping[str, StallStep] = {}
-        """The leases that stand still, and the step that each waits in, as of the last look."""
+        """Stalled leases at the last check, and the step that each waits in."""
 
     def look(self) -> None:
-        """Look at all held leases once."""
+        """Check all held leases once."""
         now = self._clock.monotonic()
         consumers = dict(self._lifecycle.consumers)
         watched: dict[str, _Watched] = {}
@@ -99,10 +105,11 @@ class StallWatch:
         return known if known is not None and known.held is held else _Watched(held, now)
 
     def _moved_at(self, consumer: ShardConsumer | None) -> float:
-        """The last sign of movement; reading is one only while nothing of the shard waits.
+        """Return the time of the last movement (monotonic seconds).
 
-        A shard whose last batch failed is read again and again. It moves when it is committed, or
-        when reading it finds nothing that would have to be.
+        A read counts as movement only while no records of the shard wait to be committed. A shard
+        whose last batch failed is read repeatedly. It moves when a batch is committed, or when a
+        read finds no records.
         """
         if consumer is None:
             return float("-inf")

@@ -1,4 +1,4 @@
-"""Counters of a worker, added up per reporting period and over its life."""
+"""Counters of a worker, summed per reporting period and over its lifetime."""
 
 from __future__ import annotations
 
@@ -17,8 +17,11 @@ _LATENCY_SAMPLES = 10_000
 
 @dataclass(slots=True)
 class Period:
-    """Sums since `began` (monotonic seconds), and the put-to-commit milliseconds of at most the
-    last 10,000 sampled records.
+    """Counters of one period.
+
+    Attributes:
+        began: Start of the period (monotonic seconds).
+        latencies: Put-to-commit milliseconds of at most the last 10,000 sampled records.
     """
 
     began: float
@@ -42,7 +45,7 @@ class Period:
         table_version: int | None,
         paused: Mapping[str, str],
     ) -> WorkerProgress:
-        """These sums with the newest gauges."""
+        """Combine the counters with the newest gauges."""
         p50, p99 = (
             np.percentile(self.latencies, [50, 99]).tolist() if self.latencies else (None, None)
         )
@@ -69,9 +72,9 @@ class Period:
 
 
 class WorkerStats:
-    """The running period and the whole life, counted together.
+    """Counters of the current period and of the worker's lifetime.
 
-    Only the processing thread uses it.
+    Only the processing thread uses it, except where a method says otherwise.
     """
 
     def __init__(self, worker_id: str, clock: Clock) -> None:
@@ -93,8 +96,8 @@ class WorkerStats:
     ) -> None:
         """Count a batch that landed.
 
-        Put-to-commit is this host's clock against Kinesis' arrival time: a figure, never a
-        decision.
+        Put-to-commit compares this host's clock with the arrival time of Kinesis. It is reported
+        only; no decision depends on it.
         """
         now_millis = self._clock.wall() * 1000
         waits = [max(now_millis - micros / 1000, 0.0) for micros in arrival_micros]
@@ -110,21 +113,21 @@ class WorkerStats:
 
     @property
     def dead_letters(self) -> int:
-        """Of the whole life. May be read by any thread."""
+        """Number of dead letters in the worker's lifetime. Any thread may read it."""
         return self._life.dead_letters
 
     def refused(self) -> None:
-        """Count a batch that did not land."""
+        """Count a batch that was not committed with all its leases."""
         self._period.refused_batches += 1
         self._life.refused_batches += 1
 
     def handoffs(self, count: int) -> None:
-        """Count leases handed to other workers."""
+        """Count leases that a handoff gave to other workers."""
         self._period.handoffs += count
         self._life.handoffs += count
 
     def period_seconds(self) -> float:
-        """How long the running period has lasted."""
+        """Return the seconds since the current period began."""
         return self._clock.monotonic() - self._period.began
 
     def close_period(
@@ -135,7 +138,7 @@ class WorkerStats:
         stalled: Mapping[str, str],
         paused: Mapping[str, str],
     ) -> WorkerProgress:
-        """The sums and gauges of the period, which ends here; the next begins."""
+        """End the period and begin the next; return the counters and gauges of the ended one."""
         now = self._clock.monotonic()
         done, self._period = self._period, Period(now)
         return self._progress(done, now, lag, positions, paused, stalled)
@@ -143,7 +146,7 @@ class WorkerStats:
     def total(
         self, *, lag: Lag | None = None, paused: Mapping[str, str] | None = None
     ) -> WorkerProgress:
-        """The sums of the whole life."""
+        """Return the counters of the worker's lifetime."""
         now = self._clock.monotonic()
         return self._progress(self._life, now, lag or Lag(), {}, paused or {})
 

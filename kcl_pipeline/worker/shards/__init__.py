@@ -1,1 +1,1 @@
-"""The life of a shard whose lease a worker holds."""
+"""Processing of a shard while a worker holds its lease."""

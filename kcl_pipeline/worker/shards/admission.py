@@ -1,4 +1,4 @@
-"""The check that stands between gaining a lease and reading its shard."""
+"""Check the identity of the application before the shard of a gained lease is read."""
 
 from __future__ import annotations
 
@@ -14,12 +14,16 @@ _WHAT: Final = "look at the identity of the application"
 
 
 class Admission:
-    """Admits gained leases while the application is the one that this worker was started for.
+    """Admit gained leases while the application is the one that this worker was started for.
 
-    The streams of an application may be changed on purpose while no worker holds a lease. A worker
-    that stood still meanwhile, or had no lease, would read a gained lease of the new stream with
-    its own stream. So the record is read after each gain; `check` compares and raises
-    `OtherApplicationError`.
+    An operator may change the streams of an application while no worker holds a lease. A worker
+    that was paused meanwhile, or had no lease, would read its old stream for a lease of the new
+    one. So the identity record is read after each gain.
+
+    Args:
+        check: Compares the record. It raises `OtherApplicationError` if the application differs.
+        clock: Measures the wait after a failed read.
+        events: Receives `AwsTrouble`.
     """
 
     def __init__(self, check: Callable[[], None], clock: Clock, events: EventSink) -> None:
@@ -29,10 +33,15 @@ class Admission:
         self._due = 0.0
 
     def admits(self) -> bool:
-        """Whether leases that were gained before this call may be read.
+        """Return whether leases that were gained before this call may be read.
 
-        False when the record could not be read now: ask again. A record that is not readable at all
-        was not written by a change, and keeps nobody from reading. Raises `OtherApplicationError`.
+        A record in an unknown format was not written by a change of streams. It admits leases.
+
+        Returns:
+            False: the record could not be read now. Call again.
+
+        Raises:
+            OtherApplicationError: The application has other streams or another sink now.
         """
         now = self._clock.monotonic()
         if now < self._due:

@@ -1,6 +1,4 @@
-"""The life of a shard consumer between gaining its lease and giving it away (protocol §6.6, §6.7,
-§6.5).
-"""
+"""Move shard consumers from the gain of their lease to its end (protocol §6.6, §6.7, §6.5)."""
 
 from __future__ import annotations
 
@@ -33,9 +31,9 @@ _WITHOUT_STEPS: Final = frozenset(
 
 
 class Lifecycle:
-    """Moves consumers from state to state, one bounded step each.
+    """Move consumers from state to state, one bounded step per call.
 
-    Only the processing thread uses it; `map` makes the writes of several lease rows.
+    Only the processing thread uses it. `map` runs reads and writes of several lease rows.
     """
 
     def __init__(
@@ -72,10 +70,13 @@ class Lifecycle:
         self.consumers: dict[str, ShardConsumer] = {}
 
     def sync_with_leases(self) -> None:
-        """Begin consumers for leases gained, end those of leases lost; a buffer of a lost lease is
-        dropped at once. A consumer whose handoff the leader has withdrawn begins again.
+        """Create consumers for gained leases, and remove those of lost leases.
 
-        Raises `OtherApplicationError` when the leases are those of other streams now.
+        Buffered records of a lost lease are dropped at once. If the leader has withdrawn a handoff,
+        the consumer is created again.
+
+        Raises:
+            OtherApplicationError: The application has other streams or another sink now.
         """
         held = {h.lease.lease_key: h for h in self._leases.held()}
         lost: list[ShardConsumer] = []
@@ -102,7 +103,7 @@ class Lifecycle:
         list(self._map(self._losses.look, lost))
 
     def reads_stream_of(self, lease: Lease) -> bool:
-        """Whether the stream of a lease is one that this worker reads."""
+        """Return whether this worker reads the stream of a lease."""
         return lease.stream in self._streams
 
     def _begin(self, key: str, held: Held) -> None:
@@ -111,7 +112,7 @@ class Lifecycle:
         self.consumers[key] = ShardConsumer(held, stream, state)
 
     def advance(self, stop: StopSignal) -> None:
-        """One step for every consumer that is due and not simply reading, until `stop` is set."""
+        """Run one step of every consumer that is due and needs steps, until `stop` is set."""
         now = self._clock.monotonic()
         due = [c for c in self.consumers.values() if c.state not in _WITHOUT_STEPS and c.due <= now]
         if not due:
@@ -138,7 +139,7 @@ class Lifecycle:
                 self._events(AwsTrouble(f"{consumer.state} {consumer.lease_key}", str(error)))
                 consumer.step_failed(error, now, self._backoff_seconds)
                 if consumer.state is ConsumerState.ENDING and consumer.failures >= ENDING_ATTEMPTS:
-                    # What the service said of the children may have been wrong: ask again
+                    # The reported children may have been wrong. Reading again reports them anew.
                     self.restart(consumer)
 
     def _step(
@@ -169,24 +170,21 @@ class Lifecycle:
             (self._lose if consumer.shard_gone else self._end)(consumer)
 
     def _look_at_parents(self, consumer: ShardConsumer) -> ParentRows | AwsError:
-        """Their rows, or why they are not known: one shard's trouble must not hold up the
-        others.
-        """
+        """Return the parents' rows or the error, so that one error does not delay other shards."""
         try:
             return self._parents.look(consumer)
         except AwsError as error:
             return error
 
     def restart(self, consumer: ShardConsumer) -> None:
-        """Read the shard again from what the table has: after a batch that neither landed nor was
-        refused for good.
-        """
+        """Resolve the shard and read it again, after a batch that failed or has no known outcome."""
         self._source.end(consumer.lease_key)
         consumer.restart(self._clock.monotonic(), self._backoff_seconds)
 
     def _end(self, consumer: ShardConsumer) -> None:
-        """Children first, then the parent's end: a crash between leaves nothing without a lease
-        (protocol §6.7).
+        """Create the children's leases, then write SHARD_END (protocol §6.7).
+
+        In this order a crash between the two leaves no shard without a lease.
         """
         lease = consumer.held.lease
         if consumer.children:
@@ -213,8 +211,10 @@ class Lifecycle:
         )
 
     def _lose(self, consumer: ShardConsumer) -> None:
-        """The right stream does not list the shard any more: report it, delete its row, and let the
-        shards that follow it go on. SHARD_END would claim that its records are in the table.
+        """Report a shard that its stream does not list any more, and delete its row.
+
+        Leases of the shards that follow are created. SHARD_END is not written, because it would
+        claim that all records of the shard are in the table.
         """
         lease = consumer.held.lease
         if not consumer.loss_reported:
@@ -242,10 +242,10 @@ class Lifecycle:
         )
 
     def hand_over(self) -> int:
-        """Finish the handoffs that the leader has begun; returns how many leases left.
+        """Complete the handoffs that the leader has begun; return how many leases left.
 
-        The processing thread is between batches here. A consumer is kept until its lease has left:
-        a checkpoint that could not be written is written by a later call, before the transfer.
+        The processing thread is between batches here. A consumer is kept until its lease has left.
+        If its checkpoint cannot be written, a later call writes it before the transfer.
         """
         now = self._clock.monotonic()
         leaving: list[tuple[Held, ShardConsumer | None]] = []
@@ -273,7 +273,7 @@ class Lifecycle:
         return False
 
     def flush_idle(self, idle_seconds: float) -> None:
-        """Write the checkpoints that have waited for a next batch for `idle_seconds` or longer."""
+        """Write checkpoints that have waited at least `idle_seconds` for a next batch."""
         now = self._clock.monotonic()
         waiting = [
             c
@@ -295,11 +295,11 @@ class Lifecycle:
             consumer.back_off(self._clock.monotonic(), self._backoff_seconds)
 
     def release_all(self, *, last: bool = True) -> None:
-        """Checkpoint and give back everything, at the end of a worker.
+        """Write checkpoints and release all leases, at the end of a worker.
 
-        A lease whose checkpoint could not be written is kept for the next call. Only the `last`
-        call gives it back all the same: its next owner then processes the last batch again, unless
-        the sink's log has it.
+        A lease whose checkpoint could not be written is kept for the next call. The `last` call
+        releases it without the checkpoint. Then its next owner processes the last batch again,
+        unless the sink's log shows that it landed.
         """
         for key in self.consumers:
             self._source.end(key)

@@ -1,4 +1,4 @@
-"""Reports what is lost when the row of a held, unfinished lease is deleted by hand."""
+"""Report records that are lost because the row of a held lease was deleted by hand."""
 
 from __future__ import annotations
 
@@ -18,11 +18,13 @@ _COMMITTED: Final = (ConsumerState.ENDING, ConsumerState.ENDED)
 
 
 class LossCheck:
-    """Reports records that nothing reads any more after a held lease's row was deleted by hand.
+    """Report records that no worker reads any more after the row of a held lease was deleted.
 
-    A deleted row is restored while the shard's children have not begun, or found by the audit for
-    holes while it has no children. What is left is reported: a child has begun, in a worker that
-    starts a child whose parent has no row (KCL), or shard sync starts the shard anew at `LATEST`.
+    A deleted row is restored while the shard's children have not begun. While the shard has no
+    children, the audit of hash-range coverage finds the gap. Two cases remain, which are reported:
+
+    - A child has begun, in a worker that starts a child whose parent has no row (KCL).
+    - Shard sync starts the shard again at `LATEST`.
 
     Thread-safe.
 
@@ -31,7 +33,7 @@ class LossCheck:
         settings: Initial position, failover time and how long finished leases are kept.
         table: The lease table.
         kinesis: Lists the children of the shard.
-        clock: Tells whether the lease could have been taken by another worker.
+        clock: Measures whether another worker could have taken the lease.
         events: Receives `RecordsLost`.
     """
 
@@ -55,7 +57,7 @@ class LossCheck:
         self._events = events
 
     def look(self, consumer: ShardConsumer) -> None:
-        """Look at a lease that is not held any more. An error is reported as `AwsTrouble`."""
+        """Check a lease that is not held any more. An error is reported as `AwsTrouble`."""
         try:
             if self._is_deleted(consumer) and self._is_lost(consumer):
                 key = consumer.lease_key
@@ -66,8 +68,10 @@ class LossCheck:
             self._events(AwsTrouble(f"look for the row of {consumer.lease_key}", str(error)))
 
     def _is_deleted(self, consumer: ShardConsumer) -> bool:
-        """Whether the row is gone so soon after the last renewal that nobody else can have
-        finished the shard, and a leader deleted its lease.
+        """Return whether the row was deleted by hand.
+
+        It was if it is gone within the failover time after the last renewal. In this time no other
+        worker can finish the shard, so no leader deletes its lease.
         """
         if consumer.state in _COMMITTED or not self._can_tell or self._is_expired(consumer):
             return False
@@ -96,6 +100,6 @@ class LossCheck:
 
 
 def _reached(consumer: ShardConsumer) -> Position | None:
-    """The last position that the sink's table has."""
+    """Return the last position that the sink's table has (inclusive); None if it has none."""
     position = consumer.committed or consumer.held.lease.checkpoint
     return None if position.is_sentinel else position

@@ -1,9 +1,9 @@
-"""When a child shard may start: not before its parents' ends, also where a parent's row is gone.
+"""Decide when a child shard may start: after its parents' ends, even if a parent's row is gone.
 
 KCL starts a child whose parent has no row (protocol §6.6), because finished leases are deleted. A
-row that was deleted by hand looks the same, and what its shard still had would never be read. The
-two are told apart by the child: a finished lease is deleted only after all its children have begun
-(protocol §8.2), so the parent of a child that has not begun has a row, or somebody deleted it.
+row that was deleted by hand looks the same, but the rest of its shard would never be read. The
+child shows the difference. A finished lease is deleted only after all its children have begun
+(protocol §8.2). So if a child has not begun and its parent has no row, the row was deleted by hand.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class ParentRows:
 
     Attributes:
         ended: Every parent that has a row is at SHARD_END.
-        missing: Bare shard ids of the parents without a row.
-        reached: Where the parents are; another value means that they have moved.
+        missing: Shard ids of the parents without a row, without the stream part of the lease key.
+        reached: Positions of the parents. A changed value means that a parent has moved.
     """
 
     ended: bool
@@ -40,18 +40,18 @@ class ParentRows:
 
 
 class ParentCheck:
-    """Decides for blocked consumers whether they may start, and restores deleted parents.
+    """Decide whether blocked consumers may start, and restore deleted parents.
 
-    `look` may be called on any thread, everything else on one.
+    Any thread may call `look`. One thread calls the other methods.
 
     Args:
         worker_id: Names this worker in events.
-        settings: Where shard sync starts a shard.
+        settings: Initial position of shards.
         table: The lease table.
         leases: The leases held by this worker.
         kinesis: Lists the shards of a stream.
-        clock: For the evidence that the listing is of the right stream.
-        events: Receives `LeasesCreated`, and `RecordsLost` where nothing can be restored.
+        clock: Used to check that a listing is of the right stream.
+        events: Receives `LeasesCreated`, and `RecordsLost` if no row can be restored.
     """
 
     def __init__(
@@ -77,11 +77,15 @@ class ParentCheck:
         """Lease keys of parents that are not restored: not listed any more, or reported as lost."""
 
     def begin_pass(self) -> None:
-        """Forget the listings of the last pass: they are older than the rows of this one."""
+        """Forget the listings of the last pass, because they are older than the rows of this one."""
         self._listings.clear()
 
     def look(self, consumer: ShardConsumer) -> ParentRows:
-        """Read the parents' rows. Raises `AwsError`."""
+        """Read the parents' rows.
+
+        Raises:
+            AwsError: A row cannot be read now.
+        """
         lease = consumer.held.lease
         rows = {
             parent: self._table.get(lease.key_of_sibling(parent))
@@ -99,19 +103,19 @@ class ParentCheck:
     def may_start(
         self, consumer: ShardConsumer, rows: ParentRows, seen: TxnVersions | None
     ) -> bool:
-        """Whether the consumer may start now; creates the rows of deleted parents.
+        """Return whether the consumer may start now; create the rows of deleted parents.
 
         Args:
             consumer: A blocked consumer.
-            rows: Its parents' rows as `look` found them in this pass.
-            seen: What the sink's table has of the shard; None: it could not be read. Numbers there
-                prove that a worker had the parents' ends before it, whatever the row says: the
-                row was created again, or edited.
+            rows: Its parents' rows, from `look` in this pass.
+            seen: The table's transaction versions of the shard. None: they could not be read. If
+                there are any, a worker started this shard after its parents' ends. Then the row of
+                the child does not matter: it was created again, or edited.
 
         Raises:
-            AwsError: The stream or the table could not be asked, or the stream was replaced.
+            AwsError: The stream or the table could not be read, or the stream was replaced.
                 Nothing is decided.
-            LeaseLost: The child has begun in another worker.
+            LeaseLostError: The child has begun in another worker.
         """
         lease = consumer.held.lease
         missing = [p for p in rows.missing if lease.key_of_sibling(p) not in self._closed_cases]
@@ -134,7 +138,7 @@ class ParentCheck:
     def _restore(
         self, consumer: ShardConsumer, listed: tuple[Shard, ...], deleted: set[str]
     ) -> bool:
-        """Create the rows of deleted parents; returns whether there is nothing to wait for."""
+        """Create the rows of deleted parents; return whether the child need not wait for them."""
         lease = consumer.held.lease
         restored = restored_parents(consumer.stream, listed, deleted, self._position)
         if not restored:
@@ -145,7 +149,7 @@ class ParentCheck:
         return False
 
     def _report(self, lease: Lease, deleted: set[str]) -> bool:
-        """Report each deleted parent once, if the child's row, read after theirs, proves it."""
+        """Report each deleted parent once, if the child's row, read after theirs, confirms it."""
         row = self._table.get(lease.lease_key)
         if row is None or not has_not_begun(row):
             return False
