@@ -1,4 +1,4 @@
-"""The leader that runs inside a worker while nobody else leads."""
+"""Run leader cycles inside a worker while no other process leads."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from kcl_pipeline.worker.dependencies import WorkerDependencies
 
 
 class StandbyLeader:
-    """Runs leader cycles as soon as nobody has led for the time of the lock. One thread calls it.
+    """Run leader cycles when the lock has not been renewed for its duration. One thread calls it.
 
-    What a cycle assigns to its own worker is held at once, without a discovery by the index.
+    Leases that a cycle assigns to its own worker are read by key at once, without the index.
     """
 
     def __init__(
@@ -33,7 +33,7 @@ class StandbyLeader:
         self._absent_since: float | None = None
 
     def tick(self) -> float:
-        """Run a cycle if this process may lead; returns seconds until the next."""
+        """Run a cycle if this process may lead; return the seconds until the next."""
         leader = self._parts.leader
         if leader is not None and not self._stop.is_set() and self._may_lead():
             self._take(leader.run_once())
@@ -56,7 +56,10 @@ class StandbyLeader:
             self._leases.discover(mine, map=self._map)
 
     def _may_lead(self) -> bool:
-        """A lock that is absent is left to the sensor for `leader_patience_seconds`."""
+        """Return whether to try to lead. For `leader_patience_seconds` the sensor goes first.
+
+        The wait applies only while the lock row is absent.
+        """
         if self._parts.leader_patience_seconds <= 0:
             return True
         try:

@@ -1,4 +1,4 @@
-"""The part of a start-up that comes before anything slow: streams, tables and identity."""
+"""Open an application: streams, tables and identity, before any slow step of the start."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class OpenedApplication:
     """An application whose tables are usable and belong to it.
 
     Attributes:
-        streams: What is read, by the stream part of the lease keys; None: the only stream.
-        identity: What a worker records at its start.
+        streams: Streams by the stream part of their lease keys. Key None: the only stream.
+        identity: The identity that a worker records at its start.
     """
 
     streams: Mapping[str | None, StreamId]
@@ -43,7 +43,7 @@ def open_application(
     events: EventSink,
     stop: StopSignal,
 ) -> OpenedApplication:
-    """Look up the streams, create missing tables, and refuse those of another application.
+    """Look up the streams, create missing tables, and refuse tables of another application.
 
     Raises:
         NotFoundError: A stream does not exist.

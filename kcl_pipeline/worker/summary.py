@@ -1,4 +1,4 @@
-"""What a worker reports while it runs and when it has stopped."""
+"""Reports of a worker: progress while it runs, and a summary after it stopped."""
 
 from __future__ import annotations
 
@@ -18,14 +18,19 @@ class StopReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class WorkerProgress:
-    """Counters and gauges of one worker for one reporting period, or for its whole life in the
-    final one. Counters add up over periods and workers.
+    """Counters and gauges of one worker for one reporting period.
 
-    `bytes` is the payload read; `positions` (lease key to "sequence number" or "sequence/sub") are
-    the newest per lease held; `seconds` is the length of the period. `millis_behind_latest` is the
-    lag of committed data by lease (see `worker.monitoring.lag`), `lag_unknown` are the leases of
-    which it is not known yet. `paused` says why a shard pauses, by lease. `stalled` has the leases
-    that stand still and the step they wait in (`events.StallStep`).
+    The final report covers the lifetime of the worker. Counters can be added over periods and
+    workers.
+
+    Attributes:
+        seconds: Length of the period.
+        bytes: Payload that was read.
+        millis_behind_latest: Lag of committed data by lease (see `worker.monitoring.lag`).
+        positions: Newest position per held lease, as "sequence number" or "sequence/sub".
+        stalled: Stalled leases, and the step that each waits in (`events.StallStep`).
+        lag_unknown: Leases whose lag is not known yet.
+        paused: Reasons of paused shards by lease.
     """
 
     worker_id: str
@@ -49,13 +54,13 @@ class WorkerProgress:
 
     @property
     def lag_millis(self) -> int | None:
-        """The largest `millis_behind_latest`; None when that of no lease is known."""
+        """The largest `millis_behind_latest`. None: no lag is known."""
         return max(self.millis_behind_latest.values(), default=None)
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerSummary:
-    """Why a worker stopped, and the counters of its whole life."""
+    """Why a worker stopped, and the counters of its lifetime."""
 
     reason: StopReason
     total: WorkerProgress

@@ -1,4 +1,4 @@
-"""The thread pools of a worker, and the stop signal that its modules share."""
+"""Thread pools of a worker, and the stop signal that its modules share."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from kcl_pipeline.leases.store import serial_map
 
 
 class CurrentStop:
-    """A `StopSignal` that stands for another one, which is given later.
+    """`StopSignal` that delegates to another one, which can be replaced later.
 
-    Once set, nothing new is begun: a worker that goes on taking leases while it stops gives them
-    to others later than it could.
+    After it is set, the worker begins no new work. Leases taken during a stop would reach other
+    workers later.
 
     Attributes:
-        signal: The one that counts now.
+        signal: The current signal.
     """
 
     def __init__(self, signal: StopSignal) -> None:
@@ -34,14 +34,13 @@ class CurrentStop:
 
 
 class Pools:
-    """Threads for calls that are independent of each other.
+    """Thread pools for calls that are independent of each other.
 
-    Prepares have a pool of their own: those that wait for a slow table must not keep other leases
-    from being renewed.
+    Renewals have their own pool, so that prepares that wait for a slow table do not delay them.
 
     Args:
-        threads: The size of each of the two pools.
-        parallel: False makes all calls one after the other on the calling thread.
+        threads: Size of the pool for renewals and of the pool for commits.
+        parallel: False: all calls run one after the other on the calling thread.
     """
 
     def __init__(self, threads: int, *, parallel: bool) -> None:
@@ -69,7 +68,7 @@ class Pools:
         )
 
     def shut_down(self) -> None:
-        """Begin nothing more; does not wait for what runs."""
+        """Reject new calls and cancel waiting ones. Running calls are not waited for."""
         for pool in (self._renewals, self._commits, self.prepare):
             if pool is not None:
                 pool.shutdown(wait=False, cancel_futures=True)

@@ -1,9 +1,9 @@
-"""One KCL worker: its parts, its threads, and the order of start, work and stop.
+"""Run one KCL worker: create its modules, start its threads, process batches, and shut down.
 
-The worker is a set of ticks, each one bounded step: `lease_tick` (renewal, discovery, metrics),
-`fetch_tick` (one GetRecords), `lead_tick` (the standby leader) and `process_tick` (one batch at
-most). `run` puts them on threads; the processing tick stays on the calling thread, because that is
-where Spark and the signal handlers are.
+The worker is a set of ticks. Each tick is one bounded step: `lease_tick` (renewal, discovery,
+metrics), `fetch_tick` (one GetRecords), `lead_tick` (the standby leader) and `process_tick` (at
+most one batch). `run` starts a thread for each of the first three. `process_tick` stays on the
+calling thread, because Spark and the signal handlers use that thread.
 """
 
 from __future__ import annotations
@@ -46,7 +46,12 @@ JOIN_SECONDS: Final = 10.0
 
 
 class Worker:
-    """One worker; `run` it once."""
+    """One worker. Call `run` once.
+
+    Args:
+        worker_id: Name of the worker, unique in the application.
+        parts: Its dependencies.
+    """
 
     def __init__(self, worker_id: str, parts: WorkerDependencies) -> None:
         self.worker_id = worker_id
@@ -154,12 +159,18 @@ class Worker:
         )
 
     def start_up(self, stop: StopSignal | None = None) -> None:
-        """Take the steps before the first lease. A step that is throttled or fails is retried.
+        """Run the steps before the first lease. Transient errors are retried.
 
-        Raises `SettingsError`, `IncompatibleTableError` (also for an application with other streams
-        or another sink), `AccessDeniedError` or `NotFoundError` before anything is written that a
-        peer could see as a worker; `ThrottledError` and `UnavailableError` when that lasts;
-        `StoppedWhileRetryingError`.
+        The first four errors are raised before other workers can see this worker.
+
+        Raises:
+            SettingsError: A setting cannot be used.
+            IncompatibleTableError: The tables have another layout, other streams or another sink.
+            AccessDeniedError: A permission is missing.
+            NotFoundError: A stream or table does not exist.
+            ThrottledError: A step was throttled for the time of `retry.START_UP`.
+            UnavailableError: A service was unavailable for that time.
+            StoppedWhileRetryingError: `stop` was set while a failed step waited.
         """
         parts, stop = self._parts, stop or self._stop
 
@@ -188,7 +199,7 @@ class Worker:
         self._events(WorkerStarted(self.worker_id))
 
     def _opened(self, stop: StopSignal) -> OpenedApplication:
-        """The application; opened here unless that was done before the worker was made."""
+        """Return the application. It is opened here unless the dependencies contain it."""
         if self._application is None:
             parts = self._parts
             self._application = open_application(
@@ -220,11 +231,17 @@ class Worker:
         on_progress: ProgressCallback | None = None,
         progress_seconds: float = 60.0,
     ) -> WorkerSummary:
-        """Work until `stop` is set, a drain is asked for, or (mode drain) all that is there now is
-        in the table.
+        """Process batches until a stop, a drain request, or the end of a drain.
 
-        Whatever ends it, also an error (which is raised again): committed work is checkpointed,
-        leases are released, the worker's row is deleted.
+        At the end, also after an error, committed positions are checkpointed, leases are released,
+        and the worker's row is deleted. The error is raised afterwards.
+
+        Args:
+            stop: Ends the run when it is set.
+            mode: `drain` ends the run when all records that the streams had at its start are in
+                the table.
+            on_progress: Receives the progress. None: no progress is reported.
+            progress_seconds: Minimum time between two progress reports.
         """
         background = Background(self._clock, self._parts.spawn)
         reason = StopReason.FAILED
@@ -274,7 +291,7 @@ class Worker:
                 return self.reason_of_drain()
 
     def drain_watch(self) -> DrainWatch:
-        """Tells when all that was in the streams at this call is in the table."""
+        """Return a watch that reports when all records now in the streams are in the table."""
         return DrainWatch(
             self.worker_id,
             self._settings,
@@ -287,19 +304,21 @@ class Worker:
         )
 
     def reason_of_drain(self) -> StopReason:
-        """Why a worker stops whose drain is done: what is in a paused shard is not in the table."""
+        """Return the stop reason of a complete drain: FAILED while a shard is paused."""
         return StopReason.FAILED if self.paused() else StopReason.DRAINED
 
     def summary(self, reason: StopReason) -> WorkerSummary:
-        """The worker's life."""
+        """Return the summary of the worker's lifetime."""
         paused = self._runner.pauses.reasons()
         total = self.stats.total(lag=self.lag(), paused=paused)
         error = pauses_sentence(paused) if reason is StopReason.FAILED else None
         return WorkerSummary(reason, total, error)
 
     def process_tick(self) -> bool:
-        """Bring consumers up to date with the leases, hand over, and process one batch at most;
-        True when a batch was processed.
+        """Update the consumers, complete handoffs, and process at most one batch.
+
+        Returns:
+            Whether there was a batch.
         """
         self.lifecycle.sync_with_leases()
         self.stats.handoffs(self.lifecycle.hand_over())
@@ -308,11 +327,11 @@ class Worker:
         return self._runner.step()
 
     def lag(self) -> Lag:
-        """The lag of committed data. May be called by any thread."""
+        """Return the lag of committed data. Any thread may call it."""
         return self._lag.current(self.source.lag())
 
     def _status(self) -> WorkerStatus:
-        """For this worker's row, from the thread that renews leases."""
+        """Return the status for the worker metrics row. The thread that renews leases calls it."""
         lag, pauses, now = self.lag(), self.paused(), self._clock.monotonic()
         paused = tuple(
             PausedLease(key, pauses[key].reason, now - pauses[key].since) for key in sorted(pauses)
@@ -328,11 +347,11 @@ class Worker:
         )
 
     def paused(self) -> dict[str, Pause]:
-        """The shards that pause because their transform fails. May be called by any thread."""
+        """Return the shards whose transform fails, by lease key. Any thread may call it."""
         return self._runner.pauses.current()
 
     def shut_down(self, background: Background, reason: StopReason) -> None:
-        """Stop the threads, and give back everything that carries this worker's name."""
+        """Stop the threads, release leases and lock, and delete the worker's row."""
         background.join(JOIN_SECONDS)
         self._leaving.leave()
         self._pools.shut_down()

@@ -177,7 +177,7 @@ class Lifecycle:
             return error
 
     def restart(self, consumer: ShardConsumer) -> None:
-        """Resolve the shard and read it again, after a batch that failed or has no known outcome."""
+        """Resolve and read the shard again, after a batch that failed or has no known outcome."""
         self._source.end(consumer.lease_key)
         consumer.restart(self._clock.monotonic(), self._backoff_seconds)
 

@@ -77,7 +77,7 @@ class ParentCheck:
         """Lease keys of parents that are not restored: not listed any more, or reported as lost."""
 
     def begin_pass(self) -> None:
-        """Forget the listings of the last pass, because they are older than the rows of this one."""
+        """Forget the listings of the last pass: they are older than the rows of this pass."""
         self._listings.clear()
 
     def look(self, consumer: ShardConsumer) -> ParentRows:

@@ -1,1 +1,1 @@
-"""Where a worker's batches come from."""
+"""Batch sources of a worker."""

@@ -1,4 +1,4 @@
-"""What the batch runner needs of a source of batches: `BatchSource` gives `SourcedBatch`."""
+"""The interface between the batch runner and its source: `BatchSource` and `SourcedBatch`."""
 
 from __future__ import annotations
 
@@ -15,38 +15,39 @@ from kcl_pipeline.worker.consumer import ShardConsumer
 
 
 class ShardPart(Protocol):
-    """A part of one shard that was read, in a batch or not: `kinesis.client.Chunk` and
-    `kinesis.ranges.FetchedShard` are.
+    """A part of one shard that was read, whether it is in a batch or not.
+
+    Implemented by `kinesis.client.Chunk` and `kinesis.ranges.FetchedShard`.
     """
 
     @property
     def lease_key(self) -> str:
-        """The lease it was read under."""
+        """Key of the lease under which it was read."""
         ...
 
     @property
     def after(self) -> Position:
-        """Where it begins (exclusive)."""
+        """First position (exclusive)."""
         ...
 
     @property
     def through(self) -> Position:
-        """Where it ends (inclusive)."""
+        """Last position (inclusive)."""
         ...
 
     @property
     def bytes(self) -> int:
-        """Its payload."""
+        """Payload in bytes."""
         ...
 
     @property
     def record_count(self) -> int:
-        """How many records it has."""
+        """Number of records."""
         ...
 
     @property
     def shard_end(self) -> tuple[ChildShard, ...] | None:
-        """The children of a shard that ends here."""
+        """The children of the shard, if it ends here. None: it does not end here."""
         ...
 
     @property
@@ -57,13 +58,18 @@ class ShardPart(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SourcedBatch:
-    """A batch to commit, and everything that was read for it.
+    """A batch to commit, and all parts that were read for it.
 
-    A batch without ranges is possible: then only `parts` say something. `written`: its files are
-    there already. `failure`: the transform failed where the batch was read; it is to be loaded, and
-    the failures are isolated. `arrival_micros` samples the records' arrival times, `milliseconds`
-    says how long the job took that read them. `oldest_at`: when the oldest record of each lease
-    arrived (see `worker.monitoring.lag`).
+    Attributes:
+        batch: The batch. It may have no ranges; then only `parts` are used.
+        parts: The parts that were read.
+        records: Number of records in the ranges.
+        arrival_micros: Sample of the records' arrival times (epoch microseconds).
+        written: Files that executors have already written. None: nothing is written yet.
+        failure: Error of the transform in an executor. The batch must be loaded, and its failures
+            isolated.
+        milliseconds: Duration of the job that read the records, by step.
+        oldest_at: Arrival of the oldest record by lease key (see `worker.monitoring.lag`).
     """
 
     batch: Batch
@@ -95,61 +101,71 @@ class SourcedBatch:
 
 
 class BatchSource(Protocol):
-    """Reads the shards that it is told to.
+    """Read the shards of the consumers that were begun.
 
-    Called by the processing thread, `fetch` and `end` by any.
+    The processing thread calls it. Any thread may call `fetch`, `end` and `state_of`.
     """
 
     rewriter: BatchWriter
-    """Writes a batch (again) whether its records are loaded or not."""
+    """Writes a batch, and loads its records first if necessary."""
 
     fetch_threads: int
-    """How many threads are to call `fetch`."""
+    """Number of threads that must call `fetch`."""
 
     def begin(self, consumer: ShardConsumer) -> None:
-        """Read a shard after what is committed of it; whatever was known of it before is
-        forgotten.
-        """
+        """Read a shard after its committed position. Its earlier state is dropped."""
         ...
 
     def end(self, lease_key: str) -> None:
-        """Stop reading a shard and drop what is there of it. Unknown keys are ignored."""
+        """Stop reading a shard and drop its buffered records. Unknown keys are ignored."""
         ...
 
     def fetch(self) -> float:
-        """One step of a fetch thread; returns seconds until the next may be worth it."""
+        """Run one step of a fetch thread; return the seconds until the next one is useful."""
         ...
 
     def next(
         self, batch_id: str, committed: Mapping[str, Position | None], *, waited: bool
     ) -> SourcedBatch | None:
-        """The next batch, if there is enough for one, or anything and `waited` (long enough for a
-        small one). Raises `SinkError` when a job failed.
+        """Return the next batch, if it is large enough.
+
+        Args:
+            batch_id: Id of the batch.
+            committed: Committed position by lease key. None: not resolved yet.
+            waited: Whether the batch interval has passed, so that a small batch is enough.
+
+        Returns:
+            The batch. None: there is none yet.
+
+        Raises:
+            SinkError: A job failed.
         """
         ...
 
     def load(self, batch: Batch) -> Batch:
-        """The batch with its records. Raises `SinkError` when they cannot be read again now."""
+        """Return the batch with its records.
+
+        Raises:
+            SinkError: The records cannot be read again now.
+        """
         ...
 
     def lag(self) -> dict[str, int]:
-        """Milliseconds that each lease's next record is behind the tip of its shard, as far as
-        known.
-        """
+        """Return how far each lease's next record is behind the tip, in milliseconds if known."""
         ...
 
     def state_of(self, lease_key: str) -> ReadState | None:
-        """How the reading of a shard goes; None for a shard that is not read. Any thread."""
+        """Return the read state of a shard; None if it is not read. Any thread may call it."""
         ...
 
     def caught_up(self, lease_key: str) -> bool:
-        """Whether the shard was read to its tip or end since it was begun, and nothing of it waits
-        here.
-        """
+        """Return whether the shard was read to its tip or end, and no record of it waits here."""
         ...
 
     def wait(self, stop: StopSignal, seconds: float) -> bool:
-        """Wait until a batch may be there, `stop` is set, or `seconds` have passed; True in the
-        first case.
+        """Wait until a batch may be available, `stop` is set, or `seconds` have passed.
+
+        Returns:
+            Whether a batch may be available.
         """
         ...

@@ -1,4 +1,4 @@
-"""Batches that are cut from what this process reads ahead."""
+"""Build batches from records that this process has prefetched."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ReaderFactory = Callable[[ShardConsumer], ShardReader]
 
 
 class BufferedSource:
-    """Batches cut from what the prefetcher holds."""
+    """`BatchSource` that builds batches from the buffer of the prefetcher."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class BufferedSource:
         self._make_reader = make_reader
         self._settings = settings
 
-    # documented by the protocol, as are the others
+    # The protocol documents this method and the following ones.
     def begin(self, consumer: ShardConsumer) -> None:  # noqa: D102
         self._prefetcher.add(self._make_reader(consumer))
 
@@ -88,10 +88,10 @@ class BufferedSource:
 
 
 def cut(batch_id: str, chunks: Iterable[Chunk], committed: Mapping[str, Position | None]) -> Batch:
-    """Join chunks into a batch with one range per lease, in the order given.
+    """Join chunks into a batch with one range per lease, in the given order.
 
-    A chunk that does not follow on from what is committed (or from the chunk before it) belongs to
-    an earlier incarnation of the lease and is left out.
+    A chunk must follow the committed position or the previous chunk of its lease. Otherwise it
+    belongs to an earlier incarnation of the lease and is skipped.
     """
     tables: dict[str, list[pa.Table]] = {}
     ranges: dict[str, ShardRange] = {}

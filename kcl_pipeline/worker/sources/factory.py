@@ -1,4 +1,4 @@
-"""Choose where the batches of a worker come from: this process or executors."""
+"""Create the batch source of a worker: driver fetch or executor fetch."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from kcl_pipeline.worker.sources.ranges import RangeSource
 def make_source(
     parts: WorkerDependencies, retrieval: Retrieval, count_held: Callable[[], int]
 ) -> BatchSource:
-    """Make the source that the dependencies ask for.
+    """Create the batch source that the dependencies require.
 
     Args:
-        parts: With `range_jobs` set, executors read.
-        retrieval: Makes the readers of this process.
-        count_held: How many leases are held now.
+        parts: If `range_jobs` is set, executors read the shards.
+        retrieval: Creates the readers of this process.
+        count_held: Returns how many leases are held now.
     """
     settings = parts.settings
     if parts.range_jobs is not None:

@@ -1,4 +1,4 @@
-"""Batches that executors read: this process says which shards, from where and how much."""
+"""Build batches with executor fetches: this process chooses shards, positions and limits."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _MIN_WAIT_SECONDS: Final = 0.001
 
 @dataclass(slots=True, eq=False)
 class _Cursor:
-    """Where one shard is read next. Touched under the source's lock."""
+    """Next position and state of one shard's reading. `RangeSource` owns it."""
 
     fetch: ShardFetch
     pace: Pace
@@ -52,11 +52,11 @@ class _Cursor:
 
 
 class RangeSource:
-    """The `BatchSource` of a worker whose executors fetch (docs/cluster.md).
+    """`BatchSource` of a worker whose executors fetch (docs/cluster.md).
 
-    One job reads all shards that are due, the ones that waited longest first, as many as
-    `max_batch_bytes` has room for by what each brought last time; a shard gives one answer at
-    least, so a batch can exceed its limits. Nothing is read ahead: reading is a part of the job.
+    One job reads the shards that are due, those with the longest wait first. `max_batch_bytes`
+    limits the number of shards; the expected size of a shard is that of its last fetch. A shard
+    returns at least one response, so a batch can exceed its limits. Nothing is prefetched.
     """
 
     def __init__(
@@ -87,8 +87,9 @@ class RangeSource:
     def begin(self, consumer: ShardConsumer) -> None:
         """See `BatchSource`.
 
-        Raises `ValueError` for a consumer whose position is not settled yet, and for LATEST what
-        GetShardIterator does.
+        Raises:
+            ValueError: The position of the consumer is not resolved yet.
+            AwsError: GetShardIterator failed, which is called for LATEST.
         """
         lease = consumer.held.lease
         position = consumer.settled_position()
@@ -102,13 +103,13 @@ class RangeSource:
             1,
         )
         if position == LATEST:
-            # A task that is repeated would ask for LATEST again, and skip what came between
+            # A repeated task would request LATEST again, and skip the records between.
             fetch = self._reader.opened(fetch)
         now = self._clock.monotonic()
         with self._lock:
             self._cursors[lease.lease_key] = _Cursor(fetch, Pace(self._idle_seconds, due=now), now)
 
-    # documented by the protocol, as are the others
+    # The protocol documents this method and the following ones.
     def end(self, lease_key: str) -> None:  # noqa: D102
         with self._lock:
             self._cursors.pop(lease_key, None)
@@ -142,8 +143,9 @@ class RangeSource:
         )
 
     def _proven(self, fetch: ShardFetch, shard: FetchedShard) -> FetchedShard:
-        """Believe an end, or that a shard is gone, only with the witness; executors lack the
-        permission to ask. An end without proof is read again.
+        """Accept the end or absence of a shard only if the stream witness confirms it.
+
+        Executors lack the permission to check. An unconfirmed end is read again.
         """
         try:
             if shard.shard_end is not None:
@@ -186,7 +188,7 @@ class RangeSource:
         )
 
     def _note(self, chosen: Mapping[str, _Cursor], done: RangesWritten, began: float) -> None:
-        """Move the cursors on, and say what failed."""
+        """Advance the cursors, and report failures."""
         now = self._clock.monotonic()
         found = {shard.lease_key: shard for shard in done.shards}
         for key, cursor in chosen.items():
@@ -233,7 +235,7 @@ class RangeSource:
         self._read = {shard.lease_key: (by_key[shard.lease_key], shard) for shard in of_batch}
         written: Written | None = done.written
         if sum(shard.records for shard in of_batch) != sum(shard.records for shard in done.shards):
-            # the files have rows of a shard that is not in the batch: they would be there twice
+            # The files have rows of a shard that is not in the batch. They would be duplicates.
             written = None
         ranges = tuple(
             ShardRange(shard.lease_key, shard.after, shard.through) for shard in of_batch
@@ -251,7 +253,7 @@ class RangeSource:
         )
 
     def _oldest_of(self, shards: list[FetchedShard]) -> dict[str, float]:
-        """When the oldest record of each shard arrived, as far as its samples say."""
+        """Estimate the arrival of each shard's oldest record from its samples."""
         now = self._clock.monotonic()
         return {
             shard.lease_key: now
@@ -312,15 +314,17 @@ class RangeSource:
 
 
 class _LoadingWriter:
-    """Writes a batch that executors have read: its records are read again first."""
+    """`BatchWriter` that first reads the records of a batch again if they are not loaded."""
 
     def __init__(self, source: RangeSource, writer: BatchWriter) -> None:
         self._source = source
         self._writer = writer
 
     def write(self, batch: Batch) -> Written:
-        """See `BatchWriter.write`; raises `SinkError` also when the records cannot be read again
-        now.
+        """See `BatchWriter.write`.
+
+        Raises:
+            SinkError: The records cannot be read again now, or writing failed.
         """
         return self._writer.write(batch if batch.loaded else self._source.load(batch))
 
