@@ -1,5 +1,6 @@
-"""`python -m kcl_pipeline.local --port P [--enforce-limits]`: the embedded AWS as a process of its
-own.
+"""Command that runs the embedded AWS as a separate process.
+
+Usage: ``python -m kcl_pipeline.local --port P [--enforce-limits]``.
 """
 
 from __future__ import annotations
@@ -17,9 +18,12 @@ _WAIT_SECONDS = 3600.0
 
 
 def serve(settings: KinesisSettings, port: int, stop: StopSignal) -> None:
-    """Serve until `stop` is set; prints one line with the URL when ready.
+    """Serve requests until `stop` is set.
 
-    Raises `OSError` when the port is taken.
+    The function prints one line with the URL when the server is ready.
+
+    Raises:
+        OSError: Another process uses the port.
     """
     with EmbeddedAws(port=port, region=settings.region, settings=settings) as aws:
         aws.warm_up()
@@ -30,9 +34,10 @@ def serve(settings: KinesisSettings, port: int, stop: StopSignal) -> None:
 
 
 def main(arguments: Sequence[str] | None = None, clock: Clock | None = None) -> int:
-    """Read the arguments, serve, stop on SIGTERM or SIGINT.
+    """Parse the arguments and serve until SIGTERM or SIGINT.
 
-    The exit code is 0, or 1 when the port is taken.
+    Returns:
+        The exit code: 0, or 1 when another process uses the port.
     """
     parser = argparse.ArgumentParser(
         prog="kcl-pipeline local",

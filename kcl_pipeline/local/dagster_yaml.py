@@ -1,4 +1,4 @@
-"""Settings of a Dagster instance that suit long-running workers on one machine."""
+"""Dagster instance settings for long-running workers on one machine."""
 
 from pathlib import Path
 from typing import Final
@@ -43,8 +43,12 @@ retention:
 
 
 def write_dagster_yaml(home: Path) -> Path:
-    """Write `dagster.yaml` into the folder `home` (made when missing), unless there is one; returns
-    its path.
+    """Write `dagster.yaml` into the directory `home` unless the file exists.
+
+    The directory is created when it does not exist.
+
+    Returns:
+        The path of the file.
     """
     home.mkdir(parents=True, exist_ok=True)
     path = home / "dagster.yaml"

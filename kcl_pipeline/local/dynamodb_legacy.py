@@ -1,7 +1,7 @@
-"""DynamoDB's older conditions and updates (`Expected`, `AttributeUpdates`), which the Java KCL
-sends, rewritten as the expressions that moto gets right.
+"""Conversion of DynamoDB's legacy conditions and updates into expressions.
 
-As they are, moto ignores `Expected` on DeleteItem and reads `ConditionalOperator=OR` as AND.
+The Java KCL sends the legacy parameters `Expected` and `AttributeUpdates`. moto ignores `Expected`
+on DeleteItem and evaluates `ConditionalOperator=OR` as AND. moto evaluates expressions correctly.
 """
 
 from __future__ import annotations
@@ -33,10 +33,17 @@ class _Placeholders:
 
 
 def modernize(operation: str, body: bytes) -> bytes:
-    """The request with expressions in place of `Expected` and `AttributeUpdates`; any other request
-    as it is.
+    """Replace `Expected` and `AttributeUpdates` with expressions.
 
-    Requests that mix both styles are left for DynamoDB to refuse.
+    Other requests are returned unchanged. A request that mixes both styles is also returned
+    unchanged, because DynamoDB rejects it.
+
+    Args:
+        operation: The DynamoDB operation, such as `PutItem`.
+        body: The JSON body of the request.
+
+    Returns:
+        The JSON body to send to moto.
     """
     if operation not in _OPERATIONS or (
         b'"Expected"' not in body and b'"AttributeUpdates"' not in body

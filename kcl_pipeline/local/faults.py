@@ -1,5 +1,7 @@
-"""Faults to order: throttled calls, denied actions, server errors, and calls that are applied but
-never answered.
+"""Injected faults of the embedded AWS.
+
+A fault throttles a call, denies it, fails it with a server error, or drops its connection before or
+after the call is applied.
 """
 
 from __future__ import annotations
@@ -23,11 +25,14 @@ _XML: Final = frozenset({"s3", "sts", "monitoring", "iam", "ec2", "sns"})
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What happens to one call.
+    """The fault that is injected into one call.
 
-    `throttle`, `error500`, `deny`: refused, nothing applied. `drop_before`: the connection ends,
-    nothing applied. `drop_after`: applied, then the connection ends without an answer, which the
-    client sees as a time-out. `code` and `message` replace the service's own words.
+    Attributes:
+        kind: `throttle`, `error500` and `deny` reject the call, and nothing is applied.
+            `drop_before` closes the connection, and nothing is applied. `drop_after` applies the
+            call and closes the connection without a response.
+        code: Error code. Empty: the code that the service uses.
+        message: Error message. Empty: a default message.
     """
 
     kind: Kind
@@ -36,14 +41,26 @@ class Fault:
 
 
 FaultHook = Callable[[str, str, bytes], Fault | None]
-"""Asked before every call with service (`kinesis`, `dynamodb`, `s3`, …), operation (an S3 call's is
-its HTTP method) and body; None: no fault.
+"""Function that selects the fault of a call; None means no fault.
+
+It is called before every call with three arguments. They are the service (`kinesis`, `dynamodb`,
+`s3`, …), the operation (for S3 the HTTP method) and the request body.
 """
 
 
 class FaultRule(BaseModel):
-    """A rule as posted to `/_local/faults`. `*` matches every service or operation; `count` None:
-    for ever; `contains`: only bodies with this text.
+    """One rule of the list that clients post to `/_local/faults`.
+
+    Attributes:
+        service: Service that the rule applies to; `*` matches every service.
+        operation: Operation that the rule applies to; `*` matches every operation.
+        kind: Kind of the fault.
+        probability: Probability that a matching call gets the fault, from 0 to 1.
+        count: How many more calls get the fault. None: no limit.
+        contains: The rule matches only bodies that contain this text. None: all bodies.
+        code: Error code that replaces the service's own.
+        message: Error message that replaces the default.
+        applied: How many calls got the fault so far.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -60,9 +77,10 @@ class FaultRule(BaseModel):
 
 
 class FaultRules:
-    """Rules that are tried in order; the first that matches and whose dice fall so is used.
+    """Ordered list of rules, usable as a `FaultHook`.
 
-    Thread-safe; the dice are seeded.
+    The first rule that matches a call and passes its random draw determines the fault. The random
+    generator is seeded. The class is thread-safe.
     """
 
     def __init__(self, seed: int = 0) -> None:
@@ -71,7 +89,7 @@ class FaultRules:
         self._rules: list[FaultRule] = []
 
     def __call__(self, service: str, operation: str, body: bytes) -> Fault | None:
-        """A `FaultHook`."""
+        """Return the fault of a call, or None (see `FaultHook`)."""
         if not self._rules:
             return None
         with self._guard:
@@ -91,13 +109,13 @@ class FaultRules:
         return None
 
     def replace(self, rules: list[FaultRule]) -> None:
-        """Use these rules from now on."""
+        """Replace all rules."""
         with self._guard:
             self._rules = [rule.model_copy() for rule in rules]
 
     @property
     def rules(self) -> list[FaultRule]:
-        """The rules as they stand: `count` left, `applied` so far."""
+        """Copies of the rules with the current values of `count` and `applied`."""
         with self._guard:
             return [rule.model_copy() for rule in self._rules]
 
@@ -126,7 +144,7 @@ def _message(service: str, operation: str, kind: Kind) -> str:
 
 
 def refusal(fault: Fault, service: str, operation: str, request: Request) -> Response:
-    """The answer to a call that a fault refuses, in the form that the service's SDK reads."""
+    """Return the error response of a fault in the format of the service's SDK."""
     code = fault.code or _code(service, operation, fault.kind)
     message = fault.message or _message(service, operation, fault.kind)
     if service in _XML:

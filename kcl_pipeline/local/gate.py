@@ -1,14 +1,14 @@
-"""Refuse requests that web pages and foreign hosts can send to the embedded AWS.
+"""Rejection of requests that web pages and foreign hosts send to the embedded AWS.
 
-The server listens on 127.0.0.1 only, but a browser on the same machine can reach it for any page
-that it shows. Three rules keep such requests out. None of them concerns an AWS SDK.
+The server listens on 127.0.0.1 only. A browser on the same machine can reach it on behalf of any
+web page. Three rules reject such requests. None of them affects an AWS SDK.
 
 1. The ``Host`` header must be a loopback name. This stops DNS rebinding, where a foreign name
    resolves to 127.0.0.1.
 2. An ``Origin`` header must be the server's own address. Browsers send it with every request of a
-   page that can change something.
-3. ``Sec-Fetch-Site`` must not say that another site sent the request. Browsers send it with images
-   and links, which have no ``Origin``.
+   web page that can change something.
+3. ``Sec-Fetch-Site`` must not indicate that another site sent the request. Browsers send it with
+   images and links, which have no ``Origin``.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _OWN_SITES: Final = frozenset({"same-origin", "none"})
 
 
 def refused(request: Request) -> Response | None:
-    """Return the response to a request that no SDK on this machine sends; None for all others."""
+    """Return the error response to a request that no SDK on this machine sends, else None."""
     host = request.headers.get("host", "")
     if not is_loopback(host):
         return _forbidden(f"Host {host[:100]!r} is not a loopback name; use 127.0.0.1")

@@ -1,8 +1,8 @@
-"""A small HTTP/1.1 server for loopback: keep-alive, one thread per connection, no parsing beyond
-what AWS SDKs send.
+"""HTTP/1.1 server for loopback connections of AWS SDKs.
 
-A connection that begins with HTTP/2's preface is served by `local.http2`, if its extra is
-installed, and closed otherwise.
+The server keeps connections alive and uses one thread per connection. It parses only what AWS SDKs
+send. A connection that begins with the HTTP/2 preface is served by `local.http2` if the extra
+`http2` is installed. Otherwise it is closed.
 """
 
 from __future__ import annotations
@@ -119,9 +119,13 @@ def _head_bytes(response: Response, *, close: bool, length: int | None) -> bytes
 
 
 class HttpServer:
-    """Listens on 127.0.0.1 only. `port` 0 takes a free one.
+    """HTTP server that listens on 127.0.0.1 only.
 
-    A handler that raises gives a 500 and does not end the server.
+    An exception of the handler results in a response with status 500. The server continues.
+
+    Args:
+        handler: Function that returns the response to a request.
+        port: Port to listen on; 0 selects a free port.
     """
 
     def __init__(self, handler: Handler, port: int = 0) -> None:
@@ -136,11 +140,14 @@ class HttpServer:
         )
 
     def start(self) -> None:
-        """Begin to accept connections."""
+        """Start to accept connections."""
         self._acceptor.start()
 
     def stop(self) -> None:
-        """Close the listener and every connection, and wait for their threads (bounded)."""
+        """Close the listener and every connection.
+
+        The method waits for each connection's thread, up to a fixed time.
+        """
         with self._guard:
             self._stopping = True
             open_connections = list(self._connections.items())
@@ -178,7 +185,7 @@ class HttpServer:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             with cast("BufferedReader", connection.makefile("rb", _BUFFER_BYTES)) as reader:
                 if reader.peek(len(_HTTP2_PREFACE)).startswith(_HTTP2_PREFACE):
-                    # an extra, which HTTP/1.1 does without
+                    # HTTP/2 needs an optional extra, so it is imported only when a client uses it.
                     from kcl_pipeline.local.http2 import Http2Connection  # noqa: PLC0415
 
                     Http2Connection(
@@ -188,8 +195,8 @@ class HttpServer:
                 while self._serve_one(reader, connection):
                     pass
         except (OSError, _BadRequestError, ValueError, ImportError):
-            # Who has gone, was cut off by stop, or speaks what is not understood here (HTTP/2
-            # without the extra) sees the connection close
+            # The connection is closed when the client has left, when stop() closed the socket, or
+            # when the protocol is unsupported (HTTP/2 without the extra).
             pass
         finally:
             with self._guard:
@@ -203,7 +210,7 @@ class HttpServer:
         try:
             response = self._handler(request)
         except Exception as error:  # noqa: BLE001
-            # a fault of the server is an answer, as with any service
+            # AWS services also report their internal errors as a response.
             response = Response(500, f"{type(error).__name__}: {error}".encode())
         if response is None:
             return False

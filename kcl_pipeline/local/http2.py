@@ -1,8 +1,8 @@
-"""HTTP/2 in front of any handler of `local.http`, in cleartext and on the same port: a connection
-that begins with HTTP/2's preface is served here.
+"""HTTP/2 in cleartext for the handlers of `local.http`.
 
-The protocol is h2's (the extra `http2`). Every request has a thread, so answers that stream go on
-beside each other; each is held up by its own window.
+`local.http` passes every connection that begins with the HTTP/2 preface to this module. The library
+h2 (the extra `http2`) implements the protocol. Every request has its own thread. Responses are
+therefore streamed concurrently, and each response waits only for flow control.
 """
 
 from __future__ import annotations
@@ -36,9 +36,13 @@ _CONNECTION_HEADERS: Final = frozenset({"connection", "content-length", "transfe
 
 
 class Http2Connection:
-    """One connection.
+    """One HTTP/2 connection.
 
-    `serve` returns when it is over and its requests' threads have ended (bounded).
+    Args:
+        connection: Socket to write to.
+        reader: Reader of the same socket.
+        handler: Function that returns the response to a request.
+        name: Prefix of the names of the request threads.
     """
 
     def __init__(
@@ -58,7 +62,10 @@ class Http2Connection:
         self._over = False
 
     def serve(self) -> None:
-        """Read until the other side, or the thread that shuts the socket down, has had enough."""
+        """Serve requests until the client or `HttpServer.stop` closes the connection.
+
+        Then the method waits for the threads of its requests, up to a fixed time per thread.
+        """
         try:
             with self._changed:
                 self._h2.initiate_connection()
@@ -70,7 +77,8 @@ class Http2Connection:
                     self._flush()
                     self._changed.notify_all()
         except (OSError, ProtocolError, ValueError):
-            # As with HTTP/1.1: who has gone, or breaks the protocol, sees the connection close
+            # As with HTTP/1.1, the connection is closed when the client has left or violates the
+            # protocol.
             pass
         finally:
             with self._changed:
@@ -112,14 +120,14 @@ class Http2Connection:
         elif isinstance(event, ConnectionTerminated):
             self._over = True
 
-    # -- in a request's thread
+    # -- methods that run in the thread of a request
     # ----------------------------------------------------------------------------
 
     def _answer(self, number: int, request: Request) -> None:
         try:
             response = self._handler(request)
         except Exception as error:  # noqa: BLE001
-            # a fault of the server is an answer, as with any service
+            # AWS services also report their internal errors as a response.
             response = Response(500, f"{type(error).__name__}: {error}".encode())
         with suppress(OSError, ProtocolError):
             if response is None:
@@ -158,7 +166,7 @@ class Http2Connection:
                 self._flush()
 
     def _send_piece(self, number: int, piece: bytes) -> bool:
-        """Send it as the other side opens its window; False when it does not want any more."""
+        """Send `piece` as flow control permits; return False if the stream is closed."""
         rest = memoryview(piece)
         while True:
             with self._changed:

@@ -8,7 +8,14 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One request. Header names are in lower case; `target` is path and query as sent."""
+    """One HTTP request.
+
+    Attributes:
+        method: HTTP method.
+        target: Path and query as sent.
+        headers: Values by header name in lower case.
+        body: Complete body.
+    """
 
     method: str
     target: str
@@ -17,16 +24,20 @@ class Request:
 
     @property
     def path(self) -> str:
-        """The path without the query, still quoted."""
+        """The path without the query, still percent-encoded."""
         return self.target.partition("?")[0]
 
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """One answer.
+    """One HTTP response.
 
-    With `stream`, its pieces follow the headers as they come (chunked), and the connection ends
-    with them.
+    Attributes:
+        status: HTTP status code.
+        body: Complete body, if `stream` is None.
+        headers: Values by header name.
+        stream: Parts of the body. The server sends each part when it is available. Over HTTP/1.1 it
+            uses chunked encoding and closes the connection after the last part.
     """
 
     status: int
@@ -36,4 +47,4 @@ class Response:
 
 
 Handler = Callable[[Request], "Response | None"]
-"""Answers a request; None drops the connection without an answer."""
+"""Function that returns the response to a request; None drops the request without a response."""

@@ -1,10 +1,10 @@
-"""DynamoDB, S3, STS and CloudWatch: moto in this process, one request at a time.
+"""DynamoDB, S3, STS and CloudWatch, served by moto in this process.
 
-Each request goes to the service that it is signed for. moto's own dispatcher is not used: it also
-serves ``/moto-api``, which resets everything, writes files and sends requests elsewhere.
+Each request goes to the service that it is signed for. moto's own dispatcher is not used. It also
+serves ``/moto-api``, which resets all data, writes files and sends requests to other hosts.
 
-moto's DynamoDB has no lock of its own: under threads it lets two writers win one condition. Here
-every request takes one lock, so each is atomic.
+moto's DynamoDB has no lock. With several threads, two writers can both pass the same condition.
+This module processes one request at a time under one lock, so each request is atomic.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SERVICES: Final = {
     "sts": "sts",
     "monitoring": "cloudwatch",
 }
-"""Names in an AWS signature and moto's names of the services that are served."""
+"""Service names in AWS signatures, mapped to moto's names of the same services."""
 
 _FIRST_ACCOUNT: Final = 123456789012
 _FORGET_EVERY: Final = 5_000
@@ -36,10 +36,10 @@ _accounts: set[int] = set()
 
 
 class MotoServices:
-    """One account of moto.
+    """The moto services of one AWS account.
 
-    Several of them in one process do not see each other's tables and buckets (bucket names are
-    global, as in AWS).
+    Several instances in one process do not share tables or buckets. Bucket names are global, as in
+    AWS.
     """
 
     def __init__(self) -> None:
@@ -48,13 +48,13 @@ class MotoServices:
         self._account: int | None = None
 
     def load(self) -> None:
-        """Import moto and its DynamoDB, which takes half a second, before the first request."""
+        """Import moto and its DynamoDB before the first request; this takes half a second."""
         with _lock:
             self._application("dynamodb")
 
     def _application(self, service: str) -> _Application:
         if service not in self._applications:
-            # slow, and often not needed
+            # moto is slow to import, and many tests do not need it.
             from moto.moto_server.werkzeug_app import create_backend_app  # noqa: PLC0415
 
             self._applications[service] = create_backend_app(cast("Any", SERVICES[service]))
@@ -62,13 +62,17 @@ class MotoServices:
 
     @property
     def account(self) -> str:
-        """The account number that requests are made for."""
+        """The account number that requests are processed for.
+
+        Raises:
+            RuntimeError: `start` was not called.
+        """
         if self._account is None:
             raise RuntimeError("the embedded AWS is not started")
         return f"{self._account:012d}"
 
     def start(self) -> None:
-        """Take an account that no other one in this process uses."""
+        """Reserve an account number that no other instance in this process uses."""
         with _lock:
             self._account = next(
                 a
@@ -78,7 +82,7 @@ class MotoServices:
             _accounts.add(self._account)
 
     def stop(self) -> None:
-        """Forget everything in the account."""
+        """Delete all data of the account and release its number."""
         with _lock:
             if self._account is not None:
                 if self._applications:
@@ -87,7 +91,12 @@ class MotoServices:
                 self._account = None
 
     def handle(self, service: str, request: Request) -> Response:
-        """Answer one request, alone. `service` is a key of `SERVICES`."""
+        """Return the response to one request.
+
+        Args:
+            service: A key of `SERVICES`.
+            request: The request as received.
+        """
         environ = _environ(request)
         environ["HTTP_X_MOTO_ACCOUNT_ID"] = self.account
         status = 500
@@ -110,7 +119,7 @@ class MotoServices:
                 close = getattr(answer, "close", None)
                 if close is not None:
                     close()
-        # moto answers every page of a browser: with any origin in these headers
+        # moto's CORS headers permit every origin, so they would open the server to web pages.
         own = {k: v for k, v in headers.items() if not k.lower().startswith("access-control-")}
         return Response(status, body, own)
 
@@ -147,7 +156,7 @@ def _environ(request: Request) -> dict[str, Any]:
 
 
 def _forget_instances() -> None:
-    # moto keeps every object it ever made, for a dashboard that is not served here.
+    # moto keeps a reference to every object it creates, for a dashboard that is not served here.
     from moto.core.model_instances import reset_model_data  # noqa: PLC0415 (see MotoServices._load)
 
     reset_model_data()

@@ -1,10 +1,14 @@
-"""The embedded AWS: one server on 127.0.0.1 that SDKs find by `AWS_ENDPOINT_URL`.
+"""Embedded AWS: one server on 127.0.0.1 that SDKs find through `AWS_ENDPOINT_URL`.
 
 Kinesis is the model of `kcl_pipeline.testing`. DynamoDB, S3, STS and CloudWatch are moto behind one
-lock. No other service is served, and no request of a web page (`gate`). Everything is in memory.
+lock. The server rejects calls to other services and requests of web pages (`gate`). All data is in
+memory.
 
-Private paths: `/_local/health`, `/_local/faults` (GET, POST a list of `FaultRule`, DELETE) and
-`/_local/clock` (POST `{"advance_seconds": …}`: Kinesis only).
+Control paths:
+
+- `/_local/health` (any method).
+- `/_local/faults` (GET, POST a list of `FaultRule`, DELETE).
+- `/_local/clock` (GET, POST `{"advance_seconds": …}`). It affects Kinesis only.
 """
 
 from __future__ import annotations
@@ -40,7 +44,10 @@ _TARGETS: Final = {_KINESIS_TARGET: "kinesis", "DynamoDB_20120810": "dynamodb"}
 
 
 def classify(request: Request) -> tuple[str, str]:
-    """Service and operation of a request; an S3 call's operation is its HTTP method."""
+    """Return the service and the operation of a request.
+
+    The operation of an S3 call is its HTTP method.
+    """
     target, _, operation = request.headers.get("x-amz-target", "").partition(".")
     if target in _TARGETS:
         return _TARGETS[target], operation
@@ -61,13 +68,21 @@ def _unknown_service(service: str) -> Fault:
 
 
 class EmbeddedAws:
-    """Kinesis, DynamoDB, S3, STS and CloudWatch on 127.0.0.1, for tests, demos and development. A
-    context manager.
+    """Kinesis, DynamoDB, S3, STS and CloudWatch on 127.0.0.1 for tests, demos and development.
 
-    `port` 0 takes a free one. `enforce_limits`: shards throttle as real ones do. `clock` (default:
-    a `ShiftedClock`) is Kinesis' own time and can be moved. `faults` is asked before every call;
-    rules posted to `/_local/faults` (or set by `fault_rules`) come after it. `settings` overrides
-    what Kinesis does.
+    The class is a context manager.
+
+    Args:
+        port: Port to listen on; 0 selects a free port.
+        enforce_limits: Whether shards throttle as in Kinesis. Ignored when `settings` is given.
+        clock: Clock of the Kinesis model. None: a `ShiftedClock`, which can be advanced.
+        region: AWS region. Ignored when `settings` is given.
+        faults: Function that selects the fault of every call. `fault_rules` apply only to calls
+            for which it returns None.
+        settings: Settings of the Kinesis model.
+
+    Attributes:
+        fault_rules: Rules that clients post to `/_local/faults`.
     """
 
     def __init__(
@@ -93,11 +108,15 @@ class EmbeddedAws:
         self._kinesis = KinesisHandler(KinesisModel(self.clock, kinesis_settings))
         self._server: HttpServer | None = None
 
-    # -- life
+    # -- start and stop
     # ----------------------------------------------------------------------------
 
     def start(self) -> Self:
-        """Listen. Raises `OSError` when the port is taken."""
+        """Start to listen.
+
+        Raises:
+            OSError: Another process uses the port.
+        """
         if self._server is None:
             server = HttpServer(self._handle, self._port)
             self._moto.start()
@@ -107,8 +126,9 @@ class EmbeddedAws:
         return self
 
     def stop(self) -> None:
-        """Stop listening and forget everything but the Kinesis model, which can still be
-        looked at.
+        """Stop the server and delete all data except the Kinesis model.
+
+        Callers can still read `kinesis` afterwards.
         """
         server, self._server = self._server, None
         if server is not None:
@@ -128,27 +148,32 @@ class EmbeddedAws:
         self.stop()
 
     def warm_up(self) -> None:
-        """Load what the first DynamoDB call would load (half a second)."""
+        """Import moto now instead of at the first DynamoDB call; this takes half a second."""
         self._moto.load()
 
-    # -- what users need
+    # -- access for clients
     # ----------------------------------------------------------------------------
 
     @property
     def endpoint_url(self) -> str:
-        """`http://127.0.0.1:<port>`. Raises `RuntimeError` before `start`."""
+        """The address `http://127.0.0.1:<port>`.
+
+        Raises:
+            RuntimeError: The server is not started.
+        """
         if self._server is None:
             raise RuntimeError("the embedded AWS is not started")
         return f"http://127.0.0.1:{self._server.port}"
 
     @property
     def kinesis(self) -> KinesisModel:
-        """The Kinesis behind the server, for use without HTTP."""
+        """The Kinesis model of the server, for use without HTTP."""
         return self._kinesis.model
 
     def environment(self) -> dict[str, str]:
-        """Environment variables that make any AWS SDK (and delta-rs) use this server, with dummy
-        credentials.
+        """Return environment variables that direct AWS SDKs and delta-rs to this server.
+
+        They contain dummy credentials.
         """
         return {
             "AWS_ENDPOINT_URL": self.endpoint_url,

@@ -1,3 +1,5 @@
-"""The demonstration that `make run` and `make dev` show: orders and this host's telemetry, through
-resharding and a changing fleet.
+"""Demonstration that `make run` and `make dev` start.
+
+It processes orders and telemetry of this host while streams are resharded and workers start and
+stop.
 """

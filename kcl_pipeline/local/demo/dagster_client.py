@@ -1,5 +1,6 @@
-"""What the demonstration does through the Dagster UI, as a user would: look at runs, launch a
-worker, terminate one.
+"""GraphQL client for the demonstration's actions in the Dagster UI.
+
+It lists runs, launches runs and terminates runs, as a user does in the Dagster UI.
 """
 
 from __future__ import annotations
@@ -36,7 +37,13 @@ LOCATIONS = """query { workspaceOrError { ... on Workspace { locationEntries { n
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One worker run: its id, Dagster's status, and its tags."""
+    """One worker run.
+
+    Attributes:
+        run_id: Dagster's id of the run.
+        status: Dagster's status of the run.
+        tags: Tag values by key.
+    """
 
     run_id: str
     status: str
@@ -44,10 +51,16 @@ class Run:
 
 
 class DagsterClient:
-    """Dagster's GraphQL endpoint.
+    """Client of Dagster's GraphQL endpoint.
 
-    Raises `requests.RequestException` when it cannot be reached, `RuntimeError` with Dagster's own
-    words otherwise.
+    All methods raise the errors below.
+
+    Args:
+        url: Address of the Dagster webserver.
+
+    Raises:
+        requests.RequestException: The webserver cannot be reached.
+        RuntimeError: Dagster reports an error; the text contains Dagster's message.
     """
 
     def __init__(self, url: str) -> None:
@@ -66,9 +79,10 @@ class DagsterClient:
         return data
 
     def loaded(self) -> tuple[str, str] | None:
-        """(location, repository) once the code is loaded; None before.
+        """Return the code location and its repository, or None while the code is not loaded.
 
-        Raises `RuntimeError` when it cannot be loaded.
+        Raises:
+            RuntimeError: Dagster cannot load the code.
         """
         entries = self._ask(LOCATIONS)["workspaceOrError"].get("locationEntries", [])
         for entry in entries:
@@ -80,14 +94,14 @@ class DagsterClient:
         return None
 
     def runs(self, job: str) -> list[Run]:
-        """All runs of a job, newest first."""
+        """Return the runs of a job, newest first, at most 100."""
         results = self._ask(RUNS, filter={"pipelineName": job})["runsOrError"]["results"]
         return [
             Run(r["runId"], r["status"], {t["key"]: t["value"] for t in r["tags"]}) for r in results
         ]
 
     def status(self, run_id: str) -> str:
-        """Dagster's status of a run; an empty text when there is no such run."""
+        """Return Dagster's status of a run, or an empty string when the run does not exist."""
         results = self._ask(RUNS, filter={"runIds": [run_id]})["runsOrError"]["results"]
         return str(results[0]["status"]) if results else ""
 
@@ -99,11 +113,17 @@ class DagsterClient:
         run_config: Mapping[str, Any],
         tags: Mapping[str, str],
     ) -> str:
-        """Launch a run, as the Launchpad does; returns its id."""
+        """Launch a run, as the Launchpad does, and return its id."""
         return self._launch(self._selector(location, repository, job), run_config, tags)
 
     def materialize(self, location: str, repository: str, asset: Sequence[str]) -> str:
-        """The Materialize button of an asset (`asset` is its key's path); returns the run's id."""
+        """Materialize an asset, as the Materialize button does, and return the run id.
+
+        Args:
+            location: Name of the code location.
+            repository: Name of the repository.
+            asset: Path of the asset key.
+        """
         selector = self._selector(location, repository, ASSET_JOB)
         return self._launch(
             {**selector, "assetSelection": [{"path": list(asset)}], "assetCheckSelection": []},
@@ -135,13 +155,16 @@ class DagsterClient:
         return str(answer["run"]["runId"])
 
     def terminate(self, run_id: str) -> None:
-        """Terminate a run, as the button does: it gets an interrupt and all the time it needs."""
+        """Terminate a run, as the Terminate button does.
+
+        Dagster interrupts the run. The run ends when it has finished its cleanup.
+        """
         answer = self._ask(TERMINATE, run=run_id)["terminateRun"]
         if answer["__typename"] != "TerminateRunSuccess":
             raise RuntimeError(f"Dagster did not terminate {run_id}: {answer}")
 
     def stop_sensor(self, location: str, repository: str, sensor: str) -> None:
-        """Turn a sensor off, so that it starts no more workers."""
+        """Stop a sensor, so that it starts no more workers."""
         state = self._ask(
             SENSOR,
             selector={
@@ -155,13 +178,13 @@ class DagsterClient:
             raise RuntimeError(f"Dagster did not stop the sensor {sensor}: {answer}")
 
     def pid_of(self, run_id: str) -> int | None:
-        """The process of a run, as its log tells it; None before it has started."""
+        """Return the process id of a run from its event log, or None before the process starts."""
         events = self._ask(MESSAGES, run=run_id)["logsForRun"].get("events", [])
         found = [match for event in events if (match := STARTED.search(event.get("message", "")))]
         return int(found[-1].group(1)) if found else None
 
     def sum_of(self, run_id: str, label: str) -> float:
-        """The sum of one additive figure over the materializations that a run has reported."""
+        """Return the sum of one numeric metadata entry over all materializations of a run."""
         found = self._ask(MATERIALIZATIONS, run=run_id)["runOrError"].get(
             "assetMaterializations", []
         )

@@ -1,6 +1,6 @@
-"""The demonstration's pipeline, as a user would write it.
+"""Dagster definitions of the demonstration's pipeline, as a user writes them.
 
-The table's place comes from the environment variable KCL_DEMO_LAKE.
+The environment variable KCL_DEMO_LAKE contains the parent directory of the table.
 """
 
 import os
@@ -14,8 +14,9 @@ EVENT = "id string, user string, amount double, metric string, value double, tim
 
 
 def events(records: DataFrame) -> DataFrame:
-    """Orders (id, user, amount, time) and telemetry (id, metric, value, time) as one table of
-    events.
+    """Parse orders and telemetry into one table of events.
+
+    Orders have id, user, amount and time. Telemetry has id, metric, value and time.
     """
     parsed = records.withColumn(
         "event", f.from_json(f.col("data").cast("string"), EVENT, {"mode": "FAILFAST"})

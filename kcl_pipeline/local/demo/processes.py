@@ -1,5 +1,6 @@
-"""The processes of the demonstration: the embedded AWS and `dagster dev`, each started here and
-stopped by its own pid.
+"""Processes of the demonstration: the embedded AWS and `dagster dev`.
+
+Each process is started here and stopped by its process id.
 """
 
 from __future__ import annotations
@@ -22,11 +23,15 @@ from kcl_pipeline.local.dagster_yaml import write_dagster_yaml
 
 
 class StartFailed(KclError):  # noqa: N818 (a sentence for people)
-    """A process of the demonstration did not come up; the message names its log."""
+    """A process of the demonstration did not start or ended early; the message gives details."""
 
 
 def free_port(wanted: int) -> int:
-    """`wanted` if it is free on 127.0.0.1, else any free port."""
+    """Return `wanted` if that port of 127.0.0.1 is free, else any free port.
+
+    Raises:
+        StartFailed: No port is free.
+    """
     for port in (wanted, 0):
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -40,23 +45,32 @@ def free_port(wanted: int) -> int:
 
 @dataclass
 class Processes:
-    """Starts children in sessions of their own, so that a Ctrl-C in the terminal reaches them only
-    through `stop_all`.
+    """Child processes of the demonstration.
+
+    Every child has its own session. A Ctrl-C in the terminal therefore reaches it only through
+    `stop_all`.
+
+    Attributes:
+        folder: Directory of logs and of the Dagster instance.
+        clock: Clock for time limits.
+        environment: Variables that are added to the environment of every child.
+        patience_seconds: Time limit of a graceful stop.
     """
 
     folder: Path
     clock: Clock
     environment: dict[str, str] = field(default_factory=dict)
     patience_seconds: float = 20.0
-    """How long a child has to end in good order: its workers finish a batch, commit, and give their
-    leases back.
+    """Seconds that a child has to stop gracefully.
+
+    Its workers finish a batch, commit it and release their leases in this time.
     """
     _children: list[tuple[str, subprocess.Popen[bytes]]] = field(default_factory=list)
 
     def start(
         self, name: str, arguments: list[str], extra: Mapping[str, str] | None = None
     ) -> subprocess.Popen[bytes]:
-        """Run `python <arguments>`; its output is added to `<folder>/<name>.log`."""
+        """Run `python <arguments>` and append its output to `<folder>/<name>.log`."""
         log = (self.folder / f"{name}.log").open("ab")
         with log:
             child = subprocess.Popen(  # noqa: S603 (our own modules)
@@ -71,11 +85,15 @@ class Processes:
         return child
 
     def log_text(self, name: str) -> str:
-        """What the process has printed so far."""
+        """Return the output of a process so far."""
         return (self.folder / f"{name}.log").read_text(errors="replace")
 
     def check(self) -> None:
-        """Raise `StartFailed` when a child has ended by itself."""
+        """Check that all children are running.
+
+        Raises:
+            StartFailed: A child ended without a call of `stop_all`.
+        """
         for name, child in self._children:
             if child.poll() is not None:
                 tail = "\n".join(self.log_text(name).splitlines()[-15:])
@@ -85,8 +103,9 @@ class Processes:
                 )
 
     def start_aws(self, port: int) -> str:
-        """The embedded AWS; returns its address and puts it into the environment of everything
-        started later.
+        """Start the embedded AWS and return its address.
+
+        The environment of all processes that start later contains the address and credentials.
         """
         self.start("aws", ["-m", "kcl_pipeline.local", "--port", str(port)])
         url = f"http://127.0.0.1:{port}"
@@ -102,17 +121,19 @@ class Processes:
         return url
 
     def start_dagster(self, module: str, port: int) -> str:
-        """`dagster dev` (webserver and daemon) for a module; returns the page's address, which
-        answers.
+        """Start `dagster dev` for a module and return the address of the Dagster UI.
+
+        `dagster dev` runs the webserver and the daemon. The method returns when the webserver
+        accepts connections.
         """
         self.launch_dagster(module, port)
         self._wait_for_port("dagster", port, 120)
         return f"http://127.0.0.1:{port}"
 
     def launch_dagster(self, module: str, port: int) -> subprocess.Popen[bytes]:
-        """`dagster dev` without waiting for its page.
+        """Start `dagster dev` and return without waiting for the webserver.
 
-        Started again, it continues with the runs and sensors that are recorded in the folder.
+        After a restart, Dagster continues with the runs and sensors recorded in the directory.
         """
         home = self.folder / "dagster"
         home.mkdir(parents=True, exist_ok=True)
@@ -137,8 +158,11 @@ class Processes:
         )
 
     def stop_all(self) -> None:
-        """Stop every child and what it started: SIGINT first, SIGKILL for what is left after its
-        time. What a child that ended by itself left, too.
+        """Stop every child and its descendants.
+
+        `dagster dev` gets SIGTERM and other children get SIGINT. After `patience_seconds`, the
+        remaining processes get SIGTERM, and five seconds later SIGKILL. If a child has already
+        ended, the processes that are left in its session are stopped too.
         """
         for _, child in reversed(self._children):
             if child.poll() is None:
@@ -168,15 +192,16 @@ def _family(pid: int) -> list[psutil.Process]:
 
 
 def _left_by(pid: int) -> list[psutil.Process]:
-    """What is left in the session of a child that has ended; nothing where its pid is somebody
-    else's by now.
+    """Return the remaining processes in the session of a child that has ended.
+
+    The list is empty when a new process uses the child's id.
     """
     left = session_members(pid)
     return [] if any(process.pid == pid for process in left) else left
 
 
 def session_members(session: int) -> list[psutil.Process]:
-    """The processes of a session, youngest last."""
+    """Return the processes of a session in the order of their process ids."""
     members = []
     for process in psutil.process_iter():
         with suppress(ProcessLookupError):  # it has ended since it was listed

@@ -1,5 +1,6 @@
-"""Publishes the demonstration's events: orders with a skewed key distribution, and real telemetry
-of this host.
+"""Publisher of the demonstration's events.
+
+It publishes orders with a skewed key distribution, and telemetry measured on this host.
 """
 
 from __future__ import annotations
@@ -28,7 +29,13 @@ HOT_SHARE = 0.5
 
 
 def users(rng: random.Random, shards: int, per_shard: int = 50) -> list[list[str]]:
-    """User names by the shard (of `shards` equal ones) that their hash key falls into."""
+    """Return user names, grouped by the shard that their hash key belongs to.
+
+    Args:
+        rng: Source of the names.
+        shards: Number of shards, which divide the hash keys evenly.
+        per_shard: Number of names per shard.
+    """
     width = (MAX_HASH_KEY + 1) // shards
     by_shard: list[list[str]] = [[] for _ in range(shards)]
     while min(len(names) for names in by_shard) < per_shard:
@@ -44,7 +51,7 @@ def users(rng: random.Random, shards: int, per_shard: int = 50) -> list[list[str
 
 
 def orders(rng: random.Random, clock: Clock, count: int, shards: int) -> Iterator[dict[str, Any]]:
-    """`count` order records; the users of the first two shards place half of them."""
+    """Yield `count` order records; the users of the first two shards place half of them."""
     by_shard = users(rng, shards)
     hot = [name for names in by_shard[:2] for name in names]
     cold = [name for names in by_shard[2:] for name in names]
@@ -60,7 +67,7 @@ def orders(rng: random.Random, clock: Clock, count: int, shards: int) -> Iterato
 
 
 def telemetry(clock: Clock, round_number: int) -> list[dict[str, Any]]:
-    """One reading of CPU, memory, disk and network of this host."""
+    """Return one record per metric of CPU, memory, load, disk and network of this host."""
     network = psutil.net_io_counters()
     disk = psutil.disk_io_counters()
     readings = {
@@ -94,9 +101,17 @@ def _now(clock: Clock) -> str:
 
 @dataclass
 class Publisher:
-    """Publishes on threads of its own, at `per_second` orders a second.
+    """Publisher with one thread per stream.
 
-    `ids` holds every id that Kinesis acknowledged.
+    Attributes:
+        client: Kinesis client.
+        clock: Clock for event times and the rate.
+        count: Number of orders to publish.
+        per_second: Orders per second.
+        shards: Number of shards of the order stream.
+        seed: Seed of the orders.
+        ids: Every id that Kinesis acknowledged.
+        error: Exception that a publishing thread raised.
     """
 
     client: KinesisClient
@@ -118,12 +133,15 @@ class Publisher:
         self.orders_done = False
 
     def start(self) -> None:
-        """Begin to publish."""
+        """Start to publish."""
         for thread in self._threads:
             thread.start()
 
     def finish(self) -> None:
-        """Stop, also in the middle; raises what a publishing thread raised."""
+        """Stop publishing, even if orders remain.
+
+        An exception of a publishing thread is raised again.
+        """
         self._stop.set()
         for thread in self._threads:
             thread.join(30)
@@ -132,7 +150,7 @@ class Publisher:
 
     @property
     def published(self) -> int:
-        """Acknowledged events so far, of both streams."""
+        """Number of acknowledged events of both streams."""
         return len(self.ids)
 
     def _guarded(self, loop: Any) -> None:

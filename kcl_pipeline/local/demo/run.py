@@ -1,5 +1,6 @@
-"""The main job: the whole pipeline on real input, through a reshard and a changing fleet, with a
-verdict at the end.
+"""Demonstration run: the whole pipeline through reshards and worker changes.
+
+At the end it compares the table with the published events and prints the result.
 """
 
 from __future__ import annotations
@@ -38,12 +39,20 @@ PROGRESS_SECONDS: Final = 5.0
 
 
 class DemoFailed(KclError):  # noqa: N818 (a sentence for people)
-    """The demonstration could not go on; the message says what it waited for."""
+    """The demonstration failed; the message says which condition it waited for."""
 
 
 @dataclass(frozen=True, slots=True)
 class DemoOptions:
-    """How big and how fast. `timeout_seconds` bounds every single wait."""
+    """Size and speed of the demonstration.
+
+    Attributes:
+        events: Number of orders.
+        per_second: Orders per second.
+        folder: Directory of all files. Its content is deleted at the start.
+        page_port: Preferred port of the Dagster UI.
+        timeout_seconds: Time limit of every single wait.
+    """
 
     events: int = 200_000
     per_second: int = 2_500
@@ -54,7 +63,14 @@ class DemoOptions:
 
 @dataclass
 class Demo:
-    """One demonstration. `say` prints a line."""
+    """One demonstration run.
+
+    Attributes:
+        options: Size and speed.
+        clock: Clock for time limits and rates.
+        say: Function that prints a line.
+        interrupted: Set when the user interrupts the run.
+    """
 
     options: DemoOptions
     clock: Clock
@@ -73,7 +89,7 @@ class Demo:
         self._location = ("", "")
 
     def start(self) -> None:
-        """Embedded AWS, streams, Dagster with the leader sensor on."""
+        """Start the embedded AWS and Dagster, and create the streams."""
         shutil.rmtree(self.folder, ignore_errors=True)
         self.folder.mkdir(parents=True)
         self.processes = Processes(self.folder, self.clock, {"KCL_DEMO_LAKE": str(self.lake)})
@@ -107,7 +123,11 @@ class Demo:
         )
 
     def run(self) -> Comparison:
-        """The whole story; returns the comparison of table and published events."""
+        """Run all steps and return the comparison of the table with the published events.
+
+        Raises:
+            DemoFailed: A step exceeded its time limit, or the user interrupted the run.
+        """
         self.wait_for("Dagster to load the code", self._loaded)
         self.wait_for("the sensor to start two workers", lambda: len(self.live_runs()) >= 2)
         self.wait_for(
@@ -151,22 +171,22 @@ class Demo:
         return found is not None
 
     def live_runs(self) -> list[Run]:
-        """Worker runs that are not over."""
+        """Return the worker runs that have not ended, newest first."""
         return [run for run in self.page.runs(JOB) if run.status in LIVE]
 
     def leases(self) -> tuple[Lease, ...]:
-        """The lease rows; none before the table exists."""
+        """Return the lease rows; none before the lease table exists."""
         try:
             return self.tables.lease.list_leases().leases
         except KclError:
             return ()
 
     def owners(self) -> set[str | None]:
-        """The distinct owners of unfinished leases; {None} while there are no leases."""
+        """Return the distinct owners of unfinished leases; {None} when there are no such leases."""
         return {lease.actual_owner for lease in self.leases() if not lease.ended} or {None}
 
     def split_hot_shard(self) -> None:
-        """Split the first shard, which takes a quarter of all bytes."""
+        """Split the shard with the lowest hash keys, which receives a quarter of all orders."""
         shard = self._open_shards()[0]
         low, high = (
             int(shard["HashKeyRange"][end]) for end in ("StartingHashKey", "EndingHashKey")
@@ -180,7 +200,7 @@ class Demo:
         self.say(f"split the hot shard {shard['ShardId']}")
 
     def merge_cold_shards(self) -> None:
-        """Merge the two shards with the highest hash keys, which are cold."""
+        """Merge the two shards with the highest hash keys, which receive few orders."""
         first, second = self._open_shards()[-2:]
         self.kinesis.merge_shards(
             StreamName=ORDERS, ShardToMerge=first["ShardId"], AdjacentShardToMerge=second["ShardId"]
@@ -195,7 +215,7 @@ class Demo:
         return sorted(shards, key=lambda s: int(s["HashKeyRange"]["StartingHashKey"]))
 
     def start_third_worker(self) -> None:
-        """Launch a worker run by hand, as from the Launchpad."""
+        """Launch a worker run, as a user does in the Launchpad."""
         config = {"ops": {"orders__events": {"config": {"mode": "continuous"}}}}
         run = self.page.launch(
             *self._location, JOB, config, {"kcl/application": APPLICATION, "kcl/mode": "continuous"}
@@ -203,7 +223,7 @@ class Demo:
         self.say(f"launched a third worker: {self.page.url}/runs/{run}")
 
     def stop_one_worker(self) -> None:
-        """Terminate the oldest worker, as with the button."""
+        """Terminate the oldest worker run, as the Terminate button does."""
         oldest = self.live_runs()[-1]
         self.page.terminate(oldest.run_id)
         self.say(f"stopping one worker gracefully: {self.page.url}/runs/{oldest.run_id}")
@@ -220,8 +240,10 @@ class Demo:
         )
 
     def wait_for(self, what: str, condition: Callable[[], bool]) -> None:
-        """Wait for a condition, printing progress; raises `DemoFailed` after the time-out, or when
-        interrupted.
+        """Wait for a condition and print the progress.
+
+        Raises:
+            DemoFailed: The condition did not hold in time, or the user interrupted the run.
         """
         deadline = self.clock.monotonic() + self.options.timeout_seconds
         while not condition():
@@ -236,7 +258,10 @@ class Demo:
                 )
 
     def progress(self) -> None:
-        """One line every five seconds: published, committed, records/s, lag, leases per worker."""
+        """Print a progress line at most every five seconds.
+
+        It contains published and committed events, records per second, lag, and leases per worker.
+        """
         now = self.clock.monotonic()
         if now - self._last_progress < PROGRESS_SECONDS:
             return
@@ -258,8 +283,10 @@ class Demo:
         )
 
     def stop(self) -> tuple[int, int]:
-        """Stop the workers through Dagster, then everything else; returns (handoffs, distinct
-        workers).
+        """Stop the workers through Dagster, then all processes.
+
+        Returns:
+            The number of handoffs and the number of worker runs.
         """
         handoffs = workers = 0
         try:
@@ -286,9 +313,16 @@ class Demo:
 def run_demo(
     options: DemoOptions, clock: Clock, say: Callable[[str], None], *, stay_open: bool = False
 ) -> int:
-    """Run the demonstration; returns the exit code.
+    """Run the demonstration and return the exit code.
 
-    With `stay_open` the page stays up, with new events, until Ctrl-C.
+    Args:
+        options: Size and speed.
+        clock: Clock for time limits and rates.
+        say: Function that prints a line.
+        stay_open: Keep the Dagster UI open after the comparison, until Ctrl-C.
+
+    Returns:
+        0 if the table holds exactly the published events, else 1.
     """
     demo = Demo(options, clock, say)
     comparison = None

@@ -1,4 +1,4 @@
-"""What the demonstration's Delta table holds, and how that compares with what was published."""
+"""Content of the demonstration's Delta table, compared with the published events."""
 
 from __future__ import annotations
 
@@ -13,8 +13,13 @@ from deltalake.exceptions import TableNotFoundError
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Events by id: `missing` were acknowledged but are not in the table, `duplicated` are rows
-    beyond the first, `unknown` were never published.
+    """Result of the comparison of event ids.
+
+    Attributes:
+        committed: Rows of the table.
+        missing: Acknowledged events that are not in the table.
+        duplicated: Rows with an id that an earlier row has.
+        unknown: Ids in the table that were not acknowledged.
     """
 
     committed: int
@@ -24,12 +29,15 @@ class Comparison:
 
     @property
     def exact(self) -> bool:
-        """Whether the table holds exactly what was published."""
+        """Whether the table holds exactly the acknowledged events."""
         return self.missing == self.duplicated == self.unknown == 0
 
 
 class CommittedRows:
-    """Counts the table's rows by following its log; a table that does not exist yet has none."""
+    """Row counter that follows the log of a Delta table.
+
+    A table that does not exist has no rows.
+    """
 
     def __init__(self, uri: str) -> None:
         self._uri = uri
@@ -38,7 +46,7 @@ class CommittedRows:
         self._rows = 0
 
     def count(self) -> int:
-        """Rows in the newest version, from the statistics in the log."""
+        """Return the rows of the newest version, from the statistics in the log."""
         try:
             if self._table is None:
                 self._table = DeltaTable(self._uri)
@@ -54,7 +62,7 @@ class CommittedRows:
 
 
 def compare(uri: str, published: Iterable[str], column: str = "id") -> Comparison:
-    """Read one column of the whole table and compare it with the ids that were acknowledged."""
+    """Compare one column of the whole table with the acknowledged ids."""
     try:
         ids = DeltaTable(uri).to_pyarrow_table(columns=[column])[column]
     except TableNotFoundError:

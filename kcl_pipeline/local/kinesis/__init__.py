@@ -1,1 +1,1 @@
-"""The HTTP interface of the embedded Kinesis."""
+"""HTTP interface of the embedded Kinesis."""

@@ -1,8 +1,9 @@
-"""The two wire forms of Kinesis requests: JSON, and the CBOR that the Java SDK speaks.
+"""JSON and CBOR encodings of Kinesis requests and responses.
 
-In the model, blobs are bytes and timestamps are epoch milliseconds. JSON has base64 text and epoch
-seconds; CBOR has byte strings, and epoch milliseconds under tag 1 (which is not what tag 1 means
-elsewhere, but what the service and its SDKs send).
+The Java SDK uses CBOR. In the model, blobs are bytes and timestamps are epoch milliseconds. In
+JSON, blobs are base64 text and timestamps are epoch seconds. In CBOR, blobs are byte strings and
+timestamps are epoch milliseconds under tag 1. The CBOR standard defines tag 1 as seconds; Kinesis
+and its SDKs send milliseconds.
 """
 
 from __future__ import annotations
@@ -50,8 +51,8 @@ _ENCODER: Final = msgspec.json.Encoder()
 
 
 def _epoch_millis(value: Any, _immutable: bool) -> Any:
-    # Kinesis' SDKs put whole milliseconds under the tag; a fraction can only be the seconds that
-    # the tag stands for elsewhere.
+    # Kinesis SDKs send integer milliseconds under this tag. A float can only be the seconds that
+    # the CBOR standard defines.
     return round(value * 1000) if isinstance(value, float) else value
 
 
@@ -60,7 +61,11 @@ def _serialization(message: str) -> KinesisError:
 
 
 def decode(content_type: str, body: bytes) -> dict[str, Any]:
-    """A request's parameters. Raises `KinesisError` (SerializationException)."""
+    """Return the parameters of a request.
+
+    Raises:
+        KinesisError: The body is invalid (SerializationException).
+    """
     try:
         params = (
             cbor2.loads(body, semantic_decoders={_EPOCH_TAG: _epoch_millis})
@@ -77,8 +82,16 @@ def decode(content_type: str, body: bytes) -> dict[str, Any]:
 def decode_put_records(
     content_type: str, body: bytes
 ) -> tuple[dict[str, Any], list[tuple[str | None, bytes | None, str | None]] | None]:
-    """A PutRecords request: what names the stream, and the records (None: absent), without an
-    object per member for JSON.
+    """Return the stream parameters and the records of a PutRecords request.
+
+    The JSON decoder uses typed structures, which avoids a dictionary per record.
+
+    Returns:
+        The parameters that identify the stream, and a list of (partition key, data, explicit hash
+        key). The list is None when the request has no records member.
+
+    Raises:
+        KinesisError: The body is invalid (SerializationException).
     """
     if content_type == CBOR:
         params = decode(content_type, body)
@@ -138,14 +151,17 @@ def _to_cbor(value: Any) -> Any:
 
 
 def encode(content_type: str, answer: Answer) -> bytes:
-    """An answer's body."""
+    """Return the body of a response."""
     return (
         cbor2.dumps(_to_cbor(answer)) if content_type == CBOR else _ENCODER.encode(_to_json(answer))
     )
 
 
 def encode_event(content_type: str, event: SubscriptionEvent) -> bytes:
-    """A fan-out event's payload. At the shard's end it has children in place of a continuation."""
+    """Return the payload of a SubscribeToShard event.
+
+    At the end of the shard, the event has child shards instead of a continuation sequence number.
+    """
     tail = render_tail(event.read)
     tail.pop("NextShardIterator", None)
     return _encode_page(
@@ -158,7 +174,7 @@ def encode_event(content_type: str, event: SubscriptionEvent) -> bytes:
 
 
 def encode_read(content_type: str, read: Read) -> bytes:
-    """A GetRecords answer."""
+    """Return the body of a GetRecords response."""
     return _encode_page(content_type, read, render_tail(read))
 
 
@@ -186,9 +202,11 @@ def _encode_page(content_type: str, read: Read, tail: Answer) -> bytes:
 def checked_entries(
     records: list[tuple[str | None, bytes | None, str | None]] | None,
 ) -> list[Entry]:
-    """The records of a PutRecords request.
+    """Return the validated records of a PutRecords request.
 
-    Raises ValidationException for a missing member, SerializationException for one of a wrong type.
+    Raises:
+        KinesisError: A member is missing (ValidationException) or has a wrong type
+            (SerializationException).
     """
     problem = (
         "1 validation error detected: Value null at '{}' failed to satisfy constraint: "

@@ -1,5 +1,6 @@
-"""AWS event-stream framing (`application/vnd.amazon.eventstream`), as SubscribeToShard answers
-with.
+"""AWS event-stream framing of SubscribeToShard responses.
+
+The content type is `application/vnd.amazon.eventstream`.
 """
 
 from __future__ import annotations
@@ -14,7 +15,11 @@ _STRING: Final = 7
 
 
 def frame(headers: Mapping[str, str], payload: bytes) -> bytes:
-    """One message: lengths and their checksum, headers, payload, checksum of everything."""
+    """Return one message.
+
+    A message consists of the lengths and their checksum, the headers, the payload, and a checksum
+    of everything before it.
+    """
     encoded = b"".join(
         struct.pack("!B", len(name))
         + name.encode()
@@ -28,14 +33,14 @@ def frame(headers: Mapping[str, str], payload: bytes) -> bytes:
 
 
 def event(kind: str, content_type: str, payload: bytes) -> bytes:
-    """An event of the stream."""
+    """Return the message of an event."""
     return frame(
         {":message-type": "event", ":event-type": kind, ":content-type": content_type}, payload
     )
 
 
 def exception(code: str, content_type: str, payload: bytes) -> bytes:
-    """An error that ends the stream."""
+    """Return the message of an error that ends the stream."""
     return frame(
         {":message-type": "exception", ":exception-type": code, ":content-type": content_type},
         payload,

@@ -1,4 +1,4 @@
-"""The HTTP face of the Kinesis model."""
+"""HTTP request handler of the Kinesis model."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SERVER_ERRORS: Final = frozenset({"InternalFailure", "ServiceUnavailable"})
 
 
 class KinesisHandler:
-    """Answers requests of any SDK from a model."""
+    """Handle Kinesis requests of any SDK with a model."""
 
     def __init__(self, model: KinesisModel) -> None:
         self.model = model
@@ -30,15 +30,15 @@ class KinesisHandler:
         self._stop = SystemClock().signal()
 
     def start(self) -> None:
-        """Allow subscriptions."""
+        """Permit subscriptions to wait for new records."""
         self._stop = SystemClock().signal()
 
     def stop(self) -> None:
-        """End the subscriptions."""
+        """End all subscriptions."""
         self._stop.set()
 
     def handle(self, operation: str, request: Request) -> Response:
-        """Answer one request, in the form it came in."""
+        """Return the response to one request, in the encoding of the request."""
         content_type = content_type_of(request)
         try:
             if operation == "SubscribeToShard":
@@ -49,7 +49,7 @@ class KinesisHandler:
         return Response(200, body, self._headers(content_type))
 
     def refuse(self, request: Request, error: KinesisError) -> Response:
-        """An error answer that SDKs turn into their exception."""
+        """Return an error response, which SDKs convert to their exception."""
         content_type = content_type_of(request)
         status = 500 if error.code in _SERVER_ERRORS else 400
         body = codec.encode(content_type, {"__type": error.code, "message": error.message})
@@ -118,7 +118,7 @@ class KinesisHandler:
 
 
 def content_type_of(request: Request) -> str:
-    """The wire form of a request, which is also that of its answer."""
+    """Return the content type of a request, which its response also uses."""
     return (
         codec.CBOR
         if request.headers.get("content-type", "").partition(";")[0].strip() == codec.CBOR

@@ -1,5 +1,7 @@
-"""Request checks from the service's published model: required members, lengths, ranges, patterns
-and enumerations, in the service's words.
+"""Request validation with the service's published model.
+
+The checks cover required members, lengths, ranges, patterns and enumerations. Error messages have
+the wording of the service.
 """
 
 from __future__ import annotations
@@ -25,8 +27,11 @@ def _service_model() -> Mapping[str, Any]:
 
 
 def check_request(operation: str, params: Mapping[str, Any]) -> None:
-    """Raises `KinesisError` (ValidationException, or SerializationException for a value of a wrong
-    type); nothing for an unknown operation.
+    """Validate the parameters of an operation; unknown operations are not checked.
+
+    Raises:
+        KinesisError: A parameter violates a constraint (ValidationException) or has a wrong type
+            (SerializationException).
     """
     found = _service_model()["operations"].get(operation)
     if found is None or "input" not in found:
