@@ -1,1 +1,1 @@
-"""Workloads that print figures; run as `python -m benchmarks.<name>`."""
+"""Benchmarks that print metrics; run each as `python -m benchmarks.<name>`."""

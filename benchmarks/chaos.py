@@ -1,17 +1,21 @@
-"""A fleet under real faults: what was published is exactly what the table holds, and nothing is
-stuck at the end.
+"""Chaos benchmark: a fleet of worker processes under faults.
 
-Workers (`kcl-pipeline worker` and a run of Dagster's sensor) and the sensor as leader consume two
-streams of the embedded AWS, while processes are killed, paused and stopped, Dagster's daemon dies,
-shards split and merge, and tables are throttled. One seed decides what happens when.
+It checks that the table holds exactly the published events, and that no lease is stuck at the end.
+Two streams of the embedded AWS are consumed by `kcl-pipeline worker` processes and by runs of the
+Dagster sensor, which is also the leader. Meanwhile processes are killed, paused and stopped, the
+Dagster daemon is killed, shards are split and merged, and tables are throttled. One seed determines
+the random choices.
 
     python -m benchmarks.chaos --minutes 5 [--seed 1] [--spark] [--json] [--folder F]
 
-The last line of the output is JSON. `missing`, `duplicated`: acknowledged ids against the table's
-rows. `stuck_leases`: see `stuck_leases`. `kills`: signals that ended or paused a process, by kind
-in `by_kind`. `worst_gap_s`: longest time in which nothing was committed although data waited. Exit
-code 0: nothing missing, duplicated or stuck, no worker ended by itself, and at least ten kills a
-minute.
+The last line of the output is JSON:
+
+- `missing`, `duplicated`: Differences between acknowledged ids and the rows of the table.
+- `stuck_leases`: Number of problems that `stuck_leases` reports.
+- `kills`: Signals that ended or paused a process; `by_kind` counts them by kind.
+- `worst_gap_s`: Longest time without a commit while data was waiting.
+
+The exit code is 0 if `passed` accepts the report.
 """
 
 from __future__ import annotations
@@ -50,19 +54,19 @@ if TYPE_CHECKING:
 ROOT: Final = Path(__file__).resolve().parent.parent
 SHARDS: Final = 6
 KILLS_PER_MINUTE: Final = 14.0
-"""Aimed at; ten are asked for."""
+"""Target rate; `passed` requires ten."""
 SETTLE_SECONDS: Final = 120.0
 RENEWED_WITHIN_SECONDS: Final = 7.0
-"""More than twice the lease time: the two looks at the leases are so far apart."""
+"""Time between the two reads of the leases; more than twice the lease time."""
 
 
 class Interrupted(Exception):  # noqa: N818 (not an error)
-    """Ctrl-C or SIGTERM."""
+    """The benchmark was interrupted by Ctrl-C or SIGTERM."""
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What the command line says."""
+    """Options of the command line."""
 
     minutes: float
     seed: int
@@ -72,7 +76,7 @@ class Options:
 
 
 class Chaos:
-    """One storm, from start to verdict."""
+    """One run of the benchmark, from start to report."""
 
     def __init__(self, options: Options, interrupted: threading.Event) -> None:
         self.options = options
@@ -87,14 +91,18 @@ class Chaos:
         self.stopped_well = False
 
     def say(self, text: str) -> None:
-        """A line of the story, to the error output and the folder."""
+        """Write a progress line to standard error and to the log in the directory."""
         line = f"{self.clock.monotonic() - self.began:7.1f} s  {text}"
         print(line, file=sys.stderr, flush=True)
         with (self.options.folder / "story.log").open("a") as story:
             story.write(line + "\n")
 
     def wait(self, seconds: float) -> None:
-        """Let time pass, looking after the processes. Raises `Interrupted`."""
+        """Wait while child processes are supervised.
+
+        Raises:
+            Interrupted: The user interrupted the run.
+        """
         deadline = self.clock.monotonic() + seconds
         while True:
             self.workers.tick()
@@ -106,7 +114,7 @@ class Chaos:
             self.clock.sleep(min(0.1, max(deadline - self.clock.monotonic(), 0.0)))
 
     def wait_for(self, what: str, condition: Any, seconds: float) -> bool:
-        """Wait until a condition holds; False, with a line, when it did not in time."""
+        """Wait until a condition holds; return False and print a line after the time limit."""
         deadline = self.clock.monotonic() + seconds
         while not condition():
             if self.clock.monotonic() > deadline:
@@ -116,7 +124,7 @@ class Chaos:
         return True
 
     def start(self) -> None:
-        """Embedded AWS, streams, Dagster, workers, publisher, watch."""
+        """Start the embedded AWS, streams, Dagster, workers, publisher and watch."""
         options = self.options
         lake = options.folder / "lake"
         environment = {
@@ -182,7 +190,7 @@ class Chaos:
 
     def _kinesis(self, url: str) -> KinesisClient:
         session = boto3.Session("embedded", "embedded", region_name="us-east-1")
-        # A put that is repeated after a time-out would publish twice what the ledger has once
+        # A put retried after a time-out would publish records twice that the ledger has once.
         return session.client(
             "kinesis",
             endpoint_url=url,
@@ -190,14 +198,14 @@ class Chaos:
         )
 
     def owners(self) -> set[str | None]:
-        """Who holds unfinished leases, as last seen."""
+        """Return the owners of unfinished leases at the last read."""
         return {lease.actual_owner for lease in self.watch.leases.values() if not lease.ended}
 
     def storm(self) -> None:
-        """Do something terrible every few seconds, for as long as was asked for."""
+        """Inject faults for the requested number of minutes."""
         began = self.clock.monotonic()
         last_line = began
-        # The worst gap is about faults: starting up is none
+        # The worst gap measures faults, so the start of the fleet does not count.
         self.watch.worst_gap_s = 0.0
         while (passed := self.clock.monotonic() - began) < self.options.minutes * 60:
             self.menu.step(kills_due=1 + int(KILLS_PER_MINUTE * passed / 60))
@@ -220,7 +228,7 @@ class Chaos:
         self.storm_seconds = self.clock.monotonic() - began
 
     def calm(self) -> tuple[Comparison, list[str]]:
-        """No more faults: everything has to come out right by itself."""
+        """Stop the faults, wait until the fleet recovers, and compare the table."""
         self.say("the storm is over")
         self.menu.end()
         self.workers.wake_all()
@@ -241,7 +249,7 @@ class Chaos:
         return compare(self.table_uri, self.publisher.ids), stuck
 
     def finish(self) -> None:
-        """Stop every worker as an operator would; afterwards nobody owns anything."""
+        """Stop every worker gracefully and record leases that still have an owner."""
         self.wait_for("the Dagster UI", self.dagster.loaded, 90)
         self.dagster.stopping = True
         ended = self.dagster.stop_workers(60)
@@ -254,7 +262,7 @@ class Chaos:
             self.say(f"not released: {key} of {self.watch.leases[key].owner}")
 
     def close(self) -> None:
-        """End everything that was started, whatever happened before."""
+        """Stop all processes and threads that this run started."""
         if hasattr(self, "workers"):
             self.workers.wake_all()
         if hasattr(self, "publisher"):
@@ -270,7 +278,7 @@ class Chaos:
             self.say(f"ended {len(left)} processes that Dagster left behind")
 
     def report(self, comparison: Comparison, stuck: list[str]) -> dict[str, Any]:
-        """The figures of the last line."""
+        """Return the values of the last line."""
         return {
             "published": len(self.publisher.ids),
             "committed": comparison.committed,
@@ -296,7 +304,11 @@ class Chaos:
 
 
 def passed(report: dict[str, Any]) -> bool:
-    """Whether everything holds that has to."""
+    """Return whether the run passed.
+
+    No event is missing, duplicated or unknown. No lease is stuck or unreleased. No worker crashed,
+    all workers stopped in time, and at least ten kills per minute occurred.
+    """
     zero = ("missing", "duplicated", "unknown", "stuck_leases", "unreleased_leases", "crashes")
     return (
         all(report[name] == 0 for name in zero)
@@ -306,9 +318,9 @@ def passed(report: dict[str, Any]) -> bool:
 
 
 def run(options: Options) -> dict[str, Any] | None:
-    """One storm; None when interrupted.
+    """Run the benchmark once and return the report, or None when interrupted.
 
-    Whatever happens, everything that was started is stopped.
+    All processes are stopped in every case.
     """
     interrupted = threading.Event()
     chaos = Chaos(options, interrupted)

@@ -1,5 +1,6 @@
-"""The fleet under `benchmarks.chaos`: worker processes that are restarted like a supervisor would,
-and `dagster dev` with the leader sensor.
+"""Fleet of `benchmarks.chaos`: supervised worker processes and `dagster dev`.
+
+Workers that end are restarted, as a supervisor does. `dagster dev` runs the leader sensor.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ JOB: Final = "chaos_consume"
 SENSOR: Final = "chaos_leader"
 LIVE: Final = ("QUEUED", "NOT_STARTED", "STARTING", "STARTED", "CANCELING")
 STOP_SECONDS: Final = 45.0
-"""A worker that was told to stop and is still there after this long is a defect."""
+"""Time limit after SIGTERM. A worker that still runs afterwards is a defect."""
 
 Say = Callable[[str], None]
 PAGE_ERRORS: Final = (requests.RequestException, RuntimeError, KeyError)
@@ -33,9 +34,9 @@ PAGE_ERRORS: Final = (requests.RequestException, RuntimeError, KeyError)
 
 @dataclass(slots=True)
 class CliWorker:
-    """One `kcl-pipeline worker`, through all its lives.
+    """One `kcl-pipeline worker`, across its restarts.
 
-    `told` is the signal that its present life is to end by; times are monotonic seconds.
+    `told` is the signal that was sent to end the current process. Times are monotonic seconds.
     """
 
     name: str
@@ -48,14 +49,16 @@ class CliWorker:
 
     @property
     def up(self) -> bool:
-        """Whether it runs and nothing has been done to it."""
+        """Whether the process runs and is neither paused nor about to end."""
         return self.process is not None and self.told is None and self.wake_at is None
 
 
 @dataclass
 class Workers:
-    """All CLI workers. Restarts what ended, wakes what sleeps; an end that nobody asked for is kept
-    in `crashes`.
+    """All CLI workers.
+
+    Workers that ended are restarted, and paused workers are continued. `crashes` lists unexpected
+    exits and workers that did not stop in time.
     """
 
     names: tuple[str, ...]
@@ -71,11 +74,11 @@ class Workers:
         self.all = [CliWorker(name) for name in self.names]
 
     def up(self) -> list[CliWorker]:
-        """Workers that can be done something to."""
+        """Return the workers that can receive a fault."""
         return [worker for worker in self.all if worker.up]
 
     def tick(self) -> None:
-        """One bounded look at every worker."""
+        """Supervise every worker once without waiting."""
         for worker in self.all:
             now = self.clock.monotonic()
             if worker.wake_at is not None and now >= worker.wake_at:
@@ -116,8 +119,8 @@ class Workers:
                 worker.process.kill()
                 worker.told = signal.SIGKILL
             return
-        # SIGTERM before the handlers are there, when there is no lease yet, ends a process the
-        # plain way
+        # SIGTERM can arrive before the handlers are installed. The worker has no lease then, and
+        # the signal ends the process directly.
         asked = {
             None: (),
             signal.SIGTERM: (0, -signal.SIGTERM),
@@ -138,21 +141,21 @@ class Workers:
             worker.process.send_signal(signal.SIGCONT)
 
     def end(self, worker: CliWorker, number: int) -> None:
-        """Send a signal that ends the worker's life."""
+        """Send a signal that ends the worker's process."""
         if worker.process is not None:
             worker.told, worker.told_at = number, self.clock.monotonic()
             worker.process.send_signal(number)
 
     def pause(self, worker: CliWorker, seconds: float) -> None:
-        """SIGSTOP now, SIGCONT after `seconds`."""
+        """Send SIGSTOP now, and SIGCONT after `seconds`."""
         if worker.process is not None:
             worker.process.send_signal(signal.SIGSTOP)
             worker.wake_at = self.clock.monotonic() + seconds
 
     def kill_jvm(self, worker: CliWorker) -> bool:
-        """SIGKILL the worker's JVM; it is then free to end with an error, and is started again.
+        """Send SIGKILL to the worker's JVM; return False when the worker has no JVM yet.
 
-        False when it has none yet.
+        The worker may then exit with an error. It is restarted.
         """
         if worker.process is None:
             return False
@@ -164,13 +167,13 @@ class Workers:
         return False
 
     def wake_all(self) -> None:
-        """Continue whatever is stopped."""
+        """Continue all paused workers."""
         for worker in self.all:
             if worker.wake_at is not None:
                 self._wake(worker)
 
     def stop(self, seconds: float) -> bool:
-        """SIGTERM to all, then wait; whether all of them ended well."""
+        """Send SIGTERM to all workers; return whether all of them ended without error in time."""
         self.stopping = True
         before = len(self.crashes)
         self.wake_all()
@@ -185,8 +188,9 @@ class Workers:
 
 @dataclass
 class DagsterHost:
-    """`dagster dev`, its runs, and its replacement when it has gone down because its daemon was
-    killed.
+    """`dagster dev` and its runs.
+
+    `dagster dev` ends when its daemon is killed. It is then started again.
     """
 
     processes: Processes
@@ -203,19 +207,19 @@ class DagsterHost:
         self.page = DagsterClient(f"http://127.0.0.1:{self.port}")
 
     def tick(self) -> None:
-        """Start it when it is not there."""
+        """Start `dagster dev` when it does not run."""
         if self.stopping or (self.dev is not None and self.dev.poll() is None):
             return
         if self.dev is not None:
             self.restarts += 1
             self.say("dagster dev has gone down; starting it again")
         self.dev = self.processes.launch_dagster(MODULE, self.port)
-        # A child begins a session of its own; its id outlives it as long as anything started under
-        # it is left
+        # A child starts its own session. The session exists until all of its processes have ended,
+        # so its id identifies processes that the child leaves behind.
         self.sessions.add(self.dev.pid)
 
     def loaded(self) -> bool:
-        """Whether the page answers and the code is loaded."""
+        """Return whether the webserver responds and the code is loaded."""
         try:
             self.location = self.page.loaded()
         except PAGE_ERRORS:
@@ -223,14 +227,17 @@ class DagsterHost:
         return self.location is not None
 
     def live_runs(self) -> list[Run]:
-        """Worker runs that are not over; none when the page does not answer."""
+        """Return the worker runs that have not ended; none when the webserver does not respond."""
         try:
             return [run for run in self.page.runs(JOB) if run.status in LIVE]
         except PAGE_ERRORS:
             return []
 
     def kill_daemon(self) -> bool:
-        """SIGKILL the daemon; `dagster dev` then ends within seconds. False when there is none."""
+        """Send SIGKILL to the daemon; return False when there is none.
+
+        `dagster dev` then ends within seconds.
+        """
         if self.dev is None or self.dev.poll() is not None:
             return False
         for child in psutil.Process(self.dev.pid).children():
@@ -240,7 +247,7 @@ class DagsterHost:
         return False
 
     def kill_run(self, run: Run) -> bool:
-        """SIGKILL the process of a run. False when it has none yet."""
+        """Send SIGKILL to the process of a run; return False when it has none."""
         try:
             pid = self.page.pid_of(run.run_id)
         except PAGE_ERRORS:
@@ -251,7 +258,7 @@ class DagsterHost:
         return True
 
     def terminate_run(self, run: Run) -> bool:
-        """The page's Terminate button. False when it could not be pressed."""
+        """Terminate a run through Dagster; return False when the request fails."""
         try:
             self.page.terminate(run.run_id)
         except PAGE_ERRORS as error:
@@ -260,7 +267,7 @@ class DagsterHost:
         return True
 
     def stop_workers(self, seconds: float) -> bool:
-        """Turn the sensor off and terminate every run; whether all of them ended in time."""
+        """Stop the sensor, terminate every run, and return whether all runs ended in time."""
         try:
             if self.location is not None:
                 self.page.stop_sensor(*self.location, SENSOR)
@@ -280,9 +287,7 @@ class DagsterHost:
         return not self.live_runs()
 
     def kill_orphans(self) -> list[str]:
-        """End what a `dagster dev` that is gone has left behind, each by its pid; says what there
-        was.
-        """
+        """Stop the processes that `dagster dev` left behind and return their process ids."""
         left = [process for session in self.sessions for process in session_members(session)]
         for process in left:
             try:

@@ -1,4 +1,4 @@
-"""The faults that `benchmarks.chaos` picks from."""
+"""Faults from which `benchmarks.chaos` chooses."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 FEWEST_SHARDS: Final = 3
 MOST_SHARDS: Final = 10
 BEHIND: Final = 3
-"""So many kills behind what was aimed at, a worker that is still starting is hit, too."""
+"""With more missing kills than this, a worker that is still starting can be hit too."""
 LEASE_SECONDS: Final = 3.0
 TROUBLES: Final[tuple[tuple[str, dict[str, Any]], ...]] = (
     ("tables_throttled", {"service": "dynamodb", "kind": "throttle", "probability": 0.5}),
@@ -55,9 +55,9 @@ TROUBLES: Final[tuple[tuple[str, dict[str, Any]], ...]] = (
 
 @dataclass
 class Menu:
-    """Does one thing at a time.
+    """Generator of faults, called step by step.
 
-    `by_kind` counts signals that ended or paused a process, `others` everything else.
+    `by_kind` counts signals that ended or paused a process. `others` counts all other faults.
     """
 
     rng: random.Random
@@ -80,11 +80,15 @@ class Menu:
 
     @property
     def kills(self) -> int:
-        """All signals so far."""
+        """Number of signals so far."""
         return self.by_kind.total()
 
     def step(self, *, kills_due: int) -> None:
-        """What is due. `kills_due`: how many process faults there should have been by now."""
+        """Inject the faults that are due.
+
+        Args:
+            kills_due: How many process faults are due since the start.
+        """
         now = self.watch.clock.monotonic()
         if self._trouble_ends is not None and now >= self._trouble_ends:
             self._post([])
@@ -106,14 +110,14 @@ class Menu:
             self._kill(behind=kills_due - self.kills > BEHIND)
 
     def end(self) -> None:
-        """No more trouble from here on."""
+        """Remove the fault rules of the embedded AWS."""
         self._post([])
 
     def _post(self, rules: list[dict[str, Any]]) -> None:
         requests.post(f"{self.aws_url}/_local/faults", json=rules, timeout=30).raise_for_status()
 
     def _standing(self) -> set[str | None]:
-        """Workers that hold leases, as last seen, and to which nothing is being done."""
+        """Return the workers that held leases at the last read and are not affected by a fault."""
         up = {worker.name for worker in self.workers.up()} | {
             worker_id_of("chaos", run.run_id) for run in self._runs()
         }
@@ -123,8 +127,10 @@ class Menu:
         return [run for run in self.dagster.live_runs() if run.status == "STARTED"]
 
     def _kill(self, *, behind: bool) -> None:
-        """One process fault. One working worker is always left alone: how long nothing was
-        committed then tells of takeovers, not of an absent fleet.
+        """Inject one process fault.
+
+        Faults hit workers with leases only while another worker with leases is running. The commit
+        gap therefore measures takeovers, not an empty fleet.
         """
         kinds = {
             "kill_worker": 4,
@@ -134,7 +140,7 @@ class Menu:
             "terminate_run": 1,
         }
         if self.spark:
-            # A JVM takes its time to start, a pause costs none of that
+            # A JVM starts slowly. A paused worker keeps its JVM, so pauses are more frequent here.
             kinds |= {"kill_jvm": 4, "pause_worker": 8}
         kind = self.rng.choices(list(kinds), weights=list(kinds.values()))[0]
         standing = self._standing()
@@ -183,7 +189,7 @@ class Menu:
                 f"{'kill -9 of' if kind == 'kill_run' else 'Terminate in Dagster:'} run "
                 f"{run.run_id[:8]}"
             )
-            # A run's id is used once, so that anybody else's name on the lease is a takeover
+            # A run id is used once, so every other owner of the lease shows a takeover.
             self.watch.hit(kind, worker_id, over=kind == "kill_run")
         return done
 
@@ -226,7 +232,7 @@ class Menu:
                 StreamName=ORDERS, ShardToMerge=left, AdjacentShardToMerge=right
             )
         else:
-            # Kinesis takes from half to twice the present count
+            # Kinesis accepts from half to twice the current shard count.
             least, most = (
                 max(FEWEST_SHARDS, (len(shards) + 1) // 2),
                 min(MOST_SHARDS, 2 * len(shards)),

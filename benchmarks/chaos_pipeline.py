@@ -1,7 +1,7 @@
-"""The pipeline under `benchmarks.chaos`, as a user would write it: ids of two streams, short times.
+"""Pipeline of `benchmarks.chaos`: ids of two streams, with short intervals.
 
-Read from the environment: CHAOS_LAKE (the table's folder), CHAOS_SPARK (`1`: the transform is a
-Spark function), CHAOS_RUNS (workers that the sensor keeps).
+Environment variables: CHAOS_LAKE is the parent directory of the table. CHAOS_SPARK=1 selects a
+Spark transform. CHAOS_RUNS is the number of workers that the sensor keeps.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ RUNS = int(os.environ.get("CHAOS_RUNS", "1"))
 
 
 def ids(records: pa.Table) -> pa.Table:
-    """The id of every record, and where it was."""
+    """Return the id and the position of every record."""
     return pa.table(
         {
             "id": pa.array(
@@ -37,7 +37,7 @@ def ids(records: pa.Table) -> pa.Table:
 
 
 def ids_in_spark(records: DataFrame) -> DataFrame:
-    """The same as a Spark function."""
+    """Return the same columns with Spark."""
     from pyspark.sql import functions as f  # noqa: PLC0415 (a fleet without Spark does not load it)
 
     return records.select(
@@ -58,7 +58,7 @@ chaos = KinesisPipeline(
     settings_overrides={
         "lease": {"failover_time_millis": 3_000, "lease_discovery_interval_millis": 400},
         "assignment": {"lease_assignment_interval_millis": 1_000},
-        # Dagster ticks every five seconds; the lock outlives one tick that comes late
+        # Dagster ticks every five seconds. The lock stays valid if one tick is late.
         "leader": {"leader_lease_duration_millis": 12_000, "leader_heartbeat_period_millis": 4_000},
         "worker": {
             "worker_metrics_reporter_freq_in_millis": 1_000,

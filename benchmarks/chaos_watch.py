@@ -1,5 +1,6 @@
-"""What `benchmarks.chaos` sees from outside: the table's rows against the ledger, and who holds
-which lease. One thread that only reads.
+"""Read-only observer of `benchmarks.chaos`.
+
+One thread compares the table's rows with the ledger and records the owner of each lease.
 """
 
 from __future__ import annotations
@@ -26,11 +27,10 @@ SLOW_TAKEOVER_SECONDS = 12.0
 
 @dataclass(slots=True)
 class Takeover:
-    """The leases that a worker had when something was done to it, until all of them are renewed by
-    somebody.
+    """Leases of a worker that was hit by a fault, until all of them are renewed.
 
-    `over`: the worker can write no more. Only then does a counter that moves prove anything: one
-    that differs from `counters`, from the first look after.
+    `over` means that the worker can no longer write. Only then does a changed lease counter prove a
+    takeover. `counters` are the counters at the first read after that.
     """
 
     kind: str
@@ -43,7 +43,7 @@ class Takeover:
 
 @dataclass
 class Watch:
-    """Progress, gaps and takeovers, read three times a second.
+    """Progress, commit gaps and takeovers, read three times per second.
 
     All times are monotonic seconds of this process.
     """
@@ -69,12 +69,12 @@ class Watch:
         self._moved = self.clock.monotonic()
 
     def start(self) -> None:
-        """Begin to look."""
+        """Start the thread."""
         self._moved = self.clock.monotonic()
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop looking; raises what the thread raised."""
+        """Stop the thread and re-raise its exception."""
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join(10)
@@ -82,8 +82,13 @@ class Watch:
             raise self.error
 
     def hit(self, kind: str, worker: str, *, over: bool) -> None:
-        """Something was done to a worker. `over`: it can write no more (SIGKILL, SIGSTOP);
-        otherwise `ended` tells when.
+        """Record that a fault hit a worker.
+
+        Args:
+            kind: Kind of the fault.
+            worker: Id of the worker.
+            over: Whether the worker can no longer write (SIGKILL, SIGSTOP). If False, a later call
+                of `ended` reports this.
         """
         keys = frozenset(
             key
@@ -96,7 +101,7 @@ class Watch:
                 self._open.append(Takeover(kind, worker, self.clock.monotonic(), keys, over))
 
     def ended(self, worker: str) -> None:
-        """The worker that was hit can write no more."""
+        """Record that a worker that was hit can no longer write."""
         with self._lock:
             for takeover in self._open:
                 takeover.over = takeover.over or takeover.worker == worker
@@ -109,8 +114,8 @@ class Watch:
             self.error = error
 
     def look(self) -> None:
-        """One look at table and leases."""
-        # Before the rows: what is published meanwhile waits for nobody yet
+        """Read the table and the leases once."""
+        # Read before the rows: records that are published in between do not count as waiting.
         published = self.published()
         committed = self.rows.count()
         now = self.clock.monotonic()
@@ -153,7 +158,7 @@ class Watch:
         return lease.actual_owner is not None and (lease.actual_owner != takeover.worker or moved)
 
     def figures(self) -> dict[str, dict[str, float]]:
-        """Seconds from the hit until somebody held all leases again, by kind."""
+        """Return the seconds from a fault until all leases were renewed, by kind."""
         return {
             kind: {
                 "count": len(times),
@@ -170,11 +175,12 @@ def stuck_leases(
     before: Mapping[str, Lease],
     after: Mapping[str, Lease],
 ) -> list[str]:
-    """What is not as it has to be, in words, from two looks that are further apart than the lease
-    time.
+    """Return a description of every stuck lease or shard.
 
-    An open shard without lease; an unfinished lease without owner, in a handoff in both looks, or
-    whose counter stood still; a closed shard not at its end.
+    Two reads of the leases are compared, which are further apart than the lease time. Reported are
+    an open shard without a lease, a closed shard that is not at its end, and unfinished leases. An
+    unfinished lease is stuck if it has no owner, is in a handoff in both reads, or has an unchanged
+    counter.
     """
     return [*_stuck_shards(kinesis, streams, after), *_stuck_rows(before, after)]
 

@@ -1,13 +1,12 @@
-"""Many writer processes on one Delta table: batches per second and the time of a commit, each
-writer alone against combined commits.
+"""Concurrent writers of one Delta table: batches per second and commit times.
 
-`log_growth`: how long a new reader takes to learn the numbers of 64 leases, and a lone writer to
-commit, as the log gets longer; `one_by_one_ms` is what the library takes to answer for as many
-numbers.
+Single commits are compared with combined commits. Every writer writes a Parquet file of 100 rows
+and commits it with the transaction versions of two leases of its own. It repeats this until the
+time of the cell is over. At the end the log is read. Every file that a writer committed must be in
+the log exactly once.
 
-Every writer writes a Parquet file of 100 rows and commits it with the numbers of two leases of its
-own, for as long as a cell lasts. At the end the log is read: every file that a writer was told
-landed must be there, and none twice.
+`log_growth` measures how long a new reader takes to read the versions of 64 leases, and a single
+writer to commit, as the log grows. `one_by_one_ms` is the time of delta-rs for the same versions.
 
     python -m benchmarks.commits [--seconds 12] [--writers 1 4 16 32] [--versions 10 1000 3000]
     [--json]
@@ -39,7 +38,7 @@ SCHEMA = pa.schema([("id", pa.int64()), ("data", pa.binary())])
 def write_until(
     uri: str, worker: int, combine: bool, seconds: float, start: Any
 ) -> tuple[list[str], list[float]]:
-    """One writer: the files that landed and the milliseconds of each commit."""
+    """Run one writer and return its committed files and the milliseconds of each commit."""
     sink = DeltaCommitter(DeltaSink(uri, combined_commits=combine), "bench")
     writer = ArrowBatchWriter(None, uri)
     rows = pa.table(
@@ -68,7 +67,7 @@ def _child(queue: Any, *arguments: Any) -> None:
 
 
 def run_cell(uri: str, writers: int, combine: bool, seconds: float) -> dict[str, float]:
-    """One cell of the table, on a table of its own."""
+    """Measure one cell of the result on a new table."""
     DeltaCommitter(DeltaSink(uri), "bench").ensure_table(SCHEMA)
     context = multiprocessing.get_context("spawn")
     queue, start = context.Queue(), context.Barrier(writers)
@@ -95,7 +94,7 @@ def run_cell(uri: str, writers: int, combine: bool, seconds: float) -> dict[str,
 
 
 def log_growth(uri: str, versions: Sequence[int], leases: int = 64) -> dict[str, dict[str, float]]:
-    """Milliseconds at some lengths of the log, each a median over the 25 versions from there on."""
+    """Return milliseconds at several log lengths, each the median over 25 versions."""
     sink = DeltaCommitter(DeltaSink(uri), "bench")
     sink.ensure_table(SCHEMA)
     writer = ArrowBatchWriter(None, uri)
@@ -135,7 +134,7 @@ def _millis(call: Callable[..., object], *arguments: object) -> float:
 
 
 def read_log(table: Path) -> tuple[Counter[str], int]:
-    """How often each file was added, and the most files of one commit."""
+    """Return how often each file was added, and the highest number of files in one commit."""
     added: Counter[str] = Counter()
     biggest = 0
     for entry in (table / "_delta_log").glob("*.json"):
@@ -150,7 +149,7 @@ def read_log(table: Path) -> tuple[Counter[str], int]:
 
 
 def main() -> None:
-    """Print the table, or one line of JSON."""
+    """Print the results as a table, or as one line of JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=12.0)
     parser.add_argument("--writers", type=int, nargs="+", default=[1, 4, 16, 32])

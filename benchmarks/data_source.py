@@ -1,10 +1,11 @@
-"""What `format("kinesis")` costs in Spark: time per micro-batch, and records per second into a sink
-that takes nothing.
+"""Cost of `format("kinesis")` in Spark: micro-batch times and records per second.
 
-Small batches: a stream of 10 records per batch, in turn with Spark's own `rate-micro-batch` source
-of as many rows; the median of what Spark reports. Throughput, on a replay server with prepared
-answers: `stream` (what the planner read ahead is handed to the tasks), `batch` (tasks read their
-ranges themselves) and `driver` (the worker's way: read here, `createDataFrame` of the Arrow table).
+Small batches: a stream of 10 records per batch alternates with Spark's `rate-micro-batch` source of
+as many rows. The result is the median of the times that Spark reports.
+
+Throughput uses a replay server and a sink that discards its rows. In `stream`, the planner
+prefetches records and passes them to the tasks. In `batch`, tasks read their ranges. In `driver`,
+this process reads, and `createDataFrame` converts the Arrow table, as in a worker.
 
     python -m benchmarks.data_source [--json] [--seconds 15] [--rounds 3]
 """
@@ -49,8 +50,9 @@ def options(url: str, size: int) -> dict[str, str]:
 
 
 def run_stream(frame: DataFrame, seconds: float) -> list[Any]:
-    """The progress reports of a query that runs this long after its first batch, and of three
-    batches at least, without the first quarter.
+    """Return the progress reports of a streaming query, without the first quarter.
+
+    The query runs for `seconds` after its first batch, and for at least three batches.
     """
     with tempfile.TemporaryDirectory() as folder:
         query = frame.writeStream.format("noop").option("checkpointLocation", folder).start()
@@ -72,7 +74,7 @@ def run_stream(frame: DataFrame, seconds: float) -> list[Any]:
 
 
 def small_batches(spark: SparkSession, url: str, seconds: float) -> dict[str, dict[str, float]]:
-    """Median milliseconds of a batch of 10 rows: the whole, and Spark's own parts of it."""
+    """Return median milliseconds of a batch of 10 rows: the total, and Spark's own phases."""
     kinesis = (
         spark.readStream.format("kinesis")
         .options(**options(url, 100), maxRecordsPerTrigger="10")
@@ -132,7 +134,7 @@ def batch(spark: SparkSession, url: str, size: int, _seconds: float) -> tuple[in
 
 
 def driver(spark: SparkSession, url: str, size: int, seconds: float) -> tuple[int, float]:
-    """One shard after the other, one DataFrame of about 40 MB at a time."""
+    """Read one shard after the other, with one DataFrame of about 40 MB at a time."""
     parsed = parse_options(options(url, size))
     clients, clock = open_clients(parsed), SystemClock()
     kinesis = open_reading(parsed, clients, clock)
@@ -175,7 +177,7 @@ WAYS: dict[str, Callable[[SparkSession, str, int, float], tuple[int, float]]] = 
 
 
 def throughput(spark: SparkSession, url: str, seconds: float, rounds: int) -> dict[str, Any]:
-    """Medians over the rounds, the ways in turn."""
+    """Return medians over the rounds; the modes alternate."""
     samples: dict[tuple[int, str], list[float]] = {}
     for _ in range(rounds):
         for size in SIZES:

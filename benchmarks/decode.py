@@ -1,9 +1,12 @@
-"""How fast GetRecords answers become Arrow columns, over HTTP from a replay server: ours beside
-botocore's parser and beside receiving the bytes only.
+"""Decoding of GetRecords responses into Arrow columns, compared with botocore.
 
-`python -m benchmarks.decode [--json] [--sizes 1024 100 10240 102400]`. One client thread; the ways
-take turns, round by round; medians of the rounds. Ratios are of processor time, which other work on
-the machine disturbs least; those of elapsed time are beside them.
+The responses come over HTTP from a replay server. The third mode only receives the bytes.
+
+    python -m benchmarks.decode [--json] [--sizes 1024 100 10240 102400]
+
+One client thread runs the modes in turn. Results are medians of the rounds. The ratios use
+processor time, which other load on the machine affects least. Ratios of elapsed time are also
+printed.
 """
 
 from __future__ import annotations
@@ -35,7 +38,7 @@ Way = Callable[[str], int]
 
 @dataclass(frozen=True)
 class Figure:
-    """Of one way and size: medians over the rounds."""
+    """Results of one mode and size: medians over the rounds."""
 
     records_per_s: float
     mb_per_s: float
@@ -43,7 +46,7 @@ class Figure:
 
 
 def raw_way(url: str) -> Way:
-    """Receive the bytes and drop them."""
+    """Receive the bytes and discard them."""
     pool = urllib3.PoolManager()
 
     def call(iterator: str) -> int:
@@ -65,7 +68,7 @@ def client_of(url: str) -> Any:
 
 
 def botocore_way(url: str) -> Way:
-    """What a boto3 user does: dicts by botocore, then the same columns as ours."""
+    """Parse with botocore, as a boto3 user does, then build the same columns."""
     client = client_of(url)
 
     def call(iterator: str) -> int:
@@ -102,7 +105,7 @@ def our_way(url: str, body_format: BodyFormat) -> Way:
 
 
 def measure(url: str, size: int, records: int, rounds: int) -> dict[str, Figure]:
-    """Figures of each way at one size."""
+    """Return the results of each mode at one size."""
     ways = {
         "raw_body": raw_way(url),
         "botocore": botocore_way(url),
@@ -129,7 +132,7 @@ def measure(url: str, size: int, records: int, rounds: int) -> dict[str, Figure]
 
 
 def run(records: int, rounds: int, sizes: tuple[int, ...] = SIZES) -> dict[str, Any]:
-    """Figures at each size, and what they say."""
+    """Return the results and their ratios at each size."""
     with replay_server(records, sizes=sizes) as url:
         figures = {
             str(size): measure(url, size, answer_records(size, records), rounds) for size in sizes

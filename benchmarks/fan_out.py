@@ -1,10 +1,13 @@
-"""What many subscriptions take in a worker's process: over HTTP/1.1 (a connection and a thread
-each) and over HTTP/2 (shared connections, no thread).
+"""Resources of many enhanced fan-out subscriptions in one worker process.
 
-`python -m benchmarks.fan_out [--json] [--shards 32] [--records 20000]`. The embedded AWS is a
-process of its own, and so is each way of reading, in turn; every shard is subscribed to and read to
-its tip. Threads, connections to the service and resident memory are those at the end, above what
-the process had before it subscribed; CPU is that of reading.
+HTTP/1.1 uses one connection and one thread per subscription. HTTP/2 uses shared connections and no
+thread per subscription.
+
+    python -m benchmarks.fan_out [--json] [--shards 32] [--records 20000]
+
+The embedded AWS and each reader run in separate processes. The reader subscribes to every shard and
+reads up to its end. Threads, connections and resident memory are the values at the end, minus those
+before the subscriptions. CPU is the processor time of reading.
 """
 
 from __future__ import annotations
@@ -38,9 +41,7 @@ RETRY_LIMIT_SECONDS = 120.0
 
 
 def read_all(url: str, http: str, records: int) -> dict[str, float]:
-    """In this process: subscribe to every shard, read so many records in all, and say what that
-    takes.
-    """
+    """Subscribe to every shard, read `records` records in this process, and return the costs."""
     chosen = RetrievalSettings(
         retrieval_mode="fan_out", fan_out_http=http, consumer_name=f"reader-{http[0]}"
     )
@@ -93,7 +94,7 @@ def read_all(url: str, http: str, records: int) -> dict[str, float]:
 
 
 def read_to_the_tip(readers: list[Any], records: int) -> None:
-    """Take what has come from each in turn, as the worker's fetch threads do."""
+    """Take available records from each reader in turn, as the worker's fetch threads do."""
     deadline = time.monotonic() + RETRY_LIMIT_SECONDS
     got, begun = 0, 0
     while got < records or begun < len(readers):
@@ -109,7 +110,7 @@ def read_to_the_tip(readers: list[Any], records: int) -> None:
 
 
 def run(shards: int, records: int, rounds: int) -> dict[str, Any]:
-    """Both ways in turn."""
+    """Measure both HTTP versions in turn."""
     samples: dict[str, list[dict[str, float]]] = {"1.1": [], "2": []}
     with embedded_aws() as url:
         kinesis = client(url)

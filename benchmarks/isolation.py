@@ -1,15 +1,15 @@
-"""What it costs to find the records that a transform fails on.
+"""Cost of isolating the records that a transform cannot process.
 
-Some records of a batch cannot be parsed; the batch is written as a worker writes it, which finds
-them by running the transform on parts of the batch. `jvm` fails in a Spark expression (`from_json`
-with FAILFAST), `python` in a Python UDF, `arrow` in an Arrow function without Spark.
+Some records of a batch cannot be parsed. The batch is written as a worker writes it. The writer
+runs the transform on parts of the batch to find these records. `jvm` fails in a Spark expression
+(`from_json` with FAILFAST), `python` in a Python UDF, `arrow` in an Arrow function without Spark.
 
     python -m benchmarks.isolation [--records 50000] [--bad 30] [--transform jvm python arrow]
 
-Each transform runs in a process of its own on two cores (`local[2]`) with a new session, and prints
-one line of JSON: seconds, processor seconds of all its processes, Spark jobs, lines that it wrote
-to its log, and files that are left over (the batch's own are not counted). A minute on two quiet
-cores; processor seconds hardly depend on what else the machine does.
+Each transform runs in a separate process on two cores (`local[2]`) with a new session. It prints
+one line of JSON: seconds, processor seconds of all its processes, Spark jobs, log lines, and
+leftover files. Files of the batch itself are not counted. The benchmark takes a minute on two idle
+cores.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _BAD: Final = b'{"id": "%d", "amou'
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One run. `found` and `expected` are row numbers."""
+    """Result of one run; `found` and `expected` are row numbers."""
 
     transform: str
     records: int
@@ -122,14 +122,14 @@ def _parse(table: pa.Table) -> pa.Table:
 
 
 def _jobs(session: Any) -> int:
-    """How many jobs the session has begun so far."""
+    """Return how many jobs the session has started so far."""
     if session is None:
         return 0
     return int(session.sparkContext._jsc.sc().dagScheduler().nextJobId())  # noqa: SLF001
 
 
 def _cpu_seconds() -> float:
-    """Of this process and all below it, also those that have ended."""
+    """Return the processor seconds of this process and its descendants, including ended ones."""
     total = 0.0
     for process in (me := psutil.Process(), *me.children(recursive=True)):
         try:
@@ -154,7 +154,7 @@ def _run_one(transform: str, records: int, bad: int) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run each transform in a process of its own."""
+    """Run each transform in a separate process."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--records", type=int, default=50_000)
     parser.add_argument("--bad", type=int, default=30)

@@ -1,15 +1,19 @@
-"""What a micro-batch costs, and how old a record is when its row is committed.
+"""Cost of a micro-batch, and age of a record when its row is committed.
 
-Batches of 0, 1,000 and 100,000 records go through the Spark path (DataFrame function, Spark's
-Parquet writer) and the Arrow path (Arrow function, pyarrow), each with the exactly-once commit into
-a local Delta table, in turn with Spark's own `range(n).write.parquet`. Latency: records are put at
-a steady rate into the embedded AWS, a whole worker (Arrow path) commits them, and each row's time
-is that from before its PutRecords call to its commit. Medians; milliseconds; the ratios are medians
-of the rounds' ratios, so that a busy minute hardly shows in them.
+Batches of 0, 1,000 and 100,000 records use the Spark path (DataFrame function, Spark's Parquet
+writer) and the Arrow path (Arrow function, pyarrow). Each batch ends with the exactly-once commit
+into a local Delta table. The paths alternate with Spark's `range(n).write.parquet`.
+
+Latency: records are put into the embedded AWS at a constant rate, and a worker with the Arrow path
+commits them. The latency of a row is the time from before its PutRecords call to its commit.
+
+Results are medians in milliseconds. Ratios are medians of the ratios of each round, so that load in
+one round has little effect.
 
     python -m benchmarks.microbatch [--json] [--rounds 15] [--seconds 10]
 
-Two to three minutes on two quiet cores; `--rounds 5 --seconds 3` is the short form.
+The benchmark takes two to three minutes on two idle cores. For a short run, use `--rounds 5
+--seconds 3`.
 """
 
 from __future__ import annotations
@@ -65,7 +69,10 @@ def records_of(count: int) -> pa.Table:
 
 
 class Way:
-    """Writes and commits batches into a table of its own, as the worker does after the prepare."""
+    """Writer and sink that commit batches into a separate table.
+
+    They do what a worker does after the prepare.
+    """
 
     def __init__(self, name: str, writer: BatchWriter, sink: DeltaCommitter) -> None:
         self._name, self._writer, self._sink = name, writer, sink
@@ -73,7 +80,7 @@ class Way:
         self._turn = itertools.count(1)
 
     def __call__(self, records: pa.Table) -> None:
-        """One batch, from Arrow to committed."""
+        """Write and commit one batch of Arrow records."""
         turn = next(self._turn)
         written = self._writer.write(Batch(f"{self._name}-{turn}", (), records))
         if turn == 1:
@@ -142,21 +149,21 @@ def batches(folder: Path, rounds: int) -> dict[str, Any]:
 
 
 class Committed:
-    """When the rows of a worker's batches were committed, by the number that is in each record."""
+    """Commit times of rows, by the number that each record contains."""
 
     def __init__(self) -> None:
         self.at: dict[int, float] = {}
         self._waiting: list[int] = []
 
     def transform(self, table: pa.Table) -> pa.Table:
-        """Notes the numbers of a batch."""
+        """Record the numbers of a batch."""
         self._waiting += [
             struct.unpack_from(">Q", value.as_buffer())[0] for value in table.column("data")
         ]
         return table
 
     def __call__(self, event: Event) -> None:
-        """The event sink of the worker."""
+        """Handle an event of the worker."""
         if isinstance(event, BatchCommitted):
             now = time.perf_counter()
             self.at.update(dict.fromkeys(self._waiting, now))
@@ -164,8 +171,9 @@ class Committed:
 
 
 def put(aws: EmbeddedAws, rate: int, seconds: float, first: int) -> dict[int, float]:
-    """Puts at that rate, ten calls a second at most, through boto3; when each record was handed to
-    it.
+    """Put records at a constant rate and return the start time of each record's put.
+
+    The function makes at most ten boto3 calls per second.
     """
     client = boto3.client(
         "kinesis",

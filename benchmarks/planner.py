@@ -1,8 +1,10 @@
-"""How good, how frugal and how fast the planner is: `python -m benchmarks.planner --json`.
+"""Balance, number of moves and speed of the planner.
 
-Beside `balanced`: KCL's variance strategy after 1, 10 and 60 rounds, and LPT from scratch. Nothing
-here asserts; the figures are printed. Plan times are those of one core, so that other work on the
-machine does not count; `plan_wall_ms_p99` is by the clock.
+    python -m benchmarks.planner --json
+
+`balanced` is compared with KCL's variance strategy after 1, 10 and 60 rounds, and with LPT from
+scratch. The benchmark prints values and does not check them. Plan times are processor times, so
+that other load does not count; `plan_wall_ms_p99` is elapsed time.
 """
 
 from __future__ import annotations
@@ -134,7 +136,7 @@ def scenario(
 
 
 def from_scratch(case: PlanInput) -> tuple[float, int]:
-    """LPT blind to owners: (max over mean, moves)."""
+    """Return (max over mean, moves) of LPT, which ignores current owners."""
     owner = lpt([lease.throughput_kbps or 0.0 for lease in case.leases], len(case.workers))
     owners = {
         lease.lease_key: case.workers[w].worker_id
@@ -145,8 +147,10 @@ def from_scratch(case: PlanInput) -> tuple[float, int]:
 
 
 def kcl_rounds(case: PlanInput, seed: int) -> tuple[dict[int, tuple[float, int]], PlanInput]:
-    """KCL round by round with ideal metrics: each worker's CPU is exactly its share of the load,
-    without lag, 40 % at the mean, limit 80 %.
+    """Run KCL's strategy round by round with ideal metrics.
+
+    The CPU of each worker is proportional to its load, without delay. It is 40 % at the mean, and
+    the limit is 80 %.
     """
     rng = random.Random(seed)
     found: dict[int, tuple[float, int]] = {}

@@ -1,5 +1,7 @@
-"""The cases of the planner benchmark: 10,000 leases on 500 workers, two distributions, four
-starts.
+"""Cases of the planner benchmark.
+
+By default a case has 10,000 leases on 500 workers. There are two load distributions and four
+initial states.
 """
 
 from __future__ import annotations
@@ -23,8 +25,9 @@ _DRIFT_SIGMA = 0.35
 
 
 def lease_loads(distribution: str, leases: int, rng: random.Random) -> list[float]:
-    """KB/s per lease, each at most what a shard takes. Lognormal: sigma 1, mean 86. Zipf: in
-    proportion to 1 / rank, mean about 79, shuffled.
+    """Return KB/s per lease, each at most the limit of a shard.
+
+    Lognormal: sigma 1, mean 86. Zipf: proportional to 1 / rank, mean about 79, shuffled.
     """
     if distribution == "lognormal":
         return [min(SHARD_KBPS, 86.0 * rng.lognormvariate(-0.5, 1.0)) for _ in range(leases)]
@@ -35,8 +38,9 @@ def lease_loads(distribution: str, leases: int, rng: random.Random) -> list[floa
 
 
 def lpt(loads: list[float], workers: int) -> list[int]:
-    """Longest processing time first: the heaviest lease to the least loaded worker, blind to who
-    has what.
+    """Assign by longest processing time first: the heaviest lease to the least loaded worker.
+
+    Current owners are ignored.
     """
     heap = [(0.0, w) for w in range(workers)]
     owner = [0] * len(loads)
@@ -48,16 +52,18 @@ def lpt(loads: list[float], workers: int) -> list[int]:
 
 
 def worker_id(w: int) -> str:
-    """Workers are spread over three zones."""
+    """Return the id of a worker; workers are spread over three zones."""
     return f"az{w % GROUPS}-{w:05}"
 
 
 def make(
     distribution: str, start: str, seed: int, leases: int = 10_000, workers: int = 500
 ) -> PlanInput:
-    """One case. `cold`: as many leases on each worker, whatever they weigh; the others start even
-    (LPT), then a tenth of the workers is added, or dies, or the loads drift by a lognormal factor
-    of sigma 0.35.
+    """Build one case.
+
+    In `cold`, each worker has the same number of leases, regardless of load. The other cases start
+    balanced (LPT). Then a tenth of the workers is added or dies, or the loads change by a lognormal
+    factor with sigma 0.35.
     """
     rng = random.Random(f"{distribution}/{start}/{seed}")
     loads = lease_loads(distribution, leases, rng)
@@ -100,7 +106,7 @@ def make(
 
 
 def carried_out(case: PlanInput, plan: Plan) -> PlanInput:
-    """The case after the plan."""
+    """Return the case after the moves of the plan."""
     owners = owners_after(case, plan)
     return replace(
         case, leases=tuple(replace(lease, owner=owners[lease.lease_key]) for lease in case.leases)
@@ -108,12 +114,15 @@ def carried_out(case: PlanInput, plan: Plan) -> PlanInput:
 
 
 def from_trace(path: Path) -> PlanInput:
-    """A case from a file: `{"workers": [{"id", "group", "capacity"}], "leases": [{"key", "load",
-    "owner"}]}`.
+    """Read a case from a JSON file.
 
-    An owner that is no worker is dead. Loads are in any unit: they are scaled to a mean of 1,000
-    KB/s per worker, so that the absolute dead-band means little; the hysteresis is off, as if
-    balancing had just begun. Raises `ValueError` naming what is wrong.
+    The format is `{"workers": [{"id", "group", "capacity"}], "leases": [{"key", "load",
+    "owner"}]}`. An owner that is not in `workers` is dead. Loads can have any unit. They are scaled
+    to a mean of 1,000 KB/s per worker, so that the absolute dead-band has little effect. Hysteresis
+    is off.
+
+    Raises:
+        ValueError: The file is invalid; the message names the problem.
     """
     try:
         content: Any = json.loads(path.read_text())

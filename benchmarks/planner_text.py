@@ -1,4 +1,4 @@
-"""A plan as aligned text, for `benchmarks.planner --trace`."""
+"""Plan as aligned text for `benchmarks.planner --trace`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from kcl_pipeline.planning.explain import PlanTable, Value
 
 
 def text_of(table: PlanTable, lower_bound: int, most_rows: int = 50) -> str:
-    """Everything as aligned text; at most `most_rows` of moves and of workers each."""
+    """Return the plan as aligned text, with at most `most_rows` moves and workers each."""
     parts = [table.summary, f"at least {lower_bound} moves are needed", *table.notes]
     if table.spilled:
         parts.append(

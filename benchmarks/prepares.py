@@ -1,9 +1,8 @@
-"""Batches per second of a worker with many leases: the rows prepared one after the other against on
-the worker's threads, in turns.
+"""Batches per second of a worker with many leases: serial and parallel prepares.
 
-The lease rows are in the embedded AWS, which is a process of its own; the table is in memory, so
-that what is timed is the writes of the rows. `latency_millis` is waited before each request, as a
-network would. `beside`: the most requests that were under way at once.
+The lease rows are in the embedded AWS in a separate process. The table is in memory, so that only
+the writes of the rows are measured. `latency_millis` is the delay before each request, like that of
+a network. `beside` is the highest number of concurrent requests.
 
     python -m benchmarks.prepares [--leases 64] [--rounds 5] [--json]
 """
@@ -46,7 +45,7 @@ NO_RECORDS = pa.table({"id": pa.array([], pa.int64())})
 
 @dataclass
 class Network:
-    """Waits before each request, and counts those under way."""
+    """Delay before each request, with a counter of concurrent requests."""
 
     latency_seconds: float = 0.0
     most: int = 0
@@ -54,7 +53,7 @@ class Network:
     _guard: threading.Lock = field(default_factory=threading.Lock)
 
     def around(self, client: Any) -> None:
-        """Be in the way of this client's requests."""
+        """Delay all requests of this client."""
         client.meta.events.register("before-send.dynamodb", self._begin)
         client.meta.events.register("needs-retry.dynamodb", self._end)
 
@@ -70,7 +69,7 @@ class Network:
 
 
 class OneWorker:
-    """A worker's leases and their consumers on a table of its own."""
+    """Leases of one worker and their consumers on a separate lease table."""
 
     def __init__(
         self,
@@ -116,8 +115,11 @@ class OneWorker:
 
 
 def measure(endpoint: str, leases: int, rounds: int, latency_millis: float) -> dict[str, Any]:
-    """Batches per second of both ways in turns: their medians, the ratio of each round, and the
-    most requests at once.
+    """Measure both modes in turn.
+
+    Returns:
+        Median batches per second, the ratio of each round, and the highest number of concurrent
+        requests.
     """
     patience = LeaseSettings(failover_time_millis=600_000)  # one waits while the other is measured
     settings = ConsumerSettings(application_name="prepares", streams=("s",), lease=patience)
@@ -160,7 +162,7 @@ def measure(endpoint: str, leases: int, rounds: int, latency_millis: float) -> d
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Print the figures, or one line of JSON."""
+    """Print the results, or one line of JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--leases", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=5)

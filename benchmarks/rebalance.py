@@ -1,14 +1,17 @@
-"""24 virtual hours of a fleet under each strategy: `python -m benchmarks.rebalance --json`.
+"""Assignment strategies compared over 24 virtual hours of a fleet.
 
-A daily curve (night at a sixth of the peak) with an autoscaler that follows it, leases that drift,
-hot shards, three rolling deploys that replace every worker (the new one starts before the old one
-stops, as orchestrators do by default), and workers that die and are replaced five minutes later.
-Every strategy sees the same day. Once a minute the leader plans on smoothed samples of the past;
-the plan meets the load of the next minute, and that is what is measured.
+    python -m benchmarks.rebalance --json
 
-`max_over_mean` is the mean over the day of the most loaded worker over the fleet's mean; `moves`
-counts all, placements of orphans included; `over_1_10`: the share of minutes in which it was above
-1.10.
+The load follows a daily curve, in which night is at a sixth of the peak. An autoscaler follows the
+curve. Leases drift, and some shards are hot. Three rolling deploys replace every worker; a new
+worker starts before the old one stops. Workers that die are replaced five minutes later. Every
+strategy gets the same day. Once per minute the leader plans with smoothed samples of the past. The
+result of the plan is measured with the load of the next minute.
+
+- `max_over_mean`: Load of the most loaded worker divided by the fleet's mean. It is the mean of the
+  day.
+- `moves`: All moves, including assignments of leases without an owner.
+- `over_1_10`: Share of the minutes in which max over mean is above 1.10.
 """
 
 from __future__ import annotations
@@ -45,8 +48,10 @@ _HEADROOM = 0.15
 
 @dataclass(slots=True)
 class Day:
-    """What happens, the same for every strategy: KB/s per minute and lease, and in which minute
-    which slots of the fleet start a new worker and stop the oldest.
+    """Events of the day, which are the same for every strategy.
+
+    They are the KB/s per minute and lease, and the minutes in which slots of the fleet start a new
+    worker and stop the oldest one.
     """
 
     loads: list[list[float]]
@@ -56,14 +61,14 @@ class Day:
 
 @dataclass(slots=True)
 class Outcome:
-    """One strategy's day. `peaks`: max over mean, one per minute."""
+    """Result of one strategy; `peaks` has the max over mean of each minute."""
 
     peaks: list[float]
     moves: int
 
     @property
     def row(self) -> dict[str, float | int]:
-        """The columns."""
+        """Return the columns of the result."""
         return {
             "max_over_mean": round(math.fsum(self.peaks) / len(self.peaks), 4),
             "moves": self.moves,
@@ -72,7 +77,7 @@ class Outcome:
 
 
 def make_day(seed: int, leases: int, workers: int, minutes: int = MINUTES) -> Day:
-    """Weather, deploys and deaths from one seed."""
+    """Generate loads, deploys and deaths from one seed."""
     rng = random.Random(f"rebalance/{seed}")
     base = [86.0 * rng.lognormvariate(-0.5, 1.0) for _ in range(leases)]
     drift = [0.0] * leases
@@ -102,12 +107,15 @@ def make_day(seed: int, leases: int, workers: int, minutes: int = MINUTES) -> Da
 
 
 def _curve(minute: int) -> float:
-    """The daily curve: 1 at its peak, 0.16 at night."""
+    """Return the relative load of a minute: 1 at the peak, 0.16 at night."""
     return 0.58 - 0.42 * math.cos(2 * math.pi * (minute / MINUTES - 0.1))
 
 
 def _schedule(day: Day, rng: random.Random, workers: int, minutes: int) -> None:
-    """Who starts and stops when: the autoscaler (not during deploys), deploys, deaths."""
+    """Schedule the starts and stops of workers.
+
+    They come from the autoscaler (not during deploys), deploys and deaths.
+    """
     running = workers
     quiet = [
         minute
@@ -129,8 +137,8 @@ def _schedule(day: Day, rng: random.Random, workers: int, minutes: int) -> None:
             for slot in range(sizes[begin]):
                 day.starts.setdefault(begin + slot, []).append(slot)
                 day.stops.setdefault(begin + slot + _SURGE_MINUTES, []).append(slot)
-    # The slots that are never scaled away, and away from deploys: then no replacement is caught in
-    # between.
+    # Only slots that are never scaled down die, and not near deploys. Replacements therefore do
+    # not overlap with other changes.
     for slot in rng.sample(range(min(sizes)), min(_DEATHS_PER_DAY, *sizes)):
         minute = rng.choice([m for m in quiet if m > 0])
         day.stops.setdefault(minute, []).append(slot)
@@ -138,7 +146,7 @@ def _schedule(day: Day, rng: random.Random, workers: int, minutes: int) -> None:
 
 
 def live_through(day: Day, strategy: Callable[[PlanInput], Plan], workers: int) -> Outcome:
-    """The day under one strategy."""
+    """Simulate the day with one strategy."""
     leases = len(day.loads[0])
     keys = [f"shardId-{i:06}" for i in range(leases)]
     slot_of = {key: i for i, key in enumerate(keys)}
@@ -160,8 +168,8 @@ def live_through(day: Day, strategy: Callable[[PlanInput], Plan], workers: int) 
             for generation in range(stopped[slot], started[slot])
         ]
         measured = _loads(crew, owner, sampled)
-        # A worker at the peak of the day and at its fair share uses 60 % CPU; 3 % is the process
-        # itself.
+        # A worker with its fair share at the daily peak uses 60 % CPU, of which 3 % is the idle
+        # process.
         per_kbps = 57.0 / (86.0 * leases / workers)
         states = tuple(
             WorkerState(
@@ -213,8 +221,10 @@ def _loads(crew: list[str], owner: list[str | None], loads: list[float]) -> dict
 
 
 def contestants() -> dict[str, Callable[[PlanInput], Plan]]:
-    """The strategies by name; KCL's variance strategy both as this package has it and with all its
-    defects.
+    """Return the strategies by name.
+
+    KCL's variance strategy is included twice: as this package implements it, and with all of its
+    original defects.
     """
     rng = random.Random(1)
     return {

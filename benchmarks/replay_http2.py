@@ -1,7 +1,7 @@
-"""The replay server's HTTP/2 in cleartext, for clients that begin with the preface: the AWS SDK in
-kclpy's daemon asks Kinesis that way.
+"""HTTP/2 in cleartext for the replay server.
 
-The protocol is h2's.
+The AWS SDK in kclpy's daemon sends the HTTP/2 preface to Kinesis without an upgrade. The library h2
+implements the protocol.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ FRAME_BYTES = 16_384
 MAX_STREAMS = 256
 
 Answer = Callable[[str, dict[str, str], bytes], tuple[str, bytes | memoryview]]
-"""Path, headers and body of a request to the content type and the body of its answer."""
+"""Function from path, headers and body of a request to content type and body of the response."""
 
 
 class Http2Connection:
-    """One connection.
+    """One HTTP/2 connection.
 
-    An answer is sent as far as the client's windows allow, the rest when they open.
+    A response is sent as far as the client's flow-control windows permit. The rest follows when the
+    windows open.
     """
 
     def __init__(self, sendall: Callable[[bytes], object], answer: Answer) -> None:
@@ -39,7 +40,7 @@ class Http2Connection:
         self.h2.initiate_connection()
 
     def data_received(self, data: bytes) -> None:
-        """Take what came, send what can be sent."""
+        """Process received data and send what can be sent."""
         for event in self.h2.receive_data(data):
             self.on(event)
         for stream in list(self.unsent):
@@ -47,7 +48,7 @@ class Http2Connection:
         self.flush()
 
     def on(self, event: Event) -> None:
-        """Collect a request; answer it when it is complete."""
+        """Process one event; a complete request gets its response."""
         if isinstance(event, RequestReceived):
             self.requests[event.stream_id] = (
                 {str(name): str(value) for name, value in event.headers},
@@ -69,7 +70,7 @@ class Http2Connection:
             self.unsent.pop(event.stream_id, None)
 
     def send(self, stream: int) -> None:
-        """As much of an answer as the windows of its stream and of the connection allow."""
+        """Send as much of a response as the windows of its stream and of the connection permit."""
         body = self.unsent[stream]
         while (
             body
@@ -92,6 +93,6 @@ class Http2Connection:
         del self.unsent[stream]
 
     def flush(self) -> None:
-        """Hand over what h2 has ready."""
+        """Send the bytes that h2 has buffered."""
         if data := self.h2.data_to_send():
             self.sendall(data)

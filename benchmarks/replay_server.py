@@ -1,13 +1,15 @@
-"""A Kinesis of one stream per record size that answers GetRecords with prepared bodies, so that
-what is measured is the reader and not the server.
+"""Kinesis server with prepared responses, so that benchmarks measure the reader only.
 
-`python -m benchmarks.replay_server` listens on a free port of 127.0.0.1, prints `{"port": …}` as
-its first line, and ends with its standard input. The streams are `orders-1024` and `orders-100` (or
-those of `--sizes`), with `--shards` shards that never end. Every answer holds `--records` records,
-or as many as 10 MiB hold; only the digits that tell one answer from the next are written anew, so
-that sequence numbers rise. JSON and CBOR, by the request's content type; HTTP/1.1, and HTTP/2 in
-cleartext. `GET /cpu` gives the seconds of processor time that the server has used. An iterator that
-is nothing but a record size gives answer 0 again and again, with nothing written anew.
+`python -m benchmarks.replay_server` listens on a free port of 127.0.0.1 and prints `{"port": …}` as
+its first line. It ends when its standard input closes. There is one stream per record size:
+`orders-1024` and `orders-100`, or the sizes of `--sizes`. Each stream has `--shards` open shards.
+
+Every GetRecords response holds `--records` records, or as many as fit into 10 MiB. Only the digits
+that differ between responses are rewritten, so that sequence numbers increase. The content type of
+the request selects JSON or CBOR. The server supports HTTP/1.1 and HTTP/2 in cleartext.
+
+`GET /cpu` returns the processor seconds of the server. An iterator that consists of a record size
+only always returns response 0, without rewritten digits.
 """
 
 from __future__ import annotations
@@ -46,7 +48,7 @@ MAX_HASH = 2**128 - 1
 
 
 def records_of(size: int, records: int) -> list[dict[str, Any]]:
-    """The records of answer 0; contents are random, sizes exact."""
+    """Return the records of response 0; contents are random, sizes exact."""
     rng = random.Random(size)
     return [
         {
@@ -64,9 +66,9 @@ def sequence_number(answer: int, row: int) -> str:
 
 
 class Prepared:
-    """One answer's body in one form, of which any number of answers is made.
+    """Body of one response in one encoding, from which all responses are made.
 
-    `at` is where the answer's digits are.
+    `at` contains the offsets of the digits that differ between responses.
     """
 
     def __init__(self, body: bytes) -> None:
@@ -79,9 +81,9 @@ class Prepared:
         self.local = threading.local()
 
     def answer(self, number: int) -> memoryview:
-        """The body of that answer, which names the next.
+        """Return the body of response `number`, which names the next response.
 
-        The memory is the calling thread's, until it asks for another answer.
+        The memory belongs to the calling thread and is valid until the thread's next call.
         """
         if not hasattr(self.local, "body"):
             self.local.body = np.frombuffer(self.body, np.uint8).copy()
@@ -92,7 +94,7 @@ class Prepared:
 
 
 def prepared(size: int, records: int) -> dict[str, Prepared]:
-    """The two bodies."""
+    """Return the bodies in JSON and CBOR."""
     rows = records_of(size, records)
     tail = {
         "NextShardIterator": f"{size}{NEXT.decode()}{1:0{DIGITS}d}",
@@ -122,8 +124,9 @@ def head(length: int, content_type: str) -> bytes:
 
 
 class Replay(socketserver.BaseRequestHandler):
-    """One connection, in a thread of its own: a body goes to the kernel from where it is, and
-    nothing else is copied.
+    """Handler of one connection in its own thread.
+
+    A body is sent to the kernel without copies.
     """
 
     answers: dict[tuple[str, str], Prepared]
@@ -131,9 +134,7 @@ class Replay(socketserver.BaseRequestHandler):
     shards: int
 
     def handle(self) -> None:
-        """Answer every request; a connection that begins with HTTP/2's preface goes on in
-        HTTP/2.
-        """
+        """Respond to all requests of the connection, with HTTP/2 if it begins with that preface."""
         self.request.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         buffer = b""
         with suppress(ConnectionError):
@@ -146,14 +147,14 @@ class Replay(socketserver.BaseRequestHandler):
                     buffer = self.answer_all(buffer)
 
     def speak_http2(self, data: bytes) -> None:
-        """Until the client closes the connection."""
+        """Serve HTTP/2 until the client closes the connection."""
         http2 = Http2Connection(self.request.sendall, self.answer)
         while data:
             http2.data_received(data)
             data = self.request.recv(65_536)
 
     def answer_all(self, buffer: bytes) -> bytes:
-        """Answer the requests that are complete; returns what is left."""
+        """Respond to all complete requests and return the remaining bytes."""
         while (end := buffer.find(b"\r\n\r\n")) >= 0:
             lines = buffer[:end].decode("latin-1").split("\r\n")
             headers = {
@@ -172,7 +173,7 @@ class Replay(socketserver.BaseRequestHandler):
     def answer(
         self, path: str, headers: dict[str, str], body: bytes
     ) -> tuple[str, bytes | memoryview]:
-        """Content type and body of the answer."""
+        """Return content type and body of the response."""
         if path == "/cpu":
             return "application/json", json.dumps({"cpu_s": time.process_time()}).encode()
         kind = CBOR if headers.get("content-type", "").startswith(CBOR) else JSON
@@ -187,7 +188,7 @@ class Replay(socketserver.BaseRequestHandler):
         return kind, json.dumps(answer).encode() if kind == JSON else cbor2.dumps(answer)
 
     def describe(self, operation: str, params: dict[str, Any]) -> dict[str, Any]:
-        """What consumers ask before they read."""
+        """Return the response to a call that consumers make before they read."""
         name = params.get("StreamName") or str(params.get("StreamARN", "")).rpartition("/")[2]
         if operation == "GetShardIterator":
             after = params.get("StartingSequenceNumber", "")[len(PREFIX) : len(PREFIX) + DIGITS]
@@ -219,7 +220,7 @@ class Replay(socketserver.BaseRequestHandler):
         return {}
 
     def shard_list(self) -> list[dict[str, Any]]:
-        """Open shards that share the hash keys evenly."""
+        """Return open shards that divide the hash keys evenly."""
         edges = [MAX_HASH * i // self.shards for i in range(self.shards)] + [MAX_HASH + 1]
         return [
             {
@@ -235,12 +236,12 @@ class Replay(socketserver.BaseRequestHandler):
 
 
 def answer_records(size: int, records: int) -> int:
-    """How many records an answer holds: as many as Kinesis lets it hold at most."""
+    """Return how many records a response holds, at most as many as Kinesis permits."""
     return min(records, MAX_ANSWER_BYTES // size)
 
 
 class Server(socketserver.ThreadingTCPServer):
-    """Its threads end with the process."""
+    """TCP server whose threads end with the process."""
 
     daemon_threads = True
     request_queue_size = 128
@@ -263,7 +264,7 @@ def serve(records: int, shards: int, sizes: tuple[int, ...] = SIZES) -> None:
 
 @contextmanager
 def replay_server(records: int, shards: int = 16, sizes: tuple[int, ...] = SIZES) -> Iterator[str]:
-    """The server in a process of its own; gives its address."""
+    """Run the server in a separate process and yield its address."""
     command = [
         sys.executable,
         "-m",

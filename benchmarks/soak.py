@@ -1,15 +1,21 @@
-"""Whether many batches leak: a worker on the embedded AWS, each in a process of its own, and what
-they hold as batch follows batch.
+"""Memory, thread and file leaks of a worker over many batches.
 
-`python -m benchmarks.soak [--ways short spark] [--batches 2000] [--json]`. Batches are small and
-cut as soon as there is data. After every hundredth of them the resident memory of the driver, of
-the JVM and of Spark's Python workers is looked at, the JVM's heap after a collection, and the
-driver's and the JVM's threads and open files. The first quarter is warm-up. *Flat*: the median of
-the last quarter is above that of the second by at most 5 % or `--limit-mb`, whichever is more (for
-threads and files: 5 % or `LIMIT_COUNT`; delta-rs has a pool that grows by need to about 64 threads,
-and may). The JVM's heap is committed from the start, so that its resident memory shows what is
-outside of the heap. Exit code 1 when something is not flat. `--leak-kb` plants a leak of so much
-per batch, to see it found.
+The worker and the embedded AWS run in separate processes. Batches are small and are cut as soon as
+data is available.
+
+    python -m benchmarks.soak [--ways short spark] [--batches 2000] [--json]
+
+After every hundredth of the batches the benchmark samples resident memory of the driver, of the JVM
+and of Spark's Python workers. It also samples the JVM heap after a collection, and threads and open
+files of the driver and the JVM. The first quarter of the samples is warm-up.
+
+A value is *flat* if the median of the last quarter exceeds that of the second quarter by at most
+5 % or a fixed limit, whichever is greater. The limit is `--limit-mb` for memory and `LIMIT_COUNT`
+for threads and files. delta-rs has a thread pool that grows to about 64 threads on demand. The JVM
+heap is committed at the start, so growth of the JVM's resident memory is outside of the heap.
+
+The exit code is 1 when a value is not flat. `--leak-kb` leaks that much per batch, which tests the
+detection.
 """
 
 from __future__ import annotations
@@ -72,9 +78,7 @@ SPARK = {
 
 @dataclass(frozen=True)
 class Trend:
-    """Of one figure: medians of its second and of its last quarter, and by how much it may grow
-    between them.
-    """
+    """Medians of one value in the second and in the last quarter, and the permitted growth."""
 
     first: float
     last: float
@@ -83,9 +87,10 @@ class Trend:
 
 
 def trend(values: Sequence[float], smallest_limit: float) -> Trend:
-    """The verdict on one figure, in its own unit.
+    """Return the trend of one value in its own unit.
 
-    Raises `ValueError` for fewer values than two in each quarter.
+    Raises:
+        ValueError: There are fewer than two values per quarter.
     """
     if len(values) < MIN_SAMPLES:
         raise ValueError(f"{len(values)} samples are too few to tell; {MIN_SAMPLES} are needed")
@@ -99,7 +104,7 @@ def trend(values: Sequence[float], smallest_limit: float) -> Trend:
 
 
 def trends(samples: Sequence[Mapping[str, float]], limit_mb: float) -> dict[str, Trend]:
-    """The verdict on every figure of the samples."""
+    """Return the trends of all values of the samples."""
     return {
         name: trend([sample[name] for sample in samples], COUNT_LIMITS.get(name, limit_mb))
         for name in samples[0]
@@ -111,12 +116,12 @@ def trends(samples: Sequence[Mapping[str, float]], limit_mb: float) -> dict[str,
 
 
 def in_spark(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Keeps Spark's Python workers busy."""
+    """Return the batches unchanged; this uses Spark's Python workers."""
     yield from batches
 
 
 class Counter:
-    """Tells the controller of every batch, and stops the worker after the last."""
+    """Event sink that reports every batch to the controller and stops the worker after the last."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
@@ -126,7 +131,7 @@ class Counter:
         self.every = max(options.batches // SAMPLES, 1)
 
     def __call__(self, event: Event) -> None:
-        """The worker's event sink."""
+        """Handle an event of the worker."""
         if not isinstance(event, BatchCommitted):
             return
         self.done += 1
@@ -139,7 +144,7 @@ class Counter:
             self.stop.set()
 
     def heap_mb(self) -> float | None:
-        """Of the JVM, after a collection; None without one."""
+        """Return the JVM heap after a collection, or None without a JVM."""
         if self.options.worker != "spark":
             return None
         from pyspark.sql import SparkSession  # noqa: PLC0415 (the Arrow path has no Spark)
@@ -153,7 +158,7 @@ class Counter:
 
 
 def run_worker(options: argparse.Namespace) -> None:
-    """One worker until so many batches are committed."""
+    """Run one worker until the requested number of batches is committed."""
     counter = Counter(options)
     ways: dict[str, Any] = {
         "short": {"transform_arrow": lambda table: table},
@@ -191,7 +196,7 @@ def run_worker(options: argparse.Namespace) -> None:
 
 
 def look(driver: psutil.Process, heap_mb: float | None) -> dict[str, float]:
-    """What the driver and the processes below it hold now."""
+    """Return the current resources of the driver and its descendants."""
     below = driver.children(recursive=True)
     jvms = [process for process in below if process.name() == "java"]
     names = thread_names(driver.pid)
@@ -215,7 +220,7 @@ def look(driver: psutil.Process, heap_mb: float | None) -> dict[str, float]:
 
 
 def thread_names(pid: int) -> list[str]:
-    """Of a process's threads, as the system knows them."""
+    """Return the names of a process's threads from the operating system."""
     names = []
     for file in Path(f"/proc/{pid}/task").glob("*/comm"):
         with suppress(OSError):  # it has ended meanwhile
@@ -225,7 +230,7 @@ def thread_names(pid: int) -> list[str]:
 
 @contextmanager
 def embedded_aws() -> Iterator[str]:
-    """The embedded AWS in a process of its own, with the stream."""
+    """Run the embedded AWS with the stream in a separate process."""
     with subprocess.Popen(
         [sys.executable, "-m", "kcl_pipeline.local", "--port", "0"],
         stdout=subprocess.PIPE,
@@ -251,7 +256,7 @@ def client(url: str) -> Any:
 
 
 def keep_putting(url: str, stop: threading.Event) -> None:
-    """Some records every now and then, on all shards in turn."""
+    """Put some records periodically, on all shards in turn."""
     kinesis = client(url)
     for number in itertools.count():
         entries = [
@@ -266,9 +271,10 @@ def keep_putting(url: str, stop: threading.Event) -> None:
 def samples_of(
     way: str, url: str, table: str, options: argparse.Namespace
 ) -> list[dict[str, float]]:
-    """Run a worker; one sample per hundredth of its batches.
+    """Run a worker and return one sample per hundredth of its batches.
 
-    Raises `RuntimeError` when it ends early or says nothing for two minutes.
+    Raises:
+        RuntimeError: The worker ends early or prints nothing for two minutes.
     """
     command = [
         sys.executable,
@@ -309,7 +315,7 @@ def samples_of(
 
 
 class Silence:
-    """Ends a process that says nothing for two minutes."""
+    """Watchdog that ends a process that prints nothing for two minutes."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
@@ -317,18 +323,18 @@ class Silence:
         self._timer.start()
 
     def broken(self) -> None:
-        """It has said something."""
+        """Restart the time limit, because the process printed a line."""
         self.end()
         self._timer = threading.Timer(RETRY_LIMIT_SECONDS, self._process.kill)
         self._timer.start()
 
     def end(self) -> None:
-        """It is not watched any more."""
+        """Stop the watchdog."""
         self._timer.cancel()
 
 
 def soak(way: str, options: argparse.Namespace) -> dict[str, Any]:
-    """One way, from an empty table on."""
+    """Run one mode with an empty table."""
     stop = threading.Event()
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder, embedded_aws() as url:
@@ -351,7 +357,7 @@ def soak(way: str, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
-    """All ways that were asked for."""
+    """Run all requested modes."""
     of = {way: soak(way, options) for way in options.ways}
     return {
         "batches": options.batches,
@@ -373,7 +379,7 @@ def print_table(result: dict[str, Any]) -> None:
 
 
 def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,4 +1,4 @@
-"""A line chart as SVG, written by hand: small, no dependency, readable in a diff."""
+"""Line chart as SVG without dependencies."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ def line_chart(
     most: float,
     marks: Sequence[float] = (),
 ) -> str:
-    """One line per series over equally spaced x; values above `most` are cut off at the top.
+    """Return a chart with one line per series over equally spaced x values.
 
-    `marks`: dashed horizontal lines.
+    Values above `most` are clipped. `marks` are dashed horizontal lines.
     """
     width, height = _WIDTH - _LEFT - _RIGHT, _HEIGHT - _TOP - _BOTTOM
 

@@ -1,20 +1,21 @@
-"""How fast consumers take a stream that never ends from the replay server: ours beside boto3,
-async-kinesis, kclpy and the Java KCL.
+"""Throughput of consumers that read an endless stream from the replay server.
 
-Every consumer is a program of its own (`benchmarks.peers`) that prints how many records it has
-taken; this one reads its lines and the processor time of its processes. The clock starts
-`--warm-up` seconds after the first record (a JIT has warmed up by then) and runs for `--seconds`.
-Consumers take turns, round by round, in both record sizes; the figures are medians of the rounds.
+Compared are this project, boto3, async-kinesis, kclpy and the Java KCL. Every consumer is a
+separate program (`benchmarks.peers`) that prints how many records it has read. This program reads
+its output and the processor time of its processes. The measurement starts `--warm-up` seconds after
+the first record, when a JIT has warmed up, and takes `--seconds`. Consumers alternate in each
+round, with both record sizes. Results are medians of the rounds.
+
 `ours_driver`, `ours_executors` and `ours_short` are whole workers that commit exactly once into a
-Delta table, with their lease rows in the embedded AWS; the Java peers keep theirs there too. A peer
-that cannot be set up is null, and `reasons` says why. Whatever is started ends with this process,
-also when that is killed.
+Delta table. Their lease rows are in the embedded AWS, like those of the Java peers. A peer that
+cannot be set up has the result null, and `reasons` contains the reason. All processes end with this
+process, even if it is killed.
 
     python -m benchmarks.throughput [--json] [--rounds 2] [--seconds 5] [--warm-up 4] [--only
     ours_short java_kcl] [--folder KEPT]
 
-A round takes about twelve minutes on two quiet cores; `--rounds 1 --seconds 3 --warm-up 2` is the
-short form.
+A round takes about twelve minutes on two idle cores. For a short run, use `--rounds 1 --seconds 3
+--warm-up 2`.
 """
 
 from __future__ import annotations
@@ -55,16 +56,17 @@ FIRST_RECORD_SECONDS = 180.0
 SILENCE_SECONDS = 60.0
 WITH_A_JVM = ("ours_driver", "ours_executors", "java_kcl", "kclpy")
 JIT_FACTOR = 2.5
-"""The warm-up of a consumer with a JVM is this much longer: compiled code is what is compared."""
+"""Factor on the warm-up of a consumer with a JVM, because compiled code is compared."""
 SHARDS = 32
-"""A shard may be asked five times a second for 10,000 records at most, so this is enough for 1.6
-million records a second.
+"""Shards of the stream; enough for 1.6 million records per second.
+
+Kinesis permits five reads of at most 10,000 records per second and shard.
 """
 
 
 @dataclass(frozen=True)
 class World:
-    """Where everything is during one run of one consumer."""
+    """Addresses and directories of one run of one consumer."""
 
     stream: str
     kinesis: str
@@ -75,8 +77,10 @@ class World:
 
 @dataclass(frozen=True)
 class Sample:
-    """One run of one consumer: records and seconds of wall and processor time, of the server's too,
-    and the machine's load.
+    """Result of one run of one consumer.
+
+    It has records, elapsed seconds, processor seconds of consumer and server, and the machine's
+    load.
     """
 
     records: int
@@ -118,7 +122,7 @@ WAYS: dict[str, Command] = {
 
 @dataclass(frozen=True)
 class Reading:
-    """One line of a consumer."""
+    """One output line of a consumer."""
 
     at: float
     records: int
@@ -127,8 +131,9 @@ class Reading:
 
 
 def cpu_of(process: psutil.Process) -> float:
-    """Seconds that a process and its descendants have used, also those that have ended and were
-    waited for.
+    """Return the processor seconds of a process and its descendants.
+
+    Descendants that have ended count if their parent waited for them.
     """
     total = 0.0
     for one in [process, *process.children(recursive=True)]:
@@ -149,8 +154,9 @@ def server_cpu(url: str) -> float:
 def running(
     command: list[str], environment: dict[str, str], log: Path
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """A consumer in a session of its own; it and what it started are ended afterwards, also what
-    its parent has left behind.
+    """Run a consumer in its own session and stop all of its processes afterwards.
+
+    Processes whose parent has ended are stopped too.
     """
     with (
         log.open("wb") as errors,
@@ -174,9 +180,10 @@ def running(
 def observe(
     command: list[str], environment: dict[str, str], world: World, warm_up: float, seconds: float
 ) -> Sample:
-    """Run it until it has been measured.
+    """Run a consumer until it is measured.
 
-    Raises `NotAvailable` when it ends early or takes nothing.
+    Raises:
+        NotAvailable: The consumer ends early or reads nothing.
     """
     log = world.folder / "stderr.txt"
     with running(command, environment, log) as process, ThreadPoolExecutor(1) as pool:
@@ -226,7 +233,7 @@ def last_line(log: Path) -> str:
 
 
 def run_one(way: str, size: int, kept: Path, warm_up: float, seconds: float) -> Sample:
-    """One consumer on servers of its own."""
+    """Run one consumer with new servers."""
     with (
         replay_server(10_000, SHARDS) as url,
         EmbeddedAws() as aws,
@@ -248,7 +255,7 @@ def run_one(way: str, size: int, kept: Path, warm_up: float, seconds: float) -> 
 
 
 def figures(samples: list[Sample], size: int) -> dict[str, float]:
-    """Medians."""
+    """Return the medians of the samples."""
 
     def median(of: Callable[[Sample], float], digits: int) -> float:
         return round(statistics.median(of(s) for s in samples), digits)
@@ -271,7 +278,7 @@ def ratio(of: dict[str, Any], ours_way: str, peer: str, figure: str) -> float | 
 
 
 def ratios(of: dict[str, Any]) -> dict[str, float | None]:
-    """The targets: at least 5, 5, 5, 3 (5 at 100 B), 1 (at 1 KB), 3."""
+    """Return the ratios; the targets are 5, 5, 5, 3 (5 at 100 B), 1 (at 1 KB) and 3."""
     return {
         **{
             f"reader_vs_{peer}_records_per_s": ratio(of, "ours_reader", peer, "records_per_s")

@@ -1,10 +1,9 @@
-"""Kinesis in Spark without leases: a windowed count with a watermark, and a batch read of the same
-stream.
+"""Kinesis data source in Spark: a windowed count with a watermark, and a batch read.
 
     python examples/data_source.py
 
-It brings its own Kinesis (the embedded AWS), which the environment points to; for a real one there
-is nothing to change but the stream.
+The example starts the embedded AWS and sets the environment variables that point to it. For AWS,
+remove `EmbeddedAws` and change the stream.
 """
 
 from __future__ import annotations
@@ -24,9 +23,7 @@ from kcl_pipeline.spark.session import build_session
 
 
 def main() -> None:
-    """Put a thousand clicks, count them by page and ten seconds, and read them once more as a
-    batch.
-    """
+    """Put a thousand clicks, count them per page and ten seconds, and read them as a batch."""
     with EmbeddedAws() as aws, tempfile.TemporaryDirectory() as checkpoint:
         os.environ |= aws.environment()
         kinesis = boto3.client("kinesis")

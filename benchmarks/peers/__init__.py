@@ -1,3 +1,4 @@
-"""The consumers that `benchmarks.throughput` measures, each a program of its own that prints how
-many records it has taken so far, line by line.
+"""Consumers that `benchmarks.throughput` measures.
+
+Each consumer is a separate program that prints how many records it has read so far, line by line.
 """

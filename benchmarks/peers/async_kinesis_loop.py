@@ -1,6 +1,6 @@
-"""async-kinesis with a processor that keeps the bytes as they are.
+"""async-kinesis consumer with a processor that does not decode the data.
 
-Runs in a virtual environment of its own: `python async_kinesis_loop.py STREAM ENDPOINT`.
+It runs in its own virtual environment: `python async_kinesis_loop.py STREAM ENDPOINT`.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from kinesis.processors import BatchRunner
 
 
 class Raw:
-    """No serialization at all."""
+    """Serializer that returns its input."""
 
     def serialize(self, item: Any) -> Any:
-        """As it is."""
+        """Return the item unchanged."""
         return item
 
     def deserialize(self, data: Any) -> Any:
-        """As it is."""
+        """Return the data unchanged."""
         return data
 
 
 class RawProcessor(BatchRunner, SimpleAggregator, Raw):
-    """One record is one item, as bytes."""
+    """Processor in which one record is one item of bytes."""
 
 
 async def main(stream: str, endpoint: str) -> None:

@@ -1,6 +1,6 @@
-"""What a boto3 user writes: one thread asks shard after shard and looks at every record.
+"""Typical boto3 loop: one thread reads shard after shard and visits every record.
 
-`python -m benchmarks.peers.boto3_loop STREAM`.
+Usage: `python -m benchmarks.peers.boto3_loop STREAM`.
 """
 
 from __future__ import annotations

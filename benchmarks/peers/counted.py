@@ -1,5 +1,6 @@
-"""Runs a command, and prints twice a second the sum of the numbers in the files of a folder:
-`python counted.py FOLDER COMMAND…`.
+"""Wrapper that runs a command and prints twice per second the sum of counters in files.
+
+Each file of the directory FOLDER contains one counter: `python counted.py FOLDER COMMAND…`.
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
-"""A record processor of kclpy that counts; several run at once (one per shard), each with a file of
-its own: `python kclpy_processor.py FOLDER`.
+"""kclpy record processor that counts records.
+
+One process runs per shard, and each writes its count to its own file: `python kclpy_processor.py
+FOLDER`.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from amazon_kclpy.v3 import processor
 
 
 class Counter(processor.RecordProcessorBase):
-    """Counts records whose data has been decoded; no checkpoints."""
+    """Processor that counts records with decoded data and writes no checkpoints."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(exist_ok=True)
@@ -22,23 +24,23 @@ class Counter(processor.RecordProcessorBase):
         self.taken = self.size = 0
 
     def initialize(self, initialize_input: Any) -> None:
-        """Nothing to prepare."""
+        """Do nothing."""
 
     def process_records(self, process_records_input: Any) -> None:
-        """Count."""
+        """Count the records and write the total to the file."""
         for record in process_records_input.records:
             self.taken += 1
             self.size += len(record.binary_data)
         self.file.write_text(str(self.taken))
 
     def lease_lost(self, lease_lost_input: Any) -> None:
-        """Nothing to give up."""
+        """Do nothing."""
 
     def shard_ended(self, shard_ended_input: Any) -> None:
-        """Never: the shards do not end."""
+        """Do nothing; the shards of the benchmark do not end."""
 
     def shutdown_requested(self, shutdown_requested_input: Any) -> None:
-        """Nothing to save."""
+        """Do nothing."""
 
 
 if __name__ == "__main__":

@@ -1,9 +1,11 @@
-"""Ours: `reader` takes Arrow chunks from the prefetcher; the others are whole workers that commit
-exactly once into a Delta table.
+"""Consumers of this project: a reader without a worker, and whole workers.
 
-`python -m benchmarks.peers.ours reader|short|driver|executors STREAM FOLDER`. The endpoints are in
-the environment. `short` has no transform; `driver` has a DataFrame function, and fetches itself;
-`executors` has the tasks of a cluster on this machine fetch and write.
+`reader` takes Arrow chunks from the prefetcher. The other modes are workers that commit exactly
+once into a Delta table. `short` has no transform. `driver` has a DataFrame function and uses driver
+fetch. `executors` uses executor fetch on a local Spark cluster. The environment contains the
+endpoints.
+
+    python -m benchmarks.peers.ours reader|short|driver|executors STREAM FOLDER
 """
 
 from __future__ import annotations
@@ -27,8 +29,9 @@ CLUSTER = "local-cluster[2,1,1024]"
 
 
 def read(stream_name: str) -> None:
-    """All shards through the prefetcher with the worker's number of fetch threads; what is taken is
-    dropped.
+    """Read all shards with the prefetcher and discard the records.
+
+    The number of fetch threads is that of a worker.
     """
     settings, clock = (
         ConsumerSettings(application_name="bench", streams=(stream_name,)),
@@ -68,7 +71,7 @@ def read(stream_name: str) -> None:
 
 
 def work(way: str, stream_name: str, folder: str) -> None:
-    """A worker: leases, prepare, files, commit, checkpoint."""
+    """Run a worker with leases, prepares, files, commits and checkpoints."""
     taken = 0
 
     def count(event: Event) -> None:

@@ -1,5 +1,7 @@
-"""Setting up the peers: a virtual environment or a folder of jars each, made once per folder and
-never part of this project's own environment.
+"""Setup of the peers in separate directories.
+
+Each peer has a virtual environment or a directory of jars. It is created once per directory and is
+not part of this project's environment.
 """
 
 from __future__ import annotations
@@ -23,11 +25,15 @@ POM = f"""<project xmlns="http://maven.apache.org/POM/4.0.0">
 
 
 class NotAvailable(Exception):  # noqa: N818 (it is a finding, not a fault)
-    """This peer cannot be measured here; the message says why."""
+    """This peer cannot be measured on this machine; the message gives the reason."""
 
 
 def must(command: list[str], folder: Path) -> None:
-    """Run a step of the set-up. Raises `NotAvailable`."""
+    """Run one step of the setup.
+
+    Raises:
+        NotAvailable: The command failed.
+    """
     done = subprocess.run(
         command, cwd=folder, capture_output=True, text=True, timeout=600, check=False
     )
@@ -39,7 +45,10 @@ def must(command: list[str], folder: Path) -> None:
 
 
 def environment_with(kept: Path, package: str) -> Path:
-    """A virtual environment with that package; its python."""
+    """Return the Python executable of a virtual environment that contains the package.
+
+    The environment is created if it does not exist.
+    """
     folder = kept / package
     python = folder / "bin" / "python"
     if not (folder / "ready").exists():
@@ -95,8 +104,9 @@ def java_kcl_command(kept: Path, stream: str, kinesis: str, dynamodb: str) -> li
 
 
 def kclpy_command(kept: Path, folder: Path, stream: str, kinesis: str, dynamodb: str) -> list[str]:
-    """The Java daemon of kclpy (the jars are in the package) with a record processor in Python on
-    its standard streams.
+    """Return the command of kclpy's Java daemon with a Python record processor.
+
+    The package contains the jars. The daemon and the processor use standard streams.
     """
     python = environment_with(kept, "kclpy-ext")
     jars = next((kept / "kclpy-ext").glob("lib/python*/site-packages/amazon_kclpy/jars"))

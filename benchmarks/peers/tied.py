@@ -1,8 +1,7 @@
-"""Becomes a command that ends when the process that started it does, however that ends: `python
-tied.py COMMAND…`. Linux keeps the tie through `exec`.
+"""Wrapper that ends a command when its parent process ends.
 
-A consumer that outlives the benchmark goes on taking a core, and spoils the figures of everything
-that is measured later.
+Usage: `python tied.py COMMAND…`. Linux keeps the parent-death signal across `exec`. A consumer that
+outlives the benchmark uses a core and distorts all later measurements.
 """
 
 from __future__ import annotations
@@ -17,12 +16,15 @@ PR_SET_PDEATHSIG = 1
 
 
 def tied(command: list[str]) -> list[str]:
-    """The command, tied to this process (to the thread that starts it, to be exact)."""
+    """Return the command with this wrapper.
+
+    The command ends when the thread that started it ends.
+    """
     return [sys.executable, str(Path(__file__).resolve()), str(os.getpid()), *command]
 
 
 def main(parent: int, command: list[str]) -> None:
-    """Tie, look whether the parent is still there, become the command."""
+    """Set the parent-death signal, check that the parent still runs, and execute the command."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:

@@ -1,6 +1,6 @@
 """Orders per minute: from a Kinesis stream to a Delta table, exactly once.
 
-AWS is where the environment says (`AWS_ENDPOINT_URL`, `AWS_REGION`, ...).
+Environment variables configure AWS (`AWS_ENDPOINT_URL`, `AWS_REGION`, ...).
 """
 
 import os
@@ -12,7 +12,7 @@ from kcl_pipeline import DeltaSink, Fleet, KinesisPipeline
 
 
 def per_minute(records: DataFrame) -> DataFrame:
-    """Count and sum the orders of a batch by minute; a later query adds the parts up."""
+    """Count and sum the orders of a batch per minute; a later query adds up the batches."""
     order = f.from_json(
         f.col("data").cast("string"),
         "id string, user string, amount double, time timestamp",
