@@ -1,1 +1,1 @@
-"""Verification of this project: model, interleavings, simulation, mutations."""
+"""Verification of this project: model, interleaving explorer, simulation and mutation ledger."""

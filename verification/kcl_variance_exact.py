@@ -1,10 +1,13 @@
-"""KCL 3.5.1's variance strategy as it is, defects included (protocol §5.5): for comparison in
-benchmarks only, nothing else may use it.
+"""The variance strategy of KCL 3.5.1 with its defects, for comparison in benchmarks only.
 
-Kept on purpose: a receiver that would get too much is lost for the rest of the run, the overshoot
-moves the one lightest lease, Java's heap starves workers in ties, leases are picked in random
-order, CPU after a move is guessed from the fleet's average, leases without a sample count as
-average.
+See protocol §5.5. No other code may use it. These defects are kept on purpose:
+
+- A receiver that would get too much load is excluded for the rest of the run.
+- The overshoot rule moves the one lightest lease.
+- Java's heap starves workers in ties.
+- Leases are picked in random order.
+- CPU after a move is estimated from the fleet's average.
+- Leases without a sample count as average.
 """
 
 from __future__ import annotations
@@ -26,15 +29,16 @@ class _Worker:
 
 
 class _JavaHeap:
-    """`java.util.PriorityQueue`, greatest priority first: its order among equals is part of what
-    KCL does.
+    """`java.util.PriorityQueue`, greatest priority first.
+
+    KCL's result depends on the order of equal elements.
     """
 
     def __init__(self) -> None:
         self.items: list[tuple[float, _Worker]] = []
 
     def add(self, priority: float, worker: _Worker) -> None:
-        """Insert, sift up."""
+        """Insert an element and sift it up."""
         items = self.items
         items.append((priority, worker))
         k = len(items) - 1
@@ -47,7 +51,7 @@ class _JavaHeap:
         items[k] = (priority, worker)
 
     def poll(self) -> _Worker | None:
-        """Remove the head, sift down; None when empty."""
+        """Remove the head and sift down; None if the heap is empty."""
         items = self.items
         if not items:
             return None
@@ -67,15 +71,16 @@ class _JavaHeap:
 
 
 def _greater(one: float, other: float) -> bool:
-    """`Double.compare`: not-a-number is the greatest."""
+    """`Double.compare`: not-a-number is the greatest value."""
     if math.isnan(one) or math.isnan(other):
         return math.isnan(one) and not math.isnan(other)
     return one > other
 
 
 def kcl_variance_exact(plan_input: PlanInput, rng: random.Random) -> Plan:
-    """One leader run with balancing (in production every third run, once a minute). Not pure: `rng`
-    stands for `Collections.shuffle`.
+    """Plan one leader run with balancing (in production every third run, once a minute).
+
+    Not pure: `rng` replaces `Collections.shuffle`.
     """
     run = _Run(plan_input, rng)
     spilled = run.assign_unowned()
@@ -140,7 +145,7 @@ class _Run:
             self.queue.add(min(room) if room else math.inf, worker)
 
     def _after(self, worker: _Worker, key: str, name: str) -> float:
-        """The metric as KCL guesses it after one more lease."""
+        """The metric after one more lease, as KCL estimates it."""
         fleet = self.fleet[name]
         growth = (
             self.kbps[key] * fleet / self.target_kbps
@@ -163,8 +168,9 @@ class _Run:
         self._enqueue(worker)
 
     def assign_unowned(self) -> list[str]:
-        """Leases without an owner, longest waiting first, each to the head of the queue; returns
-        those left when it is empty.
+        """Assign leases without an owner, longest waiting first, each to the head of the queue.
+
+        Returns the leases that are left when the queue is empty.
         """
         waiting = [lease for lease in self.leases.values() if lease.owner is None and lease.movable]
         waiting.sort(key=lambda lease: -lease.waited_seconds)
@@ -176,7 +182,7 @@ class _Run:
         return []
 
     def balance(self) -> None:
-        """Move leases off the most loaded workers, by the metric with the most to move."""
+        """Move leases from the most loaded workers, by the metric with the most to move."""
         chosen: tuple[float, str, list[tuple[float, _Worker]]] = (-1.0, "", [])
         for name in self.fleet:
             sources = self._sources(name)

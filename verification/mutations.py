@@ -3,9 +3,9 @@
     python -m verification.mutations              check all entries (`make mutate`)
     python -m verification.mutations --only lock  check entries whose name or file contains "lock"
 
-The exit code is 1 when a test passes although its line was changed. The ledger is
-`verification/mutations.toml`. `guard` is what follows `pytest`, or `seeds a:b` for a range of seeds
-of the simulation.
+The ledger is `verification/mutations.toml`. `guard` is the argument of `pytest`, or `seeds a:b` for
+a range of seeds of the simulation. The exit code is 1 when a test passes although its line was
+changed.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ SEEDS: Final = "seeds "
 
 @dataclass(frozen=True, slots=True)
 class Mutation:
-    """A guarded place: `text` (found exactly once in `file`) is replaced, and `guard` must fail.
+    """A guarded line: when `text` (exactly once in `file`) is replaced, `guard` must fail.
 
-    `why` says what is lost without it.
+    `why` states the effect of the change.
     """
 
     name: str
@@ -46,7 +46,7 @@ class Mutation:
     why: str
 
     def command(self) -> list[str]:
-        """What must fail once the change is made."""
+        """The command that must fail after the change."""
         if self.guard.startswith(SEEDS):
             return [
                 sys.executable,
@@ -72,9 +72,7 @@ class Mutation:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether the change was noticed; `evidence` is the last line that the guard printed
-    about it.
-    """
+    """Whether the guard detected the change; `evidence` is its last line of output about it."""
 
     mutation: Mutation
     noticed: bool
@@ -82,7 +80,7 @@ class Verdict:
 
 
 def ledger() -> list[Mutation]:
-    """All mutations, in the order of the file."""
+    """Return all mutations, in the order of the file."""
     return [
         Mutation(**{"guard": "", **entry})
         for entry in tomllib.loads(LEDGER.read_text())["mutation"]
@@ -90,7 +88,7 @@ def ledger() -> list[Mutation]:
 
 
 def stale(mutation: Mutation) -> str | None:
-    """Why a mutation does not fit the tree any more; None when it does."""
+    """Why a mutation no longer matches the tree, or None."""
     found = (ROOT / mutation.file).read_text().count(mutation.text)
     if found != 1:
         return f"{mutation.name}: the text is {found} times in {mutation.file}"
@@ -102,7 +100,7 @@ def stale(mutation: Mutation) -> str | None:
 
 
 def copy_of_the_tree(target: Path) -> Path:
-    """What the guards need, at `target`."""
+    """Copy the files that the guards need to `target`."""
     for name in ("kcl_pipeline", "verification", "tests", "examples", "docs", "benchmarks"):
         if (ROOT / name).exists():
             shutil.copytree(
@@ -114,8 +112,9 @@ def copy_of_the_tree(target: Path) -> Path:
 
 
 def run(command: Sequence[str], tree: Path) -> tuple[int, str]:
-    """Exit code and output of a guard in a copy of the tree; one that takes too long counts as
-    failing, since a stand-still is a failure, too.
+    """Return exit code and output of a guard in a copy of the tree.
+
+    A guard that exceeds its time limit counts as failed, because a hang is also a failure.
     """
     environment = {**os.environ, "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}
     try:
@@ -147,8 +146,8 @@ def check(mutation: Mutation, tree: Path) -> Verdict:
         for line in output.splitlines()
         if line.startswith(("FAILED", "ERROR", "seed ", "no end"))
     ]
-    # 1 is a failed test or a broken invariant, SIGABRT the end of the process by native code; any
-    # other code is a guard that could not run, which proves nothing.
+    # 1 is a failed test or a broken invariant; SIGABRT is an abort in native code. With any other
+    # code the guard could not run, which proves nothing.
     return Verdict(
         mutation,
         code in {1, -signal.SIGABRT},
@@ -159,7 +158,7 @@ def check(mutation: Mutation, tree: Path) -> Verdict:
 
 
 def guards_pass(mutations: Sequence[Mutation], tree: Path) -> list[str]:
-    """The guards that fail without any change: they would prove nothing."""
+    """Return the guards that fail without a change; such a guard proves nothing."""
     failing = []
     for guard in dict.fromkeys(m.guard for m in mutations):
         code, _ = run(next(m for m in mutations if m.guard == guard).command(), tree)
@@ -169,7 +168,7 @@ def guards_pass(mutations: Sequence[Mutation], tree: Path) -> list[str]:
 
 
 def check_all(mutations: Sequence[Mutation], workers: int) -> list[Verdict]:
-    """All verdicts, in the order of the ledger; each worker has a copy of the tree to itself."""
+    """Return all verdicts, in the order of the ledger; each worker has its own copy of the tree."""
     trees: SimpleQueue[Path] = SimpleQueue()
     with (
         tempfile.TemporaryDirectory(prefix="mutations-") as directory,

@@ -1,9 +1,9 @@
-"""Notes which statements and branches of some packages run, by probes in their source.
+"""Probes in the source of some packages that record which statements and branches run.
 
-A probe is a store into a `bytearray`. coverage.py would ask for the running greenlet at each event,
-and a seed would take four times as long; probes do not depend on what runs a function.
+A probe is a store into a `bytearray`. coverage.py would look up the running greenlet at each event,
+and a seed would take four times as long. Probes do not depend on the greenlet that runs a function.
 
-Only what is inside functions is probed: what a module does when it is imported needs no call.
+Only code inside functions has probes; module-level code runs at import.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class Place:
     Attributes:
         function: Qualified name of its function.
         what: First line of the statement, or `line -> otherwise` for a branch.
-        line: Where it is now.
-        begin: Number of the place where the branch begins; None for a statement.
+        line: Its current line number.
+        begin: Index of the entry where the branch begins; None for a statement.
     """
 
     function: str
@@ -41,7 +41,7 @@ class Place:
 
 
 class _Instrument(ast.NodeTransformer):
-    """Puts a probe before each statement of each function, and into each branch without one."""
+    """Adds a probe before each statement of a function, and to each branch without a statement."""
 
     def __init__(self, text: str) -> None:
         self.places: list[Place] = []
@@ -71,7 +71,7 @@ class _Instrument(ast.NodeTransformer):
         return found
 
     def _inside(self, one: ast.stmt, begin: int) -> ast.stmt:
-        """The statement with probes in its own suites."""
+        """Return the statement with probes in its own suites."""
         match one:
             case ast.ClassDef() | ast.FunctionDef():
                 visited: ast.stmt = self.visit(one)
@@ -113,7 +113,7 @@ class _Instrument(ast.NodeTransformer):
 
 
 def _is_probed(one: ast.stmt) -> bool:
-    """Whether a statement does something: a docstring, an ellipsis and a declaration do not."""
+    """Whether a statement has an effect; a docstring, an ellipsis and a declaration have none."""
     if isinstance(one, ast.Expr) and isinstance(one.value, ast.Constant):
         return False
     return not isinstance(one, ast.Pass | ast.Global | ast.Nonlocal)
@@ -128,14 +128,14 @@ def _is_irrefutable(case: ast.match_case) -> bool:
 
 
 def instrumented(text: str) -> tuple[ast.Module, tuple[Place, ...]]:
-    """The source with probes, and the place of each."""
+    """Return the source with probes, and the location of each probe."""
     instrument = _Instrument(text)
     tree = ast.fix_missing_locations(instrument.visit(ast.parse(text)))
     return tree, tuple(instrument.places)
 
 
 class _Loader(SourceFileLoader):
-    """Compiles with probes; reads and writes no byte code."""
+    """Loader that compiles with probes, and neither reads nor writes byte code."""
 
     def __init__(self, name: str, path: str, probes: Probes) -> None:
         super().__init__(name, path)
@@ -155,11 +155,11 @@ class _Loader(SourceFileLoader):
 
 
 class Probes(MetaPathFinder):
-    """Probes in all modules of some packages that are imported while it is active.
+    """Adds probes to all modules of some packages that are imported while it is active.
 
     Attributes:
         root: Folder of the packages.
-        stores: One byte per place of a module, by path below `root`.
+        stores: One byte per probe of a module, by path below `root`.
     """
 
     def __init__(self, root: Path, packages: Sequence[str]) -> None:
@@ -182,7 +182,7 @@ class Probes(MetaPathFinder):
 
     @contextmanager
     def active(self) -> Iterator[None]:
-        """Probe what is imported within."""
+        """Add probes to the modules that are imported in this context."""
         sys.meta_path.insert(0, self)
         try:
             yield

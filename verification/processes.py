@@ -1,4 +1,4 @@
-"""Processes that run seeds for a parent."""
+"""Set-up of the processes that run seeds for a parent process."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ from threading import Thread
 
 
 def begin_process() -> None:
-    """A process of a pool leaves interrupts to its parent, and ends with it: it would wait for
-    ever for the work of a parent that was killed. Garbage is collected once per seed, when the
-    whole world is garbage.
+    """Prepare a process of a pool.
+
+    Interrupts are left to the parent. The process ends with its parent; otherwise it would wait
+    forever for work after the parent is killed. Garbage is collected once per seed, when the whole
+    world is garbage.
     """
     gc.freeze()
     gc.disable()

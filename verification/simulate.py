@@ -1,13 +1,13 @@
 """Run the fleet simulation over many seeds: `make simulate`, or `python -m verification.simulate`.
 
     make simulate                        2,000 seeds from a random one, which is printed
-    make simulate COUNT=10000            more of them
+    make simulate COUNT=10000            10,000 seeds
     make simulate SEEDS=17:19            these seeds (the end is exclusive)
     make simulate SEEDS=7002791 MENU=1   a seed under the incidents of an older version
 
-A failing seed is printed when it is found, then shrunk, and its timeline is printed. The last lines
-name all failing seeds. The exit code is 1 when an invariant did not hold, and 130 when the run was
-interrupted.
+The command prints a failing seed when it is found, then shrinks it and prints its timeline. The
+last lines list all failing seeds. The exit code is 1 when an invariant is broken, and 130 when the
+run is interrupted.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from verification.simulation.shrink import shrink
 
 RANDOM_COUNT: Final = 2_000
 SHRUNK_FAILURES: Final = 5
-"""So many failing seeds of one run are shrunk; the others are only named."""
+"""Number of failing seeds of one run that are shrunk; the others are only listed."""
 
 PROGRESS_SECONDS: Final = 20.0
 _AHEAD: Final = 2
-"""Seeds that wait per process: few, so that a failing seed is shrunk soon."""
+"""Queued seeds per process; the number is small so that a failing seed is shrunk soon."""
 
 _INTERRUPTED: Final = 130
 
@@ -50,7 +50,7 @@ Progress = Callable[[Result], None]
 
 
 def run_one(seed: int, menu: int) -> Result:
-    """One seed in this process. An error of the simulation itself counts as a failure."""
+    """Run one seed in this process; an error of the simulation itself counts as a failure."""
     try:
         return result_of(simulate(seed, StormOptions(menu=menu)), menu)
     except Exception as error:  # noqa: BLE001 (a seed must not end the run of the others)
@@ -62,7 +62,7 @@ def run_one(seed: int, menu: int) -> Result:
 
 
 def explained(failure: Failure, menu: int) -> str:
-    """How to replay a failing seed, and its timeline after shrinking."""
+    """Explain how to replay a failing seed, with its timeline after shrinking."""
     suffix = "" if menu == CURRENT_MENU else f" MENU={menu}"
     replay = f"replay: make simulate SEEDS={failure.seed}{suffix}"
     try:
@@ -74,7 +74,7 @@ def explained(failure: Failure, menu: int) -> str:
 
 
 class Run:
-    """One run of many seeds; `result` is what they did so far."""
+    """One run of many seeds; `result` covers the seeds so far."""
 
     def __init__(self, menu: int, out: TextIO) -> None:
         self.result = Result(menu)
@@ -84,7 +84,7 @@ class Run:
         self._began = self._shown_at = self._clock.monotonic()
 
     def over(self, seeds: Iterator[int], workers: int) -> None:
-        """Run these seeds, over `workers` processes; 1 runs them here."""
+        """Run these seeds in `workers` processes; with 1 they run in this process."""
         if workers > 1:
             self._in_processes(seeds, workers)
             return
@@ -123,7 +123,7 @@ class Run:
             pool.shutdown(wait=False, cancel_futures=True)
 
     def _note(self, part: Result) -> list[Failure]:
-        """Take in a seed's result; returns the failures that are to be shrunk."""
+        """Add a seed's result; return the failures that are to be shrunk."""
         room = SHRUNK_FAILURES - len(self.result.failures)
         self.result.add(part)
         now = self._clock.monotonic()
@@ -198,7 +198,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _chosen(given: argparse.Namespace, out: TextIO) -> list[range]:
-    """The seeds of a run; those that were not asked for by number are printed, for a replay."""
+    """The seeds of a run; seeds that were not requested by number are printed, for a replay."""
     if given.seeds is not None:
         return [given.seeds]
     if given.ci:
@@ -216,7 +216,7 @@ def _chosen(given: argparse.Namespace, out: TextIO) -> list[range]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command; returns the exit code."""
+    """Run the command and return the exit code."""
     given = _parser().parse_args(arguments)
     out = sys.stderr if given.json else sys.stdout
     ranges = _chosen(given, out)
@@ -244,7 +244,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _print_failures(result: Result, out: TextIO) -> None:
-    """The last lines of a run: the repository's hooks look for them."""
+    """Print the last lines of a run, which the repository's hooks parse."""
     if result.failures:
         print("", *result.failures, sep="\n", file=out)
         print(

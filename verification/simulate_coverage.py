@@ -1,8 +1,8 @@
 """List the statements and branches of the product that no seed reaches: `make simulate-coverage`.
 
-Looks at the packages in `PACKAGES`, inside functions. Each statement or branch that is not reached
-must have a reason in `unreached.toml`, and each reason must be needed: the exit code is 1 when one
-of them is missing, or explains nothing.
+The command covers functions of the packages in `PACKAGES`. Each statement or branch that is not
+reached must have a reason in `unreached.toml`, and each reason must be needed. The exit code is 1
+when a reason is missing or explains nothing.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Final
 from verification.probes import Probes, instrumented
 from verification.processes import begin_process
 
-# The simulation is imported late: in the processes of a run, probes have to come first.
+# Functions import the simulation: in the processes of a run, probes must be active first.
 # ruff: noqa: PLC0415
 
 PACKAGES: Final = ("worker", "leader", "leases", "planning")
@@ -40,7 +40,7 @@ class Code:
     Attributes:
         file: Path below the product's folder.
         function: Qualified name.
-        line: Where it is now.
+        line: Its current line number.
         what: First line of the statement, `line -> otherwise` of a branch, `(not called)`.
     """
 
@@ -71,13 +71,13 @@ class Reason:
     is_rare: bool = False
 
     def explains(self, one: Code) -> bool:
-        """Whether the reason holds for this code."""
+        """Whether the reason applies to this code."""
         return any(_is_of(pattern, one) for pattern in self.functions) and (
             not self.texts or any(fnmatchcase(one.what, text) for text in self.texts)
         )
 
     def useless(self, found: Sequence[Code], known: Sequence[Code]) -> Iterator[str]:
-        """The patterns that explain nothing; a rare one must still fit code that exists."""
+        """The patterns that explain nothing; a rare one must still match existing code."""
         code = known if self.is_rare else found
         for pattern in self.functions:
             one = Reason((pattern,), self.texts, self.reason)
@@ -96,7 +96,7 @@ def _is_of(pattern: str, one: Code) -> bool:
 
 
 def reasons(path: Path = REASONS) -> list[Reason]:
-    """The entries of the file."""
+    """Read the entries of the file."""
     entries = tomllib.loads(path.read_text()).get("unreached", ())
     return [
         Reason(
@@ -110,7 +110,7 @@ def reasons(path: Path = REASONS) -> list[Reason]:
 
 
 def sources(root: Path, packages: Iterable[str]) -> dict[str, str]:
-    """The text of all modules of the packages, by path below `root`."""
+    """Source text of all modules of the packages, by path below `root`."""
     return {
         path.relative_to(root).as_posix(): path.read_text()
         for package in packages
@@ -119,7 +119,7 @@ def sources(root: Path, packages: Iterable[str]) -> dict[str, str]:
 
 
 def all_code(texts: Mapping[str, str]) -> list[Code]:
-    """All statements and branches, and `(not called)` for each function."""
+    """All statements and branches, and one `(not called)` entry for each function."""
     found: set[Code] = set()
     for file, text in texts.items():
         for place in instrumented(text)[1]:
@@ -129,7 +129,7 @@ def all_code(texts: Mapping[str, str]) -> list[Code]:
 
 
 def unreached(texts: Mapping[str, str], reached: Mapping[str, bytes]) -> list[Code]:
-    """What was not reached: a function as a whole, a statement, or a branch of a reached one."""
+    """Unreached code: a whole function, a statement, or a branch of a reached statement."""
     found: list[Code] = []
     for file, text in texts.items():
         places = instrumented(text)[1]
@@ -146,7 +146,7 @@ def unreached(texts: Mapping[str, str], reached: Mapping[str, bytes]) -> list[Co
 
 
 def _measure(seeds: Sequence[int], menu: int) -> tuple[dict[str, bytes], list[int]]:
-    """Run seeds in this process; returns what it has reached, by file, and the failing seeds."""
+    """Run seeds in this process; return what they reached, by file, and the failing seeds."""
     probes = _PROBES
     if probes is None:
         raise RuntimeError("_begin_process has not run")
@@ -171,7 +171,7 @@ def _begin_process() -> None:
 
 
 def run(seeds: Sequence[int], menu: int, workers: int) -> dict[str, bytes]:
-    """Run all seeds over `workers` processes; returns what they reached, by file.
+    """Run all seeds in `workers` processes; return what they reached, by file.
 
     Failing seeds are printed; `make simulate` explains them.
     """
@@ -194,7 +194,7 @@ def run(seeds: Sequence[int], menu: int, workers: int) -> dict[str, bytes]:
 
 
 def report(found: Sequence[Code], known: Sequence[Code], given: Sequence[Reason]) -> int:
-    """Print what has no reason, and reasons that explain nothing; returns how many there are."""
+    """Print code without a reason and reasons that explain nothing; return their number."""
     new = [one for one in found if not any(reason.explains(one) for reason in given)]
     for one in new:
         print(one)
@@ -209,7 +209,7 @@ def report(found: Sequence[Code], known: Sequence[Code], given: Sequence[Reason]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command; returns the exit code."""
+    """Run the command and return the exit code."""
     from verification.simulation.menu import CURRENT_MENU, MENUS
     from verification.simulation.seeds import FIXED, seed_range, shown
 

@@ -1,13 +1,13 @@
-"""All interleavings of a few actors, one after the other: a stateless search with a bound on
-preemptions.
+"""A stateless search of all interleavings of a few actors, with a bound on preemptions.
 
-An *actor* is code that runs in a greenlet and gives way at every I/O call (`Turns.give_way`). A
-*schedule* is the list of who goes on at each of these points. The search runs the world anew for
-every schedule, depth first: the first run lets each actor finish before the next, and each further
-run differs from an earlier one in its last free choice. A *preemption* takes the turn from an actor
-that could go on; changing actors when one has ended or waits is free, and so is stopping there:
-an actor that has not finished has crashed. An actor that is alone may be stopped anywhere for one
-preemption.
+An *actor* is code that runs in a greenlet and yields at every I/O call (`Turns.give_way`). A
+*schedule* is the list of actors that continue at each of these points. The search creates a new
+world for every schedule, depth first. In the first run each actor ends before the next one starts.
+Each further run differs from an earlier one in its last free choice.
+
+A *preemption* switches away from an actor that could continue. A switch is free if the current
+actor has ended or waits. A stop at such a point is free, too: an actor that has not ended has
+crashed. A single remaining actor can be stopped at any point at the cost of one preemption.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ def _always() -> bool:
 
 @dataclass(eq=False)
 class Actor:
-    """Something that runs step by step.
+    """Code that runs step by step.
 
-    It may go on while `enabled` holds and what it waits for is there; `error` is what it ended
-    with.
+    It can continue while `enabled` holds and the condition that it waits for is true. `error` is
+    the exception that ended it.
     """
 
     name: str
@@ -56,27 +56,28 @@ class Actor:
 
     @property
     def ready(self) -> bool:
-        """Whether it could make a step now."""
+        """Whether the actor can make a step now."""
         return not self.done and self.waits_for() and (self.steps > 0 or self.enabled())
 
 
 class Turns:
-    """Whose turn it is. Outside of a search (`actor` None) nothing gives way: code under it simply
-    runs.
+    """Switches between the search and the running actor.
+
+    Outside of a search `actor` is None, and `give_way` has no effect.
     """
 
     def __init__(self) -> None:
         self.actor: Actor | None = None
 
     def give_way(self, _reason: str = "") -> None:
-        """Let the search decide who goes on."""
+        """Yield, so that the search chooses the next actor."""
         if self.actor is not None:
             self.actor.thread.parent.switch()
 
     def wait_for(self, condition: Callable[[], bool]) -> None:
-        """Give way until the condition holds.
+        """Yield until the condition holds.
 
-        Raises `RuntimeError` where nobody else can make it hold.
+        Raises `RuntimeError` outside of a search, where no other actor can make the condition true.
         """
         actor = self.actor
         if actor is None:
@@ -90,27 +91,26 @@ class Turns:
 
 
 class World(Protocol):
-    """What is explored: made anew for every schedule."""
+    """The system that is explored; created anew for every schedule."""
 
     turns: Turns
     actors: list[Actor]
 
     def check(self) -> None:
-        """Raise `AssertionError` when something that must always hold does not; called after every
-        step.
-        """
+        """Raise `AssertionError` if an invariant is broken; called after every step."""
         ...
 
     def finish(self) -> None:
-        """All actors that have not ended are dead; raise `AssertionError` unless the world can
-        still be brought to its end.
+        """Bring the world to its end after all actors have ended or crashed.
+
+        Raises `AssertionError` if that is not possible.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Explored:
-    """What a search saw: schedules run, steps made in all of them, the most steps of one."""
+    """Result of a search: number of schedules, all steps, and the most steps of one schedule."""
 
     schedules: int
     steps: int
@@ -118,12 +118,13 @@ class Explored:
 
 
 class Violation(AssertionError):  # noqa: N818 (reads as what it is)
-    """An invariant broke; the message has the schedule."""
+    """A broken invariant; the message contains the schedule."""
 
 
 def explore(make: Callable[[], World], *, preemptions: int, limit: int = 1_000_000) -> Explored:
-    """Run every schedule with at most that many preemptions. Raises `Violation`; `RuntimeError`
-    when there are more than `limit` schedules.
+    """Run every schedule with at most `preemptions` preemptions.
+
+    Raises `Violation`, or `RuntimeError` if there are more than `limit` schedules.
     """
     schedules = steps = longest = 0
     for trace in _schedules(make, preemptions):
@@ -171,7 +172,7 @@ def _run(
             _step(world, current)
             trace.append(current.name)
             if len(trace) > _MOST_STEPS:
-                # told with its schedule, as all others
+                # Reported with its schedule, like a broken invariant.
                 raise AssertionError("the actors do not come to an end")  # noqa: TRY301
             world.check()
         _end(world)
@@ -183,7 +184,7 @@ def _run(
 
 
 def _options(world: World, current: Actor | None, left: int) -> list[Actor | None]:
-    """Actors that may go on, the current one first; None: all that have begun have crashed."""
+    """Actors that can continue, the current one first; None means that all started ones crash."""
     others: list[Actor | None] = [
         actor for actor in world.actors if actor is not current and actor.ready
     ]
@@ -203,7 +204,7 @@ def _step(world: World, actor: Actor) -> None:
 
 
 def _end(world: World) -> None:
-    """Kill what has not ended: nothing that it still tries has an effect."""
+    """Kill all actors that have not ended; their further calls have no effect."""
     for actor in world.actors:
         if not actor.done and actor.steps:
             actor.thread.parent = greenlet.getcurrent()

@@ -1,15 +1,18 @@
-"""Lease rows that come and go under the microscope: the production life of a consumer (`Lifecycle`,
-`ParentCheck`, `TwoPhaseCommit` on `HeldLeases`) across the end of a shard and its child.
+"""Interleavings of a consumer's life across the end of a shard and the start of its child.
 
-Two shards were merged: the first has been finished, the second is held and has records, and their
-child waits. Besides the workers there are a leader that assigns what has no owner and deletes
-finished leases, somebody who deletes the row of the second parent, and a Java worker, which starts
-a child whose parent has no row and deletes the leases that it finished (protocol §6.6, §8.2).
+The code under test is the production `Lifecycle`, `ParentCheck` and `TwoPhaseCommit` on
+`HeldLeases`. Two shards were merged. The first is finished, the second is held and has records, and
+their child waits. In addition to the workers there are these actors:
 
-After every step: a committed range follows on the one before it; the child commits nothing before
-the table has all records of its parents; no checkpoint goes back; a row that was finished and
-deleted does not come back. Only where a row was deleted by hand may its shard be read again. After
-every schedule a fresh worker brings both shards to their end.
+- a leader that assigns leases without an owner and deletes finished ones,
+- an operator who deletes the row of the second parent,
+- a Java worker that starts a child whose parent has no row, and deletes the leases that it
+  finished (protocol §6.6, §8.2).
+
+Invariants after every step: a committed range continues the previous one. The child commits nothing
+before the table has all records of its parents. No checkpoint goes back. A row that was finished
+and deleted is not created again. A shard may be read again only if its row was deleted by hand.
+After every schedule a new worker reads both shards to their end.
 """
 
 from __future__ import annotations
@@ -50,23 +53,23 @@ _FRESH: Final = "fresh"
 
 @dataclass(frozen=True, slots=True)
 class LineageScenario:
-    """Who takes part.
+    """The participants of one scenario.
 
     Attributes:
-        name: Of the scenario.
+        name: Name of the scenario.
         workers: Name and worker id of each process; the first one's id holds the parent's lease.
-        preemptions: How many the search makes.
-        child_owners: Worker ids to which the child's lease is given, one after the other.
-        parent_owners: Worker ids to which the parent's lease is given when it has no owner.
-        ended: The parent has been finished before.
-        born: The child's row is made at its parent's end; else it is there from the beginning.
-        deletes: Somebody deletes the parent's row at any moment.
+        preemptions: Bound of the search.
+        child_owners: Worker ids to which the child's lease is assigned, one after the other.
+        parent_owners: Worker ids to which the parent's lease is assigned when it has no owner.
+        ended: The parent is finished at the start.
+        born: The child's row is created at its parent's end; otherwise it exists from the start.
+        deletes: An operator deletes the parent's row at any time.
         cleans: How often the leader looks for finished leases to delete.
-        java: A Java worker takes and finishes the parent, and begins and cleans as KCL does.
-        log_seen: Workers look into the sink's log for shards that have begun.
-        position: Where shard sync starts a shard.
+        java: A Java worker takes and finishes the parent, and starts and cleans up as KCL does.
+        log_seen: Workers look into the sink's log for shards that were started.
+        position: Initial position that shard sync gives to a shard.
         lost_answers: Of the first worker, see `Worker.lost_answers`.
-        passes: After how many passes each worker stops in good order.
+        passes: Number of passes after which each worker stops gracefully.
     """
 
     name: str
@@ -150,8 +153,9 @@ class LineageBench:
     # ----------------------------------------------------------------------------
 
     def _assigner(self, key: str, owners: Sequence[str]) -> Actor:
-        """The leader gives one lease away when it has no owner, and then on from worker to worker,
-        as soon as each holds it.
+        """The leader assigns one lease that has no owner, then moves it from worker to worker.
+
+        Each move waits until the previous worker holds the lease.
         """
         view = stepped_view(self.table, self.turns, {})
 
@@ -177,7 +181,7 @@ class LineageBench:
         return row is not None and row.ended
 
     def _clean(self) -> None:
-        """The leader's cleanup, with the rows as a scan found them."""
+        """The leader's cleanup, on the rows that a scan returned."""
         view = stepped_view(self.table, self.turns, {})
         for _ in range(self.scenario.cleans):
             rows = self.rows()
@@ -196,8 +200,10 @@ class LineageBench:
         self.table.erase(PARENT)
 
     def _java(self) -> None:
-        """KCL: reads the parent to its end; begins a child whose parents are missing or ended; and
-        deletes the parent's lease when the child has begun.
+        """A KCL worker.
+
+        It reads the parent to its end, starts a child whose parents are missing or finished, and
+        deletes the parent's lease when the child has started.
         """
         view = stepped_view(self.table, self.turns, {})
         parent = view.get(PARENT)
@@ -221,7 +227,7 @@ class LineageBench:
     # ----------------------------------------------------------------------------
 
     def rows(self) -> list[Lease]:
-        """The lease rows now."""
+        """The current lease rows."""
         version = self.version()
         if version != self._rows[0]:
             items, decode = self.table.store._rows.values(), self.table._decode  # noqa: SLF001
@@ -229,11 +235,11 @@ class LineageBench:
         return self._rows[1]
 
     def row(self, key: str) -> Lease | None:
-        """One of them."""
+        """The current row of one lease, or None."""
         return next((lease for lease in self.rows() if lease.lease_key == key), None)
 
     def version(self) -> tuple[int, ...]:
-        """Changes with every write."""
+        """A value that changes with every write."""
         items = self.table.store._rows.values()  # noqa: SLF001 (its own test kit)
         return (len(self.log.log), *map(id, items))
 
@@ -283,7 +289,7 @@ class LineageBench:
             raise AssertionError("the child was committed before its parent had ended")
 
     def finish(self) -> None:
-        """See `World.finish`: a fresh worker gets every lease, again and again."""
+        """See `World.finish`: a new worker gets every lease, repeatedly."""
         for actor in self.actors:
             if actor.error is not None:
                 raise AssertionError(

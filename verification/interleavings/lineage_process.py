@@ -1,4 +1,4 @@
-"""A worker under the microscope whose shards end: the production `Lifecycle` with what it needs."""
+"""A worker of the interleaving explorer whose shards end: the production `Lifecycle`."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ RECORDS: Final = 1
 
 @cache
 def _settings(position: InitialPosition) -> ConsumerSettings:
-    """Finished leases are deleted at once, so no worker concludes anything from time."""
+    """Settings that delete finished leases at once, so that no worker depends on time."""
     sync = {"initial_position_in_stream": position, "completed_lease_cleanup_interval_millis": 0}
     return ConsumerSettings.model_validate(
         {"application_name": "app", "streams": ("orders",), "shard_sync": sync}
@@ -49,29 +49,29 @@ def _settings(position: InitialPosition) -> ConsumerSettings:
 
 
 class LineageKinesis:
-    """Only what the life of a consumer asks for."""
+    """The part of `KinesisClient` that the lifecycle of a consumer calls."""
 
     def list_shards(self, *_: object) -> tuple[Shard, ...]:
-        """All shards."""
+        """Return all shards."""
         return _SHARDS
 
     def resolve_stream(self, *_: object, **__: object) -> StreamId:
-        """The stream."""
+        """Return the stream."""
         return STREAM
 
 
 class NoSource:
-    """The process cuts its batches itself."""
+    """A batch source without prefetch: the process cuts its batches itself."""
 
     def begin(self, consumer: ShardConsumer) -> None:
-        """Nothing is read ahead."""
+        """Do nothing; no records are prefetched."""
 
     def end(self, lease_key: str) -> None:
-        """Nothing is read ahead."""
+        """Do nothing; no records are prefetched."""
 
 
 class BlindParentCheck(ParentCheck):
-    """At a sink without a log nothing is known of a shard but its row."""
+    """A parent check for a sink without a log, which knows only the rows of a shard."""
 
     def may_start(
         self, consumer: ShardConsumer, rows: ParentRows, seen: TxnVersions | None
@@ -81,16 +81,18 @@ class BlindParentCheck(ParentCheck):
 
 
 class Never:
-    """A stop signal that is not set."""
+    """A stop signal that is never set."""
 
     def is_set(self) -> bool:
-        """False."""
+        """Return False."""
         return False
 
 
 class LineageProcess:
-    """A worker: pass after pass it discovers, advances its consumers, and commits a batch; it waits
-    for a change when a pass has none, and releases everything at its end.
+    """A worker that runs a bounded number of passes.
+
+    In each pass it discovers leases, advances its consumers and commits a batch. It waits for a
+    change after a pass without one. It releases all leases at its end.
     """
 
     def __init__(self, bench: LineageBench, worker_id: str, number: int) -> None:
@@ -126,11 +128,11 @@ class LineageProcess:
         )
 
     def holds(self, key: str, worker_id: str) -> bool:
-        """Whether this is a process of the worker, and holds the lease as far as it knows."""
+        """Whether this process has the worker id and believes that it holds the lease."""
         return self._worker_id == worker_id and self._leases.get(key) is not None
 
     def run(self) -> None:
-        """Until a bounded number of passes is made, or nothing is left for this worker."""
+        """Run passes until the bound is reached or no work is left for this worker."""
         for _ in range(self._bench.scenario.passes):
             if not self._has_work():
                 if self._bench.turns.actor is None:
@@ -173,7 +175,7 @@ class LineageProcess:
                 self._read(consumer)
 
     def _read(self, consumer: ShardConsumer) -> None:
-        """Commit what the shard has, and note its end as the worker's processing does."""
+        """Commit the records of the shard, and mark its end as the worker's processing does."""
         key, after = consumer.lease_key, consumer.committed or TRIM_HORIZON
         if number_of(after) < RECORDS:
             part = ShardRange(key, after, Position(str(RECORDS)))

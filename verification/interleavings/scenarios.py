@@ -1,5 +1,6 @@
-"""The scenarios of the microscope, and a command that explores them: `python -m
-verification.interleavings.scenarios [--deeper N] [NAME ...]`.
+"""The scenarios of the interleaving explorer, and a command that explores them.
+
+python -m verification.interleavings.scenarios [--deeper N] [NAME ...]
 """
 
 from __future__ import annotations
@@ -21,9 +22,10 @@ _SECOND: Final = Worker("w2", size=2)
 
 
 def scenarios() -> Iterator[Scenario | LineageScenario]:
-    """All of them.
+    """Return all scenarios.
 
-    Every schedule may stop anywhere, so each also has every crash point of every worker.
+    Every schedule can stop at any point, so each scenario includes every crash point of every
+    worker.
     """
     yield Scenario("one worker", (Worker("w1"),), preemptions=1, records=3)
     yield Scenario("a paused writer", (Worker("w1"), _SECOND), _MOVE, preemptions=3)
@@ -101,7 +103,7 @@ def _lost_answers() -> Iterator[Scenario]:
 
 
 def _lineage() -> Iterator[LineageScenario]:
-    """Lease rows come and go: see `verification.interleavings.lineage`."""
+    """Scenarios that create and delete lease rows (see `verification.interleavings.lineage`)."""
     first, second = ("w1", "w1"), ("w2", "w2")
     twins = LineageScenario(
         "twins across the end of a shard",
@@ -150,7 +152,7 @@ def _lineage() -> Iterator[LineageScenario]:
 
 
 def explored(scenario: Scenario | LineageScenario, *, deeper: int = 0) -> Explored:
-    """Every schedule of a scenario, with `deeper` more preemptions than it asks for.
+    """Explore every schedule of a scenario, with `deeper` additional preemptions.
 
     Raises `explorer.Violation`.
     """
@@ -161,7 +163,7 @@ def explored(scenario: Scenario | LineageScenario, *, deeper: int = 0) -> Explor
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Explore, print a line per scenario and the sum."""
+    """Explore the scenarios; print one line for each and the sum."""
     parser = argparse.ArgumentParser(
         description="Every interleaving of the commit protocol's I/O calls, by scenario"
     )

@@ -1,11 +1,12 @@
-"""Exactly once, every interleaving: the production commit (`TwoPhaseCommit` on `HeldLeases`),
-every interleaving of its I/O calls.
+"""Interleavings of the exactly-once commit: the production `TwoPhaseCommit` on `HeldLeases`.
 
-A few workers, a leader that moves leases, and a sink; each I/O call is a point where anybody else
-may go on and where a process may die. After every step: committed ranges are contiguous and none is
-repeated, and no checkpoint is past the table. After every schedule a fresh worker brings all shards
-to their end. The scenarios are in `verification.interleavings.scenarios`; those where lease rows
-come and go run in `verification.interleavings.lineage`.
+The actors are a few workers, and a leader that moves leases; they share a sink. At each I/O call
+another actor can continue, or the process can crash. Invariants after every step: committed ranges
+are contiguous, none is repeated, and no checkpoint is ahead of the table. After every schedule a
+new worker reads all shards to their end.
+
+`verification.interleavings.scenarios` has the scenarios. Those in which lease rows are created and
+deleted run in `verification.interleavings.lineage`.
 """
 
 from __future__ import annotations
@@ -47,11 +48,11 @@ _COUNTED: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """A process: it takes what the leases' rows give to `worker_id`, and cuts batches of `size`
-    records. `renews`: with a thread that renews beside it.
+    """A process that holds the leases of `worker_id` and cuts batches of `size` records.
 
-    `sink_faults` happen at the n-th call (from 1) of a kind, `lost_answers` at the n-th UpdateItem:
-    `before` or `after` it was applied, or `throttled`.
+    `renews` adds a thread that renews the leases. `sink_faults` happen at the n-th call (from 1) of
+    a kind. `lost_answers` are faults of the n-th UpdateItem: the response is lost `before` or
+    `after` the write is applied, or the call is `throttled`.
     """
 
     name: str
@@ -63,14 +64,16 @@ class Worker:
 
     @property
     def id(self) -> str:
-        """Under which name it holds leases: its own, unless it is another one's twin."""
+        """The worker id of its leases: its name, unless it shares the id of another process."""
         return self.worker_id or self.name
 
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """Workers, the leases (all given to the first worker), the moves (lease key, worker id) in
-    order, and how many records each shard has.
+    """Workers, leases, moves and records of one scenario.
+
+    The first worker holds all leases at the start. Moves are pairs of lease key and worker id, in
+    order.
     """
 
     name: str
@@ -82,9 +85,9 @@ class Scenario:
 
 
 class StepClock:
-    """A clock that stands still: an actor that waits yields.
+    """A clock whose time does not pass; an actor that waits yields.
 
-    So no lease ever expires locally, which is the worst case for a fence.
+    No lease ever expires locally, which is the worst case for a fence.
     """
 
     def __init__(self, turns: Turns) -> None:
@@ -96,7 +99,7 @@ class StepClock:
     def wall(self) -> float:  # noqa: D102 (documented by the protocol)
         return 1_800_000_000.0
 
-    # time stands still; documented by the protocol
+    # time does not pass; documented by the protocol
     def sleep(self, seconds: float) -> None:  # noqa: ARG002, D102
         self._turns.give_way("sleep")
 
@@ -114,22 +117,22 @@ class StepSignal:
         self._turns = turns
 
     def is_set(self) -> bool:
-        """False."""
+        """Return False."""
         return False
 
     def set(self) -> None:
-        """Nothing stops."""
+        """Do nothing."""
         raise NotImplementedError
 
     # time stands still
     def wait(self, timeout: float | None = None) -> bool:  # noqa: ARG002
-        """Let another actor go on."""
+        """Yield to another actor."""
         self._turns.give_way("sleep")
         return False
 
 
 class StepLock:
-    """A lock for actors: who finds it taken gives way until it is free."""
+    """A lock for actors: an actor that finds it locked yields until it is free."""
 
     def __init__(self, turns: Turns) -> None:
         self._turns = turns
@@ -145,8 +148,9 @@ class StepLock:
 
 
 class SteppedSink(InMemorySink):
-    """The sink in memory; each call may be overtaken before it, and a commit or fence also between
-    looking at the log and writing to it.
+    """The in-memory sink with a scheduling point before each call.
+
+    Commits and fences have another one between the read of the log and the write.
     """
 
     def __init__(self, table: MemoryTable, turns: Turns, faults: FaultHook) -> None:
@@ -164,13 +168,13 @@ class SteppedSink(InMemorySink):
 
 
 class RangeWriter:
-    """Files that say what they cover; what is in them is not looked at."""
+    """A batch writer whose file names contain the ranges; it ignores the records."""
 
     def __init__(self) -> None:
         self._serial = itertools.count()
 
     def write(self, batch: Batch) -> Written:
-        """One file per range."""
+        """Return one file per range."""
         files = tuple(
             DataFile(
                 f"{r.lease_key}/{number_of(r.after)}-{number_of(r.through)}~{next(self._serial)}",
@@ -182,18 +186,19 @@ class RangeWriter:
         return Written(files, _SCHEMA, len(files))
 
     def probe(self, parts: Sequence[pa.Table]) -> list[str | None]:
-        """Nothing fails."""
+        """Return no errors."""
         return [None for _ in parts]
 
 
 def number_of(position: Position) -> int:
-    """Records up to a position: sequence numbers count from 1."""
+    """Number of records up to a position; sequence numbers count from 1."""
     return 0 if position.is_sentinel else int(position.sequence_number)
 
 
 class Bench:
-    """One run of a scenario, as a `World` of the explorer; `sink_for` and `ranges` may be
-    overridden to put another sink under it.
+    """One run of a scenario, as a `World` of the explorer.
+
+    Subclasses override `sink_for` and `ranges` to use another sink.
     """
 
     def __init__(self, scenario: Scenario) -> None:
@@ -228,11 +233,11 @@ class Bench:
         self.log.land_late()
 
     def late_waits(self) -> bool:
-        """Whether an entry is under way that may land at any time."""
+        """Whether a delayed entry exists that can be committed at any time."""
         return bool(self.log._waiting)  # noqa: SLF001 (its own test kit)
 
     def sink_for(self, faults: FaultHook) -> TransactionalSink:
-        """A sink for one process."""
+        """Create a sink for one process."""
         return SteppedSink(self.log, self.turns, faults)
 
     # -- actors
@@ -289,12 +294,12 @@ class Bench:
     # ----------------------------------------------------------------------------
 
     def rows(self) -> list[Lease]:
-        """The lease rows now."""
-        # a copy at every step would be most of the time
+        """The current lease rows."""
+        # No copy: copies at every step would take most of the run time.
         return [lease_from_item(item) for item in self.table.store._rows.values()]  # noqa: SLF001
 
     def ranges(self) -> Sequence[tuple[str, int, int]]:
-        """What is committed, in order: lease key, after (exclusive), through (inclusive)."""
+        """All committed ranges, in order: lease key, after (exclusive), through (inclusive)."""
         return [range_of(file.path) for file in self.log.files]
 
     def check(self) -> None:
@@ -313,8 +318,10 @@ class Bench:
                 )
 
     def finish(self) -> None:
-        """See `World.finish`: errors that no worker may end with, then a fresh worker for every
-        lease, and what was under way lands after all.
+        """See `World.finish`.
+
+        Checks that no worker ended with an unexpected error. Then a new worker gets every lease,
+        and delayed entries are committed.
         """
         for actor in self.actors:
             if actor.error is not None:
@@ -348,9 +355,9 @@ class Bench:
 
 
 class Process:
-    """What a worker does with the leases it finds: settle, commit batch after batch, flush.
+    """The commits of one worker: settle, commit batch after batch, flush.
 
-    Restarts a shard as the worker room does after a `SinkError`.
+    After a `SinkError` it restarts the shard, as the worker does.
     """
 
     def __init__(
@@ -374,7 +381,7 @@ class Process:
         self._worker_id = worker_id
 
     def run(self) -> None:
-        """Once through; ends when everything is committed or lost."""
+        """Run once; end when everything is committed or lost."""
         consumers = {
             held.lease_key: ShardConsumer(held, STREAM) for held in self._leases.discover()
         }
@@ -426,8 +433,10 @@ class Process:
 def stepped_view(
     table: InMemoryLeaseTable, turns: Turns, lost_answers: Mapping[int, str]
 ) -> InMemoryLeaseTable:
-    """The table as one process sees it: others may go on before every call on a row, and the n-th
-    UpdateItem is answered as told (see `Worker.lost_answers`).
+    """Return the table as one process sees it.
+
+    Other actors can run before every call on a row. `lost_answers` selects faults of the n-th
+    UpdateItem (see `Worker.lost_answers`).
     """
     writes = itertools.count(1)
     outcome: list[str] = []
@@ -466,16 +475,16 @@ def _faults(worker: Worker) -> FaultHook:
 
 
 def range_of(path: str) -> tuple[str, int, int]:
-    """Lease key, after and through of a file that a `RangeWriter` named."""
+    """Lease key, after and through of a file name that a `RangeWriter` created."""
     key, _, span = path.partition("~")[0].rpartition("/")
     after, _, through = span.partition("-")
     return key, int(after), int(through)
 
 
 def contiguous(ranges: Sequence[tuple[str, int, int]]) -> dict[str, int]:
-    """Up to where each lease is committed.
+    """Return the number of the last committed record of each lease.
 
-    Raises `AssertionError` at the first range that does not follow on the one before it.
+    Raises `AssertionError` at the first range that does not continue the previous one.
     """
     reached: dict[str, int] = {}
     for key, after, through in ranges:

@@ -1,1 +1,1 @@
-"""The lease protocol as a state space that is searched to its end."""
+"""A model of the lease protocol whose state space is searched exhaustively."""

@@ -1,10 +1,11 @@
-"""The steps of the protocol's model where lease rows come and go: children that are created at
-their parent's end, finished leases that a leader deletes, and a parent's row that is deleted by
-hand and restored by its child's worker (`worker.shards.parents`).
+"""Steps of the protocol's model that create, delete and restore lease rows.
 
-What must hold besides: a shard that was finished and deleted never comes back, unless the parent's
-row was deleted by hand; and a child commits nothing before all records of its parent are in the
-table, whatever became of the parent's row.
+Children are created at their parent's end. A leader deletes finished leases. A parent's row is
+deleted by hand and restored by its child's worker (`worker.shards.parents`).
+
+Two more rules must hold. A shard that was finished and deleted is never created again, unless the
+parent's row was deleted by hand. A child commits nothing before all records of its parent are in
+the table, in every state of the parent's row.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class LineageSteps(Steps):
     """The steps of a model of a parent (shard 0) and its child (shard 1)."""
 
     def of(self, s: State) -> Iterator[tuple[str, State]]:
-        """All steps: a name and the state after it. Raises `BrokenRuleError`."""
+        """Return all steps: a name and the state after it; raises `BrokenRuleError`."""
         yield from super().of(s)
         if s.past.deletions and s.rows[PARENT] != ABSENT:
             past = s.past._replace(deletions=s.past.deletions - 1, deleted=True)
@@ -48,7 +49,10 @@ class LineageSteps(Steps):
     # ----------------------------------------------------------------------------
 
     def _cleanup(self, s: State) -> Iterator[tuple[str, State]]:
-        """A look at the rows and a delete on the checkpoint seen, with anything in between."""
+        """Read the rows, then delete one on condition of the checkpoint read.
+
+        Other steps can happen between the read and the delete.
+        """
         shard = s.past.deleting
         if shard == NOBODY:
             for shard in filter(lambda one: self._may_go(s, one), (PARENT, CHILD)):
@@ -62,8 +66,9 @@ class LineageSteps(Steps):
             yield f"the leader deletes s{shard}: refused", s._replace(past=past)
 
     def _may_go(self, s: State, shard: int) -> bool:
-        """Finished, without a parent's row, and all children have begun; the child's own children
-        are taken to have begun.
+        """Whether a shard is finished, its parent's row is gone, and all children have started.
+
+        The model assumes that the child's own children have started.
         """
         if not self._ended(s.rows[shard]):
             return False
@@ -126,7 +131,7 @@ class LineageSteps(Steps):
         return _replaced(s, shard, NEW)
 
     def _end(self, s: State, index: int, slot: Slot) -> Iterator[tuple[str, State]]:
-        """The children's rows first, in a transaction that needs the parent's row unfinished."""
+        """Create the children's rows first, in a transaction that needs an unfinished parent."""
         if not self.model.born or index % self.model.shards == CHILD:
             yield from super()._end(s, index, slot)
             return
@@ -146,7 +151,10 @@ class LineageSteps(Steps):
             yield from super()._end(s, index, slot)
 
     def _append(self, s: State, shard: int, slot: Slot) -> Log:
-        """After its row was deleted by hand the parent is read again; nothing may be left out."""
+        """Commit a range; no record may be skipped.
+
+        After its row was deleted by hand the parent is read again.
+        """
         log, parent = s.logs[shard], s.rows[PARENT]
         if slot.committed < log.reached and shard == PARENT and s.past.deleted:
             return Log(slot.number, slot.fence, max(log.reached, slot.end))

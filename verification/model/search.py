@@ -1,21 +1,24 @@
-"""The protocol of leases, handoffs, assignments and commits as a state space, searched to its end
-(docs/decisions/0006-simulation.md).
+"""Exhaustive search of the protocol of leases, handoffs, assignments and commits.
 
-A model of the rules, not of the code: rows, the log's two numbers per shard, processes (several of
-which may share one worker id), and a leader whose plan may be old when it is written. Every step is
-one I/O call; between any two anything else may happen, which is a pause. A write may be applied
-without its answer, or lost before it is applied, and is then made again. What grows without end is
-bounded by budgets: moves (assignments, handoffs, crashes), lost answers, renewals. Searched is
-everything within the bounds.
+See docs/decisions/0006-simulation.md. The model describes the rules, not the code: rows, two
+transaction versions per shard, processes (several can share one worker id), and a leader whose plan
+can be outdated when it is written. Every step is one I/O call. Any other steps can happen between
+two steps, which models a pause. A write can be applied without a response, or lost before it is
+applied; it is then repeated. Budgets bound what is unlimited in reality: moves (assignments,
+handoffs, crashes), lost responses, renewals. The search visits every state within these bounds.
 
-Safety: committed ranges are contiguous and none is repeated; no checkpoint is past the table; the
-worker that processes a shard changes only together with the counter; no plan takes a lease from
-owners that it has not seen; no checkpoint goes back; a child commits nothing before its parent has
-ended, or, where the parent's row was deleted by hand, before the table has all its parent's
-records; a finished and deleted shard does not come back.
+Safety rules:
 
-`python -m verification.model.search` searches all configurations and then each variant with one
-guard removed, which must fail.
+- Committed ranges are contiguous and none is repeated.
+- No checkpoint is ahead of the table, and no checkpoint goes back.
+- The worker that processes a shard changes only together with the counter.
+- No plan takes a lease from owners that it has not seen.
+- A child commits nothing before its parent has ended. If the parent's row was deleted by hand,
+  it commits nothing before the table has all records of its parent.
+- A finished and deleted shard is not created again.
+
+`python -m verification.model.search` searches all configurations. Then it searches each variant
+with one guard removed, which must fail.
 """
 
 from __future__ import annotations
@@ -34,7 +37,9 @@ from verification.model.steps import Steps
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The end of a search: states visited, how many of them have everything committed and
+    """Result of a search.
+
+    It has the number of visited states, the number of those with everything committed and
     checkpointed, and the first broken rule with its steps.
     """
 
@@ -45,9 +50,9 @@ class Found:
 
 
 def search(model: Model, *, limit: int = 50_000_000) -> Found:
-    """Visit every state within the model's bounds, nearest first, or until a rule breaks.
+    """Visit every state within the model's bounds, breadth first, until a rule breaks.
 
-    Raises `RuntimeError` past `limit` states.
+    Raises `RuntimeError` above `limit` states.
     """
     steps, start = (LineageSteps if model.lineage else Steps)(model), model.start()
     seen: dict[State, tuple[State, str] | None] = {start: None}
@@ -173,16 +178,17 @@ GUARDS: Final[tuple[tuple[str, Model], ...]] = (
 
 
 def without(guard: str) -> Model:
-    """The small configuration in which the missing guard is seen.
+    """Return the small configuration that detects the missing guard.
 
-    Raises `KeyError` for an unknown one.
+    Raises `KeyError` for an unknown guard.
     """
     return replace(dict(GUARDS)[guard], without=guard)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Search, print the states, and 1 when a rule breaks that should hold, or none where a guard is
-    missing.
+    """Search all configurations, print the states, and return the exit code.
+
+    It is 1 if a rule breaks that should hold, or if no rule breaks although a guard is missing.
     """
     parser = argparse.ArgumentParser(
         description="Search the protocol's state space, then each variant with one guard removed"

@@ -1,4 +1,4 @@
-"""The values of the protocol's model: rows, logs, what processes know, and configurations."""
+"""Values of the protocol's model: rows, logs, knowledge of processes, and configurations."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 Pending = tuple[int, int, int, int] | None
-"""End of the prepared range, its number, and the table's two numbers under which it is to land."""
+"""End of the prepared range, its number, and the table's two versions that the commit expects."""
 
 NOBODY: Final = -1
 
 
 class Row(NamedTuple):
-    """A lease row; workers are small numbers, `NOBODY` stands for an absent attribute.
+    """A lease row; workers are small numbers, and `NOBODY` is an absent attribute.
 
-    A checkpoint past the last record is SHARD_END. `ABSENT` stands for a row that is not there.
+    A checkpoint after the last record is SHARD_END. `ABSENT` is a row that does not exist.
     """
 
     owner: int
@@ -25,12 +25,12 @@ class Row(NamedTuple):
 
     @property
     def actual(self) -> int:
-        """Who processes the shard."""
+        """The worker that processes the shard."""
         return self.owner if self.draining == NOBODY else self.draining
 
 
 class Log(NamedTuple):
-    """What the table has of one shard: its numbers, and the last record committed."""
+    """The table's state of one shard: its transaction versions and the last committed record."""
 
     data: int = 0
     fence: int = 0
@@ -38,9 +38,9 @@ class Log(NamedTuple):
 
 
 class Slot(NamedTuple):
-    """What one process knows of one shard.
+    """What one process knows about one shard.
 
-    `known` is the row as it last wrote or read it, `retry` a write whose answer was lost.
+    `known` is the row that it last wrote or read. `retry` is a write whose response was lost.
     """
 
     at: str = "idle"
@@ -54,7 +54,7 @@ class Slot(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """What a leader is about to write, and the owners that it saw. `handoff`: graceful."""
+    """A leader's planned write and the owners that it saw; `handoff` means graceful."""
 
     shard: int
     owner: int
@@ -65,8 +65,10 @@ class Plan(NamedTuple):
 
 
 class Past(NamedTuple):
-    """What has become of rows: how often the parent's row may still be deleted by hand, whether it
-    was, which finished shards a leader has deleted, and which one it is about to delete.
+    """History of the rows.
+
+    It has the number of manual deletions of the parent's row that are left, whether one happened,
+    which finished shards a leader has deleted, and which one it is about to delete.
     """
 
     deletions: int = 0
@@ -76,7 +78,7 @@ class Past(NamedTuple):
 
 
 class State(NamedTuple):
-    """Everything; `left` are the budgets: moves, lost answers, renewals."""
+    """The complete state; `left` are the budgets: moves, lost responses, renewals."""
 
     rows: tuple[Row, ...]
     logs: tuple[Log, ...]
@@ -89,25 +91,28 @@ class State(NamedTuple):
 IDLE: Final = Slot()
 ABSENT: Final = Row(NOBODY, NOBODY, -1, -1, None)
 PROCESS: Final = 1_000
-"""Numbers of two processes differ by this much at least."""
+"""Minimum distance between the batch numbers of two processes."""
 NEW: Final = Row(NOBODY, NOBODY, 0, 0, None)
 
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A configuration: the worker id of each process, shards (the second is the first one's child),
-    records per shard, budgets. `without`: a guard removed.
+    """A configuration of the model.
 
-    `most_counter`, `most_fences`: where twins refuse each other for ever the search ends.
+    It has the worker id of each process, shards (the second is a child of the first), records per
+    shard and budgets. `without` names a guard that is removed.
+
+    `most_counter` and `most_fences` bound the search where two processes with one worker id reject
+    each other forever.
 
     With `several` a batch has other leases too. When one of them is lost, the batch is prepared
     again without it, unless its commit was already sent.
 
-    With `lineage` rows come and go, and the model has two shards: a leader deletes finished leases,
-    the parent's row is deleted by hand up to `deletions` times and restored by the child's worker,
-    and, with `born`, the child's row is made at the parent's end. Otherwise it is there from the
-    beginning, as that of a merged shard whose other parent has ended. Without `log_seen` a child's
-    worker does not look into the sink's log, as at an at-least-once sink.
+    With `lineage` rows are created and deleted, and the model has two shards. A leader deletes
+    finished leases. The parent's row is deleted by hand up to `deletions` times and restored by the
+    child's worker. With `born`, the child's row is created at the parent's end. Otherwise it exists
+    from the start, like that of a merged shard whose other parent has ended. Without `log_seen` a
+    child's worker does not look into the sink's log, as with an at-least-once sink.
     """
 
     name: str
@@ -128,7 +133,7 @@ class Model:
     log_seen: bool = True
 
     def start(self) -> State:
-        """Rows without owner, nothing committed."""
+        """The first state: rows without owner, no commits."""
         return State(
             (NEW, ABSENT) if self.born else (NEW,) * self.shards,
             (Log(),) * self.shards,
@@ -140,16 +145,16 @@ class Model:
 
 
 class BrokenRuleError(Exception):
-    """A step broke a safety rule."""
+    """A step violated a safety rule."""
 
 
 def next_row(known: Row, checkpoint: int, pending: Pending) -> Row:
-    """The row that a write with these positions makes of the known one."""
+    """The row after a write of these positions to the known row."""
     return known._replace(counter=known.counter + 1, checkpoint=checkpoint, pending=pending)
 
 
 def landed(slot: Slot) -> Slot:
-    """A batch is in the table."""
+    """The slot after its batch was committed."""
     return (
         slot._replace(at="ready", committed=slot.end, data=slot.number, end=0, number=0)
         if slot.known.counter >= 0
@@ -158,7 +163,7 @@ def landed(slot: Slot) -> Slot:
 
 
 def dropped(slot: Slot) -> Slot:
-    """The lease is lost; a commit that was already sent may still land."""
+    """The slot after its lease was lost; a commit that was already sent can still be applied."""
     return (
         slot._replace(known=Row(NOBODY, NOBODY, -1, 0, None), retry=None)
         if slot.at in ("prepared", "sent")
@@ -167,17 +172,17 @@ def dropped(slot: Slot) -> Slot:
 
 
 def less(left: tuple[int, int, int], which: int) -> tuple[int, int, int]:
-    """The budgets after one use of the given one."""
+    """The budgets after one use of budget `which`."""
     moves, lost, renewals = left
     # positions in the tuple
     return (moves - (which == 0), lost - (which == 1), renewals - (which == 2))  # noqa: PLR2004
 
 
 def with_slot(s: State, index: int, slot: Slot) -> State:
-    """The state with another slot."""
+    """The state with one slot replaced."""
     return s._replace(slots=(*s.slots[:index], slot, *s.slots[index + 1 :]))
 
 
 def with_log(s: State, shard: int, log: Log) -> State:
-    """The state with another log of one shard."""
+    """The state with the log of one shard replaced."""
     return s._replace(logs=(*s.logs[:shard], log, *s.logs[shard + 1 :]))

@@ -1,4 +1,4 @@
-"""The steps of the protocol's model; `verification.model.search` says what it is, and searches."""
+"""Steps of the protocol's model; `verification.model.search` describes the model."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from verification.model.state import (
 
 
 class Steps:
-    """The steps of a model from one state on."""
+    """The steps of a model from one state."""
 
     def __init__(self, model: Model) -> None:
         self.model = model
 
     def of(self, s: State) -> Iterator[tuple[str, State]]:
-        """All steps: a name and the state after it. Raises `BrokenRuleError`."""
+        """Return all steps: a name and the state after it; raises `BrokenRuleError`."""
         yield from self._leader(s)
         for index, slot in enumerate(s.slots):
             process, shard = divmod(index, self.model.shards)
@@ -238,7 +238,7 @@ class Steps:
             yield from self._complete(s, index, slot)
 
     def _prepare(self, s: State, index: int, slot: Slot) -> Iterator[tuple[str, State]]:
-        """Each range that follows; a number that the table has is avoided."""
+        """Prepare each possible next range, with a number that the table does not have."""
         known, number = slot.known, self._number(index, slot)
         if slot.committed == self.model.records:
             return
@@ -251,27 +251,29 @@ class Steps:
             yield from self._write(s, index, "prepare", next_row(known, slot.committed, pending))
 
     def _prepare_again(self, s: State, index: int, slot: Slot) -> Iterator[tuple[str, State]]:
-        """The batch has lost another lease; this one is prepared once more."""
+        """Prepare this lease again after the batch has lost another lease."""
         if self.model.several:
             known = slot.known
             again = (slot.end, self._number(index, slot), slot.data, slot.fence)
             yield from self._write(s, index, "prepare", next_row(known, known.checkpoint, again))
 
     def _number(self, index: int, slot: Slot) -> int:
-        """No other write has it: it is made of the process and the counter."""
+        """A number that no other write uses: it is made of the process and the counter."""
         if self.model.without == "two numbers":
             return slot.data + 1
         process = 0 if self.model.without == "process in the number" else index // self.model.shards
         return process * PROCESS + slot.known.counter + 1
 
     def _end(self, s: State, index: int, slot: Slot) -> Iterator[tuple[str, State]]:
-        """Everything is committed: the row gets SHARD_END."""
+        """Write SHARD_END after everything is committed."""
         ended = next_row(slot.known, self.model.records + 1, None)
         yield from self._write(s, index, "end", ended)
 
     def _write(self, s: State, index: int, what: str, wanted: Row) -> Iterator[tuple[str, State]]:
-        """A write by counter and, where positions move, checkpoint; refused, it reads the row back
-        and knows its own work by counter, owner and positions.
+        """A write on condition of the counter and, if positions change, of the checkpoint.
+
+        When it is rejected, the process reads the row. It recognizes its own write by counter,
+        owner and positions.
         """
         process, shard = divmod(index, self.model.shards)
         slot, row, me = s.slots[index], s.rows[shard], self.model.ids[process]
@@ -331,8 +333,9 @@ class Steps:
         return done
 
     def _complete(self, s: State, index: int, slot: Slot) -> Iterator[tuple[str, State]]:
-        """The end of a handoff, as early as its time-out allows: also in the middle of a commit,
-        which may still land.
+        """End a handoff as early as its time-out allows.
+
+        This can happen during a commit, which can still be applied.
         """
         process, shard = divmod(index, self.model.shards)
         row = s.rows[shard]

@@ -1,1 +1,1 @@
-"""What shows how good a plan is: a lower bound of its moves, and the figures that use it."""
+"""Quality of plans: a lower bound of moves, and metrics that use it."""

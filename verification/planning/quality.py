@@ -80,8 +80,8 @@ def lower_bound(plan_input: PlanInput, plan: Plan) -> int:
         used[w] > max(reached, (1 + GIANT_SLACK) * share) * (1 + EPSILON)
         for w, share in alone.items()
     ) or len(alone) < len(giants):
-        # The plan leaves more than slack beside a giant: what it reaches is a peak over all
-        # workers.
+        # A worker with a giant has more than slack on top of it. The plan's evenness is then
+        # the peak over all workers.
         giants, reached = set(), max([problem.target, *used])
     group_rest = None
     if 1 < len(problem.groups) < len(problem.workers):
