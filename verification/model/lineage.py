@@ -111,7 +111,7 @@ class LineageSteps(Steps):
             yield f"{who} finds no row of s0", with_slot(s, index, slot._replace(at=at))
 
     def _restore(self, s: State, index: int, slot: Slot, who: str) -> Iterator[tuple[str, State]]:
-        """One transaction: the parent's row, if it is absent and the child has still not begun."""
+        """Create the parent's row in one transaction, if it is absent and the child not started."""
         row = s.rows[CHILD]
         begun = row.checkpoint != 0 or row.pending is not None
         if begun and self.model.without != "child in the restoration":

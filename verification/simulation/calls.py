@@ -1,6 +1,4 @@
-"""Every simulated I/O call goes through here: it takes time before and after its effect, and may
-fail in every way that AWS does.
-"""
+"""Simulated I/O calls: each takes time before and after its effect, and can fail as in AWS."""
 
 from __future__ import annotations
 
@@ -25,7 +23,7 @@ from verification.simulation.scheduler import Host
 
 
 class Fault(StrEnum):
-    """What can happen to one call."""
+    """Faults of one call."""
 
     THROTTLED = "throttled"
     SERVER_ERROR = "server_error"
@@ -36,11 +34,13 @@ class Fault(StrEnum):
     PAUSE_BEFORE = "pause_before"
     PAUSE_AFTER = "pause_after"
     HUNG = "hung"
-    """The request takes seconds; the host's other tasks go on."""
+    """The request takes seconds; the host's other tasks continue."""
 
     LANDS_LATE = "lands_late"
-    """The caller is told of a time-out, and the write is applied seconds later, if its conditions
-    still hold."""
+    """The caller gets a time-out; the write is applied later.
+
+    It is applied after some seconds, if its conditions still hold.
+    """
 
 
 AWS_SITES: Final = (
@@ -77,8 +77,10 @@ _THROTTLED_SHARE: Final = 0.5
 
 
 def applicable(site: str, fault: Fault) -> bool:
-    """Whether a fault can happen at a call site: only commits and fences can land late, or lose a
-    race for the log, and only writes to a table can be held up in the network.
+    """Whether a fault can happen at a call site.
+
+    Only commits and fences can be applied late or lose a race for the log. Only writes to a table
+    can be delayed in the network.
     """
     if fault is Fault.LANDS_LATE:
         return site in _THROTTLABLE and site.partition(".")[2] in _WRITES
@@ -94,13 +96,15 @@ EXPIRED_ITERATOR: Final = ("kinesis.GetRecords", "expired_iterator")
 
 @dataclass
 class Weather:
-    """How likely faults are now. `chance` is per call; hosts named in `partitioned` reach nothing
-    at all.
+    """The current probability of faults.
 
-    `steered` is one (site, fault) that happens at the `steered_call`th call of its site whatever
-    the chance; `throttled` names the tables, or "kinesis", of which every other call is throttled
-    now; `down` what fails altogether: "kinesis" or "sink"; hosts named in `denied` have credentials
-    that are not accepted.
+    Attributes:
+        chance: Probability per call.
+        partitioned: Hosts that cannot reach AWS.
+        steered: One (site, fault) that always happens at call number `steered_call` of its site.
+        throttled: The tables, or "kinesis", of which every other call is throttled.
+        down: Services whose calls all fail: "kinesis" or "sink".
+        denied: Hosts whose credentials are rejected.
     """
 
     rng: random.Random
@@ -118,7 +122,7 @@ class Weather:
     faults: tuple[Fault, ...] = tuple(Fault)
 
     def draw(self, host: Host, site: str) -> Fault | None:
-        """The fault of this call, if it has one."""
+        """Return the fault of this call, or None."""
         if self.partitioned and host.name in self.partitioned and site in _THROTTLABLE:
             return self._count(host, site, Fault.TIMEOUT_BEFORE)
         if self.down and site.partition(".")[0] in self.down:
@@ -147,7 +151,7 @@ class Weather:
         return self._count(host, site, fault)
 
     def reaches_nothing(self, host: Host) -> bool:
-        """Whether a host is cut off from AWS."""
+        """Whether a host cannot reach AWS."""
         return host.name in self.partitioned
 
     def _count(self, host: Host, site: str, fault: Fault) -> Fault:
@@ -157,7 +161,7 @@ class Weather:
 
 
 class Calls:
-    """The I/O of one host."""
+    """The I/O calls of one host."""
 
     def __init__(self, host: Host, weather: Weather) -> None:
         self._host = host
@@ -165,11 +169,11 @@ class Calls:
         self._open: dict[object, Fault | None] = {}
 
     def latency(self) -> float:
-        """Half a round trip."""
+        """Half a round-trip time."""
         return 0.001 + self._weather.rng.random() * 0.006
 
     def before(self, site: str, applied: Callable[[], None] = lambda: None) -> None:
-        """Everything up to the moment of the effect.
+        """Simulate the time and faults before the effect of a call.
 
         `applied` is called after the effect of a write that is applied late.
         """
@@ -205,7 +209,7 @@ class Calls:
             raise LandsLate(error, partial(self._apply_late, applied))
 
     def _apply_late(self, applied: Callable[[], None], apply: Callable[[], object]) -> None:
-        """The request is in the network by now: a crash of the host does not stop it."""
+        """Apply a write that is already in the network; a crash of the host does not stop it."""
         scheduler = self._host.scheduler
 
         def land() -> None:
@@ -216,7 +220,7 @@ class Calls:
         scheduler.spawn(Host("network", scheduler), "late write", land)
 
     def _deny(self, site: str) -> None:
-        """Refuse a call of a host whose credentials are not accepted."""
+        """Reject a call of a host whose credentials have expired."""
         if site not in _THROTTLABLE:
             return
         self._host.scheduler.pause(self.latency())
@@ -226,7 +230,7 @@ class Calls:
         )
 
     def after(self, site: str) -> None:
-        """Everything from the effect to the answer."""
+        """Simulate the time and faults from the effect to the response."""
         fault = self._open.pop(self._host.scheduler.current(), None)
         self._strike(fault, Fault.CRASH_AFTER, Fault.PAUSE_AFTER)
         self._host.scheduler.pause(self.latency())
@@ -237,13 +241,16 @@ class Calls:
 
     @contextmanager
     def call(self, site: str) -> Iterator[None]:
-        """Both halves around an effect."""
+        """Run `before` and `after` around an effect."""
         self.before(site)
         yield
         self.after(site)
 
     def sink_fault(self, site: str) -> SinkFault | None:
-        """The sink passes time by itself; crashes and pauses are struck before it begins."""
+        """Return the fault of a sink call.
+
+        The sink lets time pass by itself. Crashes and pauses happen before the call starts.
+        """
         fault = self._weather.draw(self._host, site)
         self._strike(fault, Fault.CRASH_BEFORE, Fault.PAUSE_BEFORE)
         if fault in (Fault.CRASH_AFTER, Fault.PAUSE_AFTER):
@@ -270,7 +277,7 @@ class Calls:
             self._host.pause(self._weather.long_pause_seconds)
 
     def expired(self) -> ExpiredIteratorError | None:
-        """Now and then an iterator is too old."""
+        """Return an error for an expired iterator, at random."""
         if self._weather.rng.random() < self._weather.chance:
             self._weather.counts[EXPIRED_ITERATOR] += 1
             return ExpiredIteratorError(

@@ -1,6 +1,4 @@
-"""What must hold after every step: the safety invariants, on every write of the lease table and
-every entry of the sink's log.
-"""
+"""Safety invariants, checked on every write of a lease and every entry of the sink's log."""
 
 from __future__ import annotations
 
@@ -25,12 +23,12 @@ Role = Literal["worker", "leader", "hand", "reader"]
 
 
 class BrokenInvariantError(BaseException):
-    """A safety invariant does not hold; no production code may catch it."""
+    """A safety invariant is broken; no production code may catch this error."""
 
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """A lease that changed hands, at a virtual second; None stands for nobody."""
+    """A change of a lease's owner, at a virtual second; None means no owner."""
 
     at: float
     lease_key: str
@@ -40,7 +38,7 @@ class Moved:
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """What had happened when a write began: the excuses by lease, and how many rows had landed."""
+    """The state when a write started: excuses by lease, and the number of committed rows."""
 
     excuses: Mapping[str, int]
     landings: int
@@ -48,13 +46,16 @@ class Begun:
 
 @dataclass
 class Checks:
-    """Sees every change of the lease table and of the sink's log, and raises `BrokenInvariantError`
-    at once.
+    """Checks every change of the lease table and the sink's log.
 
-    `replayed` are leases of a lineage of which a row was deleted by hand: only there may anything
-    come twice or out of order. `excuses` count, per lease, what allows an at-least-once sink to
-    repeat: a crash or a lost lease of its owner, a failed write. `lost` are events that left
-    retention unread, or were set aside while the transform was broken.
+    Raises `BrokenInvariantError` at once.
+
+    Attributes:
+        replayed: Leases of a lineage of which a row was deleted by hand. Only their records may
+            come twice or out of order.
+        excuses: Per lease, the number of events that allow an at-least-once sink to repeat
+            records: a crash or a lost lease of its owner, a failed write.
+        lost: Events that left retention unread, or were set aside while the transform was broken.
     """
 
     table: InMemoryLeaseTable
@@ -91,16 +92,17 @@ class Checks:
     # ----------------------------------------------------------------------------
 
     def lease(self, key: str) -> Lease | None:
-        """The row now; None when there is none."""
+        """The current row, or None."""
         return self.table.row(key)
 
     def rows(self) -> list[Lease]:
-        """All rows as they were last written, by key."""
+        """All rows as last written, by key."""
         return [self._rows[key] for key in sorted(self._rows)]
 
     def row_written(self, key: str, role: Role, worker_id: str) -> None:
-        """All that one write of a lease row must keep; `worker_id` is the worker that wrote, in the
-        given role.
+        """Check all invariants of one write of a lease row.
+
+        `worker_id` is the worker that wrote, in the given role.
         """
         before, now = self._rows.get(key), self.lease(key)
         if role == "reader":
@@ -121,7 +123,7 @@ class Checks:
             self._check_coverage(row.stream)
 
     def _created(self, now: Lease, role: Role) -> None:
-        """S6: what has a parent with a lease is read from its begin."""
+        """S6: a lease whose parent has a lease starts at the beginning of its shard."""
         key = now.lease_key
         self._created_at[key] = now.checkpoint
         self._order.append(key)
@@ -144,9 +146,9 @@ class Checks:
         if self.replayed.intersection(parents):
             self.replayed.add(key)
         if key in self._deleted and role == "leader":
-            # A leader that slept between its first listing and the creation brings back a shard
-            # that was finished and deleted meanwhile: a creation can only be conditional on the
-            # row's absence. Known, and only for a pause longer than finished leases are kept
+            # A leader that was paused between its first listing and the creation can create a row
+            # that was finished and deleted meanwhile. A creation can only be conditional on the
+            # row's absence. This known case needs a pause longer than finished leases are kept
             # (docs/guarantees.md).
             self.replayed |= self._lineage(now)
 
@@ -204,8 +206,9 @@ class Checks:
             self.excuse(key)
 
     def _may_be_deleted(self, lease: Lease) -> None:
-        """S8: a row goes when its shard is finished and the children have begun, or when the shard
-        does not exist any more.
+        """S8: check that a row may be deleted.
+
+        Its shard is finished and the children have started, or the shard does not exist any more.
         """
         if not lease.ended:
             raise BrokenInvariantError(f"S8: {lease.lease_key} was deleted at {lease.checkpoint}")
@@ -226,12 +229,12 @@ class Checks:
         )
 
     def is_open(self, lease: Lease) -> bool:
-        """Whether the shard of a lease still takes records."""
+        """Whether the shard of a lease still accepts records."""
         shard = self.model.stream(self._stream_of(lease)).shard(lease.shard_id)
         return shard is not None and shard.is_open
 
     def _check_coverage(self, stream: str | None) -> None:
-        """S7: from when a stream's leases have covered all hash keys once, they always do."""
+        """S7: once a stream's leases have covered all hash keys, they always do."""
         hole = hole_in_leases(lease for lease in self._rows.values() if lease.stream == stream)
         if hole is None:
             self._covered.add(stream)
@@ -239,7 +242,7 @@ class Checks:
             raise BrokenInvariantError(f"S7: {hole}")
 
     def uncovered(self) -> list[str]:
-        """The streams whose leases do not cover all hash keys now."""
+        """The streams whose leases do not cover all hash keys."""
         streams = {lease.stream for lease in self._rows.values()}
         found = [
             str(hole)
@@ -256,27 +259,28 @@ class Checks:
     # ----------------------------------------------------------------------------
 
     def excuse(self, *keys: str) -> None:
-        """Something happened after which these leases may be read again by an at-least-once
-        sink.
-        """
+        """Allow an at-least-once sink to repeat records of these leases after a fault."""
         self._excuses.update(keys)
 
     def begins(self, keys: Iterable[str]) -> Begun:
-        """What has happened to these leases so far, for a write that begins now."""
+        """Return the current excuses of these leases, for a write that starts now."""
         return Begun({key: self._excuses[key] for key in keys}, self._landings)
 
     @contextmanager
     def begun_at(self, begun: Begun) -> Iterator[None]:
-        """What lands within was begun then: a lease lost since excuses that it is read again."""
+        """Treat commits in this context as writes that started at `begun`.
+
+        A lease that was lost since then may be read again.
+        """
         self._begun = begun
         yield
         self._begun = None
 
     def _is_overtaken(self, lease_key: str, landing: int | None) -> bool:
-        """Whether this write began before another one landed, and its lease was lost meanwhile.
+        """Whether another write was committed after this one started, and the lease was lost.
 
-        Nothing fences the writer of an at-least-once sink: when it was paused, its rows land
-        behind those of the lease's next owner.
+        An at-least-once sink does not fence its writer. When the writer was paused, its rows can
+        come after those of the lease's next owner.
         """
         begun = self._begun
         return (
@@ -288,17 +292,17 @@ class Checks:
         )
 
     def excuse_worker(self, worker_id: str) -> None:
-        """The same for all that a worker owns now."""
+        """Call `excuse` for all leases that a worker owns."""
         self.excuse(*(key for key, row in self._rows.items() if row.actual_owner == worker_id))
 
     def deleted_by_hand(self, key: str) -> None:
-        """A row goes: everything in its lineage may be read again."""
+        """Note that an operator deleted a row: all leases of its lineage may be read again."""
         self.replayed |= self._lineage(self._rows[key])
         self.coverage_suspended = True
         self.row_written(key, "hand", "")
 
     def _lineage(self, lease: Lease) -> set[str]:
-        """The keys of all ancestors and descendants of a shard, and theirs."""
+        """Lease keys of a shard's whole lineage: all ancestors and descendants, and theirs."""
         parents = {
             s.shard_id: set(s.parents) for s in self.model.stream(self._stream_of(lease)).shards
         }
@@ -311,9 +315,7 @@ class Checks:
         return {lease.key_of_sibling(shard) for shard in lineage}
 
     def trimmed(self, before_millis: int) -> None:
-        """Records older than this left retention: those that are not in the table need not get
-        there.
-        """
+        """Note that older records left retention; those that are not committed may be missing."""
         self.coverage_suspended = True
         self.lost |= {
             one
@@ -325,7 +327,10 @@ class Checks:
     # ----------------------------------------------------------------------------
 
     def dead_lettered(self, records: pa.Table) -> None:
-        """Records set aside count as settled; a transform that is broken may set any aside."""
+        """Note dead letters, which count as processed.
+
+        A broken transform may set any record aside.
+        """
         for key, number, sub, data, error in _columns(
             records, ("lease_key", "sequence_number", "sub_sequence_number", "data", "error")
         ):
@@ -334,7 +339,7 @@ class Checks:
                 self.lost.add(data.decode().partition("|")[0])
 
     def landed(self, entry: LogEntry, objects: Mapping[str, pa.Table]) -> None:
-        """S4 (nothing twice), S5 (parents first, order per key) on one commit."""
+        """Check S4 (no repetition) and S5 (parents first, order per key) on one commit."""
         for file in entry.files:
             for one, key, number, lease_key, sequence_number, sub in _columns(
                 objects[file.path], EVENT_SCHEMA.names
@@ -371,11 +376,11 @@ class Checks:
         self._excused_at[one] = excuses[lease_key]
 
     def _may_be_late(self, one: str, key: str, event: Published) -> None:
-        """S5: a first row behind a later one of its key.
+        """S5: whether a first row may come after a later one of its key.
 
         The next owner of a lease may not read the batch that its paused predecessor still writes.
-        At LATEST, without a checkpoint, it begins behind that batch; anywhere, the records may have
-        left retention. Those rows are not promised, and nothing fences their writer.
+        With LATEST and no checkpoint, it starts after that batch. With any position, the records
+        may have left retention. Those rows are not guaranteed, and their writer is not fenced.
         """
         lease_key = event.lease_key
         first = self._first.get(lease_key)
@@ -423,11 +428,12 @@ class Checks:
                 )
 
     def _is_late_and_empty(self, parent: str, child: str) -> bool:
-        """Whether a parent's lease came after the child's and has nothing to read.
+        """Whether a parent's lease was created after the child's and has no records to read.
 
-        A leader that was paused in its first shard sync may create the lease of a shard that was
-        closed meanwhile, when its successor has listed the stream again and begun at the children.
-        At LATEST, and at a timestamp behind the parent's last record, nothing of it is read.
+        A leader that was paused in its first shard sync can create the lease of a shard that was
+        closed meanwhile. Its successor has then listed the stream again and started at the
+        children. With LATEST, or a timestamp after the parent's last record, no record of the
+        parent is read.
         """
         if self._order.index(parent) < self._order.index(child):
             return False
@@ -439,9 +445,7 @@ class Checks:
         return self._created_at[parent] == LATEST
 
     def missing(self) -> set[str]:
-        """Events that neither the table has, nor the transform refuses, nor retention or the
-        initial position explains.
-        """
+        """Events that are not committed and not excused by transform, retention or position."""
         self._waiting = {
             one for one in self._waiting if one not in self.committed and one not in self.lost
         }
@@ -455,14 +459,15 @@ class Checks:
         }
 
     def published(self, one: str, event: Published) -> None:
-        """An event was acknowledged."""
+        """Record that an event was acknowledged."""
         self.ledger.events[one] = event
         if not event.poison:
             self._waiting.add(one)
 
     def _before_the_begin(self, event: Published, unread: set[str]) -> bool:
-        """Whether the event is from before the place where its lease begins: with LATEST that is
-        the first thing that was settled.
+        """Whether the event is before the position at which its lease starts.
+
+        With LATEST that is the first event that was processed.
         """
         if self.scenario.initial_position == "AT_TIMESTAMP":
             return event.arrival_millis < BEGIN_MILLIS
@@ -472,10 +477,10 @@ class Checks:
         return first is None or event.position < first
 
     def _unread_shards(self) -> set[str]:
-        """Lease keys of shards that had closed when the first leases were made: nothing reads them.
+        """Lease keys of unread shards, which had closed when the first leases were created.
 
-        Neither they nor an ancestor ever had a lease, or that of the ancestor came when a lease
-        behind them had begun at LATEST: a leader was paused in its first shard sync.
+        Neither they nor an ancestor ever had a lease. Or a paused leader created the ancestor's
+        lease in its first shard sync, after a descendant's lease had started at LATEST.
         """
         found: set[str] = set()
         for name in self.scenario.streams:
@@ -493,7 +498,7 @@ class Checks:
         return found
 
     def _is_begun_behind(self, name: str, shard_id: str, at: int) -> bool:
-        """Whether a descendant began at LATEST before lease number `at` was created."""
+        """Whether a descendant started at LATEST before lease number `at` was created."""
         behind, begun = {shard_id}, set(self._order[:at])
         for shard in self.model.stream(name).shards:
             if behind.intersection(shard.parents):

@@ -1,5 +1,6 @@
-"""Incidents of the stream, the tables and the sink: reshards, retention, stale reads, and people
-who edit rows by hand.
+"""Incidents of the stream, the tables and the sink.
+
+They are reshards, retention, stale reads, and operators who edit rows by hand.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ UNREADABLE_LEASES: Final[tuple[Item, ...]] = (
     {**_READABLE, "parentShardId": {"S": "shardId-000000000000"}},
     {**_READABLE, "startingHashKey": {"S": "9"}, "endingHashKey": {"S": "1"}},
 )
-"""Attributes of lease rows as people and other programs may leave them."""
+"""Attributes of invalid lease rows, as operators and other programs can write them."""
 
 UNREADABLE_WORKERS: Final[tuple[Item, ...]] = (
     {},
@@ -37,13 +38,13 @@ UNREADABLE_WORKERS: Final[tuple[Item, ...]] = (
 
 
 def child_closed(stream: Stream, child: ChildShard) -> bool:
-    """Whether a child has been closed, too, or is gone."""
+    """Whether a child is closed, or is gone."""
     shard = stream.shard(child.shard_id)
     return shard is None or not shard.is_open
 
 
 class DataIncidents:
-    """Each method is one incident. `shards` is how many each stream began with."""
+    """Incidents, one per method; `shards` is the initial number of shards of each stream."""
 
     def __init__(
         self,
@@ -99,8 +100,9 @@ class DataIncidents:
         )
 
     def retention_trim(self) -> None:
-        """Everything older than a moment ago leaves retention, read or not; closed shards that were
-        read and are older are gone altogether.
+        """Trim all records that are older than a moment ago, read or not.
+
+        Closed shards that were read and are older are removed.
         """
         cutoff = self.world.model.world.now_millis() - self.rng.randint(200, 3_000)
         for name in self.world.scenario.streams:
@@ -113,8 +115,9 @@ class DataIncidents:
         self.world.checks.trimmed(cutoff)
 
     def _all_followed(self, stream: Stream) -> bool:
-        """Whether every closed shard was read to its end and its children have leases: a first
-        listing goes by the model's own horizon, which does not move.
+        """Whether every closed shard was read to its end and its children have leases.
+
+        A first listing uses the model's own horizon, which does not move.
         """
         checks, key = self.world.checks, self.world.lease_key
         closed = [shard for shard in stream.shards if not shard.is_open]
@@ -130,15 +133,15 @@ class DataIncidents:
         )
 
     def poison(self) -> None:
-        """A record that the transform cannot take."""
+        """Publish a record that the transform cannot process."""
         self.world.producer.publish(1, poison=True)
 
     def failing_transform(self) -> None:
-        """A version of the transform that fails on everything is deployed, and taken back."""
+        """Deploy a transform that fails on every record, then restore the old one."""
         self.world.broken_until = self.world.scheduler.now + self.rng.uniform(1.0, 6.0)
 
     def unreadable_row(self) -> None:
-        """Somebody puts rows into the tables that nobody can read."""
+        """Put invalid rows into the tables."""
         world = self.world
         shard_id = f"shardId-{self.rng.randrange(900, 1000):012d}"
         key = world.lease_key(self.rng.choice(world.scenario.streams), shard_id)
@@ -148,28 +151,26 @@ class DataIncidents:
         world.workers.plant({"wid": {"S": shard_id}, **self.rng.choice(UNREADABLE_WORKERS)})
 
     def slow_transform(self) -> None:
-        """The transform takes longer than a lease lives."""
+        """Let the transform take longer than the failover time."""
         self.world.slow_until = self.world.scheduler.now + 4.0
 
     def stale_index(self) -> None:
-        """The index lags."""
+        """Let the index lag."""
         self.world.index_lag_seconds = self.rng.uniform(0.5, 3.0)
         self.later(4.0, lambda: setattr(self.world, "index_lag_seconds", 0.0))
 
     def stale_scan(self) -> None:
-        """Scans are eventually consistent, and how."""
+        """Let eventually consistent scans lag."""
         self.world.scan_lag_seconds = self.rng.uniform(0.2, 2.0)
         self.later(4.0, lambda: setattr(self.world, "scan_lag_seconds", 0.0))
 
     def _rows(self) -> dict[str, Item]:
-        """The lease rows, without those that nobody can read."""
+        """The lease rows, without the invalid ones."""
         rows = self.world.leases.rows()
         return {key: row for key, row in rows.items() if key not in self.world.unreadable}
 
     def edit_row(self) -> None:
-        """Somebody edits a lease row by hand: removes the owner, moves the counter, adds an
-        attribute.
-        """
+        """Edit a lease row by hand: remove the owner, change the counter, or add an attribute."""
         rows = self._rows()
         if not rows:
             return
@@ -190,8 +191,9 @@ class DataIncidents:
         self.world.checks.row_written(key, "hand", "")
 
     def delete_row(self) -> None:
-        """Somebody deletes a lease row by hand. Not where reading starts at LATEST: its records
-        would be gone, and rightly so.
+        """Delete a lease row by hand.
+
+        This does not happen with LATEST, where the loss of the row's records would be correct.
         """
         rows = self._rows()
         if not rows or self.world.scenario.initial_position != "TRIM_HORIZON":
@@ -204,8 +206,10 @@ class DataIncidents:
         self.world.checks.deleted_by_hand(key)
 
     def delete_row_under_way(self) -> None:
-        """Somebody deletes the row of a lease that is in a handoff, has a batch on its way, has no
-        owner, or has not begun. Not where reading starts at LATEST, as with `delete_row`.
+        """Delete the row of a lease that is in transition.
+
+        The lease is in a handoff, has a pending batch, has no owner, or has not started. This does
+        not happen with LATEST, as with `delete_row`.
         """
         if self.world.scenario.initial_position != "TRIM_HORIZON":
             return
@@ -221,16 +225,16 @@ class DataIncidents:
             self._delete(self.rng.choice(chosen))
 
     def delete_worker_row(self) -> None:
-        """Somebody deletes the row of a worker."""
+        """Delete the row of a worker by hand."""
         rows = self.world.workers.rows()
         if rows:
             self.world.workers.erase(self.rng.choice(sorted(rows)))
 
     def delete_lock(self) -> None:
-        """Somebody deletes the leader's lock."""
+        """Delete the leader's lock by hand."""
         self.world.coordinator.erase("Leader")
         self.world.lock_watch.look()
 
     def late_commit(self) -> None:
-        """Writes to the sink that were under way arrive now."""
+        """Apply the delayed writes to the sink."""
         self.world.sink_table.land_late()

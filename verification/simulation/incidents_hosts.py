@@ -1,6 +1,4 @@
-"""Incidents of hosts: workers and leaders that die, stand still, come, go, are cut off, or are two
-under one name.
-"""
+"""Incidents of hosts: crashes, pauses, starts, stops, partitions and shared worker ids."""
 
 from __future__ import annotations
 
@@ -25,7 +23,7 @@ FOREIGN_SECONDS: Final = 6.0
 
 
 class HostIncidents:
-    """Each method is one incident."""
+    """Incidents, one per method."""
 
     def __init__(self, world: World, rng: Random) -> None:
         self.world = world
@@ -37,7 +35,7 @@ class HostIncidents:
         return self.rng.choice(found) if found else None
 
     def later(self, seconds: float, what: Callable[[], None]) -> None:
-        """Do something after a while, unless the run has ended by then."""
+        """Call `what` after some seconds, unless the run has ended by then."""
 
         def wait() -> None:
             self.world.scheduler.pause(seconds)
@@ -60,47 +58,46 @@ class HostIncidents:
         return f"{letter}{self.serial}"
 
     def crash(self) -> None:
-        """Kill a worker; it comes back under its own name."""
+        """Kill a worker and restart it with the same id."""
         machine = self._one_worker()
         if machine is not None:
             machine.host.crash()
             self._restart(machine)
 
     def crash_and_rename(self) -> None:
-        """Kill a worker; another one takes its place."""
+        """Kill a worker and start another one with a new id."""
         machine = self._one_worker()
         if machine is not None:
             machine.host.crash()
             self._restart(machine, name=self._next("n"))
 
     def pause(self) -> None:
-        """Let a worker stand still for longer than its leases live."""
+        """Pause a worker for longer than the failover time."""
         machine = self._one_worker()
         if machine is not None:
             machine.host.pause(self.rng.uniform(1.0, 8.0))
 
     def deploy(self) -> None:
-        """Stop a worker in good order and start its successor."""
+        """Stop a worker gracefully and start its successor."""
         machine = self._one_worker()
         if machine is not None:
             machine.stop.set()
             self.world.start(self._next("d"), strategy=machine.strategy, is_worker=True)
 
     def join(self) -> None:
-        """One worker more."""
+        """Start one more worker."""
         self.world.start(self._next("j"), strategy=STRATEGIES[0], is_worker=True)
 
     def join_quirky(self) -> None:
-        """One more that hands nothing over gracefully and releases nothing when it stops, as older
-        peers do.
-        """
+        """Start a worker without graceful handoff and release at shutdown, like old peers."""
         self.world.start(
             self._next("q"), strategy=self.rng.choice(STRATEGIES), is_worker=True, quirky=True
         )
 
     def short_lived_workers(self) -> None:
-        """Two workers start, report, and are killed; nobody starts them again. Soon after that
-        another process leads, which finds their rows.
+        """Start two workers and kill them for good after their first report.
+
+        Soon after that another process becomes leader and finds their rows.
         """
         for _ in range(2):
             name = self._next("s")
@@ -109,7 +106,7 @@ class HostIncidents:
         self.later(self.rng.uniform(2.0, 6.0), self.leader_deploy)
 
     def foreign_application(self) -> None:
-        """The application is started with another stream: a worker or a leader that is refused."""
+        """Start the application with another stream: a worker or a leader that must be refused."""
         world = self.world
         if world.coordinator.read_application() is None:
             return
@@ -129,7 +126,7 @@ class HostIncidents:
             del self.world.machines[machine.name]
 
     def failing_handoff(self) -> None:
-        """A leader hands a lease over while writes to the lease table fail now and then."""
+        """Let a leader hand off a lease while some writes to the lease table fail."""
         world = self.world
         ids = sorted({machine.worker_id for machine in world.workers_at_work()})
         held = [row for row in world.checks.rows() if row.owner in ids and not row.ended]
@@ -145,20 +142,18 @@ class HostIncidents:
         self.later(self.rng.uniform(0.5, 2.0), lambda: world.weather.throttled.discard("leases"))
 
     def drain_run(self) -> None:
-        """Somebody materializes the output by hand: a worker that ends when everything is in the
-        table.
-        """
+        """Materialize the output by hand: start a worker that ends when everything is committed."""
         self.world.start(self._next("m"), strategy=STRATEGIES[0], is_worker=True, mode="drain")
 
     def drain_request(self) -> None:
-        """A worker is asked through its row to leave; another one comes."""
+        """Request through its row that a worker leaves; another one starts."""
         machine = self._one_worker()
         if machine is not None and machine.mode == "continuous":
             self.world.workers.request_drain(machine.worker_id)
             self.world.start(self._next("r"), strategy=machine.strategy, is_worker=True)
 
     def duplicate_worker_id(self) -> None:
-        """Somebody starts a second worker under the name of a living one."""
+        """Start a second worker with the id of a running one."""
         machine = self._one_worker()
         if machine is not None and machine.mode == "continuous":
             self.world.checks.twins.add(machine.worker_id)
@@ -178,11 +173,11 @@ class HostIncidents:
         )
 
     def partition(self) -> None:
-        """A host reaches neither DynamoDB nor Kinesis for a while."""
+        """Cut a host off from DynamoDB and Kinesis for a while."""
         self._cut_off(self.rng.choice(list(self.world.machines.values())))
 
     def leader_partition(self) -> None:
-        """The sensor is cut off."""
+        """Cut the sensor off from AWS."""
         self._cut_off(self.world.machines[SENSOR])
 
     def leader_crash(self) -> None:
@@ -193,36 +188,38 @@ class HostIncidents:
             self._restart(machine)
 
     def leader_pause(self) -> None:
-        """Let the sensor stand still; it wakes in the middle of what it did."""
+        """Pause the sensor; it continues in the middle of its cycle."""
         self.world.machines[SENSOR].host.pause(self.rng.uniform(2.0, 8.0))
 
     def leader_deploy(self) -> None:
-        """The code server reloads: the old sensor ends, a new one begins under the same name while
-        the old one may still be in a cycle.
+        """Reload the code server.
+
+        The old sensor ends. A new one starts under the same name while the old one may still be in
+        a cycle.
         """
         self.world.machines[SENSOR].stop.set()
         self.world.start(SENSOR, strategy=STRATEGIES[0], is_worker=False)
 
     def mixed_strategy(self) -> None:
-        """The sensor is killed and comes back with another strategy than the workers have."""
+        """Kill the sensor and restart it with a strategy that differs from the workers'."""
         self.world.machines[SENSOR].host.crash()
         self.world.start(SENSOR, strategy=self.rng.choice(STRATEGIES), is_worker=False)
 
     def clock_jump(self) -> None:
-        """The wall clock of a host jumps by up to five minutes."""
+        """Move the wall clock of a host by up to five minutes."""
         self.rng.choice(list(self.world.machines.values())).host.skew_seconds += self.rng.uniform(
             -300, 300
         )
 
     def expired_credentials(self) -> None:
-        """AWS denies all calls of a host for a while: its credentials have expired."""
+        """Reject all calls of a host for a while, because its credentials have expired."""
         denied = self.world.weather.denied
         name = self.rng.choice(list(self.world.machines.values())).host.name
         denied.add(name)
         self.later(self.rng.uniform(0.5, 4.0), lambda: denied.discard(name))
 
     def dry_run(self) -> None:
-        """Somebody asks on a host what a leader would do now; that writes nothing."""
+        """Plan on a host without writes, as the CLI's dry run does."""
         world, machine = self.world, self.rng.choice(list(self.world.machines.values()))
         observed = self.rng.choice((0.0, 4.0))
         calls = Calls(machine.host, world.weather)
@@ -241,7 +238,7 @@ class HostIncidents:
         machine.host.spawn("dry run", body)
 
     def hot_worker(self) -> None:
-        """The utilization of a worker rises, above or near the end of its range."""
+        """Raise the utilization of a worker near or above the end of its range."""
         machine = self._one_worker()
         if machine is not None:
             machine.cpu_percent = self.rng.choice((75.0, 90.0, 100.0))
@@ -251,7 +248,7 @@ class HostIncidents:
         self.later(self.rng.uniform(1.0, 5.0), lambda: self.world.weather.throttled.discard(what))
 
     def throttled_tables(self) -> None:
-        """Every other request to one of the tables is throttled."""
+        """Throttle every other request to one of the tables."""
         self._throttle(self.rng.choice(("leases", "workers", "coordinator")))
 
     def _outage(self, what: str) -> None:
@@ -259,13 +256,13 @@ class HostIncidents:
         self.later(self.rng.uniform(3.0, 12.0), lambda: self.world.weather.down.discard(what))
 
     def stream_outage(self) -> None:
-        """No call of Kinesis succeeds."""
+        """Fail all calls of Kinesis."""
         self._outage("kinesis")
 
     def sink_outage(self) -> None:
-        """The sink can be neither written nor read."""
+        """Fail all reads and writes of the sink."""
         self._outage("sink")
 
     def throttled_stream(self) -> None:
-        """Every other request to Kinesis is throttled."""
+        """Throttle every other request to Kinesis."""
         self._throttle("kinesis")

@@ -1,4 +1,4 @@
-"""The in-memory Kinesis behind one host's network."""
+"""The in-memory Kinesis, called through one host's simulated network."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from verification.simulation.calls import Calls
 
 
 class SimulatedKinesis:
-    """`KinesisClient` whose every call is a scheduling point and may fail."""
+    """`KinesisClient` whose every call is a scheduling point and can fail."""
 
     def __init__(self, model: KinesisModel, calls: Calls) -> None:
         self._inner = InMemoryKinesis(model)
@@ -58,7 +58,7 @@ class SimulatedKinesis:
     def get_records(  # noqa: D102 (documented by the protocol)
         self, stream: StreamId, shard_id: str, iterator: str, limit: int
     ) -> RecordsPage:
-        # Not `Calls.call`: most calls of a simulation are this one.
+        # Not `Calls.call`, for speed: most calls of a simulation are this one.
         self._calls.before("kinesis.GetRecords")
         expired = self._calls.expired()
         if expired is not None:

@@ -1,6 +1,4 @@
-"""Watching the leader: who holds the lock and how it changed hands (S9), and what it plans
-(S12).
-"""
+"""Checks of the leader: how its lock changes hands (S9) and what it plans (S12)."""
 
 from __future__ import annotations
 
@@ -19,8 +17,10 @@ _ROUNDING: Final = 1e-6
 
 
 class LockWatch:
-    """Compares the lock item with what it was: it may change hands only when absent, or untouched
-    for its whole time.
+    """Checks each change of the lock's owner.
+
+    The owner may change only when the lock is absent, or has not been renewed for its whole
+    duration.
     """
 
     def __init__(self, table: InMemoryCoordinatorStateTable, now: Callable[[], float]) -> None:
@@ -31,11 +31,11 @@ class LockWatch:
 
     @property
     def owner_name(self) -> str | None:
-        """Who holds the lock; None when nobody does."""
+        """The owner of the lock, or None."""
         return None if self._seen is None else self._seen.owner_name
 
     def look(self) -> None:
-        """Check the lock after every write; raise `BrokenInvariantError` for a stolen one."""
+        """Check the lock after every write; raise `BrokenInvariantError` if it was stolen."""
         # most writes are not of the lock
         lock = self._table.read_lock() if LEADER_KEY in self._table.store._rows else None  # noqa: SLF001
         before, self._seen = self._seen, lock
@@ -56,11 +56,12 @@ class LockWatch:
 
 
 class WatchedLeader(LeaderCycle):
-    """A leader whose plans are looked at."""
+    """A leader whose plans are checked."""
 
     def run_once(self, deadline_seconds: float | None = None) -> CycleReport:
-        """See `LeaderCycle.run_once`; raises `BrokenInvariantError` for a move to a worker that is
-        not there or wants to leave.
+        """See `LeaderCycle.run_once`.
+
+        Raises `BrokenInvariantError` for a move to a worker that does not exist or wants to leave.
         """
         report = super().run_once(deadline_seconds)
         if report.led and report.plan is not None:

@@ -1,4 +1,4 @@
-"""Hosts with the processes that run on them."""
+"""Simulated hosts and the processes that run on them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CALM_CPU_PERCENT: Final = 30.0
 
 @dataclass(eq=False)
 class SimulatedHost(Host):
-    """A host whose crash is told to the checks."""
+    """A host that reports its crash to the checks."""
 
     crashing: Callable[[], None] = lambda: None
 
@@ -27,12 +27,13 @@ class SimulatedHost(Host):
 
 @dataclass(eq=False)
 class Machine:
-    """A host with the process that runs on it. `stop` asks it to end in good order; a quirky peer
-    hands over and releases nothing.
+    """A host with the process that runs on it.
 
-    `fetches_in_jobs`: a worker whose executors fetch; their calls are this host's. `streams`: other
-    streams than those of the application; such a machine must be refused. `cpu_percent`: what it
-    reports where workers report a utilization.
+    Attributes:
+        stop: Requests a graceful end. A quirky peer does no handoff and releases nothing.
+        fetches_in_jobs: The worker's executors fetch; their calls are this host's.
+        streams: Streams that differ from the application's; such a machine must be refused.
+        cpu_percent: The utilization that it reports, if workers report one.
     """
 
     name: str
@@ -49,7 +50,7 @@ class Machine:
 
 
 class SimulatedCpu:
-    """The utilization of a machine, as a provider of worker metrics."""
+    """A metric provider that returns the utilization of a machine."""
 
     short_name = "C"
     max_utilization_percent = 80

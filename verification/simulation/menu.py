@@ -1,10 +1,10 @@
 """Menus: the versioned lists from which a seed draws its incidents and faults.
 
-A seed draws by index, so one added name changes the plan of every seed. A menu is therefore never
-changed: additions go into a new one. `tests/verification/test_simulation_menus.py` has a digest of
+A seed draws by index, so one added name changes the plan of every seed. A menu therefore never
+changes; additions go into a new one. `tests/verification/test_simulation_menus.py` has a digest of
 each. `simulate(seed, StormOptions(menu=1))` replays a seed under an older menu.
 
-To add an incident: write the method in `incidents_hosts.HostIncidents` or
+To add an incident, write the method in `incidents_hosts.HostIncidents` or
 `incidents_data.DataIncidents`, and append its name in a new menu.
 """
 
@@ -117,7 +117,7 @@ MENUS: Final = {
 }
 
 CURRENT_MENU: Final = max(MENUS)
-"""The version that seeds draw from unless another one is asked for."""
+"""The version that seeds draw from unless another one is requested."""
 
 
 def menu_of(version: int) -> Menu:

@@ -1,5 +1,7 @@
-"""After the storm: under a steady load no lease may go back and forth (L3), and a graceful stop
-must be short and repeat nothing (L4).
+"""Checks after the storm: steady leases (L3) and a short graceful stop (L4).
+
+Under a steady load no lease may move back and forth. A graceful stop must be short and repeat no
+record.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ def rehearse(
     *,
     stops_leader: bool,
 ) -> None:
-    """The body of a task; what does not hold is added to `violations`."""
+    """Run the checks as the body of a task; append what fails to `violations`."""
     world.note("-- steady load")
     begin = len(world.checks.moves)
     _load(world, CONVERGE_SECONDS)
@@ -40,10 +42,10 @@ def rehearse(
 
 
 def to_and_fro(moves: Sequence[Moved], settled: int, shared_ids: Container[str]) -> list[Moved]:
-    """Moves from number `settled` on of leases that had been moved before that number.
+    """Return moves from number `settled` on, of leases that had moved before that number.
 
-    Not those from or to a worker id that two processes use: they refuse each other's batches and
-    read them again, so that the load of their leases is not steady.
+    Moves from or to a worker id that two processes share are excluded. The two reject each other's
+    batches and read them again, so the load of their leases is not steady.
     """
     before = {move.lease_key for move in moves[:settled]}
     return [
@@ -56,13 +58,13 @@ def to_and_fro(moves: Sequence[Moved], settled: int, shared_ids: Container[str])
 
 
 def _shared_ids(world: World) -> frozenset[str]:
-    """The worker ids that two living processes use."""
+    """The worker ids that two running processes share."""
     counts = Counter(machine.worker_id for machine in world.workers_at_work())
     return frozenset(worker_id for worker_id, count in counts.items() if count > 1)
 
 
 def _replace_sensor(world: World) -> None:
-    """The code server reloads: what the leader knew is gone, and it leads again at once."""
+    """Reload the code server: the leader loses its state and leads again at once."""
     world.note("-- the leader is replaced")
     world.machines[SENSOR].stop.set()
     world.start(SENSOR, strategy=STRATEGIES[0], is_worker=False)

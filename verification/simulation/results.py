@@ -1,4 +1,4 @@
-"""What a run of many seeds did, as numbers and as a report."""
+"""Results of a run of many seeds, as numbers and as a report."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SHOWN_CELLS: Final = 10
 
 
 def cells_of(menu: int) -> list[tuple[str, str]]:
-    """Everything that a long enough run under a menu has to have injected at least once."""
+    """Everything that a sufficiently long run under a menu must inject at least once."""
     chosen = menu_of(menu)
     return [*chosen.cells, EXPIRED_ITERATOR, *(("incident", name) for name in chosen.incidents)]
 
@@ -32,8 +32,9 @@ class Failure:
 
 @dataclass
 class Result:
-    """What some seeds did; `settled` are the seconds from the end of each storm until everything
-    was well.
+    """Result of some seeds.
+
+    `settled` has the seconds from the end of each storm until the fleet was settled.
     """
 
     menu: int = CURRENT_MENU
@@ -47,7 +48,7 @@ class Result:
     failures: list[Failure] = field(default_factory=list)
 
     def add(self, other: Result) -> None:
-        """Take in the result of other seeds."""
+        """Add the result of other seeds."""
         self.seeds += other.seeds
         self.steps += other.steps
         self.published += other.published
@@ -98,7 +99,7 @@ def result_of(outcome: Outcome, menu: int) -> Result:
 
 
 def report(result: Result, out: TextIO) -> None:
-    """The figures for people."""
+    """Print the metrics of a run as text."""
     by_fault: Counter[str] = Counter()
     for (site, fault), count in result.faults.items():
         if site != "incident":

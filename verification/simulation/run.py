@@ -1,4 +1,4 @@
-"""One seed from beginning to end."""
+"""The run of one seed, from start to end."""
 
 from __future__ import annotations
 
@@ -20,9 +20,13 @@ _LOOK_SECONDS: Final = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a seed did. `violations` is empty when every invariant held; `faults` counts (call site,
-    fault); `settled_seconds`: how long after the storm everything was committed and owned;
-    `incidents`: how many were planned.
+    """The outcome of one seed.
+
+    Attributes:
+        violations: Broken invariants; empty if all hold.
+        faults: Counts by (call site, fault).
+        settled_seconds: Time after the storm until everything was committed and owned.
+        incidents: Number of planned incidents.
     """
 
     seed: int
@@ -37,7 +41,7 @@ class Outcome:
     incidents: int
 
     def timeline(self, last: int = 120) -> str:
-        """The last lines of what happened, with virtual time, then the violations."""
+        """The last lines of the timeline, with virtual time, then the violations."""
         shown = [f"{at:9.3f}  {text}" for at, text in self.lines[-last:]]
         return "\n".join(
             [
@@ -96,7 +100,7 @@ def simulate(seed: int, options: StormOptions | None = None) -> Outcome:
 
 
 def _settles(world: World, seconds: float) -> bool:
-    """Run until everything is as it has to be; it is looked at ten times a second."""
+    """Run until the fleet is settled; it is checked ten times a second."""
     next_look = 0.0
 
     def done() -> bool:
@@ -132,7 +136,7 @@ def _rehearsed(world: World, options: StormOptions, violations: list[str]) -> No
 
 
 def _broken(world: World) -> list[str]:
-    """What tasks died of: broken invariants, and errors that no worker may die of."""
+    """Errors that ended tasks: broken invariants, and errors that no worker may end with."""
     found = [
         str(t.error) for t in world.scheduler.tasks if isinstance(t.error, BrokenInvariantError)
     ]
@@ -145,8 +149,10 @@ def _broken(world: World) -> list[str]:
 
 
 def unsettled(world: World) -> list[str]:
-    """What is not as it has to be in calm: events not in the table (L1), leases without a living
-    owner, open handoffs (L2), holes (S7), drains.
+    """What is not yet settled after the storm.
+
+    These are events not in the table (L1), leases without a running owner, open handoffs (L2), gaps
+    in hash-range coverage (S7), and drains.
     """
     found = [f"L2: {text}" for text in _unowned(world)]
     if found:

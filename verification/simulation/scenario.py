@@ -1,6 +1,4 @@
-"""What a seed chooses before anything runs: the settings of the fleet, and the one fault and
-incident that it is steered to.
-"""
+"""The choices of a seed before the run: fleet settings, and a steered fault and incident."""
 
 from __future__ import annotations
 
@@ -16,7 +14,7 @@ from verification.simulation.menu import CURRENT_MENU, menu_of
 
 EPOCH: Final = 1_800_000_000.0
 TIMESTAMP_SECONDS: Final = 2.5
-"""With AT_TIMESTAMP, this many virtual seconds after the begin is where reading starts."""
+"""With AT_TIMESTAMP, reading starts this many virtual seconds after the start."""
 
 BEGIN_MILLIS: Final = round((EPOCH + TIMESTAMP_SECONDS) * 1000)
 
@@ -35,7 +33,7 @@ REACHED_BY: Final = {
     "sink.fence": ("crash", "pause", "crash", "pause"),
     "sink.write_dead_letters": ("poison", "poison", "poison"),
 }
-"""Incidents that make a rare call happen, for the seeds that are steered to it."""
+"""Incidents that cause a rare call, for the seeds that are steered to it."""
 
 
 _TWO_STREAMS: Final = 0.2
@@ -46,12 +44,16 @@ _HANDS_BACK: Final = 0.3
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """The fleet of one seed. `aggregates` is the share of puts that are KPL aggregates; `steered`
-    (call site, fault) happens at the site's call number `steered_call`; `rehearsal`: after the
-    storm a steady load and a graceful stop are watched, too. `reports_cpu`: workers report a
-    utilization; `scan_page_rows`: a scan takes one call for so many rows (None: one for all).
-    `hands_back`: the transform returns records that it cannot take with an error, and does not
-    raise.
+    """The fleet of one seed.
+
+    Attributes:
+        aggregates: Share of puts that are KPL aggregates.
+        steered: A (call site, fault) that happens at the site's call number `steered_call`.
+        rehearsal: After the storm, check a steady load and a graceful stop, too.
+        reports_cpu: Workers report a utilization.
+        scan_page_rows: Rows per call of a scan; None: one call for all.
+        hands_back: The transform returns records that it cannot process with an error, and does not
+            raise.
     """
 
     streams: tuple[str, ...] = ("events",)
@@ -68,7 +70,7 @@ class Scenario:
 
 
 def scenario_of(seed: int, menu: int = CURRENT_MENU) -> Scenario:
-    """The scenario that a seed stands for under a version of the menu."""
+    """The scenario of a seed under a version of the menu."""
     rng = random.Random(f"{seed}/scenario")
     cells = menu_of(menu).cells
     site, fault = cells[seed % len(cells)]
@@ -89,7 +91,7 @@ def scenario_of(seed: int, menu: int = CURRENT_MENU) -> Scenario:
     )
     if menu == 1:
         return chosen
-    # Drawn after everything that menu 1 draws.
+    # Drawn after the values of menu 1, so that its seeds stay the same.
     chosen = replace(
         chosen,
         reports_cpu=rng.random() < _REPORTS_CPU,
@@ -115,9 +117,9 @@ _FREQUENT: Final = frozenset(
 
 @lru_cache(maxsize=100)
 def settings(scenario: Scenario, strategy: str, *, quirky: bool = False) -> ConsumerSettings:
-    """Short times, so that a storm of half a minute holds many failovers.
+    """Settings with short times, so that a storm of half a minute has many failovers.
 
-    A quirky peer hands nothing over and releases nothing when it stops.
+    A quirky peer does no handoff and releases nothing at shutdown.
     """
     shard_sync: dict[str, object] = {
         "completed_lease_cleanup_interval_millis": 1_000,

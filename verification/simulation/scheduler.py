@@ -1,11 +1,10 @@
-"""Virtual time for whole fleets: a seeded, cooperative scheduler under which production code runs
-unchanged.
+"""A seeded, cooperative scheduler that runs production code of whole fleets in virtual time.
 
-A *host* stands for a machine: it has clocks of its own (skewed, jumping), can be paused (everything
-on it stands still, as under SIGSTOP or a long garbage collection) and can crash (nothing on it runs
-again). A *task* stands for a thread. Tasks are greenlets: they change places only where they wait
-on the host's clock, and every simulated I/O call waits, so each call is a scheduling point. One
-seed decides everything.
+A *host* is a simulated machine. It has its own clocks (skewed, jumping). It can be paused (nothing
+on it runs, as under SIGSTOP or a long garbage collection) and can crash (nothing on it runs again).
+A *task* is a simulated thread. Tasks are greenlets that switch only where they wait on the host's
+clock. Every simulated I/O call waits, so each call is a scheduling point. One seed decides
+everything.
 """
 
 from __future__ import annotations
@@ -26,18 +25,19 @@ _OUTSIDE: Final = "only a task can wait in virtual time"
 
 
 class HostCrashed(BaseException):
-    """Raised inside the tasks of a crashed host, and by every I/O call that they still try; no
-    production code may catch it.
+    """Raised in the tasks of a crashed host, and by every I/O call that they still try.
+
+    No production code may catch it.
     """
 
 
 class TimeIsUpError(Exception):
-    """The simulation reached its bound of virtual time or of steps."""
+    """The simulation reached its bound of virtual time or steps."""
 
 
 @dataclass(eq=False)
 class Task:
-    """A simulated thread. `error` is what it died of, None while it lives or when it ended well."""
+    """A simulated thread; `error` is the exception that ended it, or None."""
 
     name: str
     host: Host
@@ -77,30 +77,27 @@ class Host:
         return self.scheduler.spawn(self, name, target)
 
     def pause(self, seconds: float) -> None:
-        """Let nothing on this host run for `seconds`."""
+        """Run nothing on this host for `seconds`."""
         self.paused_until = max(self.paused_until, self.scheduler.now + seconds)
 
     def crash(self) -> None:
-        """Kill the host: its tasks end where they are, and nothing that they still try has an
-        effect.
-        """
+        """Kill the host: its tasks end at once, and their further calls have no effect."""
         self.crashed = True
         self.paused_until = 0.0
 
     def check(self) -> None:
-        """Raise `HostCrashed` when the host is dead; every simulated effect calls this first."""
+        """Raise `HostCrashed` if the host has crashed; every simulated effect calls this first."""
         if self.crashed:
             raise HostCrashed(self.name)
 
 
 class Scheduler:
-    """Runs tasks in virtual time until none is left, a bound is reached, or the caller's condition
-    holds.
+    """Runs tasks in virtual time until none is left, a bound is reached, or a condition holds.
 
-    `now` is virtual seconds from 0; `tasks` are all that were ever started. A task that ends with
-    an exception that is no `Exception` (other than its host's crash) ends the run at once, and is
-    kept in `broken`. The order of tasks that are due at the same time is drawn from the seeded
-    generator.
+    `now` is virtual seconds from 0. `tasks` are all tasks that were ever started. A task that ends
+    with a `BaseException` that is not an `Exception` (except its host's crash) ends the run at
+    once, and is kept in `broken`. The seeded generator chooses the order of tasks that are due at
+    the same time.
     """
 
     def __init__(self, seed: int, *, max_steps: int = 2_000_000) -> None:
@@ -116,13 +113,13 @@ class Scheduler:
         self._current: Task | None = None
 
     def spawn(self, host: Host, name: str, target: Callable[[], None]) -> Task:
-        """Start a task; it first runs when the scheduler gets to it."""
+        """Start a task; it first runs when the scheduler selects it."""
 
         def body() -> None:
             try:
                 target()
             except HostCrashed:
-                pass  # The crash was asked for: a dead host's tasks have no error
+                pass  # The crash was requested, so it is not an error of the task.
             except greenlet.GreenletExit:
                 raise
             except BaseException as error:  # noqa: BLE001 (kept for the code that checks the task)
@@ -139,31 +136,33 @@ class Scheduler:
         return task
 
     def _enqueue(self, task: Task, when: float) -> None:
-        """Only the newest entry of a task counts: one that was woken is not resumed a second time
-        by the time-out it waited for.
+        """Schedule a task; only its newest entry counts.
+
+        A task that was woken is not resumed a second time by the time-out of its wait.
         """
         task.ticket = next(self._serial)
         heapq.heappush(self._queue, (when, self.rng.random(), task.ticket, task))
 
     def current(self) -> Task:
-        """The running task. Raises `RuntimeError` outside of one."""
+        """The running task; raises `RuntimeError` outside of one."""
         if self._current is None:
             raise RuntimeError(_OUTSIDE)
         return self._current
 
     def wake(self, task: Task) -> None:
-        """Let a waiting task go on now."""
+        """Let a waiting task continue now."""
         if not task.done:
             self._enqueue(task, self.now)
 
     def pause(self, seconds: float) -> None:
-        """Give way and come back after `seconds` of virtual time; raises `HostCrashed` if the host
-        has died meanwhile.
+        """Yield and continue after `seconds` of virtual time.
+
+        Raises `HostCrashed` if the host has crashed meanwhile.
         """
         task = self._current
         if task is None:
             raise RuntimeError(_OUTSIDE)
-        # The innermost loop of a simulation: `Host.check` and `_enqueue` are written out.
+        # `Host.check` and `_enqueue` are inlined for speed: this is the innermost loop.
         host = task.host
         if host.crashed:
             raise HostCrashed(host.name)
@@ -177,7 +176,7 @@ class Scheduler:
     def run(self, until: Callable[[], bool] | None = None, *, seconds: float = 3_600.0) -> bool:
         """Run until the condition holds (True), no task is left or `seconds` have passed (False).
 
-        Raises `TimeIsUpError` past the bound of steps.
+        Raises `TimeIsUpError` above the bound of steps.
         """
         deadline = self.now + seconds
         queue = self._queue
@@ -209,9 +208,7 @@ class Scheduler:
             self._current = None
 
     def close(self) -> None:
-        """End all tasks that are left, as crashes; afterwards no greenlet of this scheduler is
-        alive.
-        """
+        """End all remaining tasks as crashes; no greenlet of this scheduler is alive afterwards."""
         for _ in range(10_000):
             live = [
                 entry for entry in self._queue if entry[2] == entry[3].ticket and not entry[3].done
@@ -252,7 +249,7 @@ class SimulatedClock:
         return SimulatedSignal(self._host)
 
     def lock(self) -> AbstractContextManager[object]:
-        """A lock that may be held across simulated I/O."""
+        """A lock that can be held across simulated I/O."""
         return SimulatedLock(self._host)
 
 
@@ -265,11 +262,11 @@ class SimulatedSignal:
         self._waiting: list[Task] = []
 
     def is_set(self) -> bool:
-        """Whether it has been set."""
+        """Whether the signal is set."""
         return self._set
 
     def set(self) -> None:
-        """Set it and wake those who wait."""
+        """Set the signal and wake the tasks that wait for it."""
         self._set = True
         waiting, self._waiting = self._waiting, []
         for task in waiting:
@@ -289,7 +286,7 @@ class SimulatedSignal:
 class SimulatedLock:
     """`threading.Lock` in virtual time.
 
-    Locking it twice from one task stands still for ever, as the real one does.
+    A task that locks it twice waits forever, as with the real lock.
     """
 
     def __init__(self, host: Host) -> None:

@@ -1,4 +1,4 @@
-"""Which seeds a run takes: a range that was asked for, a random one, or one of the commit."""
+"""The seeds of a run: a requested range, a random one, or one derived from the commit."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 FIXED: Final = range(2_000)
-"""The seeds that every run of the tests takes."""
+"""The seeds that every run of the tests uses."""
 
 COMMIT_COUNT: Final = 300
 _FIRST_RANDOM: Final = 50_000_000
@@ -20,7 +20,7 @@ _ROOT: Final = Path(__file__).parents[2]
 
 
 def seed_range(text: str) -> range:
-    """`10:20` (end exclusive), or one seed. Raises `ArgumentTypeError`."""
+    """Parse `10:20` (end exclusive) or one seed; raises `ArgumentTypeError`."""
     first, colon, last = text.partition(":")
     try:
         begin, end = int(first), int(last) if colon else int(first) + 1
@@ -34,20 +34,20 @@ def seed_range(text: str) -> range:
 
 
 def shown(seeds: range) -> str:
-    """The range as `seed_range` reads it."""
+    """The range in the format of `seed_range`."""
     return f"{seeds.start}:{seeds.stop}"
 
 
 def random_seeds(count: int) -> range:
-    """`count` seeds that most likely nobody has used."""
+    """`count` random seeds, most likely never used before."""
     begin = _FIRST_RANDOM + _STEP * secrets.randbelow(_RANDOM_BEGINS)
     return range(begin, begin + count)
 
 
 def commit_seeds(count: int = COMMIT_COUNT, root: Path = _ROOT) -> tuple[range, str]:
-    """`count` seeds that follow from the commit id, and a text that says from what.
+    """`count` seeds derived from the commit id, and a text that names their origin.
 
-    Without a commit id, as in an unpacked archive, they follow from the sources.
+    Without a commit id, as in an unpacked archive, they are derived from the sources.
     """
     commit = _commit(root)
     known = commit if commit is not None else _digest_of_sources(root)

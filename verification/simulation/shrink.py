@@ -1,4 +1,4 @@
-"""Shrinking: the mildest storm in which a seed still fails."""
+"""Shrinking: find the mildest storm in which a seed still fails."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _FEW_RECORDS: Final = 5.0
 def shrink(
     seed: int, options: StormOptions | None = None, most_runs: int = SHRINK_RUNS
 ) -> tuple[StormOptions, Outcome]:
-    """The mildest storm found in which this seed still fails: fewer incidents, no chance of faults,
-    no steered fault, fewer records.
+    """Return the mildest storm found in which this seed still fails.
 
-    Raises `ValueError` for a seed that does not fail.
+    It has fewer incidents, no chance of faults, no steered fault, fewer records. Raises
+    `ValueError` for a seed that does not fail.
     """
     best = options or StormOptions()
     outcome = simulate(seed, best)

@@ -1,6 +1,4 @@
-"""The two kinds of sink that a fleet may have, both looked at by the checks: the transactional twin
-of Delta, and a user's own store.
-"""
+"""The two checked sinks of a simulated fleet: a transactional one and a user's own store."""
 
 from __future__ import annotations
 
@@ -16,9 +14,9 @@ from verification.simulation.checks import Begun, Checks
 
 
 class CheckedTable(MemoryTable):
-    """A table whose every new entry is looked at.
+    """A table whose every new entry is checked.
 
-    `promised` are writes of a non-transactional store that are still under way.
+    `promised` are pending writes of a non-transactional store.
     """
 
     def __init__(self, checks: Checks) -> None:
@@ -34,8 +32,9 @@ class CheckedTable(MemoryTable):
         return landed
 
     def land_late(self) -> int:
-        """See `MemoryTable.land_late`; promised writes land in any case, before or after the same
-        rows are written again.
+        """See `MemoryTable.land_late`.
+
+        Promised writes are applied in any case, before or after the same rows are written again.
         """
         promised, self.promised = self.promised, []
         for files, numbers, begun in promised:
@@ -47,7 +46,7 @@ class CheckedTable(MemoryTable):
 
 
 class NotedSink(InMemorySink):
-    """The transactional sink, whose dead letters are seen by the checks."""
+    """The transactional sink; it reports dead letters to the checks."""
 
     def __init__(
         self,
@@ -68,8 +67,9 @@ class NotedSink(InMemorySink):
 
 
 class StoreSink:
-    """A user's own store behind a function, as `spark.foreach.ForeachBatch` runs it: numbers live
-    in this process, and nothing fences.
+    """A user's own store behind a function, as `spark.foreach.ForeachBatch` calls it.
+
+    This process keeps the transaction versions in memory, and there is no fence.
     """
 
     def __init__(
@@ -89,15 +89,16 @@ class StoreSink:
         self._numbers: dict[str, TxnVersions] = {}
 
     def ensure_table(self, schema: pa.Schema) -> None:
-        """Nothing: the function brings its own store."""
+        """Do nothing; the function has its own store."""
 
     def numbers(self, lease_keys: Sequence[str]) -> dict[str, TxnVersions]:
-        """What this process has handed over."""
+        """The batch numbers that this process has written."""
         return {key: self._numbers.get(key, TxnVersions()) for key in lease_keys}
 
     def commit(self, written: Written, entries: Sequence[CommitEntry]) -> CommitOutcome:
-        """Run the function: its rows are there at once, or, when its answer was lost, at some
-        time.
+        """Call the function.
+
+        Its rows are stored at once. If its response is lost, they are stored at any later time.
         """
         keys = tuple(entry.lease_key for entry in entries)
         refused = tuple(
@@ -115,8 +116,8 @@ class StoreSink:
         if fault in (SinkFault.FAIL, SinkFault.LOSE_RACE):
             raise SinkError("the function failed on demand")
         numbers = {entry.lease_key: entry.number for entry in entries}
-        # Nothing fences a paused writer here: what its lease's new owner has read again comes
-        # twice. Of two processes under one id, the row does not say which is it.
+        # A paused writer is not fenced here, so records that the lease's new owner reads again come
+        # twice. If two processes share an id, the row does not show which one is the owner.
         twin = self._worker_id in self._table.checks.twins
         self._table.checks.excuse(
             *(

@@ -1,10 +1,10 @@
-"""L7: a shard that stands still says so.
+"""Check L7: a shard that makes no progress is reported.
 
-A lease that a healthy process holds, whose shard has something left to do, and of which nothing
-moves for longer than `worker.shard_stalled_after_millis`, has to be reported by `ShardStalled`.
-What the shard has left to do is taken from the model of Kinesis and from the sink, not from what
-the worker believes. A lease whose row was not written for the failover time is not held: its worker
-waits for an answer of DynamoDB, and a leader gives the lease to another one.
+`ShardStalled` must report a lease if a healthy process holds it, its shard has work left, and
+nothing changes for longer than `worker.shard_stalled_after_millis`. The work that is left comes
+from the model of Kinesis and from the sink, not from the worker. A lease whose row was not written
+for the failover time counts as not held: its worker waits for a DynamoDB response, and a leader
+assigns the lease to another worker.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ if TYPE_CHECKING:
 
 LOOK_SECONDS: Final = 0.5
 GRACE_SECONDS: Final = 4.0
-"""The worker looks when it renews, and its calls may time out one after the other before that."""
+"""The worker checks when it renews, and several calls can time out before that."""
 
 
 @dataclass(slots=True)
 class Holder:
-    """What one process holds: lease key to when it last moved, or was reported as stalled."""
+    """The leases of one process: lease key to the time of its last change or stall report."""
 
     seen_at: dict[str, float] = field(default_factory=dict)
 
     def take(self, event: Event, now: float) -> None:
-        """Take in what the process says."""
+        """Handle an event of the process."""
         match event:
             case WorkerStarted() | WorkerStopped():
                 self.seen_at.clear()
@@ -62,8 +62,10 @@ class Holder:
     def silent(
         self, now: float, moved: frozenset[str] | set[str], busy: frozenset[str] | set[str]
     ) -> list[str]:
-        """The leases that stand still in silence. `moved`: those whose rows, or parents' rows, have
-        changed; `busy`: those whose shards have something left to do.
+        """Return the leases that are stalled without a report.
+
+        `moved` are those whose rows, or parents' rows, have changed. `busy` are those whose shards
+        have work left.
         """
         for key in self.seen_at:
             if key in moved or key not in busy:
@@ -72,13 +74,13 @@ class Holder:
         return sorted(key for key, at in self.seen_at.items() if now - at > limit)
 
     def disturbed(self, now: float) -> None:
-        """The process could not do anything until now."""
+        """Note that the process could not work until now."""
         self.seen_at = dict.fromkeys(self.seen_at, now)
 
 
 @dataclass(slots=True)
 class Renewals:
-    """When each lease was renewed last: its key to its counter, and when that was first seen."""
+    """The last renewal of each lease: its counter, and when the counter was first seen."""
 
     seen: dict[str, tuple[int, float]] = field(default_factory=dict)
 
@@ -95,7 +97,7 @@ class Renewals:
 
 
 class StillnessWatch:
-    """Looks at all processes twice a second."""
+    """Checks all processes twice a second."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -104,18 +106,18 @@ class StillnessWatch:
         self._renewals = Renewals()
 
     def take(self, machine: Machine, event: Event) -> None:
-        """Take in an event of a worker."""
+        """Handle an event of a worker."""
         holder = self._holders.setdefault(machine.host.name, Holder())
         holder.take(event, self._world.scheduler.now)
 
     def run(self) -> None:
-        """The body of a task. Raises `BrokenInvariantError`."""
+        """Run the check as the body of a task; raises `BrokenInvariantError`."""
         while True:
             self._world.scheduler.pause(LOOK_SECONDS)
             self.look()
 
     def look(self) -> None:
-        """Look once. Raises `BrokenInvariantError`."""
+        """Check once; raises `BrokenInvariantError`."""
         world, now = self._world, self._world.scheduler.now
         moved, busy = self._moved(), self._busy()
         moved |= self._renewals.lapsed(world.checks.rows(), now)
@@ -133,7 +135,7 @@ class StillnessWatch:
                 )
 
     def _moved(self) -> set[str]:
-        """The leases of which the row, or a parent's, has another place than at the last look."""
+        """The leases whose row, or a parent's row, has a new position since the last check."""
         rows = {row.lease_key: row for row in self._world.checks.rows()}
         places: Mapping[str, object] = {
             key: (row.checkpoint, row.pending_checkpoint) for key, row in rows.items()
@@ -148,7 +150,7 @@ class StillnessWatch:
         }
 
     def _busy(self) -> set[str]:
-        """The unfinished leases whose shard is closed, or has events that have not landed."""
+        """The unfinished leases whose shard is closed, or has events that are not committed."""
         checks = self._world.checks
         waiting = {checks.ledger.events[one].lease_key for one in checks.missing()}
         return {

@@ -1,6 +1,4 @@
-"""What happens to the fleet: a seeded list of incidents over half a minute of virtual time, then
-calm.
-"""
+"""Incidents of a simulated fleet: a seeded list over half a minute of virtual time, then calm."""
 
 from __future__ import annotations
 
@@ -18,12 +16,15 @@ from verification.simulation.world import World
 
 @dataclass(frozen=True, slots=True)
 class StormOptions:
-    """How bad it gets. `incidents` are drawn between the two numbers, inclusive;
-    `call_fault_chance` is per I/O call; a mean `records_per_second`.
+    """Options of a storm.
 
-    `skipped` are places in the list of incidents that are left out, `steer` False leaves out the
-    fault of the seed: shrinking uses both. `menu` is the version of the lists that the seed draws
-    from (see `menu`).
+    Attributes:
+        incidents: Minimum and maximum number of incidents, inclusive.
+        call_fault_chance: Probability of a fault per I/O call.
+        records_per_second: Mean rate of published records.
+        skipped: Indexes of incidents that are left out, for shrinking.
+        steer: False leaves out the fault of the seed, for shrinking.
+        menu: Version of the lists that the seed draws from (see `menu`).
     """
 
     workers: int = 3
@@ -55,8 +56,9 @@ class Storm:
         self.plan = self._plan()
 
     def _plan(self) -> list[tuple[float, str]]:
-        """(time, incident) in order of time: one that the seed stands for, some by chance, and
-        those that lead to the fault it is steered to.
+        """Return (time, incident) in order of time.
+
+        The seed selects one incident, chance some, and the steered fault those that lead to it.
         """
         options, names = self.options, self.menu.incidents
         rng = random.Random(f"{self.world.seed}/plan")
@@ -68,7 +70,7 @@ class Storm:
         return [step for place, step in enumerate(plan) if place not in options.skipped]
 
     def begin(self) -> None:
-        """The streams, the fleet, and the sensor that leads it."""
+        """Create the streams, the fleet and the sensor."""
         for name in self.world.scenario.streams:
             self.world.model.call("CreateStream", StreamName=name, ShardCount=self.options.shards)
         self.world.start(SENSOR, strategy=STRATEGIES[0], is_worker=False)
@@ -76,9 +78,7 @@ class Storm:
             self.world.start(f"w{number}", strategy=self.rng.choice(STRATEGIES), is_worker=True)
 
     def drive(self) -> None:
-        """The body of the task that makes weather: traffic all the time, incidents at their
-        times.
-        """
+        """Run the storm as the body of a task: steady traffic, and incidents at their times."""
         world, options = self.world, self.options
         world.weather.chance = options.call_fault_chance
         left = list(self.plan)
@@ -90,15 +90,13 @@ class Storm:
         self.calm()
 
     def strike(self, name: str) -> None:
-        """Make one incident happen."""
+        """Start one incident."""
         self.world.weather.counts[("incident", name)] += 1
         self.world.note(f"-- {name}")
         self.incidents[name]()
 
     def calm(self) -> None:
-        """End the storm: no faults any more, everything that is down comes up again, and a little
-        more traffic.
-        """
+        """End the storm: no more faults, all hosts run again, and a little more traffic."""
         world = self.world
         world.note("-- calm")
         world.weather.chance = 0.0

@@ -1,6 +1,4 @@
-"""The producer: acknowledged records, some of them KPL aggregates, and the ledger of what has to
-arrive.
-"""
+"""The producer: publishes records, some as KPL aggregates, and keeps a ledger of them."""
 
 from __future__ import annotations
 
@@ -41,7 +39,7 @@ _SEVEN_BITS: Final = 128
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """One acknowledged event: where Kinesis put it, and when (epoch milliseconds)."""
+    """One acknowledged event: its position in Kinesis, and its time (epoch milliseconds)."""
 
     lease_key: str
     position: Position
@@ -51,7 +49,7 @@ class Published:
 
 @dataclass
 class Ledger:
-    """What was published: `numbers` counts per key; `events` are acknowledged, by id."""
+    """All published events: `numbers` counts per key; `events` are acknowledged, by id."""
 
     numbers: Counter[str] = field(default_factory=Counter)
     events: dict[str, Published] = field(default_factory=dict)
@@ -85,7 +83,7 @@ class Producer:
         self._prefixes: dict[str, str] = {}
 
     def lease_key(self, stream: str, shard_id: str) -> str:
-        """The lease of a shard, as this application writes it."""
+        """The lease key of a shard in this application."""
         if len(self._streams) == 1:
             return shard_id
         if stream not in self._prefixes:
@@ -104,7 +102,7 @@ class Producer:
             self._put(stream, self._rng.randrange(KEYS), several, poison=poison)
 
     def publish_evenly(self) -> None:
-        """One event for every key of every stream."""
+        """Publish one event for every key of every stream."""
         for stream in self._streams:
             for number in range(KEYS):
                 self._put(stream, number, 1, poison=False)
@@ -149,7 +147,7 @@ def transform(
 ) -> pa.Table:
     """The user's transform: one row per event.
 
-    Poison is handed back with an error if `hands_back` is set. Otherwise it raises `ValueError`.
+    It returns poison with an error if `hands_back` is set. Otherwise it raises `ValueError`.
     """
     if not records.num_rows:
         return NO_EVENTS

@@ -1,6 +1,4 @@
-"""The simulated world: one Kinesis, three tables, one sink table, a producer, and hosts that come
-and go.
-"""
+"""The simulated world: one Kinesis, three tables, one sink table, a producer, and hosts."""
 
 from __future__ import annotations
 
@@ -54,7 +52,7 @@ _LAST_CHECKPOINT = "last checkpoint of "
 
 @dataclass
 class World:
-    """Everything that a seed decides about. `lines` is the timeline: (virtual seconds, text)."""
+    """All objects that a seed controls; `lines` is the timeline: (virtual seconds, text)."""
 
     seed: int
     scenario: Scenario
@@ -102,7 +100,7 @@ class World:
         )
 
     def lease_key(self, stream: str, shard_id: str) -> str:
-        """The lease of a shard, as this application writes it."""
+        """The lease key of a shard in this application."""
         return self.producer.lease_key(stream, shard_id)
 
     def note(self, text: str) -> None:
@@ -120,7 +118,7 @@ class World:
         quirky: bool = False,
         streams: tuple[str, ...] | None = None,
     ) -> Machine:
-        """Boot a host with a worker, or with the leader that stands for the sensor."""
+        """Start a host with a worker, or with the leader that represents the sensor."""
         host = SimulatedHost(
             f"{name}#{len(self.lines)}",
             self.scheduler,
@@ -128,7 +126,7 @@ class World:
             monotonic_base=self.rng.uniform(0, 1e6),
         )
         host.crashing = partial(self.checks.excuse_worker, worker_id or name)
-        # Only a transactional sink takes what executors wrote
+        # Only a transactional sink accepts files that executors wrote
         in_jobs = (
             is_worker
             and self.scenario.exactly_once
@@ -160,7 +158,7 @@ class World:
         return machine
 
     def workers_at_work(self) -> list[Machine]:
-        """The workers that should hold leases: alive, and not asked to stop."""
+        """The workers that should hold leases: running, and not requested to stop."""
         return [
             m
             for m in self.machines.values()
@@ -168,7 +166,7 @@ class World:
         ]
 
     def _work(self, machine: Machine) -> None:
-        """Run a worker; one that fails is started again, as a supervisor would."""
+        """Run a worker; restart it after a failure, as a supervisor would."""
         host = machine.host
         clock = SimulatedClock(host)
         for attempt in range(200):
@@ -186,7 +184,7 @@ class World:
                     self.failures.append(f"{host.name} is refused: {error}")
                 return
             except Exception as error:  # noqa: BLE001
-                # a worker may fail visibly; whether it may is for the checks
+                # a worker can fail; the checks decide whether this error is allowed
                 self.checks.excuse_worker(machine.worker_id)
                 self.note(f"{host.name} failed: {type(error).__name__}: {error}")
                 if not _expected(error):
@@ -283,7 +281,7 @@ class World:
     def tables(
         self, machine: Machine, calls: Calls, role: Role
     ) -> tuple[InMemoryLeaseTable, InMemoryWorkerMetricsTable, InMemoryCoordinatorStateTable]:
-        """The three tables as a machine sees them in a role; the checks see what it writes."""
+        """The three tables as a machine sees them in a role; the checks see its writes."""
         after_lease_call, after_call = _after(calls, "leases"), _after(calls, "coordinator")
 
         def lease_applied(operation: str, key: str) -> None:
@@ -355,7 +353,7 @@ class World:
 
 
 def _nothing(_operation: str, _key: str) -> None:
-    """Nothing has to be looked at after a write."""
+    """Do nothing after a write."""
 
 
 def _before(
@@ -377,7 +375,8 @@ def _after(calls: Calls, table: str) -> Callable[[str, str], None]:
 
 
 def _expected(error: Exception) -> bool:
-    """Errors with which a worker may end under faults: AWS or the sink did not answer for long
-    enough.
+    """Whether a worker may end with this error under faults.
+
+    AWS or the sink did not respond for too long.
     """
     return isinstance(error, AwsError | SinkError)
