@@ -201,7 +201,7 @@ def test_arrow_types_become_deltas(tmp_path: Path) -> None:
         ArrowBatchWriter(
             lambda _: pa.table({"big": pa.array([2**64 - 1], pa.uint64())}), str(tmp_path)
         ).write(batch(b"1"))
-    with pytest.raises(SinkError, match="names a column twice"):
+    with pytest.raises(SinkError, match="has a column twice"):
         ArrowBatchWriter(lambda _: pa.table({"a": [1], "A": [2]}), str(tmp_path)).write(batch(b"1"))
 
 
