@@ -68,7 +68,7 @@ def test_the_sensor_page_shows_its_ticks(stage: Stage, looker: Browser):
     shown = looker.wait_for(
         "orders_leader",
         "Running",
-        "The leader of orders",
+        "Leader of orders",
         "0 runs requested",
         "View logs",
         '"desired":1',

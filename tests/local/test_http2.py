@@ -107,7 +107,7 @@ def test_a_dropped_request_resets_its_answer_only(
     aws.fault_rules.replace(
         [FaultRule(service="kinesis", operation="ListStreams", kind="drop_before", count=1)]
     )
-    with pytest.raises(Exception, match="reset the answer"):
+    with pytest.raises(Exception, match="reset the response"):
         ask(aws, http2, "Kinesis_20131202.ListStreams")
     assert ask(aws, http2, "Kinesis_20131202.ListStreams")[0] == 200
     assert http2.connections == 1

@@ -200,7 +200,9 @@ class Calls:
                 operation=operation,
             )
         if fault is Fault.HUNG:
-            scheduler.pause(self._weather.rng.uniform(*_HUNG_SECONDS))
+            seconds = self._weather.rng.uniform(*_HUNG_SECONDS)
+            self._host.hung_until = max(self._host.hung_until, scheduler.now + seconds)
+            scheduler.pause(seconds)
         if fault in (Fault.TIMEOUT_BEFORE, Fault.LANDS_LATE):
             scheduler.pause(0.3)
             error = UnavailableError(f"{site} timed out", code="ReadTimeout", operation=operation)

@@ -69,6 +69,7 @@ class Host:
     skew_seconds: float = 0.0
     monotonic_base: float = 0.0
     paused_until: float = 0.0
+    hung_until: float = 0.0
     crashed: bool = False
     tasks: list[Task] = field(default_factory=list)
 

@@ -9,6 +9,7 @@ assigns the lease to another worker.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
@@ -121,12 +122,17 @@ class StillnessWatch:
         world, now = self._world, self._world.scheduler.now
         moved, busy = self._moved(), self._busy()
         moved |= self._renewals.lapsed(world.checks.rows(), now)
+        ids = Counter(machine.worker_id for machine in world.workers_at_work())
+        shared = {worker_id for worker_id, count in ids.items() if count > 1}
         for machine in world.machines.values():
             host = machine.host
             holder = self._holders.get(host.name)
             if holder is None:
                 continue
             if host.crashed or host.paused_until > now or world.weather.reaches_nothing(host):
+                holder.disturbed(now)
+            if host.hung_until > now and machine.worker_id in shared:
+                # The rows do not show that this process waits for an answer: the other renews them
                 holder.disturbed(now)
             for key in holder.silent(now, moved, busy):
                 raise BrokenInvariantError(
