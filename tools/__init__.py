@@ -1,0 +1,1 @@
+"""Programs of the make targets, which the wheel does not contain."""
