@@ -17,9 +17,7 @@ import time
 import boto3
 from pyspark.sql import functions as f
 
-from kcl_pipeline.local import EmbeddedAws
-from kcl_pipeline.spark.data_source.source import KinesisDataSource
-from kcl_pipeline.spark.session import build_session
+from kcl_pipeline import EmbeddedAws, KinesisDataSource, build_session
 
 
 def main() -> None:

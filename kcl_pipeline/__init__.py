@@ -1,31 +1,241 @@
 """The Kinesis Client Library 3.x in Python, as a Dagster package.
 
-A pipeline needs only `from kcl_pipeline import DeltaSink, Fleet, KinesisPipeline`.
+Everything that users need is here: the pipeline and its sinks, the Spark data source, the Dagster
+resources, errors and events, assignment strategies, and the embedded AWS. `kcl_pipeline.testing`
+has what tests of a pipeline need. Other modules can change in any version.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from kcl_pipeline.version import __version__
 
 if TYPE_CHECKING:
-    from kcl_pipeline.delta.sink import DeltaSink
+    from kcl_pipeline.aws import AwsClients, SessionOptions
+    from kcl_pipeline.batch import ShardRange
+    from kcl_pipeline.config import ConsumerSettings
+    from kcl_pipeline.delta.settings import DeltaSink
+    from kcl_pipeline.errors import (
+        AccessDeniedError,
+        ApplicationInUseError,
+        AwsError,
+        BrokenTransformError,
+        CommitStoppedError,
+        ExpiredIteratorError,
+        IncompatibleTableError,
+        InvalidRequestError,
+        KclError,
+        LeaseLostError,
+        NotFoundError,
+        OtherApplicationError,
+        RecordsLostError,
+        SettingsError,
+        ShardSyncError,
+        SinkError,
+        StreamReplacedError,
+        TableMismatchError,
+        ThrottledError,
+        TransformFailedError,
+        UnavailableError,
+        UnreadableRowError,
+    )
+    from kcl_pipeline.events import (
+        AggregatesRejected,
+        AnnouncementRejected,
+        AwsTrouble,
+        BatchCommitted,
+        BatchRefused,
+        CpuSourceSkipped,
+        CycleFailed,
+        Event,
+        EventSink,
+        HandoffCompleted,
+        HandoffStarted,
+        HoleFound,
+        LeaderElected,
+        LeadershipLost,
+        LeaseDeleted,
+        LeaseGained,
+        LeaseLost,
+        LeaseMoved,
+        LeaseReleased,
+        LeasesCreated,
+        LossReason,
+        MoveRefused,
+        PendingResolved,
+        PlanMade,
+        RecordsDeadLettered,
+        RecordsLost,
+        RowRejected,
+        ShardEnded,
+        ShardPaused,
+        ShardResumed,
+        ShardStalled,
+        StallStep,
+        WorkerIdShared,
+        WorkerStarted,
+        WorkerStopped,
+        ignore_events,
+    )
+    from kcl_pipeline.kinesis.client import RECORD_SCHEMA
+    from kcl_pipeline.local import EmbeddedAws, Fault, FaultRule
     from kcl_pipeline.pipeline import Fleet, KinesisPipeline
+    from kcl_pipeline.planning.model import (
+        LeaseState,
+        Move,
+        Plan,
+        PlanInput,
+        PlanLimits,
+        Strategy,
+        WorkerState,
+    )
+    from kcl_pipeline.planning.strategies import register as register_strategy
+    from kcl_pipeline.resources import (
+        AwsResource,
+        CoordinatorStateTableResource,
+        LeaseTableResource,
+        SparkResource,
+        WorkerMetricsTableResource,
+    )
+    from kcl_pipeline.spark.data_source.source import KinesisDataSource
+    from kcl_pipeline.spark.foreach import BatchIdentity, ForeachBatchSink
+    from kcl_pipeline.spark.session import build_session
+    from kcl_pipeline.worker.summary import StopReason, WorkerProgress, WorkerSummary
+    from kcl_pipeline.worker.worker import Worker
 
-__all__ = ["DeltaSink", "Fleet", "KinesisPipeline", "__version__"]
+__all__ = [
+    "RECORD_SCHEMA",
+    "AccessDeniedError",
+    "AggregatesRejected",
+    "AnnouncementRejected",
+    "ApplicationInUseError",
+    "AwsClients",
+    "AwsError",
+    "AwsResource",
+    "AwsTrouble",
+    "BatchCommitted",
+    "BatchIdentity",
+    "BatchRefused",
+    "BrokenTransformError",
+    "CommitStoppedError",
+    "ConsumerSettings",
+    "CoordinatorStateTableResource",
+    "CpuSourceSkipped",
+    "CycleFailed",
+    "DeltaSink",
+    "EmbeddedAws",
+    "Event",
+    "EventSink",
+    "ExpiredIteratorError",
+    "Fault",
+    "FaultRule",
+    "Fleet",
+    "ForeachBatchSink",
+    "HandoffCompleted",
+    "HandoffStarted",
+    "HoleFound",
+    "IncompatibleTableError",
+    "InvalidRequestError",
+    "KclError",
+    "KinesisDataSource",
+    "KinesisPipeline",
+    "LeaderElected",
+    "LeadershipLost",
+    "LeaseDeleted",
+    "LeaseGained",
+    "LeaseLost",
+    "LeaseLostError",
+    "LeaseMoved",
+    "LeaseReleased",
+    "LeaseState",
+    "LeaseTableResource",
+    "LeasesCreated",
+    "LossReason",
+    "Move",
+    "MoveRefused",
+    "NotFoundError",
+    "OtherApplicationError",
+    "PendingResolved",
+    "Plan",
+    "PlanInput",
+    "PlanLimits",
+    "PlanMade",
+    "RecordsDeadLettered",
+    "RecordsLost",
+    "RecordsLostError",
+    "RowRejected",
+    "SessionOptions",
+    "SettingsError",
+    "ShardEnded",
+    "ShardPaused",
+    "ShardRange",
+    "ShardResumed",
+    "ShardStalled",
+    "ShardSyncError",
+    "SinkError",
+    "SparkResource",
+    "StallStep",
+    "StopReason",
+    "Strategy",
+    "StreamReplacedError",
+    "TableMismatchError",
+    "ThrottledError",
+    "TransformFailedError",
+    "UnavailableError",
+    "UnreadableRowError",
+    "Worker",
+    "WorkerIdShared",
+    "WorkerMetricsTableResource",
+    "WorkerProgress",
+    "WorkerStarted",
+    "WorkerState",
+    "WorkerStopped",
+    "WorkerSummary",
+    "__version__",
+    "build_session",
+    "ignore_events",
+    "register_strategy",
+]
 
-_MODULES = {
-    "DeltaSink": "kcl_pipeline.delta.sink",
-    "Fleet": "kcl_pipeline.pipeline",
-    "KinesisPipeline": "kcl_pipeline.pipeline",
+_NAMES: Final = {
+    "aws": "AwsClients SessionOptions",
+    "batch": "ShardRange",
+    "config": "ConsumerSettings",
+    "delta.settings": "DeltaSink",
+    "kinesis.client": "RECORD_SCHEMA",
+    "local": "EmbeddedAws Fault FaultRule",
+    "pipeline": "Fleet KinesisPipeline",
+    "planning.model": "LeaseState Move Plan PlanInput PlanLimits Strategy WorkerState",
+    "planning.strategies": "register_strategy",
+    "resources": "AwsResource CoordinatorStateTableResource LeaseTableResource SparkResource "
+    "WorkerMetricsTableResource",
+    "spark.data_source.source": "KinesisDataSource",
+    "spark.foreach": "BatchIdentity ForeachBatchSink",
+    "spark.session": "build_session",
+    "worker.summary": "StopReason WorkerProgress WorkerSummary",
+    "worker.worker": "Worker",
 }
+"""Names by module, except errors and events. A test compares them with the imports above."""
+
+_MODULES: Final = {name: module for module, names in _NAMES.items() for name in names.split()}
+_RENAMED: Final = {"register_strategy": "register"}
 
 
 def __getattr__(name: str) -> Any:
-    """Load one of the public names on first use, so that the command line starts without boto3."""
-    if name not in _MODULES:
+    """Load a public name on first use.
+
+    The import of this package therefore loads neither boto3 nor Dagster nor Spark.
+    """
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     import importlib  # noqa: PLC0415 (an import of one submodule does not need it)
 
-    return getattr(importlib.import_module(_MODULES[name]), name)
+    path = _MODULES.get(name, "errors" if name.endswith("Error") else "events")
+    module = importlib.import_module(f"{__name__}.{path}")
+    found = globals()[name] = getattr(module, _RENAMED.get(name, name))
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

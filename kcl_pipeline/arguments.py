@@ -6,15 +6,17 @@ import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
-from typing import Any, Final, TypeVar
+from typing import Any, Final, ParamSpec, TypeVar
 
 from kcl_pipeline.errors import SettingsError
-from kcl_pipeline.settings_errors import shown, unknown, wrong
+from kcl_pipeline.settings_errors import check_names, shown, unknown, wrong
 
 MAX_TEXT: Final = 4_096
 """Largest number of characters of a string argument (our own limit)."""
 
 _T = TypeVar("_T")
+_R = TypeVar("_R")
+_P = ParamSpec("_P")
 
 
 def checked_arguments(cls: type[_T]) -> type[_T]:
@@ -52,6 +54,29 @@ def checked_arguments(cls: type[_T]) -> type[_T]:
 
     cls.__init__ = construct  # type: ignore[assignment] # (it calls the original constructor)
     return cls
+
+
+def checked_options(what: str) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
+    """Make a method with keyword-only arguments report unknown arguments by the nearest name.
+
+    Args:
+        what: An argument in words, such as `an option`.
+
+    Returns:
+        A decorator. It keeps the signature of the method.
+    """
+
+    def decorate(function: Callable[_P, _R]) -> Callable[_P, _R]:
+        known = [p.name for p in inspect.signature(function).parameters.values()][1:]
+
+        @wraps(function)
+        def call(*given: _P.args, **named: _P.kwargs) -> _R:
+            check_names(named, known, what)
+            return function(*given, **named)
+
+        return call
+
+    return decorate
 
 
 def check_flag(name: str, value: object) -> None:

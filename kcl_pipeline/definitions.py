@@ -1,8 +1,8 @@
 """Build the Dagster definitions of a pipeline."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import dagster as dg
 
@@ -10,7 +10,7 @@ from kcl_pipeline.arguments import check_texts
 from kcl_pipeline.assets.checks import build_checks
 from kcl_pipeline.assets.contract import DagsterOptions, PipelineLike
 from kcl_pipeline.assets.maintenance import build_maintenance_job
-from kcl_pipeline.assets.names import Names
+from kcl_pipeline.assets.names import Names, output_key
 from kcl_pipeline.assets.specs import stream_spec, table_specs
 from kcl_pipeline.ops.output import build_consume_job, build_output_asset, continuous_config
 from kcl_pipeline.resources import (
@@ -35,9 +35,10 @@ def build_definitions(
     leader_default_running: bool = False,
     progress_seconds: float = 60.0,
     group_name: str | None = None,
-    owners: tuple[str, ...] = (),
+    output_asset_key: dg.AssetKey | Sequence[str] | str | None = None,
+    owners: Sequence[str] = (),
     tags: Mapping[str, str] | None = None,
-    freshness: dg.FreshnessPolicy | None = DEFAULT_FRESHNESS,
+    freshness: dg.FreshnessPolicy | Literal["default"] | None = "default",
     lag_threshold_seconds: float = 60.0,
     scale_up_lag_seconds: float | None = 120.0,
 ) -> dg.Definitions:
@@ -52,10 +53,13 @@ def build_definitions(
             loads the code. Otherwise a user starts it in the Dagster UI.
         progress_seconds: Time between two reports of a running worker. Each is one
             materialization, about 9 kB of Dagster's event log.
-        group_name: Group of the assets.
+        group_name: Group of the assets. None: the pipeline's name.
+        output_asset_key: Asset key of the output, such as `["lake", "orders"]` or
+            `"lake/orders"`. None: the pipeline's name and the folder of the table.
         owners: E-mail addresses or `team:...`.
         tags: Tags of the assets.
-        freshness: Freshness policy of the output asset. None: no policy.
+        freshness: Freshness policy of the output asset. "default": it warns after 5 minutes
+            and fails after 15 minutes without a report. None: no policy.
         lag_threshold_seconds: The lag check fails above this lag.
         scale_up_lag_seconds: The sensor starts more workers above this lag. None: it keeps
             `workers.min` workers.
@@ -72,11 +76,11 @@ def build_definitions(
         group_name=group_name,
         owners=tuple(owners),
         tags={} if tags is None else tags,
-        freshness=freshness,
+        freshness=DEFAULT_FRESHNESS if freshness == "default" else freshness,
         lag_threshold_seconds=lag_threshold_seconds,
         scale_up_lag_seconds=scale_up_lag_seconds,
     )
-    names = Names.of(pipeline)
+    names = Names.of(pipeline, output_key(output_asset_key))
     output = build_output_asset(pipeline, names, options)
     job = build_consume_job(output, names)
     maintenance = build_maintenance_job(pipeline, names)

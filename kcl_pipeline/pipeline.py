@@ -16,45 +16,35 @@ Example::
 
 from __future__ import annotations
 
-import inspect
 import random
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from kcl_pipeline.arguments import check_text, checked_arguments, function_name
-from kcl_pipeline.aws import AwsClients, KinesisSource, open_fan_out, open_kinesis, open_tables
+from kcl_pipeline.arguments import check_text, checked_arguments, checked_options, function_name
+from kcl_pipeline.aws import AwsClients, open_fan_out, open_kinesis, open_tables
 from kcl_pipeline.clock import Clock, StopSignal, SystemClock
 from kcl_pipeline.config import ConsumerSettings
-from kcl_pipeline.delta.arrow_writer import ArrowBatchWriter
-from kcl_pipeline.delta.sink import DeltaCommitter, DeltaSink
-from kcl_pipeline.delta.storage.storage import table_root
-from kcl_pipeline.errors import SettingsError
+from kcl_pipeline.delta.sink import DeltaSink
 from kcl_pipeline.events import EventSink, ignore_events
 from kcl_pipeline.leader.cycle import LeaderCycle
-from kcl_pipeline.leases.application import MAX_SINK
 from kcl_pipeline.pipeline_arguments import Fleet, check_arguments, checked_settings
-from kcl_pipeline.settings_errors import check_names, without_secrets
-from kcl_pipeline.text import printable
+from kcl_pipeline.pipeline_output import PipelineOutput, SessionFactory, sink_address
+from kcl_pipeline.settings_errors import without_secrets
 from kcl_pipeline.worker.starting import OpenedApplication, open_application
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from dagster import Definitions
-    from pyspark.sql import DataFrame, SparkSession
+    from dagster import AssetKey, Definitions, FreshnessPolicy
+    from pyspark.sql import DataFrame
 
-    from kcl_pipeline.batch import BatchWriter, TransactionalSink
-    from kcl_pipeline.kinesis.ranges import RangeJobs
     from kcl_pipeline.metrics.provider import MetricProvider
-    from kcl_pipeline.spark.executors import TaskSource
+    from kcl_pipeline.resources import AwsResource
     from kcl_pipeline.spark.foreach import ForeachBatchSink
     from kcl_pipeline.worker.worker import Worker
 
 __all__ = ["Fleet", "KinesisPipeline", "SessionFactory", "sink_address"]
-
-SessionFactory = Callable[[], "SparkSession"]
 
 
 @checked_arguments
@@ -65,30 +55,26 @@ class KinesisPipeline:
     Set at most one of `transform` and `transform_arrow`. With neither, the sink receives the
     records unchanged.
 
-    Args:
-        name: KCL application name. It names the three tables and the Dagster definitions.
-        streams: Names or ARNs of the streams.
-        sink: A `DeltaSink` (exactly once) or a `spark.foreach.ForeachBatchSink` (at least once).
-        transform: Takes and returns a Spark DataFrame. The input has the columns of
-            `RECORD_SCHEMA`.
-        transform_arrow: Takes and returns a `pyarrow.Table`, without a JVM.
-        workers: How many workers the sensor runs.
-        settings_overrides: Values for fields of `config.ConsumerSettings`, such as
-            `{"lease": {"failover_time_millis": 5000}}`.
-        spark_config: Spark properties.
-
     Raises:
         SettingsError: An argument is wrong. The message says what to write instead.
     """
 
     name: str
+    """KCL application name. It names the three tables and the Dagster definitions."""
     streams: Sequence[str]
+    """Names or ARNs of the streams."""
     sink: DeltaSink | ForeachBatchSink
+    """A `DeltaSink` (exactly once) or a `ForeachBatchSink` (at least once)."""
     transform: Callable[[DataFrame], DataFrame] | None = None
+    """Takes and returns a Spark DataFrame. The input has the columns of `RECORD_SCHEMA`."""
     transform_arrow: Callable[[pa.Table], pa.Table] | None = None
+    """Takes and returns a `pyarrow.Table`, without a JVM."""
     workers: Fleet = field(default_factory=Fleet)
+    """How many workers the sensor runs."""
     settings_overrides: Mapping[str, Any] = field(default_factory=dict)
+    """Settings that differ from their default: `{"lease": {"failover_time_millis": 5000}}`."""
     spark_config: Mapping[str, str] = field(default_factory=dict)
+    """Spark properties. They override those that this package sets."""
 
     def __post_init__(self) -> None:
         check_arguments(
@@ -116,18 +102,61 @@ class KinesisPipeline:
         """All settings, validated."""
         return checked_settings(self.name, self.streams, self.settings_overrides)
 
-    def definitions(self, **options: Any) -> Definitions:
+    @checked_options("an option")
+    def definitions(
+        self,
+        *,
+        aws: AwsResource | None = None,
+        leader_default_running: bool = False,
+        progress_seconds: float = 60.0,
+        group_name: str | None = None,
+        output_asset_key: AssetKey | Sequence[str] | str | None = None,
+        owners: Sequence[str] = (),
+        tags: Mapping[str, str] | None = None,
+        freshness: FreshnessPolicy | Literal["default"] | None = "default",
+        lag_threshold_seconds: float = 60.0,
+        scale_up_lag_seconds: float | None = 120.0,
+    ) -> Definitions:
         """Build the Dagster definitions: assets, checks, jobs, leader sensor and resources.
 
+        Combine the result with other definitions by `Definitions.merge`.
+
         Args:
-            options: Arguments of `definitions.build_definitions`.
+            aws: Region, endpoint and credentials. None: the standard environment.
+            leader_default_running: Whether the sensor runs, and starts workers, as soon as Dagster
+                loads the code. Otherwise a user starts it in the Dagster UI.
+            progress_seconds: Time between two reports of a running worker. Each is one
+                materialization, about 9 kB of Dagster's event log.
+            group_name: Group of the assets. None: the pipeline's name.
+            output_asset_key: Asset key of the output, such as `["lake", "orders"]` or
+                `"lake/orders"`. None: the pipeline's name and the folder of the table.
+            owners: E-mail addresses or `team:...`.
+            tags: Tags of the assets.
+            freshness: Freshness policy of the output asset. "default": it warns after 5 minutes
+                and fails after 15 minutes without a report. None: no policy.
+            lag_threshold_seconds: The lag check fails above this lag.
+            scale_up_lag_seconds: The sensor starts more workers above this lag. None: it keeps
+                `workers.min` workers.
+
+        Raises:
+            SettingsError: An argument is wrong.
         """
         # Dagster is loaded only where it is used
         from kcl_pipeline.definitions import build_definitions  # noqa: PLC0415
 
-        known = inspect.signature(build_definitions).parameters
-        check_names(options, [name for name in known if name != "pipeline"], "an option")
-        return build_definitions(self, **options)
+        return build_definitions(
+            self,
+            aws=aws,
+            leader_default_running=leader_default_running,
+            progress_seconds=progress_seconds,
+            group_name=group_name,
+            output_asset_key=output_asset_key,
+            owners=owners,
+            tags=tags,
+            freshness=freshness,
+            lag_threshold_seconds=lag_threshold_seconds,
+            scale_up_lag_seconds=scale_up_lag_seconds,
+        )
 
     def ensure_tables(
         self,
@@ -250,7 +279,7 @@ class KinesisPipeline:
             if leads
             else None
         )
-        writer, sink, range_jobs = self._output(session_factory, clients, events)
+        writer, sink, range_jobs = self._output().open(session_factory, clients, events)
         dependencies = WorkerDependencies(
             settings=self.settings,
             lease_table=tables.lease,
@@ -276,122 +305,19 @@ class KinesisPipeline:
         )
         return Worker(worker_id, dependencies)
 
+    def _output(self) -> PipelineOutput:
+        return PipelineOutput(
+            self.name,
+            self.settings,
+            self.sink,
+            self.transform,
+            self.transform_arrow,
+            self.spark_config,
+        )
+
     def _metric(self, clock: Clock, events: EventSink) -> MetricProvider | None:
         from kcl_pipeline.metrics.platform import select_provider  # noqa: PLC0415 (it reads files)
 
         if self.settings.worker.disable_worker_metrics:
             return None
         return select_provider(clock, events=events)
-
-    def _output(
-        self,
-        session_factory: SessionFactory | None,
-        clients: AwsClients,
-        events: EventSink = ignore_events,
-    ) -> tuple[BatchWriter, TransactionalSink, RangeJobs | None]:
-        """Return the writer, the sink, and the jobs of executors that fetch, if they do.
-
-        For a `ForeachBatchSink` the writer and the sink are one object. pyspark is loaded only if a
-        session is needed.
-        """
-        sink = self.sink
-        if not isinstance(sink, DeltaSink):
-            from kcl_pipeline.spark.foreach import ForeachBatch  # noqa: PLC0415 (it needs pyspark)
-
-            if self.settings.retrieval.fetch_on == "executors":
-                raise SettingsError(
-                    "retrieval.fetch_on='executors' needs a DeltaSink, and sink is a "
-                    "ForeachBatchSink. Write fetch_on='driver'."
-                )
-            both = ForeachBatch(self._session(session_factory), sink, self.transform, self.name)
-            return both, both, None
-        committer = DeltaCommitter(sink, self.name, events=events)
-        if self.transform is None:
-            writer = ArrowBatchWriter(
-                self.transform_arrow, sink.uri, sink.partition_by, sink.storage_options
-            )
-            if not self._executors_fetch(self.spark_config.get("spark.master", "local[*]")):
-                return writer, committer, None
-            # it needs pyspark
-            from kcl_pipeline.spark.executors import ArrowRangeJobs, ship_by_value  # noqa: PLC0415
-
-            session = self._session(session_factory)
-            ship_by_value(self.transform_arrow)
-            return (
-                writer,
-                committer,
-                ArrowRangeJobs(
-                    session,
-                    self._source(clients),
-                    self.transform_arrow,
-                    sink.uri,
-                    sink.partition_by,
-                    sink.storage_options,
-                ),
-            )
-        from kcl_pipeline.spark.writer import SparkBatchWriter  # noqa: PLC0415 (it needs pyspark)
-
-        session = self._session(session_factory)
-        frames = SparkBatchWriter(
-            session, self.transform, sink.uri, sink.partition_by, sink.storage_options
-        )
-        if not self._executors_fetch(session.sparkContext.master or ""):
-            return frames, committer, None
-        # it needs pyspark
-        from kcl_pipeline.spark.executors import FrameRangeJobs, ship_by_value  # noqa: PLC0415
-
-        ship_by_value(self.transform)
-        return (
-            frames,
-            committer,
-            FrameRangeJobs(
-                session, self._source(clients), frames, self.settings.retrieval.executors_port
-            ),
-        )
-
-    def _executors_fetch(self, master: str) -> bool:
-        """Return whether executors fetch the records.
-
-        Raises:
-            SettingsError: Executors fetch, but the settings require subscriptions.
-        """
-        retrieval = self.settings.retrieval
-        executors_fetch = retrieval.fetch_on == "executors" or (
-            retrieval.fetch_on == "auto" and not re.match(r"local(\[|$)", master)
-        )
-        if executors_fetch and retrieval.retrieval_mode == "fan_out":
-            raise SettingsError(
-                "retrieval.retrieval_mode='fan_out' does not work when executors fetch. "
-                "Write fetch_on='driver', or retrieval_mode='polling'."
-            )
-        return executors_fetch
-
-    def _source(self, clients: AwsClients) -> TaskSource:
-        from kcl_pipeline.spark.executors import TaskSource  # noqa: PLC0415 (it needs pyspark)
-
-        return TaskSource(
-            KinesisSource.of(self.settings, clients),
-            self.settings.retrieval,
-            self.settings.shard_sync.initial_timestamp,
-        )
-
-    def _session(self, session_factory: SessionFactory | None) -> SparkSession:
-        from kcl_pipeline.spark.session import build_session  # noqa: PLC0415 (it needs pyspark)
-        from kcl_pipeline.spark.warm import warm_up  # noqa: PLC0415 (it needs pyspark)
-
-        session = (
-            session_factory() if session_factory else build_session(self.name, self.spark_config)
-        )
-        warm_up(session)
-        return session
-
-
-def sink_address(sink: DeltaSink | ForeachBatchSink) -> str:
-    """Return the sink as the application record stores it.
-
-    `delta:<root of the table>`, or `foreach_batch`, whose function may write anywhere.
-    """
-    if not isinstance(sink, DeltaSink):
-        return "foreach_batch"
-    root = table_root(sink.uri)
-    return "delta:" + printable(re.sub(r"^s3a://", "s3://", root), MAX_SINK)

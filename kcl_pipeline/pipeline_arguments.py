@@ -32,16 +32,14 @@ _SINKS: Final = "DeltaSink('s3://lake/orders') or a ForeachBatchSink"
 class Fleet:
     """How many workers the sensor keeps running.
 
-    Attributes:
-        min: Smallest number, 1 or more.
-        max: Largest number, `min` or more.
-
     Raises:
         SettingsError: Not 1 ≤ min ≤ max.
     """
 
     min: int = 1
+    """Smallest number, 1 or more."""
     max: int = 8
+    """Largest number, `min` or more."""
 
     def __post_init__(self) -> None:
         check_number("Fleet min", self.min, "a number of workers", least=1, whole=True)

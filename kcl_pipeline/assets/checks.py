@@ -8,6 +8,7 @@ from typing import Any
 import dagster as dg
 
 from kcl_pipeline.assets import health
+from kcl_pipeline.assets.access import PipelineResources
 from kcl_pipeline.assets.contract import DagsterOptions, PipelineLike
 from kcl_pipeline.assets.names import Names
 from kcl_pipeline.assets.runs import (
@@ -92,7 +93,7 @@ def _table_checks(
         required_resource_keys={names.leases_resource},
     )
     def hash_ranges_covered(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
-        table = getattr(context.resources, names.leases_resource).table()
+        table = PipelineResources(names, context).leases
         return health.coverage(usable_leases(table).leases, settings.streams).result()
 
     @dg.asset_check(
@@ -103,7 +104,7 @@ def _table_checks(
         required_resource_keys={names.leases_resource},
     )
     def leases_renewed(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
-        table = getattr(context.resources, names.leases_resource).table()
+        table = PipelineResources(names, context).leases
         seconds = settings.lease.failover_time_millis / 1000
         return health.stuck(find_unrenewed_leases(table, seconds, clock), seconds / 2).result()
 
@@ -116,11 +117,11 @@ def _table_checks(
     )
     def balanced(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
         workers = observe_live_workers(
-            getattr(context.resources, names.workers_resource).table(),
+            PipelineResources(names, context).workers,
             silence_limit_seconds(settings),
             clock,
         )
-        leases = getattr(context.resources, names.leases_resource).table().list_leases().leases
+        leases = PipelineResources(names, context).leases.list_leases().leases
         return health.balance(
             leases, workers, settings.assignment.re_balance_threshold_percentage
         ).result()
@@ -133,8 +134,8 @@ def _table_checks(
         required_resource_keys={names.leases_resource, names.workers_resource},
     )
     def rows_usable(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
-        leases = usable_leases(getattr(context.resources, names.leases_resource).table())
-        workers = getattr(context.resources, names.workers_resource).table().scan_workers()
+        leases = usable_leases(PipelineResources(names, context).leases)
+        workers = PipelineResources(names, context).workers.scan_workers()
         return health.rows((*leases.bad_rows, *workers.bad_rows)).result()
 
     return [hash_ranges_covered, leases_renewed, balanced, rows_usable]
@@ -168,7 +169,7 @@ def _output_checks(
         required_resource_keys={names.workers_resource},
     )
     def no_shard_paused(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
-        table = getattr(context.resources, names.workers_resource).table()
+        table = PipelineResources(names, context).workers
         limit = silence_limit_seconds(settings)
         return health.paused(observe_live_workers(table, limit, clock)).result()
 

@@ -4,11 +4,14 @@ These are asset keys, job and sensor names, resource keys, run tags and worker i
 """
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dagster import AssetKey
 
+from kcl_pipeline.arguments import check_texts
 from kcl_pipeline.assets.contract import PipelineLike
+from kcl_pipeline.settings_errors import wrong
 
 APPLICATION_TAG = "kcl/application"
 MODE_TAG = "kcl/mode"
@@ -21,6 +24,7 @@ CONTINUOUS = "continuous"
 DRAIN = "drain"
 
 _INVALID_CHARACTER = re.compile(r"[^A-Za-z0-9_]")
+_INVALID_IN_KEY = re.compile(r"[^A-Za-z0-9_.-]")
 
 
 def python_name(text: str) -> str:
@@ -63,31 +67,56 @@ def worker_id_of(application: str, run_id: str, separator: str = "-") -> str:
     return f"{application.replace(separator, '_')}{separator}{run_id[:8]}"
 
 
+def output_key(given: AssetKey | Sequence[str] | str | None) -> AssetKey | None:
+    """The asset key that a user gave for the output.
+
+    Raises:
+        SettingsError: It is not a key, or Dagster does not allow its characters.
+    """
+    if given is None:
+        return None
+    parts = given.path if isinstance(given, AssetKey) else given
+    if isinstance(parts, str):
+        parts = parts.split("/")
+    advice = "Write ['lake', 'orders'], 'lake/orders' or an AssetKey"
+    check_texts("output_asset_key", parts, advice)
+    if not parts or any(_INVALID_IN_KEY.search(part) for part in parts):
+        raise wrong(
+            "output_asset_key",
+            "/".join(parts),
+            "is not an asset key of the characters A-Z a-z 0-9 _ . -",
+            advice,
+        )
+    return AssetKey(list(parts))
+
+
 @dataclass(frozen=True, slots=True)
 class Names:
     """All names of one pipeline."""
 
     application: str
     streams: tuple[str, ...]
-    table: str
+    output: AssetKey
 
     @classmethod
-    def of(cls, pipeline: PipelineLike) -> "Names":
-        """Derive the names. The output is named after the last part of the table's address."""
-        uri = table_uri(pipeline.sink) or "output"
-        return cls(
-            pipeline.name, tuple(pipeline.settings.streams), uri.rstrip("/").rsplit("/", 1)[-1]
-        )
+    def of(cls, pipeline: PipelineLike, output: AssetKey | None = None) -> "Names":
+        """Derive the names.
+
+        Args:
+            pipeline: The pipeline.
+            output: Asset key of the output. None: the application and the last part of the
+                table's address, with underscores for characters that Dagster does not allow.
+        """
+        if output is None:
+            uri = table_uri(pipeline.sink) or "output"
+            folder = uri.rstrip("/").rsplit("/", 1)[-1]
+            output = AssetKey([pipeline.name, _INVALID_IN_KEY.sub("_", folder) or "output"])
+        return cls(pipeline.name, tuple(pipeline.settings.streams), output)
 
     @property
     def prefix(self) -> str:
         """The application as a Python name."""
         return python_name(self.application)
-
-    @property
-    def output(self) -> AssetKey:
-        """Asset key of the output."""
-        return AssetKey([self.application, self.table])
 
     @property
     def lease_table(self) -> AssetKey:

@@ -27,29 +27,26 @@ _PASSWORD: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^/@]*:[^/@]*@")
 class DeltaSink:
     """A Delta table to write to.
 
-    Attributes:
-        uri: A local path, or the address of an object store (`s3://bucket/folder`).
-        partition_by: Columns of the transform's output.
-        storage_options: Options of delta-rs (`AWS_ENDPOINT_URL`, `AWS_REGION`, …).
-        dead_letter_uri: Address of the dead-letter table; None for `<uri>_dead_letters`.
-        schema_evolution: Add columns of the output that the table does not have. Otherwise such a
-            batch is an error.
-        table_properties: Set when the table is created. Default: `delta.checkpointInterval` 50,
-            because the cost of a commit grows with the entries since the last checkpoint.
-        combined_commits: A worker that loses the race for a version announces its batch, and
-            commits announced batches of others together with its own.
-
     Raises:
         SettingsError: An argument is invalid.
     """
 
     uri: str
+    """A local path, or the address of an object store (`s3://bucket/folder`)."""
     partition_by: Sequence[str] = ()
+    """Columns of the transform's output."""
     storage_options: Mapping[str, str] = field(default_factory=dict)
+    """Options of delta-rs (`AWS_ENDPOINT_URL`, `AWS_REGION`, …)."""
     dead_letter_uri: str | None = None
+    """Address of the dead-letter table. None: `<uri>_dead_letters`."""
     schema_evolution: bool = False
+    """Add columns of the output that the table does not have. Otherwise the batch is refused."""
     table_properties: Mapping[str, str] = field(default_factory=dict)
+    """Set when the table is created. Default: `delta.checkpointInterval` 50, because the cost of a
+    commit grows with the entries since the last checkpoint."""
     combined_commits: bool = True
+    """A worker that loses the race for a version announces its batch. Workers commit announced
+    batches of others together with their own."""
 
     def __post_init__(self) -> None:
         check_text(

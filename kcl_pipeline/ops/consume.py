@@ -12,7 +12,7 @@ import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Final
 
 import dagster as dg
 
@@ -24,8 +24,10 @@ from kcl_pipeline.assets.names import (
     worker_id_of,
 )
 from kcl_pipeline.assets.run_metadata import final_metadata
+from kcl_pipeline.aws import AwsClients
 from kcl_pipeline.clock import Clock, StopSignal, SystemClock
 from kcl_pipeline.ops.reporting import RunEvents, RunReporter
+from kcl_pipeline.resources import SparkResource
 from kcl_pipeline.signals import stop_on_signals
 from kcl_pipeline.worker.retry import StoppedWhileRetryingError
 from kcl_pipeline.worker.summary import StopReason, WorkerSummary
@@ -82,8 +84,8 @@ def consume_shards(
     options: DagsterOptions,
     mode: Mode,
     *,
-    spark: Any,
-    clients: Any,
+    spark: SparkResource,
+    clients: AwsClients,
 ) -> dg.MaterializeResult[None]:
     """Run one worker until it is drained or stopped.
 
@@ -92,8 +94,8 @@ def consume_shards(
         pipeline: The application.
         options: Reporting intervals and thresholds.
         mode: `drain` or `continuous`.
-        spark: An object whose `session()` returns the Spark session.
-        clients: The `aws.AwsClients`.
+        spark: Its `session()` returns the Spark session.
+        clients: The boto3 clients.
 
     Returns:
         The metadata of the last period, if the worker drained (also at the leader's request).

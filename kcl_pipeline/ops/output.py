@@ -5,6 +5,7 @@ from typing import Any
 import dagster as dg
 from pydantic import Field
 
+from kcl_pipeline.assets.access import PipelineResources
 from kcl_pipeline.assets.contract import DagsterOptions, Mode, PipelineLike
 from kcl_pipeline.assets.names import (
     APPLICATION_TAG,
@@ -61,13 +62,14 @@ def build_output_asset(
     def consume(
         context: dg.AssetExecutionContext, config: ConsumeConfig
     ) -> dg.MaterializeResult[None]:
+        resources = PipelineResources(names, context)
         return consume_shards(
             context,
             pipeline,
             options,
             config.mode,
-            spark=getattr(context.resources, names.spark),
-            clients=getattr(context.resources, names.aws).clients(pipeline.settings),
+            spark=resources.spark,
+            clients=resources.aws.clients(pipeline.settings),
         )
 
     return consume

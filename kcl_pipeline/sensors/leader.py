@@ -14,6 +14,7 @@ from uuid import uuid4
 
 import dagster as dg
 
+from kcl_pipeline.assets.access import PipelineResources
 from kcl_pipeline.assets.contract import DagsterOptions, LeaderCycleLike, PipelineLike
 from kcl_pipeline.assets.names import APPLICATION_TAG, CONTINUOUS, MODE_TAG, Names
 from kcl_pipeline.assets.runs import (
@@ -127,7 +128,7 @@ class LeaderTick:
             KclError: Settings, permissions or the table layout must be corrected. Other
                 errors are logged, and the next tick tries again.
         """
-        clients = getattr(context.resources, self._names.aws).clients(self._settings)
+        clients = PipelineResources(self._names, context).aws.clients(self._settings)
         state = self._begin_tick(owner_name(context, self._names), clients)
         if state is None:
             return dg.SensorResult(
@@ -144,7 +145,7 @@ class LeaderTick:
         done: tuple[str, ...] = ()
         events: list[Any] = []
         try:
-            table = getattr(context.resources, self._names.workers_resource).table()
+            table = PipelineResources(self._names, context).workers
             rows = table.list_workers()
             state.heartbeats.observe(rows, active, self._clock.monotonic())
             done = apply_findings(
@@ -159,9 +160,7 @@ class LeaderTick:
             problem = problem or str(error)
         decision = self._scale(context, active)
         for worker_id in decision.drain:
-            getattr(context.resources, self._names.workers_resource).table().request_drain(
-                worker_id
-            )
+            PipelineResources(self._names, context).workers.request_drain(worker_id)
         recent_events = [*_take_all(state.recent_events), *done]
         if decision.start or decision.drain:
             recent_events.append(decision.reason)
@@ -196,7 +195,7 @@ class LeaderTick:
     ) -> list[Any]:
         leases, workers, bad_rows = report.leases, report.workers, report.bad_rows
         if not report.led or (report.error is not None and not report.leases):
-            table = getattr(context.resources, self._names.leases_resource).table()
+            table = PipelineResources(self._names, context).leases
             listing = table.list_leases().of_form(
                 self._settings.lease_table_name, multi_stream=self._settings.is_multi_stream
             )

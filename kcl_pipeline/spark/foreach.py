@@ -59,16 +59,14 @@ class BatchIdentity:
     """The identity of a batch.
 
     A range that another worker repeats has another number, and possibly another end.
-
-    Attributes:
-        batch_id: Name of the batch.
-        ranges: Its ranges (first position exclusive, last inclusive).
-        numbers: By lease key, the number of the batch in the lease row.
     """
 
     batch_id: str
+    """Name of the batch."""
     ranges: tuple[ShardRange, ...]
+    """Its ranges (first position exclusive, last inclusive)."""
     numbers: Mapping[str, int]
+    """By lease key, the number of the batch in the lease row."""
 
 
 ForeachBatchFunction = Callable[[DataFrame, BatchIdentity], None]
@@ -79,17 +77,17 @@ ForeachBatchFunction = Callable[[DataFrame, BatchIdentity], None]
 class ForeachBatchSink:
     """Settings of a sink that calls the user's function.
 
-    Attributes:
-        function: Gets the transformed DataFrame and the identity, at least once. It must finish
-            its work before it returns.
-        dead_letter_uri: Delta table for dead letters. Without one, a dead letter pauses its shard
-            (docs/dead-letters.md).
-        storage_options: Options of delta-rs for the dead-letter table.
+    Raises:
+        SettingsError: An argument is invalid.
     """
 
     function: ForeachBatchFunction
+    """Gets the transformed DataFrame and the identity, at least once. It must finish its work
+    before it returns."""
     dead_letter_uri: str | None = None
+    """Delta table for dead letters. Without one, a dead letter pauses its shard."""
     storage_options: Mapping[str, str] = field(default_factory=dict)
+    """Options of delta-rs for the dead-letter table."""
 
     def __post_init__(self) -> None:
         check_function(

@@ -13,6 +13,7 @@ from kcl_pipeline.assets.contract import DagsterOptions
 from kcl_pipeline.assets.names import Names, python_name, stream_name, worker_id_of
 from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.definitions import build_definitions
+from kcl_pipeline.errors import SettingsError
 from kcl_pipeline.local.dagster_yaml import write_dagster_yaml
 from kcl_pipeline.resources import (
     AwsResource,
@@ -151,6 +152,45 @@ def test_names_that_dagster_takes(text, expected):
     assert python_name(text) == expected
     pipeline = FakePipeline(name=f"{text}xx")
     dg.Definitions.validate_loadable(build_definitions(pipeline))
+
+
+@pytest.mark.parametrize(
+    ("uri", "name"),
+    [
+        ("/lake/my orders", "my_orders"),
+        ("/lake/date=2026-01-02", "date_2026-01-02"),
+        ("s3://lake/a:b/", "a_b"),
+        ("/lake/übung", "_bung"),
+        ("/lake/orders.v2", "orders.v2"),
+        ("/", "output"),
+    ],
+)
+def test_any_folder_gives_an_asset_key_that_dagster_accepts(uri, name):
+    pipeline = FakePipeline(sink=FakeSink(uri))
+    defs = build_definitions(pipeline)
+    dg.Definitions.validate_loadable(defs)
+    assert Names.of(pipeline).output == dg.AssetKey(["orders-eu", name])
+    (key,) = defs.resolve_asset_graph().materializable_asset_keys
+    assert key == Names.of(pipeline).output
+    assert defs.resolve_asset_graph().get(key).metadata["dagster/uri"] == uri
+
+
+@pytest.mark.parametrize(
+    "given", ["lake/orders_v2", ["lake", "orders_v2"], dg.AssetKey(["lake", "orders_v2"])]
+)
+def test_the_asset_key_of_the_output_can_be_set(given):
+    defs = build_definitions(FakePipeline(), output_asset_key=given)
+    dg.Definitions.validate_loadable(defs)
+    graph = defs.resolve_asset_graph()
+    assert set(graph.materializable_asset_keys) == {dg.AssetKey(["lake", "orders_v2"])}
+    checked = {key.asset_key for key in graph.asset_check_keys}
+    assert dg.AssetKey(["lake", "orders_v2"]) in checked
+
+
+@pytest.mark.parametrize("given", ["", [], 7, ["lake", "my orders"], "lake//orders", ["a", 1]])
+def test_a_wrong_asset_key_is_refused(given):
+    with pytest.raises(SettingsError, match=r"output_asset_key.*Write"):
+        build_definitions(FakePipeline(), output_asset_key=given)
 
 
 def test_names_of_streams_and_workers():

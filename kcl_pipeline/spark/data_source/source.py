@@ -1,6 +1,6 @@
 """Define the Spark data source `kinesis`, for jobs that use Spark's offsets instead of leases.
 
-    from kcl_pipeline.spark.data_source.source import KinesisDataSource
+    from kcl_pipeline import KinesisDataSource
 
     spark.dataSource.register(KinesisDataSource)
     spark.readStream.format("kinesis").option("streamName", "orders").load()

@@ -1,0 +1,60 @@
+"""Give assets, sensors and ops typed access to the resources of one pipeline."""
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from kcl_pipeline.assets.names import Names
+from kcl_pipeline.leases.tables import LeaseTable, WorkerMetricsTable
+from kcl_pipeline.resources import (
+    AwsResource,
+    LeaseTableResource,
+    SparkResource,
+    WorkerMetricsTableResource,
+)
+
+
+class HasResources(Protocol):
+    """A Dagster context with resources."""
+
+    @property
+    def resources(self) -> Any:
+        """The resources by their key."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineResources:
+    """The resources of one pipeline in a context.
+
+    Their keys contain the pipeline's name. They are therefore not fixed attributes of a class.
+    """
+
+    names: Names
+    context: HasResources
+
+    @property
+    def aws(self) -> AwsResource:
+        """The AWS session."""
+        found: AwsResource = self._find(self.names.aws)
+        return found
+
+    @property
+    def spark(self) -> SparkResource:
+        """The Spark session."""
+        found: SparkResource = self._find(self.names.spark)
+        return found
+
+    @property
+    def leases(self) -> LeaseTable:
+        """The lease table."""
+        found: LeaseTableResource = self._find(self.names.leases_resource)
+        return found.table()
+
+    @property
+    def workers(self) -> WorkerMetricsTable:
+        """The worker-metrics table."""
+        found: WorkerMetricsTableResource = self._find(self.names.workers_resource)
+        return found.table()
+
+    def _find(self, key: str) -> Any:
+        return getattr(self.context.resources, key)

@@ -1,0 +1,98 @@
+"""The public names: `kcl_pipeline` exports them lazily, and documents use nothing deeper."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import kcl_pipeline
+from kcl_pipeline import errors, events
+from kcl_pipeline.definitions import build_definitions
+from kcl_pipeline.errors import SettingsError
+from kcl_pipeline.pipeline import KinesisPipeline
+
+ROOT = Path(__file__).parents[2]
+HEAVY = ("boto3", "botocore", "dagster", "pyspark", "pyarrow", "deltalake", "pydantic", "moto")
+PUBLIC = {"kcl_pipeline", "kcl_pipeline.testing"}
+DEEP = re.compile(r"(?:from|import)\s+(kcl_pipeline(?:\.\w+)*)")
+
+
+def typed_names() -> dict[str, str]:
+    """The names that type checkers see, with their modules."""
+    tree = ast.parse((ROOT / "kcl_pipeline" / "__init__.py").read_text())
+    (block,) = (node for node in tree.body if isinstance(node, ast.If))
+    return {
+        alias.asname or alias.name: node.module or ""
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+
+
+def test_type_checkers_and_the_interpreter_see_the_same_names() -> None:
+    assert set(typed_names()) | {"__version__"} == set(kcl_pipeline.__all__)
+    assert set(kcl_pipeline._MODULES) <= set(kcl_pipeline.__all__)
+
+
+@pytest.mark.parametrize("name", sorted(typed_names()))
+def test_each_name_comes_from_its_module(name: str) -> None:
+    found = getattr(kcl_pipeline, name)
+    module = sys.modules[typed_names()[name]]
+    assert found is getattr(module, "register" if name == "register_strategy" else name)
+
+
+def test_all_errors_and_events_are_public() -> None:
+    mine = {
+        name
+        for name, value in vars(errors).items()
+        if inspect.isclass(value) and value.__module__ == errors.__name__
+    }
+    assert mine | set(events.__all__) <= set(kcl_pipeline.__all__)
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="has no attribute 'KinesisPipelin'"):
+        _ = kcl_pipeline.KinesisPipelin
+
+
+def test_the_import_loads_nothing_heavy() -> None:
+    code = f"import kcl_pipeline, sys; print([m for m in {HEAVY} if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def documents() -> list[str]:
+    found = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/*.py")]
+    pages = sorted(path.relative_to(ROOT).as_posix() for path in found)
+    return [page for page in pages if not page.startswith("docs/contributing/")]
+
+
+@pytest.mark.parametrize("page", documents())
+def test_documents_and_examples_import_only_public_modules(page: str) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    if page.endswith(".md"):
+        text = "\n".join(re.findall(r"```(?:python|console|shell)\n(.*?)```", text, re.DOTALL))
+    assert set(DEEP.findall(text)) - PUBLIC == set()
+
+
+def test_definitions_has_the_typed_arguments_of_build_definitions() -> None:
+    ours = inspect.signature(KinesisPipeline.definitions).parameters
+    theirs = inspect.signature(build_definitions).parameters
+    assert list(ours)[1:] == list(theirs)[1:]
+    assert [p.default for p in list(ours.values())[1:]] == [
+        p.default for p in list(theirs.values())[1:]
+    ]
+    kinds = {p.kind for p in list(ours.values())[1:]}
+    assert kinds == {inspect.Parameter.KEYWORD_ONLY}
+
+
+def test_a_misspelt_option_is_still_suggested() -> None:
+    pipeline = KinesisPipeline("orders", ["orders"], kcl_pipeline.DeltaSink("/nowhere/orders"))
+    with pytest.raises(SettingsError, match="Did you mean output_asset_key"):
+        pipeline.definitions(output_asset_ky="x")  # type: ignore[call-arg]
