@@ -1,0 +1,186 @@
+"""The test kit for users: transforms, whole pipelines and failures."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+
+import kcl_pipeline.testing as kit
+from kcl_pipeline import (
+    RECORD_SCHEMA,
+    DeltaSink,
+    ForeachBatchSink,
+    KinesisPipeline,
+    LeaseGained,
+    RecordsDeadLettered,
+    SettingsError,
+    ShardEnded,
+    TransformFailedError,
+)
+from kcl_pipeline.testing import PipelineTest, make_records, run_transform
+
+POSITION = ["shard_id", "sequence_number", "sub_sequence_number"]
+
+
+def parse(records: pa.Table) -> pa.Table:
+    data = records.column("data").cast(pa.string())
+    is_bad = pc.starts_with(data, "bad")
+    error = pc.if_else(is_bad, "it is bad", pa.nulls(len(data), pa.string()))
+    return records.select(POSITION).append_column("text", data).append_column("_error", error)
+
+
+def pipeline(transform=parse, streams=("orders",), **settings) -> KinesisPipeline:
+    return KinesisPipeline(
+        "orders",
+        list(streams),
+        DeltaSink("s3://nowhere/orders"),
+        transform_arrow=transform,
+        settings_overrides=settings,
+    )
+
+
+def texts(test: PipelineTest) -> list[str]:
+    return sorted(row["text"] for row in test.rows())
+
+
+def test_the_facade_has_six_names():
+    assert len(kit.__all__) == 6
+    assert all(getattr(kit, name) for name in kit.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'PipelinTest'"):
+        _ = kit.PipelinTest
+
+
+def test_records_are_those_of_production():
+    records = make_records([b"a", "b", {"c": 1}], stream="s", partition_key="k")
+    assert records.schema == RECORD_SCHEMA
+    assert records.column("data").to_pylist() == [b"a", b"b", b'{"c": 1}']
+    assert set(records.column("partition_key").to_pylist()) == {"k"}
+
+
+def test_rows_and_errors_of_a_transform():
+    result = run_transform(pipeline(), ["a", "bad", "c", "bad again"])
+    assert [row["text"] for row in result.rows] == ["a", "c"]
+    assert result.errors == {1: "it is bad", 3: "it is bad"}
+    assert "_error" not in result.rows[0]
+
+
+def test_records_can_be_given_as_a_table():
+    assert len(run_transform(pipeline(), make_records(["a", "b"])).rows) == 2
+    assert run_transform(pipeline(None), ["a"]).rows[0]["data"] == b"a"
+
+
+def test_a_transform_that_raises():
+    def broken(_records: pa.Table) -> pa.Table:
+        raise ZeroDivisionError("no")
+
+    with pytest.raises(TransformFailedError) as caught:
+        run_transform(pipeline(broken), ["a"])
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
+
+
+def test_a_pipeline_end_to_end():
+    with PipelineTest(pipeline(), shards=2) as test:
+        assert test.rows() == []
+        test.put("a", "b", "bad")
+        summary = test.run()
+        assert (summary.reason, summary.total.records) == ("drained", 3)
+        assert texts(test) == ["a", "b"]
+        assert [letter["data"] for letter in test.dead_letters()] == [b"bad"]
+        assert len(test.events.of(RecordsDeadLettered)) == 1
+        assert len(test.events.of(LeaseGained)) == 2
+        test.put("c")
+        test.run()
+        assert texts(test) == ["a", "b", "c"]
+        folder = Path(test.pipeline.sink.uri).parent
+    assert not folder.exists()
+
+
+def test_two_streams_and_a_split():
+    with PipelineTest(pipeline(streams=["orders", "returns"])) as test:
+        test.put("a")
+        test.put("r", stream="returns")
+        test.run()
+        test.kinesis.call(
+            "SplitShard",
+            StreamName="orders",
+            ShardToSplit="shardId-000000000000",
+            NewStartingHashKey=str(2**127),
+        )
+        test.put("after-0")
+        test.run()
+        assert texts(test) == ["a", "after-0", "r"]
+        assert test.events.of(ShardEnded)
+
+
+@pytest.mark.parametrize("operation", ["commit", "UpdateItem", "GetRecords"])
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_a_crash_neither_loses_nor_repeats(operation, moment):
+    with PipelineTest(pipeline()) as test:
+        test.put("a", "b")
+        test.run()
+        test.put("c")
+        test.run_and_crash(**{moment: operation})
+        assert test.run().reason == "drained"
+        assert texts(test) == ["a", "b", "c"]
+
+
+def test_a_crash_after_the_commit_leaves_the_row_and_the_lease():
+    with PipelineTest(pipeline()) as test:
+        test.put("a")
+        test.run_and_crash(after="commit")
+        assert texts(test) == ["a"]
+        (lease,) = test._leases.list_leases().leases
+        assert lease.owner == "worker-1"
+
+
+@pytest.mark.parametrize("applied", [False, True])
+@pytest.mark.parametrize("operation", ["commit", "write_dead_letters", "UpdateItem", "GetRecords"])
+def test_a_call_that_fails_once(operation, applied):
+    with PipelineTest(pipeline()) as test:
+        test.put("a", "bad")
+        test.fail_next(operation, applied=applied)
+        assert test.run().reason == "drained"
+        assert texts(test) == ["a"]
+        assert len(test.dead_letters()) == 1
+        assert not test._failures.take(operation, applied=applied), "the failure did not happen"
+
+
+def test_a_broken_transform_pauses_the_shard():
+    def broken(_records: pa.Table) -> pa.Table:
+        raise ZeroDivisionError("no")
+
+    with PipelineTest(pipeline(broken)) as test:
+        test.put(*[str(number) for number in range(30)])
+        summary = test.run()
+        assert summary.reason == "failed"
+        assert "ZeroDivisionError" in str(summary.error)
+        assert test.rows() == []
+
+
+def test_the_settings_of_the_pipeline_apply():
+    with PipelineTest(pipeline(batch={"failed_records": "skip"})) as test:
+        test.put("a", "bad")
+        test.run()
+        assert texts(test) == ["a"]
+        assert test.dead_letters() == []
+
+
+def test_wrong_arguments():
+    with PipelineTest(pipeline()) as test:
+        with pytest.raises(SettingsError, match=r"'comit' is not known\. Write one of"):
+            test.fail_next("comit")
+        with pytest.raises(SettingsError, match="'comit' is not known"):
+            test.run_and_crash(after="comit")
+        with pytest.raises(SettingsError, match="needs one operation"):
+            test.run_and_crash()
+        with pytest.raises(AssertionError, match="without a call of fence"):
+            test.run_and_crash(after="fence")
+
+
+def test_a_foreach_batch_sink_is_refused():
+    given = KinesisPipeline("orders", ["orders"], ForeachBatchSink(lambda frame, identity: None))
+    with pytest.raises(SettingsError, match="needs a pipeline with a DeltaSink"):
+        PipelineTest(given)
