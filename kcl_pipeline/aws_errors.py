@@ -125,5 +125,8 @@ def translated(
 def _required_action(service: Service, operation: str) -> str:
     # IAM has no action for transactions; each of their writes needs its own
     if operation == "TransactWriteItems":
-        return "the actions are dynamodb:PutItem and dynamodb:UpdateItem"
+        return (
+            "the actions are dynamodb:PutItem and dynamodb:UpdateItem on the lease table, "
+            "dynamodb:ConditionCheckItem on the coordinator-state table"
+        )
     return f"the action is {service}:{operation}"

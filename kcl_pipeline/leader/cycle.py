@@ -105,9 +105,7 @@ class LeaderCycle:
         self._application = ApplicationGuard(
             settings, coordinator_table, lease_table, kinesis, streams
         )
-        self._sync = ShardSync(
-            settings, lease_table, kinesis, clock, events, streams, leadership, run
-        )
+        self._sync = ShardSync(settings, lease_table, kinesis, clock, events, streams, leadership)
         self._deleted_rows = DeletedRows(
             settings.shard_sync, lease_table, kinesis, events, self._election, streams, leadership
         )

@@ -15,6 +15,7 @@ from kcl_pipeline.config import MAX_LOCK_DURATION_MILLIS, LeaderSettings
 from kcl_pipeline.errors import ThrottledError, UnavailableError
 from kcl_pipeline.events import EventSink, LeaderElected, LeadershipLost, RowRejected
 from kcl_pipeline.leases.serialization_state import LEADER_KEY
+from kcl_pipeline.leases.store import Check
 from kcl_pipeline.leases.tables import CoordinatorStateTable, LeaderLock, UnreadableLock
 
 UNKNOWN_OWNER: Final = "(unknown: its row cannot be read)"
@@ -125,6 +126,10 @@ class LeaderElection:
         self._observed = None
         self._events(LeadershipLost(self.owner_name, "another process has acquired the lock"))
         return False
+
+    def proof(self) -> Check | None:
+        """Return the condition that this candidate still has the lock. None: it does not."""
+        return None if self.held is None else self._table.proof_of_lock(self.held)
 
     def may_have_expired(self) -> bool:
         """Return whether the last heartbeat is so old that another candidate may have the lock."""

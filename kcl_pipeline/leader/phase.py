@@ -20,6 +20,7 @@ from kcl_pipeline.kinesis.client import KinesisClient
 from kcl_pipeline.kinesis.witness import require_same_stream
 from kcl_pipeline.leader.lock import LeaderElection
 from kcl_pipeline.leases.lease import BadRow, Lease
+from kcl_pipeline.leases.store import Check
 from kcl_pipeline.leases.tables import LeaseTable, WorkerMetrics, WorkerMetricsTable
 from kcl_pipeline.planning.model import Plan, PlanInput
 from kcl_pipeline.shards import StreamId
@@ -235,6 +236,18 @@ class LeadershipCheck:
         """
         if not self._election.confirm():
             raise NotLeadingError
+
+    def proof(self) -> Check:
+        """Send a heartbeat of the lock, and return the condition that the lock is still held.
+
+        Raises:
+            NotLeadingError: Another process has the lock.
+        """
+        self.check()
+        proof = self._election.proof()
+        if proof is None:
+            raise NotLeadingError
+        return proof
 
     def is_current(self) -> bool:
         """Return whether no other process can have acquired the lock since the last check."""

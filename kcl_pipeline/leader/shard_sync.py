@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from kcl_pipeline.clock import Clock
 from kcl_pipeline.config import ConsumerSettings
+from kcl_pipeline.errors import AwsError, InvalidRequestError, ThrottledError
 from kcl_pipeline.events import EventSink, HoleFound, LeasesCreated
 from kcl_pipeline.kinesis.client import KinesisClient
 from kcl_pipeline.leader.listing import (
@@ -20,7 +22,6 @@ from kcl_pipeline.leader.phase import (
     WRITES_AT_ONCE,
     CycleContext,
     LeadershipCheck,
-    Map,
     NotLeadingError,
     Streams,
     keys_of,
@@ -31,6 +32,9 @@ from kcl_pipeline.leases.tables import LeaseTable
 from kcl_pipeline.planning.cleanup import children_to_fill
 from kcl_pipeline.planning.coverage import Hole, hole_in_leases, ranges_to_fill
 from kcl_pipeline.shards import Shard, StreamId
+
+_OF_ONE_LEASE: Final = (InvalidRequestError, ThrottledError, ValueError)
+"""Errors of a transaction that one of its leases can cause."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +60,6 @@ class ShardSync:
         events: EventSink,
         streams: Streams,
         leadership: LeadershipCheck,
-        map_: Map = map,
     ) -> None:
         self._settings = settings.shard_sync
         self._table = table
@@ -65,7 +68,6 @@ class ShardSync:
         self._events = events
         self._streams = streams
         self._leadership = leadership
-        self._map = map_
         self._term = 0
         self._holes: dict[StreamId, _Seen] = {}
         self._unfinished: dict[StreamId, tuple[Lease, ...]] = {}
@@ -103,11 +105,9 @@ class ShardSync:
         rest, failed = tuple(wanted), dict[Lease, Exception]()
         while rest and not context.deadline.passed():
             self._unfinished[stream] = (*failed, *rest)
-            self._leadership.check()
             part, rest = rest[:WRITES_AT_ONCE], rest[WRITES_AT_ONCE:]
-            outcomes = list(zip(part, self._map(self._try_create, part), strict=True))
-            failed |= {lease: done for lease, done in outcomes if isinstance(done, Exception)}
-            created = [lease for lease, done in outcomes if done is True]
+            created, errors = self._create(part)
+            failed |= errors
             self._note_created(
                 context,
                 stream,
@@ -120,18 +120,35 @@ class ShardSync:
         else:
             self._unfinished.pop(stream, None)
         for error in failed.values():
-            # Leases that were not written because the lock may have expired are created later
-            if not isinstance(error, NotLeadingError):
-                raise error
+            raise error
 
-    def _try_create(self, lease: Lease) -> bool | Exception:
-        """Return whether the lease was created, or the error, so that the others are created."""
-        if not self._leadership.is_current():
-            return NotLeadingError()
+    def _create(self, leases: Sequence[Lease]) -> tuple[list[Lease], dict[Lease, Exception]]:
+        """Create leases in one transaction. If one of them is refused, create each in its own.
+
+        The condition of the transaction is that this process has the lock when it is applied. So a
+        leader that was paused does not create a lease which others have finished and deleted.
+
+        Returns:
+            The leases that were created, and the errors of others.
+
+        Raises:
+            NotLeadingError: Another process has the lock.
+        """
         try:
-            return self._table.create_lease(lease)
-        except Exception as error:  # noqa: BLE001 (raised again when the others are written)
-            return error
+            created = self._table.create_leases(leases, self._leadership.proof())
+        except (AwsError, ValueError) as error:
+            if len(leases) == 1 or not isinstance(error, _OF_ONE_LEASE):
+                return [], dict.fromkeys(leases, error)
+        else:
+            if created is None:
+                raise NotLeadingError
+            return [lease for lease in leases if lease.lease_key in created], {}
+        done, failed = list[Lease](), dict[Lease, Exception]()
+        for lease in leases:
+            created_alone, errors = self._create((lease,))
+            done += created_alone
+            failed |= errors
+        return done, failed
 
     def _note_created(
         self, context: CycleContext, stream: StreamId, created: Iterable[Lease], reason: str
@@ -225,16 +242,15 @@ class ShardSync:
             shards,
             stream,
         )
-        created = []
-        for number, lease in enumerate(wanted):
+        for begin in range(0, len(wanted), WRITES_AT_ONCE):
             if context.deadline.passed():
                 break
-            self._leadership.keep(number)
-            if self._table.create_lease(lease):
-                created.append(lease)
-        self._note_created(
-            context, stream, created, f"the leases had a hole: {self._holes[stream].hole}"
-        )
+            created, errors = self._create(wanted[begin : begin + WRITES_AT_ONCE])
+            self._note_created(
+                context, stream, created, f"the leases had a hole: {self._holes[stream].hole}"
+            )
+            for error in errors.values():
+                raise error
 
     def coverage(self, context: CycleContext) -> tuple[StreamCoverage, ...]:
         """Return the current hash-range coverage of each resolved stream."""

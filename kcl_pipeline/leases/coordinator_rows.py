@@ -18,6 +18,7 @@ from kcl_pipeline.leases.serialization import string
 from kcl_pipeline.leases.store import (
     Absent,
     Changes,
+    Check,
     Condition,
     Equals,
     Item,
@@ -94,6 +95,10 @@ class CoordinatorRows:
         }
         outcome = self._store.update(rows.LEADER_KEY, self._held(lock), Changes(put))
         return outcome.applied or _has(outcome, {rows.LOCK_OWNER: string(lock.owner_name), **put})
+
+    def proof_of_lock(self, lock: LeaderLock) -> Check:
+        """See `tables.CoordinatorStateTable`."""
+        return Check(self._store, rows.LEADER_KEY, self._held(lock))
 
     def release_lock(self, lock: LeaderLock) -> bool:
         """See `tables.CoordinatorStateTable`. Applied if there is no row, or another owner's.

@@ -27,6 +27,7 @@ from kcl_pipeline.leases.store import (
     Absent,
     AbsentOrEquals,
     Changes,
+    Check,
     Condition,
     Differs,
     Equals,
@@ -73,6 +74,10 @@ class LeaseRows:
         outcome = self._store.put(item, [Absent(rows.LEASE_KEY)])
         return outcome.applied or same_item(outcome.item, item)
 
+    def create_leases(self, leases: Sequence[Lease], proof: Check) -> tuple[str, ...] | None:
+        """See `tables.LeaseTable`. Applied if all rows exist; see `create_successors`."""
+        return self._put_missing(proof, leases)
+
     def create_successors(self, lease: Lease, successors: Sequence[Lease]) -> bool:
         """See `tables.LeaseTable`. Applied if all rows exist.
 
@@ -94,7 +99,9 @@ class LeaseRows:
         same = Changes({rows.PARENTS: string_set(child.parent_shard_ids)})
         return self._put_missing(Update(child.lease_key, has_not_begun, same), parents)
 
-    def _put_missing(self, proof: Update, leases: Sequence[Lease]) -> tuple[str, ...] | None:
+    def _put_missing(
+        self, proof: Update | Check, leases: Sequence[Lease]
+    ) -> tuple[str, ...] | None:
         """Create the leases that have no row, in one transaction with `proof`.
 
         Returns:

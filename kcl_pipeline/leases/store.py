@@ -101,6 +101,15 @@ class Update:
 
 
 @dataclass(frozen=True, slots=True)
+class Check:
+    """Require conditions of a row of any table, as a part of a transaction, without changing it."""
+
+    store: RowStore
+    key: str
+    conditions: Sequence[Condition]
+
+
+@dataclass(frozen=True, slots=True)
 class Outcome:
     """The result of a write.
 
@@ -150,8 +159,8 @@ class RowStore(Protocol):
         """Change some attributes. Without conditions, a missing row is created."""
         ...
 
-    def transact(self, writes: Sequence[Put | Update]) -> frozenset[int]:
-        """Apply all writes atomically, or none. Each is to another row.
+    def transact(self, writes: Sequence[Put | Update | Check]) -> frozenset[int]:
+        """Apply all writes atomically, or none. Each is to another row; at most 100.
 
         Returns:
             Indexes of the writes whose conditions do not hold. Empty: all were applied.

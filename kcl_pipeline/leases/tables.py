@@ -20,7 +20,7 @@ from typing import Protocol
 
 from kcl_pipeline.leases.application import ApplicationIdentity, ApplicationRecord
 from kcl_pipeline.leases.lease import BadRow, Lease, LeaseListing
-from kcl_pipeline.leases.store import Item
+from kcl_pipeline.leases.store import Check, Item
 from kcl_pipeline.leases.worker_status import WorkerStatus
 from kcl_pipeline.position import Position
 from kcl_pipeline.shards import HashKeyRange
@@ -51,6 +51,18 @@ class LeaseTable(Protocol):
 
     def create_lease(self, lease: Lease) -> bool:
         """Put a new row, unless the key exists."""
+        ...
+
+    def create_leases(self, leases: Sequence[Lease], proof: Check) -> tuple[str, ...] | None:
+        """Put the rows that do not exist, in one transaction whose condition is `proof`.
+
+        Args:
+            leases: The new rows, at most 99.
+            proof: The condition, see `CoordinatorStateTable.proof_of_lock`.
+
+        Returns:
+            The keys that this call created. None if `proof` does not hold; nothing was written.
+        """
         ...
 
     def create_successors(self, lease: Lease, successors: Sequence[Lease]) -> bool:
@@ -352,6 +364,10 @@ class CoordinatorStateTable(Protocol):
 
     def heartbeat_lock(self, lock: LeaderLock, version: str) -> bool:
         """Set a new version and the duration, if version and owner equal those of `lock`."""
+        ...
+
+    def proof_of_lock(self, lock: LeaderLock) -> Check:
+        """Return the condition that version and owner equal those of `lock`."""
         ...
 
     def release_lock(self, lock: LeaderLock) -> bool:

@@ -25,6 +25,7 @@ from kcl_pipeline.leases.attributes import text_of
 from kcl_pipeline.leases.serialization import OWNER
 from kcl_pipeline.leases.store import (
     Changes,
+    Check,
     Condition,
     Item,
     Outcome,
@@ -125,16 +126,21 @@ class MemoryStore:
             lambda found: changed(found, self.key_name, key, changes),
         )
 
-    def transact(self, writes: Sequence[Put | Update]) -> frozenset[int]:
-        """See `store.RowStore`; the hooks receive all keys, joined by commas."""
+    def transact(self, writes: Sequence[Put | Update | Check]) -> frozenset[int]:
+        """See `store.RowStore`; the hooks receive the keys of the written rows, with commas."""
         keys = [
-            write.key if isinstance(write, Update) else text_of(write.item, self.key_name) or ""
+            text_of(write.item, self.key_name) or "" if isinstance(write, Put) else write.key
             for write in writes
         ]
 
         def apply() -> frozenset[int]:
             with self._lock:
-                found = [self._rows.get(key) for key in keys]
+                found = [
+                    write.store.find(key)
+                    if isinstance(write, Check) and isinstance(write.store, MemoryStore)
+                    else self._rows.get(key)
+                    for key, write in zip(keys, writes, strict=True)
+                ]
                 refused = frozenset(
                     place
                     for place, (write, item) in enumerate(zip(writes, found, strict=True))
@@ -147,7 +153,10 @@ class MemoryStore:
                         self._replace(key, _copied(write.item))
             return refused
 
-        return self._applied("TransactWriteItems", ",".join(keys), apply)
+        written = (
+            key for key, write in zip(keys, writes, strict=True) if not isinstance(write, Check)
+        )
+        return self._applied("TransactWriteItems", ",".join(written), apply)
 
     def delete(self, key: str, conditions: Sequence[Condition]) -> Outcome:
         """See `store.RowStore`."""

@@ -47,14 +47,40 @@ def test_a_plan_is_written_only_as_long_as_the_lock_may_last(share, written):
     world.run_until(lambda: len(world.held()["b"]) == 4, limit=60)
 
 
-def test_leases_are_created_only_as_long_as_the_lock_may_last():
+def test_a_paused_leader_creates_no_lease_after_another_has_led():
+    """The other leader's fleet has finished and deleted the leases meanwhile."""
     world = World(shards=4)
-    world.join("a")
-    world.leader()
-    calls = hanging(world, "PutItem", 1.1 * lock_seconds(world))
-    world.leaders["leader"].run_once()
-    assert calls == SHARDS[:1]
-    world.run_until(lambda: len(world.held()["a"]) == 4, limit=60)
+    other = world.leader("other")
+
+    def takes_over(_key):
+        assert not other.run_once().led
+        world.clock.advance(1.1 * lock_seconds(world))
+        assert other.run_once().led
+        assert sorted(world.table()) == SHARDS
+        for lease in world.table().values():
+            world.leases.delete(lease)
+
+    leader = world.leader()
+    calls = hanging(world, "TransactWriteItems", 0.0, then=takes_over)
+    assert not leader.run_once().led
+    assert len(calls) == 2, "one by the old leader, one by the new"
+    assert world.table() == {}
+
+
+def test_a_paused_leader_fills_no_hole_after_another_has_led():
+    world = settled(World(shards=4), "a")
+    lost = world.table()[SHARDS[2]]
+    world.leases.delete(lost)
+    other = world.leader("other")
+
+    def takes_over(_key):
+        assert not other.run_once().led
+        world.clock.advance(1.1 * lock_seconds(world))
+        assert other.run_once().led
+
+    calls = hanging(world, "TransactWriteItems", 0.0, then=takes_over)
+    world.run_until(lambda: calls, limit=500)
+    assert lost.lease_key not in world.table()
 
 
 def test_the_lock_is_looked_at_again_before_the_next_deletion():

@@ -15,7 +15,7 @@ def test_initial_leases_cut_off_by_the_deadline_are_finished_by_the_next_cycle()
     world = World(shards=200)
     cycle = world.leader()
     world.leases.store.before_call = lambda operation, _key: (
-        world.clock.advance(0.1) if operation == "PutItem" else None
+        world.clock.advance(2) if operation == "TransactWriteItems" else None
     )
     first = cycle.run_once(5.0)
     assert 0 < len(first.created) < 200
@@ -28,7 +28,7 @@ def test_initial_leases_of_an_earlier_term_are_forgotten():
     """Seed 652: the next leader had created them, and deleted one whose shard was finished."""
     world = World(shards=200)
     world.leases.store.before_call = lambda operation, _key: (
-        world.clock.advance(0.1) if operation == "PutItem" else None
+        world.clock.advance(2) if operation == "TransactWriteItems" else None
     )
     first, second = world.leader("first"), world.leader("second")
     before = set(first.run_once(5.0).created)

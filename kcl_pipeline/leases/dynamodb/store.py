@@ -24,6 +24,7 @@ from kcl_pipeline.leases.store import (
     AbsentOrEquals,
     AttributeValue,
     Changes,
+    Check,
     Condition,
     Differs,
     Equals,
@@ -198,26 +199,30 @@ class DynamoDbStore:
         }
         return self._write(self._client.delete_item, "DeleteItem", key, request, lambda _: None)
 
-    def transact(self, writes: Sequence[Put | Update]) -> frozenset[int]:
+    def transact(self, writes: Sequence[Put | Update | Check]) -> frozenset[int]:
         """See `store.RowStore`."""
         items = [self._part_of_transaction(write) for write in writes]
+        checked = {write.store.name for write in writes if isinstance(write, Check)}
         try:
             call(
                 self._client.transact_write_items,
                 "TransactWriteItems",
-                self.name,
+                " and table ".join((self.name, *sorted(checked))),
                 TransactItems=items,
             )
         except TransactionRefused as refused:
             return refused.indexes
         return frozenset()
 
-    def _part_of_transaction(self, write: Put | Update) -> dict[str, Any]:
+    def _part_of_transaction(self, write: Put | Update | Check) -> dict[str, Any]:
         expression = Expression()
         condition = expression.condition(write.conditions)
-        if isinstance(write, Put):
+        if not isinstance(write, Update):
             request = expression.parameters(ConditionExpression=condition)
-            return {"Put": {"TableName": self.name, "Item": write.item, **request}}
+            if isinstance(write, Put):
+                return {"Put": {"TableName": self.name, "Item": write.item, **request}}
+            key = {write.store.key_name: {"S": write.key}}
+            return {"ConditionCheck": {"TableName": write.store.name, "Key": key, **request}}
         request = expression.parameters(
             ConditionExpression=condition, UpdateExpression=expression.update(write.changes)
         )
