@@ -25,7 +25,7 @@ from typing import Any
 
 import psutil
 
-from benchmarks.soak import client, embedded_aws
+from benchmarks.embedded import client, embedded_aws
 from kcl_pipeline.aws import AwsClients, SessionOptions, open_fan_out, open_kinesis
 from kcl_pipeline.background import spawn_thread
 from kcl_pipeline.clock import SystemClock
@@ -112,9 +112,8 @@ def read_to_the_tip(readers: list[Any], records: int) -> None:
 def run(shards: int, records: int, rounds: int) -> dict[str, Any]:
     """Measure both HTTP versions in turn."""
     samples: dict[str, list[dict[str, float]]] = {"1.1": [], "2": []}
-    with embedded_aws() as url:
+    with embedded_aws(STREAM, shards) as url:
         kinesis = client(url)
-        kinesis.create_stream(StreamName=STREAM, ShardCount=shards)
         for first in range(0, records, 500):
             entries = [
                 {"Data": os.urandom(RECORD_BYTES), "PartitionKey": str(n)}

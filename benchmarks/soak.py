@@ -24,22 +24,22 @@ import argparse
 import itertools
 import json
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import boto3
 import psutil
 import pyarrow as pa
 
+from benchmarks.embedded import client, embedded_aws
+from benchmarks.trends import COUNT_LIMITS, trends
 from kcl_pipeline.aws import AwsClients, SessionOptions
 from kcl_pipeline.delta.sink import DeltaSink
 from kcl_pipeline.events import BatchCommitted, Event
@@ -51,18 +51,7 @@ RECORD_BYTES = 100
 PUT_RECORDS = 10
 PUT_SECONDS = 0.02
 SAMPLES = 100
-MIN_SAMPLES = 8
-LIMIT_SHARE = 0.05
 LIMIT_MB = 24.0
-LIMIT_COUNT = 4
-LIMIT_POOL = 64
-COUNT_LIMITS = {
-    "driver_threads": LIMIT_COUNT,
-    "driver_files": LIMIT_COUNT,
-    "delta_threads": LIMIT_POOL,
-    "jvm_threads": LIMIT_COUNT,
-    "jvm_files": LIMIT_COUNT,
-}
 POOL_THREAD = "tokio-rt-worker"
 RETRY_LIMIT_SECONDS = 120.0
 SPARK = {
@@ -70,45 +59,6 @@ SPARK = {
     "spark.driver.memory": "640m",
     "spark.driver.extraJavaOptions": "-Xms640m -XX:+AlwaysPreTouch",
 }
-
-
-# -- the verdict
-# ----------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Trend:
-    """Medians of one value in the second and in the last quarter, and the permitted growth."""
-
-    first: float
-    last: float
-    limit: float
-    flat: bool
-
-
-def trend(values: Sequence[float], smallest_limit: float) -> Trend:
-    """Return the trend of one value in its own unit.
-
-    Raises:
-        ValueError: There are fewer than two values per quarter.
-    """
-    if len(values) < MIN_SAMPLES:
-        raise ValueError(f"{len(values)} samples are too few to tell; {MIN_SAMPLES} are needed")
-    quarter = len(values) // 4
-    first, last = (
-        statistics.median(values[quarter : 2 * quarter]),
-        statistics.median(values[-quarter:]),
-    )
-    limit = max(first * LIMIT_SHARE, smallest_limit)
-    return Trend(round(first, 1), round(last, 1), round(limit, 1), last - first <= limit)
-
-
-def trends(samples: Sequence[Mapping[str, float]], limit_mb: float) -> dict[str, Trend]:
-    """Return the trends of all values of the samples."""
-    return {
-        name: trend([sample[name] for sample in samples], COUNT_LIMITS.get(name, limit_mb))
-        for name in samples[0]
-    }
 
 
 # -- the worker's process
@@ -228,33 +178,6 @@ def thread_names(pid: int) -> list[str]:
     return names
 
 
-@contextmanager
-def embedded_aws() -> Iterator[str]:
-    """Run the embedded AWS with the stream in a separate process."""
-    with subprocess.Popen(
-        [sys.executable, "-m", "kcl_pipeline.local", "--port", "0"],
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as process:
-        try:
-            assert process.stdout is not None
-            url = process.stdout.readline().strip()
-            client(url).create_stream(StreamName=STREAM, ShardCount=SHARDS)
-            yield url
-        finally:
-            process.terminate()
-
-
-def client(url: str) -> Any:
-    return boto3.client(
-        "kinesis",
-        endpoint_url=url,
-        region_name="us-east-1",
-        aws_access_key_id="k",
-        aws_secret_access_key="s",
-    )
-
-
 def keep_putting(url: str, stop: threading.Event) -> None:
     """Put some records periodically, on all shards in turn."""
     kinesis = client(url)
@@ -337,7 +260,7 @@ def soak(way: str, options: argparse.Namespace) -> dict[str, Any]:
     """Run one mode with an empty table."""
     stop = threading.Event()
     began = time.monotonic()
-    with tempfile.TemporaryDirectory() as folder, embedded_aws() as url:
+    with tempfile.TemporaryDirectory() as folder, embedded_aws(STREAM, SHARDS) as url:
         putting = threading.Thread(target=keep_putting, args=(url, stop), daemon=True)
         putting.start()
         try:

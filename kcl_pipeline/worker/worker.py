@@ -86,17 +86,7 @@ class Worker:
             settings, parts.kinesis, parts.fan_out, clock, events, parts.spawn
         )
         self.source = make_source(parts, self._retrieval, lambda: len(self.leases.held()))
-        self._protocol = TwoPhaseCommit(
-            self.leases,
-            parts.sink,
-            clock,
-            events,
-            worker_id,
-            rng=parts.rng,
-            stop=self._stop,
-            map=self._pools.map_commits,
-            beside=self._pools.prepare,
-        )
+        self._protocol = self._make_protocol()
         self.lifecycle = self._make_lifecycle()
         self.stalls = StallWatch(
             worker_id,
@@ -109,17 +99,7 @@ class Worker:
         )
         self.stats = WorkerStats(worker_id, clock)
         self._lag = LagTracker(clock)
-        self._runner = BatchRunner(
-            parts,
-            worker_id,
-            leases=self.leases,
-            source=self.source,
-            protocol=self._protocol,
-            lifecycle=self.lifecycle,
-            stats=self.stats,
-            lag=self._lag,
-            stop=self._stop.is_set,
-        )
+        self._runner = self._make_runner()
         renew = self._pools.map_renewals
         self.lease_tick = LeaseLoop(
             worker_id,
@@ -135,6 +115,19 @@ class Worker:
         self.lead_tick = self._standby_leader.tick
         self.fetch_tick = self.source.fetch
         self._leaving = Leaving(worker_id, parts, self.leases, self.reporter, self.lifecycle, renew)
+
+    def _make_protocol(self) -> TwoPhaseCommit:
+        return TwoPhaseCommit(
+            self.leases,
+            self._parts.sink,
+            self._clock,
+            self._events,
+            self.worker_id,
+            rng=self._parts.rng,
+            stop=self._stop,
+            map=self._pools.map_commits,
+            beside=self._pools.prepare,
+        )
 
     def _make_lifecycle(self) -> Lifecycle:
         parts, worker_id = self._parts, self.worker_id
@@ -156,6 +149,19 @@ class Worker:
             events=events,
             admits=Admission(self._check_application, clock, events).admits,
             map=self._pools.map_commits,
+        )
+
+    def _make_runner(self) -> BatchRunner:
+        return BatchRunner(
+            self._parts,
+            self.worker_id,
+            leases=self.leases,
+            source=self.source,
+            protocol=self._protocol,
+            lifecycle=self.lifecycle,
+            stats=self.stats,
+            lag=self._lag,
+            stop=self._stop.is_set,
         )
 
     def start_up(self, stop: StopSignal | None = None) -> None:

@@ -8,7 +8,8 @@ import random
 
 import pytest
 
-from benchmarks.soak import MIN_SAMPLES, arguments, soak, trend, trends
+from benchmarks.soak import arguments, soak
+from benchmarks.trends import MIN_SAMPLES, trend, trends
 
 
 def test_what_warms_up_and_then_wobbles_is_flat() -> None:

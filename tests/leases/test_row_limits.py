@@ -20,7 +20,8 @@ from kcl_pipeline.leases.serialization_state import lock_from_item, worker_from_
 from kcl_pipeline.position import TRIM_HORIZON, Position
 from kcl_pipeline.text import printable
 from kcl_pipeline.worker.consumer import ShardConsumer
-from verification.interleavings.world import STREAM, Bench, Process, Scenario, Worker, contiguous
+from verification.interleavings.ranges import contiguous
+from verification.interleavings.world import STREAM, Bench, Process, Scenario, Worker
 
 KEY = "shardId-000000000001"
 STREAM_KEY = "123456789012:orders:1700000000"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import http.client
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import boto3
@@ -12,12 +12,6 @@ from botocore.exceptions import ClientError
 
 from kcl_pipeline.local import EmbeddedAws
 from kcl_pipeline.local.gate import is_loopback
-
-
-@pytest.fixture(scope="module")
-def aws() -> Iterator[EmbeddedAws]:
-    with EmbeddedAws() as running:
-        yield running
 
 
 def request(

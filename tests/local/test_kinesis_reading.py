@@ -15,23 +15,6 @@ from kcl_pipeline.testing.clock import ShiftedClock
 from kcl_pipeline.testing.kinesis.state import KinesisSettings
 from tests.support.local_aws import MAX_HASH, ZERO, client, iterate, new_stream, put, read, refused
 
-
-@pytest.fixture(scope="module")
-def aws() -> Iterator[EmbeddedAws]:
-    with EmbeddedAws() as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def kinesis(aws: EmbeddedAws) -> Any:
-    return client(aws)
-
-
-@pytest.fixture
-def name(kinesis: Any) -> str:
-    return new_stream(kinesis, 1)
-
-
 # -- iterators and reading
 # ----------------------------------------------------------------------------
 

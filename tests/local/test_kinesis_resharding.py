@@ -2,31 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
-
-import pytest
 
 from kcl_pipeline.local import EmbeddedAws
 from kcl_pipeline.testing.clock import ShiftedClock
-from tests.support.local_aws import MAX_HASH, ZERO, client, iterate, new_stream, put, refused
-
-
-@pytest.fixture(scope="module")
-def aws() -> Iterator[EmbeddedAws]:
-    with EmbeddedAws() as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def kinesis(aws: EmbeddedAws) -> Any:
-    return client(aws)
-
-
-@pytest.fixture
-def name(kinesis: Any) -> str:
-    return new_stream(kinesis, 1)
-
+from tests.support.local_aws import MAX_HASH, ZERO, iterate, new_stream, put, refused
 
 # -- resharding
 # ----------------------------------------------------------------------------

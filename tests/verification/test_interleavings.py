@@ -27,7 +27,8 @@ from kcl_pipeline.worker.shards.parents import ParentCheck
 from verification.interleavings.explorer import Violation
 from verification.interleavings.lineage import LineageScenario
 from verification.interleavings.scenarios import explored, main, scenarios
-from verification.interleavings.world import Scenario, SteppedSink
+from verification.interleavings.stepping import SteppedSink
+from verification.interleavings.world import Scenario
 
 ALL = {scenario.name: scenario for scenario in scenarios()}
 

@@ -27,10 +27,11 @@ from kcl_pipeline.delta.maintenance import vacuum
 from kcl_pipeline.delta.sink import DeltaCommitter, DeltaSink
 from kcl_pipeline.errors import SinkError
 from kcl_pipeline.testing.sink import FaultHook, SinkFault
-from verification.interleavings import world as microscope
 from verification.interleavings.explorer import Actor, Turns, Violation, explore
+from verification.interleavings.ranges import RangeWriter, range_of
 from verification.interleavings.scenarios import scenarios
-from verification.interleavings.world import Bench, RangeWriter, Scenario, range_of
+from verification.interleavings.stepping import StepClock
+from verification.interleavings.world import Bench, Process, Scenario
 
 ALL = {scenario.name: scenario for scenario in scenarios()}
 
@@ -43,9 +44,7 @@ class SteppedDelta(DeltaCommitter):
     """
 
     def __init__(self, uri: str, turns: Turns, faults: FaultHook) -> None:
-        super().__init__(
-            DeltaSink(uri), "app", clock=microscope.StepClock(turns), rng=random.Random(1)
-        )
+        super().__init__(DeltaSink(uri), "app", clock=StepClock(turns), rng=random.Random(1))
         self._turns, self._faults, self._fault = turns, faults, None
         append = self._log.append
 
@@ -110,7 +109,7 @@ class DeltaBench(Bench):
         self.writer = FileWriter(uri)
         for actor in self.actors:
             process = getattr(actor.body, "__self__", None)
-            if isinstance(process, microscope.Process):
+            if isinstance(process, Process):
                 process._writer = process._commit._writer = self.writer
         if vacuums:
             self.actors.append(Actor("vacuum", self._vacuum))

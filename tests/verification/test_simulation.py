@@ -71,7 +71,7 @@ def first_failure(seeds: range) -> tuple[int, str]:
 
 def test_without_the_positions_in_a_renewals_read_back_some_seed_repeats_records(monkeypatch):
     """About one seed in a hundred shows it. Without the fence it is one in some hundreds: that
-    guard's test is the microscope.
+    guard's test is the interleaving explorer.
     """
     monkeypatch.setattr(lease_rows, "_same_progress", lambda _row, _lease: True)
     _, violation = first_failure(range(400))

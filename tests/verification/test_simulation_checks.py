@@ -14,7 +14,8 @@ from kcl_pipeline.testing.clock import VirtualClock
 from kcl_pipeline.testing.kinesis.model import KinesisModel
 from kcl_pipeline.testing.sink import LogEntry
 from kcl_pipeline.testing.tables import InMemoryLeaseTable
-from verification.simulation.checks import BrokenInvariantError, Checks, Moved
+from verification.simulation.checks import Checks
+from verification.simulation.lease_checks import BrokenInvariantError, Moved
 from verification.simulation.rehearsal import to_and_fro
 from verification.simulation.scenario import BEGIN_MILLIS, Scenario
 from verification.simulation.traffic import EVENT_SCHEMA, Published

@@ -39,13 +39,8 @@ from verification.interleavings.lineage_process import (
     RECORDS,
     LineageProcess,
 )
-from verification.interleavings.world import (
-    RangeWriter,
-    StepClock,
-    number_of,
-    range_of,
-    stepped_view,
-)
+from verification.interleavings.ranges import RangeWriter, number_of, range_of
+from verification.interleavings.stepping import StepClock, stepped_view
 
 _JAVA: Final = "java"
 _FRESH: Final = "fresh"

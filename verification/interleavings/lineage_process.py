@@ -23,7 +23,9 @@ from kcl_pipeline.worker.shards.lifecycle import Lifecycle
 from kcl_pipeline.worker.shards.losses import LossCheck
 from kcl_pipeline.worker.shards.parents import ParentCheck, ParentRows
 from kcl_pipeline.worker.sources.batch_source import BatchSource
-from verification.interleavings.world import STREAM, SteppedSink, number_of, stepped_view
+from verification.interleavings.ranges import number_of
+from verification.interleavings.stepping import SteppedSink, stepped_view
+from verification.interleavings.world import STREAM
 
 if TYPE_CHECKING:
     from verification.interleavings.lineage import LineageBench

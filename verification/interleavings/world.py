@@ -11,16 +11,12 @@ deleted run in `verification.interleavings.lineage`.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
-import pyarrow as pa
-
-from kcl_pipeline.batch import Batch, DataFile, ShardRange, TransactionalSink, Written
+from kcl_pipeline.batch import Batch, ShardRange, TransactionalSink
 from kcl_pipeline.config import LeaseSettings
 from kcl_pipeline.errors import LeaseLostError, SinkError, ThrottledError, UnavailableError
 from kcl_pipeline.events import Event, EventSink, ignore_events
@@ -31,19 +27,17 @@ from kcl_pipeline.leases.serialization import lease_from_item
 from kcl_pipeline.leases.store import Item
 from kcl_pipeline.position import TRIM_HORIZON, Position
 from kcl_pipeline.shards import StreamId
-from kcl_pipeline.testing.sink import FaultHook, InMemorySink, LogEntry, MemoryTable, SinkFault
+from kcl_pipeline.testing.sink import FaultHook, MemoryTable, SinkFault
 from kcl_pipeline.testing.tables import InMemoryLeaseTable
 from kcl_pipeline.worker.batch_runner import CommitSteps
 from kcl_pipeline.worker.commit.two_phase import TwoPhaseCommit
 from kcl_pipeline.worker.consumer import ShardConsumer
 from verification.interleavings.explorer import Actor, Turns
+from verification.interleavings.ranges import SCHEMA, RangeWriter, contiguous, number_of, range_of
+from verification.interleavings.stepping import StepClock, SteppedSink, stepped_view
 
 STREAM: Final = StreamId("orders")
-_SCHEMA: Final = pa.schema([("id", pa.int64())])
 _RESTARTS: Final = 5
-_COUNTED: Final = frozenset(
-    {"GetItem", "UpdateItem", "PutItem", "DeleteItem", "TransactWriteItems"}
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,117 +76,6 @@ class Scenario:
     leases: tuple[str, ...] = ("s0",)
     records: int = 2
     preemptions: int = 2
-
-
-class StepClock:
-    """A clock whose time does not pass; an actor that waits yields.
-
-    No lease ever expires locally, which is the worst case for a fence.
-    """
-
-    def __init__(self, turns: Turns) -> None:
-        self._turns = turns
-
-    def monotonic(self) -> float:  # noqa: D102 (documented by the protocol)
-        return 0.0
-
-    def wall(self) -> float:  # noqa: D102 (documented by the protocol)
-        return 1_800_000_000.0
-
-    # time does not pass; documented by the protocol
-    def sleep(self, seconds: float) -> None:  # noqa: ARG002, D102
-        self._turns.give_way("sleep")
-
-    def signal(self) -> StepSignal:  # noqa: D102 (documented by the protocol)
-        return StepSignal(self._turns)
-
-    def lock(self) -> AbstractContextManager[object]:  # noqa: D102 (documented by the protocol)
-        return StepLock(self._turns)
-
-
-class StepSignal:
-    """A stop signal that is never set: an actor that waits for it yields."""
-
-    def __init__(self, turns: Turns) -> None:
-        self._turns = turns
-
-    def is_set(self) -> bool:
-        """Return False."""
-        return False
-
-    def set(self) -> None:
-        """Do nothing."""
-        raise NotImplementedError
-
-    # time stands still
-    def wait(self, timeout: float | None = None) -> bool:  # noqa: ARG002
-        """Yield to another actor."""
-        self._turns.give_way("sleep")
-        return False
-
-
-class StepLock:
-    """A lock for actors: an actor that finds it locked yields until it is free."""
-
-    def __init__(self, turns: Turns) -> None:
-        self._turns = turns
-        self._taken = False
-
-    def __enter__(self) -> bool:
-        self._turns.wait_for(lambda: not self._taken)
-        self._taken = True
-        return True
-
-    def __exit__(self, *_: object) -> None:
-        self._taken = False
-
-
-class SteppedSink(InMemorySink):
-    """The in-memory sink with a scheduling point before each call.
-
-    Commits and fences have another one between the read of the log and the write.
-    """
-
-    def __init__(self, table: MemoryTable, turns: Turns, faults: FaultHook) -> None:
-        super().__init__(table, clock=StepClock(Turns()), faults=faults)
-        self._turns = turns
-
-    def _before(self, operation: str, keys: tuple[str, ...]) -> SinkFault | None:
-        if operation != "ensure_table":
-            self._turns.give_way(operation)
-        return super()._before(operation, keys)
-
-    def _land(self, entry: LogEntry, fault: SinkFault | None) -> int | None:
-        self._turns.give_way("append")
-        return super()._land(entry, fault)
-
-
-class RangeWriter:
-    """A batch writer whose file names contain the ranges; it ignores the records."""
-
-    def __init__(self) -> None:
-        self._serial = itertools.count()
-
-    def write(self, batch: Batch) -> Written:
-        """Return one file per range."""
-        files = tuple(
-            DataFile(
-                f"{r.lease_key}/{number_of(r.after)}-{number_of(r.through)}~{next(self._serial)}",
-                1,
-                1,
-            )
-            for r in batch.ranges
-        )
-        return Written(files, _SCHEMA, len(files))
-
-    def probe(self, parts: Sequence[pa.Table]) -> list[str | None]:
-        """Return no errors."""
-        return [None for _ in parts]
-
-
-def number_of(position: Position) -> int:
-    """Number of records up to a position; sequence numbers count from 1."""
-    return 0 if position.is_sentinel else int(position.sequence_number)
 
 
 class Bench:
@@ -374,7 +257,7 @@ class Process:
         self._leases = leases
         self._protocol = TwoPhaseCommit(leases, sink, clock, events, worker_id)
         self._commit = CommitSteps(self._protocol, writer, leases, clock, events, worker_id)
-        sink.ensure_table(_SCHEMA)
+        sink.ensure_table(SCHEMA)
         self._writer = writer
         self._size = size
         self._records = records
@@ -430,35 +313,6 @@ class Process:
         return Batch(self._worker_id, tuple(ranges), NO_RECORDS)
 
 
-def stepped_view(
-    table: InMemoryLeaseTable, turns: Turns, lost_answers: Mapping[int, str]
-) -> InMemoryLeaseTable:
-    """Return the table as one process sees it.
-
-    Other actors can run before every call on a row. `lost_answers` selects faults of the n-th
-    UpdateItem (see `Worker.lost_answers`).
-    """
-    writes = itertools.count(1)
-    outcome: list[str] = []
-
-    def before(operation: str, _key: str) -> None:
-        if operation in _COUNTED:
-            turns.give_way(operation)
-        fault = lost_answers.get(next(writes), "") if operation == "UpdateItem" else ""
-        if fault == "throttled":
-            raise ThrottledError("slow down", operation=operation)
-        if fault == "before":
-            raise UnavailableError("no answer, and not applied", operation=operation)
-        outcome[:] = [fault]
-
-    def after(operation: str, _key: str) -> None:
-        if operation == "UpdateItem" and outcome == ["after"]:
-            outcome.clear()
-            raise UnavailableError("applied, and no answer", operation=operation)
-
-    return table.view(before_call=before, after_call=after)
-
-
 def _renew(leases: HeldLeases, times: int) -> None:
     for _ in range(times):
         leases.renew_all()
@@ -472,27 +326,3 @@ def _faults(worker: Worker) -> FaultHook:
         return worker.sink_faults.get((operation, calls[operation]))
 
     return hook
-
-
-def range_of(path: str) -> tuple[str, int, int]:
-    """Lease key, after and through of a file name that a `RangeWriter` created."""
-    key, _, span = path.partition("~")[0].rpartition("/")
-    after, _, through = span.partition("-")
-    return key, int(after), int(through)
-
-
-def contiguous(ranges: Sequence[tuple[str, int, int]]) -> dict[str, int]:
-    """Return the number of the last committed record of each lease.
-
-    Raises `AssertionError` at the first range that does not continue the previous one.
-    """
-    reached: dict[str, int] = {}
-    for key, after, through in ranges:
-        at = reached.get(key, 0)
-        if after != at:
-            raise AssertionError(
-                f"the range ({after},{through}] of {key} was committed after {at}: "
-                f"{'repeated' if after < at else 'lost'} records"
-            )
-        reached[key] = through
-    return reached

@@ -1,39 +1,20 @@
-"""Safety invariants, checked on every write of a lease and every entry of the sink's log."""
+"""Safety invariants of the sink's log, checked on every entry, and of the lease table."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import pyarrow as pa
 
-from kcl_pipeline.leases.lease import Lease
-from kcl_pipeline.planning.coverage import hole_in_leases
 from kcl_pipeline.position import AT_TIMESTAMP, LATEST, TRIM_HORIZON, Position
-from kcl_pipeline.testing.kinesis.model import KinesisModel
 from kcl_pipeline.testing.sink import LogEntry
-from kcl_pipeline.testing.tables import InMemoryLeaseTable
-from verification.simulation.scenario import BEGIN_MILLIS, HANDOFF_SECONDS, Scenario
+from verification.simulation.lease_checks import BrokenInvariantError, LeaseChecks
+from verification.simulation.scenario import BEGIN_MILLIS
 from verification.simulation.traffic import EVENT_SCHEMA, IS_BROKEN, Ledger, Published
-
-Role = Literal["worker", "leader", "hand", "reader"]
-
-
-class BrokenInvariantError(BaseException):
-    """A safety invariant is broken; no production code may catch this error."""
-
-
-@dataclass(frozen=True, slots=True)
-class Moved:
-    """A change of a lease's owner, at a virtual second; None means no owner."""
-
-    at: float
-    lease_key: str
-    before: str | None
-    after: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,222 +26,26 @@ class Begun:
 
 
 @dataclass
-class Checks:
+class Checks(LeaseChecks):
     """Checks every change of the lease table and the sink's log.
 
     Raises `BrokenInvariantError` at once.
 
     Attributes:
-        replayed: Leases of a lineage of which a row was deleted by hand. Only their records may
-            come twice or out of order.
-        excuses: Per lease, the number of events that allow an at-least-once sink to repeat
-            records: a crash or a lost lease of its owner, a failed write.
+        committed: Number of rows in the table per event.
         lost: Events that left retention unread, or were set aside while the transform was broken.
     """
 
-    table: InMemoryLeaseTable
-    model: KinesisModel
-    scenario: Scenario
-    now: Callable[[], float]
-    lease_key: Callable[[str, str], str]
     ledger: Ledger = field(default_factory=Ledger)
     committed: Counter[str] = field(default_factory=Counter)
-    edited: set[str] = field(default_factory=set)
-    replayed: set[str] = field(default_factory=set)
-    twins: set[str] = field(default_factory=set)
     lost: set[str] = field(default_factory=set)
-    coverage_suspended: bool = False
-    moves: list[Moved] = field(default_factory=list)
-    _covered: set[str | None] = field(default_factory=set)
     _last_number: dict[str, int] = field(default_factory=dict)
-    _settled: dict[str, Position] = field(default_factory=dict)
-    _first: dict[str, Position] = field(default_factory=dict)
-    _rows: dict[str, Lease] = field(default_factory=dict)
-    _created_at: dict[str, Position] = field(default_factory=dict)
-    _handoff_began: dict[str, float] = field(default_factory=dict)
-    _excuses: Counter[str] = field(default_factory=Counter)
     _excused_at: dict[str, int] = field(default_factory=dict)
-    _order: list[str] = field(default_factory=list)
-    _deleted: set[str] = field(default_factory=set)
     _begun: Begun | None = None
     _landings: int = 0
     _landed_at: dict[str, int] = field(default_factory=dict)
     _numbered_at: dict[str, int] = field(default_factory=dict)
     _waiting: set[str] = field(default_factory=set)
-
-    # -- the lease table
-    # ----------------------------------------------------------------------------
-
-    def lease(self, key: str) -> Lease | None:
-        """The current row, or None."""
-        return self.table.row(key)
-
-    def rows(self) -> list[Lease]:
-        """All rows as last written, by key."""
-        return [self._rows[key] for key in sorted(self._rows)]
-
-    def row_written(self, key: str, role: Role, worker_id: str) -> None:
-        """Check all invariants of one write of a lease row.
-
-        `worker_id` is the worker that wrote, in the given role.
-        """
-        before, now = self._rows.get(key), self.lease(key)
-        if role == "reader":
-            raise BrokenInvariantError(f"S14: a dry run wrote {key}")
-        if now is None:
-            if before is not None and role != "hand":
-                self._may_be_deleted(before)
-                self._deleted.add(key)
-            self._rows.pop(key, None)
-        else:
-            if before is None:
-                self._created(now, role)
-            else:
-                self._changed(before, now, role, worker_id)
-            self._rows[key] = now
-        row = now or before
-        if row is not None and (before is None or now is None or before.ended != now.ended):
-            self._check_coverage(row.stream)
-
-    def _created(self, now: Lease, role: Role) -> None:
-        """S6: a lease whose parent has a lease starts at the beginning of its shard."""
-        key = now.lease_key
-        self._created_at[key] = now.checkpoint
-        self._order.append(key)
-        parents = [now.key_of_sibling(parent) for parent in now.parent_shard_ids]
-        # AT_TIMESTAMP is no later: a child has no records from before the timestamp that its
-        # parents do not have.
-        begins = (
-            {TRIM_HORIZON, AT_TIMESTAMP}
-            if self.scenario.initial_position == "AT_TIMESTAMP"
-            else {TRIM_HORIZON}
-        )
-        if (
-            any(self.lease(parent) for parent in parents)
-            and now.checkpoint not in begins
-            and key not in self.replayed
-        ):
-            raise BrokenInvariantError(
-                f"S6: {key} was created at {now.checkpoint} although a parent has a lease"
-            )
-        if self.replayed.intersection(parents):
-            self.replayed.add(key)
-        if key in self._deleted and role == "leader":
-            # A leader that was paused between its first listing and the creation can create a row
-            # that was finished and deleted meanwhile. A creation can only be conditional on the
-            # row's absence. This known case needs a pause longer than finished leases are kept
-            # (docs/guarantees.md).
-            self.replayed |= self._lineage(now)
-
-    def _changed(self, before: Lease, now: Lease, role: Role, worker_id: str) -> None:
-        key = now.lease_key
-        by_hand = key in self.edited
-        step = now.counter - before.counter
-        if step not in (0, 1) and not by_hand:
-            raise BrokenInvariantError(
-                f"S1: one write moved the counter of {key} from {before.counter} to {now.counter}"
-            )
-        if role == "worker" and step and before.actual_owner != worker_id and not by_hand:
-            raise BrokenInvariantError(
-                f"S13: {worker_id} wrote {key}, which {before.actual_owner} owns"
-            )
-        progress = (now.checkpoint, now.pending_checkpoint) != (
-            before.checkpoint,
-            before.pending_checkpoint,
-        )
-        if progress and role != "worker":
-            raise BrokenInvariantError(f"S1: a {role} moved a position of {key}")
-        if progress and not step:
-            raise BrokenInvariantError(
-                f"S1: a position of {key} moved without its counter, so that a stale "
-                "worker's write would pass"
-            )
-        if now.checkpoint < before.checkpoint:
-            raise BrokenInvariantError(
-                f"S3: the checkpoint of {key} went back from {before.checkpoint} to "
-                f"{now.checkpoint}"
-            )
-        if not now.checkpoint.is_sentinel and now.checkpoint > self._settled.get(key, TRIM_HORIZON):
-            raise BrokenInvariantError(
-                f"S2: the checkpoint of {key} is {now.checkpoint}, past the table at "
-                f"{self._settled.get(key)}"
-            )
-        if not now.checkpoint.is_sentinel:
-            self._first.setdefault(key, now.checkpoint)
-        self._note_owner(before, now, role)
-
-    def _note_owner(self, before: Lease, now: Lease, role: Role) -> None:
-        key = now.lease_key
-        if now.in_handoff and not before.in_handoff:
-            self._handoff_began[key] = self.now()
-        if before.actual_owner is not None and before.actual_owner in self.twins:
-            self.excuse(key)
-        if before.actual_owner == now.actual_owner:
-            return
-        if not now.ended:
-            self.moves.append(Moved(self.now(), key, before.actual_owner, now.actual_owner))
-        overdue = self.now() - self._handoff_began.get(key, self.now()) >= HANDOFF_SECONDS
-        if before.actual_owner is not None and (
-            role != "worker" or (before.in_handoff and overdue)
-        ):
-            self.excuse(key)
-
-    def _may_be_deleted(self, lease: Lease) -> None:
-        """S8: check that a row may be deleted.
-
-        Its shard is finished and the children have started, or the shard does not exist any more.
-        """
-        if not lease.ended:
-            raise BrokenInvariantError(f"S8: {lease.lease_key} was deleted at {lease.checkpoint}")
-        if lease.lease_key in self.replayed or lease.shard_id not in {
-            s.shard_id for s in self.model.stream(self._stream_of(lease)).shards
-        }:
-            return
-        for child in lease.child_shard_ids:
-            row = self.lease(lease.key_of_sibling(child))
-            if row is None or row.checkpoint == TRIM_HORIZON:
-                raise BrokenInvariantError(
-                    f"S8: {lease.lease_key} was deleted before its child {child} had begun"
-                )
-
-    def _stream_of(self, lease: Lease) -> str:
-        return (
-            lease.lease_key.split(":")[1] if lease.stream is not None else self.scenario.streams[0]
-        )
-
-    def is_open(self, lease: Lease) -> bool:
-        """Whether the shard of a lease still accepts records."""
-        shard = self.model.stream(self._stream_of(lease)).shard(lease.shard_id)
-        return shard is not None and shard.is_open
-
-    def _check_coverage(self, stream: str | None) -> None:
-        """S7: once a stream's leases have covered all hash keys, they always do."""
-        hole = hole_in_leases(lease for lease in self._rows.values() if lease.stream == stream)
-        if hole is None:
-            self._covered.add(stream)
-        elif stream in self._covered and not self.coverage_suspended:
-            raise BrokenInvariantError(f"S7: {hole}")
-
-    def uncovered(self) -> list[str]:
-        """The streams whose leases do not cover all hash keys."""
-        streams = {lease.stream for lease in self._rows.values()}
-        found = [
-            str(hole)
-            for stream in sorted(streams, key=str)
-            if (hole := hole_in_leases(r for r in self._rows.values() if r.stream == stream))
-        ]
-        return (
-            found
-            if len(streams) >= len(self.scenario.streams)
-            else [*found, "a stream has no leases"]
-        )
-
-    # -- what people and time do
-    # ----------------------------------------------------------------------------
-
-    def excuse(self, *keys: str) -> None:
-        """Allow an at-least-once sink to repeat records of these leases after a fault."""
-        self._excuses.update(keys)
 
     def begins(self, keys: Iterable[str]) -> Begun:
         """Return the current excuses of these leases, for a write that starts now."""
@@ -291,29 +76,6 @@ class Checks:
             and self._excuses[lease_key] > begun.excuses[lease_key]
         )
 
-    def excuse_worker(self, worker_id: str) -> None:
-        """Call `excuse` for all leases that a worker owns."""
-        self.excuse(*(key for key, row in self._rows.items() if row.actual_owner == worker_id))
-
-    def deleted_by_hand(self, key: str) -> None:
-        """Note that an operator deleted a row: all leases of its lineage may be read again."""
-        self.replayed |= self._lineage(self._rows[key])
-        self.coverage_suspended = True
-        self.row_written(key, "hand", "")
-
-    def _lineage(self, lease: Lease) -> set[str]:
-        """Lease keys of a shard's whole lineage: all ancestors and descendants, and theirs."""
-        parents = {
-            s.shard_id: set(s.parents) for s in self.model.stream(self._stream_of(lease)).shards
-        }
-        lineage, before = {lease.shard_id}, 0
-        while len(lineage) != before:
-            before = len(lineage)
-            for shard, its in parents.items():
-                if shard in lineage or its & lineage:
-                    lineage |= {shard, *its}
-        return {lease.key_of_sibling(shard) for shard in lineage}
-
     def trimmed(self, before_millis: int) -> None:
         """Note that older records left retention; those that are not committed may be missing."""
         self.coverage_suspended = True
@@ -322,9 +84,6 @@ class Checks:
             for one, event in self.ledger.events.items()
             if event.arrival_millis < before_millis and one not in self.committed
         }
-
-    # -- the sink
-    # ----------------------------------------------------------------------------
 
     def dead_lettered(self, records: pa.Table) -> None:
         """Note dead letters, which count as processed.

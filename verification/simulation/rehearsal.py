@@ -10,8 +10,8 @@ from collections import Counter
 from collections.abc import Callable, Container, Sequence
 from typing import Final
 
-from verification.simulation.checks import Moved
 from verification.simulation.incidents_hosts import SENSOR, STRATEGIES
+from verification.simulation.lease_checks import Moved
 from verification.simulation.world import World
 
 CONVERGE_SECONDS: Final = 12.0

@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Final
 
-from verification.simulation.checks import BrokenInvariantError
+from verification.simulation.lease_checks import BrokenInvariantError
 from verification.simulation.menu import menu_of
 from verification.simulation.rehearsal import rehearse
 from verification.simulation.scenario import Scenario, scenario_of

@@ -26,7 +26,7 @@ from kcl_pipeline.events import (
     WorkerStopped,
 )
 from kcl_pipeline.leases.lease import Lease
-from verification.simulation.checks import BrokenInvariantError
+from verification.simulation.lease_checks import BrokenInvariantError
 from verification.simulation.scenario import FAILOVER_SECONDS, STALLED_SECONDS
 
 if TYPE_CHECKING:

@@ -32,9 +32,10 @@ from kcl_pipeline.testing.tables import (
 from kcl_pipeline.worker.dependencies import Mode, WorkerDependencies
 from kcl_pipeline.worker.worker import Worker
 from verification.simulation.calls import Calls, Weather
-from verification.simulation.checks import Checks, Role
+from verification.simulation.checks import Checks
 from verification.simulation.kinesis import SimulatedKinesis
 from verification.simulation.leading import LockWatch, WatchedLeader
+from verification.simulation.lease_checks import Role
 from verification.simulation.machines import Machine, SimulatedCpu, SimulatedHost
 from verification.simulation.menu import menu_of
 from verification.simulation.scenario import Scenario, settings

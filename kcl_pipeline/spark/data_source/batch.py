@@ -16,8 +16,9 @@ from kcl_pipeline.shards import Shard, StreamId
 from kcl_pipeline.spark.data_source.lineage import family
 from kcl_pipeline.spark.data_source.offsets import ShardOffset
 from kcl_pipeline.spark.data_source.options import Place, SourceOptions
-from kcl_pipeline.spark.data_source.plan import Piece, read_rules, resolve_streams
+from kcl_pipeline.spark.data_source.plan import Piece, read_rules
 from kcl_pipeline.spark.data_source.read import ReadRange, ReadRules
+from kcl_pipeline.spark.data_source.streams import resolve_streams
 from kcl_pipeline.spark.data_source.tasks import (
     open_clients,
     open_reading,

@@ -15,23 +15,16 @@ from typing import Final
 import pyarrow as pa
 
 from kcl_pipeline.clock import Clock
-from kcl_pipeline.errors import SettingsError
 from kcl_pipeline.kinesis.client import Chunk, KinesisClient
 from kcl_pipeline.position import AT_TIMESTAMP, LATEST, TRIM_HORIZON, Position
-from kcl_pipeline.shards import ChildShard, HashKeyRange, Shard, StreamId
 from kcl_pipeline.spark.data_source.feed import Feeds, ShardKey
 from kcl_pipeline.spark.data_source.lineage import (
     ShardOffsets,
-    begin_all,
-    begin_as_written,
-    children_in,
-    missing,
-    succeed,
-    without,
 )
 from kcl_pipeline.spark.data_source.offsets import Offset, ShardOffset
-from kcl_pipeline.spark.data_source.options import Place, SourceOptions
+from kcl_pipeline.spark.data_source.options import SourceOptions
 from kcl_pipeline.spark.data_source.read import ReadRange, ReadRules
+from kcl_pipeline.spark.data_source.streams import ListedStreams
 
 NO_LIMIT: Final = 2**62
 REFRESH_MILLIS: Final = 3600 * 1000
@@ -105,14 +98,11 @@ class StreamPlanner:
         *,
         threads: int,
     ) -> None:
-        self._kinesis = kinesis
         self._options = options
         self._clock = clock
         self.rules = read_rules(options)
         self._feeds = Feeds(kinesis, self.rules, clock, rng, threads=threads)
-        self._streams: dict[str, StreamId] = {}
-        self._hash_ranges: dict[ShardKey, HashKeyRange] = {}
-        self._children: dict[ShardKey, tuple[ChildShard, ...]] = {}
+        self._streams = ListedStreams(kinesis, options, self.rules)
         self._initial: Offset | None = None
         self._planned: Offset | None = None
         self._held: dict[ShardKey, Held] = {}
@@ -127,8 +117,7 @@ class StreamPlanner:
         LATEST becomes the present time. It is returned when the end of every shard was requested.
         """
         if self._initial is None:
-            now = self._now_millis()
-            self._initial = {name: self._initial_shards(name, now) for name in self.streams()}
+            self._initial = self._streams.initial(self._now_millis())
             if self._options.starting_position.kind == "LATEST":
                 self._adopt(self._initial, latest=True)
                 asked = self._clock.monotonic()
@@ -185,17 +174,6 @@ class StreamPlanner:
     def close(self) -> None:
         """Stop reading."""
         self._feeds.close()
-
-    def streams(self) -> dict[str, StreamId]:
-        """The streams by name.
-
-        Raises:
-            NotFoundError: A stream does not exist.
-            SettingsError: Two streams have one name.
-        """
-        if not self._streams:
-            self._streams = resolve_streams(self._kinesis, self._options.streams)
-        return self._streams
 
     # -- the batch
     # ----------------------------------------------------------------------------
@@ -265,15 +243,12 @@ class StreamPlanner:
             name, shard_id = _key(chunk)
             end[name][shard_id] = _moved(begin[name][shard_id], end[name][shard_id], chunk)
             if chunk.shard_end is not None:
-                self._children[name, shard_id] = chunk.shard_end
-                self._hash_ranges |= {
-                    (name, child.shard_id): child.hash_key_range for child in chunk.shard_end
-                }
+                self._streams.note_children((name, shard_id), chunk.shard_end)
                 if not chunk.shard_end:
                     del end[name][shard_id]
         for name, shards in begin.items():
             if any(offset.ended for offset in end[name].values()):
-                end[name] = self._succeed(name, shards, end[name])
+                end[name] = self._streams.succeed(name, shards, end[name], self._now_millis())
         known = self._known_times(end)
         idle_long = self._feeds.tip_moment is None and any(
             until - (offset.read_up_to_millis or until) >= REFRESH_MILLIS
@@ -310,8 +285,8 @@ class StreamPlanner:
             if held.through == to.position:
                 return Piece(records, size, None)
         first = to.first_sequence_number if after.position.is_sentinel else None
-        stream = self.streams().get(key[0])
-        hash_range = self._hash_range(key) if stream is not None else None
+        stream = self._streams.by_name().get(key[0])
+        hash_range = self._streams.hash_range(key) if stream is not None else None
         if stream is None or hash_range is None:
             self.rules.lost(
                 f"{key[1]} of {key[0]} after {after.position} through {to.position} cannot "
@@ -329,36 +304,17 @@ class StreamPlanner:
         """Continue from `start`.
 
         If `start` is not the end of the last plan, all feeds start again. Returns the completed
-        offset (see `_complete`).
+        offset (see `ListedStreams.complete`).
         """
         self.forget()
         if self._planned == start:
             return start
         self._feeds.end(self._feeds.keys)
-        begin = self._complete(start)
+        begin = self._streams.complete(start, self._now_millis())
         for name, shards in begin.items():
             self._begin(name, shards, latest=latest)
         self._planned = start
         return begin
-
-    def _complete(self, start: Offset) -> Offset:
-        """Complete the offset of a restarted query: add new streams and replace lost shards."""
-        complete: Offset = {}
-        for name, stream in self.streams().items():
-            shards = self._list(stream)
-            if name not in start:
-                complete[name] = self._initial_shards(name, self._now_millis())
-                continue
-            offsets = start[name]
-            gone = missing(offsets, shards)
-            if gone:
-                about = "; ".join(
-                    f"{shard_id} after {offsets[shard_id].position}" for shard_id in gone
-                )
-                self.rules.lost(f"shards of {name} do not exist any more: {about}")
-                offsets = without(offsets, gone, shards)
-            complete[name] = offsets
-        return complete
 
     def _begin(self, name: str, shards: ShardOffsets, *, latest: bool) -> None:
         begun = self._feeds.keys
@@ -373,60 +329,12 @@ class StreamPlanner:
             self._feeds.begin(
                 (name, shard_id),
                 ReadRange(
-                    self.streams()[name], shard_id, self._hash_range((name, shard_id)), begin
+                    self._streams.by_name()[name],
+                    shard_id,
+                    self._streams.hash_range((name, shard_id)),
+                    begin,
                 ),
             )
-
-    def _initial_shards(self, name: str, now_millis: int) -> ShardOffsets:
-        place, stream = self._options.starting_position, self.streams()[name]
-        if place.kind == "OFFSETS":
-            written = (place.offsets or {}).get(name)
-            if written is None:
-                raise SettingsError(
-                    f"option startingPosition has no offsets of stream {name}; add them, or "
-                    "remove the stream from streamName"
-                )
-            return begin_as_written(written, self._list(stream), now_millis, name)
-        if place.kind == "TRIM_HORIZON":
-            return begin_all(
-                self._kinesis.list_shards(stream, "AT_TRIM_HORIZON"), ShardOffset(TRIM_HORIZON)
-            )
-        moment = _millis(place, now_millis)
-        if place.kind == "LATEST":
-            return begin_all(
-                self._kinesis.list_shards(stream, "AT_LATEST"),
-                ShardOffset(AT_TIMESTAMP, timestamp_millis=moment),
-            )
-        if moment > now_millis:
-            raise SettingsError(
-                f"option startingPosition='AT_TIMESTAMP {place.timestamp}' is in the future; "
-                "write LATEST"
-            )
-        return begin_all(
-            self._kinesis.list_shards(stream, "AT_TIMESTAMP", place.timestamp),
-            ShardOffset(AT_TIMESTAMP, timestamp_millis=moment),
-        )
-
-    def _succeed(self, name: str, start: ShardOffsets, end: ShardOffsets) -> ShardOffsets:
-        shards = self._list(self.streams()[name])
-        ended = [shard_id for shard_id, offset in end.items() if offset.ended]
-        children = {
-            parent: self._children.get((name, parent)) or children_in(shards, parent)
-            for parent in ended
-        }
-        return succeed(start, end, children, shards, self._now_millis())
-
-    def _hash_range(self, key: ShardKey) -> HashKeyRange | None:
-        if key not in self._hash_ranges:
-            self._list(self.streams()[key[0]])
-        return self._hash_ranges.get(key)
-
-    def _list(self, stream: StreamId) -> tuple[Shard, ...]:
-        shards = self._kinesis.list_shards(stream)
-        self._hash_ranges |= {
-            (stream.name, shard.shard_id): shard.hash_key_range for shard in shards
-        }
-        return shards
 
     def _until(self, happened: Callable[[], bool], seconds: float) -> None:
         deadline = self._clock.monotonic() + seconds
@@ -444,30 +352,9 @@ def read_rules(options: SourceOptions) -> ReadRules:
     )
 
 
-def resolve_streams(kinesis: KinesisClient, names: Sequence[str]) -> dict[str, StreamId]:
-    """The streams by name.
-
-    Raises:
-        NotFoundError: A stream does not exist.
-        SettingsError: Two streams have one name.
-    """
-    streams = [kinesis.resolve_stream(name, multi_stream=False) for name in names]
-    by_name = {stream.name: stream for stream in streams}
-    if len(by_name) != len(streams):
-        raise SettingsError(
-            f"option streamName={', '.join(names)!r} names two streams of one name; read "
-            "them as two sources"
-        )
-    return by_name
-
-
 def _key(chunk: Chunk) -> ShardKey:
     name, _, shard_id = chunk.lease_key.rpartition("/")
     return name, shard_id
-
-
-def _millis(place: Place, now_millis: int) -> int:
-    return now_millis if place.timestamp is None else round(place.timestamp.timestamp() * 1000)
 
 
 def _moved(start: ShardOffset, before: ShardOffset, chunk: Chunk) -> ShardOffset:

@@ -1,0 +1,100 @@
+"""One worker's two-phase commit over twelve leases, on in-memory tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pyarrow as pa
+import pytest
+
+from kcl_pipeline.batch import Batch, ShardRange
+from kcl_pipeline.config import LeaseSettings
+from kcl_pipeline.leases.held import HeldLeases
+from kcl_pipeline.leases.lease import Lease
+from kcl_pipeline.leases.store import serial_map
+from kcl_pipeline.position import TRIM_HORIZON, Position
+from kcl_pipeline.shards import StreamId
+from kcl_pipeline.testing.clock import VirtualClock
+from kcl_pipeline.testing.sink import InMemorySink, MemoryBatchWriter, MemoryTable
+from kcl_pipeline.testing.tables import InMemoryLeaseTable
+from kcl_pipeline.worker.batch_runner import CommitSteps
+from kcl_pipeline.worker.commit.two_phase import TwoPhaseCommit
+from kcl_pipeline.worker.consumer import ShardConsumer
+
+DEADLINE_SECONDS = 60
+KEYS = tuple(f"shardId-{number:012d}" for number in range(12))
+NO_RECORDS = pa.table({"shard_id": pa.array([], pa.string())})
+
+
+class World:
+    """One worker's committer over `KEYS`; `trouble` maps a lease key to the errors that its next
+    writes meet.
+    """
+
+    def __init__(self, map_calls=serial_map, beside=None):
+        self.clock = VirtualClock()
+        self.table = InMemoryLeaseTable("app", clock=self.clock)
+        for key in KEYS:
+            self.table.create_lease(Lease(key, TRIM_HORIZON))
+            self.table.assign(self.table.get(key), "w")
+        self.events: list[object] = []
+        self.leases = HeldLeases(self.table, "w", LeaseSettings(), self.clock, self.events.append)
+        self.rows = MemoryTable()
+        self.asked: list[tuple[str, tuple[str, ...]]] = []
+        self.sink = InMemorySink(
+            self.rows,
+            clock=self.clock,
+            faults=lambda operation, keys: self.asked.append((operation, keys)),
+        )
+        self.writer = MemoryBatchWriter(self.rows)
+        self.committer = TwoPhaseCommit(
+            self.leases,
+            self.sink,
+            self.clock,
+            self.events.append,
+            "w",
+            map=map_calls,
+            beside=beside,
+        )
+        self.steps = self.steps_of(self.committer)
+        self.consumers = {
+            held.lease_key: ShardConsumer(held, StreamId("s")) for held in self.leases.discover()
+        }
+        for consumer in self.consumers.values():
+            self.committer.resolve(consumer)
+        self.trouble: dict[str, list[Exception]] = {}
+        self.writes: list[str] = []
+        self.table.hook(self._before, None)
+
+    def steps_of(self, protocol):
+        return CommitSteps(protocol, self.writer, self.leases, self.clock, self.events.append, "w")
+
+    def _before(self, called: str, key: str) -> None:
+        if called == "UpdateItem":
+            self.writes.append(key)
+            if self.trouble.get(key):
+                raise self.trouble[key].pop(0)
+
+    def batch(self, through: int) -> Batch:
+        ranges = tuple(
+            ShardRange(key, consumer.committed, Position(str(through)))
+            for key, consumer in self.consumers.items()
+        )
+        return Batch(f"b{through}", ranges, NO_RECORDS)
+
+    def commit(self, through: int):
+        batch = self.batch(through)
+        return self.steps.run(batch, self.consumers, self.writer.write(batch))
+
+    def pending(self) -> set[Position | None]:
+        return {self.table.get(key).pending_checkpoint for key in KEYS}
+
+
+@pytest.fixture(name="world", params=["serial", "threads"])
+def world_fixture(request: pytest.FixtureRequest) -> Iterator[World]:
+    if request.param == "serial":
+        yield World()
+        return
+    with ThreadPoolExecutor(4) as pool:
+        yield World(lambda call, items: list(pool.map(call, items)))
