@@ -38,10 +38,7 @@ class LeaseTable(Protocol):
     def ensure_exists(self) -> bool:
         """Create the table and its index `LeaseOwnerToLeaseKeyIndex` if they are missing.
 
-        Waits until they can be used.
-
-        Returns:
-            Whether this call created the table.
+        Waits until they can be used. Returns whether this call created the table.
 
         Raises:
             IncompatibleTableError: The table has rows of the single-table layout of KCL 3.5
@@ -74,8 +71,7 @@ class LeaseTable(Protocol):
         §8.2), and a shard starts after the ends of its parents. So a worker that was paused never
         creates a deleted row again.
 
-        Returns:
-            False if the condition does not hold. Nothing was written.
+        False if the condition does not hold; nothing was written.
 
         Raises:
             ValueError: There are no successors.
@@ -99,11 +95,7 @@ class LeaseTable(Protocol):
         ...
 
     def get(self, lease_key: str, *, consistent: bool = True) -> Lease | None:
-        """Return a lease; None if there is no row.
-
-        Raises:
-            UnreadableRowError: The row cannot be read.
-        """
+        """Return a lease, or None. Raises `UnreadableRowError` if the row cannot be read."""
         ...
 
     def list_leases(self) -> LeaseListing:
@@ -251,11 +243,7 @@ class WorkerMetricsTable(Protocol):
         ...
 
     def report(self, row: WorkerMetrics) -> WorkerMetrics:
-        """Write the row of this worker: a partial update without a condition.
-
-        Returns:
-            The stored row, with a drain request if there is one.
-        """
+        """Update the row of this worker. Returns the stored row, with a drain request if any."""
         ...
 
     def list_workers(self) -> tuple[WorkerMetrics, ...]:
@@ -371,11 +359,7 @@ class CoordinatorStateTable(Protocol):
         ...
 
     def release_lock(self, lock: LeaderLock) -> bool:
-        """Delete the row, if version and owner equal those of `lock`.
-
-        Returns:
-            Whether the owner of `lock` does not hold the lock afterwards.
-        """
+        """Delete the row, if version and owner are those of `lock`. False if it is held after."""
         ...
 
     def read_migration(self) -> MigrationState | None:
