@@ -17,7 +17,8 @@ class Loads:
     """The loads of all leases.
 
     Attributes:
-        mode: "load", "count" (no lease has a sample) or "idle" (all samples are near zero).
+        mode: "load", "count" (no lease has a sample) or "idle" (the traffic is negligible:
+            leases are counted).
         resources: Names of the resources.
         loads: Per resource, the load of each lease in the given order.
         base: Per resource, the load of each worker that no lease explains.
@@ -79,7 +80,7 @@ def lease_loads(
     counts = [0.0 if lease.ended else 1.0 for lease in leases]
     if not samples:
         mode, first = "count", counts
-    elif math.fsum(kbps) / takers < limits.dead_band_kbps:
+    elif _is_negligible(math.fsum(kbps) / takers, limits):
         mode, first = "idle", counts
     else:
         mode, first = "load", kbps
@@ -98,6 +99,17 @@ def lease_loads(
         loads.base.append(base)
         loads.dead_bands.append(limits.dead_band_cpu_percentage)
     return loads
+
+
+def _is_negligible(kbps_per_worker: float, limits: PlanLimits) -> bool:
+    """Return whether the absolute dead-band is wider than the relative one.
+
+    Then throughput would balance nothing, however uneven the fleet is.
+    """
+    threshold = limits.re_balance_threshold_percentage / 100.0
+    return kbps_per_worker * min(threshold, 1.0) < limits.dead_band_kbps and (
+        threshold > 0 or kbps_per_worker < limits.dead_band_kbps
+    )
 
 
 def _sane(value: float) -> float:
@@ -137,6 +149,12 @@ def _cpu(
         factor = model.factor(worker.worker_class)
         if worker.worker_id not in samples:
             base[worker.worker_id] = model.idle_percentage / factor
+            continue
+        if not held[worker.worker_id]:
+            # It has just started: its CPU says little about its CPU later
+            base[worker.worker_id] = (
+                min(worker.metrics[CPU_METRIC] * worker.capacity, model.idle_percentage) / factor
+            )
             continue
         adjust = model.residual_factor(samples[worker.worker_id])
         for i in held[worker.worker_id]:

@@ -8,6 +8,7 @@ over resources, of load ÷ capacity; 1.0 is perfectly even.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass
 
 from kcl_pipeline.planning.balanced.loads import Loads, lease_loads
@@ -24,7 +25,8 @@ class Problem:
         leases: Leases of workers that accept leases, and leases without an owner, by key.
         workers: Workers that accept leases, by id.
         limits: The limits.
-        mode: "load", "count" (no lease has a sample) or "idle" (all samples are near zero).
+        mode: "load", "count" (no lease has a sample) or "idle" (the traffic is negligible:
+            leases are counted).
         resources: Names of the resources.
         home: Owner of each lease; -1: none.
         free: Whether each lease may be assigned or moved.
@@ -106,6 +108,7 @@ def build(plan_input: PlanInput) -> Problem | None:
         return None
     index = {worker.worker_id: w for w, worker in enumerate(workers)}
     ordered = sorted(plan_input.leases, key=lambda lease: lease.lease_key)
+    cool_down_seconds = 0.0 if _has_joined(workers, ordered) else limits.cool_down_seconds
     measured = lease_loads(ordered, list(everyone.values()), limits, len(workers))
     taken = [
         i
@@ -129,7 +132,7 @@ def build(plan_input: PlanInput) -> Problem | None:
                 or (
                     limits.balance
                     and not lease.ended
-                    and lease.seconds_since_move >= limits.cool_down_seconds
+                    and lease.seconds_since_move >= cool_down_seconds
                 )
             )
             for lease in leases
@@ -147,6 +150,18 @@ def build(plan_input: PlanInput) -> Problem | None:
     _count_the_others(problem, ordered, measured, everyone, group_index)
     _scale(problem, measured, taken)
     return problem
+
+
+def _has_joined(workers: list[WorkerState], leases: list[LeaseState]) -> bool:
+    """Return whether a worker has no lease while another one has several.
+
+    The cool-down does not keep leases from such a worker. It only prevents that leases go to and
+    fro, and a worker that has just joined has given none away.
+    """
+    counts = Counter(lease.owner for lease in leases if lease.owner is not None and not lease.ended)
+    return max(counts.values(), default=0) > 1 and any(
+        not counts[worker.worker_id] for worker in workers
+    )
 
 
 def _count_the_others(

@@ -43,7 +43,7 @@ def balanced(plan_input: PlanInput) -> Plan:
     elif problem.mode == "idle":
         owner, why = (
             _fill_empty(problem, calm),
-            "traffic is near zero: only workers without a lease are given some",
+            "traffic is negligible: leases are counted; workers with few leases are given some",
         )
     else:
         owner, why = _balance(problem, calm)
@@ -306,9 +306,10 @@ def _within_budget(
 
 
 def _fill_empty(problem: Problem, calm: list[int], most: int | None = None) -> list[int]:
-    """Move the lightest leases of the workers with the most leases to workers without leases.
+    """Move the lightest leases of the workers with the most leases to workers with few.
 
-    At most `most` to each. Traffic near zero does not predict later traffic. And if CPU is
+    These are workers without leases, and without `most` also those with at most half of their
+    share. Each gets at most `most`. Negligible traffic does not predict later traffic. If CPU is
     balanced, an idle process may have the same CPU as one with leases. A worker that joins such a
     fleet would never get leases, and their cost on it would stay unknown.
     """
@@ -316,7 +317,8 @@ def _fill_empty(problem: Problem, calm: list[int], most: int | None = None) -> l
         replace(problem, home=calm), Targets(problem.target, []), problem.target
     )
     fair = min(max(sum(assignment.count) // len(assignment.count), 1), most or len(calm))
-    for w in [w for w in range(len(assignment.count)) if assignment.count[w] == 0]:
+    few = 0 if most is not None else fair // 2
+    for w in [w for w, count in enumerate(assignment.count) if count <= few]:
         while assignment.count[w] < fair:
             giver = max(
                 range(len(assignment.count)),
