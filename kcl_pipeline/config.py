@@ -30,6 +30,7 @@ __all__ = [
 ]
 
 MAX_LOCK_DURATION_MILLIS: Final = 600_000
+_DISCOVERY_MILLIS: Final = 2_000
 """Longest duration of the leader lock, in settings and in the lock row.
 
 Our own limit; KCL's default is two minutes. An unreadable lock row is taken over when it has not
@@ -69,7 +70,8 @@ class LeaseSettings(StrictSettings):
     lease_discovery_interval_millis: int | None = Field(
         None,
         ge=10,
-        description="None: half the lease assignment interval; without any lease: every second",
+        description="None: 2 s, at most half the lease assignment interval; without any lease: "
+        "every second. KCL: half the interval",
     )
     consistent_reads: bool = Field(
         True, description="KCL: false; a fast takeover may then read an older checkpoint"
@@ -169,13 +171,22 @@ class LeaderSettings(StrictSettings):
     """
 
     leader_lease_duration_millis: int = Field(
-        30_000, ge=200, le=MAX_LOCK_DURATION_MILLIS, description="KCL: 120000"
+        8_000,
+        ge=200,
+        le=MAX_LOCK_DURATION_MILLIS,
+        description="Unless set: 0.8 times the failover time, from 2000 to 30000. The sensor: at "
+        "least 15000, because its ticks are 5 s apart. KCL: 120000",
     )
-    leader_heartbeat_period_millis: int = Field(10_000, ge=50, description="KCL: 30000")
+    leader_heartbeat_period_millis: int = Field(
+        2_500, ge=50, description="Unless set: a third of the duration. KCL: 30000"
+    )
 
     @model_validator(mode="after")
     def _duration_covers_two_heartbeats(self) -> Self:
-        if self.leader_lease_duration_millis < 2 * self.leader_heartbeat_period_millis:
+        is_chosen = "leader_lease_duration_millis" in self.model_fields_set
+        if is_chosen and (
+            self.leader_lease_duration_millis < 2 * self.leader_heartbeat_period_millis
+        ):
             msg = (
                 f"leader.leader_lease_duration_millis={self.leader_lease_duration_millis} is below "
                 f"two heartbeats. Write {2 * self.leader_heartbeat_period_millis} or more, or a "
@@ -360,11 +371,16 @@ class ConsumerSettings(StrictSettings):
         )
 
     @property
-    def lease_discovery_interval_millis(self) -> int:
-        """Time between two discoveries of assigned leases.
+    def kcl_discovery_interval_millis(self) -> int:
+        """Time between two discoveries of a Java worker (protocol §6.1).
 
-        Half the assignment interval less epsilon unless set (protocol §6.1).
+        Half the assignment interval less epsilon.
         """
-        return self.lease.lease_discovery_interval_millis or max(
-            self.lease_assignment_interval_millis // 2 - self.lease.epsilon_millis, 10
+        return max(self.lease_assignment_interval_millis // 2 - self.lease.epsilon_millis, 10)
+
+    @property
+    def lease_discovery_interval_millis(self) -> int:
+        """Time between two discoveries of assigned leases: at most 2 s unless set."""
+        return self.lease.lease_discovery_interval_millis or min(
+            self.kcl_discovery_interval_millis, _DISCOVERY_MILLIS
         )

@@ -17,10 +17,12 @@ from kcl_pipeline.errors import IncompatibleTableError, KclError, NotFoundError
 from kcl_pipeline.events import CycleFailed, EventSink, PlanMade
 from kcl_pipeline.kinesis.client import KinesisClient
 from kcl_pipeline.leader.application import ApplicationGuard
+from kcl_pipeline.leader.balance_schedule import BalanceSchedule
 from kcl_pipeline.leader.cleaning import Cleaning
 from kcl_pipeline.leader.deleted_rows import DeletedRows
 from kcl_pipeline.leader.liveness import Liveness
 from kcl_pipeline.leader.lock import LeaderElection
+from kcl_pipeline.leader.lock_times import lock_settings
 from kcl_pipeline.leader.moves import MoveWriter
 from kcl_pipeline.leader.phase import (
     CycleContext,
@@ -28,12 +30,14 @@ from kcl_pipeline.leader.phase import (
     LeadershipCheck,
     Map,
     NotLeadingError,
+    Scan,
     Streams,
     is_local,
     scan,
 )
 from kcl_pipeline.leader.report import CycleReport
 from kcl_pipeline.leader.shard_sync import ShardSync
+from kcl_pipeline.leader.standby_watch import StandbyWatch
 from kcl_pipeline.leases.lease import BadRow
 from kcl_pipeline.leases.migration import ensure_client_version
 from kcl_pipeline.leases.rejected import RejectedRows
@@ -87,13 +91,14 @@ class LeaderCycle:
         self._clock = clock
         self._events = events
         self._owner_name = owner_name
+        self.lock_settings = lock_settings(settings, is_sensor=resume_own_name)
         self._strategy = strategies.get(settings.assignment.lease_assignment_strategy)
         self._election = LeaderElection(
             coordinator_table,
             owner_name,
             clock,
             events,
-            settings.leader,
+            self.lock_settings,
             rng or SystemRandom(),
             resume_own_name=resume_own_name,
         )
@@ -113,7 +118,12 @@ class LeaderCycle:
         self._moves = MoveWriter(
             settings.lease, lease_table, clock, events, self._liveness, leadership, run
         )
-        self._balance_due: float | None = None
+        self._watch = StandbyWatch(settings, owner_name, self._liveness, self._scan, clock, events)
+        self._balance = BalanceSchedule(
+            settings.assignment.variance_balancing_frequency
+            * settings.lease_assignment_interval_millis
+            / 1000
+        )
         self._may_lead = False
         self._failures = 0
         self._not_leading_until: float | None = None
@@ -146,6 +156,15 @@ class LeaderCycle:
         finally:
             self._busy = False
 
+    @property
+    def is_watcher(self) -> bool:
+        """Whether this process, which does not lead, scans the tables all the time."""
+        return self._watch.is_watcher
+
+    def next_expiry_seconds(self) -> float:
+        """Return the seconds until the next lease expires if no owner renews; inf for none."""
+        return self._liveness.next_expiry_seconds(self._clock.monotonic())
+
     def release(self) -> None:
         """Release the lock, if it is held, after the end of a running cycle.
 
@@ -165,6 +184,8 @@ class LeaderCycle:
         context: CycleContext | None = None
         try:
             if not self._lead():
+                if self._election.seen_owner is not None:
+                    self._watch.look(self._election.seen_owner, self._election.unchanged_share())
                 return CycleReport(
                     led=False,
                     lock_owner=self._election.seen_owner,
@@ -172,7 +193,7 @@ class LeaderCycle:
                     bad_rows=self._unreadable_lock(),
                     error=self._election.unreadable,
                 )
-            context = self._scan(Deadline(self._clock, deadline_seconds))
+            context = self._context(Deadline(self._clock, deadline_seconds))
             self._phases(context)
         except NotLeadingError:
             return CycleReport(
@@ -198,6 +219,7 @@ class LeaderCycle:
         if context.errors:
             return self._failed(context.errors, began, context)
         self._failures = 0
+        self._election.note_cycle(self._clock.monotonic() - began)
         return self._report(context, began, None)
 
     def _unreadable_lock(self) -> tuple[BadRow, ...]:
@@ -222,7 +244,7 @@ class LeaderCycle:
         if is_new_term:
             self._liveness.begin(self._clock.monotonic(), self._election.stolen_from)
             if self._liveness.watching_since is None:
-                self._balance_due = None
+                self._balance.restart()
         try:
             if is_new_term:
                 ensure_client_version(self._coordinator_table, self._owner_name, self._clock)
@@ -233,13 +255,16 @@ class LeaderCycle:
             raise
         return True
 
-    def _scan(self, deadline: Deadline) -> CycleContext:
-        found = scan(
+    def _scan(self) -> Scan:
+        return scan(
             self._lease_table,
             self._worker_table,
             self._clock,
             is_multi_stream=self._settings.is_multi_stream,
         )
+
+    def _context(self, deadline: Deadline) -> CycleContext:
+        found = self._scan()
         self._rejected.note_all(found.bad_rows)
         self._liveness.observe(found.leases, found.workers, found.scan_started, found.scan_finished)
         return CycleContext(
@@ -270,25 +295,22 @@ class LeaderCycle:
     def _assign(self, context: CycleContext) -> None:
         """Plan and write moves.
 
-        Leases without a living owner are assigned in every cycle. The fleet is balanced every
-        `variance_balancing_frequency` assignment intervals.
+        Leases without a living owner are assigned in every cycle. The fleet is balanced when a
+        worker has joined, and every `variance_balancing_frequency` assignment intervals.
         """
         seen = self._liveness.observation(context.scan_started)
         context.expired = tuple(sorted(seen.expired))
         began = self._clock.monotonic()
-        if self._balance_due is None:
-            # A lease is not moved for balance to a worker that may have stopped. Leases without an
-            # owner do not wait.
-            self._balance_due = began + self._liveness.settling_seconds
-        balance = began >= self._balance_due
         prepared = prepare(
             tuple(context.leases.values()),
             context.workers,
             seen,
             self._settings.assignment,
             group_separator=self._settings.worker.worker_group_separator,
-            balance=balance,
+            balance=False,
         )
+        prepared = self._balance.applied(prepared, began, self._liveness.settling_seconds)
+        balance = prepared.given.limits.balance
         plan = whole_plan(self._strategy(prepared.given), prepared)
         context.plan, context.plan_input = plan, prepared.given
         if plan.moves or plan.spilled:
@@ -299,10 +321,8 @@ class LeaderCycle:
             )
         self._moves.write(context, plan.moves, seen)
         if balance and not context.deadline.passed():
-            frequency = self._settings.assignment.variance_balancing_frequency
-            self._balance_due = (
-                began + frequency * self._settings.lease_assignment_interval_millis / 1000
-            )
+            is_calm = not (plan.moves or any(one.in_handoff for one in context.leases.values()))
+            self._balance.note_balanced(began, is_calm=is_calm)
 
     def _failed(
         self, errors: list[Exception], began: float, context: CycleContext | None
@@ -335,7 +355,7 @@ class LeaderCycle:
             return
         away = (
             _HEARTBEATS_OFF_AFTER_FAILURES
-            * self._settings.leader.leader_heartbeat_period_millis
+            * self.lock_settings.leader_heartbeat_period_millis
             / 1000
         )
         self._not_leading_until = self._clock.monotonic() + away

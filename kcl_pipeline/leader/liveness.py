@@ -64,11 +64,16 @@ class Liveness:
 
     def __init__(self, settings: ConsumerSettings, own_id: str | None = None) -> None:
         self._failover_seconds = settings.lease.failover_time_millis / 1000
-        # A new owner discovers its lease, and then renews it. The renewal is its first write.
-        self._grace_seconds = (
-            self._failover_seconds + settings.lease_discovery_interval_millis / 1000
-        )
         self._renewal_seconds = settings.lease.renewal_interval_millis / 1000
+        discovery_seconds = settings.lease_discovery_interval_millis / 1000
+        # A new owner discovers its lease, and then renews it. The renewal is its first write. The
+        # discovery interval of a Java worker is longer than that of this package.
+        self._grace_seconds = self._failover_seconds + max(
+            discovery_seconds, settings.kcl_discovery_interval_millis / 1000
+        )
+        self._own_grace_seconds = max(
+            self._failover_seconds, 2 * (discovery_seconds + self._renewal_seconds)
+        )
         self._handoff_seconds = (
             self._failover_seconds + settings.lease.graceful_lease_handoff_timeout_millis / 1000
         )
@@ -96,6 +101,12 @@ class Liveness:
                 was free.
         """
         self._replaced = replaced
+        if replaced is not None:
+            self._distrust.setdefault(replaced, _Distrust(now, strikes=0))
+        self.forget_after_pause(now)
+
+    def forget_after_pause(self, now: float) -> None:
+        """Forget which workers are alive if the last scan is too old."""
         if self._watched_until is None or now - self._watched_until > self.settling_seconds:
             self.watching_since = None
             self._workers.forget()
@@ -216,11 +227,25 @@ class Liveness:
         """
         if memory.proven:
             return now - memory.moved_at > self._failover_seconds
-        gone_since = self._gone.get(memory.checkpoint_owner or memory.owner or "", math.inf)
+        owner = memory.checkpoint_owner or memory.owner or ""
+        gone_since = self._gone.get(owner, math.inf)
         return (
-            now - memory.moved_at > self._grace_seconds
+            now - memory.moved_at > self._grace_of(owner)
             or now - max(gone_since, memory.moved_at) > self._renewal_seconds
         )
+
+    def _grace_of(self, owner: str) -> float:
+        is_own = self._workers.is_of_this_package(owner)
+        return self._own_grace_seconds if is_own else self._grace_seconds
+
+    def next_expiry_seconds(self, now: float) -> float:
+        """Return the seconds until the next lease expires if no owner renews; inf for none."""
+        ends = (
+            memory.moved_at + (self._failover_seconds if memory.proven else self._grace_of(owner))
+            for memory in self._leases.values()
+            if (owner := memory.checkpoint_owner or memory.owner) is not None
+        )
+        return min((end - now for end in ends if end > now), default=math.inf)
 
     def note_move(self, lease: Lease, now: float) -> None:
         """Note a move that this process has written.
@@ -333,4 +358,5 @@ class Liveness:
         changed_at = self._workers.changed_at(worker_id)
         if changed_at is None or changed_at <= distrust.since:
             return False
-        return now - distrust.since >= ((1 << (distrust.strikes - 1)) - 1) * self._failover_seconds
+        doublings = max(distrust.strikes - 1, 0)
+        return now - distrust.since >= ((1 << doublings) - 1) * self._failover_seconds

@@ -6,6 +6,7 @@ See protocol §3.3.
 from __future__ import annotations
 
 import uuid
+from collections import deque
 from dataclasses import replace
 from random import Random
 from typing import Final
@@ -18,6 +19,8 @@ from kcl_pipeline.leases.serialization_state import LEADER_KEY
 from kcl_pipeline.leases.store import Check
 from kcl_pipeline.leases.tables import CoordinatorStateTable, LeaderLock, UnreadableLock
 
+_CYCLES_NOTED: Final = 3
+_CYCLES_PER_LOCK: Final = 4
 UNKNOWN_OWNER: Final = "(unknown: its row cannot be read)"
 
 
@@ -44,6 +47,7 @@ class LeaderElection:
         resume_own_name: See above.
 
     Attributes:
+        confirmed_at: Start of the last successful write of the lock in monotonic seconds.
         held: The lock, if this candidate holds it.
         seen_owner: Owner of the lock in the last read. None: it had none.
         term: Number of acquisitions. Between two of them, others may have led.
@@ -75,14 +79,17 @@ class LeaderElection:
         self._settings = settings
         self._rng = rng
         self._resume_own_name = resume_own_name
-        self._confirmed_at = 0.0
+        self.confirmed_at = 0.0
         self._next_version: str | None = None
         self._claim: LeaderLock | None = None
         self._claimed_at = 0.0
         self._observed: tuple[object, float] | None = None
+        self._observed_millis: int | None = None
+        self._cycles: deque[float] = deque(maxlen=_CYCLES_NOTED)
+        self._needed_millis = 0
 
     def try_lead(self) -> bool:
-        """Keep the lock by a heartbeat, or acquire it if it is free or expired.
+        """Keep the lock by a heartbeat if one is due, or acquire it if it is free or expired.
 
         Returns:
             Whether this candidate leads.
@@ -90,9 +97,27 @@ class LeaderElection:
         Raises:
             AwsError: A call to the table failed. A lock that was held still counts as held.
         """
-        if self.held is not None and self.confirm():
+        if self.held is not None and (not self._is_heartbeat_due() or self.confirm()):
             return True
         return self._acquire()
+
+    def _is_heartbeat_due(self) -> bool:
+        return (
+            self._next_version is not None
+            or self.may_have_expired()
+            or self._clock.monotonic() - self.confirmed_at
+            >= self._settings.leader_heartbeat_period_millis / 1000
+        )
+
+    def unchanged_share(self) -> float:
+        """Return the time without a heartbeat of another leader, as a share of its duration.
+
+        0.0 if no other process holds the lock.
+        """
+        if self._observed is None or self._observed_millis is None:
+            return 0.0
+        unchanged = self._clock.monotonic() - self._observed[1]
+        return unchanged / (self._observed_millis / 1000)
 
     def confirm(self) -> bool:
         """Send a conditional heartbeat.
@@ -112,7 +137,7 @@ class LeaderElection:
         version = self._next_version or self._new_version()
         self._next_version = version
         began = self._clock.monotonic()
-        lock = replace(held, lease_duration_millis=self._settings.leader_lease_duration_millis)
+        lock = replace(held, lease_duration_millis=self._duration_millis)
         try:
             kept = self._table.heartbeat_lock(lock, version)
         except (UnavailableError, ThrottledError):
@@ -120,7 +145,7 @@ class LeaderElection:
         self._next_version = None
         if kept:
             self.held = replace(lock, version=version)
-            self._confirmed_at = began
+            self.confirmed_at = began
             return True
         self.held = None
         self._observed = None
@@ -131,12 +156,26 @@ class LeaderElection:
         """Return the condition that this candidate still has the lock. None: it does not."""
         return None if self.held is None else self._table.proof_of_lock(self.held)
 
+    def note_cycle(self, seconds: float) -> None:
+        """Note the duration of a cycle. A lock lasts at least four of the shortest recent cycles.
+
+        So a leader of a table that takes long to read does not lose its lock in every cycle.
+        """
+        self._cycles.append(seconds)
+        if len(self._cycles) == self._cycles.maxlen:
+            shortest = round(min(self._cycles) * 1000)
+            self._needed_millis = min(_CYCLES_PER_LOCK * shortest, MAX_LOCK_DURATION_MILLIS)
+
+    @property
+    def _duration_millis(self) -> int:
+        return max(self._settings.leader_lease_duration_millis, self._needed_millis)
+
     def may_have_expired(self) -> bool:
         """Return whether the last heartbeat is so old that another candidate may have the lock."""
         held = self.held
         return (
             held is None
-            or self._clock.monotonic() - self._confirmed_at >= held.lease_duration_millis / 1000
+            or self._clock.monotonic() - self.confirmed_at >= held.lease_duration_millis / 1000
         )
 
     def release(self, reason: str = "released") -> None:
@@ -172,6 +211,7 @@ class LeaderElection:
             return self._put(item, stolen_from=None)
         if self._observed is None or self._observed[0] != item.version:
             self._observed = (item.version, self._clock.monotonic())
+            self._observed_millis = item.lease_duration_millis
             return False
         if scan_started - self._observed[1] <= item.lease_duration_millis / 1000:
             return False
@@ -194,9 +234,7 @@ class LeaderElection:
         return self._put(item, stolen_from=UNKNOWN_OWNER)
 
     def _put(self, replacing: LeaderLock | UnreadableLock | None, stolen_from: str | None) -> bool:
-        lock = LeaderLock(
-            self.owner_name, self._settings.leader_lease_duration_millis, self._new_version()
-        )
+        lock = LeaderLock(self.owner_name, self._duration_millis, self._new_version())
         # If the outcome is unknown, a later read recognises this write by its version.
         self._claim, self._claimed_at = lock, self._clock.monotonic()
         if not self._table.put_lock(lock, replacing=replacing):
@@ -206,7 +244,7 @@ class LeaderElection:
 
     def _now_leading(self, lock: LeaderLock, stolen_from: str | None, confirmed_at: float) -> bool:
         self._claim = None
-        self._confirmed_at = confirmed_at
+        self.confirmed_at = confirmed_at
         self._observed = None
         self.term += 1
         self.held = lock

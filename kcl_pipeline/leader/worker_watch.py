@@ -96,6 +96,11 @@ class WorkerWatch:
         """Return whether this process knows that the worker is alive."""
         return worker_id == self._own_id or worker_id in self._alive
 
+    def is_of_this_package(self, worker_id: str) -> bool:
+        """Return whether the worker's row has an attribute that only this package writes."""
+        known = self._rows.get(worker_id)
+        return known is not None and known.row.run_id is not None
+
     def ids(self) -> Iterable[str]:
         """Return all workers that have a row."""
         return self._rows.keys()

@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from kcl_pipeline.clock import StopSignal
 from kcl_pipeline.errors import AwsError
 from kcl_pipeline.events import AwsTrouble
+from kcl_pipeline.leader.cycle import LeaderCycle
 from kcl_pipeline.leader.report import CycleReport
 from kcl_pipeline.leases.held import HeldLeases
 from kcl_pipeline.leases.store import MapCallable
 from kcl_pipeline.worker.dependencies import WorkerDependencies
+
+_LONGEST_CYCLE_SECONDS: Final = 1.0
+_WATCHER_SECONDS: Final = 0.5
+_STANDBY_SECONDS: Final = 2.0
+_AFTER_EXPIRY_SECONDS: Final = 0.02
+_DUTY: Final = 5.0
+"""A cycle takes at most a sixth of the time."""
 
 
 class StandbyLeader:
     """Run leader cycles when the lock has not been renewed for its duration. One thread calls it.
 
     Leases that a cycle assigns to its own worker are read by key at once, without the index.
+    Handoffs from its own worker are noticed at once, without the next renewal.
     """
 
     def __init__(
@@ -35,18 +46,45 @@ class StandbyLeader:
     def tick(self) -> float:
         """Run a cycle if this process may lead; return the seconds until the next."""
         leader = self._parts.leader
-        if leader is not None and not self._stop.is_set() and self._may_lead():
-            self._take(leader.run_once())
-        settings = self._parts.settings
+        if leader is None or self._stop.is_set() or not self._may_lead():
+            return self._longest_pause
+        report = leader.run_once()
+        self._take(report)
+        return self._pause_seconds(leader, report)
+
+    def _pause_seconds(self, leader: LeaderCycle, report: CycleReport) -> float:
+        """Return the seconds until the next cycle.
+
+        A leader runs a cycle at the time when a lease can expire, and often enough to see its last
+        renewal soon. Reads then cost a few percent of what renewals cost. An interval in the
+        settings is kept.
+        """
+        settings, longest = self._parts.settings, self._longest_pause
+        if settings.assignment.lease_assignment_interval_millis is not None:
+            return longest
+        if not report.led:
+            return min(_WATCHER_SECONDS if leader.is_watcher else _STANDBY_SECONDS, longest)
+        if report.error is not None:
+            return longest
+        usual = min(settings.lease.failover_time_millis / 10_000, _LONGEST_CYCLE_SECONDS)
+        pause = min(usual, leader.next_expiry_seconds() + _AFTER_EXPIRY_SECONDS)
+        return min(max(pause, _DUTY * report.seconds), longest)
+
+    @property
+    def _longest_pause(self) -> float:
+        leader, settings = self._parts.leader, self._parts.settings
+        lock = settings.leader if leader is None else leader.lock_settings
         return (
-            min(
-                settings.lease_assignment_interval_millis,
-                settings.leader.leader_heartbeat_period_millis,
-            )
+            min(settings.lease_assignment_interval_millis, lock.leader_heartbeat_period_millis)
             / 1000
         )
 
     def _take(self, report: CycleReport) -> None:
+        leaving = [
+            lease.lease_key for lease in report.leases if lease.checkpoint_owner == self._worker_id
+        ]
+        if leaving:
+            self._leases.note_handoffs(leaving, map=self._map)
         mine = [
             lease.lease_key
             for lease in report.leases

@@ -104,16 +104,31 @@ def test_without_graceful_handoff_leases_are_assigned_at_once():
     assert not any(m.graceful for m in world.happened(LeaseMoved))
 
 
-def test_balance_waits_for_its_interval_while_placement_does_not():
-    world = settled(World(shards=4), "a")
+@pytest.mark.parametrize("strategy", ["lease_count_based", "balanced"])
+def test_a_joining_worker_does_not_wait_for_an_interval(strategy):
+    world = settled(World(shards=8, assignment={"lease_assignment_strategy": strategy}), "a")
     world.run(70 - int(world.clock.monotonic()) % 5)
-    world.join("b")
+    for name, shares in (("b", [4, 4]), ("c", [3, 3, 2])):
+        world.join(name)
+        world.run_until(
+            lambda s=shares: sorted((len(v) for v in world.held().values()), reverse=True) == s,
+            limit=30,
+        )
+        world.run(2)
+    world.events.clear()
+    world.run(200)
+    assert world.happened(LeaseMoved) == []
+
+
+def test_balance_without_a_join_waits_for_its_interval():
+    world = settled(World(shards=4), "a", "b")
+    world.run(100)
+    leases = [lease for lease in world.table().values() if lease.owner == "a"]
+    world.leases.initiate_handoff(leases[0], "b")
+    world.run_until(lambda: len(world.held()["b"]) == 3, limit=30)
     world.events.clear()
     seconds = world.run_until(lambda: world.happened(LeaseMoved), limit=120)
     assert 10 < seconds <= 65
-    world.events.clear()
-    world.run(30)
-    assert world.happened(LeaseMoved) == []
 
 
 def test_a_new_leader_moves_nothing_to_a_worker_that_has_only_left_its_row():

@@ -4,6 +4,7 @@ workers.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -239,3 +240,31 @@ def test_drain_flag_alone_is_no_sign_of_life():
     seen.at(0, row(lut=1))
     seen.at(29, replace(row(lut=1), drain_requested=True))
     assert living(seen, 31) == []
+
+
+def test_an_owner_of_this_package_discovers_its_lease_sooner_than_a_java_worker():
+    seen = Seen()
+    own = row("a", 1, run_id="a@1")
+    seen.at(0, lease(1, None), own)
+    seen.at(1, lease(2, "a"), own)
+    assert seen.at(11.6, lease(2, "a"), own).expired == frozenset()
+    assert seen.at(11.7, lease(2, "a"), own).expired == {"s"}
+
+
+def test_the_next_expiry_is_the_earliest_one():
+    seen = Seen()
+    assert seen.liveness.next_expiry_seconds(0) == math.inf
+    seen.at(0, lease(1))
+    assert seen.liveness.next_expiry_seconds(4) == pytest.approx(GRACE - 4)
+    seen.at(5, lease(2))
+    assert seen.liveness.next_expiry_seconds(8) == pytest.approx(FAILOVER - 3)
+    assert seen.liveness.next_expiry_seconds(15.5) == math.inf
+
+
+def test_a_leader_whose_lock_expired_gets_nothing_until_it_reports():
+    seen = Seen()
+    for second in range(0, 25, 5):
+        seen.at(second, lease(second), row("a", second))
+    seen.liveness.begin(25, "a")
+    assert seen.at(25, lease(20), row("a", 20)).distrusted == {"a"}
+    assert seen.at(30, lease(20), row("a", 30)).distrusted == frozenset()

@@ -8,10 +8,11 @@ from random import Random
 
 import pytest
 
-from kcl_pipeline.config import MAX_LOCK_DURATION_MILLIS, LeaderSettings
+from kcl_pipeline.config import MAX_LOCK_DURATION_MILLIS, ConsumerSettings, LeaderSettings
 from kcl_pipeline.errors import UnavailableError
 from kcl_pipeline.events import LeaderElected, LeadershipLost, RowRejected
 from kcl_pipeline.leader.lock import LeaderElection
+from kcl_pipeline.leader.lock_times import lock_settings
 from kcl_pipeline.leases.tables import LeaderLock
 from kcl_pipeline.testing.clock import VirtualClock
 from kcl_pipeline.testing.tables import InMemoryCoordinatorStateTable
@@ -287,3 +288,70 @@ def test_a_lost_answer_to_the_takeover_of_an_unreadable_lock(world):
         a.try_lead()
     assert a.try_lead()
     assert a.held is not None
+
+
+def test_no_heartbeat_is_written_before_it_is_due(world):
+    clock, table, _, candidate = world
+    a = candidate("a")
+    assert a.try_lead()
+    version = table.read_lock().version
+    clock.advance(2.4)
+    assert a.try_lead()
+    assert table.read_lock().version == version
+    clock.advance(0.1)
+    assert a.try_lead()
+    assert table.read_lock().version != version
+
+
+def test_a_check_before_writes_is_always_a_heartbeat(world):
+    _, table, _, candidate = world
+    a = candidate("a")
+    assert a.try_lead()
+    version = table.read_lock().version
+    assert a.confirm()
+    assert table.read_lock().version != version
+
+
+def test_a_leader_whose_cycles_are_long_stores_a_longer_duration(world):
+    clock, table, _, candidate = world
+    a = candidate("a", duration=8_000)
+    assert a.try_lead()
+    for seconds in (5.0, 60.0, 6.0):
+        a.note_cycle(seconds)
+    clock.advance(5)
+    assert a.try_lead()
+    assert table.read_lock().lease_duration_millis == 20_000
+    a.note_cycle(0.1)
+    clock.advance(5)
+    assert a.try_lead()
+    assert table.read_lock().lease_duration_millis == 8_000
+
+
+@pytest.mark.parametrize(
+    ("given", "is_sensor", "times"),
+    [
+        ({}, False, (8_000, 2_500)),
+        ({}, True, (15_000, 4_687)),
+        ({"lease": {"failover_time_millis": 3_000}}, False, (2_400, 750)),
+        ({"lease": {"failover_time_millis": 120_000}}, False, (30_000, 9_375)),
+        ({"leader": {"leader_heartbeat_period_millis": 10_000}}, False, (20_000, 10_000)),
+        ({"leader": {"leader_lease_duration_millis": 6_000}}, True, (6_000, 2_500)),
+    ],
+)
+def test_the_times_of_the_lock_follow_the_failover_time(given, is_sensor, times):
+    settings = ConsumerSettings(application_name="orders", streams=("orders",), **given)
+    found = lock_settings(settings, is_sensor=is_sensor)
+    assert (found.leader_lease_duration_millis, found.leader_heartbeat_period_millis) == times
+
+
+def test_a_lock_that_may_have_expired_is_renewed_whatever_the_heartbeat_period(world):
+    """The stored duration may be shorter than the period in the settings."""
+    clock, table, _, _ = world
+    settings = LeaderSettings.model_construct(
+        leader_lease_duration_millis=1_000, leader_heartbeat_period_millis=5_000
+    )
+    a = LeaderElection(table, "a", clock, lambda _: None, settings, Random("a"))
+    assert a.try_lead()
+    clock.advance(1.5)
+    assert table.put_lock(LeaderLock("b", 1_000, "v"), replacing=table.read_lock())
+    assert not a.try_lead()

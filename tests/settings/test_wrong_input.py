@@ -140,7 +140,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     # settings that do not fit together
     (
         settings("leader", leader_lease_duration_millis=1000),
-        "leader.leader_lease_duration_millis=1000 is below two heartbeats. Write 20000 or more,",
+        "leader.leader_lease_duration_millis=1000 is below two heartbeats. Write 5000 or more,",
     ),
     (
         settings("shard_sync", initial_position_in_stream="AT_TIMESTAMP"),

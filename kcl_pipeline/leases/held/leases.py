@@ -110,10 +110,30 @@ class HeldLeases(LeaseWrites):
         Raises:
             AwsError: The index cannot be queried.
         """
-        found = self._table.lease_keys_of(self._worker_id) if keys is None else keys
+        found = set(self._table.lease_keys_of(self._worker_id) if keys is None else keys)
         with self._lock:
-            unknown = [key for key in found if key not in self._held]
+            unknown = sorted(key for key in found if key not in self._held)
+            missing = [key for key in self._held if key not in found]
+        if keys is None:
+            # The index has another owner: a handoff has begun, or the lease is lost.
+            self.note_handoffs(missing, map=map)
         return tuple(held for held in map(self._discover_one, unknown) if held is not None)
+
+    def note_handoffs(
+        self,
+        keys: Iterable[str],
+        *,
+        map: MapCallable = serial_map,  # noqa: A002
+    ) -> None:
+        """Renew held leases that may be in a handoff, unless the handoff is known.
+
+        Args:
+            keys: The leases. Those that are not held are ignored.
+            map: Runs the renewals.
+        """
+        found = (self.get(key) for key in keys)
+        unknown = [held for held in found if held is not None and held.handoff_deadline is None]
+        list(map(self._renew_one, unknown))
 
     def _discover_one(self, key: str) -> Held | None:
         began = self._clock.monotonic()
