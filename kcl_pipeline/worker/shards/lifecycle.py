@@ -191,10 +191,7 @@ class Lifecycle:
             if any(
                 self._table.get(lease.key_of_sibling(c.shard_id)) is None for c in consumer.children
             ):
-                existing = self._existing_parents(lease, consumer)
-                self._leases.create_successors(
-                    consumer.held, child_leases(lease, consumer.children, existing=existing)
-                )
+                self._create_children(consumer)
             else:
                 self._table.set_child_shard_ids(
                     lease.lease_key, [c.shard_id for c in consumer.children]
@@ -209,6 +206,21 @@ class Lifecycle:
                 tuple(lease.key_of_sibling(c.shard_id) for c in consumer.children),
             )
         )
+
+    def _create_children(self, consumer: ShardConsumer) -> None:
+        """Create the children's leases, unless their stream was begun behind the only child.
+
+        Then the other parent of this merge and the child never get a lease.
+        """
+        lease = consumer.held.lease
+        existing = self._existing_parents(lease, consumer)
+        try:
+            successors = child_leases(lease, consumer.children, existing=existing)
+        except ShardSyncError:
+            if not self._parents.is_passed_over(consumer, consumer.children[0].shard_id):
+                raise
+            return
+        self._leases.create_successors(consumer.held, successors)
 
     def _lose(self, consumer: ShardConsumer) -> None:
         """Report a shard that its stream does not list any more, and delete its row.

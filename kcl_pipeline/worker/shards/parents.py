@@ -128,6 +128,34 @@ class ParentCheck:
             return rows.ended
         return seen is not None and self._restore(consumer, listed, deleted) and rows.ended
 
+    def is_passed_over(self, consumer: ShardConsumer, shard_id: str) -> bool:
+        """Return whether nobody reads a shard that follows, because its descendants have begun.
+
+        At LATEST and AT_TIMESTAMP a stream begins at the shards of that time. A lease in front of
+        them can still be created, if the first write of its row failed.
+
+        Args:
+            consumer: The consumer of a shard that has ended.
+            shard_id: A shard without a row, one of the children of the consumer's shard.
+
+        Raises:
+            AwsError: The stream or the table could not be read, or the stream was replaced.
+        """
+        listed = self._listed(consumer.stream)
+        without_row = [shard_id]
+        while without_row:
+            parent = without_row.pop()
+            children = [shard.shard_id for shard in listed if parent in shard.parents]
+            for child in children:
+                row = self._table.get(consumer.held.lease.key_of_sibling(child))
+                if row is None:
+                    without_row.append(child)
+                elif has_not_begun(row):
+                    return False
+            if not children:
+                return False
+        return True
+
     def _listed(self, stream: StreamId) -> tuple[Shard, ...]:
         if stream not in self._listings:
             shards = self._kinesis.list_shards(stream)
