@@ -17,8 +17,9 @@ _LONGEST_CYCLE_SECONDS: Final = 1.0
 _WATCHER_SECONDS: Final = 0.5
 _STANDBY_SECONDS: Final = 2.0
 _AFTER_EXPIRY_SECONDS: Final = 0.02
+_SHORT_CYCLE_SECONDS: Final = 0.3
 _DUTY: Final = 5.0
-"""A cycle takes at most a sixth of the time."""
+"""The time of a cycle above `_SHORT_CYCLE_SECONDS` is at most a sixth of all."""
 
 
 class StandbyLeader:
@@ -68,7 +69,8 @@ class StandbyLeader:
             return longest
         usual = min(settings.lease.failover_time_millis / 10_000, _LONGEST_CYCLE_SECONDS)
         pause = min(usual, leader.next_expiry_seconds() + _AFTER_EXPIRY_SECONDS)
-        return min(max(pause, _DUTY * report.seconds), longest)
+        long = _DUTY * max(report.seconds - _SHORT_CYCLE_SECONDS, 0.0)
+        return min(max(pause, long), longest)
 
     @property
     def _longest_pause(self) -> float:

@@ -194,3 +194,14 @@ def test_a_worker_that_renews_leases_may_report_late_though_its_period_is_known(
     assert watch.living(120) == ["a"]
     watch.at(132, row("a", 4), lease("a", 132))
     assert watch.living(132) == []
+
+
+@pytest.mark.parametrize("every", [1, 5])
+def test_a_java_worker_whose_first_reports_are_early_stays_alive(every):
+    """A report 2 s after the start, one on a change of its state, and else one every 30 s."""
+    times = [0, 2, 32, 62, 64, 92, 122, 152, 182]
+    watch = Watch()
+    watch.at(0)
+    for second in range(0, 182, every):
+        watch.at(second, row("java", max(t for t in times if t <= second)))
+        assert watch.living(second) == ["java"], second

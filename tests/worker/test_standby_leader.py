@@ -1,0 +1,68 @@
+"""When a worker runs its next leader cycle, and how soon it notices handoffs."""
+
+from __future__ import annotations
+
+import pytest
+
+from kcl_pipeline.leases.lease import Lease
+from kcl_pipeline.leases.tables import LeaderLock, WorkerMetrics
+from kcl_pipeline.position import LATEST
+from tests.support.worker_world import World
+
+DEFAULT = {"lease": {"failover_time_millis": 10_000}}
+
+
+def test_a_leader_runs_a_cycle_every_second():
+    world = World(shards=2, **DEFAULT)
+    assert world.worker.lead_tick() == 1.0
+    world.clock.advance(1)
+    assert world.worker.lead_tick() == 1.0
+
+
+def test_and_when_a_lease_can_expire():
+    """Its owner is not of this package: it has a discovery interval more than the failover time."""
+    world = World(shards=2, **DEFAULT)
+    world.worker.lead_tick()
+    world.leases.create_lease(Lease("shardId-000000000077", LATEST, owner="dead", counter=3))
+    world.clock.advance(1)
+    world.worker.lead_tick()
+    world.clock.advance(1)
+    for _ in range(9):
+        world.worker.leases.renew_all()
+        world.worker.lead_tick()
+        world.clock.advance(2)
+    world.worker.leases.renew_all()
+    assert world.worker.lead_tick() == pytest.approx(0.995)
+
+
+def test_an_interval_in_the_settings_is_kept():
+    world = World(shards=2, assignment={"lease_assignment_interval_millis": 1_500}, **DEFAULT)
+    assert world.worker.lead_tick() == 1.5
+
+
+def test_a_standby_reads_the_lock_twice_a_second_while_it_watches():
+    world = World(shards=2, **DEFAULT)
+    world.coordinator.put_lock(LeaderLock("other", 30_000, "v"), replacing=None)
+    assert world.worker.lead_tick() == 0.5
+
+
+def test_discovery_notices_a_handoff_before_the_next_renewal():
+    world = World(shards=2, **DEFAULT)
+    world.worker.lead_tick()
+    first, second = world.worker.leases.held()
+    assert world.leases.view().initiate_handoff(first.lease, "w-2") is not None
+    world.worker.leases.discover()
+    assert [held.lease_key for held in world.worker.leases.handoffs()] == [first.lease_key]
+    counter = second.lease.counter
+    world.worker.leases.discover()
+    assert second.lease.counter == counter, "only what the index has lost is written"
+
+
+def test_a_leader_notices_a_handoff_from_its_own_worker_at_once():
+    world = World(shards=2, **DEFAULT)
+    world.worker.lead_tick()
+    world.rows.report(WorkerMetrics("w-2", 1))
+    world.clock.advance(1)
+    world.worker.lead_tick()
+    (leaving,) = world.worker.leases.handoffs()
+    assert leaving.lease.owner == "w-2"
