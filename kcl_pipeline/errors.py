@@ -28,6 +28,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 
 class KclError(Exception):
     """Base of all errors of this package."""
@@ -100,6 +102,12 @@ class UnreadableRowError(AwsError, ValueError):
 
 class ShardSyncError(KclError):
     """The list of shards cannot be used now. A later attempt may succeed."""
+
+
+STREAM_ERRORS: Final = (AccessDeniedError, InvalidRequestError, NotFoundError)
+"""Errors of one stream that a retry does not end soon: it is missing, being created or deleted, or
+forbidden. The other streams of the application are read on.
+"""
 
 
 class RecordsLostError(KclError):

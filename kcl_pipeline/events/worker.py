@@ -41,6 +41,34 @@ class WorkerIdShared(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class StreamsDiffer(Event):
+    """The application reads streams that the settings of a starting worker do not name.
+
+    The worker reads their leases, too.
+    """
+
+    worker_id: str
+    unnamed: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StreamUnavailable(Event):
+    """A stream is missing, is being created or deleted, or must not be described or listed.
+
+    Its leases are kept. The other streams are read on. The leader tries again after at most 30
+    seconds, and repeats the event once a minute.
+
+    Attributes:
+        reporter: Id of the worker, or owner name of the leader.
+        stream: The stream, as in the settings or in the recorded identity.
+    """
+
+    reporter: str
+    stream: str
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
 class LeaseGained(Event):
     """A worker holds a lease that it did not hold before."""
 

@@ -147,7 +147,7 @@ class ShardReader:
             ThrottledError: The limits of the shard are exceeded. Call again later.
             UnavailableError: The call failed, or the response is invalid. Call again later.
             NotFoundError: The stream or the shard does not exist.
-            StreamReplacedError: The shard has ended, but the name belongs to another stream now.
+            StreamReplacedError: The response may be about another stream that has the name now.
         """
         if self.ended:
             return None
@@ -159,7 +159,7 @@ class ShardReader:
             # The service does not know the position; it may belong to a former stream
             self._confirm_stream()
             raise
-        if page.next_iterator is None:
+        if page.next_iterator is None or self._is_first(page):
             self._confirm_stream()
         chunk = self._chunk(page)
         # After de-aggregation: if that fails, the same page is read again.
@@ -174,6 +174,14 @@ class ShardReader:
         if chunk is not None:
             self._position = chunk.through
         return chunk
+
+    def _is_first(self, page: RecordsPage) -> bool:
+        """Return whether the page has the first records after a position without a number.
+
+        Such a position, unlike a number, also fits a former or later stream of the same name.
+        """
+        is_unread = self._last_sequence_number is None and self._start.is_sentinel
+        return is_unread and page.records.num_rows > 0
 
     def _page(self) -> RecordsPage:
         try:

@@ -24,7 +24,7 @@ REFUSAL_KEPT_SECONDS: Final = 5.0
 DescribeStreamSummary is limited to 20 calls per second for an account.
 """
 
-_Key = tuple[str, int | None]
+_Key = tuple[str, int | None, int | None]
 """A stream and its creation time, which the equality of `StreamId` ignores."""
 
 
@@ -48,7 +48,7 @@ class StreamWitness:
     def confirm(self, stream: StreamId, since: float) -> None:
         """Confirm that the name belonged to the resolved stream at `since` or later.
 
-        A stream that was resolved without a creation time cannot be checked, and is accepted.
+        A stream whose creation time is not known at all cannot be checked, and is accepted.
 
         Args:
             stream: The resolved stream.
@@ -59,7 +59,7 @@ class StreamWitness:
             NotFoundError: The stream does not exist any more.
             AwsError: DescribeStreamSummary failed.
         """
-        if stream.created_millis is None:
+        if not _is_known(stream):
             return
         with self._lock:
             key = _key(stream)
@@ -109,7 +109,19 @@ class StreamWitness:
 
 
 def _key(stream: StreamId) -> _Key:
-    return stream.arn or stream.name, stream.created_millis
+    return stream.arn or stream.name, stream.created_millis, stream.creation_epoch
+
+
+def _is_known(stream: StreamId) -> bool:
+    """Return whether the creation time of the stream is known."""
+    return stream.created_millis is not None or stream.creation_epoch is not None
+
+
+def _is_created_at(stream: StreamId, millis: int) -> bool:
+    """Compare creation times. A stream from a lease key has its time in whole seconds."""
+    if stream.created_millis is not None:
+        return stream.created_millis == millis
+    return stream.creation_epoch == millis // 1000
 
 
 def require_same_stream(kinesis: KinesisClient, stream: StreamId) -> None:
@@ -120,14 +132,15 @@ def require_same_stream(kinesis: KinesisClient, stream: StreamId) -> None:
         NotFoundError: The stream does not exist any more.
         AwsError: DescribeStreamSummary failed.
     """
-    if stream.created_millis is None:
+    if not _is_known(stream):
         return
     found = kinesis.resolve_stream(stream.arn or stream.name, multi_stream=False)
-    if found.created_millis is not None and found.created_millis != stream.created_millis:
+    if found.created_millis is not None and not _is_created_at(stream, found.created_millis):
+        since = stream.created_millis or (stream.creation_epoch or 0) * 1000
         raise StreamReplacedError(
             f"the stream {stream.arn or stream.name} was deleted and created again: "
             f"created at {found.created_millis} ms, the leases belong to the stream created at "
-            f"{stream.created_millis} ms",
+            f"{since} ms",
             code="StreamReplaced",
             operation="DescribeStreamSummary",
         )

@@ -5,8 +5,8 @@ from __future__ import annotations
 from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.errors import KclError, OtherApplicationError
 from kcl_pipeline.kinesis.client import KinesisClient
-from kcl_pipeline.leader.phase import Streams
-from kcl_pipeline.leases.application import ApplicationIdentity
+from kcl_pipeline.leader.streams import Streams
+from kcl_pipeline.leases.application import ApplicationIdentity, with_recorded
 from kcl_pipeline.leases.application_check import ensure_application
 from kcl_pipeline.leases.tables import CoordinatorStateTable, LeaseTable
 from kcl_pipeline.shards import StreamId
@@ -51,24 +51,28 @@ class ApplicationGuard:
             self._ensure()
 
     def _ensure(self) -> None:
-        found = self._resolved()
+        found, unavailable = self._resolved()
         if not found:
             self._compare_names()
             return
         wanted = ApplicationIdentity.of(found, is_multi_stream=self._settings.is_multi_stream)
-        ensure_application(
+        if unavailable:
+            wanted = with_recorded(wanted, self._coordinator_table.read_application(), unavailable)
+        identity = ensure_application(
             self._settings.application_name,
             self._coordinator_table,
             self._lease_table,
             wanted,
             lambda: self._kinesis.list_shards(found[0]),
         )
+        self._streams.note_record(identity)
 
     def _compare_names(self) -> None:
         """Compare the names with the record, because no stream can be resolved now."""
         record = self._coordinator_table.read_application()
         if record is None:
             return
+        self._streams.note_record(record.identity)
         recorded = {stream.name for stream in record.identity.streams}
         names = {name.rpartition("/")[2] for name in self._settings.streams}
         if recorded and not recorded & names:
@@ -78,11 +82,12 @@ class ApplicationGuard:
                 "streams, or another application_name"
             )
 
-    def _resolved(self) -> list[StreamId]:
-        found = []
+    def _resolved(self) -> tuple[list[StreamId], list[str]]:
+        """Return the streams of the settings, and the names of those that cannot be described."""
+        found, unavailable = [], []
         for name in self._settings.streams:
             try:
                 found.append(self._streams.resolve(name))
             except KclError:  # the phases resolve the same stream and report the error
-                continue
-        return found
+                unavailable.append(name)
+        return found, unavailable

@@ -31,13 +31,13 @@ from kcl_pipeline.leader.phase import (
     Map,
     NotLeadingError,
     Scan,
-    Streams,
     is_local,
     scan,
 )
 from kcl_pipeline.leader.report import CycleReport
 from kcl_pipeline.leader.shard_sync import ShardSync
 from kcl_pipeline.leader.standby_watch import StandbyWatch
+from kcl_pipeline.leader.streams import Streams
 from kcl_pipeline.leases.lease import BadRow
 from kcl_pipeline.leases.migration import ensure_client_version
 from kcl_pipeline.leases.rejected import RejectedRows
@@ -106,7 +106,7 @@ class LeaderCycle:
         self._leadership = leadership
         self._liveness = Liveness(settings, owner_name)
         self._rejected = RejectedRows(events)
-        streams = Streams(settings, kinesis)
+        streams = Streams(settings, kinesis, clock, events, owner_name)
         self._application = ApplicationGuard(
             settings, coordinator_table, lease_table, kinesis, streams
         )

@@ -15,7 +15,8 @@ from kcl_pipeline.events import EventSink, LeasesCreated, LossReason, RecordsLos
 from kcl_pipeline.kinesis.client import KinesisClient
 from kcl_pipeline.kinesis.witness import require_same_stream
 from kcl_pipeline.leader.lock import LeaderElection
-from kcl_pipeline.leader.phase import CycleContext, LeadershipCheck, Streams, leases_of
+from kcl_pipeline.leader.phase import CycleContext, LeadershipCheck, leases_of
+from kcl_pipeline.leader.streams import Streams
 from kcl_pipeline.leases.lease import Lease
 from kcl_pipeline.leases.tables import LeaseTable
 from kcl_pipeline.planning.shard_sync import has_not_begun, restored_lease

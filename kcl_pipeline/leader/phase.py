@@ -1,4 +1,4 @@
-"""The context of the phases of a leader cycle: rows, deadline, streams and leadership check."""
+"""The context of the phases of a leader cycle: rows, deadline and leadership check."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from kcl_pipeline.clock import Clock
-from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.errors import (
     AccessDeniedError,
     InvalidRequestError,
@@ -16,8 +15,6 @@ from kcl_pipeline.errors import (
     StreamReplacedError,
     UnreadableRowError,
 )
-from kcl_pipeline.kinesis.client import KinesisClient
-from kcl_pipeline.kinesis.witness import require_same_stream
 from kcl_pipeline.leader.lock import LeaderElection
 from kcl_pipeline.leases.lease import BadRow, Lease
 from kcl_pipeline.leases.store import Check
@@ -142,68 +139,17 @@ def keys_of(keys: Iterable[str], stream: StreamId) -> list[str]:
     return [key for key in keys if key.startswith(f"{stream.serialized}:")]
 
 
-class Streams:
-    """The streams in the settings. Each is resolved once."""
-
-    def __init__(self, settings: ConsumerSettings, kinesis: KinesisClient) -> None:
-        self._settings = settings
-        self._kinesis = kinesis
-        self._known: dict[str, StreamId] = {}
-
-    def resolve(self, name_or_arn: str) -> StreamId:
-        """Return the identifier of a stream. The first call requests it from the service.
-
-        Raises:
-            AwsError: The call failed, for example because the stream does not exist.
-        """
-        if name_or_arn not in self._known:
-            self._known[name_or_arn] = self._kinesis.resolve_stream(
-                name_or_arn, multi_stream=self._settings.is_multi_stream
-            )
-        return self._known[name_or_arn]
-
-    def confirm(self, stream: StreamId) -> None:
-        """Check that the name still belongs to the resolved stream.
-
-        Call this after ListShards, before a write that depends on the list.
-
-        Raises:
-            StreamReplacedError: The name belongs to another stream now.
-            NotFoundError: The stream does not exist any more.
-            AwsError: The call failed.
-        """
-        require_same_stream(self._kinesis, stream)
-
-    def forget(self) -> None:
-        """Forget all streams. They are resolved again when needed."""
-        self._known.clear()
-
-    def known(self) -> tuple[StreamId, ...]:
-        """Return the streams that are resolved, in the order of the settings."""
-        return tuple(self._known[name] for name in self._settings.streams if name in self._known)
-
-    def for_each(self, work: Callable[[StreamId], None], errors: list[Exception]) -> None:
-        """Call `work` for every stream, and add errors to `errors`."""
-        for name in self._settings.streams:
-            try:
-                work(self.resolve(name))
-            except NotLeadingError:
-                raise
-            except Exception as error:  # noqa: BLE001 (the cycle counts and reports it)
-                errors.append(error)
-
-
 def is_local(error: Exception) -> bool:
     """Return whether an error concerns one row or stream, so that every leader would have it.
 
     Errors of this process (network, permissions for the tables, defects) are not local.
     """
     if isinstance(error, AccessDeniedError):
-        return error.operation in _STREAM_OPERATIONS
+        return error.operation in STREAM_OPERATIONS
     return isinstance(error, _LOCAL_ERRORS)
 
 
-_STREAM_OPERATIONS: Final = frozenset({"DescribeStreamSummary", "ListShards"})
+STREAM_OPERATIONS: Final = frozenset({"DescribeStreamSummary", "ListShards"})
 _LOCAL_ERRORS: Final = (
     InvalidRequestError,
     NotFoundError,

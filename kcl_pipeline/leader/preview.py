@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from kcl_pipeline.clock import Clock
 from kcl_pipeline.config import ConsumerSettings
+from kcl_pipeline.events import ignore_events
 from kcl_pipeline.kinesis.client import KinesisClient
 from kcl_pipeline.leader.cycle import whole_plan
 from kcl_pipeline.leader.listing import (
@@ -15,8 +16,9 @@ from kcl_pipeline.leader.listing import (
     stream_coverage,
 )
 from kcl_pipeline.leader.liveness import Liveness
-from kcl_pipeline.leader.phase import Scan, Streams, keys_of, leases_of, scan
+from kcl_pipeline.leader.phase import Scan, keys_of, leases_of, scan
 from kcl_pipeline.leader.report import StreamCoverage
+from kcl_pipeline.leader.streams import Streams
 from kcl_pipeline.leases.lease import BadRow, Lease
 from kcl_pipeline.leases.tables import LeaseTable, WorkerMetrics, WorkerMetricsTable
 from kcl_pipeline.planning import strategies
@@ -90,7 +92,7 @@ def preview(
         clock.sleep(observe_seconds)
         found = scan(lease_table, worker_table, clock, is_multi_stream=settings.is_multi_stream)
         liveness.observe(found.leases, found.workers, found.scan_started, found.scan_finished)
-    create, coverage = _missing(settings, found, kinesis)
+    create, coverage = _missing(settings, found, kinesis, clock)
     seen = liveness.observation(found.scan_started)
     if observe_seconds < liveness.settling_seconds:
         seen = replace(seen, unconfirmed=frozenset())
@@ -121,10 +123,10 @@ def preview(
 
 
 def _missing(
-    settings: ConsumerSettings, found: Scan, kinesis: KinesisClient
+    settings: ConsumerSettings, found: Scan, kinesis: KinesisClient, clock: Clock
 ) -> tuple[tuple[Lease, ...], tuple[StreamCoverage, ...]]:
     """The leases that a leader would create, and the coverage of each stream without them."""
-    streams = Streams(settings, kinesis)
+    streams = Streams(settings, kinesis, clock, ignore_events, "preview")
     create: list[Lease] = []
     coverage: list[StreamCoverage] = []
     for name in settings.streams:

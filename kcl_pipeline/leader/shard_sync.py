@@ -23,10 +23,10 @@ from kcl_pipeline.leader.phase import (
     CycleContext,
     LeadershipCheck,
     NotLeadingError,
-    Streams,
     keys_of,
 )
 from kcl_pipeline.leader.report import StreamCoverage
+from kcl_pipeline.leader.streams import Streams
 from kcl_pipeline.leases.lease import Lease
 from kcl_pipeline.leases.tables import LeaseTable
 from kcl_pipeline.planning.cleanup import children_to_fill

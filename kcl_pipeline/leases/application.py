@@ -242,6 +242,28 @@ def _names(identity: ApplicationIdentity) -> list[str]:
     return [stream.name for stream in identity.streams]
 
 
+def with_recorded(
+    identity: ApplicationIdentity, record: ApplicationRecord | None, unavailable: Iterable[str]
+) -> ApplicationIdentity:
+    """Add recorded streams that cannot be described now.
+
+    Args:
+        identity: The identity of a start, with the streams that can be described.
+        record: The record. None: there is none.
+        unavailable: Names or ARNs of the other streams of the start.
+    """
+    recorded = () if record is None else record.identity.streams
+    known, missing = {stream.arn for stream in identity.streams}, set(unavailable)
+    added = [one for one in recorded if {one.arn, one.name} & missing and one.arn not in known]
+    return replace(identity, streams=(*identity.streams, *added))
+
+
+def unnamed_streams(identity: ApplicationIdentity, names: Iterable[str]) -> tuple[str, ...]:
+    """Return the names of recorded streams that are not in `names` (stream names or ARNs)."""
+    named = set(names)
+    return tuple(one.name for one in identity.streams if not {one.arn, one.name} & named)
+
+
 def contradiction(
     leases: Sequence[Lease], wanted: ApplicationIdentity, shards: Iterable[Shard]
 ) -> str | None:

@@ -31,6 +31,8 @@ _LEVELS: Final[dict[type[Event], int]] = {
     ev.RecordsLost: logging.ERROR,
     ev.ShardStalled: logging.WARNING,
     ev.WorkerIdShared: logging.ERROR,
+    ev.StreamsDiffer: logging.WARNING,
+    ev.StreamUnavailable: logging.WARNING,
     ev.AnnouncementRejected: logging.WARNING,
     ev.AwsTrouble: logging.WARNING,
     ev.CpuSourceSkipped: logging.WARNING,

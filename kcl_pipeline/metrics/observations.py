@@ -199,6 +199,9 @@ _CONVERTERS: Final[dict[type[Event], Callable[[Any], tuple[Observation, ...]]]] 
             {**_of_lease("ProcessTask", e.lease_key, e.worker_id), "Step": str(e.step)},
         ),
     ),
+    ev.StreamUnavailable: lambda e: (
+        _count("StreamUnavailable", 1, {OPERATION: "ShardSyncTask", STREAM: e.stream}),
+    ),
     ev.WorkerIdShared: lambda e: (_count("WorkerIdShared", 1, {WORKER: e.worker_id}),),
     ev.LeaderElected: lambda _: (
         _count("LeaderDecider:IsLeader", 1, {OPERATION: "LeaderDecider"}),

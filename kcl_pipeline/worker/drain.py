@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 from kcl_pipeline.background import Due
 from kcl_pipeline.clock import Clock
-from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.errors import AwsError
 from kcl_pipeline.events import AwsTrouble, EventSink
 from kcl_pipeline.leases.lease import Lease
 from kcl_pipeline.leases.rejected import RejectedRows
 from kcl_pipeline.leases.tables import LeaseTable
+from kcl_pipeline.shards import StreamId
 from kcl_pipeline.worker.consumer import ConsumerState, ShardConsumer
 from kcl_pipeline.worker.failures.pauses import Pause
 from kcl_pipeline.worker.shards.lifecycle import Lifecycle
@@ -23,6 +23,13 @@ UNREADABLE_LIMIT_SECONDS: Final = 60.0
 """How long the lease table may be unreadable. After that the drain fails with the last error."""
 ATTEMPTS: Final = 3
 """A drain does not wait for a paused shard after this number of attempts."""
+
+_Name = tuple[str | None, str]
+"""Account and name of a stream. The account is None for a single stream."""
+
+
+def _name_of(stream: StreamId) -> _Name:
+    return stream.account, stream.name
 
 
 class DrainWatch:
@@ -35,12 +42,15 @@ class DrainWatch:
     - Or another worker owns and renews it.
     - Or this worker holds it, has read it to the tip since the drain began, and has committed it.
 
+    Leases of streams that the settings do not name are ignored. One of several streams that does
+    not exist is not waited for either.
+
     A lease without an owner is not settled, because the leader will assign it. A shard that is
     paused because its transform fails counts as settled after `ATTEMPTS`.
 
     Args:
         worker_id: The worker that drains.
-        settings: The settings with the streams.
+        streams: The streams of the settings that exist.
         table: The lease table.
         lifecycle: The consumers of the worker.
         source: Reports which shards are read to their tip.
@@ -52,7 +62,7 @@ class DrainWatch:
     def __init__(
         self,
         worker_id: str,
-        settings: ConsumerSettings,
+        streams: Iterable[StreamId],
         table: LeaseTable,
         lifecycle: Lifecycle,
         source: BatchSource,
@@ -61,7 +71,7 @@ class DrainWatch:
         events: EventSink,
     ) -> None:
         self._worker_id = worker_id
-        self._wanted_streams = len(settings.streams) if settings.is_multi_stream else 1
+        self._wanted = {_name_of(stream) for stream in streams}
         self._table = table
         self._lifecycle = lifecycle
         self._source = source
@@ -88,10 +98,16 @@ class DrainWatch:
         if leases is None:
             return False
         self._note_renewals(leases)
-        streams = {lease.stream for lease in leases}
-        return len(streams) >= self._wanted_streams and all(
-            self._is_settled(lease) for lease in leases
+        names = {lease.lease_key: self._name_of(lease) for lease in leases}
+        return self._wanted <= set(names.values()) and all(
+            self._is_settled(lease) for lease in leases if names[lease.lease_key] in self._wanted
         )
+
+    def _name_of(self, lease: Lease) -> _Name:
+        """Return the name of a lease's stream. A stream that was created again has the same."""
+        if lease.stream is None:
+            return next(iter(self._wanted))
+        return _name_of(StreamId.parse(lease.stream))
 
     def _read_leases(self) -> tuple[Lease, ...] | None:
         """Return all leases; None when the table cannot be read now."""

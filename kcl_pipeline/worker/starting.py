@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kcl_pipeline.clock import Clock, StopSignal
 from kcl_pipeline.config import ConsumerSettings
+from kcl_pipeline.errors import STREAM_ERRORS, AwsError
 from kcl_pipeline.events import EventSink
 from kcl_pipeline.kinesis.client import KinesisClient
-from kcl_pipeline.leases.application import ApplicationIdentity
+from kcl_pipeline.leases.application import ApplicationIdentity, with_recorded
 from kcl_pipeline.leases.application_check import check_application
 from kcl_pipeline.leases.tables import CoordinatorStateTable, LeaseTable, WorkerMetricsTable
 from kcl_pipeline.shards import StreamId
@@ -22,12 +23,14 @@ class OpenedApplication:
     """An application whose tables are usable and belong to it.
 
     Attributes:
-        streams: Streams by the stream part of their lease keys. Key None: the only stream.
+        streams: The streams of the settings that can be used now.
         identity: The identity that a worker records at its start.
+        unavailable: Errors of the other streams of the settings.
     """
 
-    streams: Mapping[str | None, StreamId]
+    streams: tuple[StreamId, ...]
     identity: ApplicationIdentity
+    unavailable: Mapping[str, AwsError] = field(default_factory=dict)
 
 
 def open_application(
@@ -45,27 +48,46 @@ def open_application(
 ) -> OpenedApplication:
     """Look up the streams, create missing tables, and refuse tables of another application.
 
+    If one of several streams cannot be used, the start goes on without it.
+
     Raises:
-        NotFoundError: A stream does not exist.
-        AccessDeniedError: A permission is missing.
+        NotFoundError: No stream exists.
+        AccessDeniedError: A permission is missing, for the tables or for every stream.
         IncompatibleTableError: The tables are not of this layout or application.
         AwsError: A table stayed unusable for the time of `retry.START_UP`.
         StoppedWhileRetryingError: `stop` was set while a failed step waited.
     """
     is_multi_stream = settings.is_multi_stream
-    found = [
-        kinesis.resolve_stream(name, multi_stream=is_multi_stream) for name in settings.streams
-    ]
+    found, unavailable = _found(settings, kinesis)
     for table in (lease_table, worker_table, coordinator_table):
         retry_transient("look at the tables", table.ensure_exists, clock, rng, events, stop)
     identity = ApplicationIdentity.of(found, is_multi_stream=is_multi_stream, sink=sink_address)
-    retry_transient(
-        "look at the identity of the application",
-        lambda: check_application(settings.application_name, coordinator_table, identity),
-        clock,
-        rng,
-        events,
-        stop,
-    )
-    streams = {stream.serialized if is_multi_stream else None: stream for stream in found}
-    return OpenedApplication(streams, identity)
+
+    def compare() -> ApplicationIdentity:
+        record = coordinator_table.read_application()
+        wanted = with_recorded(identity, record, unavailable)
+        check_application(settings.application_name, coordinator_table, wanted)
+        return wanted
+
+    what = "look at the identity of the application"
+    identity = retry_transient(what, compare, clock, rng, events, stop)
+    return OpenedApplication(tuple(found), identity, unavailable)
+
+
+def _found(
+    settings: ConsumerSettings, kinesis: KinesisClient
+) -> tuple[list[StreamId], dict[str, AwsError]]:
+    """Return the streams that can be used, and the errors of the others.
+
+    Raises the error of the first stream if none of them can be used.
+    """
+    found: list[StreamId] = []
+    unavailable: dict[str, AwsError] = {}
+    for name in settings.streams:
+        try:
+            found.append(kinesis.resolve_stream(name, multi_stream=settings.is_multi_stream))
+        except STREAM_ERRORS as error:
+            unavailable[name] = error
+    if not found:
+        raise next(iter(unavailable.values()))
+    return found, unavailable

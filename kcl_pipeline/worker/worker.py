@@ -13,14 +13,14 @@ from typing import Final
 
 from kcl_pipeline.background import Background
 from kcl_pipeline.clock import StopSignal
-from kcl_pipeline.events import WorkerStarted, WorkerStopped
+from kcl_pipeline.events import StreamsDiffer, StreamUnavailable, WorkerStarted, WorkerStopped
 from kcl_pipeline.kinesis.retrieval import Retrieval
+from kcl_pipeline.leases.application import unnamed_streams
 from kcl_pipeline.leases.application_check import check_application, ensure_application
 from kcl_pipeline.leases.held import INCARNATION_BITS, HeldLeases
 from kcl_pipeline.leases.migration import ensure_client_version
 from kcl_pipeline.leases.worker_status import PausedLease, WorkerStatus, furthest_behind
 from kcl_pipeline.metrics.reporter import WorkerMetricsReporter
-from kcl_pipeline.shards import StreamId
 from kcl_pipeline.worker.batch_runner import BatchRunner
 from kcl_pipeline.worker.commit.two_phase import TwoPhaseCommit
 from kcl_pipeline.worker.dependencies import Mode, ProgressCallback, WorkerDependencies
@@ -36,6 +36,7 @@ from kcl_pipeline.worker.shards.admission import Admission
 from kcl_pipeline.worker.shards.lifecycle import Lifecycle
 from kcl_pipeline.worker.shards.losses import LossCheck
 from kcl_pipeline.worker.shards.parents import ParentCheck
+from kcl_pipeline.worker.shards.streams import LeaseStreams
 from kcl_pipeline.worker.sources.factory import make_source
 from kcl_pipeline.worker.standby_leader import StandbyLeader
 from kcl_pipeline.worker.starting import OpenedApplication, open_application
@@ -60,7 +61,7 @@ class Worker:
         self._clock = clock = parts.clock
         self._events = events = parts.events
         self._application = parts.application
-        self._streams: dict[str | None, StreamId] = {}
+        self._streams = LeaseStreams()
         self._stop = CurrentStop(clock.signal())
         self._pools = Pools(settings.lease.max_lease_renewal_threads, parallel=parts.parallel)
         self.leases = HeldLeases(
@@ -184,22 +185,31 @@ class Worker:
             retry_transient(what, step, self._clock, parts.rng, self._events, stop)
 
         application = self._opened(stop)
-        self._streams.update(application.streams)
+        self._streams.open(application.streams)
+        for name, error in application.unavailable.items():
+            self._events(StreamUnavailable(self.worker_id, name, str(error)))
         retried(
             "look at the client version",
             lambda: ensure_client_version(parts.coordinator_table, self.worker_id, self._clock),
         )
-        retried(
+        identity = retry_transient(
             "look at the identity of the application",
             lambda: ensure_application(
                 self._settings.application_name,
                 parts.coordinator_table,
                 parts.lease_table,
                 application.identity,
-                lambda: parts.kinesis.list_shards(next(iter(self._streams.values()))),
+                lambda: parts.kinesis.list_shards(self._streams.opened()[0]),
             ),
+            self._clock,
+            parts.rng,
+            self._events,
+            stop,
         )
-        self._retrieval.prepare(self._streams.values())
+        unnamed = unnamed_streams(identity, self._settings.streams)
+        if unnamed:
+            self._events(StreamsDiffer(self.worker_id, unnamed))
+        self._retrieval.prepare(self._streams.opened())
         retried("first worker metrics report", self.reporter.report)
         self.leases.recover(map=self._pools.map_renewals)
         self._events(WorkerStarted(self.worker_id))
@@ -300,7 +310,7 @@ class Worker:
         """Return a watch that reports when all records now in the streams are in the table."""
         return DrainWatch(
             self.worker_id,
-            self._settings,
+            self._streams.opened(),
             self._parts.lease_table,
             self.lifecycle,
             self.source,

@@ -22,6 +22,7 @@ from kcl_pipeline.worker.consumer import ConsumerState, ShardConsumer
 from kcl_pipeline.worker.shards.lifecycle import Lifecycle
 from kcl_pipeline.worker.shards.losses import LossCheck
 from kcl_pipeline.worker.shards.parents import ParentCheck, ParentRows
+from kcl_pipeline.worker.shards.streams import LeaseStreams
 from kcl_pipeline.worker.sources.batch_source import BatchSource
 from verification.interleavings.ranges import number_of
 from verification.interleavings.stepping import SteppedSink, stepped_view
@@ -113,10 +114,12 @@ class LineageProcess:
         protocol = TwoPhaseCommit(self._leases, sink, clock, events, worker_id)
         self._commit = CommitSteps(protocol, bench.writer, self._leases, clock, events, worker_id)
         check = ParentCheck if scenario.log_seen else BlindParentCheck
+        streams = LeaseStreams()
+        streams.open((STREAM,))
         self._lifecycle = Lifecycle(
             worker_id=worker_id,
             settings=settings,
-            streams={None: STREAM},
+            streams=streams,
             table=table,
             leases=self._leases,
             source=cast("BatchSource", NoSource()),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Final
 
 from kcl_pipeline.batch import TxnVersions
@@ -16,11 +16,11 @@ from kcl_pipeline.leases.store import MapCallable, serial_map
 from kcl_pipeline.leases.tables import LeaseTable
 from kcl_pipeline.planning.shard_sync import child_leases, leases_after_loss
 from kcl_pipeline.position import SHARD_END
-from kcl_pipeline.shards import StreamId
 from kcl_pipeline.worker.commit.protocol import CommitProtocol
 from kcl_pipeline.worker.consumer import ConsumerState, ShardConsumer
 from kcl_pipeline.worker.shards.losses import LossCheck
 from kcl_pipeline.worker.shards.parents import ParentCheck, ParentRows
+from kcl_pipeline.worker.shards.streams import LeaseStreams
 from kcl_pipeline.worker.sources.batch_source import BatchSource
 
 ENDING_ATTEMPTS: Final = 10
@@ -41,7 +41,7 @@ class Lifecycle:
         *,
         worker_id: str,
         settings: ConsumerSettings,
-        streams: Mapping[str | None, StreamId],
+        streams: LeaseStreams,
         table: LeaseTable,
         leases: HeldLeases,
         source: BatchSource,
@@ -103,11 +103,13 @@ class Lifecycle:
         list(self._map(self._losses.look, lost))
 
     def reads_stream_of(self, lease: Lease) -> bool:
-        """Return whether this worker reads the stream of a lease."""
-        return lease.stream in self._streams
+        """Return whether the stream of a lease is known, so that the lease can be read."""
+        return self._streams.of(lease) is not None
 
     def _begin(self, key: str, held: Held) -> None:
-        stream = self._streams[held.lease.stream]
+        stream = self._streams.of(held.lease)
+        if stream is None:
+            return
         state = ConsumerState.ENDED if held.lease.ended else ConsumerState.BLOCKED
         self.consumers[key] = ShardConsumer(held, stream, state)
 

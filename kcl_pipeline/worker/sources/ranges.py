@@ -145,10 +145,13 @@ class RangeSource:
     def _proven(self, fetch: ShardFetch, shard: FetchedShard) -> FetchedShard:
         """Accept the end or absence of a shard only if the stream witness confirms it.
 
-        Executors lack the permission to check. An unconfirmed end is read again.
+        The same holds for the first records after a position without a number, which also fits
+        another stream of the same name. Executors lack the permission to check. What is not
+        confirmed is read again.
         """
+        is_first = fetch.after.is_sentinel and shard.through != shard.after
         try:
-            if shard.shard_end is not None:
+            if shard.shard_end is not None or is_first:
                 self._witness.confirm(fetch.stream, self._clock.monotonic())
             elif shard.not_found:
                 following = self._witness.successors_of_gone(
@@ -157,7 +160,8 @@ class RangeSource:
                 if following is not None:
                     return replace(shard, error=None, shard_end=following, lost=True)
         except AwsError as error:
-            return replace(shard, shard_end=None, error=f"{type(error).__name__}: {error}")
+            shard = replace(shard, shard_end=None, error=f"{type(error).__name__}: {error}")
+            return replace(shard, through=fetch.after, resume=fetch.resume) if is_first else shard
         return shard
 
     def _choose(self, now: float, *, waited: bool) -> dict[str, _Cursor]:

@@ -1,0 +1,191 @@
+"""The streams that a leader creates leases for, and the waits after their errors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, TypeGuard
+
+from kcl_pipeline.clock import Clock
+from kcl_pipeline.config import ConsumerSettings
+from kcl_pipeline.errors import STREAM_ERRORS, AwsError, ThrottledError, UnavailableError
+from kcl_pipeline.events import EventSink, StreamUnavailable
+from kcl_pipeline.kinesis.client import KinesisClient
+from kcl_pipeline.kinesis.witness import require_same_stream
+from kcl_pipeline.leader.phase import STREAM_OPERATIONS, NotLeadingError
+from kcl_pipeline.leases.application import ApplicationIdentity, RecordedStream
+from kcl_pipeline.shards import StreamId
+
+LOOK_SECONDS: Final = 5.0
+"""How often one stream is described, to notice that it was created again."""
+
+LOOKS_PER_SECOND: Final = 4.0
+"""Limit for all streams. DescribeStreamSummary is limited to 20 calls per second and account."""
+
+FIRST_WAIT_SECONDS: Final = 5.0
+LONGEST_WAIT_SECONDS: Final = 30.0
+REPORT_SECONDS: Final = 60.0
+
+
+@dataclass(slots=True)
+class _Known:
+    stream: StreamId
+    looked_at: float
+
+
+@dataclass(slots=True)
+class _Wait:
+    error: AwsError
+    seconds: float
+    due: float
+    reported_at: float
+
+
+class Streams:
+    """The streams in the settings of this leader, and those that other workers have recorded.
+
+    During a deploy, the leader may still have the former list. Therefore, a stream that a new
+    worker has recorded gets leases, too. A stream that is missing or forbidden is tried again after
+    a wait.
+
+    Args:
+        settings: All settings.
+        kinesis: Describes streams.
+        clock: Measures the waits.
+        events: Receives `StreamUnavailable`, once a minute for each stream.
+        reporter: Owner name of the leader.
+    """
+
+    def __init__(
+        self,
+        settings: ConsumerSettings,
+        kinesis: KinesisClient,
+        clock: Clock,
+        events: EventSink,
+        reporter: str,
+    ) -> None:
+        self._settings = settings
+        self._kinesis = kinesis
+        self._clock = clock
+        self._events = events
+        self._reporter = reporter
+        self._known: dict[str, _Known] = {}
+        self._waits: dict[str, _Wait] = {}
+        self._recorded: tuple[RecordedStream, ...] = ()
+
+    def note_record(self, identity: ApplicationIdentity) -> None:
+        """Note the recorded streams, which the next phases read besides those of the settings."""
+        self._recorded = identity.streams
+
+    def names(self) -> tuple[str, ...]:
+        """Return names or ARNs: those of the settings, then other recorded streams."""
+        own = self._settings.streams
+        if not self._settings.is_multi_stream:
+            return own
+        return (*own, *(one.arn for one in self._recorded if not self._is_named(one)))
+
+    def _is_named(self, recorded: RecordedStream) -> bool:
+        """Return whether the settings name a recorded stream."""
+        for name in self._settings.streams:
+            known = self._known.get(name)
+            if known is None and name in (recorded.arn, recorded.name):
+                return True
+            if known is not None and recorded.arn in (known.stream.arn, known.stream.name):
+                return True
+        return False
+
+    def resolve(self, name_or_arn: str) -> StreamId:
+        """Return the identifier of a stream. It is requested from the service now and then.
+
+        Raises:
+            AwsError: The call failed, for example because the stream does not exist. After an
+                error of this stream, no call is made for some seconds.
+        """
+        now = self._clock.monotonic()
+        wait = self._waits.get(name_or_arn)
+        if wait is not None and now < wait.due:
+            error = wait.error
+            raise type(error)(str(error), code=error.code, operation=error.operation)
+        known = self._known.get(name_or_arn)
+        if known is not None and now - known.looked_at < self._look_seconds():
+            return known.stream
+        try:
+            found = self._kinesis.resolve_stream(
+                name_or_arn, multi_stream=self._settings.is_multi_stream
+            )
+        except (ThrottledError, UnavailableError):
+            if known is None:
+                raise
+            known.looked_at = now
+            return known.stream
+        except STREAM_ERRORS as failure:
+            self._note_failure(name_or_arn, failure)
+            raise
+        if wait is not None and wait.error.operation == "DescribeStreamSummary":
+            del self._waits[name_or_arn]
+        if known is None or not _is_older(found, known.stream):
+            self._known[name_or_arn] = known = _Known(found, now)
+        known.looked_at = now
+        return known.stream
+
+    def _look_seconds(self) -> float:
+        return max(LOOK_SECONDS, len(self._known) / LOOKS_PER_SECOND)
+
+    def _note_failure(self, name: str, error: AwsError) -> None:
+        now = self._clock.monotonic()
+        before = self._waits.get(name)
+        seconds = (
+            FIRST_WAIT_SECONDS if before is None else min(2 * before.seconds, LONGEST_WAIT_SECONDS)
+        )
+        reported_at = before.reported_at if before is not None else now - REPORT_SECONDS
+        if now - reported_at >= REPORT_SECONDS:
+            reported_at = now
+            self._events(StreamUnavailable(self._reporter, name, str(error)))
+        self._waits[name] = _Wait(error, seconds, now + seconds, reported_at)
+
+    def confirm(self, stream: StreamId) -> None:
+        """Check that the name still belongs to the resolved stream.
+
+        Call this after ListShards, before a write that depends on the list.
+
+        Raises:
+            StreamReplacedError: The name belongs to another stream now.
+            NotFoundError: The stream does not exist any more.
+            AwsError: The call failed.
+        """
+        require_same_stream(self._kinesis, stream)
+
+    def forget(self) -> None:
+        """Forget all streams. They are resolved again when needed."""
+        self._known.clear()
+
+    def known(self) -> tuple[StreamId, ...]:
+        """Return the streams that are resolved, in the order of `names`."""
+        return tuple(self._known[name].stream for name in self.names() if name in self._known)
+
+    def for_each(self, work: Callable[[StreamId], None], errors: list[Exception]) -> None:
+        """Call `work` for every stream, and add errors to `errors`."""
+        for name in self.names():
+            is_resolved = False
+            try:
+                stream = self.resolve(name)
+                is_resolved = True
+                work(stream)
+            except NotLeadingError:
+                raise
+            except Exception as error:  # noqa: BLE001 (the cycle counts and reports it)
+                errors.append(error)
+                if is_resolved and _is_of_stream(error):
+                    self._note_failure(name, error)
+            else:
+                self._waits.pop(name, None)
+
+
+def _is_of_stream(error: Exception) -> TypeGuard[AwsError]:
+    """Return whether a call about the stream failed, and not one about a table."""
+    return isinstance(error, STREAM_ERRORS) and error.operation in STREAM_OPERATIONS
+
+
+def _is_older(found: StreamId, known: StreamId) -> bool:
+    """Return whether a response is about a former stream of this name. Creation times only grow."""
+    return (found.created_millis or 0) < (known.created_millis or 0)

@@ -1,0 +1,46 @@
+"""The streams of held leases: the lease key says which stream a lease belongs to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from kcl_pipeline.leases.lease import Lease
+from kcl_pipeline.shards import StreamId
+
+
+class LeaseStreams:
+    """Find the stream of a lease, also of a stream that the settings of this worker do not name.
+
+    All workers of an application read all of its leases, as with KCL's default stream
+    configuration. No call is needed: a multi-stream lease key has account, name and creation epoch
+    (protocol §1.3), and all streams are in one region.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[str | None, StreamId] = {}
+
+    def open(self, streams: Iterable[StreamId]) -> None:
+        """Set the streams that were found at the start of the worker."""
+        self._known = {
+            None if stream.creation_epoch is None else stream.serialized: stream
+            for stream in streams
+        }
+
+    def opened(self) -> tuple[StreamId, ...]:
+        """Return the streams that were found at the start of the worker."""
+        return tuple(self._known.values())
+
+    def of(self, lease: Lease) -> StreamId | None:
+        """Return the stream of a lease; None if the lease has the other form."""
+        if lease.stream is None or None in self._known:
+            return self._known.get(lease.stream)
+        return self._known.get(lease.stream) or self._parsed(lease.stream)
+
+    def _parsed(self, serialized: str) -> StreamId:
+        stream = StreamId.parse(serialized)
+        arn = next((known.arn for known in self._known.values() if known.arn is not None), None)
+        if arn is None or stream.account is None:
+            return stream
+        fields = arn.split(":")
+        return replace(stream, arn=":".join([*fields[:4], stream.account, f"stream/{stream.name}"]))

@@ -1,0 +1,123 @@
+"""Workers whose `streams=` differ: every stream of the application is read, and one that is missing
+or forbidden does not stop the others.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from kcl_pipeline.errors import AccessDeniedError, NotFoundError
+from kcl_pipeline.events import LeadershipLost, StreamsDiffer, StreamUnavailable
+from tests.support.streams_world import ForbiddenStreams, StreamsWorld
+
+
+def test_a_third_stream_of_a_new_worker_is_read_while_the_old_worker_leads():
+    world = StreamsWorld("a", "b", "c")
+    world.start("old", "a", "b")
+    world.run(30)
+    for stream in ("a", "b", "c"):
+        world.put(stream, 30, stream)
+    world.start("new", "a", "b", "c")
+    assert world.run_until(world.has_all, 60) <= 60
+    assert world.coordinator.read_lock().owner_name == "old"
+    streams = {key.split(":")[1] for key in world.leases.rows()}
+    assert streams == {"a", "b", "c"}
+
+
+def test_the_old_worker_alone_reads_the_stream_that_only_its_successor_named():
+    world = StreamsWorld("a", "b", "c")
+    world.start("old", "a", "b")
+    world.run(30)
+    new = world.start("new", "a", "b", "c")
+    world.run(5)
+    del world.workers["new"]
+    del new
+    for stream in ("a", "b", "c"):
+        world.put(stream, 30, stream)
+    world.run_until(world.has_all, 120)
+
+
+def test_a_worker_whose_list_differs_says_so_once():
+    world = StreamsWorld("a", "b", "c")
+    world.start("old", "a", "b", "c")
+    world.run(10)
+    world.start("new", "a", "b")
+    world.run(30)
+    assert world.of(StreamsDiffer) == [StreamsDiffer("new", ("c",))]
+
+
+def test_a_drain_does_not_wait_for_a_stream_that_is_not_in_its_list():
+    world = StreamsWorld("a", "b", "c")
+    world.put("c", 10, "c")
+    world.start("old", "a", "b", "c")
+    world.run(30)
+    world.workers.clear()
+    world.delete("c")
+    world.clock.advance(60)
+    world.put("a", 10, "a")
+    world.start("new", "a", "b", drain=True)
+    world.run_until(world.drains["new"].done, 120)
+    assert world.has_all()
+
+
+def test_a_missing_stream_of_several_does_not_stop_a_start():
+    world = StreamsWorld("a", "b")
+    world.start("old", "a", "b")
+    world.run(20)
+    world.delete("b")
+    world.put("a", 20, "a")
+    world.run(20)
+    world.workers.clear()
+    world.put("a", 20, "more")
+    world.start("new", "a", "b")
+    world.run_until(world.has_all, 120)
+    world.run(120)
+    assert not world.of(LeadershipLost)
+    missing = [event for event in world.of(StreamUnavailable) if event.reporter == "new"]
+    assert {event.stream for event in missing} == {"b"}
+    assert 1 <= len(missing) <= 6, "the start and the leader, and once a minute"
+    world.create("b", 3)
+    world.put("b", 30, "b")
+    assert world.run_until(world.has_all, 60) <= 60
+
+
+def test_a_stream_that_was_never_there_is_read_as_soon_as_it_is_created():
+    world = StreamsWorld("a")
+    world.start("w", "a", "later")
+    world.run(60)
+    world.create("later")
+    world.put("later", 10, "later")
+    world.put("a", 10, "a")
+    world.run_until(world.has_all, 60)
+
+
+def test_a_forbidden_stream_of_several_does_not_stop_a_start():
+    world = StreamsWorld("a", "b")
+    kinesis = ForbiddenStreams(world.model, "b")
+    world.put("a", 20, "a")
+    world.start("w", "a", "b", kinesis=kinesis)
+    world.run_until(world.has_all, 60)
+    assert {event.stream for event in world.of(StreamUnavailable)} == {"b"}
+    kinesis.streams = ()
+    world.put("b", 10, "b")
+    world.run_until(world.has_all, 60)
+
+
+def test_when_no_stream_can_be_used_the_start_says_why():
+    world = StreamsWorld()
+    with pytest.raises(NotFoundError):
+        world.start("w", "a", "b")
+    with pytest.raises(AccessDeniedError):
+        world.start("w", "a", "b", kinesis=ForbiddenStreams(world.model, "a", "b"))
+
+
+def test_a_start_with_the_one_known_stream_missing_fits_the_record():
+    world = StreamsWorld("a", "b")
+    world.start("old", "a", "b")
+    world.run(20)
+    world.workers.clear()
+    world.delete("a")
+    world.create("c")
+    world.put("c", 10, "c")
+    world.start("new", "a", "c")
+    world.run_until(world.has_all, 120)
