@@ -54,6 +54,8 @@ class StreamId:
         created_millis: Creation time in epoch milliseconds when the stream was resolved, in both
             forms. It shows later whether the name still belongs to the same stream. Not a part of
             the identifier. None: unknown.
+        lease_mark: Creation time in epoch milliseconds in the leases of a single stream that was
+            deleted and created again. None: all other streams.
     """
 
     name: str
@@ -61,6 +63,7 @@ class StreamId:
     creation_epoch: int | None = None
     arn: str | None = None
     created_millis: int | None = field(default=None, compare=False)
+    lease_mark: int | None = None
 
     @property
     def serialized(self) -> str:

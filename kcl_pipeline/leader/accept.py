@@ -90,6 +90,9 @@ class ApplicationChange:
         record = self._coordinator_table.read_application()
         before = None if record is None else record.identity
         after = replace(wanted, sink=wanted.sink if before is None else before.sink, changing=False)
+        if before is not None and before.mode == after.mode == "single_stream":
+            known = before.streams[0]
+            after = replace(after, streams=(known,)) if known.is_same(after.streams[0]) else after
         if before == after:
             return Acceptance(before, after)
         if before is not None and {before.mode, after.mode} == {"multi_stream"}:

@@ -87,7 +87,7 @@ class ApplicationGuard:
         found, unavailable = [], []
         for name in self._settings.streams:
             try:
-                found.append(self._streams.resolve(name))
+                found.append(self._streams.look(name))
             except KclError:  # the phases resolve the same stream and report the error
                 unavailable.append(name)
         return found, unavailable

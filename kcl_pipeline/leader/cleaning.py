@@ -10,7 +10,12 @@ from kcl_pipeline.errors import AwsError
 from kcl_pipeline.events import AwsTrouble, EventSink, LeaseDeleted
 from kcl_pipeline.leader.phase import CycleContext, LeadershipCheck
 from kcl_pipeline.leases.tables import LeaseTable, WorkerMetrics, WorkerMetricsTable
-from kcl_pipeline.planning.cleanup import Deletion, completed_leases, garbage_leases
+from kcl_pipeline.planning.cleanup import (
+    Deletion,
+    completed_leases,
+    former_leases,
+    garbage_leases,
+)
 from kcl_pipeline.shards import Shard, StreamId
 
 
@@ -55,11 +60,21 @@ class Cleaning:
             keep = self._settings.shard_sync.completed_lease_cleanup_interval_millis / 1000
             completed = completed_leases(context.leases.values(), ended_seconds, keep)
             found |= {deletion.lease.lease_key: deletion for deletion in completed}
-        for number, key in enumerate(sorted(found)):
+        self._delete_leases(context, [found[key] for key in sorted(found)])
+
+    def former_leases(self, context: CycleContext, streams: Iterable[StreamId]) -> None:
+        """Delete the leases of streams that were deleted and created again."""
+        leases = tuple(context.leases.values())
+        found = [one for stream in streams for one in former_leases(leases, stream)]
+        self._delete_leases(context, found)
+
+    def _delete_leases(self, context: CycleContext, deletions: Iterable[Deletion]) -> None:
+        for number, deletion in enumerate(deletions):
             if context.deadline.passed():
                 return
             self._leadership.keep(number)
-            self._delete(f"deletion of {key}", partial(self._delete_lease, context, found[key]))
+            what = f"deletion of {deletion.lease.lease_key}"
+            self._delete(what, partial(self._delete_lease, context, deletion))
 
     def worker_rows(self, context: CycleContext, unchanged: Iterable[WorkerMetrics]) -> None:
         """Delete the rows of workers that have not reported for

@@ -107,6 +107,7 @@ class LeaderCycle:
         self._liveness = Liveness(settings, owner_name)
         self._rejected = RejectedRows(events)
         streams = Streams(settings, kinesis, clock, events, owner_name)
+        self._streams = streams
         self._application = ApplicationGuard(
             settings, coordinator_table, lease_table, kinesis, streams
         )
@@ -279,6 +280,7 @@ class LeaderCycle:
     def _phases(self, context: CycleContext) -> None:
         # New leases are created before the plan, so that it assigns them. Audit and cleanup are not
         # urgent and run after it.
+        self._cleaning.former_leases(context, self._streams.known())
         self._sync.start(context)
         self._deleted_rows.restore(context)
         self._assign(context)

@@ -67,7 +67,7 @@ class DeletedRows:
         self._unfinished = {key: row for key, row in context.leases.items() if not row.ended}
         streams = self._streams.known()
         for key, lease in sorted(known.items()):
-            if key in context.leases or key in context.unreadable:
+            if key in context.leases or key in context.unreadable or key in context.deleted:
                 continue
             stream = next((known for known in streams if leases_of((lease,), known)), None)
             try:

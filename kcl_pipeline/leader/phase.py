@@ -129,7 +129,8 @@ def scan(
 def leases_of(leases: Iterable[Lease], stream: StreamId) -> list[Lease]:
     """Return the leases of a stream."""
     wanted = stream.serialized if stream.creation_epoch is not None else None
-    return [lease for lease in leases if lease.stream == wanted]
+    mark = stream.lease_mark
+    return [one for one in leases if one.stream == wanted and one.stream_mark == mark]
 
 
 def keys_of(keys: Iterable[str], stream: StreamId) -> list[str]:

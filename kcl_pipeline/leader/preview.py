@@ -131,6 +131,8 @@ def _missing(
     coverage: list[StreamCoverage] = []
     for name in settings.streams:
         stream = streams.resolve(name)
+        if stream.created_millis in {lease.stream_mark for lease in found.leases} - {None}:
+            stream = replace(stream, lease_mark=stream.created_millis)
         rows, unreadable = leases_of(found.leases, stream), keys_of(found.unreadable, stream)
         coverage.append(stream_coverage(stream, rows, 0))
         if not rows and not has_unreadable_shards(kinesis, stream, unreadable):

@@ -8,7 +8,7 @@ from typing import Final
 
 from kcl_pipeline.clock import Clock
 from kcl_pipeline.config import ConsumerSettings
-from kcl_pipeline.errors import AwsError, InvalidRequestError, ThrottledError
+from kcl_pipeline.errors import AwsError, InvalidRequestError, ShardSyncError, ThrottledError
 from kcl_pipeline.events import EventSink, HoleFound, LeasesCreated
 from kcl_pipeline.kinesis.client import KinesisClient
 from kcl_pipeline.leader.listing import (
@@ -142,13 +142,36 @@ class ShardSync:
         else:
             if created is None:
                 raise NotLeadingError
-            return [lease for lease in leases if lease.lease_key in created], {}
+            existing = [lease for lease in leases if lease.lease_key not in created]
+            made = [lease for lease in leases if lease.lease_key in created]
+            return made, self._of_former_stream(existing)
         done, failed = list[Lease](), dict[Lease, Exception]()
         for lease in leases:
             created_alone, errors = self._create((lease,))
             done += created_alone
             failed |= errors
         return done, failed
+
+    def _of_former_stream(self, existing: Iterable[Lease]) -> dict[Lease, Exception]:
+        """Return errors for leases whose rows are of a former stream of the same name.
+
+        The scan has not found them yet. A later cycle deletes them, and creates the leases then.
+        """
+        return {
+            lease: ShardSyncError(
+                f"the row {lease.lease_key} is of a former stream of the same name, and is deleted "
+                "first"
+            )
+            for lease in existing
+            if lease.stream_mark is not None and not self._has_mark(lease)
+        }
+
+    def _has_mark(self, lease: Lease) -> bool:
+        try:
+            row = self._table.get(lease.lease_key)
+        except (AwsError, ValueError):
+            return False
+        return row is not None and row.stream_mark == lease.stream_mark
 
     def _note_created(
         self, context: CycleContext, stream: StreamId, created: Iterable[Lease], reason: str
@@ -185,9 +208,6 @@ class ShardSync:
                 time + self._settings.leases_recovery_auditor_execution_frequency_millis / 1000
             )
             rows = context.of_stream(stream)
-            if stream.creation_epoch is None:
-                # The rows do not show whether the stream was deleted and created again
-                self._streams.confirm(stream)
             if any(needs_listing(row) or row.lease_key in stale for row in rows):
                 listings[stream] = self._listed(stream)
                 self._fill_in(context, stream, listings[stream])

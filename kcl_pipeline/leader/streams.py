@@ -8,7 +8,13 @@ from typing import Final, TypeGuard
 
 from kcl_pipeline.clock import Clock
 from kcl_pipeline.config import ConsumerSettings
-from kcl_pipeline.errors import STREAM_ERRORS, AwsError, ThrottledError, UnavailableError
+from kcl_pipeline.errors import (
+    STREAM_ERRORS,
+    AwsError,
+    StreamReplacedError,
+    ThrottledError,
+    UnavailableError,
+)
 from kcl_pipeline.events import EventSink, StreamUnavailable
 from kcl_pipeline.kinesis.client import KinesisClient
 from kcl_pipeline.kinesis.witness import require_same_stream
@@ -95,7 +101,31 @@ class Streams:
         return False
 
     def resolve(self, name_or_arn: str) -> StreamId:
-        """Return the identifier of a stream. It is requested from the service now and then.
+        """Return the identifier of a stream whose leases may be written.
+
+        Raises:
+            StreamReplacedError: A single stream was created again, and this is not recorded yet.
+            AwsError: See `look`.
+        """
+        stream = self.look(name_or_arn)
+        marked = self._marked(stream)
+        if marked is None:
+            raise StreamReplacedError(
+                f"the stream {stream.name} was deleted and created again; the next cycle begins "
+                "the new one",
+                code="StreamReplaced",
+                operation="DescribeStreamSummary",
+            )
+        return marked
+
+    def _marked(self, stream: StreamId) -> StreamId | None:
+        """Return the stream with the mark of its leases; None if it is not the recorded one."""
+        if self._settings.is_multi_stream or not self._recorded:
+            return stream
+        return self._recorded[0].marked(stream)
+
+    def look(self, name_or_arn: str) -> StreamId:
+        """Return the stream that has a name now. It is requested from the service now and then.
 
         Raises:
             AwsError: The call failed, for example because the stream does not exist. After an
@@ -161,7 +191,8 @@ class Streams:
 
     def known(self) -> tuple[StreamId, ...]:
         """Return the streams that are resolved, in the order of `names`."""
-        return tuple(self._known[name].stream for name in self.names() if name in self._known)
+        streams = (self._known[name].stream for name in self.names() if name in self._known)
+        return tuple(found for stream in streams if (found := self._marked(stream)) is not None)
 
     def for_each(self, work: Callable[[StreamId], None], errors: list[Exception]) -> None:
         """Call `work` for every stream, and add errors to `errors`."""

@@ -42,6 +42,8 @@ class RecordedStream:
     Attributes:
         arn: ARN of the stream, or its name if the service does not return an ARN.
         created_millis: Creation time in epoch milliseconds. None: unknown.
+        renewed: Whether the application read a former stream with this name before. Then the leases
+            of this stream have a mark (`StreamId.lease_mark`), and all others are deleted.
 
     Raises:
         ValueError: A value is outside its limits.
@@ -49,6 +51,7 @@ class RecordedStream:
 
     arn: str
     created_millis: int | None = None
+    renewed: bool = False
 
     def __post_init__(self) -> None:
         checked_name(self.arn, "arn", MAX_KEY_BYTES)
@@ -69,6 +72,16 @@ class RecordedStream:
         """Return whether both are the same stream. An unknown creation time equals any other."""
         known = self.created_millis is not None and other.created_millis is not None
         return self.arn == other.arn and not (known and self.created_millis != other.created_millis)
+
+    def marked(self, stream: StreamId) -> StreamId | None:
+        """Return this stream, as it was resolved, with the mark of its leases.
+
+        Returns:
+            None if another stream has the name now.
+        """
+        if not self.is_same(RecordedStream.of(stream)):
+            return None
+        return replace(stream, lease_mark=self.created_millis if self.renewed else None)
 
     def __str__(self) -> str:
         if self.created_millis is None:
@@ -123,7 +136,11 @@ class ApplicationRecord:
 
 def application_text(identity: ApplicationIdentity) -> str:
     """Return the value of the attribute."""
-    return msgspec.json.encode(identity, order="deterministic").decode()
+    fields = msgspec.to_builtins(identity)
+    for stream in fields["streams"]:
+        if not stream["renewed"]:
+            del stream["renewed"]
+    return msgspec.json.encode(fields, order="deterministic").decode()
 
 
 def application_from_text(text: str) -> ApplicationRecord:
@@ -152,7 +169,8 @@ def successor(
 
     A multi-stream application may add streams, because its lease keys contain the stream. Streams
     that a start does not name stay in the record, because workers with another version of the code
-    may read them.
+    may read them. A single stream that was deleted and created again is recorded as renewed; the
+    leader then replaces its leases.
 
     Args:
         name: Name of the application.
@@ -213,11 +231,9 @@ def _same(
             "which starts the new stream at the initial position"
         )
     if not before.is_same(now):
-        raise OtherApplicationError(
-            f"the stream {before.name} of the application {name!r} was deleted and created again: "
-            f"its leases belong to {before}, the name to {now}; stop its workers and run "
-            f"{ACCEPT_STREAMS}, which starts the new stream at the initial position"
-        )
+        # Creation times only grow: an older one is an old response.
+        is_later = (now.created_millis or 0) > (before.created_millis or 0)
+        return (replace(now, renewed=True),) if is_later else recorded.streams
     return (now,) if before.created_millis is None else recorded.streams
 
 
@@ -256,6 +272,15 @@ def with_recorded(
     known, missing = {stream.arn for stream in identity.streams}, set(unavailable)
     added = [one for one in recorded if {one.arn, one.name} & missing and one.arn not in known]
     return replace(identity, streams=(*identity.streams, *added))
+
+
+def marked_streams(
+    identity: ApplicationIdentity, streams: Sequence[StreamId]
+) -> tuple[StreamId, ...]:
+    """Return the streams of a start with the marks of their leases."""
+    if identity.mode == "multi_stream":
+        return tuple(streams)
+    return tuple(identity.streams[0].marked(stream) or stream for stream in streams)
 
 
 def unnamed_streams(identity: ApplicationIdentity, names: Iterable[str]) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Final
 
 from kcl_pipeline.errors import OtherApplicationError
@@ -56,8 +57,7 @@ def ensure_application(
     for _ in range(ATTEMPTS):
         record = coordinator_table.read_application()
         if record is None:
-            _check_leases(name, lease_table, wanted, list_shards)
-            following = wanted
+            following = _check_leases(name, lease_table, wanted, list_shards)
         else:
             following = successor(name, record.identity, wanted)
             if following == record.identity:
@@ -75,10 +75,11 @@ def _check_leases(
     lease_table: LeaseTable,
     wanted: ApplicationIdentity,
     list_shards: Callable[[], Iterable[Shard]],
-) -> None:
+) -> ApplicationIdentity:
+    """Compare existing leases with a start, and return the identity to record."""
     leases = lease_table.list_leases().leases
     if not leases:
-        return
+        return wanted
     reason = contradiction(leases, wanted, list_shards() if wanted.mode == "single_stream" else ())
     if reason is not None:
         raise OtherApplicationError(
@@ -86,3 +87,8 @@ def _check_leases(
             f"as it is set now: {reason}; write the streams that it reads, or another name, or "
             f"stop its workers and run {ACCEPT_STREAMS}"
         )
+    marks = {lease.stream_mark for lease in leases} - {None}
+    streams = tuple(
+        replace(stream, renewed=stream.created_millis in marks) for stream in wanted.streams
+    )
+    return replace(wanted, streams=streams)

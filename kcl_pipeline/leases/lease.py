@@ -27,6 +27,9 @@ class Lease:
         hash_key_range: The hash keys of the shard.
         throughput_kbps: Moving average in KiB/s.
         stream: Stream of a multi-stream lease (`account:name:epoch`).
+        stream_mark: Creation time in epoch milliseconds of a single stream that was deleted and
+            created again under this application (our own attribute `kclpStreamCreated` N, which
+            Java readers ignore). None: the stream that the application began with.
     """
 
     lease_key: str
@@ -42,6 +45,18 @@ class Lease:
     hash_key_range: HashKeyRange | None = None
     throughput_kbps: float | None = None
     stream: str | None = None
+    stream_mark: int | None = None
+
+    @property
+    def transaction_key(self) -> str:
+        """The key of the lease in the log of a sink.
+
+        A stream that was created again has the same shard ids. Its batches have other keys, so that
+        nothing in the log of the former stream is taken for theirs.
+        """
+        if self.stream_mark is None:
+            return self.lease_key
+        return f"{self.lease_key}@{self.stream_mark}"
 
     @property
     def shard_id(self) -> str:

@@ -87,6 +87,7 @@ class LeaseRows:
         unfinished: list[Condition] = [
             Present(rows.LEASE_KEY),
             Differs(rows.CHECKPOINT, string(SHARD_END.sequence_number)),
+            _mark_of(lease),
         ]
         children = string_set(successor.shard_id for successor in successors)
         parent = Update(lease.lease_key, unfinished, Changes({rows.CHILDREN: children}))
@@ -150,7 +151,10 @@ class LeaseRows:
         put: Item = {rows.COUNTER: number(lease.counter + 1)}
         if throughput_kbps is not None:
             put[rows.THROUGHPUT] = number(float(throughput_kbps))
-        conditions: list[Condition] = [Equals(rows.COUNTER, number(lease.counter))]
+        conditions: list[Condition] = [
+            Equals(rows.COUNTER, number(lease.counter)),
+            _mark_of(lease),
+        ]
         changes = Changes(put)
         outcome = self._store.update(
             lease.lease_key,
@@ -346,7 +350,18 @@ def _checkpoint_of(lease: Lease) -> list[Condition]:
     return [
         Equals(rows.CHECKPOINT, attributes[rows.CHECKPOINT]),
         sub_condition(rows.CHECKPOINT_SUB, attributes[rows.CHECKPOINT_SUB]),
+        _mark_of(lease),
     ]
+
+
+def _mark_of(lease: Lease) -> Condition:
+    """Return the condition that the row is of the stream of `lease`, and not of a later one.
+
+    A single stream that was created again has the same lease keys.
+    """
+    if lease.stream_mark is None:
+        return Absent(rows.STREAM_CREATED)
+    return Equals(rows.STREAM_CREATED, number(lease.stream_mark))
 
 
 def _owners_of(lease: Lease) -> list[Condition]:

@@ -55,6 +55,7 @@ THROUGHPUT: Final = "throughputKBps"
 CHECKPOINT_OWNER: Final = "checkpointOwner"
 STREAM: Final = "streamName"
 SHARD_ID: Final = "shardId"
+STREAM_CREATED: Final = "kclpStreamCreated"
 
 _MICRO: Final = Decimal("0.000001")
 _HASH_KEY: Final = re.compile(r"[0-9]{1,39}")
@@ -136,6 +137,8 @@ def lease_to_item(lease: Lease) -> Item:
         **position_attributes(CHECKPOINT, CHECKPOINT_SUB, lease.checkpoint),
         **stream_attributes(lease),
     }
+    if lease.stream_mark is not None:
+        item[STREAM_CREATED] = number(lease.stream_mark)
     if lease.owner is not None:
         item[OWNER] = string(lease.owner)
     if lease.checkpoint_owner is not None:
@@ -187,6 +190,7 @@ def lease_from_item(item: Item) -> Lease:
             hash_key_range=_hash_range(item),
             throughput_kbps=float_of(item, THROUGHPUT, least=0.0, most=MAX_THROUGHPUT_KBPS),
             stream=stream,
+            stream_mark=int_of(item, STREAM_CREATED),
         )
 
 

@@ -91,6 +91,35 @@ def garbage_leases(
     )
 
 
+def former_leases(leases: Iterable[Lease], stream: StreamId) -> tuple[Deletion, ...]:
+    """Return the leases of former streams of the same account and name, sorted by key.
+
+    A stream that was created later proves that the former one, with all its records, does not exist
+    any more.
+
+    Args:
+        leases: All leases.
+        stream: The stream that has the name now.
+    """
+    return tuple(
+        Deletion(lease, "its stream was deleted and created again")
+        for lease in sorted(leases, key=lambda row: row.lease_key)
+        if _is_former(lease, stream)
+    )
+
+
+def _is_former(lease: Lease, stream: StreamId) -> bool:
+    if stream.creation_epoch is None:
+        mark = stream.lease_mark
+        return lease.stream is None and mark is not None and (lease.stream_mark or 0) < mark
+    if lease.stream is None:
+        return False
+    other = StreamId.parse(lease.stream)
+    return (other.account, other.name) == (stream.account, stream.name) and (
+        other.creation_epoch or 0
+    ) < stream.creation_epoch
+
+
 def children_to_fill(
     leases: Iterable[Lease], shards: Iterable[Shard], stream: StreamId
 ) -> Mapping[str, tuple[str, ...]]:

@@ -48,6 +48,7 @@ def new_lease(stream: StreamId, shard: Shard, checkpoint: Position) -> Lease:
         parent_shard_ids=frozenset(shard.parents),
         hash_key_range=shard.hash_key_range,
         stream=stream.serialized if stream.creation_epoch is not None else None,
+        stream_mark=stream.lease_mark,
     )
 
 
@@ -254,6 +255,7 @@ def restored_lease(lease: Lease, position: InitialPosition) -> Lease | None:
         parent_shard_ids=lease.parent_shard_ids,
         hash_key_range=lease.hash_key_range,
         stream=lease.stream,
+        stream_mark=lease.stream_mark,
     )
 
 
@@ -297,6 +299,7 @@ def leases_after_loss(lease: Lease, shards: Sequence[ChildShard]) -> tuple[Lease
             parent_shard_ids=frozenset(shard.parents),
             hash_key_range=shard.hash_key_range,
             stream=lease.stream,
+            stream_mark=lease.stream_mark,
         )
         for shard in shards
     )

@@ -90,6 +90,11 @@ class ShardConsumer:
         return self.held.lease.lease_key
 
     @property
+    def transaction_key(self) -> str:
+        """The key of the lease in the log of the sink."""
+        return self.held.lease.transaction_key
+
+    @property
     def is_behind(self) -> bool:
         """Whether there may be records that are not committed."""
         return self.state not in (

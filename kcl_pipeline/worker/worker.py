@@ -15,7 +15,7 @@ from kcl_pipeline.background import Background
 from kcl_pipeline.clock import StopSignal
 from kcl_pipeline.events import StreamsDiffer, StreamUnavailable, WorkerStarted, WorkerStopped
 from kcl_pipeline.kinesis.retrieval import Retrieval
-from kcl_pipeline.leases.application import unnamed_streams
+from kcl_pipeline.leases.application import marked_streams, unnamed_streams
 from kcl_pipeline.leases.application_check import check_application, ensure_application
 from kcl_pipeline.leases.held import INCARNATION_BITS, HeldLeases
 from kcl_pipeline.leases.migration import ensure_client_version
@@ -185,7 +185,6 @@ class Worker:
             retry_transient(what, step, self._clock, parts.rng, self._events, stop)
 
         application = self._opened(stop)
-        self._streams.open(application.streams)
         for name, error in application.unavailable.items():
             self._events(StreamUnavailable(self.worker_id, name, str(error)))
         retried(
@@ -199,13 +198,14 @@ class Worker:
                 parts.coordinator_table,
                 parts.lease_table,
                 application.identity,
-                lambda: parts.kinesis.list_shards(self._streams.opened()[0]),
+                lambda: parts.kinesis.list_shards(application.streams[0]),
             ),
             self._clock,
             parts.rng,
             self._events,
             stop,
         )
+        self._streams.open(marked_streams(identity, application.streams))
         unnamed = unnamed_streams(identity, self._settings.streams)
         if unnamed:
             self._events(StreamsDiffer(self.worker_id, unnamed))

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from kcl_pipeline.events import CycleFailed, LeaderElected, LeasesCreated
-from kcl_pipeline.position import Position
+from kcl_pipeline.events import CycleFailed, LeaderElected
+from kcl_pipeline.position import TRIM_HORIZON, Position
 from tests.support.leader_world import World, settled
 
 
@@ -75,35 +75,57 @@ def create_again(world, shards):
     world.clock.advance(60)
 
 
-def test_a_stream_that_is_created_again_under_a_running_leader_fails_its_cycles():
+def test_a_stream_that_is_created_again_under_a_running_leader_gets_new_leases():
     world = settled(World(shards=4), "a")
     for worker in world.workers.values():
         worker.start_reading()
     create_again(world, 8)
     world.events.clear()
-    world.run(150)
-    assert any("was deleted and created again" in e.error for e in world.happened(CycleFailed))
-    assert world.happened(LeasesCreated) == []
-    assert sorted(world.table()) == [f"shardId-{n:012}" for n in range(4)]
-    assert not any(lease.child_shard_ids for lease in world.table().values())
-
-
-def test_a_running_leader_goes_on_once_the_new_stream_is_accepted():
-    world = World(shards=2)
-    leader = world.leader()
-    leader.run_once()
-    create_again(world, 4)
-    for key in list(world.table()):
-        world.leases.erase(key)
-    found = record(world)
+    world.run(30)
+    assert not world.happened(CycleFailed)
     created = world.kinesis.resolve_stream("orders", multi_stream=False).created_millis
-    stream = replace(found.identity.streams[0], created_millis=created)
-    assert world.coordinator.put_application(
-        replace(found.identity, streams=(stream,)), replacing=found
-    )
-    report = leader.run_once()
-    assert (report.led, report.error) == (True, None)
-    assert len(world.table()) == 4
+    rows = world.table()
+    assert sorted(rows) == [f"shardId-{n:012}" for n in range(8)]
+    assert {lease.stream_mark for lease in rows.values()} == {created}
+    assert {lease.checkpoint for lease in rows.values()} == {TRIM_HORIZON}
+    (recorded,) = record(world).identity.streams
+    assert (recorded.created_millis, recorded.renewed) == (created, True)
+
+
+def test_an_old_row_that_the_scan_does_not_show_yet_is_not_taken_for_a_new_one():
+    world = settled(World(shards=2), "a")
+    hidden = world.leases.rows()["shardId-000000000001"]
+    create_again(world, 2)
+    world.leases.erase("shardId-000000000001")
+    planted = []
+
+    def appear(operation, key):
+        if operation == "PutItem" and not planted:
+            planted.append(key)
+            world.leases.plant(hidden)
+
+    world.leases.store.before_call = appear
+    world.run(60)
+    marks = {lease.stream_mark for lease in world.table().values()}
+    assert planted
+    assert len(marks) == 1
+    assert None not in marks
+    assert len(world.table()) == 2
+
+
+def test_an_old_description_of_a_stream_changes_nothing():
+    """DescribeStreamSummary returns the former stream for a moment."""
+    world = settled(World(shards=2), "a")
+    resolve = world.kinesis.resolve_stream
+    former = resolve("orders", multi_stream=False)
+    create_again(world, 3)
+    world.run(30)
+    before = world.table().keys(), record(world).identity
+    world.kinesis.resolve_stream = lambda *_, **__: former
+    world.run(30)
+    world.kinesis.resolve_stream = resolve
+    world.run(30)
+    assert (world.table().keys(), record(world).identity) == before
 
 
 @pytest.mark.parametrize("leases", ["of this stream", "of another stream"])

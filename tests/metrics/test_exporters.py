@@ -36,6 +36,8 @@ SAMPLES = [
     ev.ShardResumed("w1", "shardId-1", 3, 90.0),
     ev.RecordsLost("w1", "shardId-1", ev.LossReason.ROW_DELETED, Position("7")),
     ev.ShardStalled("w1", "123:orders:9:shardId-1", ev.StallStep.READING, 120.0, "no answer"),
+    ev.StreamsDiffer("w1", ("clicks",)),
+    ev.StreamUnavailable("w1", "clicks", "not found"),
     ev.WorkerIdShared("w1", "run-2"),
     ev.AnnouncementRejected("_kcl_pipeline/announced/0.json", "it is malformed", True),
     ev.AwsTrouble("GetRecords of shardId-1", "throttled"),

@@ -113,9 +113,10 @@ class TwoPhaseCommit:
 
     def look_up(self, consumers: Iterable[ShardConsumer]) -> dict[str, TxnVersions]:
         """See `CommitProtocol`. One read of the log covers all leases."""
-        keys = [consumer.lease_key for consumer in consumers]
+        keys = {consumer.lease_key: consumer.transaction_key for consumer in consumers}
         try:
-            return self._sink.numbers(keys) if keys else {}
+            found = self._sink.numbers(list(keys.values())) if keys else {}
+            return {lease_key: found[key] for lease_key, key in keys.items()}
         except SinkError as error:
             self._events(AwsTrouble("numbers", str(error)))
             return {}
@@ -127,7 +128,7 @@ class TwoPhaseCommit:
         stays landed, and a fence or commit that expects old versions is refused.
         """
         lease = consumer.held.lease
-        key = lease.lease_key
+        key = lease.transaction_key
         versions = seen if seen is not None else self._sink.numbers([key])[key]
         position = lease.checkpoint
         if lease.pending_checkpoint is not None and not lease.ended:
@@ -143,7 +144,7 @@ class TwoPhaseCommit:
             if landed:
                 position = max(position, lease.pending_checkpoint)
                 self._leases.checkpoint(consumer.held, checkpoint=position)
-            self._events(PendingResolved(self._worker_id, key, landed))
+            self._events(PendingResolved(self._worker_id, lease.lease_key, landed))
         consumer.settle(position, versions)
         return position
 
@@ -291,7 +292,8 @@ class TwoPhaseCommit:
     def _land(
         self, batch: Batch, consumers: dict[str, ShardConsumer], written: Written
     ) -> CommitResult:
-        entries = [_entry(consumers[part.lease_key]) for part in batch.ranges]
+        batched = [consumers[part.lease_key] for part in batch.ranges]
+        entries = [_entry(consumer) for consumer in batched]
         failed = False
 
         def once() -> CommitResult:
@@ -299,7 +301,7 @@ class TwoPhaseCommit:
             if failed and self._has_landed(entries):
                 return CommitResult(landed=True)
             # Checked before every attempt, because a sink without a log would get the batch again.
-            gone = self._gone(consumers[e.lease_key] for e in entries)
+            gone = self._gone(batched)
             if gone:
                 return CommitResult(landed=False, lost=gone)
             try:
@@ -309,7 +311,7 @@ class TwoPhaseCommit:
                 raise
             if outcome.version is not None:
                 return CommitResult(landed=True, version=outcome.version)
-            return self._sort_out(entries, outcome, maybe_landed=failed)
+            return self._sort_out(batched, entries, outcome, maybe_landed=failed)
 
         try:
             return retry_transient(
@@ -321,13 +323,19 @@ class TwoPhaseCommit:
             ) from error
 
     def _sort_out(
-        self, entries: Sequence[CommitEntry], outcome: CommitOutcome, *, maybe_landed: bool
+        self,
+        batched: Sequence[ShardConsumer],
+        entries: Sequence[CommitEntry],
+        outcome: CommitOutcome,
+        *,
+        maybe_landed: bool,
     ) -> CommitResult:
         """Explain a refusal: an earlier attempt landed, or leases are lost."""
         if maybe_landed and self._has_landed(entries):
             return CommitResult(landed=True)
         reason = outcome.reason or "the table has another worker's commit or fence"
-        return CommitResult(landed=False, lost=dict.fromkeys(outcome.refused, reason))
+        refused = [c.lease_key for c in batched if c.transaction_key in outcome.refused]
+        return CommitResult(landed=False, lost=dict.fromkeys(refused, reason))
 
     def _has_landed(self, entries: Sequence[CommitEntry]) -> bool:
         versions = self._sink.numbers([e.lease_key for e in entries])
@@ -354,4 +362,4 @@ def _named(versions: TxnVersions) -> str:
 def _entry(consumer: ShardConsumer) -> CommitEntry:
     if consumer.prepared is None:
         raise SinkError(f"the lease {consumer.lease_key} is not prepared")
-    return CommitEntry(consumer.lease_key, consumer.prepared[1], consumer.versions)
+    return CommitEntry(consumer.transaction_key, consumer.prepared[1], consumer.versions)

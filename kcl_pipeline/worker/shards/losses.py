@@ -6,9 +6,10 @@ from typing import Final
 
 from kcl_pipeline.clock import Clock
 from kcl_pipeline.config import ConsumerSettings
-from kcl_pipeline.errors import AwsError, NotFoundError
+from kcl_pipeline.errors import AwsError, NotFoundError, StreamReplacedError
 from kcl_pipeline.events import AwsTrouble, EventSink, LossReason, RecordsLost
 from kcl_pipeline.kinesis.client import KinesisClient
+from kcl_pipeline.kinesis.witness import require_same_stream
 from kcl_pipeline.leases.tables import LeaseTable
 from kcl_pipeline.planning.shard_sync import has_not_begun
 from kcl_pipeline.position import AT_TIMESTAMP, LATEST, Position
@@ -82,6 +83,10 @@ class LossCheck:
 
     def _is_lost(self, consumer: ShardConsumer) -> bool:
         lease = consumer.held.lease
+        try:
+            require_same_stream(self._kinesis, consumer.stream)
+        except (NotFoundError, StreamReplacedError):
+            return False  # Nothing of a deleted stream can be read.
         if self._position == "LATEST":
             return (consumer.committed or lease.checkpoint) != LATEST
         try:

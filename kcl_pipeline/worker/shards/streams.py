@@ -32,10 +32,21 @@ class LeaseStreams:
         return tuple(self._known.values())
 
     def of(self, lease: Lease) -> StreamId | None:
-        """Return the stream of a lease; None if the lease has the other form."""
-        if lease.stream is None or None in self._known:
-            return self._known.get(lease.stream)
+        """Return the stream of a lease; None if it has the other form, or is of a former stream."""
+        if lease.stream is None:
+            return self._renewed(lease.stream_mark)
+        if None in self._known:
+            return None
         return self._known.get(lease.stream) or self._parsed(lease.stream)
+
+    def _renewed(self, mark: int | None) -> StreamId | None:
+        """Return the single stream, also if it was created again after the start of the worker."""
+        known = self._known.get(None)
+        if known is None or known.lease_mark == mark:
+            return known
+        if (mark or 0) < (known.lease_mark or 0):
+            return None
+        return replace(known, created_millis=mark, lease_mark=mark)
 
     def _parsed(self, serialized: str) -> StreamId:
         stream = StreamId.parse(serialized)
