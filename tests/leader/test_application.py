@@ -100,7 +100,7 @@ def test_an_old_row_that_the_scan_does_not_show_yet_is_not_taken_for_a_new_one()
     planted = []
 
     def appear(operation, key):
-        if operation == "PutItem" and not planted:
+        if operation == "TransactWriteItems" and not planted:
             planted.append(key)
             world.leases.plant(hidden)
 
