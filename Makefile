@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 FUZZ_SECONDS ?= 60
 
-.PHONY: setup run dev test lint simulate simulate-coverage simulation-packages mutate microscope soak fuzz audit clean java
+.PHONY: setup run dev test lint simulate simulate-coverage simulation-packages mutate microscope soak failover fuzz audit clean java
 
 setup: $(STAMP)
 
@@ -50,6 +50,10 @@ mutate: setup
 # A day's worth of batches by either way: is what the driver, the JVM and the Python workers hold flat?
 soak: setup java
 	@$(BIN)/python -m benchmarks.soak
+
+# Every kind of crash, stop and join, 20 times each, by real processes with default settings (hours).
+failover: setup
+	@$(BIN)/python -m benchmarks.failover --json
 
 microscope: setup
 	@$(BIN)/python -m verification.interleavings.scenarios --deeper 1

@@ -331,6 +331,18 @@ def test_rows_of_workers_long_gone_are_deleted():
     assert {w.worker_id for w in world.rows.list_workers()} == {"a"}
 
 
+def test_rows_of_workers_long_gone_are_deleted_although_leaders_change():
+    world = settled(
+        World(assignment={"stale_worker_metrics_entry_cleanup_millis": 60_000}), "a", "b", "c"
+    )
+    world.leader("a")
+    world.kill("c")
+    world.run(40)
+    world.leaders.pop("leader").release()
+    assert world.run_until(lambda: len(world.rows.list_workers()) == 2, limit=60) <= 40
+    assert world.coordinator.read_lock().owner_name == "a"
+
+
 def test_the_utilization_strategy_runs_the_same_fleet():
     world = World(shards=9, assignment={"lease_assignment_strategy": "worker_utilization_aware"})
     settled(world, "a", "b")
