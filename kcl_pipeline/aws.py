@@ -59,6 +59,8 @@ class SessionOptions:
         aws_access_key_id: Set together with the secret access key, or not at all.
         aws_secret_access_key: See `aws_access_key_id`.
         aws_session_token: Session token of temporary credentials.
+        use_ssl: False: HTTP instead of HTTPS, where no endpoint is set.
+        verify: Whether certificates are verified.
     """
 
     region_name: str | None = None
@@ -67,6 +69,8 @@ class SessionOptions:
     aws_access_key_id: str | None = None
     aws_secret_access_key: str | None = field(default=None, repr=False)
     aws_session_token: str | None = field(default=None, repr=False)
+    use_ssl: bool = True
+    verify: bool | None = None
 
 
 class AwsClients:
@@ -163,7 +167,11 @@ class AwsClients:
 
     def _client(self, service: Any, config: Config) -> Any:
         return self._get_session().client(
-            service, endpoint_url=self.options.endpoint_url, config=config
+            service,
+            endpoint_url=self.options.endpoint_url,
+            use_ssl=self.options.use_ssl,
+            verify=self.options.verify,
+            config=config,
         )
 
     def _get_session(self) -> boto3.Session:

@@ -18,8 +18,10 @@ from kcl_pipeline.resources import (
     CoordinatorStateTableResource,
     LeaseTableResource,
     SparkResource,
+    SparkSource,
     WorkerMetricsTableResource,
 )
+from kcl_pipeline.resources.spark import check_spark
 from kcl_pipeline.sensors.leader import build_leader_sensor
 from kcl_pipeline.settings_errors import wrong
 
@@ -32,6 +34,7 @@ def build_definitions(
     pipeline: PipelineLike,
     *,
     aws: AwsResource | None = None,
+    spark: SparkSource | None = None,
     leader_default_running: bool = False,
     progress_seconds: float = 60.0,
     group_name: str | None = None,
@@ -49,6 +52,8 @@ def build_definitions(
     Args:
         pipeline: The pipeline.
         aws: Region, endpoint and credentials. None: the standard environment.
+        spark: A `SparkResource`, or a `PySparkResource` or `LazyPySparkResource` of
+            dagster-pyspark. None: a `SparkResource` with `spark_config`.
         leader_default_running: Whether the sensor runs, and starts workers, as soon as Dagster
             loads the code. Otherwise a user starts it in the Dagster UI.
         progress_seconds: Time between two reports of a running worker. Each is one
@@ -69,6 +74,8 @@ def build_definitions(
     """
     if aws is not None and not isinstance(aws, AwsResource):
         raise wrong("aws", aws, "is not an AwsResource", "Write AwsResource(...), or None")
+    if spark is not None:
+        check_spark(spark)
     check_texts("owners", owners, "Write owners=['team:data', 'me@example.com']")
     options = DagsterOptions(
         leader_default_running=leader_default_running,
@@ -93,11 +100,13 @@ def build_definitions(
         asset_checks=build_checks(pipeline, names, options),
         jobs=[job] if maintenance is None else [job, maintenance],
         sensors=[build_leader_sensor(pipeline, names, options, job, continuous_config(output))],
-        resources=build_resources(pipeline, names, aws or AwsResource()),
+        resources=build_resources(pipeline, names, aws or AwsResource(), spark),
     )
 
 
-def build_resources(pipeline: PipelineLike, names: Names, aws: AwsResource) -> dict[str, Any]:
+def build_resources(
+    pipeline: PipelineLike, names: Names, aws: AwsResource, spark: SparkSource | None = None
+) -> dict[str, Any]:
     """Build the resources of one pipeline. Their keys contain its name."""
     spark_config = dict(getattr(pipeline, "spark_config", {}))
     return {
@@ -105,5 +114,5 @@ def build_resources(pipeline: PipelineLike, names: Names, aws: AwsResource) -> d
         names.leases_resource: LeaseTableResource.of(pipeline.settings, aws),
         names.workers_resource: WorkerMetricsTableResource.of(pipeline.settings, aws),
         names.coordinator_resource: CoordinatorStateTableResource.of(pipeline.settings, aws),
-        names.spark: SparkResource(app_name=pipeline.name, spark_config=spark_config),
+        names.spark: spark or SparkResource(app_name=pipeline.name, spark_config=spark_config),
     }

@@ -35,12 +35,13 @@ from kcl_pipeline.settings_errors import without_secrets
 from kcl_pipeline.worker.starting import OpenedApplication, open_application
 
 if TYPE_CHECKING:
+    import pandas as pd
     import pyarrow as pa
     from dagster import AssetKey, Definitions, FreshnessPolicy
     from pyspark.sql import DataFrame
 
     from kcl_pipeline.metrics.provider import MetricProvider
-    from kcl_pipeline.resources import AwsResource
+    from kcl_pipeline.resources import AwsResource, SparkSource
     from kcl_pipeline.spark.foreach import ForeachBatchSink
     from kcl_pipeline.worker.worker import Worker
 
@@ -107,6 +108,7 @@ class KinesisPipeline:
         self,
         *,
         aws: AwsResource | None = None,
+        spark: SparkSource | None = None,
         leader_default_running: bool = False,
         progress_seconds: float = 60.0,
         group_name: str | None = None,
@@ -123,6 +125,8 @@ class KinesisPipeline:
 
         Args:
             aws: Region, endpoint and credentials. None: the standard environment.
+            spark: A `SparkResource`, or a `PySparkResource` or `LazyPySparkResource` of
+                dagster-pyspark. None: a `SparkResource` with `spark_config`.
             leader_default_running: Whether the sensor runs, and starts workers, as soon as Dagster
                 loads the code. Otherwise a user starts it in the Dagster UI.
             progress_seconds: Time between two reports of a running worker. Each is one
@@ -147,6 +151,7 @@ class KinesisPipeline:
         return build_definitions(
             self,
             aws=aws,
+            spark=spark,
             leader_default_running=leader_default_running,
             progress_seconds=progress_seconds,
             group_name=group_name,
@@ -197,6 +202,34 @@ class KinesisPipeline:
             rng=random.Random(self.name),
             events=events,
             stop=stop,
+        )
+
+    def distribution(
+        self, *, clients: AwsClients | None = None, clock: Clock | None = None
+    ) -> pd.DataFrame:
+        """Read the lease and worker-metrics tables, and count the leases by group and worker.
+
+        Args:
+            clients: The boto3 clients. None: those of the standard environment.
+            clock: The clock. None: the system clock.
+
+        Returns:
+            One row per worker, sorted by group and worker. `group` and `worker` are texts, and
+            empty for leases without an owner. `leases` is the number of leases that are not
+            ended, `ended` of those at the end of their shard, and `handing_over` of those in a
+            handoff. `throughput_kbps` is the sum of the leases' moving averages, in KiB/s.
+
+        Raises:
+            KclError: The tables cannot be read.
+        """
+        from kcl_pipeline.leases.distribution import distribution  # noqa: PLC0415 (pandas)
+
+        clock, clients = clock or SystemClock(), clients or AwsClients(self.settings)
+        tables = open_tables(self.settings, clients, clock)
+        return distribution(
+            tables.lease.list_leases().leases,
+            [worker.worker_id for worker in tables.workers.scan_workers().workers],
+            self.settings.worker.worker_group_separator,
         )
 
     def build_leader(

@@ -8,7 +8,7 @@ from kcl_pipeline.leases.tables import LeaseTable, WorkerMetricsTable
 from kcl_pipeline.resources import (
     AwsResource,
     LeaseTableResource,
-    SparkResource,
+    SparkSource,
     WorkerMetricsTableResource,
 )
 
@@ -39,9 +39,9 @@ class PipelineResources:
         return found
 
     @property
-    def spark(self) -> SparkResource:
-        """The Spark session."""
-        found: SparkResource = self._find(self.names.spark)
+    def spark(self) -> SparkSource:
+        """The resource with the Spark session."""
+        found: SparkSource = self._find(self.names.spark)
         return found
 
     @property

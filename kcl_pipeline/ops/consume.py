@@ -27,7 +27,8 @@ from kcl_pipeline.assets.run_metadata import final_metadata
 from kcl_pipeline.aws import AwsClients
 from kcl_pipeline.clock import Clock, StopSignal, SystemClock
 from kcl_pipeline.ops.reporting import RunEvents, RunReporter
-from kcl_pipeline.resources import SparkResource
+from kcl_pipeline.resources import SparkSource
+from kcl_pipeline.resources.spark import open_session
 from kcl_pipeline.signals import stop_on_signals
 from kcl_pipeline.worker.retry import StoppedWhileRetryingError
 from kcl_pipeline.worker.summary import StopReason, WorkerSummary
@@ -84,7 +85,7 @@ def consume_shards(
     options: DagsterOptions,
     mode: Mode,
     *,
-    spark: SparkResource,
+    spark: SparkSource,
     clients: AwsClients,
 ) -> dg.MaterializeResult[None]:
     """Run one worker until it is drained or stopped.
@@ -94,7 +95,7 @@ def consume_shards(
         pipeline: The application.
         options: Reporting intervals and thresholds.
         mode: `drain` or `continuous`.
-        spark: Its `session()` returns the Spark session.
+        spark: The resource with the Spark session.
         clients: The boto3 clients.
 
     Returns:
@@ -122,7 +123,7 @@ def consume_shards(
         try:
             worker = pipeline.build_worker(
                 worker_id,
-                session_factory=signals.reinstalled_after(spark.session),
+                session_factory=signals.reinstalled_after(lambda: open_session(spark)),
                 clients=clients,
                 clock=clock,
                 events=events,

@@ -1,7 +1,7 @@
 """Dagster resources: the AWS session, the three tables and the Spark session."""
 
 from kcl_pipeline.resources.aws import AwsResource
-from kcl_pipeline.resources.spark import SparkResource
+from kcl_pipeline.resources.spark import SparkResource, SparkSource
 from kcl_pipeline.resources.tables import (
     CoordinatorStateTableResource,
     LeaseTableResource,
@@ -13,5 +13,6 @@ __all__ = [
     "CoordinatorStateTableResource",
     "LeaseTableResource",
     "SparkResource",
+    "SparkSource",
     "WorkerMetricsTableResource",
 ]

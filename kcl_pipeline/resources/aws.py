@@ -1,9 +1,9 @@
 """Configure the AWS session as a Dagster resource."""
 
-from typing import Any, Final
+from typing import Final
 
-import dagster as dg
-from pydantic import Field
+from dagster_aws.utils import ResourceWithBoto3Configuration
+from pydantic import Field, field_validator
 
 from kcl_pipeline.aws import AwsClients, ClientCache, SessionOptions
 from kcl_pipeline.config import ConsumerSettings
@@ -11,23 +11,29 @@ from kcl_pipeline.config import ConsumerSettings
 _CLIENTS: Final = ClientCache[AwsClients]()
 
 
-class AwsResource(dg.ConfigurableResource[Any]):
-    """Region, endpoint and credentials.
+class AwsResource(ResourceWithBoto3Configuration):
+    """Region, endpoint and credentials: the boto3 configuration of dagster-aws.
 
     Without fields the standard environment applies (`AWS_REGION`, `AWS_ENDPOINT_URL`, profiles,
-    instance roles). The fields are those of dagster-aws, except retries and timeouts. The lease
-    tables must see each attempt: if a conditional write was applied and its response was lost,
-    a retry by boto3 fails the condition.
+    instance roles). The number of attempts is 1, because the lease tables must see each attempt: if
+    a conditional write was applied and its response was lost, a retry by boto3 fails the condition.
     """
 
     region_name: str | None = Field(
         default=None, description="AWS region, for example eu-central-1"
     )
+    max_attempts: int = Field(
+        default=1, description="Always 1: this package repeats calls by itself"
+    )
+    verify: bool | None = Field(
+        default=None,
+        description="Whether certificates are verified. None: as AWS_CA_BUNDLE and the "
+        "configuration files say",
+    )
     endpoint_url: str | None = Field(
         default=None,
         description="Endpoint for DynamoDB and Kinesis, for example that of the embedded AWS",
     )
-    profile_name: str | None = Field(default=None, description="A profile of ~/.aws/config")
     aws_access_key_id: str | None = Field(default=None, description="Give both keys or none")
     aws_secret_access_key: str | None = Field(
         default=None, repr=False, description="Give both keys or none; use an EnvVar"
@@ -35,6 +41,16 @@ class AwsResource(dg.ConfigurableResource[Any]):
     aws_session_token: str | None = Field(
         default=None, repr=False, description="For temporary credentials; use an EnvVar"
     )
+
+    @field_validator("max_attempts")
+    @classmethod
+    def _one_attempt(cls, value: int) -> int:
+        if value != 1:
+            raise ValueError(
+                f"max_attempts={value} is not 1. This package repeats calls by itself. "
+                "Leave max_attempts out."
+            )
+        return value
 
     def session_options(self) -> SessionOptions:
         """The fields as a value."""
@@ -45,6 +61,8 @@ class AwsResource(dg.ConfigurableResource[Any]):
             aws_access_key_id=self.aws_access_key_id,
             aws_secret_access_key=self.aws_secret_access_key,
             aws_session_token=self.aws_session_token,
+            use_ssl=self.use_ssl,
+            verify=self.verify,
         )
 
     def clients(self, settings: ConsumerSettings) -> AwsClients:

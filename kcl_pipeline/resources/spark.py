@@ -1,12 +1,19 @@
 """Configure the Spark session as a Dagster resource."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias, Union, cast
 
 import dagster as dg
 from pydantic import Field
 
+from kcl_pipeline.settings_errors import wrong
+
 if TYPE_CHECKING:
+    from dagster_pyspark import LazyPySparkResource, PySparkResource
     from pyspark.sql import SparkSession
+
+# dagster-pyspark imports pyspark, which most runs do not need.
+SparkSource: TypeAlias = Union["SparkResource", "PySparkResource", "LazyPySparkResource"]
+"""A resource with a Spark session: this package's, or one of dagster-pyspark."""
 
 
 class SparkResource(dg.ConfigurableResource[Any]):
@@ -31,3 +38,41 @@ class SparkResource(dg.ConfigurableResource[Any]):
         from kcl_pipeline.spark.session import build_session  # noqa: PLC0415
 
         return build_session(self.app_name, self.spark_config)
+
+
+def open_session(resource: SparkSource) -> "SparkSession":
+    """Return the session of a resource.
+
+    A session of dagster-pyspark gets the settings of this package that can change at run time,
+    except those that its resource sets.
+
+    Raises:
+        errors.SettingsError: No usable Java was found.
+    """
+    # Not `hasattr(resource, "spark_session")`, which would create a lazy session.
+    found: Any = resource
+    if hasattr(type(found), "session"):
+        return cast("SparkSession", found.session())
+    from kcl_pipeline.spark.session import adopt_session, prepare_process  # noqa: PLC0415 (as above)
+
+    prepare_process()
+    return adopt_session(found.spark_session)
+
+
+def check_spark(resource: object) -> None:
+    """Check the argument `spark` of `definitions`.
+
+    Raises:
+        errors.SettingsError: It has no Spark session.
+    """
+    if isinstance(resource, SparkResource):
+        return
+    from dagster_pyspark import LazyPySparkResource, PySparkResource  # noqa: PLC0415 (as above)
+
+    if not isinstance(resource, PySparkResource | LazyPySparkResource):
+        raise wrong(
+            "spark",
+            resource,
+            "has no Spark session",
+            "Write SparkResource(...), PySparkResource(...) or LazyPySparkResource(...), or None",
+        )

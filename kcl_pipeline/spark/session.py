@@ -84,10 +84,8 @@ def build_session(app_name: str, config: Mapping[str, str] | None = None) -> Spa
             if active.conf.isModifiable(key):
                 active.conf.set(key, value)
         return active
-    require_java()
+    prepare_process()
     require_master(session_settings(config)["spark.master"])
-    # Otherwise Spark's Python workers run the first python3 on PATH.
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     if session_settings(config)["spark.master"].startswith("local"):
         # Otherwise Spark resolves the host name, warns, and listens on a public address.
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
@@ -96,6 +94,31 @@ def build_session(app_name: str, config: Mapping[str, str] | None = None) -> Spa
         builder = builder.config(key, value)
     session = builder.getOrCreate()
     session.sparkContext.setLogLevel(session_settings(config)["spark.log.level"])
+    _quiet(session)
+    return session
+
+
+def prepare_process() -> None:
+    """Prepare this process for a new session.
+
+    Raises:
+        SettingsError: Java is missing or older than 17.
+    """
+    require_java()
+    # Otherwise Spark's Python workers run the first python3 on PATH.
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+
+
+def adopt_session(session: SparkSession) -> SparkSession:
+    """Apply the settings of this package to a session that others created.
+
+    These are the settings that can change at run time, except those that the session's
+    configuration has.
+    """
+    given = {key for key, _ in session.sparkContext.getConf().getAll()}
+    for key, value in session_settings({"spark.master": session.sparkContext.master or ""}).items():
+        if key not in given and session.conf.isModifiable(key):
+            session.conf.set(key, value)
     _quiet(session)
     return session
 
