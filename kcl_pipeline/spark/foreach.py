@@ -16,7 +16,6 @@ from typing import Final
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.pandas.types import to_arrow_schema
 
 from kcl_pipeline.arguments import (
     check_function,
@@ -43,6 +42,7 @@ from kcl_pipeline.errors import SinkError
 from kcl_pipeline.settings_errors import without_secrets, without_user
 from kcl_pipeline.spark.job_errors import classified, spark_line
 from kcl_pipeline.spark.probes import SparkProbe
+from kcl_pipeline.spark.schema import arrow_schema
 from kcl_pipeline.spark.writer import SparkTransform, records_frame, transformed
 from kcl_pipeline.transform.rejected import (
     ERROR_COLUMN,
@@ -154,11 +154,11 @@ class ForeachBatch:
         if not records:
             return NOTHING_WRITTEN
         frame = transformed(records_frame(self._session, batch.records), self._transform, records)
-        marked = rejected_columns(to_arrow_schema(frame.schema, timezone="UTC"))
+        marked = rejected_columns(arrow_schema(frame.schema))
         try:
             rows = frame.persist().count()
             kept, rejected = (frame, None) if marked is None else _split(frame, marked)
-            schema = to_arrow_schema(kept.schema, timezone="UTC")
+            schema = arrow_schema(kept.schema)
         except Exception as error:
             frame.unpersist()
             raise classified(error, records) from error

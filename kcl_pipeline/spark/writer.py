@@ -19,7 +19,6 @@ import pyarrow.parquet as pq
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.pandas.types import to_arrow_schema
 
 from kcl_pipeline.batch import NOTHING_WRITTEN, Batch, DataFile, Written
 from kcl_pipeline.clock import SystemClock
@@ -31,6 +30,7 @@ from kcl_pipeline.spark.file_tasks import FileTask
 from kcl_pipeline.spark.handover import can_hand_over, handed_over
 from kcl_pipeline.spark.job_errors import classified, spark_line
 from kcl_pipeline.spark.probes import SparkProbe
+from kcl_pipeline.spark.schema import arrow_schema
 from kcl_pipeline.transform.rejected import rejected_columns
 
 SparkTransform = Callable[[DataFrame], DataFrame]
@@ -107,7 +107,7 @@ class SparkBatchWriter:
             parts: Most files; None for one per partition.
         """
         output = transformed(frame, self._transform, records)
-        given = to_arrow_schema(output.schema, timezone="UTC")
+        given = arrow_schema(output.schema)
         marked = rejected_columns(given)
         dropped = marked.dropped if marked else ()
         for_table = pa.schema([field for field in given if field.name not in dropped])

@@ -10,19 +10,26 @@ Options, guarantees and limits: `docs/data-source.md`.
 
 from __future__ import annotations
 
-from typing import Final
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Final
 
+from pyspark import __version__
 from pyspark.sql.datasource import DataSource
-from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
+from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from kcl_pipeline.errors import SettingsError
 from kcl_pipeline.kinesis.client import RECORD_SCHEMA
 from kcl_pipeline.spark.data_source.batch import KinesisBatchReader
 from kcl_pipeline.spark.data_source.options import Mode, SourceOptions, check_mode, parse_options
-from kcl_pipeline.spark.data_source.stream import KinesisStreamReader
+from kcl_pipeline.spark.schema import arrow_schema
+
+if TYPE_CHECKING:
+    from kcl_pipeline.spark.data_source.stream import KinesisStreamReader
 
 FORMAT: Final = "kinesis"
+_ADMISSION_CONTROL: Final = "pyspark.sql.streaming.datasource"
+"""Before PySpark 4.2, a Python stream reader gets neither the start of a batch nor its limit."""
 
 
 class KinesisDataSource(DataSource):
@@ -43,15 +50,22 @@ class KinesisDataSource(DataSource):
 
     def reader(self, schema: StructType) -> KinesisBatchReader:
         """For `spark.read`."""
-        return KinesisBatchReader(
-            self._checked("batch", schema), to_arrow_schema(schema, timezone="UTC")
-        )
+        return KinesisBatchReader(self._checked("batch", schema), arrow_schema(schema))
 
     def streamReader(self, schema: StructType) -> KinesisStreamReader:  # noqa: N802 (Spark's name)
-        """For `spark.readStream`."""
-        return KinesisStreamReader(
-            self._checked("stream", schema), to_arrow_schema(schema, timezone="UTC")
-        )
+        """For `spark.readStream`.
+
+        Raises:
+            SettingsError: PySpark is older than 4.2.
+        """
+        if find_spec(_ADMISSION_CONTROL) is None:
+            raise SettingsError(
+                f"spark.readStream.format('kinesis') needs PySpark 4.2, and this is {__version__}. "
+                "Install pyspark>=4.2, or write spark.read.format('kinesis') or a KinesisPipeline."
+            )
+        from kcl_pipeline.spark.data_source.stream import KinesisStreamReader  # noqa: PLC0415 (above)
+
+        return KinesisStreamReader(self._checked("stream", schema), arrow_schema(schema))
 
     def _checked(self, mode: Mode, schema: StructType) -> SourceOptions:
         options = parse_options(self.options)

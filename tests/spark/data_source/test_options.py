@@ -8,6 +8,7 @@ import pytest
 
 from kcl_pipeline.errors import SettingsError
 from kcl_pipeline.position import TRIM_HORIZON, Position
+from kcl_pipeline.spark.data_source import source
 from kcl_pipeline.spark.data_source.offsets import ShardOffset, offset_from_json, offset_to_json
 from kcl_pipeline.spark.data_source.options import check_mode, parse_options
 
@@ -172,3 +173,11 @@ def test_offsets_survive_spark_s_log() -> None:
 def test_what_is_no_offset(wrong: object) -> None:
     with pytest.raises(ValueError, match=r"offsets are written|AT_TIMESTAMP|SHARD_END"):
         offset_from_json(wrong)
+
+
+def test_read_stream_of_an_older_pyspark_is_one_sentence(monkeypatch):
+    monkeypatch.setattr(source, "find_spec", lambda name: None)
+    found = source.KinesisDataSource({"streamName": "orders", "region": "eu-central-1"})
+    with pytest.raises(SettingsError, match=r"needs PySpark 4\.2, and this is \d+\.\d+"):
+        found.streamReader(found.schema())
+    assert found.reader(found.schema()) is not None

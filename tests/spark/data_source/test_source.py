@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,9 @@ from tests.support.kpl_encoder import aggregate_of
 from tests.support.local_aws import ZERO, client, new_stream
 
 pytestmark = pytest.mark.spark
+streams = pytest.mark.skipif(
+    find_spec("pyspark.sql.streaming.datasource") is None, reason="readStream needs PySpark 4.2"
+)
 MIDDLE = str(2**127)
 
 
@@ -145,6 +149,7 @@ def test_batch_read(make: Callable[[int], Kinesis]) -> None:
     assert len({task for _, task in by_shard}) == len(by_shard) == 2
 
 
+@streams
 def test_a_wrong_option_is_one_sentence(make: Callable[[int], Kinesis], tmp_path: Path) -> None:
     kinesis = make(1)
     with pytest.raises(
@@ -170,6 +175,7 @@ def test_a_wrong_option_is_one_sentence(make: Callable[[int], Kinesis], tmp_path
 # ----------------------------------------------------------------------------
 
 
+@streams
 def test_a_live_query_through_a_reshard(make: Callable[[int], Kinesis], tmp_path: Path) -> None:
     kinesis, sink = make(1), Batches()
     kinesis.put(*numbered(10))
@@ -196,6 +202,7 @@ def test_a_live_query_through_a_reshard(make: Callable[[int], Kinesis], tmp_path
     }
 
 
+@streams
 def test_available_now_reads_what_is_there_in_limited_batches(
     make: Callable[[int], Kinesis], tmp_path: Path
 ) -> None:
@@ -213,6 +220,7 @@ def test_available_now_reads_what_is_there_in_limited_batches(
     assert min(again.rows) == max(sink.rows) + 1
 
 
+@streams
 def test_a_batch_that_was_stopped_comes_again_with_the_same_rows(
     make: Callable[[int], Kinesis], tmp_path: Path
 ) -> None:
@@ -257,6 +265,7 @@ query.start().awaitTermination(200)
 """
 
 
+@streams
 def test_a_batch_that_was_killed_comes_again_with_the_same_rows(
     make: Callable[[int], Kinesis], tmp_path: Path
 ) -> None:
@@ -286,6 +295,7 @@ def test_a_batch_that_was_killed_comes_again_with_the_same_rows(
     assert sorted([row[3].encode() for row in first] + again.data(), key=int) == numbered(40)
 
 
+@streams
 def test_a_stream_without_records_waits_and_stops_at_once(
     make: Callable[[int], Kinesis], tmp_path: Path
 ) -> None:
@@ -300,6 +310,7 @@ def test_a_stream_without_records_waits_and_stops_at_once(
     assert query.exception() is None
 
 
+@streams
 def test_lost_records_end_the_query_with_one_sentence(
     make: Callable[[int], Kinesis], tmp_path: Path
 ) -> None:
@@ -347,6 +358,7 @@ def run(frame: DataFrame, checkpoint: Path, name: str, mode: str) -> list[Any]:
     return sorted(tuple(row) for row in frame.sparkSession.table(name).collect())
 
 
+@streams
 def test_stateful_operators(make: Callable[[int], Kinesis], tmp_path: Path) -> None:
     kinesis = make(2)
     kinesis.put(b"1,a", b"2,b", b"3,a", b"12,a", b"13,a", b"13,c")
