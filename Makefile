@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 FUZZ_SECONDS ?= 60
 
-.PHONY: setup run dev test lint simulate simulate-coverage simulation-packages mutate microscope soak failover fuzz audit clean java
+.PHONY: setup run dev test lint simulate simulate-coverage simulation-packages mutate microscope soak failover fuzz audit clean java coverage package test-spark40 hooks
 
 setup: $(STAMP)
 
@@ -69,6 +69,34 @@ audit: setup
 	@$(BIN)/python -m pip check --disable-pip-version-check
 	@$(BIN)/python tools/audit.py
 	@if test -x $(BIN)/pip-audit; then $(BIN)/pip-audit -r constraints.txt --no-deps; else echo "pip-audit is not installed: advisories were not looked up"; fi
+
+# Lines and branches of the product that the tests of one process reach. The report is a folder of
+# pages; the table is the packages.
+coverage: setup java
+	@$(BIN)/python -m pytest --cov=kcl_pipeline --cov-branch --cov-report=html:.run/coverage $(if $(TESTS),$(TESTS)) --cov-report=json:.run/coverage.json
+	@$(BIN)/python -m tools.coverage_table .run/coverage.json
+
+# The wheel and the source archive, checked. Needs no network.
+package: setup
+	@rm -rf .run/dist
+	@$(BIN)/python -m build --no-isolation --outdir .run/dist . >/dev/null
+	@$(BIN)/python -m twine check --strict .run/dist/*
+
+# The Spark tests with PySpark 4.0, in an environment of their own. Needs the network once.
+SPARK40 := .run/spark40
+test-spark40: $(SPARK40)/.installed java
+	@PYTHONPATH=$(CURDIR) $(SPARK40)/bin/python -m pytest tests/spark
+
+$(SPARK40)/.installed: pyproject.toml constraints.txt
+	@$(PYTHON) -m venv $(SPARK40)
+	@grep -v -i '^pyspark==' constraints.txt > $(SPARK40)/constraints.txt
+	@$(SPARK40)/bin/python -m pip install --quiet --disable-pip-version-check -c $(SPARK40)/constraints.txt -e '.[dev]' 'pyspark==4.0.*'
+	@touch $@
+
+# pre-commit is not in the extra dev, because the make targets do not need it.
+hooks:
+	@command -v pre-commit >/dev/null || { echo "pre-commit is not installed: pip install pre-commit"; exit 1; }
+	@pre-commit install
 
 clean:
 	rm -rf $(VENV) .run .mypy_cache .ruff_cache

@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from kcl_pipeline.clock import SystemClock
+from kcl_pipeline.extras import require
 
 Events = Annotated[int, typer.Option(min=1_000, help="Orders to publish.")]
 PerSecond = Annotated[int, typer.Option(min=100, help="Orders per second.")]
@@ -49,6 +50,8 @@ def dev(
 
 
 def _demo(events: int, per_second: int, folder: Path, page_port: int, *, stay_open: bool) -> int:
+    require("local", "the demonstration")
+    require("webserver", "the Dagster UI of the demonstration")
     from kcl_pipeline.local.demo.run import DemoOptions, run_demo  # noqa: PLC0415
     from kcl_pipeline.spark.java import require_java  # noqa: PLC0415 (loaded only here, as below)
 

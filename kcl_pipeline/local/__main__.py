@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 
 from kcl_pipeline.clock import Clock, StopSignal, SystemClock
+from kcl_pipeline.errors import SettingsError
 from kcl_pipeline.local.server import EmbeddedAws
 from kcl_pipeline.signals import stop_on_signals
 from kcl_pipeline.testing.kinesis.state import KinesisSettings
@@ -37,7 +38,7 @@ def main(arguments: Sequence[str] | None = None, clock: Clock | None = None) -> 
     """Parse the arguments and serve until SIGTERM or SIGINT.
 
     Returns:
-        The exit code: 0, or 1 when another process uses the port.
+        The exit code: 0, or 1 when another process uses the port or the extra `local` is missing.
     """
     parser = argparse.ArgumentParser(
         prog="kcl-pipeline local",
@@ -74,6 +75,9 @@ def main(arguments: Sequence[str] | None = None, clock: Clock | None = None) -> 
         sys.stderr.write(
             f"cannot listen on 127.0.0.1:{options.port}: {error.strerror}; choose another --port\n"
         )
+        return 1
+    except SettingsError as error:
+        sys.stderr.write(f"{error}\n")
         return 1
     return 0
 

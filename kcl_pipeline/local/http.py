@@ -2,7 +2,7 @@
 
 The server keeps connections alive and uses one thread per connection. It parses only what AWS SDKs
 send. A connection that begins with the HTTP/2 preface is served by `local.http2` if the extra
-`http2` is installed. Otherwise it is closed.
+`local` is installed. Otherwise it is closed.
 """
 
 from __future__ import annotations
@@ -196,7 +196,7 @@ class HttpServer:
                     pass
         except (OSError, _BadRequestError, ValueError, ImportError):
             # The connection is closed when the client has left, when stop() closed the socket, or
-            # when the protocol is unsupported (HTTP/2 without the extra).
+            # when the protocol is unsupported (HTTP/2 without h2).
             pass
         finally:
             with self._guard:

@@ -23,6 +23,7 @@ import msgspec
 from pydantic import TypeAdapter, ValidationError
 
 from kcl_pipeline.clock import Clock
+from kcl_pipeline.extras import require
 from kcl_pipeline.local.dynamodb_legacy import modernize
 from kcl_pipeline.local.faults import Fault, FaultHook, FaultRule, FaultRules, refusal
 from kcl_pipeline.local.gate import refused
@@ -83,6 +84,9 @@ class EmbeddedAws:
 
     Attributes:
         fault_rules: Rules that clients post to `/_local/faults`.
+
+    Raises:
+        SettingsError: The extra `local` is not installed.
     """
 
     def __init__(
@@ -94,6 +98,7 @@ class EmbeddedAws:
         faults: FaultHook | None = None,
         settings: KinesisSettings | None = None,
     ) -> None:
+        require("local", "the embedded AWS")
         self.clock: Clock = clock if clock is not None else ShiftedClock()
         self.region = region if settings is None else settings.region
         self.fault_rules = FaultRules()

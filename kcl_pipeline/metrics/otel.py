@@ -12,8 +12,8 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-from kcl_pipeline.errors import SettingsError
 from kcl_pipeline.events import Event
+from kcl_pipeline.extras import require
 from kcl_pipeline.metrics.observations import (
     OPERATION,
     SHARD,
@@ -127,11 +127,6 @@ class OtelEvents:
 
 
 def _global_meter() -> Any:
-    try:
-        metrics = importlib.import_module("opentelemetry.metrics")
-    except ModuleNotFoundError as error:
-        raise SettingsError(
-            "the OpenTelemetry API is not installed; install kcl-pipeline[otel], or remove "
-            "OtelEvents"
-        ) from error
+    require("otel", "OtelEvents", "remove OtelEvents")
+    metrics = importlib.import_module("opentelemetry.metrics")
     return metrics.get_meter(SCOPE, __version__)

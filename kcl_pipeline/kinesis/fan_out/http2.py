@@ -16,19 +16,16 @@ from botocore.eventstream import EventStreamBuffer
 from botocore.httpsession import get_cert_path
 
 from kcl_pipeline.clock import Clock
-from kcl_pipeline.errors import SettingsError, UnavailableError
+from kcl_pipeline.errors import UnavailableError
+from kcl_pipeline.extras import require
 from kcl_pipeline.kinesis.client import RecordsPage
 from kcl_pipeline.kinesis.fan_out.boto import BotoFanOut, page_of, subscription_errors
 from kcl_pipeline.kinesis.fan_out.subscription import Spawn
 
-try:
-    from kcl_pipeline.kinesis.fan_out.http2_connections import Http2Connections
-    from kcl_pipeline.kinesis.fan_out.http2_exchange import Exchange
-except ModuleNotFoundError as missing:
-    raise SettingsError(
-        "retrieval.fan_out_http='2' needs an extra: pip install 'kcl-pipeline[http2]', or "
-        "write '1.1'"
-    ) from missing
+require("http2", "retrieval.fan_out_http='2'", "write '1.1'")
+
+from kcl_pipeline.kinesis.fan_out.http2_connections import Http2Connections  # noqa: E402 (an extra)
+from kcl_pipeline.kinesis.fan_out.http2_exchange import Exchange  # noqa: E402 (likewise)
 
 if TYPE_CHECKING:
     from botocore.compat import HTTPHeaders

@@ -1,0 +1,162 @@
+"""The wheel alone, with the core requirements only, runs a worker."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import zipfile
+from email import message_from_string
+from pathlib import Path
+
+import boto3
+import pytest
+from packaging.requirements import Requirement
+
+from kcl_pipeline.local import EmbeddedAws
+from kcl_pipeline.version import __version__
+from tests.installation.wheel import build_wheel, lean_environment
+
+NOT_REQUIRED = ["dagster_webserver", "flask", "greenlet", "h2", "moto", "pytest", "werkzeug"]
+RECORDS = 200
+PIPELINE = """
+from kcl_pipeline import DeltaSink, KinesisPipeline
+
+
+def lengths(records):
+    return records.append_column("size", [[len(v) for v in records["data"].to_pylist()]])
+
+
+lean = KinesisPipeline(
+    name="lean",
+    streams=["lean"],
+    sink=DeltaSink("lake/lean"),
+    transform_arrow=lengths,
+)
+"""
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    return build_wheel(tmp_path_factory.mktemp("wheel"))
+
+
+@pytest.fixture(scope="module")
+def metadata(wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = [n for n in archive.namelist() if n.endswith(".dist-info/METADATA")]
+        return message_from_string(archive.read(name).decode())
+
+
+@pytest.fixture(scope="module")
+def python(wheel, metadata, tmp_path_factory):
+    return lean_environment(
+        tmp_path_factory.mktemp("lean") / "venv", wheel, metadata.get_all("Requires-Dist")
+    )
+
+
+def run(*command, cwd=None, expected=0, **environment):
+    done = subprocess.run(
+        [str(part) for part in command],
+        env={"PATH": os.environ["PATH"], "HOME": os.environ.get("HOME", "/"), **environment},
+        cwd=cwd or Path(str(command[0])).parent,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == expected, done.stdout + done.stderr
+    return done
+
+
+def test_the_wheel_has_the_product_only(wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+    assert {name.split("/")[0] for name in names} == {
+        "kcl_pipeline",
+        f"kcl_pipeline-{__version__}.dist-info",
+    }
+    assert [n for n in names if Path(n).name.startswith(("test_", "conftest"))] == []
+    assert "kcl_pipeline/py.typed" in names
+    assert not any("hypothesis" in n or "verification" in n for n in names)
+
+
+def test_the_metadata_has_a_license_expression_and_no_missing_site(wheel, metadata):
+    assert metadata["Version"] == __version__
+    assert metadata["License-Expression"] == "Apache-2.0"
+    assert metadata["Description-Content-Type"] == "text/markdown"
+    assert metadata.get_all("Project-URL") is None
+    extras = {"dev", "docs", "http2", "local", "otel", "testing", "webserver"}
+    assert set(metadata.get_all("Provides-Extra")) == extras
+    run(sys.executable, "-m", "twine", "check", "--strict", wheel)
+
+
+def test_modules_of_the_extras_are_not_there(python):
+    code = (
+        "import importlib.util, json; "
+        f"print(json.dumps([n for n in {NOT_REQUIRED} if importlib.util.find_spec(n)]))"
+    )
+    assert json.loads(run(python, "-c", code).stdout) == []
+
+
+def test_every_module_of_the_product_imports(python):
+    code = (
+        "import importlib, pkgutil, kcl_pipeline\n"
+        "skipped = ('kcl_pipeline.local', 'kcl_pipeline.cli.__main__',"
+        " 'kcl_pipeline.kinesis.fan_out.http2')\n"
+        "names = [m.name for m in pkgutil.walk_packages(kcl_pipeline.__path__, 'kcl_pipeline.')]\n"
+        "for name in names:\n"
+        "    if not name.startswith(skipped):\n"
+        "        importlib.import_module(name)\n"
+        "import kcl_pipeline.local\n"
+        "print(len(names))\n"
+    )
+    assert int(run(python, "-c", code).stdout) > 200
+
+
+def test_the_command_prints_its_version_and_names_a_missing_extra(python):
+    command = python.parent / "kcl-pipeline"
+    assert run(command, "--version").stdout == f"kcl-pipeline {__version__}\n"
+    local = run(command, "local", "--port", "0", expected=1)
+    assert local.stderr == (
+        "Error: the embedded AWS needs an extra (missing: moto, flask, flask_cors, werkzeug, h2): "
+        "pip install 'kcl-pipeline[local]'\n"
+    )
+
+
+def test_a_worker_writes_the_table(python, tmp_path):
+    (tmp_path / "lean_pipeline.py").write_text(PIPELINE)
+    command = python.parent / "kcl-pipeline"
+    with EmbeddedAws() as aws:
+        client = boto3.Session("local", "local", region_name=aws.region).client(
+            "kinesis", endpoint_url=aws.endpoint_url
+        )
+        client.create_stream(StreamName="lean", ShardCount=2)
+        client.put_records(
+            StreamName="lean",
+            Records=[{"Data": b"x" * n, "PartitionKey": str(n)} for n in range(1, RECORDS + 1)],
+        )
+        environment = {**aws.environment(), "PYTHONPATH": str(tmp_path)}
+        pipeline = ("--pipeline", "lean_pipeline:lean")
+        worker = run(command, "worker", *pipeline, "--drain", cwd=tmp_path, **environment)
+        assert f"{RECORDS} records" in worker.stderr
+        doctor = run(command, "doctor", *pipeline, "--json", cwd=tmp_path, **environment)
+        assert {found["level"] for found in json.loads(doctor.stdout)} <= {
+            "ok",
+            "unknown",
+            "warning",
+        }
+    rows = run(
+        python,
+        "-c",
+        "from deltalake import DeltaTable; "
+        "print(sum(DeltaTable('lake/lean').to_pyarrow_table()['size'].to_pylist()))",
+        cwd=tmp_path,
+    )
+    assert int(rows.stdout) == sum(range(1, RECORDS + 1))
+
+
+def test_the_core_requirements_are_the_ones_of_pyproject(metadata):
+    core = [r for r in map(Requirement, metadata.get_all("Requires-Dist")) if r.marker is None]
+    assert {r.name for r in core} >= {"dagster-aws", "dagster-pyspark", "pandas", "pyspark"}

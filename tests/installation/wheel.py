@@ -1,0 +1,78 @@
+"""Build the wheel, and virtual environments that hold only the core requirements.
+
+Everything works without a network: packages are linked from the environment of the tests.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import venv
+from importlib.metadata import Distribution, distribution
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parents[2]
+
+
+def build_wheel(folder: Path) -> Path:
+    """Build the wheel of this work tree into the folder and return its path."""
+    subprocess.run(
+        [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder, ROOT],
+        check=True,
+        capture_output=True,
+        timeout=120,
+    )
+    (wheel,) = folder.glob("*.whl")
+    return wheel
+
+
+def closure(requirements: list[str]) -> list[Distribution]:
+    """Return the installed distributions that the requirements need, directly or not."""
+    seen: set[tuple[str, str]] = set()
+    open_requirements = [Requirement(text) for text in requirements]
+    while open_requirements:
+        requirement = open_requirements.pop()
+        if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
+            continue
+        name = canonicalize_name(requirement.name)
+        for extra in ("", *requirement.extras):
+            if (name, extra) in seen:
+                continue
+            seen.add((name, extra))
+            open_requirements += [
+                dependency
+                for dependency in map(Requirement, distribution(name).requires or ())
+                if dependency.marker is None or dependency.marker.evaluate({"extra": extra})
+            ]
+    return [distribution(name) for name in sorted({name for name, _ in seen})]
+
+
+def lean_environment(folder: Path, wheel: Path, requirements: list[str]) -> Path:
+    """Make a virtual environment with the wheel and what it requires, and return its Python."""
+    venv.create(folder, with_pip=False, symlinks=True)
+    python = folder / "bin" / "python"
+    pip = [sys.executable, "-m", "pip", "--python", str(python)]
+    subprocess.run(
+        [*pip, "install", "--no-index", "--no-deps", "--quiet", str(wheel)],
+        check=True,
+        capture_output=True,
+        timeout=120,
+    )
+    (packages,) = folder.glob("lib/python*/site-packages")
+    for found in closure(requirements):
+        _link(found, packages)
+    return python
+
+
+def _link(found: Distribution, packages: Path) -> None:
+    """Link the files of a distribution. Its folders are real, because others may share them."""
+    for file in found.files or ():
+        if file.parts[0] == ".." or "__pycache__" in file.parts:
+            continue
+        target = packages / file
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if not target.exists():
+            target.symlink_to(Path(str(found.locate_file(file))).resolve())
