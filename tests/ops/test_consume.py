@@ -339,7 +339,7 @@ if __name__ == "__main__":
 """
 
 
-def wait_for(path: Path, seconds: float = 30.0) -> str:
+def wait_for(path: Path, seconds: float = 120.0) -> str:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         if path.exists() and (path.suffix == ".ready" or path.read_text()):
