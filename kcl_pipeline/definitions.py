@@ -72,10 +72,7 @@ def build_definitions(
     Raises:
         SettingsError: An argument is wrong.
     """
-    if aws is not None and not isinstance(aws, AwsResource):
-        raise wrong("aws", aws, "is not an AwsResource", "Write AwsResource(...), or None")
-    if spark is not None:
-        check_spark(spark)
+    _check_resources(aws, spark)
     check_texts("owners", owners, "Write owners=['team:data', 'me@example.com']")
     options = DagsterOptions(
         leader_default_running=leader_default_running,
@@ -102,6 +99,13 @@ def build_definitions(
         sensors=[build_leader_sensor(pipeline, names, options, job, continuous_config(output))],
         resources=build_resources(pipeline, names, aws or AwsResource(), spark),
     )
+
+
+def _check_resources(aws: object, spark: object) -> None:
+    if aws is not None and not isinstance(aws, AwsResource):
+        raise wrong("aws", aws, "is not an AwsResource", "Write AwsResource(...), or None")
+    if spark is not None:
+        check_spark(spark)
 
 
 def build_resources(
