@@ -15,6 +15,7 @@ from kcl_pipeline.leases.application import (
 )
 from kcl_pipeline.leases.attributes import text_of
 from kcl_pipeline.leases.serialization import string
+from kcl_pipeline.leases.state import LeaderLock, MigrationState, UnreadableLock
 from kcl_pipeline.leases.store import (
     Absent,
     Changes,
@@ -28,13 +29,12 @@ from kcl_pipeline.leases.store import (
     same_item,
     same_value,
 )
-from kcl_pipeline.leases.tables import LeaderLock, MigrationState, UnreadableLock
 
 _MOVED_AWAY = frozenset({"TABLE_MIGRATION_STATUS_PENDING", "TABLE_MIGRATION_STATUS_COMPLETE"})
 
 
 class CoordinatorRows:
-    """`tables.CoordinatorStateTable` on a row store.
+    """The coordinator-state table of one application, on a row store.
 
     Lock versions are unique, so a retried write recognises the result of its first attempt.
     """
@@ -44,7 +44,7 @@ class CoordinatorRows:
         self._store = store
 
     def ensure_exists(self) -> bool:
-        """See `tables.CoordinatorStateTable`.
+        """Create the table if it is missing, wait for it, and return whether it was created.
 
         Raises:
             IncompatibleTableError: A Java fleet has moved the rows into the lease table (protocol
@@ -63,14 +63,18 @@ class CoordinatorRows:
             )
 
     def read_lock(self) -> LeaderLock | None:
-        """See `tables.CoordinatorStateTable`."""
+        """Return the leader lock; None if there is no row. Strongly consistent.
+
+        Raises:
+            UnreadableRowError: The row cannot be read.
+        """
         found = self.observe_lock()
         if isinstance(found, UnreadableLock):
             raise UnreadableRowError(found.reason)
         return found
 
     def observe_lock(self) -> LeaderLock | UnreadableLock | None:
-        """See `tables.CoordinatorStateTable`."""
+        """Return the leader lock, also if its row cannot be read. Strongly consistent."""
         item = self._store.get(rows.LEADER_KEY)
         if item is None:
             return None
@@ -81,14 +85,29 @@ class CoordinatorRows:
             return UnreadableLock(str(error), known)
 
     def put_lock(self, lock: LeaderLock, *, replacing: LeaderLock | UnreadableLock | None) -> bool:
-        """See `tables.CoordinatorStateTable`. Applied if the row equals this one."""
+        """Write the whole row.
+
+        Applied if the row equals this one.
+
+        Args:
+            lock: The new lock.
+            replacing: None: there must be no row. A released lock: the row must be released.
+                Another lock: the row must have its version. An unreadable lock: the row must have
+                its attributes.
+
+        Returns:
+            Whether the condition held.
+        """
         key = self._store.key_name
         item = rows.lock_to_item(lock, key)
         outcome = self._store.put(item, _replaceable(key, replacing))
         return outcome.applied or same_item(outcome.item, item)
 
     def heartbeat_lock(self, lock: LeaderLock, version: str) -> bool:
-        """See `tables.CoordinatorStateTable`. Applied if the row has owner and new version."""
+        """Set a new version and the duration, if version and owner equal those of `lock`.
+
+        Applied if the row has owner and new version.
+        """
         put = {
             rows.LOCK_DURATION: string(str(lock.lease_duration_millis)),
             rows.LOCK_VERSION: string(version),
@@ -97,11 +116,13 @@ class CoordinatorRows:
         return outcome.applied or _has(outcome, {rows.LOCK_OWNER: string(lock.owner_name), **put})
 
     def proof_of_lock(self, lock: LeaderLock) -> Check:
-        """See `tables.CoordinatorStateTable`."""
+        """Return the condition that version and owner equal those of `lock`."""
         return Check(self._store, rows.LEADER_KEY, self._held(lock))
 
     def release_lock(self, lock: LeaderLock) -> bool:
-        """See `tables.CoordinatorStateTable`. Applied if there is no row, or another owner's.
+        """Delete the row, if version and owner are those of `lock`. False if it is held after.
+
+        Applied if there is no row, or another owner's.
 
         A row with the same owner name and another version is still held: False.
         """
@@ -120,12 +141,21 @@ class CoordinatorRows:
         ]
 
     def read_migration(self) -> MigrationState | None:
-        """See `tables.CoordinatorStateTable`."""
+        """Return the client version; None if there is no row. Strongly consistent.
+
+        Raises:
+            UnreadableRowError: The row cannot be read.
+        """
         item = self._store.get(rows.MIGRATION_KEY)
         return None if item is None else rows.migration_from_item(item)
 
     def put_migration(self, state: MigrationState, *, replacing: MigrationState | None) -> bool:
-        """See `tables.CoordinatorStateTable`. Applied if the row has these attributes."""
+        """Write the client version, if the row has the `cv` of `replacing`.
+
+        `replacing` None: there must be no row.
+
+        Applied if the row has these attributes.
+        """
         key = self._store.key_name
         attributes = rows.migration_attributes(state)
         if replacing is None:
@@ -141,7 +171,11 @@ class CoordinatorRows:
         return outcome.applied or _has(outcome, attributes)
 
     def read_application(self) -> ApplicationRecord | None:
-        """See `tables.CoordinatorStateTable`."""
+        """Return the identity of the application; None if none is recorded. Strongly consistent.
+
+        Raises:
+            UnreadableRowError: The record cannot be read.
+        """
         item = self._store.get(rows.MIGRATION_KEY)
         if item is None or rows.APPLICATION not in item:
             return None
@@ -150,7 +184,13 @@ class CoordinatorRows:
     def put_application(
         self, identity: ApplicationIdentity, *, replacing: ApplicationRecord | None
     ) -> bool:
-        """See `tables.CoordinatorStateTable`. Applied if the attribute has this value."""
+        """Record the identity, if the record equals `replacing`.
+
+        `replacing` None: there must be no record. False also if there is no client-version row,
+        which contains the record.
+
+        Applied if the attribute has this value.
+        """
         put = {rows.APPLICATION: string(application_text(identity))}
         before: Condition = Absent(rows.APPLICATION)
         if replacing is not None:

@@ -14,10 +14,14 @@ from kcl_pipeline.errors import IncompatibleTableError, UnreadableRowError
 from kcl_pipeline.leases import serialization as rows
 from kcl_pipeline.leases.attributes import text_of
 from kcl_pipeline.leases.lease import BadRow, Lease, LeaseListing
+from kcl_pipeline.leases.lease_creation import (
+    LeaseCreation,
+    checkpoint_conditions,
+    mark_condition,
+)
 from kcl_pipeline.leases.serialization import (
     is_lease,
     lease_from_item,
-    lease_to_item,
     number,
     string,
     string_set,
@@ -25,36 +29,41 @@ from kcl_pipeline.leases.serialization import (
 from kcl_pipeline.leases.serialization_state import LEADER_KEY
 from kcl_pipeline.leases.store import (
     Absent,
-    AbsentOrEquals,
     Changes,
-    Check,
     Condition,
-    Differs,
     Equals,
     Item,
     Present,
-    Put,
     RowStore,
-    Update,
-    same_item,
 )
-from kcl_pipeline.position import SHARD_END, Position
+from kcl_pipeline.position import Position
 from kcl_pipeline.shards import HashKeyRange
 
 
-class LeaseRows:
-    """`tables.LeaseTable` on a row store."""
+class LeaseRows(LeaseCreation):
+    """The lease table of one application, on a row store.
+
+    A `Lease` argument is the row as the caller knows it. Writes compare its counter or owners with
+    those of the row.
+    """
 
     def __init__(self, store: RowStore) -> None:
-        self.name = store.name
-        self._store = store
+        super().__init__(store)
         self._decode: Callable[[Item], Lease] = lease_from_item
 
     def _lease(self, item: Item | None) -> Lease | None:
         return self._decode(item) if item is not None and is_lease(item) else None
 
     def ensure_exists(self) -> bool:
-        """See `tables.LeaseTable`. A table that is refused is not changed."""
+        """Create the table and its index `LeaseOwnerToLeaseKeyIndex` if they are missing.
+
+        Waits until they can be used. Returns whether this call created the table. A table that is
+        refused is not changed.
+
+        Raises:
+            IncompatibleTableError: The table has rows of the single-table layout of KCL 3.5
+                (protocol §4.2).
+        """
         return self._store.ensure_exists(self._refuse_single_table_layout)
 
     def _refuse_single_table_layout(self) -> None:
@@ -68,61 +77,18 @@ class LeaseRows:
                     "separate tables"
                 )
 
-    def create_lease(self, lease: Lease) -> bool:
-        """See `tables.LeaseTable`. Applied if the existing row equals the new one."""
-        item = lease_to_item(lease)
-        outcome = self._store.put(item, [Absent(rows.LEASE_KEY)])
-        return outcome.applied or same_item(outcome.item, item)
-
-    def create_leases(self, leases: Sequence[Lease], proof: Check) -> tuple[str, ...] | None:
-        """See `tables.LeaseTable`. Applied if all rows exist; see `create_successors`."""
-        return self._put_missing(proof, leases)
-
-    def create_successors(self, lease: Lease, successors: Sequence[Lease]) -> bool:
-        """See `tables.LeaseTable`. Applied if all rows exist.
-
-        If the worker of another parent, or a former attempt, has created a row, the transaction is
-        repeated without it.
-        """
-        unfinished: list[Condition] = [
-            Present(rows.LEASE_KEY),
-            Differs(rows.CHECKPOINT, string(SHARD_END.sequence_number)),
-            _mark_of(lease),
-        ]
-        children = string_set(successor.shard_id for successor in successors)
-        parent = Update(lease.lease_key, unfinished, Changes({rows.CHILDREN: children}))
-        return self._put_missing(parent, successors) is not None
-
-    def restore_parents(self, child: Lease, parents: Sequence[Lease]) -> tuple[str, ...] | None:
-        """See `tables.LeaseTable`. Applied if all rows exist; see `create_successors`."""
-        has_not_begun = [*_checkpoint_of(child), Absent(rows.PENDING)]
-        # An update in a transaction needs a change; the parents are set to the same value.
-        same = Changes({rows.PARENTS: string_set(child.parent_shard_ids)})
-        return self._put_missing(Update(child.lease_key, has_not_begun, same), parents)
-
-    def _put_missing(
-        self, proof: Update | Check, leases: Sequence[Lease]
-    ) -> tuple[str, ...] | None:
-        """Create the leases that have no row, in one transaction with `proof`.
-
-        Returns:
-            The keys that this call created. None if `proof` was refused.
-        """
-        missing = list(leases)
-        while refused := self._store.transact(
-            [proof, *(Put(lease_to_item(lease), [Absent(rows.LEASE_KEY)]) for lease in missing)]
-        ):
-            if 0 in refused:
-                return None
-            missing = [lease for index, lease in enumerate(missing, 1) if index not in refused]
-        return tuple(lease.lease_key for lease in missing)
-
     def get(self, lease_key: str, *, consistent: bool = True) -> Lease | None:
-        """See `tables.LeaseTable`. None also for a row that is not a lease."""
+        """Return a lease, or None. Raises `UnreadableRowError` if the row cannot be read.
+
+        None also for a row that is not a lease.
+        """
         return self._lease(self._store.get(lease_key, consistent=consistent))
 
     def list_leases(self) -> LeaseListing:
-        """See `tables.LeaseTable`."""
+        """Scan all lease rows. Eventually consistent.
+
+        Rows of another entity type are skipped. Unreadable rows are in the listing.
+        """
         leases: list[Lease] = []
         bad_rows: list[BadRow] = []
         for item in self._store.scan():
@@ -136,24 +102,33 @@ class LeaseRows:
         return LeaseListing(tuple(leases), tuple(bad_rows))
 
     def lease_keys_of(self, owner: str) -> tuple[str, ...]:
-        """See `tables.LeaseTable`."""
+        """Return the keys whose `leaseOwner` is `owner`, by the index.
+
+        Eventually consistent; the index may lag by seconds.
+        """
         return self._store.keys_by_owner(owner)
 
     def renew(self, lease: Lease, throughput_kbps: float | None = None) -> Lease | None:
-        """See `tables.LeaseTable`. Applied if counter, actual owner and positions are as expected.
+        """Increment the counter if it equals `lease.counter`.
 
+        Also succeeds if a handoff has started since (protocol §1.4.1).
+
+        Applied if counter, actual owner and positions are as expected.
         That is: the counter is one higher, the same worker processes the shard, and both positions
         equal those of `lease`. Unlike KCL's check, this also works during a handoff (protocol
         §1.4.1). The positions distinguish this write from a write of another process with the same
         worker id. Without them, this worker would adopt the counter of the other process, would not
         see its progress, and would commit its records again.
+
+        Returns:
+            The current lease; `in_handoff` if a handoff has started. None: the lease is lost.
         """
         put: Item = {rows.COUNTER: number(lease.counter + 1)}
         if throughput_kbps is not None:
             put[rows.THROUGHPUT] = number(float(throughput_kbps))
         conditions: list[Condition] = [
             Equals(rows.COUNTER, number(lease.counter)),
-            _mark_of(lease),
+            mark_condition(lease),
         ]
         changes = Changes(put)
         outcome = self._store.update(
@@ -191,12 +166,29 @@ class LeaseRows:
         pending: Position | None = None,
         pending_state: bytes | None = None,
     ) -> Lease | None:
-        """See `tables.LeaseTable`. Applied if counter, actual owner and positions are as expected.
+        """Write checkpoint and pending checkpoint, and increment the counter.
 
+        The condition is that counter and checkpoint equal those of `lease`. If the checkpoint
+        changes, `ownerSwitchesSinceCheckpoint` becomes 0. The child shard ids and hash range of
+        `lease` are written, too. Owners, parents and throughput are not changed.
+
+        Applied if counter, actual owner and positions are as expected.
         That is: the counter is one higher, the same worker processes the shard, and both positions
         and the state are those of this write. The write is conditional on the checkpoint of
         `lease`, too. So a checkpoint never goes back, even if a row was deleted and created again
         with the same counter.
+
+        Args:
+            lease: The row as the caller knows it.
+            checkpoint: The new checkpoint.
+            pending: The new pending checkpoint. None removes it.
+            pending_state: Batch number of the pending checkpoint.
+
+        Returns:
+            The new lease. None: the lease is lost.
+
+        Raises:
+            ValueError: `checkpoint` is before that of `lease`.
         """
         if checkpoint < lease.checkpoint:
             raise ValueError(
@@ -220,7 +212,7 @@ class LeaseRows:
             put[rows.CHILDREN] = string_set(lease.child_shard_ids)
         if lease.hash_key_range is not None:
             put |= rows.hash_range_attributes(lease.hash_key_range)
-        conditions = [Equals(rows.COUNTER, number(lease.counter)), *_checkpoint_of(lease)]
+        conditions = [Equals(rows.COUNTER, number(lease.counter)), *checkpoint_conditions(lease)]
         outcome = self._store.update(lease.lease_key, conditions, Changes(put, remove))
         row = self._lease(outcome.item)
         if outcome.applied or row is None:
@@ -234,11 +226,21 @@ class LeaseRows:
         return row if same and _is_next(row, lease) else None
 
     def assign(self, lease: Lease, owner: str, *, unrenewed: bool = False) -> Lease | None:
-        """See `tables.LeaseTable`. Applied if the row has the new owner and a higher counter.
+        """Set the owner, remove the checkpoint owner, and increment the counter.
+
+        Applied if the row has the new owner and a higher counter.
 
         There must be no handoff. The new owner may have renewed since, so the counter may be higher
         by more than one. Assigning to the current owner would not change the conditions, and a
         retry would be applied again. In this case the counter is a condition, too.
+
+        Args:
+            lease: Owner and checkpoint owner of the row must equal those of this lease.
+            owner: The new owner.
+            unrenewed: The counter must be equal, too.
+
+        Returns:
+            The new lease. None if the condition does not hold.
         """
         conditions = [Present(rows.LEASE_KEY), *_owners_of(lease)]
         if unrenewed or (lease.owner == owner and not lease.in_handoff):
@@ -259,7 +261,11 @@ class LeaseRows:
         )
 
     def initiate_handoff(self, lease: Lease, owner: str) -> Lease | None:
-        """See `tables.LeaseTable`. Applied if the row has both workers of this handoff.
+        """Start a handoff: set the owner, and the former owner as checkpoint owner.
+
+        The counter is not changed. None if the condition (protocol §1.4) does not hold.
+
+        Applied if the row has both workers of this handoff.
 
         None for a lease without an owner, in a handoff, or of `owner`.
         """
@@ -274,8 +280,12 @@ class LeaseRows:
         return row if row.owner == owner and row.checkpoint_owner == lease.owner else None
 
     def evict(self, lease: Lease) -> Lease | None:
-        """See `tables.LeaseTable`. Applied if counter and owners are as expected.
+        """Remove the owner and increment the counter.
 
+        In a handoff, the handoff is cancelled and the owner stays (protocol §1.4). The condition is
+        that owner, checkpoint owner and counter equal those of `lease`. None if it does not hold.
+
+        Applied if counter and owners are as expected.
         That is: the counter is one higher, there is no handoff, and no owner. If a handoff was
         cancelled, the owner is the same.
         """
@@ -301,7 +311,9 @@ class LeaseRows:
         )
 
     def set_child_shard_ids(self, lease_key: str, child_shard_ids: Sequence[str]) -> bool:
-        """See `tables.LeaseTable`. Idempotent.
+        """Set the children of a row, without changing the counter. False if there is no row.
+
+        Idempotent.
 
         Raises:
             ValueError: There are no children. A string set cannot be empty.
@@ -313,7 +325,10 @@ class LeaseRows:
         ).applied
 
     def set_hash_key_range(self, lease_key: str, hash_key_range: HashKeyRange) -> bool:
-        """See `tables.LeaseTable`. Idempotent."""
+        """Set the hash range of a row, without changing the counter. False if there is no row.
+
+        Idempotent.
+        """
         return self._store.update(
             lease_key,
             [Present(rows.LEASE_KEY)],
@@ -321,8 +336,11 @@ class LeaseRows:
         ).applied
 
     def delete(self, lease: Lease) -> bool:
-        """See `tables.LeaseTable`. Applied if there is no row."""
-        outcome = self._store.delete(lease.lease_key, _checkpoint_of(lease))
+        """Delete the row if its checkpoint equals that of `lease`. True: there is no row now.
+
+        Applied if there is no row.
+        """
+        outcome = self._store.delete(lease.lease_key, checkpoint_conditions(lease))
         return outcome.applied or outcome.item is None
 
 
@@ -340,28 +358,6 @@ def _same_progress(row: Lease, lease: Lease) -> bool:
         and row.pending_checkpoint_state == lease.pending_checkpoint_state
     )
     return pending and row.checkpoint == lease.checkpoint
-
-
-def _checkpoint_of(lease: Lease) -> list[Condition]:
-    """Return the conditions that the row has the checkpoint of `lease`, compared as strings."""
-    attributes = rows.position_attributes(rows.CHECKPOINT, rows.CHECKPOINT_SUB, lease.checkpoint)
-    # A missing sub-sequence number is 0.
-    sub_condition = Equals if lease.checkpoint.sub_sequence_number else AbsentOrEquals
-    return [
-        Equals(rows.CHECKPOINT, attributes[rows.CHECKPOINT]),
-        sub_condition(rows.CHECKPOINT_SUB, attributes[rows.CHECKPOINT_SUB]),
-        _mark_of(lease),
-    ]
-
-
-def _mark_of(lease: Lease) -> Condition:
-    """Return the condition that the row is of the stream of `lease`, and not of a later one.
-
-    A single stream that was created again has the same lease keys.
-    """
-    if lease.stream_mark is None:
-        return Absent(rows.STREAM_CREATED)
-    return Equals(rows.STREAM_CREATED, number(lease.stream_mark))
 
 
 def _owners_of(lease: Lease) -> list[Condition]:

@@ -24,8 +24,8 @@ from kcl_pipeline.leases.attributes import (
     text_of,
 )
 from kcl_pipeline.leases.serialization import ENTITY_TYPE, number, string
+from kcl_pipeline.leases.state import LeaderLock, MigrationState, WorkerMetrics
 from kcl_pipeline.leases.store import AttributeValue, Item
-from kcl_pipeline.leases.tables import LeaderLock, MigrationState, WorkerMetrics
 from kcl_pipeline.leases.worker_status import status_of, status_text
 from kcl_pipeline.text import printable
 

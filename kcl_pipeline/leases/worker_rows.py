@@ -9,23 +9,23 @@ from kcl_pipeline.leases import serialization_state as state
 from kcl_pipeline.leases.attributes import text_of
 from kcl_pipeline.leases.lease import BadRow
 from kcl_pipeline.leases.serialization import number
+from kcl_pipeline.leases.state import WorkerListing, WorkerMetrics
 from kcl_pipeline.leases.store import AbsentOrEquals, Changes, Equals, Present, RowStore
-from kcl_pipeline.leases.tables import WorkerListing, WorkerMetrics
 
 
 class WorkerRows:
-    """`tables.WorkerMetricsTable` on a row store. All writes are idempotent."""
+    """The worker-metrics table of one application, on a row store. All writes are idempotent."""
 
     def __init__(self, store: RowStore) -> None:
         self.name = store.name
         self._store = store
 
     def ensure_exists(self) -> bool:
-        """See `tables.WorkerMetricsTable`."""
+        """Create the table if it is missing, wait for it, and return whether it was created."""
         return self._store.ensure_exists(lambda: None)
 
     def report(self, row: WorkerMetrics) -> WorkerMetrics:
-        """See `tables.WorkerMetricsTable`.
+        """Update the row of this worker. Returns the stored row, with a drain request if any.
 
         A drain request is for the run whose id is in the row. Another run with the same worker id
         removes it.
@@ -51,11 +51,11 @@ class WorkerRows:
         return stored if replaced is None else replace(stored, replaced_run_id=replaced)
 
     def list_workers(self) -> tuple[WorkerMetrics, ...]:
-        """See `tables.WorkerMetricsTable`."""
+        """Return all rows that can be read. Eventually consistent."""
         return self.scan_workers().workers
 
     def scan_workers(self) -> WorkerListing:
-        """See `tables.WorkerMetricsTable`.
+        """Return all rows, including those that cannot be read. Eventually consistent.
 
         The worker of an unreadable row is assigned no leases until its next report, which repairs
         the row.
@@ -72,18 +72,21 @@ class WorkerRows:
         return WorkerListing(tuple(found), tuple(bad_rows))
 
     def request_drain(self, worker_id: str) -> bool:
-        """See `tables.WorkerMetricsTable`."""
+        """Request a worker to stop. False if it has no row."""
         return self._store.update(
             worker_id, [Present(self._store.key_name)], Changes({state.DRAIN: number(1)})
         ).applied
 
     def delete(self, row: WorkerMetrics) -> bool:
-        """See `tables.WorkerMetricsTable`. Applied if there is no row."""
+        """Delete the row if its `lut` equals that of `row`. True: there is no row now.
+
+        Applied if there is no row.
+        """
         outcome = self._store.delete(
             row.worker_id, [Equals(state.LAST_UPDATE, number(row.last_update_seconds))]
         )
         return outcome.applied or outcome.item is None
 
     def deregister(self, worker_id: str) -> None:
-        """See `tables.WorkerMetricsTable`."""
+        """Delete the row of a worker that stops."""
         self._store.delete(worker_id, [])

@@ -201,7 +201,7 @@ def _end_is_moved_back(patch: pytest.MonkeyPatch) -> None:
         )
 
     patch.setattr(HeldLeases, "_checkpoint", write)
-    patch.setattr(lease_rows, "_checkpoint_of", lambda _lease: [])
+    patch.setattr(lease_rows, "checkpoint_conditions", lambda _lease: [])
 
 
 MUTANTS = {

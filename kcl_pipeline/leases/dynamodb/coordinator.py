@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class DynamoDbCoordinatorStateTable(CoordinatorRows):
-    """`tables.CoordinatorStateTable` in DynamoDB, key `key` (protocol §3.1)."""
+    """The coordinator-state table in DynamoDB, key `key` (protocol §3.1)."""
 
     def __init__(
         self, client: DynamoDBClient, name: str, settings: TableSettings, clock: Clock

@@ -19,7 +19,7 @@ OWNER_INDEX: Final = Index("LeaseOwnerToLeaseKeyIndex", OWNER)
 
 
 class DynamoDbLeaseTable(LeaseRows):
-    """`tables.LeaseTable` in DynamoDB.
+    """The lease table in DynamoDB.
 
     Args:
         client: Should make one attempt per call (`kcl_pipeline.aws.dynamodb_config`).

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class DynamoDbWorkerMetricsTable(WorkerRows):
-    """`tables.WorkerMetricsTable` in DynamoDB, key `wid` (protocol §2.1)."""
+    """The worker-metrics table in DynamoDB, key `wid` (protocol §2.1)."""
 
     def __init__(
         self, client: DynamoDBClient, name: str, settings: TableSettings, clock: Clock
