@@ -7,6 +7,7 @@ from __future__ import annotations
 import itertools
 import random
 import threading
+from collections import Counter
 
 import pytest
 
@@ -193,3 +194,30 @@ def test_a_worker_opens_its_application_once(aws, pipeline, monkeypatch):
     worker.start_up()
     worker.reporter.deregister()
     assert again == []
+
+
+@pytest.mark.parametrize(
+    ("first_start", "created", "described"),
+    [
+        # Each table: that it is missing, that it is active. The lease table: its index, twice, and
+        # its size before a scan.
+        (True, 3, 9),
+        # Each table once. The lease table: its size before the scans of two objects.
+        (False, 0, 5),
+    ],
+)
+def test_a_start_ensures_streams_and_tables_once(tmp_path, first_start, created, described):
+    """The server counts the calls."""
+    calls = Counter()
+    with EmbeddedAws(faults=lambda service, operation, _body: calls.update([operation])) as aws:
+        pipeline = KinesisPipeline("orders", ["orders"], DeltaSink(str(tmp_path / "raw")))
+        clients = clients_of(aws, pipeline)
+        clients.kinesis.create_stream(StreamName="orders", ShardCount=1)
+        if not first_start:
+            pipeline.ensure_tables(clients=clients)
+        calls.clear()
+        worker = pipeline.build_worker("w-1", clients=clients)
+        worker.start_up()
+        worker.reporter.deregister()
+    assert (calls["DescribeStreamSummary"], calls["ListShards"]) == (1, 0)
+    assert (calls["CreateTable"], calls["DescribeTable"]) == (created, described)

@@ -5,9 +5,9 @@ An existing table is not changed, except for a missing index and point-in-time r
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from kcl_pipeline.clock import Clock
 from kcl_pipeline.config import TableSettings
@@ -55,6 +55,9 @@ class TableShape:
     index: Index | None = None
 
 
+T = TypeVar("T")
+
+
 class TableCreator:
     """Creates one table. All waits use the clock and are limited."""
 
@@ -79,15 +82,21 @@ class TableCreator:
             IncompatibleTableError: The existing table has another key.
             UnavailableError: The table or the index did not become usable in time.
         """
-        created = self._describe() is None and self._create()
-        self._await("creation", TABLE_WAIT_SECONDS, self._usable)
+        found = self._describe()
+        created = found is None and self._create()
+        table = _usable(found) or self._await(
+            "creation", TABLE_WAIT_SECONDS, lambda: _usable(self._describe())
+        )
         if not created:
-            self._check_key()
+            self._check_key(table)
             check()
         if self._settings.point_in_time_recovery_enabled:
             self._await("point-in-time recovery", TABLE_WAIT_SECONDS, self._enable_recovery)
-        if self._shape.index is not None:
-            self._await(f"index {self._shape.index.name}", INDEX_WAIT_SECONDS, self._index_usable)
+        index = self._shape.index
+        if index is not None and _index_status(table, index) != "ACTIVE":
+            self._await(
+                f"index {index.name}", INDEX_WAIT_SECONDS, lambda: self._index_usable(index)
+            )
         return created
 
     def size_bytes(self) -> int:
@@ -146,12 +155,7 @@ class TableCreator:
             }
         }
 
-    def _usable(self) -> bool:
-        table = self._describe()
-        return table is not None and table["TableStatus"] in {"ACTIVE", "UPDATING"}
-
-    def _check_key(self) -> None:
-        table = self._described()
+    def _check_key(self, table: Mapping[str, Any]) -> None:
         types = {
             a["AttributeName"]: a["AttributeType"] for a in table.get("AttributeDefinitions", [])
         }
@@ -182,22 +186,12 @@ class TableCreator:
             raise
         return True
 
-    def _index_usable(self) -> bool:
-        index = self._shape.index
+    def _index_usable(self, index: Index) -> bool:
         table = self._described()
-        found = next(
-            (
-                i
-                for i in table.get("GlobalSecondaryIndexes", [])
-                if index is not None and i["IndexName"] == index.name
-            ),
-            None,
-        )
-        if found is not None:
-            return bool(found.get("IndexStatus", "ACTIVE") == "ACTIVE")
-        if index is not None and table["TableStatus"] == "ACTIVE":
+        status = _index_status(table, index)
+        if status is None and table["TableStatus"] == "ACTIVE":
             self._add_index(index, table)
-        return False
+        return status == "ACTIVE"
 
     def _add_index(self, index: Index, table: dict[str, Any]) -> None:
         key_name = self._shape.key_name
@@ -235,14 +229,14 @@ class TableCreator:
             ):
                 raise
 
-    def _await(self, what: str, seconds: float, ready: Callable[[], bool]) -> None:
+    def _await(self, what: str, seconds: float, ready: Callable[[], T | None]) -> T:
         deadline = self._clock.monotonic() + seconds
         pause = FIRST_POLL_SECONDS
         last_error: Exception | None = None
         while True:
             try:
-                if ready():
-                    return
+                if result := ready():
+                    return result
                 last_error = None
             except (ThrottledError, UnavailableError) as error:
                 last_error = error
@@ -253,3 +247,14 @@ class TableCreator:
                 ) from last_error
             self._clock.sleep(pause)
             pause = min(pause * 2, LONGEST_POLL_SECONDS)
+
+
+def _usable(table: dict[str, Any] | None) -> dict[str, Any] | None:
+    return table if table is not None and table["TableStatus"] in {"ACTIVE", "UPDATING"} else None
+
+
+def _index_status(table: Mapping[str, Any], index: Index) -> str | None:
+    for found in table.get("GlobalSecondaryIndexes", []):
+        if found["IndexName"] == index.name:
+            return str(found.get("IndexStatus", "ACTIVE"))
+    return None
