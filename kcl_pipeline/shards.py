@@ -56,6 +56,8 @@ class StreamId:
             the identifier. None: unknown.
         lease_mark: Creation time in epoch milliseconds in the leases of a single stream that was
             deleted and created again. None: all other streams.
+        label: Value of the column `stream` if the name is not unique in the application, because
+            two accounts have a stream of this name: the ARN. None: the name.
     """
 
     name: str
@@ -64,6 +66,12 @@ class StreamId:
     arn: str | None = None
     created_millis: int | None = field(default=None, compare=False)
     lease_mark: int | None = None
+    label: str | None = field(default=None, compare=False)
+
+    @property
+    def column(self) -> str:
+        """Value of the column `stream` of the records."""
+        return self.label or self.name
 
     @property
     def serialized(self) -> str:

@@ -237,7 +237,7 @@ class BotoKinesis:
                 response: Mapping[str, Any] = self._client.get_records(**request)
             body, content_type = response[_BODY]
             with _DECODING:
-                page = decode_page(body, content_type, stream.name, shard_id)
+                page = decode_page(body, content_type, stream.column, shard_id)
         except (UnavailableError, InvalidRequestError):
             self._cbor_failures += body_format == "cbor"
             raise

@@ -31,7 +31,8 @@ RECORD_SCHEMA: Final = pa.schema(
 )
 """The columns that a transform receives.
 
-`stream` is the name of the stream. `sub_sequence_number` is 0 for records that are not in a KPL
+`stream` is the name of the stream, or its ARN if the application reads streams of this name in
+several accounts. `sub_sequence_number` is 0 for records that are not in a KPL
 aggregate.
 """
 

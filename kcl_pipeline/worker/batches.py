@@ -23,11 +23,15 @@ def records_of(records: pa.Table, lease_keys: Sequence[str]) -> pa.Table:
 
 
 def _is_of(records: pa.Table, lease_key: str) -> pa.ChunkedArray:
+    """Return which rows belong to a lease. The column `stream` is a name, or an ARN."""
     fields = lease_key.split(":")
     of_shard = pc.equal(records["shard_id"], fields[-1])
-    return (
-        of_shard if len(fields) == 1 else pc.and_(of_shard, pc.equal(records["stream"], fields[1]))
-    )
+    if len(fields) == 1:
+        return of_shard
+    account, name = fields[:2]
+    is_named = pc.equal(records["stream"], name)
+    has_arn = pc.ends_with(records["stream"], f":{account}:stream/{name}")
+    return pc.and_(of_shard, pc.or_(is_named, has_arn))
 
 
 def without(batch: Batch, lease_keys: Collection[str]) -> Batch:

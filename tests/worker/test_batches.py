@@ -8,8 +8,11 @@ import pyarrow as pa
 
 from kcl_pipeline.batch import Batch, ShardRange
 from kcl_pipeline.kinesis.client import RECORD_SCHEMA, Chunk
+from kcl_pipeline.leases.lease import Lease
 from kcl_pipeline.position import TRIM_HORIZON, Position
+from kcl_pipeline.shards import StreamId
 from kcl_pipeline.worker.batches import records_of, without
+from kcl_pipeline.worker.shards.streams import LeaseStreams
 from kcl_pipeline.worker.sources.buffered import cut
 
 NOW = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
@@ -55,6 +58,30 @@ def test_chunks_of_a_lease_join_into_one_range():
         ShardRange("s2", Position("7"), Position("8")),
     )
     assert batch.records["sequence_number"].to_pylist() == ["1", "2", "3", "8"]
+
+
+def test_streams_of_one_name_in_two_accounts_are_told_apart():
+    arns = [f"arn:aws:kinesis:us-east-1:{account}:stream/orders" for account in "12"]
+    streams = LeaseStreams()
+    streams.open(
+        [StreamId("orders", account, 5, arn) for account, arn in zip("12", arns, strict=True)]
+    )
+    leases = [
+        Lease(f"{account}:orders:5:s1", TRIM_HORIZON, stream=f"{account}:orders:5")
+        for account in "12"
+    ]
+    columns = [streams.of(lease).column for lease in leases]
+    assert columns == arns
+    records = pa.concat_tables([table("s1", [1, 2], columns[0]), table("s1", [3], columns[1])])
+    found = [records_of(records, [lease.lease_key]) for lease in leases]
+    assert [one["sequence_number"].to_pylist() for one in found] == [["1", "2"], ["3"]]
+    ranges = tuple(ShardRange(one.lease_key, TRIM_HORIZON, Position("3")) for one in leases)
+    rest = without(Batch("b", ranges, records), [leases[0].lease_key])
+    assert rest.records["sequence_number"].to_pylist() == ["3"]
+    alone = LeaseStreams()
+    alone.open([StreamId("orders", "1", 5, arns[0])])
+    assert alone.of(leases[0]).column == "orders"
+    assert alone.of(leases[1]).column == arns[1]
 
 
 def test_a_chunk_that_does_not_follow_on_is_left_out():

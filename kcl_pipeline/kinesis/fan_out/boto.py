@@ -93,7 +93,7 @@ class BotoFanOut:
             response: Any = self._client.subscribe_to_shard(
                 ConsumerARN=consumer_arn, ShardId=shard_id, StartingPosition=cast("Any", position)
             )
-        return self._events(response["EventStream"], stream.name, shard_id)
+        return self._events(response["EventStream"], stream.column, shard_id)
 
 
 class BotoEventStream:

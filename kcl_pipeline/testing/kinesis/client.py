@@ -180,7 +180,7 @@ class InMemoryKinesis:
             )
         except KinesisError as error:
             raise _error(error, "GetRecords") from error
-        table = records_table(stream.name, shard_id, read.page)
+        table = records_table(stream.column, shard_id, read.page)
         return RecordsPage(
             table, read.next_iterator, read.millis_behind_latest, read.child_shards, read.page.size
         )

@@ -22,9 +22,10 @@ class LeaseStreams:
 
     def open(self, streams: Iterable[StreamId]) -> None:
         """Set the streams that were found at the start of the worker."""
+        found = tuple(streams)
         self._known = {
-            None if stream.creation_epoch is None else stream.serialized: stream
-            for stream in streams
+            None if one.creation_epoch is None else one.serialized: _labelled(one, found)
+            for one in found
         }
 
     def opened(self) -> tuple[StreamId, ...]:
@@ -54,4 +55,13 @@ class LeaseStreams:
         if arn is None or stream.account is None:
             return stream
         fields = arn.split(":")
-        return replace(stream, arn=":".join([*fields[:4], stream.account, f"stream/{stream.name}"]))
+        arn = ":".join([*fields[:4], stream.account, f"stream/{stream.name}"])
+        return _labelled(replace(stream, arn=arn), self.opened())
+
+
+def _labelled(stream: StreamId, others: Iterable[StreamId]) -> StreamId:
+    """Return the stream with its ARN as label if another account has a stream of this name."""
+    is_shared = any(
+        other.name == stream.name and other.account != stream.account for other in others
+    )
+    return replace(stream, label=stream.arn) if is_shared else stream
