@@ -16,9 +16,12 @@ from kcl_pipeline.planning.balanced.strategy import balanced
 from kcl_pipeline.planning.model import LeaseState, Plan, PlanInput, PlanLimits, WorkerState
 
 EAGER = PlanLimits(
-    re_balance_threshold_percentage=5, group_threshold_percentage=0.0, min_benefit_per_move=0.0
+    re_balance_threshold_percentage=5,
+    group_threshold_percentage=0.0,
+    min_benefit_per_move=0.0,
+    dead_band_kbps=0.0,
 )
-"""No hysteresis: whatever is better at all is wanted."""
+"""No hysteresis, and no traffic is negligible: whatever is better at all is wanted."""
 
 
 def planned_score(plan_input: PlanInput, plan: Plan) -> tuple[Problem, Score]:
