@@ -62,7 +62,7 @@ def read_all(url: str, http: str, records: int) -> dict[str, float]:
         lambda _: None,
         spawn_thread,
     )
-    retrieval.prepare([stream])
+    retrieval.register_consumers([stream])
     shards = [shard.shard_id for shard in kinesis.list_shards(stream)]
     port = int(url.rpartition(":")[2])
     process = psutil.Process()

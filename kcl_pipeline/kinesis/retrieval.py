@@ -69,7 +69,7 @@ class Retrieval:
         self._registered = False
         self.witness = StreamWitness(kinesis, clock)
 
-    def prepare(self, streams: Iterable[StreamId]) -> None:
+    def register_consumers(self, streams: Iterable[StreamId]) -> None:
         """Find or register the consumers, if the mode needs them. May take some seconds.
 
         With auto, errors of calls are reported as events, and shards are polled.

@@ -27,8 +27,8 @@ from kcl_pipeline.delta.schema import delta_schema, partition_misfit, untyped
 from kcl_pipeline.delta.storage.storage import is_local, table_root
 from kcl_pipeline.errors import BrokenTransformError, KclError, SinkError
 from kcl_pipeline.spark.file_tasks import FileTask
-from kcl_pipeline.spark.handover import can_hand_over, handed_over
 from kcl_pipeline.spark.job_errors import classified, spark_line
+from kcl_pipeline.spark.memory_files import can_share_memory, frame_in_memory
 from kcl_pipeline.spark.probes import SparkProbe
 from kcl_pipeline.spark.schema import arrow_schema
 from kcl_pipeline.transform.rejected import rejected_columns
@@ -204,9 +204,9 @@ def batch_frame(session: SparkSession, records: pa.Table, parts: int) -> Iterato
     """
     with ExitStack() as stack:
         frame = None
-        if records.nbytes >= _MIN_FILE_BYTES and can_hand_over(session):
+        if records.nbytes >= _MIN_FILE_BYTES and can_share_memory(session):
             try:
-                frame = stack.enter_context(handed_over(session, records, parts))
+                frame = stack.enter_context(frame_in_memory(session, records, parts))
             except (OSError, PySparkException, Py4JError) as error:
                 _LOG.info("using createDataFrame instead of files: %s", spark_line(error))
         yield records_frame(session, records) if frame is None else frame

@@ -209,7 +209,7 @@ class Worker:
         unnamed = unnamed_streams(identity, self._settings.streams)
         if unnamed:
             self._events(StreamsDiffer(self.worker_id, unnamed))
-        self._retrieval.prepare(self._streams.opened())
+        self._retrieval.register_consumers(self._streams.opened())
         retried("first worker metrics report", self.reporter.report)
         self.leases.recover(map=self._pools.map_renewals)
         self._events(WorkerStarted(self.worker_id))

@@ -17,7 +17,7 @@ from kcl_pipeline.kinesis.decode import cbor_columns
 from kcl_pipeline.kinesis.decode import json_columns as columns
 from kcl_pipeline.kinesis.decode.bodies import CBOR_CONTENT_TYPE, decode_page
 from kcl_pipeline.kinesis.decode.cbor_columns import cbor_columns_of
-from tests.support import page_twins
+from tests.support import page_parsers
 
 FIELDS = ("SequenceNumber", "Data", "PartitionKey", "ApproximateArrivalTimestamp", "EncryptionType")
 
@@ -95,11 +95,11 @@ def values(
 
 
 def by_parser(body: bytes) -> RecordsPage:
-    return page_twins.by_parser(body, CBOR_CONTENT_TYPE, "cbor_columns_of")
+    return page_parsers.by_parser(body, CBOR_CONTENT_TYPE, "cbor_columns_of")
 
 
 def same(body: bytes) -> None:
-    page_twins.assert_read_alike(body, CBOR_CONTENT_TYPE, "cbor_columns_of")
+    page_parsers.assert_read_alike(body, CBOR_CONTENT_TYPE, "cbor_columns_of")
 
 
 @given(
@@ -238,7 +238,7 @@ def test_a_body_that_was_changed_anywhere_is_read_as_the_parser_reads_it_or_refu
     )
     marks = (b"", b"\xff", b"\xa4", b"\xbf", b"\x58", b"\xc1\x1b")
     assert (
-        page_twins.changed_bodies_read_alike(
+        page_parsers.changed_bodies_read_alike(
             sound, marks, 3000, CBOR_CONTENT_TYPE, "cbor_columns_of"
         )
         > 150

@@ -16,7 +16,7 @@ from kcl_pipeline.kinesis.client import RecordsPage
 from kcl_pipeline.kinesis.decode import json_columns as columns
 from kcl_pipeline.kinesis.decode.bodies import JSON_CONTENT_TYPE, decode_event, decode_page
 from kcl_pipeline.kinesis.decode.json_columns import columns_of
-from tests.support import page_twins
+from tests.support import page_parsers
 
 FIELDS = ("SequenceNumber", "Data", "PartitionKey", "ApproximateArrivalTimestamp", "EncryptionType")
 
@@ -51,11 +51,11 @@ def body_of(
 
 
 def by_parser(body: bytes) -> RecordsPage:
-    return page_twins.by_parser(body, JSON_CONTENT_TYPE, "columns_of")
+    return page_parsers.by_parser(body, JSON_CONTENT_TYPE, "columns_of")
 
 
 def same(body: bytes) -> None:
-    page_twins.assert_read_alike(body, JSON_CONTENT_TYPE, "columns_of")
+    page_parsers.assert_read_alike(body, JSON_CONTENT_TYPE, "columns_of")
 
 
 @given(
@@ -198,6 +198,6 @@ def test_a_body_that_was_changed_anywhere_is_read_as_the_parser_reads_it_or_refu
     sound = body_of([record(i, rng.randbytes(i), f"key-{i}", FIELDS) for i in range(6)])
     marks = (b"", b'"', b",", b"}", b"]", b":", b"=", b"{", b'},{"')
     assert (
-        page_twins.changed_bodies_read_alike(sound, marks, 4000, JSON_CONTENT_TYPE, "columns_of")
+        page_parsers.changed_bodies_read_alike(sound, marks, 4000, JSON_CONTENT_TYPE, "columns_of")
         > 200
     )

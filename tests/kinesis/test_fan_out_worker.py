@@ -215,7 +215,7 @@ def test_what_cannot_work_is_refused(aws: EmbeddedAws) -> None:
     with pytest.raises(SettingsError, match="cannot subscribe"):
         Retrieval(
             world.settings, world.kinesis, None, SystemClock(), world.events.append, spawn_thread
-        ).prepare([world.stream])
+        ).register_consumers([world.stream])
     aws.kinesis.call("DeleteStream", StreamName="orders")
     with pytest.raises(NotFoundError):
         world.prepared()

@@ -16,7 +16,7 @@ from kcl_pipeline.kinesis.ranges import RangeReader, ShardFetch
 from kcl_pipeline.position import TRIM_HORIZON
 from kcl_pipeline.spark.executors import FrameRangeJobs, TaskSource, spread
 from kcl_pipeline.spark.writer import SparkBatchWriter
-from tests.support.ways_stage import (  # noqa: F401 (fixtures)
+from tests.support.write_paths import (  # noqa: F401 (fixtures)
     KEYS,
     ON_CLUSTER,
     Stage,
@@ -26,7 +26,7 @@ from tests.support.ways_stage import (  # noqa: F401 (fixtures)
     frame_transform,
     is_executor,
     numbered,
-    way_fixture,
+    write_path_fixture,
 )
 
 

@@ -75,7 +75,7 @@ class FanOutWorld:
         )
 
     def prepared(self) -> FanOutWorld:
-        self.retrieval.prepare([self.stream])
+        self.retrieval.register_consumers([self.stream])
         return self
 
     def reader(

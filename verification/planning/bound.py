@@ -1,45 +1,44 @@
-"""A lower bound on the number of moves, so that "few moves" has a meaning.
+"""Compute a lower bound on the number of moves of any plan that balances the load.
 
-The goal that a plan is held to: every lease without an owner is placed, and the load of each worker
-is at most `rest` times its capacity in every resource; a worker with one of `giants` may have that
-lease plus `GIANT_SLACK` of it instead, and so may one with load that nobody may move. (What a group
-may have is bounded likewise.) `moves_lower_bound` is the largest of four bounds, each a proof that
-no plan reaches the goal with fewer moves.
+The goal of a plan: every lease without an owner is placed, and the load of each worker is at most
+`rest` times its capacity in every resource. A worker with a lease of `giants` may instead have that
+lease plus `GIANT_SLACK` of it. A worker with load that cannot move has the same exception. Groups
+of workers are bounded in the same way. `moves_lower_bound` is the maximum of four bounds. Each one
+proves that no plan reaches the goal with fewer moves.
 
-**What has to leave.** A move takes a lease off one worker only, so the leases that leave different
-workers are counted separately, and placing leases without an owner are moves of their own. Take a
-worker that is over its limit by `e`. What arrives only adds load, so what leaves weighs at least
-`e`; k leases weigh at most what the k heaviest movable ones weigh; so at least the smallest k whose
-heaviest weigh `e` leave. With a giant on the worker the cases are "giant g is the heaviest that
-stays" (g itself is not among the k then) and "no giant stays"; the smallest number over the cases
-holds.
+**Leases that leave.** A move takes a lease from one worker, so the leases that leave different
+workers are counted separately. Each placement of a lease without an owner is one more move. Let a
+worker exceed its limit by `e`. Arriving leases only add load, so the leaving ones weigh at least
+`e`. k leases weigh at most as much as the k heaviest movable ones. So at least the smallest k whose
+heaviest weigh `e` leave. If the worker has giants, the cases are "giant g is the heaviest that
+stays" (g is not among the k then) and "no giant stays". The minimum over the cases is the bound.
 
-**What has to arrive.** The first bound takes off the heaviest leases, but they need large holes.
-Call a lease heavy when its load is above a threshold θ. In any plan that reaches the goal let `m_w`
-heavy leases leave worker w and `r_w` arrive. At least `f_w(m_w, r_w)` leases leave w, where `f_w(m,
-r)` is the smallest number that, with exactly m heavy ones among them, brings its load plus r θ
-within its limit (the m heaviest heavy ones, then light ones, heaviest first). Every heavy lease
-that leaves somewhere, or had no owner (u of them), arrives somewhere: `Σ r_w = Σ m_w + u`. Hence
-for any price λ
+**Leases that arrive.** The first bound removes the heaviest leases, but these need much free
+capacity elsewhere. Call a lease heavy if its load exceeds a threshold θ. For any plan that reaches
+the goal, let `m_w` heavy leases leave worker w and `r_w` arrive. At least `f_w(m_w, r_w)` leases
+leave w. `f_w(m, r)` is the smallest number that, with exactly m heavy ones among them, reduces the
+load plus r θ to the limit (the m heaviest heavy ones, then light ones, heaviest first). Every heavy
+lease that leaves, or had no owner (u of them), arrives somewhere: `Σ r_w = Σ m_w + u`. Hence for
+any price λ
 
     moves ≥ placed + Σ_w f_w(m_w, r_w) + λ (Σ m_w + u - Σ r_w) ≥ placed + λ u + Σ_w min over (m, r)
     of (f_w(m, r) + λ (m - r)),
 
-the Lagrange dual of the problem; the right side does not know the plan. Several θ and λ are tried
-and the best is taken.
+the Lagrange dual of the problem. The right side does not depend on the plan. The bound is the
+maximum over several θ and λ.
 
-**Hosts of giants.** (One resource; no giant so light that two fit one worker.) In the end each
-giant is alone among giants on its host, so there are as many hosts as giants. A host keeps at most
-one giant and, of everything else, at most what its limit leaves beside the lightest giant, or the
-slack of the heaviest; a worker that is no host keeps no giant. That gives two numbers of leases per
-worker that leave at least, and the cheapest choice of hosts is a bound.
+**Hosts of giants.** (One resource, and no giant so light that two fit one worker.) In the end each
+host has exactly one giant, so there are as many hosts as giants. A host keeps at most one giant.
+Its other load is at most the limit minus the lightest giant, or the slack of the heaviest. Other
+workers keep no giant. This gives two minimum numbers of leaving leases per worker. The cheapest
+choice of hosts is the bound.
 
-**Groups.** The same as the first, with a group in place of a worker; a lease that changes group is
-one move.
+**Groups.** As the first bound, for groups instead of workers. A lease that changes its group is one
+move.
 
-With several resources each gives such numbers, and the largest holds. The bound may be below the
-optimum (the holes are not matched with leases one by one), never above: the tests compare it with
-exhaustive search.
+With several resources, the maximum over them holds. The bound may be below the optimum, because
+free capacity is not matched with single leases. It is never above: tests compare it with exhaustive
+search.
 """
 
 from __future__ import annotations

@@ -84,17 +84,15 @@ def _reason(
 ) -> str:
     lease, limits = problem.leases[i], problem.limits
     taker = (
-        f"{problem.workers[to].worker_id} takes it at {before[to]:.2f} and ends at "
-        f"{after[to]:.2f} of its fair share"
+        f"{problem.workers[to].worker_id} goes from {before[to]:.2f} to {after[to]:.2f} of its "
+        "fair share"
     )
     home = problem.home[i]
     if home < 0:
-        gone = f"its worker {lease.last_owner} is gone" if lease.last_owner else "nobody has it"
-        return (
-            f"{gone} for {lease.waited_seconds:.0f} s; {taker}"
-            if lease.waited_seconds > 0
-            else f"{gone}; {taker}"
-        )
+        gone = f"its owner {lease.last_owner} expired" if lease.last_owner else "no owner"
+        seconds = f"{lease.waited_seconds:.0f} s"
+        waited = f" {seconds} ago" if lease.last_owner else f" for {seconds}"
+        return f"{gone}{waited if lease.waited_seconds > 0 else ''}; {taker}"
     giver = problem.workers[home].worker_id
     if counts[home] > limits.max_leases_for_worker:
         return (
@@ -106,7 +104,7 @@ def _reason(
     if before[home] > problem.target:
         return f"{giver} is at {before[home]:.2f} of its fair share; {taker}"
     if home in arriving:
-        return f"makes room on {giver} for another lease; {taker}"
+        return f"frees capacity of {giver} for another lease; {taker}"
     from_group, to_group = problem.group_of[home], problem.group_of[to]
     if from_group != to_group and groups[from_group] > groups[to_group]:
         uneven = (

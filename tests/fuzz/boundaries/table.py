@@ -1,4 +1,4 @@
-"""What others write into a table's folder, and what reaches the driver's report server."""
+"""What others write into a table's folder, and what reaches the driver's pin server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One suite for every way from a stream into a Delta table: a Spark transform or an Arrow function,
+"""One suite for every write path into a Delta table: a Spark transform or an Arrow function,
 read by the driver or by the executors.
 
 It runs on `local[2]` with all the others, and once more as a whole on a cluster of two executors
@@ -17,18 +17,18 @@ from deltalake import DeltaTable
 
 from kcl_pipeline.events import BatchCommitted, ShardEnded
 from tests.support.kpl_encoder import aggregate_of
-from tests.support.ways_stage import (  # noqa: F401 (fixtures)
+from tests.support.write_paths import (  # noqa: F401 (fixtures)
     CLUSTER,
     ON_CLUSTER,
     Stage,
     aws_fixture,
     numbered,
-    way_fixture,
+    write_path_fixture,
 )
 
 
-def test_every_record_is_in_the_table_once_over_two_workers(aws, spark, tmp_path, way):
-    stage = Stage(aws, spark, tmp_path, way)
+def test_every_record_is_in_the_table_once_over_two_workers(aws, spark, tmp_path, write_path):
+    stage = Stage(aws, spark, tmp_path, write_path)
     stage.put(*numbered(1500))
     stage.drain()
     stage.put(*numbered(700, "s"))
@@ -40,12 +40,14 @@ def test_every_record_is_in_the_table_once_over_two_workers(aws, spark, tmp_path
     assert sum(batch.records for batch in stage.of(BatchCommitted)) == 2200
 
 
-def test_small_batches_end_inside_aggregates_and_a_reshard_is_followed(aws, spark, tmp_path, way):
+def test_small_batches_end_inside_aggregates_and_a_reshard_is_followed(
+    aws, spark, tmp_path, write_path
+):
     stage = Stage(
         aws,
         spark,
         tmp_path,
-        way,
+        write_path,
         shards=1,
         batch={"max_batch_records": 60},
         retrieval={"max_records": 25},
@@ -67,9 +69,9 @@ def test_small_batches_end_inside_aggregates_and_a_reshard_is_followed(aws, spar
 
 
 def test_a_record_that_the_transform_cannot_take_goes_to_the_dead_letters(
-    aws, spark, tmp_path, way
+    aws, spark, tmp_path, write_path
 ):
-    stage = Stage(aws, spark, tmp_path, way, shards=2)
+    stage = Stage(aws, spark, tmp_path, write_path, shards=2)
     stage.put(*numbered(40), b"bad", *numbered(40, "s"))
     stage.drain()
     letters = DeltaTable(f"{stage.uri}_dead_letters").to_pyarrow_table().to_pylist()
@@ -79,16 +81,18 @@ def test_a_record_that_the_transform_cannot_take_goes_to_the_dead_letters(
     assert stage.data() == sorted(value for value in stage.sent if value != b"bad")
 
 
-def test_partitions_are_kept(aws, spark, tmp_path, way):
-    stage = Stage(aws, spark, tmp_path, way, shards=2, partition_by=("shard_id",))
+def test_partitions_are_kept(aws, spark, tmp_path, write_path):
+    stage = Stage(aws, spark, tmp_path, write_path, shards=2, partition_by=("shard_id",))
     stage.put(*numbered(60))
     stage.drain()
     assert stage.data() == sorted(stage.sent)
     assert DeltaTable(stage.uri).metadata().partition_columns == ["shard_id"]
 
 
-def test_a_worker_that_dies_between_files_and_commit_repeats_nothing(aws, spark, tmp_path, way):
-    stage = Stage(aws, spark, tmp_path, way, shards=2)
+def test_a_worker_that_dies_between_files_and_commit_repeats_nothing(
+    aws, spark, tmp_path, write_path
+):
+    stage = Stage(aws, spark, tmp_path, write_path, shards=2)
     stage.put(*numbered(300))
     dying = stage.worker()
     sink = dying._parts.sink

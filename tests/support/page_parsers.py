@@ -1,4 +1,4 @@
-"""A GetRecords body parsed by byte offsets, beside the same body read by a parser."""
+"""A GetRecords body parsed by byte offsets, and the same body read by a parser."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from kcl_pipeline.kinesis.client import RecordsPage
 from kcl_pipeline.kinesis.decode import bodies as decode
 from kcl_pipeline.kinesis.decode.bodies import decode_page
 
-ByPlaces = Literal["columns_of", "cbor_columns_of"]
-"""The function of `records.decode` that parses by byte offsets."""
+ByOffsets = Literal["columns_of", "cbor_columns_of"]
+"""The function of `decode.bodies` that parses by byte offsets."""
 
 
-def by_parser(body: bytes, content_type: str, by_places: ByPlaces) -> RecordsPage:
+def by_parser(body: bytes, content_type: str, by_offsets: ByOffsets) -> RecordsPage:
     """The page as a parser reads it."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(decode, by_places, lambda _: None)
+        patch.setattr(decode, by_offsets, lambda _: None)
         return decode_page(body, content_type, "orders", "shard-0")
 
 
-def assert_read_alike(body: bytes, content_type: str, by_places: ByPlaces) -> None:
+def assert_read_alike(body: bytes, content_type: str, by_offsets: ByOffsets) -> None:
     """Read without a parser, and as the parser does."""
-    assert getattr(decode, by_places)(body) is not None
+    assert getattr(decode, by_offsets)(body) is not None
     page, expected = (
         decode_page(body, content_type, "orders", "shard-0"),
-        by_parser(body, content_type, by_places),
+        by_parser(body, content_type, by_offsets),
     )
     page.records.validate(full=True)
     assert page.records.equals(expected.records)
@@ -42,7 +42,7 @@ def assert_read_alike(body: bytes, content_type: str, by_places: ByPlaces) -> No
 
 
 def changed_bodies_read_alike(
-    sound: bytes, marks: Sequence[bytes], changes: int, content_type: str, by_places: ByPlaces
+    sound: bytes, marks: Sequence[bytes], changes: int, content_type: str, by_offsets: ByOffsets
 ) -> int:
     """Change bytes of a body anywhere, most often into `marks`: what is parsed by byte offsets is
     as the parser reads it. How many were parsed by byte offsets.
@@ -56,13 +56,13 @@ def changed_bodies_read_alike(
             body[at : at + rng.choice((0, 1, 1, 2))] = rng.choice(
                 (*marks, bytes([rng.randrange(256)]))
             )
-        if getattr(decode, by_places)(bytes(body)) is None:
+        if getattr(decode, by_offsets)(bytes(body)) is None:
             continue
         try:
             page = decode_page(bytes(body), content_type, "orders", "shard-0")
         except UnavailableError:
             continue
-        assert page.records.equals(by_parser(bytes(body), content_type, by_places).records), bytes(
+        assert page.records.equals(by_parser(bytes(body), content_type, by_offsets).records), bytes(
             body
         )
         read += 1

@@ -18,8 +18,8 @@ import pytest
 
 from kcl_pipeline.batch import Batch
 from kcl_pipeline.errors import TransformFailedError
-from kcl_pipeline.spark import handover, writer
-from kcl_pipeline.spark.handover import can_hand_over, handed_over, in_memory
+from kcl_pipeline.spark import memory_files, writer
+from kcl_pipeline.spark.memory_files import can_share_memory, frame_in_memory, in_memory
 from kcl_pipeline.spark.writer import batch_frame, records_frame
 from tests.spark.test_writer import records, spark_writer
 
@@ -27,8 +27,8 @@ GIVEN = records(*(bytes([number % 256]) * (number % 7) for number in range(1000)
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from tests.spark.test_handover import GIVEN
-from kcl_pipeline.spark.handover import in_memory
+from tests.spark.test_memory_files import GIVEN
+from kcl_pipeline.spark.memory_files import in_memory
 with in_memory(GIVEN, 2, Path(sys.argv[1])):
     os.kill(os.getpid(), signal.SIGKILL)
 """
@@ -54,7 +54,7 @@ def open_files() -> int:
 
 
 def test_rows_types_and_what_may_be_null_are_those_of_the_other_way(spark) -> None:
-    with handed_over(spark, GIVEN, 2) as frame:
+    with frame_in_memory(spark, GIVEN, 2) as frame:
         assert frame.schema == records_frame(spark, GIVEN).schema
         assert frame.toArrow().cast(GIVEN.schema).sort_by("sequence_number").equals(GIVEN)
         assert frame.rdd.getNumPartitions() == 2
@@ -116,7 +116,7 @@ def test_a_batch_goes_the_other_way_when_spark_does_not_see_the_files(
     spark, monkeypatch: pytest.MonkeyPatch, every_batch: None
 ) -> None:
     monkeypatch.setattr(
-        handover.os, "getpid", lambda: 2**22 + 1
+        memory_files.os, "getpid", lambda: 2**22 + 1
     )  # no process has this id: links that lead nowhere, as for a JVM in another container
     with batch_frame(spark, GIVEN, 2) as frame:
         assert frame.count() == 1000
@@ -129,7 +129,7 @@ def test_a_batch_goes_the_other_way_when_there_is_no_room(
     def full(*_: object) -> int:
         raise OSError(28, os.strerror(28))
 
-    monkeypatch.setattr(handover.os, "memfd_create", full)
+    monkeypatch.setattr(memory_files.os, "memfd_create", full)
     with batch_frame(spark, GIVEN, 2) as frame:
         assert frame.count() == 1000
 
@@ -137,7 +137,7 @@ def test_a_batch_goes_the_other_way_when_there_is_no_room(
 def test_a_file_that_is_gone_is_an_error_whatever_the_session_was_told(spark) -> None:
     spark.conf.set("spark.sql.files.ignoreMissingFiles", "true")
     try:
-        with handed_over(spark, GIVEN, 2) as frame:
+        with frame_in_memory(spark, GIVEN, 2) as frame:
             next(temporary_files(spark)[0].iterdir()).unlink()
             with pytest.raises(Exception, match=r"FILE_NOT_EXIST|does not exist|No such file"):
                 frame.count()
@@ -190,7 +190,7 @@ def test_only_a_session_on_this_machine_is_handed_files(
     class Session:
         sparkContext = Context()  # noqa: N815 (pyspark's name)
 
-    assert can_hand_over(Session()) is expected  # type: ignore[arg-type]
+    assert can_share_memory(Session()) is expected  # type: ignore[arg-type]
 
 
 def test_times_of_any_age_arrive_as_they_were(spark) -> None:
@@ -203,5 +203,5 @@ def test_times_of_any_age_arrive_as_they_were(spark) -> None:
     given = GIVEN.slice(0, 3).set_column(
         column, GIVEN.schema.field(column), pa.array(old, pa.timestamp("us", tz="UTC"))
     )
-    with handed_over(spark, given, 1) as frame:
+    with frame_in_memory(spark, given, 1) as frame:
         assert frame.toArrow().column("approximate_arrival_timestamp").to_pylist() == old

@@ -1,4 +1,4 @@
-"""A stream, its workers and their table, for each way of writing."""
+"""A stream, its workers and their table, for each write path."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ CLUSTER = "local-cluster[2,1,1024]"
 ON_CLUSTER = os.environ.get("KCL_TEST_SPARK_MASTER") == CLUSTER
 
 
-WAYS = [
-    f"{way} {place}"
-    for way in ("frame", "arrow")
+WRITE_PATHS = [
+    f"{write_path} {place}"
+    for write_path in ("frame", "arrow")
     for place in (("executors",) if ON_CLUSTER else ("driver", "executors"))
 ]
 
@@ -78,13 +78,13 @@ class Stage:
         aws: EmbeddedAws,
         spark,
         folder: Path,
-        way: str,
+        write_path: str,
         *,
         shards: int = 3,
         partition_by=(),
         **settings,
     ) -> None:
-        kind, place = way.split()
+        kind, place = write_path.split()
         self.aws, self.spark, self.uri = aws, spark, str(folder / "table")
         self.kinesis = client(aws)
         self.stream = fresh_name("ways")
@@ -179,8 +179,8 @@ class Stage:
         return [event for event in self.events if isinstance(event, kind)]
 
 
-@pytest.fixture(params=WAYS, name="way")
-def way_fixture(request: pytest.FixtureRequest) -> str:
+@pytest.fixture(params=WRITE_PATHS, name="write_path")
+def write_path_fixture(request: pytest.FixtureRequest) -> str:
     return request.param
 
 

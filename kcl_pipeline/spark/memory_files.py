@@ -42,7 +42,7 @@ _NEVER_NULL: Final = {
 }
 
 
-def can_hand_over(session: SparkSession) -> bool:
+def can_share_memory(session: SparkSession) -> bool:
     """Whether tasks can read this process's memory.
 
     This needs Linux, a master `local…`, and a session without encryption of temporary data.
@@ -56,7 +56,7 @@ def can_hand_over(session: SparkSession) -> bool:
 
 
 @contextmanager
-def handed_over(session: SparkSession, records: pa.Table, parts: int) -> Iterator[DataFrame]:
+def frame_in_memory(session: SparkSession, records: pa.Table, parts: int) -> Iterator[DataFrame]:
     """The records as a DataFrame that can be read while the context lasts.
 
     It has the schema of `createDataFrame`, including nullability.
