@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 FUZZ_SECONDS ?= 60
 
-.PHONY: setup run dev test lint simulate simulate-coverage simulation-packages mutate microscope soak failover fuzz audit clean java coverage package test-spark40 hooks
+.PHONY: setup run dev test lint simulate simulate-coverage simulation-packages mutate microscope soak failover fuzz audit clean java docs coverage package test-spark40 hooks
 
 setup: $(STAMP)
 
@@ -97,6 +97,12 @@ $(SPARK40)/.installed: pyproject.toml constraints.txt
 hooks:
 	@command -v pre-commit >/dev/null || { echo "pre-commit is not installed: pip install pre-commit"; exit 1; }
 	@pre-commit install
+
+# The documents as a site in .run/docs; a warning or a broken link fails. Needs no network.
+docs: setup
+	@$(BIN)/python -m tools.configuration_page
+	@$(BIN)/python -m sphinx -q -W -n --keep-going -c docs -d .run/doctrees . .run/docs
+	@echo "the site is .run/docs/docs/index.html"
 
 clean:
 	rm -rf $(VENV) .run .mypy_cache .ruff_cache

@@ -73,7 +73,10 @@ class KinesisPipeline:
     workers: Fleet = field(default_factory=Fleet)
     """How many workers the sensor runs."""
     settings_overrides: Mapping[str, Any] = field(default_factory=dict)
-    """Settings that differ from their default: `{"lease": {"failover_time_millis": 5000}}`."""
+    """Settings that differ from their default.
+
+    An example is `{"lease": {"failover_time_millis": 5000}}`.
+    """
     spark_config: Mapping[str, str] = field(default_factory=dict)
     """Spark properties. They override those that this package sets."""
 

@@ -32,13 +32,16 @@ class DeltaSink:
     """
 
     uri: str
-    """A local path, or the address of an object store (`s3://bucket/folder`)."""
+    """A local path, or the address of an object store.
+
+    Examples are `lake/orders` and `s3://bucket/folder`.
+    """
     partition_by: Sequence[str] = ()
     """Columns of the transform's output."""
     storage_options: Mapping[str, str] = field(default_factory=dict)
     """Options of delta-rs (`AWS_ENDPOINT_URL`, `AWS_REGION`, …)."""
     dead_letter_uri: str | None = None
-    """Address of the dead-letter table. None: `<uri>_dead_letters`."""
+    """Address of the dead-letter table. None means `<uri>_dead_letters`."""
     schema_evolution: bool = False
     """Add columns of the output that the table does not have. Otherwise the batch is refused."""
     table_properties: Mapping[str, str] = field(default_factory=dict)

@@ -31,9 +31,10 @@ def test_bad_records_are_handed_back(example: dict[str, Any], spark: Any) -> Non
             ("s", "1", 0, b'{"id": "a", "amount": 1.5, "time": "2026-01-02T03:04:05Z"}'),
             ("s", "2", 0, b"not json"),
             ("s", "3", 0, b'{"id": "c"}'),
+            ("s", "4", 0, b'{"id": "d", "amount": "much", "time": "2026-01-02T03:04:05Z"}'),
         ],
         "shard_id string, sequence_number string, sub_sequence_number int, data binary",
     )
     rows = example["parse"](records).orderBy("sequence_number").collect()
-    assert [row["_error"] is None for row in rows] == [True, False, False]
+    assert [row["_error"] is None for row in rows] == [True, False, False, False]
     assert rows[0]["amount"] == 1.5
