@@ -233,7 +233,7 @@ def _kind(kind: Any) -> str:
     names = {int: "whole number", float: "number", str: "string"}
     if kind in names:
         return names[kind]
-    return {dict: "dictionary", tuple: "list"}.get(get_origin(kind) or kind, kind.__name__)
+    return {dict: "dictionary", tuple: "list"}.get(get_origin(kind) or kind, str(kind))
 
 
 def _range(field: FieldInfo) -> str:
