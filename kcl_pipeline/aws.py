@@ -38,6 +38,12 @@ if TYPE_CHECKING:
     from kcl_pipeline.leases.tables import CoordinatorStateTable, LeaseTable, WorkerMetricsTable
 
 CONNECT_TIMEOUT_SECONDS: Final = 5.0
+MIN_TIMEOUT_SECONDS: Final = 5.0
+"""Lower limit of time-outs that follow from the renewal interval. A busy host needs that long.
+
+It is half of the default failover time, so that a renewal that hung can be repeated in time.
+"""
+
 SPARE_CONNECTIONS: Final = 4
 SUBSCRIPTION_CONNECTIONS: Final = 256
 KEPT_CLIENTS: Final = 16
@@ -242,13 +248,19 @@ def user_agent(settings: ConsumerSettings) -> str:
 def dynamodb_config(settings: ConsumerSettings) -> Config:
     """Return the boto3 configuration of DynamoDB, with the time-outs of the lease settings.
 
-    One attempt: a retried conditional write would be refused because of its own first attempt
+    A call that hangs ends soon enough for the lease to be renewed again before it expires. One
+    attempt: a retried conditional write would be refused because of its own first attempt
     (protocol §1.4.1).
     """
+    lease = settings.lease
+    seconds = min(
+        lease.dynamo_db_request_timeout_millis / 1000,
+        max(lease.renewal_interval_millis / 1000, MIN_TIMEOUT_SECONDS),
+    )
     return Config(
         user_agent_extra=user_agent(settings),
-        connect_timeout=CONNECT_TIMEOUT_SECONDS,
-        read_timeout=settings.lease.dynamo_db_request_timeout_millis / 1000,
+        connect_timeout=min(CONNECT_TIMEOUT_SECONDS, seconds),
+        read_timeout=seconds,
         retries={"total_max_attempts": 1, "mode": "standard"},
         # twice: renewals and prepares
         max_pool_connections=2 * settings.lease.max_lease_renewal_threads + SPARE_CONNECTIONS,

@@ -197,6 +197,15 @@ class RangeReader:
         reader.open()
         return replace(fetch, resume=reader.resume)
 
+    def check(self, fetch: ShardFetch) -> None:
+        """Check that the position of a fetch can be read with these settings. Makes no call.
+
+        Raises:
+            SettingsError: The position is AT_TIMESTAMP, and no time is set.
+            ValueError: The position is SHARD_END.
+        """
+        self._reader(fetch, self._settings.max_records)
+
     def read_exactly(self, fetch: ShardFetch, through: Position, records: int) -> pa.Table:
         """Read the rows of a range again. Transient errors are retried for `EXACTLY_SECONDS`.
 

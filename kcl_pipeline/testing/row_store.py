@@ -15,6 +15,7 @@ table as it was that many seconds ago.
 from __future__ import annotations
 
 import copy
+import random
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, TypeVar
@@ -22,6 +23,7 @@ from typing import Any, Final, TypeVar
 from kcl_pipeline.clock import Clock, SystemClock
 from kcl_pipeline.errors import NotFoundError
 from kcl_pipeline.leases.attributes import text_of
+from kcl_pipeline.leases.paging import PageRetry
 from kcl_pipeline.leases.serialization import OWNER
 from kcl_pipeline.leases.store import (
     Changes,
@@ -84,6 +86,7 @@ class MemoryStore:
         self.read_lag_seconds: Lag = 0.0
         self.scan_page_rows: int | None = None
         self._clock = clock or SystemClock()
+        self._rng = random.Random(name)
         self._state = {"exists": exists}
         self._lock = threading.Lock()
         self._rows: dict[str, Item] = {}
@@ -163,10 +166,14 @@ class MemoryStore:
         return self._write("DeleteItem", key, conditions, lambda _: None)
 
     def scan(self, *, consistent: bool = False) -> Iterator[Item]:
-        """See `store.RowStore`; all rows of one page are from one instant."""
+        """See `store.RowStore`; all rows of one page are from one instant.
+
+        A throttled page is read again, as in the DynamoDB table.
+        """
         last = ""
+        retry = PageRetry(self._clock, self._rng)
         while True:
-            self._begin("Scan", "")
+            retry.page(lambda: self._begin("Scan", ""))
             with self._lock:
                 lag = 0.0 if consistent else _seconds(self.scan_lag_seconds)
                 rows = self._as_of(lag)

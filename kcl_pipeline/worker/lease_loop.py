@@ -23,7 +23,10 @@ SECOND_REPORT_SECONDS: Final = 2.0
 
 
 class LeaseLoop:
-    """Renew, discover and report, each when it is due. One thread calls `tick`."""
+    """Renew, discover and report, each when it is due. One thread calls `tick`.
+
+    `map` runs the reads of a discovery. `renew` runs renewals, and does not wait for slow ones.
+    """
 
     def __init__(
         self,
@@ -35,6 +38,8 @@ class LeaseLoop:
         source: BatchSource,
         map: MapCallable,  # noqa: A002 (it stands for the builtin)
         stop: StopSignal,
+        *,
+        renew: MapCallable,
     ) -> None:
         self._worker_id = worker_id
         self._events = parts.events
@@ -43,6 +48,7 @@ class LeaseLoop:
         self._stalls = stalls
         self._source = source
         self._map = map
+        self._renew = renew
         self._stop = stop
         clock, settings = parts.clock, parts.settings
         discovery_seconds = settings.lease_discovery_interval_millis / 1000
@@ -62,7 +68,7 @@ class LeaseLoop:
         A task that fails does not prevent the others.
         """
         if self._renewal.ready():
-            attempt("renewal", lambda: self._leases.renew_all(map=self._map), self._events)
+            attempt("renewal", lambda: self._leases.renew_all(map=self._renew), self._events)
             attempt("handoff time-out", self._force_overdue_handoffs, self._events)
             self._stalls.look()
         if self._is_discovery_due() and not self._stop.is_set():

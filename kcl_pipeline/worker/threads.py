@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
 
 from kcl_pipeline.clock import StopSignal
@@ -53,6 +53,18 @@ class Pools:
     def map_renewals(self, call: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
         """Like `map`, for the thread that renews."""
         return self._map(self._renewals, call, items)
+
+    def map_within(
+        self, call: Callable[[Any], Any], items: Sequence[Any], seconds: float
+    ) -> list[Any]:
+        """Like `map_renewals`, but wait only for this time; return the results that are there.
+
+        The other calls go on. So one slow call does not delay the next call for other items.
+        """
+        if not self._parallel or len(items) <= 1:
+            return serial_map(call, items)
+        done, _ = wait([self._renewals.submit(call, item) for item in items], timeout=seconds)
+        return [future.result() for future in done]
 
     def map_commits(self, call: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
         """Like `map`, for the thread that processes."""

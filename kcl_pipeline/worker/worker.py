@@ -9,6 +9,7 @@ calling thread, because Spark and the signal handlers use that thread.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 from kcl_pipeline.background import Background
@@ -111,6 +112,9 @@ class Worker:
             self.source,
             renew,
             self._stop,
+            renew=partial(
+                self._pools.map_within, seconds=settings.lease.renewal_interval_millis / 2000
+            ),
         ).tick
         self._standby_leader = StandbyLeader(worker_id, parts, self.leases, renew, self._stop)
         self.lead_tick = self._standby_leader.tick

@@ -71,18 +71,31 @@ def test_errors_name_operation_and_table(error, kind):
 
 def test_errors_on_the_wire(aws, client):
     table = DynamoTwin(aws, client).leases
-    for kind, expected in (
-        ("throttle", ThrottledError),
-        ("error500", UnavailableError),
-        ("deny", AccessDeniedError),
-        ("drop_before", UnavailableError),
+    for kind, count, expected in (
+        ("throttle", 100, ThrottledError),
+        ("error500", 1, UnavailableError),
+        ("deny", 1, AccessDeniedError),
+        ("drop_before", 1, UnavailableError),
     ):
         aws.fault_rules.replace(
-            [FaultRule(service="dynamodb", operation="GetItem", kind=kind, count=1)]
+            [FaultRule(service="dynamodb", operation="GetItem", kind=kind, count=count)]
         )
         with pytest.raises(expected, match=f"GetItem on table {table.name}"):
             table.get("s")
+        aws.fault_rules.replace([])
         assert table.get("s") is None
+
+
+@pytest.mark.parametrize("operation", ["GetItem", "Query", "Scan"])
+def test_a_throttled_read_is_repeated(aws, client, operation):
+    table = DynamoTwin(aws, client).leases
+    aws.fault_rules.replace(
+        [FaultRule(service="dynamodb", operation=operation, kind="throttle", count=2)]
+    )
+    assert table.get("s") is None
+    assert table.lease_keys_of("w") == ()
+    assert table.list_leases().leases == ()
+    aws.fault_rules.replace([])
 
 
 @pytest.mark.parametrize("kind", ["memory", "dynamodb"])

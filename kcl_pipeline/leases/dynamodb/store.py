@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import logging
 import math
+import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from kcl_pipeline.clock import Clock
@@ -19,6 +21,7 @@ from kcl_pipeline.errors import AwsError, NotFoundError, SettingsError, Unavaila
 from kcl_pipeline.leases.attributes import text_of
 from kcl_pipeline.leases.aws_errors import ConditionFailed, TransactionRefused, call
 from kcl_pipeline.leases.dynamodb.schema import TableCreator, TableShape
+from kcl_pipeline.leases.paging import PageRetry
 from kcl_pipeline.leases.store import (
     Absent,
     AbsentOrEquals,
@@ -46,6 +49,8 @@ MAX_SEGMENTS: Final = 32
 SEGMENTS_WHEN_SIZE_IS_UNKNOWN: Final = 10
 BYTES_PER_SEGMENT: Final = 200_000_000
 SEGMENTS_CACHED_SECONDS: Final = 7200.0
+GET_SECONDS: Final = 1.0
+"""How long a throttled GetItem is repeated. The caller of a longer wait may lose its lease."""
 
 
 class Expression:
@@ -128,6 +133,7 @@ class DynamoDbStore:
         clock: The clock.
         scan_segments: Number of segments of a scan. None: by table size (protocol §1.5).
         map_segments: Scans the segments, possibly in threads.
+        rng: Spreads the waits after throttled reads. None: the system's source.
     """
 
     def __init__(
@@ -139,6 +145,7 @@ class DynamoDbStore:
         *,
         scan_segments: int | None = None,
         map_segments: MapCallable = serial_map,
+        rng: random.Random | None = None,
     ) -> None:
         self.name = shape.name
         self.key_name = shape.key_name
@@ -148,6 +155,7 @@ class DynamoDbStore:
         self._creator = TableCreator(client, shape, settings, clock)
         self._configured_segments = scan_segments
         self._map_segments = map_segments
+        self._rng = rng or random.SystemRandom()
         self._segments: tuple[int, float] | None = None
 
     def ensure_exists(self, check: Callable[[], None]) -> bool:
@@ -156,10 +164,14 @@ class DynamoDbStore:
 
     def get(self, key: str, *, consistent: bool = True) -> Item | None:
         """See `store.RowStore`."""
-        response = self._call(
-            self._client.get_item, "GetItem", Key=self._key(key), ConsistentRead=consistent
+        read = partial(
+            self._call,
+            self._client.get_item,
+            "GetItem",
+            Key=self._key(key),
+            ConsistentRead=consistent,
         )
-        return response.get("Item")
+        return PageRetry(self._clock, self._rng, GET_SECONDS).page(read).get("Item")
 
     def put(self, item: Item, conditions: Sequence[Condition]) -> Outcome:
         """See `store.RowStore`."""
@@ -262,8 +274,10 @@ class DynamoDbStore:
         self, method: Callable[..., Any], operation: str, request: dict[str, Any]
     ) -> Iterator[Item]:
         start: dict[str, Any] = {}
+        retry = PageRetry(self._clock, self._rng)
         while True:
-            response = self._call(method, operation, **request, **start)
+            following = {**request, **start}
+            response = retry.page(partial(self._call, method, operation, **following))
             yield from response.get("Items", [])
             last = response.get("LastEvaluatedKey")
             if not last:

@@ -8,7 +8,7 @@ from typing import Final
 from kcl_pipeline.batch import TxnVersions
 from kcl_pipeline.clock import Clock, StopSignal
 from kcl_pipeline.config import ConsumerSettings
-from kcl_pipeline.errors import AwsError, LeaseLostError, ShardSyncError, SinkError
+from kcl_pipeline.errors import AwsError, LeaseLostError, ShardSyncError
 from kcl_pipeline.events import AwsTrouble, EventSink, LossReason, RecordsLost, ShardEnded
 from kcl_pipeline.leases.held import Held, HeldLeases
 from kcl_pipeline.leases.lease import Lease
@@ -114,7 +114,11 @@ class Lifecycle:
         self.consumers[key] = ShardConsumer(held, stream, state)
 
     def advance(self, stop: StopSignal) -> None:
-        """Run one step of every consumer that is due and needs steps, until `stop` is set."""
+        """Run one step of every consumer that is due and needs steps, until `stop` is set.
+
+        A step that fails for any reason is repeated after a wait, and reported. `StallWatch` shows
+        its error.
+        """
         now = self._clock.monotonic()
         due = [c for c in self.consumers.values() if c.state not in _WITHOUT_STEPS and c.due <= now]
         if not due:
@@ -137,7 +141,7 @@ class Lifecycle:
                 consumer.step_succeeded()
             except LeaseLostError as error:
                 self._leases.drop(consumer.held, str(error))
-            except (AwsError, SinkError, ShardSyncError) as error:
+            except Exception as error:  # noqa: BLE001 (it must not stop the other shards)
                 self._events(AwsTrouble(f"{consumer.state} {consumer.lease_key}", str(error)))
                 consumer.step_failed(error, now, self._backoff_seconds)
                 if consumer.state is ConsumerState.ENDING and consumer.failures >= ENDING_ATTEMPTS:

@@ -89,6 +89,7 @@ class RangeSource:
 
         Raises:
             ValueError: The position of the consumer is not resolved yet.
+            SettingsError: The position cannot be read with these settings.
             AwsError: GetShardIterator failed, which is called for LATEST.
         """
         lease = consumer.held.lease
@@ -102,6 +103,7 @@ class RangeSource:
             1,
             1,
         )
+        self._reader.check(fetch)
         if position == LATEST:
             # A repeated task would request LATEST again, and skip the records between.
             fetch = self._reader.opened(fetch)
