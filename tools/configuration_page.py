@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import types
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Final, Literal, Union, get_args, get_origin
 
@@ -230,7 +231,7 @@ def _kind(kind: Any) -> str:
         return ", ".join(f"`{value}`" for value in get_args(kind))
     if kind is bool:
         return "`True`, `False`"
-    names = {int: "whole number", float: "number", str: "string"}
+    names = {int: "whole number", float: "number", str: "string", datetime: "time"}
     if kind in names:
         return names[kind]
     return {dict: "dictionary", tuple: "list"}.get(get_origin(kind) or kind, str(kind))
