@@ -4,9 +4,10 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from kcl_pipeline.assets.names import Names
-from kcl_pipeline.leases.tables import LeaseTable, WorkerMetricsTable
+from kcl_pipeline.leases.tables import CoordinatorStateTable, LeaseTable, WorkerMetricsTable
 from kcl_pipeline.resources import (
     AwsResource,
+    CoordinatorStateTableResource,
     LeaseTableResource,
     SparkSource,
     WorkerMetricsTableResource,
@@ -54,6 +55,12 @@ class PipelineResources:
     def workers(self) -> WorkerMetricsTable:
         """The worker-metrics table."""
         found: WorkerMetricsTableResource = self._find(self.names.workers_resource)
+        return found.table()
+
+    @property
+    def coordinator(self) -> CoordinatorStateTable:
+        """The coordinator-state table."""
+        found: CoordinatorStateTableResource = self._find(self.names.coordinator_resource)
         return found.table()
 
     def _find(self, key: str) -> Any:

@@ -3,6 +3,7 @@
 The leader sensor reports evaluations under the same names.
 """
 
+from collections.abc import Iterable
 from typing import Any
 
 import dagster as dg
@@ -18,8 +19,13 @@ from kcl_pipeline.assets.runs import (
     stalled_shards,
     worst_lag_millis,
 )
+from kcl_pipeline.aws import open_kinesis
 from kcl_pipeline.clock import Clock, SystemClock
 from kcl_pipeline.config import ConsumerSettings
+from kcl_pipeline.errors import STREAM_ERRORS
+from kcl_pipeline.kinesis.client import KinesisClient
+from kcl_pipeline.leader.report import UnavailableStream
+from kcl_pipeline.leases.application import streams_to_read
 from kcl_pipeline.leases.lease import LeaseListing
 from kcl_pipeline.leases.tables import LeaseTable, WorkerMetricsTable
 
@@ -64,17 +70,35 @@ def observe_live_workers(
     return tuple(living[key] for key in sorted(living))
 
 
+def find_unavailable_streams(
+    kinesis: KinesisClient, names: Iterable[str], *, multi_stream: bool
+) -> tuple[UnavailableStream, ...]:
+    """Describe and list every stream, and return those that are missing or forbidden.
+
+    Raises:
+        AwsError: A call was throttled, or the service cannot be reached.
+    """
+    found: list[UnavailableStream] = []
+    for name in names:
+        try:
+            kinesis.list_shards(kinesis.resolve_stream(name, multi_stream=multi_stream))
+        except STREAM_ERRORS as error:
+            found.append(UnavailableStream(name, str(error)))
+    return tuple(found)
+
+
 def build_checks(
     pipeline: PipelineLike, names: Names, options: DagsterOptions
 ) -> list[dg.AssetChecksDefinition]:
     """Build the checks of a pipeline.
 
-    Hash-range coverage, stuck leases and usable rows belong to the lease table, balance to the
-    worker-metrics table, lag and paused shards to the output.
+    Hash-range coverage, stuck leases, usable rows and available streams belong to the lease table,
+    balance to the worker-metrics table, lag and paused shards to the output.
     """
     clock = SystemClock()
     return [
         *_table_checks(pipeline.settings, names, clock),
+        _stream_check(pipeline.settings, names, clock),
         *_output_checks(pipeline.settings, names, options, clock),
     ]
 
@@ -139,6 +163,28 @@ def _table_checks(
         return health.rows((*leases.bad_rows, *workers.bad_rows)).result()
 
     return [hash_ranges_covered, leases_renewed, balanced, rows_usable]
+
+
+def _stream_check(
+    settings: ConsumerSettings, names: Names, clock: Clock
+) -> dg.AssetChecksDefinition:
+    @dg.asset_check(
+        asset=names.lease_table,
+        name=health.STREAMS,
+        description="Every stream of the application can be described and listed. Otherwise its "
+        "records are not read. The sensor reports it while it leads.",
+        required_resource_keys={names.aws, names.coordinator_resource},
+    )
+    def streams_available(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
+        resources, multi_stream = PipelineResources(names, context), settings.is_multi_stream
+        record = resources.coordinator.read_application() if multi_stream else None
+        wanted = streams_to_read(settings.streams, record, is_multi_stream=multi_stream)
+        kinesis = open_kinesis(settings, resources.aws.clients(settings), clock)
+        return health.streams(
+            find_unavailable_streams(kinesis, wanted, multi_stream=multi_stream)
+        ).result()
+
+    return streams_available
 
 
 def _output_checks(

@@ -14,6 +14,7 @@ from dagster._core.definitions.asset_checks.asset_check_evaluation import (
 )
 
 from kcl_pipeline.assets.run_metadata import MAX_ROWS, lag_text, table_of
+from kcl_pipeline.leader.report import UnavailableStream
 from kcl_pipeline.leases.lease import BadRow, Lease
 from kcl_pipeline.leases.tables import WorkerMetrics
 from kcl_pipeline.planning.coverage import hole_in_leases
@@ -25,6 +26,13 @@ BALANCE: Final = "balanced"
 LAG: Final = "lag_below_threshold"
 ROWS: Final = "rows_usable"
 PAUSED: Final = "no_shard_paused"
+STREAMS: Final = "streams_available"
+
+STREAM_ADVICE: Final = (
+    "Create the stream, or allow the action in the IAM policy. Its leases are kept, and the leader "
+    "tries again every 30 s. `kcl-pipeline doctor` checks every action"
+)
+_SHOWN_STREAMS: Final = 3
 
 CPU_NOISE_POINTS: Final = 5.0
 """CPU differences below this many percentage points are ignored."""
@@ -103,6 +111,30 @@ def coverage(leases: Sequence[Lease], streams: Sequence[str]) -> Health:
         else f"{len(groups)} streams are covered by {sum(not le.ended for le in leases)} leases",
         dg.AssetCheckSeverity.ERROR,
         {"leases": len(leases), "holes": len(holes), "leases_without_range": rangeless},
+    )
+
+
+def streams(unavailable: Sequence[UnavailableStream]) -> Health:
+    """Whether every stream of the application exists and may be described and listed.
+
+    The other streams are read on.
+    """
+    found = sorted(unavailable, key=lambda one: one.stream)[:MAX_ROWS]
+    text = "; ".join(f"{one.stream}: {one.reason}" for one in found[:_SHOWN_STREAMS])
+    more = len(unavailable) - _SHOWN_STREAMS
+    return Health(
+        STREAMS,
+        not unavailable,
+        f"{len(unavailable)} streams are not read: {text}"
+        + (f"; and {more} more" if more > 0 else "")
+        + f". {STREAM_ADVICE}"
+        if unavailable
+        else "every stream can be described and listed",
+        dg.AssetCheckSeverity.ERROR,
+        {
+            "unavailable": len(unavailable),
+            "streams": table_of([{"stream": one.stream, "reason": one.reason} for one in found]),
+        },
     )
 
 

@@ -376,6 +376,7 @@ class LeaderCycle:
             unreadable=tuple(sorted(context.unreadable)),
             bad_rows=context.bad_rows,
             coverage=self._sync.coverage(context),
+            unavailable=self._streams.unavailable(),
             plan=context.plan,
             plan_input=context.plan_input,
             failed_moves=context.failed_moves,

@@ -27,6 +27,19 @@ class StreamCoverage:
 
 
 @dataclass(frozen=True, slots=True)
+class UnavailableStream:
+    """A stream that is missing or forbidden, so that its shards cannot be listed or read.
+
+    Attributes:
+        stream: Name or ARN, as in the settings or in the recorded identity.
+        reason: The error.
+    """
+
+    stream: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class CycleReport:
     """The result of `LeaderCycle.run_once`.
 
@@ -41,6 +54,7 @@ class CycleReport:
         unreadable: Keys of lease rows that cannot be used.
         bad_rows: Rows of both tables that cannot be used.
         coverage: Hash-range coverage of each stream.
+        unavailable: Streams whose last attempt failed.
         plan: The plan. None: none was computed.
         plan_input: The input of the plan.
         failed_moves: Number of moves that were refused.
@@ -58,6 +72,7 @@ class CycleReport:
     unreadable: tuple[str, ...] = ()
     bad_rows: tuple[BadRow, ...] = ()
     coverage: tuple[StreamCoverage, ...] = ()
+    unavailable: tuple[UnavailableStream, ...] = ()
     plan: Plan | None = None
     plan_input: PlanInput | None = None
     failed_moves: int = 0

@@ -19,6 +19,7 @@ from kcl_pipeline.events import EventSink, StreamUnavailable
 from kcl_pipeline.kinesis.client import KinesisClient
 from kcl_pipeline.kinesis.witness import require_same_stream
 from kcl_pipeline.leader.phase import STREAM_OPERATIONS, NotLeadingError
+from kcl_pipeline.leader.report import UnavailableStream
 from kcl_pipeline.leases.application import ApplicationIdentity, RecordedStream
 from kcl_pipeline.shards import StreamId
 
@@ -193,6 +194,13 @@ class Streams:
         """Return the streams that are resolved, in the order of `names`."""
         streams = (self._known[name].stream for name in self.names() if name in self._known)
         return tuple(found for stream in streams if (found := self._marked(stream)) is not None)
+
+    def unavailable(self) -> tuple[UnavailableStream, ...]:
+        """Return the streams whose last attempt failed, in the order of `names`."""
+        waits = ((name, self._waits.get(name)) for name in self.names())
+        return tuple(
+            UnavailableStream(name, str(wait.error)) for name, wait in waits if wait is not None
+        )
 
     def for_each(self, work: Callable[[StreamId], None], errors: list[Exception]) -> None:
         """Call `work` for every stream, and add errors to `errors`."""

@@ -289,6 +289,16 @@ def unnamed_streams(identity: ApplicationIdentity, names: Iterable[str]) -> tupl
     return tuple(one.name for one in identity.streams if not {one.arn, one.name} & named)
 
 
+def streams_to_read(
+    names: Sequence[str], record: ApplicationRecord | None, *, is_multi_stream: bool
+) -> tuple[str, ...]:
+    """Return names or ARNs: those of the settings, then the recorded streams that these lack."""
+    if record is None or not is_multi_stream:
+        return tuple(names)
+    others = (one.arn for one in record.identity.streams if not {one.arn, one.name} & set(names))
+    return (*names, *others)
+
+
 def contradiction(
     leases: Sequence[Lease], wanted: ApplicationIdentity, shards: Iterable[Shard]
 ) -> str | None:

@@ -232,6 +232,7 @@ class LeaderTick:
             plan_input=report.plan_input,
             cycle_seconds=report.seconds,
             bad_rows=bad_rows,
+            unavailable=report.unavailable,
         )
         return list(
             asset_events(view, self._names, self._settings, self._options, state.cadence, now)

@@ -11,6 +11,7 @@ from kcl_pipeline.assets.contract import DagsterOptions
 from kcl_pipeline.assets.names import Names, stream_key
 from kcl_pipeline.assets.run_metadata import MAX_ROWS, lag_text, table_of
 from kcl_pipeline.config import ConsumerSettings
+from kcl_pipeline.leader.report import UnavailableStream
 from kcl_pipeline.leases.lease import BadRow, Lease
 from kcl_pipeline.leases.tables import WorkerMetrics
 from kcl_pipeline.planning.explain import explain
@@ -47,6 +48,7 @@ class FleetView:
         plan_input: What the plan was computed from.
         cycle_seconds: Duration of the leader cycle.
         bad_rows: Rows that cannot be parsed.
+        unavailable: Streams that are missing or forbidden. Only a leader knows them.
     """
 
     leases: tuple[Lease, ...]
@@ -62,6 +64,7 @@ class FleetView:
     plan_input: PlanInput | None = None
     cycle_seconds: float = 0.0
     bad_rows: tuple[BadRow, ...] = ()
+    unavailable: tuple[UnavailableStream, ...] = ()
 
 
 @dataclass(slots=True)
@@ -304,6 +307,8 @@ def asset_events(
     ]
     if cadence.hole_lasts(not covered.passed, now) or covered.passed:
         checks.append((names.lease_table, covered))
+    if view.leads:
+        checks.append((names.lease_table, health.streams(view.unavailable)))
     if view.lag_millis is not None or view.stalled_shards:
         lag = health.lag(
             view.lag_millis,

@@ -10,10 +10,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kcl_pipeline.assets import health
-from kcl_pipeline.assets.checks import find_unrenewed_leases, observe_live_workers
+from kcl_pipeline.assets.checks import (
+    find_unavailable_streams,
+    find_unrenewed_leases,
+    observe_live_workers,
+)
+from kcl_pipeline.leader.report import UnavailableStream
 from kcl_pipeline.leases.worker_status import PausedLease, WorkerStatus
 from kcl_pipeline.position import SHARD_END
+from kcl_pipeline.testing.clock import VirtualClock
+from kcl_pipeline.testing.kinesis.model import KinesisModel
 from tests.support.dagster_fakes import FakeLeaseTable, FakeWorkerTable, ManualClock, leases, worker
+from tests.support.streams_world import ForbiddenStreams
 
 
 @given(count=st.integers(2, 40), data=st.data())
@@ -42,6 +50,30 @@ def test_coverage_is_judged_stream_by_stream():
     missing = health.coverage(rows[:2], ["orders", "clicks"])
     assert not missing.passed
     assert "no lease at all" in missing.description
+
+
+def test_only_a_stream_that_cannot_be_listed_is_unavailable():
+    model = KinesisModel(VirtualClock())
+    for name in ("orders", "denied"):
+        model.create_stream(name, 2)
+    kinesis = ForbiddenStreams(model, "denied")
+    found = find_unavailable_streams(kinesis, ("orders", "gone", "denied"), multi_stream=True)
+    assert [one.stream for one in found] == ["gone", "denied"]
+    verdict = health.streams(found)
+    assert (verdict.passed, verdict.metadata["unavailable"]) == (False, 2)
+    assert "denied: denied" in verdict.description
+    assert "gone: " in verdict.description
+    assert "orders" not in verdict.description
+    assert "IAM policy" in verdict.description
+    assert health.streams(()).passed
+
+
+def test_many_unavailable_streams_are_counted():
+    many = [UnavailableStream(f"s{number}", "gone") for number in range(60)]
+    verdict = health.streams(many)
+    assert verdict.description.startswith("60 streams are not read: s0: gone; s1: gone; s10: gone;")
+    assert "and 57 more" in verdict.description
+    assert len(verdict.metadata["streams"].records) == 50
 
 
 def test_stuck_names_the_longest_waiting_first():

@@ -7,6 +7,7 @@ import pytest
 
 from kcl_pipeline import clock as clock_module
 from kcl_pipeline.cli.doctor import checks as checks_module
+from kcl_pipeline.leases.application import ApplicationIdentity
 from kcl_pipeline.leases.tables import MigrationState, WorkerMetrics
 from kcl_pipeline.leases.worker_status import LeaseLag, PausedLease, WorkerStatus
 from kcl_pipeline.local.faults import FaultRule
@@ -206,6 +207,40 @@ def test_doctor_before_the_first_worker(server):
 def test_doctor_on_a_stream_that_is_not_there(shared):
     found = findings("-a", shared.name, "-s", "no-such-stream", "--watch-seconds", 0, code=1)
     assert any("no-such-stream" in text for text in texts(found, "problem"))
+
+
+def test_doctor_names_the_one_missing_stream_of_several(fleet):
+    other = f"{fleet.name}-other"
+    fleet.clients.kinesis.create_stream(StreamName=other, ShardCount=1)
+
+    def of_streams(code, *names):
+        options = [part for name in names for part in ("-s", name)]
+        found = findings("-a", fleet.name, *options, "--watch-seconds", 0, code=code)
+        return {name: [f for f in found if f["subject"] == f"stream {name}"] for name in names}
+
+    healthy = of_streams(1, fleet.name, other)
+    assert {f["level"] for found in healthy.values() for f in found} == {"ok"}
+    with_missing = of_streams(1, fleet.name, "no-such-stream", other)
+    (missing,) = with_missing.pop("no-such-stream")
+    assert with_missing == healthy
+    assert missing["level"] == "problem"
+    assert "no-such-stream" in missing["text"]
+    assert "create the stream; the other streams are read on" in missing["advice"]
+
+
+def test_doctor_checks_streams_that_other_workers_have_recorded(fleet):
+    other, gone = f"{fleet.name}-other", f"{fleet.name}-gone"
+    ids = []
+    for name in (fleet.name, other, gone):
+        if name != fleet.name:
+            fleet.clients.kinesis.create_stream(StreamName=name, ShardCount=1)
+        ids.append(fleet.kinesis.resolve_stream(name, multi_stream=True))
+    identity = ApplicationIdentity.of(ids, is_multi_stream=True)
+    assert fleet.tables.coordinator.put_application(identity, replacing=None)
+    fleet.clients.kinesis.delete_stream(StreamName=gone)
+    found = findings("-a", fleet.name, "-s", fleet.name, "-s", other, "--watch-seconds", 0, code=1)
+    (missing,) = [f for f in found if f["subject"] == f"stream {ids[2].arn}"]
+    assert (missing["level"], gone in missing["text"]) == ("problem", True)
 
 
 def test_doctor_on_a_table_that_belongs_to_something_else():

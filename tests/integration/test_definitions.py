@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import dagster as dg
 import pytest
 
+from kcl_pipeline.assets import checks as checks_module
 from kcl_pipeline.assets.contract import DagsterOptions
 from kcl_pipeline.assets.names import Names, python_name, stream_name, worker_id_of
 from kcl_pipeline.config import ConsumerSettings
@@ -22,6 +23,9 @@ from kcl_pipeline.resources import (
     WorkerMetricsTableResource,
 )
 from kcl_pipeline.sensors.report import Cadence, FleetView, asset_events
+from kcl_pipeline.testing.clock import VirtualClock
+from kcl_pipeline.testing.kinesis.client import InMemoryKinesis
+from kcl_pipeline.testing.kinesis.model import KinesisModel
 from tests.support.dagster_fakes import (
     FakeLeaseTable,
     FakePipeline,
@@ -95,7 +99,10 @@ def test_pipelines_with_a_common_stream_merge_with_each_other_and_with_other_def
     assert {s.name for s in merged.sensors} == {"orders_eu_leader", "fraud_leader"}
 
 
-def test_the_checks_with_a_button_have_the_names_that_the_leader_reports(tmp_path):
+def test_the_checks_with_a_button_have_the_names_that_the_leader_reports(monkeypatch):
+    model = KinesisModel(VirtualClock())
+    model.create_stream("orders", 2)
+    monkeypatch.setattr(checks_module, "open_kinesis", lambda *_: InMemoryKinesis(model))
     pipeline = FakePipeline(overrides={"lease": {"failover_time_millis": 1_000}})
     rows = leases(2, ["w-1"])
 
@@ -131,6 +138,7 @@ def test_the_checks_with_a_button_have_the_names_that_the_leader_reports(tmp_pat
         ("orders-eu/lease_table", "hash_ranges_covered"): True,
         ("orders-eu/lease_table", "leases_renewed"): True,
         ("orders-eu/lease_table", "rows_usable"): True,
+        ("orders-eu/lease_table", "streams_available"): True,
         ("orders-eu/worker_metrics_table", "balanced"): True,
         ("orders-eu/per_minute", "lag_below_threshold"): False,
         ("orders-eu/per_minute", "no_shard_paused"): True,

@@ -71,11 +71,17 @@ def test_a_stream_that_is_gone_does_not_cost_the_lead():
     world = World(streams=("orders", "returns"), shards=2)
     world.model.call("DeleteStream", StreamName="returns")
     world.join("a")
-    world.leader()
+    leader = world.leader()
     world.run(60)
     assert len(world.held()["a"]) == 2
     assert world.happened(CycleFailed)
     assert not world.happened(LeadershipLost)
+    report = leader.run_once()
+    assert [one.stream for one in report.unavailable] == ["returns"]
+    assert "returns" in report.unavailable[0].reason
+    world.model.create_stream("returns", 2)
+    world.run(60)
+    assert leader.run_once().unavailable == ()
 
 
 def finished(world, *keys):

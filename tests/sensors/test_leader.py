@@ -9,7 +9,7 @@ import dagster as dg
 
 from kcl_pipeline.definitions import build_definitions
 from kcl_pipeline.events import LeaderElected, PlanMade
-from kcl_pipeline.leader.report import CycleReport
+from kcl_pipeline.leader.report import CycleReport, UnavailableStream
 from kcl_pipeline.leases.worker_status import PausedLease, WorkerStatus
 from kcl_pipeline.planning.model import Move, Plan
 from tests.support.dagster_fakes import (
@@ -79,6 +79,7 @@ def test_tells_streams_tables_and_checks(instance):
         "rows_usable": 1,
         "balanced": 1,
         "no_shard_paused": 1,
+        "streams_available": 1,
     }
     lease_table = next(e for e in result.asset_events if e.asset_key.path[-1] == "lease_table")
     assert isinstance(lease_table, dg.AssetMaterialization)
@@ -148,7 +149,7 @@ def test_tells_only_what_changed_and_everything_once_a_minute(instance):
     moved = [rows[0].with_(owner="w-2"), *rows[1:]]
     pipeline.cycle = FakeCycle([led(rows, workers), led(rows, workers), led(moved, workers)])
     stage = Stage(instance, pipeline)
-    assert len(stage().asset_events) == 9
+    assert len(stage().asset_events) == 10
     assert not stage().asset_events
     assert kinds(stage()) == {"orders-eu/lease_table": 1, "kinesis/orders": 1, "balanced": 1}
     quiet = [len(stage().asset_events) for _ in range(9)]
@@ -169,6 +170,34 @@ def test_hash_keys_that_stay_uncovered_fail_the_check_after_a_grace(instance):
     ]
     assert verdicts[:6] == [[]] * 6
     assert verdicts[6] == [False]
+
+
+def test_a_missing_stream_of_several_fails_the_check_with_its_name_and_its_reason(instance):
+    rows = leases(2, ["w-1"], "1:orders:1") + leases(2, ["w-1"], "1:clicks:1")
+    gone = UnavailableStream("clicks", "the stream clicks does not exist")
+    pipeline = FakePipeline(
+        streams=("orders", "clicks"),
+        cycle=FakeCycle(
+            [
+                led(rows, [worker("w-1")], unavailable=(gone,)),
+                led(rows, [worker("w-1")]),
+                CycleReport(led=False, lock_owner="orders-1"),
+            ]
+        ),
+    )
+    stage = Stage(instance, pipeline)
+
+    def checks():
+        events = stage(10).asset_events
+        return {e.check_name: e for e in events if isinstance(e, dg.AssetCheckEvaluation)}
+
+    found = checks()
+    assert found["hash_ranges_covered"].passed
+    assert not found["streams_available"].passed
+    assert "clicks: the stream clicks does not exist" in found["streams_available"].description
+    assert "Create the stream" in found["streams_available"].description
+    assert checks()["streams_available"].passed
+    assert all("streams_available" not in checks() for _ in range(8)), "another process leads"
 
 
 def test_a_lease_whose_owner_is_gone_for_long_fails_the_check(instance):
@@ -255,7 +284,7 @@ def test_the_sensor_as_dagster_evaluates_it(instance):
     ) as context:
         data = sensor.evaluate_tick(context)
     assert len(data.run_requests) == 2
-    assert len(data.asset_events) == 9
+    assert len(data.asset_events) == 10
     assert data.run_requests[0].run_config == {
         "ops": {"orders_eu__per_minute": {"config": {"mode": "continuous"}}}
     }

@@ -191,16 +191,23 @@ def _streams(app: Target) -> Generator[Finding, None, list[StreamId]]:
     from kcl_pipeline.cli.doctor.permissions import stream_findings  # noqa: PLC0415 (likewise)
 
     readable: list[StreamId] = []
+    multi_stream = app.settings.is_multi_stream
     for name in app.settings.streams:
-        is_readable = True
-        for found in stream_findings(app.kinesis, name, multi_stream=app.settings.is_multi_stream):
-            is_readable = is_readable and found.level is not Level.PROBLEM
-            yield found
-        if is_readable:
-            readable.append(
-                app.kinesis.resolve_stream(name, multi_stream=app.settings.is_multi_stream)
-            )
+        stream = yield from stream_findings(app.kinesis, name, multi_stream=multi_stream)
+        if stream is not None:
+            readable.append(stream)
     return readable
+
+
+def _recorded_streams(app: Target) -> Iterator[Finding]:
+    """Check streams that other workers have recorded, because every worker reads every lease."""
+    from kcl_pipeline.cli.doctor.permissions import stream_findings  # noqa: PLC0415 (likewise)
+    from kcl_pipeline.leases.application import streams_to_read  # noqa: PLC0415 (likewise)
+
+    own, multi_stream = app.settings.streams, app.settings.is_multi_stream
+    record = app.tables.coordinator.read_application() if multi_stream else None
+    for name in streams_to_read(own, record, is_multi_stream=multi_stream)[len(own) :]:
+        yield from stream_findings(app.kinesis, name, multi_stream=multi_stream)
 
 
 def _rows(app: Target, streams: list[StreamId], watch_seconds: float) -> Iterator[Finding]:
@@ -211,7 +218,10 @@ def _rows(app: Target, streams: list[StreamId], watch_seconds: float) -> Iterato
     try:
         before = _snapshot(app)
         yield checks.check_client_version(app.tables.coordinator)
-        yield check_application(app.tables.coordinator, app.settings, streams)
+        recorded = check_application(app.tables.coordinator, app.settings, streams)
+        yield recorded
+        if recorded.level is not Level.PROBLEM:
+            yield from _recorded_streams(app)
         yield checks.check_leader(app.tables.coordinator, workers=len(before.workers))
         yield from checks.check_workers(before)
         yield from checks.check_paused(before)

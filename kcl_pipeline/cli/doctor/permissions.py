@@ -6,7 +6,7 @@ permission first and then rejects the condition.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from mypy_boto3_dynamodb import DynamoDBClient
 
     from kcl_pipeline.kinesis.client import KinesisClient
+    from kcl_pipeline.shards import StreamId
 
 NO_SUCH_KEY: Final = "kcl-pipeline-doctor"
 _NEVER: Final = "attribute_exists(#k) AND attribute_not_exists(#k)"
@@ -110,13 +111,19 @@ def _probe(subject: str, probe: Probe) -> Finding | None:
     return None
 
 
-def stream_findings(kinesis: KinesisClient, name: str, *, multi_stream: bool) -> Iterator[Finding]:
+def stream_findings(
+    kinesis: KinesisClient, name: str, *, multi_stream: bool
+) -> Generator[Finding, None, StreamId | None]:
     """Check the actions that a reader needs on a stream.
 
     Describes the stream, lists its shards, gets an iterator at the end of a shard, and reads at
     most one record.
+
+    Returns:
+        The stream. None: it cannot be read.
     """
     subject = f"stream {name}"
+    others = "; the other streams are read on" if multi_stream else ""
     try:
         stream = kinesis.resolve_stream(name, multi_stream=multi_stream)
         shards = kinesis.list_shards(stream)
@@ -127,20 +134,22 @@ def stream_findings(kinesis: KinesisClient, name: str, *, multi_stream: bool) ->
                 "kinesis:GetShardIterator and kinesis:GetRecords were not checked: no shard is "
                 "open",
             )
-            return
+            return stream
         iterator = kinesis.get_shard_iterator(stream, shard.shard_id, "LATEST")
         kinesis.get_records(stream, shard.shard_id, iterator, 1)
     except AccessDeniedError as error:
         yield problem(
             subject,
             str(error),
-            f"allow kinesis:{error.operation} on the stream in the IAM policy of these credentials",
+            f"allow kinesis:{error.operation} on the stream in the IAM policy of these credentials"
+            f"{others}",
         )
     except NotFoundError as error:
         yield problem(
             subject,
             str(error),
-            "check the stream's name, AWS_REGION and AWS_ENDPOINT_URL, or create the stream",
+            "check the stream's name, AWS_REGION and AWS_ENDPOINT_URL, or create the stream"
+            f"{others}",
         )
     except KclError as error:
         yield problem(
@@ -159,3 +168,5 @@ def stream_findings(kinesis: KinesisClient, name: str, *, multi_stream: bool) ->
             f"{sum(shard.is_open for shard in shards)} shards are open, "
             f"{sum(not shard.is_open for shard in shards)} closed within the retention period",
         )
+        return stream
+    return None
