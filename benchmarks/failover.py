@@ -14,7 +14,7 @@ Keys:
   committed by their owners. The third starts directly after that.
 - `scale_out_idle_s`: The longer of both with records of 100 bytes.
 - `rolling_deploy_gap_s`: Each worker is replaced: longest time without a commit of any shard.
-- `reshard_s`: Split → both children are committed.
+- `reshard_s`: Split → first commit of the child that gets the records; the other one is empty.
 
 The last line of the output is JSON: `{"p50", "p99", "n"}` per key, and `missing` and `duplicated`
 ids in the tables of all repetitions. A repetition that does not recover within 240 s counts as 240.
