@@ -120,7 +120,8 @@ def streams(unavailable: Sequence[UnavailableStream]) -> Health:
     The other streams are read on.
     """
     found = sorted(unavailable, key=lambda one: one.stream)[:MAX_ROWS]
-    text = "; ".join(f"{one.stream}: {one.reason}" for one in found[:_SHOWN_STREAMS])
+    # Messages of AWS end with a full stop.
+    text = "; ".join(f"{one.stream}: {one.reason.rstrip('.')}" for one in found[:_SHOWN_STREAMS])
     more = len(unavailable) - _SHOWN_STREAMS
     return Health(
         STREAMS,

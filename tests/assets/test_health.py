@@ -69,10 +69,11 @@ def test_only_a_stream_that_cannot_be_listed_is_unavailable():
 
 
 def test_many_unavailable_streams_are_counted():
-    many = [UnavailableStream(f"s{number}", "gone") for number in range(60)]
+    many = [UnavailableStream(f"s{number}", "gone.") for number in range(60)]
     verdict = health.streams(many)
     assert verdict.description.startswith("60 streams are not read: s0: gone; s1: gone; s10: gone;")
-    assert "and 57 more" in verdict.description
+    assert "; and 57 more. Create the stream" in verdict.description
+    assert ".." not in verdict.description
     assert len(verdict.metadata["streams"].records) == 50
 
 
