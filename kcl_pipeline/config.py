@@ -29,8 +29,8 @@ __all__ = [
     "WorkerSettings",
 ]
 
-MAX_LOCK_DURATION_MILLIS: Final = 600_000
 _DISCOVERY_MILLIS: Final = 2_000
+MAX_LOCK_DURATION_MILLIS: Final = 600_000
 """Longest duration of the leader lock, in settings and in the lock row.
 
 Our own limit; KCL's default is two minutes. An unreadable lock row is taken over when it has not
