@@ -315,7 +315,7 @@ class KinesisPipeline:
             if leads
             else None
         )
-        writer, sink, range_jobs = self._output().open(session_factory, clients, events)
+        writer, sink, range_jobs = self.output().open(session_factory, clients, events)
         dependencies = WorkerDependencies(
             settings=self.settings,
             lease_table=tables.lease,
@@ -341,7 +341,8 @@ class KinesisPipeline:
         )
         return Worker(worker_id, dependencies)
 
-    def _output(self) -> PipelineOutput:
+    def output(self) -> PipelineOutput:
+        """Return the fields that decide how batches are written."""
         return PipelineOutput(
             self.name,
             self.settings,

@@ -207,7 +207,7 @@ class PipelineTest:
         workers = self._metrics.view(before_call=before, after_call=after)
         coordinator = self._coordinator.view(before_call=before, after_call=after)
         kinesis = FailingKinesis(InMemoryKinesis(self.kinesis), process)
-        output = pipeline._output()  # noqa: SLF001 (the same writers as in production)
+        output = pipeline.output()
         writer, sink, _ = output.open(spark_session, _no_clients(settings), self.events.append)
         return Worker(
             name,

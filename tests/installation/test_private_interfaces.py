@@ -48,7 +48,7 @@ ATTRIBUTES = {
     "kinesis/fan_out/boto.py": {"_event_generator", "_raw_stream"},
     "kinesis/fan_out/http2.py": {"_raw_stream"},
     # PySpark: the files of a plan; its folder for temporary files; whether it encrypts them.
-    "spark/handover.py": {"_encryption_enabled", "_jdf", "_temp_dir"},
+    "spark/memory_files.py": {"_encryption_enabled", "_jdf", "_temp_dir"},
     # PySpark: a job for one partition.
     "spark/probes.py": {"_gateway", "_jdf"},
     # PySpark: the level of a logger of the JVM.

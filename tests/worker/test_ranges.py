@@ -343,11 +343,11 @@ def test_settings_say_who_fetches():
         "yarn": True,
         "k8s://https://host": True,
     }
-    assert {master: pipeline()._output().executors_fetch(master) for master in masters} == masters
-    assert pipeline(fetch_on="driver")._output().executors_fetch("yarn") is False
-    assert pipeline(fetch_on="executors")._output().executors_fetch("local[2]") is True
+    assert {master: pipeline().output().executors_fetch(master) for master in masters} == masters
+    assert pipeline(fetch_on="driver").output().executors_fetch("yarn") is False
+    assert pipeline(fetch_on="executors").output().executors_fetch("local[2]") is True
     with pytest.raises(SettingsError, match="fetch_on='driver'"):
-        pipeline(retrieval_mode="fan_out")._output().executors_fetch("yarn")
+        pipeline(retrieval_mode="fan_out").output().executors_fetch("yarn")
 
 
 def test_a_supply_is_not_begun_before_its_position_is_known():
