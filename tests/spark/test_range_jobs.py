@@ -38,7 +38,7 @@ def frame_jobs(
         pipeline.settings,
         SessionOptions("us-east-1", None, stage.aws.endpoint_url, "key", "secret"),
     )
-    source: TaskSource = pipeline._output().task_source(clients)
+    source: TaskSource = pipeline.output().task_source(clients)
     kinesis = open_kinesis(pipeline.settings, clients, stage.clock)
     stream = kinesis.resolve_stream(stage.stream, multi_stream=False)
     shards = kinesis.list_shards(stream)[:fetches]

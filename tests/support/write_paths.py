@@ -146,7 +146,7 @@ class Stage:
             SessionOptions("us-east-1", None, self.aws.endpoint_url, "key", "secret"),
         )
         kinesis = open_kinesis(pipeline.settings, clients, self.clock)
-        writer, sink, jobs = pipeline._output().open(lambda: self.spark, clients)
+        writer, sink, jobs = pipeline.output().open(lambda: self.spark, clients)
         assert (jobs is not None) == (self.place == "executors")
         parts = WorkerDependencies(
             settings=pipeline.settings,
