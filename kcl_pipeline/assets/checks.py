@@ -23,11 +23,14 @@ from kcl_pipeline.aws import open_kinesis
 from kcl_pipeline.clock import Clock, SystemClock
 from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.errors import STREAM_ERRORS
+from kcl_pipeline.events import Event
 from kcl_pipeline.kinesis.client import KinesisClient
 from kcl_pipeline.leader.report import UnavailableStream
 from kcl_pipeline.leases.application import streams_to_read
 from kcl_pipeline.leases.lease import LeaseListing
+from kcl_pipeline.leases.rejected import RejectedRows
 from kcl_pipeline.leases.tables import LeaseTable, WorkerMetricsTable
+from kcl_pipeline.metrics.exporters import level_of, text_of
 
 POLL_SECONDS = 1.0
 
@@ -57,15 +60,22 @@ def find_unrenewed_leases(table: LeaseTable, seconds: float, clock: Clock) -> di
 
 
 def observe_live_workers(
-    table: WorkerMetricsTable, seconds: float, clock: Clock
+    table: WorkerMetricsTable, seconds: float, clock: Clock, rejected: RejectedRows
 ) -> tuple[Any, ...]:
-    """Find the workers whose row changes within the given time."""
+    """Find the workers whose row changes within the given time.
+
+    Rows that cannot be read are reported to `rejected`. They have no values for a check.
+    """
     begin = clock.monotonic()
-    first = {row.worker_id: row for row in table.list_workers()}
+    listing = table.scan_workers()
+    rejected.note_all(listing.bad_rows)
+    first = {row.worker_id: row for row in listing.workers}
     living: dict[str, Any] = {}
     while len(living) < len(first) and clock.monotonic() - begin < seconds:
         clock.sleep(POLL_SECONDS)
-        rows = table.list_workers()
+        listing = table.scan_workers()
+        rejected.note_all(listing.bad_rows)
+        rows = listing.workers
         living |= {row.worker_id: row for row in rows if first.get(row.worker_id) != row}
     return tuple(living[key] for key in sorted(living))
 
@@ -96,15 +106,20 @@ def build_checks(
     balance to the worker-metrics table, lag and paused shards to the output.
     """
     clock = SystemClock()
+    rejected = RejectedRows(_log_event)
     return [
-        *_table_checks(pipeline.settings, names, clock),
+        *_table_checks(pipeline.settings, names, clock, rejected),
         _stream_check(pipeline.settings, names, clock),
-        *_output_checks(pipeline.settings, names, options, clock),
+        *_output_checks(pipeline.settings, names, options, clock, rejected),
     ]
 
 
+def _log_event(event: Event) -> None:
+    dg.get_dagster_logger().log(level_of(event), text_of(event))
+
+
 def _table_checks(
-    settings: ConsumerSettings, names: Names, clock: Clock
+    settings: ConsumerSettings, names: Names, clock: Clock, rejected: RejectedRows
 ) -> list[dg.AssetChecksDefinition]:
     def usable_leases(table: LeaseTable) -> LeaseListing:
         return table.list_leases().of_form(table.name, multi_stream=settings.is_multi_stream)
@@ -144,6 +159,7 @@ def _table_checks(
             PipelineResources(names, context).workers,
             silence_limit_seconds(settings),
             clock,
+            rejected,
         )
         leases = PipelineResources(names, context).leases.list_leases().leases
         return health.balance(
@@ -188,7 +204,11 @@ def _stream_check(
 
 
 def _output_checks(
-    settings: ConsumerSettings, names: Names, options: DagsterOptions, clock: Clock
+    settings: ConsumerSettings,
+    names: Names,
+    options: DagsterOptions,
+    clock: Clock,
+    rejected: RejectedRows,
 ) -> list[dg.AssetChecksDefinition]:
     @dg.asset_check(
         asset=names.output,
@@ -217,6 +237,6 @@ def _output_checks(
     def no_shard_paused(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
         table = PipelineResources(names, context).workers
         limit = silence_limit_seconds(settings)
-        return health.paused(observe_live_workers(table, limit, clock)).result()
+        return health.paused(observe_live_workers(table, limit, clock, rejected)).result()
 
     return [lag_below_threshold, no_shard_paused]

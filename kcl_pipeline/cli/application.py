@@ -21,7 +21,7 @@ from kcl_pipeline.cli.target import (
     target,
 )
 from kcl_pipeline.errors import OtherApplicationError, SettingsError
-from kcl_pipeline.events import ignore_events
+from kcl_pipeline.events import Event, ignore_events
 
 if TYPE_CHECKING:
     from kcl_pipeline.leader.accept import Acceptance, ApplicationChange
@@ -122,8 +122,14 @@ def _change(app: Target) -> ApplicationChange:
         tables.coordinator, owner, app.clock, ignore_events, settings.leader, SystemRandom()
     )
     return ApplicationChange(
-        settings, tables.lease, tables.workers, tables.coordinator, app.clock, election
+        settings, tables.lease, tables.workers, tables.coordinator, app.clock, election, _show_event
     )
+
+
+def _show_event(event: Event) -> None:
+    from kcl_pipeline.metrics.exporters import text_of  # noqa: PLC0415 (likewise)
+
+    typer.echo(text_of(event), err=True)
 
 
 def _problem(

@@ -17,6 +17,7 @@ from typing import Final, NoReturn
 from kcl_pipeline.clock import Clock
 from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.errors import ApplicationInUseError
+from kcl_pipeline.events import EventSink, ignore_events
 from kcl_pipeline.leader.lock import LeaderElection
 from kcl_pipeline.leader.phase import WRITES_AT_ONCE
 from kcl_pipeline.leases.application import (
@@ -24,9 +25,16 @@ from kcl_pipeline.leases.application import (
     ApplicationIdentity,
     ApplicationRecord,
 )
-from kcl_pipeline.leases.lease import Lease
+from kcl_pipeline.leases.lease import BadRow, Lease
 from kcl_pipeline.leases.migration import ensure_client_version
-from kcl_pipeline.leases.tables import CoordinatorStateTable, LeaseTable, WorkerMetricsTable
+from kcl_pipeline.leases.rejected import RejectedRows
+from kcl_pipeline.leases.tables import (
+    CoordinatorStateTable,
+    LeaseTable,
+    WorkerMetrics,
+    WorkerMetricsTable,
+)
+from kcl_pipeline.text import printable
 
 POLL_SECONDS: Final = 1.0
 LOCK_SECONDS: Final = 150.0
@@ -58,6 +66,7 @@ class ApplicationChange:
         coordinator_table: The coordinator-state table.
         clock: The clock.
         election: A candidate for this change alone, which does not hold the lock.
+        events: Receives `RowRejected` for each worker metrics row that cannot be read.
     """
 
     def __init__(
@@ -68,6 +77,7 @@ class ApplicationChange:
         coordinator_table: CoordinatorStateTable,
         clock: Clock,
         election: LeaderElection,
+        events: EventSink = ignore_events,
     ) -> None:
         self._settings = settings
         self._lease_table = lease_table
@@ -75,6 +85,7 @@ class ApplicationChange:
         self._coordinator_table = coordinator_table
         self._clock = clock
         self._election = election
+        self._rejected = RejectedRows(events)
 
     def accept_streams(self, wanted: ApplicationIdentity) -> Acceptance:
         """Replace the recorded streams.
@@ -140,14 +151,21 @@ class ApplicationChange:
 
     def _require_no_workers(self) -> tuple[Lease, ...]:
         leases = self._unowned_leases()
-        rows = {row.worker_id: row for row in self._worker_table.list_workers()}
+        rows = self._worker_rows()
         if rows:
             period = self._settings.worker.worker_metrics_reporter_freq_in_millis / 1000
             self._clock.sleep(REPORTS * period)
-            for row in self._worker_table.list_workers():
-                if rows.get(row.worker_id) != row:
-                    self._refuse(f"the worker {row.worker_id} is running")
+            for worker_id, row in self._worker_rows().items():
+                if rows.get(worker_id) != row:
+                    self._refuse(f"the worker {printable(worker_id)} is running")
         return leases
+
+    def _worker_rows(self) -> dict[str, WorkerMetrics | BadRow]:
+        """Return all rows by worker id. A row that cannot be read may belong to a live worker."""
+        listing = self._worker_table.scan_workers()
+        self._rejected.note_all(listing.bad_rows)
+        readable = {row.worker_id: row for row in listing.workers}
+        return readable | {row.key: row for row in listing.bad_rows}
 
     def _unowned_leases(self) -> tuple[Lease, ...]:
         listing = self._lease_table.list_leases()

@@ -13,8 +13,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from kcl_pipeline.config import ConsumerSettings
-from kcl_pipeline.leader.worker_watch import FRESH_PERIODS, WorkerWatch
-from kcl_pipeline.leases.lease import Lease
+from kcl_pipeline.leader.worker_watch import FRESH_PERIODS, UnreadableRows, WorkerWatch
+from kcl_pipeline.leases.lease import BadRow, Lease
 from kcl_pipeline.leases.tables import WorkerMetrics
 from kcl_pipeline.planning.state import Observation
 
@@ -87,6 +87,7 @@ class Liveness:
         self._replaced: str | None = None
         self._leases: dict[str, _LeaseMemory] = {}
         self._distrust: dict[str, _Distrust] = {}
+        self._unreadable = UnreadableRows()
         self._gone: dict[str, float] = {}
         """Workers whose row was deleted while this process leads, and when it noticed."""
 
@@ -117,6 +118,8 @@ class Liveness:
         workers: Iterable[WorkerMetrics],
         scan_started: float,
         scan_finished: float,
+        *,
+        unreadable: Iterable[BadRow] = (),
     ) -> None:
         """Compare a scan with the former one.
 
@@ -128,6 +131,7 @@ class Liveness:
             workers: All worker metrics rows.
             scan_started: Start of the scan in monotonic seconds.
             scan_finished: End of the scan in monotonic seconds.
+            unreadable: Worker metrics rows that cannot be used. Their workers have not stopped.
         """
         rows = {lease.lease_key: lease for lease in leases}
         if self.watching_since is None:
@@ -137,7 +141,8 @@ class Liveness:
             )
         self._watched_until = scan_finished
         workers = tuple(workers)
-        with_row = {row.worker_id for row in workers}
+        self._unreadable.observe(unreadable, scan_finished)
+        with_row = {row.worker_id for row in workers} | self._unreadable.ids()
         self._gone |= dict.fromkeys(self._workers.observe(workers, scan_finished), scan_finished)
         # Kept for the longest time of a handoff to one of them
         self._gone = {
@@ -347,6 +352,7 @@ class Liveness:
                 if not self._is_trusted_again(worker, scan_started)
             ),
             unconfirmed=self._unconfirmed(scan_started),
+            unreadable=self._unreadable.living(scan_started),
         )
 
     def _is_trusted_again(self, worker_id: str, now: float) -> bool:

@@ -93,6 +93,7 @@ class Scan:
         unreadable: Keys of lease rows that cannot be used.
         bad_rows: Rows of both tables that cannot be used.
         workers: The worker metrics rows.
+        unreadable_workers: Worker metrics rows that cannot be used. `bad_rows` contains them too.
         scan_started: Start of the scan in monotonic seconds.
         scan_finished: End of the scan in monotonic seconds.
     """
@@ -101,6 +102,7 @@ class Scan:
     unreadable: frozenset[str]
     bad_rows: tuple[BadRow, ...]
     workers: tuple[WorkerMetrics, ...]
+    unreadable_workers: tuple[BadRow, ...]
     scan_started: float
     scan_finished: float
 
@@ -121,6 +123,7 @@ def scan(
         unreadable=frozenset(listing.unreadable),
         bad_rows=(*listing.bad_rows, *workers.bad_rows),
         workers=workers.workers,
+        unreadable_workers=workers.bad_rows,
         scan_started=scan_started,
         scan_finished=clock.monotonic(),
     )

@@ -87,11 +87,23 @@ def preview(
     strategy = strategies.get(settings.assignment.lease_assignment_strategy)
     liveness = Liveness(settings)
     found = scan(lease_table, worker_table, clock, is_multi_stream=settings.is_multi_stream)
-    liveness.observe(found.leases, found.workers, found.scan_started, found.scan_finished)
+    liveness.observe(
+        found.leases,
+        found.workers,
+        found.scan_started,
+        found.scan_finished,
+        unreadable=found.unreadable_workers,
+    )
     if observe_seconds > 0:
         clock.sleep(observe_seconds)
         found = scan(lease_table, worker_table, clock, is_multi_stream=settings.is_multi_stream)
-        liveness.observe(found.leases, found.workers, found.scan_started, found.scan_finished)
+        liveness.observe(
+            found.leases,
+            found.workers,
+            found.scan_started,
+            found.scan_finished,
+            unreadable=found.unreadable_workers,
+        )
     create, coverage = _missing(settings, found, kinesis, clock)
     seen = liveness.observation(found.scan_started)
     if observe_seconds < liveness.settling_seconds:

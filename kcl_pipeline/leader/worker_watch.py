@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from kcl_pipeline.config import ConsumerSettings
+from kcl_pipeline.leases.lease import BadRow
 from kcl_pipeline.leases.tables import WorkerMetrics
 
 FRESH_PERIODS: Final = 3
@@ -152,4 +153,35 @@ class WorkerWatch:
             known.row
             for _, known in sorted(self._rows.items())
             if now - known.changed_at >= seconds
+        )
+
+
+class UnreadableRows:
+    """The times at which worker metrics rows changed that cannot be read.
+
+    Such a worker gets no further leases. A row that changes shows that its worker is alive.
+    """
+
+    def __init__(self) -> None:
+        self._rows: dict[str, tuple[str, float | None]] = {}
+        """By worker id, the last heartbeat and the time of its last change."""
+
+    def observe(self, rows: Iterable[BadRow], now: float) -> None:
+        """Compare all unreadable rows with the former scan."""
+        before = self._rows
+        self._rows = {}
+        for row in rows:
+            heartbeat, changed_at = before.get(row.key, (row.heartbeat, None))
+            self._rows[row.key] = (row.heartbeat, changed_at if heartbeat == row.heartbeat else now)
+
+    def ids(self) -> frozenset[str]:
+        """Return the workers of all unreadable rows."""
+        return frozenset(self._rows)
+
+    def living(self, now: float) -> frozenset[str]:
+        """Return the workers whose row changed within three reporting periods of the Java KCL."""
+        return frozenset(
+            worker_id
+            for worker_id, (_, changed_at) in self._rows.items()
+            if changed_at is not None and now - changed_at <= FRESH_PERIODS * _JAVA_PERIOD_SECONDS
         )

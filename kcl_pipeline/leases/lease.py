@@ -95,11 +95,14 @@ class BadRow:
         table: Name of the table.
         key: Primary key of the row, with any characters.
         reason: What is wrong; printable.
+        heartbeat: Digest of the attributes that a worker's report changes. Empty for rows of
+            other tables.
     """
 
     table: str
     key: str
     reason: str
+    heartbeat: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ is `wid` or `key` in the three-table layout.
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Mapping
 from typing import Final
@@ -123,6 +124,18 @@ def _worker(item: Item, key_name: str) -> WorkerMetrics:
 def is_worker(item: Item) -> bool:
     """Return whether the row is a worker metrics row: by `entityType`, missing before KCL 3.5."""
     return text_of(item, ENTITY_TYPE) in (None, WORKER_ENTITY)
+
+
+def heartbeat_of(item: Item) -> str:
+    """Return a digest of the attributes that every report of a worker changes.
+
+    It needs no valid values. A drain request, which others write, does not change it.
+    """
+    try:
+        text = repr((item.get(LAST_UPDATE), item.get(STATS)))
+    except RecursionError:  # only from an endpoint that is not DynamoDB
+        text = ""
+    return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
 
 
 def lock_to_item(lock: LeaderLock, key_name: str) -> Item:

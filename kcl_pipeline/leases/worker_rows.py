@@ -68,7 +68,14 @@ class WorkerRows:
                 try:
                     found.append(state.worker_from_item(item, key_name))
                 except UnreadableRowError as error:
-                    bad_rows.append(BadRow(self.name, text_of(item, key_name) or "", str(error)))
+                    bad_rows.append(
+                        BadRow(
+                            self.name,
+                            text_of(item, key_name) or "",
+                            str(error),
+                            state.heartbeat_of(item),
+                        )
+                    )
         return WorkerListing(tuple(found), tuple(bad_rows))
 
     def request_drain(self, worker_id: str) -> bool:

@@ -28,6 +28,7 @@ class Observation:
         distrusted: Workers of expired leases that have not reported since.
         unconfirmed: Workers that may have stopped, because only their row is known. They get no
             leases.
+        unreadable: Living workers whose row cannot be read. They get no leases and keep theirs.
     """
 
     expired: frozenset[str] = frozenset()
@@ -37,6 +38,7 @@ class Observation:
     moved_seconds: Mapping[str, float] = field(default_factory=dict)
     distrusted: frozenset[str] = frozenset()
     unconfirmed: frozenset[str] = frozenset()
+    unreadable: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +91,7 @@ def prepare(
         for row in usable
     }
     draining = frozenset(row.worker_id for row in workers if row.drain_requested)
-    living = frozenset(row.worker_id for row in workers)
+    living = frozenset(row.worker_id for row in workers) | seen.unreadable
     accepting = frozenset(state.worker_id for state in states.values() if state.accepts_leases)
     described: list[LeaseState] = []
     forced: list[Move] = []

@@ -30,7 +30,8 @@ from kcl_pipeline.clock import Clock, SystemClock
 from kcl_pipeline.errors import NotFoundError, ThrottledError, UnavailableError
 from kcl_pipeline.events import Event
 from kcl_pipeline.leader.report import CycleReport
-from kcl_pipeline.leases.tables import WorkerMetrics
+from kcl_pipeline.leases.rejected import RejectedRows
+from kcl_pipeline.leases.tables import WorkerListing
 from kcl_pipeline.metrics.exporters import level_of, text_of
 from kcl_pipeline.sensors.autoscaler import AutoscalerMemory, ScalingDecision, decide
 from kcl_pipeline.sensors.reconcile import Heartbeats, apply_findings, find_mismatches
@@ -48,11 +49,13 @@ class TickState:
     Attributes:
         cycle: The leader.
         recent_events: Texts of events that no tick has logged yet.
+        rejected: Reports worker metrics rows that cannot be read, while another process leads.
         tick_started: When the running tick started (monotonic seconds); None between ticks.
     """
 
     cycle: LeaderCycleLike
     recent_events: deque[str]
+    rejected: RejectedRows
     heartbeats: Heartbeats = field(default_factory=Heartbeats)
     waits: LeaseWaits = field(default_factory=LeaseWaits)
     cadence: Cadence = field(default_factory=Cadence)
@@ -118,7 +121,8 @@ class LeaderTick:
                 clock=self._clock,
                 events=_recorder(recent_events),
             )
-            state = self._state = TickState(cycle, recent_events)
+            rejected = RejectedRows(_recorder(recent_events))
+            state = self._state = TickState(cycle, recent_events, rejected)
         return state if state.begin_tick(now) else None
 
     def __call__(self, context: dg.SensorEvaluationContext) -> dg.SensorResult:
@@ -146,8 +150,12 @@ class LeaderTick:
         events: list[Any] = []
         try:
             table = PipelineResources(self._names, context).workers
-            rows = table.list_workers()
-            state.heartbeats.observe(rows, active, self._clock.monotonic())
+            listing = table.scan_workers()
+            if not report.led:  # a leader has reported these rows
+                state.rejected.note_all(listing.bad_rows)
+            state.heartbeats.observe(
+                listing.workers, active, self._clock.monotonic(), unreadable=listing.bad_rows
+            )
             done = apply_findings(
                 find_mismatches(state.heartbeats, active, silence_limit_seconds(self._settings)),
                 context.instance,
@@ -155,7 +163,7 @@ class LeaderTick:
             )
             if done:
                 active = active_runs(context.instance, self._names.application, self._separator)
-            events = self._events(context, state, report, rows, active)
+            events = self._events(context, state, report, listing, active)
         except (NotFoundError, ThrottledError, UnavailableError) as error:
             problem = problem or str(error)
         decision = self._scale(context, active)
@@ -190,7 +198,7 @@ class LeaderTick:
         context: dg.SensorEvaluationContext,
         state: TickState,
         report: CycleReport,
-        rows: tuple[WorkerMetrics, ...],
+        rows: WorkerListing,
         active: tuple[RunView, ...],
     ) -> list[Any]:
         leases, workers, bad_rows = report.leases, report.workers, report.bad_rows
@@ -200,13 +208,13 @@ class LeaderTick:
                 self._settings.lease_table_name, multi_stream=self._settings.is_multi_stream
             )
             leases = tuple(sorted(listing.leases, key=lambda le: le.lease_key))
-            bad_rows = (*bad_rows, *listing.bad_rows)
+            bad_rows = (*bad_rows, *listing.bad_rows, *rows.bad_rows)
             limit = silence_limit_seconds(self._settings)
             workers = tuple(
                 sorted(
                     (
                         r
-                        for r in rows
+                        for r in rows.workers
                         if (state.heartbeats.silent_seconds(r.worker_id) or 0.0) <= limit
                     ),
                     key=lambda r: r.worker_id,

@@ -13,6 +13,7 @@ from typing import Final, Literal
 from dagster import DagsterInstance, DagsterRunStatus
 
 from kcl_pipeline.assets.runs import RunView
+from kcl_pipeline.leases.lease import BadRow
 from kcl_pipeline.leases.tables import WorkerMetrics, WorkerMetricsTable
 
 MISSING_ROW_SECONDS: Final = 120.0
@@ -52,15 +53,26 @@ class Heartbeats:
     """
 
     observed_at: float | None = None
-    rows: dict[str, tuple[WorkerMetrics, float]] = field(default_factory=dict)
+    rows: dict[str, tuple[WorkerMetrics | BadRow, float]] = field(default_factory=dict)
     absent: dict[str, float] = field(default_factory=dict)
     canceling: dict[str, float] = field(default_factory=dict)
 
-    def observe(self, rows: Iterable[WorkerMetrics], runs: Sequence[RunView], now: float) -> None:
-        """Add one observation of the table and of Dagster's runs at `now` (monotonic seconds)."""
+    def observe(
+        self,
+        rows: Iterable[WorkerMetrics],
+        runs: Sequence[RunView],
+        now: float,
+        *,
+        unreadable: Iterable[BadRow] = (),
+    ) -> None:
+        """Add one observation of the table and of Dagster's runs at `now` (monotonic seconds).
+
+        A row that cannot be read shows in the same way whether its worker reports.
+        """
         step = 0.0 if self.observed_at is None else min(now - self.observed_at, LONGEST_GAP_SECONDS)
         self.observed_at = now
-        seen = {row.worker_id: row for row in rows}
+        seen: dict[str, WorkerMetrics | BadRow] = {row.worker_id: row for row in rows}
+        seen |= {row.key: row for row in unreadable}
         self.rows = {
             worker_id: (
                 row,
@@ -87,8 +99,11 @@ class Heartbeats:
         return None if heartbeat is None else heartbeat[1]
 
 
-def _same_heartbeat(before: WorkerMetrics, after: WorkerMetrics) -> bool:
+def _same_heartbeat(before: WorkerMetrics | BadRow, after: WorkerMetrics | BadRow) -> bool:
     """Whether the worker wrote nothing in between. A drain request is written by others."""
+    if isinstance(before, BadRow) or isinstance(after, BadRow):
+        both_bad = isinstance(before, BadRow) and isinstance(after, BadRow)
+        return both_bad and before.heartbeat == after.heartbeat
     return before.last_update_seconds == after.last_update_seconds and before.stats == after.stats
 
 

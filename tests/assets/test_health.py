@@ -15,7 +15,10 @@ from kcl_pipeline.assets.checks import (
     find_unrenewed_leases,
     observe_live_workers,
 )
+from kcl_pipeline.events import RowRejected, ignore_events
 from kcl_pipeline.leader.report import UnavailableStream
+from kcl_pipeline.leases.lease import BadRow
+from kcl_pipeline.leases.rejected import RejectedRows
 from kcl_pipeline.leases.worker_status import PausedLease, WorkerStatus
 from kcl_pipeline.position import SHARD_END
 from kcl_pipeline.testing.clock import VirtualClock
@@ -184,4 +187,18 @@ def test_only_workers_whose_row_moves_are_living():
     table = FakeWorkerTable([worker("a"), worker("dead")])
     clock = ManualClock(0.0)
     clock.on_sleep = lambda: table.beat("a")
-    assert [w.worker_id for w in observe_live_workers(table, 20.0, clock)] == ["a"]
+    rejected = RejectedRows(ignore_events)
+    assert [w.worker_id for w in observe_live_workers(table, 20.0, clock, rejected)] == ["a"]
+
+
+def test_a_worker_row_that_cannot_be_read_is_reported_once_by_the_checks():
+    table = FakeWorkerTable([worker("a")])
+    table.bad_rows = [BadRow("workers", "b", "lut is 'x'", "1")]
+    events, clock = [], ManualClock(0.0)
+    rejected = RejectedRows(events.append)
+    for _ in range(2):
+        assert observe_live_workers(table, 5.0, clock, rejected) == ()
+    assert events == [RowRejected("workers", "b", "lut is 'x'")]
+    table.bad_rows = [BadRow("workers", "b", "sts is 'x'", "1")]
+    observe_live_workers(table, 5.0, clock, rejected)
+    assert len(events) == 2

@@ -7,7 +7,7 @@ from random import Random
 import pytest
 
 from kcl_pipeline.errors import ApplicationInUseError
-from kcl_pipeline.events import ignore_events
+from kcl_pipeline.events import RowRejected, ignore_events
 from kcl_pipeline.leader.accept import ApplicationChange
 from kcl_pipeline.leader.lock import LeaderElection
 from kcl_pipeline.leases.application import ApplicationIdentity
@@ -35,8 +35,15 @@ def change(world):
         world.settings.leader,
         Random(1),
     )
+    world.told = []
     return ApplicationChange(
-        world.settings, world.leases, world.rows, world.coordinator, world.clock, election
+        world.settings,
+        world.leases,
+        world.rows,
+        world.coordinator,
+        world.clock,
+        election,
+        world.told.append,
     )
 
 
@@ -126,6 +133,49 @@ def test_a_worker_without_a_lease_is_found_by_its_reports(world):
     with pytest.raises(ApplicationInUseError, match="the worker idle is running"):
         change(world).accept_streams(identity(world, "other"))
     assert not recorded(world).changing
+
+
+@pytest.mark.parametrize("lives", [True, False])
+def test_a_worker_whose_row_cannot_be_read_is_found_by_its_changes(world, lives):
+    reports = [0]
+
+    def report():
+        reports[0] += 1
+        world.rows.plant(
+            {"wid": {"S": "odd"}, "lut": {"N": str(reports[0])}, "kclpDrain": {"N": "1E+200"}}
+        )
+
+    report()
+    advance = world.clock.sleep
+
+    def sleep(seconds):
+        advance(seconds)
+        if lives:
+            report()
+
+    world.clock.sleep = sleep
+    if lives:
+        with pytest.raises(ApplicationInUseError, match="the worker odd is running"):
+            change(world).accept_streams(identity(world, "other"))
+        assert not recorded(world).changing
+    else:
+        change(world).accept_streams(identity(world, "other"))
+        assert recorded(world) == identity(world, "other")
+    mine = [event for event in world.told if isinstance(event, RowRejected)]
+    assert [(event.table, event.key) for event in mine] == [(world.rows.name, "odd")]
+
+
+def test_a_row_that_becomes_readable_meanwhile_is_a_running_worker(world):
+    world.rows.plant({"wid": {"S": "odd"}, "lut": {"N": "1"}, "kclpDrain": {"N": "1E+200"}})
+    advance = world.clock.sleep
+
+    def sleep(seconds):
+        advance(seconds)
+        world.rows.plant({"wid": {"S": "odd"}, "lut": {"N": "1"}})
+
+    world.clock.sleep = sleep
+    with pytest.raises(ApplicationInUseError, match="the worker odd is running"):
+        change(world).accept_streams(identity(world, "other"))
 
 
 def test_the_row_of_a_dead_worker_does_not_hinder(world):

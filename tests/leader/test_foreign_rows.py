@@ -113,6 +113,22 @@ def test_a_worker_row_that_cannot_be_read_is_told_of_and_repaired_by_its_worker(
     assert set(world.owners().values()) == {"w1", "w2"}
 
 
+def test_a_worker_whose_row_stays_unreadable_keeps_its_leases() -> None:
+    world = settled(World(shards=4), "w1", "w2")
+    held = world.owners()
+
+    def report() -> None:
+        now = {"N": str(int(world.clock.wall()))}
+        world.rows.plant({"wid": {"S": "w1"}, "lut": now, "kclpDrain": {"N": "1E+200"}})
+
+    world.workers["w1"].report = report
+    report()
+    world.run(120)
+    assert world.owners() == held
+    (event,) = world.happened(RowRejected)
+    assert (event.table, event.key) == (world.rows.name, "w1"), "once, not in each cycle"
+
+
 def test_a_worker_row_keeps_what_others_added() -> None:
     world = World(shards=1)
     world.rows.plant({"wid": {"S": "w1"}, "sup": {"N": "-7"}, "theirs": {"S": "kept"}})

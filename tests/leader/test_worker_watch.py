@@ -6,7 +6,7 @@ import pytest
 
 from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.leader.liveness import Liveness
-from kcl_pipeline.leases.lease import Lease
+from kcl_pipeline.leases.lease import BadRow, Lease
 from kcl_pipeline.leases.tables import WorkerMetrics
 from kcl_pipeline.position import LATEST
 
@@ -205,3 +205,27 @@ def test_a_java_worker_whose_first_reports_are_early_stays_alive(every):
     for second in range(0, 182, every):
         watch.at(second, row("java", max(t for t in times if t <= second)))
         assert watch.living(second) == ["java"], second
+
+
+def test_a_row_that_cannot_be_read_is_no_stopped_worker():
+    """A new owner that has not renewed yet keeps its lease for the whole grace period."""
+    for unreadable in (True, False):
+        liveness = Liveness(SETTINGS)
+        liveness.observe([lease()], [row("a", 1)], 0, 0)
+        liveness.observe([lease("a", 2)], [row("a", 2)], 5, 5)
+        bad = [BadRow("workers", "a", "sts is 'x'", "2")] if unreadable else []
+        for now in (6, 12):
+            liveness.observe([lease("a", 2)], [], now, now, unreadable=bad)
+        assert ("s" in liveness.observation(12).expired) is not unreadable
+
+
+def test_an_unreadable_row_that_changes_belongs_to_a_live_worker():
+    liveness = Liveness(SETTINGS)
+    for now, heartbeat in ((0, "1"), (5, "1"), (10, "2")):
+        bad = [BadRow("workers", "a", "sts is 'x'", heartbeat)]
+        liveness.observe([], [], now, now, unreadable=bad)
+        seen = liveness.observation(now).unreadable
+        assert seen == (frozenset({"a"}) if now == 10 else frozenset())
+    assert liveness.observation(101).unreadable == frozenset()
+    liveness.observe([], [], 102, 102)
+    assert liveness.observation(102).unreadable == frozenset()

@@ -10,6 +10,7 @@ import dagster as dg
 from kcl_pipeline.definitions import build_definitions
 from kcl_pipeline.events import LeaderElected, PlanMade
 from kcl_pipeline.leader.report import CycleReport, UnavailableStream
+from kcl_pipeline.leases.lease import BadRow
 from kcl_pipeline.leases.worker_status import PausedLease, WorkerStatus
 from kcl_pipeline.planning.model import Move, Plan
 from tests.support.dagster_fakes import (
@@ -294,3 +295,18 @@ def test_the_sensor_as_dagster_evaluates_it(instance):
         .default_status
         is dg.DefaultSensorStatus.RUNNING
     )
+
+
+def test_a_worker_row_that_cannot_be_read_is_logged_once_and_fails_the_check(instance):
+    stage = Stage(instance)
+    stage.workers.bad_rows = [BadRow("workers", "w-1", "sts is 'x'", "1")]
+    ticks = [(stage(), list(stage.tick._state.rejected._reported)) for _ in range(3)]
+    assert [reported for _, reported in ticks] == [[("workers", "w-1")]] * 3
+    verdicts = [
+        e
+        for result, _ in ticks
+        for e in result.asset_events
+        if isinstance(e, dg.AssetCheckEvaluation) and e.check_name == "rows_usable"
+    ]
+    assert verdicts
+    assert not verdicts[0].passed

@@ -8,6 +8,7 @@ from dagster import DagsterRunStatus as S
 
 from kcl_pipeline.assets.runs import RunView, silence_limit_seconds
 from kcl_pipeline.config import ConsumerSettings
+from kcl_pipeline.leases.lease import BadRow
 from kcl_pipeline.sensors.reconcile import (
     MISSING_ROW_SECONDS,
     STUCK_CANCELING_SECONDS,
@@ -122,3 +123,15 @@ def test_a_drain_for_a_worker_without_a_row_is_not_claimed():
             apply_findings([Finding("r", "w-9", "request_drain", "x")], instance, FakeWorkerTable())
             == ()
         )
+
+
+def test_a_row_that_cannot_be_read_shows_whether_its_worker_lives():
+    memory = Heartbeats()
+    for i in range(60):
+        bad = BadRow("workers", "w-1", "sts is 'x'", str(i // 2))
+        memory.observe([], [run()], i * 5.0, unreadable=[bad])
+    assert find_mismatches(memory, [run()], LIMIT) == ()
+    for i in range(60, 70):
+        memory.observe([], [run()], i * 5.0, unreadable=[bad])
+    (finding,) = find_mismatches(memory, [run()], LIMIT)
+    assert "has not reported" in finding.reason

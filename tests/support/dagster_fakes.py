@@ -11,7 +11,7 @@ import dagster as dg
 from kcl_pipeline.assets.names import Names
 from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.leader.report import CycleReport, StreamCoverage
-from kcl_pipeline.leases.lease import Lease, LeaseListing
+from kcl_pipeline.leases.lease import BadRow, Lease, LeaseListing
 from kcl_pipeline.leases.tables import WorkerListing, WorkerMetrics
 from kcl_pipeline.position import TRIM_HORIZON, Position
 from kcl_pipeline.shards import MAX_HASH_KEY, HashKeyRange
@@ -154,6 +154,7 @@ class FakeWorkerTable:
 
     def __init__(self, rows: Sequence[WorkerMetrics] = ()) -> None:
         self.rows = {row.worker_id: row for row in rows}
+        self.bad_rows: list[BadRow] = []
         self.drained: list[str] = []
         self.error: Exception | None = None
 
@@ -163,7 +164,7 @@ class FakeWorkerTable:
         return tuple(self.rows.values())
 
     def scan_workers(self) -> WorkerListing:
-        return WorkerListing(self.list_workers())
+        return WorkerListing(self.list_workers(), tuple(self.bad_rows))
 
     def request_drain(self, worker_id: str) -> bool:
         self.drained.append(worker_id)
