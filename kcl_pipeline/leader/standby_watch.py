@@ -97,7 +97,13 @@ class StandbyWatch:
             return
         self._scan_seconds = self._clock.monotonic() - now
         self._liveness.forget_after_pause(found.scan_started)
-        self._liveness.observe(found.leases, found.workers, found.scan_started, found.scan_finished)
+        self._liveness.observe(
+            found.leases,
+            found.workers,
+            found.scan_started,
+            found.scan_finished,
+            unreadable=found.unreadable_workers,
+        )
         self._rank_among(found.leases, leader)
 
     def _pause_seconds(self, unchanged_share: float) -> float:
