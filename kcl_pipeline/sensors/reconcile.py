@@ -101,9 +101,10 @@ class Heartbeats:
 
 def _same_heartbeat(before: WorkerMetrics | BadRow, after: WorkerMetrics | BadRow) -> bool:
     """Whether the worker wrote nothing in between. A drain request is written by others."""
+    if isinstance(before, BadRow) and isinstance(after, BadRow):
+        return before.heartbeat == after.heartbeat
     if isinstance(before, BadRow) or isinstance(after, BadRow):
-        both_bad = isinstance(before, BadRow) and isinstance(after, BadRow)
-        return both_bad and before.heartbeat == after.heartbeat
+        return False
     return before.last_update_seconds == after.last_update_seconds and before.stats == after.stats
 
 
