@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from kcl_pipeline.cli.application import application
+from kcl_pipeline.cli.dead_letters import dead_letters
 from kcl_pipeline.cli.doctor.command import doctor
 from kcl_pipeline.cli.failures import SentenceGroup
 from kcl_pipeline.cli.leader import leader
@@ -58,4 +59,5 @@ app.command()(workers)
 app.command()(leader)
 app.command()(plan)
 app.command()(application)
+app.command(name="dead-letters")(dead_letters)
 app.command()(doctor)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping
 from dataclasses import asdict
+from itertools import chain
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 from rich.text import Text
 
 from kcl_pipeline.cli import show
+from kcl_pipeline.cli.dead_letters import dead_letter_table
 from kcl_pipeline.cli.doctor.finding import Finding, Level, ok, problem, unknown
 from kcl_pipeline.cli.failures import FAILED
 from kcl_pipeline.cli.target import (
@@ -68,7 +70,10 @@ def doctor(
         else watch_seconds
     )
     found: list[Finding] = []
-    for finding in run_checks(app, needs_java=needs_java, watch_seconds=watch):
+    letters = None if pipeline is None else dead_letter_table(load_pipeline(pipeline))
+    for finding in chain(
+        run_checks(app, needs_java=needs_java, watch_seconds=watch), _dead_letters(app, letters)
+    ):
         found.append(finding)
         if not as_json:
             print_finding(finding)
@@ -114,6 +119,13 @@ def run_checks(app: Target, *, needs_java: bool, watch_seconds: float) -> Iterat
     streams = yield from _streams(app)
     if usable:
         yield from _rows(app, streams, watch_seconds)
+
+
+def _dead_letters(app: Target, table: tuple[str, Mapping[str, str]] | None) -> Iterator[Finding]:
+    if table is not None:
+        from kcl_pipeline.cli.doctor.dead_letters import check_dead_letters  # noqa: PLC0415 (Delta)
+
+        yield from check_dead_letters(*table, app.clock)
 
 
 def _settings(app: Target) -> Iterator[Finding]:

@@ -1,0 +1,44 @@
+"""Check the dead-letter table: its records, its growth, and whether it can be read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from kcl_pipeline.cli.doctor.finding import Finding, ok, problem, warning
+from kcl_pipeline.clock import Clock
+from kcl_pipeline.delta.replayed import count_dead_letters
+from kcl_pipeline.errors import KclError
+
+_SUBJECT = "dead letters"
+_ADVICE = (
+    "read their errors in the table, correct the transform or the producer, and mark them with "
+    "`kcl-pipeline dead-letters --mark-replayed`, see docs/dead-letters.md"
+)
+
+
+def check_dead_letters(uri: str, options: Mapping[str, str], clock: Clock) -> Iterator[Finding]:
+    """Check one dead-letter table.
+
+    The growth is that of the last hour, by the workers' clocks.
+    """
+    try:
+        counts = count_dead_letters(uri, options, clock.wall())
+    except KclError as error:
+        yield problem(
+            _SUBJECT,
+            f"the table cannot be read: {error}",
+            "check the address, the storage options and the permissions; shards with failing "
+            "records pause while the table cannot be written",
+        )
+        return
+    if counts is None:
+        yield ok(_SUBJECT, f"none: there is no table at {uri} yet")
+        return
+    text = (
+        f"{counts.total:,} records in {uri}, {counts.waiting:,} not replayed; it grew by "
+        f"{counts.recent:,} in the last hour"
+    )
+    if counts.waiting:
+        yield warning(_SUBJECT, text, _ADVICE)
+    else:
+        yield ok(_SUBJECT, text)
