@@ -1,9 +1,12 @@
 """Find the parts of a batch on which a Spark transform fails, without writing files.
 
-A write per part would need a plan, files and a dozen log lines. Here one plan serves many parts:
-each part is one partition of a DataFrame, and each job evaluates one partition. This needs a
+A write per part would need a plan, files and a dozen log lines. Here one plan and one job serve
+many parts: each part is one partition of a DataFrame, so each task evaluates one part. This needs a
 transform whose output partitions each come from one input partition. A transform that shuffles (it
-groups, joins or sorts) gets a plan for each part.
+groups, joins or sorts) gets a plan and a job for each part.
+
+The first task that fails ends its job. Spark's task statuses show which task this was, and which
+others succeeded. The next job evaluates the rest, so a round costs one job per failing part.
 
 Spark evaluates only requested columns. A hash of all columns requests all of them, writes no files,
 returns eight bytes per row and logs nothing if a task fails.
@@ -19,8 +22,10 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
+from uuid import uuid4
 
 import pyarrow as pa
+from py4j.protocol import Py4JError
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.types import ArrayType, DataType, MapType, StructType, VariantType
@@ -28,6 +33,9 @@ from pyspark.sql.types import ArrayType, DataType, MapType, StructType, VariantT
 from kcl_pipeline.errors import KclError, TransformFailedError
 
 MAX_JOBS_AT_ONCE: Final = 8
+_STATUS_MILLIS: Final = 10_000
+_MOST_TASKS: Final = 100_000
+_JOB_GROUP: Final = "spark.jobGroup.id"
 _MOST_STAGES: Final = 100
 _ONE_TO_ONE: Final = "OneToOneDependency"
 _LOCAL_RELATION_BYTES: Final = "spark.sql.execution.arrow.localRelationThreshold"
@@ -109,19 +117,68 @@ class SparkProbe:
         return jobs
 
     def _run(self, parts: Sequence[pa.Table], jobs: Sequence[_Job]) -> dict[int, str]:
-        gateway: Any = self._session.sparkContext._gateway  # noqa: SLF001 (as pyspark itself)
-        errors = {}
-        for job in jobs:
-            try:
-                if job.partition is None:
-                    job.rdd.count()
-                else:
-                    partitions = gateway.new_array(gateway.jvm.int, 1)
-                    partitions[0] = job.partition
-                    job.rdd.collectPartitions(partitions)
-            except Exception as error:  # noqa: BLE001 (as above)
-                errors[job.part] = self._text(error, parts[job.part].num_rows)
+        """Return the error of each part that fails."""
+        errors: dict[int, str] = {}
+        group_id = f"probe-{uuid4().hex}"
+        self._session.sparkContext.setLocalProperty(_JOB_GROUP, group_id)
+        groups = [list(jobs)] if jobs and jobs[0].partition is not None else [[j] for j in jobs]
+        while groups:
+            group = groups.pop()
+            error = self._error_of(group)
+            if error is None:
+                continue
+            if len(group) == 1:
+                errors[group[0].part] = self._text(error, parts[group[0].part].num_rows)
+                continue
+            done, failed = self._outcomes(group_id)
+            if len(failed) == 1:
+                [index] = failed
+                errors[group[index].part] = self._text(error, parts[group[index].part].num_rows)
+            else:
+                # It is not known to which of these tasks the error belongs, or no task is known.
+                groups += [[group[index]] for index in failed or range(len(group))]
+                if not failed:
+                    continue
+            rest = [job for index, job in enumerate(group) if index not in done | failed]
+            groups += [rest] if rest else []
         return errors
+
+    def _error_of(self, jobs: Sequence[_Job]) -> Exception | None:
+        """Run one job for these parts. All belong to one RDD. Return its error."""
+        gateway: Any = self._session.sparkContext._gateway  # noqa: SLF001 (as pyspark itself)
+        try:
+            if jobs[0].partition is None:
+                jobs[0].rdd.count()
+                return None
+            partitions = gateway.new_array(gateway.jvm.int, len(jobs))
+            for index, job in enumerate(jobs):
+                partitions[index] = job.partition
+            jobs[0].rdd.collectPartitions(partitions)
+        except Exception as error:  # noqa: BLE001 (as above)
+            return error
+        return None
+
+    def _outcomes(self, group_id: str) -> tuple[frozenset[int], frozenset[int]]:
+        """Return the indices of the tasks that succeeded and failed in the last job of a group."""
+        gateway: Any = self._session.sparkContext._gateway  # noqa: SLF001 (as above)
+        context: Any = self._session.sparkContext._jsc.sc()  # noqa: SLF001 (as above)
+        status = gateway.jvm.org.apache.spark.status.api.v1.TaskStatus
+        try:
+            context.listenerBus().waitUntilEmpty(_STATUS_MILLIS)
+            tracker, store = context.statusTracker(), context.statusStore()
+            job = max(tracker.getJobIdsForGroup(group_id))
+            [stage] = tracker.getJobInfo(job).get().stageIds()
+            found = []
+            for kind in (status.SUCCESS, status.FAILED):
+                wanted = gateway.jvm.java.util.ArrayList()
+                wanted.add(kind)
+                every = gateway.jvm.scala.Option.empty()
+                tasks = store.taskList(stage, 0, 0, _MOST_TASKS, every, True, wanted)
+                found.append(frozenset(tasks.apply(n).index() for n in range(tasks.size())))
+        except (Py4JError, ValueError):
+            # The statuses are late or not stored.
+            return frozenset(), frozenset()
+        return found[0], found[1]
 
     def _text(self, error: Exception, records: int) -> str:
         found = error if isinstance(error, KclError) else self._classify(error, records)

@@ -51,6 +51,8 @@ _LOCAL: Final = {
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.host": "127.0.0.1",
     "spark.sql.adaptive.enabled": "false",
+    # Executors of a cluster may not have this package.
+    "spark.python.daemon.module": "kcl_pipeline.spark.python_daemon",
 }
 
 

@@ -6,6 +6,7 @@ import json
 import random
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
@@ -13,7 +14,7 @@ from pyspark.sql import functions as f
 
 from kcl_pipeline.errors import SinkError, TransformFailedError
 from kcl_pipeline.spark.job_errors import classified
-from kcl_pipeline.spark.probes import SparkProbe
+from kcl_pipeline.spark.probes import SparkProbe, _Job
 from kcl_pipeline.spark.writer import SparkBatchWriter, transformed
 from tests.spark.test_writer import batch, records
 
@@ -107,6 +108,64 @@ def test_the_transform_is_called_in_the_callers_thread_only(spark):
     assert threads == {threading.get_ident()}
 
 
+@pytest.mark.parametrize("transform", [failfast, in_python])
+def test_a_round_needs_about_one_job_per_failing_part(spark, tmp_path: Path, transform):
+    writer = SparkBatchWriter(spark, transform, str(tmp_path / "t"))
+    parts = [records(GOOD, GOOD) for _ in range(40)]
+    for number in (3, 20, 39):
+        parts[number] = records(GOOD, BAD)
+    scheduler = spark.sparkContext._jsc.sc().dagScheduler()
+    before = scheduler.nextJobId()
+    found = writer.probe(parts)
+    assert [number for number, text in enumerate(found) if text is not None] == [3, 20, 39]
+    # One job per thread, one after each failure, and two more if two tasks fail in one job.
+    assert scheduler.nextJobId() - before <= 12
+
+
+class Scripted(SparkProbe):
+    """Tasks with given outcomes, without Spark: by part, whether it fails."""
+
+    def __init__(self, fails, outcomes):
+        super().__init__(
+            SimpleNamespace(sparkContext=SimpleNamespace(setLocalProperty=lambda *_: None)),
+            lambda frame, _n: frame,
+            lambda error, _n: TransformFailedError(str(error), detail=str(error)),
+        )
+        self.fails, self.script, self.ran = fails, list(outcomes), []
+
+    def _error_of(self, jobs):
+        self.ran.append([job.part for job in jobs])
+        failing = [job.part for job in jobs if job.part in self.fails]
+        return ValueError(f"part {failing[0]}") if failing else None
+
+    def _outcomes(self, _group_id):
+        done, failed = self.script.pop(0)
+        return frozenset(done), frozenset(failed)
+
+    def search(self, count):
+        jobs = [_Job(number, None, number) for number in range(count)]
+        return self._run([records(GOOD)] * count, jobs)
+
+
+def test_a_task_that_did_not_end_is_run_again():
+    """Part 1 was still running when part 2 failed, and fails itself."""
+    probe = Scripted({1, 2}, [([0], [2]), ([], [0])])
+    assert set(probe.search(5)) == {1, 2}
+    assert probe.ran == [[0, 1, 2, 3, 4], [1, 3, 4], [3, 4]]
+
+
+def test_an_error_that_may_belong_to_two_tasks_is_asked_for_again():
+    probe = Scripted({1, 2}, [([0], [1, 2])])
+    assert probe.search(4) == {1: "part 1", 2: "part 2"}
+    assert sorted(probe.ran[1:]) == [[1], [2], [3]]
+
+
+def test_without_statuses_every_part_gets_a_job():
+    probe = Scripted({1}, [([], [])])
+    assert probe.search(3) == {1: "part 1"}
+    assert sorted(probe.ran[1:]) == [[0], [1], [2]]
+
+
 def test_an_error_of_spark_itself_is_raised(spark):
     def failing(error: Exception, _records: int) -> SinkError:
         return SinkError(f"Spark is gone: {type(error).__name__}")
@@ -122,7 +181,7 @@ def test_thirty_bad_records_of_fifty_thousand_are_found_with_few_jobs(spark):
 
     result = isolate(spark, records=4_000, bad=6, transform="jvm", seed=7)
     assert result.found == result.expected
-    assert result.jobs < 220
+    assert result.jobs < 60
     assert result.files == 0
 
 

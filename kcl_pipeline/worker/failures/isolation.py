@@ -19,10 +19,10 @@ from typing import Final
 
 import pyarrow as pa
 
-MAX_PIECES: Final = 8
+MAX_PIECES: Final = 16
 """Fewer pieces would need more rounds in which the same record fails.
 
-A job that fails costs two to ten times as much as one that passes (docs/dead-letters.md).
+On the Spark path, a part that fails ends a job. A part that passes is only a task.
 """
 
 SAMPLES: Final = 16
