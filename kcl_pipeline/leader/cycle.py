@@ -267,13 +267,8 @@ class LeaderCycle:
     def _context(self, deadline: Deadline) -> CycleContext:
         found = self._scan()
         self._rejected.note_all(found.bad_rows)
-        self._liveness.observe(
-            found.leases,
-            found.workers,
-            found.scan_started,
-            found.scan_finished,
-            unreadable=found.unreadable_workers,
-        )
+        times, bad = (found.scan_started, found.scan_finished), found.unreadable_workers
+        self._liveness.observe(found.leases, found.workers, *times, unreadable=bad)
         return CycleContext(
             leases={lease.lease_key: lease for lease in found.leases},
             bad_rows=found.bad_rows,
