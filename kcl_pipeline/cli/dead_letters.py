@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -12,6 +12,9 @@ from kcl_pipeline.cli import show
 from kcl_pipeline.cli.target import AsJson, Pipeline, load_pipeline
 from kcl_pipeline.clock import SystemClock
 from kcl_pipeline.errors import SettingsError
+
+if TYPE_CHECKING:
+    from kcl_pipeline.delta.replayed import DeadLetterCounts
 
 
 def dead_letters(
@@ -71,6 +74,10 @@ def dead_letters(
         )
     counts = replayed.count_dead_letters(address, options, now)
     found = replayed.DeadLetterCounts() if counts is None else counts
+    _print(found, marked, as_json=as_json)
+
+
+def _print(found: DeadLetterCounts, marked: int | None, *, as_json: bool) -> None:
     if as_json:
         show.print_json(
             {

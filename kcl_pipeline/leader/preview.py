@@ -87,23 +87,11 @@ def preview(
     strategy = strategies.get(settings.assignment.lease_assignment_strategy)
     liveness = Liveness(settings)
     found = scan(lease_table, worker_table, clock, is_multi_stream=settings.is_multi_stream)
-    liveness.observe(
-        found.leases,
-        found.workers,
-        found.scan_started,
-        found.scan_finished,
-        unreadable=found.unreadable_workers,
-    )
+    _observe(liveness, found)
     if observe_seconds > 0:
         clock.sleep(observe_seconds)
         found = scan(lease_table, worker_table, clock, is_multi_stream=settings.is_multi_stream)
-        liveness.observe(
-            found.leases,
-            found.workers,
-            found.scan_started,
-            found.scan_finished,
-            unreadable=found.unreadable_workers,
-        )
+        _observe(liveness, found)
     create, coverage = _missing(settings, found, kinesis, clock)
     seen = liveness.observation(found.scan_started)
     if observe_seconds < liveness.settling_seconds:
@@ -154,3 +142,8 @@ def _missing(
                 settings.shard_sync, rows, unreadable, kinesis.list_shards(stream), stream
             )
     return tuple(create), tuple(coverage)
+
+
+def _observe(liveness: Liveness, found: Scan) -> None:
+    times, bad = (found.scan_started, found.scan_finished), found.unreadable_workers
+    liveness.observe(found.leases, found.workers, *times, unreadable=bad)
