@@ -32,7 +32,7 @@ class Standby:
         if self.error is not None:
             raise self.error
         self.clock.advance(self._scan_seconds)
-        return Scan(self._leases, frozenset(), (), (), now, self.clock.monotonic())
+        return Scan(self._leases, frozenset(), (), (), (), now, self.clock.monotonic())
 
     def run(self, seconds, unchanged_share=0.0):
         """Scans within these seconds, with a look every half second."""
