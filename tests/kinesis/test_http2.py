@@ -132,7 +132,7 @@ def test_without_the_extra_one_sentence_says_what_to_install(
     package = "kcl_pipeline.kinesis.fan_out"
     for name in (f"{package}.http2", f"{package}.http2_connections"):
         monkeypatch.delitem(sys.modules, name, raising=False)
-    monkeypatch.setitem(sys.modules, "h2.config", None)
+    monkeypatch.setitem(sys.modules, "h2", None)
     with pytest.raises(SettingsError, match=r"pip install 'kcl-pipeline\[http2\]'"):
         FanOutWorld(aws, settings(fan_out_http="2"))
 
