@@ -59,7 +59,10 @@ def test_doctor_on_a_healthy_fleet(fleet, monkeypatch):
             "kinesis:GetShardIterator, kinesis:GetRecords"
         ),
         "-WorkerMetricStats: allowed: dynamodb:GetItem, dynamodb:Scan, dynamodb:UpdateItem,",
-        "-CoordinatorState: allowed: dynamodb:GetItem, dynamodb:PutItem, dynamodb:UpdateItem,",
+        (
+            "-CoordinatorState: allowed: dynamodb:GetItem, dynamodb:ConditionCheckItem, "
+            "dynamodb:PutItem, dynamodb:UpdateItem,"
+        ),
         "4 leases cover all hash keys",
         "all 4 unfinished leases were renewed",
         "blue-1 holds the lock",
@@ -92,6 +95,14 @@ def test_doctor_names_the_dynamodb_action_that_is_denied(server, shared, operati
     found = findings("-a", shared.name, "-s", shared.name, "--watch-seconds", 0, code=1)
     assert any(f"dynamodb:{operation}" in text for text in texts(found, "problem"))
     assert all(f["advice"] for f in found if f["level"] == "problem")
+
+
+def test_doctor_names_the_denied_action_of_a_transaction(server, shared):
+    server.fault_rules.replace(
+        [FaultRule(service="dynamodb", operation="TransactWriteItems", kind="deny")]
+    )
+    found = findings("-a", shared.name, "-s", shared.name, "--watch-seconds", 0, code=1)
+    assert any("dynamodb:ConditionCheckItem is denied" in text for text in texts(found, "problem"))
 
 
 @pytest.mark.parametrize(

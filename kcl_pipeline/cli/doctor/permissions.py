@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kcl_pipeline.cli.doctor.finding import Finding, ok, problem, unknown
 from kcl_pipeline.errors import AccessDeniedError, AwsError, KclError, NotFoundError
-from kcl_pipeline.leases.aws_errors import ConditionFailed, call
+from kcl_pipeline.leases.aws_errors import ConditionFailed, TransactionRefused, call
 from kcl_pipeline.leases.dynamodb.leases import OWNER_INDEX
 
 if TYPE_CHECKING:
@@ -36,7 +36,13 @@ class Probe:
 
 LEASE_ACTIONS: Final = ("GetItem", "Scan", "PutItem", "UpdateItem", "DeleteItem", "Query")
 WORKER_METRICS_ACTIONS: Final = ("GetItem", "Scan", "UpdateItem", "DeleteItem")
-COORDINATOR_ACTIONS: Final = ("GetItem", "PutItem", "UpdateItem", "DeleteItem")
+COORDINATOR_ACTIONS: Final = (
+    "GetItem",
+    "ConditionCheckItem",
+    "PutItem",
+    "UpdateItem",
+    "DeleteItem",
+)
 """The actions on each table, except CreateTable and UpdateTable (docs/iam.md)."""
 
 
@@ -64,10 +70,14 @@ def table_probes(
         "Query": (client.query, query),
     }
     for action in actions:
-        method, request = calls[action]
-        yield Probe(
-            f"dynamodb:{action}", partial(call, method, action, table, TableName=table, **request)
-        )
+        if action == "ConditionCheckItem":
+            method: Callable[..., Any] = client.transact_write_items
+            check = {"TableName": table, "Key": key, **never}
+            request: dict[str, Any] = {"TransactItems": [{"ConditionCheck": check}]}
+        else:
+            method, request = calls[action]
+            request = {"TableName": table, **request}
+        yield Probe(f"dynamodb:{action}", partial(call, method, action, table, **request))
 
 
 def probe_all(subject: str, probes: Iterator[Probe]) -> Iterator[Finding]:
@@ -88,7 +98,7 @@ def probe_all(subject: str, probes: Iterator[Probe]) -> Iterator[Finding]:
 def _probe(subject: str, probe: Probe) -> Finding | None:
     try:
         probe.call()
-    except ConditionFailed:
+    except (ConditionFailed, TransactionRefused):
         return None
     except AccessDeniedError as error:
         return problem(
