@@ -135,7 +135,8 @@ def test_a_refusal_after_a_lost_answer_is_looked_up(in_table, landed):
     entries = [CommitEntry(KEY, 5, TxnVersions(4))]
     lost = {} if landed else {KEY: "the table has another worker's commit or fence"}
     refused = CommitOutcome(None, (KEY,))
-    found = committer(None, Sink(in_table))._sort_out(entries, refused, maybe_landed=True)
+    batched = [SimpleNamespace(lease_key=KEY, transaction_key=KEY)]
+    found = committer(None, Sink(in_table))._sort_out(batched, entries, refused, maybe_landed=True)
     assert found == CommitResult(landed, None, lost)
 
 
