@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from verification.simulation.calls import SITES, Fault, applicable
+from verification.simulation.calls import OLD_SITE, SITES, Fault, applicable
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,8 @@ _INCIDENTS_3: Final = (
     "dry_run",
 )
 
-_SITES_1: Final = tuple(site for site in SITES if site != "leases.TransactWriteItems")
+_SITES_2: Final = (SITES[0], OLD_SITE, *SITES[1:])
+_SITES_1: Final = tuple(site for site in _SITES_2 if site != "leases.TransactWriteItems")
 
 _FAULTS_1: Final = (
     Fault.THROTTLED,
@@ -112,7 +113,7 @@ _FAULTS_2: Final = (*_FAULTS_1, Fault.HUNG, Fault.LANDS_LATE)
 
 MENUS: Final = {
     1: Menu(1, _INCIDENTS_1, _SITES_1, _FAULTS_1),
-    2: Menu(2, _INCIDENTS_2, SITES, _FAULTS_2, stops_leader=True),
+    2: Menu(2, _INCIDENTS_2, _SITES_2, _FAULTS_2, stops_leader=True),
     3: Menu(3, _INCIDENTS_3, SITES, _FAULTS_2, stops_leader=True),
 }
 

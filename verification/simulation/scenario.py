@@ -27,7 +27,6 @@ REACHED_BY: Final = {
     "workers.DeleteItem": ("deploy",),
     "coordinator.DeleteItem": ("leader_deploy", "leader_deploy"),
     "leases.DeleteItem": ("split", "split"),
-    "leases.PutItem": ("split", "merge"),
     "leases.TransactWriteItems": ("split", "merge"),
     "kinesis.ListShards": ("split", "merge", "retention_trim"),
     "sink.fence": ("crash", "pause", "crash", "pause"),
