@@ -62,7 +62,7 @@ SINK_SITES: Final = (
 )
 SITES: Final = (*AWS_SITES, *SINK_SITES)
 OLD_SITE: Final = "leases.PutItem"
-"""A call that menus 1 and 2 list. Leases are created in transactions now, so it is never made."""
+"""A call that menus 1 to 3 list. Leases are created in transactions now, so it is never made."""
 
 _THROTTLABLE: Final = frozenset((*AWS_SITES, OLD_SITE))
 _SINK_FAULTS: Final = {

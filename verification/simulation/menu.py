@@ -114,7 +114,8 @@ _FAULTS_2: Final = (*_FAULTS_1, Fault.HUNG, Fault.LANDS_LATE)
 MENUS: Final = {
     1: Menu(1, _INCIDENTS_1, _SITES_1, _FAULTS_1),
     2: Menu(2, _INCIDENTS_2, _SITES_2, _FAULTS_2, stops_leader=True),
-    3: Menu(3, _INCIDENTS_3, SITES, _FAULTS_2, stops_leader=True),
+    3: Menu(3, _INCIDENTS_3, _SITES_2, _FAULTS_2, stops_leader=True),
+    4: Menu(4, _INCIDENTS_3, SITES, _FAULTS_2, stops_leader=True),
 }
 
 CURRENT_MENU: Final = max(MENUS)

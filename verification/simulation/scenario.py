@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import Final
 
 from kcl_pipeline.config import ConsumerSettings, InitialPosition
-from verification.simulation.calls import SINK_SITES, Fault
+from verification.simulation.calls import OLD_SITE, SINK_SITES, Fault
 from verification.simulation.menu import CURRENT_MENU, menu_of
 
 EPOCH: Final = 1_800_000_000.0
@@ -27,6 +27,7 @@ REACHED_BY: Final = {
     "workers.DeleteItem": ("deploy",),
     "coordinator.DeleteItem": ("leader_deploy", "leader_deploy"),
     "leases.DeleteItem": ("split", "split"),
+    OLD_SITE: ("split", "merge"),
     "leases.TransactWriteItems": ("split", "merge"),
     "kinesis.ListShards": ("split", "merge", "retention_trim"),
     "sink.fence": ("crash", "pause", "crash", "pause"),
