@@ -103,6 +103,7 @@ if TYPE_CHECKING:
     from kcl_pipeline.spark.data_source.source import KinesisDataSource
     from kcl_pipeline.spark.foreach import BatchIdentity, ForeachBatchSink
     from kcl_pipeline.spark.session import build_session
+    from kcl_pipeline.stream_config import StreamConfig
     from kcl_pipeline.worker.summary import StopReason, WorkerProgress, WorkerSummary
     from kcl_pipeline.worker.worker import Worker
 
@@ -180,6 +181,7 @@ __all__ = [
     "StallStep",
     "StopReason",
     "Strategy",
+    "StreamConfig",
     "StreamReplacedError",
     "StreamUnavailable",
     "StreamsDiffer",
@@ -217,6 +219,7 @@ _NAMES: Final = {
     "spark.data_source.source": "KinesisDataSource",
     "spark.foreach": "BatchIdentity ForeachBatchSink",
     "spark.session": "build_session",
+    "stream_config": "StreamConfig",
     "worker.summary": "StopReason WorkerProgress WorkerSummary",
     "worker.worker": "Worker",
 }

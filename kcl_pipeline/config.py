@@ -7,13 +7,20 @@ last part of a name. No setting is read from the environment.
 from __future__ import annotations
 
 import math
-from datetime import datetime
 from typing import Final, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from kcl_pipeline.config_retrieval import RetrievalSettings
-from kcl_pipeline.settings_model import STREAM_FORMS, StrictSettings, is_stream
+from kcl_pipeline.config_shard_sync import InitialPosition, ShardSyncSettings, StreamSettings
+from kcl_pipeline.settings_model import (
+    STREAM_FORMS,
+    StrictSettings,
+    is_stream,
+    names_stream,
+    stream_of_consumer,
+)
+from kcl_pipeline.shards import StreamId
 
 __all__ = [
     "MAX_LOCK_DURATION_MILLIS",
@@ -25,6 +32,7 @@ __all__ = [
     "LeaseSettings",
     "RetrievalSettings",
     "ShardSyncSettings",
+    "StreamSettings",
     "TableSettings",
     "WorkerSettings",
 ]
@@ -36,8 +44,6 @@ MAX_LOCK_DURATION_MILLIS: Final = 600_000
 Our own limit; KCL's default is two minutes. An unreadable lock row is taken over when it has not
 changed for this time.
 """
-
-InitialPosition = Literal["LATEST", "TRIM_HORIZON", "AT_TIMESTAMP"]
 
 
 class TableSettings(StrictSettings):
@@ -196,57 +202,6 @@ class LeaderSettings(StrictSettings):
         return self
 
 
-class ShardSyncSettings(StrictSettings):
-    """Shard sync (protocol §7) and removal of the leases of finished shards (protocol §8)."""
-
-    initial_position_in_stream: InitialPosition = Field("TRIM_HORIZON", description="KCL: LATEST")
-    initial_timestamp: datetime | None = Field(
-        None,
-        strict=False,
-        description="Required with AT_TIMESTAMP; with a time zone",
-        json_schema_extra={"write": "a time with a time zone, such as 2026-01-31T12:00:00+00:00"},
-    )
-    leases_recovery_auditor_execution_frequency_millis: int = Field(120_000, ge=10)
-    leases_recovery_auditor_inconsistency_confidence_threshold: int = Field(3, ge=1)
-    list_shards_backoff_time_millis: int = Field(1_500, ge=0)
-    max_list_shards_retry_attempts: int = Field(50, ge=1)
-    ignore_unexpected_child_shards: bool = False
-    cleanup_leases_upon_shard_completion: bool = True
-    completed_lease_cleanup_interval_millis: int = Field(
-        300_000, ge=0, description="The lease of a finished shard is kept at least this long"
-    )
-    garbage_lease_cleanup_interval_millis: int = Field(1_800_000, ge=0)
-
-    @field_validator("initial_timestamp")
-    @classmethod
-    def _has_a_zone(cls, value: datetime | None) -> datetime | None:
-        if value is not None and value.tzinfo is None:
-            msg = (
-                f"shard_sync.initial_timestamp={value.isoformat()} has no time zone. Write "
-                f"{value.isoformat()}+00:00 for UTC"
-            )
-            raise ValueError(msg)
-        return value
-
-    @model_validator(mode="after")
-    def _timestamp_where_needed(self) -> Self:
-        if (self.initial_position_in_stream == "AT_TIMESTAMP") != (
-            self.initial_timestamp is not None
-        ):
-            position = self.initial_position_in_stream
-            msg = (
-                f"shard_sync.initial_timestamp={self.initial_timestamp} does not fit "
-                f"initial_position_in_stream={position!r}. "
-                + (
-                    "Write a time with a time zone, such as 2026-01-31T12:00:00+00:00"
-                    if position == "AT_TIMESTAMP"
-                    else "Write initial_position_in_stream='AT_TIMESTAMP', or omit the time"
-                )
-            )
-            raise ValueError(msg)
-        return self
-
-
 class BatchSettings(StrictSettings):
     """Size of micro-batches, and failed records."""
 
@@ -315,6 +270,11 @@ class ConsumerSettings(StrictSettings):
         description="Stream names or ARNs",
         json_schema_extra={"write": "a list of stream names or ARNs, such as ['orders']"},
     )
+    stream_settings: dict[str, StreamSettings] = Field(
+        default_factory=dict,
+        description="Initial position and consumer by stream. Written as `StreamConfig` in "
+        "`streams=`",
+    )
     lease_table: TableSettings = TableSettings()
     worker_metrics_table: TableSettings = TableSettings()
     coordinator_state_table: TableSettings = TableSettings()
@@ -337,6 +297,47 @@ class ConsumerSettings(StrictSettings):
                 msg = f"streams[{number}]={name!r} is not a stream. Write {STREAM_FORMS}"
                 raise ValueError(msg)
         return value
+
+    @model_validator(mode="after")
+    def _consumers_belong_to_streams(self) -> Self:
+        for name, of_stream in self.stream_settings.items():
+            if name not in self.streams:
+                msg = f"stream_settings[{name!r}] is not in streams={list(self.streams)}"
+                raise ValueError(msg)
+            arn = of_stream.consumer_arn
+            if arn is None:
+                continue
+            if not names_stream(name, stream_of_consumer(arn) or ""):
+                msg = (
+                    f"consumer_arn={arn!r} is a consumer of another stream than {name!r}. Write "
+                    "the ARN of a consumer of this stream"
+                )
+                raise ValueError(msg)
+            if self.retrieval.retrieval_mode == "polling":
+                msg = (
+                    f"consumer_arn={arn!r} is not used with retrieval.retrieval_mode='polling'. "
+                    "Write retrieval_mode='fan_out' or 'auto', or omit the consumer"
+                )
+                raise ValueError(msg)
+        return self
+
+    def settings_of(self, stream: StreamId) -> StreamSettings | None:
+        """Return the settings of one stream. The ARN is preferred over the name."""
+        for name in (stream.arn, stream.name):
+            if name is not None and name in self.streams:
+                return self.stream_settings.get(name)
+        return None
+
+    def shard_sync_of(self, stream: StreamId) -> ShardSyncSettings:
+        """Return the settings of shard sync with the initial position of this stream."""
+        return self.shard_sync.of_stream(self.settings_of(stream))
+
+    @property
+    def consumers_by_stream(self) -> dict[str, str]:
+        """ARNs of registered fan-out consumers by the ARN of their stream."""
+        given = [one.consumer_arn for one in self.stream_settings.values()]
+        arns = [*self.retrieval.consumer_arns.values(), *(arn for arn in given if arn)]
+        return {stream_of_consumer(arn) or arn: arn for arn in arns}
 
     @property
     def lease_table_name(self) -> str:

@@ -6,7 +6,12 @@ from typing import Literal
 
 from pydantic import Field, field_validator
 
-from kcl_pipeline.settings_model import StrictSettings
+from kcl_pipeline.settings_model import (
+    CONSUMER_FORM,
+    StrictSettings,
+    names_stream,
+    stream_of_consumer,
+)
 
 
 class RetrievalSettings(StrictSettings):
@@ -60,7 +65,8 @@ class RetrievalSettings(StrictSettings):
     )
     consumer_arns: dict[str, str] = Field(
         default_factory=dict,
-        description="Stream name to the ARN of a registered consumer; no consumer is registered",
+        description="Stream name or ARN to the ARN of a registered consumer; no consumer is "
+        "registered. See also `StreamConfig`",
         json_schema_extra={"write": "a dictionary of stream names to ARNs of consumers"},
     )
     fan_out_max_shards: int = Field(
@@ -85,10 +91,17 @@ class RetrievalSettings(StrictSettings):
     @classmethod
     def _are_consumers(cls, value: dict[str, str]) -> dict[str, str]:
         for stream, arn in value.items():
-            if ":stream/" not in arn or "/consumer/" not in arn:
+            of_stream = stream_of_consumer(arn)
+            if of_stream is None:
                 msg = (
                     f"retrieval.consumer_arns[{stream!r}]={arn!r} is not the ARN of a consumer. "
-                    "Write arn:aws:kinesis:<region>:<account>:stream/<name>/consumer/<name>:<epoch>"
+                    f"Write {CONSUMER_FORM}"
+                )
+                raise ValueError(msg)
+            if not names_stream(stream, of_stream):
+                msg = (
+                    f"retrieval.consumer_arns[{stream!r}]={arn!r} is a consumer of another stream. "
+                    "Write the ARN of a consumer of this stream"
                 )
                 raise ValueError(msg)
         return value

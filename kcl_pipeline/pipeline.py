@@ -32,6 +32,7 @@ from kcl_pipeline.leader.cycle import LeaderCycle
 from kcl_pipeline.pipeline_arguments import Fleet, check_arguments, checked_settings
 from kcl_pipeline.pipeline_output import PipelineOutput, SessionFactory, sink_address
 from kcl_pipeline.settings_errors import without_secrets
+from kcl_pipeline.stream_config import StreamConfig
 from kcl_pipeline.worker.starting import OpenedApplication, open_application
 
 if TYPE_CHECKING:
@@ -62,8 +63,8 @@ class KinesisPipeline:
 
     name: str
     """KCL application name. It names the three tables and the Dagster definitions."""
-    streams: Sequence[str]
-    """Names or ARNs of the streams."""
+    streams: Sequence[str | StreamConfig]
+    """Names or ARNs of the streams, or a `StreamConfig` for each."""
     sink: DeltaSink | ForeachBatchSink
     """A `DeltaSink` (exactly once) or a `ForeachBatchSink` (at least once)."""
     transform: Callable[[DataFrame], DataFrame] | None = None

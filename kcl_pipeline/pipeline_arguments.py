@@ -22,8 +22,13 @@ from kcl_pipeline.errors import SettingsError
 from kcl_pipeline.planning import strategies
 from kcl_pipeline.settings_errors import nearest, refuse_settings, unknown, wrong
 from kcl_pipeline.settings_model import STREAM_FORMS
+from kcl_pipeline.stream_config import StreamConfig, stream_settings
 
-_OWN_ARGUMENTS: Final = {"application_name": "name", "streams": "streams"}
+_OWN_ARGUMENTS: Final = {
+    "application_name": "name",
+    "streams": "streams",
+    "stream_settings": "streams",
+}
 _SINKS: Final = "DeltaSink('s3://lake/orders') or a ForeachBatchSink"
 
 
@@ -68,7 +73,9 @@ def check_arguments(
     check_options("spark_config", spark_config, "{'spark.executor.memory': '4g'}")
 
 
-def checked_settings(name: str, streams: Sequence[str], overrides: object) -> ConsumerSettings:
+def checked_settings(
+    name: str, streams: Sequence[str | StreamConfig], overrides: object
+) -> ConsumerSettings:
     """Return the validated settings of an application, or raise `SettingsError`."""
     if not isinstance(overrides, Mapping):
         raise wrong(
@@ -83,10 +90,10 @@ def checked_settings(name: str, streams: Sequence[str], overrides: object) -> Co
                 f"settings_overrides[{own!r}] is set by the argument {argument}. "
                 f"Write {argument}=... instead."
             )
+    names, of_streams = stream_settings(streams)
+    given = {"application_name": name, "streams": names, "stream_settings": of_streams}
     try:
-        settings = ConsumerSettings.model_validate(
-            {**overrides, "application_name": name, "streams": tuple(streams)}
-        )
+        settings = ConsumerSettings.model_validate({**overrides, **given})
     except ValidationError as error:
         refuse_settings(error, ConsumerSettings, _OWN_ARGUMENTS)
     _check_strategy(settings.assignment.lease_assignment_strategy)
@@ -112,6 +119,8 @@ def _check_strategy(name: str) -> None:
 def _check_streams(streams: object) -> None:
     if isinstance(streams, str):
         raise wrong("streams", streams, "is a string", f"Write streams=[{streams!r}]")
+    if isinstance(streams, StreamConfig):
+        raise wrong("streams", streams, "is one stream", "Write streams=[StreamConfig(...)]")
     if not isinstance(streams, Sequence) or isinstance(streams, bytes | bytearray):
         advice = f"Write a list with {STREAM_FORMS}, such as streams=['orders']"
         raise wrong("streams", streams, "is not a list", advice)

@@ -26,6 +26,11 @@ STREAM_FORMS: Final = (
     "arn:aws:kinesis:<region>:<account>:stream/<name>"
 )
 
+STREAM_CONSUMER: Final = re.compile(
+    f"({STREAM_ARN.pattern})/consumer/[A-Za-z0-9_.-]{{1,128}}(:[0-9]{{1,32}})?"
+)
+CONSUMER_FORM: Final = "arn:aws:kinesis:<region>:<account>:stream/<name>/consumer/<name>:<epoch>"
+
 
 class StrictSettings(BaseModel):
     """Settings whose values are not converted and have limits.
@@ -53,3 +58,14 @@ def most_of(name: str) -> int:
 def is_stream(text: str) -> bool:
     """Return whether this is the name or the ARN of a stream."""
     return bool(STREAM_NAME.fullmatch(text) or STREAM_ARN.fullmatch(text))
+
+
+def stream_of_consumer(arn: str) -> str | None:
+    """Return the ARN of the stream of a fan-out consumer. None: this is not such an ARN."""
+    found = STREAM_CONSUMER.fullmatch(arn)
+    return found[1] if found else None
+
+
+def names_stream(name_or_arn: str, arn: str) -> bool:
+    """Return whether a name or ARN can belong to the stream with this ARN."""
+    return name_or_arn in (arn, arn.rpartition("/")[2])

@@ -145,7 +145,23 @@ orders = KinesisPipeline(
 - Numbers are at most MOST, sizes in bytes at most BYTES, unless a range is given. Bounds are
   inclusive.
 - "–" in the column *KCL* means that the Java KCL has no such setting.
-- All workers of an application should have the same settings.
+- All workers of an application should have the same settings. A worker that does not name a
+  stream uses the settings of the application for it.
+- `streams=` takes names, ARNs and `StreamConfig`. An ARN names a stream of any account in the
+  region; [IAM](iam.md) needs its ARN, and the other account a resource policy:
+
+```python
+from datetime import UTC, datetime
+
+from kcl_pipeline import StreamConfig
+
+streams = [
+    "orders",
+    "arn:aws:kinesis:eu-west-1:222222222222:stream/orders",
+    StreamConfig("clicks", initial_position="LATEST"),
+    StreamConfig("audit", "AT_TIMESTAMP", datetime(2026, 1, 31, 12, tzinfo=UTC)),
+]
+```
 """
 
 

@@ -53,6 +53,7 @@ class ShardFetch:
         max_records: Largest number of records.
         max_bytes: Largest number of payload bytes. The last response may exceed it.
         resume: State of the reader at `after`.
+        initial_timestamp: See `ShardReader`. None: that of the `RangeReader`.
     """
 
     lease_key: str
@@ -63,6 +64,7 @@ class ShardFetch:
     max_records: int
     max_bytes: int
     resume: Resume = field(default_factory=Resume)
+    initial_timestamp: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,7 +256,7 @@ class RangeReader:
             fetch.hash_key_range,
             self._settings.model_copy(update={"max_records": max_records}),
             self._clock,
-            initial_timestamp=self._initial_timestamp,
+            initial_timestamp=fetch.initial_timestamp or self._initial_timestamp,
             resume=fetch.resume,
         )
 

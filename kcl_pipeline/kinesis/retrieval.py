@@ -11,7 +11,6 @@ stream when the worker started; otherwise GetRecords. The choice lasts as long a
 from __future__ import annotations
 
 from collections.abc import Iterable
-from datetime import datetime
 
 from kcl_pipeline.clock import Clock
 from kcl_pipeline.config import ConsumerSettings
@@ -52,7 +51,7 @@ class Retrieval:
         spawn: Spawn,
     ) -> None:
         self._settings = settings.retrieval
-        self._initial_timestamp: datetime | None = settings.shard_sync.initial_timestamp
+        self._shard_sync_of = settings.shard_sync_of
         self._kinesis = kinesis
         self._fan_out = fan_out
         self._clock = clock
@@ -63,7 +62,7 @@ class Retrieval:
             self._consumers = Consumers(
                 fan_out,
                 self._settings.consumer_name or settings.application_name,
-                self._settings.consumer_arns,
+                settings.consumers_by_stream,
                 clock,
             )
         self._registered = False
@@ -138,6 +137,6 @@ class Retrieval:
             hash_key_range,
             self._settings,
             self._clock,
-            initial_timestamp=self._initial_timestamp,
+            initial_timestamp=self._shard_sync_of(stream).initial_timestamp,
             witness=self.witness,
         )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from kcl_pipeline.config import ShardSyncSettings
+from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.errors import AwsError
 from kcl_pipeline.events import EventSink, LeasesCreated, LossReason, RecordsLost
 from kcl_pipeline.kinesis.client import KinesisClient
@@ -33,7 +33,7 @@ class DeletedRows:
 
     def __init__(
         self,
-        settings: ShardSyncSettings,
+        settings: ConsumerSettings,
         table: LeaseTable,
         kinesis: KinesisClient,
         events: EventSink,
@@ -41,7 +41,7 @@ class DeletedRows:
         streams: Streams,
         leadership: LeadershipCheck,
     ) -> None:
-        self._position = settings.initial_position_in_stream
+        self._settings = settings
         self._table = table
         self._kinesis = kinesis
         self._events = events
@@ -96,7 +96,8 @@ class DeletedRows:
             return False
         if not self._is_listed(stream, lease):
             return True
-        restored = restored_lease(lease, self._position)
+        position = self._settings.shard_sync_of(stream).initial_position_in_stream
+        restored = restored_lease(lease, position)
         if restored is None:
             self._report(lease, waiting)
             return True

@@ -136,10 +136,14 @@ def _missing(
         rows, unreadable = leases_of(found.leases, stream), keys_of(found.unreadable, stream)
         coverage.append(stream_coverage(stream, rows, 0))
         if not rows and not has_unreadable_shards(kinesis, stream, unreadable):
-            create += initial_leases(kinesis, settings.shard_sync, stream)
+            create += initial_leases(kinesis, settings.shard_sync_of(stream), stream)
         elif not coverage[-1].complete:
             create += missing_leases(
-                settings.shard_sync, rows, unreadable, kinesis.list_shards(stream), stream
+                settings.shard_sync_of(stream),
+                rows,
+                unreadable,
+                kinesis.list_shards(stream),
+                stream,
             )
     return tuple(create), tuple(coverage)
 

@@ -62,6 +62,7 @@ class ShardSync:
         leadership: LeadershipCheck,
     ) -> None:
         self._settings = settings.shard_sync
+        self._of_stream = settings.shard_sync_of
         self._table = table
         self._kinesis = kinesis
         self._clock = clock
@@ -91,7 +92,7 @@ class ShardSync:
                 and not context.of_stream(stream)
                 and not has_unreadable_shards(self._kinesis, stream, context.unreadable)
             ):
-                wanted = initial_leases(self._kinesis, self._settings, stream)
+                wanted = initial_leases(self._kinesis, self._of_stream(stream), stream)
                 self._streams.confirm(stream)
             if wanted:
                 self._create_initial(context, stream, wanted)
@@ -113,7 +114,7 @@ class ShardSync:
                 stream,
                 created,
                 "the stream had no leases; they begin at "
-                f"{self._settings.initial_position_in_stream}",
+                f"{self._of_stream(stream).initial_position_in_stream}",
             )
         if rest or failed:
             self._unfinished[stream] = (*failed, *rest)
@@ -256,7 +257,7 @@ class ShardSync:
     ) -> None:
         """Create missing leases, ancestors first; see `leases_for_missing_shards`."""
         wanted = missing_leases(
-            self._settings,
+            self._of_stream(stream),
             context.of_stream(stream),
             keys_of(context.unreadable, stream),
             shards,

@@ -96,7 +96,7 @@ class PipelineTest:
         self._sink = sink
         self._clock = SystemClock()
         self.kinesis = KinesisModel(self._clock)
-        for stream in pipeline.streams:
+        for stream in pipeline.settings.streams:
             self.kinesis.call("CreateStream", StreamName=_name(stream), ShardCount=shards)
         self._leases = InMemoryLeaseTable(clock=self._clock, exists=False)
         self._metrics = InMemoryWorkerMetricsTable(clock=self._clock, exists=False)
@@ -129,7 +129,7 @@ class PipelineTest:
         for payload in payloads:
             self.kinesis.call(
                 "PutRecord",
-                StreamName=stream or _name(self.pipeline.streams[0]),
+                StreamName=stream or _name(self.pipeline.settings.streams[0]),
                 PartitionKey=partition_key or f"key-{self._records}",
                 Data=encode(payload),
             )

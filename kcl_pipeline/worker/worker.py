@@ -146,9 +146,7 @@ class Worker:
             leases=self.leases,
             source=self.source,
             protocol=self._protocol,
-            parents=ParentCheck(
-                worker_id, settings.shard_sync, table, self.leases, kinesis, clock, events
-            ),
+            parents=ParentCheck(worker_id, settings, table, self.leases, kinesis, clock, events),
             losses=LossCheck(worker_id, settings, table, kinesis, clock, events),
             clock=clock,
             events=events,

@@ -124,9 +124,7 @@ class LineageProcess:
             leases=self._leases,
             source=cast("BatchSource", NoSource()),
             protocol=protocol,
-            parents=check(
-                worker_id, settings.shard_sync, table, self._leases, kinesis, clock, events
-            ),
+            parents=check(worker_id, settings, table, self._leases, kinesis, clock, events),
             losses=LossCheck(worker_id, settings, table, kinesis, clock, events),
             clock=clock,
             events=events,

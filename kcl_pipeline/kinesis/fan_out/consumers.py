@@ -23,7 +23,8 @@ class Consumers:
     Args:
         client: The client.
         name: Name of the consumer in every stream.
-        given: ARNs of registered consumers by stream name. Nothing is registered for these streams.
+        given: ARNs of registered consumers by the ARN of their stream. Nothing is registered for
+            these streams.
         clock: Clock of the waits.
     """
 
@@ -45,8 +46,9 @@ class Consumers:
             UnavailableError: The consumer did not become active within ten seconds.
             AwsError: A call failed.
         """
-        if stream.name in self._given:
-            return self._given[stream.name]
+        given = self._given.get(stream.arn or "")
+        if given is not None:
+            return given
         with self._lock:
             if stream.serialized not in self._known:
                 self._known[stream.serialized] = self._active(stream)

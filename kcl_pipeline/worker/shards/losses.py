@@ -48,7 +48,7 @@ class LossCheck:
         events: EventSink,
     ) -> None:
         self._worker_id = worker_id
-        self._position = settings.shard_sync.initial_position_in_stream
+        self._shard_sync_of = settings.shard_sync_of
         self._failover_seconds = settings.lease.failover_time_millis / 1000
         keep_seconds = settings.shard_sync.completed_lease_cleanup_interval_millis / 1000
         self._can_tell = keep_seconds > self._failover_seconds
@@ -87,7 +87,7 @@ class LossCheck:
             require_same_stream(self._kinesis, consumer.stream)
         except (NotFoundError, StreamReplacedError):
             return False  # Nothing of a deleted stream can be read.
-        if self._position == "LATEST":
+        if self._shard_sync_of(consumer.stream).initial_position_in_stream == "LATEST":
             return (consumer.committed or lease.checkpoint) != LATEST
         try:
             shards = self._kinesis.list_shards(consumer.stream)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from kcl_pipeline.batch import TxnVersions
 from kcl_pipeline.clock import Clock
-from kcl_pipeline.config import ShardSyncSettings
+from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.events import EventSink, LeasesCreated, LossReason, RecordsLost
 from kcl_pipeline.kinesis.client import KinesisClient
 from kcl_pipeline.kinesis.witness import StreamWitness
@@ -57,7 +57,7 @@ class ParentCheck:
     def __init__(
         self,
         worker_id: str,
-        settings: ShardSyncSettings,
+        settings: ConsumerSettings,
         table: LeaseTable,
         leases: HeldLeases,
         kinesis: KinesisClient,
@@ -65,7 +65,7 @@ class ParentCheck:
         events: EventSink,
     ) -> None:
         self._worker_id = worker_id
-        self._position = settings.initial_position_in_stream
+        self._settings = settings
         self._table = table
         self._leases = leases
         self._kinesis = kinesis
@@ -168,7 +168,8 @@ class ParentCheck:
     ) -> bool:
         """Create the rows of deleted parents; return whether the child need not wait for them."""
         lease = consumer.held.lease
-        restored = restored_parents(consumer.stream, listed, deleted, self._position)
+        position = self._settings.shard_sync_of(consumer.stream).initial_position_in_stream
+        restored = restored_parents(consumer.stream, listed, deleted, position)
         if not restored:
             return self._report(lease, deleted)
         for key in self._leases.restore_parents(consumer.held, restored):

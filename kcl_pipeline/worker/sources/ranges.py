@@ -75,6 +75,7 @@ class RangeSource:
         self._jobs = jobs
         self._reader = reader
         self._batch = settings.batch
+        self._shard_sync_of = settings.shard_sync_of
         self._idle_seconds = settings.retrieval.idle_time_between_reads_in_millis / 1000
         self._clock = clock
         self._rng = rng
@@ -102,6 +103,7 @@ class RangeSource:
             lease.hash_key_range,
             1,
             1,
+            initial_timestamp=self._shard_sync_of(consumer.stream).initial_timestamp,
         )
         self._reader.check(fetch)
         if position == LATEST:
