@@ -15,12 +15,13 @@ import pytest
 from kcl_pipeline.kinesis.decode.kpl import deaggregate
 from kcl_pipeline.leases import lease_rows
 from kcl_pipeline.leases.lease_rows import LeaseRows
+from kcl_pipeline.testing.clock import VirtualClock
 from kcl_pipeline.testing.kinesis.client import InMemoryKinesis
-from kcl_pipeline.testing.kinesis.model import KinesisModel
 from verification.simulation import StormOptions, simulate
 from verification.simulation.menu import CURRENT_MENU
 from verification.simulation.results import cells_of
 from verification.simulation.shrink import shrink
+from verification.simulation.streams import Streams
 from verification.simulation.traffic import Ledger, Producer, aggregated
 
 DIGEST = """
@@ -119,11 +120,11 @@ def test_the_cells_of_a_menu_have_every_fault_at_every_call_and_every_incident()
 
 
 def test_aggregates_of_the_traffic_are_those_of_the_decoder():
-    model = KinesisModel()
-    model.create_stream("events")
+    streams = Streams(VirtualClock(), is_multi=False)
+    streams.create("events", 1)
     told = {}
-    Producer(model, ("events",), Ledger(), random.Random(1), 1.0, told.__setitem__).publish(5)
-    kinesis = InMemoryKinesis(model)
+    Producer(streams, Ledger(), random.Random(1), 1.0, told.__setitem__).publish(5)
+    kinesis = InMemoryKinesis(streams.model)
     stream = kinesis.resolve_stream("events", multi_stream=False)
     iterator = kinesis.get_shard_iterator(stream, "shardId-000000000000", "TRIM_HORIZON")
     records = deaggregate(

@@ -11,16 +11,22 @@ from kcl_pipeline.batch import DataFile
 from kcl_pipeline.leases.lease import Lease
 from kcl_pipeline.position import AT_TIMESTAMP, LATEST, TRIM_HORIZON, Position
 from kcl_pipeline.testing.clock import VirtualClock
-from kcl_pipeline.testing.kinesis.model import KinesisModel
 from kcl_pipeline.testing.sink import LogEntry
 from kcl_pipeline.testing.tables import InMemoryLeaseTable
 from verification.simulation.checks import Checks
 from verification.simulation.lease_checks import BrokenInvariantError, Moved
 from verification.simulation.rehearsal import to_and_fro
 from verification.simulation.scenario import BEGIN_MILLIS, Scenario
+from verification.simulation.streams import Streams
 from verification.simulation.traffic import EVENT_SCHEMA, Published
 
 KEY = "shardId-000000000000"
+
+
+def one_stream(shards):
+    streams = Streams(VirtualClock(), is_multi=False)
+    streams.create("events", shards)
+    return streams
 
 
 class World:
@@ -28,14 +34,13 @@ class World:
 
     def __init__(self, begin, *, exactly_once=False):
         clock = VirtualClock()
-        model = KinesisModel(clock)
-        model.create_stream("events", 1)
+        streams = one_stream(1)
         self.leases = InMemoryLeaseTable(clock=clock)
         scenario = Scenario(
             initial_position="LATEST" if begin == LATEST else "TRIM_HORIZON",
             exactly_once=exactly_once,
         )
-        self.checks = Checks(self.leases, model, scenario, clock.monotonic, lambda _, shard: shard)
+        self.checks = Checks(self.leases, streams, scenario, clock.monotonic)
         self.leases.create_lease(Lease(KEY, begin))
         self.checks.row_written(KEY, "leader", "sensor")
         for number in range(10):
@@ -198,10 +203,9 @@ class Family:
         world.leases.delete(world.leases.get(KEY))
         world.checks = Checks(
             world.leases,
-            KinesisModel(VirtualClock()),
+            one_stream(1),
             Scenario(initial_position=begin.sequence_number),
             lambda: 0.0,
-            lambda _, shard: shard,
         )
         parent, child = Lease(KEY, begin), Lease(CHILD, begin, parent_shard_ids=frozenset({KEY}))
         for lease in (parent, child) if parent_first else (child, parent):
@@ -241,8 +245,8 @@ def test_a_parent_that_comes_first_excuses_nothing(begin):
 
 def missing_of_a_shard_between(late_parent):
     """Shards 0 and 1 are merged into 2, which is split; 0 gets a lease, and so do the ends."""
-    model = KinesisModel(VirtualClock())
-    model.call("CreateStream", StreamName="events", ShardCount=2)
+    streams = one_stream(2)
+    model = streams.model
     shards = [f"shardId-{number:012d}" for number in range(5)]
     model.call(
         "MergeShards", StreamName="events", ShardToMerge=shards[0], AdjacentShardToMerge=shards[1]
@@ -252,10 +256,9 @@ def missing_of_a_shard_between(late_parent):
     )
     checks = Checks(
         InMemoryLeaseTable(),
-        model,
+        streams,
         Scenario(initial_position="LATEST"),
         lambda: 0.0,
-        lambda _, shard: shard,
     )
     ends = shards[3:]
     for key in (*ends, shards[0]) if late_parent else (shards[0], *ends):

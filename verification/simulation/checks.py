@@ -12,8 +12,9 @@ import pyarrow as pa
 
 from kcl_pipeline.position import AT_TIMESTAMP, LATEST, TRIM_HORIZON, Position
 from kcl_pipeline.testing.sink import LogEntry
-from verification.simulation.lease_checks import BrokenInvariantError, LeaseChecks
+from verification.simulation.lease_checks import BrokenInvariantError, LeaseChecks, sibling
 from verification.simulation.scenario import BEGIN_MILLIS
+from verification.simulation.streams import Generation
 from verification.simulation.traffic import EVENT_SCHEMA, IS_BROKEN, Ledger, Published
 
 
@@ -46,6 +47,14 @@ class Checks(LeaseChecks):
     _landed_at: dict[str, int] = field(default_factory=dict)
     _numbered_at: dict[str, int] = field(default_factory=dict)
     _waiting: set[str] = field(default_factory=set)
+
+    def lease_of(self, one: str, column: str, shard_id: str) -> str:
+        """The name of an event's lease, if the columns of its record name the stream and shard."""
+        name = self.ledger.events[one].lease_name
+        stream = self.streams.of_name(name)
+        if stream is None or not stream.has_column(column) or stream.lease_name(shard_id) != name:
+            return f"{column}:{shard_id}"
+        return name
 
     def begins(self, keys: Iterable[str]) -> Begun:
         """Return the current excuses of these leases, for a write that starts now."""
@@ -85,17 +94,27 @@ class Checks(LeaseChecks):
             if event.arrival_millis < before_millis and one not in self.committed
         }
 
+    def deleted(self, stream: Generation) -> None:
+        """Note that a stream was deleted; its records that are not committed may be missing."""
+        self.lost |= {
+            one
+            for one in self._waiting
+            if self.streams.of_name(self.ledger.events[one].lease_name) is stream
+            and one not in self.committed
+        }
+
     def dead_lettered(self, records: pa.Table) -> None:
         """Note dead letters, which count as processed.
 
         A broken transform may set any record aside.
         """
-        for key, number, sub, data, error in _columns(
-            records, ("lease_key", "sequence_number", "sub_sequence_number", "data", "error")
+        for number, sub, data, error in _columns(
+            records, ("sequence_number", "sub_sequence_number", "data", "error")
         ):
-            self._settle(key, Position(number, sub))
+            one = data.decode().partition("|")[0]
+            self._settle(self.ledger.events[one].lease_name, Position(number, sub))
             if IS_BROKEN in error:
-                self.lost.add(data.decode().partition("|")[0])
+                self.lost.add(one)
 
     def landed(self, entry: LogEntry, objects: Mapping[str, pa.Table]) -> None:
         """Check S4 (no repetition) and S5 (parents first, order per key) on one commit."""
@@ -103,8 +122,9 @@ class Checks(LeaseChecks):
             for one, key, number, lease_key, sequence_number, sub in _columns(
                 objects[file.path], EVENT_SCHEMA.names
             ):
-                self._row_landed(one, key, number, lease_key)
                 position = Position(sequence_number, sub)
+                self._is_of_its_batch(one, lease_key, position, entry)
+                self._row_landed(one, key, number, lease_key)
                 self._settle(lease_key, position)
                 if self.scenario.exactly_once:
                     # Without numbers in a log, a successor does not find this; it begins at LATEST
@@ -113,11 +133,22 @@ class Checks(LeaseChecks):
         for lease_key in entry.data:
             self._parents_ended(lease_key)
 
+    def _is_of_its_batch(
+        self, one: str, lease_name: str, position: Position, entry: LogEntry
+    ) -> None:
+        """S15: a row has the position of its event, and is committed under its own lease."""
+        event = self.ledger.events.get(one)
+        if event is not None and (event.position != position or event.lease_name not in entry.data):
+            raise BrokenInvariantError(
+                f"S15: {one} of {event.lease_name} at {event.position} was committed as {position} "
+                f"of {lease_name} under {sorted(entry.data)}"
+            )
+
     def _row_landed(self, one: str, key: str, number: int, lease_key: str) -> None:
         again = one in self.committed
         self.committed[one] += 1
         event = self.ledger.events.get(one)
-        if event is None or event.lease_key != lease_key:
+        if event is None or event.lease_name != lease_key:
             raise BrokenInvariantError(f"S4: {one} of {lease_key} was never published there")
         if self._created_at.get(lease_key) == AT_TIMESTAMP and event.arrival_millis < BEGIN_MILLIS:
             raise BrokenInvariantError(
@@ -141,7 +172,7 @@ class Checks(LeaseChecks):
         With LATEST and no checkpoint, it starts after that batch. With any position, the records
         may have left retention. Those rows are not guaranteed, and their writer is not fenced.
         """
-        lease_key = event.lease_key
+        lease_key = event.lease_name
         first = self._first.get(lease_key)
         if lease_key in self.replayed or (
             self._is_overtaken(lease_key, self._numbered_at.get(key))
@@ -179,8 +210,8 @@ class Checks(LeaseChecks):
         if lease is None or lease_key in self.replayed:
             return
         for parent in lease.parent_shard_ids:
-            row = self.lease(lease.key_of_sibling(parent))
-            late = row is not None and self._is_late_and_empty(row.lease_key, lease_key)
+            row = self.lease(sibling(lease, parent))
+            late = row is not None and self._is_late_and_empty(row.transaction_key, lease_key)
             if row is not None and not row.ended and not late:
                 raise BrokenInvariantError(
                     f"S5: {lease_key} was committed before its parent {parent} had ended"
@@ -198,7 +229,7 @@ class Checks(LeaseChecks):
             return False
         if self._created_at[parent] == AT_TIMESTAMP:
             return not any(
-                event.lease_key == parent and event.arrival_millis >= BEGIN_MILLIS
+                event.lease_name == parent and event.arrival_millis >= BEGIN_MILLIS
                 for event in self.ledger.events.values()
             )
         return self._created_at[parent] == LATEST
@@ -230,39 +261,39 @@ class Checks(LeaseChecks):
         """
         if self.scenario.initial_position == "AT_TIMESTAMP":
             return event.arrival_millis < BEGIN_MILLIS
-        if self._created_at.get(event.lease_key) != LATEST:
-            return event.lease_key in unread
-        first = self._first.get(event.lease_key)
+        if self._created_at.get(event.lease_name) != LATEST:
+            return event.lease_name in unread
+        first = self._first.get(event.lease_name)
         return first is None or event.position < first
 
     def _unread_shards(self) -> set[str]:
-        """Lease keys of unread shards, which had closed when the first leases were created.
+        """Names of leases of unread shards, which had closed when the first leases were created.
 
         Neither they nor an ancestor ever had a lease. Or a paused leader created the ancestor's
         lease in its first shard sync, after a descendant's lease had started at LATEST.
         """
         found: set[str] = set()
-        for name in self.scenario.streams:
+        for stream in self.streams.current.values():
             since: dict[str, int] = {}
-            for shard in self.model.stream(name).shards:
-                key = self.lease_key(name, shard.shard_id)
+            for shard in self.streams.settled(stream).shards:
+                key = stream.lease_name(shard.shard_id)
                 if key in self._created_at:
                     since[shard.shard_id] = self._order.index(key)
                     continue
                 at = min((since[one] for one in shard.parents if one in since), default=None)
-                if at is None or self._is_begun_behind(name, shard.shard_id, at):
+                if at is None or self._is_begun_behind(stream, shard.shard_id, at):
                     found.add(key)
                 else:
                     since[shard.shard_id] = at
         return found
 
-    def _is_begun_behind(self, name: str, shard_id: str, at: int) -> bool:
+    def _is_begun_behind(self, stream: Generation, shard_id: str, at: int) -> bool:
         """Whether a descendant started at LATEST before lease number `at` was created."""
         behind, begun = {shard_id}, set(self._order[:at])
-        for shard in self.model.stream(name).shards:
+        for shard in stream.stream.shards:
             if behind.intersection(shard.parents):
                 behind.add(shard.shard_id)
-                key = self.lease_key(name, shard.shard_id)
+                key = stream.lease_name(shard.shard_id)
                 if key in begun and self._created_at[key] == LATEST:
                     return True
         return False

@@ -15,6 +15,7 @@ from kcl_pipeline.shards import ChildShard
 from kcl_pipeline.testing.kinesis.errors import KinesisError
 from kcl_pipeline.testing.kinesis.shards import ShardLog
 from kcl_pipeline.testing.kinesis.stream import HOUR_MILLIS, Stream
+from verification.simulation.streams import Generation
 from verification.simulation.world import World
 
 _READABLE: Final[Item] = {"leaseCounter": {"N": "1"}, "checkpoint": {"S": "TRIM_HORIZON"}}
@@ -58,34 +59,36 @@ class DataIncidents:
         self.shards = shards
         self.later = later
 
-    def _stream(self) -> Stream:
-        return self.world.model.stream(self.rng.choice(self.world.scenario.streams))
+    def _existing(self) -> Generation | None:
+        found = list(self.world.streams.current.values())
+        return self.rng.choice(found) if found else None
 
-    def _reshard(self, stream: Stream, operation: str, **params: object) -> None:
+    def _reshard(self, of: Generation, operation: str, **params: object) -> None:
+        model = self.world.streams.model_of(of.ref)
         try:
-            self.world.model.call(operation, StreamName=stream.name, **params)
+            model.call(operation, StreamName=of.stream.name, **params)
         except KinesisError as error:
             self.world.note(f"{operation} refused: {error}")
 
     def split(self) -> None:
         """Split a shard in the middle."""
-        stream = self._stream()
-        shards: list[ShardLog] = stream.open_shards
-        if len(shards) < 3 * self.shards:
+        of = self._existing()
+        shards: list[ShardLog] = [] if of is None else self.world.streams.settled(of).open_shards
+        if of is not None and len(shards) < 3 * self.shards:
             shard = self.rng.choice(shards)
             middle = (shard.hash_key_range.start + shard.hash_key_range.end) // 2
             self._reshard(
-                stream, "SplitShard", ShardToSplit=shard.shard_id, NewStartingHashKey=str(middle)
+                of, "SplitShard", ShardToSplit=shard.shard_id, NewStartingHashKey=str(middle)
             )
 
     def merge(self) -> None:
         """Merge two adjacent shards."""
-        stream = self._stream()
-        shards = stream.open_shards
-        if len(shards) > 1:
+        of = self._existing()
+        shards: list[ShardLog] = [] if of is None else self.world.streams.settled(of).open_shards
+        if of is not None and len(shards) > 1:
             at = self.rng.randrange(len(shards) - 1)
             self._reshard(
-                stream,
+                of,
                 "MergeShards",
                 ShardToMerge=shards[at].shard_id,
                 AdjacentShardToMerge=shards[at + 1].shard_id,
@@ -93,10 +96,13 @@ class DataIncidents:
 
     def update_shard_count(self) -> None:
         """Reshard a whole stream."""
-        stream = self._stream()
-        target = max(1, min(len(stream.open_shards) + self.rng.choice((-1, 1)), 2 * self.shards))
+        of = self._existing()
+        if of is None:
+            return
+        shards = self.world.streams.settled(of).open_shards
+        target = max(1, min(len(shards) + self.rng.choice((-1, 1)), 2 * self.shards))
         self._reshard(
-            stream, "UpdateShardCount", TargetShardCount=target, ScalingType="UNIFORM_SCALING"
+            of, "UpdateShardCount", TargetShardCount=target, ScalingType="UNIFORM_SCALING"
         )
 
     def retention_trim(self) -> None:
@@ -104,29 +110,30 @@ class DataIncidents:
 
         Closed shards that were read and are older are removed.
         """
-        cutoff = self.world.model.world.now_millis() - self.rng.randint(200, 3_000)
-        for name in self.world.scenario.streams:
-            stream = self.world.model.stream(name)
+        streams = self.world.streams
+        cutoff = streams.model.world.now_millis() - self.rng.randint(200, 3_000)
+        for of in streams.current.values():
+            stream = streams.settled(of)
             later = cutoff + stream.retention_hours * HOUR_MILLIS
-            if stream.status == "ACTIVE" and self._all_followed(stream):
+            if stream.status == "ACTIVE" and self._all_followed(of):
                 stream.settle(later)
             for shard in stream.shards:
                 stream.trim(shard, later)
         self.world.checks.trimmed(cutoff)
 
-    def _all_followed(self, stream: Stream) -> bool:
+    def _all_followed(self, of: Generation) -> bool:
         """Whether every closed shard was read to its end and its children have leases.
 
         A first listing uses the model's own horizon, which does not move.
         """
-        checks, key = self.world.checks, self.world.lease_key
+        checks, stream = self.world.checks, of.stream
         closed = [shard for shard in stream.shards if not shard.is_open]
         read = all(
-            (row := checks.lease(key(stream.name, shard.shard_id))) is None or row.ended
+            (row := checks.lease(of.lease_name(shard.shard_id))) is None or row.ended
             for shard in closed
         )
         return read and all(
-            checks.lease(key(stream.name, child.shard_id)) is not None
+            checks.lease(of.lease_name(child.shard_id)) is not None
             for shard in closed
             for child in shard.children
             if not child_closed(stream, child)
@@ -144,7 +151,10 @@ class DataIncidents:
         """Put invalid rows into the tables."""
         world = self.world
         shard_id = f"shardId-{self.rng.randrange(900, 1000):012d}"
-        key = world.lease_key(self.rng.choice(world.scenario.streams), shard_id)
+        of = self._existing()
+        if of is None:
+            return
+        key = of.lease_key(shard_id)
         world.note(f"plants an unreadable {key}")
         world.unreadable.add(key)
         world.leases.plant({"leaseKey": {"S": key}, **self.rng.choice(UNREADABLE_LEASES)})
@@ -185,10 +195,14 @@ class DataIncidents:
         else:
             item["note"] = {"S": "looked at by hand"}
         self.world.note(f"edits {key}, change {change}")
-        self.world.checks.edited.add(key)
+        self.world.checks.edited.add(self._name(key))
         self.world.checks.excuse(key)
         self.world.leases.plant(item)
         self.world.checks.row_written(key, "hand", "")
+
+    def _name(self, key: str) -> str:
+        row = self.world.leases.row(key)
+        return key if row is None else row.transaction_key
 
     def delete_row(self) -> None:
         """Delete a lease row by hand.

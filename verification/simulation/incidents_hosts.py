@@ -110,8 +110,9 @@ class HostIncidents:
         world = self.world
         if world.coordinator.read_application() is None:
             return
-        if FOREIGN_STREAM not in world.model.call("ListStreams")["StreamNames"]:
-            world.model.call("CreateStream", StreamName=FOREIGN_STREAM, ShardCount=2)
+        model = world.streams.model
+        if FOREIGN_STREAM not in model.call("ListStreams")["StreamNames"]:
+            model.call("CreateStream", StreamName=FOREIGN_STREAM, ShardCount=2)
         machine = world.start(
             self._next("f"),
             strategy=STRATEGIES[0],
@@ -227,7 +228,7 @@ class HostIncidents:
 
         def body() -> None:
             clock = SimulatedClock(machine.host)
-            kinesis, settings = SimulatedKinesis(world.model, calls), world.settings_of(machine)
+            kinesis, settings = SimulatedKinesis(world.streams, calls), world.settings_of(machine)
             try:
                 found = preview(settings, leases, workers, kinesis, clock, observe_seconds=observed)
             except AwsError as error:

@@ -10,9 +10,9 @@ from typing import Literal
 from kcl_pipeline.leases.lease import Lease
 from kcl_pipeline.planning.coverage import hole_in_leases
 from kcl_pipeline.position import AT_TIMESTAMP, TRIM_HORIZON, Position
-from kcl_pipeline.testing.kinesis.model import KinesisModel
 from kcl_pipeline.testing.tables import InMemoryLeaseTable
 from verification.simulation.scenario import HANDOFF_SECONDS, Scenario
+from verification.simulation.streams import Generation, Streams
 
 Role = Literal["worker", "leader", "hand", "reader"]
 
@@ -35,7 +35,8 @@ class Moved:
 class LeaseChecks:
     """Checks every change of the lease table.
 
-    Raises `BrokenInvariantError` at once.
+    Raises `BrokenInvariantError` at once. A lease is known by its name (`Generation.lease_name`),
+    because a stream that was created again can have the lease keys of the former one.
 
     Attributes:
         edited: Leases whose row was changed by hand.
@@ -46,16 +47,15 @@ class LeaseChecks:
     """
 
     table: InMemoryLeaseTable
-    model: KinesisModel
+    streams: Streams
     scenario: Scenario
     now: Callable[[], float]
-    lease_key: Callable[[str, str], str]
     edited: set[str] = field(default_factory=set)
     replayed: set[str] = field(default_factory=set)
     twins: set[str] = field(default_factory=set)
     coverage_suspended: bool = False
     moves: list[Moved] = field(default_factory=list)
-    _covered: set[str | None] = field(default_factory=set)
+    _covered: set[Generation] = field(default_factory=set)
     _settled: dict[str, Position] = field(default_factory=dict)
     _first: dict[str, Position] = field(default_factory=dict)
     _rows: dict[str, Lease] = field(default_factory=dict)
@@ -65,9 +65,10 @@ class LeaseChecks:
     _order: list[str] = field(default_factory=list)
     _deleted: set[str] = field(default_factory=set)
 
-    def lease(self, key: str) -> Lease | None:
-        """The current row, or None."""
-        return self.table.row(key)
+    def lease(self, name: str) -> Lease | None:
+        """The current row of a lease, or None."""
+        row = self.table.row(name.partition("@")[0])
+        return row if row is not None and row.transaction_key == name else None
 
     def rows(self) -> list[Lease]:
         """All rows as last written, by key."""
@@ -78,13 +79,15 @@ class LeaseChecks:
 
         `worker_id` is the worker that wrote, in the given role.
         """
-        before, now = self._rows.get(key), self.lease(key)
+        before, now = self._rows.get(key), self.table.row(key)
         if role == "reader":
             raise BrokenInvariantError(f"S14: a dry run wrote {key}")
+        if before is not None and now is not None and _name(before) != _name(now):
+            raise BrokenInvariantError(f"S15: {_name(now)} was written over {_name(before)}")
         if now is None:
             if before is not None and role != "hand":
                 self._may_be_deleted(before)
-                self._deleted.add(key)
+                self._deleted.add(_name(before))
             self._rows.pop(key, None)
         else:
             if before is None:
@@ -94,14 +97,15 @@ class LeaseChecks:
             self._rows[key] = now
         row = now or before
         if row is not None and (before is None or now is None or before.ended != now.ended):
-            self._check_coverage(row.stream)
+            self._check_coverage(row)
 
     def _created(self, now: Lease, role: Role) -> None:
         """S6: a lease whose parent has a lease starts at the beginning of its shard."""
-        key = now.lease_key
+        key = _name(now)
+        self.generation_of(now)
         self._created_at[key] = now.checkpoint
         self._order.append(key)
-        parents = [now.key_of_sibling(parent) for parent in now.parent_shard_ids]
+        parents = [sibling(now, parent) for parent in now.parent_shard_ids]
         # AT_TIMESTAMP is no later: a child has no records from before the timestamp that its
         # parents do not have.
         begins = (
@@ -127,7 +131,7 @@ class LeaseChecks:
             self.replayed |= self._lineage(now)
 
     def _changed(self, before: Lease, now: Lease, role: Role, worker_id: str) -> None:
-        key = now.lease_key
+        key = _name(now)
         by_hand = key in self.edited
         step = now.counter - before.counter
         if step not in (0, 1) and not by_hand:
@@ -164,7 +168,7 @@ class LeaseChecks:
         self._note_owner(before, now, role)
 
     def _note_owner(self, before: Lease, now: Lease, role: Role) -> None:
-        key = now.lease_key
+        key = _name(now)
         if now.in_handoff and not before.in_handoff:
             self._handoff_began[key] = self.now()
         if before.actual_owner is not None and before.actual_owner in self.twins:
@@ -182,56 +186,71 @@ class LeaseChecks:
     def _may_be_deleted(self, lease: Lease) -> None:
         """S8: check that a row may be deleted.
 
-        Its shard is finished and the children have started, or the shard does not exist any more.
+        Its shard is finished and the children have started, or the shard or its stream does not
+        exist any more.
         """
+        of = self.generation_of(lease)
+        if not self.streams.exists(of):
+            return
         if not lease.ended:
             raise BrokenInvariantError(f"S8: {lease.lease_key} was deleted at {lease.checkpoint}")
-        if lease.lease_key in self.replayed or lease.shard_id not in {
-            s.shard_id for s in self.model.stream(self._stream_of(lease)).shards
-        }:
+        shards = self.streams.settled(of).shards
+        if _name(lease) in self.replayed or lease.shard_id not in {s.shard_id for s in shards}:
             return
         for child in lease.child_shard_ids:
-            row = self.lease(lease.key_of_sibling(child))
+            row = self.lease(sibling(lease, child))
             if row is None or row.checkpoint == TRIM_HORIZON:
                 raise BrokenInvariantError(
                     f"S8: {lease.lease_key} was deleted before its child {child} had begun"
                 )
 
-    def _stream_of(self, lease: Lease) -> str:
-        return (
-            lease.lease_key.split(":")[1] if lease.stream is not None else self.scenario.streams[0]
-        )
+    def generation_of(self, lease: Lease) -> Generation:
+        """S15: the stream of a lease, which must have existed."""
+        found = self.streams.of(lease)
+        if found is None:
+            raise BrokenInvariantError(f"S15: {_name(lease)} is of a stream that never existed")
+        return found
 
     def is_open(self, lease: Lease) -> bool:
-        """Whether the shard of a lease still accepts records."""
-        shard = self.model.stream(self._stream_of(lease)).shard(lease.shard_id)
+        """Whether the shard of a lease still accepts records, or its stream is deleted."""
+        of = self.generation_of(lease)
+        if not self.streams.exists(of):
+            return True
+        shard = self.streams.settled(of).shard(lease.shard_id)
         return shard is not None and shard.is_open
 
-    def _check_coverage(self, stream: str | None) -> None:
+    def _check_coverage(self, row: Lease) -> None:
         """S7: once a stream's leases have covered all hash keys, they always do."""
-        hole = hole_in_leases(lease for lease in self._rows.values() if lease.stream == stream)
+        of = self.generation_of(row)
+        hole = hole_in_leases(self._rows_of(of))
         if hole is None:
-            self._covered.add(stream)
-        elif stream in self._covered and not self.coverage_suspended:
+            self._covered.add(of)
+        elif of in self._covered and self.streams.exists(of) and not self.coverage_suspended:
             raise BrokenInvariantError(f"S7: {hole}")
+
+    def _rows_of(self, generation: Generation) -> list[Lease]:
+        """The leases of a stream."""
+        wanted = (generation.prefix, generation.mark)
+        return [row for row in self._rows.values() if (row.stream, row.stream_mark) == wanted]
 
     def uncovered(self) -> list[str]:
         """The streams whose leases do not cover all hash keys."""
-        streams = {lease.stream for lease in self._rows.values()}
-        found = [
-            str(hole)
-            for stream in sorted(streams, key=str)
-            if (hole := hole_in_leases(r for r in self._rows.values() if r.stream == stream))
-        ]
-        return (
-            found
-            if len(streams) >= len(self.scenario.streams)
-            else [*found, "a stream has no leases"]
-        )
+        found = []
+        for stream in self.streams.current.values():
+            rows = self._rows_of(stream)
+            hole = hole_in_leases(rows)
+            if hole is not None:
+                found.append(str(hole) if rows else f"{stream.label} has no leases")
+        return found
 
     def excuse(self, *keys: str) -> None:
-        """Allow an at-least-once sink to repeat records of these leases after a fault."""
+        """Allow an at-least-once sink to repeat records of these leases after a fault.
+
+        `keys` are names, or keys of rows.
+        """
         self._excuses.update(keys)
+        rows = (self._rows.get(key) for key in keys)
+        self._excuses.update(_name(row) for row in rows if row is not None and row.stream_mark)
 
     def excuse_worker(self, worker_id: str) -> None:
         """Call `excuse` for all leases that a worker owns."""
@@ -244,9 +263,10 @@ class LeaseChecks:
         self.row_written(key, "hand", "")
 
     def _lineage(self, lease: Lease) -> set[str]:
-        """Lease keys of a shard's whole lineage: all ancestors and descendants, and theirs."""
+        """Names of the leases of a shard's whole lineage: all ancestors and descendants."""
         parents = {
-            s.shard_id: set(s.parents) for s in self.model.stream(self._stream_of(lease)).shards
+            s.shard_id: set(s.parents)
+            for s in self.streams.settled(self.generation_of(lease)).shards
         }
         lineage, before = {lease.shard_id}, 0
         while len(lineage) != before:
@@ -254,4 +274,13 @@ class LeaseChecks:
             for shard, its in parents.items():
                 if shard in lineage or its & lineage:
                     lineage |= {shard, *its}
-        return {lease.key_of_sibling(shard) for shard in lineage}
+        return {sibling(lease, shard) for shard in lineage}
+
+
+def _name(lease: Lease) -> str:
+    return lease.transaction_key
+
+
+def sibling(lease: Lease, shard_id: str) -> str:
+    """The name of the lease of another shard of the same stream."""
+    return lease.with_(lease_key=lease.key_of_sibling(shard_id)).transaction_key

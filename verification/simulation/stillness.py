@@ -158,9 +158,9 @@ class StillnessWatch:
     def _busy(self) -> set[str]:
         """The unfinished leases whose shard is closed, or has events that are not committed."""
         checks = self._world.checks
-        waiting = {checks.ledger.events[one].lease_key for one in checks.missing()}
+        waiting = {checks.ledger.events[one].lease_name for one in checks.missing()}
         return {
             row.lease_key
             for row in checks.rows()
-            if not row.ended and (row.lease_key in waiting or not checks.is_open(row))
+            if not row.ended and (row.transaction_key in waiting or not checks.is_open(row))
         }

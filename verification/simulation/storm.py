@@ -72,7 +72,7 @@ class Storm:
     def begin(self) -> None:
         """Create the streams, the fleet and the sensor."""
         for name in self.world.scenario.streams:
-            self.world.model.call("CreateStream", StreamName=name, ShardCount=self.options.shards)
+            self.world.streams.create(name, self.options.shards)
         self.world.start(SENSOR, strategy=STRATEGIES[0], is_worker=False)
         for number in range(self.options.workers):
             self.world.start(f"w{number}", strategy=self.rng.choice(STRATEGIES), is_worker=True)

@@ -13,15 +13,14 @@ import pyarrow as pa
 
 from kcl_pipeline.position import Position
 from kcl_pipeline.testing.kinesis import data as data_plane
-from kcl_pipeline.testing.kinesis.client import InMemoryKinesis
-from kcl_pipeline.testing.kinesis.model import KinesisModel
+from verification.simulation.streams import Generation, Streams
 
 EVENT_SCHEMA: Final = pa.schema(
     [
         ("id", pa.string()),
         ("key", pa.string()),
         ("number", pa.int64()),
-        ("lease_key", pa.string()),
+        ("lease_name", pa.string()),
         ("sequence_number", pa.string()),
         ("sub_sequence_number", pa.int64()),
     ]
@@ -39,9 +38,12 @@ _SEVEN_BITS: Final = 128
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """One acknowledged event: its position in Kinesis, and its time (epoch milliseconds)."""
+    """One acknowledged event: its position in Kinesis, and its time (epoch milliseconds).
 
-    lease_key: str
+    `lease_name` has account, stream, creation and shard (`Generation.lease_name`).
+    """
+
+    lease_name: str
     position: Position
     arrival_millis: int
     poison: bool
@@ -66,36 +68,19 @@ class Producer:
     """
 
     def __init__(
-        self,
-        model: KinesisModel,
-        streams: tuple[str, ...],
-        ledger: Ledger,
-        rng: random.Random,
-        aggregates: float,
-        tell: Tell,
+        self, streams: Streams, ledger: Ledger, rng: random.Random, aggregates: float, tell: Tell
     ) -> None:
-        self._model = model
         self._streams = streams
         self._ledger = ledger
         self._rng = rng
         self._aggregates = aggregates
         self._tell = tell
-        self._prefixes: dict[str, str] = {}
-
-    def lease_key(self, stream: str, shard_id: str) -> str:
-        """The lease key of a shard in this application."""
-        if len(self._streams) == 1:
-            return shard_id
-        if stream not in self._prefixes:
-            self._prefixes[stream] = (
-                InMemoryKinesis(self._model).resolve_stream(stream, multi_stream=True).serialized
-            )
-        return f"{self._prefixes[stream]}:{shard_id}"
 
     def publish(self, count: int, *, poison: bool = False) -> None:
-        """Put `count` Kinesis records."""
-        for _ in range(count):
-            stream = self._rng.choice(self._streams)
+        """Put `count` Kinesis records into the streams that exist."""
+        existing = list(self._streams.current.values())
+        for _ in range(count if existing else 0):
+            stream = self._rng.choice(existing)
             several = (
                 self._rng.randint(2, _MOST_IN_ONE) if self._rng.random() < self._aggregates else 1
             )
@@ -103,22 +88,22 @@ class Producer:
 
     def publish_evenly(self) -> None:
         """Publish one event for every key of every stream."""
-        for stream in self._streams:
+        for stream in list(self._streams.current.values()):
             for number in range(KEYS):
                 self._put(stream, number, 1, poison=False)
 
-    def _put(self, stream: str, key_number: int, several: int, *, poison: bool) -> None:
-        key = f"{stream}-k{key_number}"
+    def _put(self, to: Generation, key_number: int, several: int, *, poison: bool) -> None:
+        key = f"{to.label}-k{key_number}"
         ids = [self._next(key, poison and place == several - 1) for place in range(several)]
         payloads = [f"{one}|{key}|{number}".encode() for one, number in ids]
         data = payloads[0] if several == 1 else aggregated(key, payloads)
-        world = self._model.world
-        put = data_plane.put_record(world, {"StreamName": stream}, (key, data, None))
+        world = self._streams.model_of(to.ref).world
+        put = data_plane.put_record(world, {"StreamName": to.stream.name}, (key, data, None))
         arrival = world.now_millis()
-        lease_key = self.lease_key(stream, put.shard_id)
+        name = to.lease_name(put.shard_id)
         for place, (one, _) in enumerate(ids):
             position = Position(put.sequence_number, place)
-            self._tell(one, Published(lease_key, position, arrival, one.startswith(POISON)))
+            self._tell(one, Published(name, position, arrival, one.startswith(POISON)))
 
     def _next(self, key: str, poison: bool) -> tuple[str, int]:
         number = self._ledger.numbers[key]
@@ -142,9 +127,11 @@ def _field(number: int, value: bytes) -> bytes:
     return bytes([number << 3 | 2, *size, length]) + value
 
 
-def transform(
-    lease_key: Callable[[str, str], str], records: pa.Table, *, hands_back: bool = False
-) -> pa.Table:
+LeaseOf = Callable[[str, str, str], str]
+"""The name of the lease of an event, from its id, and its columns `stream` and `shard_id`."""
+
+
+def transform(lease_of: LeaseOf, records: pa.Table, *, hands_back: bool = False) -> pa.Table:
     """The user's transform: one row per event.
 
     It returns poison with an error if `hands_back` is set. Otherwise it raises `ValueError`.
@@ -155,12 +142,13 @@ def transform(
     poisoned = any(one.startswith(POISON) for one, _, _ in parts)
     if poisoned and not hands_back:
         raise ValueError(IS_POISON)
-    shards = zip(records["stream"].to_pylist(), records["shard_id"].to_pylist(), strict=True)
+    ids = [one for one, _, _ in parts]
+    shards = zip(ids, records["stream"].to_pylist(), records["shard_id"].to_pylist(), strict=True)
     own: tuple[list[Any], ...] = (
-        [one for one, _, _ in parts],
+        ids,
         [key for _, key, _ in parts],
         [int(number) for _, _, number in parts],
-        [lease_key(stream, shard) for stream, shard in shards],
+        [lease_of(one, stream, shard) for one, stream, shard in shards],
     )
     columns = [pa.array(values, type_) for values, type_ in zip(own, _OWN_TYPES, strict=True)]
     columns += [records["sequence_number"], records["sub_sequence_number"]]

@@ -21,7 +21,6 @@ from kcl_pipeline.events import (
     WorkerStarted,
 )
 from kcl_pipeline.kinesis.ranges import RangeReader
-from kcl_pipeline.testing.kinesis.model import KinesisModel
 from kcl_pipeline.testing.range_jobs import InlineRangeJobs
 from kcl_pipeline.testing.sink import MemoryBatchWriter
 from kcl_pipeline.testing.tables import (
@@ -42,6 +41,7 @@ from verification.simulation.scenario import Scenario, settings
 from verification.simulation.scheduler import Host, Scheduler, SimulatedClock
 from verification.simulation.sinks import CheckedTable, NotedSink, StoreSink
 from verification.simulation.stillness import StillnessWatch
+from verification.simulation.streams import Streams
 from verification.simulation.traffic import IS_BROKEN, Producer, transform
 
 QUIET_EVENTS = (BatchCommitted, AwsTrouble, PlanMade)
@@ -80,29 +80,19 @@ class World:
             steered_call=call,
             faults=menu_of(self.scenario.menu).faults,
         )
-        self.model = KinesisModel(clock=clock)
+        self.configured = self.scenario.streams
+        self.streams = Streams(clock, is_multi=len(self.configured) > 1)
         self.leases = InMemoryLeaseTable(clock=clock, exists=False)
         self.workers = InMemoryWorkerMetricsTable(clock=clock, exists=False)
         self.coordinator = InMemoryCoordinatorStateTable(clock=clock, exists=False)
-        self.checks = Checks(
-            self.leases, self.model, self.scenario, lambda: self.scheduler.now, self.lease_key
-        )
+        self.checks = Checks(self.leases, self.streams, self.scenario, lambda: self.scheduler.now)
         self.lock_watch = LockWatch(self.coordinator, lambda: self.scheduler.now)
         self.sink_table = CheckedTable(self.checks)
         self.stillness = StillnessWatch(self)
         rng, checks = random.Random(f"{self.seed}/producer"), self.checks
         self.producer = Producer(
-            self.model,
-            self.scenario.streams,
-            checks.ledger,
-            rng,
-            self.scenario.aggregates,
-            checks.published,
+            self.streams, checks.ledger, rng, self.scenario.aggregates, checks.published
         )
-
-    def lease_key(self, stream: str, shard_id: str) -> str:
-        """The lease key of a shard in this application."""
-        return self.producer.lease_key(stream, shard_id)
 
     def note(self, text: str) -> None:
         """Add a line to the timeline."""
@@ -218,7 +208,7 @@ class World:
         make_sink = NotedSink if self.scenario.exactly_once else StoreSink
         chosen = self.settings_of(machine)
         kinesis, writer = (
-            SimulatedKinesis(self.model, calls),
+            SimulatedKinesis(self.streams, calls),
             MemoryBatchWriter(self.sink_table, self._transform_on(machine.host)),
         )
         reader = RangeReader(kinesis, chosen.retrieval, chosen.shard_sync.initial_timestamp, clock)
@@ -264,7 +254,7 @@ class World:
             leases,
             workers,
             coordinator,
-            SimulatedKinesis(self.model, calls),
+            SimulatedKinesis(self.streams, calls),
             clock,
             self._events_of(machine),
             owner,
@@ -348,7 +338,7 @@ class World:
             host.check()
             if self.scheduler.now < self.broken_until:
                 raise ValueError(IS_BROKEN)
-            return transform(self.producer.lease_key, records, hands_back=self.scenario.hands_back)
+            return transform(self.checks.lease_of, records, hands_back=self.scenario.hands_back)
 
         return run
 
