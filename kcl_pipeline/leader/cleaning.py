@@ -64,9 +64,7 @@ class Cleaning:
 
     def former_leases(self, context: CycleContext, streams: Iterable[StreamId]) -> None:
         """Delete the leases of streams that were deleted and created again."""
-        leases = tuple(context.leases.values())
-        found = [one for stream in streams for one in former_leases(leases, stream)]
-        self._delete_leases(context, found)
+        self._delete_leases(context, former_leases(context.leases.values(), streams))
 
     def _delete_leases(self, context: CycleContext, deletions: Iterable[Deletion]) -> None:
         for number, deletion in enumerate(deletions):

@@ -20,6 +20,7 @@ from kcl_pipeline.leader.application import ApplicationGuard
 from kcl_pipeline.leader.balance_schedule import BalanceSchedule
 from kcl_pipeline.leader.cleaning import Cleaning
 from kcl_pipeline.leader.deleted_rows import DeletedRows
+from kcl_pipeline.leader.lease_map import LeaseMap
 from kcl_pipeline.leader.liveness import Liveness
 from kcl_pipeline.leader.lock import LeaderElection
 from kcl_pipeline.leader.lock_times import lock_settings
@@ -270,7 +271,7 @@ class LeaderCycle:
         times, bad = (found.scan_started, found.scan_finished), found.unreadable_workers
         self._liveness.observe(found.leases, found.workers, *times, unreadable=bad)
         return CycleContext(
-            leases={lease.lease_key: lease for lease in found.leases},
+            leases=LeaseMap(found.leases),
             bad_rows=found.bad_rows,
             unreadable=found.unreadable,
             workers=self._liveness.living(found.scan_started),

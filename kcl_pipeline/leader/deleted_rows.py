@@ -14,8 +14,9 @@ from kcl_pipeline.errors import AwsError
 from kcl_pipeline.events import EventSink, LeasesCreated, LossReason, RecordsLost
 from kcl_pipeline.kinesis.client import KinesisClient
 from kcl_pipeline.kinesis.witness import require_same_stream
+from kcl_pipeline.leader.lease_map import LeaseMap
 from kcl_pipeline.leader.lock import LeaderElection
-from kcl_pipeline.leader.phase import CycleContext, LeadershipCheck, leases_of
+from kcl_pipeline.leader.phase import CycleContext, LeadershipCheck
 from kcl_pipeline.leader.streams import Streams
 from kcl_pipeline.leases.lease import Lease
 from kcl_pipeline.leases.tables import LeaseTable
@@ -69,7 +70,8 @@ class DeletedRows:
         for key, lease in sorted(known.items()):
             if key in context.leases or key in context.unreadable or key in context.deleted:
                 continue
-            stream = next((known for known in streams if leases_of((lease,), known)), None)
+            alone = LeaseMap((lease,))
+            stream = next((known for known in streams if alone.of_stream(known)), None)
             try:
                 if (
                     stream is None

@@ -15,6 +15,7 @@ from kcl_pipeline.errors import (
     StreamReplacedError,
     UnreadableRowError,
 )
+from kcl_pipeline.leader.lease_map import LeaseMap
 from kcl_pipeline.leader.lock import LeaderElection
 from kcl_pipeline.leases.lease import BadRow, Lease
 from kcl_pipeline.leases.store import Check
@@ -65,7 +66,7 @@ class CycleContext:
         errors: Errors of single rows and streams.
     """
 
-    leases: dict[str, Lease]
+    leases: LeaseMap
     bad_rows: tuple[BadRow, ...]
     unreadable: frozenset[str]
     workers: tuple[WorkerMetrics, ...]
@@ -81,7 +82,7 @@ class CycleContext:
 
     def of_stream(self, stream: StreamId) -> list[Lease]:
         """Return the leases of one stream."""
-        return leases_of(self.leases.values(), stream)
+        return self.leases.of_stream(stream)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,13 +128,6 @@ def scan(
         scan_started=scan_started,
         scan_finished=clock.monotonic(),
     )
-
-
-def leases_of(leases: Iterable[Lease], stream: StreamId) -> list[Lease]:
-    """Return the leases of a stream."""
-    wanted = stream.serialized if stream.creation_epoch is not None else None
-    mark = stream.lease_mark
-    return [one for one in leases if one.stream == wanted and one.stream_mark == mark]
 
 
 def keys_of(keys: Iterable[str], stream: StreamId) -> list[str]:

@@ -9,6 +9,7 @@ from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.events import ignore_events
 from kcl_pipeline.kinesis.client import KinesisClient
 from kcl_pipeline.leader.cycle import whole_plan
+from kcl_pipeline.leader.lease_map import LeaseMap
 from kcl_pipeline.leader.listing import (
     has_unreadable_shards,
     initial_leases,
@@ -16,7 +17,7 @@ from kcl_pipeline.leader.listing import (
     stream_coverage,
 )
 from kcl_pipeline.leader.liveness import Liveness
-from kcl_pipeline.leader.phase import Scan, keys_of, leases_of, scan
+from kcl_pipeline.leader.phase import Scan, keys_of, scan
 from kcl_pipeline.leader.report import StreamCoverage
 from kcl_pipeline.leader.streams import Streams
 from kcl_pipeline.leases.lease import BadRow, Lease
@@ -127,13 +128,14 @@ def _missing(
 ) -> tuple[tuple[Lease, ...], tuple[StreamCoverage, ...]]:
     """The leases that a leader would create, and the coverage of each stream without them."""
     streams = Streams(settings, kinesis, clock, ignore_events, "preview")
-    create: list[Lease] = []
+    leases, create = LeaseMap(found.leases), list[Lease]()
+    marks = {lease.stream_mark for lease in found.leases} - {None}
     coverage: list[StreamCoverage] = []
     for name in settings.streams:
         stream = streams.resolve(name)
-        if stream.created_millis in {lease.stream_mark for lease in found.leases} - {None}:
+        if stream.created_millis in marks:
             stream = replace(stream, lease_mark=stream.created_millis)
-        rows, unreadable = leases_of(found.leases, stream), keys_of(found.unreadable, stream)
+        rows, unreadable = leases.of_stream(stream), keys_of(found.unreadable, stream)
         coverage.append(stream_coverage(stream, rows, 0))
         if not rows and not has_unreadable_shards(kinesis, stream, unreadable):
             create += initial_leases(kinesis, settings.shard_sync_of(stream), stream)

@@ -89,17 +89,19 @@ class Streams:
         own = self._settings.streams
         if not self._settings.is_multi_stream:
             return own
-        return (*own, *(one.arn for one in self._recorded if not self._is_named(one)))
+        named = self._named()
+        return (*own, *(one.arn for one in self._recorded if not named(one)))
 
-    def _is_named(self, recorded: RecordedStream) -> bool:
-        """Return whether the settings name a recorded stream."""
+    def _named(self) -> Callable[[RecordedStream], bool]:
+        """Return a function that returns whether the settings name a recorded stream."""
+        unknown, arns = set[str](), set[str | None]()
         for name in self._settings.streams:
             known = self._known.get(name)
-            if known is None and name in (recorded.arn, recorded.name):
-                return True
-            if known is not None and recorded.arn in (known.stream.arn, known.stream.name):
-                return True
-        return False
+            if known is None:
+                unknown.add(name)
+            else:
+                arns |= {known.stream.arn, known.stream.name}
+        return lambda one: one.arn in arns or one.arn in unknown or one.name in unknown
 
     def resolve(self, name_or_arn: str) -> StreamId:
         """Return the identifier of a stream whose leases may be written.

@@ -91,33 +91,46 @@ def garbage_leases(
     )
 
 
-def former_leases(leases: Iterable[Lease], stream: StreamId) -> tuple[Deletion, ...]:
-    """Return the leases of former streams of the same account and name, sorted by key.
+def former_leases(leases: Iterable[Lease], streams: Iterable[StreamId]) -> tuple[Deletion, ...]:
+    """Return the leases of former streams of the same account and name.
 
-    A stream that was created later proves that the former one, with all its records, does not exist
-    any more.
+    They are in the order of the streams, and sorted by key. A stream that was created later proves
+    that the former one, with all its records, does not exist any more.
 
     Args:
         leases: All leases.
-        stream: The stream that has the name now.
+        streams: The streams that have their names now.
     """
-    return tuple(
-        Deletion(lease, "its stream was deleted and created again")
-        for lease in sorted(leases, key=lambda row: row.lease_key)
-        if _is_former(lease, stream)
-    )
+    groups: dict[tuple[str | None, int | None], list[Lease]] = {}
+    for lease in leases:
+        groups.setdefault((lease.stream, lease.stream_mark), []).append(lease)
+    named: dict[tuple[str | None, str | None], list[_Group]] = {}
+    for (serialized, mark), rows in groups.items():
+        other = StreamId.parse(serialized) if serialized is not None else None
+        name = (None, None) if other is None else (other.account, other.name)
+        epoch = None if other is None else other.creation_epoch
+        named.setdefault(name, []).append(_Group(epoch, mark, rows))
+    found: list[Lease] = []
+    for stream in streams:
+        is_single = stream.creation_epoch is None
+        same_name = named.get((None, None) if is_single else (stream.account, stream.name), [])
+        former = [lease for group in same_name if group.is_before(stream) for lease in group.leases]
+        found += sorted(former, key=lambda row: row.lease_key)
+    return tuple(Deletion(lease, "its stream was deleted and created again") for lease in found)
 
 
-def _is_former(lease: Lease, stream: StreamId) -> bool:
-    if stream.creation_epoch is None:
-        mark = stream.lease_mark
-        return lease.stream is None and mark is not None and (lease.stream_mark or 0) < mark
-    if lease.stream is None:
-        return False
-    other = StreamId.parse(lease.stream)
-    return (other.account, other.name) == (stream.account, stream.name) and (
-        other.creation_epoch or 0
-    ) < stream.creation_epoch
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """The leases of one stream, or of a former stream of its name."""
+
+    epoch: int | None
+    mark: int | None
+    leases: list[Lease]
+
+    def is_before(self, stream: StreamId) -> bool:
+        if stream.creation_epoch is None:
+            return stream.lease_mark is not None and (self.mark or 0) < stream.lease_mark
+        return (self.epoch or 0) < stream.creation_epoch
 
 
 def children_to_fill(

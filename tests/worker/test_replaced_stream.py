@@ -123,7 +123,7 @@ def test_a_write_of_the_former_stream_does_not_reach_the_row_of_the_new_one():
     ],
 )
 def test_only_leases_of_an_older_stream_of_the_same_name_are_deleted(row, stream, is_former):
-    assert bool(former_leases([row], stream)) == is_former
+    assert bool(former_leases([row], [stream])) == is_former
 
 
 def test_a_record_that_was_removed_by_hand_is_made_again_with_the_mark():

@@ -1,0 +1,44 @@
+"""The work of a cycle grows with the number of leases, and not with leases times streams."""
+
+from __future__ import annotations
+
+from kcl_pipeline.leader.lease_map import LeaseMap
+from kcl_pipeline.leases.lease import Lease
+from kcl_pipeline.planning.cleanup import former_leases
+from kcl_pipeline.position import TRIM_HORIZON
+from kcl_pipeline.shards import StreamId
+
+
+def lease(stream, shard, **changes):
+    return Lease(f"{stream}:s-{shard}", TRIM_HORIZON, stream=stream, **changes)
+
+
+def test_a_lease_map_follows_every_change():
+    leases = LeaseMap([lease("1:a:5", 0), lease("1:a:5", 1), lease("1:b:5", 0)])
+    a, b = StreamId("a", "1", 5), StreamId("b", "1", 5)
+    leases["1:a:5:s-1"] = lease("1:a:5", 1, owner="w")
+    leases["1:b:5:s-7"] = lease("1:b:5", 7)
+    del leases["1:a:5:s-0"]
+    assert leases.of_stream(a) == [lease("1:a:5", 1, owner="w")]
+    assert leases.of_stream(b) == [lease("1:b:5", 0), lease("1:b:5", 7)]
+    assert leases.of_stream(StreamId("a", "1", 6)) == []
+    assert set(leases) == {"1:a:5:s-1", "1:b:5:s-0", "1:b:5:s-7"}
+
+
+def test_a_lease_map_keeps_former_streams_of_one_name_apart():
+    leases = LeaseMap([Lease("s-0", TRIM_HORIZON, stream_mark=4)])
+    assert leases.of_stream(StreamId("a", lease_mark=5)) == []
+    leases["s-0"] = Lease("s-0", TRIM_HORIZON, stream_mark=5)
+    assert leases.of_stream(StreamId("a", lease_mark=4)) == []
+    assert leases.of_stream(StreamId("a", lease_mark=5)) == [leases["s-0"]]
+
+
+def test_former_leases_parse_each_stream_once(monkeypatch):
+    parsed = []
+    parse = StreamId.parse
+    monkeypatch.setattr(StreamId, "parse", lambda text: parsed.append(text) or parse(text))
+    rows = [lease(f"1:a{stream}:5", shard) for stream in range(20) for shard in range(10)]
+    rows.append(lease("1:a3:4", 0))
+    found = former_leases(rows, [StreamId(f"a{stream}", "1", 5) for stream in range(20)])
+    assert [deletion.lease.lease_key for deletion in found] == ["1:a3:4:s-0"]
+    assert len(parsed) == 21
