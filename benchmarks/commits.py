@@ -46,7 +46,7 @@ def write_until(
         schema=SCHEMA,
     )
     keys = (f"{worker}-x", f"{worker}-y")
-    numbers = sink.numbers(keys)
+    numbers = sink.txn_versions(keys)
     start.wait()
     began, paths, millis, turn = time.perf_counter(), [], [], 0
     while time.perf_counter() - began < seconds:
@@ -116,7 +116,7 @@ def log_growth(uri: str, versions: Sequence[int], leases: int = 64) -> dict[str,
             samples = results.setdefault(
                 str(cell), {"numbers_ms": [], "commit_ms": [], "one_by_one_ms": []}
             )
-            samples["numbers_ms"].append(_millis(reader.numbers, keys))
+            samples["numbers_ms"].append(_millis(reader.txn_versions, keys))
             samples["commit_ms"].append(committed)
             if turn % 8 == 0:
                 table = DeltaTable(uri)

@@ -185,7 +185,7 @@ class TransactionalSink(Protocol):
         """
         ...
 
-    def numbers(self, lease_keys: Sequence[str]) -> dict[str, TxnVersions]:
+    def txn_versions(self, lease_keys: Sequence[str]) -> dict[str, TxnVersions]:
         """Return the newest versions of these leases. Always reads the end of the log.
 
         If the table does not exist, no lease has versions.
@@ -198,7 +198,7 @@ class TransactionalSink(Protocol):
         Retries if the commit was refused only because the log had moved.
 
         Raises:
-            SinkError: The outcome is unknown. The caller reads `numbers`.
+            SinkError: The outcome is unknown. The caller reads `txn_versions`.
         """
         ...
 
@@ -208,8 +208,9 @@ class TransactionalSink(Protocol):
         Afterwards no commit that expects `expected` can land.
 
         Returns:
-            The new versions. None: the fence was refused, and the caller reads `numbers` again.
-            `expected` if the table does not exist, because then nothing can have landed in it.
+            The new versions. None: the fence was refused, and the caller reads `txn_versions`
+            again. `expected` if the table does not exist, because then nothing can have landed in
+            it.
         """
         ...
 

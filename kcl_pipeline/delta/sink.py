@@ -70,8 +70,8 @@ class DeltaCommitter:
         with self._lock:
             self._check.ensure(schema)
 
-    def numbers(self, lease_keys: Sequence[str]) -> dict[str, TxnVersions]:
-        """The newest numbers of these leases (see `TransactionalSink.numbers`)."""
+    def txn_versions(self, lease_keys: Sequence[str]) -> dict[str, TxnVersions]:
+        """See `TransactionalSink.txn_versions`."""
         with self._lock:
             exists = self._log.refresh()
             if exists:

@@ -26,7 +26,7 @@ from kcl_pipeline.kinesis.client import (
 )
 from kcl_pipeline.kinesis.decode.bodies import payload_bytes
 from kcl_pipeline.kinesis.decode.kpl import Deaggregated, deaggregate
-from kcl_pipeline.kinesis.witness import StreamWitness
+from kcl_pipeline.kinesis.identity import StreamIdentityCheck
 from kcl_pipeline.position import AT_TIMESTAMP, LATEST, TRIM_HORIZON, Position
 from kcl_pipeline.shards import ChildShard, HashKeyRange, StreamId
 
@@ -63,7 +63,7 @@ class ShardReader:
         initial_timestamp: Required for the position AT_TIMESTAMP, because a lease row stores that
             position without its time.
         resume: State of another reader at `position`.
-        witness: Confirms the end of the shard. None: a response is trusted.
+        identity: Confirms the end of the shard. None: a response is trusted.
 
     Attributes:
         millis_behind_latest: Lag of the last response. None: unknown.
@@ -88,7 +88,7 @@ class ShardReader:
         *,
         initial_timestamp: datetime | None = None,
         resume: Resume | None = None,
-        witness: StreamWitness | None = None,
+        identity: StreamIdentityCheck | None = None,
     ) -> None:
         if position.is_shard_end:
             raise ValueError(f"{lease_key} is at SHARD_END: no record is left")
@@ -110,7 +110,7 @@ class ShardReader:
         self._settings = settings
         self._clock = clock
         self._timestamp = initial_timestamp
-        self._witness = witness
+        self._identity = identity
         resume = resume or Resume()
         self._iterator = resume.iterator
         self._last_sequence_number = resume.last_sequence_number
@@ -137,7 +137,8 @@ class ShardReader:
     def read(self) -> Chunk | None:
         """Call GetRecords once.
 
-        With a witness, a shard that the stream does not list any more ends with a `lost` chunk.
+        With an identity check, a shard that the stream does not list any more ends with a `lost`
+        chunk.
 
         Returns:
             The next records. The `after` of a chunk is the `through` of the former one. None if
@@ -289,14 +290,14 @@ class ShardReader:
         )
 
     def _confirm_stream(self) -> None:
-        if self._witness is not None:
-            self._witness.confirm(self._stream, self._clock.monotonic())
+        if self._identity is not None:
+            self._identity.confirm(self._stream, self._clock.monotonic())
 
     def on_missing(self, error: NotFoundError) -> Chunk:
         """Return the end of a shard that the stream does not list any more, or raise `error`."""
         following = None
-        if self._witness is not None:
-            following = self._witness.successors_of_gone(
+        if self._identity is not None:
+            following = self._identity.successors_of_gone(
                 self._stream, self.shard_id, self._hash_key_range
             )
         if following is None:

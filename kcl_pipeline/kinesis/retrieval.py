@@ -20,8 +20,8 @@ from kcl_pipeline.kinesis.client import KinesisClient, ShardClient
 from kcl_pipeline.kinesis.fan_out.consumers import Consumers
 from kcl_pipeline.kinesis.fan_out.source import FanOutReader, SubscribedShard
 from kcl_pipeline.kinesis.fan_out.subscription import FanOutClient, Spawn
+from kcl_pipeline.kinesis.identity import StreamIdentityCheck
 from kcl_pipeline.kinesis.reader import ShardReader
-from kcl_pipeline.kinesis.witness import StreamWitness
 from kcl_pipeline.position import Position
 from kcl_pipeline.shards import HashKeyRange, StreamId
 
@@ -38,7 +38,7 @@ class Retrieval:
         spawn: Starts the thread of a subscription.
 
     Attributes:
-        witness: Confirms ends and losses of shards.
+        identity: Confirms ends and losses of shards.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Retrieval:
                 clock,
             )
         self._registered = False
-        self.witness = StreamWitness(kinesis, clock)
+        self.identity = StreamIdentityCheck(kinesis, clock)
 
     def register_consumers(self, streams: Iterable[StreamId]) -> None:
         """Find or register the consumers, if the mode needs them. May take some seconds.
@@ -138,5 +138,5 @@ class Retrieval:
             self._settings,
             self._clock,
             initial_timestamp=self._shard_sync_of(stream).initial_timestamp,
-            witness=self.witness,
+            identity=self.identity,
         )

@@ -13,7 +13,7 @@ from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.errors import AwsError
 from kcl_pipeline.events import EventSink, LeasesCreated, LossReason, RecordsLost
 from kcl_pipeline.kinesis.client import KinesisClient
-from kcl_pipeline.kinesis.witness import require_same_stream
+from kcl_pipeline.kinesis.identity import require_same_stream
 from kcl_pipeline.leader.lease_map import LeaseMap
 from kcl_pipeline.leader.lock import LeaderElection
 from kcl_pipeline.leader.phase import CycleContext, LeadershipCheck

@@ -17,7 +17,7 @@ from kcl_pipeline.errors import (
 )
 from kcl_pipeline.events import EventSink, StreamUnavailable
 from kcl_pipeline.kinesis.client import KinesisClient
-from kcl_pipeline.kinesis.witness import require_same_stream
+from kcl_pipeline.kinesis.identity import require_same_stream
 from kcl_pipeline.leader.phase import STREAM_OPERATIONS, NotLeadingError
 from kcl_pipeline.leader.report import UnavailableStream
 from kcl_pipeline.leases.application import ApplicationIdentity, RecordedStream

@@ -177,7 +177,7 @@ class ForeachBatch:
     def ensure_table(self, schema: pa.Schema) -> None:
         """Do nothing: the function has its own store."""
 
-    def numbers(self, lease_keys: Sequence[str]) -> dict[str, TxnVersions]:
+    def txn_versions(self, lease_keys: Sequence[str]) -> dict[str, TxnVersions]:
         """The numbers of the batches that this process has committed."""
         return {key: self._numbers.get(key, TxnVersions()) for key in lease_keys}
 
@@ -188,7 +188,7 @@ class ForeachBatch:
             SinkError: The function raised an error. The worker calls it again, although it may
                 have written the rows.
         """
-        now = self.numbers([entry.lease_key for entry in entries])
+        now = self.txn_versions([entry.lease_key for entry in entries])
         if all(now[entry.lease_key].data == entry.number for entry in entries):
             return CommitOutcome(self._version)
         refused = tuple(

@@ -14,7 +14,7 @@ from kcl_pipeline.clock import StopSignal
 from kcl_pipeline.errors import KclError, SettingsError, SinkError, UnavailableError
 from kcl_pipeline.testing.kinesis.client import InMemoryKinesis
 
-SINK_CALLS: Final = ("ensure_table", "numbers", "commit", "fence", "write_dead_letters")
+SINK_CALLS: Final = ("ensure_table", "txn_versions", "commit", "fence", "write_dead_letters")
 KINESIS_CALLS: Final = {
     "resolve_stream": "DescribeStreamSummary",
     "list_shards": "ListShards",
@@ -127,9 +127,11 @@ class FailingSink:
         """See `TransactionalSink.ensure_table`."""
         self._call("ensure_table", self._base.ensure_table, schema)
 
-    def numbers(self, lease_keys: Sequence[str]) -> dict[str, TxnVersions]:
-        """See `TransactionalSink.numbers`."""
-        found: dict[str, TxnVersions] = self._call("numbers", self._base.numbers, lease_keys)
+    def txn_versions(self, lease_keys: Sequence[str]) -> dict[str, TxnVersions]:
+        """See `TransactionalSink.txn_versions`."""
+        found: dict[str, TxnVersions] = self._call(
+            "txn_versions", self._base.txn_versions, lease_keys
+        )
         return found
 
     def commit(self, written: Written, entries: Sequence[CommitEntry]) -> CommitOutcome:

@@ -106,7 +106,7 @@ class MemoryTable:
         tables = [self.objects[file.path] for file in self.files]
         return pa.concat_tables(tables, promote_options="default") if tables else None
 
-    def numbers(self, lease_key: str) -> TxnVersions:
+    def txn_versions(self, lease_key: str) -> TxnVersions:
         """The transaction versions of a lease at the end of the log."""
         return self._numbers.get(lease_key, TxnVersions())
 
@@ -139,7 +139,7 @@ class MemoryTable:
             return False
         self.log.append(entry)
         for key in {**entry.data, **entry.fence}:
-            now = self.numbers(key)
+            now = self.txn_versions(key)
             self._numbers[key] = TxnVersions(
                 entry.data.get(key, now.data), entry.fence.get(key, now.fence)
             )
@@ -184,10 +184,10 @@ class InMemorySink:
             self._check_schema(schema)
         self._pass_time()
 
-    def numbers(self, lease_keys: Sequence[str]) -> dict[str, TxnVersions]:
-        """See `TransactionalSink.numbers`."""
-        self._before("numbers", tuple(lease_keys))
-        found = {key: self.table.numbers(key) for key in lease_keys}
+    def txn_versions(self, lease_keys: Sequence[str]) -> dict[str, TxnVersions]:
+        """See `TransactionalSink.txn_versions`."""
+        self._before("txn_versions", tuple(lease_keys))
+        found = {key: self.table.txn_versions(key) for key in lease_keys}
         self._pass_time()
         return found
 
@@ -213,7 +213,7 @@ class InMemorySink:
             refused = tuple(
                 entry.lease_key
                 for entry in entries
-                if self.table.numbers(entry.lease_key) != entry.expected
+                if self.table.txn_versions(entry.lease_key) != entry.expected
             )
             if refused:
                 return CommitOutcome(None, refused)
@@ -259,7 +259,7 @@ class InMemorySink:
         if self.table.version < 0:
             return expected
         raised = (expected.fence or 0) + 1
-        while self.table.numbers(lease_key) == expected:
+        while self.table.txn_versions(lease_key) == expected:
             if (
                 self._land(LogEntry(self.table.version + 1, fence={lease_key: raised}), fault)
                 is not None

@@ -131,7 +131,7 @@ class Worker:
             rng=self._parts.rng,
             stop=self._stop,
             map=self._pools.map_commits,
-            beside=self._pools.prepare,
+            prepare_pool=self._pools.prepare,
         )
 
     def _make_lifecycle(self) -> Lifecycle:

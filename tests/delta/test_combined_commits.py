@@ -56,7 +56,7 @@ def announced(uri: str) -> list[str]:
 def commit(uri: str, ident: int, key: str = "own") -> CommitOutcome:
     """A commit of somebody who was in a crowd lately, on a lease of his own."""
     sink = committer(uri, crowded=True)
-    number = sink.numbers([key])[key]
+    number = sink.txn_versions([key])[key]
     return sink.commit(written(uri, ident), [CommitEntry(key, (number.data or 0) + 1, number)])
 
 
@@ -66,7 +66,7 @@ def test_who_commits_takes_along_what_is_announced(uri: str) -> None:
     assert commit(uri, 3).version == 1
     assert ids(uri) == [1, 2, 3]
     assert announced(uri) == []
-    assert committer(uri).numbers(["a", "b"]) == {"a": TxnVersions(5), "b": TxnVersions(6)}
+    assert committer(uri).txn_versions(["a", "b"]) == {"a": TxnVersions(5), "b": TxnVersions(6)}
     assert committer(uri).commit(
         written(uri, 9), [CommitEntry("a", 5, NONE), CommitEntry("b", 6, NONE)]
     ) == CommitOutcome(1), "the owner finds it landed"
@@ -164,7 +164,7 @@ def test_a_taker_lands_what_the_dead_owner_announced_instead_of_fencing(uri: str
     announce(uri, 2, claim("z", 1))
     taker = committer(uri)
     assert taker.fence("a", NONE) is None, "read again"
-    assert taker.numbers(["a", "b"]) == {"a": TxnVersions(5), "b": TxnVersions(2)}
+    assert taker.txn_versions(["a", "b"]) == {"a": TxnVersions(5), "b": TxnVersions(2)}
     assert ids(uri) == [1]
     assert taker.fence("a", TxnVersions(5)) == TxnVersions(5, 1)
     assert len(announced(uri)) == 1
@@ -177,7 +177,7 @@ def test_of_two_announcements_of_a_lease_one_lands(uri: str) -> None:
         commit(uri, turn)
     landed = [ident for ident in ids(uri) if ident < 10]
     assert len(landed) == 1
-    assert committer(uri).numbers(["a"])["a"].data == {1: 5, 2: 6}[landed[0]]
+    assert committer(uri).txn_versions(["a"])["a"].data == {1: 5, 2: 6}[landed[0]]
 
 
 def test_a_committer_does_not_take_along_its_own_lease_twice(uri: str) -> None:
@@ -315,18 +315,18 @@ class Shard:
             }
 
     def load(self, who: int, worker: dict, sink: DeltaCommitter) -> None:
-        worker["numbers"] = sink.numbers(["s"])["s"]
+        worker["txn_versions"] = sink.txn_versions(["s"])["s"]
         if worker["pending"] is None:
             worker["at"] = "read"
-        elif worker["numbers"].data == worker["pending"][1]:
+        elif worker["txn_versions"].data == worker["pending"][1]:
             worker["end"], worker["at"] = worker["pending"][0], "checkpoint"
         else:
             worker["at"] = "settle"
 
     def settle(self, who: int, worker: dict, sink: DeltaCommitter) -> None:
-        fenced = sink.fence("s", worker["numbers"])
+        fenced = sink.fence("s", worker["txn_versions"])
         worker["at"] = "load" if fenced is None else "read"
-        worker["numbers"] = fenced
+        worker["txn_versions"] = fenced
 
     def read(self, who: int, worker: dict, sink: DeltaCommitter) -> None:
         if not self.mine(who, worker):
@@ -341,7 +341,7 @@ class Shard:
 
     def announce(self, who: int, worker: dict, sink: DeltaCommitter) -> None:
         announcing.announce(
-            sink, worker["batch"].files, claim("s", worker["number"], worker["numbers"])
+            sink, worker["batch"].files, claim("s", worker["number"], worker["txn_versions"])
         )
         worker["at"] = "land"
 
@@ -349,9 +349,9 @@ class Shard:
         if self.rng.random() < 0.3:
             sink._pace.lost(2)
         outcome = sink.commit(
-            worker["batch"], [CommitEntry("s", worker["number"], worker["numbers"])]
+            worker["batch"], [CommitEntry("s", worker["number"], worker["txn_versions"])]
         )
-        worker["numbers"] = TxnVersions(worker["number"], worker["numbers"].fence)
+        worker["txn_versions"] = TxnVersions(worker["number"], worker["txn_versions"].fence)
         worker["at"] = "idle" if outcome.version is None else "checkpoint"
 
     def checkpoint(self, who: int, worker: dict, sink: DeltaCommitter) -> None:

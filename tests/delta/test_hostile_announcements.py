@@ -236,7 +236,7 @@ def test_a_fence_of_mine_that_is_announced_as_a_lease(attack: Attack) -> None:
     content["claims"][0] |= {"dataId": "app/own/fence", "fenceId": "app/own/fence/fence"}
     attack.put(content)
     assert attack.commit().version is not None
-    assert attack.sink().numbers(["own"]) == {"own": TxnVersions(1)}
+    assert attack.sink().txn_versions(["own"]) == {"own": TxnVersions(1)}
 
 
 LAYOUT = TableLayout(

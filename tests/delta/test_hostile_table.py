@@ -63,11 +63,11 @@ def test_a_change_under_a_running_worker_is_noticed(
     with pytest.raises(TableMismatchError, match=reason):
         sink.commit(written(uri, 2), [CommitEntry("a", 2, TxnVersions(1))])
     with pytest.raises(TableMismatchError, match=reason):
-        sink.numbers(["a"])
+        sink.txn_versions(["a"])
     with pytest.raises(TableMismatchError, match=reason):
         sink.fence("a", TxnVersions(1))
     with pytest.raises(TableMismatchError, match=reason):
-        committer(uri).numbers(["a"])
+        committer(uri).txn_versions(["a"])
     assert ids(uri) == [1]
     assert not list(Path(uri).glob("_kcl_pipeline/announced/*"))
 
@@ -94,9 +94,9 @@ def test_a_worker_goes_on_once_the_change_is_taken_back(uri: str) -> None:
     sink.ensure_table(SCHEMA)
     add_constraint(uri)
     with pytest.raises(TableMismatchError):
-        sink.numbers(["a"])
+        sink.txn_versions(["a"])
     DeltaTable(uri).alter.drop_constraint("positive")
-    assert sink.numbers(["a"]) == {"a": NONE}
+    assert sink.txn_versions(["a"]) == {"a": NONE}
     assert sink.commit(written(uri, 1), [CommitEntry("a", 1, NONE)]).version is not None
 
 
@@ -142,9 +142,9 @@ def test_every_number_that_the_log_can_hold_is_committed(uri: str, number: int) 
     sink = committer(uri)
     sink.ensure_table(SCHEMA)
     assert sink.commit(written(uri, 1), [CommitEntry("a", number, NONE)]).version == 1
-    assert committer(uri).numbers(["a"]) == {"a": TxnVersions(number)}
+    assert committer(uri).txn_versions(["a"]) == {"a": TxnVersions(number)}
     DeltaTable(uri).create_checkpoint()
-    assert committer(uri).numbers(["a"]) == {"a": TxnVersions(number)}
+    assert committer(uri).txn_versions(["a"]) == {"a": TxnVersions(number)}
 
 
 def test_a_fence_that_cannot_be_raised_is_that_leases_error(uri: str) -> None:
@@ -183,13 +183,13 @@ def test_a_transaction_that_is_not_understood_is_not_answered(uri: str, line: st
         entry_facts(line.encode())
     sink = committer(uri)
     sink.ensure_table(SCHEMA)
-    assert sink.numbers(["a"]) == {"a": NONE}
+    assert sink.txn_versions(["a"]) == {"a": NONE}
     path = Path(uri) / "_delta_log" / f"{1:020d}.json"
     path.write_text(f'{{"commitInfo":{{"timestamp":1}}}}\n{line}\n')
     assert read_transactions(LocalStorage(Path(uri)), 1) is None
     failure = ""
     try:  # delta-rs decides; what is asked is answered right, or not at all
-        assert sink.numbers(["a"])["a"] in (NONE, TxnVersions(1))
+        assert sink.txn_versions(["a"])["a"] in (NONE, TxnVersions(1))
         assert sink.commit(written(uri, 1), [CommitEntry("b", 1, NONE)]).version == 2
     except SinkError as error:
         failure = str(error)
@@ -243,7 +243,7 @@ def test_a_hint_of_a_checkpoint_that_is_odd_is_not_followed(uri: str, hint: str)
 def test_an_entry_that_is_no_file_does_not_stop_a_worker(uri: str) -> None:
     sink = committer(uri)
     sink.ensure_table(SCHEMA)
-    assert sink.numbers(["a"]) == {"a": NONE}
+    assert sink.txn_versions(["a"]) == {"a": NONE}
     os.mkfifo(Path(uri) / "_delta_log" / f"{1:020d}.json")
     assert sink._log.peek()
     assert read_transactions(LocalStorage(Path(uri)), 1) is None
@@ -254,11 +254,11 @@ def test_an_entry_over_the_limit_is_left_to_the_library(
 ) -> None:
     sink = committer(uri)
     sink.ensure_table(SCHEMA)
-    assert sink.numbers(["a"]) == {"a": NONE}
+    assert sink.txn_versions(["a"]) == {"a": NONE}
     for module in ("delta_log", "transactions"):
         monkeypatch.setattr(f"kcl_pipeline.delta.log.{module}.MAX_ENTRY_BYTES", 100)
     assert committer(uri).commit(written(uri, 1), [CommitEntry("a", 5, NONE)]).version == 1
-    assert sink.numbers(["a"]) == {"a": TxnVersions(5)}
+    assert sink.txn_versions(["a"]) == {"a": TxnVersions(5)}
     assert sink.commit(written(uri, 2), [CommitEntry("a", 6, TxnVersions(5))]).version == 2
     assert ids(uri) == [1, 2]
 
@@ -278,7 +278,7 @@ def test_an_odd_checkpoint_interval_does_not_fail_a_commit(
 
     monkeypatch.setattr(DeltaTable, "metadata", odd)
     assert sink.commit(written(uri, 1), [CommitEntry("a", 1, NONE)]).version == 1
-    assert sink.numbers(["a"]) == {"a": TxnVersions(1)}
+    assert sink.txn_versions(["a"]) == {"a": TxnVersions(1)}
 
 
 def test_an_error_of_the_library_is_one_bounded_line_without_secrets(

@@ -70,7 +70,7 @@ class Table:
         return self._writer.write(Batch("b", (), pa.table({"id": pa.array([ident], pa.int64())})))
 
     def commit(self, ident: int) -> int | None:
-        expected = self.sink.numbers(["a"])["a"]
+        expected = self.sink.txn_versions(["a"])["a"]
         return self.sink.commit(
             self.write(ident), [CommitEntry("a", (expected.data or 0) + 1, expected)]
         ).version
@@ -118,7 +118,9 @@ def test_a_crowd_of_processes_on_an_object_store_loses_and_repeats_nothing(
     ]
     assert len(contested) == len(set(contested)) == sum(result["won"] for result in results)
     assert set(
-        table.sink.numbers([f"{worker}-{lease}" for worker in (1, 2, 3) for lease in "xy"]).values()
+        table.sink.txn_versions(
+            [f"{worker}-{lease}" for worker in (1, 2, 3) for lease in "xy"]
+        ).values()
     ) == {TxnVersions(4)}
     assert table.objects(FOLDER, ".json") == []
 
@@ -130,12 +132,12 @@ def test_compaction_in_an_object_store_stops_nobody(options: Mapping[str, str]) 
     prepared, waiting = table.write(5), table.write(6)
     announce(table.new_sink(), waiting.files, Claim("app/b", "app/b/fence", 1, NONE))
     stale = table.new_sink()
-    assert stale.numbers(["a"]) == {"a": TxnVersions(4)}
+    assert stale.txn_versions(["a"]) == {"a": TxnVersions(4)}
     assert compact(table.uri, options) == Compacted(4, 1)
     assert compact(table.uri, options) == Compacted(0, 0)
     stale._pace.lost(2)
     assert stale.commit(prepared, [CommitEntry("a", 5, TxnVersions(4))]).version == 6
-    assert table.sink.numbers(["a", "b"]) == {"a": TxnVersions(5), "b": TxnVersions(1)}
+    assert table.sink.txn_versions(["a", "b"]) == {"a": TxnVersions(5), "b": TxnVersions(1)}
     assert table.ids() == [1, 2, 3, 4, 5, 6]
 
 
@@ -168,4 +170,4 @@ def test_checkpoints_and_numbers_in_an_object_store(options: Mapping[str, str]) 
     assert read_transactions(table.storage, 5) == {"app/a": 5}
     for version in range(3):
         table.storage.delete(f"_delta_log/{version:020d}.json")
-    assert table.new_sink().numbers(["a", "b"]) == {"a": TxnVersions(5), "b": NONE}
+    assert table.new_sink().txn_versions(["a", "b"]) == {"a": TxnVersions(5), "b": NONE}

@@ -162,7 +162,7 @@ def test_a_commit_whose_answer_was_lost(uri: str) -> None:
     unsure = interrupted(committer(uri), lambda: None, lands=False)
     with pytest.raises(SinkError, match="the answer was lost"):
         unsure.commit(written(uri, 2), entries)
-    assert unsure.numbers(["a"]) == {"a": TxnVersions(1)}
+    assert unsure.txn_versions(["a"]) == {"a": TxnVersions(1)}
     moved_on = interrupted(committer(uri), lambda: rival.fence("z", NONE), lands=False)
     assert moved_on.commit(written(uri, 3), entries).version == 3, (
         "the place was taken: nothing can be under way, so it is tried again"
@@ -204,8 +204,8 @@ def test_numbers_survive_a_checkpoint_and_a_cleaned_log(uri: str) -> None:
             == turn
         )
     sink.fence("a", TxnVersions(3))
-    assert slow.numbers(["a"]) == {"a": TxnVersions(3, 1)}
-    assert slower.numbers([]) == {}
+    assert slow.txn_versions(["a"]) == {"a": TxnVersions(3, 1)}
+    assert slower.txn_versions([]) == {}
     for turn in range(4, 12):
         sink.commit(written(uri, turn), [CommitEntry("a", turn, TxnVersions(turn - 1, 1))])
     log = Path(uri) / "_delta_log"
@@ -213,7 +213,7 @@ def test_numbers_survive_a_checkpoint_and_a_cleaned_log(uri: str) -> None:
     for version in range(9):
         (log / f"{version:020d}.json").unlink()
     for reader in (sink, slow, slower, committer(uri)):
-        assert reader.numbers(["a", "b"]) == {"a": TxnVersions(11, 1), "b": NONE}
+        assert reader.txn_versions(["a", "b"]) == {"a": TxnVersions(11, 1), "b": NONE}
     assert (
         slow.commit(written(uri, 12), [CommitEntry("a", 12, TxnVersions(11, 1))]).version
         is not None
@@ -350,7 +350,7 @@ def test_a_forked_child_is_told_so(uri: str) -> None:
     child = os.fork()
     if child == 0:  # only raw exits in here: this process has pytest's state
         try:
-            sink.numbers(["a"])
+            sink.txn_versions(["a"])
         except SinkError as error:
             os._exit(7 if "spawn" in str(error) else 8)
         except BaseException:  # noqa: BLE001
@@ -385,7 +385,7 @@ def test_a_crowd_of_processes_loses_and_repeats_nothing(uri: str) -> None:
         if line.get("txn", {}).get("appId") == f"app/{SHARED}"
     ]
     assert len(contested) == sum(result["won"] for result in results) > 0
-    final = committer(uri).numbers([f"{worker}-x" for worker in range(1, 9)])
+    final = committer(uri).txn_versions([f"{worker}-x" for worker in range(1, 9)])
     assert set(final.values()) == {TxnVersions(20)}
 
 

@@ -91,7 +91,7 @@ def landed(outcome: CommitOutcome) -> bool:
 
 def test_without_a_table_nothing_is_known_and_nothing_needs_a_fence(world: World) -> None:
     sink = world.new_sink()
-    assert sink.numbers(["a", "b"]) == {"a": NONE, "b": NONE}
+    assert sink.txn_versions(["a", "b"]) == {"a": NONE, "b": NONE}
     assert sink.fence("a", TxnVersions(3, 1)) == TxnVersions(3, 1)
     with pytest.raises(SinkError):
         sink.commit(world.write(1), [entry("a", 1)])
@@ -117,7 +117,7 @@ def test_a_schema_that_does_not_fit_is_refused_with_the_columns(world: World) ->
 def test_a_commit_sets_the_data_numbers_of_all_its_leases_and_no_fence(world: World) -> None:
     sink = world.ready()
     assert landed(sink.commit(world.write(1, 2), [entry("a", 7), entry("b", 3)]))
-    assert world.new_sink().numbers(["a", "b", "c"]) == {
+    assert world.new_sink().txn_versions(["a", "b", "c"]) == {
         "a": TxnVersions(7),
         "b": TxnVersions(3),
         "c": NONE,
@@ -138,7 +138,7 @@ def test_a_refusal_names_the_leases_that_are_in_the_way_and_lands_nothing(world:
     assert landed(rival.commit(world.write(1), [entry("b", 4)]))
     outcome = sink.commit(world.write(2, 3), [entry("a", 1), entry("b", 5), entry("c", 1)])
     assert outcome == CommitOutcome(None, ("b",))
-    assert sink.numbers(["a", "b", "c"]) == {"a": NONE, "b": TxnVersions(4), "c": NONE}
+    assert sink.txn_versions(["a", "b", "c"]) == {"a": NONE, "b": TxnVersions(4), "c": NONE}
     assert world.ids() == [1]
     assert landed(sink.commit(world.write(2), [entry("a", 1), entry("c", 1)])), (
         "the rest of the batch lands on its own"
@@ -196,7 +196,7 @@ def test_numbers_are_compared_for_equality_never_for_order(world: World, number:
                 None, ("a",)
             )
     assert landed(sink.commit(world.write(3), [entry("a", number, TxnVersions(10))]))
-    assert sink.numbers(["a"]) == {"a": TxnVersions(number)}
+    assert sink.txn_versions(["a"]) == {"a": TxnVersions(number)}
     assert world.ids() == [1, 3]
 
 
@@ -217,7 +217,7 @@ def test_a_fence_raises_the_fence_number_alone(world: World) -> None:
     assert sink.fence("a", TxnVersions(5)) is None, "made on numbers that are not there any more"
     assert sink.fence("a", TxnVersions(5, 1)) == TxnVersions(5, 2)
     assert sink.fence("b", NONE) == TxnVersions(None, 1)
-    assert world.new_sink().numbers(["a", "b"]) == {
+    assert world.new_sink().txn_versions(["a", "b"]) == {
         "a": TxnVersions(5, 2),
         "b": TxnVersions(None, 1),
     }
@@ -227,7 +227,7 @@ def test_a_fence_does_not_hide_a_landed_batch(world: World) -> None:
     sink, taker = world.ready(), world.new_sink()
     assert landed(sink.commit(world.write(1), [entry("a", 5)]))
     assert taker.fence("a", NONE) is None
-    assert taker.numbers(["a"]) == {"a": TxnVersions(5)}
+    assert taker.txn_versions(["a"]) == {"a": TxnVersions(5)}
 
 
 Step = Callable[[dict[str, TransactionalSink], dict[str, list[object]]], None]
@@ -265,7 +265,7 @@ def test_a_takeover_at_any_moment_lands_the_range_once(
         if step.startswith("old"):
             old_landed.append(landed(old.commit(old_batch, [entry("a", 5)])))
         elif step == "taker reads":
-            seen = taker.numbers(["a"])["a"]
+            seen = taker.txn_versions(["a"])["a"]
         elif step == "taker settles":
             while True:
                 if seen.data == 5:
@@ -275,7 +275,7 @@ def test_a_takeover_at_any_moment_lands_the_range_once(
                 if fenced is not None:
                     seen, settled = fenced, "fenced"
                     break
-                seen = taker.numbers(["a"])["a"]
+                seen = taker.txn_versions(["a"])["a"]
         else:
             ids = (2,) if settled == "landed" else (1, 2)
             assert landed(taker.commit(world.write(*ids), [entry("a", 8, seen)]))

@@ -206,14 +206,14 @@ def test_many_numbers_cost_one_reading(tmp_path: Path, monkeypatch: pytest.Monke
         sink._log.storage, "read", lambda path, limit=None: reads.append(path) or read(path, limit)
     )
     monkeypatch.setattr(DeltaTable, "transaction_version", lambda *_: pytest.fail("one by one"))
-    assert len(sink.numbers([str(lease) for lease in range(100)])) == 100
+    assert len(sink.txn_versions([str(lease) for lease in range(100)])) == 100
     assert (
         len(reads)
         == len(set(reads))
         <= 1 + DeltaTable(uri).version() - last_checkpoint(uri)["version"]
     )
     first = len(reads)
-    sink.numbers([str(lease) for lease in range(100, 200)])
+    sink.txn_versions([str(lease) for lease in range(100, 200)])
     assert len(reads) == first
 
 
@@ -224,7 +224,7 @@ def test_a_handle_that_is_renewed_tries_again(
     sink = committer(uri)
     with monkeypatch.context() as patched:
         patched.setattr("kcl_pipeline.delta.log.delta_log.read_transactions", lambda *_: None)
-        first = sink.numbers(["x"])
+        first = sink.txn_versions(["x"])
     assert first == {"x": NONE}
     for turn in range(1, 12):
         assert (
@@ -234,7 +234,7 @@ def test_a_handle_that_is_renewed_tries_again(
             is not None
         )
     monkeypatch.setattr(DeltaTable, "transaction_version", lambda *_: pytest.fail("one by one"))
-    assert sink.numbers(["x", "y"]) == {"x": TxnVersions(11), "y": NONE}
+    assert sink.txn_versions(["x", "y"]) == {"x": TxnVersions(11), "y": NONE}
 
 
 def test_checkpoints_come_at_the_interval(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kcl_pipeline import errors
-from kcl_pipeline.kinesis.witness import StreamWitness
+from kcl_pipeline.kinesis.identity import StreamIdentityCheck
 from kcl_pipeline.position import TRIM_HORIZON, Position
 from tests.support.reader_world import SHARD, World, drain, values
 
@@ -47,14 +47,14 @@ def test_the_end_without_any_new_record_leaves_the_position() -> None:
 
 
 @pytest.mark.parametrize("before_first_read", [True, False])
-@pytest.mark.parametrize("with_witness", [True, False])
+@pytest.mark.parametrize("with_identity", [True, False])
 def test_a_shard_of_a_deleted_stream_has_not_ended(
-    before_first_read: bool, with_witness: bool
+    before_first_read: bool, with_identity: bool
 ) -> None:
     world = World()
     (number,) = world.put(b"0")
-    witness = StreamWitness(world.kinesis, world.clock) if with_witness else None
-    reader = world.reader(TRIM_HORIZON, witness=witness)
+    identity = StreamIdentityCheck(world.kinesis, world.clock) if with_identity else None
+    reader = world.reader(TRIM_HORIZON, identity=identity)
     if not before_first_read:
         assert values([reader.read()]) == [b"0"]
     world.model.call("DeleteStream", StreamName="orders")
@@ -70,7 +70,7 @@ def test_a_shard_of_a_stream_that_was_created_again_has_not_ended() -> None:
     """The new stream has a shard with this id, which may be closed."""
     world = World()
     world.put(b"0")
-    reader = world.reader(TRIM_HORIZON, witness=StreamWitness(world.kinesis, world.clock))
+    reader = world.reader(TRIM_HORIZON, identity=StreamIdentityCheck(world.kinesis, world.clock))
     assert values([reader.read()]) == [b"0"]
     world.create_again()
     with pytest.raises(errors.StreamReplacedError, match="was deleted and created again"):
@@ -80,8 +80,8 @@ def test_a_shard_of_a_stream_that_was_created_again_has_not_ended() -> None:
 
 def test_an_end_is_not_believed_before_the_stream_is_proven_to_be_the_same() -> None:
     world = World()
-    witness = StreamWitness(world.kinesis, world.clock)
-    reader = world.reader(TRIM_HORIZON, witness=witness)
+    identity = StreamIdentityCheck(world.kinesis, world.clock)
+    reader = world.reader(TRIM_HORIZON, identity=identity)
     old = world.stream
     world.create_again()
     world.put(b"of the new stream")
@@ -91,7 +91,7 @@ def test_an_end_is_not_believed_before_the_stream_is_proven_to_be_the_same() -> 
     assert (reader.ended, reader.position) == (False, TRIM_HORIZON)
     world.stream = world.kinesis.resolve_stream("orders", multi_stream=False)
     assert world.stream.created_millis != old.created_millis
-    (chunk,) = drain(world.reader(TRIM_HORIZON, witness=witness))
+    (chunk,) = drain(world.reader(TRIM_HORIZON, identity=identity))
     assert values([chunk]) == [b"of the new stream"]
     assert chunk.shard_end
     assert not chunk.lost
@@ -101,7 +101,7 @@ def test_an_end_whose_proof_fails_is_read_again() -> None:
     world = World()
     world.put(b"0")
     world.split()
-    reader = world.reader(TRIM_HORIZON, witness=StreamWitness(world.kinesis, world.clock))
+    reader = world.reader(TRIM_HORIZON, identity=StreamIdentityCheck(world.kinesis, world.clock))
     world.kinesis.describe_error = errors.ThrottledError("slow down")
     with pytest.raises(errors.ThrottledError):
         reader.read()
@@ -116,7 +116,7 @@ def test_a_shard_that_has_left_retention_is_lost_and_tells_what_follows_it() -> 
     world.put(b"0")
     world.split()
     world.clock.advance(49 * 3600)
-    reader = world.reader(TRIM_HORIZON, witness=StreamWitness(world.kinesis, world.clock))
+    reader = world.reader(TRIM_HORIZON, identity=StreamIdentityCheck(world.kinesis, world.clock))
     (chunk,) = drain(reader)
     assert chunk.lost
     assert (chunk.after, chunk.through, chunk.records.num_rows) == (TRIM_HORIZON, TRIM_HORIZON, 0)
@@ -130,7 +130,7 @@ def test_a_shard_that_has_left_retention_is_lost_and_tells_what_follows_it() -> 
 def test_a_listed_shard_that_is_not_found_is_asked_for_again() -> None:
     world = World()
     world.put(b"0")
-    reader = world.reader(TRIM_HORIZON, witness=StreamWitness(world.kinesis, world.clock))
+    reader = world.reader(TRIM_HORIZON, identity=StreamIdentityCheck(world.kinesis, world.clock))
     world.kinesis.iterator_error = errors.NotFoundError("no such shard")
     with pytest.raises(errors.NotFoundError, match="no such shard"):
         reader.read()
@@ -140,14 +140,14 @@ def test_a_listed_shard_that_is_not_found_is_asked_for_again() -> None:
 
 def test_many_shards_of_a_missing_stream_share_one_description() -> None:
     world = World()
-    witness = StreamWitness(world.kinesis, world.clock)
+    identity = StreamIdentityCheck(world.kinesis, world.clock)
     world.create_again()
     world.kinesis.described = 0
     for _ in range(10):
         with pytest.raises(errors.StreamReplacedError):
-            witness.confirm(world.stream, world.clock.monotonic())
+            identity.confirm(world.stream, world.clock.monotonic())
     assert world.kinesis.described == 1
     world.clock.advance(6)
     with pytest.raises(errors.StreamReplacedError):
-        witness.confirm(world.stream, world.clock.monotonic())
+        identity.confirm(world.stream, world.clock.monotonic())
     assert world.kinesis.described == 2

@@ -270,10 +270,10 @@ def test_group_limits_hold() -> None:
     assert len(plan.spilled) == 20
 
 
-def test_one_giant_shard_does_not_excuse_the_rest() -> None:
+def test_one_oversized_shard_does_not_excuse_the_rest() -> None:
     rng = random.Random(4)
     crew = fleet(50, 3)
-    leases = [LeaseState("giant", "w0007", 9_000.0)]
+    leases = [LeaseState("oversized", "w0007", 9_000.0)]
     leases += [
         LeaseState(f"s{i:04}", rng.choice(crew).worker_id, rng.uniform(10, 90))
         for i in range(2_000)
@@ -282,7 +282,7 @@ def test_one_giant_shard_does_not_excuse_the_rest() -> None:
     done = after(case, balanced(case))
     load = load_of(done)
     mean = sum(load.values()) / 50
-    host = next(lease.owner for lease in done.leases if lease.lease_key == "giant")
+    host = next(lease.owner for lease in done.leases if lease.lease_key == "oversized")
     assert host is not None
     assert load[host] <= 1.02 * 9_000.0 + 1e-6
     assert max(value for worker, value in load.items() if worker != host) <= 1.05 * mean

@@ -107,7 +107,7 @@ def test_the_users_function_gets_the_frame_and_the_identity(spark, tmp_path: Pat
     written_ = each.write(batch)
     assert (written_.rows, written_.schema.names, seen) == (1, ["n"], [])
     each.ensure_table(written_.schema)
-    entries = [CommitEntry("shard-1", 4, each.numbers(["shard-1"])["shard-1"])]
+    entries = [CommitEntry("shard-1", 4, each.txn_versions(["shard-1"])["shard-1"])]
     assert each.commit(written_, entries) == CommitOutcome(1)
     assert seen == [([2], BatchIdentity("b1", batch.ranges, {"shard-1": 4}))]
     assert each.commit(written_, entries) == CommitOutcome(1), "known as done in this process"
@@ -116,7 +116,7 @@ def test_the_users_function_gets_the_frame_and_the_identity(spark, tmp_path: Pat
         None, ("shard-1",)
     )
     successor = ForeachBatch(spark, ForeachBatchSink(lambda *_: None))
-    assert successor.numbers(["shard-1"]) == {"shard-1": NONE}
+    assert successor.txn_versions(["shard-1"]) == {"shard-1": NONE}
     assert successor.fence("shard-1", NONE) == NONE
     assert each.fence("shard-1", NONE) is None
 
@@ -161,7 +161,7 @@ def test_plain_parquet_appends(spark, tmp_path: Path) -> None:
     for number in (1, 2):
         each.commit(
             each.write(orders(b"x", b"y")),
-            [CommitEntry("shard-1", number, each.numbers(["shard-1"])["shard-1"])],
+            [CommitEntry("shard-1", number, each.txn_versions(["shard-1"])["shard-1"])],
         )
     assert spark.read.parquet(str(tmp_path / "plain")).count() == 4
 
@@ -193,7 +193,7 @@ def test_the_protocol_holds_in_an_object_store(bucket: tuple[str, dict[str, str]
         return writer.write(Batch("b", (), pa.table({"id": pa.array([ident], pa.int64())})))
 
     sink, rival = (committer(uri, storage_options=options) for _ in range(2))
-    assert sink.numbers(["a"]) == {"a": NONE}
+    assert sink.txn_versions(["a"]) == {"a": NONE}
     sink.ensure_table(SCHEMA)
     rival.ensure_table(SCHEMA)
     assert sink.commit(file(1), [CommitEntry("a", 1, NONE)]).version == 1
@@ -205,7 +205,7 @@ def test_the_protocol_holds_in_an_object_store(bucket: tuple[str, dict[str, str]
     announce(rival, file(4).files, Claim("app/c", "app/c/fence", 9, NONE))
     sink._pace.lost(2)
     assert sink.commit(file(5), [CommitEntry("a", 2, TxnVersions(1, 1))]).version == 4
-    assert rival.numbers(["c"]) == {"c": TxnVersions(9)}
+    assert rival.txn_versions(["c"]) == {"c": TxnVersions(9)}
     assert sorted(
         DeltaTable(uri, storage_options=options).to_pyarrow_table()["id"].to_pylist()
     ) == [1, 2, 4, 5]

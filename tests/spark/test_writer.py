@@ -48,7 +48,7 @@ def commit(
     written = writer.write(data)
     sink = DeltaCommitter(DeltaSink(str(tmp_path / "t"), partition_by), "app")
     sink.ensure_table(written.schema)
-    number = sink.numbers(["a"])["a"]
+    number = sink.txn_versions(["a"])["a"]
     assert (
         sink.commit(written, [CommitEntry("a", (number.data or 0) + 1, number)]).version is not None
     )

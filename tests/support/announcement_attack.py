@@ -78,7 +78,7 @@ class Attack:
         """A commit of a worker in a crowd: of its own lease, by a process that starts anew."""
         self.turn += 1
         sink = self.sink()
-        expected = sink.numbers(["own"])["own"]
+        expected = sink.txn_versions(["own"])["own"]
         return sink.commit(
             written(self.uri, 100 + self.turn), [CommitEntry("own", self.turn, expected)]
         )

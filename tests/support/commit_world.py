@@ -32,7 +32,7 @@ class World:
     writes meet.
     """
 
-    def __init__(self, map_calls=serial_map, beside=None):
+    def __init__(self, map_calls=serial_map, prepare_pool=None):
         self.clock = VirtualClock()
         self.table = InMemoryLeaseTable("app", clock=self.clock)
         for key in KEYS:
@@ -55,7 +55,7 @@ class World:
             self.events.append,
             "w",
             map=map_calls,
-            beside=beside,
+            prepare_pool=prepare_pool,
         )
         self.steps = self.steps_of(self.committer)
         self.consumers = {

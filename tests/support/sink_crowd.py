@@ -47,7 +47,7 @@ def crowd_writer(uri: str, worker: int, commits: int, options: Mapping[str, str]
             )
         written.append(ident)
         numbers = {key: TxnVersions(turn) for key in numbers}
-        contested = sink.numbers([SHARED])[SHARED]
+        contested = sink.txn_versions([SHARED])[SHARED]
         rival = writer.write(
             Batch(f"s{worker}-{turn}", (), pa.table({"id": pa.array([-ident], pa.int64())}))
         )

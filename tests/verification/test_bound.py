@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 from kcl_pipeline.planning.balanced.problem import Problem, build
 from kcl_pipeline.planning.balanced.score import heavy_for_all
-from kcl_pipeline.planning.balanced.targets import GIANT_SLACK
+from kcl_pipeline.planning.balanced.targets import OVERSIZED_SLACK
 from kcl_pipeline.planning.model import LeaseState, PlanInput, WorkerState
 from verification.planning.bound import moves_lower_bound
 
 
 def fewest_moves(
-    problem: Problem, rest: float, giants: list[int], group_rest: list[float] | None = None
+    problem: Problem, rest: float, oversized: list[int], group_rest: list[float] | None = None
 ) -> int | None:
     """By trying every assignment; None when none reaches the goal."""
     free = [i for i in range(len(problem.leases)) if problem.free[i]]
@@ -25,7 +25,7 @@ def fewest_moves(
         owner = list(problem.home)
         for i, w in zip(free, chosen, strict=True):
             owner[i] = w
-        if _reaches(problem, owner, rest, giants) and (
+        if _reaches(problem, owner, rest, oversized) and (
             group_rest is None or _groups_reach(problem, owner, group_rest)
         ):
             moves = sum(1 for i in free if owner[i] != problem.home[i])
@@ -33,7 +33,7 @@ def fewest_moves(
     return best
 
 
-def _reaches(problem: Problem, owner: list[int], rest: float, giants: list[int]) -> bool:
+def _reaches(problem: Problem, owner: list[int], rest: float, oversized: list[int]) -> bool:
     for r, loads in enumerate(problem.loads):
         fixed = problem.fixed(r)
         for w in range(len(problem.workers)):
@@ -41,8 +41,8 @@ def _reaches(problem: Problem, owner: list[int], rest: float, giants: list[int])
             limit = max(
                 [
                     rest * problem.capacities[r][w],
-                    (1 + GIANT_SLACK) * fixed[w],
-                    *((1 + GIANT_SLACK) * loads[i] for i in giants if owner[i] == w),
+                    (1 + OVERSIZED_SLACK) * fixed[w],
+                    *((1 + OVERSIZED_SLACK) * loads[i] for i in oversized if owner[i] == w),
                 ]
             )
             if load > limit + 1e-12:
@@ -90,15 +90,15 @@ def test_no_plan_beats_the_bound(problem: Problem, rest: float) -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(problems(), st.sampled_from((1.05, 1.2)), st.integers(1, 2))
-def test_no_plan_beats_the_bound_with_giants(problem: Problem, rest: float, count: int) -> None:
-    giants = sorted(range(len(problem.leases)), key=lambda i: -problem.loads[0][i])[:count]
-    best = fewest_moves(problem, rest, giants)
+def test_no_plan_beats_the_bound_with_oversized(problem: Problem, rest: float, count: int) -> None:
+    oversized = sorted(range(len(problem.leases)), key=lambda i: -problem.loads[0][i])[:count]
+    best = fewest_moves(problem, rest, oversized)
     if best is not None:
-        assert moves_lower_bound(problem, rest, giants) <= best
+        assert moves_lower_bound(problem, rest, oversized) <= best
 
 
 @st.composite
-def problems_with_giants(draw: st.DrawFn) -> tuple[Problem, list[int]]:
+def problems_with_oversized(draw: st.DrawFn) -> tuple[Problem, list[int]]:
     workers = tuple(
         WorkerState(f"w{w}", capacity=draw(st.sampled_from((1.0, 1.0, 1.5)))) for w in range(3)
     )
@@ -118,14 +118,14 @@ def problems_with_giants(draw: st.DrawFn) -> tuple[Problem, list[int]]:
 
 
 @settings(max_examples=200, deadline=None)
-@given(problems_with_giants(), st.sampled_from((1.05, 1.2)))
-def test_no_plan_beats_the_bound_beside_real_giants(
+@given(problems_with_oversized(), st.sampled_from((1.05, 1.2)))
+def test_no_plan_beats_the_bound_beside_real_oversized_leases(
     case: tuple[Problem, list[int]], rest: float
 ) -> None:
-    problem, giants = case
-    best = fewest_moves(problem, rest, giants)
+    problem, oversized = case
+    best = fewest_moves(problem, rest, oversized)
     if best is not None:
-        assert moves_lower_bound(problem, rest, giants) <= best
+        assert moves_lower_bound(problem, rest, oversized) <= best
 
 
 @settings(max_examples=60, deadline=None)

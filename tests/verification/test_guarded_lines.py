@@ -62,7 +62,7 @@ def test_a_log_takes_one_entry_per_version():
     assert table.append(LogEntry(0))
     assert not table.append(LogEntry(0, data={"a": 1}))
     assert not table.append(LogEntry(2, data={"a": 1}))
-    assert table.numbers("a") == TxnVersions()
+    assert table.txn_versions("a") == TxnVersions()
 
 
 class Reader:
@@ -122,7 +122,7 @@ class Sink:
     def __init__(self, data):
         self.data = data
 
-    def numbers(self, keys):
+    def txn_versions(self, keys):
         return {key: TxnVersions(self.data) for key in keys}
 
 

@@ -51,7 +51,7 @@ def test_every_schedule_is_exactly_once_and_goes_on(
 
 
 def _no_fence(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(SteppedSink, "fence", lambda self, key, expected: self.numbers([key])[key])
+    patch.setattr(SteppedSink, "fence", lambda self, key, expected: self.txn_versions([key])[key])
 
 
 class AnyNumbers(TxnVersions):
@@ -87,7 +87,7 @@ def _higher_means_landed(patch: pytest.MonkeyPatch) -> None:
 
         __hash__ = int.__hash__
 
-    numbers = SteppedSink.numbers
+    numbers = SteppedSink.txn_versions
 
     def generous(self: SteppedSink, keys: Sequence[str]) -> dict[str, TxnVersions]:
         return {
@@ -95,7 +95,7 @@ def _higher_means_landed(patch: pytest.MonkeyPatch) -> None:
             for key, n in numbers(self, keys).items()
         }
 
-    patch.setattr(SteppedSink, "numbers", generous)
+    patch.setattr(SteppedSink, "txn_versions", generous)
 
 
 def _twins_read_each_other(patch: pytest.MonkeyPatch) -> None:
@@ -157,7 +157,7 @@ def _believes_the_error(patch: pytest.MonkeyPatch) -> None:
             return commit(self, written, entries)
         except SinkError:
             fresh = [
-                replace(e, number=e.number + 1000, expected=self.table.numbers(e.lease_key))
+                replace(e, number=e.number + 1000, expected=self.table.txn_versions(e.lease_key))
                 for e in entries
             ]
             return commit(self, written, fresh)

@@ -66,8 +66,10 @@ class SteppedDelta(DeltaCommitter):
             raise SinkError("the answer was lost on demand; the entry landed")
         return answer
 
-    def numbers(self, lease_keys: Sequence[str]) -> dict[str, TxnVersions]:
-        return self._call("numbers", lambda: super(SteppedDelta, self).numbers(lease_keys))
+    def txn_versions(self, lease_keys: Sequence[str]) -> dict[str, TxnVersions]:
+        return self._call(
+            "txn_versions", lambda: super(SteppedDelta, self).txn_versions(lease_keys)
+        )
 
     def commit(self, written: Written, entries: Sequence[CommitEntry]) -> CommitOutcome:
         return self._call("commit", lambda: super(SteppedDelta, self).commit(written, entries))
@@ -170,7 +172,9 @@ def test_the_delta_log_is_exactly_once_too(name: str, tmp_path: Path) -> None:
 
 
 def test_the_delta_bench_can_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(SteppedDelta, "fence", lambda self, key, expected: self.numbers([key])[key])
+    monkeypatch.setattr(
+        SteppedDelta, "fence", lambda self, key, expected: self.txn_versions([key])[key]
+    )
     numbers = itertools.count()
     with pytest.raises(Violation, match="repeated records"):
         explore(lambda: DeltaBench(ZOMBIE, str(tmp_path / f"t{next(numbers)}")), preemptions=2)

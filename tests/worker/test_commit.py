@@ -41,7 +41,7 @@ def test_the_rows_of_a_batch_are_written_beside_each_other() -> None:
         for consumer in world.consumers.values():
             assert (consumer.committed, consumer.prepared) == (Position("5"), None)
         assert world.commit(9) is not None
-    assert {world.rows.numbers(key).data for key in KEYS} == {
+    assert {world.rows.txn_versions(key).data for key in KEYS} == {
         world.table.get(key).counter for key in KEYS
     }
     assert {world.table.get(key).checkpoint for key in KEYS} == {Position("5")}, (
@@ -78,7 +78,7 @@ def test_each_lease_has_the_outcome_of_its_own_write(world: World) -> None:
         throttled: 3,
         unsure: 2,
     }, "only what failed is tried again"
-    assert {world.rows.numbers(key).data for key in (lost, unreadable, too_large)} == {None}
+    assert {world.rows.txn_versions(key).data for key in (lost, unreadable, too_large)} == {None}
 
 
 class Refusing(InMemorySink):
@@ -111,7 +111,7 @@ def test_a_stop_ends_the_attempts_of_a_batch(where: str) -> None:
     if where == "commit":
         assert sink.commits == 1
         assert world.pending() == {Position("5")}, "the next owner finds the batch"
-    assert {world.rows.numbers(key).data for key in KEYS} == {None}
+    assert {world.rows.txn_versions(key).data for key in KEYS} == {None}
 
 
 def test_a_row_that_stays_throttled_is_lost_with_its_lease_and_the_others_land(

@@ -16,7 +16,7 @@ from kcl_pipeline.events import (
     LossReason,
     RecordsLost,
 )
-from kcl_pipeline.kinesis.witness import REFUSAL_KEPT_SECONDS
+from kcl_pipeline.kinesis.identity import REFUSAL_KEPT_SECONDS
 from kcl_pipeline.leases.lease import Lease
 from kcl_pipeline.position import AT_TIMESTAMP, LATEST, SHARD_END, TRIM_HORIZON, Position
 from kcl_pipeline.shards import StreamId
@@ -286,7 +286,7 @@ def unreadable(*_):
         ("kinesis", "list_shards", throttled),
         ("kinesis", "list_shards", gone),
         ("kinesis", "resolve_stream", replaced),
-        ("sink", "numbers", unreadable),
+        ("sink", "txn_versions", unreadable),
     ],
 )
 def test_while_the_stream_or_the_sink_cannot_be_asked_the_child_waits(

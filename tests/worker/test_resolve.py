@@ -40,7 +40,7 @@ def test_many_takeovers_read_the_tables_end_once(world: World) -> None:
     committer = TwoPhaseCommit(taker, world.sink, world.clock, world.events.append, "w")
     world.asked.clear()
     seen = committer.look_up(consumers)
-    assert world.asked == [("numbers", KEYS)]
+    assert world.asked == [("txn_versions", KEYS)]
     assert old.commit(world.writer.write(batch), [late]).version is not None
     positions = {
         consumer.lease_key: committer.resolve(consumer, seen[consumer.lease_key])
@@ -50,11 +50,11 @@ def test_many_takeovers_read_the_tables_end_once(world: World) -> None:
     assert [event.landed for event in world.events if isinstance(event, PendingResolved)] == [
         True
     ] * 5 + [False] * 7
-    assert [keys for operation, keys in world.asked[1:] if operation == "numbers"] == [
+    assert [keys for operation, keys in world.asked[1:] if operation == "txn_versions"] == [
         (KEYS[4],)
     ], "the one whose fence was refused"
     for consumer in consumers:
-        assert consumer.versions == world.rows.numbers(consumer.lease_key) != TxnVersions()
+        assert consumer.versions == world.rows.txn_versions(consumer.lease_key) != TxnVersions()
     for entry in entries[5:]:
         assert old.commit(world.writer.write(batch), [entry]).version is None, "fenced"
 
@@ -66,7 +66,7 @@ def test_a_sink_that_cannot_be_looked_at_is_asked_by_each(
         raise SinkError("no route to the store")
 
     with monkeypatch.context() as patched:
-        patched.setattr(world.sink, "numbers", broken)
+        patched.setattr(world.sink, "txn_versions", broken)
         assert world.committer.look_up(world.consumers.values()) == {}
     assert [event.error for event in world.events if isinstance(event, AwsTrouble)] == [
         "no route to the store"

@@ -73,7 +73,7 @@ def _sink_faults() -> Iterator[Scenario]:
         yield Scenario(f"commit of the taker: {fault}", (Worker("w1"), taker), _MOVE, preemptions=1)
     yield Scenario(
         "numbers of the taker: fail",
-        (Worker("w1"), replace(_SECOND, sink_faults={("numbers", 1): SinkFault.FAIL})),
+        (Worker("w1"), replace(_SECOND, sink_faults={("txn_versions", 1): SinkFault.FAIL})),
         _MOVE,
         preemptions=1,
     )

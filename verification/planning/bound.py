@@ -1,17 +1,18 @@
 """Compute a lower bound on the number of moves of any plan that balances the load.
 
 The goal of a plan: every lease without an owner is placed, and the load of each worker is at most
-`rest` times its capacity in every resource. A worker with a lease of `giants` may instead have that
-lease plus `GIANT_SLACK` of it. A worker with load that cannot move has the same exception. Groups
-of workers are bounded in the same way. `moves_lower_bound` is the maximum of four bounds. Each one
-proves that no plan reaches the goal with fewer moves.
+`rest` times its capacity in every resource. A worker with a lease of `oversized` may instead have
+that lease plus `OVERSIZED_SLACK` of it. A worker with load that cannot move has the same exception.
+Groups of workers are bounded in the same way. `moves_lower_bound` is the maximum of four bounds.
+Each one proves that no plan reaches the goal with fewer moves.
 
 **Leases that leave.** A move takes a lease from one worker, so the leases that leave different
 workers are counted separately. Each placement of a lease without an owner is one more move. Let a
 worker exceed its limit by `e`. Arriving leases only add load, so the leaving ones weigh at least
 `e`. k leases weigh at most as much as the k heaviest movable ones. So at least the smallest k whose
-heaviest weigh `e` leave. If the worker has giants, the cases are "giant g is the heaviest that
-stays" (g is not among the k then) and "no giant stays". The minimum over the cases is the bound.
+heaviest weigh `e` leave. If the worker has oversized leases, the cases are "lease g is the heaviest
+that stays" (g is not among the k then) and "no oversized lease stays". The minimum over the cases
+is the bound.
 
 **Leases that arrive.** The first bound removes the heaviest leases, but these need much free
 capacity elsewhere. Call a lease heavy if its load exceeds a threshold θ. For any plan that reaches
@@ -27,11 +28,11 @@ any price λ
 the Lagrange dual of the problem. The right side does not depend on the plan. The bound is the
 maximum over several θ and λ.
 
-**Hosts of giants.** (One resource, and no giant so light that two fit one worker.) In the end each
-host has exactly one giant, so there are as many hosts as giants. A host keeps at most one giant.
-Its other load is at most the limit minus the lightest giant, or the slack of the heaviest. Other
-workers keep no giant. This gives two minimum numbers of leaving leases per worker. The cheapest
-choice of hosts is the bound.
+**Hosts of oversized leases.** (One resource, and none so light that two fit one worker.) In the end
+each host has exactly one, so there are as many hosts as oversized leases. A host keeps at most one.
+Its other load is at most the limit minus the lightest one, or the slack of the heaviest. Other
+workers keep none. This gives two minimum numbers of leaving leases per worker. The cheapest choice
+of hosts is the bound.
 
 **Groups.** As the first bound, for groups instead of workers. A lease that changes its group is one
 move.
@@ -47,7 +48,7 @@ import math
 from collections.abc import Sequence
 
 from kcl_pipeline.planning.balanced.problem import EPSILON, Problem
-from kcl_pipeline.planning.balanced.targets import GIANT_SLACK
+from kcl_pipeline.planning.balanced.targets import OVERSIZED_SLACK
 
 _PRICES = tuple(step / 4 for step in range(1, 13))
 _THRESHOLD_PARTS = (1.0, 1 / 2, 1 / 3, 1 / 4, 1 / 6, 1 / 8, 1 / 12)
@@ -57,7 +58,10 @@ a worker.
 
 
 def moves_lower_bound(
-    problem: Problem, rest: float, giants: Sequence[int], group_rest: Sequence[float] | None = None
+    problem: Problem,
+    rest: float,
+    oversized: Sequence[int],
+    group_rest: Sequence[float] | None = None,
 ) -> int:
     """No plan that reaches the goal moves fewer leases than this.
 
@@ -71,32 +75,32 @@ def moves_lower_bound(
             held[w].append(i)
         elif problem.free[i]:
             ownerless.append(i)
-    heavy = set(giants)
-    # Load that may not move excuses its worker, as a giant does.
+    heavy = set(oversized)
+    # Load that may not move excuses its worker, as an oversized lease does.
     limits = [
         [
-            max(rest * capacity, (1 + GIANT_SLACK) * fixed) * (1 + EPSILON)
+            max(rest * capacity, (1 + OVERSIZED_SLACK) * fixed) * (1 + EPSILON)
             for capacity, fixed in zip(capacities, problem.fixed(r), strict=True)
         ]
         for r, capacities in enumerate(problem.capacities)
     ]
     best = sum(_leaving(problem, w, held[w], limits, heavy) for w in range(len(problem.workers)))
-    if not giants:
+    if not oversized:
         for r in range(len(problem.loads)):
             best = max(best, _arriving(problem, r, held, ownerless, limits[r]))
     elif len(problem.loads) == 1:
-        best = max(best, _hosting(problem, held, limits[0], giants))
+        best = max(best, _hosting(problem, held, limits[0], oversized))
     if group_rest is not None and len(problem.groups) > 1:
         best = max(best, _leaving_groups(problem, held, group_rest))
     return len(ownerless) + best
 
 
 def _leaving(
-    problem: Problem, w: int, held: list[int], limits: list[list[float]], giants: set[int]
+    problem: Problem, w: int, held: list[int], limits: list[list[float]], oversized: set[int]
 ) -> int:
     if all(_load(problem, r, w, held) <= limits[r][w] for r in range(len(problem.loads))):
         return 0
-    mine = [i for i in held if i in giants]
+    mine = [i for i in held if i in oversized]
     gone = [i for i in mine if problem.free[i]]
     cases = [
         _without(
@@ -109,8 +113,8 @@ def _leaving(
             kept=-1,
         )
     ]
-    for giant in mine:
-        heavier = [i for i in gone if all(loads[i] > loads[giant] for loads in problem.loads)]
+    for lease in mine:
+        heavier = [i for i in gone if all(loads[i] > loads[lease] for loads in problem.loads)]
         cases.append(
             _without(
                 problem,
@@ -119,24 +123,24 @@ def _leaving(
                 limits,
                 gone=heavier,
                 stays=[i for i in mine if i not in heavier],
-                kept=giant,
+                kept=lease,
             )
         )
     return min(cases)
 
 
 def _hosting(
-    problem: Problem, held: list[list[int]], limits: list[float], giants: Sequence[int]
+    problem: Problem, held: list[list[int]], limits: list[float], oversized: Sequence[int]
 ) -> int:
     loads = problem.loads[0]
-    least, most = min(loads[i] for i in giants), max(loads[i] for i in giants)
+    least, most = min(loads[i] for i in oversized), max(loads[i] for i in oversized)
     if (
-        least <= GIANT_SLACK * most + EPSILON
+        least <= OVERSIZED_SLACK * most + EPSILON
         or 2 * least <= max(limits)
-        or len(giants) > len(limits)
+        or len(oversized) > len(limits)
     ):
         return 0
-    heavy = set(giants)
+    heavy = set(oversized)
     total, savings = 0, []
     for w, mine in enumerate(held):
         own = sum(1 for i in mine if i in heavy)
@@ -145,11 +149,11 @@ def _hosting(
         load = _load(problem, 0, w, others)
         without = own + _pieces(movable, load - limits[w])
         hosting = max(own - 1, 0) + _pieces(
-            movable, load - max(limits[w] - least, GIANT_SLACK * most)
+            movable, load - max(limits[w] - least, OVERSIZED_SLACK * most)
         )
         total += without
         savings.append(without - hosting)
-    return total - sum(sorted(savings, reverse=True)[: len(giants)])
+    return total - sum(sorted(savings, reverse=True)[: len(oversized)])
 
 
 def _load(problem: Problem, r: int, w: int, held: list[int]) -> float:
@@ -167,14 +171,14 @@ def _without(
     stays: list[int],
     kept: int,
 ) -> int:
-    """Leases that leave when `gone` do, `kept` does not (-1: any may), and each giant of `stays`
+    """Leases that leave when `gone` do, `kept` does not (-1: any may), and each of `stays`
     may raise the limit.
     """
     gone_set = set(gone)
     left = [i for i in held if i not in gone_set]
     most = 0
     for r, loads in enumerate(problem.loads):
-        limit = max([limits[r][w], *((1 + GIANT_SLACK) * loads[i] for i in stays)])
+        limit = max([limits[r][w], *((1 + OVERSIZED_SLACK) * loads[i] for i in stays)])
         movable = sorted((loads[i] for i in left if problem.free[i] and i != kept), reverse=True)
         most = max(most, _pieces(movable, _load(problem, r, w, left) - limit))
     return len(gone) + most

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from kcl_pipeline.planning.balanced.problem import EPSILON, build
 from kcl_pipeline.planning.balanced.reasons import utilizations
 from kcl_pipeline.planning.balanced.score import heavy_for_all
-from kcl_pipeline.planning.balanced.targets import GIANT_SLACK
+from kcl_pipeline.planning.balanced.targets import OVERSIZED_SLACK
 from kcl_pipeline.planning.explain import max_over_mean, owners_after
 from kcl_pipeline.planning.model import Plan, PlanInput
 from verification.planning.bound import moves_lower_bound
@@ -63,12 +63,12 @@ def lower_bound(plan_input: PlanInput, plan: Plan) -> int:
     index = {worker.worker_id: w for w, worker in enumerate(problem.workers)}
     owners = owners_after(plan_input, plan)
     owner = [index.get(owners[lease.lease_key] or "", -1) for lease in problem.leases]
-    giants = heavy_for_all(problem)
-    if len(giants) >= len(problem.workers):
-        giants = set()
+    oversized = heavy_for_all(problem)
+    if len(oversized) >= len(problem.workers):
+        oversized = set()
     used = utilizations(problem, owner)
-    alone = {owner[i]: 0.0 for i in giants if owner[i] >= 0}
-    for i in giants:
+    alone = {owner[i]: 0.0 for i in oversized if owner[i] >= 0}
+    for i in oversized:
         if owner[i] >= 0:
             share = max(
                 loads[i] / capacities[owner[i]]
@@ -77,12 +77,12 @@ def lower_bound(plan_input: PlanInput, plan: Plan) -> int:
             alone[owner[i]] = max(alone[owner[i]], share)
     reached = max([problem.target, *(u for w, u in enumerate(used) if w not in alone)])
     if any(
-        used[w] > max(reached, (1 + GIANT_SLACK) * share) * (1 + EPSILON)
+        used[w] > max(reached, (1 + OVERSIZED_SLACK) * share) * (1 + EPSILON)
         for w, share in alone.items()
-    ) or len(alone) < len(giants):
-        # A worker with a giant has more than slack on top of it. The plan's evenness is then
+    ) or len(alone) < len(oversized):
+        # A worker with an oversized lease has more than slack above it. The plan's evenness is then
         # the peak over all workers.
-        giants, reached = set(), max([problem.target, *used])
+        oversized, reached = set(), max([problem.target, *used])
     group_rest = None
     if 1 < len(problem.groups) < len(problem.workers):
         group_rest = _group_utilizations(
@@ -95,7 +95,7 @@ def lower_bound(plan_input: PlanInput, plan: Plan) -> int:
         group_rest = [
             max(one, target) for one, target in zip(group_rest, problem.group_targets, strict=True)
         ]
-    bound = moves_lower_bound(problem, reached, sorted(giants), group_rest)
+    bound = moves_lower_bound(problem, reached, sorted(oversized), group_rest)
     return bound - sum(1 for i, w in enumerate(owner) if w < 0 and problem.free[i])
 
 

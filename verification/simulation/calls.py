@@ -53,8 +53,11 @@ AWS_SITES: Final = (
         for o in ("DescribeStreamSummary", "ListShards", "GetShardIterator", "GetRecords")
     ),
 )
+TXN_VERSIONS_SITE: Final = "sink.numbers"
+"""The site of `txn_versions`. Released menus keep the name."""
+
 SINK_SITES: Final = (
-    "sink.numbers",
+    TXN_VERSIONS_SITE,
     "sink.commit",
     "sink.fence",
     "sink.ensure_table",

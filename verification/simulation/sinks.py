@@ -91,7 +91,7 @@ class StoreSink:
     def ensure_table(self, schema: pa.Schema) -> None:
         """Do nothing; the function has its own store."""
 
-    def numbers(self, lease_keys: Sequence[str]) -> dict[str, TxnVersions]:
+    def txn_versions(self, lease_keys: Sequence[str]) -> dict[str, TxnVersions]:
         """The batch numbers that this process has written."""
         return {key: self._numbers.get(key, TxnVersions()) for key in lease_keys}
 

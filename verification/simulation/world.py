@@ -30,7 +30,7 @@ from kcl_pipeline.testing.tables import (
 )
 from kcl_pipeline.worker.dependencies import Mode, WorkerDependencies
 from kcl_pipeline.worker.worker import Worker
-from verification.simulation.calls import Calls, Weather
+from verification.simulation.calls import TXN_VERSIONS_SITE, Calls, Weather
 from verification.simulation.checks import Checks
 from verification.simulation.kinesis import SimulatedKinesis
 from verification.simulation.leading import LockWatch, WatchedLeader
@@ -204,7 +204,9 @@ class World:
         calls = Calls(machine.host, self.weather)
         leases, workers, coordinator = self.tables(machine, calls, "worker")
         # too small for a name of its own
-        faults = lambda op, _keys: calls.sink_fault(f"sink.{op}")  # noqa: E731
+        faults = lambda op, _keys: calls.sink_fault(  # noqa: E731
+            TXN_VERSIONS_SITE if op == "txn_versions" else f"sink.{op}"
+        )
         make_sink = NotedSink if self.scenario.exactly_once else StoreSink
         chosen = self.settings_of(machine)
         kinesis, writer = (

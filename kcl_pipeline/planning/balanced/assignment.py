@@ -7,7 +7,7 @@ from bisect import bisect_left, insort
 from typing import Final
 
 from kcl_pipeline.planning.balanced.problem import EPSILON, Problem
-from kcl_pipeline.planning.balanced.targets import GIANT_SLACK, Targets, size
+from kcl_pipeline.planning.balanced.targets import OVERSIZED_SLACK, Targets, size
 
 _PROBES: Final = 64
 """Number of workers that are tried for a lease (our own limit)."""
@@ -29,7 +29,7 @@ class Assignment:
             if len(problem.loads) > 1
             else problem.loads[0]
         )
-        self.giants = set(targets.giants)
+        self.oversized = set(targets.oversized)
         self.owner = list(problem.home)
         workers = len(problem.workers)
         self.load = [list(base) for base in problem.base]
@@ -64,36 +64,36 @@ class Assignment:
     def set_limits(self, rest: float) -> None:
         """Set the limit of every worker to utilization `rest`.
 
-        The limit is higher for the host of a giant, and for load that cannot move.
+        The limit is higher for the host of an oversized lease, and for load that cannot move.
         """
         problem = self.problem
         # Slightly below, so that sums in another order are not above.
         self.plain_limit = [
             [
-                max(rest * (1 - EPSILON) * capacity, (1 + GIANT_SLACK) * fixed)
+                max(rest * (1 - EPSILON) * capacity, (1 + OVERSIZED_SLACK) * fixed)
                 for capacity, fixed in zip(capacities, fixed_of, strict=True)
             ]
             for capacities, fixed_of in zip(problem.capacities, self.fixed, strict=True)
         ]
         self.limit = [list(limits) for limits in self.plain_limit]
         # When workers cannot be as even as they might, groups are not asked to be; nor beside a
-        # giant: the other workers of its group would be emptied for it.
+        # oversized lease: the other workers of its group would be emptied for it.
         targets = [target + max(rest - self.targets.rest, 0.0) for target in problem.group_targets]
         self.group_limit = [
             [target * capacity for target, capacity in zip(targets, capacities, strict=True)]
-            if len(problem.groups) > 1 and not self.giants
+            if len(problem.groups) > 1 and not self.oversized
             else [math.inf] * len(problem.groups)
             for capacities in problem.group_capacities
         ]
-        for i in self.giants:
+        for i in self.oversized:
             if self.owner[i] >= 0:
                 self.excuse(i, self.owner[i])
         self.slacks = sorted((self.slack(w), w) for w in range(len(problem.workers)))
 
-    def excuse(self, giant: int, w: int) -> None:
-        """Let a worker hold this giant."""
+    def excuse(self, lease: int, w: int) -> None:
+        """Let a worker hold this oversized lease."""
         for r in self.resources:
-            self.limit[r][w] = max(self.limit[r][w], (1 + GIANT_SLACK) * self.loads[r][giant])
+            self.limit[r][w] = max(self.limit[r][w], (1 + OVERSIZED_SLACK) * self.loads[r][lease])
 
     def slack(self, w: int) -> float:
         """Return the free capacity in the tightest resource; negative above the limit."""
@@ -112,8 +112,8 @@ class Assignment:
         return max(self.load[r][w] / self.problem.capacities[r][w] for r in self.resources)
 
     def peak(self) -> float:
-        """Return the largest utilization of a worker without a giant."""
-        hosts = {self.owner[i] for i in self.giants}
+        """Return the largest utilization of a worker without an oversized lease."""
+        hosts = {self.owner[i] for i in self.oversized}
         return max(
             (self.utilization(w) for w in range(len(self.count)) if w not in hosts), default=0.0
         )
@@ -170,17 +170,17 @@ class Assignment:
         if old >= 0:
             self._forget_slack(old)
             self._remove(i, old)
-            if i in self.giants:
+            if i in self.oversized:
                 for r in self.resources:
                     self.limit[r][old] = self.plain_limit[r][old]
-                for other in self.giants:
+                for other in self.oversized:
                     if self.owner[other] == old and other != i:
                         self.excuse(other, old)
             insort(self.slacks, (self.slack(old), old))
         self.owner[i] = w
         if w >= 0:
             self._forget_slack(w)
-            if i in self.giants:
+            if i in self.oversized:
                 self.excuse(i, w)
             self._add(i, w, sort=True)
             insort(self.slacks, (self.slack(w), w))

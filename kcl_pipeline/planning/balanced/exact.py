@@ -40,12 +40,12 @@ def solve(problem: Problem, start: Sequence[int]) -> list[int]:
 class _Search:
     def __init__(self, problem: Problem, start: Sequence[int]) -> None:
         self.problem = problem
-        self.giants = heavy_for_all(problem)
+        self.oversized = heavy_for_all(problem)
         self.resources = range(len(problem.loads))
         self.order = sorted(
             (i for i in range(len(problem.leases)) if problem.free[i]),
             key=lambda i: (
-                i not in self.giants,
+                i not in self.oversized,
                 -max(loads[i] for loads in problem.loads),
                 tuple(loads[i] for loads in problem.loads),
                 problem.home[i],
@@ -54,15 +54,15 @@ class _Search:
         )
         self.owner = [-1 if problem.free[i] else w for i, w in enumerate(problem.home)]
         self.load = [problem.fixed(r) for r in self.resources]
-        self.free_giants = sum(1 for i in self.order if i in self.giants)
-        self.has_giant = [0] * len(problem.workers)
+        self.free_oversized = sum(1 for i in self.order if i in self.oversized)
+        self.has_oversized = [0] * len(problem.workers)
         self.count = [0] * len(problem.workers)
         for w in self.owner:
             if w >= 0:
                 self.count[w] += 1
-        for i in self.giants:
+        for i in self.oversized:
             if self.owner[i] >= 0:
-                self.has_giant[self.owner[i]] += 1
+                self.has_oversized[self.owner[i]] += 1
         limits = problem.limits
         self.capped = (
             min(limits.max_leases_for_worker, limits.max_leases_for_group)
@@ -87,9 +87,9 @@ class _Search:
         self._even(0, 0)
 
     def _evenness(self, depth: int) -> tuple[float, float, float]:
-        """Return peak, peak without giants and group peak of the leases so far, in targets.
+        """Return peak, peak without oversized leases and group peak so far, in targets.
 
-        Giants come first: until all have a host, any worker may become one.
+        Oversized leases come first: until all have a host, any worker may become one.
         """
         problem = self.problem
         peak = rest = group_peak = 1.0
@@ -99,7 +99,7 @@ class _Search:
                 / problem.target
             )
             peak = max(peak, used)
-            if depth >= self.free_giants and not self.has_giant[w]:
+            if depth >= self.free_oversized and not self.has_oversized[w]:
                 rest = max(rest, used)
         if len(problem.groups) > 1:
             for g, target in enumerate(problem.group_targets):
@@ -168,7 +168,7 @@ class _Search:
             group,
             *(self.load[r][w] for r in self.resources),
             *(problem.capacities[r][w] for r in self.resources),
-            self.has_giant[w],
+            self.has_oversized[w],
         )
 
     # With how few moves?
@@ -230,12 +230,12 @@ class _Search:
         problem = self.problem
         leave = 0
         for w in range(len(problem.workers)):
-            if self.has_giant[w]:
+            if self.has_oversized[w]:
                 continue
             most = 0
             for r in self.resources:
                 mine = [problem.loads[r][i] for i in self.order[depth:] if problem.home[i] == w]
-                if any(i in self.giants for i in self.order[depth:]):
+                if any(i in self.oversized for i in self.order[depth:]):
                     continue
                 excess = (
                     self.load[r][w]
@@ -269,7 +269,7 @@ class _Search:
             all(loads[i] == loads[before] for loads in problem.loads)
             and problem.kbps[i] == problem.kbps[before]
         )
-        same = same and (i in self.giants) == (before in self.giants)
+        same = same and (i in self.oversized) == (before in self.oversized)
         if same and (problem.home[i] == problem.home[before] or not (same_home or self.capped)):
             # If one of them cannot be assigned, the others cannot either.
             return self.owner[before] if self.owner[before] >= 0 else len(problem.workers)
@@ -289,7 +289,7 @@ class _Search:
         before = [load[w] for load in self.load]
         self.owner[i] = w
         self.count[w] += 1
-        self.has_giant[w] += i in self.giants
+        self.has_oversized[w] += i in self.oversized
         for r in self.resources:
             self.load[r][w] += self.problem.loads[r][i]
         return before
@@ -297,7 +297,7 @@ class _Search:
     def _take(self, i: int, w: int, before: list[float]) -> None:
         self.owner[i] = -1
         self.count[w] -= 1
-        self.has_giant[w] -= i in self.giants
+        self.has_oversized[w] -= i in self.oversized
         for r in self.resources:
             self.load[r][w] = before[r]
 
@@ -342,7 +342,13 @@ def breaks_caps(problem: Problem, owner: Sequence[int]) -> bool:
 
 
 def _even_part(known: Score) -> _Even:
-    return known.unplaced, known.violations, known.peak, known.peak_without_giants, known.group_peak
+    return (
+        known.unplaced,
+        known.violations,
+        known.peak,
+        known.peak_without_oversized,
+        known.group_peak,
+    )
 
 
 def _cost_part(known: Score) -> _Cost:

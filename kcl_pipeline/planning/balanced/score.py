@@ -17,7 +17,7 @@ class Score:
         unplaced: Leases without an owner.
         violations: Workers and groups above a cap.
         peak: Largest utilization of a worker.
-        peak_without_giants: The same, without workers with a lease that is too heavy for all.
+        peak_without_oversized: The same, without workers with a lease that is too heavy for all.
         group_peak: Largest utilization of a group.
         moves: Number of moves, including leases without an owner.
         moved_kbps: Throughput of the moves, without leases without an owner.
@@ -28,7 +28,7 @@ class Score:
     unplaced: int
     violations: int
     peak: float
-    peak_without_giants: float
+    peak_without_oversized: float
     group_peak: float
     moves: int
     moved_kbps: float
@@ -73,7 +73,7 @@ def score(problem: Problem, owner: Sequence[int]) -> Score:
         unplaced=sum(1 for i, w in enumerate(owner) if w < 0 and problem.free[i]),
         violations=violations(problem, owner),
         peak=round(max(1.0, max(used) / problem.target), 8),
-        peak_without_giants=round(
+        peak_without_oversized=round(
             max([1.0, *(u / problem.target for w, u in enumerate(used) if w not in hosts)]), 8
         ),
         group_peak=round(group_peak, 8),

@@ -2,7 +2,7 @@
 
 1. *Place* leases without an owner, heaviest first, where the most capacity is free.
 2. *Obey* the caps: workers and groups over a hard limit lose their lightest leases.
-3. *Spread over giants*: one giant per worker.
+3. *Spread oversized leases*: one per worker.
 4. *Even groups*, then *shed*: a worker that is `e` over its limit needs at least k leases less, k
    counted heaviest first. It moves the lightest lease of at least `e / k` (so that k - 1 still
    suffice afterwards) to the worker that has the least free capacity afterwards. The worker with
@@ -76,11 +76,11 @@ def _roomiest(state: Assignment, i: int) -> int:
     return -1
 
 
-def spread_giants(state: Assignment, targets: Targets) -> None:
-    """Step 3: move giants so that each worker has at most one, if possible. The heavier stays."""
+def spread_oversized(state: Assignment, targets: Targets) -> None:
+    """Step 3: give each worker at most one oversized lease, if possible. The heavier stays."""
     capacities = state.problem.capacities
     hosts: set[int] = set()
-    for i in targets.giants:
+    for i in targets.oversized:
         w = state.owner[i]
         if w >= 0 and w not in hosts and (not state.problem.free[i] or _is_large(state, w)):
             hosts.add(w)
@@ -307,7 +307,7 @@ def _exchange(state: Assignment, i: int, v: int, r: int, need: float) -> bool:
         back_load, back = held[k]
         if back_load > load - need:
             return False
-        if back in state.giants or not _would_fit(state, i, back, v):
+        if back in state.oversized or not _would_fit(state, i, back, v):
             continue
         state.move(back, -1)
         if state.fits(i, v):
@@ -354,7 +354,11 @@ def _pass_on(state: Assignment, i: int, v: int, r: int) -> bool:
     if k == len(held):
         return False
     on = held[k][1]
-    if on in state.giants or state.sizes[on] >= state.sizes[i] or not _would_fit(state, i, on, v):
+    if (
+        on in state.oversized
+        or state.sizes[on] >= state.sizes[i]
+        or not _would_fit(state, i, on, v)
+    ):
         return False
     third = state.best_fit(on, without=(v, state.owner[i]))
     if third < 0:
@@ -380,7 +384,7 @@ def settle(state: Assignment) -> None:
     """Second half of step 5: moved leases go to the worker with the most free capacity."""
     home = state.problem.home
     moved = [
-        i for i, w in enumerate(state.owner) if w >= 0 and w != home[i] and i not in state.giants
+        i for i, w in enumerate(state.owner) if w >= 0 and w != home[i] and i not in state.oversized
     ]
     for i in sorted(moved, key=lambda i: (-state.sizes[i], i)):
         slack, w = state.slacks[-1]

@@ -20,7 +20,7 @@ from kcl_pipeline.planning.balanced.place import place
 from kcl_pipeline.planning.balanced.problem import EPSILON, Problem, build
 from kcl_pipeline.planning.balanced.reasons import moves_of
 from kcl_pipeline.planning.balanced.score import score, violations
-from kcl_pipeline.planning.balanced.targets import GIANT_SLACK, Targets, compute
+from kcl_pipeline.planning.balanced.targets import OVERSIZED_SLACK, Targets, compute
 from kcl_pipeline.planning.model import Plan, PlanInput
 from kcl_pipeline.planning.strategies import register
 
@@ -77,7 +77,7 @@ def _balance(problem: Problem, calm: list[int]) -> tuple[list[int], str]:
     if best is not None and score(problem, best).unplaced < score(problem, calm).unplaced:
         return best, "other leases make room for one that would find no worker"
     reach = (
-        score(problem, best).peak_without_giants * problem.target
+        score(problem, best).peak_without_oversized * problem.target
         if best is not None
         else targets.rest
     )
@@ -87,7 +87,7 @@ def _balance(problem: Problem, calm: list[int]) -> tuple[list[int], str]:
     patience = 0.0 if loaded else problem.hysteresis
     now = _Stress(problem, targets, calm, reach)
     broken = violations(problem, calm)
-    uneven = now.peak > reach + patience + EPSILON or now.misplaced_giant
+    uneven = now.peak > reach + patience + EPSILON or now.misplaced_oversized
     if best is not None:
         uneven = _gain(problem, calm, best) > patience + EPSILON
     if not (broken or uneven or now.group_is_over):
@@ -136,7 +136,7 @@ def _gain(problem: Problem, calm: list[int], best: list[int]) -> float:
     """Return by how much the exact solution reduces a peak, in utilization."""
     here, there = score(problem, calm), score(problem, best)
     return (
-        max(here.peak - there.peak, here.peak_without_giants - there.peak_without_giants)
+        max(here.peak - there.peak, here.peak_without_oversized - there.peak_without_oversized)
         * problem.target
     )
 
@@ -155,17 +155,17 @@ class _Stress:
             for w in range(len(problem.workers))
         ]
         hosts: dict[int, float] = {}
-        for i in targets.giants:
+        for i in targets.oversized:
             if (w := owner[i]) >= 0:
                 alone = max(
                     loads[i] / caps[w]
                     for loads, caps in zip(problem.loads, problem.capacities, strict=True)
                 )
-                hosts[w] = max(hosts.get(w, 0.0), (1 + GIANT_SLACK) * alone - reach)
+                hosts[w] = max(hosts.get(w, 0.0), (1 + OVERSIZED_SLACK) * alone - reach)
         self.total_peak = max(used)
-        # For the host of a giant, only the utilization above that of the giant alone counts.
+        # For the host of an oversized lease, only the utilization above that lease alone counts.
         self.peak = max(u - max(hosts.get(w, 0.0), 0.0) for w, u in enumerate(used))
-        self.misplaced_giant = len(hosts) < len(targets.giants)
+        self.misplaced_oversized = len(hosts) < len(targets.oversized)
         self.excess = sum(
             max(
                 0.0,
@@ -191,7 +191,7 @@ class _Stress:
         self.group_is_over = (
             self.group_peak > 1.0 + problem.limits.group_threshold_percentage / 100.0 + EPSILON
             and _several_per_group(problem)
-            and (not targets.giants or is_small(problem))
+            and (not targets.oversized or is_small(problem))
         )
 
 
@@ -256,12 +256,13 @@ def _unplaced(problem: Problem, owner: list[int]) -> int:
 def _attempt(problem: Problem, targets: Targets, rest: float) -> tuple[list[int], bool, float]:
     """Run the heuristic once at utilization `rest`.
 
-    Return the assignment, whether all limits hold, and the peak of workers without a giant.
+    Return the assignment, whether all limits hold, and the peak of workers without an oversized
+    lease.
     """
     assignment = Assignment(problem, targets, rest)
     place(assignment, [i for i, w in enumerate(problem.home) if w < 0 and problem.free[i]])
     balanced_solve.obey(assignment)
-    balanced_solve.spread_giants(assignment, targets)
+    balanced_solve.spread_oversized(assignment, targets)
     balanced_solve.even_groups(assignment)
     done = balanced_solve.shed(assignment)
     balanced_solve.take_back(assignment)

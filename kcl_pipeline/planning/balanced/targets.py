@@ -6,9 +6,9 @@ before the search:
 - *pigeonhole*: at utilization T a worker of capacity c takes at most `floor(T c / s)` leases of
   load s or more; if these numbers do not add up to the number of such leases, no assignment reaches
   T (500 equal leases on 200 workers: T is at least 3 / 2.5);
-- *giants*: a lease above the limit of the largest worker exceeds every worker alone. Its host has
-  a higher limit (the giant plus `GIANT_SLACK`), so that the other workers are balanced in spite of
-  one hot shard.
+- *oversized*: a lease above the limit of the largest worker exceeds every worker alone. Its host
+  has a higher limit (the lease plus `OVERSIZED_SLACK`), so that the other workers are balanced in
+  spite of one hot shard.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from dataclasses import dataclass
 
 from kcl_pipeline.planning.balanced.problem import EPSILON, Problem
 
-GIANT_SLACK = 0.02
+OVERSIZED_SLACK = 0.02
 _MOST_STEPS = 40
 
 
 @dataclass(slots=True)
 class Targets:
-    """The target utilization `rest` of workers without a giant, and the giants, heaviest first."""
+    """The target utilization `rest` of other workers, and the oversized leases, heaviest first."""
 
     rest: float
-    giants: list[int]
+    oversized: list[int]
 
 
 def size(problem: Problem, lease: int) -> float:
@@ -38,7 +38,7 @@ def compute(problem: Problem) -> Targets:
     """Return the targets of a problem. They are lower bounds: no assignment is better."""
     target = problem.target
     top = [max(capacities) for capacities in problem.capacities]
-    giants = [
+    oversized = [
         i
         for i in range(len(problem.leases))
         if any(
@@ -46,20 +46,20 @@ def compute(problem: Problem) -> Targets:
             for loads, most in zip(problem.loads, top, strict=True)
         )
     ]
-    giants.sort(key=lambda i: (-size(problem, i), i))
-    if len(giants) >= len(problem.workers):
-        giants = []
+    oversized.sort(key=lambda i: (-size(problem, i), i))
+    if len(oversized) >= len(problem.workers):
+        oversized = []
     rest = target
-    excluded = set(giants)
+    excluded = set(oversized)
     for loads, capacities in zip(problem.loads, problem.capacities, strict=True):
         others = sorted(
             (load for i, load in enumerate(loads) if i not in excluded and load > 0), reverse=True
         )
-        # Giants take the largest workers in the case most favourable to the rest only if those are
-        # no larger: keep the largest for the bound.
-        remaining = sorted(capacities, reverse=True)[: len(capacities) - len(giants)]
+        # Oversized leases take the largest workers in the case most favourable to the rest only if
+        # those are no larger: keep the largest for the bound.
+        remaining = sorted(capacities, reverse=True)[: len(capacities) - len(oversized)]
         rest = max(rest, _pigeonhole(others, remaining, rest))
-    return Targets(rest, giants)
+    return Targets(rest, oversized)
 
 
 def _pigeonhole(loads: list[float], capacities: list[float], at_least: float) -> float:

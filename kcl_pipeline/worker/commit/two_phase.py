@@ -83,7 +83,7 @@ class TwoPhaseCommit:
         rng: Spreads the waits of workers that fail together.
         stop: Ends the waits. None: nothing ends them early.
         map: Runs the writes of a batch's lease rows, on several threads if that is allowed.
-        beside: Runs these writes while the files are written. None: they follow the files.
+        prepare_pool: Runs these writes while the files are written. None: they follow the files.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class TwoPhaseCommit:
         rng: random.Random | None = None,
         stop: StopSignal | None = None,
         map: MapCallable = serial_map,  # noqa: A002 (it stands for the builtin)
-        beside: Executor | None = None,
+        prepare_pool: Executor | None = None,
     ) -> None:
         self._leases = leases
         self._sink = sink
@@ -107,7 +107,7 @@ class TwoPhaseCommit:
         self._rng = rng or random.Random(worker_id)
         self._stop = stop or clock.signal()
         self._map = map
-        self._beside = beside
+        self._prepare_pool = prepare_pool
         self._table_known = False
         self._schema: pa.Schema | None = None
 
@@ -115,10 +115,10 @@ class TwoPhaseCommit:
         """See `CommitProtocol`. One read of the log covers all leases."""
         keys = {consumer.lease_key: consumer.transaction_key for consumer in consumers}
         try:
-            found = self._sink.numbers(list(keys.values())) if keys else {}
+            found = self._sink.txn_versions(list(keys.values())) if keys else {}
             return {lease_key: found[key] for lease_key, key in keys.items()}
         except SinkError as error:
-            self._events(AwsTrouble("numbers", str(error)))
+            self._events(AwsTrouble("reading of transaction versions", str(error)))
             return {}
 
     def resolve(self, consumer: ShardConsumer, seen: TxnVersions | None = None) -> Position:
@@ -129,7 +129,7 @@ class TwoPhaseCommit:
         """
         lease = consumer.held.lease
         key = lease.transaction_key
-        versions = seen if seen is not None else self._sink.numbers([key])[key]
+        versions = seen if seen is not None else self._sink.txn_versions([key])[key]
         position = lease.checkpoint
         if lease.pending_checkpoint is not None and not lease.ended:
             number = pending_number(lease)
@@ -139,7 +139,7 @@ class TwoPhaseCommit:
                 if fenced is not None:
                     versions = fenced
                     break
-                versions = self._sink.numbers([key])[key]
+                versions = self._sink.txn_versions([key])[key]
                 landed = number is not None and versions.data == number
             if landed:
                 position = max(position, lease.pending_checkpoint)
@@ -154,10 +154,10 @@ class TwoPhaseCommit:
 
         Nothing is prepared before the table exists, because a fence needs a log.
         """
-        if self._beside is None or not self._table_known:
+        if self._prepare_pool is None or not self._table_known:
             yield
             return
-        done = self._beside.submit(self._prepare_all, batch, consumers)
+        done = self._prepare_pool.submit(self._prepare_all, batch, consumers)
         try:
             yield
         finally:
@@ -338,7 +338,7 @@ class TwoPhaseCommit:
         return CommitResult(landed=False, lost=dict.fromkeys(refused, reason))
 
     def _has_landed(self, entries: Sequence[CommitEntry]) -> bool:
-        versions = self._sink.numbers([e.lease_key for e in entries])
+        versions = self._sink.txn_versions([e.lease_key for e in entries])
         return all(versions[e.lease_key].data == e.number for e in entries)
 
     def _gone(self, consumers: Iterable[ShardConsumer]) -> dict[str, str]:

@@ -9,7 +9,7 @@ from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.errors import AwsError, NotFoundError, StreamReplacedError
 from kcl_pipeline.events import AwsTrouble, EventSink, LossReason, RecordsLost
 from kcl_pipeline.kinesis.client import KinesisClient
-from kcl_pipeline.kinesis.witness import require_same_stream
+from kcl_pipeline.kinesis.identity import require_same_stream
 from kcl_pipeline.leases.tables import LeaseTable
 from kcl_pipeline.planning.shard_sync import has_not_begun
 from kcl_pipeline.position import AT_TIMESTAMP, LATEST, Position

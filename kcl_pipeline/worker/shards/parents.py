@@ -15,7 +15,7 @@ from kcl_pipeline.clock import Clock
 from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.events import EventSink, LeasesCreated, LossReason, RecordsLost
 from kcl_pipeline.kinesis.client import KinesisClient
-from kcl_pipeline.kinesis.witness import StreamWitness
+from kcl_pipeline.kinesis.identity import StreamIdentityCheck
 from kcl_pipeline.leases.held import HeldLeases
 from kcl_pipeline.leases.lease import Lease
 from kcl_pipeline.leases.tables import LeaseTable
@@ -70,7 +70,7 @@ class ParentCheck:
         self._leases = leases
         self._kinesis = kinesis
         self._clock = clock
-        self._witness = StreamWitness(kinesis, clock)
+        self._identity = StreamIdentityCheck(kinesis, clock)
         self._events = events
         self._listings: dict[StreamId, tuple[Shard, ...]] = {}
         self._closed_cases: set[str] = set()
@@ -159,7 +159,7 @@ class ParentCheck:
     def _listed(self, stream: StreamId) -> tuple[Shard, ...]:
         if stream not in self._listings:
             shards = self._kinesis.list_shards(stream)
-            self._witness.confirm(stream, self._clock.monotonic())
+            self._identity.confirm(stream, self._clock.monotonic())
             self._listings[stream] = shards
         return self._listings[stream]
 

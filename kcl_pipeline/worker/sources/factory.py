@@ -38,7 +38,7 @@ def make_source(
             parts.clock,
             parts.rng,
             parts.events,
-            retrieval.witness,
+            retrieval.identity,
         )
 
     def make_reader(consumer: ShardConsumer) -> ShardReader:

@@ -16,6 +16,7 @@ from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.errors import AwsError, SinkError
 from kcl_pipeline.events import AwsTrouble, EventSink
 from kcl_pipeline.kinesis.client import NO_RECORDS
+from kcl_pipeline.kinesis.identity import StreamIdentityCheck
 from kcl_pipeline.kinesis.pacing import Pace
 from kcl_pipeline.kinesis.prefetch import TOLERATED_THROTTLES, ReadState
 from kcl_pipeline.kinesis.ranges import (
@@ -25,7 +26,6 @@ from kcl_pipeline.kinesis.ranges import (
     RangesWritten,
     ShardFetch,
 )
-from kcl_pipeline.kinesis.witness import StreamWitness
 from kcl_pipeline.position import LATEST, Position
 from kcl_pipeline.worker.consumer import ShardConsumer
 from kcl_pipeline.worker.sources.batch_source import SourcedBatch
@@ -68,7 +68,7 @@ class RangeSource:
         clock: Clock,
         rng: random.Random,
         events: EventSink,
-        witness: StreamWitness,
+        identity: StreamIdentityCheck,
     ) -> None:
         self.fetch_threads = 0
         self.rewriter: BatchWriter = _LoadingWriter(self, writer)
@@ -80,7 +80,7 @@ class RangeSource:
         self._clock = clock
         self._rng = rng
         self._events = events
-        self._witness = witness
+        self._identity = identity
         self._lock = threading.Lock()
         self._cursors: dict[str, _Cursor] = {}
         self._read: dict[str, tuple[ShardFetch, FetchedShard]] = {}
@@ -147,7 +147,7 @@ class RangeSource:
         )
 
     def _proven(self, fetch: ShardFetch, shard: FetchedShard) -> FetchedShard:
-        """Accept the end or absence of a shard only if the stream witness confirms it.
+        """Accept the end or absence of a shard only if the identity of the stream is confirmed.
 
         The same holds for the first records after a position without a number, which also fits
         another stream of the same name. Executors lack the permission to check. What is not
@@ -156,9 +156,9 @@ class RangeSource:
         is_first = fetch.after.is_sentinel and shard.through != shard.after
         try:
             if shard.shard_end is not None or is_first:
-                self._witness.confirm(fetch.stream, self._clock.monotonic())
+                self._identity.confirm(fetch.stream, self._clock.monotonic())
             elif shard.not_found:
-                following = self._witness.successors_of_gone(
+                following = self._identity.successors_of_gone(
                     fetch.stream, fetch.shard_id, fetch.hash_key_range
                 )
                 if following is not None:

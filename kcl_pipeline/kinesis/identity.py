@@ -2,9 +2,9 @@
 
 A single-stream lease key is only a shard id, so a re-created stream has shards with the same ids.
 One response alone therefore does not prove that a shard has ended, or that it does not exist any
-more. `StreamWitness` also requests the creation time of the stream. Creation times only grow. So
-if a *later* response has the creation time of the original stream, the earlier response was about
-that stream, too.
+more. `StreamIdentityCheck` also requests the creation time of the stream. Creation times only grow.
+So if a *later* response has the creation time of the original stream, the earlier response was
+about that stream, too.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class _Refusal:
     error: NotFoundError | StreamReplacedError
 
 
-class StreamWitness:
+class StreamIdentityCheck:
     """Confirms ends and losses of shards. Thread-safe; one call at a time."""
 
     def __init__(self, kinesis: KinesisClient, clock: Clock) -> None:
