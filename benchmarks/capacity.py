@@ -52,13 +52,13 @@ class Meter:
             self.rcu[operation] = self.rcu.get(operation, 0.0) + other.rcu[operation] * factor
             self.wcu[operation] = self.wcu.get(operation, 0.0) + other.wcu[operation] * factor
 
-    def per_minute(self) -> dict[str, dict[str, float]]:
-        """Return requests, RCU and WCU by operation, when the meter counts one second."""
+    def by_operation(self, factor: float = 1.0, digits: int = 2) -> dict[str, dict[str, float]]:
+        """Return requests, RCU and WCU by operation, multiplied by `factor`."""
         return {
             operation: {
-                "requests": round(60 * self.requests[operation], 2),
-                "rcu": round(60 * self.rcu[operation], 2),
-                "wcu": round(60 * self.wcu[operation], 2),
+                "requests": round(factor * self.requests[operation], digits),
+                "rcu": round(factor * self.rcu[operation], digits),
+                "wcu": round(factor * self.wcu[operation], digits),
             }
             for operation in sorted(self.requests)
         }

@@ -24,6 +24,7 @@ import sys
 import time
 import tracemalloc
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 from benchmarks.capacity import Meter
@@ -35,7 +36,7 @@ CASES: Final = ((1_000, 10), (10_000, 500), (100_000, 5_000))
 FAST_CASES: Final = ((1_000, 10),)
 WORKER_LEASES: Final = 2_000
 _FAST_WORKER_LEASES: Final = 200
-_FAILOVER_STEPS: Final = 12
+_FAILOVER_STEPS: Final = 30
 _SAMPLE_SECONDS: Final = 30.0
 _WATCHER_SECONDS: Final = 10.0
 _MB: Final = 1e6
@@ -48,30 +49,41 @@ def measure(leases: int, workers: int) -> dict[str, Any]:
     leader.start_up()
     first, _ = _cycle(fleet, leader)
     _require(fleet, leases)
-    total: dict[str, Meter] = {}
-    idle = 0.0
-    for _ in range(3):
-        seconds, pause = _cycle(fleet, leader)
-        idle = max(idle, seconds)
-    leading = total["leader"] = Meter()
-    leading.add(fleet.counted, 1 / (seconds + pause))
-    total["standbys"] = _standbys(fleet, workers, 15.0 * idle)
+    led = leading(fleet, leader)
+    failover = _failover(fleet, leader, workers)
+    total = {"leader": led.meter, "standbys": standbys(fleet, workers, 15.0 * led.longest_seconds)}
     total["workers"] = Meter()
     total["workers"].add(_lease_loop(max(leases // workers, 1)), workers)
-    failover = _failover(fleet, leader, workers)
     return {
         "leases": leases,
         "workers": workers,
-        "cycle_s": round(max(first, idle, failover), 3),
+        "cycle_s": round(max(first, led.longest_seconds, failover), 3),
         "rcu_per_s": round(sum(one.total_rcu for one in total.values()), 1),
         "wcu_per_s": round(sum(one.total_wcu for one in total.values()), 1),
         "leader_mb": round(_leader_mb(leases, workers), 1),
         "first_cycle_s": round(first, 3),
-        "idle_cycle_s": round(idle, 3),
+        "idle_cycle_s": round(led.longest_seconds, 3),
         "failover_cycle_s": round(failover, 3),
-        "idle_period_s": round(seconds + pause, 2),
-        "per_minute": {name: one.per_minute() for name, one in total.items()},
+        "idle_period_s": round(led.period_seconds, 2),
+        "per_minute": {name: one.by_operation(60.0) for name, one in total.items()},
     }
+
+
+@dataclass(frozen=True, slots=True)
+class Led:
+    """Idle cycles: their requests per second, the time between two, and the longest one."""
+
+    meter: Meter
+    period_seconds: float
+    longest_seconds: float
+
+
+def leading(fleet: Fleet, leader: Worker) -> Led:
+    """Run cycles until nothing is left to do, and measure the last one."""
+    done = [_cycle(fleet, leader) for _ in range(3)]
+    period, result = sum(done[-1]), Meter()
+    result.add(fleet.counted, 1 / period)
+    return Led(result, period, max(seconds for seconds, _ in done))
 
 
 def _cycle(fleet: Fleet, leader: Worker) -> tuple[float, float]:
@@ -106,8 +118,11 @@ def _failover(fleet: Fleet, leader: Worker, workers: int) -> float:
     raise RuntimeError(f"the leases of {len(fleet.stopped)} stopped workers were not moved")
 
 
-def _standbys(fleet: Fleet, workers: int, seconds: float) -> Meter:
-    """Return the requests per second of all workers that do not lead."""
+def standbys(fleet: Fleet, workers: int, seconds: float) -> Meter:
+    """Return the requests per second of all workers that do not lead.
+
+    Afterwards the former leader has lost its lock.
+    """
     total = Meter()
     watchers = min(WATCHERS, workers - 1)
     total.add(_standby(fleet, fleet.names[1], max(_WATCHER_SECONDS, seconds)), watchers)

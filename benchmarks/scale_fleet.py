@@ -9,13 +9,17 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Iterable
-from datetime import datetime
+from datetime import UTC, datetime
+from typing import Any
+
+import pyarrow as pa
 
 from benchmarks.capacity import Meter, MeteredStore
 from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.events import CycleFailed, Event
 from kcl_pipeline.kinesis.client import (
     NO_RECORDS,
+    RECORD_SCHEMA,
     IteratorType,
     LatestIterator,
     RecordsPage,
@@ -39,6 +43,7 @@ from kcl_pipeline.worker.dependencies import WorkerDependencies
 from kcl_pipeline.worker.worker import Worker
 
 SHARDS_PER_STREAM = 100
+_ARRIVED = datetime(2023, 11, 14, tzinfo=UTC)
 LEADER = "w00000"
 SAMPLE = "w00001"
 _SEQUENCE_NUMBER = "49590338271490256608559692538361571095921575989136588898"
@@ -106,6 +111,30 @@ class IdleKinesis:
         return RecordsPage(NO_RECORDS, iterator, 0)
 
 
+class BusyKinesis(IdleKinesis):
+    """Streams in which every read returns one new record."""
+
+    def __init__(self, leases: int) -> None:
+        super().__init__(leases)
+        self._last = int(_SEQUENCE_NUMBER)
+
+    def get_records(
+        self, stream: StreamId, shard_id: str, iterator: str, limit: int
+    ) -> RecordsPage:
+        """See `KinesisClient`."""
+        self._last += 1
+        row = {
+            "stream": stream.name,
+            "shard_id": shard_id,
+            "sequence_number": str(self._last),
+            "sub_sequence_number": 0,
+            "partition_key": "key",
+            "data": b"x",
+            "approximate_arrival_timestamp": _ARRIVED,
+        }
+        return RecordsPage(pa.Table.from_pylist([row], RECORD_SCHEMA), iterator, 0, bytes=4)
+
+
 class Fleet:
     """One application with its tables.
 
@@ -114,17 +143,32 @@ class Fleet:
         workers: Number of workers.
         begun: Whether the leases exist and are owned. False: the first cycle creates and assigns
             them.
+        kinesis: None: idle streams.
+        settings: Sections of settings that differ from the defaults.
     """
 
-    def __init__(self, leases: int, workers: int, *, begun: bool = False) -> None:
+    def __init__(
+        self,
+        leases: int,
+        workers: int,
+        *,
+        begun: bool = False,
+        kinesis: IdleKinesis | None = None,
+        **settings: dict[str, Any],
+    ) -> None:
         self.clock = ProcessClock()
-        self.kinesis = IdleKinesis(leases)
+        self.kinesis = kinesis or IdleKinesis(leases)
         self.names = tuple(f"w{number:05}" for number in range(workers))
         self.stopped: frozenset[str] = frozenset()
         self.settings = ConsumerSettings(
             application_name="scale",
             streams=self.kinesis.streams,
-            retrieval={"fetch_on": "driver", "retrieval_mode": "polling"},
+            retrieval={
+                "fetch_on": "driver",
+                "retrieval_mode": "polling",
+                **settings.pop("retrieval", {}),
+            },
+            **settings,
         )
         self.lease_store = MeteredStore("leases", LEASE_KEY, self.clock, is_indexed=True)
         self.worker_store = MeteredStore("workers", "wid", self.clock)

@@ -10,7 +10,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from benchmarks import scale
+from benchmarks import dynamodb_cost, scale
 from benchmarks.capacity import Meter, MeteredStore, size_of
 from kcl_pipeline.leases.store import Absent, Changes, Check, Equals, Put
 from kcl_pipeline.testing.clock import VirtualClock
@@ -89,3 +89,19 @@ def test_the_scale_benchmark_prints_its_keys(capsys: pytest.CaptureFixture[str])
     assert case["wcu_per_s"] == pytest.approx(301, rel=0.02)
     assert 0 < case["rcu_per_s"] < case["wcu_per_s"]
     assert set(case["per_minute"]) == {"leader", "standbys", "workers"}
+
+
+def test_the_cost_benchmark_counts_a_write_for_each_lease_and_batch(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert dynamodb_cost.main(["--json", "--fast"]) == 0
+    result = json.loads(capsys.readouterr().out.splitlines()[-1])
+    idle, one, ten = result["cases"]
+    assert idle["batches_per_s"] == 0
+    assert idle["wcu_per_lease_s"] == pytest.approx(0.32, abs=0.02)
+    assert one["batches_per_s"] == pytest.approx(1, rel=0.1)
+    assert one["wcu_per_lease_s"] == pytest.approx(idle["wcu_per_lease_s"] + 1, rel=0.1)
+    assert ten["batches_per_s"] == pytest.approx(10, rel=0.1)
+    assert ten["wcu_per_lease_s"] == pytest.approx(idle["wcu_per_lease_s"] + 5, rel=0.1)
+    assert set(idle["operations"]["UpdateItem"]) == {"requests", "rcu", "wcu"}
+    assert result["java"]["measured"] is False
