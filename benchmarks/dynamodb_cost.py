@@ -27,6 +27,7 @@ from benchmarks.capacity import Meter
 from benchmarks.scale import leading, standbys
 from benchmarks.scale_fleet import LEADER, BusyKinesis, Fleet
 from kcl_pipeline.events import BatchCommitted
+from kcl_pipeline.testing.clock import VirtualClock
 
 CASES: Final = ((10, 2), (100, 4), (1_000, 10), (10_000, 100))
 FAST_CASES: Final = ((10, 2),)
@@ -55,7 +56,7 @@ JAVA: Final = {
 
 def measure(leases: int, workers: int) -> list[dict[str, Any]]:
     """Return one result for each rate of `RATES`."""
-    fleet = Fleet(leases, workers)
+    fleet = Fleet(leases, workers, clock=VirtualClock())
     leader = fleet.worker(LEADER, leads=True)
     leader.start_up()
     shared = leading(fleet, leader).meter
@@ -83,7 +84,7 @@ def measure(leases: int, workers: int) -> list[dict[str, Any]]:
 def _worker(leases: int, rate: int) -> tuple[Meter, float]:
     """Return the requests and the batches of one worker per second."""
     kinesis = BusyKinesis(leases) if rate else None
-    fleet = Fleet(leases, 1, begun=True, kinesis=kinesis, **_SETTINGS[rate])
+    fleet = Fleet(leases, 1, begun=True, kinesis=kinesis, clock=VirtualClock(), **_SETTINGS[rate])
     worker = fleet.worker(LEADER)
     worker.start_up()
     reads = math.ceil(leases * min(READS_PER_SECOND / max(rate, 1), 1))
@@ -99,7 +100,7 @@ def _worker(leases: int, rate: int) -> tuple[Meter, float]:
         for _ in range(reads):
             worker.fetch_tick()
         worker.process_tick()
-        fleet.clock.advance(step)
+        fleet.clock.advance(step * (1 + 1e-6))  # two steps reach the next read
     seconds = fleet.clock.monotonic() - began
     batches = sum(isinstance(event, BatchCommitted) for event in fleet.events)
     result = Meter()

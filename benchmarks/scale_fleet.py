@@ -144,6 +144,7 @@ class Fleet:
         begun: Whether the leases exist and are owned. False: the first cycle creates and assigns
             them.
         kinesis: None: idle streams.
+        clock: None: virtual time plus processor time.
         settings: Sections of settings that differ from the defaults.
     """
 
@@ -154,9 +155,10 @@ class Fleet:
         *,
         begun: bool = False,
         kinesis: IdleKinesis | None = None,
+        clock: VirtualClock | None = None,
         **settings: dict[str, Any],
     ) -> None:
-        self.clock = ProcessClock()
+        self.clock = clock or ProcessClock()
         self.kinesis = kinesis or IdleKinesis(leases)
         self.names = tuple(f"w{number:05}" for number in range(workers))
         self.stopped: frozenset[str] = frozenset()
