@@ -32,14 +32,5 @@ orders = KinesisPipeline(
     transform=events,
     sink=DeltaSink(os.environ.get("KCL_DEMO_LAKE", ".run/lake") + "/events"),
     workers=Fleet(min=2, max=4),
-    settings_overrides={
-        "lease": {"lease_discovery_interval_millis": 1_000},
-        "assignment": {"lease_assignment_interval_millis": 5_000},
-        "worker": {
-            "worker_metrics_reporter_freq_in_millis": 3_000,
-            "parent_shard_poll_interval_millis": 1_000,
-        },
-        "shard_sync": {"completed_lease_cleanup_interval_millis": 5_000},
-    },
 )
-defs = orders.definitions(leader_default_running=True, progress_seconds=10.0)
+defs = orders.definitions(leader_default_running=True)
