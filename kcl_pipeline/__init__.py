@@ -103,7 +103,7 @@ if TYPE_CHECKING:
     from kcl_pipeline.spark.data_source.source import KinesisDataSource
     from kcl_pipeline.spark.foreach import BatchIdentity, ForeachBatchSink
     from kcl_pipeline.spark.session import build_session
-    from kcl_pipeline.stream_config import StreamConfig
+    from kcl_pipeline.stream_config import StreamConfig, StreamSelector
     from kcl_pipeline.worker.summary import StopReason, WorkerProgress, WorkerSummary
     from kcl_pipeline.worker.worker import Worker
 
@@ -183,6 +183,7 @@ __all__ = [
     "Strategy",
     "StreamConfig",
     "StreamReplacedError",
+    "StreamSelector",
     "StreamUnavailable",
     "StreamsDiffer",
     "TableMismatchError",
@@ -219,7 +220,7 @@ _NAMES: Final = {
     "spark.data_source.source": "KinesisDataSource",
     "spark.foreach": "BatchIdentity ForeachBatchSink",
     "spark.session": "build_session",
-    "stream_config": "StreamConfig",
+    "stream_config": "StreamConfig StreamSelector",
     "worker.summary": "StopReason WorkerProgress WorkerSummary",
     "worker.worker": "Worker",
 }

@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 from typing import Final, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic_core import PydanticCustomError
 
 from kcl_pipeline.config_retrieval import RetrievalSettings
 from kcl_pipeline.config_shard_sync import InitialPosition, ShardSyncSettings, StreamSettings
@@ -263,8 +264,12 @@ class ConsumerSettings(StrictSettings):
         pattern=r"^[A-Za-z0-9_.-]+$",
         json_schema_extra={"write": "3 to 230 of the characters A-Z a-z 0-9 _ . -"},
     )
+    selects_streams: bool = Field(
+        False,
+        description="The leader asks for the streams at run time. Written as a function or a "
+        "`StreamSelector` in `streams=`",
+    )
     streams: tuple[str, ...] = Field(
-        min_length=1,
         max_length=10_000,
         strict=False,
         description="Stream names or ARNs",
@@ -288,7 +293,9 @@ class ConsumerSettings(StrictSettings):
 
     @field_validator("streams")
     @classmethod
-    def _streams_are_distinct(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+    def _streams_are_distinct(cls, value: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
+        if not value and not info.data.get("selects_streams"):
+            raise PydanticCustomError("too_short", "no stream")
         if len(set(value)) != len(value):
             msg = f"streams={list(value)} names a stream twice. Write each stream once"
             raise ValueError(msg)
@@ -358,11 +365,11 @@ class ConsumerSettings(StrictSettings):
 
     @property
     def is_multi_stream(self) -> bool:
-        """Whether there is more than one stream.
+        """Whether there is more than one stream, or may be.
 
         Lease keys then contain account, stream and creation epoch.
         """
-        return len(self.streams) > 1
+        return self.selects_streams or len(self.streams) > 1
 
     @property
     def lease_assignment_interval_millis(self) -> int:

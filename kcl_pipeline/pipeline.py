@@ -29,10 +29,16 @@ from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.delta.sink import DeltaSink
 from kcl_pipeline.events import EventSink, ignore_events
 from kcl_pipeline.leader.cycle import LeaderCycle
-from kcl_pipeline.pipeline_arguments import Fleet, check_arguments, checked_settings
+from kcl_pipeline.leader.selection import Selection
+from kcl_pipeline.pipeline_arguments import (
+    Fleet,
+    check_arguments,
+    checked_settings,
+    select_function,
+)
 from kcl_pipeline.pipeline_output import PipelineOutput, SessionFactory, sink_address
 from kcl_pipeline.settings_errors import without_secrets
-from kcl_pipeline.stream_config import StreamConfig
+from kcl_pipeline.stream_config import StreamForms, StreamSelector
 from kcl_pipeline.worker.starting import OpenedApplication, open_application
 
 if TYPE_CHECKING:
@@ -63,8 +69,11 @@ class KinesisPipeline:
 
     name: str
     """KCL application name. It names the three tables and the Dagster definitions."""
-    streams: Sequence[str | StreamConfig]
-    """Names or ARNs of the streams, or a `StreamConfig` for each."""
+    streams: StreamForms
+    """Names or ARNs of the streams, or a `StreamConfig` for each.
+
+    Or a `StreamSelector`, or a function that returns names or ARNs: the leader asks each minute.
+    """
     sink: DeltaSink | ForeachBatchSink
     """A `DeltaSink` (exactly once) or a `ForeachBatchSink` (at least once)."""
     transform: Callable[[DataFrame], DataFrame] | None = None
@@ -95,12 +104,17 @@ class KinesisPipeline:
 
     def __repr__(self) -> str:
         return (
-            f"KinesisPipeline(name={self.name!r}, streams={list(self.streams)!r}, "
+            f"KinesisPipeline(name={self.name!r}, streams={self._streams_text()}, "
             f"sink={self.sink!r}, transform={function_name(self.transform)}, "
             f"transform_arrow={function_name(self.transform_arrow)}, workers={self.workers!r}, "
             f"settings_overrides={dict(self.settings_overrides)!r}, "
             f"spark_config={without_secrets(self.spark_config)!r})"
         )
+
+    def _streams_text(self) -> str:
+        if isinstance(self.streams, StreamSelector):
+            return repr(self.streams)
+        return function_name(self.streams) if callable(self.streams) else repr(list(self.streams))
 
     @cached_property
     def settings(self) -> ConsumerSettings:
@@ -206,6 +220,7 @@ class KinesisPipeline:
             rng=random.Random(self.name),
             events=events,
             stop=stop,
+            select=select_function(self.streams, clients, clock),
         )
 
     def distribution(
@@ -259,6 +274,7 @@ class KinesisPipeline:
         clients = clients or AwsClients(self.settings)
         tables = open_tables(self.settings, clients, clock)
         kinesis = open_kinesis(self.settings, clients, clock)
+        select = select_function(self.streams, clients, clock)
         return LeaderCycle(
             self.settings,
             tables.lease,
@@ -269,6 +285,7 @@ class KinesisPipeline:
             events,
             owner_name,
             resume_own_name=resume_own_name,
+            selection=None if select is None else Selection(select, clock, events),
         )
 
     def build_worker(

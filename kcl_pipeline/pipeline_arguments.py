@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from pydantic import ValidationError
 
@@ -22,12 +22,18 @@ from kcl_pipeline.errors import SettingsError
 from kcl_pipeline.planning import strategies
 from kcl_pipeline.settings_errors import nearest, refuse_settings, unknown, wrong
 from kcl_pipeline.settings_model import STREAM_FORMS
-from kcl_pipeline.stream_config import StreamConfig, stream_settings
+from kcl_pipeline.stream_config import StreamConfig, StreamForms, StreamSelector, stream_settings
+
+if TYPE_CHECKING:
+    from kcl_pipeline.aws import AwsClients
+    from kcl_pipeline.clock import Clock
+    from kcl_pipeline.leader.selection import SelectStreams
 
 _OWN_ARGUMENTS: Final = {
     "application_name": "name",
     "streams": "streams",
     "stream_settings": "streams",
+    "selects_streams": "streams",
 }
 _SINKS: Final = "DeltaSink('s3://lake/orders') or a ForeachBatchSink"
 
@@ -73,9 +79,7 @@ def check_arguments(
     check_options("spark_config", spark_config, "{'spark.executor.memory': '4g'}")
 
 
-def checked_settings(
-    name: str, streams: Sequence[str | StreamConfig], overrides: object
-) -> ConsumerSettings:
+def checked_settings(name: str, streams: StreamForms, overrides: object) -> ConsumerSettings:
     """Return the validated settings of an application, or raise `SettingsError`."""
     if not isinstance(overrides, Mapping):
         raise wrong(
@@ -90,14 +94,25 @@ def checked_settings(
                 f"settings_overrides[{own!r}] is set by the argument {argument}. "
                 f"Write {argument}=... instead."
             )
-    names, of_streams = stream_settings(streams)
-    given = {"application_name": name, "streams": names, "stream_settings": of_streams}
     try:
-        settings = ConsumerSettings.model_validate({**overrides, **given})
+        settings = ConsumerSettings.model_validate(
+            {**overrides, "application_name": name, **stream_settings(streams)}
+        )
     except ValidationError as error:
         refuse_settings(error, ConsumerSettings, _OWN_ARGUMENTS)
     _check_strategy(settings.assignment.lease_assignment_strategy)
     return settings
+
+
+def select_function(
+    streams: StreamForms, clients: AwsClients, clock: Clock
+) -> SelectStreams | None:
+    """Return the function that selects the streams. None: the settings name them."""
+    if isinstance(streams, StreamSelector):
+        from kcl_pipeline.kinesis.selection import StreamFinder  # noqa: PLC0415 (AWS only here)
+
+        return StreamFinder(clients.kinesis, clock, streams.prefix, streams.tags).find
+    return streams if callable(streams) else None
 
 
 def _check_strategy(name: str) -> None:
@@ -121,6 +136,11 @@ def _check_streams(streams: object) -> None:
         raise wrong("streams", streams, "is a string", f"Write streams=[{streams!r}]")
     if isinstance(streams, StreamConfig):
         raise wrong("streams", streams, "is one stream", "Write streams=[StreamConfig(...)]")
+    if isinstance(streams, StreamSelector):
+        return
+    if callable(streams):
+        check_function("streams", streams, [], "a list, or a function that returns one")
+        return
     if not isinstance(streams, Sequence) or isinstance(streams, bytes | bytearray):
         advice = f"Write a list with {STREAM_FORMS}, such as streams=['orders']"
         raise wrong("streams", streams, "is not a list", advice)

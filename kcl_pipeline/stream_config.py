@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import get_args
 
-from kcl_pipeline.arguments import check_text, checked_arguments
+from kcl_pipeline.arguments import check_options, check_text, checked_arguments
 from kcl_pipeline.config import InitialPosition, StreamSettings
 from kcl_pipeline.errors import SettingsError
 from kcl_pipeline.settings_errors import nearest, wrong
@@ -87,10 +87,40 @@ class StreamConfig:
         )
 
 
-def stream_settings(
-    streams: Sequence[str | StreamConfig],
-) -> tuple[tuple[str, ...], dict[str, StreamSettings]]:
-    """Return names or ARNs of streams, and the settings of those that have their own."""
+@checked_arguments
+@dataclass(frozen=True, slots=True)
+class StreamSelector:
+    """Selects the streams of the account and region by name and tags. The leader asks each minute.
+
+    Raises:
+        SettingsError: A value is wrong, or neither is given.
+    """
+
+    prefix: str = ""
+    """The names begin with this."""
+    tags: Mapping[str, str] = field(default_factory=dict)
+    """Every stream has these tags. Changed tags are noticed within ten minutes."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.prefix, str) or (self.prefix and not is_stream(self.prefix)):
+            advice = "Write the first characters of stream names, such as 'orders-'"
+            raise wrong("StreamSelector prefix", self.prefix, "is not a prefix", advice)
+        check_options("StreamSelector tags", self.tags, "{'team': 'orders'}")
+        if not self.prefix and not self.tags:
+            raise SettingsError(
+                "StreamSelector has neither prefix nor tags and would select every stream. Write "
+                "StreamSelector(prefix='orders-') or StreamSelector(tags={'team': 'orders'})."
+            )
+
+
+StreamForms = Sequence[str | StreamConfig] | StreamSelector | Callable[[], Iterable[str]]
+"""What `streams=` takes."""
+
+
+def stream_settings(streams: StreamForms) -> dict[str, object]:
+    """Return the settings that `streams=` writes."""
+    if isinstance(streams, StreamSelector) or callable(streams):
+        return {"selects_streams": True, "streams": ()}
     names = tuple(s.name_or_arn if isinstance(s, StreamConfig) else s for s in streams)
     configs = {s.name_or_arn: s.settings() for s in streams if isinstance(s, StreamConfig)}
-    return names, configs
+    return {"streams": names, "stream_settings": configs}

@@ -162,6 +162,17 @@ streams = [
     StreamConfig("audit", "AT_TIMESTAMP", datetime(2026, 1, 31, 12, tzinfo=UTC)),
 ]
 ```
+
+- `streams=` also takes a `StreamSelector`, or a function without arguments that returns names or
+  ARNs. The leader asks every minute, and each worker at its start. The application is then one of
+  several streams, also while there is only one. A failed or empty answer changes nothing, and a
+  stream that was selected once stays recorded.
+
+```python
+from kcl_pipeline import StreamSelector
+
+streams = StreamSelector(prefix="orders-", tags={"team": "orders"})
+```
 """
 
 

@@ -92,7 +92,7 @@ def coverage(leases: Sequence[Lease], streams: Sequence[str]) -> Health:
     """
     groups: dict[str, list[Lease]] = {}
     for lease in leases:
-        groups.setdefault(lease.stream or streams[0], []).append(lease)
+        groups.setdefault(lease.stream or next(iter(streams), ""), []).append(lease)
     holes = {
         stream: str(hole)
         for stream, group in groups.items()

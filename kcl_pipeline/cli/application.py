@@ -57,7 +57,9 @@ def application(
 
     The exit code is 1 if they differ.
     """
-    from kcl_pipeline.leases.application import as_json as record_as_json  # noqa: PLC0415 (below)
+    from kcl_pipeline.leases.application_check import (  # noqa: PLC0415 (below)
+        as_json as record_as_json,
+    )
 
     app = target(application, stream, pipeline, needs_streams=accept_streams)
     configured = None
@@ -65,6 +67,8 @@ def application(
         configured = _configured(app, pipeline)
     if accept_sink and (configured is None or configured.sink is None):
         raise SettingsError("--accept-sink needs the sink; write --pipeline module:attribute")
+    if accept_streams and app.settings.selects_streams:
+        raise SettingsError("--accept-streams needs streams by name; write --stream NAME twice")
     for accepted in _accept(app, configured, streams=accept_streams, sink=accept_sink):
         typer.echo(_result_text(accepted), err=True)
     record = app.tables.coordinator.read_application()

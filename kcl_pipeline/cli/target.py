@@ -19,6 +19,7 @@ from kcl_pipeline.errors import SettingsError
 if TYPE_CHECKING:
     from kcl_pipeline.aws import AwsClients, Tables
     from kcl_pipeline.kinesis.client import KinesisClient
+    from kcl_pipeline.leader.selection import SelectStreams
 
 NO_STREAM: Final = "-"
 """Placeholder for the streams of a command that only reads the tables."""
@@ -56,6 +57,17 @@ class Target:
 
     settings: ConsumerSettings
     clock: Clock
+    pipeline: object = None
+
+    @cached_property
+    def select(self) -> SelectStreams | None:
+        """The function that selects the streams. None: the settings name them, or it is unknown."""
+        from kcl_pipeline.pipeline import KinesisPipeline  # noqa: PLC0415 (AWS only here)
+        from kcl_pipeline.pipeline_arguments import select_function  # noqa: PLC0415 (likewise)
+
+        if not isinstance(self.pipeline, KinesisPipeline):
+            return None
+        return select_function(self.pipeline.streams, self.clients, self.clock)
 
     @cached_property
     def clients(self) -> AwsClients:
@@ -99,7 +111,8 @@ def target(
                 f"--pipeline {pipeline} names application and streams; remove --application and "
                 "--stream"
             )
-        return Target(load_pipeline_settings(pipeline), SystemClock())
+        settings = load_pipeline_settings(pipeline)
+        return Target(settings, SystemClock(), load_pipeline(pipeline))
     if application is None:
         raise SettingsError(
             "--application is missing; write --application NAME, or --pipeline module:attribute"

@@ -42,6 +42,7 @@ class ApplicationGuard:
             OtherApplicationError: The streams do not fit the record.
             AwsError: A call to a table failed.
         """
+        self._streams.poll()
         try:
             self._ensure()
         except OtherApplicationError:
@@ -56,8 +57,11 @@ class ApplicationGuard:
             self._compare_names()
             return
         wanted = ApplicationIdentity.of(found, is_multi_stream=self._settings.is_multi_stream)
-        if unavailable:
-            wanted = with_recorded(wanted, self._coordinator_table.read_application(), unavailable)
+        if unavailable or self._settings.selects_streams:
+            record = self._coordinator_table.read_application()
+            wanted = with_recorded(
+                wanted, record, unavailable, keep_all=self._settings.selects_streams
+            )
         identity = ensure_application(
             self._settings.application_name,
             self._coordinator_table,
@@ -74,8 +78,8 @@ class ApplicationGuard:
             return
         self._streams.note_record(record.identity)
         recorded = {stream.name for stream in record.identity.streams}
-        names = {name.rpartition("/")[2] for name in self._settings.streams}
-        if recorded and not recorded & names:
+        names = {name.rpartition("/")[2] for name in self._streams.configured()}
+        if recorded and names and not recorded & names:
             raise OtherApplicationError(
                 f"the application {self._settings.application_name!r} reads "
                 f"{sorted(recorded)}, but streams={list(self._settings.streams)}; write these "
@@ -83,9 +87,9 @@ class ApplicationGuard:
             )
 
     def _resolved(self) -> tuple[list[StreamId], list[str]]:
-        """Return the streams of the settings, and the names of those that cannot be described."""
+        """Return the configured streams, and the names of those that cannot be described."""
         found, unavailable = [], []
-        for name in self._settings.streams:
+        for name in self._streams.configured():
             try:
                 found.append(self._streams.look(name))
             except KclError:  # the phases resolve the same stream and report the error

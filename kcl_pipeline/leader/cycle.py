@@ -36,6 +36,7 @@ from kcl_pipeline.leader.phase import (
     scan,
 )
 from kcl_pipeline.leader.report import CycleReport
+from kcl_pipeline.leader.selection import Selection
 from kcl_pipeline.leader.shard_sync import ShardSync
 from kcl_pipeline.leader.standby_watch import StandbyWatch
 from kcl_pipeline.leader.streams import Streams
@@ -45,8 +46,7 @@ from kcl_pipeline.leases.rejected import RejectedRows
 from kcl_pipeline.leases.serialization_state import LEADER_KEY
 from kcl_pipeline.leases.tables import CoordinatorStateTable, LeaseTable, WorkerMetricsTable
 from kcl_pipeline.planning import strategies
-from kcl_pipeline.planning.model import Plan
-from kcl_pipeline.planning.state import Prepared, prepare
+from kcl_pipeline.planning.state import prepare, whole_plan
 
 _HEARTBEATS_OFF_AFTER_FAILURES = 2
 
@@ -67,6 +67,7 @@ class LeaderCycle:
         map: Runs independent writes, possibly in parallel. None: the built-in `map`.
         rng: Creates lock versions, which must be unique among all processes. None: the system's
             source of random numbers.
+        selection: The streams, if the settings do not name them.
     """
 
     def __init__(
@@ -83,6 +84,7 @@ class LeaderCycle:
         resume_own_name: bool = False,
         map: Map | None = None,  # noqa: A002 (it replaces the builtin)
         rng: Random | None = None,
+        selection: Selection | None = None,
     ) -> None:
         run: Map = map if map is not None else builtins.map
         self._settings = settings
@@ -107,7 +109,7 @@ class LeaderCycle:
         self._leadership = leadership
         self._liveness = Liveness(settings, owner_name)
         self._rejected = RejectedRows(events)
-        streams = Streams(settings, kinesis, clock, events, owner_name)
+        streams = Streams(settings, kinesis, clock, events, owner_name, selection)
         self._streams = streams
         self._application = ApplicationGuard(
             settings, coordinator_table, lease_table, kinesis, streams
@@ -387,11 +389,6 @@ class LeaderCycle:
             seconds=self._clock.monotonic() - began,
             error=error,
         )
-
-
-def whole_plan(plan: Plan, prepared: Prepared) -> Plan:
-    """Return the strategy's plan, after the forced ends of overdue handoffs."""
-    return Plan(plan.strategy, (*prepared.forced, *plan.moves), plan.spilled, plan.notes)
 
 
 def _sentence(error: Exception) -> str:

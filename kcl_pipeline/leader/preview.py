@@ -8,7 +8,6 @@ from kcl_pipeline.clock import Clock
 from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.events import ignore_events
 from kcl_pipeline.kinesis.client import KinesisClient
-from kcl_pipeline.leader.cycle import whole_plan
 from kcl_pipeline.leader.lease_map import LeaseMap
 from kcl_pipeline.leader.listing import (
     has_unreadable_shards,
@@ -25,7 +24,7 @@ from kcl_pipeline.leases.tables import LeaseTable, WorkerMetrics, WorkerMetricsT
 from kcl_pipeline.planning import strategies
 from kcl_pipeline.planning.cleanup import Deletion, completed_leases
 from kcl_pipeline.planning.model import Plan, PlanInput
-from kcl_pipeline.planning.state import prepare
+from kcl_pipeline.planning.state import prepare, whole_plan
 
 
 @dataclass(frozen=True, slots=True)

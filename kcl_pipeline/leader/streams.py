@@ -20,6 +20,7 @@ from kcl_pipeline.kinesis.client import KinesisClient
 from kcl_pipeline.kinesis.identity import require_same_stream
 from kcl_pipeline.leader.phase import STREAM_OPERATIONS, NotLeadingError
 from kcl_pipeline.leader.report import UnavailableStream
+from kcl_pipeline.leader.selection import Selection
 from kcl_pipeline.leases.application import ApplicationIdentity, RecordedStream
 from kcl_pipeline.shards import StreamId
 
@@ -61,6 +62,7 @@ class Streams:
         clock: Measures the waits.
         events: Receives `StreamUnavailable`, once a minute for each stream.
         reporter: Owner name of the leader.
+        selection: The streams of the application, if the settings do not name them.
     """
 
     def __init__(
@@ -70,7 +72,9 @@ class Streams:
         clock: Clock,
         events: EventSink,
         reporter: str,
+        selection: Selection | None = None,
     ) -> None:
+        self._selection = selection
         self._settings = settings
         self._kinesis = kinesis
         self._clock = clock
@@ -84,18 +88,27 @@ class Streams:
         """Note the recorded streams, which the next phases read besides those of the settings."""
         self._recorded = identity.streams
 
+    def poll(self) -> None:
+        """Ask for the selected streams, if it is time."""
+        if self._selection is not None:
+            self._selection.poll()
+
+    def configured(self) -> tuple[str, ...]:
+        """Return the names or ARNs of the settings, or of the last selection."""
+        return self._settings.streams if self._selection is None else self._selection.answer[0]
+
     def names(self) -> tuple[str, ...]:
-        """Return names or ARNs: those of the settings, then other recorded streams."""
-        own = self._settings.streams
+        """Return names or ARNs: the configured ones, then those of other recorded streams."""
+        own = self.configured()
         if not self._settings.is_multi_stream:
             return own
         named = self._named()
         return (*own, *(one.arn for one in self._recorded if not named(one)))
 
     def _named(self) -> Callable[[RecordedStream], bool]:
-        """Return a function that returns whether the settings name a recorded stream."""
+        """Return a function that returns whether a recorded stream is configured."""
         unknown, arns = set[str](), set[str | None]()
-        for name in self._settings.streams:
+        for name in self.configured():
             known = self._known.get(name)
             if known is None:
                 unknown.add(name)

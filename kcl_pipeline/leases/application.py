@@ -8,7 +8,7 @@ lease table (protocol §4.1, §4.5). This module does no I/O.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Final, Literal
@@ -259,7 +259,11 @@ def _names(identity: ApplicationIdentity) -> list[str]:
 
 
 def with_recorded(
-    identity: ApplicationIdentity, record: ApplicationRecord | None, unavailable: Iterable[str]
+    identity: ApplicationIdentity,
+    record: ApplicationRecord | None,
+    unavailable: Iterable[str],
+    *,
+    keep_all: bool = False,
 ) -> ApplicationIdentity:
     """Add recorded streams that cannot be described now.
 
@@ -267,10 +271,15 @@ def with_recorded(
         identity: The identity of a start, with the streams that can be described.
         record: The record. None: there is none.
         unavailable: Names or ARNs of the other streams of the start.
+        keep_all: Add all recorded streams.
     """
     recorded = () if record is None else record.identity.streams
     known, missing = {stream.arn for stream in identity.streams}, set(unavailable)
-    added = [one for one in recorded if {one.arn, one.name} & missing and one.arn not in known]
+    added = [
+        one
+        for one in recorded
+        if one.arn not in known and (keep_all or {one.arn, one.name} & missing)
+    ]
     return replace(identity, streams=(*identity.streams, *added))
 
 
@@ -340,7 +349,11 @@ def _other_streams(leases: Sequence[Lease], wanted: ApplicationIdentity) -> str 
             f"stream, but streams={_names(wanted)} names several"
         )
     named = {_account_and_name(StreamId.parse(lease.stream)) for lease in leases if lease.stream}
-    if not named or named & {_account_and_name_of_arn(s.arn) for s in wanted.streams}:
+    if (
+        not named
+        or not wanted.streams
+        or named & {_account_and_name_of_arn(s.arn) for s in wanted.streams}
+    ):
         return None
     return (
         f"its leases are those of {sorted(name for _, name in named)}, and none of these is in "
@@ -376,19 +389,3 @@ def _not_of_shard(lease: Lease, shard: Shard) -> str | None:
             + (f" and ends at {end}" if end is not None else "")
         )
     return None
-
-
-def as_json(record: ApplicationRecord | None) -> Mapping[str, object] | None:
-    """Return the record for the output of `--json`."""
-    if record is None:
-        return None
-    identity = record.identity
-    return {
-        "mode": identity.mode,
-        "streams": [
-            {"arn": stream.arn, "created_millis": stream.created_millis}
-            for stream in identity.streams
-        ],
-        "sink": identity.sink,
-        "changing": identity.changing,
-    }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Final
 
@@ -10,6 +10,7 @@ from kcl_pipeline.errors import OtherApplicationError
 from kcl_pipeline.leases.application import (
     ACCEPT_STREAMS,
     ApplicationIdentity,
+    ApplicationRecord,
     contradiction,
     successor,
 )
@@ -92,3 +93,19 @@ def _check_leases(
         replace(stream, renewed=stream.created_millis in marks) for stream in wanted.streams
     )
     return replace(wanted, streams=streams)
+
+
+def as_json(record: ApplicationRecord | None) -> Mapping[str, object] | None:
+    """Return the record for the output of `--json`."""
+    if record is None:
+        return None
+    identity = record.identity
+    return {
+        "mode": identity.mode,
+        "streams": [
+            {"arn": stream.arn, "created_millis": stream.created_millis}
+            for stream in identity.streams
+        ],
+        "sink": identity.sink,
+        "changing": identity.changing,
+    }

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from kcl_pipeline.config import AssignmentSettings
 from kcl_pipeline.leases.lease import Lease
 from kcl_pipeline.leases.tables import WorkerMetrics
-from kcl_pipeline.planning.model import LeaseState, Move, PlanInput, PlanLimits, WorkerState
+from kcl_pipeline.planning.model import LeaseState, Move, Plan, PlanInput, PlanLimits, WorkerState
 
 _FAILED = -1.0
 _DEFAULT_LIMIT = 100.0
@@ -245,3 +245,8 @@ def _lease_state(
         ended=lease.ended,
         seconds_since_move=seen.moved_seconds.get(key, math.inf),
     )
+
+
+def whole_plan(plan: Plan, prepared: Prepared) -> Plan:
+    """Return the strategy's plan, after the forced ends of overdue handoffs."""
+    return Plan(plan.strategy, (*prepared.forced, *plan.moves), plan.spilled, plan.notes)

@@ -89,6 +89,11 @@ class PipelineTest:
             dead_letter_uri=None,
             storage_options={},
         )
+        if pipeline.settings.selects_streams:
+            raise SettingsError(
+                "PipelineTest creates the streams itself. Write streams=['orders'] in the test: "
+                "PipelineTest(replace(pipeline, streams=['orders']))."
+            )
         self.pipeline = replace(
             pipeline, sink=sink, settings_overrides=_merged(pipeline.settings_overrides, _FAST)
         )

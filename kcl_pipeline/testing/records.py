@@ -94,7 +94,7 @@ def run_transform(
     records = (
         payloads
         if isinstance(payloads, pa.Table)
-        else make_records(payloads, stream=pipeline.settings.streams[0])
+        else make_records(payloads, stream=next(iter(pipeline.settings.streams), "stream"))
     )
     if pipeline.transform is None:
         output = apply_arrow_transform(pipeline.transform_arrow, records)

@@ -16,6 +16,7 @@ from kcl_pipeline.kinesis.client import KinesisClient
 from kcl_pipeline.kinesis.fan_out.subscription import FanOutClient
 from kcl_pipeline.kinesis.ranges import RangeJobs
 from kcl_pipeline.leader.cycle import LeaderCycle
+from kcl_pipeline.leader.selection import SelectStreams
 from kcl_pipeline.leases.tables import CoordinatorStateTable, LeaseTable, WorkerMetricsTable
 from kcl_pipeline.metrics.provider import MetricProvider
 from kcl_pipeline.worker.starting import OpenedApplication
@@ -53,6 +54,8 @@ class WorkerDependencies:
         sink_address: Address of the sink, equal for all workers of an application. None: it is not
             compared.
         application: None: the worker opens the application when it starts.
+        select: Returns the streams when the worker opens the application. None: the settings name
+            them.
     """
 
     settings: ConsumerSettings
@@ -77,3 +80,4 @@ class WorkerDependencies:
     idle_seconds: float = 0.05
     sink_address: str | None = None
     application: OpenedApplication | None = None
+    select: SelectStreams | None = None

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from kcl_pipeline.clock import Clock, StopSignal
 from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.errors import STREAM_ERRORS, AwsError
-from kcl_pipeline.events import EventSink
+from kcl_pipeline.events import AwsTrouble, EventSink
 from kcl_pipeline.kinesis.client import KinesisClient
+from kcl_pipeline.leader.selection import SelectStreams, selected_streams
 from kcl_pipeline.leases.application import ApplicationIdentity, with_recorded
 from kcl_pipeline.leases.application_check import check_application
 from kcl_pipeline.leases.tables import CoordinatorStateTable, LeaseTable, WorkerMetricsTable
@@ -45,10 +46,12 @@ def open_application(
     rng: random.Random,
     events: EventSink,
     stop: StopSignal,
+    select: SelectStreams | None = None,
 ) -> OpenedApplication:
     """Look up the streams, create missing tables, and refuse tables of another application.
 
-    If one of several streams cannot be used, the start goes on without it.
+    If one of several streams cannot be used, the start goes on without it. If the settings do not
+    name the streams and `select` fails, the start goes on with the recorded ones.
 
     Raises:
         NotFoundError: No stream exists.
@@ -58,14 +61,15 @@ def open_application(
         StoppedWhileRetryingError: `stop` was set while a failed step waited.
     """
     is_multi_stream = settings.is_multi_stream
-    found, unavailable = _found(settings, kinesis)
+    names = settings.streams if select is None else _selected(select, events)
+    found, unavailable = _found(names, kinesis, is_multi_stream=is_multi_stream)
     for table in (lease_table, worker_table, coordinator_table):
         retry_transient("look at the tables", table.ensure_exists, clock, rng, events, stop)
     identity = ApplicationIdentity.of(found, is_multi_stream=is_multi_stream, sink=sink_address)
 
     def compare() -> ApplicationIdentity:
         record = coordinator_table.read_application()
-        wanted = with_recorded(identity, record, unavailable)
+        wanted = with_recorded(identity, record, unavailable, keep_all=settings.selects_streams)
         check_application(settings.application_name, coordinator_table, wanted)
         return wanted
 
@@ -74,8 +78,17 @@ def open_application(
     return OpenedApplication(tuple(found), identity, unavailable)
 
 
+def _selected(select: SelectStreams, events: EventSink) -> tuple[str, ...]:
+    try:
+        return selected_streams(select)
+    except Exception as error:  # noqa: BLE001 (the function may be the user's)
+        text = f"{type(error).__name__}: {error}"
+        events(AwsTrouble("selection of the streams; the recorded ones are read", text))
+        return ()
+
+
 def _found(
-    settings: ConsumerSettings, kinesis: KinesisClient
+    names: Iterable[str], kinesis: KinesisClient, *, is_multi_stream: bool
 ) -> tuple[list[StreamId], dict[str, AwsError]]:
     """Return the streams that can be used, and the errors of the others.
 
@@ -83,11 +96,11 @@ def _found(
     """
     found: list[StreamId] = []
     unavailable: dict[str, AwsError] = {}
-    for name in settings.streams:
+    for name in names:
         try:
-            found.append(kinesis.resolve_stream(name, multi_stream=settings.is_multi_stream))
+            found.append(kinesis.resolve_stream(name, multi_stream=is_multi_stream))
         except STREAM_ERRORS as error:
             unavailable[name] = error
-    if not found:
+    if unavailable and not found:
         raise next(iter(unavailable.values()))
     return found, unavailable

@@ -209,7 +209,7 @@ class Worker:
         )
         self._streams.open(marked_streams(identity, application.streams))
         unnamed = unnamed_streams(identity, self._settings.streams)
-        if unnamed:
+        if unnamed and not self._settings.selects_streams:
             self._events(StreamsDiffer(self.worker_id, unnamed))
         self._retrieval.register_consumers(self._streams.opened())
         retried("first worker metrics report", self.reporter.report)
@@ -231,6 +231,7 @@ class Worker:
                 rng=parts.rng,
                 events=parts.events,
                 stop=stop,
+                select=parts.select,
             )
         return self._application
 

@@ -4,7 +4,14 @@ from datetime import UTC, datetime
 
 import pytest
 
-from kcl_pipeline import ConsumerSettings, DeltaSink, KinesisPipeline, SettingsError, StreamConfig
+from kcl_pipeline import (
+    ConsumerSettings,
+    DeltaSink,
+    KinesisPipeline,
+    SettingsError,
+    StreamConfig,
+    StreamSelector,
+)
 from kcl_pipeline.config import StreamSettings
 from kcl_pipeline.resources import AwsResource, LeaseTableResource
 from kcl_pipeline.shards import StreamId
@@ -102,3 +109,17 @@ def test_contradictions_with_other_settings_are_refused():
         ConsumerSettings(
             application_name="app", streams=("a",), stream_settings={"b": StreamSettings()}
         )
+
+
+def test_a_function_or_selector_selects_the_streams():
+    for streams in (lambda: ["a"], StreamSelector("orders-")):
+        selecting = KinesisPipeline("app", streams, SINK)
+        assert (selecting.settings.streams, selecting.settings.is_multi_stream) == ((), True)
+        assert "streams=" in repr(selecting)
+        of_table = LeaseTableResource.of(selecting.settings, AwsResource()).settings()
+        assert of_table == selecting.settings
+        assert selecting.definitions() is not None
+    with pytest.raises(SettingsError, match="cannot be called with 0 arguments"):
+        KinesisPipeline("app", lambda account: [account], SINK)
+    with pytest.raises(SettingsError, match=r"streams=\(\) is empty"):
+        KinesisPipeline("app", (), SINK)

@@ -52,7 +52,16 @@ class StreamsWorld:
             self.model.put(stream, [(f"key-{number}", value)])
             self.sent.append(value)
 
-    def start(self, name, *streams, drain=False, kinesis=None, **overrides):
+    def start(
+        self,
+        name,
+        *streams,
+        drain=False,
+        kinesis=None,
+        selection=None,
+        select=None,
+        **overrides,
+    ):
         settings = ConsumerSettings(application_name="app", streams=streams, **overrides)
         kinesis = kinesis or InMemoryKinesis(self.model)
         leader = LeaderCycle(
@@ -65,6 +74,7 @@ class StreamsWorld:
             self.events.append,
             name,
             rng=random.Random(name),
+            selection=selection,
         )
         worker = Worker(
             name,
@@ -82,6 +92,7 @@ class StreamsWorld:
                 leader=leader,
                 parallel=False,
                 run_id=f"{name}-run",
+                select=select,
             ),
         )
         worker.start_up()

@@ -139,7 +139,7 @@ def _settings(app: Target) -> Iterator[Finding]:
         yield ok(
             "settings",
             f"application {app.settings.application_name}, streams "
-            f"{', '.join(app.settings.streams)}",
+            f"{', '.join(app.settings.streams) or 'selected at run time'}",
         )
 
 
@@ -200,11 +200,17 @@ def _tables(app: Target) -> Generator[Finding, None, bool]:
 
 def _streams(app: Target) -> Generator[Finding, None, list[StreamId]]:
     """Check the permissions on the streams. Returns the streams that can be read."""
-    from kcl_pipeline.cli.doctor.permissions import stream_findings  # noqa: PLC0415 (likewise)
+    from kcl_pipeline.cli.doctor.permissions import (  # noqa: PLC0415 (likewise)
+        selection_findings,
+        stream_findings,
+    )
 
     readable: list[StreamId] = []
     multi_stream = app.settings.is_multi_stream
-    for name in app.settings.streams:
+    names = app.settings.streams
+    if app.select is not None:
+        names = yield from selection_findings(app.select)
+    for name in names:
         stream = yield from stream_findings(app.kinesis, name, multi_stream=multi_stream)
         if stream is not None:
             readable.append(stream)

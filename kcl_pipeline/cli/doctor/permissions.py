@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kcl_pipeline.cli.doctor.finding import Finding, ok, problem, unknown
 from kcl_pipeline.errors import AccessDeniedError, AwsError, KclError, NotFoundError
+from kcl_pipeline.leader.selection import selected_streams
 from kcl_pipeline.leases.aws_errors import ConditionFailed, TransactionRefused, call
 from kcl_pipeline.leases.dynamodb.leases import OWNER_INDEX
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from mypy_boto3_dynamodb import DynamoDBClient
 
     from kcl_pipeline.kinesis.client import KinesisClient
+    from kcl_pipeline.leader.selection import SelectStreams
     from kcl_pipeline.shards import StreamId
 
 NO_SUCH_KEY: Final = "kcl-pipeline-doctor"
@@ -119,6 +121,32 @@ def _probe(subject: str, probe: Probe) -> Finding | None:
             "try again; if it fails again, check the AWS health status and the network",
         )
     return None
+
+
+def selection_findings(select: SelectStreams) -> Generator[Finding, None, tuple[str, ...]]:
+    """Select the streams once, as the leader does every minute.
+
+    Returns:
+        The streams. Empty if the selection fails.
+    """
+    try:
+        names = selected_streams(select)
+    except AccessDeniedError as error:
+        yield problem(
+            "selection of streams",
+            str(error),
+            f"allow kinesis:{error.operation} in the IAM policy of these credentials",
+        )
+    except Exception as error:  # noqa: BLE001 (the function may be the user's)
+        yield problem(
+            "selection of streams",
+            f"{type(error).__name__}: {error}",
+            "correct the argument `streams`; until then, the recorded streams are read",
+        )
+    else:
+        yield ok("selection of streams", f"{len(names)} streams: {', '.join(names[:20])}")
+        return names
+    return ()
 
 
 def stream_findings(
