@@ -23,11 +23,14 @@ class ShardRange:
         lease_key: The lease of the shard.
         after: First position (exclusive).
         through: Last position (inclusive).
+        rows: Number of rows in `Batch.records`, where the ranges follow each other in their order.
+            None: unknown.
     """
 
     lease_key: str
     after: Position
     through: Position
+    rows: int | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)

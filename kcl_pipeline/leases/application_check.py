@@ -22,15 +22,20 @@ ATTEMPTS: Final = 5
 
 def check_application(
     name: str, coordinator_table: CoordinatorStateTable, wanted: ApplicationIdentity
-) -> None:
+) -> ApplicationIdentity:
     """Refuse a start that does not fit the recorded identity. Writes nothing.
+
+    Returns:
+        The recorded identity; `wanted` if there is none.
 
     Raises:
         OtherApplicationError: The start does not fit.
     """
     record = coordinator_table.read_application()
-    if record is not None:
-        successor(name, record.identity, wanted)
+    if record is None:
+        return wanted
+    successor(name, record.identity, wanted)
+    return record.identity
 
 
 def ensure_application(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import replace
+from itertools import accumulate
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -11,8 +12,25 @@ import pyarrow.compute as pc
 from kcl_pipeline.batch import Batch
 
 
-def records_of(records: pa.Table, lease_keys: Sequence[str]) -> pa.Table:
-    """Return the rows that belong to these leases, in the order of the table."""
+def records_of(batch: Batch, lease_keys: Collection[str]) -> pa.Table:
+    """Return the rows of a batch that belong to these leases, in the order of the batch.
+
+    The number of rows of each range decides. The columns `stream` and `shard_id` do not: two
+    leases of a worker can have the same values, if one of them is of a former stream.
+    """
+    records, parts = batch.records, batch.ranges
+    ends = list(accumulate(part.rows or 0 for part in parts))
+    if any(part.rows is None for part in parts) or (ends or [0])[-1] != records.num_rows:
+        return _by_columns(records, lease_keys)
+    found = [
+        records.slice(end - (part.rows or 0), part.rows)
+        for part, end in zip(parts, ends, strict=True)
+        if part.lease_key in lease_keys
+    ]
+    return pa.concat_tables(found) if found else records.slice(0, 0)
+
+
+def _by_columns(records: pa.Table, lease_keys: Collection[str]) -> pa.Table:
     if not lease_keys:
         return records.slice(0, 0)
     mask: pa.ChunkedArray | None = None
@@ -39,6 +57,5 @@ def without(batch: Batch, lease_keys: Collection[str]) -> Batch:
     if not lease_keys:
         return batch
     ranges = tuple(r for r in batch.ranges if r.lease_key not in lease_keys)
-    return replace(
-        batch, ranges=ranges, records=records_of(batch.records, [r.lease_key for r in ranges])
-    )
+    records = records_of(batch, [part.lease_key for part in ranges])
+    return replace(batch, ranges=ranges, records=records)

@@ -208,6 +208,7 @@ class Worker:
             stop,
         )
         self._streams.open(marked_streams(identity, application.streams))
+        self._streams.note_arns(one.arn for one in identity.streams)
         unnamed = unnamed_streams(identity, self._settings.streams)
         if unnamed and not self._settings.selects_streams:
             self._events(StreamsDiffer(self.worker_id, unnamed))
@@ -236,11 +237,12 @@ class Worker:
         return self._application
 
     def _check_application(self) -> None:
-        check_application(
+        recorded = check_application(
             self._settings.application_name,
             self._parts.coordinator_table,
             self._opened(self._stop).identity,
         )
+        self._streams.note_arns(one.arn for one in recorded.streams)
 
     def run(
         self,

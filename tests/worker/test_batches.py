@@ -73,15 +73,37 @@ def test_streams_of_one_name_in_two_accounts_are_told_apart():
     columns = [streams.of(lease).column for lease in leases]
     assert columns == arns
     records = pa.concat_tables([table("s1", [1, 2], columns[0]), table("s1", [3], columns[1])])
-    found = [records_of(records, [lease.lease_key]) for lease in leases]
-    assert [one["sequence_number"].to_pylist() for one in found] == [["1", "2"], ["3"]]
     ranges = tuple(ShardRange(one.lease_key, TRIM_HORIZON, Position("3")) for one in leases)
+    found = [records_of(Batch("b", ranges, records), [lease.lease_key]) for lease in leases]
+    assert [one["sequence_number"].to_pylist() for one in found] == [["1", "2"], ["3"]]
     rest = without(Batch("b", ranges, records), [leases[0].lease_key])
     assert rest.records["sequence_number"].to_pylist() == ["3"]
     alone = LeaseStreams()
     alone.open([StreamId("orders", "1", 5, arns[0])])
     assert alone.of(leases[0]).column == "orders"
     assert alone.of(leases[1]).column == arns[1]
+
+
+def test_a_stream_whose_name_another_one_had_before_has_its_arn_in_every_worker():
+    """The worker knows none of the two from its settings, or one of them is missing."""
+    arns = [f"arn:aws:kinesis:us-east-1:{account}:stream/orders" for account in "12"]
+    lease = Lease("2:orders:5:s1", TRIM_HORIZON, stream="2:orders:5")
+    for opened in (StreamId("clicks", "1", 5, arns[0].replace("orders", "clicks")), None):
+        streams = LeaseStreams()
+        streams.open([opened or StreamId("orders", "2", 5, arns[1])])
+        assert streams.of(lease).column == "orders"
+        streams.note_arns(arns)
+        assert streams.of(lease).column == arns[1]
+
+
+def test_rows_of_a_former_stream_are_not_those_of_the_one_that_has_its_name_now():
+    former, now = (f"1:orders:{epoch}:s1" for epoch in (5, 9))
+    chunks = [chunk(key, TRIM_HORIZON, numbers) for key, numbers in ((former, [1, 2]), (now, [7]))]
+    batch = cut("b", chunks, {former: TRIM_HORIZON, now: TRIM_HORIZON})
+    assert records_of(batch, [now])["sequence_number"].to_pylist() == ["7"]
+    rest = without(batch, [former])
+    assert rest.records["sequence_number"].to_pylist() == ["7"]
+    assert without(rest, [now]).records.num_rows == 0
 
 
 def test_a_chunk_that_does_not_follow_on_is_left_out():
@@ -113,8 +135,10 @@ def test_a_range_may_move_without_rows_but_one_that_does_not_move_is_no_range():
 
 def test_records_of_tells_streams_with_equal_shard_ids_apart():
     both = pa.concat_tables([table("shard-0", [1], "orders"), table("shard-0", [2], "clicks")])
-    assert records_of(both, ["1:clicks:5:shard-0"])["sequence_number"].to_pylist() == ["2"]
-    assert records_of(both, []).num_rows == 0
+    key = "1:clicks:5:shard-0"
+    batch = Batch("b", (ShardRange(key, TRIM_HORIZON, Position("2")),), both)
+    assert records_of(batch, [key])["sequence_number"].to_pylist() == ["2"]
+    assert records_of(batch, []).num_rows == 0
 
 
 def test_a_batch_without_some_leases_has_neither_their_ranges_nor_their_records():

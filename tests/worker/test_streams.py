@@ -4,10 +4,15 @@ or forbidden does not stop the others.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from kcl_pipeline.errors import AccessDeniedError, NotFoundError
 from kcl_pipeline.events import LeadershipLost, StreamsDiffer, StreamUnavailable
+from kcl_pipeline.leases.application import RecordedStream
+from kcl_pipeline.leases.lease import Lease
+from kcl_pipeline.position import TRIM_HORIZON
 from tests.support.streams_world import ForbiddenStreams, StreamsWorld
 
 
@@ -35,6 +40,38 @@ def test_the_old_worker_alone_reads_the_stream_that_only_its_successor_named():
     for stream in ("a", "b", "c"):
         world.put(stream, 30, stream)
     world.run_until(world.has_all, 120)
+
+
+def test_an_old_worker_labels_a_stream_whose_name_is_not_unique_in_the_application():
+    """Both streams of the name were recorded after the start of the worker, by others."""
+    world = StreamsWorld("a", "b")
+    old = world.start("old", "a", "b")
+    world.run(10)
+    record = world.coordinator.read_application()
+    arns = [f"arn:aws:kinesis:us-east-1:{account}:stream/c" for account in "12"]
+    added = (*record.identity.streams, *map(RecordedStream, arns))
+    assert world.coordinator.put_application(
+        replace(record.identity, streams=added), replacing=record
+    )
+    key = "2:c:5:shardId-000000000000"
+    world.leases.create_lease(Lease(key, TRIM_HORIZON, stream="2:c:5"))
+    world.run_until(lambda: key in old.lifecycle.consumers, 30)
+    assert old.lifecycle.consumers[key].stream.column == arns[1]
+
+
+def test_a_stream_has_its_arn_although_the_other_one_of_its_name_is_missing_at_the_start():
+    world = StreamsWorld("a", "b")
+    world.start("old", "a", "b")
+    world.run(10)
+    record = world.coordinator.read_application()
+    other = RecordedStream("arn:aws:kinesis:us-east-1:2:stream/a")
+    added = (*record.identity.streams, other)
+    assert world.coordinator.put_application(
+        replace(record.identity, streams=added), replacing=record
+    )
+    new = world.start("new", "a", "b")
+    columns = {stream.column for stream in new._streams.opened()}
+    assert columns == {world.model.stream("a").arn, "b"}
 
 
 def test_a_worker_whose_list_differs_says_so_once():

@@ -138,7 +138,7 @@ def rejected_records(batch: Batch, rejected: pa.Table) -> dict[str, pa.Table]:
     found: dict[str, pa.Table] = {}
     matched: set[_Place] = set()
     for part in batch.ranges:
-        records = records_of(batch.records, [part.lease_key])
+        records = records_of(batch, [part.lease_key])
         rows = pc.indices_nonzero(pc.is_in(records["sequence_number"], value_set=numbers))
         errors: dict[int, str] = {}
         for row, record in zip(

@@ -64,7 +64,7 @@ class FailureIsolation:
             IsolationStoppedError: The worker stops.
         """
         keys = [part.lease_key for part in batch.ranges]
-        shards = {key: records_of(batch.records, [key]) for key in keys}
+        shards = {key: records_of(batch, [key]) for key in keys}
         healthy = self._healthy(shards)
         if healthy:
             yield from self._together_or_alone(_only(batch, healthy))
@@ -172,7 +172,7 @@ class FailureIsolation:
         self, key: str, batch: Batch, failed: Mapping[str, pa.Table], merged: pa.Table
     ) -> str | None:
         """Return why a lease exceeds its limit; None: it does not."""
-        records = records_of(batch.records, [key]).num_rows
+        records = records_of(batch, [key]).num_rows
         records += failed[key].num_rows if key in failed else 0
         if merged.num_rows <= self._limits.of(key, records):
             return None
@@ -209,7 +209,14 @@ def _without_rows(
         bad = found[part.lease_key].rows
         rows = [row for row in range(records.num_rows) if row not in bad]
         kept.append(records.take(pa.array(rows, pa.int64())) if bad else records)
-    return replace(batch, records=pa.concat_tables(kept) if kept else batch.records.slice(0, 0))
+    return replace(
+        batch,
+        ranges=tuple(
+            replace(part, rows=records.num_rows)
+            for part, records in zip(batch.ranges, kept, strict=True)
+        ),
+        records=pa.concat_tables(kept) if kept else batch.records.slice(0, 0),
+    )
 
 
 def all_paused(batch: Batch, reason: str, paused: Mapping[str, str] | None = None) -> SplitBatch:

@@ -19,18 +19,26 @@ class LeaseStreams:
 
     def __init__(self) -> None:
         self._known: dict[str | None, StreamId] = {}
+        self._arns: frozenset[str] = frozenset()
 
     def open(self, streams: Iterable[StreamId]) -> None:
         """Set the streams that were found at the start of the worker."""
-        found = tuple(streams)
         self._known = {
-            None if one.creation_epoch is None else one.serialized: _labelled(one, found)
-            for one in found
+            None if one.creation_epoch is None else one.serialized: one for one in streams
         }
+        self.note_arns(())
+
+    def note_arns(self, arns: Iterable[str]) -> None:
+        """Note streams of the application, also those that are missing or new.
+
+        Their names decide whether the name of a stream is unique (`StreamId.label`).
+        """
+        opened = (one.arn for one in self._known.values() if one.arn is not None)
+        self._arns = self._arns.union(opened, arns)
 
     def opened(self) -> tuple[StreamId, ...]:
         """Return the streams that were found at the start of the worker."""
-        return tuple(self._known.values())
+        return tuple(self._labelled(stream) for stream in self._known.values())
 
     def of(self, lease: Lease) -> StreamId | None:
         """Return the stream of a lease; None if it has the other form, or is of a former stream."""
@@ -38,7 +46,7 @@ class LeaseStreams:
             return self._renewed(lease.stream_mark)
         if None in self._known:
             return None
-        return self._known.get(lease.stream) or self._parsed(lease.stream)
+        return self._labelled(self._known.get(lease.stream) or self._parsed(lease.stream))
 
     def _renewed(self, mark: int | None) -> StreamId | None:
         """Return the single stream, also if it was created again after the start of the worker."""
@@ -56,12 +64,13 @@ class LeaseStreams:
             return stream
         fields = arn.split(":")
         arn = ":".join([*fields[:4], stream.account, f"stream/{stream.name}"])
-        return _labelled(replace(stream, arn=arn), self.opened())
+        return replace(stream, arn=arn)
 
-
-def _labelled(stream: StreamId, others: Iterable[StreamId]) -> StreamId:
-    """Return the stream with its ARN as label if another account has a stream of this name."""
-    is_shared = any(
-        other.name == stream.name and other.account != stream.account for other in others
-    )
-    return replace(stream, label=stream.arn) if is_shared else stream
+    def _labelled(self, stream: StreamId) -> StreamId:
+        """Return the stream with its ARN as label if another account has a stream of this name."""
+        if stream.account is None or stream.arn is None:
+            return stream
+        is_shared = any(
+            arn != stream.arn and arn.rpartition("/")[2] == stream.name for arn in self._arns
+        )
+        return replace(stream, label=stream.arn) if is_shared else stream

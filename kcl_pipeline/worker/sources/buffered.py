@@ -100,8 +100,9 @@ def cut(batch_id: str, chunks: Iterable[Chunk], committed: Mapping[str, Position
         expected = known.through if known else committed.get(chunk.lease_key)
         if expected is None or chunk.after != expected:
             continue
+        rows = chunk.records.num_rows + ((known.rows or 0) if known else 0)
         ranges[chunk.lease_key] = ShardRange(
-            chunk.lease_key, known.after if known else chunk.after, chunk.through
+            chunk.lease_key, known.after if known else chunk.after, chunk.through, rows
         )
         tables.setdefault(chunk.lease_key, []).append(chunk.records)
     moved = {key: part for key, part in ranges.items() if part.after != part.through}

@@ -282,7 +282,13 @@ class RangeSource:
                     f"the batch {batch.batch_id} could not be read again: {error}"
                 ) from error
         return replace(
-            batch, records=pa.concat_tables(tables) if tables else batch.records, loaded=True
+            batch,
+            ranges=tuple(
+                replace(part, rows=table.num_rows)
+                for part, table in zip(batch.ranges, tables, strict=True)
+            ),
+            records=pa.concat_tables(tables) if tables else batch.records,
+            loaded=True,
         )
 
     def lag(self) -> dict[str, int]:  # noqa: D102
