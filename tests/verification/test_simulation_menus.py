@@ -8,6 +8,7 @@ import pytest
 from verification.simulation import StormOptions, simulate
 from verification.simulation.incidents_data import DataIncidents
 from verification.simulation.incidents_hosts import HostIncidents
+from verification.simulation.incidents_streams import StreamIncidents
 from verification.simulation.menu import CURRENT_MENU, MENUS
 from verification.simulation.scenario import scenario_of
 from verification.simulation.storm import Storm
@@ -82,6 +83,7 @@ SCENARIO_OF_MENU_1 = (
 )
 SCENARIO_OF_MENU_2 = (*SCENARIO_OF_MENU_1, "reports_cpu", "scan_page_rows")
 SCENARIO_OF_MENU_3 = (*SCENARIO_OF_MENU_2, "hands_back")
+SCENARIO_OF_MENU_4 = SCENARIO_OF_MENU_3
 
 
 @pytest.mark.parametrize(
@@ -90,6 +92,7 @@ SCENARIO_OF_MENU_3 = (*SCENARIO_OF_MENU_2, "hands_back")
         (1, SCENARIO_OF_MENU_1, "ce252cff4544be83", "bd49fc32dfd18641"),
         (2, SCENARIO_OF_MENU_2, "e4d1802b99ec49f8", "3f6996d59e58ab36"),
         (3, SCENARIO_OF_MENU_3, "03123cf9cdf6d426", "1edcfb2c4d000ecb"),
+        (4, SCENARIO_OF_MENU_4, "27daced8a9b160a5", "27be2701b05ff375"),
     ],
 )
 def test_a_released_menu_is_never_changed(menu, names, drawn, planned):
@@ -112,7 +115,7 @@ def methods(kind):
 
 
 def test_the_newest_menu_has_every_incident_and_no_menu_loses_one():
-    incidents = methods(HostIncidents) | methods(DataIncidents)
+    incidents = methods(HostIncidents) | methods(DataIncidents) | methods(StreamIncidents)
     assert {*MENUS[CURRENT_MENU].incidents} == incidents - {"later"}
     for version in range(2, CURRENT_MENU + 1):
         older = MENUS[version - 1].incidents

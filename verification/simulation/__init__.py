@@ -6,8 +6,8 @@
 
 Every I/O call is a scheduling point, and one seed decides everything. The simulation runs the
 production code of leases, leader, planning, worker and commit protocol on the in-memory Kinesis,
-tables and sink. A direct writer replaces Spark. The scheduler is
-`verification.simulation.scheduler`.
+tables and sink. Streams come, go and return, in two accounts (`verification.simulation.streams`).
+A direct writer replaces Spark. The scheduler is `verification.simulation.scheduler`.
 """
 
 from verification.simulation.run import Outcome, simulate

@@ -67,6 +67,9 @@ SITES: Final = (*AWS_SITES, *SINK_SITES)
 OLD_SITE: Final = "leases.PutItem"
 """A call that menus 1 to 3 list. Leases are created in transactions now, so it is never made."""
 
+TABLE_READS: Final = frozenset(
+    site for site in AWS_SITES if site.endswith((".GetItem", ".Scan", ".Query"))
+)
 _THROTTLABLE: Final = frozenset((*AWS_SITES, OLD_SITE))
 _SINK_FAULTS: Final = {
     Fault.SERVER_ERROR: SinkFault.FAIL,
@@ -79,6 +82,7 @@ _WRITES: Final = ("PutItem", "UpdateItem", "DeleteItem", "TransactWriteItems")
 _HUNG_SECONDS: Final = (3.0, 10.0)
 _LATE_SECONDS: Final = 4.0
 _THROTTLED_SHARE: Final = 0.5
+_HUNG_SHARE: Final = 0.2
 
 
 def applicable(site: str, fault: Fault) -> bool:
@@ -108,6 +112,8 @@ class Weather:
         partitioned: Hosts that cannot reach AWS.
         steered: One (site, fault) that always happens at call number `steered_call` of its site.
         throttled: The tables, or "kinesis", of which every other call is throttled.
+        throttled_sites: Calls of which every other one is throttled.
+        hanging: Calls that hang with some probability: (host, site).
         down: Services whose calls all fail: "kinesis" or "sink".
         denied: Hosts whose credentials are rejected.
     """
@@ -122,6 +128,8 @@ class Weather:
     steered: tuple[str, Fault] | None = None
     steered_call: int = 1
     throttled: set[str] = field(default_factory=set)
+    throttled_sites: set[str] = field(default_factory=set)
+    hanging: set[tuple[str, str]] = field(default_factory=set)
     down: set[str] = field(default_factory=set)
     denied: set[str] = field(default_factory=set)
     faults: tuple[Fault, ...] = tuple(Fault)
@@ -138,11 +146,13 @@ class Weather:
                 fault, self.steered = self.steered[1], None
                 return self._count(host, site, fault)
         if (
-            self.throttled
-            and site.partition(".")[0] in self.throttled
+            (self.throttled or self.throttled_sites)
+            and (site in self.throttled_sites or site.partition(".")[0] in self.throttled)
             and self.rng.random() < _THROTTLED_SHARE
         ):
             return self._count(host, site, Fault.THROTTLED)
+        if self.hanging and (host.name, site) in self.hanging and self.rng.random() < _HUNG_SHARE:
+            return self._count(host, site, Fault.HUNG)
         if self.rng.random() >= self.chance:
             return None
         fault = self.rng.choice(self.faults)
@@ -154,6 +164,15 @@ class Weather:
         ):
             return None
         return self._count(host, site, fault)
+
+    def clear(self) -> None:
+        """End all faults."""
+        self.chance = 0.0
+        self.steered = None
+        for broken in (self.partitioned, self.throttled, self.throttled_sites, self.down):
+            broken.clear()
+        self.hanging.clear()
+        self.denied.clear()
 
     def reaches_nothing(self, host: Host) -> bool:
         """Whether a host cannot reach AWS."""

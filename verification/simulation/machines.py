@@ -33,6 +33,7 @@ class Machine:
         stop: Requests a graceful end. A quirky peer does no handoff and releases nothing.
         fetches_in_jobs: The worker's executors fetch; their calls are this host's.
         streams: Streams that differ from the application's; such a machine must be refused.
+        configured: The streams in its settings, if `streams` is None.
         cpu_percent: The utilization that it reports, if workers report one.
     """
 
@@ -46,6 +47,7 @@ class Machine:
     quirky: bool = False
     fetches_in_jobs: bool = False
     streams: tuple[str, ...] | None = None
+    configured: tuple[str, ...] = ()
     cpu_percent: float = CALM_CPU_PERCENT
 
 

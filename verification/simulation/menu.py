@@ -4,8 +4,9 @@ A seed draws by index, so one added name changes the plan of every seed. A menu 
 changes; additions go into a new one. `tests/verification/test_simulation_menus.py` has a digest of
 each. `simulate(seed, StormOptions(menu=1))` replays a seed under an older menu.
 
-To add an incident, write the method in `incidents_hosts.HostIncidents` or
-`incidents_data.DataIncidents`, and append its name in a new menu.
+To add an incident, write the method in `incidents_hosts.HostIncidents`,
+`incidents_data.DataIncidents` or `incidents_streams.StreamIncidents`, and append its name in a new
+menu.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ class Menu:
 
     Attributes:
         version: Number of this menu.
-        incidents: Names of methods of `HostIncidents` and `DataIncidents`.
+        incidents: Names of methods of `HostIncidents`, `DataIncidents` and `StreamIncidents`.
         sites: Call sites to whose faults seeds are steered.
         faults: The faults that the chance of each call draws from.
         stops_leader: Whether every other graceful stop of a rehearsal comes with a new leader.
@@ -95,6 +96,16 @@ _INCIDENTS_3: Final = (
     "dry_run",
 )
 
+_INCIDENTS_4: Final = (
+    *_INCIDENTS_3,
+    "stream_comes",
+    "namesake_comes",
+    "stream_goes",
+    "stream_returns",
+    "throttled_reads",
+    "hung_calls",
+)
+
 _SITES_2: Final = (SITES[0], OLD_SITE, *SITES[1:])
 _SITES_1: Final = tuple(site for site in _SITES_2 if site != "leases.TransactWriteItems")
 
@@ -115,7 +126,7 @@ MENUS: Final = {
     1: Menu(1, _INCIDENTS_1, _SITES_1, _FAULTS_1),
     2: Menu(2, _INCIDENTS_2, _SITES_2, _FAULTS_2, stops_leader=True),
     3: Menu(3, _INCIDENTS_3, _SITES_2, _FAULTS_2, stops_leader=True),
-    4: Menu(4, _INCIDENTS_3, SITES, _FAULTS_2, stops_leader=True),
+    4: Menu(4, _INCIDENTS_4, SITES, _FAULTS_2, stops_leader=True),
 }
 
 CURRENT_MENU: Final = max(MENUS)

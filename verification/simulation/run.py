@@ -152,7 +152,7 @@ def unsettled(world: World) -> list[str]:
     """What is not yet settled after the storm.
 
     These are events not in the table (L1), leases without a running owner, open handoffs (L2), gaps
-    in hash-range coverage (S7), and drains.
+    in hash-range coverage (S7), drains, and streams of which nobody says that they are gone (L8).
     """
     found = [f"L2: {text}" for text in _unowned(world)]
     if found:
@@ -160,12 +160,26 @@ def unsettled(world: World) -> list[str]:
     missing = sorted(world.checks.missing())
     found = [f"L1: {len(missing)} events are not in the table: {missing[:3]}"] if missing else []
     found += [f"S7: {text}" for text in world.checks.uncovered()]
+    found += [f"L8: {text}" for text in _unreported(world)]
     draining = [
         m.host.name
         for m in world.machines.values()
         if m.mode == "drain" and not m.host.crashed and not m.stop.is_set()
     ]
     return found + [f"L2: {name} does not come to its end" for name in draining]
+
+
+def _unreported(world: World) -> list[str]:
+    """Streams that were deleted: missing ones without an event, and leases of replaced ones."""
+    streams = world.streams
+    arns = {streams.arn_of(ref) for ref in world.configured if ref not in streams.current}
+    found = [f"nothing says that {arn} is missing" for arn in sorted(arns - world.unavailable)]
+    former = [
+        row.transaction_key
+        for row in world.checks.rows()
+        if streams.is_replaced(world.checks.generation_of(row))
+    ]
+    return found + [f"the leases {former} of former streams are kept"] * bool(former)
 
 
 def _unowned(world: World) -> list[str]:

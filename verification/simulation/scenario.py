@@ -11,6 +11,7 @@ from typing import Final
 from kcl_pipeline.config import ConsumerSettings, InitialPosition
 from verification.simulation.calls import OLD_SITE, SINK_SITES, Fault
 from verification.simulation.menu import CURRENT_MENU, menu_of
+from verification.simulation.streams import OTHER_ACCOUNT, arn_of
 
 EPOCH: Final = 1_800_000_000.0
 TIMESTAMP_SECONDS: Final = 2.5
@@ -35,6 +36,12 @@ REACHED_BY: Final = {
 }
 """Incidents that cause a rare call, for the seeds that are steered to it."""
 
+
+NEED_SEVERAL: Final = ("stream_comes", "namesake_comes", "stream_goes")
+"""Incidents of applications with several streams, for the seeds that are steered to them."""
+
+_NAMESAKES: Final = 0.4
+"""Share of the applications with two streams whose streams have one name in two accounts."""
 
 _TWO_STREAMS: Final = 0.2
 _EXACTLY_ONCE: Final = 0.8
@@ -99,7 +106,13 @@ def scenario_of(seed: int, menu: int = CURRENT_MENU) -> Scenario:
     )
     if menu == 2:  # noqa: PLR2004 (the number of a menu)
         return chosen
-    return replace(chosen, hands_back=rng.random() < _HANDS_BACK)
+    chosen = replace(chosen, hands_back=rng.random() < _HANDS_BACK)
+    if menu == 3:  # noqa: PLR2004 (the number of a menu)
+        return chosen
+    names = menu_of(menu).incidents
+    several = len(chosen.streams) > 1 or names[seed % len(names)] in NEED_SEVERAL
+    other = arn_of(OTHER_ACCOUNT, "events") if rng.random() < _NAMESAKES else "orders"
+    return replace(chosen, streams=("events", other) if several else chosen.streams)
 
 
 _FREQUENT: Final = frozenset(

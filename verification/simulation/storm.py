@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from verification.simulation.incidents_data import DataIncidents
 from verification.simulation.incidents_hosts import SENSOR, STRATEGIES, HostIncidents
+from verification.simulation.incidents_streams import StreamIncidents
 from verification.simulation.machines import CALM_CPU_PERCENT
 from verification.simulation.menu import CURRENT_MENU, menu_of
 from verification.simulation.scenario import REACHED_BY
@@ -48,9 +49,10 @@ class Storm:
         self.rng = random.Random(f"{world.seed}/storm")
         hosts = HostIncidents(world, self.rng)
         data = DataIncidents(world, self.rng, options.shards, hosts.later)
+        streams = StreamIncidents(world, self.rng, options.shards, hosts.later)
         self.menu = menu_of(options.menu)
         self.incidents: dict[str, Callable[[], None]] = {
-            name: getattr(hosts if hasattr(hosts, name) else data, name)
+            name: next(getattr(one, name) for one in (hosts, data, streams) if hasattr(one, name))
             for name in self.menu.incidents
         }
         self.plan = self._plan()
@@ -99,12 +101,9 @@ class Storm:
         """End the storm: no more faults, all hosts run again, and a little more traffic."""
         world = self.world
         world.note("-- calm")
-        world.weather.chance = 0.0
-        world.weather.steered = None
-        world.weather.partitioned.clear()
-        world.weather.throttled.clear()
-        world.weather.down.clear()
-        world.weather.denied.clear()
+        world.weather.clear()
+        for ref in list(world.returning):
+            world.return_stream(ref)
         world.index_lag_seconds = world.scan_lag_seconds = 0.0
         world.slow_until = world.broken_until = 0.0
         world.sink_table.land_late()
@@ -119,6 +118,6 @@ class Storm:
                     is_worker=machine.is_worker,
                     quirky=machine.quirky,
                 )
-        if not world.workers_at_work():
+        if not any(m.configured == world.configured for m in world.workers_at_work()):
             world.start("last", strategy=STRATEGIES[0], is_worker=True)
         world.producer.publish(10)

@@ -97,6 +97,11 @@ class Streams:
         """The model of the account of a stream."""
         return self.models[ref.split(":")[4]] if ref.startswith("arn:") else self.model
 
+    def arn_of(self, name_or_arn: str) -> str:
+        """The ARN of a stream that has a name, or an ARN."""
+        is_arn = name_or_arn.startswith("arn:")
+        return name_or_arn if is_arn else arn_of(OWN_ACCOUNT, name_or_arn)
+
     def create(self, ref: str, shards: int) -> Generation:
         """Create a stream, for the first time or again."""
         model, name = self.model_of(ref), ref.rpartition("/")[2]

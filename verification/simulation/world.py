@@ -18,10 +18,12 @@ from kcl_pipeline.events import (
     LeaderElected,
     LeaseLost,
     PlanMade,
+    StreamUnavailable,
     WorkerStarted,
 )
 from kcl_pipeline.kinesis.ranges import RangeReader
 from kcl_pipeline.testing.range_jobs import InlineRangeJobs
+from kcl_pipeline.testing.row_store import MemoryStore
 from kcl_pipeline.testing.sink import MemoryBatchWriter
 from kcl_pipeline.testing.tables import (
     InMemoryCoordinatorStateTable,
@@ -32,6 +34,7 @@ from kcl_pipeline.worker.dependencies import Mode, WorkerDependencies
 from kcl_pipeline.worker.worker import Worker
 from verification.simulation.calls import TXN_VERSIONS_SITE, Calls, Weather
 from verification.simulation.checks import Checks
+from verification.simulation.hooks import after_hook, before_hook
 from verification.simulation.kinesis import SimulatedKinesis
 from verification.simulation.leading import LockWatch, WatchedLeader
 from verification.simulation.lease_checks import Role
@@ -53,7 +56,14 @@ _LAST_CHECKPOINT = "last checkpoint of "
 
 @dataclass
 class World:
-    """All objects that a seed controls; `lines` is the timeline: (virtual seconds, text)."""
+    """All objects that a seed controls.
+
+    Attributes:
+        lines: The timeline: (virtual seconds, text).
+        configured: The streams in the settings of processes that start from now on.
+        unavailable: ARNs of streams that were reported as unavailable.
+        returning: Deleted streams that are created again, and with how many shards.
+    """
 
     seed: int
     scenario: Scenario
@@ -64,6 +74,8 @@ class World:
     slow_until: float = 0.0
     broken_until: float = 0.0
     unreadable: set[str] = field(default_factory=set)
+    unavailable: set[str] = field(default_factory=set)
+    returning: dict[str, int] = field(default_factory=dict)
     index_lag_seconds: float = 0.0
     scan_lag_seconds: float = 0.0
 
@@ -81,6 +93,8 @@ class World:
             faults=menu_of(self.scenario.menu).faults,
         )
         self.configured = self.scenario.streams
+        self._page_rows = self.scenario.scan_page_rows
+        self._stores: list[MemoryStore] = []
         self.streams = Streams(clock, is_multi=len(self.configured) > 1)
         self.leases = InMemoryLeaseTable(clock=clock, exists=False)
         self.workers = InMemoryWorkerMetricsTable(clock=clock, exists=False)
@@ -93,6 +107,18 @@ class World:
         self.producer = Producer(
             self.streams, checks.ledger, rng, self.scenario.aggregates, checks.published
         )
+
+    def small_pages(self, rows: int) -> None:
+        """Let scans have pages of `rows` rows from now on."""
+        self._page_rows = rows
+        for store in self._stores:
+            store.scan_page_rows = rows
+
+    def return_stream(self, ref: str) -> None:
+        """Create a deleted stream again, unless this was done before."""
+        shards = self.returning.pop(ref, None)
+        if shards is not None:
+            self.note(f"creates the stream {self.streams.create(ref, shards).label}")
 
     def note(self, text: str) -> None:
         """Add a line to the timeline."""
@@ -134,6 +160,7 @@ class World:
             quirky,
             in_jobs,
             streams,
+            self.configured,
         )
         self.machines[name] = machine
         host.spawn("main", partial(self._work if is_worker else self._lead, machine))
@@ -266,16 +293,14 @@ class World:
 
     def settings_of(self, machine: Machine) -> ConsumerSettings:
         """The settings of the process on a machine."""
-        scenario = self.scenario
-        if machine.streams is not None:
-            scenario = replace(scenario, streams=machine.streams)
+        scenario = replace(self.scenario, streams=machine.streams or machine.configured)
         return settings(scenario, machine.strategy, quirky=machine.quirky)
 
     def tables(
         self, machine: Machine, calls: Calls, role: Role
     ) -> tuple[InMemoryLeaseTable, InMemoryWorkerMetricsTable, InMemoryCoordinatorStateTable]:
         """The three tables as a machine sees them in a role; the checks see its writes."""
-        after_lease_call, after_call = _after(calls, "leases"), _after(calls, "coordinator")
+        after_lease_call, after_call = after_hook(calls, "leases"), after_hook(calls, "coordinator")
 
         def lease_applied(operation: str, key: str) -> None:
             if operation in ("PutItem", "UpdateItem", "DeleteItem", "TransactWriteItems"):
@@ -295,18 +320,19 @@ class World:
             after_call(operation, key)
 
         leases = self.leases.view(
-            before_call=_before(calls, "leases", lease_applied), after_call=after_lease
+            before_call=before_hook(calls, "leases", lease_applied), after_call=after_lease
         )
         leases.store.index_lag_seconds = lambda: self.index_lag_seconds
         leases.store.scan_lag_seconds = lambda: self.scan_lag_seconds
         workers = self.workers.view(
-            before_call=_before(calls, "workers"), after_call=_after(calls, "workers")
+            before_call=before_hook(calls, "workers"), after_call=after_hook(calls, "workers")
         )
         coordinator = self.coordinator.view(
-            before_call=_before(calls, "coordinator", lock_applied), after_call=after_lock
+            before_call=before_hook(calls, "coordinator", lock_applied), after_call=after_lock
         )
         for store in (leases.store, workers.store):
-            store.scan_page_rows = self.scenario.scan_page_rows
+            store.scan_page_rows = self._page_rows
+            self._stores.append(store)
         return leases, workers, coordinator
 
     def _events_of(self, machine: Machine) -> Callable[[Event], None]:
@@ -320,6 +346,8 @@ class World:
                     self.checks.excuse(event.operation.removeprefix(_LAST_CHECKPOINT))
                 case AwsTrouble(operation="commit"):
                     self.checks.excuse_worker(machine.worker_id)
+                case StreamUnavailable():
+                    self.unavailable.add(self.streams.arn_of(event.stream))
                 case WorkerStarted() | LeaderElected() if machine.streams is not None:
                     self.failures.append(f"{name} reads other streams and is not refused: {event}")
                 case _:
@@ -343,28 +371,6 @@ class World:
             return transform(self.checks.lease_of, records, hands_back=self.scenario.hands_back)
 
         return run
-
-
-def _nothing(_operation: str, _key: str) -> None:
-    """Do nothing after a write."""
-
-
-def _before(
-    calls: Calls, table: str, applied: Callable[[str, str], None] = _nothing
-) -> Callable[[str, str], None]:
-    def hook(operation: str, key: str) -> None:
-        if operation != "DescribeTable":
-            calls.before(f"{table}.{operation}", lambda: applied(operation, key))
-
-    return hook
-
-
-def _after(calls: Calls, table: str) -> Callable[[str, str], None]:
-    def hook(operation: str, _key: str) -> None:
-        if operation != "DescribeTable":
-            calls.after(f"{table}.{operation}")
-
-    return hook
 
 
 def _expected(error: Exception) -> bool:
