@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
@@ -14,9 +15,14 @@ from kcl_pipeline.signals import stop_on_signals
 if TYPE_CHECKING:
     from kcl_pipeline.clock import StopSignal
     from kcl_pipeline.local import EmbeddedAws
+    from kcl_pipeline.local.faults import FaultRule
 
 DEFAULT_PORT: Final = 4566
 _WAIT_SECONDS: Final = 3_600.0
+_FAULT_HELP: Final = (
+    "A fault as SERVICE.OPERATION:KIND=SHARE, for example dynamodb.Scan:throttle=0.5 or "
+    "kinesis:delay=0.2. KIND is throttle, error500, deny, drop_before, drop_after or delay."
+)
 
 
 def local(
@@ -38,6 +44,10 @@ def local(
             show_default=False,
         ),
     ] = None,
+    fault: Annotated[
+        list[str] | None,
+        typer.Option("--fault", metavar="RULE", help=_FAULT_HELP, show_default=False),
+    ] = None,
     reshard_delay_seconds: Annotated[
         float, typer.Option(min=0, help="Seconds for which a stream is UPDATING after a reshard.")
     ] = 0.0,
@@ -51,8 +61,10 @@ def local(
     """
     streams = [parse_stream(text) for text in create or []]
     from kcl_pipeline.local import EmbeddedAws  # noqa: PLC0415 (moto is loaded only here)
+    from kcl_pipeline.local.fault_text import parse_fault  # noqa: PLC0415 (likewise)
     from kcl_pipeline.testing.kinesis.state import KinesisSettings  # noqa: PLC0415 (likewise)
 
+    rules = [parse_fault(text) for text in fault or []]
     settings = KinesisSettings(
         region=region,
         enforce_limits=enforce_limits,
@@ -70,16 +82,25 @@ def local(
                 "another port, or 0 for a free one"
             ) from error
         try:
-            serve(aws, streams, stop)
+            serve(aws, streams, stop, rules)
         finally:
             aws.stop()
 
 
-def serve(aws: EmbeddedAws, streams: list[tuple[str, int]], stop: StopSignal) -> None:
-    """Create the streams, print the address and the environment, and wait for `stop`."""
+def serve(
+    aws: EmbeddedAws,
+    streams: list[tuple[str, int]],
+    stop: StopSignal,
+    rules: Sequence[FaultRule] = (),
+) -> None:
+    """Create the streams, print the address and the environment, and wait for `stop`.
+
+    The faults begin when the streams exist.
+    """
     aws.warm_up()
     for name, shards in streams:
         create_stream(aws, name, shards)
+    aws.fault_rules.replace(list(rules))
     typer.echo(aws.endpoint_url)
     for name, value in aws.environment().items():
         typer.echo(f"export {name}={shlex.quote(value)}", err=True)

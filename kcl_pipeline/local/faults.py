@@ -1,7 +1,7 @@
 """Injected faults of the embedded AWS.
 
-A fault throttles a call, denies it, fails it with a server error, or drops its connection before or
-after the call is applied.
+A fault throttles a call, denies it, fails it with a server error, delays it, or drops its
+connection before or after the call is applied.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from kcl_pipeline.local.messages import Request, Response
 
-Kind = Literal["throttle", "error500", "deny", "drop_before", "drop_after"]
+Kind = Literal["throttle", "error500", "deny", "drop_before", "drop_after", "delay"]
 _KINESIS_DATA: Final = frozenset({"GetRecords", "GetShardIterator", "PutRecord", "PutRecords"})
 _XML: Final = frozenset({"s3", "sts", "monitoring", "iam", "ec2", "sns"})
 
@@ -30,14 +30,16 @@ class Fault:
     Attributes:
         kind: `throttle`, `error500` and `deny` reject the call, and nothing is applied.
             `drop_before` closes the connection, and nothing is applied. `drop_after` applies the
-            call and closes the connection without a response.
+            call and closes the connection without a response. `delay` only delays the call.
         code: Error code. Empty: the code that the service uses.
         message: Error message. Empty: a default message.
+        delay_seconds: Time that passes before the call is processed or rejected.
     """
 
     kind: Kind
     code: str = ""
     message: str = ""
+    delay_seconds: float = 0.0
 
 
 FaultHook = Callable[[str, str, bytes], Fault | None]
@@ -60,6 +62,7 @@ class FaultRule(BaseModel):
         contains: The rule matches only bodies that contain this text. None: all bodies.
         code: Error code that replaces the service's own.
         message: Error message that replaces the default.
+        delay_seconds: Delay of a rule of kind `delay`. It is added to the fault of another rule.
         applied: How many calls got the fault so far.
     """
 
@@ -73,14 +76,15 @@ class FaultRule(BaseModel):
     contains: str | None = None
     code: str = ""
     message: str = ""
+    delay_seconds: float = Field(default=0.0, ge=0.0)
     applied: int = 0
 
 
 class FaultRules:
     """Ordered list of rules, usable as a `FaultHook`.
 
-    The first rule that matches a call and passes its random draw determines the fault. The random
-    generator is seeded. The class is thread-safe.
+    The first rule that matches a call and passes its random draw determines the fault. The delays
+    of matching rules before it are added. The random generator is seeded. The class is thread-safe.
     """
 
     def __init__(self, seed: int = 0) -> None:
@@ -92,6 +96,7 @@ class FaultRules:
         """Return the fault of a call, or None (see `FaultHook`)."""
         if not self._rules:
             return None
+        delay_seconds = 0.0
         with self._guard:
             for rule in self._rules:
                 if (
@@ -105,8 +110,10 @@ class FaultRules:
                 if self._random.random() < rule.probability:
                     rule.count = None if rule.count is None else rule.count - 1
                     rule.applied += 1
-                    return Fault(rule.kind, rule.code, rule.message)
-        return None
+                    if rule.kind != "delay":
+                        return Fault(rule.kind, rule.code, rule.message, delay_seconds)
+                    delay_seconds += rule.delay_seconds
+        return Fault("delay", delay_seconds=delay_seconds) if delay_seconds else None
 
     def replace(self, rules: list[FaultRule]) -> None:
         """Replace all rules."""

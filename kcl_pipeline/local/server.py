@@ -202,6 +202,10 @@ class EmbeddedAws:
         if service != "kinesis" and service not in SERVICES:
             return refusal(_unknown_service(service), service, operation, request)
         fault = self._fault(service, operation, request.body)
+        if fault is not None and fault.delay_seconds:
+            self.clock.sleep(fault.delay_seconds)
+        if fault is not None and fault.kind == "delay":
+            fault = None
         if fault is not None and fault.kind == "drop_before":
             return None
         if fault is not None and fault.kind != "drop_after":
