@@ -36,16 +36,17 @@ _accounts: set[int] = set()
 
 
 class MotoServices:
-    """The moto services of one AWS account.
+    """The moto services of a default account, and of the accounts that requests name.
 
-    Several instances in one process do not share tables or buckets. Bucket names are global, as in
-    AWS.
+    Several instances in one process do not share tables or buckets, except those of accounts that
+    requests name. Bucket names are global, as in AWS.
     """
 
     def __init__(self) -> None:
         self._applications: dict[str, _Application] = {}
         self._requests = 0
         self._account: int | None = None
+        self._named: set[str] = set()
 
     def load(self) -> None:
         """Import moto and its DynamoDB before the first request; this takes half a second."""
@@ -82,23 +83,26 @@ class MotoServices:
             _accounts.add(self._account)
 
     def stop(self) -> None:
-        """Delete all data of the account and release its number."""
+        """Delete all data of the accounts and release the number of the default account."""
         with _lock:
             if self._account is not None:
                 if self._applications:
-                    _forget(self.account)
+                    for account in (self.account, *self._named):
+                        _forget(account)
+                self._named.clear()
                 _accounts.discard(self._account)
                 self._account = None
 
-    def handle(self, service: str, request: Request) -> Response:
+    def handle(self, service: str, request: Request, account: str | None = None) -> Response:
         """Return the response to one request.
 
         Args:
             service: A key of `SERVICES`.
             request: The request as received.
+            account: The account that the request is for. None: the default account.
         """
         environ = _environ(request)
-        environ["HTTP_X_MOTO_ACCOUNT_ID"] = self.account
+        environ["HTTP_X_MOTO_ACCOUNT_ID"] = account or self.account
         status = 500
         headers: dict[str, str] = {}
 
@@ -109,6 +113,8 @@ class MotoServices:
 
         with _lock:
             application = self._application(service)
+            if account is not None:
+                self._named.add(account)
             self._requests += 1
             if self._requests % _FORGET_EVERY == 0:
                 _forget_instances()

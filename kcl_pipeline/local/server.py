@@ -2,7 +2,7 @@
 
 Kinesis is the model of `kcl_pipeline.testing`. DynamoDB, S3, STS and CloudWatch are moto behind one
 lock. The server rejects calls to other services and requests of web pages (`gate`). All data is in
-memory.
+memory. An access key of 12 digits is the number of its account (`accounts`).
 
 Control paths:
 
@@ -24,11 +24,11 @@ from pydantic import TypeAdapter, ValidationError
 
 from kcl_pipeline.clock import Clock
 from kcl_pipeline.extras import require
+from kcl_pipeline.local.accounts import KinesisAccounts, account_of
 from kcl_pipeline.local.dynamodb_legacy import modernize
 from kcl_pipeline.local.faults import Fault, FaultHook, FaultRule, FaultRules, refusal
 from kcl_pipeline.local.gate import refused
 from kcl_pipeline.local.http import HttpServer
-from kcl_pipeline.local.kinesis.handler import KinesisHandler
 from kcl_pipeline.local.messages import Request, Response
 from kcl_pipeline.local.moto_http import SERVICES, MotoServices
 from kcl_pipeline.testing.clock import ShiftedClock
@@ -110,7 +110,8 @@ class EmbeddedAws:
             if settings is not None
             else KinesisSettings(region=region, enforce_limits=enforce_limits)
         )
-        self._kinesis = KinesisHandler(KinesisModel(self.clock, kinesis_settings))
+        self._account = kinesis_settings.account
+        self._kinesis = KinesisAccounts(self.clock, kinesis_settings)
         self._server: HttpServer | None = None
 
     # -- start and stop
@@ -172,17 +173,21 @@ class EmbeddedAws:
 
     @property
     def kinesis(self) -> KinesisModel:
-        """The Kinesis model of the server, for use without HTTP."""
-        return self._kinesis.model
+        """The Kinesis model of the default account, for use without HTTP."""
+        return self._kinesis.default.model
 
-    def environment(self) -> dict[str, str]:
+    def environment(self, account: str | None = None) -> dict[str, str]:
         """Return environment variables that direct AWS SDKs and delta-rs to this server.
 
         They contain dummy credentials.
+
+        Args:
+            account: The access key is this account number of 12 digits, so that requests are for
+                this account. None: the default account.
         """
         return {
             "AWS_ENDPOINT_URL": self.endpoint_url,
-            "AWS_ACCESS_KEY_ID": "local",
+            "AWS_ACCESS_KEY_ID": account or "local",
             "AWS_SECRET_ACCESS_KEY": "local",
             "AWS_DEFAULT_REGION": self.region,
             "AWS_REGION": self.region,
@@ -212,11 +217,12 @@ class EmbeddedAws:
             return self._refuse(fault, service, operation, request)
         if service == "dynamodb":
             request = replace(request, body=modernize(operation, request.body))
-        response = (
-            self._kinesis.handle(operation, request)
-            if service == "kinesis"
-            else self._moto.handle(service, request)
-        )
+        if service == "kinesis":
+            response = self._kinesis.handler(request).handle(operation, request)
+        else:
+            account = account_of(request)
+            is_default = account is None or account == self._account
+            response = self._moto.handle(service, request, None if is_default else account)
         return response if fault is None else None
 
     def _fault(self, service: str, operation: str, body: bytes) -> Fault | None:
@@ -228,7 +234,9 @@ class EmbeddedAws:
         if service != "kinesis":
             return response
         answer = msgspec.json.decode(response.body)
-        return self._kinesis.refuse(request, KinesisError(answer["__type"], answer["message"]))
+        return self._kinesis.default.refuse(
+            request, KinesisError(answer["__type"], answer["message"])
+        )
 
     def _private(self, request: Request) -> Response:
         try:
