@@ -63,7 +63,7 @@ def ensure_application(
     for _ in range(ATTEMPTS):
         record = coordinator_table.read_application()
         if record is None:
-            following = _check_leases(name, lease_table, wanted, list_shards)
+            following = check_leases(name, lease_table, wanted, list_shards)
         else:
             following = successor(name, record.identity, wanted)
             if following == record.identity:
@@ -76,13 +76,16 @@ def ensure_application(
     )
 
 
-def _check_leases(
+def check_leases(
     name: str,
     lease_table: LeaseTable,
     wanted: ApplicationIdentity,
     list_shards: Callable[[], Iterable[Shard]],
 ) -> ApplicationIdentity:
-    """Compare existing leases with a start, and return the identity to record."""
+    """Compare existing leases with a start without a record, and return the identity to record.
+
+    Writes nothing. Raises `OtherApplicationError` if the leases are those of other streams.
+    """
     leases = lease_table.list_leases().leases
     if not leases:
         return wanted

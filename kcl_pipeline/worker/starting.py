@@ -13,7 +13,7 @@ from kcl_pipeline.events import AwsTrouble, EventSink
 from kcl_pipeline.kinesis.client import KinesisClient
 from kcl_pipeline.leader.selection import SelectStreams, selected_streams
 from kcl_pipeline.leases.application import ApplicationIdentity, with_recorded
-from kcl_pipeline.leases.application_check import check_application
+from kcl_pipeline.leases.application_check import check_application, check_leases
 from kcl_pipeline.leases.tables import CoordinatorStateTable, LeaseTable, WorkerMetricsTable
 from kcl_pipeline.shards import StreamId
 from kcl_pipeline.worker.retry import retry_transient
@@ -70,6 +70,13 @@ def open_application(
     def compare() -> ApplicationIdentity:
         record = coordinator_table.read_application()
         wanted = with_recorded(identity, record, unavailable, keep_all=settings.selects_streams)
+        if record is None:  # refused before any row is written
+            check_leases(
+                settings.application_name,
+                lease_table,
+                wanted,
+                lambda: kinesis.list_shards(found[0]),
+            )
         check_application(settings.application_name, coordinator_table, wanted)
         return wanted
 
