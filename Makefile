@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 FUZZ_SECONDS ?= 60
 
-.PHONY: setup run dev test lint simulate simulate-coverage simulation-packages mutate microscope soak failover fuzz audit clean java docs coverage package test-spark40 hooks
+.PHONY: setup run dev test lint simulate simulate-coverage simulation-packages mutate test-long microscope soak failover fuzz audit clean java docs coverage package test-spark40 hooks
 
 setup: $(STAMP)
 
@@ -27,6 +27,10 @@ dev: setup java
 
 test: setup java lint audit
 	@$(BIN)/python -m pytest
+
+# What takes minutes and has a shorter form in `make test`.
+test-long: setup java
+	@$(BIN)/python -m pytest -m long
 
 lint: setup
 	@$(BIN)/ruff format --check --quiet . && $(BIN)/ruff check --quiet . && $(BIN)/mypy && $(BIN)/lint-imports --no-cache

@@ -71,6 +71,7 @@ def test_a_worker_that_leaks_is_found() -> None:
 
 @pytest.mark.processes
 @pytest.mark.spark
+@pytest.mark.long
 def test_spark_is_flat_over_thirty_batches() -> None:
     result = soak("spark", arguments(["--batches", "30", "--limit-mb", "60"]))
     assert set(result["rss_mb"]) == {"driver_mb", "jvm_mb", "jvm_heap_mb", "python_workers_mb"}

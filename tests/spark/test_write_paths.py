@@ -1,8 +1,8 @@
 """One suite for every write path into a Delta table: a Spark transform or an Arrow function,
 read by the driver or by the executors.
 
-It runs on `local[2]` with all the others, and once more as a whole on a cluster of two executors
-(`test_the_suite_passes_on_a_cluster`), which are also killed.
+It runs on `local[2]` with all the others. On a cluster of two executors, which are also killed, it
+runs as a whole in `make test-long`, and in part in `make test`.
 """
 
 from __future__ import annotations
@@ -112,10 +112,10 @@ def test_a_worker_that_dies_between_files_and_commit_repeats_nothing(
     assert stage.data() == sorted(stage.sent)
 
 
-def the_suite_passes_on_a_cluster():
+def passes_on_a_cluster(*selection: str) -> None:
     environment = os.environ | {"KCL_TEST_SPARK_MASTER": CLUSTER}
     command = [sys.executable, "-m", "pytest", "-o", "addopts=", "-p", "no:cacheprovider"]
-    command += [__file__, str(Path(__file__).with_name("test_range_jobs.py"))]
+    command += [*selection, __file__, str(Path(__file__).with_name("test_range_jobs.py"))]
     done = subprocess.run(
         command,
         env=environment,
@@ -130,6 +130,15 @@ def the_suite_passes_on_a_cluster():
     assert "skipped" not in done.stdout
 
 
+def a_part_of_the_suite_passes_on_a_cluster() -> None:
+    passes_on_a_cluster("-k", "executors and (over_two_workers or dies_between) or evaluated_twice")
+
+
+def the_suite_passes_on_a_cluster() -> None:
+    passes_on_a_cluster()
+
+
 # On the cluster the suite does not start itself again.
 if not ON_CLUSTER:
-    test_the_suite_passes_on_a_cluster = the_suite_passes_on_a_cluster
+    test_a_part_of_the_suite_passes_on_a_cluster = a_part_of_the_suite_passes_on_a_cluster
+    test_the_suite_passes_on_a_cluster = pytest.mark.long(the_suite_passes_on_a_cluster)

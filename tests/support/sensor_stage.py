@@ -24,7 +24,7 @@ CONFIG = {"ops": {"x": {"config": {"mode": "continuous"}}}}
 
 @pytest.fixture(name="instance")
 def instance_fixture():
-    with dg.instance_for_test() as made:
+    with dg.DagsterInstance.ephemeral() as made:
         yield made
 
 

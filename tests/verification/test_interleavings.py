@@ -35,7 +35,17 @@ ALL = {scenario.name: scenario for scenario in scenarios()}
 COUNTS: dict[str, int] = {}
 
 
-@pytest.mark.parametrize("scenario", ALL.values(), ids=ALL)
+LONG = {"twins across the end of a shard, and a cleanup"}
+"""In `make test-long` and `make microscope`; `make test` has the scenario without a cleanup."""
+
+
+@pytest.mark.parametrize(
+    "scenario",
+    [
+        pytest.param(scenario, id=name, marks=[pytest.mark.long] if name in LONG else [])
+        for name, scenario in ALL.items()
+    ],
+)
 def test_every_schedule_is_exactly_once_and_goes_on(
     scenario: Scenario | LineageScenario,
 ) -> None:

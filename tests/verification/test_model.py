@@ -18,7 +18,14 @@ def test_no_rule_breaks(model: Model) -> None:
     assert found.complete > 100, "the protocol also gets somewhere"
 
 
-@pytest.mark.parametrize("guard", [guard for guard, _ in GUARDS])
+LONG = {"number of the table", "checkpoint of a write"}
+"""Searches of hundreds of thousands of states; `make microscope` runs them, too."""
+
+
+@pytest.mark.parametrize(
+    "guard",
+    [pytest.param(guard, marks=[pytest.mark.long] if guard in LONG else []) for guard, _ in GUARDS],
+)
 def test_each_guard_is_needed(guard: str) -> None:
     found = search(without(guard), limit=500_000)
     print(f"{guard}: {found.broken}: {'; '.join(found.path)}")

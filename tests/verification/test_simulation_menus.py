@@ -46,7 +46,7 @@ def test_a_seed_that_once_broke_an_invariant_keeps_it(seed):
     assert outcome.incidents > 0
 
 
-def timelines(menu, seeds=(0, 17, 7002791)):
+def timelines(menu, seeds=(7002791,)):
     outcomes = [simulate(seed, StormOptions(menu=menu)) for seed in seeds]
     return [(one.lines, one.steps, sorted(one.faults.items())) for one in outcomes]
 

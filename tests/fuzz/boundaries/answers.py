@@ -131,4 +131,6 @@ def check(value: dict[str, Any]) -> str:
     return REFUSED
 
 
-BOUNDARIES: Final = (Boundary("dynamodb_answer", draw, check, frozenset({READ, REFUSED})),)
+BOUNDARIES: Final = (
+    Boundary("dynamodb_answer", draw, check, frozenset({READ, REFUSED}), short_inputs=50),
+)

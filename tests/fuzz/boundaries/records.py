@@ -197,7 +197,13 @@ def check_event(value: bytes) -> str:
 
 BOTH: Final = frozenset({READ, REFUSED})
 BOUNDARIES: Final = (
-    Boundary("kpl_aggregate", draw_aggregate, check_aggregate, frozenset({READ, PLAIN})),
+    Boundary(
+        "kpl_aggregate",
+        draw_aggregate,
+        check_aggregate,
+        frozenset({READ, PLAIN}),
+        short_inputs=100,
+    ),
     Boundary("json_page", draw_json, check_json, BOTH),
     Boundary("cbor_page", draw_cbor, check_cbor, BOTH),
     Boundary("fan_out_event", draw_event, check_event, BOTH),
