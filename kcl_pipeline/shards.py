@@ -58,6 +58,7 @@ class StreamId:
             deleted and created again. None: all other streams.
         label: Value of the column `stream` if the name is not unique in the application, because
             two accounts have a stream of this name: the ARN. None: the name.
+        retention_hours: Retention period when the stream was resolved. None: unknown.
     """
 
     name: str
@@ -67,6 +68,7 @@ class StreamId:
     created_millis: int | None = field(default=None, compare=False)
     lease_mark: int | None = None
     label: str | None = field(default=None, compare=False)
+    retention_hours: int | None = field(default=None, compare=False)
 
     @property
     def column(self) -> str:

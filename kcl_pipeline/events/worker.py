@@ -212,16 +212,21 @@ class LossReason(StrEnum):
 
     ROW_DELETED: the lease row was deleted by hand before the shard was read to its end, and no
     lease covers the rest. SHARD_NOT_LISTED: the shard was not read to its end, and the stream does
-    not list it any more.
+    not list it any more. LEFT_RETENTION: records left the retention period of the stream before
+    they were read.
     """
 
     ROW_DELETED = "row_deleted"
     SHARD_NOT_LISTED = "shard_not_listed"
+    LEFT_RETENTION = "left_retention"
 
 
 @dataclass(frozen=True, slots=True)
 class RecordsLost(Event):
     """Records of a shard are not in the table, and this application does not read them any more.
+
+    With LEFT_RETENTION, records may have been lost: Kinesis does not tell whether records arrived
+    between the two times.
 
     Attributes:
         reporter: Id of the worker, or owner name of the leader, that detected the loss.
@@ -229,6 +234,8 @@ class RecordsLost(Event):
         until: Last lost position (inclusive). None: to the end of the shard, or unknown.
         first_arrival_millis: Earliest arrival time of a lost record, epoch milliseconds, if known.
         last_arrival_millis: Latest arrival time of a lost record, epoch milliseconds, if known.
+        stream: Name of the stream. None: unknown.
+        before: First position after the loss (exclusive end), if it is known.
     """
 
     reporter: str
@@ -238,6 +245,13 @@ class RecordsLost(Event):
     until: Position | None = None
     first_arrival_millis: int | None = None
     last_arrival_millis: int | None = None
+    stream: str | None = None
+    before: Position | None = None
+
+    @property
+    def shard_id(self) -> str:
+        """The shard, which is the last part of the lease key."""
+        return self.lease_key.rsplit(":", 1)[-1]
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ import json
 import random
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, cast
@@ -128,8 +129,10 @@ class BotoKinesis:
         arn = arn or summary.get("StreamARN")
         created = summary.get("StreamCreationTimestamp")
         millis = None if created is None else round(created.timestamp() * 1000)
+        hours = summary.get("RetentionPeriodHours")
+        stream = StreamId(name, arn=arn, created_millis=millis, retention_hours=hours)
         if not multi_stream:
-            return StreamId(name, arn=arn, created_millis=millis)
+            return stream
         if arn is None:
             raise SettingsError(
                 f"stream {name_or_arn!r} has no ARN in its description; write its ARN in `streams`"
@@ -139,7 +142,7 @@ class BotoKinesis:
                 f"stream {name_or_arn!r} has no creation time in its description, and the lease "
                 "keys of several streams need it; write one stream in `streams`"
             )
-        return StreamId(name, account_of(arn), int(created.timestamp()), arn, millis)
+        return replace(stream, account=account_of(arn), creation_epoch=int(created.timestamp()))
 
     def list_shards(
         self,

@@ -15,6 +15,7 @@ from typing import Final
 from kcl_pipeline.clock import Clock
 from kcl_pipeline.errors import NotFoundError, StreamReplacedError
 from kcl_pipeline.kinesis.client import KinesisClient
+from kcl_pipeline.kinesis.retention import MIN_RETENTION_MILLIS
 from kcl_pipeline.planning.shard_sync import successors
 from kcl_pipeline.shards import ChildShard, HashKeyRange, Shard, StreamId
 
@@ -107,6 +108,17 @@ class StreamIdentityCheck:
             self._listings[key] = (now, shards)
             return shards
 
+    def retention_millis(self, stream: StreamId) -> int:
+        """Return the retention period of the stream now.
+
+        Raises:
+            StreamReplacedError: The name belongs to another stream now.
+            NotFoundError: The stream does not exist any more.
+            AwsError: DescribeStreamSummary failed.
+        """
+        hours = _described(self._kinesis, stream).retention_hours
+        return MIN_RETENTION_MILLIS if hours is None else hours * 3600 * 1000
+
 
 def _key(stream: StreamId) -> _Key:
     return stream.arn or stream.name, stream.created_millis, stream.creation_epoch
@@ -132,10 +144,14 @@ def require_same_stream(kinesis: KinesisClient, stream: StreamId) -> None:
         NotFoundError: The stream does not exist any more.
         AwsError: DescribeStreamSummary failed.
     """
-    if not _is_known(stream):
-        return
+    if _is_known(stream):
+        _described(kinesis, stream)
+
+
+def _described(kinesis: KinesisClient, stream: StreamId) -> StreamId:
     found = kinesis.resolve_stream(stream.arn or stream.name, multi_stream=False)
-    if found.created_millis is not None and not _is_created_at(stream, found.created_millis):
+    is_compared = _is_known(stream) and found.created_millis is not None
+    if is_compared and not _is_created_at(stream, found.created_millis or 0):
         since = stream.created_millis or (stream.creation_epoch or 0) * 1000
         raise StreamReplacedError(
             f"the stream {stream.arn or stream.name} was deleted and created again: "
@@ -144,3 +160,4 @@ def require_same_stream(kinesis: KinesisClient, stream: StreamId) -> None:
             code="StreamReplaced",
             operation="DescribeStreamSummary",
         )
+    return found

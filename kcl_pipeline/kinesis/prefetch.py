@@ -64,12 +64,14 @@ class ReadState:
         has_waiting: Whether records are buffered.
         caught_up: Whether the shard was read to its latest record, and no record is buffered.
         error: Error of the last read. None: it succeeded.
+        read_up_to_millis: See `retention.GapWatch`.
     """
 
     read_at: float | None
     has_waiting: bool
     caught_up: bool
     error: str | None
+    read_up_to_millis: int | None = None
 
 
 @dataclass(slots=True)
@@ -116,9 +118,7 @@ class Prefetcher:
         self._lock = threading.Lock()
         self._slots: dict[str, _Slot] = {}
         self._serial = 0
-        self._bytes = 0
-        self._records = 0
-        self._cost = 0
+        self._bytes = self._records = self._cost = 0
         self._fresh = False
         self._arrival: StopSignal | None = None
 
@@ -273,7 +273,9 @@ class Prefetcher:
             if slot is None:
                 return None
             waiting = bool(slot.buffer)
-            return ReadState(slot.read_at, waiting, slot.reached_tip and not waiting, slot.error)
+            up_to = getattr(slot.reader, "read_up_to_millis", None)
+            caught_up = slot.reached_tip and not waiting
+            return ReadState(slot.read_at, waiting, caught_up, slot.error, up_to)
 
     def busy(self, lease_key: str) -> bool:
         """Return whether a read of this shard runs, or its records are not buffered yet.

@@ -8,7 +8,7 @@ again in any process. See docs/cluster.md.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Final, Protocol
@@ -30,6 +30,7 @@ from kcl_pipeline.events import AggregatesRejected
 from kcl_pipeline.kinesis.client import NO_RECORDS, KinesisClient
 from kcl_pipeline.kinesis.pacing import MIN_CALL_SECONDS
 from kcl_pipeline.kinesis.reader import Resume, ShardReader
+from kcl_pipeline.kinesis.retention import Gap
 from kcl_pipeline.position import Position
 from kcl_pipeline.shards import ChildShard, HashKeyRange, StreamId
 
@@ -88,6 +89,7 @@ class FetchedShard:
         not_found: The service does not know the stream, the shard or the position.
         lost: The stream does not list the shard any more (see `client.Chunk`). Set by the driver.
         rejected: KPL aggregates that were not de-aggregated.
+        gap: The first gap of records that may have left retention.
     """
 
     lease_key: str
@@ -106,6 +108,7 @@ class FetchedShard:
     not_found: bool = False
     lost: bool = False
     rejected: AggregatesRejected | None = None
+    gap: Gap | None = None
 
     @property
     def record_count(self) -> int:
@@ -170,14 +173,7 @@ class RangeReader:
 
         Every shard is read at least once. Errors are part of the result and are not raised.
         """
-        readings = [
-            _Reading(
-                fetch,
-                self._reader(fetch, min(self._settings.max_records, fetch.max_records)),
-                self._clock,
-            )
-            for fetch in fetches
-        ]
+        readings = [self._reading(fetch) for fetch in fetches]
         deadline = self._clock.monotonic() + seconds
         while open_ones := [reading for reading in readings if not reading.done]:
             nearest = min(open_ones, key=lambda reading: reading.due)
@@ -246,7 +242,17 @@ class RangeReader:
             raise UnavailableError(message, code="RangeChanged", operation="GetRecords")
         return rows
 
-    def _reader(self, fetch: ShardFetch, max_records: int) -> ShardReader:
+    def _reading(self, fetch: ShardFetch) -> _Reading:
+        gaps: list[Gap] = []
+        most = min(self._settings.max_records, fetch.max_records)
+        return _Reading(fetch, self._reader(fetch, most, gaps.append), gaps, self._clock)
+
+    def _reader(
+        self,
+        fetch: ShardFetch,
+        max_records: int,
+        on_gap: Callable[[Gap], None] | None = None,
+    ) -> ShardReader:
         return ShardReader(
             self._kinesis,
             fetch.stream,
@@ -258,15 +264,19 @@ class RangeReader:
             self._clock,
             initial_timestamp=fetch.initial_timestamp or self._initial_timestamp,
             resume=fetch.resume,
+            on_gap=on_gap,
         )
 
 
 class _Reading:
     """The progress of reading one shard of a fetch, page by page."""
 
-    def __init__(self, fetch: ShardFetch, reader: ShardReader, clock: Clock) -> None:
+    def __init__(
+        self, fetch: ShardFetch, reader: ShardReader, gaps: list[Gap], clock: Clock
+    ) -> None:
         self._fetch = fetch
         self._reader = reader
+        self._gaps = gaps
         self._clock = clock
         self._tables: list[pa.Table] = []
         self._records = self._bytes = self._read_bytes = 0
@@ -316,6 +326,7 @@ class _Reading:
             throttled=isinstance(self._error, ThrottledError),
             not_found=isinstance(self._error, (NotFoundError, InvalidRequestError)),
             rejected=self._rejected,
+            gap=next(iter(self._gaps), None),
         )
         return fetched, rows
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -27,6 +28,7 @@ from kcl_pipeline.kinesis.client import (
 from kcl_pipeline.kinesis.decode.bodies import payload_bytes
 from kcl_pipeline.kinesis.decode.kpl import Deaggregated, deaggregate
 from kcl_pipeline.kinesis.identity import StreamIdentityCheck
+from kcl_pipeline.kinesis.retention import Gap, GapWatch
 from kcl_pipeline.position import AT_TIMESTAMP, LATEST, TRIM_HORIZON, Position
 from kcl_pipeline.shards import ChildShard, HashKeyRange, StreamId
 
@@ -41,11 +43,15 @@ class Resume:
         iterator: Iterator at the position, valid for five minutes.
         last_sequence_number: Last record that was read.
         latest_since: Time of the service when a shard was started at LATEST.
+        read_up_to_millis: See `GapWatch`.
+        anchor: See `GapWatch`.
     """
 
     iterator: str | None = None
     last_sequence_number: str | None = None
     latest_since: datetime | None = None
+    read_up_to_millis: int | None = None
+    anchor: str | None = None
 
 
 class ShardReader:
@@ -64,6 +70,8 @@ class ShardReader:
             position without its time.
         resume: State of another reader at `position`.
         identity: Confirms the end of the shard. None: a response is trusted.
+        on_gap: Receives gaps of records that may have left retention. None: they are not looked
+            for.
 
     Attributes:
         millis_behind_latest: Lag of the last response. None: unknown.
@@ -89,6 +97,7 @@ class ShardReader:
         initial_timestamp: datetime | None = None,
         resume: Resume | None = None,
         identity: StreamIdentityCheck | None = None,
+        on_gap: Callable[[Gap], None] | None = None,
     ) -> None:
         if position.is_shard_end:
             raise ValueError(f"{lease_key} is at SHARD_END: no record is left")
@@ -115,6 +124,7 @@ class ShardReader:
         self._iterator = resume.iterator
         self._last_sequence_number = resume.last_sequence_number
         self._latest_since = resume.latest_since
+        self._gaps = GapWatch(clock, on_gap, resume.read_up_to_millis, resume.anchor)
 
     @property
     def position(self) -> Position:
@@ -124,7 +134,18 @@ class ShardReader:
     @property
     def resume(self) -> Resume:
         """The state with which another reader can continue after `position`."""
-        return Resume(self._iterator, self._last_sequence_number, self._latest_since)
+        return Resume(
+            self._iterator,
+            self._last_sequence_number,
+            self._latest_since,
+            self._gaps.read_up_to_millis,
+            self._gaps.anchor,
+        )
+
+    @property
+    def read_up_to_millis(self) -> int | None:
+        """See `GapWatch.read_up_to_millis`."""
+        return self._gaps.read_up_to_millis
 
     def open(self) -> None:
         """Request the iterator now instead of with the first read.
@@ -152,6 +173,9 @@ class ShardReader:
         """
         if self.ended:
             return None
+        asked_millis = round(self._clock.wall() * 1000)
+        if self._gaps.begin() and not self._is_at_forgotten_latest:
+            self._iterator = None
         try:
             page = self._page()
         except NotFoundError as error:
@@ -164,6 +188,7 @@ class ShardReader:
             self._confirm_stream()
         chunk = self._chunk(page)
         # After de-aggregation: if that fails, the same page is read again.
+        self._gaps.look(page, self._position, asked_millis)
         self._iterator = page.next_iterator
         self.ended = page.next_iterator is None
         self.millis_behind_latest = page.millis_behind_latest
@@ -195,8 +220,7 @@ class ShardReader:
     def _refuse_to_skip(self, error: ExpiredIteratorError) -> None:
         # Without its time, a position at LATEST cannot be found again. The caller reports this
         # error once; the next read starts at the current LATEST.
-        is_unread = self._last_sequence_number is None and self._start == LATEST
-        if is_unread and self._latest_since is None:
+        if self._is_at_forgotten_latest:
             raise UnavailableError(
                 f"the iterator of {self.lease_key} at LATEST expired before its first record, and "
                 "its time is unknown (the response had no Date header): reading continues at the "
@@ -204,6 +228,12 @@ class ShardReader:
                 code="LatestForgotten",
                 operation="GetRecords",
             ) from error
+
+    @property
+    def _is_at_forgotten_latest(self) -> bool:
+        """Whether the position is a LATEST whose time is unknown."""
+        is_unread = self._last_sequence_number is None and self._start == LATEST
+        return is_unread and self._latest_since is None
 
     def _get_records(self) -> RecordsPage:
         page = self._kinesis.get_records(
@@ -222,13 +252,13 @@ class ShardReader:
         LATEST is requested only once. A second request would skip the records in between.
         """
         if self._last_sequence_number is not None:
+            if self._gaps.needs_anchor:
+                return self._anchored(self._last_sequence_number)
             return self._iterator_of(
                 "AFTER_SEQUENCE_NUMBER", sequence_number=self._last_sequence_number
             )
         if not self._start.is_sentinel:
-            return self._iterator_of(
-                "AT_SEQUENCE_NUMBER", sequence_number=self._start.sequence_number
-            )
+            return self._anchored(self._start.sequence_number)
         if self._start.sequence_number == AT_TIMESTAMP.sequence_number:
             return self._iterator_of("AT_TIMESTAMP", timestamp=self._timestamp)
         if self._start.sequence_number == TRIM_HORIZON.sequence_number:
@@ -238,6 +268,11 @@ class ShardReader:
         latest = self._kinesis.latest_iterator(self._stream, self.shard_id)
         self._latest_since = latest.since
         return latest.iterator
+
+    def _anchored(self, number: str) -> str:
+        iterator = self._iterator_of("AT_SEQUENCE_NUMBER", sequence_number=number)
+        self._gaps.anchor = number
+        return iterator
 
     def _iterator_of(
         self,
@@ -260,8 +295,9 @@ class ShardReader:
             else deaggregate(page.records, self._hash_key_range)
         )
         records = whole.records
-        if self._last_sequence_number is None and not self._start.is_sentinel:
-            records = after_position(records, self._start)
+        is_resumed = self._last_sequence_number is None and not self._start.is_sentinel
+        if is_resumed or self._gaps.anchor is not None:
+            records = after_position(records, self._position)
         last = page.records.column("sequence_number")[page.records.num_rows - 1].as_py()
         through = max(self._position, Position(last, whole.last_sub_sequence_number))
         if through == self._position and not ended:

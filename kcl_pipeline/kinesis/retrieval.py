@@ -11,6 +11,7 @@ stream when the worker started; otherwise GetRecords. The choice lasts as long a
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 
 from kcl_pipeline.clock import Clock
 from kcl_pipeline.config import ConsumerSettings
@@ -21,7 +22,8 @@ from kcl_pipeline.kinesis.fan_out.consumers import Consumers
 from kcl_pipeline.kinesis.fan_out.source import FanOutReader, SubscribedShard
 from kcl_pipeline.kinesis.fan_out.subscription import FanOutClient, Spawn
 from kcl_pipeline.kinesis.identity import StreamIdentityCheck
-from kcl_pipeline.kinesis.reader import ShardReader
+from kcl_pipeline.kinesis.reader import Resume, ShardReader
+from kcl_pipeline.kinesis.retention import FoundGaps
 from kcl_pipeline.position import Position
 from kcl_pipeline.shards import HashKeyRange, StreamId
 
@@ -39,6 +41,7 @@ class Retrieval:
 
     Attributes:
         identity: Confirms ends and losses of shards.
+        gaps: Gaps that the readers have found.
     """
 
     def __init__(
@@ -67,6 +70,7 @@ class Retrieval:
             )
         self._registered = False
         self.identity = StreamIdentityCheck(kinesis, clock)
+        self.gaps = FoundGaps(clock)
 
     def register_consumers(self, streams: Iterable[StreamId]) -> None:
         """Find or register the consumers, if the mode needs them. May take some seconds.
@@ -113,8 +117,12 @@ class Retrieval:
         hash_key_range: HashKeyRange | None,
         *,
         held_leases: int,
+        read_up_to_millis: int | None = None,
     ) -> ShardReader:
-        """Return a reader after `position` (exclusive). Raises as `ShardReader`."""
+        """Return a reader after `position` (exclusive). Raises as `ShardReader`.
+
+        `read_up_to_millis` is that of an earlier reader of this position.
+        """
         client: ShardClient = self._kinesis
         reader: type[ShardReader] = ShardReader
         if self._fan_out and self._consumers and self.subscribes(held_leases):
@@ -138,5 +146,7 @@ class Retrieval:
             self._settings,
             self._clock,
             initial_timestamp=self._shard_sync_of(stream).initial_timestamp,
+            resume=Resume(read_up_to_millis=read_up_to_millis),
             identity=self.identity,
+            on_gap=partial(self.gaps.note, lease_key, stream),
         )

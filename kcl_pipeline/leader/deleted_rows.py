@@ -101,7 +101,7 @@ class DeletedRows:
         position = self._settings.shard_sync_of(stream).initial_position_in_stream
         restored = restored_lease(lease, position)
         if restored is None:
-            self._report(lease, waiting)
+            self._report(stream, lease, waiting)
             return True
         self._leadership.check()
         if any(self._table.restore_parents(child, (restored,)) for child in waiting):
@@ -111,12 +111,16 @@ class DeletedRows:
             self._events(LeasesCreated(stream.name, (lease.lease_key,), reason))
         return True
 
-    def _report(self, lease: Lease, waiting: list[Lease]) -> None:
+    def _report(self, stream: StreamId, lease: Lease, waiting: list[Lease]) -> None:
         rows = (self._table.get(child.lease_key) for child in waiting)
         if any(row is not None and has_not_begun(row) for row in rows):
             after = None if lease.checkpoint.is_sentinel else lease.checkpoint
             name = self._election.owner_name
-            self._events(RecordsLost(name, lease.lease_key, LossReason.ROW_DELETED, after))
+            self._events(
+                RecordsLost(
+                    name, lease.lease_key, LossReason.ROW_DELETED, after, stream=stream.name
+                )
+            )
 
     def _is_listed(self, stream: StreamId, lease: Lease) -> bool:
         shards = self._kinesis.list_shards(stream)

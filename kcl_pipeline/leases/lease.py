@@ -30,6 +30,9 @@ class Lease:
         stream_mark: Creation time in epoch milliseconds of a single stream that was deleted and
             created again under this application (our own attribute `kclpStreamCreated` N, which
             Java readers ignore). None: the stream that the application began with.
+        read_up_to_millis: All records of the shard that arrived by this time are in the table (our
+            own attribute `kclpReadUpTo` N, epoch milliseconds, which Java readers ignore). None:
+            unknown.
     """
 
     lease_key: str
@@ -46,6 +49,7 @@ class Lease:
     throughput_kbps: float | None = None
     stream: str | None = None
     stream_mark: int | None = None
+    read_up_to_millis: int | None = None
 
     @property
     def transaction_key(self) -> str:

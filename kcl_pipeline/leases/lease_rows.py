@@ -108,7 +108,12 @@ class LeaseRows(LeaseCreation):
         """
         return self._store.keys_by_owner(owner)
 
-    def renew(self, lease: Lease, throughput_kbps: float | None = None) -> Lease | None:
+    def renew(
+        self,
+        lease: Lease,
+        throughput_kbps: float | None = None,
+        read_up_to_millis: int | None = None,
+    ) -> Lease | None:
         """Increment the counter if it equals `lease.counter`.
 
         Also succeeds if a handoff has started since (protocol §1.4.1).
@@ -126,6 +131,8 @@ class LeaseRows(LeaseCreation):
         put: Item = {rows.COUNTER: number(lease.counter + 1)}
         if throughput_kbps is not None:
             put[rows.THROUGHPUT] = number(float(throughput_kbps))
+        if read_up_to_millis is not None:
+            put[rows.READ_UP_TO] = number(read_up_to_millis)
         conditions: list[Condition] = [
             Equals(rows.COUNTER, number(lease.counter)),
             mark_condition(lease),

@@ -56,6 +56,7 @@ CHECKPOINT_OWNER: Final = "checkpointOwner"
 STREAM: Final = "streamName"
 SHARD_ID: Final = "shardId"
 STREAM_CREATED: Final = "kclpStreamCreated"
+READ_UP_TO: Final = "kclpReadUpTo"
 
 _MICRO: Final = Decimal("0.000001")
 _HASH_KEY: Final = re.compile(r"[0-9]{1,39}")
@@ -137,8 +138,8 @@ def lease_to_item(lease: Lease) -> Item:
         **position_attributes(CHECKPOINT, CHECKPOINT_SUB, lease.checkpoint),
         **stream_attributes(lease),
     }
-    if lease.stream_mark is not None:
-        item[STREAM_CREATED] = number(lease.stream_mark)
+    own = {STREAM_CREATED: lease.stream_mark, READ_UP_TO: lease.read_up_to_millis}
+    item |= {name: number(value) for name, value in own.items() if value is not None}
     if lease.owner is not None:
         item[OWNER] = string(lease.owner)
     if lease.checkpoint_owner is not None:
@@ -191,6 +192,7 @@ def lease_from_item(item: Item) -> Lease:
             throughput_kbps=float_of(item, THROUGHPUT, least=0.0, most=MAX_THROUGHPUT_KBPS),
             stream=stream,
             stream_mark=int_of(item, STREAM_CREATED),
+            read_up_to_millis=int_of(item, READ_UP_TO),
         )
 
 

@@ -20,7 +20,7 @@ from kcl_pipeline.leases.application import marked_streams, unnamed_streams
 from kcl_pipeline.leases.application_check import check_application, ensure_application
 from kcl_pipeline.leases.held import INCARNATION_BITS, HeldLeases
 from kcl_pipeline.leases.migration import ensure_client_version
-from kcl_pipeline.leases.worker_status import PausedLease, WorkerStatus, furthest_behind
+from kcl_pipeline.leases.worker_status import WorkerStatus
 from kcl_pipeline.metrics.reporter import WorkerMetricsReporter
 from kcl_pipeline.worker.batch_runner import BatchRunner
 from kcl_pipeline.worker.commit.two_phase import TwoPhaseCommit
@@ -32,11 +32,13 @@ from kcl_pipeline.worker.leaving import Leaving
 from kcl_pipeline.worker.monitoring.lag import Lag, LagTracker
 from kcl_pipeline.worker.monitoring.stalls import StallWatch
 from kcl_pipeline.worker.monitoring.stats import WorkerStats
+from kcl_pipeline.worker.monitoring.status import StatusSource
 from kcl_pipeline.worker.retry import StoppedWhileRetryingError, retry_transient
 from kcl_pipeline.worker.shards.admission import Admission
 from kcl_pipeline.worker.shards.lifecycle import Lifecycle
 from kcl_pipeline.worker.shards.losses import LossCheck
 from kcl_pipeline.worker.shards.parents import ParentCheck
+from kcl_pipeline.worker.shards.retention import RetentionLosses
 from kcl_pipeline.worker.shards.streams import LeaseStreams
 from kcl_pipeline.worker.sources.factory import make_source
 from kcl_pipeline.worker.standby_leader import StandbyLeader
@@ -88,6 +90,9 @@ class Worker:
             settings, parts.kinesis, parts.fan_out, clock, events, parts.spawn
         )
         self.source = make_source(parts, self._retrieval, lambda: len(self.leases.held()))
+        self._retention = RetentionLosses(
+            worker_id, self._retrieval.gaps, self._retrieval.identity, clock, events
+        )
         self._protocol = self._make_protocol()
         self.lifecycle = self._make_lifecycle()
         self.stalls = StallWatch(
@@ -342,6 +347,7 @@ class Worker:
             Whether there was a batch.
         """
         self.lifecycle.sync_with_leases()
+        self._retention.look(self.lifecycle.consumers)
         self.stats.handoffs(self.lifecycle.hand_over())
         self.lifecycle.advance(self._stop)
         self._lag.hold([key for key, c in self.lifecycle.consumers.items() if c.is_behind])
@@ -353,19 +359,15 @@ class Worker:
 
     def _status(self) -> WorkerStatus:
         """Return the status for the worker metrics row. The thread that renews leases calls it."""
-        lag, pauses, now = self.lag(), self.paused(), self._clock.monotonic()
-        paused = tuple(
-            PausedLease(key, pauses[key].reason, now - pauses[key].since) for key in sorted(pauses)
-        )
-        return WorkerStatus(
-            lag.worst_millis,
-            len(lag.unknown),
-            paused,
-            len(paused),
-            furthest_behind(lag.millis),
-            self.stats.dead_letters,
-            *self._runner.sink_failures,
-        )
+        return StatusSource(
+            self.leases,
+            self.source,
+            self.stats,
+            self._clock,
+            lag=self.lag,
+            paused=self.paused,
+            sink_failures=lambda: self._runner.sink_failures,
+        ).current()
 
     def paused(self) -> dict[str, Pause]:
         """Return the shards whose transform fails, by lease key. Any thread may call it."""

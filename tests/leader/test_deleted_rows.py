@@ -59,7 +59,7 @@ def test_at_latest_the_rest_of_the_shard_is_reported_as_lost_once():
     world.leases.erase(P1)
     world.run(120)
     assert world.leases.get(P1) is None
-    lost = RecordsLost("leader", P1, LossReason.ROW_DELETED, Position("1000"))
+    lost = RecordsLost("leader", P1, LossReason.ROW_DELETED, Position("1000"), stream="orders")
     assert world.happened(RecordsLost) == [lost]
 
 

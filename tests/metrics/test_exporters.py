@@ -148,7 +148,7 @@ def test_lost_records_are_an_error_line_with_the_range_and_a_counter_with_the_re
     (record,) = caplog.records
     assert record.getMessage() == (
         "records_lost reporter=w1 lease_key=123:orders:9:shardId-1 reason=row_deleted after=7 "
-        "until=None first_arrival_millis=None last_arrival_millis=None"
+        "until=None first_arrival_millis=None last_arrival_millis=None stream=None before=None"
     )
     (count,) = observations(event)
     assert (count.name, count.value, count.attributes["Reason"]) == (

@@ -55,7 +55,7 @@ def test_a_child_that_has_begun_leaves_the_rest_of_its_parent_unread():
     world = reading()
     split(world, Position("77"))
     consumer = delete(world)
-    lost = RecordsLost("w-1", PARENT, LossReason.ROW_DELETED, consumer.committed)
+    lost = RecordsLost("w-1", PARENT, LossReason.ROW_DELETED, consumer.committed, stream="orders")
     assert world.of(RecordsLost) == [lost]
     assert not lost.after.is_sentinel
 
@@ -76,7 +76,7 @@ def test_shard_sync_finds_an_open_shard_and_reads_it_again():
 def test_at_latest_the_shard_is_started_anew_behind_what_is_there():
     world = reading("LATEST")
     consumer = delete(world)
-    lost = RecordsLost("w-1", PARENT, LossReason.ROW_DELETED, consumer.committed)
+    lost = RecordsLost("w-1", PARENT, LossReason.ROW_DELETED, consumer.committed, stream="orders")
     assert world.of(RecordsLost) == [lost]
 
 

@@ -323,7 +323,9 @@ def test_at_latest_the_loss_is_reported_once_and_the_child_starts():
     consumer = held_child(world)
     assert consumer.state is ConsumerState.READING
     assert created(world) == []
-    assert world.of(RecordsLost) == [RecordsLost("w-1", P1, LossReason.ROW_DELETED)]
+    assert world.of(RecordsLost) == [
+        RecordsLost("w-1", P1, LossReason.ROW_DELETED, stream="orders")
+    ]
     world.worker.lifecycle.consumers.clear()
     world.worker.process_tick()
     assert len(world.of(RecordsLost)) == 1

@@ -167,6 +167,7 @@ class SubscribedShard:
 
     def _subscribe(self, stream: StreamId, shard_id: str, iterator: str) -> Subscribed:
         self._drop()
+        self._behind = None
         kind, _, argument = iterator.partition(":")
         if kind == "LATEST":
             if self._subscribed_at_latest:

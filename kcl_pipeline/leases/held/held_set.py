@@ -72,6 +72,13 @@ class HeldSet:
             if held is not None:
                 held.throughput.record(count)
 
+    def note_read_up_to(self, lease_key: str, millis: int) -> None:
+        """Note that all records of a shard that arrived by this time are in the table."""
+        with self._lock:
+            held = self._held.get(lease_key)
+            if held is not None:
+                held.read_up_to_millis = max(millis, held.read_up_to_millis or 0)
+
     def drop(self, held: Held, reason: str) -> None:
         """Stop holding the lease without a write.
 

@@ -20,6 +20,7 @@ class Held:
         handoff_deadline: Time-out of the handoff (monotonic seconds). None: no handoff.
         renewed_at: When the last successful read or write of the row began (monotonic seconds).
         unsure: The last write whose outcome is unknown. None: all outcomes are known.
+        read_up_to_millis: See `Lease`. The next renewal writes it.
     """
 
     __slots__ = (
@@ -28,6 +29,7 @@ class Held:
         "handoff_since",
         "lease",
         "lock",
+        "read_up_to_millis",
         "renewed_at",
         "throughput",
         "unsure",
@@ -41,6 +43,7 @@ class Held:
         self.lock = lock
         self.busy = 0
         self.unsure: object = None
+        self.read_up_to_millis = lease.read_up_to_millis
         self.throughput = Throughput(read_at, lease.throughput_kbps)
 
     @property

@@ -224,7 +224,11 @@ class LeaseWrites(HeldSet):
         return (f"{number}/{expects}" if expects else number).encode("ascii")
 
     def _renew(self, held: Held, throughput_kbps: float | None = None) -> Lease:
-        return self._write(held, "renewal", lambda lease: self._table.renew(lease, throughput_kbps))
+        return self._write(
+            held,
+            "renewal",
+            lambda lease: self._table.renew(lease, throughput_kbps, held.read_up_to_millis),
+        )
 
     def _settle(self, held: Held) -> None:
         """Repeat an earlier write whose response was lost.

@@ -33,14 +33,12 @@ from kcl_pipeline.kinesis.client import (
 )
 from kcl_pipeline.kinesis.pacing import Pace
 from kcl_pipeline.kinesis.reader import ShardReader
+from kcl_pipeline.kinesis.retention import MIN_RETENTION_MILLIS
 from kcl_pipeline.position import AT_TIMESTAMP, TRIM_HORIZON, Position
 from kcl_pipeline.shards import HashKeyRange, StreamId
 from kcl_pipeline.spark.data_source.offsets import ShardOffset
 
 LOG: Final = logging.getLogger("kcl_pipeline.spark.data_source.source")
-
-MIN_RETENTION_MILLIS: Final = 24 * 3600 * 1000
-"""Shortest retention period of a stream. Records that arrived within it still exist."""
 
 FULL_BYTES: Final = 4 * 1024 * 1024
 """A response of this size may be incomplete. The limit of Kinesis is 10 MB."""

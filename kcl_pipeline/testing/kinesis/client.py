@@ -123,9 +123,11 @@ class InMemoryKinesis:
             summary = self.model.call("DescribeStreamSummary", **named)["StreamDescriptionSummary"]
         arn, name = str(summary["StreamARN"]), str(summary["StreamName"])
         millis = int(summary["StreamCreationTimestamp"])
+        hours = int(summary["RetentionPeriodHours"])
         if not multi_stream:
-            return StreamId(name, arn=arn, created_millis=millis)
-        return StreamId(name, arn.split(":")[4], millis // 1000, arn, millis)
+            return StreamId(name, arn=arn, created_millis=millis, retention_hours=hours)
+        account = arn.split(":")[4]
+        return StreamId(name, account, millis // 1000, arn, millis, retention_hours=hours)
 
     def list_shards(  # noqa: D102 (documented by the protocol)
         self,

@@ -242,6 +242,7 @@ class Lifecycle:
                     lease.lease_key,
                     LossReason.SHARD_NOT_LISTED,
                     after=consumer.committed,
+                    stream=consumer.stream.name,
                 )
             )
             consumer.loss_reported = True

@@ -61,9 +61,14 @@ class LossCheck:
         """Check a lease that is not held any more. An error is reported as `AwsTrouble`."""
         try:
             if self._is_deleted(consumer) and self._is_lost(consumer):
-                key = consumer.lease_key
                 self._events(
-                    RecordsLost(self._worker_id, key, LossReason.ROW_DELETED, _reached(consumer))
+                    RecordsLost(
+                        self._worker_id,
+                        consumer.lease_key,
+                        LossReason.ROW_DELETED,
+                        _reached(consumer),
+                        stream=consumer.stream.name,
+                    )
                 )
         except AwsError as error:
             self._events(AwsTrouble(f"look for the row of {consumer.lease_key}", str(error)))

@@ -171,13 +171,13 @@ class ParentCheck:
         position = self._settings.shard_sync_of(consumer.stream).initial_position_in_stream
         restored = restored_parents(consumer.stream, listed, deleted, position)
         if not restored:
-            return self._report(lease, deleted)
+            return self._report(lease, deleted, consumer.stream.name)
         for key in self._leases.restore_parents(consumer.held, restored):
             reason = f"the row was deleted before its child {lease.shard_id} had begun"
             self._events(LeasesCreated(consumer.stream.name, (key,), reason))
         return False
 
-    def _report(self, lease: Lease, deleted: set[str]) -> bool:
+    def _report(self, lease: Lease, deleted: set[str], stream: str) -> bool:
         """Report each deleted parent once, if the child's row, read after theirs, confirms it."""
         row = self._table.get(lease.lease_key)
         if row is None or not has_not_begun(row):
@@ -185,5 +185,5 @@ class ParentCheck:
         lost = sorted(lease.key_of_sibling(parent) for parent in deleted)
         self._closed_cases.update(lost)
         for key in lost:
-            self._events(RecordsLost(self._worker_id, key, LossReason.ROW_DELETED))
+            self._events(RecordsLost(self._worker_id, key, LossReason.ROW_DELETED, stream=stream))
         return True

@@ -38,7 +38,8 @@ def make_source(
             parts.clock,
             parts.rng,
             parts.events,
-            retrieval.identity,
+            identity=retrieval.identity,
+            gaps=retrieval.gaps,
         )
 
     def make_reader(consumer: ShardConsumer) -> ShardReader:
@@ -50,6 +51,7 @@ def make_source(
             consumer.settled_position(),
             lease.hash_key_range,
             held_leases=count_held(),
+            read_up_to_millis=consumer.held.read_up_to_millis,
         )
 
     return BufferedSource(

@@ -26,6 +26,8 @@ from kcl_pipeline.kinesis.ranges import (
     RangesWritten,
     ShardFetch,
 )
+from kcl_pipeline.kinesis.reader import Resume
+from kcl_pipeline.kinesis.retention import FoundGaps
 from kcl_pipeline.position import LATEST, Position
 from kcl_pipeline.worker.consumer import ShardConsumer
 from kcl_pipeline.worker.sources.batch_source import SourcedBatch
@@ -68,7 +70,9 @@ class RangeSource:
         clock: Clock,
         rng: random.Random,
         events: EventSink,
+        *,
         identity: StreamIdentityCheck,
+        gaps: FoundGaps,
     ) -> None:
         self.fetch_threads = 0
         self.rewriter: BatchWriter = _LoadingWriter(self, writer)
@@ -81,6 +85,7 @@ class RangeSource:
         self._rng = rng
         self._events = events
         self._identity = identity
+        self._gaps = gaps
         self._lock = threading.Lock()
         self._cursors: dict[str, _Cursor] = {}
         self._read: dict[str, tuple[ShardFetch, FetchedShard]] = {}
@@ -103,6 +108,7 @@ class RangeSource:
             lease.hash_key_range,
             1,
             1,
+            Resume(read_up_to_millis=consumer.held.read_up_to_millis),
             initial_timestamp=self._shard_sync_of(consumer.stream).initial_timestamp,
         )
         self._reader.check(fetch)
@@ -213,6 +219,8 @@ class RangeSource:
             if shard is not None:
                 if shard.rejected is not None:
                     self._events(shard.rejected)
+                if shard.gap is not None:
+                    self._gaps.note(key, cursor.fetch.stream, shard.gap)
                 cursor.fetch = replace(cursor.fetch, after=shard.through, resume=shard.resume)
                 cursor.ended = shard.shard_end is not None
                 cursor.reached_tip = cursor.reached_tip or cursor.ended or shard.at_tip
@@ -309,7 +317,13 @@ class RangeSource:
         if cursor is None:
             return None
         caught_up = cursor.reached_tip and not cursor.brought
-        return ReadState(cursor.read_at, cursor.brought, caught_up, cursor.error)
+        return ReadState(
+            cursor.read_at,
+            cursor.brought,
+            caught_up,
+            cursor.error,
+            cursor.fetch.resume.read_up_to_millis,
+        )
 
     def caught_up(self, lease_key: str) -> bool:  # noqa: D102
         with self._lock:

@@ -1,0 +1,123 @@
+"""Report records that left retention before this application read them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from kcl_pipeline.clock import Clock
+from kcl_pipeline.errors import AwsError, ThrottledError, UnavailableError
+from kcl_pipeline.events import AwsTrouble, EventSink, LossReason, RecordsLost
+from kcl_pipeline.kinesis.identity import StreamIdentityCheck
+from kcl_pipeline.kinesis.retention import MIN_RETENTION_MILLIS, FoundGap, FoundGaps
+from kcl_pipeline.position import Position
+from kcl_pipeline.shards import StreamId
+from kcl_pipeline.worker.consumer import ShardConsumer
+
+RETRY_SECONDS: Final = 5.0
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """A gap of one consumer. `due` is in monotonic seconds."""
+
+    consumer: ShardConsumer
+    found: FoundGap
+    due: float = 0.0
+
+
+class RetentionLosses:
+    """Judge the gaps that readers have found. Only the processing thread uses it.
+
+    A gap is a loss if two facts hold. The lease was renewed after the gap was found; otherwise
+    another worker may have read the records while this one was paused. And the time up to which the
+    shard was read is unknown or has left retention; otherwise no record can have arrived and left.
+
+    Args:
+        worker_id: Named in the event.
+        gaps: The gaps.
+        identity: Knows the retention period of a stream.
+        clock: The clock.
+        events: Receives `RecordsLost`.
+    """
+
+    def __init__(
+        self,
+        worker_id: str,
+        gaps: FoundGaps,
+        identity: StreamIdentityCheck,
+        clock: Clock,
+        events: EventSink,
+    ) -> None:
+        self._worker_id = worker_id
+        self._gaps = gaps
+        self._identity = identity
+        self._clock = clock
+        self._events = events
+        self._waiting: list[_Waiting] = []
+        self._reported: dict[str, Position] = {}
+
+    def look(self, consumers: Mapping[str, ShardConsumer]) -> None:
+        """Report the losses that are certain now. Gaps of leases that are not held are dropped.
+
+        Args:
+            consumers: The consumers of the held leases, by lease key.
+        """
+        for found in self._gaps.take():
+            consumer = consumers.get(found.lease_key)
+            if consumer is not None:
+                self._waiting.append(_Waiting(consumer, found))
+        if self._waiting:
+            self._waiting = [
+                one
+                for one in self._waiting
+                if consumers.get(one.found.lease_key) is one.consumer and not self._is_judged(one)
+            ]
+
+    def _is_judged(self, one: _Waiting) -> bool:
+        now, found = self._clock.monotonic(), one.found
+        if one.consumer.held.renewed_at <= found.found_at or now < one.due:
+            return False
+        if self._reported.get(found.lease_key) == found.gap.after:
+            return True
+        try:
+            lost = self._loss(found)
+        except AwsError as error:
+            one.due = now + RETRY_SECONDS
+            self._events(AwsTrouble(f"retention of {found.lease_key}", str(error)))
+            return False
+        if lost is not None:
+            self._reported[found.lease_key] = found.gap.after
+            self._events(lost)
+        return True
+
+    def _loss(self, found: FoundGap) -> RecordsLost | None:
+        gap, now = found.gap, round(self._clock.wall() * 1000)
+        read_up_to = gap.read_up_to_millis
+        if read_up_to is not None and now - read_up_to < MIN_RETENTION_MILLIS:
+            return None
+        oldest = now - self._retention_millis(found.stream)
+        if read_up_to is not None and read_up_to > oldest:
+            return None
+        return RecordsLost(
+            self._worker_id,
+            found.lease_key,
+            LossReason.LEFT_RETENTION,
+            None if gap.after.is_sentinel else gap.after,
+            first_arrival_millis=read_up_to,
+            last_arrival_millis=oldest
+            if gap.before_millis is None
+            else min(oldest, gap.before_millis),
+            stream=found.stream.name,
+            before=gap.before,
+        )
+
+    def _retention_millis(self, stream: StreamId) -> int:
+        """Return the retention period; the shortest one if this worker must not ask for it."""
+        try:
+            return self._identity.retention_millis(stream)
+        except (ThrottledError, UnavailableError):
+            raise
+        except AwsError:
+            return MIN_RETENTION_MILLIS
