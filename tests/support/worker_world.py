@@ -38,6 +38,10 @@ class Jobs(InlineRangeJobs):
         return self.after(super().run(batch_id, fetches))
 
 
+LEAD_SECONDS = 0.25
+"""Time between two leader ticks. A cycle costs more than everything else of a tick."""
+
+
 class World:
     """`buffered`: the worker's own fetch tick reads the shards, instead of range jobs."""
 
@@ -110,10 +114,13 @@ class World:
         self.clock.advance(0.01)
 
     def run(self, seconds=10.0):
-        until = self.clock.monotonic() + seconds
-        while self.clock.monotonic() < until:
+        began = self.clock.monotonic()
+        led = began - LEAD_SECONDS
+        while self.clock.monotonic() < began + seconds:
             self.worker.lease_tick()
-            self.worker.lead_tick()
+            if self.clock.monotonic() - led >= LEAD_SECONDS:
+                led = self.clock.monotonic()
+                self.worker.lead_tick()
             self.worker.fetch_tick()
             self.worker.process_tick()
             self.clock.advance(0.05)

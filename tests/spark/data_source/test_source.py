@@ -266,6 +266,7 @@ query.start().awaitTermination(200)
 
 
 @streams
+@pytest.mark.long
 def test_a_batch_that_was_killed_comes_again_with_the_same_rows(
     make: Callable[[int], Kinesis], tmp_path: Path
 ) -> None:
