@@ -7,9 +7,20 @@ from typing import Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from kcl_pipeline.settings_model import CONSUMER_FORM, StrictSettings, stream_of_consumer
+from kcl_pipeline.settings_model import (
+    CONSUMER_FORM,
+    STREAM_FORMS,
+    StrictSettings,
+    is_stream,
+    stream_of_consumer,
+)
 
 InitialPosition = Literal["LATEST", "TRIM_HORIZON", "AT_TIMESTAMP"]
+FormerStreamsStrategy = Literal[
+    "NO_STREAMS_LEASES_DELETION",
+    "PROVIDED_STREAMS_DEFERRED_DELETION",
+    "FORMER_STREAMS_AUTO_DETECTION_DEFERRED_DELETION",
+]
 
 
 class ShardSyncSettings(StrictSettings):
@@ -32,6 +43,29 @@ class ShardSyncSettings(StrictSettings):
         300_000, ge=0, description="The lease of a finished shard is kept at least this long"
     )
     garbage_lease_cleanup_interval_millis: int = Field(1_800_000, ge=0)
+    former_streams_leases_deletion_strategy: FormerStreamsStrategy = Field(
+        "NO_STREAMS_LEASES_DELETION",
+        description="Only with several streams. What the leader does with a recorded stream that "
+        "is not in `streams` any more: read it (NO_...), or delete its leases and positions, for "
+        "the streams in `former_streams` or for all. The default reads it",
+    )
+    former_streams: tuple[str, ...] = Field(
+        (),
+        strict=False,
+        description="Names or ARNs, with PROVIDED_STREAMS_DEFERRED_DELETION",
+        json_schema_extra={"write": "a list of stream names or ARNs, such as ['orders']"},
+    )
+    wait_period_to_delete_former_streams_millis: int = Field(
+        3_600_000,
+        ge=0,
+        description="A former stream is read for this time, unless it does not exist any more; a "
+        "new leader begins again. Choose more than a deploy takes. KCL: required",
+    )
+    orphaned_stream_initial_position_in_stream: Literal["LATEST", "TRIM_HORIZON"] = Field(
+        "TRIM_HORIZON",
+        description="For missing leases of a stream that has leases, but is neither in `streams` "
+        "nor recorded. KCL: LATEST",
+    )
 
     @field_validator("initial_timestamp")
     @classmethod
@@ -61,6 +95,29 @@ class ShardSyncSettings(StrictSettings):
             )
             raise ValueError(msg)
         return self
+
+    @model_validator(mode="after")
+    def _former_streams_where_used(self) -> Self:
+        strategy = self.former_streams_leases_deletion_strategy
+        if (strategy == "PROVIDED_STREAMS_DEFERRED_DELETION") != bool(self.former_streams):
+            msg = (
+                f"shard_sync.former_streams={list(self.former_streams)} does not fit "
+                f"former_streams_leases_deletion_strategy={strategy!r}. Write a list of streams "
+                "with PROVIDED_STREAMS_DEFERRED_DELETION, or omit it"
+            )
+            raise ValueError(msg)
+        for number, name in enumerate(self.former_streams):
+            if not is_stream(name):
+                msg = f"shard_sync.former_streams[{number}]={name!r} is not a stream"
+                raise ValueError(f"{msg}. Write {STREAM_FORMS}")
+        return self
+
+    def of_orphan(self) -> ShardSyncSettings:
+        """Return these settings with the initial position of orphaned streams."""
+        position = self.orphaned_stream_initial_position_in_stream
+        return self.model_copy(
+            update={"initial_position_in_stream": position, "initial_timestamp": None}
+        )
 
     def of_stream(self, stream: StreamSettings | None) -> ShardSyncSettings:
         """Return these settings with the initial position of one stream."""

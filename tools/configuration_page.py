@@ -92,6 +92,19 @@ KCL: Final[dict[str, tuple[str, str]]] = {
         "garbageLeaseCleanupIntervalMillis",
         "1800000",
     ),
+    "shard_sync.former_streams_leases_deletion_strategy": (
+        "formerStreamsLeasesDeletionStrategy",
+        "NO_STREAMS_LEASES_DELETION",
+    ),
+    "shard_sync.former_streams": ("streamIdentifiersForLeaseCleanup", "none"),
+    "shard_sync.wait_period_to_delete_former_streams_millis": (
+        "waitPeriodToDeleteFormerStreams",
+        "required",
+    ),
+    "shard_sync.orphaned_stream_initial_position_in_stream": (
+        "orphanedStreamInitialPositionInStream",
+        "LATEST",
+    ),
     "retrieval.max_records": ("maxRecords", "10000"),
     "retrieval.idle_time_between_reads_in_millis": ("idleTimeBetweenReadsInMillis", "1500"),
     "retrieval.kinesis_request_timeout_millis": ("kinesisRequestTimeout", "30 s"),

@@ -60,13 +60,14 @@ class Cleaning:
             keep = self._settings.shard_sync.completed_lease_cleanup_interval_millis / 1000
             completed = completed_leases(context.leases.values(), ended_seconds, keep)
             found |= {deletion.lease.lease_key: deletion for deletion in completed}
-        self._delete_leases(context, [found[key] for key in sorted(found)])
+        self.delete_leases(context, [found[key] for key in sorted(found)])
 
     def former_leases(self, context: CycleContext, streams: Iterable[StreamId]) -> None:
         """Delete the leases of streams that were deleted and created again."""
-        self._delete_leases(context, former_leases(context.leases.values(), streams))
+        self.delete_leases(context, former_leases(context.leases.values(), streams))
 
-    def _delete_leases(self, context: CycleContext, deletions: Iterable[Deletion]) -> None:
+    def delete_leases(self, context: CycleContext, deletions: Iterable[Deletion]) -> None:
+        """Delete leases whose checkpoint is as it was read."""
         for number, deletion in enumerate(deletions):
             if context.deadline.passed():
                 return

@@ -20,6 +20,7 @@ from kcl_pipeline.leader.application import ApplicationGuard
 from kcl_pipeline.leader.balance_schedule import BalanceSchedule
 from kcl_pipeline.leader.cleaning import Cleaning
 from kcl_pipeline.leader.deleted_rows import DeletedRows
+from kcl_pipeline.leader.former_streams import FormerStreams
 from kcl_pipeline.leader.lease_map import LeaseMap
 from kcl_pipeline.leader.liveness import Liveness
 from kcl_pipeline.leader.lock import LeaderElection
@@ -119,6 +120,9 @@ class LeaderCycle:
             settings, lease_table, kinesis, events, self._election, streams, leadership
         )
         self._cleaning = Cleaning(settings, lease_table, worker_table, events, leadership)
+        self._former = FormerStreams(
+            settings, coordinator_table, clock, streams, leadership, self._cleaning
+        )
         self._moves = MoveWriter(
             settings.lease, lease_table, clock, events, self._liveness, leadership, run
         )
@@ -285,6 +289,7 @@ class LeaderCycle:
         # New leases are created before the plan, so that it assigns them. Audit and cleanup are not
         # urgent and run after it.
         self._cleaning.former_leases(context, self._streams.known())
+        self._former.clean(context)
         self._sync.start(context)
         self._deleted_rows.restore(context)
         self._assign(context)

@@ -37,6 +37,10 @@ class LeaseMap(dict[str, Lease]):
         super().__delitem__(key)
         del self._groups[lease.stream, lease.stream_mark][key]
 
+    def streams(self) -> list[str]:
+        """Return the serialized streams that have leases."""
+        return [stream for (stream, _), rows in self._groups.items() if stream and rows]
+
     def of_stream(self, stream: StreamId) -> list[Lease]:
         """Return the leases of a stream, in the order in which they were added."""
         wanted = stream.serialized if stream.creation_epoch is not None else None

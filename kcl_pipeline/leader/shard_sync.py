@@ -62,7 +62,7 @@ class ShardSync:
         leadership: LeadershipCheck,
     ) -> None:
         self._settings = settings.shard_sync
-        self._of_stream = settings.shard_sync_of
+        self._of_stream = streams.shard_sync_of
         self._table = table
         self._kinesis = kinesis
         self._clock = clock

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final, TypeGuard
 
 from kcl_pipeline.clock import Clock
-from kcl_pipeline.config import ConsumerSettings
+from kcl_pipeline.config import ConsumerSettings, ShardSyncSettings
 from kcl_pipeline.errors import (
     STREAM_ERRORS,
     AwsError,
+    NotFoundError,
     StreamReplacedError,
     ThrottledError,
     UnavailableError,
@@ -21,7 +22,7 @@ from kcl_pipeline.kinesis.identity import require_same_stream
 from kcl_pipeline.leader.phase import STREAM_OPERATIONS, NotLeadingError
 from kcl_pipeline.leader.report import UnavailableStream
 from kcl_pipeline.leader.selection import Selection
-from kcl_pipeline.leases.application import ApplicationIdentity, RecordedStream
+from kcl_pipeline.leases.application import AccountAndName, ApplicationIdentity, RecordedStream
 from kcl_pipeline.shards import StreamId
 
 LOOK_SECONDS: Final = 5.0
@@ -83,6 +84,7 @@ class Streams:
         self._known: dict[str, _Known] = {}
         self._waits: dict[str, _Wait] = {}
         self._recorded: tuple[RecordedStream, ...] = ()
+        self._adopted: tuple[str, ...] = ()
 
     def note_record(self, identity: ApplicationIdentity) -> None:
         """Note the recorded streams, which the next phases read besides those of the settings."""
@@ -103,7 +105,59 @@ class Streams:
         if not self._settings.is_multi_stream:
             return own
         named = self._named()
-        return (*own, *(one.arn for one in self._recorded if not named(one)))
+        recorded = (one.arn for one in self._recorded if not named(one))
+        return (*own, *recorded, *(arn for arn in self._adopted if not self._is_gone(arn)))
+
+    def are_known(self) -> bool:
+        """Whether there are several streams, and a configured one was resolved."""
+        return self._settings.is_multi_stream and any(
+            name in self._known for name in self.configured()
+        )
+
+    @property
+    def answers(self) -> int | None:
+        """Number of usable answers of the selection. None: the settings name the streams."""
+        return None if self._selection is None else self._selection.answer[1]
+
+    def former(self) -> tuple[RecordedStream, ...]:
+        """Return the recorded streams that are not configured."""
+        named = self._named()
+        return tuple(one for one in self._recorded if not named(one))
+
+    def identities(self) -> set[AccountAndName]:
+        """Return account and name of the configured and of the recorded streams."""
+        known = (self._known[name].stream for name in self.configured() if name in self._known)
+        configured = {(stream.account, stream.name) for stream in known}
+        return configured | {one.account_and_name for one in self._recorded}
+
+    def may_be_configured(self, identity: AccountAndName) -> bool:
+        """Return whether a configured stream that is not resolved yet has this name."""
+        unresolved = (name for name in self.configured() if name not in self._known)
+        return identity[1] in {name.rpartition("/")[2] for name in unresolved}
+
+    def adopt(self, orphans: Iterable[AccountAndName]) -> None:
+        """Set the streams that have leases, but are neither configured nor recorded."""
+        arn = next((one.arn for one in self._recorded), None)
+        if arn is not None:
+            start = ":".join(arn.split(":")[:4])
+            arns = (f"{start}:{account}:stream/{name}" for account, name in orphans)
+            self._adopted = tuple(sorted(arns))
+
+    def does_not_exist(self, identity: AccountAndName) -> bool:
+        """Return whether the last attempt to describe a recorded stream did not find it."""
+        return any(
+            self._is_gone(one.arn) for one in self._recorded if one.account_and_name == identity
+        )
+
+    def _is_gone(self, name_or_arn: str) -> bool:
+        wait = self._waits.get(name_or_arn)
+        return wait is not None and isinstance(wait.error, NotFoundError)
+
+    def shard_sync_of(self, stream: StreamId) -> ShardSyncSettings:
+        """Return the settings of shard sync with the initial position of this stream."""
+        if stream.arn in self._adopted:
+            return self._settings.shard_sync.of_orphan()
+        return self._settings.shard_sync_of(stream)
 
     def _named(self) -> Callable[[RecordedStream], bool]:
         """Return a function that returns whether a recorded stream is configured."""

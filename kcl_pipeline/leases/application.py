@@ -20,6 +20,9 @@ from kcl_pipeline.leases.attributes import MAX_KEY_BYTES, checked_name
 from kcl_pipeline.leases.lease import Lease
 from kcl_pipeline.shards import Shard, StreamId
 
+AccountAndName = tuple[str | None, str]
+"""Identifies a stream, apart from its creation. The account is None if it is unknown."""
+
 Mode = Literal["single_stream", "multi_stream"]
 
 MAX_TEXT: Final = 300_000
@@ -67,6 +70,11 @@ class RecordedStream:
     def name(self) -> str:
         """Name of the stream."""
         return self.arn.rpartition("/")[2]
+
+    @property
+    def account_and_name(self) -> AccountAndName:
+        """Account and name of the stream."""
+        return _account_and_name_of_arn(self.arn)
 
     def is_same(self, other: RecordedStream) -> bool:
         """Return whether both are the same stream. An unknown creation time equals any other."""
@@ -361,11 +369,11 @@ def _other_streams(leases: Sequence[Lease], wanted: ApplicationIdentity) -> str 
     )
 
 
-def _account_and_name(stream: StreamId) -> tuple[str | None, str]:
+def _account_and_name(stream: StreamId) -> AccountAndName:
     return stream.account, stream.name
 
 
-def _account_and_name_of_arn(arn: str) -> tuple[str | None, str]:
+def _account_and_name_of_arn(arn: str) -> AccountAndName:
     parts = arn.split(":")
     return (parts[4] if len(parts) > 4 else None), arn.rpartition("/")[2]  # noqa: PLR2004 (an ARN)
 

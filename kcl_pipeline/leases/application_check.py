@@ -15,7 +15,7 @@ from kcl_pipeline.leases.application import (
     successor,
 )
 from kcl_pipeline.leases.tables import CoordinatorStateTable, LeaseTable
-from kcl_pipeline.shards import Shard
+from kcl_pipeline.shards import Shard, StreamId
 
 ATTEMPTS: Final = 5
 
@@ -73,6 +73,20 @@ def ensure_application(
     raise OtherApplicationError(
         f"the identity of the application {name!r} in the table {coordinator_table.name} changed "
         f"{ATTEMPTS} times while this process was starting"
+    )
+
+
+def is_removed(coordinator_table: CoordinatorStateTable, stream: StreamId) -> bool:
+    """Return whether a leader removed a stream of several from the record.
+
+    Raises:
+        AwsError: The record cannot be read.
+    """
+    if stream.creation_epoch is None:
+        return False
+    record = coordinator_table.read_application()
+    return record is not None and all(
+        one.account_and_name != (stream.account, stream.name) for one in record.identity.streams
     )
 
 

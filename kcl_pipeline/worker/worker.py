@@ -17,7 +17,7 @@ from kcl_pipeline.clock import StopSignal
 from kcl_pipeline.events import StreamsDiffer, StreamUnavailable, WorkerStarted, WorkerStopped
 from kcl_pipeline.kinesis.retrieval import Retrieval
 from kcl_pipeline.leases.application import marked_streams, unnamed_streams
-from kcl_pipeline.leases.application_check import check_application, ensure_application
+from kcl_pipeline.leases.application_check import check_application, ensure_application, is_removed
 from kcl_pipeline.leases.held import INCARNATION_BITS, HeldLeases
 from kcl_pipeline.leases.migration import ensure_client_version
 from kcl_pipeline.leases.worker_status import WorkerStatus
@@ -143,6 +143,7 @@ class Worker:
         parts, worker_id = self._parts, self.worker_id
         settings, clock, events = parts.settings, parts.clock, parts.events
         table, kinesis = parts.lease_table, parts.kinesis
+        removed = partial(is_removed, parts.coordinator_table)
         return Lifecycle(
             worker_id=worker_id,
             settings=settings,
@@ -152,7 +153,7 @@ class Worker:
             source=self.source,
             protocol=self._protocol,
             parents=ParentCheck(worker_id, settings, table, self.leases, kinesis, clock, events),
-            losses=LossCheck(worker_id, settings, table, kinesis, clock, events),
+            losses=LossCheck(worker_id, settings, table, kinesis, clock, events, removed),
             clock=clock,
             events=events,
             admits=Admission(self._check_application, clock, events).admits,

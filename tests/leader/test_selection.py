@@ -7,7 +7,6 @@ from kcl_pipeline.errors import SettingsError
 from kcl_pipeline.events import AwsTrouble, StreamsDiffer
 from kcl_pipeline.leader.selection import ASK_SECONDS, Selection, selected_streams
 from kcl_pipeline.testing.clock import VirtualClock
-from kcl_pipeline.worker.starting import open_application
 from tests.support.streams_world import StreamsWorld
 
 
@@ -127,4 +126,3 @@ def test_the_settings_need_streams_or_a_selection():
     assert ConsumerSettings(
         application_name="app", streams=(), selects_streams=True
     ).is_multi_stream
-    assert open_application is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 from kcl_pipeline.clock import Clock
@@ -13,6 +14,7 @@ from kcl_pipeline.kinesis.identity import require_same_stream
 from kcl_pipeline.leases.tables import LeaseTable
 from kcl_pipeline.planning.shard_sync import has_not_begun
 from kcl_pipeline.position import AT_TIMESTAMP, LATEST, Position
+from kcl_pipeline.shards import StreamId
 from kcl_pipeline.worker.consumer import ConsumerState, ShardConsumer
 
 _COMMITTED: Final = (ConsumerState.ENDING, ConsumerState.ENDED)
@@ -36,6 +38,7 @@ class LossCheck:
         kinesis: Lists the children of the shard.
         clock: Measures whether another worker could have taken the lease.
         events: Receives `RecordsLost`.
+        is_removed: Returns whether a leader removed a former stream.
     """
 
     def __init__(
@@ -46,7 +49,9 @@ class LossCheck:
         kinesis: KinesisClient,
         clock: Clock,
         events: EventSink,
+        is_removed: Callable[[StreamId], bool] = lambda _: False,
     ) -> None:
+        self._is_removed = is_removed
         self._worker_id = worker_id
         self._shard_sync_of = settings.shard_sync_of
         self._failover_seconds = settings.lease.failover_time_millis / 1000
@@ -88,6 +93,8 @@ class LossCheck:
 
     def _is_lost(self, consumer: ShardConsumer) -> bool:
         lease = consumer.held.lease
+        if self._is_removed(consumer.stream):
+            return False  # The leader deleted the leases of a former stream.
         try:
             require_same_stream(self._kinesis, consumer.stream)
         except (NotFoundError, StreamReplacedError):
