@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from kcl_pipeline.kinesis.boto import BotoKinesis
     from kcl_pipeline.kinesis.fan_out.http2 import Http2FanOut
     from kcl_pipeline.kinesis.fan_out.subscription import FanOutClient
+    from kcl_pipeline.leases.store import MapCallable
     from kcl_pipeline.leases.tables import CoordinatorStateTable, LeaseTable, WorkerMetricsTable
 
 CONNECT_TIMEOUT_SECONDS: Final = 5.0
@@ -45,6 +46,8 @@ It is half of the default failover time, so that a renewal that hung can be repe
 """
 
 SPARE_CONNECTIONS: Final = 4
+LEADER_THREADS: Final = 8
+LEADER_CONNECTIONS: Final = LEADER_THREADS + SPARE_CONNECTIONS
 SUBSCRIPTION_CONNECTIONS: Final = 256
 KEPT_CLIENTS: Final = 16
 """Our own limit: more settings and credentials than one process uses at the same time."""
@@ -263,7 +266,7 @@ def dynamodb_config(settings: ConsumerSettings) -> Config:
         read_timeout=seconds,
         retries={"total_max_attempts": 1, "mode": "standard"},
         # twice: renewals and prepares
-        max_pool_connections=2 * settings.lease.max_lease_renewal_threads + SPARE_CONNECTIONS,
+        max_pool_connections=2 * lease.max_lease_renewal_threads + LEADER_CONNECTIONS,
         tcp_keepalive=True,
     )
 
@@ -304,8 +307,10 @@ class Tables:
     coordinator: CoordinatorStateTable
 
 
-def open_tables(settings: ConsumerSettings, clients: AwsClients, clock: Clock) -> Tables:
-    """Return the three tables as objects. This creates and reads no table."""
+def open_tables(
+    settings: ConsumerSettings, clients: AwsClients, clock: Clock, *, map_: MapCallable = map
+) -> Tables:
+    """Return the three tables as objects. This reads no table. `map_` scans several segments."""
     # imported here: the command line starts without the tables
     from kcl_pipeline.leases.dynamodb.coordinator import DynamoDbCoordinatorStateTable  # noqa: PLC0415
     from kcl_pipeline.leases.dynamodb.leases import DynamoDbLeaseTable  # noqa: PLC0415
@@ -314,7 +319,12 @@ def open_tables(settings: ConsumerSettings, clients: AwsClients, clock: Clock) -
     client = clients.dynamodb
     return Tables(
         DynamoDbLeaseTable(
-            client, settings.lease_table_name, settings.lease_table, settings.lease, clock
+            client,
+            settings.lease_table_name,
+            settings.lease_table,
+            settings.lease,
+            clock,
+            map_segments=map_,
         ),
         DynamoDbWorkerMetricsTable(
             client, settings.worker_metrics_table_name, settings.worker_metrics_table, clock

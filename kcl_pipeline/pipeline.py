@@ -18,12 +18,19 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 from kcl_pipeline.arguments import check_text, checked_arguments, checked_options, function_name
-from kcl_pipeline.aws import AwsClients, open_fan_out, open_kinesis, open_tables
+from kcl_pipeline.aws import (
+    LEADER_THREADS,
+    AwsClients,
+    open_fan_out,
+    open_kinesis,
+    open_tables,
+)
 from kcl_pipeline.clock import Clock, StopSignal, SystemClock
 from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.delta.sink import DeltaSink
@@ -272,7 +279,9 @@ class KinesisPipeline:
         """
         clock = clock or SystemClock()
         clients = clients or AwsClients(self.settings)
-        tables = open_tables(self.settings, clients, clock)
+        # Its threads start with the first scan of several segments or the first moves
+        pool = ThreadPoolExecutor(LEADER_THREADS, "leader-calls")
+        tables = open_tables(self.settings, clients, clock, map_=pool.map)
         kinesis = open_kinesis(self.settings, clients, clock)
         select = select_function(self.streams, clients, clock)
         return LeaderCycle(
@@ -286,6 +295,7 @@ class KinesisPipeline:
             owner_name,
             resume_own_name=resume_own_name,
             selection=None if select is None else Selection(select, clock, events),
+            map=pool.map,
         )
 
     def build_worker(

@@ -11,6 +11,7 @@ from datetime import datetime
 from typing import Final, Literal, Protocol
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from kcl_pipeline.events import AggregatesRejected
 from kcl_pipeline.position import Position
@@ -183,3 +184,8 @@ class Chunk:
     def record_count(self) -> int:
         """Number of records."""
         return int(self.records.num_rows)
+
+    @property
+    def data_bytes(self) -> int:
+        """Bytes of the records' data, without partition keys."""
+        return int(pc.sum(pc.binary_length(self.records.column("data"))).as_py() or 0)

@@ -28,6 +28,7 @@ from kcl_pipeline.errors import (
 )
 from kcl_pipeline.events import AggregatesRejected
 from kcl_pipeline.kinesis.client import NO_RECORDS, KinesisClient
+from kcl_pipeline.kinesis.decode.bodies import data_bytes
 from kcl_pipeline.kinesis.pacing import MIN_CALL_SECONDS
 from kcl_pipeline.kinesis.reader import Resume, ShardReader
 from kcl_pipeline.kinesis.retention import Gap
@@ -78,6 +79,7 @@ class FetchedShard:
         through: Last position (inclusive).
         records: Number of records in the range.
         bytes: Payload bytes of the range.
+        data_bytes: Bytes of the records' data, without partition keys.
         read_bytes: Payload bytes of the responses.
         at_tip: Whether the latest record was read.
         millis_behind_latest: Lag behind the latest record. None: unknown.
@@ -109,6 +111,7 @@ class FetchedShard:
     lost: bool = False
     rejected: AggregatesRejected | None = None
     gap: Gap | None = None
+    data_bytes: int = 0
 
     @property
     def record_count(self) -> int:
@@ -327,6 +330,7 @@ class _Reading:
             not_found=isinstance(self._error, (NotFoundError, InvalidRequestError)),
             rejected=self._rejected,
             gap=next(iter(self._gaps), None),
+            data_bytes=data_bytes(rows),
         )
         return fetched, rows
 

@@ -26,7 +26,11 @@ from kcl_pipeline.leases.serialization import (
     string,
     string_set,
 )
-from kcl_pipeline.leases.serialization_state import LEADER_KEY
+from kcl_pipeline.leases.serialization_state import (
+    LEADER_KEY,
+    MIGRATION_KEY,
+    TABLE_MIGRATION_KEY,
+)
 from kcl_pipeline.leases.store import (
     Absent,
     Changes,
@@ -67,14 +71,15 @@ class LeaseRows(LeaseCreation):
         return self._store.ensure_exists(self._refuse_single_table_layout)
 
     def _refuse_single_table_layout(self) -> None:
-        for item in self._store.scan(consistent=True):
-            key, entity = text_of(item, rows.LEASE_KEY), text_of(item, rows.ENTITY_TYPE)
-            if entity in rows.NON_LEASE_ENTITIES or key == LEADER_KEY:
+        # Every table of this layout has one of these rows, so no scan is necessary.
+        for key in (LEADER_KEY, MIGRATION_KEY, TABLE_MIGRATION_KEY):
+            item = self._store.get(key)
+            if item is not None:
+                entity = text_of(item, rows.ENTITY_TYPE) or "LEADER"
                 raise IncompatibleTableError(
-                    f"the lease table {self.name} has the row {key} of type "
-                    f"{entity or 'LEADER'}, so it has the single-table layout of KCL 3.5, which "
-                    "this version does not support; use another application name, or three "
-                    "separate tables"
+                    f"the lease table {self.name} has the row {key} of type {entity}, so it has "
+                    "the single-table layout of KCL 3.5, which this version does not support; use "
+                    "another application name, or three separate tables"
                 )
 
     def get(self, lease_key: str, *, consistent: bool = True) -> Lease | None:

@@ -36,9 +36,6 @@ from kcl_pipeline.text import printable
 LEASE_KEY: Final = "leaseKey"
 ENTITY_TYPE: Final = "entityType"
 LEASE_ENTITY: Final = "LEASE"
-NON_LEASE_ENTITIES: Final = frozenset(
-    {"STREAM", "LEADER", "CLIENT_VERSION_MIGRATION", "TABLE_MIGRATION", "WORKER_METRIC_STATS"}
-)
 OWNER: Final = "leaseOwner"
 COUNTER: Final = "leaseCounter"
 OWNER_SWITCHES: Final = "ownerSwitchesSinceCheckpoint"

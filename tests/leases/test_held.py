@@ -9,7 +9,7 @@ from kcl_pipeline.errors import AccessDeniedError, LeaseLostError, ThrottledErro
 from kcl_pipeline.events import AwsTrouble, LeaseGained
 from kcl_pipeline.events import LeaseLost as LeaseLostEvent
 from kcl_pipeline.leases.lease import Lease
-from kcl_pipeline.position import TRIM_HORIZON, Position
+from kcl_pipeline.position import SHARD_END, TRIM_HORIZON, Position
 from kcl_pipeline.testing.row_store import no_hook
 from tests.support.held_world import END, SETTINGS, World, world_fixture  # noqa: F401 (a fixture)
 
@@ -222,6 +222,15 @@ def test_a_lost_answer_to_a_renewal_does_not_cost_the_checkpoint(world):
     world.leases.renew_all()
     assert world.leases.checkpoint(held, checkpoint=END).checkpoint == END
     assert world.leases.get("s0") is held
+
+
+def test_the_deletion_of_a_finished_lease_is_no_loss(world):
+    held = world.gain()
+    world.leases.checkpoint(held, checkpoint=SHARD_END)
+    assert world.leader.delete(world.leader.get("s0"))
+    world.leases.renew_all()
+    assert world.leases.held() == ()
+    assert world.of(LeaseLostEvent) == []
 
 
 def test_throughput_is_seeded_averaged_and_written(world):

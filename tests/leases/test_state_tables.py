@@ -9,6 +9,7 @@ import pytest
 from kcl_pipeline.errors import IncompatibleTableError, UnavailableError
 from kcl_pipeline.leases.migration import ensure_client_version
 from kcl_pipeline.leases.tables import LeaderLock, MigrationState, WorkerMetrics
+from kcl_pipeline.testing.tables import InMemoryLeaseTable
 
 # fixtures
 from tests.support.lease_tables import aws_fixture, client_fixture, twin_fixture  # noqa: F401
@@ -330,8 +331,6 @@ def test_a_move_that_has_not_begun_is_fine(twin, status):
     [
         {"leaseKey": {"S": "Leader"}, "ownerName": {"S": "w1"}},
         {"leaseKey": {"S": "Migration3.0"}, "entityType": {"S": "CLIENT_VERSION_MIGRATION"}},
-        {"leaseKey": {"S": "w1"}, "entityType": {"S": "WORKER_METRIC_STATS"}},
-        {"leaseKey": {"S": "orders"}, "entityType": {"S": "STREAM"}},
         {"leaseKey": {"S": "TableMigration3.5"}, "entityType": {"S": "TABLE_MIGRATION"}},
     ],
 )
@@ -343,3 +342,14 @@ def test_the_single_table_layout_is_refused_in_one_sentence(twin, item):
     assert item["leaseKey"]["S"] in text
     assert twin.leases.name in text
     assert ". " not in text.replace("3.5,", "")
+
+
+def test_a_start_looks_for_three_rows_and_scans_nothing(monkeypatch):
+    table, asked = InMemoryLeaseTable(exists=True), []
+    get = table._store.get
+    monkeypatch.setattr(
+        table._store, "get", lambda key, **more: (asked.append(key), get(key, **more))[1]
+    )
+    monkeypatch.setattr(table._store, "scan", lambda **_: pytest.fail("a full scan"))
+    assert not table.ensure_exists()
+    assert asked == ["Leader", "Migration3.0", "TableMigration3.5"]

@@ -266,11 +266,16 @@ def _all_decimal(texts: pa.Array) -> bool:
 
 def payload_bytes(records: pa.Table) -> int:
     """Return the bytes of data and partition keys, as Kinesis counts them."""
-    return sum(
-        _value_bytes(chunk)
-        for name in ("data", "partition_key")
-        for chunk in records.column(name).chunks
-    )
+    return data_bytes(records) + _column_bytes(records, "partition_key")
+
+
+def data_bytes(records: pa.Table) -> int:
+    """Return the bytes of data, as KCL counts them for the throughput of a lease."""
+    return _column_bytes(records, "data")
+
+
+def _column_bytes(records: pa.Table, name: str) -> int:
+    return sum(_value_bytes(chunk) for chunk in records.column(name).chunks)
 
 
 def _value_bytes(array: pa.Array) -> int:

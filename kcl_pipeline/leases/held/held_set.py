@@ -82,9 +82,10 @@ class HeldSet:
     def drop(self, held: Held, reason: str) -> None:
         """Stop holding the lease without a write.
 
-        Do nothing when this incarnation is not held any more.
+        Do nothing when this incarnation is not held any more. A finished lease is not reported as
+        lost: a leader deletes its row.
         """
-        if self._remove(held):
+        if self._remove(held) and not held.lease.ended:
             self._events(LeaseLostEvent(self._worker_id, held.lease_key, reason))
 
     def drop_expired(self) -> None:

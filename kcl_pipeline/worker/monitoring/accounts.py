@@ -33,9 +33,9 @@ class CommitAccounts:
             done: The commit of the part.
             written_millis: How long it took to load and write the part.
         """
-        bytes_of = sourced.bytes_of_leases
+        bytes_of, data_of = sourced.bytes_of_leases, sourced.data_bytes_of_leases
         for key in done.lease_keys:
-            self._leases.record_bytes(key, bytes_of[key])
+            self._leases.record_bytes(key, data_of[key])
         read = sum(bytes_of[key] for key in done.lease_keys)
         failed = sum(records.num_rows for records in part.failed.values())
         is_whole = len(part.batch.ranges) == len(sourced.batch.ranges)

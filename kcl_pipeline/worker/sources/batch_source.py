@@ -46,6 +46,11 @@ class ShardPart(Protocol):
         ...
 
     @property
+    def data_bytes(self) -> int:
+        """Bytes of the records' data, without partition keys."""
+        ...
+
+    @property
     def shard_end(self) -> tuple[ChildShard, ...] | None:
         """The children of the shard, if it ends here. None: it does not end here."""
         ...
@@ -88,6 +93,15 @@ class SourcedBatch:
         for part in self.parts:
             if part.lease_key in found:
                 found[part.lease_key] += part.bytes
+        return found
+
+    @property
+    def data_bytes_of_leases(self) -> Mapping[str, int]:
+        """Bytes of the data of the batch by lease key."""
+        found = {part.lease_key: 0 for part in self.batch.ranges}
+        for part in self.parts:
+            if part.lease_key in found:
+                found[part.lease_key] += part.data_bytes
         return found
 
     @property
