@@ -25,11 +25,11 @@ from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.errors import STREAM_ERRORS
 from kcl_pipeline.events import Event
 from kcl_pipeline.kinesis.client import KinesisClient
-from kcl_pipeline.leader.report import UnavailableStream
 from kcl_pipeline.leases.application import streams_to_read
 from kcl_pipeline.leases.lease import LeaseListing
 from kcl_pipeline.leases.rejected import RejectedRows
 from kcl_pipeline.leases.tables import LeaseTable, WorkerMetricsTable
+from kcl_pipeline.leases.worker_status import UnavailableStream
 from kcl_pipeline.metrics.exporters import level_of, text_of
 
 POLL_SECONDS = 1.0
@@ -188,7 +188,7 @@ def _stream_check(
         asset=names.lease_table,
         name=health.STREAMS,
         description="Every stream of the application can be described and listed. Otherwise its "
-        "records are not read. The sensor reports it while it leads.",
+        "records are not read. The sensor reports it while it or a worker leads.",
         required_resource_keys={names.aws, names.coordinator_resource},
     )
     def streams_available(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:

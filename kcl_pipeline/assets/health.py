@@ -14,9 +14,9 @@ from dagster._core.definitions.asset_checks.asset_check_evaluation import (
 )
 
 from kcl_pipeline.assets.run_metadata import MAX_ROWS, lag_text, table_of
-from kcl_pipeline.leader.report import UnavailableStream
 from kcl_pipeline.leases.lease import BadRow, Lease
 from kcl_pipeline.leases.tables import WorkerMetrics
+from kcl_pipeline.leases.worker_status import UnavailableStream
 from kcl_pipeline.planning.coverage import hole_in_leases
 from kcl_pipeline.text import printable
 

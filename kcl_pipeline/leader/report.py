@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from kcl_pipeline.leases.lease import BadRow, Lease
 from kcl_pipeline.leases.tables import WorkerMetrics
+from kcl_pipeline.leases.worker_status import UnavailableStream
 from kcl_pipeline.planning.model import Plan, PlanInput
 
 
@@ -24,19 +25,6 @@ class StreamCoverage:
     complete: bool
     hole: str | None = None
     confidence: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class UnavailableStream:
-    """A stream that is missing or forbidden, so that its shards cannot be listed or read.
-
-    Attributes:
-        stream: Name or ARN, as in the settings or in the recorded identity.
-        reason: The error.
-    """
-
-    stream: str
-    reason: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,9 +20,9 @@ from kcl_pipeline.events import EventSink, StreamUnavailable
 from kcl_pipeline.kinesis.client import KinesisClient
 from kcl_pipeline.kinesis.identity import require_same_stream
 from kcl_pipeline.leader.phase import STREAM_OPERATIONS, NotLeadingError
-from kcl_pipeline.leader.report import UnavailableStream
 from kcl_pipeline.leader.selection import Selection
 from kcl_pipeline.leases.application import AccountAndName, ApplicationIdentity, RecordedStream
+from kcl_pipeline.leases.worker_status import UnavailableStream
 from kcl_pipeline.shards import StreamId
 
 LOOK_SECONDS: Final = 5.0

@@ -21,6 +21,8 @@ MAX_PAUSED: Final = 20
 """
 MAX_LAGS: Final = 20
 """Largest number of leases with their lag in a row (our own limit): those with the largest lag."""
+MAX_UNAVAILABLE: Final = 20
+"""Largest number of unavailable streams in a row (our own limit)."""
 MAX_REASON_CHARACTERS: Final = 200
 _MAX_CHARACTERS: Final = 64 * 1024
 _MAX_KEY: Final = 2048
@@ -46,6 +48,19 @@ class LeaseLag:
 
 
 @dataclass(frozen=True, slots=True)
+class UnavailableStream:
+    """A stream that is missing or forbidden, so that its shards cannot be listed or read.
+
+    Attributes:
+        stream: Name or ARN, as in the settings or in the recorded identity.
+        reason: The error.
+    """
+
+    stream: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerStatus:
     """The status of a worker.
 
@@ -58,6 +73,8 @@ class WorkerStatus:
         dead_letters: Records that were written as dead letters or skipped since the worker started.
         failed_batches: Batches in a row that the sink refused.
         failure: Why the sink refused the last batch. None: it accepted it.
+        unavailable: Streams that the leader in this worker could not use in its last cycle; at
+            most `MAX_UNAVAILABLE`. None: the worker does not lead.
     """
 
     lag_millis: int | None = None
@@ -68,6 +85,7 @@ class WorkerStatus:
     dead_letters: int = 0
     failed_batches: int = 0
     failure: str | None = None
+    unavailable: tuple[UnavailableStream, ...] | None = None
 
 
 def furthest_behind(millis: Mapping[str, int]) -> tuple[LeaseLag, ...]:
@@ -87,6 +105,11 @@ class _Lag(msgspec.Struct, frozen=True, rename="camel"):
     millis: Annotated[int, msgspec.Meta(ge=0, le=_MAX_MILLIS)]
 
 
+class _Unavailable(msgspec.Struct, frozen=True, rename="camel"):
+    stream: Annotated[str, msgspec.Meta(min_length=1, max_length=_MAX_KEY)]
+    reason: Annotated[str, msgspec.Meta(max_length=2 * MAX_REASON_CHARACTERS)]
+
+
 class _Status(msgspec.Struct, frozen=True, rename="camel"):
     lag_millis: Annotated[int, msgspec.Meta(ge=0, le=_MAX_MILLIS)] | None = None
     unknown_lags: Annotated[int, msgspec.Meta(ge=0, le=_MAX_COUNT)] = 0
@@ -96,6 +119,9 @@ class _Status(msgspec.Struct, frozen=True, rename="camel"):
     dead_letters: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)] = 0
     failed_batches: Annotated[int, msgspec.Meta(ge=0, le=_MAX_COUNT)] = 0
     failure: Annotated[str, msgspec.Meta(max_length=2 * MAX_REASON_CHARACTERS)] | None = None
+    unavailable: Annotated[list[_Unavailable], msgspec.Meta(max_length=MAX_UNAVAILABLE)] | None = (
+        None
+    )
 
 
 def status_text(status: WorkerStatus) -> str:
@@ -113,6 +139,12 @@ def status_text(status: WorkerStatus) -> str:
         status.dead_letters,
         status.failed_batches,
         None if status.failure is None else _shortened(status.failure),
+        None
+        if status.unavailable is None
+        else [
+            _Unavailable(one.stream, _shortened(one.reason))
+            for one in status.unavailable[:MAX_UNAVAILABLE]
+        ],
     )
     return msgspec.json.encode(found).decode()
 
@@ -147,4 +179,10 @@ def status_of(text: str) -> WorkerStatus:
         found.dead_letters,
         found.failed_batches,
         None if found.failure is None else printable(found.failure),
+        None
+        if found.unavailable is None
+        else tuple(
+            UnavailableStream(printable(one.stream, _MAX_KEY), printable(one.reason))
+            for one in found.unavailable
+        ),
     )

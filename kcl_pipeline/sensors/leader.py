@@ -32,6 +32,7 @@ from kcl_pipeline.events import Event
 from kcl_pipeline.leader.report import CycleReport
 from kcl_pipeline.leases.rejected import RejectedRows
 from kcl_pipeline.leases.tables import WorkerListing
+from kcl_pipeline.leases.worker_status import UnavailableStream
 from kcl_pipeline.metrics.exporters import level_of, text_of
 from kcl_pipeline.sensors.autoscaler import AutoscalerMemory, ScalingDecision, decide
 from kcl_pipeline.sensors.reconcile import Heartbeats, apply_findings, find_mismatches
@@ -240,7 +241,7 @@ class LeaderTick:
             plan_input=report.plan_input,
             cycle_seconds=report.seconds,
             bad_rows=bad_rows,
-            unavailable=report.unavailable,
+            unavailable=report.unavailable if report.led else _reported_streams(report, rows),
         )
         return list(
             asset_events(view, self._names, self._settings, self._options, state.cadence, now)
@@ -273,6 +274,18 @@ class LeaderTick:
                 "dagster/max_retries": "0",
             },
         )
+
+
+def _reported_streams(
+    report: CycleReport, rows: WorkerListing
+) -> tuple[UnavailableStream, ...] | None:
+    """Return the unavailable streams in the row of the worker that leads; None without one."""
+    found = (
+        row.status.unavailable
+        for row in rows.workers
+        if row.worker_id == report.lock_owner and row.status is not None
+    )
+    return next(found, None)
 
 
 def _recorder(recent_events: deque[str]) -> Callable[[Event], None]:

@@ -11,9 +11,9 @@ from kcl_pipeline.assets.contract import DagsterOptions
 from kcl_pipeline.assets.names import Names, stream_key
 from kcl_pipeline.assets.run_metadata import MAX_ROWS, lag_text, table_of
 from kcl_pipeline.config import ConsumerSettings
-from kcl_pipeline.leader.report import UnavailableStream
 from kcl_pipeline.leases.lease import BadRow, Lease
 from kcl_pipeline.leases.tables import WorkerMetrics
+from kcl_pipeline.leases.worker_status import UnavailableStream
 from kcl_pipeline.planning.explain import explain
 from kcl_pipeline.planning.model import Plan, PlanInput
 
@@ -48,7 +48,8 @@ class FleetView:
         plan_input: What the plan was computed from.
         cycle_seconds: Duration of the leader cycle.
         bad_rows: Rows that cannot be parsed.
-        unavailable: Streams that are missing or forbidden. Only a leader knows them.
+        unavailable: Streams that are missing or forbidden, of this sensor's cycle or of the
+            worker that leads. None: unknown.
     """
 
     leases: tuple[Lease, ...]
@@ -64,7 +65,7 @@ class FleetView:
     plan_input: PlanInput | None = None
     cycle_seconds: float = 0.0
     bad_rows: tuple[BadRow, ...] = ()
-    unavailable: tuple[UnavailableStream, ...] = ()
+    unavailable: tuple[UnavailableStream, ...] | None = ()
 
 
 @dataclass(slots=True)
@@ -307,7 +308,7 @@ def asset_events(
     ]
     if cadence.hole_lasts(not covered.passed, now) or covered.passed:
         checks.append((names.lease_table, covered))
-    if view.leads:
+    if view.unavailable is not None:
         checks.append((names.lease_table, health.streams(view.unavailable)))
     if view.lag_millis is not None or view.stalled_shards:
         lag = health.lag(

@@ -11,6 +11,7 @@ from kcl_pipeline.leader.cycle import LeaderCycle
 from kcl_pipeline.leader.report import CycleReport
 from kcl_pipeline.leases.held import HeldLeases
 from kcl_pipeline.leases.store import MapCallable
+from kcl_pipeline.leases.worker_status import UnavailableStream
 from kcl_pipeline.worker.dependencies import WorkerDependencies
 
 _LONGEST_CYCLE_SECONDS: Final = 1.0
@@ -43,6 +44,8 @@ class StandbyLeader:
         self._map = map
         self._stop = stop
         self._absent_since: float | None = None
+        self.unavailable: tuple[UnavailableStream, ...] | None = None
+        """Streams that the last cycle could not use. None: this worker did not lead in it."""
 
     def tick(self) -> float:
         """Run a cycle if this process may lead; return the seconds until the next."""
@@ -50,6 +53,7 @@ class StandbyLeader:
         if leader is None or self._stop.is_set() or not self._may_lead():
             return self._longest_pause
         report = leader.run_once()
+        self.unavailable = report.unavailable if report.led else None
         self._take(report)
         return self._pause_seconds(leader, report)
 

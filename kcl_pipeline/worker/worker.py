@@ -368,6 +368,7 @@ class Worker:
             lag=self.lag,
             paused=self.paused,
             sink_failures=lambda: self._runner.sink_failures,
+            unavailable=self._standby_leader.unavailable,
         ).current()
 
     def paused(self) -> dict[str, Pause]:

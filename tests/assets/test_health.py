@@ -16,10 +16,9 @@ from kcl_pipeline.assets.checks import (
     observe_live_workers,
 )
 from kcl_pipeline.events import RowRejected, ignore_events
-from kcl_pipeline.leader.report import UnavailableStream
 from kcl_pipeline.leases.lease import BadRow
 from kcl_pipeline.leases.rejected import RejectedRows
-from kcl_pipeline.leases.worker_status import PausedLease, WorkerStatus
+from kcl_pipeline.leases.worker_status import PausedLease, UnavailableStream, WorkerStatus
 from kcl_pipeline.position import SHARD_END
 from kcl_pipeline.testing.clock import VirtualClock
 from kcl_pipeline.testing.kinesis.model import KinesisModel

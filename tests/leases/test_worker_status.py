@@ -12,6 +12,7 @@ from kcl_pipeline.leases.worker_status import (
     MAX_PAUSED,
     LeaseLag,
     PausedLease,
+    UnavailableStream,
     WorkerStatus,
     furthest_behind,
     status_of,
@@ -31,6 +32,8 @@ PAUSE = PausedLease("shardId-1", "the transform fails", 12.5)
         WorkerStatus(2**40, 3, (PAUSE, PAUSE), 2),
         WorkerStatus(5, lags=(LeaseLag("shardId-1", 5), LeaseLag("shardId-2", 0))),
         WorkerStatus(dead_letters=7, failed_batches=3, failure="SinkError: refused"),
+        WorkerStatus(unavailable=()),
+        WorkerStatus(unavailable=(UnavailableStream("clicks", "it does not exist"),)),
     ],
 )
 def test_a_status_comes_back_as_it_was(status: WorkerStatus):
@@ -108,7 +111,8 @@ def test_a_worker_reports_its_lag_and_its_paused_shards():
     world.writer._transform = None
     world.run(80)
     (row,) = world.rows.list_workers()
-    assert row.status == WorkerStatus(0, lags=(LeaseLag("shardId-000000000000", 0),))
+    lags = (LeaseLag("shardId-000000000000", 0),)
+    assert row.status == WorkerStatus(0, lags=lags, unavailable=())
 
 
 def test_a_worker_reports_its_dead_letters():

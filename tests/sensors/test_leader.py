@@ -9,9 +9,9 @@ import dagster as dg
 
 from kcl_pipeline.definitions import build_definitions
 from kcl_pipeline.events import LeaderElected, PlanMade
-from kcl_pipeline.leader.report import CycleReport, UnavailableStream
+from kcl_pipeline.leader.report import CycleReport
 from kcl_pipeline.leases.lease import BadRow
-from kcl_pipeline.leases.worker_status import PausedLease, WorkerStatus
+from kcl_pipeline.leases.worker_status import PausedLease, UnavailableStream, WorkerStatus
 from kcl_pipeline.planning.model import Move, Plan
 from tests.support.dagster_fakes import (
     FakeCycle,
@@ -199,6 +199,15 @@ def test_a_missing_stream_of_several_fails_the_check_with_its_name_and_its_reaso
     assert "Create the stream" in found["streams_available"].description
     assert checks()["streams_available"].passed
     assert all("streams_available" not in checks() for _ in range(8)), "another process leads"
+    # The worker that leads has the result of its cycles in its row.
+    stage.workers.rows = {
+        "orders-1": replace(worker("orders-1"), status=WorkerStatus(unavailable=(gone,))),
+        "orders-2": replace(worker("orders-2"), status=WorkerStatus(unavailable=())),
+    }
+    assert "clicks: the stream clicks does not exist" in checks()["streams_available"].description
+    leading = replace(worker("orders-1"), status=WorkerStatus(unavailable=()))
+    stage.workers.rows = {"orders-1": leading}
+    assert checks()["streams_available"].passed
 
 
 def test_a_lease_whose_owner_is_gone_for_long_fails_the_check(instance):

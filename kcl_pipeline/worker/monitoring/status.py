@@ -6,7 +6,12 @@ from collections.abc import Callable, Mapping
 
 from kcl_pipeline.clock import Clock
 from kcl_pipeline.leases.held import HeldLeases
-from kcl_pipeline.leases.worker_status import PausedLease, WorkerStatus, furthest_behind
+from kcl_pipeline.leases.worker_status import (
+    PausedLease,
+    UnavailableStream,
+    WorkerStatus,
+    furthest_behind,
+)
 from kcl_pipeline.worker.failures.pauses import Pause
 from kcl_pipeline.worker.monitoring.lag import Lag
 from kcl_pipeline.worker.monitoring.stats import WorkerStats
@@ -24,6 +29,7 @@ class StatusSource:
         lag: Returns the lag of committed data.
         paused: Returns the paused shards.
         sink_failures: Returns the number of batches in a row that the sink refused, and why.
+        unavailable: Streams that this worker's leader could not use. None: it does not lead.
     """
 
     def __init__(
@@ -36,6 +42,7 @@ class StatusSource:
         lag: Callable[[], Lag],
         paused: Callable[[], Mapping[str, Pause]],
         sink_failures: Callable[[], tuple[int, str | None]],
+        unavailable: tuple[UnavailableStream, ...] | None,
     ) -> None:
         self._leases = leases
         self._source = source
@@ -44,6 +51,7 @@ class StatusSource:
         self._lag = lag
         self._paused = paused
         self._sink_failures = sink_failures
+        self._unavailable = unavailable
 
     def current(self) -> WorkerStatus:
         """Return the status now. The next renewals write up to when the shards are read."""
@@ -60,6 +68,7 @@ class StatusSource:
             furthest_behind(lag.millis),
             self._stats.dead_letters,
             *self._sink_failures(),
+            unavailable=self._unavailable,
         )
 
     def _note_read_up_to(self, lag: Lag) -> None:
