@@ -151,6 +151,7 @@ def test_a_flapping_selection_removes_nothing():
     world.selected = ("a", "b")
     world.run(ASK_SECONDS + 10)
     assert streams_of_leases(world) == world.recorded() == ["a", "b"]
+    assert world.of(LeaseDeleted) == []
     world.selected = ("a",)
     world.run(ASK_SECONDS * (MIN_ANSWERS + 2))
     assert streams_of_leases(world) == world.recorded() == ["a"]
