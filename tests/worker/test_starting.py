@@ -200,8 +200,8 @@ def test_a_worker_opens_its_application_once(aws, pipeline, monkeypatch):
     ("first_start", "created", "described"),
     [
         # Each table: that it is missing, that it is active. The lease table: its index, twice, and
-        # its size before a scan.
-        (True, 3, 9),
+        # its size before the scans of two objects.
+        (True, 3, 10),
         # Each table once. The lease table: its size before the scans of two objects.
         (False, 0, 5),
     ],
