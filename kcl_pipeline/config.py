@@ -190,16 +190,18 @@ class LeaderSettings(StrictSettings):
 
     @model_validator(mode="after")
     def _duration_covers_two_heartbeats(self) -> Self:
-        is_chosen = "leader_lease_duration_millis" in self.model_fields_set
-        if is_chosen and (
-            self.leader_lease_duration_millis < 2 * self.leader_heartbeat_period_millis
-        ):
+        needed = 2 * self.leader_heartbeat_period_millis
+        if self.leader_lease_duration_millis >= needed:
+            return self
+        if "leader_lease_duration_millis" in self.model_fields_set:
             msg = (
                 f"leader.leader_lease_duration_millis={self.leader_lease_duration_millis} is below "
-                f"two heartbeats. Write {2 * self.leader_heartbeat_period_millis} or more, or a "
+                f"two heartbeats. Write {needed} or more, or a "
                 "shorter leader.leader_heartbeat_period_millis"
             )
             raise ValueError(msg)
+        # The default follows the heartbeat, and stays a default: see `leader.lock_times`.
+        object.__setattr__(self, "leader_lease_duration_millis", needed)
         return self
 
 
