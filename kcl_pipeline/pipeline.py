@@ -37,6 +37,7 @@ from kcl_pipeline.delta.sink import DeltaSink
 from kcl_pipeline.events import EventSink, ignore_events
 from kcl_pipeline.leader.cycle import LeaderCycle
 from kcl_pipeline.leader.selection import Selection
+from kcl_pipeline.metrics.loss_recorder import recording_losses
 from kcl_pipeline.pipeline_arguments import (
     Fleet,
     check_arguments,
@@ -282,6 +283,7 @@ class KinesisPipeline:
         # Its threads start with the first scan of several segments or the first moves
         pool = ThreadPoolExecutor(LEADER_THREADS, "leader-calls")
         tables = open_tables(self.settings, clients, clock, map_=pool.map)
+        events = recording_losses(events, tables.coordinator, clock)
         kinesis = open_kinesis(self.settings, clients, clock)
         select = select_function(self.streams, clients, clock)
         return LeaderCycle(
@@ -337,6 +339,7 @@ class KinesisPipeline:
         # Before anything slow, so that the leader can begin
         application = self._open(clients, clock, events, stop or clock.signal())
         tables = open_tables(self.settings, clients, clock)
+        events = recording_losses(events, tables.coordinator, clock)
         kinesis = open_kinesis(self.settings, clients, clock)
         leader = (
             self.build_leader(worker_id, clients=clients, clock=clock, events=events)

@@ -11,6 +11,7 @@ import dagster as dg
 from kcl_pipeline.assets import health
 from kcl_pipeline.assets.access import PipelineResources
 from kcl_pipeline.assets.contract import DagsterOptions, PipelineLike
+from kcl_pipeline.assets.losses import LOSSES, observe_losses, records_lost
 from kcl_pipeline.assets.names import Names
 from kcl_pipeline.assets.runs import (
     active_runs,
@@ -102,14 +103,15 @@ def build_checks(
 ) -> list[dg.AssetChecksDefinition]:
     """Build the checks of a pipeline.
 
-    Hash-range coverage, stuck leases, usable rows and available streams belong to the lease table,
-    balance to the worker-metrics table, lag and paused shards to the output.
+    Hash-range coverage, stuck leases, usable rows, available streams and lost records belong to the
+    lease table, balance to the worker-metrics table, lag and paused shards to the output.
     """
     clock = SystemClock()
     rejected = RejectedRows(_log_event)
     return [
         *_table_checks(pipeline.settings, names, clock, rejected),
         _stream_check(pipeline.settings, names, clock),
+        _loss_check(names),
         *_output_checks(pipeline.settings, names, options, clock, rejected),
     ]
 
@@ -201,6 +203,20 @@ def _stream_check(
         ).result()
 
     return streams_available
+
+
+def _loss_check(names: Names) -> dg.AssetChecksDefinition:
+    @dg.asset_check(
+        asset=names.lease_table,
+        name=LOSSES,
+        description="No records were lost, or a person has acknowledged every loss with "
+        "`kcl-pipeline losses --acknowledge`.",
+        required_resource_keys={names.coordinator_resource},
+    )
+    def no_records_lost(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
+        return records_lost(observe_losses(PipelineResources(names, context).coordinator)).result()
+
+    return no_records_lost
 
 
 def _output_checks(

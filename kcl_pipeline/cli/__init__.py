@@ -16,6 +16,7 @@ from kcl_pipeline.cli.failures import SentenceGroup
 from kcl_pipeline.cli.leader import leader
 from kcl_pipeline.cli.leases import leases
 from kcl_pipeline.cli.local import local
+from kcl_pipeline.cli.losses import losses
 from kcl_pipeline.cli.plan import plan
 from kcl_pipeline.cli.run import dev, run
 from kcl_pipeline.cli.worker import worker
@@ -60,4 +61,5 @@ app.command()(leader)
 app.command()(plan)
 app.command()(application)
 app.command(name="dead-letters")(dead_letters)
+app.command()(losses)
 app.command()(doctor)

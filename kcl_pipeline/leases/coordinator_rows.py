@@ -1,4 +1,4 @@
-"""Read and write the leader lock, the client version and the identity of the application.
+"""Read and write the leader lock, the client version, the identity of the application, its losses.
 
 These are rows of the coordinator-state table (protocol §3).
 """
@@ -14,6 +14,7 @@ from kcl_pipeline.leases.application import (
     application_text,
 )
 from kcl_pipeline.leases.attributes import text_of
+from kcl_pipeline.leases.losses import LossLog, LossRecord, losses_from_text, losses_text
 from kcl_pipeline.leases.serialization import string
 from kcl_pipeline.leases.state import LeaderLock, MigrationState, UnreadableLock
 from kcl_pipeline.leases.store import (
@@ -195,6 +196,33 @@ class CoordinatorRows:
         before: Condition = Absent(rows.APPLICATION)
         if replacing is not None:
             before = Equals(rows.APPLICATION, string(replacing.text))
+        outcome = self._store.update(
+            rows.MIGRATION_KEY, [Present(self._store.key_name), before], Changes(put)
+        )
+        return outcome.applied or _has(outcome, put)
+
+    def read_losses(self) -> LossRecord:
+        """Return the recorded losses; without a record an empty one. Strongly consistent.
+
+        Raises:
+            UnreadableRowError: The record cannot be read.
+        """
+        item = self._store.get(rows.MIGRATION_KEY)
+        if item is None or rows.LOSSES not in item:
+            return LossRecord(LossLog(), None)
+        return losses_from_text(text_of(item, rows.LOSSES) or "")
+
+    def put_losses(self, log: LossLog, *, replacing: LossRecord) -> bool:
+        """Record the losses, if the record equals `replacing`.
+
+        False also if there is no client-version row, which contains the record.
+
+        Applied if the attribute has this value.
+        """
+        put = {rows.LOSSES: string(losses_text(log))}
+        before: Condition = Absent(rows.LOSSES)
+        if replacing.text is not None:
+            before = Equals(rows.LOSSES, string(replacing.text))
         outcome = self._store.update(
             rows.MIGRATION_KEY, [Present(self._store.key_name), before], Changes(put)
         )

@@ -59,6 +59,7 @@ MODIFIED_MILLIS: Final = "mts"
 HISTORY: Final = "h"
 HISTORY_LENGTH: Final = 10
 APPLICATION: Final = "kclpApplication"
+LOSSES: Final = "kclpLosses"
 
 MAX_METRICS: Final = 32
 """Largest number of metrics of one worker (our own limit; KCL has five)."""

@@ -16,6 +16,7 @@ import dagster as dg
 
 from kcl_pipeline.assets.access import PipelineResources
 from kcl_pipeline.assets.contract import DagsterOptions, LeaderCycleLike, PipelineLike
+from kcl_pipeline.assets.losses import observe_losses
 from kcl_pipeline.assets.names import APPLICATION_TAG, CONTINUOUS, MODE_TAG, Names
 from kcl_pipeline.assets.runs import (
     RunView,
@@ -242,6 +243,7 @@ class LeaderTick:
             cycle_seconds=report.seconds,
             bad_rows=bad_rows,
             unavailable=report.unavailable if report.led else _reported_streams(report, rows),
+            losses=observe_losses(PipelineResources(self._names, context).coordinator),
         )
         return list(
             asset_events(view, self._names, self._settings, self._options, state.cadence, now)
@@ -334,7 +336,12 @@ def build_leader_sensor(
         default_status=dg.DefaultSensorStatus.RUNNING
         if options.leader_default_running
         else dg.DefaultSensorStatus.STOPPED,
-        required_resource_keys={names.aws, names.leases_resource, names.workers_resource},
+        required_resource_keys={
+            names.aws,
+            names.leases_resource,
+            names.workers_resource,
+            names.coordinator_resource,
+        },
         description=(
             f"Leader of {names.application}: finds shards, assigns leases, and keeps "
             f"{pipeline.workers.min} to {pipeline.workers.max} workers running. "

@@ -8,10 +8,13 @@ import dagster as dg
 
 from kcl_pipeline.assets import health
 from kcl_pipeline.assets.contract import DagsterOptions
+from kcl_pipeline.assets.losses import records_lost
 from kcl_pipeline.assets.names import Names, stream_key
 from kcl_pipeline.assets.run_metadata import MAX_ROWS, lag_text, table_of
 from kcl_pipeline.config import ConsumerSettings
+from kcl_pipeline.errors import UnreadableRowError
 from kcl_pipeline.leases.lease import BadRow, Lease
+from kcl_pipeline.leases.losses import LossLog
 from kcl_pipeline.leases.tables import WorkerMetrics
 from kcl_pipeline.leases.worker_status import UnavailableStream
 from kcl_pipeline.planning.explain import explain
@@ -50,6 +53,7 @@ class FleetView:
         bad_rows: Rows that cannot be parsed.
         unavailable: Streams that are missing or forbidden, of this sensor's cycle or of the
             worker that leads. None: unknown.
+        losses: The recorded losses, or why they cannot be read.
     """
 
     leases: tuple[Lease, ...]
@@ -66,6 +70,7 @@ class FleetView:
     cycle_seconds: float = 0.0
     bad_rows: tuple[BadRow, ...] = ()
     unavailable: tuple[UnavailableStream, ...] | None = ()
+    losses: LossLog | UnreadableRowError = field(default_factory=LossLog)
 
 
 @dataclass(slots=True)
@@ -299,6 +304,7 @@ def asset_events(
         (names.output, health.paused(view.workers)),
         (names.lease_table, health.stuck(view.waits, stuck_limit_seconds(settings))),
         (names.lease_table, health.rows(view.bad_rows)),
+        (names.lease_table, records_lost(view.losses)),
         (
             names.worker_metrics_table,
             health.balance(

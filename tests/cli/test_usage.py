@@ -152,7 +152,7 @@ def test_help_loads_nothing_heavy():
         [sys.executable, "-c", program], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    for command in ("local", "leases", "workers", "leader", "plan", "doctor"):
+    for command in ("local", "leases", "workers", "leader", "plan", "losses", "doctor"):
         assert command in done.stdout
 
 

@@ -51,7 +51,7 @@ def test_the_lineage_goes_from_the_stream_through_the_lease_table_to_the_output(
         "coordinator_state_table",
         "events",
         "Materialized",
-        "4 / 4 Passed",
+        "5 / 5 Passed",
         "2 / 2 Passed",
     )
     assert size(looker.shoot("group")) > 20_000

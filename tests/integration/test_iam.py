@@ -29,7 +29,7 @@ def read(
         monkeypatch.setenv(name, value)
     said = [
         run(command, "-a", application.name, code=code).output
-        for command in ("leases", "workers", "leader")
+        for command in ("leases", "workers", "leader", "losses")
     ]
     return "\n".join(
         [*said, run("plan", "-a", application.name, "-s", application.name, code=code).output]

@@ -8,11 +8,14 @@ from dataclasses import replace
 import dagster as dg
 
 from kcl_pipeline.definitions import build_definitions
-from kcl_pipeline.events import LeaderElected, PlanMade
+from kcl_pipeline.events import LeaderElected, LossReason, PlanMade, RecordsLost
 from kcl_pipeline.leader.report import CycleReport
 from kcl_pipeline.leases.lease import BadRow
+from kcl_pipeline.leases.losses import Loss, change_losses
+from kcl_pipeline.leases.migration import ensure_client_version
 from kcl_pipeline.leases.worker_status import PausedLease, UnavailableStream, WorkerStatus
 from kcl_pipeline.planning.model import Move, Plan
+from kcl_pipeline.position import Position
 from tests.support.dagster_fakes import (
     FakeCycle,
     FakePipeline,
@@ -81,6 +84,7 @@ def test_tells_streams_tables_and_checks(instance):
         "balanced": 1,
         "no_shard_paused": 1,
         "streams_available": 1,
+        "no_records_lost": 1,
     }
     lease_table = next(e for e in result.asset_events if e.asset_key.path[-1] == "lease_table")
     assert isinstance(lease_table, dg.AssetMaterialization)
@@ -150,7 +154,7 @@ def test_tells_only_what_changed_and_everything_once_a_minute(instance):
     moved = [rows[0].with_(owner="w-2"), *rows[1:]]
     pipeline.cycle = FakeCycle([led(rows, workers), led(rows, workers), led(moved, workers)])
     stage = Stage(instance, pipeline)
-    assert len(stage().asset_events) == 10
+    assert len(stage().asset_events) == 11
     assert not stage().asset_events
     assert kinds(stage()) == {"orders-eu/lease_table": 1, "kinesis/orders": 1, "balanced": 1}
     quiet = [len(stage().asset_events) for _ in range(9)]
@@ -208,6 +212,41 @@ def test_a_missing_stream_of_several_fails_the_check_with_its_name_and_its_reaso
     leading = replace(worker("orders-1"), status=WorkerStatus(unavailable=()))
     stage.workers.rows = {"orders-1": leading}
     assert checks()["streams_available"].passed
+
+
+def test_lost_records_fail_the_check_until_they_are_acknowledged(instance):
+    rows = leases(2, ["w-1"])
+    stage = Stage(instance, FakePipeline(cycle=FakeCycle([led(rows, [worker("w-1")])])))
+    ensure_client_version(stage.coordinator, "w-1", stage.clock)
+
+    def check():
+        events = stage(10).asset_events
+        return {e.check_name: e for e in events if isinstance(e, dg.AssetCheckEvaluation)}.get(
+            "no_records_lost"
+        )
+
+    assert check().passed
+    event = RecordsLost("w-1", "s-1", LossReason.ROW_DELETED, Position("7"), stream="orders")
+    shown = change_losses(stage.coordinator, lambda log: log.with_losses([Loss.of(event, 1_000)]))
+    failed = check()
+    assert not failed.passed
+    assert failed.severity == dg.AssetCheckSeverity.ERROR
+    assert "1 losses of records are not acknowledged" in failed.description
+    assert "kcl-pipeline losses" in failed.description
+    (row,) = (record.data for record in failed.metadata["losses"].records)
+    assert (row["stream"], row["shard"], row["after"]) == ("orders", "s-1", "7")
+    assert (row["reason"], row["reporter"]) == ("row_deleted", "w-1")
+    change_losses(stage.coordinator, lambda log: log.with_acknowledged(shown, 2_000))
+    passed = check()
+    assert passed.passed
+    assert "1 losses of records are acknowledged, the last at 1970-01-01T00:00:02" in (
+        passed.description
+    )
+    item = stage.coordinator.rows()["Migration3.0"]
+    stage.coordinator.plant(item | {"kclpLosses": {"S": "[]"}})
+    unreadable = check()
+    assert not unreadable.passed
+    assert "kclpLosses" in unreadable.description
 
 
 def test_a_lease_whose_owner_is_gone_for_long_fails_the_check(instance):
@@ -294,7 +333,7 @@ def test_the_sensor_as_dagster_evaluates_it(instance):
     ) as context:
         data = sensor.evaluate_tick(context)
     assert len(data.run_requests) == 2
-    assert len(data.asset_events) == 10
+    assert len(data.asset_events) == 11
     assert data.run_requests[0].run_config == {
         "ops": {"orders_eu__per_minute": {"config": {"mode": "continuous"}}}
     }

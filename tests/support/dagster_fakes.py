@@ -15,6 +15,7 @@ from kcl_pipeline.leases.lease import BadRow, Lease, LeaseListing
 from kcl_pipeline.leases.tables import WorkerListing, WorkerMetrics
 from kcl_pipeline.position import TRIM_HORIZON, Position
 from kcl_pipeline.shards import MAX_HASH_KEY, HashKeyRange
+from kcl_pipeline.testing.tables import InMemoryCoordinatorStateTable
 from kcl_pipeline.worker.summary import StopReason, WorkerProgress, WorkerSummary
 
 
@@ -196,14 +197,18 @@ class _Box:
 
 
 def resources(
-    pipeline: FakePipeline, leases: Any = None, workers: Any = None, session: Any = None
+    pipeline: FakePipeline,
+    leases: Any = None,
+    workers: Any = None,
+    session: Any = None,
+    coordinator: Any = None,
 ) -> dict[str, Any]:
     names = Names.of(pipeline)
     boxes = {
         names.aws: "clients",
         names.leases_resource: leases if leases is not None else FakeLeaseTable(),
         names.workers_resource: workers if workers is not None else FakeWorkerTable(),
-        names.coordinator_resource: None,
+        names.coordinator_resource: coordinator or InMemoryCoordinatorStateTable(),
         names.spark: session,
     }
     return {

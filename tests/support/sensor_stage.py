@@ -11,6 +11,7 @@ from dagster import DagsterRunStatus as S
 from kcl_pipeline.assets.contract import DagsterOptions
 from kcl_pipeline.assets.names import Names, worker_id_of
 from kcl_pipeline.sensors.leader import LeaderTick
+from kcl_pipeline.testing.tables import InMemoryCoordinatorStateTable
 from tests.support.dagster_fakes import (
     FakeLeaseTable,
     FakePipeline,
@@ -40,6 +41,7 @@ class Stage:
         self.clock = ManualClock()
         self.leases = FakeLeaseTable()
         self.workers = FakeWorkerTable()
+        self.coordinator = InMemoryCoordinatorStateTable()
         self.cursor: str | None = None
         self.tick = LeaderTick(
             self.pipeline, self.names, DagsterOptions(**options), CONFIG, self.clock
@@ -47,7 +49,7 @@ class Stage:
 
     def __call__(self, seconds: float = 5.0) -> dg.SensorResult:
         self.clock.advance(seconds)
-        made = resources(self.pipeline, self.leases, self.workers)
+        made = resources(self.pipeline, self.leases, self.workers, coordinator=self.coordinator)
         with dg.build_sensor_context(
             instance=self.instance,
             cursor=self.cursor,

@@ -7,14 +7,17 @@ from __future__ import annotations
 import itertools
 import random
 import threading
+import time
 from collections import Counter
 
 import pytest
 
-from kcl_pipeline.aws import AwsClients, SessionOptions
+from kcl_pipeline.aws import AwsClients, SessionOptions, open_tables
 from kcl_pipeline.clock import SystemClock
 from kcl_pipeline.delta.sink import DeltaSink
 from kcl_pipeline.errors import AccessDeniedError, ThrottledError, UnavailableError
+from kcl_pipeline.events import LossReason, RecordsLost
+from kcl_pipeline.leases.migration import ensure_client_version
 from kcl_pipeline.local import EmbeddedAws, FaultRule
 from kcl_pipeline.pipeline import KinesisPipeline
 from kcl_pipeline.testing.clock import VirtualClock
@@ -84,6 +87,24 @@ def test_throttled_tables_delay_a_start_and_do_not_end_it(aws, pipeline, first_s
         "look at the identity of the application" if first_start else "first worker metrics report"
     )
     assert {"look at the tables", first_update} <= troubled
+
+
+@pytest.mark.parametrize("kind", ["worker", "leader"])
+def test_lost_records_are_recorded_and_passed_on(aws, pipeline, kind):
+    clients, events = clients_of(aws, pipeline), []
+    clients.kinesis.create_stream(StreamName="orders", ShardCount=1)
+    built = pipeline.build_worker("w-1", clients=clients, events=events.append)
+    if kind == "leader":
+        built = pipeline.build_leader("w-1", clients=clients, events=events.append)
+    table = open_tables(pipeline.settings, clients, SystemClock()).coordinator
+    ensure_client_version(table, "w-1", SystemClock())
+    lost = RecordsLost("w-1", "shardId-1", LossReason.ROW_DELETED, stream="orders")
+    built._events(lost)
+    assert events[-1] == lost
+    end = time.monotonic() + 30
+    while not table.read_losses().log.losses and time.monotonic() < end:
+        time.sleep(0.05)
+    assert [loss.lease_key for loss in table.read_losses().log.losses] == ["shardId-1"]
 
 
 def test_a_worker_that_is_told_to_stop_before_it_could_start_has_stopped(aws, pipeline):

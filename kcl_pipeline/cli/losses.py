@@ -1,0 +1,80 @@
+"""`kcl-pipeline losses`: show lost records, and acknowledge them."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+import typer
+
+from kcl_pipeline.cli import show
+from kcl_pipeline.cli.target import Application, AsJson, Pipeline, Streams, target
+from kcl_pipeline.leases.losses import Loss, LossLog, change_losses, time_text
+
+COLUMNS = ("shard", "reason", "after", "until", "before", "arrived", "recorded", "acknowledged")
+
+
+def losses(
+    application: Application = None,
+    stream: Streams = None,
+    pipeline: Pipeline = None,
+    acknowledge: Annotated[
+        bool,
+        typer.Option(
+            "--acknowledge",
+            help="Mark the losses that this command shows. The check no_records_lost passes until "
+            "the next loss.",
+        ),
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show records that were lost, with their shard, reason, positions and times."""
+    app = target(application, stream, pipeline)
+    table = app.tables.coordinator
+    shown = table.read_losses().log
+    if not as_json:
+        _print(shown)
+    after = shown
+    if acknowledge and shown.unacknowledged:
+        now = int(app.clock.wall() * 1000)
+        after = change_losses(table, lambda log: log.with_acknowledged(shown, now))
+    marked = after.acknowledged - shown.acknowledged
+    if as_json:
+        show.print_json(
+            {
+                "losses": msgspec.to_builtins(shown.losses),
+                "unlisted": shown.unlisted,
+                "unacknowledged": after.unacknowledged,
+                "acknowledged": after.acknowledged,
+                "acknowledged_millis": after.acknowledged_millis,
+                "marked": marked if acknowledge else None,
+            }
+        )
+    elif acknowledge:
+        show.echo(f"{marked} losses acknowledged; {after.unacknowledged} not acknowledged")
+
+
+def _print(found: LossLog) -> None:
+    show.print_table(
+        f"{found.unacknowledged} losses are not acknowledged",
+        COLUMNS,
+        [_row(loss) for loss in reversed(found.losses)],
+    )
+    if found.unlisted:
+        show.echo(f"and {found.unlisted} earlier losses, for which the record has no room")
+
+
+def _row(loss: Loss) -> tuple[str, ...]:
+    arrived = (loss.first_arrival_millis, loss.last_arrival_millis)
+    # The lease key of a stream of several contains the stream.
+    stream = "" if loss.stream is None or ":" in loss.lease_key else f"{loss.stream} "
+    return (
+        stream + loss.lease_key,
+        str(loss.reason),
+        loss.after or show.NONE,
+        loss.until or show.NONE,
+        loss.before or show.NONE,
+        show.NONE if arrived == (None, None) else " to ".join(map(time_text, arrived)),
+        f"{time_text(loss.recorded_millis)} by {loss.reporter}",
+        time_text(loss.acknowledged_millis) or show.NONE,
+    )
