@@ -334,8 +334,7 @@ class KinesisPipeline:
         from kcl_pipeline.worker.dependencies import WorkerDependencies  # noqa: PLC0415
         from kcl_pipeline.worker.worker import Worker  # noqa: PLC0415
 
-        clock = clock or SystemClock()
-        clients = clients or AwsClients(self.settings)
+        clock, clients = clock or SystemClock(), clients or AwsClients(self.settings)
         # Before anything slow, so that the leader can begin
         application = self._open(clients, clock, events, stop or clock.signal())
         tables = open_tables(self.settings, clients, clock)
