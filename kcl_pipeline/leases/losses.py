@@ -153,9 +153,8 @@ class LossLog:
             else loss
             for loss in self.losses
         )
-        return _cut(
-            LossLog(losses, self.unlisted - unlisted, self.acknowledged + marked, now_millis)
-        )
+        acknowledged = min(self.acknowledged + marked, _MAX_INT)
+        return _cut(LossLog(losses, self.unlisted - unlisted, acknowledged, now_millis))
 
 
 def _cut(log: LossLog) -> LossLog:
@@ -166,7 +165,7 @@ def _cut(log: LossLog) -> LossLog:
         log = replace(
             log,
             losses=tuple(loss for loss in log.losses if loss is not gone),
-            unlisted=log.unlisted + (oldest is None),
+            unlisted=min(log.unlisted + (oldest is None), _MAX_INT),
         )
     return log
 

@@ -4,6 +4,7 @@ application.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 from typing import Any, Final
 
@@ -11,6 +12,7 @@ from kcl_pipeline import DeltaSink, Fleet, KinesisPipeline
 from kcl_pipeline.cli.target import target
 from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.errors import OtherApplicationError, SettingsError, UnreadableRowError
+from kcl_pipeline.events import LossReason, RecordsLost
 from kcl_pipeline.leases.application import (
     ApplicationIdentity,
     RecordedStream,
@@ -18,6 +20,7 @@ from kcl_pipeline.leases.application import (
     application_text,
     successor,
 )
+from kcl_pipeline.leases.losses import Loss, LossLog, losses_from_text, losses_text, time_text
 from kcl_pipeline.settings_errors import setting_names
 from kcl_pipeline.spark.data_source.options import SourceOptions, parse_options
 from tests.fuzz import values
@@ -36,6 +39,10 @@ CHOICES: Final = ("auto", "polling", "fan_out", "skip", "PROVISIONED", "LATEST",
 SINK: Final = DeltaSink("/lake/orders")
 RECORD: Final = application_text(
     ApplicationIdentity("single_stream", (RecordedStream(STREAM, 1_700_000_000_000),), "delta:/x")
+)
+LOST: Final = Loss.of(RecordsLost("w-1", "shardId-1", LossReason.LEFT_RETENTION), 1_700_000_000_000)
+LOSSES: Final = losses_text(
+    LossLog((replace(LOST, after="7", before="9/2", stream="orders", acknowledged_millis=9),), 3)
 )
 WANTED: Final = ApplicationIdentity(
     "single_stream", (RecordedStream(STREAM, 1_700_000_000_000),), "delta:/x"
@@ -159,6 +166,27 @@ def check_record(given: Any) -> str:
     return ACCEPTED
 
 
+def draw_losses(random: Random) -> bytes:
+    """The text of recorded losses, mutated."""
+    return values.mutated(random, LOSSES.encode()) if random.randrange(20) else LOSSES.encode()
+
+
+def check_losses(given: Any) -> str:
+    """Read it, add a loss, acknowledge all, and read what would be written."""
+    try:
+        found = losses_from_text(given.decode("utf-8", "surrogateescape")).log
+    except UnreadableRowError as error:
+        return refused(error, whole_sentence=False)
+    following = found.with_losses([LOST])
+    assert following.unacknowledged
+    seen = following.with_acknowledged(following, 5_000)
+    assert not seen.unacknowledged
+    for log in (following, seen):
+        assert losses_from_text(losses_text(log)).log == log
+    assert all(time_text(loss.recorded_millis) for loss in found.losses)
+    return ACCEPTED
+
+
 def draw_command(random: Random) -> dict[str, Any]:
     """What `--application`, `--stream` and `--pipeline` may be given."""
     texts = (*values.HOSTILE_TEXTS, "orders", STREAM, "nosuch_module:x", "nosuch:", ":x", "x" * 500)
@@ -191,5 +219,6 @@ BOUNDARIES: Final = (
     Boundary("settings", draw_pipeline, check_pipeline, BOTH),
     Boundary("data_source_options", draw_options, check_options, BOTH),
     Boundary("application_record", draw_record, check_record, BOTH),
+    Boundary("losses_record", draw_losses, check_losses, BOTH),
     Boundary("command_line_target", draw_command, check_command, BOTH),
 )
