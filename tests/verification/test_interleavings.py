@@ -35,8 +35,10 @@ ALL = {scenario.name: scenario for scenario in scenarios()}
 COUNTS: dict[str, int] = {}
 
 
-LONG = {"twins across the end of a shard, and a cleanup"}
-"""In `make test-long` and `make microscope`; `make test` has the scenario without a cleanup."""
+LONG = {"twins across the end of a shard, and a cleanup", "the deleted row of a parent"}
+"""In `make test-long` and `make microscope`. `make test` has the first without a cleanup, and the
+second with a former owner of the child.
+"""
 
 
 @pytest.mark.parametrize(

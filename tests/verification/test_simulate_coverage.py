@@ -214,6 +214,7 @@ def test_every_reason_of_the_repository_names_code_that_exists():
     assert all(len(one.reason) > 20 for one in given)
 
 
+@pytest.mark.long
 def test_processes_combine_what_their_seeds_reach(monkeypatch):
     monkeypatch.setattr(tool, "_CHUNK", 1)
     reached = tool.run(range(4, 6), 1, 2)
