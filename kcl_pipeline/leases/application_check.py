@@ -63,7 +63,7 @@ def ensure_application(
     for _ in range(ATTEMPTS):
         record = coordinator_table.read_application()
         if record is None:
-            following = check_leases(name, lease_table, wanted, list_shards)
+            following = check_leases(name, coordinator_table, lease_table, wanted, list_shards)
         else:
             following = successor(name, record.identity, wanted)
             if following == record.identity:
@@ -92,18 +92,25 @@ def is_removed(coordinator_table: CoordinatorStateTable, stream: StreamId) -> bo
 
 def check_leases(
     name: str,
+    coordinator_table: CoordinatorStateTable,
     lease_table: LeaseTable,
     wanted: ApplicationIdentity,
     list_shards: Callable[[], Iterable[Shard]],
 ) -> ApplicationIdentity:
     """Compare existing leases with a start without a record, and return the identity to record.
 
-    Writes nothing. Raises `OtherApplicationError` if the leases are those of other streams.
+    If the leases do not fit, but another process has recorded the application meanwhile, its record
+    decides, and `wanted` is returned. Writes nothing.
+
+    Raises:
+        OtherApplicationError: The leases are those of other streams, and there is no record.
     """
     leases = lease_table.list_leases().leases
     if not leases:
         return wanted
     reason = contradiction(leases, wanted, list_shards() if wanted.mode == "single_stream" else ())
+    if reason is not None and coordinator_table.read_application() is not None:
+        return wanted
     if reason is not None:
         raise OtherApplicationError(
             f"the leases in the table {lease_table.name} are not those of the application {name!r} "

@@ -73,10 +73,13 @@ def open_application(
         if record is None:  # refused before any row is written
             check_leases(
                 settings.application_name,
+                coordinator_table,
                 lease_table,
                 wanted,
                 lambda: kinesis.list_shards(found[0]),
             )
+            record = coordinator_table.read_application()
+            wanted = with_recorded(identity, record, unavailable, keep_all=settings.selects_streams)
         check_application(settings.application_name, coordinator_table, wanted)
         return wanted
 

@@ -291,6 +291,19 @@ def test_leases_of_java_are_taken_over_when_they_fit_and_refused_when_not(starte
     assert ensured(started, SINGLE, lambda: [shard(0)]) == SINGLE
 
 
+def test_a_record_that_appears_while_the_leases_are_read_decides(started):
+    """Seed 9120004154 of menu 4: the scan hung, others recorded the application and read the
+    stream, and then the stream was deleted and created again.
+    """
+
+    def shards_of_the_new_stream():
+        assert started.coordinator.put_application(SINGLE, replacing=None)
+        return [shard(0, begin="100")]
+
+    started.leases.create_lease(lease(0, Position("99")))
+    assert ensured(started, SINGLE, shards_of_the_new_stream) == SINGLE
+
+
 def test_the_record_of_a_resolved_stream():
     stream = StreamId("clicks", arn=ARN + "clicks", created_millis=1_000)
     assert ApplicationIdentity.of([stream], is_multi_stream=False) == replace(SINGLE, sink=None)
