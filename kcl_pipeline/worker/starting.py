@@ -78,8 +78,6 @@ def open_application(
                 wanted,
                 lambda: kinesis.list_shards(found[0]),
             )
-            record = coordinator_table.read_application()
-            wanted = with_recorded(identity, record, unavailable, keep_all=settings.selects_streams)
         check_application(settings.application_name, coordinator_table, wanted)
         return wanted
 
