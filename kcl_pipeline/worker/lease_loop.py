@@ -7,7 +7,7 @@ from typing import Final
 from kcl_pipeline.background import Due
 from kcl_pipeline.clock import StopSignal
 from kcl_pipeline.events import WorkerIdShared
-from kcl_pipeline.leases.held import HeldLeases
+from kcl_pipeline.leases.held import Held, HeldLeases
 from kcl_pipeline.leases.store import MapCallable
 from kcl_pipeline.metrics.reporter import WorkerMetricsReporter
 from kcl_pipeline.worker.dependencies import WorkerDependencies
@@ -25,7 +25,9 @@ SECOND_REPORT_SECONDS: Final = 2.0
 class LeaseLoop:
     """Renew, discover and report, each when it is due. One thread calls `tick`.
 
-    `map` runs the reads of a discovery. `renew` runs renewals, and does not wait for slow ones.
+    `map` runs the reads of a discovery. `renew` runs renewals and overdue handoffs, and does not
+    wait for slow ones. No step waits for the lock of a lease: a call that another thread makes for
+    it may hang.
     """
 
     def __init__(
@@ -69,7 +71,7 @@ class LeaseLoop:
         """
         if self._renewal.ready():
             attempt("renewal", lambda: self._leases.renew_all(map=self._renew), self._events)
-            attempt("handoff time-out", self._force_overdue_handoffs, self._events)
+            self._renew(self._force_handoff, self._leases.overdue_handoffs())
             self._stalls.look()
         if self._is_discovery_due() and not self._stop.is_set():
             attempt("discovery", lambda: self._leases.discover(map=self._map), self._events)
@@ -90,10 +92,13 @@ class LeaseLoop:
         is_due, is_first_due = self._discovery.ready(), self._first_discovery.ready()
         return is_due or (is_first_due and not self._leases.held())
 
-    def _force_overdue_handoffs(self) -> None:
-        for held in self._leases.overdue_handoffs():
-            self._source.end(held.lease_key)
-            self._leases.complete_handoff(held, forced=True)
+    def _force_handoff(self, held: Held) -> None:
+        self._source.end(held.lease_key)
+        attempt(
+            "handoff time-out",
+            lambda: self._leases.complete_handoff(held, forced=True),
+            self._events,
+        )
 
     def _report_metrics(self) -> None:
         self._reporter.report()

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from kcl_pipeline.errors import SinkError, ThrottledError, UnavailableError
-from kcl_pipeline.events import LeaseMoved, ShardEnded, ShardStalled, StallStep
+from kcl_pipeline.events import HandoffCompleted, LeaseMoved, ShardEnded, ShardStalled, StallStep
 from kcl_pipeline.kinesis.prefetch import ReadState
 from kcl_pipeline.leases.lease import Lease
 from kcl_pipeline.position import TRIM_HORIZON, Position
@@ -196,6 +196,38 @@ def test_beginning_with_a_lease_is_no_movement():
     assert ONE not in {key for key, _ in steps(world)}
     world.run(AFTER / 2)
     assert (ONE, StallStep.READING) in steps(world)
+
+
+def test_an_overdue_handoff_of_a_row_that_is_being_written_delays_no_report():
+    """Seed 9130000566: the thread that renews waited for a lease whose call hung."""
+    world = World(
+        shards=2,
+        buffered=True,
+        lease={"failover_time_millis": 10_000, "graceful_lease_handoff_timeout_millis": 1000},
+        worker={"shard_stalled_after_millis": 5_000},
+    )
+    world.run(5)
+    leases, rows = world.worker.leases, world.leases.view()
+    rows.initiate_handoff(rows.get(ZERO), "w-2")
+    leases.renew_all()
+    counter = rows.get(ONE).counter
+
+    def hangs(operation, _key):
+        if operation == "TransactWriteItems":
+            world.leases.hook(None, None)
+            for _ in range(30):
+                world.clock.advance(0.2)
+                world.worker.lease_tick()
+
+    world.leases.hook(hangs, None)
+    held = leases.get(ZERO)
+    leases.create_successors(held, [Lease(CHILD, TRIM_HORIZON, parent_shard_ids=frozenset({ZERO}))])
+    assert (ONE, StallStep.READING) in steps(world)
+    assert rows.get(ONE).counter > counter, "the other lease is renewed meanwhile"
+    assert leases.get(ZERO) is held, "the handoff waits for the end of the call"
+    world.clock.advance(3.4)
+    world.worker.lease_tick()
+    assert world.of(HandoffCompleted)[0].forced
 
 
 def split(world):

@@ -163,17 +163,20 @@ class HeldLeases(LeaseWrites):
 
         Args:
             held: The lease.
-            forced: Whether the time-out of the handoff is the reason.
+            forced: Whether the time-out of the handoff is the reason. Then the call does not wait
+                for another thread that writes the row: its call may hang.
 
         Returns:
-            False: the lease is not in a handoff or not held, or another assignment came first.
+            False: the lease is not in a handoff or not held, another assignment came first, or
+                `forced` is set and another thread writes the row. In the last case, call again.
 
         Raises:
             AwsError: The lease is still held. Call again.
         """
-        with self._entered(held):
+        with self._entered(held, wait=not forced) as entered:
             return (
-                self._is_current(held)
+                entered
+                and self._is_current(held)
                 and held.lease.in_handoff
                 and self._transfer(held, forced=forced)
             )
