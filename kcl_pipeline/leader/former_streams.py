@@ -82,8 +82,7 @@ class FormerStreams:
         """Return the streams that have leases, and are neither configured nor recorded."""
         of_leases = {StreamId.parse(text) for text in context.leases.streams()}
         found = {(stream.account, stream.name) for stream in of_leases}
-        found -= self._streams.identities()
-        return {one for one in found if not self._streams.may_be_configured(one)}
+        return self._streams.not_configured(found - self._streams.identities())
 
     def _removable(self, identities: set[AccountAndName]) -> set[AccountAndName]:
         strategy = self._settings.former_streams_leases_deletion_strategy

@@ -120,9 +120,11 @@ class Streams:
         return None if self._selection is None else self._selection.answer[1]
 
     def former(self) -> tuple[RecordedStream, ...]:
-        """Return the recorded streams that are not configured."""
+        """Return the recorded streams that are not configured, and cannot be."""
         named = self._named()
-        return tuple(one for one in self._recorded if not named(one))
+        others = tuple(one for one in self._recorded if not named(one))
+        found = self.not_configured({one.account_and_name for one in others})
+        return tuple(one for one in others if one.account_and_name in found)
 
     def identities(self) -> set[AccountAndName]:
         """Return account and name of the configured and of the recorded streams."""
@@ -130,10 +132,29 @@ class Streams:
         configured = {(stream.account, stream.name) for stream in known}
         return configured | {one.account_and_name for one in self._recorded}
 
-    def may_be_configured(self, identity: AccountAndName) -> bool:
-        """Return whether a configured stream that is not resolved yet has this name."""
-        unresolved = (name for name in self.configured() if name not in self._known)
-        return identity[1] in {name.rpartition("/")[2] for name in unresolved}
+    def not_configured(self, identities: set[AccountAndName]) -> set[AccountAndName]:
+        """Return those that no configured stream can be which is not resolved yet."""
+        unresolved = self._unresolved()
+        return {
+            (account, name)
+            for account, name in identities
+            if not {(account, name), (None, name)} & unresolved
+        }
+
+    def _unresolved(self) -> set[AccountAndName]:
+        """Return the configured streams that are not resolved yet.
+
+        A name without an account is one of the own account. That is unknown until a configured name
+        is resolved.
+        """
+        own = self._own_account()
+        unresolved = (RecordedStream(one) for one in self.configured() if one not in self._known)
+        found = (one.account_and_name for one in unresolved)
+        return {(own if account is None else account, name) for account, name in found}
+
+    def _own_account(self) -> str | None:
+        resolved = (one.stream for name, one in self._known.items() if not name.startswith("arn:"))
+        return next((stream.account for stream in resolved if stream.account is not None), None)
 
     def adopt(self, orphans: Iterable[AccountAndName]) -> None:
         """Set the streams that have leases, but are neither configured nor recorded."""
@@ -160,15 +181,19 @@ class Streams:
         return self._settings.shard_sync_of(stream)
 
     def _named(self) -> Callable[[RecordedStream], bool]:
-        """Return a function that returns whether a recorded stream is configured."""
-        unknown, arns = set[str](), set[str | None]()
-        for name in self.configured():
+        """Return a function that returns whether a recorded stream is certainly configured.
+
+        An unresolved name does not stand for a stream of another account. If the own account is
+        unknown, the recorded streams of that name are read besides.
+        """
+        configured = self.configured()
+        arns = set[str | None](configured)
+        for name in configured:
             known = self._known.get(name)
-            if known is None:
-                unknown.add(name)
-            else:
+            if known is not None:
                 arns |= {known.stream.arn, known.stream.name}
-        return lambda one: one.arn in arns or one.arn in unknown or one.name in unknown
+        unresolved = {one for one in self._unresolved() if one[0] is not None}
+        return lambda one: one.arn in arns or one.account_and_name in unresolved
 
     def resolve(self, name_or_arn: str) -> StreamId:
         """Return the identifier of a stream whose leases may be written.
