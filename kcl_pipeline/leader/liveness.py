@@ -45,6 +45,7 @@ class _LeaseMemory:
 class _Distrust:
     since: float
     strikes: int
+    struck_at: float = -math.inf
 
 
 class Liveness:
@@ -209,8 +210,12 @@ class Liveness:
                     self._workers.note_renewal(after)
 
     def _declare_expired(self, scan_started: float, scan_finished: float) -> None:
-        """Note new expiries. Several expired leases of an owner count once per scan."""
-        owners = set()
+        """Note new expiries, and a strike of an owner that let a lease expire again.
+
+        Leases that it had before its last strike expire one after the other in one silence. They
+        are no further strike.
+        """
+        struck: dict[str, bool] = {}
         for memory in self._leases.values():
             owner = memory.checkpoint_owner or memory.owner
             if (
@@ -219,10 +224,15 @@ class Liveness:
                 and self._is_expired(memory, scan_started)
             ):
                 memory.declared_expired = True
-                owners.add(owner)
-        for owner in owners:
-            strikes = self._distrust[owner].strikes + 1 if owner in self._distrust else 1
-            self._distrust[owner] = _Distrust(scan_finished, min(strikes, _MAX_STRIKES))
+                before = self._distrust.get(owner)
+                is_new = before is None or memory.moved_at > before.struck_at
+                struck[owner] = struck.get(owner, False) or is_new
+        for owner, is_new in struck.items():
+            distrust = self._distrust.setdefault(owner, _Distrust(scan_finished, strikes=0))
+            distrust.since = scan_finished
+            if is_new:
+                distrust.strikes = min(distrust.strikes + 1, _MAX_STRIKES)
+                distrust.struck_at = scan_finished
 
     def _is_expired(self, memory: _LeaseMemory, now: float) -> bool:
         """Return whether a lease has expired.

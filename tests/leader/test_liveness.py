@@ -187,6 +187,34 @@ def test_one_that_reports_but_never_renews_waits_longer_each_time():
     )
 
 
+def test_leases_of_one_silence_that_expire_one_after_the_other_count_once():
+    """Seed 8517400065 of menu 4: a worker that was restarted after two such silences stayed without
+    leases for seven failover times, and leases had to move a second time for it.
+    """
+    seen = Seen()
+    rows = [lease(1), replace(lease(1, "b"), lease_key="t")]
+    seen.at(0, *rows, row(lut=0))
+    rows = [lease(2), replace(lease(2), lease_key="t")]
+    seen.at(5, *rows, row(lut=0))
+    assert seen.at(16, *rows, row(lut=0)).expired == {"s"}
+    assert seen.at(5 + GRACE + 1, *rows, row(lut=0)).expired == {"s", "t"}
+    rows = [lease(3, "b"), replace(lease(3, "b"), lease_key="t")]
+    assert seen.at(27, *rows, row(lut=27)).distrusted == frozenset(), "it has failed once"
+
+
+def test_a_lease_that_it_was_given_during_the_silence_counts_as_its_second_failure():
+    seen = Seen()
+    old = replace(lease(1), lease_key="t")
+    seen.at(0, lease(1), old, row(lut=0))
+    seen.at(5, lease(2), old, row(lut=0))
+    assert seen.at(16, lease(2), old, row(lut=0)).expired == {"s"}
+    given = lease(3, "b"), old, replace(lease(1), lease_key="u")
+    assert seen.at(17, *given, row(lut=17)).distrusted == frozenset()
+    assert seen.at(GRACE + 2, *given, row(lut=17)).expired == {"t"}
+    assert seen.at(17 + GRACE + 1, *given, row(lut=17)).expired >= {"t", "u"}
+    assert seen.at(40, *given, row(lut=40)).distrusted == {"a"}, "it reports, but does not renew"
+
+
 def living(seen, now):
     return [w.worker_id for w in seen.liveness.living(now)]
 
