@@ -91,7 +91,7 @@ class Names:
 
     def __init__(self, *configured):
         clock = VirtualClock()
-        models = [KinesisModel(clock, settings=KinesisSettings(account=one)) for one in (OWN, OTHER)]
+        models = [KinesisModel(clock, settings=KinesisSettings(account=a)) for a in (OWN, OTHER)]
         for model in models:
             model.create_stream("a", 1)
         settings = ConsumerSettings(application_name="app", streams=configured)
