@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+import math
+from datetime import UTC, datetime
 from typing import Literal, Self
 
 from pydantic import Field, field_validator, model_validator
@@ -112,12 +113,22 @@ class ShardSyncSettings(StrictSettings):
                 raise ValueError(f"{msg}. Write {STREAM_FORMS}")
         return self
 
+    @property
+    def initial_millis(self) -> int | None:
+        """`initial_timestamp` in epoch milliseconds, rounded down, and not negative."""
+        time = self.initial_timestamp
+        return None if time is None else max(math.floor(time.timestamp() * 1000), 0)
+
+    def beginning_at(self, position: InitialPosition, millis: int | None) -> ShardSyncSettings:
+        """Return these settings with another initial position, and its time for AT_TIMESTAMP."""
+        time = None if millis is None else datetime.fromtimestamp(millis / 1000, UTC)
+        return self.model_copy(
+            update={"initial_position_in_stream": position, "initial_timestamp": time}
+        )
+
     def of_orphan(self) -> ShardSyncSettings:
         """Return these settings with the initial position of orphaned streams."""
-        position = self.orphaned_stream_initial_position_in_stream
-        return self.model_copy(
-            update={"initial_position_in_stream": position, "initial_timestamp": None}
-        )
+        return self.beginning_at(self.orphaned_stream_initial_position_in_stream, None)
 
     def of_stream(self, stream: StreamSettings | None) -> ShardSyncSettings:
         """Return these settings with the initial position of one stream."""

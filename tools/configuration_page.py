@@ -159,7 +159,9 @@ orders = KinesisPipeline(
   inclusive.
 - "–" in the column *KCL* means that the Java KCL has no such setting.
 - All workers of an application should have the same settings. A worker that does not name a
-  stream uses the settings of the application for it.
+  stream begins it at the initial position that is recorded with the stream (`AT_TIMESTAMP`: at the
+  time in the lease row), and uses the other settings of the application for it. A changed initial
+  position or time does not move leases that exist.
 - `streams=` takes names, ARNs and `StreamConfig`. An ARN names a stream of any account in the
   region; [IAM](iam.md) needs its ARN, and the other account a resource policy:
 

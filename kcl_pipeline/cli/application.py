@@ -94,7 +94,12 @@ def _configured(app: Target, pipeline: str | None) -> ApplicationIdentity:
         app.kinesis.resolve_stream(name, multi_stream=is_multi_stream)
         for name in app.settings.streams
     ]
-    return ApplicationIdentity.of(streams, is_multi_stream=is_multi_stream, sink=_sink(pipeline))
+    return ApplicationIdentity.of(
+        streams,
+        is_multi_stream=is_multi_stream,
+        sink=_sink(pipeline),
+        shard_sync_of=app.settings.shard_sync_of,
+    )
 
 
 def _sink(pipeline: str | None) -> str | None:

@@ -11,6 +11,7 @@ stream when the worker started; otherwise GetRecords. The choice lasts as long a
 from __future__ import annotations
 
 from collections.abc import Iterable
+from datetime import datetime
 from functools import partial
 
 from kcl_pipeline.clock import Clock
@@ -118,10 +119,12 @@ class Retrieval:
         *,
         held_leases: int,
         read_up_to_millis: int | None = None,
+        initial_timestamp: datetime | None = None,
     ) -> ShardReader:
         """Return a reader after `position` (exclusive). Raises as `ShardReader`.
 
-        `read_up_to_millis` is that of an earlier reader of this position.
+        `read_up_to_millis` is that of an earlier reader of this position. Without
+        `initial_timestamp`, AT_TIMESTAMP is the time of the settings.
         """
         client: ShardClient = self._kinesis
         reader: type[ShardReader] = ShardReader
@@ -145,7 +148,7 @@ class Retrieval:
             hash_key_range,
             self._settings,
             self._clock,
-            initial_timestamp=self._shard_sync_of(stream).initial_timestamp,
+            initial_timestamp=initial_timestamp or self._shard_sync_of(stream).initial_timestamp,
             resume=Resume(read_up_to_millis=read_up_to_millis),
             identity=self.identity,
             on_gap=partial(self.gaps.note, lease_key, stream),

@@ -56,7 +56,11 @@ class ApplicationGuard:
         if not found:
             self._compare_names()
             return
-        wanted = ApplicationIdentity.of(found, is_multi_stream=self._settings.is_multi_stream)
+        wanted = ApplicationIdentity.of(
+            found,
+            is_multi_stream=self._settings.is_multi_stream,
+            shard_sync_of=self._settings.shard_sync_of,
+        )
         if unavailable or self._settings.selects_streams:
             record = self._coordinator_table.read_application()
             wanted = with_recorded(

@@ -117,7 +117,7 @@ class LeaderCycle:
         )
         self._sync = ShardSync(settings, lease_table, kinesis, clock, events, streams, leadership)
         self._deleted_rows = DeletedRows(
-            settings, lease_table, kinesis, events, self._election, streams, leadership
+            lease_table, kinesis, events, self._election, streams, leadership
         )
         self._cleaning = Cleaning(settings, lease_table, worker_table, events, leadership)
         self._former = FormerStreams(

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.errors import AwsError
 from kcl_pipeline.events import EventSink, LeasesCreated, LossReason, RecordsLost
 from kcl_pipeline.kinesis.client import KinesisClient
@@ -20,7 +19,7 @@ from kcl_pipeline.leader.phase import CycleContext, LeadershipCheck
 from kcl_pipeline.leader.streams import Streams
 from kcl_pipeline.leases.lease import Lease
 from kcl_pipeline.leases.tables import LeaseTable
-from kcl_pipeline.planning.shard_sync import has_not_begun, restored_lease
+from kcl_pipeline.planning.shard_sync import has_not_begun, restored_lease, with_initial_time
 from kcl_pipeline.shards import StreamId
 
 
@@ -34,7 +33,6 @@ class DeletedRows:
 
     def __init__(
         self,
-        settings: ConsumerSettings,
         table: LeaseTable,
         kinesis: KinesisClient,
         events: EventSink,
@@ -42,7 +40,6 @@ class DeletedRows:
         streams: Streams,
         leadership: LeadershipCheck,
     ) -> None:
-        self._settings = settings
         self._table = table
         self._kinesis = kinesis
         self._events = events
@@ -98,11 +95,12 @@ class DeletedRows:
             return False
         if not self._is_listed(stream, lease):
             return True
-        position = self._settings.shard_sync_of(stream).initial_position_in_stream
-        restored = restored_lease(lease, position)
-        if restored is None:
+        shard_sync = self._streams.shard_sync_of(stream)
+        found = restored_lease(lease, shard_sync.initial_position_in_stream)
+        if found is None:
             self._report(stream, lease, waiting)
             return True
+        (restored,) = with_initial_time((found,), shard_sync.initial_millis)
         self._leadership.check()
         if any(self._table.restore_parents(child, (restored,)) for child in waiting):
             context.leases[lease.lease_key] = self._unfinished[lease.lease_key] = restored

@@ -10,7 +10,7 @@ from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.leader.cleaning import Cleaning
 from kcl_pipeline.leader.phase import CycleContext, LeadershipCheck
 from kcl_pipeline.leader.streams import Streams
-from kcl_pipeline.leases.application import AccountAndName, RecordedStream
+from kcl_pipeline.leases.recorded_stream import AccountAndName, RecordedStream
 from kcl_pipeline.leases.tables import CoordinatorStateTable
 from kcl_pipeline.planning.cleanup import Deletion
 from kcl_pipeline.shards import StreamId

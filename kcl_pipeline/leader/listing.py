@@ -15,6 +15,7 @@ from kcl_pipeline.planning.shard_sync import (
     initial_filter,
     leases_for_missing_shards,
     leases_for_new_stream,
+    with_initial_time,
 )
 from kcl_pipeline.shards import Shard, StreamId
 
@@ -37,7 +38,8 @@ def initial_leases(
             f"the {len(shards)} shards of {stream.name} at {position} do not cover all hash "
             "keys; the next cycle lists them again"
         )
-    return leases_for_new_stream(stream, shards, position)
+    leases = leases_for_new_stream(stream, shards, position)
+    return with_initial_time(leases, settings.initial_millis)
 
 
 def has_unreadable_shards(
@@ -67,13 +69,14 @@ def missing_leases(
     existing = {row.shard_id: row.ended for row in rows} | {
         key.rsplit(":", 1)[-1]: False for key in unreadable
     }
-    return leases_for_missing_shards(
+    leases = leases_for_missing_shards(
         stream,
         shards,
         existing,
         settings.initial_position_in_stream,
         ignore_unexpected_child_shards=settings.ignore_unexpected_child_shards,
     )
+    return with_initial_time(leases, settings.initial_millis)
 
 
 def needs_listing(lease: Lease) -> bool:

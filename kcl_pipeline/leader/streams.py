@@ -21,7 +21,12 @@ from kcl_pipeline.kinesis.client import KinesisClient
 from kcl_pipeline.kinesis.identity import require_same_stream
 from kcl_pipeline.leader.phase import STREAM_OPERATIONS, NotLeadingError
 from kcl_pipeline.leader.selection import Selection
-from kcl_pipeline.leases.application import AccountAndName, ApplicationIdentity, RecordedStream
+from kcl_pipeline.leases.application import ApplicationIdentity
+from kcl_pipeline.leases.recorded_stream import (
+    AccountAndName,
+    InitialPositions,
+    RecordedStream,
+)
 from kcl_pipeline.leases.worker_status import UnavailableStream
 from kcl_pipeline.shards import StreamId
 
@@ -85,10 +90,12 @@ class Streams:
         self._waits: dict[str, _Wait] = {}
         self._recorded: tuple[RecordedStream, ...] = ()
         self._adopted: tuple[str, ...] = ()
+        self._positions = InitialPositions(settings)
 
     def note_record(self, identity: ApplicationIdentity) -> None:
         """Note the recorded streams, which the next phases read besides those of the settings."""
         self._recorded = identity.streams
+        self._positions.note_record(identity.streams)
 
     def poll(self) -> None:
         """Ask for the selected streams, if it is time."""
@@ -178,7 +185,7 @@ class Streams:
         """Return the settings of shard sync with the initial position of this stream."""
         if stream.arn in self._adopted:
             return self._settings.shard_sync.of_orphan()
-        return self._settings.shard_sync_of(stream)
+        return self._positions.of(stream)
 
     def _named(self) -> Callable[[RecordedStream], bool]:
         """Return a function that returns whether a recorded stream is certainly configured.

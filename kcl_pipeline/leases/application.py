@@ -8,20 +8,22 @@ lease table (protocol §4.1, §4.5). This module does no I/O.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from typing import Final, Literal
 
 import msgspec
 
+from kcl_pipeline.config_shard_sync import ShardSyncSettings
 from kcl_pipeline.errors import OtherApplicationError, UnreadableRowError
-from kcl_pipeline.leases.attributes import MAX_KEY_BYTES, checked_name
+from kcl_pipeline.leases.attributes import checked_name
 from kcl_pipeline.leases.lease import Lease
+from kcl_pipeline.leases.recorded_stream import (
+    AccountAndName,
+    RecordedStream,
+    account_and_name_of_arn,
+)
 from kcl_pipeline.shards import Shard, StreamId
-
-AccountAndName = tuple[str | None, str]
-"""Identifies a stream, apart from its creation. The account is None if it is unknown."""
 
 Mode = Literal["single_stream", "multi_stream"]
 
@@ -31,71 +33,8 @@ MAX_TEXT: Final = 300_000
 MAX_SINK: Final = 4_096
 """Largest number of bytes of the address of a sink (our own limit)."""
 
-MAX_MILLIS: Final = 253_402_300_799_999
-"""The end of the year 9999."""
-
 ACCEPT_STREAMS: Final = "kcl-pipeline application --pipeline module:attribute --accept-streams"
 ACCEPT_SINK: Final = "kcl-pipeline application --pipeline module:attribute --accept-sink"
-
-
-@dataclass(frozen=True, slots=True)
-class RecordedStream:
-    """A stream in the record.
-
-    Attributes:
-        arn: ARN of the stream, or its name if the service does not return an ARN.
-        created_millis: Creation time in epoch milliseconds. None: unknown.
-        renewed: Whether the application read a former stream with this name before. Then the leases
-            of this stream have a mark (`StreamId.lease_mark`), and all others are deleted.
-
-    Raises:
-        ValueError: A value is outside its limits.
-    """
-
-    arn: str
-    created_millis: int | None = None
-    renewed: bool = False
-
-    def __post_init__(self) -> None:
-        checked_name(self.arn, "arn", MAX_KEY_BYTES)
-        if not 0 <= (self.created_millis or 0) <= MAX_MILLIS:
-            raise ValueError(f"created_millis is {self.created_millis}, not 0 to {MAX_MILLIS}")
-
-    @classmethod
-    def of(cls, stream: StreamId) -> RecordedStream:
-        """Return the record of a resolved stream."""
-        return cls(stream.arn or stream.name, stream.created_millis)
-
-    @property
-    def name(self) -> str:
-        """Name of the stream."""
-        return self.arn.rpartition("/")[2]
-
-    @property
-    def account_and_name(self) -> AccountAndName:
-        """Account and name of the stream."""
-        return _account_and_name_of_arn(self.arn)
-
-    def is_same(self, other: RecordedStream) -> bool:
-        """Return whether both are the same stream. An unknown creation time equals any other."""
-        known = self.created_millis is not None and other.created_millis is not None
-        return self.arn == other.arn and not (known and self.created_millis != other.created_millis)
-
-    def marked(self, stream: StreamId) -> StreamId | None:
-        """Return this stream, as it was resolved, with the mark of its leases.
-
-        Returns:
-            None if another stream has the name now.
-        """
-        if not self.is_same(RecordedStream.of(stream)):
-            return None
-        return replace(stream, lease_mark=self.created_millis if self.renewed else None)
-
-    def __str__(self) -> str:
-        if self.created_millis is None:
-            return self.arn
-        created = datetime.fromtimestamp(self.created_millis / 1000, UTC)
-        return f"{self.arn} (created {created.isoformat(timespec='seconds')})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,11 +66,29 @@ class ApplicationIdentity:
 
     @classmethod
     def of(
-        cls, streams: Iterable[StreamId], *, is_multi_stream: bool, sink: str | None = None
+        cls,
+        streams: Iterable[StreamId],
+        *,
+        is_multi_stream: bool,
+        sink: str | None = None,
+        shard_sync_of: Callable[[StreamId], ShardSyncSettings] | None = None,
     ) -> ApplicationIdentity:
-        """Return the identity of a start with these resolved streams."""
-        mode: Mode = "multi_stream" if is_multi_stream else "single_stream"
-        return cls(mode, tuple(RecordedStream.of(stream) for stream in streams), sink)
+        """Return the identity of a start with these resolved streams.
+
+        Args:
+            streams: The streams.
+            is_multi_stream: Whether lease keys contain the stream.
+            sink: Address of the sink.
+            shard_sync_of: Returns the initial position of one of several streams. It is recorded
+                with the stream. None: it is not recorded.
+        """
+        if not is_multi_stream:
+            return cls("single_stream", tuple(RecordedStream.of(one) for one in streams), sink)
+        of = (
+            RecordedStream.of(one, None if shard_sync_of is None else shard_sync_of(one))
+            for one in streams
+        )
+        return cls("multi_stream", tuple(of), sink)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,8 +103,9 @@ def application_text(identity: ApplicationIdentity) -> str:
     """Return the value of the attribute."""
     fields = msgspec.to_builtins(identity)
     for stream in fields["streams"]:
-        if not stream["renewed"]:
-            del stream["renewed"]
+        for name in ("renewed", "initial_position", "initial_millis"):
+            if stream[name] is None or stream[name] is False:
+                del stream[name]
     return msgspec.json.encode(fields, order="deterministic").decode()
 
 
@@ -360,7 +318,7 @@ def _other_streams(leases: Sequence[Lease], wanted: ApplicationIdentity) -> str 
     if (
         not named
         or not wanted.streams
-        or named & {_account_and_name_of_arn(s.arn) for s in wanted.streams}
+        or named & {account_and_name_of_arn(s.arn) for s in wanted.streams}
     ):
         return None
     return (
@@ -371,11 +329,6 @@ def _other_streams(leases: Sequence[Lease], wanted: ApplicationIdentity) -> str 
 
 def _account_and_name(stream: StreamId) -> AccountAndName:
     return stream.account, stream.name
-
-
-def _account_and_name_of_arn(arn: str) -> AccountAndName:
-    parts = arn.split(":")
-    return (parts[4] if len(parts) > 4 else None), arn.rpartition("/")[2]  # noqa: PLR2004 (an ARN)
 
 
 def _not_of_shard(lease: Lease, shard: Shard) -> str | None:

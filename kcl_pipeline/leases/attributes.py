@@ -48,6 +48,9 @@ writes. Without it, a full row could not be assigned, renewed or committed.
 MAX_KEY_BYTES: Final = 2048
 """Longest partition key (DynamoDB): lease key, worker id, and owner (the hash key of an index)."""
 
+MAX_MILLIS: Final = 253_402_300_799_999
+"""The end of the year 9999 in epoch milliseconds, the last one that Python can show."""
+
 MAX_NAME_CHARACTERS: Final = 256
 """Longest other name, such as a run id or a lock version (our own limit)."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from typing import Any, Self
 
 from kcl_pipeline.position import Position
@@ -33,6 +34,9 @@ class Lease:
         read_up_to_millis: All records of the shard that arrived by this time are in the table (our
             own attribute `kclpReadUpTo` N, epoch milliseconds, which Java readers ignore). None:
             unknown.
+        initial_millis: Where the shard is read from while the checkpoint is AT_TIMESTAMP (our own
+            attribute `kclpInitialTimestamp` N, epoch milliseconds, which Java readers ignore).
+            None: the time of the settings.
     """
 
     lease_key: str
@@ -50,6 +54,7 @@ class Lease:
     stream: str | None = None
     stream_mark: int | None = None
     read_up_to_millis: int | None = None
+    initial_millis: int | None = None
 
     @property
     def transaction_key(self) -> str:
@@ -76,6 +81,13 @@ class Lease:
     def in_handoff(self) -> bool:
         """Whether a handoff has started and is not finished."""
         return self.checkpoint_owner is not None
+
+    @property
+    def initial_timestamp(self) -> datetime | None:
+        """`initial_millis` as a time; None if the row has none."""
+        if self.initial_millis is None:
+            return None
+        return datetime.fromtimestamp(self.initial_millis / 1000, UTC)
 
     @property
     def ended(self) -> bool:

@@ -15,6 +15,7 @@ from typing import Final
 from kcl_pipeline.leases.attributes import (
     MAX_COUNTER,
     MAX_KEY_BYTES,
+    MAX_MILLIS,
     bytes_of,
     check_size,
     checked_name,
@@ -54,6 +55,7 @@ STREAM: Final = "streamName"
 SHARD_ID: Final = "shardId"
 STREAM_CREATED: Final = "kclpStreamCreated"
 READ_UP_TO: Final = "kclpReadUpTo"
+INITIAL_TIMESTAMP: Final = "kclpInitialTimestamp"
 
 _MICRO: Final = Decimal("0.000001")
 _HASH_KEY: Final = re.compile(r"[0-9]{1,39}")
@@ -135,7 +137,11 @@ def lease_to_item(lease: Lease) -> Item:
         **position_attributes(CHECKPOINT, CHECKPOINT_SUB, lease.checkpoint),
         **stream_attributes(lease),
     }
-    own = {STREAM_CREATED: lease.stream_mark, READ_UP_TO: lease.read_up_to_millis}
+    own = {
+        STREAM_CREATED: lease.stream_mark,
+        READ_UP_TO: lease.read_up_to_millis,
+        INITIAL_TIMESTAMP: lease.initial_millis,
+    }
     item |= {name: number(value) for name, value in own.items() if value is not None}
     if lease.owner is not None:
         item[OWNER] = string(lease.owner)
@@ -190,6 +196,7 @@ def lease_from_item(item: Item) -> Lease:
             stream=stream,
             stream_mark=int_of(item, STREAM_CREATED),
             read_up_to_millis=int_of(item, READ_UP_TO),
+            initial_millis=int_of(item, INITIAL_TIMESTAMP, most=MAX_MILLIS),
         )
 
 

@@ -52,6 +52,17 @@ def new_lease(stream: StreamId, shard: Shard, checkpoint: Position) -> Lease:
     )
 
 
+def with_initial_time(leases: Iterable[Lease], millis: int | None) -> tuple[Lease, ...]:
+    """Return the leases; those at AT_TIMESTAMP with their time, which KCL's rows do not have.
+
+    A worker that does not name the stream in its settings does not know the time.
+    """
+    return tuple(
+        lease.with_(initial_millis=millis) if lease.checkpoint == AT_TIMESTAMP else lease
+        for lease in leases
+    )
+
+
 def leases_for_new_stream(
     stream: StreamId, shards: Iterable[Shard], position: InitialPosition
 ) -> tuple[Lease, ...]:

@@ -65,7 +65,12 @@ def open_application(
     found, unavailable = _found(names, kinesis, is_multi_stream=is_multi_stream)
     for table in (lease_table, worker_table, coordinator_table):
         retry_transient("look at the tables", table.ensure_exists, clock, rng, events, stop)
-    identity = ApplicationIdentity.of(found, is_multi_stream=is_multi_stream, sink=sink_address)
+    identity = ApplicationIdentity.of(
+        found,
+        is_multi_stream=is_multi_stream,
+        sink=sink_address,
+        shard_sync_of=settings.shard_sync_of,
+    )
 
     def compare() -> ApplicationIdentity:
         record = coordinator_table.read_application()

@@ -64,7 +64,7 @@ class Worker:
         self._clock = clock = parts.clock
         self._events = events = parts.events
         self._application = parts.application
-        self._streams = LeaseStreams()
+        self._streams = LeaseStreams(settings)
         self._stop = CurrentStop(clock.signal())
         self._pools = Pools(settings.lease.max_lease_renewal_threads, parallel=parts.parallel)
         self.leases = HeldLeases(
@@ -143,7 +143,7 @@ class Worker:
         parts, worker_id = self._parts, self.worker_id
         settings, clock, events = parts.settings, parts.clock, parts.events
         table, kinesis = parts.lease_table, parts.kinesis
-        removed = partial(is_removed, parts.coordinator_table)
+        removed, of = partial(is_removed, parts.coordinator_table), self._streams.shard_sync_of
         return Lifecycle(
             worker_id=worker_id,
             settings=settings,
@@ -152,8 +152,8 @@ class Worker:
             leases=self.leases,
             source=self.source,
             protocol=self._protocol,
-            parents=ParentCheck(worker_id, settings, table, self.leases, kinesis, clock, events),
-            losses=LossCheck(worker_id, settings, table, kinesis, clock, events, removed),
+            parents=ParentCheck(worker_id, of, table, self.leases, kinesis, clock, events),
+            losses=LossCheck(worker_id, settings, table, kinesis, clock, events, removed, of),
             clock=clock,
             events=events,
             admits=Admission(self._check_application, clock, events).admits,
@@ -214,7 +214,7 @@ class Worker:
             stop,
         )
         self._streams.open(marked_streams(identity, application.streams))
-        self._streams.note_arns(one.arn for one in identity.streams)
+        self._streams.note_record(identity.streams)
         unnamed = unnamed_streams(identity, self._settings.streams)
         if unnamed and not self._settings.selects_streams:
             self._events(StreamsDiffer(self.worker_id, unnamed))
@@ -248,7 +248,7 @@ class Worker:
             self._parts.coordinator_table,
             self._opened(self._stop).identity,
         )
-        self._streams.note_arns(one.arn for one in recorded.streams)
+        self._streams.note_record(recorded.streams)
 
     def run(
         self,

@@ -7,14 +7,17 @@ import datetime as dt
 import pyarrow as pa
 
 from kcl_pipeline.batch import Batch, ShardRange
+from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.kinesis.client import RECORD_SCHEMA, Chunk
 from kcl_pipeline.leases.lease import Lease
+from kcl_pipeline.leases.recorded_stream import RecordedStream
 from kcl_pipeline.position import TRIM_HORIZON, Position
 from kcl_pipeline.shards import StreamId
 from kcl_pipeline.worker.batches import records_of, without
 from kcl_pipeline.worker.shards.streams import LeaseStreams
 from kcl_pipeline.worker.sources.buffered import cut
 
+SETTINGS = ConsumerSettings(application_name="app", streams=("orders", "clicks"))
 NOW = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
 
 
@@ -62,7 +65,7 @@ def test_chunks_of_a_lease_join_into_one_range():
 
 def test_streams_of_one_name_in_two_accounts_are_told_apart():
     arns = [f"arn:aws:kinesis:us-east-1:{account}:stream/orders" for account in "12"]
-    streams = LeaseStreams()
+    streams = LeaseStreams(SETTINGS)
     streams.open(
         [StreamId("orders", account, 5, arn) for account, arn in zip("12", arns, strict=True)]
     )
@@ -78,7 +81,7 @@ def test_streams_of_one_name_in_two_accounts_are_told_apart():
     assert [one["sequence_number"].to_pylist() for one in found] == [["1", "2"], ["3"]]
     rest = without(Batch("b", ranges, records), [leases[0].lease_key])
     assert rest.records["sequence_number"].to_pylist() == ["3"]
-    alone = LeaseStreams()
+    alone = LeaseStreams(SETTINGS)
     alone.open([StreamId("orders", "1", 5, arns[0])])
     assert alone.of(leases[0]).column == "orders"
     assert alone.of(leases[1]).column == arns[1]
@@ -89,10 +92,10 @@ def test_a_stream_whose_name_another_one_had_before_has_its_arn_in_every_worker(
     arns = [f"arn:aws:kinesis:us-east-1:{account}:stream/orders" for account in "12"]
     lease = Lease("2:orders:5:s1", TRIM_HORIZON, stream="2:orders:5")
     for opened in (StreamId("clicks", "1", 5, arns[0].replace("orders", "clicks")), None):
-        streams = LeaseStreams()
+        streams = LeaseStreams(SETTINGS)
         streams.open([opened or StreamId("orders", "2", 5, arns[1])])
         assert streams.of(lease).column == "orders"
-        streams.note_arns(arns)
+        streams.note_record(map(RecordedStream, arns))
         assert streams.of(lease).column == arns[1]
 
 

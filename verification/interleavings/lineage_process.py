@@ -114,7 +114,7 @@ class LineageProcess:
         protocol = TwoPhaseCommit(self._leases, sink, clock, events, worker_id)
         self._commit = CommitSteps(protocol, bench.writer, self._leases, clock, events, worker_id)
         check = ParentCheck if scenario.log_seen else BlindParentCheck
-        streams = LeaseStreams()
+        streams = LeaseStreams(settings)
         streams.open((STREAM,))
         self._lifecycle = Lifecycle(
             worker_id=worker_id,
@@ -124,7 +124,9 @@ class LineageProcess:
             leases=self._leases,
             source=cast("BatchSource", NoSource()),
             protocol=protocol,
-            parents=check(worker_id, settings, table, self._leases, kinesis, clock, events),
+            parents=check(
+                worker_id, streams.shard_sync_of, table, self._leases, kinesis, clock, events
+            ),
             losses=LossCheck(worker_id, settings, table, kinesis, clock, events),
             clock=clock,
             events=events,

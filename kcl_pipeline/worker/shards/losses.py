@@ -7,6 +7,7 @@ from typing import Final
 
 from kcl_pipeline.clock import Clock
 from kcl_pipeline.config import ConsumerSettings
+from kcl_pipeline.config_shard_sync import ShardSyncSettings
 from kcl_pipeline.errors import AwsError, NotFoundError, StreamReplacedError
 from kcl_pipeline.events import AwsTrouble, EventSink, LossReason, RecordsLost
 from kcl_pipeline.kinesis.client import KinesisClient
@@ -39,6 +40,7 @@ class LossCheck:
         clock: Measures whether another worker could have taken the lease.
         events: Receives `RecordsLost`.
         is_removed: Returns whether a leader removed a former stream.
+        shard_sync_of: Returns the initial position of a stream. None: that of the settings.
     """
 
     def __init__(
@@ -50,10 +52,11 @@ class LossCheck:
         clock: Clock,
         events: EventSink,
         is_removed: Callable[[StreamId], bool] = lambda _: False,
+        shard_sync_of: Callable[[StreamId], ShardSyncSettings] | None = None,
     ) -> None:
         self._is_removed = is_removed
         self._worker_id = worker_id
-        self._shard_sync_of = settings.shard_sync_of
+        self._shard_sync_of = shard_sync_of or settings.shard_sync_of
         self._failover_seconds = settings.lease.failover_time_millis / 1000
         keep_seconds = settings.shard_sync.completed_lease_cleanup_interval_millis / 1000
         self._can_tell = keep_seconds > self._failover_seconds

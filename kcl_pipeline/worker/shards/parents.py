@@ -8,18 +8,19 @@ child shows the difference. A finished lease is deleted only after all its child
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from kcl_pipeline.batch import TxnVersions
 from kcl_pipeline.clock import Clock
-from kcl_pipeline.config import ConsumerSettings
+from kcl_pipeline.config_shard_sync import ShardSyncSettings
 from kcl_pipeline.events import EventSink, LeasesCreated, LossReason, RecordsLost
 from kcl_pipeline.kinesis.client import KinesisClient
 from kcl_pipeline.kinesis.identity import StreamIdentityCheck
 from kcl_pipeline.leases.held import HeldLeases
 from kcl_pipeline.leases.lease import Lease
 from kcl_pipeline.leases.tables import LeaseTable
-from kcl_pipeline.planning.shard_sync import has_not_begun, restored_parents
+from kcl_pipeline.planning.shard_sync import has_not_begun, restored_parents, with_initial_time
 from kcl_pipeline.shards import Shard, StreamId
 from kcl_pipeline.worker.consumer import ShardConsumer
 
@@ -46,7 +47,7 @@ class ParentCheck:
 
     Args:
         worker_id: Names this worker in events.
-        settings: Initial position of shards.
+        shard_sync_of: Returns the initial position of a stream.
         table: The lease table.
         leases: The leases held by this worker.
         kinesis: Lists the shards of a stream.
@@ -57,7 +58,7 @@ class ParentCheck:
     def __init__(
         self,
         worker_id: str,
-        settings: ConsumerSettings,
+        shard_sync_of: Callable[[StreamId], ShardSyncSettings],
         table: LeaseTable,
         leases: HeldLeases,
         kinesis: KinesisClient,
@@ -65,7 +66,7 @@ class ParentCheck:
         events: EventSink,
     ) -> None:
         self._worker_id = worker_id
-        self._settings = settings
+        self._shard_sync_of = shard_sync_of
         self._table = table
         self._leases = leases
         self._kinesis = kinesis
@@ -168,8 +169,11 @@ class ParentCheck:
     ) -> bool:
         """Create the rows of deleted parents; return whether the child need not wait for them."""
         lease = consumer.held.lease
-        position = self._settings.shard_sync_of(consumer.stream).initial_position_in_stream
-        restored = restored_parents(consumer.stream, listed, deleted, position)
+        shard_sync = self._shard_sync_of(consumer.stream)
+        position = shard_sync.initial_position_in_stream
+        restored = with_initial_time(
+            restored_parents(consumer.stream, listed, deleted, position), shard_sync.initial_millis
+        )
         if not restored:
             return self._report(lease, deleted, consumer.stream.name)
         for key in self._leases.restore_parents(consumer.held, restored):

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
+from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.leases.lease import Lease
+from kcl_pipeline.leases.recorded_stream import InitialPositions, RecordedStream
 from kcl_pipeline.shards import StreamId
 
 
@@ -15,26 +17,33 @@ class LeaseStreams:
     All workers of an application read all of its leases, as with KCL's default stream
     configuration. No call is needed: a multi-stream lease key has account, name and creation epoch
     (protocol §1.3), and all streams are in one region.
+
+    Attributes:
+        shard_sync_of: Returns the initial position of a stream (`InitialPositions.of`).
     """
 
-    def __init__(self) -> None:
+    def __init__(self, settings: ConsumerSettings) -> None:
         self._known: dict[str | None, StreamId] = {}
         self._arns: frozenset[str] = frozenset()
+        self._positions = InitialPositions(settings)
+        self.shard_sync_of = self._positions.of
 
     def open(self, streams: Iterable[StreamId]) -> None:
         """Set the streams that were found at the start of the worker."""
         self._known = {
             None if one.creation_epoch is None else one.serialized: one for one in streams
         }
-        self.note_arns(())
+        self.note_record(())
 
-    def note_arns(self, arns: Iterable[str]) -> None:
-        """Note streams of the application, also those that are missing or new.
+    def note_record(self, streams: Iterable[RecordedStream]) -> None:
+        """Note the recorded streams, also those that are missing or new.
 
         Their names decide whether the name of a stream is unique (`StreamId.label`).
         """
+        recorded = tuple(streams)
         opened = (one.arn for one in self._known.values() if one.arn is not None)
-        self._arns = self._arns.union(opened, arns)
+        self._arns = self._arns.union(opened, (one.arn for one in recorded))
+        self._positions.note_record(recorded)
 
     def opened(self) -> tuple[StreamId, ...]:
         """Return the streams that were found at the start of the worker."""

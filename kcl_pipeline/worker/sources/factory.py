@@ -52,6 +52,7 @@ def make_source(
             lease.hash_key_range,
             held_leases=count_held(),
             read_up_to_millis=consumer.held.read_up_to_millis,
+            initial_timestamp=lease.initial_timestamp,
         )
 
     return BufferedSource(

@@ -109,7 +109,8 @@ class RangeSource:
             1,
             1,
             Resume(read_up_to_millis=consumer.held.read_up_to_millis),
-            initial_timestamp=self._shard_sync_of(consumer.stream).initial_timestamp,
+            initial_timestamp=lease.initial_timestamp
+            or self._shard_sync_of(consumer.stream).initial_timestamp,
         )
         self._reader.check(fetch)
         if position == LATEST:

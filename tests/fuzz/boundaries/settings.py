@@ -15,12 +15,12 @@ from kcl_pipeline.errors import OtherApplicationError, SettingsError, Unreadable
 from kcl_pipeline.events import LossReason, RecordsLost
 from kcl_pipeline.leases.application import (
     ApplicationIdentity,
-    RecordedStream,
     application_from_text,
     application_text,
     successor,
 )
 from kcl_pipeline.leases.losses import Loss, LossLog, losses_from_text, losses_text, time_text
+from kcl_pipeline.leases.recorded_stream import RecordedStream
 from kcl_pipeline.settings_errors import setting_names
 from kcl_pipeline.spark.data_source.options import SourceOptions, parse_options
 from tests.fuzz import values
