@@ -213,20 +213,21 @@ class LossReason(StrEnum):
     ROW_DELETED: the lease row was deleted by hand before the shard was read to its end, and no
     lease covers the rest. SHARD_NOT_LISTED: the shard was not read to its end, and the stream does
     not list it any more. LEFT_RETENTION: records left the retention period of the stream before
-    they were read.
+    they were read. STREAM_DELETED: the stream was deleted while a drain waited for the shard.
     """
 
     ROW_DELETED = "row_deleted"
     SHARD_NOT_LISTED = "shard_not_listed"
     LEFT_RETENTION = "left_retention"
+    STREAM_DELETED = "stream_deleted"
 
 
 @dataclass(frozen=True, slots=True)
 class RecordsLost(Event):
     """Records of a shard are not in the table, and this application does not read them any more.
 
-    With LEFT_RETENTION, records may have been lost: Kinesis does not tell whether records arrived
-    between the two times.
+    With LEFT_RETENTION and STREAM_DELETED, records may have been lost: Kinesis does not tell
+    whether records arrived between the two times, or after the last position.
 
     Attributes:
         reporter: Id of the worker, or owner name of the leader, that detected the loss.

@@ -26,7 +26,7 @@ from kcl_pipeline.worker.batch_runner import BatchRunner
 from kcl_pipeline.worker.commit.two_phase import TwoPhaseCommit
 from kcl_pipeline.worker.dependencies import Mode, ProgressCallback, WorkerDependencies
 from kcl_pipeline.worker.drain import DrainWatch
-from kcl_pipeline.worker.failures.pauses import Pause, pauses_sentence
+from kcl_pipeline.worker.failures.pauses import Pause, reason_sentence
 from kcl_pipeline.worker.lease_loop import LeaseLoop
 from kcl_pipeline.worker.leaving import Leaving
 from kcl_pipeline.worker.monitoring.lag import Lag, LagTracker
@@ -106,6 +106,7 @@ class Worker:
         )
         self.stats = WorkerStats(worker_id, clock)
         self._lag = LagTracker(clock)
+        self._drain: DrainWatch | None = None
         self._runner = self._make_runner()
         renew = self._pools.map_renewals
         self.lease_tick = LeaseLoop(
@@ -319,27 +320,33 @@ class Worker:
 
     def drain_watch(self) -> DrainWatch:
         """Return a watch that reports when all records now in the streams are in the table."""
-        return DrainWatch(
+        self._drain = DrainWatch(
             self.worker_id,
+            self._parts,
             self._streams.opened(),
-            self._parts.lease_table,
             self.lifecycle,
             self.source,
             self.paused,
-            self._clock,
-            self._events,
+            self._retrieval.identity,
         )
+        return self._drain
 
     def reason_of_drain(self) -> StopReason:
-        """Return the stop reason of a complete drain: FAILED while a shard is paused."""
-        return StopReason.FAILED if self.paused() else StopReason.DRAINED
+        """Return the stop reason of a complete drain: FAILED if it did not read every record."""
+        return StopReason.FAILED if self.paused() or self._unread else StopReason.DRAINED
+
+    @property
+    def _unread(self) -> str | None:
+        return None if self._drain is None else self._drain.unread()
 
     def summary(self, reason: StopReason) -> WorkerSummary:
         """Return the summary of the worker's lifetime."""
         paused = self._runner.pauses.reasons()
         total = self.stats.total(lag=self.lag(), paused=paused)
-        error = pauses_sentence(paused) if reason is StopReason.FAILED else None
-        return WorkerSummary(reason, total, error)
+        failed = reason is StopReason.FAILED
+        return WorkerSummary(
+            reason, total, reason_sentence(paused, self._unread) if failed else None
+        )
 
     def process_tick(self) -> bool:
         """Update the consumers, complete handoffs, and process at most one batch.
@@ -387,14 +394,7 @@ class Worker:
     def _progress(self) -> WorkerProgress:
         return self.stats.close_period(
             lag=self.lag(),
-            positions=self._positions(),
+            positions=self.lifecycle.positions(),
             stalled=self.stalls.stalled,
             paused=self._runner.pauses.reasons(),
         )
-
-    def _positions(self) -> dict[str, str]:
-        return {
-            key: str(c.committed)
-            for key, c in self.lifecycle.consumers.items()
-            if c.committed is not None
-        }

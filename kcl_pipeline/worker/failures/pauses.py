@@ -91,10 +91,16 @@ class PausedShards:
                 del self._pauses[key]
 
 
-def pauses_sentence(reasons: Mapping[str, str]) -> str:
-    """Return a sentence with the number of paused shards and the first reason."""
-    if not reasons:
-        return "no shard is paused"
-    key = min(reasons)
-    count = f"{len(reasons)} shards are paused" if len(reasons) > 1 else "a shard is paused"
-    return f"{count} because the transform fails: {key}: {reasons[key]}"
+def reason_sentence(paused: Mapping[str, str], unread: str | None) -> str:
+    """Return why a worker failed.
+
+    Args:
+        paused: Reasons of paused shards. The sentence has their number and the first reason.
+        unread: What a drain did not read. None: it read everything.
+    """
+    if not paused:
+        return unread or "no shard is paused"
+    key = min(paused)
+    count = f"{len(paused)} shards are paused" if len(paused) > 1 else "a shard is paused"
+    pauses = f"{count} because the transform fails: {key}: {paused[key]}"
+    return "; ".join(filter(None, (unread, pauses)))

@@ -69,6 +69,14 @@ class Lifecycle:
         self._map = map
         self.consumers: dict[str, ShardConsumer] = {}
 
+    def positions(self) -> dict[str, str]:
+        """Return the committed positions by lease key, without those that are not resolved yet."""
+        return {
+            key: str(consumer.committed)
+            for key, consumer in self.consumers.items()
+            if consumer.committed is not None
+        }
+
     def sync_with_leases(self) -> None:
         """Create consumers for gained leases, and remove those of lost leases.
 

@@ -1,0 +1,155 @@
+"""The streams that a drain waits for, and what is lost if one of them is deleted meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from kcl_pipeline.clock import Clock
+from kcl_pipeline.errors import AwsError, NotFoundError, StreamReplacedError
+from kcl_pipeline.events import (
+    AwsTrouble,
+    EventSink,
+    LossReason,
+    RecordsLost,
+    StreamUnavailable,
+)
+from kcl_pipeline.kinesis.identity import StreamIdentityCheck
+from kcl_pipeline.leases.lease import Lease
+from kcl_pipeline.position import Position
+from kcl_pipeline.shards import StreamId
+
+LOOK_SECONDS: Final = 5.0
+"""Time between two descriptions of a stream that may be deleted."""
+
+
+class DrainedStream:
+    """One stream of the start of a drain. Another one that has its name later is not waited for.
+
+    A stream counts as deleted only if this is proven: its description says that it does not exist
+    or was created later, or the table has leases of a later stream of its name. A stream whose
+    description fails otherwise is waited for.
+
+    Args:
+        stream: The stream as it was resolved at the start of the worker.
+        worker_id: Names this worker in events.
+        identity: Confirms that the stream exists.
+        clock: Measures the time between two descriptions.
+        events: Receives `StreamUnavailable` and `RecordsLost` for a deleted stream, and
+            `AwsTrouble` for a description that fails.
+
+    Attributes:
+        is_deleted: Whether the stream is proven to be deleted.
+        lost: Number of its leases that are reported as lost.
+    """
+
+    def __init__(
+        self,
+        stream: StreamId,
+        worker_id: str,
+        identity: StreamIdentityCheck,
+        clock: Clock,
+        events: EventSink,
+    ) -> None:
+        self.is_deleted = False
+        self.lost = 0
+        self._stream = stream
+        self._worker_id = worker_id
+        self._identity = identity
+        self._clock = clock
+        self._events = events
+        self._due = clock.monotonic() + LOOK_SECONDS
+        self._had_leases = False
+        self._unread: dict[str, tuple[Lease, Position | None]] = {}
+        self._reported: set[str] = set()
+
+    def owns(self, lease: Lease) -> bool:
+        """Return whether the lease is of this stream, and not of another one of its name."""
+        stream = self._stream
+        if lease.stream is None or stream.creation_epoch is None:
+            is_later = stream.created_millis in (None, lease.stream_mark)
+            return lease.stream is None and (lease.stream_mark == stream.lease_mark or is_later)
+        return lease.stream == stream.serialized
+
+    def _is_followed_by(self, lease: Lease) -> bool:
+        """Return whether the lease is of a later stream of the same name."""
+        stream = self._stream
+        if lease.stream is None or stream.creation_epoch is None:
+            return lease.stream is None and (lease.stream_mark or 0) > (stream.created_millis or 0)
+        other = StreamId.parse(lease.stream)
+        is_same_name = (other.account, other.name) == (stream.account, stream.name)
+        return is_same_name and (other.creation_epoch or 0) > stream.creation_epoch
+
+    def note(self, own: Iterable[Lease], unread: Iterable[tuple[Lease, Position | None]]) -> None:
+        """Note the leases of the stream in the table.
+
+        A lease without a row keeps its last state: the leader deletes the leases of a stream that
+        was created again.
+
+        Args:
+            own: All leases of the stream.
+            unread: Those that no worker but this one can read, and that this worker has not read
+                since the drain began, with the last committed position (inclusive) if it is known.
+        """
+        for lease in own:
+            self._had_leases = True
+            self._unread.pop(lease.transaction_key, None)
+        self._unread.update({pair[0].transaction_key: pair for pair in unread})
+
+    def look(self, leases: Iterable[Lease], own: int, *, fails: bool) -> None:
+        """Find out whether the stream was deleted, and report what is lost then.
+
+        The stream is described only if it has no leases, or if `fails`.
+
+        Args:
+            leases: All leases in the table.
+            own: Number of those of this stream.
+            fails: Whether a step of an unread shard has failed.
+        """
+        if not self.is_deleted:
+            if any(not self.owns(lease) and self._is_followed_by(lease) for lease in leases):
+                self._deleted("the table has leases of a later stream of this name")
+            elif fails or not own:
+                self._describe()
+        if self.is_deleted:
+            self._report()
+
+    def _describe(self) -> None:
+        now = self._clock.monotonic()
+        if now < self._due:
+            return
+        self._due = now + LOOK_SECONDS
+        try:
+            self._identity.confirm(self._stream, now)
+        except (NotFoundError, StreamReplacedError) as error:
+            self._deleted(str(error))
+        except AwsError as error:
+            self._events(AwsTrouble(f"look for {self._stream.name} in the drain", str(error)))
+
+    def _deleted(self, reason: str) -> None:
+        self.is_deleted = True
+        name = self._stream.arn or self._stream.name
+        self._events(StreamUnavailable(self._worker_id, name, reason))
+
+    def _report(self) -> None:
+        for key, (lease, after) in sorted(self._unread.items()):
+            if key not in self._reported:
+                self._reported.add(key)
+                self._events(
+                    RecordsLost(
+                        self._worker_id,
+                        lease.lease_key,
+                        LossReason.STREAM_DELETED,
+                        after,
+                        stream=self._stream.name,
+                    )
+                )
+        self.lost = len(self._reported)
+
+    @property
+    def sentence(self) -> str | None:
+        """A sentence that says what was not read. None: nothing is known to be lost."""
+        if not self.is_deleted or (self._had_leases and not self.lost):
+            return None
+        what = f"{self.lost} of its shards were" if self._had_leases else "it was"
+        return f"the stream {self._stream.name} was deleted during the drain; {what} not read"

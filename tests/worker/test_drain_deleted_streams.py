@@ -1,0 +1,209 @@
+"""A drain ends although one of its streams is deleted meanwhile, and says what was not read."""
+
+from __future__ import annotations
+
+import pytest
+
+from kcl_pipeline.errors import AccessDeniedError, ThrottledError, UnavailableError
+from kcl_pipeline.events import AwsTrouble, LossReason, RecordsLost, StreamUnavailable
+from kcl_pipeline.testing.kinesis.client import InMemoryKinesis
+from kcl_pipeline.worker.summary import StopReason
+from tests.support.streams_world import StreamsWorld
+
+LIMIT = 60.0
+ONE, SEVERAL = ("b",), ("a", "b")
+
+
+class Kinesis(InMemoryKinesis):
+    """Reads of the streams in `held` are throttled; `refusal` is raised for descriptions."""
+
+    def __init__(self, world, *held):
+        super().__init__(world.model)
+        self.held, self.refusal, self.described = set(held), None, 0
+
+    def get_records(self, stream, *request):
+        if stream.name in self.held:
+            raise ThrottledError("slow down", operation="GetRecords")
+        return super().get_records(stream, *request)
+
+    def resolve_stream(self, name_or_arn, *, multi_stream):
+        self.described += 1
+        if self.refusal is not None:
+            raise self.refusal
+        return super().resolve_stream(name_or_arn, multi_stream=multi_stream)
+
+
+def draining(streams, *held):
+    """A worker that has read everything but the streams in `held`."""
+    world = StreamsWorld(*streams)
+    for stream in streams:
+        world.put(stream, 10, stream)
+    kinesis = Kinesis(world, *held)
+    world.start("w", *streams, drain=True, kinesis=kinesis)
+    world.run(8)
+    assert not world.drains["w"].done()
+    return world, kinesis
+
+
+def delete(world, kinesis, stream):
+    world.delete(stream)
+    world.clock.advance(1)
+    kinesis.held.clear()
+
+
+def read_again(world, stream):
+    """As after a batch that failed in the sink."""
+    lifecycle = world.workers["w"].lifecycle
+    for consumer in lifecycle.consumers.values():
+        if consumer.stream.name == stream:
+            lifecycle.restart(consumer)
+
+
+def summary(world):
+    return world.workers["w"].summary(world.workers["w"].reason_of_drain())
+
+
+def keys_of(world, stream):
+    return {
+        lease.lease_key
+        for lease in world.leases.list_leases().leases
+        if lease.stream is None or f":{stream}:" in lease.lease_key
+    }
+
+
+@pytest.mark.parametrize("streams", [ONE, SEVERAL], ids=["one stream", "several"])
+def test_a_deleted_stream_is_left_out_and_reported(streams):
+    """Seed 9130001036: the drain waited for ever for the stream."""
+    world, kinesis = draining(streams, "b")
+    keys = keys_of(world, "b")
+    delete(world, kinesis, "b")
+    world.run_until(world.drains["w"].done, LIMIT)
+    lost = world.of(RecordsLost)
+    assert {event.lease_key for event in lost} == keys
+    assert len(lost) == len(keys) == 2
+    assert {(one.reporter, one.reason, one.stream, one.after) for one in lost} == {
+        ("w", LossReason.STREAM_DELETED, "b", None)
+    }
+    assert summary(world).reason is StopReason.FAILED
+    assert "the stream b was deleted during the drain" in summary(world).error
+    assert any(event.reporter == "w" for event in world.of(StreamUnavailable))
+    assert world.data() == sorted(one for one in world.sent if one.startswith(b"a-"))
+
+
+def test_the_loss_begins_after_the_last_committed_position():
+    world, kinesis = draining(SEVERAL, "a")
+    world.run(4)
+    consumers = world.workers["w"].lifecycle.consumers.values()
+    committed = {one.lease_key: one.committed for one in consumers if one.stream.name == "b"}
+    world.drains["w"] = world.workers["w"].drain_watch()  # it has not seen the tip of a shard yet
+    kinesis.held.add("b")
+    read_again(world, "b")
+    world.put("b", 10, "more")
+    world.run(4)
+    delete(world, kinesis, "b")
+    world.run_until(world.drains["w"].done, LIMIT)
+    assert {event.lease_key: event.after for event in world.of(RecordsLost)} == committed
+    assert all(not position.is_sentinel for position in committed.values())
+
+
+def test_what_was_read_before_the_deletion_is_no_loss():
+    world, kinesis = draining(SEVERAL, "a")
+    world.delete("b")
+    read_again(world, "b")
+    world.run(20)
+    assert not world.drains["w"].done(), "the other stream is waited for"
+    kinesis.held.clear()
+    world.run_until(world.drains["w"].done, LIMIT)
+    assert world.has_all()
+    assert world.of(RecordsLost) == []
+    assert summary(world).reason is StopReason.DRAINED
+    assert summary(world).error is None
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        ThrottledError("slow down", operation="DescribeStreamSummary"),
+        AccessDeniedError("denied", operation="DescribeStreamSummary"),
+        UnavailableError("timed out", operation="DescribeStreamSummary"),
+    ],
+    ids=["throttled", "forbidden", "hung"],
+)
+def test_without_a_proof_the_stream_is_waited_for(refusal):
+    world, kinesis = draining(SEVERAL, "b")
+    kinesis.refusal = refusal
+    delete(world, kinesis, "b")
+    for _ in range(60):
+        world.run(1)
+        assert not world.drains["w"].done()
+    assert world.of(RecordsLost) == []
+    assert any("drain" in event.operation for event in world.of(AwsTrouble))
+    kinesis.refusal = None
+    world.run_until(world.drains["w"].done, LIMIT)
+    assert len(world.of(RecordsLost)) == 2
+
+
+def test_a_stream_whose_reads_fail_and_that_exists_is_waited_for():
+    world, kinesis = draining(SEVERAL, "b")
+    world.run(60)
+    assert not world.drains["w"].done()
+    kinesis.held.clear()
+    world.run_until(world.drains["w"].done, LIMIT)
+    assert world.has_all()
+    assert summary(world).reason is StopReason.DRAINED
+
+
+@pytest.mark.parametrize("streams", [ONE, SEVERAL], ids=["one stream", "several"])
+@pytest.mark.parametrize("away_seconds", [0.1, 30.0])
+def test_a_stream_that_is_created_again_is_another_one(streams, away_seconds):
+    world, kinesis = draining(streams, "b")
+    keys = keys_of(world, "b")
+    delete(world, kinesis, "b")
+    world.run(away_seconds)
+    world.create("b", 3)
+    world.run_until(world.drains["w"].done, LIMIT)
+    lost = world.of(RecordsLost)
+    assert {event.lease_key for event in lost} == keys
+    assert len(lost) == len(keys)
+    assert summary(world).reason is StopReason.FAILED
+
+
+def test_a_stream_that_is_deleted_before_it_has_leases_is_reported():
+    world = StreamsWorld("a", "b")
+    world.put("a", 10, "a")
+    kinesis = Kinesis(world)
+    world.start("w", "a", "b", drain=True, kinesis=kinesis)
+    world.delete("b")
+    world.run_until(world.drains["w"].done, LIMIT)
+    assert summary(world).reason is StopReason.FAILED
+    assert "the stream b was deleted during the drain" in summary(world).error
+    assert "w" in {event.reporter for event in world.of(StreamUnavailable)}
+
+
+def test_the_leases_of_another_worker_are_not_reported():
+    world, kinesis = draining(SEVERAL, "b")
+    table = world.leases.view()
+    (first, *_) = sorted(keys_of(world, "b"))
+    held = world.workers["w"].leases.get(first)
+    world.workers["w"].leases.release(held)
+    lease = table.assign(table.get(first), "w-2")
+
+    delete(world, kinesis, "b")
+    for _ in range(20):
+        world.run(1)
+        lease = table.renew(lease) or lease
+        if world.drains["w"].done():
+            break
+    assert len(world.of(RecordsLost)) == 1
+    assert first not in {event.lease_key for event in world.of(RecordsLost)}
+
+
+def test_a_drain_without_errors_describes_no_stream():
+    world = StreamsWorld("a", "b")
+    kinesis = Kinesis(world)
+    world.start("w", "a", "b", drain=True, kinesis=kinesis)
+    described = []
+    confirm = world.workers["w"]._retrieval.identity.confirm
+    world.workers["w"]._retrieval.identity.confirm = lambda *a: described.append(a) or confirm(*a)
+    world.run_until(world.drains["w"].done, LIMIT)
+    assert described == []
