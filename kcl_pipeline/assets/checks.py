@@ -26,10 +26,10 @@ from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.errors import STREAM_ERRORS
 from kcl_pipeline.events import Event
 from kcl_pipeline.kinesis.client import KinesisClient
-from kcl_pipeline.leases.application import streams_to_read
 from kcl_pipeline.leases.lease import LeaseListing
 from kcl_pipeline.leases.rejected import RejectedRows
 from kcl_pipeline.leases.tables import LeaseTable, WorkerMetricsTable
+from kcl_pipeline.leases.unnamed_streams import streams_to_read
 from kcl_pipeline.leases.worker_status import UnavailableStream
 from kcl_pipeline.metrics.exporters import level_of, text_of
 

@@ -258,22 +258,6 @@ def marked_streams(
     return tuple(identity.streams[0].marked(stream) or stream for stream in streams)
 
 
-def unnamed_streams(identity: ApplicationIdentity, names: Iterable[str]) -> tuple[str, ...]:
-    """Return the names of recorded streams that are not in `names` (stream names or ARNs)."""
-    named = set(names)
-    return tuple(one.name for one in identity.streams if not {one.arn, one.name} & named)
-
-
-def streams_to_read(
-    names: Sequence[str], record: ApplicationRecord | None, *, is_multi_stream: bool
-) -> tuple[str, ...]:
-    """Return names or ARNs: those of the settings, then the recorded streams that these lack."""
-    if record is None or not is_multi_stream:
-        return tuple(names)
-    others = (one.arn for one in record.identity.streams if not {one.arn, one.name} & set(names))
-    return (*names, *others)
-
-
 def contradiction(
     leases: Sequence[Lease], wanted: ApplicationIdentity, shards: Iterable[Shard]
 ) -> str | None:

@@ -15,6 +15,7 @@ from kcl_pipeline.leader.selection import SelectStreams, selected_streams
 from kcl_pipeline.leases.application import ApplicationIdentity, with_recorded
 from kcl_pipeline.leases.application_check import check_application, check_leases
 from kcl_pipeline.leases.tables import CoordinatorStateTable, LeaseTable, WorkerMetricsTable
+from kcl_pipeline.leases.unnamed_streams import unnamed_streams
 from kcl_pipeline.shards import StreamId
 from kcl_pipeline.worker.retry import retry_transient
 
@@ -32,6 +33,11 @@ class OpenedApplication:
     streams: tuple[StreamId, ...]
     identity: ApplicationIdentity
     unavailable: Mapping[str, AwsError] = field(default_factory=dict)
+
+    def unnamed(self, recorded: ApplicationIdentity) -> tuple[str, ...]:
+        """Return the recorded streams that the settings do not name."""
+        arns = (stream.arn or stream.name for stream in self.streams)
+        return unnamed_streams(recorded, (*arns, *self.unavailable))
 
 
 def open_application(

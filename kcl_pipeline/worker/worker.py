@@ -16,7 +16,7 @@ from kcl_pipeline.background import Background
 from kcl_pipeline.clock import StopSignal
 from kcl_pipeline.events import StreamsDiffer, StreamUnavailable, WorkerStarted, WorkerStopped
 from kcl_pipeline.kinesis.retrieval import Retrieval
-from kcl_pipeline.leases.application import marked_streams, unnamed_streams
+from kcl_pipeline.leases.application import marked_streams
 from kcl_pipeline.leases.application_check import check_application, ensure_application, is_removed
 from kcl_pipeline.leases.held import INCARNATION_BITS, HeldLeases
 from kcl_pipeline.leases.migration import ensure_client_version
@@ -216,7 +216,7 @@ class Worker:
         )
         self._streams.open(marked_streams(identity, application.streams))
         self._streams.note_record(identity.streams)
-        unnamed = unnamed_streams(identity, self._settings.streams)
+        unnamed = application.unnamed(identity)
         if unnamed and not self._settings.selects_streams:
             self._events(StreamsDiffer(self.worker_id, unnamed))
         self._retrieval.register_consumers(self._streams.opened())

@@ -74,6 +74,20 @@ def test_a_stream_has_its_arn_although_the_other_one_of_its_name_is_missing_at_t
     assert columns == {world.model.stream("a").arn, "b"}
 
 
+def test_a_worker_says_that_it_does_not_name_a_stream_of_another_account():
+    world = StreamsWorld("a", "b")
+    world.start("old", "a", "b")
+    world.run(10)
+    record = world.coordinator.read_application()
+    other = RecordedStream("arn:aws:kinesis:us-east-1:2:stream/a")
+    added = (*record.identity.streams, other)
+    assert world.coordinator.put_application(
+        replace(record.identity, streams=added), replacing=record
+    )
+    world.start("new", "a", "b")
+    assert world.of(StreamsDiffer) == [StreamsDiffer("new", (other.arn,))]
+
+
 def test_a_worker_whose_list_differs_says_so_once():
     world = StreamsWorld("a", "b", "c")
     world.start("old", "a", "b", "c")

@@ -220,7 +220,7 @@ def _streams(app: Target) -> Generator[Finding, None, list[StreamId]]:
 def _recorded_streams(app: Target) -> Iterator[Finding]:
     """Check streams that other workers have recorded, because every worker reads every lease."""
     from kcl_pipeline.cli.doctor.permissions import stream_findings  # noqa: PLC0415 (likewise)
-    from kcl_pipeline.leases.application import streams_to_read  # noqa: PLC0415 (likewise)
+    from kcl_pipeline.leases.unnamed_streams import streams_to_read  # noqa: PLC0415 (likewise)
 
     own, multi_stream = app.settings.streams, app.settings.is_multi_stream
     record = app.tables.coordinator.read_application() if multi_stream else None

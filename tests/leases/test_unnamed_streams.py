@@ -1,0 +1,43 @@
+"""Recorded streams that the settings do not name, also with one name in two accounts."""
+
+from __future__ import annotations
+
+import pytest
+
+from kcl_pipeline.leases.application import ApplicationIdentity, ApplicationRecord
+from kcl_pipeline.leases.recorded_stream import RecordedStream
+from kcl_pipeline.leases.unnamed_streams import streams_to_read, unnamed_streams
+
+
+def arn(account, name):
+    return f"arn:aws:kinesis:us-east-1:{account}:stream/{name}"
+
+
+OWN_A, OTHER_A, OWN_B = arn("1", "a"), arn("2", "a"), arn("1", "b")
+
+
+def recorded(*arns):
+    return ApplicationIdentity("multi_stream", tuple(map(RecordedStream, arns)))
+
+
+@pytest.mark.parametrize(
+    ("names", "others"),
+    [
+        (("a", OTHER_A), (OWN_B,)),
+        ((OWN_A, OTHER_A, "b"), ()),
+        ((OWN_A, "b"), (OTHER_A,)),
+        (("b",), (OWN_A, OTHER_A)),
+        (("a", "b"), (OWN_A, OTHER_A)),
+    ],
+)
+def test_the_streams_to_read(names, others):
+    record = ApplicationRecord(recorded(OWN_A, OTHER_A, OWN_B), "")
+    assert streams_to_read(names, record, is_multi_stream=True) == (*names, *others)
+    assert streams_to_read(names, record, is_multi_stream=False) == names
+    assert streams_to_read(names, None, is_multi_stream=True) == names
+
+
+def test_a_stream_is_told_by_its_name_unless_another_account_has_one_of_that_name():
+    identity = recorded(OWN_A, OTHER_A, OWN_B)
+    assert unnamed_streams(identity, (OWN_A,)) == (OTHER_A, "b")
+    assert unnamed_streams(recorded(OWN_A, OWN_B), ("a",)) == ("b",)
