@@ -1,6 +1,7 @@
 """The pipeline that the process tests run: Arrow in, Arrow out, short times.
 
-The table's place comes from FLEET_LAKE.
+The table's place comes from FLEET_LAKE. With FLEET_DEFAULTS=1 all settings have their defaults.
+FLEET_STREAMS names the streams, separated by commas.
 """
 
 import json
@@ -29,10 +30,12 @@ FAILOVER_MILLIS = 3_000
 
 events = KinesisPipeline(
     name="fleet",
-    streams=["events"],
+    streams=os.environ.get("FLEET_STREAMS", "events").split(","),
     transform_arrow=ids,
     sink=DeltaSink(os.environ["FLEET_LAKE"] + "/events"),
-    settings_overrides={
+    settings_overrides={}
+    if os.environ.get("FLEET_DEFAULTS") == "1"
+    else {
         "lease": {"failover_time_millis": FAILOVER_MILLIS, "lease_discovery_interval_millis": 400},
         "assignment": {"lease_assignment_interval_millis": 1_000},
         "leader": {"leader_lease_duration_millis": 3_000, "leader_heartbeat_period_millis": 1_000},

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import boto3
@@ -34,12 +34,16 @@ def wait_until(condition: Callable[[], bool], seconds: float, what: str) -> None
 class Fleet:
     """Workers by name; every process started here is killed by its own pid at the end."""
 
-    def __init__(self, aws: EmbeddedAws, folder: Path) -> None:
+    def __init__(
+        self, aws: EmbeddedAws, folder: Path, *, defaults: bool = False, streams: str = "events"
+    ) -> None:
         self.folder = folder
         self.environment = {
             **os.environ,
             **aws.environment(),
             "FLEET_LAKE": str(folder),
+            "FLEET_DEFAULTS": str(int(defaults)),
+            "FLEET_STREAMS": streams,
             "PYTHONPATH": os.pathsep.join([str(PIPELINES), str(ROOT)]),
         }
         self.kinesis = boto3.client(
@@ -126,8 +130,11 @@ class Publisher(threading.Thread):
     per key.
     """
 
-    def __init__(self, fleet: Fleet, per_second: int = 600) -> None:
+    def __init__(
+        self, fleet: Fleet, per_second: int = 600, streams: Sequence[str] = ("events",)
+    ) -> None:
         super().__init__(daemon=True)
+        self.streams = streams
         self.fleet = fleet
         self.per_second = per_second
         self.ids: list[str] = []
@@ -148,11 +155,12 @@ class Publisher(threading.Thread):
             {"Data": json.dumps({"id": one}).encode(), "PartitionKey": f"k{hash(one) % 211}"}
             for one in ids
         ]
-        answer = self.fleet.kinesis.put_records(StreamName="events", Records=records)
+        stream = self.streams[first // 100 % len(self.streams)]
+        answer = self.fleet.kinesis.put_records(StreamName=stream, Records=records)
         assert answer["FailedRecordCount"] == 0
         self.ids.extend(ids)
 
-    def finish(self) -> Comparison:
+    def finish(self, seconds: float = 90) -> Comparison:
         """Stop, wait for the table to have everything, and compare."""
         self.stop.set()
         self.join(30)
@@ -160,7 +168,7 @@ class Publisher(threading.Thread):
             raise self.error
         wait_until(
             lambda: self.fleet.rows.count() >= len(self.ids),
-            90,
+            seconds,
             f"{len(self.ids)} rows in the table",
         )
         return compare(self.fleet.table, self.ids)
