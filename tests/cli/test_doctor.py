@@ -7,10 +7,13 @@ import pytest
 
 from kcl_pipeline import clock as clock_module
 from kcl_pipeline.cli.doctor import checks as checks_module
+from kcl_pipeline.events import LossReason, RecordsLost
 from kcl_pipeline.leases.application import ApplicationIdentity
+from kcl_pipeline.leases.losses import Loss, change_losses
 from kcl_pipeline.leases.tables import MigrationState, WorkerMetrics
 from kcl_pipeline.leases.worker_status import LeaseLag, PausedLease, WorkerStatus
 from kcl_pipeline.local.faults import FaultRule
+from kcl_pipeline.position import Position
 from tests.support.cli_fleet import run, run_json
 
 pytest_plugins = ["tests.support.cli_fixtures"]
@@ -183,6 +186,30 @@ def test_doctor_shows_the_lag_of_committed_data_and_its_age(fleet, status, level
     (lag,) = [f for f in found if f["subject"] == "lag"]
     assert (lag["level"], text in lag["text"]) == (level, True), lag
     assert ("1 d 2 h ago" in lag["text"]) == (level != "unknown")
+
+
+def test_doctor_names_lost_records_until_they_are_acknowledged(fleet):
+    def finding(code):
+        found = findings("-a", fleet.name, "-s", fleet.name, "--watch-seconds", "0", code=code)
+        return next(f for f in found if f["subject"] == "lost records")
+
+    heal(fleet)
+    assert finding(0)["text"] == "no loss is recorded"
+    lost = [
+        RecordsLost("w-1", key, LossReason.LEFT_RETENTION, Position("7"), before=Position("9"))
+        for key in ("shardId-1", "shardId-2", "shardId-3", "shardId-4")
+    ]
+    change_losses(
+        fleet.tables.coordinator, lambda log: log.with_losses(Loss.of(one, 1_000) for one in lost)
+    )
+    found = finding(1)
+    assert found["level"] == "problem"
+    assert found["text"].startswith("4 losses of records are not acknowledged: shardId-4 (left_ret")
+    assert "after 7 before 9), recorded 1970-01-01T00:00:01+00:00 by w-1; shard" in found["text"]
+    assert found["text"].endswith("; and 1 more")
+    command = found["advice"].rpartition("acknowledge: kcl-pipeline ")[2]
+    assert "4 losses acknowledged" in run(*command.split()).stdout
+    assert finding(0)["text"] == "4 losses, all acknowledged"
 
 
 def test_doctor_finds_that_nobody_leads(fleet):

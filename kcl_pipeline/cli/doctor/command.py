@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator, Mapping
 from dataclasses import asdict
 from itertools import chain
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
@@ -57,8 +58,8 @@ def doctor(
     """Check the whole set-up of an application, without changing it.
 
     Checks settings, Java, credentials, permissions, tables, layout, leader, workers, shard
-    coverage, stuck leases, paused shards, failing batches, dead letters and lag. The exit code is
-    1 if there is a problem.
+    coverage, stuck leases, paused shards, failing batches, dead letters, lost records and lag. The
+    exit code is 1 if there is a problem.
     """
     app = target(application, stream, pipeline, needs_streams=True)
     needs_java = (
@@ -71,8 +72,10 @@ def doctor(
     )
     found: list[Finding] = []
     letters = None if pipeline is None else dead_letter_table(load_pipeline(pipeline))
+    named = f"-a {quote(application or '')}" if pipeline is None else f"-p {quote(pipeline)}"
     for finding in chain(
-        run_checks(app, needs_java=needs_java, watch_seconds=watch), _dead_letters(app, letters)
+        run_checks(app, needs_java=needs_java, watch_seconds=watch, named=named),
+        _dead_letters(app, letters),
     ):
         found.append(finding)
         if not as_json:
@@ -103,8 +106,13 @@ def print_finding(finding: Finding) -> None:
         out.print(Text.assemble(" " * 9 + "→ ", show.plain(finding.advice)), soft_wrap=True)
 
 
-def run_checks(app: Target, *, needs_java: bool, watch_seconds: float) -> Iterator[Finding]:
-    """Run all checks, cheapest first. Checks that depend on a failed one are skipped."""
+def run_checks(
+    app: Target, *, needs_java: bool, watch_seconds: float, named: str
+) -> Iterator[Finding]:
+    """Run all checks, cheapest first. Checks that depend on a failed one are skipped.
+
+    `named` has the options that name the application, for commands in advice.
+    """
     # Loaded here: other commands do not need botocore.
     from kcl_pipeline.cli.doctor.checks import check_java  # noqa: PLC0415
 
@@ -118,7 +126,7 @@ def run_checks(app: Target, *, needs_java: bool, watch_seconds: float) -> Iterat
     usable = yield from _tables(app)
     streams = yield from _streams(app)
     if usable:
-        yield from _rows(app, streams, watch_seconds)
+        yield from _rows(app, streams, watch_seconds, named)
 
 
 def _dead_letters(app: Target, table: tuple[str, Mapping[str, str]] | None) -> Iterator[Finding]:
@@ -228,10 +236,13 @@ def _recorded_streams(app: Target) -> Iterator[Finding]:
         yield from stream_findings(app.kinesis, name, multi_stream=multi_stream)
 
 
-def _rows(app: Target, streams: list[StreamId], watch_seconds: float) -> Iterator[Finding]:
+def _rows(
+    app: Target, streams: list[StreamId], watch_seconds: float, named: str
+) -> Iterator[Finding]:
     """Check the rows: version, leader, workers, coverage and stuck leases."""
     from kcl_pipeline.cli.doctor import checks  # noqa: PLC0415 (likewise)
     from kcl_pipeline.cli.doctor.application import check_application  # noqa: PLC0415 (likewise)
+    from kcl_pipeline.cli.doctor.losses import check_losses  # noqa: PLC0415 (likewise)
 
     try:
         before = _snapshot(app)
@@ -240,6 +251,7 @@ def _rows(app: Target, streams: list[StreamId], watch_seconds: float) -> Iterato
         yield recorded
         if recorded.level is not Level.PROBLEM:
             yield from _recorded_streams(app)
+        yield check_losses(app.tables.coordinator, named)
         yield checks.check_leader(app.tables.coordinator, workers=len(before.workers))
         yield from checks.check_workers(before)
         yield from checks.check_paused(before)
