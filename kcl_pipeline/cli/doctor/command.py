@@ -84,13 +84,14 @@ def doctor(
     if as_json:
         show.print_json([asdict(f) for f in found])
     else:
-        typer.echo(
-            f"{problems} problem{'' if problems == 1 else 's'} found"
-            if problems
-            else "no problem found"
-        )
+        warnings = sum(f.level is Level.WARNING for f in found)
+        typer.echo(f"{_number(problems, 'problem')}, {_number(warnings, 'warning')}")
     if problems:
         raise typer.Exit(FAILED)
+
+
+def _number(count: int, noun: str) -> str:
+    return f"{count or 'no'} {noun}{'' if count == 1 else 's'}"
 
 
 def print_finding(finding: Finding) -> None:

@@ -250,15 +250,15 @@ class Demo:
             if self.interrupted.wait(0.5):
                 raise DemoFailed("interrupted")
             self.processes.check()
-            self.progress()
+            self.progress(f"waiting for {what}")
             if self.clock.monotonic() > deadline:
                 raise DemoFailed(
                     f"waited {self.options.timeout_seconds:.0f} s in vain for {what}; logs "
                     f"are in {self.folder}"
                 )
 
-    def progress(self) -> None:
-        """Print a progress line at most every five seconds.
+    def progress(self, note: str) -> None:
+        """Print a progress line, which ends with `note`, at most every five seconds.
 
         It contains published and committed events, records per second, lag, and leases per worker.
         """
@@ -270,7 +270,7 @@ class Demo:
         self._last_progress, self._last_committed = now, committed
         published = self.publisher.published if hasattr(self, "publisher") else 0
         per_worker = Counter(
-            lease.actual_owner or "nobody" for lease in self.leases() if not lease.ended
+            lease.actual_owner or "(no owner)" for lease in self.leases() if not lease.ended
         )
         shown = (
             " ".join(f"{worker}={count}" for worker, count in sorted(per_worker.items()))
@@ -279,7 +279,7 @@ class Demo:
         self.say(
             f"{now - self.began:5.0f} s  published {published:>9,}  committed "
             f"{committed:>9,}  {rate:>7,.0f} records/s"
-            f"  lag {published - committed:>7,}  leases {shown}  {self.page.url}"
+            f"  lag {published - committed:>7,}  leases {shown}  {note}"
         )
 
     def stop(self) -> tuple[int, int]:
@@ -332,10 +332,10 @@ def run_demo(
             comparison = demo.run()
             if stay_open:
                 url = demo.page.url
-                say(f"everything is in the table; the page stays open at {url} until Ctrl-C")
+                say(f"everything is in the table; the Dagster UI runs at {url} until Ctrl-C")
                 while not demo.interrupted.wait(1.0):
                     demo.processes.check()
-                    demo.progress()
+                    demo.progress(url)
         except KclError as error:
             say(f"failed: {error}")
         finally:
