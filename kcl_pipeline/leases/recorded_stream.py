@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -104,24 +105,32 @@ class InitialPositions:
 
     def __init__(self, settings: ConsumerSettings) -> None:
         self._settings = settings
-        self._recorded: dict[str, RecordedStream] = {}
+        self._unnamed: dict[str, RecordedStream] = {}
 
     def note_record(self, streams: Iterable[RecordedStream]) -> None:
         """Note the recorded streams."""
-        self._recorded = {one.arn: one for one in streams}
+        self._unnamed = {one.arn: one for one in unnamed(streams, self._settings.streams)}
 
     def of(self, stream: StreamId) -> ShardSyncSettings:
         """Return the settings of shard sync with the initial position of this stream."""
-        recorded = self._recorded.get(stream.arn or stream.name)
-        if (
-            recorded is None
-            or recorded.initial_position is None
-            or {stream.arn, stream.name} & set(self._settings.streams)
-        ):
+        recorded = self._unnamed.get(stream.arn or stream.name)
+        if recorded is None or recorded.initial_position is None:
             return self._settings.shard_sync_of(stream)
         return self._settings.shard_sync.beginning_at(
             recorded.initial_position, recorded.initial_millis
         )
+
+
+def unnamed(recorded: Iterable[RecordedStream], names: Iterable[str]) -> list[RecordedStream]:
+    """Return the recorded streams that `names` (stream names or ARNs) lacks.
+
+    A name stands for one stream. If several recorded streams of that name are left, it is unknown
+    for which, and all of them are returned.
+    """
+    named = set(names)
+    others = [one for one in recorded if one.arn not in named]
+    counts = Counter(one.name for one in others)
+    return [one for one in others if one.name not in named or counts[one.name] > 1]
 
 
 def account_and_name_of_arn(arn: str) -> AccountAndName:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.leases.application import ApplicationIdentity, ApplicationRecord
-from kcl_pipeline.leases.recorded_stream import RecordedStream
+from kcl_pipeline.leases.recorded_stream import InitialPositions, RecordedStream
 from kcl_pipeline.leases.unnamed_streams import streams_to_read, unnamed_streams
+from kcl_pipeline.shards import StreamId
 
 
 def arn(account, name):
@@ -41,3 +43,24 @@ def test_a_stream_is_told_by_its_name_unless_another_account_has_one_of_that_nam
     identity = recorded(OWN_A, OTHER_A, OWN_B)
     assert unnamed_streams(identity, (OWN_A,)) == (OTHER_A, "b")
     assert unnamed_streams(recorded(OWN_A, OWN_B), ("a",)) == ("b",)
+
+
+@pytest.mark.parametrize(
+    ("names", "position"), [(("a", "b"), "LATEST"), (("a", OTHER_A), "TRIM_HORIZON")]
+)
+def test_a_stream_of_another_account_begins_where_it_was_recorded(names, position):
+    """A process whose settings have the name only begins no stream of another account."""
+    settings = ConsumerSettings(
+        application_name="app",
+        streams=names,
+        shard_sync={"initial_position_in_stream": "TRIM_HORIZON"},
+    )
+    positions = InitialPositions(settings)
+    positions.note_record(
+        [
+            RecordedStream(OWN_A, initial_position="TRIM_HORIZON"),
+            RecordedStream(OTHER_A, initial_position="LATEST"),
+        ]
+    )
+    assert positions.of(StreamId("a", "1", 5, OWN_A)).initial_position_in_stream == "TRIM_HORIZON"
+    assert positions.of(StreamId("a", "2", 5, OTHER_A)).initial_position_in_stream == position
