@@ -33,7 +33,7 @@ _INDEX_ENTRY_BYTES: Final = 150
 class Meter:
     """Requests and capacity units by operation, of one process."""
 
-    requests: Counter[str] = field(default_factory=Counter)
+    requests: dict[str, float] = field(default_factory=Counter)
     rcu: dict[str, float] = field(default_factory=dict)
     wcu: dict[str, float] = field(default_factory=dict)
 
@@ -48,7 +48,7 @@ class Meter:
     def add(self, other: Meter, factor: float = 1.0) -> None:
         """Add the counts of another meter, multiplied by `factor`."""
         for operation in other.requests:
-            self.requests[operation] += other.requests[operation] * factor  # type: ignore[assignment]
+            self.requests[operation] += other.requests[operation] * factor
             self.rcu[operation] = self.rcu.get(operation, 0.0) + other.rcu[operation] * factor
             self.wcu[operation] = self.wcu.get(operation, 0.0) + other.wcu[operation] * factor
 

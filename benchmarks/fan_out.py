@@ -20,7 +20,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from typing import Any
 
 import psutil
@@ -138,10 +137,10 @@ def run(shards: int, records: int, rounds: int) -> dict[str, Any]:
                 )
                 found.append(json.loads(done.stdout))
                 time.sleep(5)  # the service lets a shard be subscribed to once in five seconds
-    # one line
-    median: Callable[[list[dict[str, float]], str], float] = lambda found, name: statistics.median(  # noqa: E731
-        one[name] for one in found
-    )
+
+    def median(found: list[dict[str, float]], name: str) -> float:
+        return statistics.median(one[name] for one in found)
+
     return {
         "subscriptions": shards,
         **{

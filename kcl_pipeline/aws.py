@@ -312,7 +312,9 @@ def open_tables(
 ) -> Tables:
     """Return the three tables as objects. This reads no table. `map_` scans several segments."""
     # imported here: the command line starts without the tables
-    from kcl_pipeline.leases.dynamodb.coordinator import DynamoDbCoordinatorStateTable  # noqa: PLC0415
+    from kcl_pipeline.leases.dynamodb.coordinator import (  # noqa: PLC0415
+        DynamoDbCoordinatorStateTable,
+    )
     from kcl_pipeline.leases.dynamodb.leases import DynamoDbLeaseTable  # noqa: PLC0415
     from kcl_pipeline.leases.dynamodb.workers import DynamoDbWorkerMetricsTable  # noqa: PLC0415
 

@@ -15,10 +15,16 @@ from pathlib import Path
 HERE = Path(__file__).parent
 KCL_VERSION = "3.5.1"
 POM = f"""<project xmlns="http://maven.apache.org/POM/4.0.0">
-  <modelVersion>4.0.0</modelVersion><groupId>bench</groupId><artifactId>bench</artifactId><version>1</version>
+  <modelVersion>4.0.0</modelVersion>
+  <groupId>bench</groupId><artifactId>bench</artifactId><version>1</version>
   <dependencies>
-    <dependency><groupId>software.amazon.kinesis</groupId><artifactId>amazon-kinesis-client</artifactId><version>{KCL_VERSION}</version></dependency>
-    <dependency><groupId>org.slf4j</groupId><artifactId>slf4j-nop</artifactId><version>2.0.13</version></dependency>
+    <dependency>
+      <groupId>software.amazon.kinesis</groupId><artifactId>amazon-kinesis-client</artifactId>
+      <version>{KCL_VERSION}</version>
+    </dependency>
+    <dependency>
+      <groupId>org.slf4j</groupId><artifactId>slf4j-nop</artifactId><version>2.0.13</version>
+    </dependency>
   </dependencies>
 </project>
 """

@@ -16,6 +16,8 @@ import pyarrow.compute as pc
 from kcl_pipeline.delta.errors import bounded, first_line
 from kcl_pipeline.errors import SinkError
 
+_MAX_DECIMAL_PRECISION: Final = 38
+"""Of the largest decimal of Delta."""
 _UNSIGNED: Final = {
     "uint8": pa.int16(),
     "uint16": pa.int32(),
@@ -65,8 +67,9 @@ def delta_type(kind: pa.DataType) -> pa.DataType | None:  # noqa: C901
         return pa.timestamp("us", tz="UTC" if kind.tz is not None else None)
     if pa.types.is_date(kind):
         return pa.date32()
-    # Delta's largest decimal
-    if pa.types.is_decimal128(kind) or (pa.types.is_decimal(kind) and kind.precision <= 38):  # noqa: PLR2004
+    if pa.types.is_decimal128(kind) or (
+        pa.types.is_decimal(kind) and kind.precision <= _MAX_DECIMAL_PRECISION
+    ):
         return pa.decimal128(kind.precision, kind.scale)
     if pa.types.is_map(kind):
         key, item = delta_type(kind.key_type), delta_type(kind.item_type)

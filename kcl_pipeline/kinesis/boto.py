@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, cast
 
 import cbor2
@@ -166,13 +167,12 @@ class BotoKinesis:
             page = self._retry_transient(
                 "ListShards",
                 stream.name,
-                lambda request=request: self._client.list_shards(**request),  # type: ignore[misc] # (bound here, because `request` changes)
+                partial(self._client.list_shards, **request),
                 attempts=self._shard_sync.max_list_shards_retry_attempts,
                 throttle_seconds=self._shard_sync.list_shards_backoff_time_millis / 1000,
             )
             shards.extend(_shard(item) for item in page["Shards"])
-            token = page.get("NextToken")
-            if not token:
+            if not (token := page.get("NextToken")):
                 return tuple(shards)
             request = {"NextToken": token}
 

@@ -53,7 +53,7 @@ def open_session(resource: SparkSource) -> "SparkSession":
     found: Any = resource
     if hasattr(type(found), "session"):
         return cast("SparkSession", found.session())
-    from kcl_pipeline.spark.session import adopt_session, prepare_process  # noqa: PLC0415 (as above)
+    from kcl_pipeline.spark.session import adopt_session, prepare_process  # noqa: PLC0415
 
     prepare_process()
     return adopt_session(found.spark_session)

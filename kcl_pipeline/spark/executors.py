@@ -245,7 +245,8 @@ def ship_by_value(function: Callable[..., object] | None) -> None:
     module = sys.modules.get(getattr(function, "__module__", None) or "")
     file = getattr(module, "__file__", None)
     if module is not None and file is not None and not _INSTALLED.intersection(Path(file).parts):
-        cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call] # (it has no types)
+        # PySpark's copy of cloudpickle has no types
+        cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]
 
 
 def spread(fetches: Sequence[ShardFetch], tasks: int) -> list[tuple[ShardFetch, ...]]:

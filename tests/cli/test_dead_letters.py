@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,11 +12,10 @@ import pytest
 from kcl_pipeline.cli.doctor.dead_letters import check_dead_letters
 from kcl_pipeline.cli.doctor.finding import Level
 from kcl_pipeline.clock import SystemClock
-from kcl_pipeline.delta.dead_letters import DeadLetterTable
 from kcl_pipeline.delta.settings import DeltaSink
 from tests.delta.test_replayed import letters, marked
-from tests.delta.test_sink import NoWait
 from tests.support.cli_fleet import run, run_json
+from tests.support.delta_tables import dead_letter_table
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 
@@ -26,7 +24,7 @@ NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """A dead-letter table with two records, and a module with its pipeline."""
     sink = DeltaSink(str(tmp_path / "orders"))
-    made = DeadLetterTable(DeltaSink(sink.dead_letters), "app", NoWait(), random.Random(1))  # type: ignore[arg-type]
+    made = dead_letter_table(sink.dead_letters)
     made.append(letters(1, 2, at=NOON))
     monkeypatch.setitem(sys.modules, "my_pipeline", SimpleNamespace(it=SimpleNamespace(sink=sink)))
     return sink.dead_letters
@@ -83,7 +81,7 @@ def test_doctor_reports_count_growth_and_a_table_that_cannot_be_read(
     (none,) = check_dead_letters(str(tmp_path / "none"), {}, clock)
     assert (none.level, "no table" in none.text) == (Level.OK, True)
     now = datetime.fromtimestamp(clock.wall(), UTC)
-    worker = DeadLetterTable(DeltaSink(table), "app", NoWait(), random.Random(1))  # type: ignore[arg-type]
+    worker = dead_letter_table(table)
     worker.append(letters(3, at=now))
     (some,) = check_dead_letters(table, {}, clock)
     assert some.level is Level.WARNING

@@ -19,8 +19,8 @@ from kcl_pipeline.delta.combined_commits import AnnouncementStore, Pace
 from kcl_pipeline.delta.log.delta_log import DeltaLog
 from kcl_pipeline.delta.sink import DeltaCommitter, DeltaSink
 from kcl_pipeline.events import AnnouncementRejected
-from tests.delta.test_sink import NoWait, ids, log_lines, written
 from tests.support import announcing
+from tests.support.delta_tables import NoWait, ids, log_lines, written
 
 SCHEMA = pa.schema([("id", pa.int64())])
 NONE = TxnVersions()

@@ -14,9 +14,9 @@ from deltalake import DeltaTable
 
 from kcl_pipeline.delta.dead_letters import DeadLetterTable
 from kcl_pipeline.delta.maintenance import compact
-from kcl_pipeline.delta.settings import DeltaSink
 from kcl_pipeline.errors import SinkError, TableMismatchError
-from tests.delta.test_sink import NoWait, log_lines
+from tests.support.delta_tables import dead_letter_table as table
+from tests.support.delta_tables import log_lines
 
 BASE = 49_590_338_271_490_256_608_559_692_538_361_571_095_921_575_989_136_588_898
 """As large as the sequence numbers of Kinesis are."""
@@ -25,10 +25,6 @@ BASE = 49_590_338_271_490_256_608_559_692_538_361_571_095_921_575_989_136_588_89
 @pytest.fixture
 def uri(tmp_path: Path) -> str:
     return str(tmp_path / "dead")
-
-
-def table(uri: str, application: str = "app") -> DeadLetterTable:
-    return DeadLetterTable(DeltaSink(uri), application, NoWait(), random.Random(1))  # type: ignore[arg-type]
 
 
 def letters(*numbers: int, key: str = "s-1", sub: int = 0, error: str = "no") -> pa.Table:

@@ -23,8 +23,8 @@ from kcl_pipeline.delta.announcements import (
 )
 from kcl_pipeline.delta.combined_commits import MAX_HELD_BYTES
 from kcl_pipeline.delta.storage import local
-from tests.delta.test_sink import ids, written
 from tests.support.announcement_attack import HEX, NONE, Attack, assert_harmless
+from tests.support.delta_tables import ids, written
 
 
 @pytest.fixture

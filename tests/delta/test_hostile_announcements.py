@@ -20,8 +20,8 @@ from kcl_pipeline.delta.announcements import (
     FORMAT,
 )
 from kcl_pipeline.delta.layout import TableLayout
-from tests.delta.test_sink import ids
 from tests.support.announcement_attack import NONE, Attack, assert_harmless
+from tests.support.delta_tables import ids
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from kcl_pipeline.delta.log.transactions import read_transactions
 from kcl_pipeline.delta.sink import DeltaCommitter, DeltaSink
 from kcl_pipeline.delta.storage.storage import LocalStorage
 from kcl_pipeline.errors import SinkError, TableMismatchError
-from tests.delta.test_sink import NoWait, committer, ids, written
+from tests.support.delta_tables import NoWait, committer, ids, written
 
 SCHEMA = pa.schema([("id", pa.int64())])
 NONE = TxnVersions()
@@ -289,7 +289,7 @@ def test_an_error_of_the_library_is_one_bounded_line_without_secrets(
     sink = DeltaCommitter(
         DeltaSink(uri, storage_options=options),
         "app",
-        clock=NoWait(),  # type: ignore[arg-type]
+        clock=NoWait(),
         rng=random.Random(1),
     )
     sink.ensure_table(SCHEMA)

@@ -4,9 +4,9 @@ vacuum beside waiting batches.
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator, Mapping
 from datetime import timedelta
+from typing import Any
 
 import boto3
 import pyarrow as pa
@@ -20,11 +20,11 @@ from kcl_pipeline.delta.arrow_writer import ArrowBatchWriter
 from kcl_pipeline.delta.log.entries import entry_facts
 from kcl_pipeline.delta.log.transactions import read_transactions
 from kcl_pipeline.delta.maintenance import Compacted, compact, vacuum
-from kcl_pipeline.delta.sink import DeltaCommitter, DeltaSink
+from kcl_pipeline.delta.sink import DeltaCommitter
 from kcl_pipeline.delta.storage.storage import Storage, open_storage
 from kcl_pipeline.local import EmbeddedAws
-from tests.delta.test_sink import NoWait
 from tests.support.announcing import announce
+from tests.support.delta_tables import committer
 from tests.support.sink_crowd import SHARED, run_crowd
 
 SCHEMA = pa.schema([("id", pa.int64())])
@@ -54,7 +54,7 @@ def options() -> Iterator[Mapping[str, str]]:
 class Table:
     """One table of the bucket."""
 
-    def __init__(self, name: str, options: Mapping[str, str], **settings: object) -> None:
+    def __init__(self, name: str, options: Mapping[str, str], **settings: Any) -> None:
         self.uri, self.options = f"s3://{BUCKET}/{name}", options
         self.settings = settings
         self.storage: Storage = open_storage(self.uri, options)
@@ -63,8 +63,7 @@ class Table:
         self.sink.ensure_table(SCHEMA)
 
     def new_sink(self) -> DeltaCommitter:
-        sink = DeltaSink(self.uri, storage_options=self.options, **self.settings)  # type: ignore[arg-type]
-        return DeltaCommitter(sink, "app", clock=NoWait(), rng=random.Random(1))  # type: ignore[arg-type]
+        return committer(self.uri, storage_options=self.options, **self.settings)
 
     def write(self, ident: int) -> Written:
         return self._writer.write(Batch("b", (), pa.table({"id": pa.array([ident], pa.int64())})))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -10,12 +9,10 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from kcl_pipeline.delta.dead_letters import DeadLetterTable
 from kcl_pipeline.delta.replayed import DeadLetterCounts, count_dead_letters, mark_replayed
-from kcl_pipeline.delta.settings import DeltaSink
 from kcl_pipeline.errors import SinkError
 from kcl_pipeline.worker.failures.failed_records import DEAD_LETTER_SCHEMA
-from tests.delta.test_sink import NoWait
+from tests.support.delta_tables import dead_letter_table
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 LATER = NOON + timedelta(hours=3)
@@ -45,7 +42,7 @@ def letters(*numbers: int, key: str = "s-1", at: datetime = NOON, batch: str = "
 def uri(tmp_path: Path) -> str:
     """Three records at noon, one an hour before, one of a lease with a quote in its key."""
     made = str(tmp_path / "dead")
-    table = DeadLetterTable(DeltaSink(made), "app", NoWait(), random.Random(1))  # type: ignore[arg-type]
+    table = dead_letter_table(made)
     table.append(letters(1, 2))
     table.append(letters(3, at=NOON - timedelta(hours=1)))
     table.append(letters(4, key="o'hare", batch="b'2"))
@@ -76,7 +73,7 @@ def test_only_the_chosen_records_are_marked(uri: str, chosen: dict[str, str]) ->
 
 
 def test_workers_append_after_a_mark(uri: str) -> None:
-    worker = DeadLetterTable(DeltaSink(uri), "app", NoWait(), random.Random(2))  # type: ignore[arg-type]
+    worker = dead_letter_table(uri)
     mark_replayed(uri, None, failed_before=LATER, replayed_at=LATER)
     assert worker.append(letters(9, at=LATER)) == 1
     assert marked(uri)["9"] is None

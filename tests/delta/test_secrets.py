@@ -39,7 +39,12 @@ HOLDERS: dict[str, Callable[[], Any]] = {
     "fields": lambda: dataclasses.asdict(SINK),
     "function": lambda: ForeachBatchSink(print, storage_options=OPTIONS),
     "pipeline": lambda: KinesisPipeline(name="orders", streams=["s"], sink=SINK),
-    "task": lambda: _WriterOf(None, "s3://lake/orders", (), SINK.storage_options),  # type: ignore[arg-type]
+    "task": lambda: _WriterOf(
+        None,  # type: ignore[arg-type]
+        "s3://lake/orders",
+        (),
+        SINK.storage_options,
+    ),
     "committer": lambda: DeltaCommitter(SINK, "app"),
     "options": lambda: SINK.storage_options,
 }

@@ -4,10 +4,7 @@ processes.
 
 from __future__ import annotations
 
-import json
 import os
-import random
-import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,61 +12,21 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
-from kcl_pipeline.batch import Batch, CommitEntry, CommitOutcome, TxnVersions, Written
+from kcl_pipeline.batch import Batch, CommitEntry, CommitOutcome, TxnVersions
 from kcl_pipeline.delta.arrow_writer import ArrowBatchWriter
 from kcl_pipeline.delta.log.delta_log import DeltaLog
 from kcl_pipeline.delta.sink import DeltaCommitter, DeltaSink
 from kcl_pipeline.errors import SettingsError, SinkError, TableMismatchError
+from tests.support.delta_tables import committer, ids, log_lines, written
 from tests.support.sink_crowd import SHARED, run_creators, run_crowd
 
 SCHEMA = pa.schema([("id", pa.int64())])
 NONE = TxnVersions()
 
 
-class NoWait:
-    """A clock whose waits are counted, not waited."""
-
-    def __init__(self) -> None:
-        self.waits = 0
-
-    def monotonic(self) -> float:
-        return 0.0
-
-    def wall(self) -> float:
-        return 1_700_000_000.0
-
-    def sleep(self, seconds: float) -> None:
-        self.waits += 1
-
-    def lock(self):
-        return threading.Lock()
-
-
 @pytest.fixture
 def uri(tmp_path: Path) -> str:
     return str(tmp_path / "table")
-
-
-def committer(uri: str, **settings: object) -> DeltaCommitter:
-    return DeltaCommitter(DeltaSink(uri, **settings), "app", clock=NoWait(), rng=random.Random(1))  # type: ignore[arg-type]
-
-
-def written(uri: str, *ids: int, **more: pa.Array) -> Written:
-    return ArrowBatchWriter(None, uri).write(
-        Batch("b", (), pa.table({"id": pa.array(ids, pa.int64()), **more}))
-    )
-
-
-def ids(uri: str) -> list[int]:
-    return sorted(DeltaTable(uri).to_pyarrow_table()["id"].to_pylist())
-
-
-def log_lines(uri: str) -> list[dict]:
-    return [
-        json.loads(line)
-        for file in sorted((Path(uri) / "_delta_log").glob("*.json"))
-        for line in file.read_text().splitlines()
-    ]
 
 
 @pytest.mark.parametrize("rival", [{"app/a": 2}, {"app/a/fence": 1}, {"app/b": 2}, {}])

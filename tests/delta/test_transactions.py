@@ -19,7 +19,7 @@ from kcl_pipeline.delta.log.delta_log import DeltaLog
 from kcl_pipeline.delta.log.transactions import read_transactions
 from kcl_pipeline.delta.storage.storage import LocalStorage
 from kcl_pipeline.errors import SinkError
-from tests.delta.test_sink import committer, written
+from tests.support.delta_tables import committer, written
 
 SCHEMA = pa.schema([("id", pa.int64())])
 NONE = TxnVersions()
@@ -256,7 +256,12 @@ def test_checkpoints_come_at_the_interval(tmp_path: Path) -> None:
     reads: list[str] = []
     storage = LocalStorage(Path(uri))
     read = storage.read
-    storage.read = lambda path, limit=None: reads.append(path) or read(path, limit)  # type: ignore[method-assign,func-returns-value]
+
+    def counted(path: str, limit: int | None = None) -> bytes | None:
+        reads.append(path)
+        return read(path, limit)
+
+    storage.read = counted  # type: ignore[method-assign]
     assert read_transactions(storage, 102) == {"app/a": 102}
     assert len(reads) == 3, (
         "the hint and the entries after the last checkpoint, however long the log is"

@@ -123,7 +123,8 @@ def test_a_connection_is_shut_down_at_its_deadline_and_not_before() -> None:
     deadlines = Deadlines(clock, in_background=False)
     ours, theirs = socket.socketpair()
     ours.settimeout(10)
-    with ours, theirs, pytest.raises(TimeoutError, match="5 s"), deadlines.limited(ours, 5.0):  # noqa: PT012
+    shut_down = pytest.raises(TimeoutError, match="5 s")
+    with ours, theirs, shut_down, deadlines.limited(ours, 5.0):
         clock.advance(4.9)
         deadlines.expire()
         theirs.sendall(b"x")

@@ -13,9 +13,12 @@ from kcl_pipeline.leases.lease import Lease
 from kcl_pipeline.leases.serialization import is_lease, lease_from_item, lease_to_item
 from kcl_pipeline.position import AT_TIMESTAMP, LATEST, SHARD_END, TRIM_HORIZON, Position
 from kcl_pipeline.shards import MAX_HASH_KEY, HashKeyRange
-
-# fixtures
-from tests.support.lease_tables import DynamoTwin, MemoryTwin, aws_fixture, client_fixture  # noqa: F401
+from tests.support.lease_tables import (
+    DynamoTwin,
+    MemoryTwin,
+    aws_fixture,  # noqa: F401
+    client_fixture,  # noqa: F401
+)
 
 KEYS = ("shardId-0", "shardId-1")
 WORKERS = ("w1", "w2", "w3")

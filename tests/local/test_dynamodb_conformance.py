@@ -310,7 +310,8 @@ def test_eight_workers_race_for_a_lease_and_one_wins(
                 own.update_item(**renew(table, "a", round_, worker))
             except ClientError as error:
                 # either outcome is right
-                assert error.response["Error"]["Code"] == "ConditionalCheckFailedException"  # noqa: PT017
+                code = error.response["Error"]["Code"]
+                assert code == "ConditionalCheckFailedException"
             else:
                 winners[round_].append(worker)
 

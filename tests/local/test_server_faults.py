@@ -81,7 +81,8 @@ def test_refusals(
 
     def faults(service: str, operation: str, body: bytes) -> Fault | None:
         calls.append((service, operation))
-        return Fault(kind) if b"Fault" in body or service == "s3" else None  # type: ignore[arg-type]
+        planned = b"Fault" in body or service == "s3"
+        return Fault(kind) if planned else None  # type: ignore[arg-type]
 
     with EmbeddedAws(faults=faults) as aws:
         dynamodb = make_table(aws.endpoint_url)

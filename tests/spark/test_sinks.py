@@ -5,7 +5,6 @@ store.
 from __future__ import annotations
 
 import os
-import random
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,21 +19,16 @@ from kcl_pipeline.batch import Batch, CommitEntry, CommitOutcome, ShardRange, Tx
 from kcl_pipeline.delta.announcements import FOLDER, Claim
 from kcl_pipeline.delta.arrow_writer import ArrowBatchWriter
 from kcl_pipeline.delta.maintenance import Compacted, compact, vacuum
-from kcl_pipeline.delta.sink import DeltaCommitter, DeltaSink
 from kcl_pipeline.delta.storage.storage import open_storage
 from kcl_pipeline.errors import SettingsError, SinkError, TransformFailedError
 from kcl_pipeline.position import TRIM_HORIZON, Position
 from kcl_pipeline.spark.foreach import BatchIdentity, ForeachBatch, ForeachBatchSink
 from kcl_pipeline.spark.writer import SparkBatchWriter
-from tests.delta.test_sink import NoWait, ids, written
 from tests.support.announcing import announce
+from tests.support.delta_tables import committer, ids, written
 
 SCHEMA = pa.schema([("id", pa.int64())])
 NONE = TxnVersions()
-
-
-def committer(uri: str, **settings: object) -> DeltaCommitter:
-    return DeltaCommitter(DeltaSink(uri, **settings), "app", clock=NoWait(), rng=random.Random(1))  # type: ignore[arg-type]
 
 
 def age(path: Path, hours: float) -> None:

@@ -17,8 +17,8 @@ from kcl_pipeline.delta.announcements import (
 )
 from kcl_pipeline.delta.sink import DeltaCommitter, DeltaSink
 from kcl_pipeline.events import AnnouncementRejected, Event
-from tests.delta.test_sink import NoWait, ids, log_lines, written
 from tests.support import announcing
+from tests.support.delta_tables import NoWait, ids, log_lines, written
 
 SCHEMA = pa.schema([("id", pa.int64())])
 
@@ -45,7 +45,7 @@ class Attack:
         made = DeltaCommitter(
             DeltaSink(self.uri),
             "app",
-            clock=NoWait(),  # type: ignore[arg-type]
+            clock=NoWait(),
             rng=random.Random(7),
             events=self.events.append,
         )

@@ -25,7 +25,12 @@ from kcl_pipeline.leases.held import Held
 from kcl_pipeline.position import Position
 from kcl_pipeline.testing.sink import InMemorySink
 from kcl_pipeline.worker.commit.two_phase import TwoPhaseCommit
-from tests.support.commit_world import DEADLINE_SECONDS, KEYS, World, world_fixture  # noqa: F401 (a fixture)
+from tests.support.commit_world import (
+    DEADLINE_SECONDS,
+    KEYS,
+    World,
+    world_fixture,  # noqa: F401 (a fixture)
+)
 
 
 def test_the_rows_of_a_batch_are_written_beside_each_other() -> None:

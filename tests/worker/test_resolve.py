@@ -16,7 +16,12 @@ from kcl_pipeline.shards import StreamId
 from kcl_pipeline.testing.sink import InMemorySink
 from kcl_pipeline.worker.commit.two_phase import TwoPhaseCommit
 from kcl_pipeline.worker.consumer import ShardConsumer
-from tests.support.commit_world import KEYS, NO_RECORDS, World, world_fixture  # noqa: F401 (a fixture)
+from tests.support.commit_world import (
+    KEYS,
+    NO_RECORDS,
+    World,
+    world_fixture,  # noqa: F401 (a fixture)
+)
 
 
 def test_many_takeovers_read_the_tables_end_once(world: World) -> None:

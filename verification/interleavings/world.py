@@ -282,7 +282,7 @@ class Process:
                 continue
             break
         for consumer in consumers.values():
-            self._retrying(consumer, lambda consumer=consumer: self._protocol.checkpoint(consumer))  # type: ignore[misc]
+            self._retrying(consumer, partial(self._protocol.checkpoint, consumer))
 
     def _settle(self, consumers: dict[str, ShardConsumer]) -> None:
         for key, consumer in list(consumers.items()):

@@ -37,7 +37,8 @@ class LockWatch:
     def look(self) -> None:
         """Check the lock after every write; raise `BrokenInvariantError` if it was stolen."""
         # most writes are not of the lock
-        lock = self._table.read_lock() if LEADER_KEY in self._table.store._rows else None  # noqa: SLF001
+        exists = LEADER_KEY in self._table.store._rows  # noqa: SLF001
+        lock = self._table.read_lock() if exists else None
         before, self._seen = self._seen, lock
         if lock == before:
             return

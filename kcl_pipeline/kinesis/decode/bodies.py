@@ -259,8 +259,10 @@ def _all_decimal(texts: pa.Array) -> bool:
     lengths = np.diff(np.frombuffer(offsets, np.int32, len(texts) + 1))
     digits = np.frombuffer(characters, np.uint8, int(lengths.sum())) - np.uint8(ord("0"))
     return bool(
+        lengths.min() > 0
+        and lengths.max() <= MAX_SEQUENCE_NUMBER_DIGITS
         # unsigned: characters below "0" are above 9
-        lengths.min() > 0 and lengths.max() <= MAX_SEQUENCE_NUMBER_DIGITS and digits.max() <= 9  # noqa: PLR2004
+        and digits.max() <= 9  # noqa: PLR2004
     )
 
 

@@ -325,7 +325,8 @@ def _decoded_piece(
     text_ends = np.cumsum(ends - starts)
     text[text_ends[padded] - 1] = _ZERO_BITS
     text[text_ends[twice] - 2] = _ZERO_BITS
-    raw = pybase64.b64decode(memoryview(text), validate=True)  # type: ignore[arg-type] # (the stubs of numpy do not declare an array as a buffer)
+    # the stubs of numpy do not declare an array as a buffer
+    raw = pybase64.b64decode(memoryview(text), validate=True)  # type: ignore[arg-type]
     if not padded.any():
         return np.frombuffer(raw, np.uint8)
     raw_ends = text_ends // 4 * 3

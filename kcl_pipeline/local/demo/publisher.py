@@ -189,7 +189,10 @@ class Publisher:
         for _ in range(100):
             if not waiting:
                 return
-            answer = self.client.put_records(StreamName=stream, Records=waiting)  # type: ignore[arg-type]
+            answer = self.client.put_records(
+                StreamName=stream,
+                Records=waiting,  # type: ignore[arg-type]
+            )
             results = answer["Records"]
             done = [
                 json.loads(r["Data"])["id"]

@@ -63,7 +63,8 @@ class KinesisDataSource(DataSource):
                 f"spark.readStream.format('kinesis') needs PySpark 4.2, and this is {__version__}. "
                 "Install pyspark>=4.2, or write spark.read.format('kinesis') or a KinesisPipeline."
             )
-        from kcl_pipeline.spark.data_source.stream import KinesisStreamReader  # noqa: PLC0415 (above)
+        # PySpark before 4.2 lacks a module that this one imports
+        from kcl_pipeline.spark.data_source.stream import KinesisStreamReader  # noqa: PLC0415
 
         return KinesisStreamReader(self._checked("stream", schema), arrow_schema(schema))
 

@@ -1,0 +1,68 @@
+"""Writers of Delta tables that do not wait, and what a table has."""
+
+from __future__ import annotations
+
+import json
+import random
+import threading
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from deltalake import DeltaTable
+
+from kcl_pipeline.batch import Batch, Written
+from kcl_pipeline.clock import StopSignal
+from kcl_pipeline.delta.arrow_writer import ArrowBatchWriter
+from kcl_pipeline.delta.dead_letters import DeadLetterTable
+from kcl_pipeline.delta.sink import DeltaCommitter, DeltaSink
+
+
+class NoWait:
+    """A clock whose waits are counted, not waited."""
+
+    def __init__(self) -> None:
+        self.waits = 0
+
+    def monotonic(self) -> float:
+        return 0.0
+
+    def wall(self) -> float:
+        return 1_700_000_000.0
+
+    def sleep(self, seconds: float) -> None:
+        self.waits += 1
+
+    def signal(self) -> StopSignal:
+        return threading.Event()
+
+    def lock(self) -> AbstractContextManager[object]:
+        return threading.Lock()
+
+
+def committer(uri: str, **settings: Any) -> DeltaCommitter:
+    sink = DeltaSink(uri, **settings)
+    return DeltaCommitter(sink, "app", clock=NoWait(), rng=random.Random(1))
+
+
+def dead_letter_table(uri: str, application: str = "app") -> DeadLetterTable:
+    return DeadLetterTable(DeltaSink(uri), application, NoWait(), random.Random(1))
+
+
+def written(uri: str, *ids: int, **more: pa.Array) -> Written:
+    return ArrowBatchWriter(None, uri).write(
+        Batch("b", (), pa.table({"id": pa.array(ids, pa.int64()), **more}))
+    )
+
+
+def ids(uri: str) -> list[int]:
+    return sorted(DeltaTable(uri).to_pyarrow_table()["id"].to_pylist())
+
+
+def log_lines(uri: str) -> list[dict]:
+    return [
+        json.loads(line)
+        for file in sorted((Path(uri) / "_delta_log").glob("*.json"))
+        for line in file.read_text().splitlines()
+    ]
