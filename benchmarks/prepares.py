@@ -34,6 +34,7 @@ from kcl_pipeline.leases.store import MapCallable, serial_map
 from kcl_pipeline.position import TRIM_HORIZON, Position
 from kcl_pipeline.shards import StreamId
 from kcl_pipeline.testing.sink import InMemorySink, MemoryBatchWriter, MemoryTable
+from kcl_pipeline.testing.tables import create_lease
 from kcl_pipeline.worker.batch_runner import CommitSteps
 from kcl_pipeline.worker.commit.two_phase import TwoPhaseCommit
 from kcl_pipeline.worker.consumer import ShardConsumer
@@ -85,7 +86,7 @@ class OneWorker:
         )
         table.ensure_exists()
         for number in range(leases):
-            table.create_lease(Lease(f"shardId-{number:012d}", TRIM_HORIZON, owner="w"))
+            create_lease(table, Lease(f"shardId-{number:012d}", TRIM_HORIZON, owner="w"))
         held = HeldLeases(table, "w", settings.lease, clock, lambda _event: None)
         rows = MemoryTable()
         self._writer = MemoryBatchWriter(rows)

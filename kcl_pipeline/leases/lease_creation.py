@@ -1,4 +1,4 @@
-"""Create lease rows, alone or in a transaction that proves that no row comes back.
+"""Create lease rows in a transaction that proves that no row comes back.
 
 A row that exists is never changed. A write counts as applied if the rows exist afterwards.
 """
@@ -27,7 +27,6 @@ from kcl_pipeline.leases.store import (
     Put,
     RowStore,
     Update,
-    same_item,
 )
 from kcl_pipeline.position import SHARD_END
 
@@ -38,15 +37,6 @@ class LeaseCreation:
     def __init__(self, store: RowStore) -> None:
         self.name = store.name
         self._store = store
-
-    def create_lease(self, lease: Lease) -> bool:
-        """Put a new row, unless the key exists.
-
-        Applied if the existing row equals the new one.
-        """
-        item = lease_to_item(lease)
-        outcome = self._store.put(item, [Absent(rows.LEASE_KEY)])
-        return outcome.applied or same_item(outcome.item, item)
 
     def create_leases(self, leases: Sequence[Lease], proof: Check) -> tuple[str, ...] | None:
         """Put the rows that do not exist, in one transaction whose condition is `proof`.

@@ -202,30 +202,3 @@ def same_item(one: Item | None, other: Item | None) -> bool:
     return one.keys() == other.keys() and all(
         same_value(value, other[name]) for name, value in one.items()
     )
-
-
-def holds(condition: Condition, item: Item | None) -> bool:
-    """Return whether a row satisfies the condition. None: there is no row."""
-    value = None if item is None else item.get(condition.attribute)
-    match condition:
-        case Absent():
-            return value is None
-        case Present():
-            return value is not None
-        case Equals(_, wanted):
-            return same_value(value, wanted)
-        case AbsentOrEquals(_, wanted):
-            return value is None or same_value(value, wanted)
-        case Differs(_, unwanted):
-            return value is not None and not same_value(value, unwanted)
-
-
-def changed(item: Item | None, key_name: str, key: str, changes: Changes) -> Item:
-    """Return the row after an update of `item`. None: there is no row."""
-    result = dict(item) if item is not None else {key_name: {"S": key}}
-    result.update(changes.put)
-    for name in changes.remove:
-        result.pop(name, None)
-    for name, amount in changes.add.items():
-        result[name] = {"N": str(Decimal(str(result.get(name, {"N": "0"})["N"])) + amount)}
-    return result

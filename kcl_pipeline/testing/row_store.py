@@ -18,6 +18,7 @@ import copy
 import random
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from decimal import Decimal
 from typing import Any, Final, TypeVar
 
 from kcl_pipeline.clock import Clock, SystemClock
@@ -26,15 +27,19 @@ from kcl_pipeline.leases.attributes import text_of
 from kcl_pipeline.leases.paging import PageRetry
 from kcl_pipeline.leases.serialization import OWNER
 from kcl_pipeline.leases.store import (
+    Absent,
+    AbsentOrEquals,
     Changes,
     Check,
     Condition,
+    Differs,
+    Equals,
     Item,
     Outcome,
+    Present,
     Put,
     Update,
-    changed,
-    holds,
+    same_value,
 )
 
 CallHook = Callable[[str, str], None]
@@ -309,3 +314,30 @@ def _deep(value: Any) -> Any:
 
 def _seconds(lag: Lag) -> float:
     return lag() if callable(lag) else lag
+
+
+def holds(condition: Condition, item: Item | None) -> bool:
+    """Return whether a row satisfies the condition. None: there is no row."""
+    value = None if item is None else item.get(condition.attribute)
+    match condition:
+        case Absent():
+            return value is None
+        case Present():
+            return value is not None
+        case Equals(_, wanted):
+            return same_value(value, wanted)
+        case AbsentOrEquals(_, wanted):
+            return value is None or same_value(value, wanted)
+        case Differs(_, unwanted):
+            return value is not None and not same_value(value, unwanted)
+
+
+def changed(item: Item | None, key_name: str, key: str, changes: Changes) -> Item:
+    """Return the row after an update of `item`. None: there is no row."""
+    result = dict(item) if item is not None else {key_name: {"S": key}}
+    result.update(changes.put)
+    for name in changes.remove:
+        result.pop(name, None)
+    for name, amount in changes.add.items():
+        result[name] = {"N": str(Decimal(str(result.get(name, {"N": "0"})["N"])) + amount)}
+    return result

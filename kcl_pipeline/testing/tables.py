@@ -13,8 +13,8 @@ from kcl_pipeline.clock import Clock
 from kcl_pipeline.leases.coordinator_rows import CoordinatorRows
 from kcl_pipeline.leases.lease import Lease
 from kcl_pipeline.leases.lease_rows import LeaseRows
-from kcl_pipeline.leases.serialization import LEASE_KEY, lease_from_item
-from kcl_pipeline.leases.store import Item, RowStore
+from kcl_pipeline.leases.serialization import LEASE_KEY, lease_from_item, lease_to_item
+from kcl_pipeline.leases.store import Absent, Item, RowStore, same_item
 from kcl_pipeline.leases.worker_rows import WorkerRows
 from kcl_pipeline.testing.row_store import CallHook, Lag, MemoryStore, no_hook
 
@@ -40,6 +40,17 @@ class _Decoded:
             self._known.clear()
         self._known[id(item)] = item, lease
         return lease
+
+
+def create_lease(table: LeaseRows, lease: Lease) -> bool:
+    """Put one new row without a proof, as no worker or leader does.
+
+    Returns:
+        Whether the row of this key equals the new one. A row that exists is not changed.
+    """
+    item = lease_to_item(lease)
+    outcome = table._store.put(item, [Absent(LEASE_KEY)])  # noqa: SLF001
+    return outcome.applied or same_item(outcome.item, item)
 
 
 class _Inspectable:

@@ -7,6 +7,7 @@ import pytest
 from kcl_pipeline.leader.accept import ApplicationChange
 from kcl_pipeline.leases.application import ApplicationIdentity
 from kcl_pipeline.leases.application_check import ensure_application
+from kcl_pipeline.testing.tables import create_lease
 from tests.support.cli_fleet import run, run_json
 
 pytest_plugins = ["tests.support.cli_fixtures"]
@@ -25,7 +26,7 @@ def recorded(fleet):
     for lease in fleet.tables.lease.list_leases().leases:
         fleet.tables.lease.delete(lease)
         if lease.owner is None:
-            fleet.tables.lease.create_lease(lease)
+            create_lease(fleet.tables.lease, lease)
     identity = ApplicationIdentity.of([stream], is_multi_stream=False, sink="delta:/lake/rows")
     ensure_application(
         fleet.name, fleet.tables.coordinator, fleet.tables.lease, identity, lambda: ()

@@ -11,6 +11,7 @@ from kcl_pipeline.events import LeasesCreated, LossReason, RecordsLost
 from kcl_pipeline.leases.lease import Lease
 from kcl_pipeline.position import TRIM_HORIZON, Position
 from kcl_pipeline.shards import StreamId
+from kcl_pipeline.testing.tables import create_lease
 from tests.support.leader_world import World, settled
 
 P0, P1, CHILD = (f"shardId-{number:012}" for number in range(3))
@@ -221,13 +222,14 @@ def test_of_several_streams_only_the_one_concerned_is_restored():
     key = next(k for k in world.table() if ":orders:" in k and k.endswith("01"))
     other = key.replace(":orders:", ":clicks:")
     child = key.rsplit(":", 1)[0] + ":" + CHILD
-    world.leases.create_lease(
+    create_lease(
+        world.leases,
         Lease(
             child,
             TRIM_HORIZON,
             parent_shard_ids=frozenset({P0, P1}),
             stream=key.rsplit(":", 1)[0],
-        )
+        ),
     )
     world.leases.erase(key)
     world.leases.erase(other)

@@ -12,6 +12,7 @@ from kcl_pipeline.leases.lease import Lease
 from kcl_pipeline.leases.tables import WorkerMetrics
 from kcl_pipeline.planning.state import Observation
 from kcl_pipeline.position import LATEST, SHARD_END, TRIM_HORIZON, Position
+from kcl_pipeline.testing.tables import create_lease
 from tests.support.leader_world import World, settled
 
 
@@ -136,7 +137,7 @@ def test_a_new_leader_moves_nothing_to_a_worker_that_has_only_left_its_row():
     world.join("a")
     world.rows.report(WorkerMetrics("ghost", int(world.clock.wall())))
     for key in ("shardId-000000000000", "shardId-000000000001"):
-        world.leases.create_lease(Lease(key, LATEST, owner="a"))
+        create_lease(world.leases, Lease(key, LATEST, owner="a"))
     world.run(12)
     world.leader()
     world.run(120)
@@ -315,7 +316,7 @@ def test_a_fleet_with_java_peers():
         assert [w.worker_id for w in report.workers] == ["java", "python"]
     world.rows.report(WorkerMetrics("broken", 5, {"C": (3.0,)}, {"C": (0,)}))
     world.rows.report(WorkerMetrics("failing", 5, {"C": (3.0, -1.0)}, {"C": (100,)}))
-    world.leases.create_lease(Lease("shardId-000000000077", Position("5")))
+    create_lease(world.leases, Lease("shardId-000000000077", Position("5")))
     world.run(30)
     assert set(world.owners().values()) == {"python", "java"}
 

@@ -8,6 +8,7 @@ from kcl_pipeline.events import HoleFound, LeaseDeleted
 from kcl_pipeline.leader.listing import missing_leases
 from kcl_pipeline.leases.lease import Lease
 from kcl_pipeline.position import LATEST, SHARD_END, TRIM_HORIZON
+from kcl_pipeline.testing.tables import create_lease
 from tests.support.leader_world import World, settled
 
 
@@ -63,7 +64,7 @@ def test_several_streams_each_get_their_leases_and_a_missing_one_does_not_hold_u
 
 def test_rows_of_the_other_form_are_refused_before_anything_is_written():
     world = World(streams=("orders", "clicks"))
-    world.leases.create_lease(Lease("shardId-000000000000", LATEST))
+    create_lease(world.leases, Lease("shardId-000000000000", LATEST))
     report = world.leader().run_once()
     assert "has no stream in its key" in report.error
     assert len(world.table()) == 1
@@ -187,7 +188,7 @@ def test_missing_hash_ranges_are_filled_in():
 
 def test_garbage_goes_when_the_shard_has_left_the_stream():
     world = settled(World(shards=2), "a")
-    world.leases.create_lease(Lease("shardId-000000000099", SHARD_END))
+    create_lease(world.leases, Lease("shardId-000000000099", SHARD_END))
     world.run(1700)
     assert "shardId-000000000099" in world.table()
     world.run(300)

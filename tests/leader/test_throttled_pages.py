@@ -11,7 +11,7 @@ from kcl_pipeline.events import CycleFailed, LeadershipLost, LeaseMoved
 from kcl_pipeline.leases.lease import Lease
 from kcl_pipeline.leases.paging import ATTEMPTS, TOTAL_SECONDS
 from kcl_pipeline.position import TRIM_HORIZON
-from kcl_pipeline.testing.tables import InMemoryLeaseTable
+from kcl_pipeline.testing.tables import InMemoryLeaseTable, create_lease
 from tests.support.leader_world import World
 
 PAGES = 20
@@ -52,7 +52,7 @@ def test_twenty_pages_of_leases_are_assigned_and_renewed():
 def test_a_page_that_was_read_is_not_read_again(pages):
     table = InMemoryLeaseTable("app", clock=World().clock)
     for number in range(6):
-        table.create_lease(Lease(f"s{number}", TRIM_HORIZON))
+        create_lease(table, Lease(f"s{number}", TRIM_HORIZON))
     table.store.scan_page_rows = 6 // pages
     calls = []
 

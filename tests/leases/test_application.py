@@ -23,6 +23,7 @@ from kcl_pipeline.leases.migration import ensure_client_version
 from kcl_pipeline.leases.recorded_stream import RecordedStream
 from kcl_pipeline.position import LATEST, SHARD_END, TRIM_HORIZON, Position
 from kcl_pipeline.shards import HashKeyRange, Shard, StreamId
+from kcl_pipeline.testing.tables import create_lease
 
 # fixtures
 from tests.support.lease_tables import aws_fixture, client_fixture, twin_fixture  # noqa: F401
@@ -284,7 +285,7 @@ def test_leases_without_a_record_may_contradict_several_streams(leases, reason):
 
 
 def test_leases_of_java_are_taken_over_when_they_fit_and_refused_when_not(started):
-    started.leases.create_lease(lease(0, Position("120")))
+    create_lease(started.leases, lease(0, Position("120")))
     with pytest.raises(OtherApplicationError, match="covers the hash keys"):
         ensured(started, SINGLE, lambda: [shard(0, HALF)])
     assert started.coordinator.read_application() is None
@@ -300,7 +301,7 @@ def test_a_record_that_appears_while_the_leases_are_read_decides(started):
         assert started.coordinator.put_application(SINGLE, replacing=None)
         return [shard(0, begin="100")]
 
-    started.leases.create_lease(lease(0, Position("99")))
+    create_lease(started.leases, lease(0, Position("99")))
     assert ensured(started, SINGLE, shards_of_the_new_stream) == SINGLE
 
 

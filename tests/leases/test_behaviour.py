@@ -7,6 +7,7 @@ import pytest
 from kcl_pipeline.leases.lease import Lease
 from kcl_pipeline.position import SHARD_END, TRIM_HORIZON, Position
 from kcl_pipeline.shards import HashKeyRange
+from kcl_pipeline.testing.tables import create_lease
 from tests.support.lease_tables import (
     END,
     FRESH,
@@ -23,7 +24,7 @@ from tests.support.lease_tables import (
 
 def test_appendix_a1_to_a4_the_life_of_a_row(twin):
     table = twin.leases
-    assert table.create_lease(FRESH)
+    assert create_lease(table, FRESH)
     assert row(twin) == FRESH_ITEM
 
     lease = table.assign(FRESH, "w1")
@@ -61,7 +62,7 @@ def test_appendix_a5_a6_children_and_the_end(twin):
         parent_shard_ids=frozenset({KEY}),
         hash_key_range=HashKeyRange(0, 85070591730234615865843651857942052863),
     )
-    twin.leases.create_lease(child)
+    create_lease(twin.leases, child)
     assert row(twin, child.lease_key) == FRESH_ITEM | {
         "leaseKey": {"S": child.lease_key},
         "parentShardId": {"SS": [KEY]},
@@ -83,7 +84,7 @@ def test_appendix_a7_a8_prepared_and_multi_stream(twin):
     lease = owned_multi = Lease(
         key, TRIM_HORIZON, hash_key_range=RANGE, stream="123456789012:orders:1700000000"
     )
-    twin.leases.create_lease(owned_multi)
+    create_lease(twin.leases, owned_multi)
     assert row(twin, key) == FRESH_ITEM | {
         "leaseKey": {"S": key},
         "streamName": {"S": "123456789012:orders:1700000000"},
@@ -121,7 +122,7 @@ def test_state_of_an_earlier_prepare_goes_when_the_next_has_none(twin):
 def test_create_does_not_touch_a_row_that_is_there(twin):
     lease = owned(twin)
     before = row(twin)
-    assert not twin.leases.create_lease(FRESH)
+    assert not create_lease(twin.leases, FRESH)
     assert row(twin) == before
     assert twin.leases.get(KEY) == lease
     assert twin.leases.get("shardId-9") is None
@@ -207,7 +208,7 @@ def test_the_same_owner_again_is_counted_once(twin):
 
 def test_initiate_handoff_conditions(twin):
     table = twin.leases
-    table.create_lease(FRESH)
+    create_lease(table, FRESH)
     assert table.initiate_handoff(FRESH, "w2") is None
     lease = table.assign(FRESH, "w1")
     assert table.initiate_handoff(lease, "w1") is None
@@ -305,7 +306,7 @@ def test_delete_only_while_the_checkpoint_stands(twin):
 
 
 def test_listing_skips_other_entities_and_reports_broken_rows(twin):
-    twin.leases.create_lease(FRESH)
+    create_lease(twin.leases, FRESH)
     twin.plant(
         twin.leases,
         {name: value for name, value in FRESH_ITEM.items() if name != "entityType"}
@@ -327,7 +328,7 @@ def test_listing_skips_other_entities_and_reports_broken_rows(twin):
 def test_index(twin):
     for number in range(5):
         lease = Lease(f"shardId-{number}", TRIM_HORIZON)
-        twin.leases.create_lease(lease)
+        create_lease(twin.leases, lease)
         if number:
             twin.leases.assign(lease, f"w{number % 2}")
     assert twin.leases.lease_keys_of("w0") == ("shardId-2", "shardId-4")

@@ -8,6 +8,7 @@ from kcl_pipeline.leases.serialization import lease_to_item
 from kcl_pipeline.leases.tables import LeaderLock
 from kcl_pipeline.position import SHARD_END, TRIM_HORIZON
 from kcl_pipeline.shards import HashKeyRange
+from kcl_pipeline.testing.tables import create_lease
 
 # fixtures
 from tests.support.lease_tables import (  # noqa: F401
@@ -40,7 +41,7 @@ def test_the_holder_of_the_lock_creates_all(twin):
 
 def test_a_lease_that_has_a_row_is_not_touched(twin):
     proof = proof_of(twin)
-    twin.leases.create_lease(LEASES[1].with_(checkpoint=SHARD_END, counter=7, owner="w2"))
+    create_lease(twin.leases, LEASES[1].with_(checkpoint=SHARD_END, counter=7, owner="w2"))
     found = row(twin, KEYS[1])
     assert twin.leases.create_leases(LEASES, proof) == (KEYS[0], KEYS[2])
     assert row(twin, KEYS[1]) == found

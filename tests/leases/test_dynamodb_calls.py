@@ -20,6 +20,7 @@ from kcl_pipeline.leases.store import Absent, AbsentOrEquals, Changes, Equals, P
 from kcl_pipeline.local.faults import FaultRule
 from kcl_pipeline.position import TRIM_HORIZON
 from kcl_pipeline.testing.clock import VirtualClock
+from kcl_pipeline.testing.tables import create_lease
 from tests.support.dynamodb_tables import lease_table
 from tests.support.lease_tables import (  # noqa: F401
     DynamoTwin,
@@ -104,7 +105,7 @@ def test_a_missing_table_is_not_found(aws, client, kind):
     lease = Lease("s", TRIM_HORIZON, owner="w1")
     calls = {
         "GetItem": lambda: twin.leases.get("s"),
-        "PutItem": lambda: twin.leases.create_lease(lease),
+        "PutItem": lambda: create_lease(twin.leases, lease),
         "UpdateItem": lambda: twin.leases.renew(lease),
         "DeleteItem": lambda: twin.leases.delete(lease),
         "Query": lambda: twin.leases.lease_keys_of("w1"),
@@ -238,7 +239,7 @@ def test_an_endpoint_that_does_not_return_the_refused_row(aws):
 
     client.meta.events.register("provide-client-params.dynamodb.UpdateItem", strip)
     table = DynamoTwin(aws, client).leases
-    table.create_lease(Lease("s", TRIM_HORIZON))
+    create_lease(table, Lease("s", TRIM_HORIZON))
     lease = table.assign(table.get("s"), "w1")
     renewed = table.renew(lease)
     assert table.renew(lease) == renewed

@@ -34,6 +34,7 @@ from kcl_pipeline.testing.tables import (
     InMemoryCoordinatorStateTable,
     InMemoryLeaseTable,
     InMemoryWorkerMetricsTable,
+    create_lease,
 )
 from kcl_pipeline.worker.consumer import ShardConsumer
 from tests.support.leader_world import World
@@ -229,7 +230,7 @@ def is_single_stream(item: dict) -> bool:
 def test_a_worker_survives_them_and_leaves_them_alone(items: list[dict]) -> None:
     clock, events = VirtualClock(), []
     table = InMemoryLeaseTable(clock=clock)
-    table.create_lease(Lease("good", TRIM_HORIZON))
+    create_lease(table, Lease("good", TRIM_HORIZON))
     table.assign(table.get("good"), "w1")
     planted = {}
     for item in items:

@@ -11,13 +11,14 @@ from kcl_pipeline.events import LeaseLost as LeaseLostEvent
 from kcl_pipeline.leases.lease import Lease
 from kcl_pipeline.position import SHARD_END, TRIM_HORIZON, Position
 from kcl_pipeline.testing.row_store import no_hook
+from kcl_pipeline.testing.tables import create_lease
 from tests.support.held_world import END, SETTINGS, World, world_fixture  # noqa: F401 (a fixture)
 
 
 def test_discovery_gains_what_is_assigned_and_nothing_else(world):
     world.assign("a", "b")
     world.assign("c", owner="w2")
-    world.leader.create_lease(Lease("d", TRIM_HORIZON))
+    create_lease(world.leader, Lease("d", TRIM_HORIZON))
     gained = world.leases.discover()
     assert [h.lease_key for h in gained] == ["a", "b"]
     assert world.leases.held() == gained
@@ -234,7 +235,7 @@ def test_the_deletion_of_a_finished_lease_is_no_loss(world):
 
 
 def test_throughput_is_seeded_averaged_and_written(world):
-    world.leader.create_lease(Lease("s0", TRIM_HORIZON, throughput_kbps=100.0))
+    create_lease(world.leader, Lease("s0", TRIM_HORIZON, throughput_kbps=100.0))
     world.leader.assign(world.leader.get("s0"), "w1")
     (held,) = world.leases.discover()
     world.clock.advance(4)
@@ -262,7 +263,7 @@ def test_throughput_is_absent_until_the_first_record(world):
 
 
 def test_a_seed_of_a_silent_shard_decays_in_the_end(world):
-    world.leader.create_lease(Lease("s0", TRIM_HORIZON, throughput_kbps=64.0))
+    create_lease(world.leader, Lease("s0", TRIM_HORIZON, throughput_kbps=64.0))
     world.leader.assign(world.leader.get("s0"), "w1")
     world.leases.discover()
     for _ in range(12):

@@ -8,6 +8,7 @@ from kcl_pipeline.errors import UnavailableError
 from kcl_pipeline.leases.lease import Lease
 from kcl_pipeline.position import TRIM_HORIZON
 from kcl_pipeline.shards import HashKeyRange
+from kcl_pipeline.testing.tables import create_lease
 
 # fixtures
 from tests.support.lease_tables import (  # noqa: F401
@@ -22,7 +23,7 @@ from tests.support.lease_tables import (  # noqa: F401
 )
 
 WRITES = {
-    "create": ("PutItem", lambda t: FRESH, lambda t, _: t.create_lease(FRESH)),
+    "create": ("PutItem", lambda t: FRESH, lambda t, _: create_lease(t, FRESH)),
     "renew": ("UpdateItem", owned, lambda t, lease: t.renew(lease, 2.0)),
     "renew in handoff": (
         "UpdateItem",
@@ -161,7 +162,7 @@ def test_eight_threads_race_for_one_lease(twin):
 
 
 def test_eight_leaders_assign_one_lease_to_different_workers(twin):
-    twin.leases.create_lease(FRESH)
+    create_lease(twin.leases, FRESH)
     results = race([lambda w=w: twin.leases.assign(FRESH, f"w{w}") for w in range(8)])
     assert sum(r is not None for r in results) == 1
     assert twin.leases.get(KEY).counter == 1

@@ -13,6 +13,7 @@ from kcl_pipeline.leases.lease import Lease
 from kcl_pipeline.leases.serialization import is_lease, lease_from_item, lease_to_item
 from kcl_pipeline.position import AT_TIMESTAMP, LATEST, SHARD_END, TRIM_HORIZON, Position
 from kcl_pipeline.shards import MAX_HASH_KEY, HashKeyRange
+from kcl_pipeline.testing.tables import create_lease
 from tests.support.lease_tables import (
     DynamoTwin,
     MemoryTwin,
@@ -37,13 +38,14 @@ def step(rng, views):
     pending = rng.choice((None, *PLACES))
     state = rng.choice((None, b"1", str(lease.counter + 1).encode()))
     operations = {
-        "create": lambda t: t.create_lease(
+        "create": lambda t: create_lease(
+            t,
             Lease(
                 key,
                 TRIM_HORIZON,
                 parent_shard_ids=frozenset({"shardId-p"}),
                 hash_key_range=HashKeyRange(0, 9),
-            )
+            ),
         ),
         "renew": lambda t: t.renew(lease, rng_value),
         "checkpoint": lambda t: t.update_checkpoint(

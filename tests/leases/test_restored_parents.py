@@ -9,6 +9,7 @@ from kcl_pipeline.leases.lease import Lease
 from kcl_pipeline.leases.serialization import lease_to_item
 from kcl_pipeline.position import SHARD_END, TRIM_HORIZON, Position
 from kcl_pipeline.shards import HashKeyRange
+from kcl_pipeline.testing.tables import create_lease
 from tests.support.held_world import SETTINGS, World
 
 # fixtures
@@ -43,7 +44,7 @@ def test_the_rows_are_created_and_the_child_stays_as_it_is(twin):
 
 def test_a_parent_that_has_a_row_is_not_touched(twin):
     child = child_of(twin)
-    twin.leases.create_lease(PARENTS[0].with_(checkpoint=Position("7"), counter=4, owner="w2"))
+    create_lease(twin.leases, PARENTS[0].with_(checkpoint=Position("7"), counter=4, owner="w2"))
     found = row(twin, KEYS[0])
     assert twin.leases.restore_parents(child, PARENTS) == KEYS[1:]
     assert row(twin, KEYS[0]) == found

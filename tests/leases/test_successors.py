@@ -18,9 +18,11 @@ from kcl_pipeline.errors import (
 from kcl_pipeline.leases.aws_errors import TransactionRefused, refused_condition
 from kcl_pipeline.leases.lease import Lease
 from kcl_pipeline.leases.serialization import lease_to_item
-from kcl_pipeline.leases.store import Differs, holds
+from kcl_pipeline.leases.store import Differs
 from kcl_pipeline.position import SHARD_END, TRIM_HORIZON
 from kcl_pipeline.shards import HashKeyRange
+from kcl_pipeline.testing.row_store import holds
+from kcl_pipeline.testing.tables import create_lease
 from tests.support.held_world import SETTINGS, World
 
 # fixtures
@@ -72,7 +74,7 @@ def test_leases_of_one_of_several_streams(twin):
 
 def test_a_child_that_is_there_is_not_touched_and_the_others_are_created(twin):
     lease = owned(twin)
-    twin.leases.create_lease(LEFT)
+    create_lease(twin.leases, LEFT)
     begun = twin.leases.update_checkpoint(twin.leases.assign(LEFT, "w2"), checkpoint=END)
     twin.plant(twin.leases, row(twin, LEFT.lease_key) | {"future": {"S": "kept"}})
     assert twin.leases.create_successors(lease, [LEFT, RIGHT])

@@ -12,7 +12,7 @@ from kcl_pipeline.errors import LeaseLostError, ThrottledError, UnavailableError
 from kcl_pipeline.leases.held import HeldLeases, pending_number
 from kcl_pipeline.leases.lease import Lease
 from kcl_pipeline.position import TRIM_HORIZON, Position
-from kcl_pipeline.testing.tables import InMemoryLeaseTable
+from kcl_pipeline.testing.tables import InMemoryLeaseTable, create_lease
 from verification.simulation.scheduler import Host, Scheduler, SimulatedClock
 
 KEYS = tuple(f"shardId-{n}" for n in range(4))
@@ -30,7 +30,7 @@ class Fleet:
             "app", clock=SimulatedClock(self.shared), index_lag_seconds=0.5, scan_lag_seconds=0.5
         )
         for key in KEYS:
-            self.table.create_lease(Lease(key, TRIM_HORIZON))
+            create_lease(self.table, Lease(key, TRIM_HORIZON))
         self.prepared = {key: [] for key in KEYS}
         self.faults = {"before": 0, "after": 0, "pauses": 0, "lost": 0}
         self.workers = [self._worker(name) for name in WORKERS]

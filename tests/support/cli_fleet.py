@@ -15,6 +15,7 @@ from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.leases.lease import Lease
 from kcl_pipeline.leases.tables import LeaderLock, MigrationState, WorkerMetrics
 from kcl_pipeline.position import TRIM_HORIZON, Position
+from kcl_pipeline.testing.tables import create_lease
 
 NUMBERS = itertools.count(1)
 
@@ -47,7 +48,7 @@ def build_fleet(server):
             hash_key_range=shard.hash_key_range,
             throughput_kbps=None if owner is None else 10.5 * number,
         )
-        assert tables.lease.create_lease(lease)
+        assert create_lease(tables.lease, lease)
     tables.workers.report(
         WorkerMetrics(
             "blue-1", int(clock.wall()), {"C": (10.0, 20.0)}, {"C": (100,)}, run_id="run-1"

@@ -17,7 +17,7 @@ from kcl_pipeline.position import TRIM_HORIZON, Position
 from kcl_pipeline.shards import StreamId
 from kcl_pipeline.testing.clock import VirtualClock
 from kcl_pipeline.testing.sink import InMemorySink, MemoryBatchWriter, MemoryTable
-from kcl_pipeline.testing.tables import InMemoryLeaseTable
+from kcl_pipeline.testing.tables import InMemoryLeaseTable, create_lease
 from kcl_pipeline.worker.batch_runner import CommitSteps
 from kcl_pipeline.worker.commit.two_phase import TwoPhaseCommit
 from kcl_pipeline.worker.consumer import ShardConsumer
@@ -36,7 +36,7 @@ class World:
         self.clock = VirtualClock()
         self.table = InMemoryLeaseTable("app", clock=self.clock)
         for key in KEYS:
-            self.table.create_lease(Lease(key, TRIM_HORIZON))
+            create_lease(self.table, Lease(key, TRIM_HORIZON))
             self.table.assign(self.table.get(key), "w")
         self.events: list[object] = []
         self.leases = HeldLeases(self.table, "w", LeaseSettings(), self.clock, self.events.append)

@@ -8,7 +8,7 @@ from kcl_pipeline.leases.held import HeldLeases
 from kcl_pipeline.leases.lease import Lease
 from kcl_pipeline.position import TRIM_HORIZON, Position
 from kcl_pipeline.testing.clock import VirtualClock
-from kcl_pipeline.testing.tables import InMemoryLeaseTable
+from kcl_pipeline.testing.tables import InMemoryLeaseTable, create_lease
 
 END = Position("100")
 SETTINGS = LeaseSettings()
@@ -24,7 +24,7 @@ class World:
 
     def assign(self, *keys, owner="w1"):
         for key in keys:
-            self.leader.create_lease(Lease(key, TRIM_HORIZON))
+            create_lease(self.leader, Lease(key, TRIM_HORIZON))
             self.leader.assign(self.leader.get(key), owner)
 
     def gain(self, key="s0"):

@@ -20,6 +20,7 @@ from kcl_pipeline.testing.tables import (
     InMemoryCoordinatorStateTable,
     InMemoryLeaseTable,
     InMemoryWorkerMetricsTable,
+    create_lease,
 )
 
 
@@ -193,7 +194,7 @@ class FakeWorker:
 
         present = frozenset(le.shard_id for le in self.world.table().values())
         for lease in child_leases(self.held[key], children, existing=present):
-            self.world.leases.create_lease(lease)
+            create_lease(self.world.leases, lease)
         self.world.leases.set_child_shard_ids(key, [c.shard_id for c in children])
         self.checkpoint(key, SHARD_END)
 

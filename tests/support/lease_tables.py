@@ -24,6 +24,7 @@ from kcl_pipeline.testing.tables import (
     InMemoryCoordinatorStateTable,
     InMemoryLeaseTable,
     InMemoryWorkerMetricsTable,
+    create_lease,
 )
 
 NAMES = itertools.count()
@@ -169,5 +170,5 @@ def row(twin, key=KEY):
 
 def owned(twin, owner="w1", **changes):
     """A lease in the table that `owner` holds."""
-    twin.leases.create_lease(FRESH.with_(**changes))
+    create_lease(twin.leases, FRESH.with_(**changes))
     return twin.leases.assign(FRESH.with_(**changes), owner)

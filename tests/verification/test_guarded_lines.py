@@ -17,7 +17,7 @@ from kcl_pipeline.position import TRIM_HORIZON, Position
 from kcl_pipeline.shards import ChildShard, HashKeyRange, StreamId
 from kcl_pipeline.testing.clock import VirtualClock
 from kcl_pipeline.testing.sink import LogEntry, MemoryTable
-from kcl_pipeline.testing.tables import InMemoryLeaseTable
+from kcl_pipeline.testing.tables import InMemoryLeaseTable, create_lease
 from kcl_pipeline.worker.batch_runner import BatchRunner
 from kcl_pipeline.worker.commit.protocol import CommitResult
 from kcl_pipeline.worker.commit.two_phase import TwoPhaseCommit
@@ -30,7 +30,7 @@ KEY = "shardId-000000000000"
 @pytest.fixture
 def world():
     clock, table, events = VirtualClock(), InMemoryLeaseTable(), []
-    table.create_lease(Lease(KEY, TRIM_HORIZON, owner="w1"))
+    create_lease(table, Lease(KEY, TRIM_HORIZON, owner="w1"))
     return SimpleNamespace(
         clock=clock,
         table=table,

@@ -21,6 +21,7 @@ from kcl_pipeline.leases.held import CheckpointWrite, Held, HeldLeases
 from kcl_pipeline.leases.lease import Lease
 from kcl_pipeline.leases.lease_rows import LeaseRows
 from kcl_pipeline.position import Position
+from kcl_pipeline.testing.tables import create_lease
 from kcl_pipeline.worker.commit.two_phase import TwoPhaseCommit
 from kcl_pipeline.worker.consumer import ShardConsumer
 from kcl_pipeline.worker.shards.parents import ParentCheck
@@ -190,7 +191,7 @@ def _restored_without_the_child(patch: pytest.MonkeyPatch) -> None:
     """The rows of parents are created whatever the child's row says."""
 
     def blind(table: LeaseRows, _child: Lease, parents: Sequence[Lease]) -> tuple[str, ...]:
-        return tuple(parent.lease_key for parent in parents if table.create_lease(parent))
+        return tuple(parent.lease_key for parent in parents if create_lease(table, parent))
 
     patch.setattr(LeaseRows, "restore_parents", blind)
 

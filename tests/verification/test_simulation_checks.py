@@ -12,7 +12,7 @@ from kcl_pipeline.leases.lease import Lease
 from kcl_pipeline.position import AT_TIMESTAMP, LATEST, TRIM_HORIZON, Position
 from kcl_pipeline.testing.clock import VirtualClock
 from kcl_pipeline.testing.sink import LogEntry
-from kcl_pipeline.testing.tables import InMemoryLeaseTable
+from kcl_pipeline.testing.tables import InMemoryLeaseTable, create_lease
 from verification.simulation.checks import Checks
 from verification.simulation.lease_checks import BrokenInvariantError, Moved
 from verification.simulation.rehearsal import to_and_fro
@@ -41,7 +41,7 @@ class World:
             exactly_once=exactly_once,
         )
         self.checks = Checks(self.leases, streams, scenario, clock.monotonic)
-        self.leases.create_lease(Lease(KEY, begin))
+        create_lease(self.leases, Lease(KEY, begin))
         self.checks.row_written(KEY, "leader", "sensor")
         for number in range(10):
             event = Published(KEY, Position(str(1000 + number)), 0, poison=False)
@@ -209,7 +209,7 @@ class Family:
         )
         parent, child = Lease(KEY, begin), Lease(CHILD, begin, parent_shard_ids=frozenset({KEY}))
         for lease in (parent, child) if parent_first else (child, parent):
-            world.leases.create_lease(lease)
+            create_lease(world.leases, lease)
             world.checks.row_written(lease.lease_key, "leader", "sensor")
 
     def publish(self, lease_key, millis):
@@ -262,7 +262,7 @@ def missing_of_a_shard_between(late_parent):
     )
     ends = shards[3:]
     for key in (*ends, shards[0]) if late_parent else (shards[0], *ends):
-        checks.table.create_lease(Lease(key, LATEST))
+        create_lease(checks.table, Lease(key, LATEST))
         checks.row_written(key, "leader", "sensor")
     event = Published(shards[2], Position("1000"), 1, poison=False)
     checks.published("event", event)

@@ -13,7 +13,7 @@ from kcl_pipeline.leases.lease import Lease
 from kcl_pipeline.position import TRIM_HORIZON, Position
 from kcl_pipeline.testing.clock import VirtualClock
 from kcl_pipeline.testing.sink import LogEntry
-from kcl_pipeline.testing.tables import InMemoryLeaseTable
+from kcl_pipeline.testing.tables import InMemoryLeaseTable, create_lease
 from verification.simulation import simulate
 from verification.simulation.calls import TABLE_READS, Fault
 from verification.simulation.checks import Checks
@@ -86,7 +86,7 @@ class Committed:
         self.checks.landed(entry, {"file": rows})
 
     def write(self, lease):
-        self.table.create_lease(lease)
+        create_lease(self.table, lease)
         self.checks.row_written(lease.lease_key, "leader", "sensor")
 
     def replace(self):

@@ -11,6 +11,7 @@ from kcl_pipeline.events import AwsTrouble, LeaseLost, WorkerIdShared
 from kcl_pipeline.leases.application import ApplicationIdentity
 from kcl_pipeline.leases.lease import Lease
 from kcl_pipeline.position import TRIM_HORIZON
+from kcl_pipeline.testing.tables import create_lease
 from kcl_pipeline.worker.worker import Worker
 from tests.support.worker_world import World, numbered
 
@@ -78,8 +79,9 @@ def replaced(world, *streams):
 def own_lease(world, stream):
     """A lease of this stream that a leader gave to the worker."""
     (shard,) = world.kinesis.list_shards(world.kinesis.resolve_stream(stream, multi_stream=False))
-    world.leases.create_lease(
-        Lease(shard.shard_id, TRIM_HORIZON, hash_key_range=shard.hash_key_range, owner="w-1")
+    create_lease(
+        world.leases,
+        Lease(shard.shard_id, TRIM_HORIZON, hash_key_range=shard.hash_key_range, owner="w-1"),
     )
 
 

@@ -8,6 +8,7 @@ from kcl_pipeline.errors import NotFoundError, UnavailableError
 from kcl_pipeline.events import AwsTrouble, LossReason, RecordsLost
 from kcl_pipeline.leases.lease import Lease
 from kcl_pipeline.position import LATEST, TRIM_HORIZON, Position
+from kcl_pipeline.testing.tables import create_lease
 from kcl_pipeline.worker.consumer import ConsumerState
 from tests.support.worker_world import World, numbered
 
@@ -35,8 +36,9 @@ def split(world, begun):
     """The shard is split, and another worker, which is not of this package, holds a child."""
     world.model.split("orders", PARENT)
     first = world.model.open_shard_ids("orders")[0]
-    world.leases.create_lease(
-        Lease(first, begun, owner="java", counter=4, parent_shard_ids=frozenset({PARENT}))
+    create_lease(
+        world.leases,
+        Lease(first, begun, owner="java", counter=4, parent_shard_ids=frozenset({PARENT})),
     )
 
 

@@ -21,6 +21,7 @@ from kcl_pipeline.leases.lease import Lease
 from kcl_pipeline.position import AT_TIMESTAMP, LATEST, SHARD_END, TRIM_HORIZON, Position
 from kcl_pipeline.shards import StreamId
 from kcl_pipeline.testing.sink import InMemorySink
+from kcl_pipeline.testing.tables import create_lease
 from kcl_pipeline.worker.consumer import ConsumerState
 from tests.support.worker_world import World, numbered
 
@@ -48,14 +49,15 @@ def stream_of(world):
 
 def plant(world, shard_id, checkpoint, **attributes):
     shard = next(s for s in world.kinesis.list_shards(stream_of(world)) if s.shard_id == shard_id)
-    world.leases.create_lease(
+    create_lease(
+        world.leases,
         Lease(
             shard_id,
             checkpoint,
             parent_shard_ids=frozenset(shard.parents),
             hash_key_range=shard.hash_key_range,
             **attributes,
-        )
+        ),
     )
 
 

@@ -15,6 +15,7 @@ from kcl_pipeline.leases.recorded_stream import RecordedStream
 from kcl_pipeline.planning.cleanup import former_leases
 from kcl_pipeline.position import TRIM_HORIZON
 from kcl_pipeline.shards import StreamId
+from kcl_pipeline.testing.tables import create_lease
 from kcl_pipeline.worker.summary import StopReason
 from tests.support.streams_world import StreamsWorld
 
@@ -98,7 +99,7 @@ def test_a_write_of_the_former_stream_does_not_reach_the_row_of_the_new_one():
     world = StreamsWorld(*NAME)
     world.leases.ensure_exists()
     old = Lease("shardId-0", TRIM_HORIZON, counter=7, owner="w")
-    world.leases.create_lease(old.with_(stream_mark=5_000))
+    create_lease(world.leases, old.with_(stream_mark=5_000))
     assert world.leases.renew(old) is None
     assert world.leases.update_checkpoint(old, checkpoint=TRIM_HORIZON) is None
     assert not world.leases.create_successors(old, [old.with_(lease_key="shardId-1")])

@@ -9,6 +9,7 @@ from kcl_pipeline.events import HandoffCompleted, LeaseMoved, ShardEnded, ShardS
 from kcl_pipeline.kinesis.prefetch import ReadState
 from kcl_pipeline.leases.lease import Lease
 from kcl_pipeline.position import TRIM_HORIZON, Position
+from kcl_pipeline.testing.tables import create_lease
 from kcl_pipeline.worker.commit import two_phase
 from kcl_pipeline.worker.consumer import ConsumerState
 from tests.support.worker_world import World, numbered
@@ -253,11 +254,14 @@ def test_an_end_that_cannot_be_recorded_is_reported(world):
 
 def child_of_foreign_parents(world):
     """A child whose parent another worker holds."""
-    world.leases.create_lease(Lease("shardId-000000000007", Position("5"), counter=4, owner="java"))
-    world.leases.create_lease(
+    create_lease(
+        world.leases, Lease("shardId-000000000007", Position("5"), counter=4, owner="java")
+    )
+    create_lease(
+        world.leases,
         Lease(
             CHILD, TRIM_HORIZON, owner="w-1", parent_shard_ids=frozenset({"shardId-000000000007"})
-        )
+        ),
     )
 
 
@@ -287,8 +291,9 @@ def test_a_lease_of_a_stream_that_is_not_read_is_reported(world):
     other = f"123456789012:other:1700000000:{ZERO}"
     # as in an application of several streams, which takes leases of this form
     world.worker.leases._multi_stream = None
-    world.leases.create_lease(
-        Lease(other, TRIM_HORIZON, owner="w-1", stream="123456789012:other:1700000000")
+    create_lease(
+        world.leases,
+        Lease(other, TRIM_HORIZON, owner="w-1", stream="123456789012:other:1700000000"),
     )
     world.worker.lead_tick = lambda: 1.0
     world.run(2 * AFTER)

@@ -7,6 +7,7 @@ import pytest
 from kcl_pipeline.leases.lease import Lease
 from kcl_pipeline.leases.tables import LeaderLock, WorkerMetrics
 from kcl_pipeline.position import LATEST
+from kcl_pipeline.testing.tables import create_lease
 from tests.support.worker_world import World
 
 DEFAULT = {"lease": {"failover_time_millis": 10_000}}
@@ -23,7 +24,7 @@ def test_and_when_a_lease_can_expire():
     """Its owner is not of this package: it has a discovery interval more than the failover time."""
     world = World(shards=2, **DEFAULT)
     world.worker.lead_tick()
-    world.leases.create_lease(Lease("shardId-000000000077", LATEST, owner="dead", counter=3))
+    create_lease(world.leases, Lease("shardId-000000000077", LATEST, owner="dead", counter=3))
     world.clock.advance(1)
     world.worker.lead_tick()
     world.clock.advance(1)

@@ -13,6 +13,7 @@ from kcl_pipeline.events import LeadershipLost, StreamsDiffer, StreamUnavailable
 from kcl_pipeline.leases.lease import Lease
 from kcl_pipeline.leases.recorded_stream import RecordedStream
 from kcl_pipeline.position import TRIM_HORIZON
+from kcl_pipeline.testing.tables import create_lease
 from tests.support.streams_world import ForbiddenStreams, StreamsWorld
 
 
@@ -54,7 +55,7 @@ def test_an_old_worker_labels_a_stream_whose_name_is_not_unique_in_the_applicati
         replace(record.identity, streams=added), replacing=record
     )
     key = "2:c:5:shardId-000000000000"
-    world.leases.create_lease(Lease(key, TRIM_HORIZON, stream="2:c:5"))
+    create_lease(world.leases, Lease(key, TRIM_HORIZON, stream="2:c:5"))
     world.run_until(lambda: key in old.lifecycle.consumers, 30)
     assert old.lifecycle.consumers[key].stream.column == arns[1]
 

@@ -13,6 +13,7 @@ from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.events import AwsTrouble, ShardStalled
 from kcl_pipeline.leases.lease import Lease
 from kcl_pipeline.position import AT_TIMESTAMP, TRIM_HORIZON
+from kcl_pipeline.testing.tables import create_lease
 from kcl_pipeline.worker.threads import Pools
 from tests.support.worker_world import World, numbered
 
@@ -23,9 +24,10 @@ BAD = "shardId-000000000001"
 def test_a_row_at_a_timestamp_without_the_setting_is_its_own_problem(buffered):
     world = World(shards=2, buffered=buffered)
     shards = world.kinesis.list_shards(world.kinesis.resolve_stream("orders", multi_stream=False))
-    world.leases.create_lease(Lease(BAD, AT_TIMESTAMP, hash_key_range=shards[1].hash_key_range))
-    world.leases.create_lease(
-        Lease(shards[0].shard_id, TRIM_HORIZON, hash_key_range=shards[0].hash_key_range)
+    create_lease(world.leases, Lease(BAD, AT_TIMESTAMP, hash_key_range=shards[1].hash_key_range))
+    create_lease(
+        world.leases,
+        Lease(shards[0].shard_id, TRIM_HORIZON, hash_key_range=shards[0].hash_key_range),
     )
     world.put(*numbered(20))
     world.run(150.0)

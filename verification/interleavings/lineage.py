@@ -27,7 +27,7 @@ from kcl_pipeline.leases.lease import Lease
 from kcl_pipeline.planning.cleanup import completed_leases, has_started
 from kcl_pipeline.position import SHARD_END, TRIM_HORIZON, Position
 from kcl_pipeline.testing.sink import MemoryTable
-from kcl_pipeline.testing.tables import InMemoryLeaseTable
+from kcl_pipeline.testing.tables import InMemoryLeaseTable, create_lease
 from verification.interleavings.explorer import Actor, Turns
 from verification.interleavings.lineage_process import (
     ALL,
@@ -141,7 +141,7 @@ class LineageBench:
             ),
             *(() if self.scenario.born else (merged,)),
         ):
-            self.table.create_lease(lease)
+            create_lease(self.table, lease)
         self._before = {lease.lease_key: lease for lease in self.rows()}
 
     # -- actors

@@ -28,7 +28,7 @@ from kcl_pipeline.leases.store import Item
 from kcl_pipeline.position import TRIM_HORIZON, Position
 from kcl_pipeline.shards import StreamId
 from kcl_pipeline.testing.sink import FaultHook, MemoryTable, SinkFault
-from kcl_pipeline.testing.tables import InMemoryLeaseTable
+from kcl_pipeline.testing.tables import InMemoryLeaseTable, create_lease
 from kcl_pipeline.worker.batch_runner import CommitSteps
 from kcl_pipeline.worker.commit.two_phase import TwoPhaseCommit
 from kcl_pipeline.worker.consumer import ShardConsumer
@@ -96,7 +96,7 @@ class Bench:
         self._seen: tuple[int, ...] = ()
         self._kept: tuple[Item, ...] = ()
         for key in scenario.leases:
-            self.table.create_lease(Lease(key, TRIM_HORIZON))
+            create_lease(self.table, Lease(key, TRIM_HORIZON))
             self._move(key, scenario.workers[0].id)
         self.actors: list[Actor] = []
         for worker in scenario.workers:

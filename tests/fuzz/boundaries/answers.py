@@ -22,6 +22,7 @@ from kcl_pipeline.leases.dynamodb.store import DynamoDbStore
 from kcl_pipeline.leases.lease import Lease
 from kcl_pipeline.leases.lease_rows import LeaseRows
 from kcl_pipeline.position import TRIM_HORIZON
+from kcl_pipeline.testing.tables import create_lease
 from tests.fuzz import values
 from tests.fuzz.boundaries.rows import LEASE, READ, REFUSED, SHARD, row_like
 from tests.fuzz.boundary import Boundary
@@ -118,7 +119,7 @@ def check(value: dict[str, Any]) -> str:
         asked.table.list_leases,
         lambda: asked.table.lease_keys_of("w1"),
         lambda: asked.table.renew(lease),
-        lambda: asked.table.create_lease(lease),
+        lambda: create_lease(asked.table, lease),
     )
     try:
         calls[value["call"]]()
