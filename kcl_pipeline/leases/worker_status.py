@@ -24,6 +24,7 @@ MAX_LAGS: Final = 20
 MAX_UNAVAILABLE: Final = 20
 """Largest number of unavailable streams in a row (our own limit)."""
 MAX_REASON_CHARACTERS: Final = 200
+MAX_VERSION_CHARACTERS: Final = 64
 _MAX_CHARACTERS: Final = 64 * 1024
 _MAX_KEY: Final = 2048
 _MAX_COUNT: Final = 2**31 - 1
@@ -61,6 +62,36 @@ class UnavailableStream:
 
 
 @dataclass(frozen=True, slots=True)
+class WorkerTotals:
+    """What a worker has committed since it started, and its recent durations.
+
+    The counters only grow while the process lives. Two rows of one process can be subtracted.
+
+    Attributes:
+        seconds: Since the worker started, by its own clock.
+        records: Records in committed batches, including dead letters.
+        bytes: Payload that was read for them.
+        rows: Rows written.
+        batches: Batches committed.
+        last_batch_seconds: Age of the last committed batch. None: no batch yet.
+        commit_millis_p99: Time to write and commit a batch, over the last five minutes.
+        put_to_commit_millis_p99: Time from the arrival of a record in Kinesis to its commit, over
+            the last five minutes.
+        table_version: Version of the table after the last batch.
+    """
+
+    seconds: float = 0.0
+    records: int = 0
+    bytes: int = 0
+    rows: int = 0
+    batches: int = 0
+    last_batch_seconds: float | None = None
+    commit_millis_p99: int | None = None
+    put_to_commit_millis_p99: int | None = None
+    table_version: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerStatus:
     """The status of a worker.
 
@@ -75,6 +106,10 @@ class WorkerStatus:
         failure: Why the sink refused the last batch. None: it accepted it.
         unavailable: Streams that the leader in this worker could not use in its last cycle; at
             most `MAX_UNAVAILABLE`. None: the worker does not lead.
+        totals: What it has committed. None: an older version wrote the row.
+        version: Version of this package in the worker. None: an older version wrote the row.
+        more_lags: Number of leases with a known lag that are not in `lags`.
+        more_lags_millis: The median of their lags. None: `more_lags` is 0.
     """
 
     lag_millis: int | None = None
@@ -86,12 +121,22 @@ class WorkerStatus:
     failed_batches: int = 0
     failure: str | None = None
     unavailable: tuple[UnavailableStream, ...] | None = None
+    totals: WorkerTotals | None = None
+    version: str | None = None
+    more_lags: int = 0
+    more_lags_millis: int | None = None
 
 
 def furthest_behind(millis: Mapping[str, int]) -> tuple[LeaseLag, ...]:
     """Return the leases with the largest lag, for `WorkerStatus.lags`."""
     worst = sorted(millis.items(), key=lambda item: (-item[1], item[0]))[:MAX_LAGS]
     return tuple(LeaseLag(key, lag) for key, lag in worst)
+
+
+def other_lags(millis: Mapping[str, int]) -> tuple[int, int | None]:
+    """Return the number and the median of the lags that `furthest_behind` leaves out."""
+    others = sorted(millis.values(), reverse=True)[MAX_LAGS:]
+    return len(others), others[len(others) // 2] if others else None
 
 
 class _Paused(msgspec.Struct, frozen=True, rename="camel"):
@@ -110,6 +155,22 @@ class _Unavailable(msgspec.Struct, frozen=True, rename="camel"):
     reason: Annotated[str, msgspec.Meta(max_length=2 * MAX_REASON_CHARACTERS)]
 
 
+_Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+_Seconds = Annotated[float, msgspec.Meta(ge=0, le=_MAX_COUNT)]
+
+
+class _Totals(msgspec.Struct, frozen=True, rename="camel"):
+    seconds: _Seconds = 0.0
+    records: _Count = 0
+    bytes: _Count = 0
+    rows: _Count = 0
+    batches: _Count = 0
+    last_batch_seconds: _Seconds | None = None
+    commit_millis_p99: _Count | None = None
+    put_to_commit_millis_p99: _Count | None = None
+    table_version: _Count | None = None
+
+
 class _Status(msgspec.Struct, frozen=True, rename="camel"):
     lag_millis: Annotated[int, msgspec.Meta(ge=0, le=_MAX_MILLIS)] | None = None
     unknown_lags: Annotated[int, msgspec.Meta(ge=0, le=_MAX_COUNT)] = 0
@@ -122,6 +183,10 @@ class _Status(msgspec.Struct, frozen=True, rename="camel"):
     unavailable: Annotated[list[_Unavailable], msgspec.Meta(max_length=MAX_UNAVAILABLE)] | None = (
         None
     )
+    totals: _Totals | None = None
+    version: Annotated[str, msgspec.Meta(max_length=MAX_VERSION_CHARACTERS)] | None = None
+    more_lags: Annotated[int, msgspec.Meta(ge=0, le=_MAX_COUNT)] = 0
+    more_lags_millis: Annotated[int, msgspec.Meta(ge=0, le=_MAX_MILLIS)] | None = None
 
 
 def status_text(status: WorkerStatus) -> str:
@@ -145,8 +210,27 @@ def status_text(status: WorkerStatus) -> str:
             _Unavailable(one.stream, _shortened(one.reason))
             for one in status.unavailable[:MAX_UNAVAILABLE]
         ],
+        None if status.totals is None else _written_totals(status.totals),
+        None if status.version is None else printable(status.version)[:MAX_VERSION_CHARACTERS],
+        status.more_lags,
+        status.more_lags_millis,
     )
     return msgspec.json.encode(found).decode()
+
+
+def _written_totals(totals: WorkerTotals) -> _Totals:
+    age = totals.last_batch_seconds
+    return _Totals(
+        round(totals.seconds, 1),
+        totals.records,
+        totals.bytes,
+        totals.rows,
+        totals.batches,
+        None if age is None else round(age, 1),
+        totals.commit_millis_p99,
+        totals.put_to_commit_millis_p99,
+        totals.table_version,
+    )
 
 
 def _shortened(text: str) -> str:
@@ -185,4 +269,8 @@ def status_of(text: str) -> WorkerStatus:
             UnavailableStream(printable(one.stream, _MAX_KEY), printable(one.reason))
             for one in found.unavailable
         ),
+        None if found.totals is None else WorkerTotals(*msgspec.structs.astuple(found.totals)),
+        None if found.version is None else printable(found.version),
+        found.more_lags,
+        found.more_lags_millis,
     )

@@ -14,11 +14,14 @@ from kcl_pipeline.leases.worker_status import (
     PausedLease,
     UnavailableStream,
     WorkerStatus,
+    WorkerTotals,
     furthest_behind,
+    other_lags,
     status_of,
     status_text,
 )
 from kcl_pipeline.testing.tables import InMemoryWorkerMetricsTable
+from kcl_pipeline.version import __version__
 from tests.support.worker_world import World, numbered
 
 PAUSE = PausedLease("shardId-1", "the transform fails", 12.5)
@@ -33,6 +36,8 @@ PAUSE = PausedLease("shardId-1", "the transform fails", 12.5)
         WorkerStatus(5, lags=(LeaseLag("shardId-1", 5), LeaseLag("shardId-2", 0))),
         WorkerStatus(dead_letters=7, failed_batches=3, failure="SinkError: refused"),
         WorkerStatus(unavailable=()),
+        WorkerStatus(totals=WorkerTotals(), version="0.2.0", more_lags=80, more_lags_millis=12),
+        WorkerStatus(totals=WorkerTotals(61.5, 2**40, 2**50, 9, 8, 0.5, 1_200, 2_500, 77)),
         WorkerStatus(unavailable=(UnavailableStream("clicks", "it does not exist"),)),
     ],
 )
@@ -57,6 +62,19 @@ def test_what_is_written_is_bounded():
     assert [one.millis for one in found.lags] == list(range(49, 49 - MAX_LAGS, -1))
 
 
+def test_a_row_of_an_older_version_has_no_totals_and_one_of_a_newer_version_is_read():
+    older = status_of('{"lagMillis": 5, "lags": [{"leaseKey": "s", "millis": 5}]}')
+    assert (older.totals, older.version, older.more_lags) == (None, None, 0)
+    newer = status_of('{"lagMillis": 5, "totals": {"records": 3, "new": 1}, "alsoNew": {}}')
+    assert newer.totals == WorkerTotals(records=3)
+
+
+def test_lags_that_are_left_out_are_counted_with_their_median():
+    lags = {f"shardId-{number}": number for number in range(50)}
+    assert other_lags(lags) == (30, 14)
+    assert other_lags({"shardId-1": 1}) == (0, None)
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -72,6 +90,12 @@ def test_what_is_written_is_bounded():
         '{"unknownLags": "' + "9" * 70_000 + '"}',
         '{"lags": [{"leaseKey": "s", "millis": -1}]}',
         '{"deadLetters": -1}',
+        '{"totals": {"records": -1}}',
+        '{"totals": {"seconds": -0.5}}',
+        '{"totals": {"batches": 18446744073709551616}}',
+        '{"totals": []}',
+        '{"version": "' + "9" * 65 + '"}',
+        '{"moreLags": -1}',
         '{"failure": "' + "x" * 500 + '"}',
     ],
 )
@@ -112,7 +136,13 @@ def test_a_worker_reports_its_lag_and_its_paused_shards():
     world.run(80)
     (row,) = world.rows.list_workers()
     lags = (LeaseLag("shardId-000000000000", 0),)
-    assert row.status == WorkerStatus(0, lags=lags, unavailable=())
+    assert row.status is not None
+    assert row.status.totals is not None
+    assert row.status.totals.records == 40
+    expected = WorkerStatus(
+        0, lags=lags, unavailable=(), totals=row.status.totals, version=__version__
+    )
+    assert row.status == expected
 
 
 def test_a_worker_reports_its_dead_letters():
@@ -128,3 +158,21 @@ def test_a_worker_reports_its_dead_letters():
     (row,) = world.rows.list_workers()
     assert row.status is not None
     assert (row.status.dead_letters, row.status.failed_batches) == (4, 0)
+
+
+def test_a_worker_reports_what_it_committed_since_it_started():
+    world = World(shards=1, buffered=True)
+    world.put(*numbered(40))
+    world.run(40)
+    (row,) = world.rows.list_workers()
+    assert row.status is not None
+    totals = row.status.totals
+    assert totals is not None
+    assert (totals.records, totals.rows) == (40, 40)
+    assert totals.batches >= 1
+    assert totals.bytes > 0
+    assert 0 < totals.seconds <= 41
+    assert totals.last_batch_seconds is not None
+    assert totals.commit_millis_p99 is not None
+    assert totals.put_to_commit_millis_p99 is not None
+    assert row.status.version == __version__

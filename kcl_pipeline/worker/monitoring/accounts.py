@@ -46,6 +46,7 @@ class CommitAccounts:
             rows_written=done.rows,
             dead_letters=failed,
             version=done.version,
+            commit_millis=written_millis + sum(done.milliseconds.values()),
         )
         self._events(
             BatchCommitted(

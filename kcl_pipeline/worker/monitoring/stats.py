@@ -9,7 +9,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from kcl_pipeline.clock import Clock
+from kcl_pipeline.leases.worker_status import WorkerTotals
 from kcl_pipeline.worker.monitoring.lag import Lag
+from kcl_pipeline.worker.monitoring.totals import RecentBatches
 from kcl_pipeline.worker.summary import WorkerProgress
 
 _LATENCY_SAMPLES = 10_000
@@ -82,6 +84,7 @@ class WorkerStats:
         self._clock = clock
         self._life = Period(clock.monotonic())
         self._period = Period(clock.monotonic())
+        self._recent = RecentBatches(clock)
         self.table_version: int | None = None
 
     def batch(
@@ -93,8 +96,11 @@ class WorkerStats:
         rows_written: int,
         dead_letters: int,
         version: int | None,
+        commit_millis: float = 0.0,
     ) -> None:
         """Count a batch that landed.
+
+        `commit_millis` is the time to write and commit it.
 
         Put-to-commit compares this host's clock with the arrival time of Kinesis. It is reported
         only; no decision depends on it.
@@ -110,6 +116,23 @@ class WorkerStats:
             period.latencies.extend(waits)
         if version is not None:
             self.table_version = version
+        self._recent.note(commit_millis, waits)
+
+    def totals(self) -> WorkerTotals:
+        """Return what the worker has committed since it started. Any thread may call it."""
+        commit, put_to_commit = self._recent.percentiles_99()
+        life = self._life
+        return WorkerTotals(
+            seconds=self._clock.monotonic() - life.began,
+            records=life.records,
+            bytes=life.bytes,
+            rows=life.rows_written,
+            batches=life.batches,
+            last_batch_seconds=self._recent.last_age_seconds(),
+            commit_millis_p99=commit,
+            put_to_commit_millis_p99=put_to_commit,
+            table_version=self.table_version,
+        )
 
     @property
     def dead_letters(self) -> int:

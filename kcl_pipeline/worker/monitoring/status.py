@@ -11,7 +11,9 @@ from kcl_pipeline.leases.worker_status import (
     UnavailableStream,
     WorkerStatus,
     furthest_behind,
+    other_lags,
 )
+from kcl_pipeline.version import __version__
 from kcl_pipeline.worker.failures.pauses import Pause
 from kcl_pipeline.worker.monitoring.lag import Lag
 from kcl_pipeline.worker.monitoring.stats import WorkerStats
@@ -24,7 +26,7 @@ class StatusSource:
     Args:
         leases: The held leases.
         source: Knows how far each shard was read.
-        stats: Counts dead letters.
+        stats: Counts committed batches and dead letters.
         clock: The clock.
         lag: Returns the lag of committed data.
         paused: Returns the paused shards.
@@ -60,6 +62,7 @@ class StatusSource:
         paused = tuple(
             PausedLease(key, pauses[key].reason, now - pauses[key].since) for key in sorted(pauses)
         )
+        more_lags, more_lags_millis = other_lags(lag.millis)
         return WorkerStatus(
             lag.worst_millis,
             len(lag.unknown),
@@ -69,6 +72,10 @@ class StatusSource:
             self._stats.dead_letters,
             *self._sink_failures(),
             unavailable=self._unavailable,
+            totals=self._stats.totals(),
+            version=__version__,
+            more_lags=more_lags,
+            more_lags_millis=more_lags_millis,
         )
 
     def _note_read_up_to(self, lag: Lag) -> None:
