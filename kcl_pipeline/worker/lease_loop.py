@@ -25,9 +25,8 @@ SECOND_REPORT_SECONDS: Final = 2.0
 class LeaseLoop:
     """Renew, discover and report, each when it is due. One thread calls `tick`.
 
-    `map` runs the reads of a discovery. `renew` runs renewals and overdue handoffs, and does not
-    wait for slow ones. No step waits for the lock of a lease: a call that another thread makes for
-    it may hang.
+    `map` runs the calls for single leases, and does not wait for slow ones. No step waits for the
+    lock of a lease: a call that another thread makes for it may hang.
     """
 
     def __init__(
@@ -40,8 +39,6 @@ class LeaseLoop:
         source: BatchSource,
         map: MapCallable,  # noqa: A002 (it stands for the builtin)
         stop: StopSignal,
-        *,
-        renew: MapCallable,
     ) -> None:
         self._worker_id = worker_id
         self._events = parts.events
@@ -50,7 +47,6 @@ class LeaseLoop:
         self._stalls = stalls
         self._source = source
         self._map = map
-        self._renew = renew
         self._stop = stop
         clock, settings = parts.clock, parts.settings
         discovery_seconds = settings.lease_discovery_interval_millis / 1000
@@ -70,8 +66,8 @@ class LeaseLoop:
         A task that fails does not prevent the others.
         """
         if self._renewal.ready():
-            attempt("renewal", lambda: self._leases.renew_all(map=self._renew), self._events)
-            self._renew(self._force_handoff, self._leases.overdue_handoffs())
+            attempt("renewal", lambda: self._leases.renew_all(map=self._map), self._events)
+            self._map(self._force_handoff, self._leases.overdue_handoffs())
             self._stalls.look()
         if self._is_discovery_due() and not self._stop.is_set():
             attempt("discovery", lambda: self._leases.discover(map=self._map), self._events)

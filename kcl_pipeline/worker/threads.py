@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import Any, Final
 
 from kcl_pipeline.clock import StopSignal
 from kcl_pipeline.leases.store import serial_map
+
+SLICES: Final = 4
+"""A call that lasts longer than this part of a wait leaves its slot to the calls that wait."""
+MAX_HUNG: Final = 10
+"""Limit for calls that have left their slots, as a multiple of the number of slots."""
+
+_Call = Callable[[Any], Any]
 
 
 class CurrentStop:
@@ -33,46 +40,107 @@ class CurrentStop:
         return self.signal.wait(timeout)
 
 
+class HangingCalls:
+    """Run calls of which some may hang, so that these do not delay the others for long.
+
+    A call that hangs keeps its thread until its time-out. It leaves its slot: the calls that wait
+    get a new pool. A call that has not ended is not made a second time. So there is at most one
+    thread per item, and a limit for all (`MAX_HUNG`). One thread uses this object.
+
+    Args:
+        slots: Number of calls that run at the same time, without those that hang.
+    """
+
+    def __init__(self, slots: int) -> None:
+        self._slots = slots
+        self._pool = ThreadPoolExecutor(slots, "renew")
+        self._calls: dict[tuple[_Call, Any], Future[Any]] = {}
+        self._in_slots: set[Future[Any]] = set()
+
+    def run(self, call: _Call, items: Iterable[Any], seconds: float) -> list[Any]:
+        """Call with each item, wait at most `seconds`, and return the results that are there.
+
+        Raises:
+            Exception: An error of a call, also of one that ended after an earlier wait.
+        """
+        for key in [key for key, future in self._calls.items() if future.done()]:
+            self._pop(key).result()
+        keys = list(dict.fromkeys((call, item) for item in items))
+        awaited = [key for key in keys if key not in self._calls or not self._calls[key].running()]
+        for key in keys:
+            if key not in self._calls:
+                self._submit(key)
+        for _ in range(SLICES):
+            running = [future for future in self._in_slots if future.running()]
+            if not wait([self._calls[key] for key in awaited], timeout=seconds / SLICES).not_done:
+                break
+            if any(future.running() for future in running):
+                self._replace_pool()
+        return [self._pop(key).result() for key in awaited if self._calls[key].done()]
+
+    def _submit(self, key: tuple[_Call, Any]) -> None:
+        call, item = key
+        future = self._calls[key] = self._pool.submit(call, item)
+        self._in_slots.add(future)
+
+    def _pop(self, key: tuple[_Call, Any]) -> Future[Any]:
+        future = self._calls.pop(key)
+        self._in_slots.discard(future)
+        return future
+
+    def _replace_pool(self) -> None:
+        """Move the calls that wait for a thread into a new pool."""
+        running = sum(future.running() for future in self._calls.values())
+        if running == len(self._calls) or running >= MAX_HUNG * self._slots:
+            return
+        self._pool.shutdown(wait=False)
+        self._pool = ThreadPoolExecutor(self._slots, "renew")
+        self._in_slots.clear()
+        waiting = [key for key, future in self._calls.items() if future.cancel()]
+        for key in waiting:
+            self._submit(key)
+
+    def shut_down(self) -> None:
+        """Reject new calls and cancel waiting ones. Running calls are not waited for."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+
 class Pools:
     """Thread pools for calls that are independent of each other.
 
     Renewals have their own pool, so that prepares that wait for a slow table do not delay them.
 
     Args:
-        threads: Size of the pool for renewals and of the pool for commits.
+        threads: Size of each pool.
         parallel: False: all calls run one after the other on the calling thread.
     """
 
     def __init__(self, threads: int, *, parallel: bool) -> None:
         self._parallel = parallel
-        self._renewals = ThreadPoolExecutor(threads, "renew")
+        self._renewals = HangingCalls(threads)
+        self._lookups = ThreadPoolExecutor(threads, "look-up")
         self._commits = ThreadPoolExecutor(threads, "commit")
         self.prepare = ThreadPoolExecutor(1, "prepare") if parallel else None
         """Prepares a batch while its files are written."""
 
-    def map_renewals(self, call: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
-        """Like `map`, for the thread that renews."""
-        return self._map(self._renewals, call, items)
+    def map_lookups(self, call: _Call, items: Sequence[Any]) -> list[Any]:
+        """Like `map`, for reads of rows at the start and at the end, and for the leader."""
+        return self._map(self._lookups, call, items)
 
-    def map_within(
-        self, call: Callable[[Any], Any], items: Sequence[Any], seconds: float
-    ) -> list[Any]:
-        """Like `map_renewals`, but wait only for this time; return the results that are there.
+    def map_within(self, call: _Call, items: Sequence[Any], seconds: float) -> list[Any]:
+        """Like `map`, for the thread that renews: wait only for this time (`HangingCalls`).
 
-        The other calls go on. So one slow call does not delay the next call for other items.
+        It returns the results that are there. The other calls go on.
         """
-        if not self._parallel or len(items) <= 1:
+        if not self._parallel:
             return serial_map(call, items)
-        done, _ = wait([self._renewals.submit(call, item) for item in items], timeout=seconds)
-        return [future.result() for future in done]
+        return self._renewals.run(call, items, seconds)
 
-    def map_commits(self, call: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
+    def map_commits(self, call: _Call, items: Sequence[Any]) -> list[Any]:
         """Like `map`, for the thread that processes."""
         return self._map(self._commits, call, items)
 
-    def _map(
-        self, pool: ThreadPoolExecutor, call: Callable[[Any], Any], items: Sequence[Any]
-    ) -> list[Any]:
+    def _map(self, pool: ThreadPoolExecutor, call: _Call, items: Sequence[Any]) -> list[Any]:
         return (
             list(pool.map(call, items))
             if self._parallel and len(items) > 1
@@ -81,6 +149,7 @@ class Pools:
 
     def shut_down(self) -> None:
         """Reject new calls and cancel waiting ones. Running calls are not waited for."""
-        for pool in (self._renewals, self._commits, self.prepare):
+        self._renewals.shut_down()
+        for pool in (self._lookups, self._commits, self.prepare):
             if pool is not None:
                 pool.shutdown(wait=False, cancel_futures=True)

@@ -108,7 +108,7 @@ class Worker:
         self._lag = LagTracker(clock)
         self._drain: DrainWatch | None = None
         self._runner = self._make_runner()
-        renew = self._pools.map_renewals
+        lookups = self._pools.map_lookups
         self.lease_tick = LeaseLoop(
             worker_id,
             parts,
@@ -116,16 +116,15 @@ class Worker:
             self.reporter,
             self.stalls,
             self.source,
-            renew,
+            partial(self._pools.map_within, seconds=settings.lease.renewal_interval_millis / 2000),
             self._stop,
-            renew=partial(
-                self._pools.map_within, seconds=settings.lease.renewal_interval_millis / 2000
-            ),
         ).tick
-        self._standby_leader = StandbyLeader(worker_id, parts, self.leases, renew, self._stop)
+        self._standby_leader = StandbyLeader(worker_id, parts, self.leases, lookups, self._stop)
         self.lead_tick = self._standby_leader.tick
         self.fetch_tick = self.source.fetch
-        self._leaving = Leaving(worker_id, parts, self.leases, self.reporter, self.lifecycle, renew)
+        self._leaving = Leaving(
+            worker_id, parts, self.leases, self.reporter, self.lifecycle, lookups
+        )
 
     def _make_protocol(self) -> TwoPhaseCommit:
         return TwoPhaseCommit(
@@ -221,7 +220,7 @@ class Worker:
             self._events(StreamsDiffer(self.worker_id, unnamed))
         self._retrieval.register_consumers(self._streams.opened())
         retried("first worker metrics report", self.reporter.report)
-        self.leases.recover(map=self._pools.map_renewals)
+        self.leases.recover(map=self._pools.map_lookups)
         self._events(WorkerStarted(self.worker_id))
 
     def _opened(self, stop: StopSignal) -> OpenedApplication:

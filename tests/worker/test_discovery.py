@@ -94,7 +94,7 @@ def test_many_leases_are_read_side_by_side(way):
     else:
         world.make_leader("sensor").run_once()
         world.worker.lease_tick() if way == "index" else world.worker.leases.recover(
-            map=world.worker._pools.map_renewals
+            map=world.worker._pools.map_lookups
         )
     assert len(world.worker.leases.held()) == 8
 
