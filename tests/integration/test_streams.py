@@ -13,6 +13,8 @@ from deltalake.exceptions import TableNotFoundError
 from kcl_pipeline import DeltaSink, KinesisPipeline
 from kcl_pipeline.aws import AwsClients, SessionOptions
 from kcl_pipeline.local import EmbeddedAws
+from kcl_pipeline.local.faults import FaultRule
+from kcl_pipeline.worker.summary import StopReason, WorkerSummary
 from tests.support.fleet_processes import wait_until
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
@@ -22,6 +24,7 @@ class Application:
     """Workers of one application as threads, each with the default settings."""
 
     def __init__(self, aws: EmbeddedAws, folder: Path) -> None:
+        self.aws = aws
         self.options = SessionOptions(
             endpoint_url=aws.endpoint_url,
             region_name="us-east-1",
@@ -118,3 +121,37 @@ def test_one_of_two_streams_is_deleted_and_a_worker_starts(application: Applicat
     application.put("a", 30, "last")
     application.start("new", "a", "b")
     application.wait_for_all(90)
+
+
+def test_one_of_two_streams_is_deleted_during_a_drain(application: Application) -> None:
+    for stream in ("a", "b"):
+        application.kinesis.create_stream(StreamName=stream, ShardCount=2)
+    application.put("a", 30, "a")
+    application.kinesis.put_record(StreamName="b", Data=b"never read", PartitionKey="b")
+    unread = FaultRule(operation="GetShardIterator", kind="throttle", contains="stream/b")
+    application.aws.fault_rules.replace([unread])
+    pipeline = application.pipeline("a", "b")
+    clients = AwsClients(pipeline.settings, application.options)
+    worker = pipeline.build_worker("w", clients=clients)
+    found: list[WorkerSummary] = []
+    drain = threading.Thread(
+        target=lambda: found.append(worker.run(threading.Event(), mode="drain")), daemon=True
+    )
+    drain.start()
+    application.wait_for_all(90)
+    wait_until(lambda: application.aws.fault_rules.rules[0].applied > 0, 60, "a throttled read")
+    application.kinesis.delete_stream(StreamName="b")
+    application.aws.fault_rules.replace([])
+    drain.join(60)
+    (summary,) = found
+    assert summary.reason is StopReason.FAILED
+    assert summary.error == (
+        "the stream b was deleted during the drain; 2 of its shards were not read"
+    )
+    table, key = "application-CoordinatorState", {"key": {"S": "Migration3.0"}}
+
+    def losses() -> str:
+        row = clients.dynamodb.get_item(TableName=table, Key=key)["Item"]
+        return row["kclpLosses"]["S"] if "kclpLosses" in row else ""
+
+    wait_until(lambda: losses().count('"stream_deleted"') == 2, 30, "the record of the losses")
