@@ -16,8 +16,7 @@ pytestmark = [
     pytest.mark.timeout(240),
     pytest.mark.skipif(
         bool(MISSING),
-        reason="a browser is needed to look at the page, and there is no "
-        f"{' and no '.join(MISSING)}",
+        reason=f"needs a browser that shows the Dagster UI; there is no {' and no '.join(MISSING)}",
     ),
 ]
 
