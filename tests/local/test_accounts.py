@@ -78,16 +78,19 @@ def test_an_arn_in_cbor(aws: EmbeddedAws) -> None:
     assert len(answer["Shards"]) == 1
 
 
+def create_first_table(dynamodb: Any) -> None:
+    assert dynamodb.list_tables()["TableNames"] == []
+    dynamodb.create_table(
+        TableName="t",
+        KeySchema=[{"AttributeName": "k", "KeyType": "HASH"}],
+        AttributeDefinitions=[{"AttributeName": "k", "AttributeType": "S"}],
+        BillingMode="PAY_PER_REQUEST",
+    )
+
+
 def test_tables_and_identities_of_two_accounts(aws: EmbeddedAws) -> None:
     for key in (ONE, TWO, "local"):
-        dynamodb = client(aws, "dynamodb", key)
-        assert dynamodb.list_tables()["TableNames"] == []
-        dynamodb.create_table(
-            TableName="t",
-            KeySchema=[{"AttributeName": "k", "KeyType": "HASH"}],
-            AttributeDefinitions=[{"AttributeName": "k", "AttributeType": "S"}],
-            BillingMode="PAY_PER_REQUEST",
-        )
+        create_first_table(client(aws, "dynamodb", key))
         if key != "local":
             assert client(aws, "sts", key).get_caller_identity()["Account"] == key
 
@@ -95,13 +98,6 @@ def test_tables_and_identities_of_two_accounts(aws: EmbeddedAws) -> None:
 def test_the_data_of_an_account_ends_with_the_server() -> None:
     for _ in range(2):
         with EmbeddedAws() as aws:
-            dynamodb = client(aws, "dynamodb", ONE)
-            assert dynamodb.list_tables()["TableNames"] == []
-            dynamodb.create_table(
-                TableName="t",
-                KeySchema=[{"AttributeName": "k", "KeyType": "HASH"}],
-                AttributeDefinitions=[{"AttributeName": "k", "AttributeType": "S"}],
-                BillingMode="PAY_PER_REQUEST",
-            )
+            create_first_table(client(aws, "dynamodb", ONE))
             assert aws.environment(ONE)["AWS_ACCESS_KEY_ID"] == ONE
             assert aws.environment()["AWS_ACCESS_KEY_ID"] == "local"

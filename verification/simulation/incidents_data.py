@@ -6,6 +6,7 @@ They are reshards, retention, stale reads, and operators who edit rows by hand.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from random import Random
 from typing import Final
 
@@ -44,20 +45,15 @@ def child_closed(stream: Stream, child: ChildShard) -> bool:
     return shard is None or not shard.is_open
 
 
+@dataclass(slots=True)
 class DataIncidents:
-    """Incidents, one per method; `shards` is the initial number of shards of each stream."""
+    """Incidents, one per method."""
 
-    def __init__(
-        self,
-        world: World,
-        rng: Random,
-        shards: int,
-        later: Callable[[float, Callable[[], None]], None],
-    ) -> None:
-        self.world = world
-        self.rng = rng
-        self.shards = shards
-        self.later = later
+    world: World
+    rng: Random
+    shards: int
+    """Initial number of shards of each stream."""
+    later: Callable[[float, Callable[[], None]], None]
 
     def _existing(self) -> Generation | None:
         found = list(self.world.streams.current.values())

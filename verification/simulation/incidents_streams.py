@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
 from random import Random
 from typing import Final
@@ -24,21 +25,16 @@ _YOUNGEST_SECONDS: Final = 1.1
 """A stream lives longer than a second, because lease keys have its creation time in seconds."""
 
 
+@dataclass(slots=True)
 class StreamIncidents:
-    """Incidents, one per method; `shards` is the initial number of shards of each stream."""
+    """Incidents, one per method."""
 
-    def __init__(
-        self,
-        world: World,
-        rng: Random,
-        shards: int,
-        later: Callable[[float, Callable[[], None]], None],
-    ) -> None:
-        self.world = world
-        self.rng = rng
-        self.shards = shards
-        self.later = later
-        self._started = 0
+    world: World
+    rng: Random
+    shards: int
+    """Initial number of shards of each stream."""
+    later: Callable[[float, Callable[[], None]], None]
+    _started: int = field(default=0, init=False)
 
     def stream_comes(self) -> None:
         """Create a stream and start a worker whose settings name it, too. The others run on."""

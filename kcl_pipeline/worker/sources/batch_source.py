@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -89,28 +89,23 @@ class SourcedBatch:
     @property
     def bytes_of_leases(self) -> Mapping[str, int]:
         """Payload bytes of the batch by lease key."""
-        found = {part.lease_key: 0 for part in self.batch.ranges}
-        for part in self.parts:
-            if part.lease_key in found:
-                found[part.lease_key] += part.bytes
-        return found
+        return self._by_lease(lambda part: part.bytes)
 
     @property
     def data_bytes_of_leases(self) -> Mapping[str, int]:
         """Bytes of the data of the batch by lease key."""
-        found = {part.lease_key: 0 for part in self.batch.ranges}
-        for part in self.parts:
-            if part.lease_key in found:
-                found[part.lease_key] += part.data_bytes
-        return found
+        return self._by_lease(lambda part: part.data_bytes)
 
     @property
     def records_of_leases(self) -> Mapping[str, int]:
         """Number of records of the batch by lease key."""
+        return self._by_lease(lambda part: part.record_count)
+
+    def _by_lease(self, amount: Callable[[ShardPart], int]) -> Mapping[str, int]:
         found = {part.lease_key: 0 for part in self.batch.ranges}
         for part in self.parts:
             if part.lease_key in found:
-                found[part.lease_key] += part.record_count
+                found[part.lease_key] += amount(part)
         return found
 
 
