@@ -51,7 +51,7 @@ simulate-coverage: setup
 mutate: setup
 	@$(BIN)/python -m verification.mutations --baseline
 
-# A day's worth of batches by either way: is what the driver, the JVM and the Python workers hold flat?
+# Memory, threads and files of a worker over a day's worth of batches, on the Arrow and the Spark path.
 soak: setup java
 	@$(BIN)/python -m benchmarks.soak
 

@@ -99,8 +99,8 @@ def batches(folder: Path, rounds: int) -> dict[str, Any]:
         SparkBatchWriter(session, lambda frame: frame, spark),
         DeltaCommitter(DeltaSink(spark), "bench"),
     )
-    short = Way(
-        "short",
+    arrow_path = Way(
+        "arrow",
         ArrowBatchWriter(lambda table: table, arrow),
         DeltaCommitter(DeltaSink(arrow), "bench"),
     )
@@ -115,7 +115,7 @@ def batches(folder: Path, rounds: int) -> dict[str, Any]:
 
     ways: dict[str, Callable[[int], None]] = {
         "driver_ms": lambda size: driver(tables[size]),
-        "short_ms": lambda size: short(tables[size]),
+        "arrow_ms": lambda size: arrow_path(tables[size]),
         "spark_write_ms": spark_write,
         "spark_empty_write_ms": spark_empty_write,
     }
@@ -144,7 +144,7 @@ def batches(folder: Path, rounds: int) -> dict[str, Any]:
         },
         "overhead_ratio_vs_spark_write": ratio("driver_ms", "spark_write_ms"),
         "overhead_ratio_vs_spark_empty_write": ratio("driver_ms", "spark_empty_write_ms"),
-        "short_ratio_vs_spark_write": ratio("short_ms", "spark_write_ms"),
+        "arrow_ratio_vs_spark_write": ratio("arrow_ms", "spark_write_ms"),
     }
 
 

@@ -2,7 +2,7 @@
 
 The lease rows are in the embedded AWS in a separate process. The table is in memory, so that only
 the writes of the rows are measured. `latency_millis` is the delay before each request, like that of
-a network. `beside` is the highest number of concurrent requests.
+a network. `concurrent` is the highest number of concurrent requests.
 
     python -m benchmarks.prepares [--leases 64] [--rounds 5] [--json]
 """
@@ -149,7 +149,7 @@ def measure(endpoint: str, leases: int, rounds: int, latency_millis: float) -> d
                 most[way] = network.most
     clients.close()
     figures = {
-        way: {"batches_per_s": round(statistics.median(rates[way]), 2), "beside": most[way]}
+        way: {"batches_per_s": round(statistics.median(rates[way]), 2), "concurrent": most[way]}
         for way in ways
     }
     return figures | {

@@ -3,7 +3,7 @@
 The worker and the embedded AWS run in separate processes. Batches are small and are cut as soon as
 data is available.
 
-    python -m benchmarks.soak [--ways short spark] [--batches 2000] [--json]
+    python -m benchmarks.soak [--paths arrow spark] [--batches 2000] [--json]
 
 After every hundredth of the batches the benchmark samples resident memory of the driver, of the JVM
 and of Spark's Python workers. It also samples the JVM heap after a collection, and threads and open
@@ -110,8 +110,8 @@ class Counter:
 def run_worker(options: argparse.Namespace) -> None:
     """Run one worker until the requested number of batches is committed."""
     counter = Counter(options)
-    ways: dict[str, Any] = {
-        "short": {"transform_arrow": lambda table: table},
+    paths: dict[str, Any] = {
+        "arrow": {"transform_arrow": lambda table: table},
         "spark": {
             "transform": lambda frame: frame.mapInArrow(in_spark, frame.schema),
             "spark_config": SPARK,
@@ -127,7 +127,7 @@ def run_worker(options: argparse.Namespace) -> None:
         streams=[STREAM],
         sink=DeltaSink(options.table),
         settings_overrides=overrides,
-        **ways[options.worker],
+        **paths[options.worker],
     )
     clients = AwsClients(
         pipeline.settings,
@@ -192,7 +192,7 @@ def keep_putting(url: str, stop: threading.Event) -> None:
 
 
 def samples_of(
-    way: str, url: str, table: str, options: argparse.Namespace
+    path: str, url: str, table: str, options: argparse.Namespace
 ) -> list[dict[str, float]]:
     """Run a worker and return one sample per hundredth of its batches.
 
@@ -204,7 +204,7 @@ def samples_of(
         "-m",
         "benchmarks.soak",
         "--worker",
-        way,
+        path,
         "--endpoint-url",
         url,
         "--table",
@@ -232,7 +232,7 @@ def samples_of(
         silence.end()
     if code != 0:
         raise RuntimeError(
-            f"the worker of the {way} way ended with code {code} after {len(samples)} samples"
+            f"the worker of the {path} path ended with code {code} after {len(samples)} samples"
         )
     return samples
 
@@ -256,7 +256,7 @@ class Silence:
         self._timer.cancel()
 
 
-def soak(way: str, options: argparse.Namespace) -> dict[str, Any]:
+def soak(path: str, options: argparse.Namespace) -> dict[str, Any]:
     """Run one mode with an empty table."""
     stop = threading.Event()
     began = time.monotonic()
@@ -264,7 +264,7 @@ def soak(way: str, options: argparse.Namespace) -> dict[str, Any]:
         putting = threading.Thread(target=keep_putting, args=(url, stop), daemon=True)
         putting.start()
         try:
-            samples = samples_of(way, url, f"{folder}/table", options)
+            samples = samples_of(path, url, f"{folder}/table", options)
         finally:
             stop.set()
             putting.join(10)
@@ -281,18 +281,18 @@ def soak(way: str, options: argparse.Namespace) -> dict[str, Any]:
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
     """Run all requested modes."""
-    of = {way: soak(way, options) for way in options.ways}
+    of = {path: soak(path, options) for path in options.paths}
     return {
         "batches": options.batches,
         "flat": all(one["flat"] for one in of.values()),
-        "rss_mb": {way: one["rss_mb"] for way, one in of.items()},
-        "ways": of,
+        "rss_mb": {path: one["rss_mb"] for path, one in of.items()},
+        "paths": of,
     }
 
 
 def print_table(result: dict[str, Any]) -> None:
-    for way, of in result["ways"].items():
-        print(f"{way}: {of['batches']} batches in {of['seconds']} s")
+    for path, of in result["paths"].items():
+        print(f"{path}: {of['batches']} batches in {of['seconds']} s")
         for name, one in (of["rss_mb"] | of["counts"]).items():
             verdict = "flat" if one["flat"] else "GROWS"
             print(
@@ -307,8 +307,10 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--json", action="store_true", help="one line of JSON")
-    parser.add_argument("--batches", type=int, default=2000, help="of each way")
-    parser.add_argument("--ways", nargs="+", choices=["short", "spark"], default=["short", "spark"])
+    parser.add_argument("--batches", type=int, default=2000, help="of each path")
+    parser.add_argument(
+        "--paths", nargs="+", choices=["arrow", "spark"], default=["arrow", "spark"]
+    )
     parser.add_argument("--limit-mb", type=float, default=LIMIT_MB)
     parser.add_argument("--leak-kb", type=int, default=0)
     for name in ("--worker", "--endpoint-url", "--table"):  # of the worker's own process

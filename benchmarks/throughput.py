@@ -6,13 +6,13 @@ its output and the processor time of its processes. The measurement starts `--wa
 the first record, when a JIT has warmed up, and takes `--seconds`. Consumers alternate in each
 round, with both record sizes. Results are medians of the rounds.
 
-`ours_driver`, `ours_executors` and `ours_short` are whole workers that commit exactly once into a
+`ours_driver`, `ours_executors` and `ours_arrow` are whole workers that commit exactly once into a
 Delta table. Their lease rows are in the embedded AWS, like those of the Java peers. A peer that
 cannot be set up has the result null, and `reasons` contains the reason. All processes end with this
 process, even if it is killed.
 
     python -m benchmarks.throughput [--json] [--rounds 2] [--seconds 5] [--warm-up 4] [--only
-    ours_short java_kcl] [--folder KEPT]
+    ours_arrow java_kcl] [--folder KEPT]
 
 A round takes about twelve minutes on two idle cores. For a short run, use `--rounds 1 --seconds 3
 --warm-up 2`.
@@ -109,7 +109,7 @@ WAYS: dict[str, Command] = {
     "boto3": lambda world: [sys.executable, "-m", "benchmarks.peers.boto3_loop", world.stream],
     "ours_driver": ours("driver"),
     "ours_executors": ours("executors"),
-    "ours_short": ours("short"),
+    "ours_arrow": ours("arrow"),
     "async_kinesis": lambda world: async_kinesis_command(world.kept, world.stream, world.kinesis),
     "java_kcl": lambda world: java_kcl_command(
         world.kept, world.stream, world.kinesis, world.dynamodb
@@ -287,8 +287,8 @@ def ratios(of: dict[str, Any]) -> dict[str, float | None]:
         "reader_vs_java_kcl_records_per_cpu_s": ratio(
             of, "ours_reader", "java_kcl", "records_per_cpu_s"
         ),
-        "java_kcl_vs_short_cpu_s_per_gb": ratio(of, "java_kcl", "ours_short", "cpu_s_per_gb"),
-        "short_vs_driver_records_per_s": ratio(of, "ours_short", "ours_driver", "records_per_s"),
+        "java_kcl_vs_arrow_cpu_s_per_gb": ratio(of, "java_kcl", "ours_arrow", "cpu_s_per_gb"),
+        "arrow_vs_driver_records_per_s": ratio(of, "ours_arrow", "ours_driver", "records_per_s"),
     }
 
 

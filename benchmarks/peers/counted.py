@@ -10,7 +10,7 @@ import sys
 import time
 from pathlib import Path
 
-from tied import tied  # (a program of its own, beside this one)
+from tied import tied  # (a program of its own, next to this one)
 
 
 def main(folder: Path, command: list[str]) -> None:

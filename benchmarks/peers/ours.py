@@ -1,11 +1,11 @@
 """Consumers of this project: a reader without a worker, and whole workers.
 
 `reader` takes Arrow chunks from the prefetcher. The other modes are workers that commit exactly
-once into a Delta table. `short` has no transform. `driver` has a DataFrame function and uses driver
+once into a Delta table. `arrow` has no transform. `driver` has a DataFrame function and uses driver
 fetch. `executors` uses executor fetch on a local Spark cluster. The environment contains the
 endpoints.
 
-    python -m benchmarks.peers.ours reader|short|driver|executors STREAM FOLDER
+    python -m benchmarks.peers.ours reader|arrow|driver|executors STREAM FOLDER
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ def _print(found: LossLog) -> None:
         [_row(loss) for loss in reversed(found.losses)],
     )
     if found.unlisted:
-        show.echo(f"and {found.unlisted} earlier losses, for which the record has no room")
+        show.echo(f"and {found.unlisted} earlier losses, which do not fit into the record")
 
 
 def _row(loss: Loss) -> tuple[str, ...]:

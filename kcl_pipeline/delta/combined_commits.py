@@ -71,7 +71,7 @@ class Pace:
         self._attempt_seconds = 2 * _POLL_SECONDS
 
     @property
-    def crowded(self) -> bool:
+    def contended(self) -> bool:
         """Whether other writers recently committed between this writer's commits."""
         return self._batches_per_commit > _CROWDED
 

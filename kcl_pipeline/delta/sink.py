@@ -96,7 +96,7 @@ class DeltaCommitter:
         alone = not self._sink.combined_commits
         for attempt in range(MAX_ATTEMPTS):
             outcome = self._decided(entries)
-            if outcome is None and self._pace.crowded and not alone:
+            if outcome is None and self._pace.contended and not alone:
                 self._check.fit(written.schema)
                 own = own if own.name else self._announcements.announce(own, self._log)
                 alone = not own.name

@@ -93,7 +93,7 @@ class Streams:
         self._positions = InitialPositions(settings)
 
     def note_record(self, identity: ApplicationIdentity) -> None:
-        """Note the recorded streams, which the next phases read besides those of the settings."""
+        """Note the recorded streams, which the next phases read in addition to the settings'."""
         self._recorded = identity.streams
         self._positions.note_record(identity.streams)
 

@@ -99,7 +99,7 @@ class LossLog:
 
     Attributes:
         losses: The newest losses, oldest first; at most `MAX_LOSSES`.
-        unlisted: Number of losses that are not acknowledged, and for which there was no room.
+        unlisted: Number of losses that are not acknowledged, and that do not fit into the record.
         acknowledged: Number of losses that were ever acknowledged.
         acknowledged_millis: Time of the last acknowledgement, epoch milliseconds.
     """
@@ -142,7 +142,7 @@ class LossLog:
         """
         seen = {loss.extent for loss in shown.waiting}
         listed = {loss.extent for loss in self.waiting}
-        # Seen losses that have made room since then are among the unlisted ones.
+        # Seen losses that were removed since then are among the unlisted ones.
         unlisted = min(shown.unlisted + len(seen - listed), self.unlisted)
         marked = len(seen & listed) + unlisted
         if not marked:
@@ -158,7 +158,7 @@ class LossLog:
 
 
 def _cut(log: LossLog) -> LossLog:
-    """Remove losses for which there is no room: first acknowledged ones, then the oldest."""
+    """Remove losses that exceed the limits: first acknowledged ones, then the oldest."""
     while len(log.losses) > MAX_LOSSES or len(losses_text(log)) > MAX_TEXT:
         oldest = next((loss for loss in log.losses if loss.acknowledged_millis is not None), None)
         gone = oldest or log.losses[0]

@@ -28,7 +28,7 @@ def texts(found, level):
     return [f"{f['subject']}: {f['text']}" for f in found if f["level"] == level]
 
 
-def heal(fleet):
+def repair(fleet):
     """All leases held, no worker failing."""
     assert fleet.tables.lease.assign(fleet.tables.lease.get(fleet.keys[3]), "blue-1")
     fleet.tables.workers.report(
@@ -47,7 +47,7 @@ def renewing(fleet, monkeypatch, keys):
 
 
 def test_doctor_on_a_healthy_fleet(fleet, monkeypatch):
-    heal(fleet)
+    repair(fleet)
     renewing(fleet, monkeypatch, fleet.keys)
     found = findings("-a", fleet.name, "-s", fleet.name)
     assert {f["level"] for f in found} == {"ok"}
@@ -136,7 +136,7 @@ def test_doctor_does_not_judge_leases_it_did_not_watch(shared):
 
 
 def test_doctor_finds_a_hole(fleet, monkeypatch):
-    heal(fleet)
+    repair(fleet)
     renewing(fleet, monkeypatch, [key for key in fleet.keys if key != fleet.keys[1]])
     assert fleet.tables.lease.delete(fleet.tables.lease.get(fleet.keys[1]))
     found = findings("-a", fleet.name, "-s", fleet.name, code=1)
@@ -195,7 +195,7 @@ def test_doctor_names_lost_records_until_they_are_acknowledged(fleet):
         found = findings("-a", fleet.name, "-s", fleet.name, "--watch-seconds", "0", code=code)
         return next(f for f in found if f["subject"] == "lost records")
 
-    heal(fleet)
+    repair(fleet)
     assert finding(0)["text"] == "no loss is recorded"
     lost = [
         RecordsLost("w-1", key, LossReason.LEFT_RETENTION, Position("7"), before=Position("9"))
@@ -215,7 +215,7 @@ def test_doctor_names_lost_records_until_they_are_acknowledged(fleet):
 
 
 def test_doctor_finds_that_nobody_leads(fleet):
-    heal(fleet)
+    repair(fleet)
     assert fleet.tables.coordinator.release_lock(fleet.tables.coordinator.read_lock())
     found = findings("-a", fleet.name, "-s", fleet.name, "--watch-seconds", 0, code=1)
     assert texts(found, "problem") == ["leader: there is no leader, although there are workers"]

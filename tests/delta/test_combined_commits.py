@@ -33,9 +33,9 @@ def uri(tmp_path: Path) -> str:
     return path
 
 
-def committer(uri: str, *, crowded: bool = False, application: str = "app") -> DeltaCommitter:
+def committer(uri: str, *, contended: bool = False, application: str = "app") -> DeltaCommitter:
     sink = DeltaCommitter(DeltaSink(uri), application, clock=NoWait(), rng=random.Random(7))
-    if crowded:
+    if contended:
         sink._pace.lost(3)
     return sink
 
@@ -54,8 +54,8 @@ def announced(uri: str) -> list[str]:
 
 
 def commit(uri: str, ident: int, key: str = "own") -> CommitOutcome:
-    """A commit of somebody who was in a crowd lately, on a lease of his own."""
-    sink = committer(uri, crowded=True)
+    """A commit of somebody who met other writers lately, on a lease of his own."""
+    sink = committer(uri, contended=True)
     number = sink.txn_versions([key])[key]
     return sink.commit(written(uri, ident), [CommitEntry(key, (number.data or 0) + 1, number)])
 
@@ -89,7 +89,7 @@ def test_alone_nothing_is_announced_or_looked_for(
 
 
 def test_who_loses_the_race_announces_and_is_taken_along(uri: str) -> None:
-    loser, winner = committer(uri), committer(uri, crowded=True)
+    loser, winner = committer(uri), committer(uri, contended=True)
     append, raced = loser._log.append, []
 
     def too_late(*arguments: object) -> None:
@@ -112,7 +112,7 @@ def test_who_loses_the_race_announces_and_is_taken_along(uri: str) -> None:
 
 def test_an_owner_that_looks_late_still_learns_that_its_batch_was_taken_along(uri: str) -> None:
     """Between its announcement and its next look the batch lands and the lease moves on."""
-    owner, other = committer(uri), committer(uri, crowded=True)
+    owner, other = committer(uri), committer(uri, contended=True)
     owner._pace.lost(3)
 
     def both(_seconds: float) -> None:
@@ -146,10 +146,10 @@ def test_a_fence_makes_an_announcement_hopeless_and_it_is_taken_away(uri: str) -
     log.refresh()
     log.append((), {"app/a/fence": 1})
     announce(uri, 1, claim("a", 5))
-    rider = committer(uri, crowded=True)
+    piggybacked = committer(uri, contended=True)
     for turn in (1, 2):
         assert (
-            rider.commit(
+            piggybacked.commit(
                 written(uri, 10 + turn), [CommitEntry("own", turn, TxnVersions(turn - 1 or None))]
             ).version
             is not None
@@ -221,7 +221,7 @@ def test_what_is_no_announcement_is_left_alone(uri: str) -> None:
 def test_a_store_of_announcements_that_fails_only_costs_the_company(
     uri: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sink = committer(uri, crowded=True)
+    sink = committer(uri, contended=True)
 
     def broken(*_: object) -> None:
         raise OSError("no space left")
@@ -245,19 +245,19 @@ def test_partition_values_survive_the_announcement(tmp_path: Path) -> None:
     assert [one for one, _ in reader._announcements._known.values()] == [sent]
 
 
-def test_the_wait_grows_with_the_crowd_and_ends() -> None:
+def test_the_wait_grows_with_the_number_of_writers_and_ends() -> None:
     clock = NoWait()
     pace = Pace(clock, random.Random(3))
-    assert not pace.crowded
+    assert not pace.contended
     pace.lost(1)
     few = max(len(list(pace.polls())) for _ in range(20))
     pace.lost(32)
     many = max(len(list(pace.polls())) for _ in range(20))
-    assert pace.crowded
+    assert pace.contended
     assert few < many <= 2 * 32 * 2
     for _ in range(20):
         pace.landed(1)
-    assert not pace.crowded
+    assert not pace.contended
 
 
 @dataclass
@@ -291,7 +291,7 @@ class Shard:
             self.workers[who], action = {"at": "idle"}, "crash"
         elif roll < 0.3:
             self.turn += 1
-            bystander = committer(self.uri, crowded=True, application="bystander")
+            bystander = committer(self.uri, contended=True, application="bystander")
             bystander.commit(
                 written(self.uri),
                 [CommitEntry("own", self.turn, TxnVersions(self.turn - 1 or None))],

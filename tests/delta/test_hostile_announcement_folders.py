@@ -145,7 +145,7 @@ def test_one_that_cannot_be_removed_is_read_once(
     assert [event.removed for event in attack.rejections()] == [False]
 
 
-def test_a_crowd_of_bad_ones_hides_no_good_one_for_long(attack: Attack) -> None:
+def test_many_bad_ones_hide_no_good_one_for_long(attack: Attack) -> None:
     good = attack.honest(1)
     for number in range(250):
         attack.put(b"{}", f"{number:032x}")

@@ -50,15 +50,15 @@ CHANGES = [
 
 
 @pytest.mark.parametrize(("change", "reason"), CHANGES)
-@pytest.mark.parametrize("crowded", [False, True])
+@pytest.mark.parametrize("contended", [False, True])
 def test_a_change_under_a_running_worker_is_noticed(
-    uri: str, change: Callable[[str], None], reason: str, crowded: bool
+    uri: str, change: Callable[[str], None], reason: str, contended: bool
 ) -> None:
     sink = committer(uri)
     sink.ensure_table(SCHEMA)
     assert sink.commit(written(uri, 1), [CommitEntry("a", 1, NONE)]).version == 1
     change(uri)
-    if crowded:
+    if contended:
         sink._pace.lost(3)
     with pytest.raises(TableMismatchError, match=reason):
         sink.commit(written(uri, 2), [CommitEntry("a", 2, TxnVersions(1))])

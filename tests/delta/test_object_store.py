@@ -1,5 +1,5 @@
-"""The same table in an object store, S3 of the embedded AWS: a crowd of processes, compaction and
-vacuum beside waiting batches.
+"""The same table in an object store, S3 of the embedded AWS: many processes, compaction and
+vacuum while batches wait.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from kcl_pipeline.delta.storage.storage import Storage, open_storage
 from kcl_pipeline.local import EmbeddedAws
 from tests.support.announcing import announce
 from tests.support.delta_tables import committer
-from tests.support.sink_crowd import SHARED, run_crowd
+from tests.support.sink_writers import SHARED, run_writers
 
 SCHEMA = pa.schema([("id", pa.int64())])
 NONE = TxnVersions()
@@ -99,12 +99,12 @@ class Table:
 
 
 @pytest.mark.processes
-def test_a_crowd_of_processes_on_an_object_store_loses_and_repeats_nothing(
+def test_processes_on_an_object_store_lose_and_repeat_nothing(
     options: Mapping[str, str],
 ) -> None:
-    uri = f"s3://{BUCKET}/crowd"
-    results = run_crowd(uri, workers=3, commits=4, options=options)
-    table = Table("crowd", options)
+    uri = f"s3://{BUCKET}/writers"
+    results = run_writers(uri, workers=3, commits=4, options=options)
+    table = Table("writers", options)
     assert table.ids() == sorted(ident for result in results for ident in result["written"])
     entries = [table.storage.read(path) for path in table.objects("_delta_log", ".json")]
     added = [line for entry in entries for line in entry.splitlines() if line.startswith(b'{"add"')]

@@ -1,4 +1,4 @@
-"""The Delta log itself: stale handles, lost answers, cleaned logs, schemas, maintenance, a crowd of
+"""The Delta log itself: stale handles, lost answers, cleaned logs, schemas, maintenance, many
 processes.
 """
 
@@ -18,7 +18,7 @@ from kcl_pipeline.delta.log.delta_log import DeltaLog
 from kcl_pipeline.delta.sink import DeltaCommitter, DeltaSink
 from kcl_pipeline.errors import SettingsError, SinkError, TableMismatchError
 from tests.support.delta_tables import committer, ids, log_lines, written
-from tests.support.sink_crowd import SHARED, run_creators, run_crowd
+from tests.support.sink_writers import SHARED, run_creators, run_writers
 
 SCHEMA = pa.schema([("id", pa.int64())])
 NONE = TxnVersions()
@@ -329,8 +329,8 @@ def test_settings_that_cannot_work_are_named() -> None:
 
 
 @pytest.mark.processes
-def test_a_crowd_of_processes_loses_and_repeats_nothing(uri: str) -> None:
-    results = run_crowd(uri, workers=8, commits=20)
+def test_processes_lose_and_repeat_nothing(uri: str) -> None:
+    results = run_writers(uri, workers=8, commits=20)
     lines = log_lines(uri)
     added = [line["add"]["path"] for line in lines if "add" in line]
     assert len(added) == len(set(added)) == sum(len(result["written"]) for result in results)

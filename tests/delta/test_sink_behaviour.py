@@ -1,4 +1,4 @@
-"""What every transactional sink does, run against the Delta table and its twin in memory."""
+"""What every transactional sink does, run against the Delta table and its version in memory."""
 
 from __future__ import annotations
 
@@ -283,7 +283,7 @@ def test_a_takeover_at_any_moment_lands_the_range_once(
     assert any(old_landed) == (settled == "landed")
     assert landed(taker.commit(world.write(3), [entry("a", 9, TxnVersions(8, seen.fence))]))
     assert landed(old.commit(old_batch, [entry("a", 5)])) == (settled == "landed"), (
-        "the old owner is told the truth, late as it is"
+        "the old owner gets the right answer, late"
     )
     assert world.ids() == [1, 2, 3]
 

@@ -99,7 +99,7 @@ def test_a_limit_is_a_limit(storage: Storage) -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Storage:
-    """A table's folder with an object in it, beside a folder that is none of the table's."""
+    """A table's folder with an object in it, next to a folder that is none of the table's."""
     for name in ("table/inside", "private"):
         (tmp_path / name).mkdir(parents=True)
         (tmp_path / name / "one.json").write_text("1")

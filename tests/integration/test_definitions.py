@@ -1,4 +1,4 @@
-"""What a pipeline becomes in Dagster, and how it lives beside others."""
+"""What a pipeline becomes in Dagster, and that it works with others in one repository."""
 
 import os
 import subprocess

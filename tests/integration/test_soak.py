@@ -1,4 +1,4 @@
-"""The soak's verdict, and a shortened soak of both ways: a leak of a few hundred kilobytes per
+"""The soak's verdict, and a shortened soak of both paths: a leak of a few hundred kilobytes per
 batch would be seen.
 """
 
@@ -54,8 +54,8 @@ def test_too_few_samples_are_no_verdict() -> None:
 
 
 @pytest.mark.processes
-def test_the_short_way_is_flat_over_sixty_batches() -> None:
-    result = soak("short", arguments(["--batches", "60", "--limit-mb", "40"]))
+def test_the_arrow_path_is_flat_over_sixty_batches() -> None:
+    result = soak("arrow", arguments(["--batches", "60", "--limit-mb", "40"]))
     memory = result["rss_mb"]["driver_mb"]
     assert memory["last"] - memory["first"] <= memory["limit"], result["rss_mb"]
     assert result["counts"]["driver_files"]["flat"], result["counts"]
@@ -64,7 +64,7 @@ def test_the_short_way_is_flat_over_sixty_batches() -> None:
 
 @pytest.mark.processes
 def test_a_worker_that_leaks_is_found() -> None:
-    result = soak("short", arguments(["--batches", "40", "--limit-mb", "40", "--leak-kb", "6000"]))
+    result = soak("arrow", arguments(["--batches", "40", "--limit-mb", "40", "--leak-kb", "6000"]))
     assert not result["flat"]
     assert not result["rss_mb"]["driver_mb"]["flat"]
 

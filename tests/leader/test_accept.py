@@ -1,4 +1,4 @@
-"""Changing the streams or the sink of an application on purpose, beside leaders and workers."""
+"""Changing the streams or the sink of an application on purpose, while leaders and workers run."""
 
 from __future__ import annotations
 

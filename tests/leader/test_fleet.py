@@ -135,7 +135,7 @@ def test_balance_without_a_join_waits_for_its_interval():
 def test_a_new_leader_moves_nothing_to_a_worker_that_has_only_left_its_row():
     world = World(shards=4)
     world.join("a")
-    world.rows.report(WorkerMetrics("ghost", int(world.clock.wall())))
+    world.rows.report(WorkerMetrics("silent", int(world.clock.wall())))
     for key in ("shardId-000000000000", "shardId-000000000001"):
         create_lease(world.leases, Lease(key, LATEST, owner="a"))
     world.run(12)
@@ -144,7 +144,7 @@ def test_a_new_leader_moves_nothing_to_a_worker_that_has_only_left_its_row():
     assert world.happened(LeaseMoved) == []
 
 
-def with_ghosts(world, *names):
+def with_silent(world, *names):
     """Rows of workers that died some time ago; their leases have been given to others."""
     for name in names:
         world.rows.report(WorkerMetrics(name, int(world.clock.wall())))
@@ -165,7 +165,7 @@ def replace_leader(world, name, **options):
 def test_a_new_leader_places_free_leases_on_the_living_at_once(strategy, successor):
     """Seeds 7002910, 9003150 and 9007265: two dead workers got a free lease one after the other."""
     world = settled(World(shards=6, assignment={"lease_assignment_strategy": strategy}), *"abc")
-    with_ghosts(world, "0-ghost", "1-ghost")
+    with_silent(world, "0-silent", "1-silent")
     replace_leader(world, successor)
     world.workers["c"].stop()
     world.events.clear()
@@ -173,12 +173,12 @@ def test_a_new_leader_places_free_leases_on_the_living_at_once(strategy, success
     assert {m.to_worker for m in world.happened(LeaseMoved)} == {"a", "b"}
     world.run(120)
     assert sorted(map(len, world.held().values())) == [3, 3]
-    assert not {m.to_worker for m in world.happened(LeaseMoved)} & {"0-ghost", "1-ghost"}
+    assert not {m.to_worker for m in world.happened(LeaseMoved)} & {"0-silent", "1-silent"}
 
 
-def test_a_lone_worker_that_leads_gets_all_its_leases_at_once_beside_ghosts():
+def test_a_lone_worker_that_leads_gets_all_its_leases_at_once_with_silent_workers():
     world = settled(World(shards=4), "a")
-    with_ghosts(world, "0-ghost", "1-ghost")
+    with_silent(world, "0-silent", "1-silent")
     world.workers["a"].stop()
     world.join("b")
     world.events.clear()
@@ -187,9 +187,9 @@ def test_a_lone_worker_that_leads_gets_all_its_leases_at_once_beside_ghosts():
     assert {m.to_worker for m in world.happened(LeaseMoved)} == {"b"}
 
 
-def test_beside_ghosts_a_leader_that_is_no_worker_waits_for_the_first_sign_of_life():
+def test_with_silent_workers_a_leader_that_is_no_worker_waits_for_the_first_sign_of_life():
     world = settled(World(shards=4), "a")
-    with_ghosts(world, "0-ghost", "1-ghost")
+    with_silent(world, "0-silent", "1-silent")
     world.workers["a"].stop()
     world.leaders["leader"].release()
     world.leaders.clear()
@@ -201,9 +201,9 @@ def test_beside_ghosts_a_leader_that_is_no_worker_waits_for_the_first_sign_of_li
     assert {m.to_worker for m in world.happened(LeaseMoved)} == {"b"}
 
 
-def test_ghosts_get_nothing_when_leases_expire_either():
+def test_silent_workers_get_nothing_when_leases_expire_either():
     world = settled(World(shards=6), "a", "b", "c")
-    with_ghosts(world, "0-ghost", "1-ghost")
+    with_silent(world, "0-silent", "1-silent")
     world.leaders.clear()
     world.kill("c")
     world.events.clear()

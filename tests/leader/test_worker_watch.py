@@ -69,17 +69,17 @@ def test_owners_count_as_alive_until_they_should_have_renewed():
     """The leases of a worker that died some time ago have been given to others."""
     watch = Watch()
     rows = (lease("a"), lease("b", key="t", checkpoint_owner="c"), lease(key="u"))
-    workers = (row("a"), row("b"), row("c"), row("ghost"))
-    assert watch.at(0, *rows, *workers) == {"b", "ghost"}
-    assert watch.at(RENEWAL, *rows, *workers) == {"b", "ghost"}
-    assert watch.at(RENEWAL + 0.1, *rows, *workers) == {"a", "b", "c", "ghost"}
+    workers = (row("a"), row("b"), row("c"), row("silent"))
+    assert watch.at(0, *rows, *workers) == {"b", "silent"}
+    assert watch.at(RENEWAL, *rows, *workers) == {"b", "silent"}
+    assert watch.at(RENEWAL + 0.1, *rows, *workers) == {"a", "b", "c", "silent"}
 
 
 def test_a_lease_that_this_leader_gave_away_proves_nothing():
     watch = Watch()
-    watch.at(0, lease(), row("ghost"))
-    watch.liveness.note_move(lease("ghost", 2), 0.5)
-    assert watch.at(1, lease("ghost", 2), row("ghost")) == {"ghost"}
+    watch.at(0, lease(), row("silent"))
+    watch.liveness.note_move(lease("silent", 2), 0.5)
+    assert watch.at(1, lease("silent", 2), row("silent")) == {"silent"}
 
 
 def test_the_leader_whose_lock_expired_does_not_count_as_alive():

@@ -256,7 +256,7 @@ def lease(number, checkpoint=TRIM_HORIZON, keys=WHOLE, stream=None):
         ([lease(1), lease(0, Position("99"))], [shard(0), shard(1)], "99 of the lease shardId-0"),
         ([lease(0, Position("151"))], [shard(0, end="150")], "ends at 150"),
         ([lease(1, stream="1:clicks:5")], [shard(0)], "has a stream in its key"),
-        # one foreign row beside leases that fit costs no more than itself
+        # one foreign row among leases that fit costs no more than itself
         ([lease(0), lease(1, stream="1:clicks:5")], [shard(0)], None),
     ],
 )

@@ -130,19 +130,19 @@ def test_create_does_not_touch_a_row_that_is_there(twin):
 
 
 def test_writes_on_a_row_that_is_gone_make_no_row(twin):
-    ghost = FRESH.with_(owner="w1", counter=3)
-    handoff = ghost.with_(owner="w2", checkpoint_owner="w1")
+    missing = FRESH.with_(owner="w1", counter=3)
+    handoff = missing.with_(owner="w2", checkpoint_owner="w1")
     table = twin.leases
-    assert table.renew(ghost) is None
+    assert table.renew(missing) is None
     assert table.renew(handoff) is None
-    assert table.update_checkpoint(ghost, checkpoint=END) is None
-    assert table.assign(ghost, "w2") is None
+    assert table.update_checkpoint(missing, checkpoint=END) is None
+    assert table.assign(missing, "w2") is None
     assert table.assign(FRESH, "w2") is None
-    assert table.initiate_handoff(ghost, "w2") is None
-    assert table.evict(ghost) is None
+    assert table.initiate_handoff(missing, "w2") is None
+    assert table.evict(missing) is None
     assert not table.set_child_shard_ids(KEY, ["shardId-1"])
     assert not table.set_hash_key_range(KEY, RANGE)
-    assert table.delete(ghost)
+    assert table.delete(missing)
     assert twin.rows(table) == {}
 
 

@@ -115,7 +115,7 @@ def test_the_newest_are_listed_and_the_others_counted_until_they_are_acknowledge
     )
     assert seen.acknowledged == MAX_LOSSES + 7
     more = seen.with_losses([lost(n) for n in range(200, 240)])
-    assert more.unlisted == 0, "acknowledged ones make room first"
+    assert more.unlisted == 0, "acknowledged ones are removed first"
     assert more.unacknowledged == 42
 
 

@@ -208,7 +208,7 @@ def test_a_sink_that_fails_does_not_keep_events_from_the_others(caplog):
     sink(SAMPLES[0])
     sink(SAMPLES[1])
     assert seen == [SAMPLES[0], SAMPLES[0], SAMPLES[1], SAMPLES[1]]
-    assert len(caplog.records) == 1, "the first failure is told, the others are not"
+    assert len(caplog.records) == 1, "the first failure is logged, the others are not"
 
 
 def test_figures_of_a_batch():

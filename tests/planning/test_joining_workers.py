@@ -31,7 +31,7 @@ def test_the_cool_down_does_not_keep_leases_from_a_worker_that_has_nothing() -> 
         replace(lease, throughput_kbps=40.0) if lease.owner == "w0000" else lease
         for lease in cooling
     )
-    assert balanced(replace(done, leases=uneven)).moves == (), "it protects against to and fro"
+    assert balanced(replace(done, leases=uneven)).moves == (), "it prevents moves back and forth"
 
 
 @pytest.mark.parametrize("kbps", [0.0, 0.1, 0.5, 2.0])

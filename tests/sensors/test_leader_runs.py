@@ -51,18 +51,18 @@ def test_runs_of_another_application_are_not_counted(instance):
     assert len(stage().run_requests) == 2
 
 
-def test_a_ghost_run_is_closed_and_replaced(instance):
+def test_a_silent_run_is_closed_and_replaced(instance):
     stage = Stage(instance)
-    ghost, fine = stage.run(), stage.run()
-    stage.workers.beat(stage.worker_of(ghost), stage.worker_of(fine))
+    silent, fine = stage.run(), stage.run()
+    stage.workers.beat(stage.worker_of(silent), stage.worker_of(fine))
     requested = []
     for _ in range(8):
         stage.workers.beat(stage.worker_of(fine))
         requested.append(len(stage().run_requests or []))
-    assert instance.get_run_by_id(ghost.run_id).status is S.FAILURE
+    assert instance.get_run_by_id(silent.run_id).status is S.FAILURE
     assert instance.get_run_by_id(fine.run_id).status is S.STARTED
     assert requested.index(1) >= 6
-    assert stage.workers.drained == [stage.worker_of(ghost)]
+    assert stage.workers.drained == [stage.worker_of(silent)]
 
 
 def test_a_run_stuck_in_canceling_is_drained_through_the_table(instance):

@@ -62,7 +62,7 @@ def test_a_worker_whose_row_moves_is_alive():
     assert watch(600, beats=True) == ()
 
 
-def test_a_row_that_stood_still_belongs_to_a_ghost():
+def test_a_row_that_stood_still_belongs_to_a_silent_worker():
     assert watch(LIMIT) == ()
     (finding,) = watch(LIMIT + 5)
     assert (finding.action, finding.run_id) == ("report_failed", "run-1")

@@ -1,4 +1,4 @@
-"""Maintenance beside waiting batches, the user's own sink, and the same table in an object
+"""Maintenance while batches wait, the user's own sink, and the same table in an object
 store.
 """
 

@@ -75,7 +75,7 @@ class Attack:
         return path
 
     def commit(self) -> CommitOutcome:
-        """A commit of a worker in a crowd: of its own lease, by a process that starts anew."""
+        """A commit of a worker among others: of its own lease, by a new process."""
         self.turn += 1
         sink = self.sink()
         expected = sink.txn_versions(["own"])["own"]

@@ -15,7 +15,7 @@ from kcl_pipeline.testing.sink import LogEntry
 from kcl_pipeline.testing.tables import InMemoryLeaseTable, create_lease
 from verification.simulation.checks import Checks
 from verification.simulation.lease_checks import BrokenInvariantError, Moved
-from verification.simulation.rehearsal import to_and_fro
+from verification.simulation.rehearsal import back_and_forth
 from verification.simulation.scenario import BEGIN_MILLIS, Scenario
 from verification.simulation.streams import Streams
 from verification.simulation.traffic import EVENT_SCHEMA, Published
@@ -171,25 +171,25 @@ def test_nor_behind_the_first_checkpoint():
         world.land(7, begun=paused)
 
 
-def test_a_lease_goes_to_and_fro_when_it_moves_again_under_a_steady_load():
+def test_a_lease_goes_back_and_forth_when_it_moves_again_under_a_steady_load():
     moves = [
         Moved(1.0, "a", "w1", "w2"),
         Moved(2.0, "b", "w1", None),
         Moved(13.0, "a", "w2", "w1"),
         Moved(14.0, "c", "w1", "w2"),
     ]
-    assert to_and_fro(moves, 2, ()) == [moves[2]]
-    assert to_and_fro(moves, 1, ()) == [moves[2]]
-    assert to_and_fro(moves, 0, ()) == []
+    assert back_and_forth(moves, 2, ()) == [moves[2]]
+    assert back_and_forth(moves, 1, ()) == [moves[2]]
+    assert back_and_forth(moves, 0, ()) == []
 
 
 def test_a_worker_id_that_two_processes_use_has_no_steady_load():
     """Seed 7000325: each process refuses what the other has prepared, and reads it again."""
     moves = [Moved(1.0, "a", "w1", "twin"), Moved(13.0, "a", "twin", "w1")]
-    assert to_and_fro(moves, 1, ("twin",)) == []
-    assert to_and_fro([*moves, Moved(14.0, "a", "w1", "w2")], 1, ("twin",)) != []
-    assert to_and_fro([moves[0], Moved(13.0, "a", "w1", "twin")], 1, ("twin",)) == []
-    assert to_and_fro(moves, 1, ("other",)) == [moves[1]]
+    assert back_and_forth(moves, 1, ("twin",)) == []
+    assert back_and_forth([*moves, Moved(14.0, "a", "w1", "w2")], 1, ("twin",)) != []
+    assert back_and_forth([moves[0], Moved(13.0, "a", "w1", "twin")], 1, ("twin",)) == []
+    assert back_and_forth(moves, 1, ("other",)) == [moves[1]]
 
 
 CHILD = "shardId-000000000009"

@@ -31,7 +31,7 @@ SEEDS_OF_ISSUE_13 = {
         9007729,
     ),
     "L4: leases assigned to dead workers": (7002910, 9003150, 9007265),
-    "L3: to and fro under one worker id": (7000325,),
+    "L3: back and forth under one worker id": (7000325,),
     "S4, S5: a late writer of an at-least-once sink": (7000813, 7002098, 9006772, 9007757),
 }
 """What each seed broke under menu 1 when it was found."""

@@ -33,7 +33,7 @@ from tests.support.commit_world import (
 )
 
 
-def test_the_rows_of_a_batch_are_written_beside_each_other() -> None:
+def test_the_rows_of_a_batch_are_written_concurrently() -> None:
     meeting = threading.Barrier(len(KEYS))
     with ThreadPoolExecutor(len(KEYS)) as pool:
         world = World(lambda call, items: list(pool.map(call, items)))
@@ -50,7 +50,7 @@ def test_the_rows_of_a_batch_are_written_beside_each_other() -> None:
         world.table.get(key).counter for key in KEYS
     }
     assert {world.table.get(key).checkpoint for key in KEYS} == {Position("5")}, (
-        "the checkpoint rode on the next prepare"
+        "the checkpoint was combined with the next prepare"
     )
     assert [entry.data.keys() for entry in world.rows.log[1:]] == [set(KEYS), set(KEYS)]
 

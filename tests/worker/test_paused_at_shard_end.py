@@ -123,7 +123,7 @@ def test_a_child_that_the_other_parent_created_is_left_as_it_is():
                 "parentShardId": {"SS": [PARENT, "shardId-000000000001"]},
                 "startingHashKey": {"S": "0"},
                 "endingHashKey": {"S": str(2**128 - 1)},
-                "note": {"S": f"beside {parent.lease_key}"},
+                "note": {"S": f"next to {parent.lease_key}"},
             }
             world.leases.plant(row)
 

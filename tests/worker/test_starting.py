@@ -182,7 +182,7 @@ def test_a_worker_that_stops_takes_nothing_more(aws, pipeline):
     worker.leases.discover = counted
     assert worker.run(stop).reason is StopReason.STOPPED
     assert discoveries.count(True) == 1, (
-        "once more at the end, to give back what was assigned meanwhile"
+        "once more at the end, to release what was assigned meanwhile"
     )
     assert steps == []
     rows = clients.dynamodb.scan(TableName="orders")["Items"]

@@ -101,7 +101,7 @@ def test_one_that_is_assigned_while_it_stops_is_given_back(world):
 
 
 def test_what_another_process_under_the_same_name_holds_on_to_is_not_fought_for(world):
-    """A worker that was started again before the old one had ended: the old one gives back once,
+    """A worker that was started again before the old one had ended: the old one releases once,
     and goes.
     """
     (key, *_) = owners(world)

@@ -34,14 +34,14 @@ def rehearse(
     world.note("-- nothing may move again")
     settled = len(world.checks.moves)
     _load(world, STEADY_SECONDS)
-    again = to_and_fro(world.checks.moves[begin:], settled - begin, _shared_ids(world))
+    again = back_and_forth(world.checks.moves[begin:], settled - begin, _shared_ids(world))
     if again:
         moved = ", ".join(f"{move.lease_key} at {move.at:.1f} s" for move in again)
         violations.append(f"L3: under a steady load these leases went back and forth: {moved}")
     _stop_one(world, unowned, violations, stops_leader=stops_leader)
 
 
-def to_and_fro(moves: Sequence[Moved], settled: int, shared_ids: Container[str]) -> list[Moved]:
+def back_and_forth(moves: Sequence[Moved], settled: int, shared_ids: Container[str]) -> list[Moved]:
     """Return moves from number `settled` on, of leases that had moved before that number.
 
     Moves from or to a worker id that two processes share are excluded. The two reject each other's

@@ -76,8 +76,8 @@ class Assignment:
             for capacities, fixed_of in zip(problem.capacities, self.fixed, strict=True)
         ]
         self.limit = [list(limits) for limits in self.plain_limit]
-        # When workers cannot be as even as they might, groups are not asked to be; nor beside a
-        # oversized lease: the other workers of its group would be emptied for it.
+        # Groups may be as uneven as workers have to be. With an oversized lease groups have no
+        # limit: the other workers of its group would be emptied for it.
         targets = [target + max(rest - self.targets.rest, 0.0) for target in problem.group_targets]
         self.group_limit = [
             [target * capacity for target, capacity in zip(targets, capacities, strict=True)]

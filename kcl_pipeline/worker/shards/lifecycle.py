@@ -24,7 +24,7 @@ from kcl_pipeline.worker.shards.streams import LeaseStreams
 from kcl_pipeline.worker.sources.batch_source import BatchSource
 
 ENDING_ATTEMPTS: Final = 10
-_NOT_CHECKPOINTED: Final = "the lease is given back without it, so its last batch may come again"
+_NOT_CHECKPOINTED: Final = "the lease is released without it, so its last batch may be read again"
 _WITHOUT_STEPS: Final = frozenset(
     {ConsumerState.READING, ConsumerState.LEAVING, ConsumerState.ENDED}
 )

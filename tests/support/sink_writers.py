@@ -1,5 +1,6 @@
-"""What a writer process of the crowd tests does; in a module of its own because spawned processes
-import it.
+"""A writer process of the tests with many writers.
+
+It has its own module because spawned processes import it.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ SHARED = "contested"
 NO_OPTIONS: Mapping[str, str] = MappingProxyType({})
 
 
-def crowd_writer(uri: str, worker: int, commits: int, options: Mapping[str, str]) -> dict[str, Any]:
+def write_batches(
+    uri: str, worker: int, commits: int, options: Mapping[str, str]
+) -> dict[str, Any]:
     """Commit `commits` batches of two private leases, and as often try a lease that every writer
     wants; ids tell who wrote what.
     """
@@ -61,14 +64,14 @@ def crowd_writer(uri: str, worker: int, commits: int, options: Mapping[str, str]
     return {"written": written, "won": won}
 
 
-def run_crowd(
+def run_writers(
     uri: str, workers: int, commits: int, options: Mapping[str, str] = NO_OPTIONS
 ) -> Sequence[dict[str, Any]]:
     """Run the writers in processes of their own, all at once."""
     context = multiprocessing.get_context("spawn")
     with context.Pool(workers) as pool:
         return pool.starmap(
-            crowd_writer,
+            write_batches,
             [(uri, worker, commits, dict(options)) for worker in range(1, workers + 1)],
             chunksize=1,
         )
