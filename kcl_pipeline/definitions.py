@@ -11,7 +11,7 @@ from kcl_pipeline.assets.checks import build_checks
 from kcl_pipeline.assets.contract import DagsterOptions, PipelineLike
 from kcl_pipeline.assets.maintenance import build_maintenance_job
 from kcl_pipeline.assets.names import Names, output_key
-from kcl_pipeline.assets.specs import stream_spec, table_specs
+from kcl_pipeline.assets.specs import stream_specs, table_specs
 from kcl_pipeline.ops.output import build_consume_job, build_output_asset, continuous_config
 from kcl_pipeline.resources import (
     AwsResource,
@@ -91,7 +91,7 @@ def build_definitions(
     return dg.Definitions(
         assets=[
             output,
-            *(stream_spec(s) for s in pipeline.settings.streams),
+            *stream_specs(names, options),
             *table_specs(pipeline, names, options),
         ],
         asset_checks=build_checks(pipeline, names, options),

@@ -28,7 +28,7 @@ from kcl_pipeline.events import Event
 from kcl_pipeline.kinesis.client import KinesisClient
 from kcl_pipeline.leases.lease import LeaseListing
 from kcl_pipeline.leases.rejected import RejectedRows
-from kcl_pipeline.leases.tables import LeaseTable, WorkerMetricsTable
+from kcl_pipeline.leases.tables import CoordinatorStateTable, LeaseTable, WorkerMetricsTable
 from kcl_pipeline.leases.unnamed_streams import streams_to_read
 from kcl_pipeline.leases.worker_status import UnavailableStream
 from kcl_pipeline.metrics.exporters import level_of, text_of
@@ -98,6 +98,18 @@ def find_unavailable_streams(
     return tuple(found)
 
 
+def all_streams(settings: ConsumerSettings, table: CoordinatorStateTable) -> tuple[str, ...]:
+    """Return names or ARNs: the streams of the settings and the other recorded ones.
+
+    Raises:
+        UnreadableRowError: The record cannot be read.
+        AwsError: The call failed.
+    """
+    multi_stream = settings.is_multi_stream
+    record = table.read_application() if multi_stream else None
+    return streams_to_read(settings.streams, record, is_multi_stream=multi_stream)
+
+
 def build_checks(
     pipeline: PipelineLike, names: Names, options: DagsterOptions
 ) -> list[dg.AssetChecksDefinition]:
@@ -131,11 +143,12 @@ def _table_checks(
         name=health.COVERAGE,
         description="The unfinished leases of every stream cover all hash keys, so that every "
         "record is read.",
-        required_resource_keys={names.leases_resource},
+        required_resource_keys={names.leases_resource, names.coordinator_resource},
     )
     def hash_ranges_covered(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
-        table = PipelineResources(names, context).leases
-        return health.coverage(usable_leases(table).leases, settings.streams).result()
+        resources = PipelineResources(names, context)
+        streams = all_streams(settings, resources.coordinator)
+        return health.coverage(usable_leases(resources.leases).leases, streams).result()
 
     @dg.asset_check(
         asset=names.lease_table,
@@ -195,8 +208,7 @@ def _stream_check(
     )
     def streams_available(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
         resources, multi_stream = PipelineResources(names, context), settings.is_multi_stream
-        record = resources.coordinator.read_application() if multi_stream else None
-        wanted = streams_to_read(settings.streams, record, is_multi_stream=multi_stream)
+        wanted = all_streams(settings, resources.coordinator)
         kinesis = open_kinesis(settings, resources.aws.clients(settings), clock)
         return health.streams(
             find_unavailable_streams(kinesis, wanted, multi_stream=multi_stream)

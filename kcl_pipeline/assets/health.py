@@ -13,6 +13,7 @@ from dagster._core.definitions.asset_checks.asset_check_evaluation import (
     AssetCheckEvaluationTargetMaterializationData,
 )
 
+from kcl_pipeline.assets.names import is_lease_stream, stream_name
 from kcl_pipeline.assets.run_metadata import MAX_ROWS, lag_text, table_of
 from kcl_pipeline.leases.lease import BadRow, Lease
 from kcl_pipeline.leases.tables import WorkerMetrics
@@ -98,7 +99,7 @@ def coverage(leases: Sequence[Lease], streams: Sequence[str]) -> Health:
         for stream, group in groups.items()
         if (hole := hole_in_leases(group)) is not None
     }
-    missing = max(len(streams) - len(groups), 0)
+    missing = _without_lease(groups, streams)
     if missing:
         holes[f"{missing} of {len(streams)} streams"] = "no lease at all"
     rangeless = sum(1 for lease in leases if not lease.ended and lease.hash_key_range is None)
@@ -111,6 +112,19 @@ def coverage(leases: Sequence[Lease], streams: Sequence[str]) -> Health:
         else f"{len(groups)} streams are covered by {sum(not le.ended for le in leases)} leases",
         dg.AssetCheckSeverity.ERROR,
         {"leases": len(leases), "holes": len(holes), "leases_without_range": rangeless},
+    )
+
+
+def _without_lease(groups: Iterable[str], streams: Sequence[str]) -> int:
+    """Number of streams that no lease belongs to."""
+    if len(streams) <= 1 or any(":" not in group for group in groups):
+        return max(len(streams) - len(set(groups)), 0)
+    by_name: dict[str, list[str]] = {}
+    for group in groups:
+        by_name.setdefault(group.split(":")[1], []).append(group)
+    return sum(
+        not any(is_lease_stream(one, group, ()) for group in by_name.get(stream_name(one), ()))
+        for one in streams
     )
 
 

@@ -4,7 +4,7 @@ These are asset keys, job and sensor names, resource keys, run tags and worker i
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from dagster import AssetKey
@@ -44,6 +44,46 @@ def stream_key(name_or_arn: str) -> AssetKey:
     All pipelines that read the stream share this asset, so that Dagster draws one lineage.
     """
     return AssetKey(["kinesis", stream_name(name_or_arn)])
+
+
+def stream_keys(streams: Iterable[str]) -> dict[str, AssetKey]:
+    """The asset keys of the streams of one pipeline, by name or ARN.
+
+    The key has the account, too, if an earlier stream has the same name.
+    """
+    keys: dict[str, AssetKey] = {}
+    for one in streams:
+        key = stream_key(one)
+        if key in keys.values() and one not in keys:
+            key = AssetKey(["kinesis", _account_of(one) or "other", stream_name(one)])
+        keys.setdefault(one, key)
+    return keys
+
+
+def _account_of(name_or_arn: str) -> str | None:
+    parts = name_or_arn.split(":")
+    return parts[4] if name_or_arn.startswith("arn:") and len(parts) > 4 else None  # noqa: PLR2004
+
+
+def partition_key(key: AssetKey) -> str:
+    """The partition of a stream with this asset key in the asset of the streams."""
+    # Dagster does not allow three full stops.
+    return ".".join(key.path[1:]).replace("...", "_")
+
+
+def is_lease_stream(name_or_arn: str, serialized: str, others: Iterable[str]) -> bool:
+    """Whether the stream of a lease (`account:name:epoch`) is the one with this name or ARN.
+
+    A name without an account is not a stream that `others` has by its ARN.
+    """
+    account, _, rest = serialized.partition(":")
+    if rest.rpartition(":")[0] != stream_name(name_or_arn):
+        return False
+    own = _account_of(name_or_arn)
+    if own is not None:
+        return own == account
+    name = stream_name(name_or_arn)
+    return account not in {_account_of(one) for one in others if stream_name(one) == name}
 
 
 def table_uri(sink: object) -> str | None:
@@ -97,6 +137,7 @@ class Names:
     application: str
     streams: tuple[str, ...]
     output: AssetKey
+    selects_streams: bool = False
 
     @classmethod
     def of(cls, pipeline: PipelineLike, output: AssetKey | None = None) -> "Names":
@@ -111,7 +152,8 @@ class Names:
             uri = table_uri(pipeline.sink) or "output"
             folder = uri.rstrip("/").rsplit("/", 1)[-1]
             output = AssetKey([pipeline.name, _INVALID_IN_KEY.sub("_", folder) or "output"])
-        return cls(pipeline.name, tuple(pipeline.settings.streams), output)
+        settings = pipeline.settings
+        return cls(pipeline.name, tuple(settings.streams), output, settings.selects_streams)
 
     @property
     def prefix(self) -> str:
@@ -135,8 +177,18 @@ class Names:
 
     @property
     def streams_keys(self) -> tuple[AssetKey, ...]:
-        """Asset keys of the streams."""
-        return tuple(stream_key(s) for s in self.streams)
+        """Asset keys of the streams in the settings."""
+        return tuple(stream_keys(self.streams).values())
+
+    @property
+    def selected_streams(self) -> AssetKey:
+        """Asset key of the streams that are selected at run time, one partition per stream."""
+        return AssetKey([self.application, "streams"])
+
+    @property
+    def stream_partitions(self) -> str:
+        """Name of the dynamic partitions of `selected_streams`."""
+        return f"{self.prefix}_streams"
 
     @property
     def consume_job(self) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 import dagster as dg
 
 from kcl_pipeline.assets.contract import DagsterOptions, PipelineLike
-from kcl_pipeline.assets.names import Names, stream_key, stream_name
+from kcl_pipeline.assets.names import Names, stream_keys, stream_name
 
 STREAM_GROUP = "kinesis"
 
@@ -18,15 +18,36 @@ def group_of(names: Names, options: DagsterOptions) -> str:
     return options.group_name or names.prefix
 
 
-def stream_spec(name_or_arn: str) -> dg.AssetSpec:
+def stream_specs(names: Names, options: DagsterOptions) -> list[dg.AssetSpec]:
+    """The assets of the streams: of those in the settings, or of the selected ones."""
+    if names.selects_streams:
+        return [_selected_streams(names, options)]
+    return [_stream_spec(name, key) for name, key in stream_keys(names.streams).items()]
+
+
+def _selected_streams(names: Names, options: DagsterOptions) -> dg.AssetSpec:
+    return dg.AssetSpec(
+        names.selected_streams,
+        description="The Kinesis streams that are selected at run time, one partition per stream. "
+        "The leader sensor adds and removes partitions. Each stream also has the page "
+        "`kinesis/<name>`.",
+        partitions_def=dg.DynamicPartitionsDefinition(name=names.stream_partitions),
+        group_name=group_of(names, options),
+        owners=list(options.owners),
+        tags=dict(options.tags),
+        kinds={"kinesis"},
+    )
+
+
+def _stream_spec(name_or_arn: str, key: dg.AssetKey) -> dg.AssetSpec:
     """The asset of a stream.
 
-    It depends only on the stream's name, so that pipelines with a common stream can be in one code
+    It depends only on the stream, so that pipelines with a common stream can be in one code
     location.
     """
     name = stream_name(name_or_arn)
     return dg.AssetSpec(
-        stream_key(name_or_arn),
+        key,
         description=f"The Kinesis stream `{name}`.",
         group_name=STREAM_GROUP,
         kinds={"kinesis"},
@@ -50,7 +71,7 @@ def table_specs(
     return [
         dg.AssetSpec(
             names.lease_table,
-            deps=list(names.streams_keys),
+            deps=[names.selected_streams] if names.selects_streams else list(names.streams_keys),
             description="One row per shard with its owner and its checkpoint. Written by the "
             "leader and the workers, including Java workers.",
             metadata={"dagster/uri": f"dynamodb://{settings.lease_table_name}"},

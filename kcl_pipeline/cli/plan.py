@@ -55,6 +55,7 @@ def plan(
         tables.workers,
         app.kinesis,
         app.clock,
+        record=tables.coordinator.read_application() if app.settings.is_multi_stream else None,
         observe_seconds=observe_seconds,
     )
     if as_json:
@@ -83,6 +84,7 @@ def as_dict(found: Preview) -> dict[str, Any]:
         "expired": list(found.expired),
         "bad_rows": [asdict(row) for row in found.bad_rows],
         "coverage": [asdict(coverage) for coverage in found.coverage],
+        "unavailable": [asdict(stream) for stream in found.unavailable],
         "observed_seconds": found.observed_seconds,
     }
 
@@ -99,6 +101,8 @@ def _deletions(found: Preview) -> list[_Deletion]:
 
 def _print(found: Preview) -> None:
     show.print_bad_rows(found.bad_rows)
+    for stream in found.unavailable:
+        show.echo(f"stream {stream.stream} is not read: {stream.reason}")
     for hole in (c for c in found.coverage if not c.complete):
         show.echo(f"stream {hole.stream}: {hole.hole}")
     _print_if(

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from kcl_pipeline.clock import Clock
 from kcl_pipeline.config import ConsumerSettings
+from kcl_pipeline.errors import STREAM_ERRORS
 from kcl_pipeline.events import ignore_events
 from kcl_pipeline.kinesis.client import KinesisClient
 from kcl_pipeline.leader.lease_map import LeaseMap
@@ -19,8 +20,10 @@ from kcl_pipeline.leader.liveness import Liveness
 from kcl_pipeline.leader.phase import Scan, keys_of, scan
 from kcl_pipeline.leader.report import StreamCoverage
 from kcl_pipeline.leader.streams import Streams
+from kcl_pipeline.leases.application import ApplicationRecord
 from kcl_pipeline.leases.lease import BadRow, Lease
 from kcl_pipeline.leases.tables import LeaseTable, WorkerMetrics, WorkerMetricsTable
+from kcl_pipeline.leases.worker_status import UnavailableStream
 from kcl_pipeline.planning import strategies
 from kcl_pipeline.planning.cleanup import Deletion, completed_leases
 from kcl_pipeline.planning.model import Plan, PlanInput
@@ -38,6 +41,7 @@ class Preview:
         expired: Keys of expired leases. Known only if `observed_seconds` is longer than the grace
             period of owners.
         coverage: Hash-range coverage of each stream.
+        unavailable: Streams that are missing or forbidden, with the reason.
         create: Leases that the leader would create.
         delete: Leases that the leader would delete after they have been finished long enough.
         plan: The plan, including the leases in `create`.
@@ -50,6 +54,7 @@ class Preview:
     workers: tuple[WorkerMetrics, ...]
     expired: tuple[str, ...]
     coverage: tuple[StreamCoverage, ...]
+    unavailable: tuple[UnavailableStream, ...]
     create: tuple[Lease, ...]
     delete: tuple[Deletion, ...]
     plan: Plan
@@ -64,6 +69,7 @@ def preview(
     kinesis: KinesisClient,
     clock: Clock,
     *,
+    record: ApplicationRecord | None = None,
     observe_seconds: float = 0.0,
 ) -> Preview:
     """Scan the tables once, or twice with a wait, and plan like the leader.
@@ -78,11 +84,12 @@ def preview(
         worker_table: The worker-metrics table.
         kinesis: The Kinesis client.
         clock: The clock.
+        record: The recorded streams, which the leader reads besides those of the settings.
         observe_seconds: Time between the two scans. 0: one scan.
 
     Raises:
         SettingsError: The assignment strategy is unknown.
-        AwsError: A call failed.
+        AwsError: A call failed. If it is about one of several streams, the stream is left out.
     """
     strategy = strategies.get(settings.assignment.lease_assignment_strategy)
     liveness = Liveness(settings)
@@ -92,7 +99,10 @@ def preview(
         clock.sleep(observe_seconds)
         found = scan(lease_table, worker_table, clock, is_multi_stream=settings.is_multi_stream)
         _observe(liveness, found)
-    create, coverage = _missing(settings, found, kinesis, clock)
+    streams = Streams(settings, kinesis, clock, ignore_events, "preview")
+    if record is not None:
+        streams.note_record(record.identity)
+    create, coverage = _missing(settings, found, kinesis, streams)
     seen = liveness.observation(found.scan_started)
     if observe_seconds < liveness.settling_seconds:
         seen = replace(seen, unconfirmed=frozenset())
@@ -112,6 +122,7 @@ def preview(
         workers=workers,
         expired=tuple(sorted(seen.expired)),
         coverage=coverage,
+        unavailable=streams.unavailable(),
         create=create,
         delete=completed_leases(found.leases, {}, 0.0)
         if settings.shard_sync.cleanup_leases_upon_shard_completion
@@ -123,24 +134,29 @@ def preview(
 
 
 def _missing(
-    settings: ConsumerSettings, found: Scan, kinesis: KinesisClient, clock: Clock
+    settings: ConsumerSettings, found: Scan, kinesis: KinesisClient, streams: Streams
 ) -> tuple[tuple[Lease, ...], tuple[StreamCoverage, ...]]:
     """The leases that a leader would create, and the coverage of each stream without them."""
-    streams = Streams(settings, kinesis, clock, ignore_events, "preview")
     leases, create = LeaseMap(found.leases), list[Lease]()
     marks = {lease.stream_mark for lease in found.leases} - {None}
     coverage: list[StreamCoverage] = []
-    for name in settings.streams:
-        stream = streams.resolve(name)
+    for name in streams.names():
+        try:
+            stream = streams.resolve(name)
+        except STREAM_ERRORS:
+            if not settings.is_multi_stream:
+                raise
+            continue
+        shard_sync = streams.shard_sync_of(stream)
         if stream.created_millis in marks:
             stream = replace(stream, lease_mark=stream.created_millis)
         rows, unreadable = leases.of_stream(stream), keys_of(found.unreadable, stream)
         coverage.append(stream_coverage(stream, rows, 0))
         if not rows and not has_unreadable_shards(kinesis, stream, unreadable):
-            create += initial_leases(kinesis, settings.shard_sync_of(stream), stream)
+            create += initial_leases(kinesis, shard_sync, stream)
         elif not coverage[-1].complete:
             create += missing_leases(
-                settings.shard_sync_of(stream),
+                shard_sync,
                 rows,
                 unreadable,
                 kinesis.list_shards(stream),

@@ -6,7 +6,8 @@ writes it, so the command line and the leader see a worker whose processing thre
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Final
 
@@ -23,6 +24,8 @@ MAX_LAGS: Final = 20
 """Largest number of leases with their lag in a row (our own limit): those with the largest lag."""
 MAX_UNAVAILABLE: Final = 20
 """Largest number of unavailable streams in a row (our own limit)."""
+MAX_STREAMS: Final = 100
+"""Largest number of streams with their lag in a row (our own limit): those with the largest lag."""
 MAX_REASON_CHARACTERS: Final = 200
 MAX_VERSION_CHARACTERS: Final = 64
 _MAX_CHARACTERS: Final = 64 * 1024
@@ -46,6 +49,21 @@ class LeaseLag:
 
     lease_key: str
     millis: int
+
+
+@dataclass(frozen=True, slots=True)
+class StreamLag:
+    """The lag of one stream in one worker.
+
+    Attributes:
+        stream: The stream in the lease keys (`account:name:epoch`).
+        millis: Age of its oldest record that is not committed. None: unknown.
+        unknown: Number of its leases whose lag is unknown.
+    """
+
+    stream: str
+    millis: int | None
+    unknown: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +128,7 @@ class WorkerStatus:
         version: Version of this package in the worker. None: an older version wrote the row.
         more_lags: Number of leases with a known lag that are not in `lags`.
         more_lags_millis: The median of their lags. None: `more_lags` is 0.
+        streams: The lag by stream, with several streams; at most `MAX_STREAMS`.
     """
 
     lag_millis: int | None = None
@@ -125,6 +144,24 @@ class WorkerStatus:
     version: str | None = None
     more_lags: int = 0
     more_lags_millis: int | None = None
+    streams: tuple[StreamLag, ...] = ()
+
+
+def lags_by_stream(millis: Mapping[str, int], unknown: Iterable[str]) -> tuple[StreamLag, ...]:
+    """Return the lag by stream, for `WorkerStatus.streams`. Single-stream keys are left out.
+
+    Args:
+        millis: Lag by lease key.
+        unknown: Keys of leases whose lag is unknown.
+    """
+    worst: dict[str, int] = {}
+    for key, lag in millis.items():
+        stream = key.rpartition(":")[0]
+        worst[stream] = max(lag, worst.get(stream, 0))
+    waiting = Counter(key.rpartition(":")[0] for key in unknown)
+    found = [StreamLag(name, worst.get(name), waiting[name]) for name in {*worst, *waiting} - {""}]
+    found.sort(key=lambda one: (-(one.millis or 0), -one.unknown, one.stream))
+    return tuple(found[:MAX_STREAMS])
 
 
 def furthest_behind(millis: Mapping[str, int]) -> tuple[LeaseLag, ...]:
@@ -148,6 +185,12 @@ class _Paused(msgspec.Struct, frozen=True, rename="camel"):
 class _Lag(msgspec.Struct, frozen=True, rename="camel"):
     lease_key: Annotated[str, msgspec.Meta(min_length=1, max_length=_MAX_KEY)]
     millis: Annotated[int, msgspec.Meta(ge=0, le=_MAX_MILLIS)]
+
+
+class _Stream(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+    stream: Annotated[str, msgspec.Meta(min_length=1, max_length=_MAX_KEY)]
+    millis: Annotated[int, msgspec.Meta(ge=0, le=_MAX_MILLIS)] | None = None
+    unknown: Annotated[int, msgspec.Meta(ge=0, le=_MAX_COUNT)] = 0
 
 
 class _Unavailable(msgspec.Struct, frozen=True, rename="camel"):
@@ -187,6 +230,7 @@ class _Status(msgspec.Struct, frozen=True, rename="camel"):
     version: Annotated[str, msgspec.Meta(max_length=MAX_VERSION_CHARACTERS)] | None = None
     more_lags: Annotated[int, msgspec.Meta(ge=0, le=_MAX_COUNT)] = 0
     more_lags_millis: Annotated[int, msgspec.Meta(ge=0, le=_MAX_MILLIS)] | None = None
+    streams: Annotated[list[_Stream], msgspec.Meta(max_length=MAX_STREAMS)] = []
 
 
 def status_text(status: WorkerStatus) -> str:
@@ -214,6 +258,7 @@ def status_text(status: WorkerStatus) -> str:
         None if status.version is None else printable(status.version)[:MAX_VERSION_CHARACTERS],
         status.more_lags,
         status.more_lags_millis,
+        [_Stream(one.stream, one.millis, one.unknown) for one in status.streams[:MAX_STREAMS]],
     )
     return msgspec.json.encode(found).decode()
 
@@ -273,4 +318,8 @@ def status_of(text: str) -> WorkerStatus:
         None if found.version is None else printable(found.version),
         found.more_lags,
         found.more_lags_millis,
+        tuple(
+            StreamLag(printable(one.stream, _MAX_KEY), one.millis, one.unknown)
+            for one in found.streams
+        ),
     )

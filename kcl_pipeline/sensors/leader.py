@@ -8,6 +8,7 @@ tick, and a tick that timed out keeps running while the next one starts.
 import logging
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
 from uuid import uuid4
@@ -15,6 +16,7 @@ from uuid import uuid4
 import dagster as dg
 
 from kcl_pipeline.assets.access import PipelineResources
+from kcl_pipeline.assets.checks import all_streams
 from kcl_pipeline.assets.contract import DagsterOptions, LeaderCycleLike, PipelineLike
 from kcl_pipeline.assets.losses import observe_losses
 from kcl_pipeline.assets.names import APPLICATION_TAG, CONTINUOUS, MODE_TAG, Names
@@ -28,7 +30,12 @@ from kcl_pipeline.assets.runs import (
     stalled_shards,
 )
 from kcl_pipeline.clock import Clock, SystemClock
-from kcl_pipeline.errors import NotFoundError, ThrottledError, UnavailableError
+from kcl_pipeline.errors import (
+    NotFoundError,
+    ThrottledError,
+    UnavailableError,
+    UnreadableRowError,
+)
 from kcl_pipeline.events import Event
 from kcl_pipeline.leader.report import CycleReport
 from kcl_pipeline.leases.rejected import RejectedRows
@@ -38,6 +45,7 @@ from kcl_pipeline.metrics.exporters import level_of, text_of
 from kcl_pipeline.sensors.autoscaler import AutoscalerMemory, ScalingDecision, decide
 from kcl_pipeline.sensors.reconcile import Heartbeats, apply_findings, find_mismatches
 from kcl_pipeline.sensors.report import Cadence, FleetView, LeaseWaits, asset_events
+from kcl_pipeline.sensors.stream_report import partition_requests
 
 INTERVAL_SECONDS: Final = 4
 """Dagster checks sensors every 5 seconds. An interval of 5 would sometimes give 10."""
@@ -150,6 +158,7 @@ class LeaderTick:
         active = active_runs(context.instance, self._names.application, self._separator)
         done: tuple[str, ...] = ()
         events: list[Any] = []
+        partitions: list[Any] = []
         try:
             table = PipelineResources(self._names, context).workers
             listing = table.scan_workers()
@@ -165,7 +174,9 @@ class LeaderTick:
             )
             if done:
                 active = active_runs(context.instance, self._names.application, self._separator)
-            events = self._events(context, state, report, listing, active)
+            streams = self._streams(context)
+            events = self._events(context, state, report, listing, active, streams)
+            partitions = self._partitions(context, streams)
         except (NotFoundError, ThrottledError, UnavailableError) as error:
             problem = problem or str(error)
         decision = self._scale(context, active)
@@ -183,6 +194,7 @@ class LeaderTick:
             skip_reason=None if requests else summary,
             cursor=decision.memory.model_dump_json(),
             asset_events=events,
+            dynamic_partitions_requests=partitions or None,
         )
 
     def _lead(self, state: TickState) -> tuple[CycleReport, str | None]:
@@ -195,6 +207,21 @@ class LeaderTick:
             return CycleReport(led=False), str(error)
         return report, report.error
 
+    def _streams(self, context: dg.SensorEvaluationContext) -> tuple[str, ...]:
+        """The streams of the settings and the other recorded ones."""
+        with suppress(UnreadableRowError):  # the leader reports it
+            table = PipelineResources(self._names, context).coordinator
+            return all_streams(self._settings, table)
+        return self._settings.streams
+
+    def _partitions(
+        self, context: dg.SensorEvaluationContext, streams: tuple[str, ...]
+    ) -> list[Any]:
+        if not self._names.selects_streams or not streams:
+            return []
+        existing = context.instance.get_dynamic_partitions(self._names.stream_partitions)
+        return [*partition_requests(self._names, streams, existing)]
+
     def _events(
         self,
         context: dg.SensorEvaluationContext,
@@ -202,6 +229,7 @@ class LeaderTick:
         report: CycleReport,
         rows: WorkerListing,
         active: tuple[RunView, ...],
+        streams: tuple[str, ...],
     ) -> list[Any]:
         leases, workers, bad_rows = report.leases, report.workers, report.bad_rows
         if not report.led or (report.error is not None and not report.leases):
@@ -244,6 +272,7 @@ class LeaderTick:
             bad_rows=bad_rows,
             unavailable=report.unavailable if report.led else _reported_streams(report, rows),
             losses=observe_losses(PipelineResources(self._names, context).coordinator),
+            streams=streams,
         )
         return list(
             asset_events(view, self._names, self._settings, self._options, state.cadence, now)

@@ -1,6 +1,6 @@
 """Report streams, tables and checks to Dagster, on change and at least once a minute."""
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -9,7 +9,7 @@ import dagster as dg
 from kcl_pipeline.assets import health
 from kcl_pipeline.assets.contract import DagsterOptions
 from kcl_pipeline.assets.losses import records_lost
-from kcl_pipeline.assets.names import Names, stream_key
+from kcl_pipeline.assets.names import Names
 from kcl_pipeline.assets.run_metadata import MAX_ROWS, lag_text, table_of
 from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.errors import UnreadableRowError
@@ -19,6 +19,13 @@ from kcl_pipeline.leases.tables import WorkerMetrics
 from kcl_pipeline.leases.worker_status import UnavailableStream
 from kcl_pipeline.planning.explain import explain
 from kcl_pipeline.planning.model import Plan, PlanInput
+from kcl_pipeline.sensors.stream_report import (
+    STREAMS_PER_MINUTE,
+    StreamView,
+    stream_events,
+    stream_views,
+    worst_streams,
+)
 
 AssetEvent = dg.AssetMaterialization | dg.AssetObservation | dg.AssetCheckEvaluation
 
@@ -54,6 +61,8 @@ class FleetView:
         unavailable: Streams that are missing or forbidden, of this sensor's cycle or of the
             worker that leads. None: unknown.
         losses: The recorded losses, or why they cannot be read.
+        streams: Names or ARNs of all streams: those of the settings, and the other recorded ones.
+            Empty: those of the settings.
     """
 
     leases: tuple[Lease, ...]
@@ -71,6 +80,7 @@ class FleetView:
     bad_rows: tuple[BadRow, ...] = ()
     unavailable: tuple[UnavailableStream, ...] | None = ()
     losses: LossLog | UnreadableRowError = field(default_factory=LossLog)
+    streams: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
@@ -93,12 +103,17 @@ class Cadence:
         self.hole_since = (now if self.hole_since is None else self.hole_since) if hole else None
         return self.hole_since is not None and now - self.hole_since >= HOLE_GRACE_SECONDS
 
-    def due(self, subject: str, content: Hashable, now: float) -> bool:
-        """Whether `content` is due. If so it is recorded as reported; the caller reports it."""
+    def due(
+        self, subject: str, content: Hashable, now: float, *, longest: float = LONGEST_GAP_SECONDS
+    ) -> bool:
+        """Whether `content` is due. If so it is recorded as reported; the caller reports it.
+
+        Content that has not changed is due `longest` seconds after the last report.
+        """
         last = self.reported.get(subject)
         if last is not None:
             gap = now - last[1]
-            if gap < SHORTEST_GAP_SECONDS or (last[0] == content and gap < LONGEST_GAP_SECONDS):
+            if gap < SHORTEST_GAP_SECONDS or (last[0] == content and gap < longest):
                 return False
         self.reported[subject] = (content, now)
         return True
@@ -244,26 +259,16 @@ def worker_table_metadata(view: FleetView) -> dict[str, Any]:
     return metadata | ({"cpu_spread": max(cpus) - min(cpus)} if cpus else {})
 
 
-def _stream_metadata(view: FleetView, group: Sequence[Lease]) -> dict[str, Any]:
-    metadata: dict[str, Any] = {
-        "shards_with_lease": len(group),
-        "shards_being_read": sum(1 for le in group if not le.ended),
-        "kbps": round(sum(le.throughput_kbps or 0.0 for le in group if not le.ended), 1),
-        "lag": dg.MetadataValue.text(
-            lag_text(view.lag_millis)
-            + (
-                ""
-                if view.lag_millis is None or view.lag_age_seconds is None
-                else f", reported {view.lag_age_seconds:.0f} s ago"
-            )
-        ),
-    }
-    return metadata | ({} if view.lag_millis is None else {"lag_seconds": view.lag_millis / 1000})
-
-
-def _of_stream(view: FleetView, stream: str, single: bool) -> list[Lease]:
-    bare = stream_key(stream).path[-1]
-    return [le for le in view.leases if single or (le.stream or "").split(":")[1:2] == [bare]]
+def _due_streams(
+    streams: Sequence[StreamView], cadence: Cadence, now: float
+) -> Iterator[StreamView]:
+    """The streams that are due: on change and once a minute; with many streams, less often."""
+    many = len(streams) > STREAMS_PER_MINUTE
+    longest = LONGEST_GAP_SECONDS * max(len(streams) / STREAMS_PER_MINUTE, 1.0)
+    for stream in streams:
+        subject = f"stream {'/'.join(stream.key.path)}"
+        if cadence.due(subject, None if many else stream.content, now, longest=longest):
+            yield stream
 
 
 def asset_events(
@@ -277,15 +282,16 @@ def asset_events(
     """The events that are due at `now` (monotonic seconds)."""
     events: list[AssetEvent] = []
     owners = tuple((le.lease_key, le.owner, le.checkpoint_owner, le.ended) for le in view.leases)
+    streams = stream_views(
+        view.streams or settings.streams, view.leases, view.workers, view.lag_millis
+    )
     if cadence.due("leases", owners, now):
-        events.append(
-            dg.AssetMaterialization(names.lease_table, metadata=lease_table_metadata(view))
-        )
-        for stream in settings.streams:
-            group = _of_stream(view, stream, single=len(settings.streams) == 1)
-            events.append(
-                dg.AssetObservation(stream_key(stream), metadata=_stream_metadata(view, group))
-            )
+        metadata = lease_table_metadata(view)
+        if settings.is_multi_stream:
+            metadata["streams"] = table_of(worst_streams(streams))
+        events.append(dg.AssetMaterialization(names.lease_table, metadata=metadata))
+    for stream in _due_streams(streams, cadence, now):
+        events += stream_events(stream, names, view.lag_age_seconds)
     if cadence.due("workers", tuple((w.worker_id, w.drain_requested) for w in view.workers), now):
         events.append(
             dg.AssetMaterialization(
@@ -293,13 +299,13 @@ def asset_events(
             )
         )
     if cadence.due("leader", view.lock_owner, now):
-        metadata: dict[str, Any] = {
+        metadata = {
             "leader": view.lock_owner or "none",
             "this_sensor_leads": view.leads,
             "cycle_seconds": view.cycle_seconds,
         }
         events.append(dg.AssetObservation(names.coordinator_state_table, metadata=metadata))
-    covered = health.coverage(view.leases, settings.streams)
+    covered = health.coverage(view.leases, view.streams or settings.streams)
     checks = [
         (names.output, health.paused(view.workers)),
         (names.lease_table, health.stuck(view.waits, stuck_limit_seconds(settings))),

@@ -10,12 +10,15 @@ from kcl_pipeline.leases.tables import WorkerMetrics
 from kcl_pipeline.leases.worker_status import (
     MAX_LAGS,
     MAX_PAUSED,
+    MAX_STREAMS,
     LeaseLag,
     PausedLease,
+    StreamLag,
     UnavailableStream,
     WorkerStatus,
     WorkerTotals,
     furthest_behind,
+    lags_by_stream,
     other_lags,
     status_of,
     status_text,
@@ -176,3 +179,18 @@ def test_a_worker_reports_what_it_committed_since_it_started():
     assert totals.commit_millis_p99 is not None
     assert totals.put_to_commit_millis_p99 is not None
     assert row.status.version == __version__
+
+
+def test_the_lag_of_each_stream_is_that_of_its_worst_shard():
+    millis = {"1:a:5:s-0": 10, "1:a:5:s-1": 30, "1:b:5:s-0": 40, "s-0": 99}
+    found = lags_by_stream(millis, ["1:c:5:s-0", "1:c:5:s-1", "1:a:5:s-2", "s-1"])
+    assert found == (
+        StreamLag("1:b:5", 40),
+        StreamLag("1:a:5", 30, 1),
+        StreamLag("1:c:5", None, 2),
+    )
+    status = WorkerStatus(streams=found)
+    assert status_of(status_text(status)) == status
+    many = lags_by_stream({f"1:{number}:5:s-0": number for number in range(150)}, ())
+    assert len(many) == MAX_STREAMS
+    assert (many[0].millis, many[-1].millis) == (149, 50)

@@ -89,6 +89,17 @@ def test_a_worker_says_that_it_does_not_name_a_stream_of_another_account():
     assert world.of(StreamsDiffer) == [StreamsDiffer("new", (other.arn,))]
 
 
+def test_a_worker_reports_the_lag_of_each_stream():
+    world = StreamsWorld("a", "b")
+    world.put("a", 10, "a")
+    world.start("w", "a", "b")
+    world.run_until(world.has_all, 60)
+    world.run(30)
+    (row,) = world.rows.list_workers()
+    found = {one.stream.split(":")[1]: (one.millis, one.unknown) for one in row.status.streams}
+    assert found == {"a": (0, 0), "b": (0, 0)}
+
+
 def test_a_worker_whose_list_differs_says_so_once():
     world = StreamsWorld("a", "b", "c")
     world.start("old", "a", "b", "c")

@@ -11,6 +11,7 @@ from kcl_pipeline.leases.worker_status import (
     UnavailableStream,
     WorkerStatus,
     furthest_behind,
+    lags_by_stream,
     other_lags,
 )
 from kcl_pipeline.version import __version__
@@ -76,6 +77,7 @@ class StatusSource:
             version=__version__,
             more_lags=more_lags,
             more_lags_millis=more_lags_millis,
+            streams=lags_by_stream(lag.millis, lag.unknown),
         )
 
     def _note_read_up_to(self, lag: Lag) -> None:
