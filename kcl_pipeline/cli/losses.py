@@ -66,10 +66,8 @@ def _print(found: LossLog) -> None:
 
 def _row(loss: Loss) -> tuple[str, ...]:
     arrived = (loss.first_arrival_millis, loss.last_arrival_millis)
-    # The lease key of a stream of several contains the stream.
-    stream = "" if loss.stream is None or ":" in loss.lease_key else f"{loss.stream} "
     return (
-        stream + loss.lease_key,
+        loss.label,
         str(loss.reason),
         loss.after or show.NONE,
         loss.until or show.NONE,

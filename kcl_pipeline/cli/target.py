@@ -111,8 +111,8 @@ def target(
                 f"--pipeline {pipeline} names application and streams; remove --application and "
                 "--stream"
             )
-        settings = load_pipeline_settings(pipeline)
-        return Target(settings, SystemClock(), load_pipeline(pipeline))
+        found = load_pipeline(pipeline)
+        return Target(_settings_of(found, pipeline), SystemClock(), found)
     if application is None:
         raise SettingsError(
             "--application is missing; write --application NAME, or --pipeline module:attribute"
@@ -128,13 +128,7 @@ def target(
     )
 
 
-def load_pipeline_settings(text: str) -> ConsumerSettings:
-    """Load the settings of the pipeline at `module:attribute`.
-
-    Raises:
-        SettingsError: There is no pipeline.
-    """
-    found = load_pipeline(text)
+def _settings_of(found: object, text: str) -> ConsumerSettings:
     settings = getattr(found, "settings", None)
     if not isinstance(settings, ConsumerSettings):
         raise SettingsError(

@@ -33,7 +33,7 @@ class FormerStreams:
 
     A former stream is recorded or has leases, but is not configured. It is removed in two steps:
     the record, so that no leader creates its leases again, then its leases. The waiting times are
-    in memory: another leader begins them again, and finds rest of the leases without a record.
+    in memory: another leader begins them again. It finds the rest of the leases without a record.
     """
 
     def __init__(

@@ -140,7 +140,7 @@ class Streams:
         return configured | {one.account_and_name for one in self._recorded}
 
     def not_configured(self, identities: set[AccountAndName]) -> set[AccountAndName]:
-        """Return those that no configured stream can be which is not resolved yet."""
+        """Return those of `identities` that no unresolved configured stream can turn out to be."""
         unresolved = self._unresolved()
         return {
             (account, name)
@@ -191,7 +191,7 @@ class Streams:
         """Return a function that returns whether a recorded stream is certainly configured.
 
         An unresolved name does not stand for a stream of another account. If the own account is
-        unknown, the recorded streams of that name are read besides.
+        unknown, the recorded streams of that name are read, too.
         """
         configured = self.configured()
         arns = set[str | None](configured)

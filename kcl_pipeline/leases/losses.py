@@ -57,11 +57,11 @@ class Loss:
     def of(cls, event: RecordsLost, now_millis: int) -> Loss:
         """Return the record of an event."""
         return cls(
-            lease_key=printable(event.lease_key, _MAX_NAME)[:_MAX_NAME],
+            lease_key=_name(event.lease_key),
             reason=event.reason,
-            reporter=printable(event.reporter, _MAX_NAME)[:_MAX_NAME],
+            reporter=_name(event.reporter),
             recorded_millis=now_millis,
-            stream=None if event.stream is None else printable(event.stream, _MAX_NAME)[:_MAX_NAME],
+            stream=None if event.stream is None else _name(event.stream),
             after=_text(event.after),
             until=_text(event.until),
             before=_text(event.before),
@@ -80,9 +80,19 @@ class Loss:
         return (self.identity, self.until, self.before)
 
     @property
+    def label(self) -> str:
+        """The lease key, with the stream in front unless the key contains it."""
+        is_contained = self.stream is None or ":" in self.lease_key
+        return self.lease_key if is_contained else f"{self.stream} {self.lease_key}"
+
+    @property
     def shard_id(self) -> str:
         """The shard, which is the last part of the lease key."""
         return self.lease_key.rsplit(":", 1)[-1]
+
+
+def _name(text: str) -> str:
+    return printable(text, _MAX_NAME)[:_MAX_NAME]
 
 
 def _text(position: Position | None) -> str | None:

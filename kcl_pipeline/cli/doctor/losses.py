@@ -48,7 +48,6 @@ def _text(found: LossLog) -> str:
 
 
 def _loss_text(loss: Loss) -> str:
-    stream = "" if loss.stream is None or ":" in loss.lease_key else f"{printable(loss.stream)} "
     ends = [
         f"{name} {printable(value)}"
         for name, value in (("after", loss.after), ("until", loss.until), ("before", loss.before))
@@ -56,6 +55,6 @@ def _loss_text(loss: Loss) -> str:
     ]
     what = " ".join([str(loss.reason), *ends])
     return (
-        f"{stream}{printable(loss.lease_key)} ({what}), recorded "
+        f"{printable(loss.label)} ({what}), recorded "
         f"{time_text(loss.recorded_millis)} by {printable(loss.reporter)}"
     )
