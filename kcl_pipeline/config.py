@@ -14,6 +14,7 @@ from pydantic_core import PydanticCustomError
 
 from kcl_pipeline.config_retrieval import RetrievalSettings
 from kcl_pipeline.config_shard_sync import InitialPosition, ShardSyncSettings, StreamSettings
+from kcl_pipeline.config_worker import WorkerSettings
 from kcl_pipeline.settings_model import (
     STREAM_FORMS,
     StrictSettings,
@@ -234,26 +235,6 @@ class BatchSettings(StrictSettings):
         description="A shard pauses when more than this many of its records in a batch fail. Each "
         "costs a few small Spark jobs, or calls of an Arrow transform, unless the transform "
         "returns it with _error. Not with skip",
-    )
-
-
-class WorkerSettings(StrictSettings):
-    """One worker (protocol §2.3, §6.6)."""
-
-    worker_metrics_reporter_freq_in_millis: int = Field(10_000, ge=50, description="KCL: 30000")
-    in_memory_worker_metrics_capture_frequency_millis: int = Field(1_000, ge=10)
-    no_of_persisted_metrics_per_worker_metrics: int = Field(10, ge=1)
-    disable_worker_metrics: bool = False
-    parent_shard_poll_interval_millis: int = Field(2_000, ge=10, description="KCL: 10000")
-    task_backoff_time_millis: int = Field(500, ge=0)
-    shard_stalled_after_millis: int = Field(
-        120_000,
-        ge=10,
-        description="A held lease without progress for this time is reported as ShardStalled, "
-        "and again after each such time. Choose more than the longest batch takes",
-    )
-    worker_group_separator: str = Field(
-        "-", min_length=1, description="The group is the worker id up to the first of these"
     )
 
 

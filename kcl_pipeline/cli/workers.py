@@ -91,6 +91,9 @@ def lag_of(row: WorkerMetrics) -> str:
 def states(row: WorkerMetrics) -> list[str]:
     """The states of a worker that need attention; empty for a worker that works normally."""
     found = []
+    if row.status is not None and row.status.hung is not None:
+        hung = row.status.hung
+        found.append(f"hung for {show.age(hung.seconds)} in step {hung.step}")
     if row.drain_requested:
         found.append("drain requested")
     if any(values and values[-1] < 0 for values in row.stats.values()):
@@ -123,4 +126,11 @@ def _as_dict(row: WorkerMetrics, leases: int, now: float, separator: str) -> dic
         "dead_letters": status.dead_letters,
         "failed_batches": status.failed_batches,
         "failure": status.failure,
+        "hung": None
+        if status.hung is None
+        else {
+            "step": status.hung.step,
+            "seconds": status.hung.seconds,
+            "leases": status.hung.leases,
+        },
     }

@@ -16,6 +16,7 @@ from kcl_pipeline.events.leader import (
     MoveRefused,
     PlanMade,
 )
+from kcl_pipeline.events.processing import HangStep, WorkerHung, WorkerResumed
 from kcl_pipeline.events.worker import (
     AggregatesRejected,
     AnnouncementRejected,
@@ -57,6 +58,7 @@ __all__ = [
     "EventSink",
     "HandoffCompleted",
     "HandoffStarted",
+    "HangStep",
     "HoleFound",
     "LeaderElected",
     "LeadershipLost",
@@ -80,7 +82,9 @@ __all__ = [
     "StallStep",
     "StreamUnavailable",
     "StreamsDiffer",
+    "WorkerHung",
     "WorkerIdShared",
+    "WorkerResumed",
     "WorkerStarted",
     "WorkerStopped",
     "ignore_events",

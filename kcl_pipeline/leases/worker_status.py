@@ -30,6 +30,7 @@ MAX_REASON_CHARACTERS: Final = 200
 MAX_VERSION_CHARACTERS: Final = 64
 _MAX_CHARACTERS: Final = 64 * 1024
 _MAX_KEY: Final = 2048
+_MAX_STEP: Final = 40
 _MAX_COUNT: Final = 2**31 - 1
 _MAX_MILLIS: Final = 2**63 - 1
 
@@ -77,6 +78,21 @@ class UnavailableStream:
 
     stream: str
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class HungState:
+    """The processing thread of a worker has made no progress while records wait.
+
+    Attributes:
+        step: What it does (a value of `events.HangStep`).
+        seconds: Time since the step began.
+        leases: Number of held leases that may have records that are not committed.
+    """
+
+    step: str
+    seconds: float
+    leases: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +145,7 @@ class WorkerStatus:
         more_lags: Number of leases with a known lag that are not in `lags`.
         more_lags_millis: The median of their lags. None: `more_lags` is 0.
         streams: The lag by stream, with several streams; at most `MAX_STREAMS`.
+        hung: Set while the worker is hung. None: it is not, or an older version wrote the row.
     """
 
     lag_millis: int | None = None
@@ -145,6 +162,7 @@ class WorkerStatus:
     more_lags: int = 0
     more_lags_millis: int | None = None
     streams: tuple[StreamLag, ...] = ()
+    hung: HungState | None = None
 
 
 def lags_by_stream(millis: Mapping[str, int], unknown: Iterable[str]) -> tuple[StreamLag, ...]:
@@ -214,6 +232,12 @@ class _Totals(msgspec.Struct, frozen=True, rename="camel"):
     table_version: _Count | None = None
 
 
+class _Hung(msgspec.Struct, frozen=True, rename="camel"):
+    step: Annotated[str, msgspec.Meta(min_length=1, max_length=_MAX_STEP)]
+    seconds: Annotated[float, msgspec.Meta(ge=0, le=_MAX_COUNT)]
+    leases: Annotated[int, msgspec.Meta(ge=0, le=_MAX_COUNT)] = 0
+
+
 class _Status(msgspec.Struct, frozen=True, rename="camel"):
     lag_millis: Annotated[int, msgspec.Meta(ge=0, le=_MAX_MILLIS)] | None = None
     unknown_lags: Annotated[int, msgspec.Meta(ge=0, le=_MAX_COUNT)] = 0
@@ -231,6 +255,7 @@ class _Status(msgspec.Struct, frozen=True, rename="camel"):
     more_lags: Annotated[int, msgspec.Meta(ge=0, le=_MAX_COUNT)] = 0
     more_lags_millis: Annotated[int, msgspec.Meta(ge=0, le=_MAX_MILLIS)] | None = None
     streams: Annotated[list[_Stream], msgspec.Meta(max_length=MAX_STREAMS)] = []
+    hung: _Hung | None = None
 
 
 def status_text(status: WorkerStatus) -> str:
@@ -259,6 +284,9 @@ def status_text(status: WorkerStatus) -> str:
         status.more_lags,
         status.more_lags_millis,
         [_Stream(one.stream, one.millis, one.unknown) for one in status.streams[:MAX_STREAMS]],
+        None
+        if status.hung is None
+        else _Hung(status.hung.step[:_MAX_STEP], round(status.hung.seconds, 1), status.hung.leases),
     )
     return msgspec.json.encode(found).decode()
 
@@ -322,4 +350,7 @@ def status_of(text: str) -> WorkerStatus:
             StreamLag(printable(one.stream, _MAX_KEY), one.millis, one.unknown)
             for one in found.streams
         ),
+        None
+        if found.hung is None
+        else HungState(printable(found.hung.step), found.hung.seconds, found.hung.leases),
     )

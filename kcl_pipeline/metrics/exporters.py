@@ -30,6 +30,7 @@ _LEVELS: Final[dict[type[Event], int]] = {
     ev.ShardPaused: logging.ERROR,
     ev.RecordsLost: logging.ERROR,
     ev.ShardStalled: logging.WARNING,
+    ev.WorkerHung: logging.ERROR,
     ev.WorkerIdShared: logging.ERROR,
     ev.StreamsDiffer: logging.WARNING,
     ev.StreamUnavailable: logging.WARNING,
@@ -48,7 +49,7 @@ def level_of(event: Event) -> int:
     Normal operation, including reshards, handoffs and orderly stops, logs nothing above INFO.
     """
     match event:
-        case ev.WorkerStopped(reason="failed"):
+        case ev.WorkerStopped(reason="failed" | "hung"):
             return logging.ERROR
         case ev.HandoffCompleted(forced=True):
             return logging.WARNING
@@ -76,18 +77,20 @@ def facts_of(event: Event) -> dict[str, Any]:
 
 
 def text_of(event: Event) -> str:
-    """The event as one line, for example `lease_gained worker_id=w1 ...`."""
-    return " ".join(
-        (name_of(event), *(f"{key}={_shown(value)}" for key, value in facts_of(event).items()))
-    )
+    """The event as one line, for example `lease_gained worker_id=w1 ...`.
+
+    Fields whose metadata has `in_line` False are omitted.
+    """
+    shown = [f.name for f in fields(event) if f.metadata.get("in_line", True)]
+    return " ".join((name_of(event), *(f"{name}={_shown(getattr(event, name))}" for name in shown)))
 
 
 class LoggingEvents:
     """An event sink that logs.
 
-    The message is `lease_gained worker_id=w1 ...`. The log record's attributes `kcl_event` and
-    `kcl` contain the event's name and fields. A call that fails repeatedly is logged once per
-    minute.
+    The message is `lease_gained worker_id=w1 ...`. The stacks of the threads follow that of
+    `WorkerHung`. The log record's attributes `kcl_event` and `kcl` contain the event's name and
+    fields. A call that fails repeatedly is logged once per minute.
     """
 
     def __init__(self, clock: Clock | None = None) -> None:
@@ -100,7 +103,9 @@ class LoggingEvents:
             logger.log(
                 level,
                 "%s",
-                text_of(event),
+                f"{text_of(event)}\n{event.stacks}"
+                if isinstance(event, ev.WorkerHung)
+                else text_of(event),
                 extra={"kcl_event": name_of(event), "kcl": facts_of(event)},
             )
 

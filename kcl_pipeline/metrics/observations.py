@@ -202,6 +202,9 @@ _CONVERTERS: Final[dict[type[Event], Callable[[Any], tuple[Observation, ...]]]] 
     ev.StreamUnavailable: lambda e: (
         _count("StreamUnavailable", 1, {OPERATION: "ShardSyncTask", STREAM: e.stream}),
     ),
+    ev.WorkerHung: lambda e: (
+        _count("WorkerHung", 1, {OPERATION: "ProcessTask", WORKER: e.worker_id}),
+    ),
     ev.WorkerIdShared: lambda e: (_count("WorkerIdShared", 1, {WORKER: e.worker_id}),),
     ev.LeaderElected: lambda _: (
         _count("LeaderDecider:IsLeader", 1, {OPERATION: "LeaderDecider"}),

@@ -11,6 +11,7 @@ from kcl_pipeline.leases.held import Held, HeldLeases
 from kcl_pipeline.leases.store import MapCallable
 from kcl_pipeline.metrics.reporter import WorkerMetricsReporter
 from kcl_pipeline.worker.dependencies import WorkerDependencies
+from kcl_pipeline.worker.monitoring.hangs import HangWatch
 from kcl_pipeline.worker.monitoring.stalls import StallWatch
 from kcl_pipeline.worker.retry import attempt
 from kcl_pipeline.worker.sources.batch_source import BatchSource
@@ -39,12 +40,15 @@ class LeaseLoop:
         source: BatchSource,
         map: MapCallable,  # noqa: A002 (it stands for the builtin)
         stop: StopSignal,
+        *,
+        hangs: HangWatch,
     ) -> None:
         self._worker_id = worker_id
         self._events = parts.events
         self._leases = leases
         self._reporter = reporter
         self._stalls = stalls
+        self._hangs = hangs
         self._source = source
         self._map = map
         self._stop = stop
@@ -69,6 +73,7 @@ class LeaseLoop:
             attempt("renewal", lambda: self._leases.renew_all(map=self._map), self._events)
             self._map(self._force_handoff, self._leases.overdue_handoffs())
             self._stalls.look()
+            self._hangs.look()
         if self._is_discovery_due() and not self._stop.is_set():
             attempt("discovery", lambda: self._leases.discover(map=self._map), self._events)
         if self._capture.ready():

@@ -9,15 +9,22 @@ calling thread, because Spark and the signal handlers use that thread.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Final
 
 from kcl_pipeline.background import Background
 from kcl_pipeline.clock import StopSignal
-from kcl_pipeline.events import StreamsDiffer, StreamUnavailable, WorkerStarted, WorkerStopped
+from kcl_pipeline.events import (
+    HangStep,
+    StreamsDiffer,
+    StreamUnavailable,
+    WorkerStarted,
+    WorkerStopped,
+)
 from kcl_pipeline.kinesis.retrieval import Retrieval
 from kcl_pipeline.leases.application import marked_streams
-from kcl_pipeline.leases.application_check import check_application, ensure_application, is_removed
+from kcl_pipeline.leases.application_check import check_application, ensure_application
 from kcl_pipeline.leases.held import INCARNATION_BITS, HeldLeases
 from kcl_pipeline.leases.migration import ensure_client_version
 from kcl_pipeline.leases.worker_status import WorkerStatus
@@ -29,15 +36,15 @@ from kcl_pipeline.worker.drain import DrainWatch
 from kcl_pipeline.worker.failures.pauses import Pause, reason_sentence
 from kcl_pipeline.worker.lease_loop import LeaseLoop
 from kcl_pipeline.worker.leaving import Leaving
+from kcl_pipeline.worker.monitoring.activity import Activity, WatchedCommit, WatchedWriter
+from kcl_pipeline.worker.monitoring.hangs import HangWatch
 from kcl_pipeline.worker.monitoring.lag import Lag, LagTracker
 from kcl_pipeline.worker.monitoring.stalls import StallWatch
 from kcl_pipeline.worker.monitoring.stats import WorkerStats
 from kcl_pipeline.worker.monitoring.status import StatusSource
 from kcl_pipeline.worker.retry import StoppedWhileRetryingError, retry_transient
-from kcl_pipeline.worker.shards.admission import Admission
+from kcl_pipeline.worker.shards.factory import make_lifecycle
 from kcl_pipeline.worker.shards.lifecycle import Lifecycle
-from kcl_pipeline.worker.shards.losses import LossCheck
-from kcl_pipeline.worker.shards.parents import ParentCheck
 from kcl_pipeline.worker.shards.retention import RetentionLosses
 from kcl_pipeline.worker.shards.streams import LeaseStreams
 from kcl_pipeline.worker.sources.factory import make_source
@@ -59,7 +66,8 @@ class Worker:
 
     def __init__(self, worker_id: str, parts: WorkerDependencies) -> None:
         self.worker_id = worker_id
-        self._parts = parts
+        self._activity = Activity(parts.clock)
+        self._parts = parts = replace(parts, writer=WatchedWriter(parts.writer, self._activity))
         self._settings = settings = parts.settings
         self._clock = clock = parts.clock
         self._events = events = parts.events
@@ -96,13 +104,10 @@ class Worker:
         self._protocol = self._make_protocol()
         self.lifecycle = self._make_lifecycle()
         self.stalls = StallWatch(
-            worker_id,
-            self.leases,
-            self.lifecycle,
-            self.source,
-            settings.worker.shard_stalled_after_millis / 1000,
-            clock,
-            events,
+            worker_id, self.leases, self.lifecycle, self.source, settings.worker, clock, events
+        )
+        self.hangs = HangWatch(
+            worker_id, self._activity, self.stalls.waiting, settings.worker, clock, events
         )
         self.stats = WorkerStats(worker_id, clock)
         self._lag = LagTracker(clock)
@@ -118,13 +123,13 @@ class Worker:
             self.source,
             partial(self._pools.map_within, seconds=settings.lease.renewal_interval_millis / 2000),
             self._stop,
+            hangs=self.hangs,
         ).tick
         self._standby_leader = StandbyLeader(worker_id, parts, self.leases, lookups, self._stop)
         self.lead_tick = self._standby_leader.tick
         self.fetch_tick = self.source.fetch
-        self._leaving = Leaving(
-            worker_id, parts, self.leases, self.reporter, self.lifecycle, lookups
-        )
+        own = (self.leases, self.reporter, self.lifecycle)
+        self._leaving = Leaving(worker_id, parts, *own, lookups)
 
     def _make_protocol(self) -> TwoPhaseCommit:
         return TwoPhaseCommit(
@@ -140,25 +145,8 @@ class Worker:
         )
 
     def _make_lifecycle(self) -> Lifecycle:
-        parts, worker_id = self._parts, self.worker_id
-        settings, clock, events = parts.settings, parts.clock, parts.events
-        table, kinesis = parts.lease_table, parts.kinesis
-        removed, of = partial(is_removed, parts.coordinator_table), self._streams.shard_sync_of
-        return Lifecycle(
-            worker_id=worker_id,
-            settings=settings,
-            streams=self._streams,
-            table=table,
-            leases=self.leases,
-            source=self.source,
-            protocol=self._protocol,
-            parents=ParentCheck(worker_id, of, table, self.leases, kinesis, clock, events),
-            losses=LossCheck(worker_id, settings, table, kinesis, clock, events, removed, of),
-            clock=clock,
-            events=events,
-            admits=Admission(self._check_application, clock, events).admits,
-            map=self._pools.map_commits,
-        )
+        own = (self.worker_id, self._streams, self.leases, self.source, self._protocol)
+        return make_lifecycle(self._parts, *own, self._check_application, self._pools.map_commits)
 
     def _make_runner(self) -> BatchRunner:
         return BatchRunner(
@@ -166,7 +154,7 @@ class Worker:
             self.worker_id,
             leases=self.leases,
             source=self.source,
-            protocol=self._protocol,
+            protocol=WatchedCommit(self._protocol, self._activity),
             lifecycle=self.lifecycle,
             stats=self.stats,
             lag=self._lag,
@@ -313,7 +301,9 @@ class Worker:
             if not self.process_tick():
                 self.source.wait(stop, self._parts.idle_seconds)
             if on_progress is not None and self.stats.period_seconds() >= progress_seconds:
+                self._activity.enter(HangStep.REPORTING)
                 on_progress(self._progress())
+                self._activity.rest()
             if drain is not None and drain.done():
                 return self.reason_of_drain()
 
@@ -353,12 +343,16 @@ class Worker:
         Returns:
             Whether there was a batch.
         """
+        self._activity.enter(HangStep.LEASES)
         self.lifecycle.sync_with_leases()
         self._retention.look(self.lifecycle.consumers)
         self.stats.handoffs(self.lifecycle.hand_over())
         self.lifecycle.advance(self._stop)
         self._lag.hold([key for key, c in self.lifecycle.consumers.items() if c.is_behind])
-        return self._runner.step()
+        self._activity.enter(HangStep.READING)
+        was_batch = self._runner.step()
+        self._activity.rest()
+        return was_batch
 
     def lag(self) -> Lag:
         """Return the lag of committed data. Any thread may call it."""
@@ -375,6 +369,7 @@ class Worker:
             paused=self.paused,
             sink_failures=lambda: self._runner.sink_failures,
             unavailable=self._standby_leader.unavailable,
+            hung=self.hangs.hung,
         ).current()
 
     def paused(self) -> dict[str, Pause]:

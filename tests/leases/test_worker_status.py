@@ -11,6 +11,7 @@ from kcl_pipeline.leases.worker_status import (
     MAX_LAGS,
     MAX_PAUSED,
     MAX_STREAMS,
+    HungState,
     LeaseLag,
     PausedLease,
     StreamLag,
@@ -42,6 +43,7 @@ PAUSE = PausedLease("shardId-1", "the transform fails", 12.5)
         WorkerStatus(totals=WorkerTotals(), version="0.2.0", more_lags=80, more_lags_millis=12),
         WorkerStatus(totals=WorkerTotals(61.5, 2**40, 2**50, 9, 8, 0.5, 1_200, 2_500, 77)),
         WorkerStatus(unavailable=(UnavailableStream("clicks", "it does not exist"),)),
+        WorkerStatus(hung=HungState("writing", 900.5, 3)),
     ],
 )
 def test_a_status_comes_back_as_it_was(status: WorkerStatus):

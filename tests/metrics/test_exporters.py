@@ -38,6 +38,8 @@ SAMPLES = [
     ev.ShardStalled("w1", "123:orders:9:shardId-1", ev.StallStep.READING, 120.0, "no answer"),
     ev.StreamsDiffer("w1", ("clicks",)),
     ev.StreamUnavailable("w1", "clicks", "not found"),
+    ev.WorkerHung("w1", ev.HangStep.WRITING, 900.0, ("shardId-1",), "thread a:\n  b.py:1 c"),
+    ev.WorkerResumed("w1"),
     ev.WorkerIdShared("w1", "run-2"),
     ev.AnnouncementRejected("_kcl_pipeline/announced/0.json", "it is malformed", True),
     ev.AwsTrouble("GetRecords of shardId-1", "throttled"),
@@ -54,6 +56,7 @@ SAMPLES = [
     ev.RowRejected("orders", "shardId-1", "checkpoint is missing"),
 ]
 HEALTHY = {
+    ev.WorkerResumed,
     ev.ShardResumed,
     ev.WorkerStarted,
     ev.WorkerStopped,
@@ -94,6 +97,7 @@ def test_nothing_above_info_is_logged_in_good_health(event):
     [
         (BATCH, logging.DEBUG),
         (ev.WorkerStopped("w1", "failed"), logging.ERROR),
+        (ev.WorkerStopped("w1", "hung"), logging.ERROR),
         (ev.HandoffCompleted("k", "a", "b", 30.0, forced=True), logging.WARNING),
         (ev.HoleFound("orders", "a gap", 2), logging.WARNING),
         (ev.PlanMade("s", 0, 0, 0, 1.0), logging.DEBUG),
@@ -123,6 +127,17 @@ def test_a_log_line_is_for_people_and_its_attributes_for_programs(caplog):
     )
     assert record.kcl_event == "lease_moved"
     assert record.kcl["from_worker"] is None
+
+
+def test_the_stacks_follow_the_line_of_a_hung_worker(caplog):
+    event = ev.WorkerHung("w1", ev.HangStep.WRITING, 900.0, ("a",), "thread a:\n  b.py:1 c")
+    LoggingEvents()(event)
+    (record,) = caplog.records
+    line = "worker_hung worker_id=w1 step=writing seconds=900.0 lease_keys=('a',)"
+    assert record.getMessage() == f"{line}\n{event.stacks}"
+    assert text_of(event) == line
+    (count,) = observations(event)
+    assert (count.name, count.attributes["WorkerIdentifier"]) == ("WorkerHung", "w1")
 
 
 def test_a_stalled_shard_is_a_line_with_its_step_and_a_counter(caplog):

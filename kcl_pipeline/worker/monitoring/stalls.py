@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from kcl_pipeline.clock import Clock
+from kcl_pipeline.config import WorkerSettings
 from kcl_pipeline.events import EventSink, ShardStalled, StallStep
 from kcl_pipeline.leases.held import Held, HeldLeases
 from kcl_pipeline.worker.consumer import ConsumerState, ShardConsumer
@@ -37,7 +38,7 @@ class _Watched:
 
 
 class StallWatch:
-    """Report shards that have not moved for `after_seconds`, once per `after_seconds`.
+    """Report shards that have not moved, once per `worker.shard_stalled_after_millis`.
 
     The thread that renews the leases calls `look`, because the processing thread may hang. `look`
     reads single attributes of consumers, which the processing thread changes. At worst a report is
@@ -48,7 +49,7 @@ class StallWatch:
         leases: The leases that are held.
         lifecycle: The consumers of the leases.
         source: Reports the read state of each shard.
-        after_seconds: `worker.shard_stalled_after_millis`, in seconds.
+        settings: When a shard is stalled.
         clock: Only its monotonic time is used.
         events: Receives `ShardStalled`.
     """
@@ -59,7 +60,7 @@ class StallWatch:
         leases: HeldLeases,
         lifecycle: Lifecycle,
         source: BatchSource,
-        after_seconds: float,
+        settings: WorkerSettings,
         clock: Clock,
         events: EventSink,
     ) -> None:
@@ -67,7 +68,7 @@ class StallWatch:
         self._leases = leases
         self._lifecycle = lifecycle
         self._source = source
-        self._after_seconds = after_seconds
+        self._after_seconds = settings.shard_stalled_after_millis / 1000
         self._clock = clock
         self._events = events
         self._watched: dict[str, _Watched] = {}
@@ -99,6 +100,28 @@ class StallWatch:
                 one.told_at = now
                 self._events(ShardStalled(self._worker_id, key, step, seconds, error))
         self._watched, self.stalled = watched, stalled
+
+    def waiting(self, since: float) -> tuple[str, ...]:
+        """Return the held leases that may have records that are not committed.
+
+        A shard that was read to its end after `since` (monotonic seconds) has none. Any thread may
+        call it.
+        """
+        consumers = dict(self._lifecycle.consumers)
+        return tuple(
+            held.lease_key
+            for held in self._leases.held()
+            if not held.lease.ended and self._is_behind(held, consumers.get(held.lease_key), since)
+        )
+
+    def _is_behind(self, held: Held, consumer: ShardConsumer | None, since: float) -> bool:
+        if consumer is None or consumer.held is not held or consumer.in_batch:
+            return True
+        if consumer.state is not ConsumerState.READING:
+            return consumer.state is not ConsumerState.ENDED
+        reading = self._source.state_of(consumer.lease_key)
+        is_at_end = reading is not None and reading.caught_up and not reading.has_waiting
+        return not is_at_end or reading is None or (reading.read_at or 0.0) <= since
 
     def _of(self, held: Held, now: float) -> _Watched:
         known = self._watched.get(held.lease_key)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from kcl_pipeline.clock import Clock
 from kcl_pipeline.leases.held import HeldLeases
 from kcl_pipeline.leases.worker_status import (
+    HungState,
     PausedLease,
     UnavailableStream,
     WorkerStatus,
@@ -33,6 +34,7 @@ class StatusSource:
         paused: Returns the paused shards.
         sink_failures: Returns the number of batches in a row that the sink refused, and why.
         unavailable: Streams that this worker's leader could not use. None: it does not lead.
+        hung: Set while the worker is hung.
     """
 
     def __init__(
@@ -46,6 +48,7 @@ class StatusSource:
         paused: Callable[[], Mapping[str, Pause]],
         sink_failures: Callable[[], tuple[int, str | None]],
         unavailable: tuple[UnavailableStream, ...] | None,
+        hung: HungState | None,
     ) -> None:
         self._leases = leases
         self._source = source
@@ -55,6 +58,7 @@ class StatusSource:
         self._paused = paused
         self._sink_failures = sink_failures
         self._unavailable = unavailable
+        self._hung = hung
 
     def current(self) -> WorkerStatus:
         """Return the status now. The next renewals write up to when the shards are read."""
@@ -78,6 +82,7 @@ class StatusSource:
             more_lags=more_lags,
             more_lags_millis=more_lags_millis,
             streams=lags_by_stream(lag.millis, lag.unknown),
+            hung=self._hung,
         )
 
     def _note_read_up_to(self, lag: Lag) -> None:

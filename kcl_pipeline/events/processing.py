@@ -1,0 +1,55 @@
+"""The events of a worker whose processing thread does not respond."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from kcl_pipeline.events.base import Event
+
+
+class HangStep(StrEnum):
+    """What the processing thread of a worker does.
+
+    LEASES: it looks at leases, completes handoffs, and begins and ends shards. READING: it takes
+    records that were read; with an executor fetch, it waits for the Spark job that reads and
+    transforms them. WRITING: it runs the transform and writes its rows. PREPARING and COMMITTING:
+    see the commit protocol. REPORTING: it reports the progress of the worker.
+    """
+
+    LEASES = "leases"
+    READING = "reading"
+    WRITING = "writing"
+    PREPARING = "preparing"
+    COMMITTING = "committing"
+    REPORTING = "reporting"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerHung(Event):
+    """The processing thread of a worker has made no progress for `seconds` while records wait.
+
+    The event is repeated once per `worker.hung_after_millis`. The thread makes progress when it
+    begins the next step, for example the transform of the next batch, or of the next part of a
+    batch with bad records.
+
+    Attributes:
+        step: What the thread does.
+        seconds: Time since the step began.
+        lease_keys: Held leases that may have records that are not committed.
+        stacks: The calls of all threads, the processing thread first. It has names of files and
+            functions and line numbers, without variables or source lines, and a bounded length.
+    """
+
+    worker_id: str
+    step: HangStep
+    seconds: float
+    lease_keys: tuple[str, ...]
+    stacks: str = field(default="", metadata={"in_line": False})
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerResumed(Event):
+    """A worker that was hung makes progress again, or no record waits any more."""
+
+    worker_id: str

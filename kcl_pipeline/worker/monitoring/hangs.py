@@ -1,0 +1,76 @@
+"""Report a worker whose processing thread makes no progress while records wait."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from kcl_pipeline.clock import Clock
+from kcl_pipeline.config import WorkerSettings
+from kcl_pipeline.events import EventSink, WorkerHung, WorkerResumed
+from kcl_pipeline.leases.worker_status import HungState
+from kcl_pipeline.worker.monitoring.activity import Activity
+from kcl_pipeline.worker.monitoring.stacks import thread_stacks
+
+
+class HangWatch:
+    """Report the worker as hung, once per `worker.hung_after_millis`.
+
+    The thread that renews the leases calls `look` after it has renewed them. So a worker that was
+    paused as a whole holds no lease at that time, and is not hung.
+
+    Args:
+        worker_id: Names this worker in events.
+        activity: What the processing thread does.
+        waiting: Returns the held leases that may have records that are not committed, unless they
+            were read to their end after a time (monotonic seconds).
+        settings: When a worker is hung.
+        clock: Only its monotonic time is used.
+        events: Receives `WorkerHung` and `WorkerResumed`.
+
+    Attributes:
+        hung: The state at the last look. None: the worker is not hung.
+    """
+
+    def __init__(
+        self,
+        worker_id: str,
+        activity: Activity,
+        waiting: Callable[[float], tuple[str, ...]],
+        settings: WorkerSettings,
+        clock: Clock,
+        events: EventSink,
+    ) -> None:
+        self._worker_id = worker_id
+        self._activity = activity
+        self._waiting = waiting
+        self._after_seconds = settings.hung_after_millis / 1000
+        self._clock = clock
+        self._events = events
+        self._told: tuple[float, float] | None = None
+        self.hung: HungState | None = None
+
+    def look(self) -> None:
+        """Check the processing thread once."""
+        now, doing = self._clock.monotonic(), self._activity.now
+        seconds = now - doing.since
+        if doing.step is None or seconds < self._after_seconds:
+            self._resume()
+            return
+        waiting = self._waiting(doing.since)
+        if not waiting:
+            self._resume()
+            return
+        self.hung = HungState(doing.step.value, seconds, len(waiting))
+        if self._told is None or self._told[0] != doing.since or self._is_due(now):
+            self._told = (doing.since, now)
+            stacks = thread_stacks(doing.thread)
+            self._events(WorkerHung(self._worker_id, doing.step, seconds, waiting, stacks))
+
+    def _is_due(self, now: float) -> bool:
+        return self._told is None or now - self._told[1] >= self._after_seconds
+
+    def _resume(self) -> None:
+        self.hung = None
+        if self._told is not None:
+            self._told = None
+            self._events(WorkerResumed(self._worker_id))
