@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from kcl_pipeline.kinesis.client import Chunk
-from kcl_pipeline.kinesis.decode.bodies import payload_bytes
+from kcl_pipeline.kinesis.sizes import payload_bytes
 from kcl_pipeline.position import Position
 
 

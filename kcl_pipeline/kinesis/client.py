@@ -11,9 +11,9 @@ from datetime import datetime
 from typing import Final, Literal, Protocol
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from kcl_pipeline.events import AggregatesRejected
+from kcl_pipeline.kinesis.sizes import data_bytes
 from kcl_pipeline.position import Position
 from kcl_pipeline.shards import ChildShard, Shard, StreamId
 
@@ -188,4 +188,4 @@ class Chunk:
     @property
     def data_bytes(self) -> int:
         """Bytes of the records' data, without partition keys."""
-        return int(pc.sum(pc.binary_length(self.records.column("data"))).as_py() or 0)
+        return data_bytes(self.records)

@@ -25,10 +25,10 @@ from kcl_pipeline.kinesis.client import (
     RecordsPage,
     ShardClient,
 )
-from kcl_pipeline.kinesis.decode.bodies import payload_bytes
 from kcl_pipeline.kinesis.decode.kpl import Deaggregated, deaggregate
 from kcl_pipeline.kinesis.identity import StreamIdentityCheck
 from kcl_pipeline.kinesis.retention import Gap, GapWatch
+from kcl_pipeline.kinesis.sizes import payload_bytes
 from kcl_pipeline.position import AT_TIMESTAMP, LATEST, TRIM_HORIZON, Position
 from kcl_pipeline.shards import ChildShard, HashKeyRange, StreamId
 

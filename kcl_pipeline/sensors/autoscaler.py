@@ -109,18 +109,18 @@ def _scaled(
     memory: AutoscalerMemory,
     active: Sequence[RunView],
     now: float,
-    ceiling: int,
-    floor: int,
+    largest: int,
+    smallest: int,
     scale_up_lag_seconds: float | None,
 ) -> AutoscalerMemory:
-    desired = min(max(memory.desired, floor), ceiling)
+    desired = min(max(memory.desired, smallest), largest)
     memory = memory.model_copy(update={"desired": desired, "scaled_at": min(memory.scaled_at, now)})
     lag = worst_lag_millis(tuple(r for r in active if r.continuous))
-    if scale_up_lag_seconds is None or lag is None or floor == 0:
+    if scale_up_lag_seconds is None or lag is None or smallest == 0:
         return memory
     if (
         lag > scale_up_lag_seconds * 1000
-        and desired < ceiling
+        and desired < largest
         and now - memory.scaled_at >= SCALE_COOLDOWN_SECONDS
     ):
         return memory.model_copy(
@@ -129,7 +129,7 @@ def _scaled(
     if lag > scale_up_lag_seconds * 1000 * SCALE_DOWN_BELOW:
         return memory.model_copy(update={"calm_since": None})
     calm_since = now if memory.calm_since is None else min(memory.calm_since, now)
-    if desired > floor and now - calm_since >= SCALE_DOWN_AFTER_SECONDS:
+    if desired > smallest and now - calm_since >= SCALE_DOWN_AFTER_SECONDS:
         return memory.model_copy(
             update={"desired": desired - 1, "scaled_at": now, "calm_since": now}
         )

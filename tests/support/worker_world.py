@@ -113,7 +113,7 @@ class World:
             self.sent.append(value)
         self.clock.advance(0.01)
 
-    def run(self, seconds=10.0):
+    def run(self, seconds=10.0, step=0.05):
         began = self.clock.monotonic()
         led = began - LEAD_SECONDS
         while self.clock.monotonic() < began + seconds:
@@ -121,6 +121,14 @@ class World:
             if self.clock.monotonic() - led >= LEAD_SECONDS:
                 led = self.clock.monotonic()
                 self.worker.lead_tick()
+            self.worker.fetch_tick()
+            self.worker.process_tick()
+            self.clock.advance(step)
+
+    def run_without_leader(self, seconds):
+        until = self.clock.monotonic() + seconds
+        while self.clock.monotonic() < until:
+            self.worker.lease_tick()
             self.worker.fetch_tick()
             self.worker.process_tick()
             self.clock.advance(0.05)

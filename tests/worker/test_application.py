@@ -85,16 +85,6 @@ def own_lease(world, stream):
     )
 
 
-def work(world, seconds):
-    """The worker without its standby leader."""
-    until = world.clock.monotonic() + seconds
-    while world.clock.monotonic() < until:
-        world.worker.lease_tick()
-        world.worker.fetch_tick()
-        world.worker.process_tick()
-        world.clock.advance(0.05)
-
-
 def test_a_worker_that_stood_still_while_the_stream_was_changed_reads_no_lease_of_the_new_one():
     """It had no lease, and gains one of the new stream under the key of its own."""
     world = World(shards=1, buffered=True)
@@ -103,7 +93,7 @@ def test_a_worker_that_stood_still_while_the_stream_was_changed_reads_no_lease_o
     replaced(world, "other")
     own_lease(world, "other")
     with pytest.raises(OtherApplicationError, match="stream/other"):
-        work(world, 5.0)
+        world.run_without_leader(5.0)
     assert world.data() == []
 
 
@@ -121,10 +111,10 @@ def test_a_record_that_cannot_be_read_delays_or_does_not_hinder(error, admitted)
         raise error
 
     world.coordinator.read_application = refuse
-    work(world, 5.0)
+    world.run_without_leader(5.0)
     assert world.data() == (sorted(world.sent) if admitted else [])
     assert any("identity" in event.operation for event in world.of(AwsTrouble))
     world.coordinator.read_application = read
-    work(world, 5.0)
+    world.run_without_leader(5.0)
     assert world.data() == sorted(world.sent)
     assert len(world.of(AwsTrouble)) <= 20

@@ -164,15 +164,6 @@ def test_losing_a_shard_survives_lost_answers(make):
     assert wanted is None, "each answer was lost"
 
 
-def run_without_leader(world: World, seconds: float) -> None:
-    until = world.clock.monotonic() + seconds
-    while world.clock.monotonic() < until:
-        world.worker.lease_tick()
-        world.worker.fetch_tick()
-        world.worker.process_tick()
-        world.clock.advance(0.05)
-
-
 def test_an_end_of_another_stream_of_the_same_name_ends_no_lease(make):
     """The position is TRIM_HORIZON, which fits every stream. The leader has not noticed it yet."""
     world = make()
@@ -182,7 +173,7 @@ def test_an_end_of_another_stream_of_the_same_name_ends_no_lease(make):
     world.clock.advance(60)
     split(world)
     world.clock.advance(60)
-    run_without_leader(world, 60.0)
+    world.run_without_leader(60.0)
     assert {key: row.ended for key, row in rows(world).items()} == {ZERO: False}
     assert world.of(ShardEnded) == []
     assert any("was deleted and created again" in event.error for event in world.of(AwsTrouble))

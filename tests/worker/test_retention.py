@@ -32,13 +32,7 @@ def world(request):
 
 def run(world, seconds):
     """Run in steps of half a second, because hours pass in these tests."""
-    until = world.clock.monotonic() + seconds
-    while world.clock.monotonic() < until:
-        world.worker.lease_tick()
-        world.worker.lead_tick()
-        world.worker.fetch_tick()
-        world.worker.process_tick()
-        world.clock.advance(0.5)
+    world.run(seconds, step=0.5)
 
 
 def stop(world):

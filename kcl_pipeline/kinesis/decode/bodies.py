@@ -29,6 +29,7 @@ from kcl_pipeline.kinesis.decode.json_columns import (
     columns_of,
     micros_of,
 )
+from kcl_pipeline.kinesis.sizes import payload_bytes
 from kcl_pipeline.position import MAX_SEQUENCE_NUMBER_DIGITS
 from kcl_pipeline.shards import ChildShard, HashKeyRange
 
@@ -264,27 +265,6 @@ def _all_decimal(texts: pa.Array) -> bool:
         # unsigned: characters below "0" are above 9
         and digits.max() <= 9  # noqa: PLR2004
     )
-
-
-def payload_bytes(records: pa.Table) -> int:
-    """Return the bytes of data and partition keys, as Kinesis counts them."""
-    return data_bytes(records) + _column_bytes(records, "partition_key")
-
-
-def data_bytes(records: pa.Table) -> int:
-    """Return the bytes of data, as KCL counts them for the throughput of a lease."""
-    return _column_bytes(records, "data")
-
-
-def _column_bytes(records: pa.Table, name: str) -> int:
-    return sum(_value_bytes(chunk) for chunk in records.column(name).chunks)
-
-
-def _value_bytes(array: pa.Array) -> int:
-    if len(array) == 0:
-        return 0
-    offsets = np.frombuffer(array.buffers()[1], np.int32)
-    return int(offsets[array.offset + len(array)]) - int(offsets[array.offset])
 
 
 def _load_cbor(body: bytes) -> Any:

@@ -183,13 +183,13 @@ class RangeSource:
             )
         if not waited and all(cursor.at_tip for cursor in due):
             return {}
-        room = self._batch.max_batch_bytes
+        remaining_bytes = self._batch.max_batch_bytes
         chosen: dict[str, _Cursor] = {}
         for cursor in due:
-            if room <= 0:
+            if remaining_bytes <= 0:
                 break
             chosen[cursor.fetch.lease_key] = cursor
-            room -= cursor.expected_bytes
+            remaining_bytes -= cursor.expected_bytes
         return chosen
 
     def _shares(self, cursors: list[_Cursor]) -> tuple[ShardFetch, ...]:
