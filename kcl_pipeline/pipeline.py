@@ -155,15 +155,15 @@ class KinesisPipeline:
                 dagster-pyspark. None: a `SparkResource` with `spark_config`.
             leader_default_running: Whether the sensor runs, and starts workers, as soon as Dagster
                 loads the code. Otherwise a user starts it in the Dagster UI.
-            progress_seconds: Time between two reports of a running worker. Each is one
-                materialization, about 9 kB of Dagster's event log.
+            progress_seconds: Time between two reports of the output, at least 9 seconds. Each is
+                one event, about 9 kB of Dagster's event log.
             group_name: Group of the assets. None: the pipeline's name.
             output_asset_key: Asset key of the output, such as `["lake", "orders"]` or
                 `"lake/orders"`. None: the pipeline's name and the folder of the table.
             owners: E-mail addresses or `team:...`.
             tags: Tags of the assets.
             freshness: Freshness policy of the output asset. "default": it warns after 5 minutes
-                and fails after 15 minutes without a report. None: no policy.
+                and fails after 15 minutes without new data. None: no policy.
             lag_threshold_seconds: The lag check fails above this lag.
             scale_up_lag_seconds: The sensor starts more workers above this lag. None: it keeps
                 `workers.min` workers.

@@ -142,7 +142,7 @@ class DagsterOptions:
 
     Attributes:
         leader_default_running: Whether the leader sensor is running by default.
-        progress_seconds: A running worker reports one materialization per this time.
+        progress_seconds: The sensor reports the output once per this time.
         group_name: Asset group; None uses the pipeline's name.
         owners: Owners as Dagster defines them (an e-mail address or `team:...`).
         tags: Tags of the assets.

@@ -1,6 +1,6 @@
 """Convert a worker's counters to Dagster metadata.
 
-Dagster plots numbers. Only values that add up over periods and workers are numbers. A value of one
+Dagster plots numbers. Only values that add up over periods and runs are numbers. A value of one
 worker or one moment is text or a table, because several workers materialize the same asset and
 their values would alternate in the plot.
 """
@@ -130,30 +130,35 @@ def period_metadata(progress: WorkerProgress) -> dict[str, Any]:
     return metadata
 
 
+def _rest(total: WorkerProgress, reported: Mapping[str, int]) -> dict[str, Any]:
+    return {
+        "rows" if name == "rows_written" else name: getattr(total, name) - count
+        for name, count in reported.items()
+    }
+
+
 def final_metadata(
-    summary: WorkerSummary, reported: Mapping[str, int], last: WorkerProgress | None
+    summary: WorkerSummary, reported: Mapping[str, int] | None, last: WorkerProgress | None
 ) -> dict[str, Any]:
     """Metadata of a worker that has stopped.
 
     Numbers cover the time after the last report, so that they add up with earlier reports. The
     totals of the whole run are text.
+
+    Args:
+        summary: The summary.
+        reported: The counters in earlier reports of this run. None: the sensor reports them.
+        last: The last report.
     """
     total = summary.total
-    rest = {name: getattr(total, name) - count for name, count in reported.items()}
     positions = total.positions or (last.positions if last else {})
     version = (
         total.table_version
         if total.table_version is not None
         else (last.table_version if last else None)
     )
-    metadata: dict[str, Any] = {
-        "records": rest["records"],
-        "bytes": rest["bytes"],
-        "rows": rest["rows_written"],
-        "batches": rest["batches"],
-        "dead_letters": rest["dead_letters"],
-        "refused_batches": rest["refused_batches"],
-        "handoffs": rest["handoffs"],
+    metadata: dict[str, Any] = {} if reported is None else _rest(total, reported)
+    metadata |= {
         "worker": dg.MetadataValue.text(total.worker_id),
         "stopped": dg.MetadataValue.text(str(summary.reason)),
         "whole_run": dg.MetadataValue.text(

@@ -19,6 +19,7 @@ import dagster as dg
 from kcl_pipeline.assets.contract import DagsterOptions, Mode, PipelineLike
 from kcl_pipeline.assets.names import (
     APPLICATION_TAG,
+    CONTINUOUS,
     MODE_TAG,
     WORKER_TAG,
     worker_id_of,
@@ -87,7 +88,7 @@ def consume_shards(
     *,
     spark: SparkSource,
     clients: AwsClients,
-) -> dg.MaterializeResult[None]:
+) -> dg.MaterializeResult[None] | None:
     """Run one worker until it is drained or stopped.
 
     Args:
@@ -99,7 +100,8 @@ def consume_shards(
         clients: The boto3 clients.
 
     Returns:
-        The metadata of the last period, if the worker drained (also at the leader's request).
+        The last materialization, if the worker drained (also at the leader's request). None: a
+        continuous worker committed nothing.
 
     Raises:
         dagster.DagsterExecutionInterruptedError: A signal stopped the worker. The run ends as
@@ -115,7 +117,8 @@ def consume_shards(
     )
     stop = clock.signal()
     events = RunEvents()
-    reporter = RunReporter(context, events, stop, clock, pipeline, options.lag_threshold_seconds)
+    limit, continuous = options.lag_threshold_seconds, mode == CONTINUOUS
+    reporter = RunReporter(context, events, stop, clock, pipeline, limit, continuous=continuous)
     with (
         stop_on_signals(stop) as signals,
         stop_when_orphaned(stop, clock, enabled=not in_run_process(context)),
@@ -142,7 +145,7 @@ def consume_shards(
             raise _stopped(interrupted=signals.received) from error
         finally:
             reporter.flush_events()
-        return _end(context, summary, reporter, interrupted=signals.received)
+        return _end(context, summary, reporter, mode, interrupted=signals.received)
 
 
 def _stopped(*, interrupted: bool) -> BaseException:
@@ -161,9 +164,10 @@ def _end(
     context: dg.AssetExecutionContext,
     summary: WorkerSummary,
     reporter: RunReporter,
+    mode: Mode,
     *,
     interrupted: bool,
-) -> dg.MaterializeResult[None]:
+) -> dg.MaterializeResult[None] | None:
     total = summary.total
     context.log.info(
         "worker %s stopped (%s) after %d records in %d batches",
@@ -172,16 +176,24 @@ def _end(
         total.records,
         total.batches,
     )
-    metadata = (
-        final_metadata(summary, reporter.reported, reporter.last)
-        | reporter.dead_letter_table(total.dead_letters)
-        | reporter.row_count()
-    )
     if summary.reason is StopReason.DRAINED:
         reporter.report_drained()
-    if summary.reason in (StopReason.DRAINED, StopReason.DRAIN_REQUESTED):
-        return dg.MaterializeResult(metadata=metadata)
-    context.log_event(dg.AssetMaterialization(context.asset_key, metadata=metadata))
+    ended = summary.reason in (StopReason.DRAINED, StopReason.DRAIN_REQUESTED)
+    # A drain that succeeds materializes the output even if there was nothing to read.
+    if not total.batches and not (ended and mode != CONTINUOUS):
+        metadata = None
+    else:
+        metadata = (
+            final_metadata(
+                summary, None if mode == CONTINUOUS else reporter.reported, reporter.last
+            )
+            | reporter.dead_letter_table(total.dead_letters)
+            | reporter.row_count()
+        )
+    if ended:
+        return None if metadata is None else dg.MaterializeResult(metadata=metadata)
+    if metadata is not None:
+        context.log_event(dg.AssetMaterialization(context.asset_key, metadata=metadata))
     if summary.reason is StopReason.STOPPED:
         raise _stopped(interrupted=interrupted)
     raise dg.Failure(f"the worker failed: {summary.error}", allow_retries=False)

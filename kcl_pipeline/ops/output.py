@@ -1,5 +1,6 @@
 """Define the output asset and its job: materializing the asset runs one worker."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import dagster as dg
@@ -51,6 +52,7 @@ def build_output_asset(
         metadata=metadata,
         required_resource_keys={names.aws, names.spark},
         freshness_policy=options.freshness,
+        output_required=False,
         description=(
             f"Output of `{names.application}`, which reads "
             f"{', '.join(f'`{s}`' for s in names.streams)}. A materialization runs one worker "
@@ -61,9 +63,9 @@ def build_output_asset(
     )
     def consume(
         context: dg.AssetExecutionContext, config: ConsumeConfig
-    ) -> dg.MaterializeResult[None]:
+    ) -> Iterator[dg.MaterializeResult[None]]:
         resources = PipelineResources(names, context)
-        return consume_shards(
+        result = consume_shards(
             context,
             pipeline,
             options,
@@ -71,6 +73,9 @@ def build_output_asset(
             spark=resources.spark,
             clients=resources.aws.clients(pipeline.settings),
         )
+        # A generator, because a returned value is always a materialization.
+        if result is not None:
+            yield result
 
     return consume
 

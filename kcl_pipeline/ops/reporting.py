@@ -1,4 +1,8 @@
-"""Report a running worker to Dagster: a materialization per period, its lag, its checks."""
+"""Report a running worker to Dagster: its events, its lag, and its checks.
+
+A continuous worker does not materialize the output. The leader sensor reports the output of the
+whole fleet, so that the plots of the asset are one series.
+"""
 
 import logging
 from collections import deque
@@ -87,6 +91,8 @@ class RunReporter:
         clock: Clock,
         pipeline: PipelineLike,
         lag_threshold_seconds: float,
+        *,
+        continuous: bool = False,
     ) -> None:
         self._context = context
         self._events = events
@@ -94,6 +100,8 @@ class RunReporter:
         self._clock = clock
         self._pipeline = pipeline
         self._lag_threshold_seconds = lag_threshold_seconds
+        self._continuous = continuous
+        self._passed: dict[str, bool] = {}
         self._count_seconds = 0.0
         self.last: WorkerProgress | None = None
         self.reported = dict.fromkeys(ADDITIVE, 0)
@@ -101,22 +109,16 @@ class RunReporter:
     def __call__(self, progress: WorkerProgress) -> None:
         """Report one period.
 
-        Writes a materialization with the period's counters, one log entry with its events, and
-        the lag as a run tag, which the leader sensor reads.
+        Writes one log entry with the period's events, and the lag as a run tag, which the leader
+        sensor reads. A drain also writes a materialization with the period's counters.
         """
         self.last = progress
         for name in self.reported:
             self.reported[name] += getattr(progress, name)
         try:
             self.flush_events()
-            self._context.log_event(
-                dg.AssetMaterialization(
-                    self._context.asset_key,
-                    metadata=period_metadata(progress)
-                    | self.dead_letter_table(progress.dead_letters)
-                    | self.row_count(),
-                )
-            )
+            if not self._continuous:
+                self._materialize(progress)
             run_id = self._context.run.run_id
             lag = progress.lag_millis
             known = UNKNOWN if lag is None else str(lag)
@@ -135,6 +137,16 @@ class RunReporter:
                 self._stop.set()
         except Exception:  # noqa: BLE001 (an error of Dagster's storage must not stop the worker)
             _log.exception("cannot report this period to Dagster")
+
+    def _materialize(self, progress: WorkerProgress) -> None:
+        self._context.log_event(
+            dg.AssetMaterialization(
+                self._context.asset_key,
+                metadata=period_metadata(progress)
+                | self.dead_letter_table(progress.dead_letters)
+                | self.row_count(),
+            )
+        )
 
     def report_drained(self) -> None:
         """Report a lag of 0 after a drain.
@@ -158,8 +170,8 @@ class RunReporter:
     def check_paused(self, progress: WorkerProgress) -> None:
         """Report whether a shard of the fleet is paused.
 
-        This follows every materialization: the Dagster UI ignores an evaluation that is older than
-        the last materialization. The shards of other workers are known by their number.
+        In a drain this follows every materialization: the Dagster UI ignores an evaluation that is
+        older than the last materialization. The shards of other workers are known by their number.
         """
         paused = tuple(PausedLease(key, reason, 0.0) for key, reason in progress.paused.items())
         elsewhere = paused_shards(
@@ -192,6 +204,10 @@ class RunReporter:
         )
 
     def _report(self, verdict: health.Health) -> None:
+        """Report a check. A continuous worker reports it on change; the sensor, once a minute."""
+        if self._continuous and self._passed.get(verdict.check) == verdict.passed:
+            return
+        self._passed[verdict.check] = verdict.passed
         instance, key = self._context.instance, self._context.asset_key
         last = instance.fetch_materializations(key, limit=1).records
         evaluation = verdict.evaluation(key, of=last[0] if last else None)

@@ -9,7 +9,6 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import Any, Final
 from uuid import uuid4
 
@@ -17,17 +16,19 @@ import dagster as dg
 
 from kcl_pipeline.assets.access import PipelineResources
 from kcl_pipeline.assets.checks import all_streams
-from kcl_pipeline.assets.contract import DagsterOptions, LeaderCycleLike, PipelineLike
-from kcl_pipeline.assets.losses import observe_losses
-from kcl_pipeline.assets.names import APPLICATION_TAG, CONTINUOUS, MODE_TAG, Names
+from kcl_pipeline.assets.contract import DagsterOptions, PipelineLike
+from kcl_pipeline.assets.names import (
+    APPLICATION_TAG,
+    CONTINUOUS,
+    MODE_TAG,
+    Names,
+    dead_letter_uri,
+)
 from kcl_pipeline.assets.runs import (
     RunView,
     active_runs,
-    fleet_lag_age_seconds,
-    fleet_lag_millis,
     recent_runs,
     silence_limit_seconds,
-    stalled_shards,
 )
 from kcl_pipeline.clock import Clock, SystemClock
 from kcl_pipeline.errors import (
@@ -40,43 +41,20 @@ from kcl_pipeline.events import Event
 from kcl_pipeline.leader.report import CycleReport
 from kcl_pipeline.leases.rejected import RejectedRows
 from kcl_pipeline.leases.tables import WorkerListing
-from kcl_pipeline.leases.worker_status import UnavailableStream
 from kcl_pipeline.metrics.exporters import level_of, text_of
 from kcl_pipeline.sensors.autoscaler import AutoscalerMemory, ScalingDecision, decide
-from kcl_pipeline.sensors.reconcile import Heartbeats, apply_findings, find_mismatches
-from kcl_pipeline.sensors.report import Cadence, FleetView, LeaseWaits, asset_events
+from kcl_pipeline.sensors.observe import TickState, observe_fleet
+from kcl_pipeline.sensors.output_report import output_events
+from kcl_pipeline.sensors.reconcile import apply_findings, find_mismatches
+from kcl_pipeline.sensors.report import (
+    SHORTEST_GAP_SECONDS,
+    asset_events,
+)
 from kcl_pipeline.sensors.stream_report import partition_requests
 
 INTERVAL_SECONDS: Final = 4
 """Dagster checks sensors every 5 seconds. An interval of 5 would sometimes give 10."""
 TICK_GIVE_UP_SECONDS: Final = 120.0
-
-
-@dataclass(slots=True)
-class TickState:
-    """State that the code server keeps between ticks. A reload builds it again.
-
-    Attributes:
-        cycle: The leader.
-        recent_events: Texts of events that no tick has logged yet.
-        rejected: Reports worker metrics rows that cannot be read, while another process leads.
-        tick_started: When the running tick started (monotonic seconds); None between ticks.
-    """
-
-    cycle: LeaderCycleLike
-    recent_events: deque[str]
-    rejected: RejectedRows
-    heartbeats: Heartbeats = field(default_factory=Heartbeats)
-    waits: LeaseWaits = field(default_factory=LeaseWaits)
-    cadence: Cadence = field(default_factory=Cadence)
-    tick_started: float | None = None
-
-    def begin_tick(self, now: float) -> bool:
-        """Start a tick; False if an earlier tick, which Dagster gave up on, still runs."""
-        if self.tick_started is not None:
-            return False
-        self.tick_started = now
-        return True
 
 
 def owner_name(context: dg.SensorEvaluationContext, names: Names) -> str:
@@ -167,6 +145,11 @@ class LeaderTick:
             state.heartbeats.observe(
                 listing.workers, active, self._clock.monotonic(), unreadable=listing.bad_rows
             )
+            state.totals.observe(
+                listing.workers,
+                self._clock.monotonic(),
+                [run.worker_id for run in active if not run.continuous],
+            )
             done = apply_findings(
                 find_mismatches(state.heartbeats, active, silence_limit_seconds(self._settings)),
                 context.instance,
@@ -231,52 +214,24 @@ class LeaderTick:
         active: tuple[RunView, ...],
         streams: tuple[str, ...],
     ) -> list[Any]:
-        leases, workers, bad_rows = report.leases, report.workers, report.bad_rows
-        if not report.led or (report.error is not None and not report.leases):
-            table = PipelineResources(self._names, context).leases
-            listing = table.list_leases().of_form(
-                self._settings.lease_table_name, multi_stream=self._settings.is_multi_stream
-            )
-            leases = tuple(sorted(listing.leases, key=lambda le: le.lease_key))
-            bad_rows = (*bad_rows, *listing.bad_rows, *rows.bad_rows)
-            limit = silence_limit_seconds(self._settings)
-            workers = tuple(
-                sorted(
-                    (
-                        r
-                        for r in rows.workers
-                        if (state.heartbeats.silent_seconds(r.worker_id) or 0.0) <= limit
-                    ),
-                    key=lambda r: r.worker_id,
-                )
-            )
         now = self._clock.monotonic()
-        ownerless = {
-            le.lease_key
-            for le in leases
-            if le.actual_owner is not None and le.actual_owner not in {w.worker_id for w in workers}
-        }
-        view = FleetView(
-            leases=leases,
-            workers=workers,
-            lock_owner=report.lock_owner,
-            leads=report.led,
-            waits=state.waits.observe(leases, ownerless | set(report.expired), now),
-            lag_millis=fleet_lag_millis(workers, active),
-            lag_age_seconds=fleet_lag_age_seconds(workers, active, self._clock.wall()),
-            unread_shards=sum(w.status.unknown_lags for w in workers if w.status is not None),
-            stalled_shards=stalled_shards(active),
-            plan=report.plan,
-            plan_input=report.plan_input,
-            cycle_seconds=report.seconds,
-            bad_rows=bad_rows,
-            unavailable=report.unavailable if report.led else _reported_streams(report, rows),
-            losses=observe_losses(PipelineResources(self._names, context).coordinator),
-            streams=streams,
+        resources = PipelineResources(self._names, context)
+        view = observe_fleet(
+            resources, self._settings, state, report, rows, active, streams, self._clock
         )
-        return list(
-            asset_events(view, self._names, self._settings, self._options, state.cadence, now)
-        )
+        # The report of the output comes first: its checks follow the materialization.
+        return [
+            *output_events(
+                state.totals,
+                self._names.output,
+                view.workers,
+                now=now,
+                wall_seconds=self._clock.wall(),
+                period_seconds=max(self._options.progress_seconds, SHORTEST_GAP_SECONDS),
+                dead_letter_table=dead_letter_uri(self._pipeline.sink),
+            ),
+            *asset_events(view, self._names, self._settings, self._options, state.cadence, now),
+        ]
 
     def _scale(
         self, context: dg.SensorEvaluationContext, active: tuple[RunView, ...]
@@ -305,18 +260,6 @@ class LeaderTick:
                 "dagster/max_retries": "0",
             },
         )
-
-
-def _reported_streams(
-    report: CycleReport, rows: WorkerListing
-) -> tuple[UnavailableStream, ...] | None:
-    """Return the unavailable streams in the row of the worker that leads; None without one."""
-    found = (
-        row.status.unavailable
-        for row in rows.workers
-        if row.worker_id == report.lock_owner and row.status is not None
-    )
-    return next(found, None)
 
 
 def _recorder(recent_events: deque[str]) -> Callable[[Event], None]:

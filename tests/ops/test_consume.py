@@ -53,6 +53,9 @@ def execute(
     return job.execute_in_process(instance=instance, run_config=config, raise_on_error=False)
 
 
+DRAIN = {"ops": {"orders_eu__per_minute": {"config": {"mode": "drain"}}}}
+
+
 def events_of(instance: dg.DagsterInstance, run_id: str) -> list[dg.AssetMaterialization]:
     records = instance.get_records_for_run(
         run_id, of_type=dg.DagsterEventType.ASSET_MATERIALIZATION
@@ -134,7 +137,7 @@ def test_a_worker_with_a_stalled_shard_fails_the_check_beside_its_report(instanc
         return stopped(worker_id)
 
     pipeline = FakePipeline(script=script)
-    result = execute(pipeline, instance)
+    result = execute(pipeline, instance, DRAIN)
     assert instance.get_run_by_id(result.run_id).tags["kcl/stalled_shards"] == "1"
     key = dg.AssetCheckKey(Names.of(pipeline).output, "lag_below_threshold")
     summary = instance.event_log_storage.get_latest_asset_check_execution_by_key([key])[key]
@@ -180,7 +183,7 @@ def test_a_paused_shard_fails_its_check_until_it_goes_on(instance):
         return stopped(worker_id)
 
     pipeline = FakePipeline(script=script)
-    result = execute(pipeline, instance)
+    result = execute(pipeline, instance, DRAIN)
     assert [one and one.passed for one in seen] == [True, False, True]
     assert seen[1].severity is dg.AssetCheckSeverity.ERROR
     assert "s-0: 16 of 16 records fail" in seen[1].description
@@ -227,8 +230,7 @@ def test_the_consume_job_runs_a_continuous_worker_and_no_checks(instance):
     assert not instance.get_records_for_run(
         result.run_id, of_type=dg.DagsterEventType.ASSET_CHECK_EVALUATION
     ).records
-    config = {"ops": {"orders_eu__per_minute": {"config": {"mode": "drain"}}}}
-    again = execute(pipeline, instance, config)
+    again = execute(pipeline, instance, DRAIN)
     assert modes == ["continuous", "drain"]
     assert instance.get_run_by_id(again.run_id).tags["kcl/mode"] == "drain"
 
@@ -259,7 +261,7 @@ def test_a_terminated_run_ends_canceled_after_the_worker_has_released(instance, 
         os.kill(os.getpid(), number)
         assert stop.wait(10)
         order.append("released")
-        return stopped(worker_id)
+        return WorkerSummary(StopReason.STOPPED, WorkerProgress(worker_id, 1.0, batches=1))
 
     pipeline = FakePipeline(script=script)
     run_id = execute(pipeline, instance).run_id

@@ -1,0 +1,131 @@
+"""Observe the application in one tick of the leader sensor, and keep what ticks remember."""
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from kcl_pipeline.assets.access import PipelineResources
+from kcl_pipeline.assets.contract import LeaderCycleLike
+from kcl_pipeline.assets.losses import observe_losses
+from kcl_pipeline.assets.runs import (
+    RunView,
+    fleet_lag_age_seconds,
+    fleet_lag_millis,
+    silence_limit_seconds,
+    stalled_shards,
+)
+from kcl_pipeline.clock import Clock
+from kcl_pipeline.config import ConsumerSettings
+from kcl_pipeline.leader.report import CycleReport
+from kcl_pipeline.leases.rejected import RejectedRows
+from kcl_pipeline.leases.tables import WorkerListing
+from kcl_pipeline.leases.worker_status import UnavailableStream
+from kcl_pipeline.sensors.output_report import FleetTotals
+from kcl_pipeline.sensors.reconcile import Heartbeats
+from kcl_pipeline.sensors.report import Cadence, FleetView, LeaseWaits
+
+
+@dataclass(slots=True)
+class TickState:
+    """State that the code server keeps between ticks. A reload builds it again.
+
+    Attributes:
+        cycle: The leader.
+        recent_events: Texts of events that no tick has logged yet.
+        rejected: Reports worker metrics rows that cannot be read, while another process leads.
+        tick_started: When the running tick started (monotonic seconds); None between ticks.
+    """
+
+    cycle: LeaderCycleLike
+    recent_events: deque[str]
+    rejected: RejectedRows
+    heartbeats: Heartbeats = field(default_factory=Heartbeats)
+    waits: LeaseWaits = field(default_factory=LeaseWaits)
+    cadence: Cadence = field(default_factory=Cadence)
+    totals: FleetTotals = field(default_factory=FleetTotals)
+    tick_started: float | None = None
+
+    def begin_tick(self, now: float) -> bool:
+        """Start a tick; False if an earlier tick, which Dagster gave up on, still runs."""
+        if self.tick_started is not None:
+            return False
+        self.tick_started = now
+        return True
+
+
+def observe_fleet(
+    resources: PipelineResources,
+    settings: ConsumerSettings,
+    state: TickState,
+    report: CycleReport,
+    rows: WorkerListing,
+    active: tuple[RunView, ...],
+    streams: tuple[str, ...],
+    clock: Clock,
+) -> FleetView:
+    """Return the view of the application after a leader cycle.
+
+    Args:
+        resources: The tables.
+        settings: The settings of the application.
+        state: Receives since when leases wait.
+        report: The leader cycle. If it did not lead, the lease table is read here.
+        rows: The worker metrics rows.
+        active: The active runs.
+        streams: Names or ARNs of all streams.
+        clock: The clock.
+    """
+    leases, workers, bad_rows = report.leases, report.workers, report.bad_rows
+    if not report.led or (report.error is not None and not report.leases):
+        table = resources.leases
+        listing = table.list_leases().of_form(
+            settings.lease_table_name, multi_stream=settings.is_multi_stream
+        )
+        leases = tuple(sorted(listing.leases, key=lambda le: le.lease_key))
+        bad_rows = (*bad_rows, *listing.bad_rows, *rows.bad_rows)
+        limit = silence_limit_seconds(settings)
+        workers = tuple(
+            sorted(
+                (
+                    r
+                    for r in rows.workers
+                    if (state.heartbeats.silent_seconds(r.worker_id) or 0.0) <= limit
+                ),
+                key=lambda r: r.worker_id,
+            )
+        )
+    now = clock.monotonic()
+    ownerless = {
+        le.lease_key
+        for le in leases
+        if le.actual_owner is not None and le.actual_owner not in {w.worker_id for w in workers}
+    }
+    return FleetView(
+        leases=leases,
+        workers=workers,
+        lock_owner=report.lock_owner,
+        leads=report.led,
+        waits=state.waits.observe(leases, ownerless | set(report.expired), now),
+        lag_millis=fleet_lag_millis(workers, active),
+        lag_age_seconds=fleet_lag_age_seconds(workers, active, clock.wall()),
+        unread_shards=sum(w.status.unknown_lags for w in workers if w.status is not None),
+        stalled_shards=stalled_shards(active),
+        plan=report.plan,
+        plan_input=report.plan_input,
+        cycle_seconds=report.seconds,
+        bad_rows=bad_rows,
+        unavailable=report.unavailable if report.led else _reported_streams(report, rows),
+        losses=observe_losses(resources.coordinator),
+        streams=streams,
+    )
+
+
+def _reported_streams(
+    report: CycleReport, rows: WorkerListing
+) -> tuple[UnavailableStream, ...] | None:
+    """Return the unavailable streams in the row of the worker that leads; None without one."""
+    found = (
+        row.status.unavailable
+        for row in rows.workers
+        if row.worker_id == report.lock_owner and row.status is not None
+    )
+    return next(found, None)

@@ -1,0 +1,67 @@
+"""Which runs materialize the output, and when a continuous worker reports a check."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import dagster as dg
+import pytest
+
+from kcl_pipeline.assets.names import Names
+from kcl_pipeline.worker.summary import StopReason, WorkerProgress, WorkerSummary
+from tests.ops.test_consume import DRAIN, events_of, execute, stopped
+from tests.support.dagster_fakes import FakePipeline
+
+
+@pytest.fixture
+def instance():
+    with dg.instance_for_test() as made:
+        yield made
+
+
+@pytest.mark.parametrize("reason", [StopReason.DRAIN_REQUESTED, StopReason.STOPPED])
+@pytest.mark.parametrize("batches", [0, 2])
+def test_a_continuous_worker_materializes_once_at_its_end_if_it_committed(
+    instance, reason, batches
+):
+    def script(stop: Any, mode: str, on_progress: Any, worker_id: str) -> WorkerSummary:
+        for _ in range(3):
+            on_progress(WorkerProgress(worker_id, 60.0, records=5, batches=1))
+        return WorkerSummary(reason, WorkerProgress(worker_id, 200.0, records=17, batches=batches))
+
+    result = execute(FakePipeline(script=script), instance)
+    assert result.success is (reason is StopReason.DRAIN_REQUESTED)
+    found = events_of(instance, result.run_id)
+    assert len(found) == (1 if batches else 0)
+    for event in found:
+        # The sensor reports the numbers: a number here would be in the same plot a second time.
+        assert not {"records", "rows", "bytes", "batches", "dead_letters"} & {*event.metadata}
+        assert event.metadata["whole_run"].value.startswith("17 records")
+
+
+def test_a_drain_without_data_still_materializes_the_output(instance):
+    def script(stop: Any, mode: str, on_progress: Any, worker_id: str) -> WorkerSummary:
+        return stopped(worker_id, StopReason.DRAINED)
+
+    result = execute(FakePipeline(script=script), instance, DRAIN)
+    (event,) = events_of(instance, result.run_id)
+    assert event.metadata["records"].value == 0
+
+
+def test_a_continuous_worker_reports_a_check_only_when_its_result_changes(instance):
+    def script(stop: Any, mode: str, on_progress: Any, worker_id: str) -> WorkerSummary:
+        for lag in (0, 0, 0, 90_000, 90_000, 0):
+            on_progress(WorkerProgress(worker_id, 60.0, millis_behind_latest={"s-0": lag}))
+        return stopped(worker_id)
+
+    pipeline = FakePipeline(script=script)
+    execute(pipeline, instance)
+
+    def results(check: str) -> list[bool]:
+        key = dg.AssetCheckKey(Names.of(pipeline).output, check)
+        storage = instance.event_log_storage
+        history = storage.get_asset_check_execution_history(key, limit=50)
+        return [one.event.dagster_event.event_specific_data.passed for one in reversed(history)]
+
+    assert results("lag_below_threshold") == [True, False, True]
+    assert results("no_shard_paused") == [True]
