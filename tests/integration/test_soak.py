@@ -29,7 +29,7 @@ def test_a_planted_leak_is_seen_from_the_stated_limit_on(
 ) -> None:
     values = [200 + batches / 100 * i * kilobytes_per_batch / 1000 for i in range(100)]
     assert trend(values, 24).flat is flat
-    assert trend(values[::-1], 24).flat, "memory that is given back is no leak"
+    assert trend(values[::-1], 24).flat, "memory that is freed is no leak"
 
 
 def test_one_figure_that_grows_is_found_among_flat_ones() -> None:

@@ -274,7 +274,7 @@ def test_a_seed_of_a_silent_shard_decays_in_the_end(world):
 
 def test_a_renewal_leaves_a_lease_that_is_being_written():
     """Real threads: the checkpoint hangs in its call; the renewal neither waits for it nor writes
-    beside it.
+    at the same time.
     """
     world = World(SystemClock())
     held = world.gain()

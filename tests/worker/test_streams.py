@@ -60,16 +60,22 @@ def test_an_old_worker_labels_a_stream_whose_name_is_not_unique_in_the_applicati
     assert old.lifecycle.consumers[key].stream.column == arns[1]
 
 
-def test_a_stream_has_its_arn_although_the_other_one_of_its_name_is_missing_at_the_start():
-    world = StreamsWorld("a", "b")
-    world.start("old", "a", "b")
-    world.run(10)
+def record_namesake(world):
+    """Record the stream `a` of another account."""
     record = world.coordinator.read_application()
     other = RecordedStream("arn:aws:kinesis:us-east-1:2:stream/a")
     added = (*record.identity.streams, other)
     assert world.coordinator.put_application(
         replace(record.identity, streams=added), replacing=record
     )
+    return other
+
+
+def test_a_stream_has_its_arn_although_the_other_one_of_its_name_is_missing_at_the_start():
+    world = StreamsWorld("a", "b")
+    world.start("old", "a", "b")
+    world.run(10)
+    record_namesake(world)
     new = world.start("new", "a", "b")
     columns = {stream.column for stream in new._streams.opened()}
     assert columns == {world.model.stream("a").arn, "b"}
@@ -79,12 +85,7 @@ def test_a_worker_says_that_it_does_not_name_a_stream_of_another_account():
     world = StreamsWorld("a", "b")
     world.start("old", "a", "b")
     world.run(10)
-    record = world.coordinator.read_application()
-    other = RecordedStream("arn:aws:kinesis:us-east-1:2:stream/a")
-    added = (*record.identity.streams, other)
-    assert world.coordinator.put_application(
-        replace(record.identity, streams=added), replacing=record
-    )
+    other = record_namesake(world)
     world.start("new", "a", "b")
     assert world.of(StreamsDiffer) == [StreamsDiffer("new", (other.arn,))]
 
