@@ -11,6 +11,7 @@ import dagster as dg
 from kcl_pipeline.assets import health
 from kcl_pipeline.assets.access import PipelineResources
 from kcl_pipeline.assets.contract import DagsterOptions, PipelineLike
+from kcl_pipeline.assets.hangs import HUNG, hung
 from kcl_pipeline.assets.losses import LOSSES, observe_losses, records_lost
 from kcl_pipeline.assets.names import Names
 from kcl_pipeline.assets.runs import (
@@ -116,7 +117,8 @@ def build_checks(
     """Build the checks of a pipeline.
 
     Hash-range coverage, stuck leases, usable rows, available streams and lost records belong to the
-    lease table, balance to the worker-metrics table, lag and paused shards to the output.
+    lease table, balance and hung workers to the worker-metrics table, lag and paused shards to the
+    output.
     """
     clock = SystemClock()
     rejected = RejectedRows(_log_event)
@@ -124,6 +126,7 @@ def build_checks(
         *_table_checks(pipeline.settings, names, clock, rejected),
         _stream_check(pipeline.settings, names, clock),
         _loss_check(names),
+        _hung_check(pipeline.settings, names, clock, rejected),
         *_output_checks(pipeline.settings, names, options, clock, rejected),
     ]
 
@@ -229,6 +232,24 @@ def _loss_check(names: Names) -> dg.AssetChecksDefinition:
         return records_lost(observe_losses(PipelineResources(names, context).coordinator)).result()
 
     return no_records_lost
+
+
+def _hung_check(
+    settings: ConsumerSettings, names: Names, clock: Clock, rejected: RejectedRows
+) -> dg.AssetChecksDefinition:
+    @dg.asset_check(
+        asset=names.worker_metrics_table,
+        name=HUNG,
+        description="The processing thread of every worker makes progress while records wait. An "
+        "execution waits until all workers have reported.",
+        required_resource_keys={names.workers_resource},
+    )
+    def no_worker_hung(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
+        table = PipelineResources(names, context).workers
+        limit = silence_limit_seconds(settings)
+        return hung(observe_live_workers(table, limit, clock, rejected)).result()
+
+    return no_worker_hung
 
 
 def _output_checks(

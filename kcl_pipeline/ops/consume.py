@@ -22,11 +22,14 @@ from kcl_pipeline.assets.names import (
     CONTINUOUS,
     MODE_TAG,
     WORKER_TAG,
+    Names,
     worker_id_of,
 )
 from kcl_pipeline.assets.run_metadata import final_metadata
 from kcl_pipeline.aws import AwsClients
 from kcl_pipeline.clock import Clock, StopSignal, SystemClock
+from kcl_pipeline.metrics.exporters import fan_out
+from kcl_pipeline.ops.hangs import HangReporter
 from kcl_pipeline.ops.reporting import RunEvents, RunReporter
 from kcl_pipeline.resources import SparkSource
 from kcl_pipeline.resources.spark import open_session
@@ -117,6 +120,7 @@ def consume_shards(
     )
     stop = clock.signal()
     events = RunEvents()
+    hangs = HangReporter(context, Names.of(pipeline), clock)
     limit, continuous = options.lag_threshold_seconds, mode == CONTINUOUS
     reporter = RunReporter(context, events, stop, clock, pipeline, limit, continuous=continuous)
     with (
@@ -129,7 +133,7 @@ def consume_shards(
                 session_factory=signals.reinstalled_after(lambda: open_session(spark)),
                 clients=clients,
                 clock=clock,
-                events=events,
+                events=fan_out(events, hangs),
                 stop=stop,
                 run_id=run_id,
                 leads=True,
@@ -144,6 +148,7 @@ def consume_shards(
         except StoppedWhileRetryingError as error:
             raise _stopped(interrupted=signals.received) from error
         finally:
+            hangs.finish()
             reporter.flush_events()
         return _end(context, summary, reporter, mode, interrupted=signals.received)
 

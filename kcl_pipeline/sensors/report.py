@@ -8,6 +8,7 @@ import dagster as dg
 
 from kcl_pipeline.assets import health
 from kcl_pipeline.assets.contract import DagsterOptions
+from kcl_pipeline.assets.hangs import hung
 from kcl_pipeline.assets.losses import records_lost
 from kcl_pipeline.assets.names import Names
 from kcl_pipeline.assets.run_metadata import MAX_ROWS, lag_text, table_of
@@ -250,6 +251,9 @@ def worker_table_metadata(view: FleetView) -> dict[str, Any]:
             )
             or None,
             "draining": "yes" if w.drain_requested else None,
+            "hung in step": None
+            if w.status is None or w.status.hung is None
+            else w.status.hung.step,
             "run": w.run_id,
         }
         for w in view.workers
@@ -311,6 +315,7 @@ def asset_events(
         (names.lease_table, health.stuck(view.waits, stuck_limit_seconds(settings))),
         (names.lease_table, health.rows(view.bad_rows)),
         (names.lease_table, records_lost(view.losses)),
+        (names.worker_metrics_table, hung(view.workers)),
         (
             names.worker_metrics_table,
             health.balance(

@@ -141,6 +141,7 @@ def test_the_checks_with_a_button_have_the_names_that_the_leader_reports(monkeyp
         ("orders-eu/lease_table", "streams_available"): True,
         ("orders-eu/lease_table", "no_records_lost"): True,
         ("orders-eu/worker_metrics_table", "balanced"): True,
+        ("orders-eu/worker_metrics_table", "no_worker_hung"): True,
         ("orders-eu/per_minute", "lag_below_threshold"): False,
         ("orders-eu/per_minute", "no_shard_paused"): True,
     }

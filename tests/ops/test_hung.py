@@ -1,0 +1,75 @@
+"""A run whose worker is hung: its log and its check say so while the worker blocks."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import dagster as dg
+
+from kcl_pipeline.assets.names import Names
+from kcl_pipeline.events import HangStep, WorkerHung, WorkerResumed
+from kcl_pipeline.worker.summary import StopReason, WorkerProgress, WorkerSummary
+from tests.ops.test_consume import execute
+from tests.support.dagster_fakes import FakePipeline
+
+STACKS = "thread processing:\n  orders.py:7 per_minute"
+
+
+def verdict(instance: dg.DagsterInstance, pipeline: FakePipeline) -> dg.AssetCheckEvaluation | None:
+    key = dg.AssetCheckKey(Names.of(pipeline).worker_metrics_table, "no_worker_hung")
+    found = instance.event_log_storage.get_latest_asset_check_execution_by_key([key])
+    if not found:
+        return None
+    return found[key].event.dagster_event.event_specific_data
+
+
+def log_of(instance: dg.DagsterInstance, run_id: str) -> str:
+    return "\n".join(entry.message for entry in instance.all_logs(run_id))
+
+
+def until(condition: Any) -> None:
+    end = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def test_a_hung_worker_fails_the_check_and_its_stacks_are_in_the_log_of_the_run():
+    seen = []
+
+    def script(stop: Any, mode: str, on_progress: Any, worker_id: str) -> WorkerSummary:
+        built = pipeline.built_workers[0]
+        built["events"](WorkerHung(worker_id, HangStep.WRITING, 900.0, ("s-0",), STACKS))
+        until(lambda: verdict(instance, pipeline))
+        seen.append(verdict(instance, pipeline))
+        seen.append(log_of(instance, built["run_id"]))
+        built["events"](WorkerResumed(worker_id))
+        return WorkerSummary(StopReason.DRAIN_REQUESTED, WorkerProgress(worker_id, 1.0))
+
+    with dg.instance_for_test() as instance:
+        pipeline = FakePipeline(script=script)
+        assert execute(pipeline, instance).success
+        hung, log = seen
+        assert not hung.passed
+        assert hung.severity is dg.AssetCheckSeverity.ERROR
+        assert "in step writing for 900 s while records of 1 leases wait" in hung.description
+        assert "worker_hung worker_id=" in log
+        assert STACKS in log
+        assert verdict(instance, pipeline).passed, "it goes on"
+
+
+def test_a_report_that_fails_does_not_fail_the_run(monkeypatch):
+    def script(stop: Any, mode: str, on_progress: Any, worker_id: str) -> WorkerSummary:
+        pipeline.built_workers[0]["events"](
+            WorkerHung(worker_id, HangStep.WRITING, 900.0, ("s-0",), STACKS)
+        )
+        return WorkerSummary(StopReason.DRAIN_REQUESTED, WorkerProgress(worker_id, 1.0))
+
+    def broken(*_: Any) -> None:
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr("kcl_pipeline.ops.hangs.hung", broken)
+    with dg.instance_for_test() as instance:
+        pipeline = FakePipeline(script=script)
+        assert execute(pipeline, instance).success
