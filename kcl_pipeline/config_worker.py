@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+from typing import Self
+
+from pydantic import Field, model_validator
 
 from kcl_pipeline.settings_model import StrictSettings
 
@@ -30,6 +32,25 @@ class WorkerSettings(StrictSettings):
         " in its row, and a failing check. A call of the transform with the write of its rows is "
         "one step. Choose more than the longest one takes",
     )
+    stop_hung_after_millis: int | None = Field(
+        None,
+        ge=10,
+        description="A worker that has been in one step for this time, while records wait, "
+        "releases its leases and ends its run as failed. Not below hung_after_millis. With this "
+        "setting the processing thread is not the main thread. None: a hung worker keeps its "
+        "leases until the step ends or a person ends the process",
+    )
     worker_group_separator: str = Field(
         "-", min_length=1, description="The group is the worker id up to the first of these"
     )
+
+    @model_validator(mode="after")
+    def _stop_follows_the_report(self) -> Self:
+        stop = self.stop_hung_after_millis
+        if stop is not None and stop < self.hung_after_millis:
+            msg = (
+                f"stop_hung_after_millis={stop} is below hung_after_millis="
+                f"{self.hung_after_millis}. Write a time that is not below it"
+            )
+            raise ValueError(msg)
+        return self

@@ -22,6 +22,8 @@ from kcl_pipeline.settings_errors import settings_sentence
 from kcl_pipeline.text import printable
 
 FAILED: Final = 1
+HUNG: Final = 3
+"""Exit code of a worker that ended because it was hung. 2 is a wrong argument."""
 _SPACES: Final = re.compile(r"\s+")
 _NO_CREDENTIALS: Final = (
     "no AWS credentials were found; set AWS_ACCESS_KEY_ID and "

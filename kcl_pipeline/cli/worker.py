@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kcl_pipeline.cli import show
-from kcl_pipeline.cli.failures import FAILED
+from kcl_pipeline.cli.failures import FAILED, HUNG
 from kcl_pipeline.cli.target import load_pipeline
 from kcl_pipeline.clock import SystemClock
 from kcl_pipeline.errors import SettingsError
@@ -117,7 +117,7 @@ def _runnable(pipeline: str) -> KinesisPipeline:
 
 
 def _report(name: str, summary: WorkerSummary) -> None:
-    """Print how the worker ended. Exits with 1 when it failed."""
+    """Print how the worker ended. Exits with 1 when it failed, with 3 when it was hung."""
     show.echo(
         f"worker {name} {summary.reason}: {summary.total.records:,} records in "
         f"{summary.total.batches:,} batches",
@@ -126,6 +126,9 @@ def _report(name: str, summary: WorkerSummary) -> None:
     if summary.reason is StopReason.FAILED:
         show.echo(f"Error: {summary.error}", err=True)
         raise typer.Exit(FAILED)
+    if summary.reason is StopReason.HUNG:
+        show.echo(f"Error: {summary.error}", err=True)
+        raise typer.Exit(HUNG)
 
 
 def progress_line(progress: WorkerProgress) -> str:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, Protocol
 
 from kcl_pipeline.errors import ThrottledError, UnavailableError
 from kcl_pipeline.events import AwsTrouble
-from kcl_pipeline.leases.held import HeldLeases
+from kcl_pipeline.leases.held import Held, HeldLeases
 from kcl_pipeline.leases.store import MapCallable
 from kcl_pipeline.metrics.reporter import WorkerMetricsReporter
 from kcl_pipeline.worker.dependencies import WorkerDependencies
@@ -20,6 +20,14 @@ Its own leases are released before this wait.
 """
 LEAVE_POLL_SECONDS: Final = 0.1
 _LAST: Final = "last discovery"
+
+
+class Release(Protocol):
+    """Releases the leases that are held."""
+
+    def __call__(self, *, last: bool) -> None:
+        """Release them. `last`: there is no further call."""
+        ...
 
 
 class Leaving:
@@ -42,19 +50,36 @@ class Leaving:
         self._lifecycle = lifecycle
         self._map = map
 
-    def leave(self) -> None:
+    def leave(self, *, hung: bool = False) -> None:
         """Delete the worker's row, write checkpoints, and release leases and lock.
+
+        If the worker is `hung`, no checkpoints are written: its processing thread may use the
+        consumers. The next owner resolves a pending batch, as after a crash.
 
         An error of one step does not prevent the next. The row is deleted first, so that a leader
         assigns no more leases to this worker, in particular not the released ones.
         """
         attempt("deregistration", self._reporter.deregister, self._events)
-        attempt("release", lambda: self._lifecycle.release_all(last=False), self._events)
+        release = self._abandon if hung else self._lifecycle.release_all
+        attempt("release", lambda: release(last=False), self._events)
         if self._parts.leader is not None:
             attempt("release of the leader lock", self._parts.leader.release, self._events)
-        attempt(_LAST, self._release_late_leases, self._events)
+        attempt(_LAST, lambda: self._release_late_leases(release), self._events)
 
-    def _release_late_leases(self) -> None:
+    def _abandon(self, *, last: bool) -> None:  # noqa: ARG002 (as `Lifecycle.release_all`)
+        """Release all leases of a hung worker. None of its own writes is possible afterwards."""
+        list(self._map(self._abandon_one, self._leases.held()))
+
+    def _abandon_one(self, held: Held) -> None:
+        if self._parts.settings.lease.release_leases_on_shutdown:
+            attempt(
+                f"release of {held.lease_key}",
+                lambda: self._leases.release(held, wait=False),
+                self._events,
+            )
+        self._leases.drop(held, "the worker is hung")
+
+    def _release_late_leases(self, release: Release) -> None:
         """Release leases that still name this worker, or are assigned to it during shutdown.
 
         Otherwise they would stay unread until they expire. These are leases that expired locally
@@ -70,7 +95,7 @@ class Leaving:
             )
             self._leases.drop_expired()
             attempt(_LAST, lambda: self._leases.discover(map=self._map), self._events)
-            self._lifecycle.release_all(last=last)
+            release(last=last)
             # A lease that is not in a handoff is released by now, or another process with this
             # worker id holds it. There is no reason to wait for it.
             if last or not (self._leases.held() or self._is_something_on_its_way()):

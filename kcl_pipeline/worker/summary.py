@@ -14,6 +14,7 @@ class StopReason(StrEnum):
     DRAINED = "drained"
     DRAIN_REQUESTED = "drain_requested"
     FAILED = "failed"
+    HUNG = "hung"
 
 
 @dataclass(frozen=True, slots=True)

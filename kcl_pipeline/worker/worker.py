@@ -42,6 +42,7 @@ from kcl_pipeline.worker.monitoring.lag import Lag, LagTracker
 from kcl_pipeline.worker.monitoring.stalls import StallWatch
 from kcl_pipeline.worker.monitoring.stats import WorkerStats
 from kcl_pipeline.worker.monitoring.status import StatusSource
+from kcl_pipeline.worker.processing import run_watched
 from kcl_pipeline.worker.retry import StoppedWhileRetryingError, retry_transient
 from kcl_pipeline.worker.shards.factory import make_lifecycle
 from kcl_pipeline.worker.shards.lifecycle import Lifecycle
@@ -249,7 +250,8 @@ class Worker:
         """Process batches until a stop, a drain request, or the end of a drain.
 
         At the end, also after an error, committed positions are checkpointed, leases are released,
-        and the worker's row is deleted. The error is raised afterwards.
+        and the worker's row is deleted. The error is raised afterwards. A worker that is hung ends
+        with reason HUNG after `worker.stop_hung_after_millis`, without checkpoints.
 
         Args:
             stop: Ends the run when it is set.
@@ -264,13 +266,9 @@ class Worker:
         try:
             self.start_up(stop)
             self._start(background)
-            reason = self._loop(
-                stop,
-                background,
-                self.drain_watch() if mode == "drain" else None,
-                on_progress,
-                progress_seconds,
-            )
+            drain = self.drain_watch() if mode == "drain" else None
+            loop = partial(self._loop, stop, background, drain, on_progress, progress_seconds)
+            reason = run_watched(loop, self.hangs, self._parts.spawn, self._events)
         except StoppedWhileRetryingError:
             reason = StopReason.STOPPED
         finally:
@@ -292,7 +290,7 @@ class Worker:
         on_progress: ProgressCallback | None,
         progress_seconds: float,
     ) -> StopReason:
-        while True:
+        while not self.hangs.gave_up:
             background.check()
             if stop.is_set():
                 return StopReason.STOPPED
@@ -300,12 +298,14 @@ class Worker:
                 return StopReason.DRAIN_REQUESTED
             if not self.process_tick():
                 self.source.wait(stop, self._parts.idle_seconds)
-            if on_progress is not None and self.stats.period_seconds() >= progress_seconds:
+            is_due = self.stats.period_seconds() >= progress_seconds and not self.hangs.gave_up
+            if on_progress is not None and is_due:
                 self._activity.enter(HangStep.REPORTING)
                 on_progress(self._progress())
                 self._activity.rest()
             if drain is not None and drain.done():
                 return self.reason_of_drain()
+        return StopReason.HUNG
 
     def drain_watch(self) -> DrainWatch:
         """Return a watch that reports when all records now in the streams are in the table."""
@@ -332,6 +332,8 @@ class Worker:
         """Return the summary of the worker's lifetime."""
         paused = self._runner.pauses.reasons()
         total = self.stats.total(lag=self.lag(), paused=paused)
+        if reason is StopReason.HUNG:
+            return WorkerSummary(reason, total, self.hangs.sentence())
         failed = reason is StopReason.FAILED
         return WorkerSummary(
             reason, total, reason_sentence(paused, self._unread) if failed else None
@@ -379,7 +381,9 @@ class Worker:
     def shut_down(self, background: Background, reason: StopReason) -> None:
         """Stop the threads, release leases and lock, and delete the worker's row."""
         background.join(JOIN_SECONDS)
-        self._leaving.leave()
+        if reason is StopReason.HUNG:
+            self._stop.set()
+        self._leaving.leave(hung=reason is StopReason.HUNG)
         self._pools.shut_down()
         if self._parts.range_jobs is not None:
             self._parts.range_jobs.close()

@@ -9,9 +9,13 @@ import dagster as dg
 
 from kcl_pipeline.assets.names import Names
 from kcl_pipeline.events import HangStep, WorkerHung, WorkerResumed
+from kcl_pipeline.testing.clock import ShiftedClock
 from kcl_pipeline.worker.summary import StopReason, WorkerProgress, WorkerSummary
 from tests.ops.test_consume import execute
+from tests.support import worker_world
 from tests.support.dagster_fakes import FakePipeline
+from tests.support.worker_world import World
+from tests.worker.test_hung import Blocking
 
 STACKS = "thread processing:\n  orders.py:7 per_minute"
 
@@ -73,3 +77,49 @@ def test_a_report_that_fails_does_not_fail_the_run(monkeypatch):
     with dg.instance_for_test() as instance:
         pipeline = FakePipeline(script=script)
         assert execute(pipeline, instance).success
+
+
+class RealWorker(FakePipeline):
+    """Its worker is a real one with tables in memory, whose transform blocks."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__()
+        self.world = world
+
+    def build_worker(self, worker_id: str, **given: Any) -> Any:
+        super().build_worker(worker_id, **given)
+        return self.world.make_worker(worker_id, events=given["events"])
+
+
+def test_a_run_whose_transform_blocks_for_ever_ends_as_failed(monkeypatch):
+    monkeypatch.setattr(worker_world, "VirtualClock", ShiftedClock)
+    blocking = Blocking()
+    world = World(
+        shards=1,
+        buffered=True,
+        transform=blocking,
+        parallel=True,
+        worker={"hung_after_millis": 400, "stop_hung_after_millis": 800},
+    )
+    world.worker.reporter.deregister()
+    world.put(b"a-secret-record")
+    with dg.instance_for_test() as instance:
+        pipeline = RealWorker(world)
+        began = time.monotonic()
+        result = execute(pipeline, instance)
+        assert time.monotonic() - began < 60
+        assert not blocking.release.is_set()
+        blocking.release.set()
+        assert not result.success
+        failure = result.failure_data_for_node("orders_eu__per_minute").user_failure_data
+        assert "the worker was hung in step writing for" in failure.description
+        assert "its leases are released" in failure.description
+        found = verdict(instance, pipeline)
+        assert found is not None
+        assert not found.passed
+        log = log_of(instance, result.run_id)
+        assert "thread processing:" in log
+        assert "test_hung.py" in log
+        assert " __call__" in log
+        assert "a-secret-record" not in log
+        assert world.leases.get("shardId-000000000000").owner is None

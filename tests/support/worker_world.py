@@ -82,7 +82,7 @@ class World:
             rng=random.Random(name),
         )
 
-    def make_worker(self, name="w-1", run_id=None):
+    def make_worker(self, name="w-1", run_id=None, events=None):
         parts = WorkerDependencies(
             settings=self.settings,
             lease_table=self.leases,
@@ -93,7 +93,7 @@ class World:
             sink=InMemorySink(self.table, clock=self.clock),
             clock=self.clock,
             rng=random.Random(name),
-            events=self.events.append,
+            events=events or self.events.append,
             leader=self.make_leader(name),
             metric=self.metric,
             parallel=self.parallel,

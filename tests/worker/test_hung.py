@@ -207,6 +207,14 @@ def test_a_worker_that_was_paused_as_a_whole_is_not_hung():
 def test_the_default_is_long():
     settings = ConsumerSettings(application_name="orders", streams=("orders",)).worker
     assert settings.hung_after_millis == 900_000
+    assert settings.stop_hung_after_millis is None
+
+
+def test_a_stop_before_the_report_is_refused():
+    with pytest.raises(ValueError, match="stop_hung_after_millis=10 is below"):
+        ConsumerSettings(
+            application_name="orders", streams=("orders",), worker={"stop_hung_after_millis": 10}
+        )
 
 
 def test_stacks_are_bounded(monkeypatch):
@@ -219,3 +227,26 @@ def test_stacks_are_bounded(monkeypatch):
     text = deep(200)
     assert len(text) == 500
     assert text.endswith("... (cut)")
+
+
+def test_a_lease_whose_row_is_being_written_is_dropped_without_waiting():
+    """The blocked thread may hold the lock of a lease: its write hangs."""
+    world = World(shards=1, buffered=True)
+    world.run(5)
+    (held,) = world.worker.leases.held()
+    with world.worker.leases._entered(held):
+        world.worker._leaving._abandon(last=True)
+    assert world.worker.leases.held() == ()
+    assert world.leases.get(ZERO).owner == "w-1", "it expires"
+
+
+def test_leases_are_released_without_their_consumers():
+    hanging = Hanging()
+    hanging.block()
+    consumers = dict(hanging.world.worker.lifecycle.consumers)
+    hanging.world.worker._leaving.leave(hung=True)
+    assert hanging.world.worker.lifecycle.consumers == consumers
+    assert hanging.world.leases.get(ZERO).owner is None
+    assert hanging.world.rows.list_workers() == ()
+    hanging.end()
+    assert hanging.world.data() == []

@@ -198,19 +198,24 @@ class HeldLeases(LeaseWrites):
             )
         return True
 
-    def release(self, held: Held) -> bool:
+    def release(self, held: Held, *, wait: bool = True) -> bool:
         """Remove the owner of the lease, so that a leader can assign it at once.
 
         A lease in a handoff goes to its new owner.
 
+        Args:
+            held: The lease.
+            wait: False: the call does not wait for another thread that writes the row.
+
         Returns:
-            False: this worker did not own the lease any more.
+            False: this worker did not own the lease any more, or another thread writes its row and
+                `wait` is False.
 
         Raises:
             AwsError: The lease is still held. Call again.
         """
-        with self._entered(held):
-            return self._is_current(held) and (
+        with self._entered(held, wait=wait) as entered:
+            return (entered and self._is_current(held)) and (
                 self._transfer(held, forced=False) if held.lease.in_handoff else self._evict(held)
             )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from kcl_pipeline.clock import Clock
+from kcl_pipeline.clock import Clock, StopSignal
 from kcl_pipeline.config import WorkerSettings
 from kcl_pipeline.events import EventSink, WorkerHung, WorkerResumed
 from kcl_pipeline.leases.worker_status import HungState
@@ -29,6 +29,8 @@ class HangWatch:
 
     Attributes:
         hung: The state at the last look. None: the worker is not hung.
+        over: Set when the watch gives the processing thread up. None: it never does.
+        gave_up: Whether it has given the thread up.
     """
 
     def __init__(
@@ -48,6 +50,10 @@ class HangWatch:
         self._events = events
         self._told: tuple[float, float] | None = None
         self.hung: HungState | None = None
+        stop_millis = settings.stop_hung_after_millis
+        self._stop_seconds = None if stop_millis is None else stop_millis / 1000
+        self.over: StopSignal | None = None if stop_millis is None else clock.signal()
+        self.gave_up = False
 
     def look(self) -> None:
         """Check the processing thread once."""
@@ -65,6 +71,20 @@ class HangWatch:
             self._told = (doing.since, now)
             stacks = thread_stacks(doing.thread)
             self._events(WorkerHung(self._worker_id, doing.step, seconds, waiting, stacks))
+        if self._stop_seconds is not None and self.over is not None:
+            self.gave_up = self.gave_up or seconds >= self._stop_seconds
+            if self.gave_up:
+                self.over.set()
+
+    def sentence(self) -> str:
+        """Return why a worker that was given up has ended."""
+        step, seconds = (
+            ("unknown", 0.0) if self.hung is None else (self.hung.step, self.hung.seconds)
+        )
+        return (
+            f"the worker was hung in step {step} for {seconds:.0f} s "
+            "(worker.stop_hung_after_millis); its leases are released, and no record is lost"
+        )
 
     def _is_due(self, now: float) -> bool:
         return self._told is None or now - self._told[1] >= self._after_seconds
