@@ -35,8 +35,10 @@ def lag_text(millis: int | None) -> str:
     return "unknown" if millis is None else f"{millis / 1000:.1f} s"
 
 
-def table_of(rows: list[dict[str, Any]]) -> dg.TableMetadataValue | dg.TextMetadataValue:
-    """Convert rows to a metadata table, or to the text "none" without rows.
+def table_of(
+    rows: list[dict[str, Any]], most: int = MAX_ROWS
+) -> dg.TableMetadataValue | dg.TextMetadataValue:
+    """Convert the first rows to a metadata table, or to the text "none" without rows.
 
     Values are strings and numbers; None becomes an empty cell.
     """
@@ -44,7 +46,7 @@ def table_of(rows: list[dict[str, Any]]) -> dg.TableMetadataValue | dg.TextMetad
         return dg.MetadataValue.text("none")
     records = [
         dg.TableRecord({key: "" if value is None else value for key, value in row.items()})
-        for row in rows[:MAX_ROWS]
+        for row in rows[:most]
     ]
     columns = [dg.TableColumn(name, _type_of(rows, name)) for name in rows[0]]
     return dg.MetadataValue.table(records, dg.TableSchema(columns))

@@ -22,6 +22,7 @@ from kcl_pipeline.leases.worker_status import UnavailableStream
 from kcl_pipeline.sensors.output_report import FleetTotals
 from kcl_pipeline.sensors.reconcile import Heartbeats
 from kcl_pipeline.sensors.report import Cadence, FleetView, LeaseWaits
+from kcl_pipeline.sensors.tables import CheckpointAges, MoveLog
 
 
 @dataclass(slots=True)
@@ -42,6 +43,8 @@ class TickState:
     waits: LeaseWaits = field(default_factory=LeaseWaits)
     cadence: Cadence = field(default_factory=Cadence)
     totals: FleetTotals = field(default_factory=FleetTotals)
+    ages: CheckpointAges = field(default_factory=CheckpointAges)
+    moves: MoveLog = field(default_factory=MoveLog)
     tick_started: float | None = None
 
     def begin_tick(self, now: float) -> bool:
@@ -99,6 +102,7 @@ def observe_fleet(
         for le in leases
         if le.actual_owner is not None and le.actual_owner not in {w.worker_id for w in workers}
     }
+    state.moves.observe(report.plan if report.led else None, leases, now)
     return FleetView(
         leases=leases,
         workers=workers,
@@ -116,6 +120,9 @@ def observe_fleet(
         unavailable=report.unavailable if report.led else _reported_streams(report, rows),
         losses=observe_losses(resources.coordinator),
         streams=streams,
+        checkpoint_ages=state.ages.observe(leases, now),
+        moves=tuple(state.moves.rows(now)),
+        runs=active,
     )
 
 

@@ -1,6 +1,6 @@
 """Report streams, tables and checks to Dagster, on change and at least once a minute."""
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -11,7 +11,8 @@ from kcl_pipeline.assets.contract import DagsterOptions
 from kcl_pipeline.assets.hangs import hung
 from kcl_pipeline.assets.losses import records_lost
 from kcl_pipeline.assets.names import Names
-from kcl_pipeline.assets.run_metadata import MAX_ROWS, lag_text, table_of
+from kcl_pipeline.assets.run_metadata import table_of
+from kcl_pipeline.assets.runs import RunView
 from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.errors import UnreadableRowError
 from kcl_pipeline.leases.lease import BadRow, Lease
@@ -26,6 +27,13 @@ from kcl_pipeline.sensors.stream_report import (
     stream_events,
     stream_views,
     worst_streams,
+)
+from kcl_pipeline.sensors.tables import (
+    MAX_TABLE_ROWS,
+    lease_rows,
+    lease_table,
+    run_links,
+    worker_rows,
 )
 
 AssetEvent = dg.AssetMaterialization | dg.AssetObservation | dg.AssetCheckEvaluation
@@ -64,6 +72,9 @@ class FleetView:
         losses: The recorded losses, or why they cannot be read.
         streams: Names or ARNs of all streams: those of the settings, and the other recorded ones.
             Empty: those of the settings.
+        checkpoint_ages: By lease key, for how long its checkpoint has not changed, as text.
+        moves: Rows of the last moves, newest first.
+        runs: The active runs.
     """
 
     leases: tuple[Lease, ...]
@@ -82,6 +93,9 @@ class FleetView:
     unavailable: tuple[UnavailableStream, ...] | None = ()
     losses: LossLog | UnreadableRowError = field(default_factory=LossLog)
     streams: tuple[str, ...] = ()
+    checkpoint_ages: Mapping[str, str] = field(default_factory=dict)
+    moves: tuple[dict[str, Any], ...] = ()
+    runs: tuple[RunView, ...] = ()
 
 
 @dataclass(slots=True)
@@ -153,22 +167,8 @@ def stuck_limit_seconds(settings: ConsumerSettings) -> float:
     return 2 * millis / 1000
 
 
-def _lease_rows(leases: Sequence[Lease]) -> list[dict[str, Any]]:
-    return [
-        {
-            "lease": le.lease_key,
-            "owner": le.owner,
-            "checkpoint owner": le.checkpoint_owner,
-            "checkpoint": str(le.checkpoint),
-            "pending": None if le.pending_checkpoint is None else str(le.pending_checkpoint),
-            "kbps": None if le.throughput_kbps is None else f"{le.throughput_kbps:.1f}",
-        }
-        for le in leases
-    ]
-
-
 def lease_table_metadata(view: FleetView) -> dict[str, Any]:
-    """Gauges of the application, the leases (up to 50), leases per worker, and the plan.
+    """Gauges of the application, the leases, the last moves, leases per worker, and the plan.
 
     Dagster plots the values that are numbers.
     """
@@ -184,18 +184,15 @@ def lease_table_metadata(view: FleetView) -> dict[str, Any]:
             [{"worker": worker, "leases": count} for worker, count in sorted(counts.items())]
         ),
     }
-    if len(view.leases) <= MAX_ROWS:
-        metadata["rows"] = table_of(_lease_rows(view.leases))
-    else:
-        metadata["rows"] = dg.MetadataValue.text(
-            f"{len(view.leases)} rows are too many to show here; run `kcl-pipeline leases`"
-        )
+    rows = lease_rows(view.leases, view.workers, view.waits, view.checkpoint_ages)
+    metadata |= lease_table(rows, len(view.leases))
+    metadata["last_moves"] = table_of(list(view.moves))
     if view.plan is not None:
         metadata |= plan_metadata(view.plan, view.plan_input)
         metadata["plan_notes"] = dg.MetadataValue.text(
             "; ".join(
                 (
-                    view.plan.strategy,
+                    f"strategy {view.plan.strategy}",
                     *view.plan.notes,
                     *(f"no worker can take {k}" for k in view.plan.spilled),
                 )
@@ -233,33 +230,15 @@ def plan_metadata(plan: Plan, plan_input: PlanInput | None) -> dict[str, Any]:
 
 
 def worker_table_metadata(view: FleetView) -> dict[str, Any]:
-    """The live workers with their CPU, leases, and the state of their shards and batches."""
-    counts = health.lease_counts(view.leases)
-    rows = [
-        {
-            "worker": w.worker_id,
-            "leases": counts.get(w.worker_id, 0),
-            "cpu": None if (cpu := health.cpu_percent(w)) is None else f"{cpu:.0f} %",
-            "lag": None if w.status is None else lag_text(w.status.lag_millis),
-            "paused": None if w.status is None else w.status.paused_leases,
-            "dead letters": None if w.status is None else w.status.dead_letters,
-            "refused batches": None if w.status is None else w.status.failed_batches,
-            "limit": " ".join(
-                f"{name}:{limits[0]} %"
-                for name, limits in sorted(w.operating_range.items())
-                if limits
-            )
-            or None,
-            "draining": "yes" if w.drain_requested else None,
-            "hung in step": None
-            if w.status is None or w.status.hung is None
-            else w.status.hung.step,
-            "run": w.run_id,
-        }
-        for w in view.workers
-    ]
+    """The live workers with their state, CPU, leases, throughput and batches, and their runs."""
+    rows = worker_rows(view.workers, view.leases, view.runs)
     cpus = [cpu for w in view.workers if (cpu := health.cpu_percent(w)) is not None]
-    metadata: dict[str, Any] = {"workers": len(view.workers), "rows": table_of(rows)}
+    metadata: dict[str, Any] = {
+        "workers": len(view.workers),
+        "rows": table_of(rows, MAX_TABLE_ROWS),
+    }
+    if view.runs:
+        metadata["runs"] = run_links(view.runs)
     return metadata | ({"cpu_spread": max(cpus) - min(cpus)} if cpus else {})
 
 
@@ -296,7 +275,9 @@ def asset_events(
         events.append(dg.AssetMaterialization(names.lease_table, metadata=metadata))
     for stream in _due_streams(streams, cadence, now):
         events += stream_events(stream, names, view.lag_age_seconds)
-    if cadence.due("workers", tuple((w.worker_id, w.drain_requested) for w in view.workers), now):
+    states = tuple((w.worker_id, w.drain_requested) for w in view.workers)
+    runs = tuple((run.run_id, run.status) for run in view.runs)
+    if cadence.due("workers", (states, runs), now):
         events.append(
             dg.AssetMaterialization(
                 names.worker_metrics_table, metadata=worker_table_metadata(view)

@@ -139,13 +139,14 @@ def test_lag_and_paused_shards_are_those_of_the_workers_rows(instance):
     assert [row.data["refused batches"] for row in workers.metadata["rows"].records] == [0, 3]
 
 
-def test_more_than_fifty_leases_are_a_sentence_not_a_table(instance):
-    pipeline = FakePipeline(cycle=FakeCycle([led(leases(51, ["w"]), [worker("w")])]))
+def test_of_many_leases_the_first_200_are_shown_and_the_rest_is_counted(instance):
+    pipeline = FakePipeline(cycle=FakeCycle([led(leases(230, ["w"]), [worker("w")])]))
     result = Stage(instance, pipeline)()
     metadata = next(
         e for e in result.asset_events if e.asset_key.path[-1] == "lease_table"
     ).metadata
-    assert "51 rows" in metadata["rows"].value
+    assert len(metadata["rows"].records) == 200
+    assert metadata["rows_not_shown"].value.startswith("30 leases with a smaller lag")
 
 
 def test_tells_only_what_changed_and_everything_once_a_minute(instance):

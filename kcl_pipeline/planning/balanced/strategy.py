@@ -39,7 +39,7 @@ def balanced(plan_input: PlanInput) -> Plan:
         return Plan(NAME, (), tuple(waiting), ("no worker takes leases",))
     calm = _placed_only(problem)
     if not problem.limits.balance:
-        owner, why = calm, "balancing is off"
+        owner, why = calm, "this cycle places leases without an owner and does not balance"
     elif problem.mode == "idle":
         owner, why = (
             _fill_empty(problem, calm),
