@@ -50,6 +50,7 @@ from kcl_pipeline.sensors.report import (
     SHORTEST_GAP_SECONDS,
     asset_events,
 )
+from kcl_pipeline.sensors.sentence import cursor_text, leading_text, runs_text
 from kcl_pipeline.sensors.stream_report import partition_requests
 
 INTERVAL_SECONDS: Final = 4
@@ -170,12 +171,14 @@ class LeaderTick:
             recent_events.append(decision.reason)
         if recent_events:
             context.log.info("\n".join(recent_events))
-        summary = f"{_summary(report, problem)}; {decision.reason}"
+        state.leader.observe(report.lock_owner, self._clock.wall())
+        leading = leading_text(report, problem, state.leader)
+        sentence = f"{leading}; {runs_text(active, decision)}"
         requests = [self._request() for _ in range(decision.start)]
         return dg.SensorResult(
             run_requests=requests or None,
-            skip_reason=None if requests else summary,
-            cursor=decision.memory.model_dump_json(),
+            skip_reason=None if requests else sentence,
+            cursor=cursor_text(sentence, decision.memory),
             asset_events=events,
             dynamic_partitions_requests=partitions or None,
         )
@@ -272,19 +275,6 @@ def _recorder(recent_events: deque[str]) -> Callable[[Event], None]:
 
 def _take_all(recent_events: deque[str]) -> list[str]:
     return [recent_events.popleft() for _ in range(len(recent_events))]
-
-
-def _summary(report: CycleReport, problem: str | None) -> str:
-    if problem:
-        return problem
-    if not report.led:
-        return f"leader: {report.lock_owner or 'none'}"
-    ended = sum(1 for le in report.leases if le.ended)
-    moves = len(report.plan.moves) if report.plan else 0
-    return (
-        f"leading: {len(report.leases)} leases ({ended} finished), {len(report.workers)} "
-        f"live workers, {moves} moves; {report.seconds * 1000:.0f} ms"
-    )
 
 
 def build_leader_sensor(

@@ -22,6 +22,7 @@ from kcl_pipeline.leases.worker_status import UnavailableStream
 from kcl_pipeline.sensors.output_report import FleetTotals
 from kcl_pipeline.sensors.reconcile import Heartbeats
 from kcl_pipeline.sensors.report import Cadence, FleetView, LeaseWaits
+from kcl_pipeline.sensors.sentence import LeaderSince
 from kcl_pipeline.sensors.tables import CheckpointAges, MoveLog
 
 
@@ -45,6 +46,7 @@ class TickState:
     totals: FleetTotals = field(default_factory=FleetTotals)
     ages: CheckpointAges = field(default_factory=CheckpointAges)
     moves: MoveLog = field(default_factory=MoveLog)
+    leader: LeaderSince = field(default_factory=LeaderSince)
     tick_started: float | None = None
 
     def begin_tick(self, now: float) -> bool:

@@ -32,6 +32,7 @@ from kcl_pipeline.sensors.tables import (
     MAX_TABLE_ROWS,
     lease_rows,
     lease_table,
+    lease_text,
     run_links,
     worker_rows,
 )
@@ -174,7 +175,10 @@ def lease_table_metadata(view: FleetView) -> dict[str, Any]:
     """
     unfinished = [le for le in view.leases if not le.ended]
     counts = health.lease_counts(view.leases)
-    metadata: dict[str, Any] = {
+    rows = lease_rows(view.leases, view.workers, view.waits, view.checkpoint_ages)
+    metadata: dict[str, Any] = lease_table(rows, len(view.leases))
+    metadata |= {
+        "last_moves": table_of(list(view.moves)),
         "leases": len(view.leases),
         "unfinished": len(unfinished),
         "without_owner": sum(1 for le in unfinished if le.actual_owner is None),
@@ -184,9 +188,6 @@ def lease_table_metadata(view: FleetView) -> dict[str, Any]:
             [{"worker": worker, "leases": count} for worker, count in sorted(counts.items())]
         ),
     }
-    rows = lease_rows(view.leases, view.workers, view.waits, view.checkpoint_ages)
-    metadata |= lease_table(rows, len(view.leases))
-    metadata["last_moves"] = table_of(list(view.moves))
     if view.plan is not None:
         metadata |= plan_metadata(view.plan, view.plan_input)
         metadata["plan_notes"] = dg.MetadataValue.text(
@@ -211,7 +212,7 @@ def plan_metadata(plan: Plan, plan_input: PlanInput | None) -> dict[str, Any]:
             "plan": table_of(
                 [
                     {
-                        "lease": m.lease_key,
+                        "lease": lease_text(m.lease_key),
                         "from": m.from_worker,
                         "to": m.to_worker,
                         "reason": m.reason,
@@ -222,7 +223,7 @@ def plan_metadata(plan: Plan, plan_input: PlanInput | None) -> dict[str, Any]:
         }
     table = explain(plan_input, plan)
     return {
-        "plan": table_of(table.rows()),
+        "plan": table_of([row | {"lease": lease_text(str(row["lease"]))} for row in table.rows()]),
         "plan_summary": dg.MetadataValue.text(table.summary),
         "plan_workers": table_of(table.worker_rows()),
         "plan_groups": table_of(table.group_rows()),

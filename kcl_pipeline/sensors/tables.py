@@ -30,6 +30,12 @@ def shard_text(shard_id: str) -> str:
     return str(int(number)) if number != shard_id and number.isdecimal() else shard_id
 
 
+def lease_text(lease_key: str) -> str:
+    """Return a lease key as short text: `12`, or `orders:12` with several streams."""
+    parts = lease_key.split(":")
+    return ":".join([*parts[1:2], shard_text(parts[-1])])
+
+
 def seconds_text(seconds: float) -> str:
     """A time as text: `12 s`, `5 min`, `3.5 h`."""
     if seconds < _MINUTES_FROM:
@@ -96,7 +102,7 @@ class MoveLog:
         return [
             {
                 "ago": seconds_text(now - one.at),
-                "shard": shard_text(one.lease_key.rsplit(":", 1)[-1]),
+                "shard": lease_text(one.lease_key),
                 "from": one.from_worker,
                 "to": one.to_worker,
                 "reason": one.reason,

@@ -70,7 +70,7 @@ def test_the_sensor_page_shows_its_ticks(stage: Stage, looker: Browser):
         "Leader of orders",
         "0 runs requested",
         "View logs",
-        '"desired":1',
+        '"tick": "led: 3 leases, 1 worker, 0 moves, ',
     )
     assert shown.count("View logs") >= 2
     assert "Failure" not in shown

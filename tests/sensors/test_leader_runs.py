@@ -40,7 +40,7 @@ def test_keeps_the_minimum_of_workers_running(instance):
     stage.run(S.STARTING)
     last = stage()
     assert not last.run_requests
-    assert last.skip_reason.skip_message.endswith("2 workers, 2 desired")
+    assert last.skip_reason.skip_message.endswith("0 of 2 workers run, 2 are starting")
 
 
 def test_runs_of_another_application_are_not_counted(instance):

@@ -22,6 +22,7 @@ from kcl_pipeline.sensors.tables import (
     CheckpointAges,
     MoveLog,
     lease_rows,
+    lease_text,
     run_links,
     shard_text,
     worker_rows,
@@ -40,6 +41,11 @@ from tests.support.dagster_fakes import leases, worker
 )
 def test_a_shard_is_shown_by_its_number(shard_id, text):
     assert shard_text(shard_id) == text
+
+
+def test_a_lease_of_several_streams_is_shown_with_its_stream():
+    assert lease_text("shardId-000000000012") == "12"
+    assert lease_text("123456789012:orders:1700000000:shardId-000000000012") == "orders:12"
 
 
 def test_leases_without_an_owner_come_first_then_the_largest_lag():

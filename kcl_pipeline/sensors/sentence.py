@@ -1,0 +1,103 @@
+"""Say in one sentence what a tick of the leader sensor did.
+
+The sentence is the tick's skip reason. Dagster shows that only while the mouse is over the tick, so
+the sentence is also the first entry of the cursor, which is a column of the ticks' table.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from dagster import DagsterRunStatus
+
+from kcl_pipeline.assets.runs import RunView
+from kcl_pipeline.leader.report import CycleReport
+from kcl_pipeline.sensors.autoscaler import AutoscalerMemory, ScalingDecision
+
+TICK = "tick"
+
+
+@dataclass(slots=True)
+class LeaderSince:
+    """Since when this sensor has observed the leader.
+
+    Attributes:
+        owner: The leader. None: none, or unknown.
+        since: Epoch seconds of the first observation.
+        is_exact: Whether this sensor has observed the change.
+    """
+
+    owner: str | None = None
+    since: float | None = None
+    is_exact: bool = False
+
+    def observe(self, owner: str | None, wall_seconds: float) -> None:
+        """Add one observation."""
+        if self.since is None or owner != self.owner:
+            self.is_exact = self.since is not None
+            self.owner, self.since = owner, wall_seconds
+
+    def text(self) -> str:
+        """The leader and since when, such as `worker orders-7f leads since 12:03 UTC`."""
+        if self.owner is None or self.since is None:
+            return "nobody leads"
+        kind = "sensor" if self.owner.startswith("dagster/") else "worker"
+        time = f"{datetime.fromtimestamp(self.since, UTC):%H:%M} UTC"
+        return f"{kind} {self.owner} leads since {time}{'' if self.is_exact else ' or earlier'}"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def leading_text(report: CycleReport, problem: str | None, since: LeaderSince) -> str:
+    """What the leader cycle did, or why it did not lead."""
+    if not report.led:
+        return f"did not lead: {problem or since.text()}"
+    moves = len(report.plan.moves) if report.plan else 0
+    finished = sum(1 for lease in report.leases if lease.ended)
+    text = (
+        f"led: {_count(len(report.leases), 'lease')}"
+        + (f" ({finished} finished)" if finished else "")
+        + f", {_count(len(report.workers), 'worker')}, {_count(moves, 'move')}, "
+        f"{report.seconds * 1000:.0f} ms"
+    )
+    return f"{text}; {problem}" if problem else text
+
+
+def runs_text(active: Sequence[RunView], decision: ScalingDecision) -> str:
+    """How many of the desired workers run, and what the other runs wait for."""
+    counts = Counter(_kind(run) for run in active if run.continuous)
+    runs, desired = counts.pop("run", 0), decision.memory.desired
+    parts = [
+        f"{runs} of {_count(desired, 'worker')} {'runs' if runs == 1 else 'run'}",
+        *(
+            f"{number} {'is' if number == 1 else 'are'} {kind}"
+            for kind, number in sorted(counts.items())
+        ),
+    ]
+    _, _, action = decision.reason.partition(": ")
+    return ", ".join(parts) + (f": {action}" if action else "")
+
+
+def _kind(run: RunView) -> str:
+    if run.status is DagsterRunStatus.STARTED:
+        return "run"
+    if run.status is DagsterRunStatus.QUEUED:
+        return "queued"
+    return "stopping" if run.status is DagsterRunStatus.CANCELING else "starting"
+
+
+def cursor_text(sentence: str, memory: AutoscalerMemory) -> str:
+    """The cursor: the sentence, then the memory of the autoscaler without its default values.
+
+    Older and newer versions read it: they ignore entries that they do not know.
+    """
+    entries = memory.model_dump(mode="json", exclude_defaults=True) | {"desired": memory.desired}
+    rounded = {
+        name: round(value) if isinstance(value, float) else value for name, value in entries.items()
+    }
+    ordered = {"desired": rounded.pop("desired")} | rounded
+    return json.dumps({TICK: sentence} | ordered, ensure_ascii=False)
