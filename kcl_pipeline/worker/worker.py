@@ -290,7 +290,7 @@ class Worker:
         on_progress: ProgressCallback | None,
         progress_seconds: float,
     ) -> StopReason:
-        while not self.hangs.gave_up:
+        while True:
             background.check()
             if stop.is_set():
                 return StopReason.STOPPED
@@ -298,14 +298,14 @@ class Worker:
                 return StopReason.DRAIN_REQUESTED
             if not self.process_tick():
                 self.source.wait(stop, self._parts.idle_seconds)
-            is_due = self.stats.period_seconds() >= progress_seconds and not self.hangs.gave_up
-            if on_progress is not None and is_due:
+            if self.hangs.gave_up:
+                return StopReason.HUNG
+            if on_progress is not None and self.stats.period_seconds() >= progress_seconds:
                 self._activity.enter(HangStep.REPORTING)
                 on_progress(self._progress())
                 self._activity.rest()
             if drain is not None and drain.done():
                 return self.reason_of_drain()
-        return StopReason.HUNG
 
     def drain_watch(self) -> DrainWatch:
         """Return a watch that reports when all records now in the streams are in the table."""
