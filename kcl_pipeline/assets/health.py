@@ -33,6 +33,26 @@ STREAM_ADVICE: Final = (
     "Create the stream, or allow the action in the IAM policy. Its leases are kept, and the leader "
     "tries again every 30 s. `kcl-pipeline doctor` checks every action"
 )
+COVERAGE_ADVICE: Final = (
+    "The leader creates missing leases at its next audit. If the gap stays, a lease row was "
+    "deleted or cannot be parsed: see rows_usable, and run `kcl-pipeline doctor`"
+)
+STUCK_ADVICE: Final = (
+    "No worker took them: `kcl-pipeline leader` shows whether somebody leads, `kcl-pipeline "
+    "workers` whether a worker runs, and `kcl-pipeline plan` which worker would take them"
+)
+ROWS_ADVICE: Final = (
+    "Their shards are not read. Another program wrote them: run `kcl-pipeline doctor`, which names "
+    "each row and what to do"
+)
+BALANCE_ADVICE: Final = "`kcl-pipeline plan` shows the moves that would balance it, or why not"
+LAG_ADVICE: Final = (
+    "The lease table shows which shards lag. If all do, raise `workers.max` or make the transform "
+    "faster; if one does, it is hot or paused. See docs/operations.md"
+)
+PAUSED_ADVICE: Final = (
+    "Repair the transform and deploy it; the shards go on by themselves. See docs/dead-letters.md"
+)
 _SHOWN_STREAMS: Final = 3
 
 CPU_NOISE_POINTS: Final = 5.0
@@ -107,7 +127,7 @@ def coverage(leases: Sequence[Lease], streams: Sequence[str]) -> Health:
     return Health(
         COVERAGE,
         not holes,
-        text
+        f"{text}. {COVERAGE_ADVICE}"
         if holes
         else f"{len(groups)} streams are covered by {sum(not le.ended for le in leases)} leases",
         dg.AssetCheckSeverity.ERROR,
@@ -168,7 +188,7 @@ def stuck(waits: Mapping[str, float], limit_seconds: float) -> Health:
         STUCK,
         not late,
         f"{len(late)} leases have had no live owner for more than {limit_seconds:.0f} s: "
-        f"{', '.join(late[:5])}"
+        f"{', '.join(late[:5])}. {STUCK_ADVICE}"
         if late
         else "every lease is renewed",
         dg.AssetCheckSeverity.ERROR,
@@ -189,7 +209,7 @@ def rows(bad_rows: Sequence[BadRow]) -> Health:
     return Health(
         ROWS,
         not bad_rows,
-        f"{len(bad_rows)} rows cannot be parsed; the first: {found[0].reason}"
+        f"{len(bad_rows)} rows cannot be parsed; the first: {found[0].reason}. {ROWS_ADVICE}"
         if found
         else "every row can be parsed",
         dg.AssetCheckSeverity.ERROR,
@@ -255,7 +275,9 @@ def balance(
         BALANCE,
         passed,
         f"{len(workers)} workers, {min(numbers, default=0)} to {max(numbers, default=0)} "
-        "leases each" + (", one is idle" if idle else ""),
+        "leases each"
+        + (", one is idle" if idle else "")
+        + ("" if passed else f". {BALANCE_ADVICE}"),
         dg.AssetCheckSeverity.WARN,
         {"workers": table_of(rows)},
     )
@@ -295,7 +317,7 @@ def lag(
     return Health(
         LAG,
         passed,
-        description,
+        description if passed else f"{description}. {LAG_ADVICE}",
         dg.AssetCheckSeverity.WARN,
         ({} if millis is None else {"lag_seconds": millis / 1000})
         | {"stalled_shards": stalled_shards},
@@ -306,7 +328,7 @@ def _paused_text(count: int, found: Sequence[Mapping[str, object]]) -> str:
     if not count:
         return "no shard is paused"
     first = f"; the first, {found[0]['lease']}: {found[0]['reason']}" if found else ""
-    return f"{count} shards are paused{first}"
+    return f"{count} shards are paused{first}. {PAUSED_ADVICE}"
 
 
 def paused(workers: Sequence[WorkerMetrics]) -> Health:

@@ -82,7 +82,7 @@ def test_many_unavailable_streams_are_counted():
 def test_stuck_names_the_longest_waiting_first():
     verdict = health.stuck({"a": 10, "b": 99, "c": 50}, 40)
     assert not verdict.passed
-    assert verdict.description.endswith("b, c")
+    assert verdict.description.endswith(f"b, c. {health.STUCK_ADVICE}")
     assert health.stuck({"a": 40}, 40).passed
 
 
@@ -136,7 +136,9 @@ def test_no_shard_is_paused():
     )
     assert not verdict.passed
     assert verdict.severity is dg.AssetCheckSeverity.ERROR
-    assert verdict.description == "30 shards are paused; the first, s-1: the transform fails"
+    assert verdict.description == (
+        f"30 shards are paused; the first, s-1: the transform fails. {health.PAUSED_ADVICE}"
+    )
     (row,) = verdict.metadata["shards"].records
     assert row.data == {
         "lease": "s-1",

@@ -17,6 +17,7 @@ import dagster as dg
 import pytest
 from dagster import DagsterRunStatus as S
 
+from kcl_pipeline.assets.health import PAUSED_ADVICE
 from kcl_pipeline.assets.names import Names
 from kcl_pipeline.assets.runs import RunView
 from kcl_pipeline.clock import SystemClock
@@ -199,7 +200,7 @@ def test_the_paused_shard_of_another_run_fails_the_check_of_this_one(instance, m
     execute(pipeline, instance)
     found = verdict(instance, pipeline, "no_shard_paused")
     assert not found.passed
-    assert found.description == "2 shards are paused"
+    assert found.description == f"2 shards are paused. {PAUSED_ADVICE}"
 
 
 def test_a_drain_with_a_paused_shard_fails_its_run(instance):
