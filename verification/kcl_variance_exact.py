@@ -138,11 +138,11 @@ class _Run:
             worker.kbps <= self.limits.max_throughput_per_host_kbps
             and len(worker.leases) < self.limits.max_leases_for_worker
         ):
-            room = [
+            margins = [
                 1.0 if value == 0 else (self.fleet[name] - value) / value
                 for name, value in worker.metrics.items()
             ]
-            self.queue.add(min(room) if room else math.inf, worker)
+            self.queue.add(min(margins) if margins else math.inf, worker)
 
     def _after(self, worker: _Worker, key: str, name: str) -> float:
         """The metric after one more lease, as KCL estimates it."""

@@ -124,7 +124,7 @@ class Run:
 
     def _note(self, part: Result) -> list[Failure]:
         """Add a seed's result; return the failures that are to be shrunk."""
-        room = SHRUNK_FAILURES - len(self.result.failures)
+        unused = SHRUNK_FAILURES - len(self.result.failures)
         self.result.add(part)
         now = self._clock.monotonic()
         self.result.seconds = now - self._began
@@ -137,7 +137,7 @@ class Run:
                 f"{result.seeds} seeds, {result.seeds / result.seconds:.1f}/s, "
                 f"{len(result.failures)} failed"
             )
-        return part.failures[: max(room, 0)]
+        return part.failures[: max(unused, 0)]
 
     def _print(self, text: str) -> None:
         print(text, file=self._out, flush=True)

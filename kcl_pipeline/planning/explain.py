@@ -110,10 +110,10 @@ def max_over_mean(plan_input: PlanInput, owners: Mapping[str, str | None]) -> fl
     capacity = {
         worker.worker_id: worker.capacity for worker in plan_input.workers if worker.capacity > 0
     }
-    total, room = math.fsum(loads.values()), math.fsum(capacity.values())
-    if total <= 0 or room <= 0:
+    total, capacity_sum = math.fsum(loads.values()), math.fsum(capacity.values())
+    if total <= 0 or capacity_sum <= 0:
         return 1.0
-    return max(loads[worker] / size for worker, size in capacity.items()) / (total / room)
+    return max(loads[worker] / size for worker, size in capacity.items()) / (total / capacity_sum)
 
 
 def explain(plan_input: PlanInput, plan: Plan) -> PlanTable:
@@ -157,9 +157,9 @@ def _worker_rows(
         for owner in owners.values():
             if owner in counts:
                 counts[owner] += 1
-    room = sum(worker.capacity for worker in plan_input.workers) or 1.0
+    capacity_sum = sum(worker.capacity for worker in plan_input.workers) or 1.0
     fair_before, fair_after = (
-        sum(loads.values()) / room or 1.0 for loads in (loads_before, loads_after)
+        sum(loads.values()) / capacity_sum or 1.0 for loads in (loads_before, loads_after)
     )
     return [
         LoadRow(
@@ -180,9 +180,9 @@ def _group_rows(plan_input: PlanInput, workers: Sequence[LoadRow]) -> tuple[Load
     capacity: dict[str, float] = {}
     for worker in plan_input.workers:
         capacity[worker.group] = capacity.get(worker.group, 0.0) + worker.capacity
-    room = sum(capacity.values()) or 1.0
-    fair_before = sum(row.kbps_before for row in workers) / room or 1.0
-    fair_after = sum(row.kbps_after for row in workers) / room or 1.0
+    capacity_sum = sum(capacity.values()) or 1.0
+    fair_before = sum(row.kbps_before for row in workers) / capacity_sum or 1.0
+    fair_after = sum(row.kbps_after for row in workers) / capacity_sum or 1.0
     found = []
     for group in sorted(capacity):
         mine = [row for row in workers if row.group == group]

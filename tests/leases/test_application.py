@@ -26,7 +26,7 @@ from kcl_pipeline.shards import HashKeyRange, Shard, StreamId
 from kcl_pipeline.testing.tables import create_lease
 
 # fixtures
-from tests.support.lease_tables import aws_fixture, client_fixture, twin_fixture  # noqa: F401
+from tests.support.lease_tables import aws_fixture, client_fixture, tables_fixture  # noqa: F401
 
 ARN = "arn:aws:kinesis:us-east-1:123456789012:stream/"
 CLICKS = RecordedStream(ARN + "clicks", 1_000)
@@ -44,14 +44,14 @@ def no_shards():
     raise AssertionError("the stream is not listed")
 
 
-def ensured(twin, wanted, shards=no_shards):
-    return ensure_application("app", twin.coordinator, twin.leases, wanted, shards)
+def ensured(tables, wanted, shards=no_shards):
+    return ensure_application("app", tables.coordinator, tables.leases, wanted, shards)
 
 
 @pytest.fixture(name="started")
-def started_fixture(twin):
-    ensure_client_version(twin.coordinator, "w1", twin.clock)
-    return twin
+def started_fixture(tables):
+    ensure_client_version(tables.coordinator, "w1", tables.clock)
+    return tables
 
 
 def test_the_first_start_records_what_it_is_on_the_client_version_row(started):
@@ -95,8 +95,8 @@ def test_the_client_version_row_is_rolled_forward_with_the_identity(started):
     assert started.coordinator.read_application().identity == SINGLE
 
 
-@pytest.mark.parametrize("twin_write", ["lost answer", "lost race", "changed meanwhile"])
-def test_the_write_is_conditional(started, twin_write):
+@pytest.mark.parametrize("outcome", ["lost answer", "lost race", "changed meanwhile"])
+def test_the_write_is_conditional(started, outcome):
     put = started.coordinator.put_application
     calls = []
 
@@ -104,19 +104,19 @@ def test_the_write_is_conditional(started, twin_write):
         calls.append(identity)
         if len(calls) > 1:
             return put(identity, replacing=replacing)
-        if twin_write == "lost answer":
+        if outcome == "lost answer":
             assert put(identity, replacing=replacing)
             raise UnavailableError("no answer")
-        other = OTHER if twin_write == "lost race" else CLICKS
+        other = OTHER if outcome == "lost race" else CLICKS
         assert put(replace(SINGLE, streams=(other,), sink=None), replacing=replacing)
         return put(identity, replacing=replacing)
 
     started.coordinator.put_application = racing
-    if twin_write == "lost answer":
+    if outcome == "lost answer":
         with pytest.raises(UnavailableError):
             ensured(started, SINGLE)
         assert ensured(started, SINGLE) == SINGLE
-    elif twin_write == "lost race":
+    elif outcome == "lost race":
         with pytest.raises(OtherApplicationError, match="stream/other"):
             ensured(started, SINGLE)
         assert started.coordinator.read_application().identity.streams == (OTHER,)
@@ -133,9 +133,9 @@ def test_a_write_that_was_applied_although_its_answer_was_lost_counts(started):
     assert not started.coordinator.put_application(SINGLE, replacing=record)
 
 
-def test_without_a_client_version_row_nothing_is_made(twin):
-    assert not twin.coordinator.put_application(SINGLE, replacing=None)
-    assert twin.rows(twin.coordinator) == {}
+def test_without_a_client_version_row_nothing_is_made(tables):
+    assert not tables.coordinator.put_application(SINGLE, replacing=None)
+    assert tables.rows(tables.coordinator) == {}
 
 
 @pytest.mark.parametrize(

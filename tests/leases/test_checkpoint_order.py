@@ -11,60 +11,60 @@ from tests.support.lease_tables import (
     client_fixture,  # noqa: F401
     owned,
     row,
-    twin_fixture,  # noqa: F401
+    tables_fixture,  # noqa: F401
 )
 
 SHORT, LONG = Position("999"), Position("1000")
 IN_AGGREGATE = Position("1000", 7)
 
 
-def _edited(twin, **attributes):
+def _edited(tables, **attributes):
     """The row as another program left it on the same counter."""
-    twin.plant(twin.leases, row(twin) | attributes)
+    tables.plant(tables.leases, row(tables) | attributes)
 
 
 @pytest.mark.parametrize("found", [SHARD_END, LONG, IN_AGGREGATE], ids=str)
-def test_a_write_moves_only_from_the_checkpoint_that_its_author_saw(twin, found):
+def test_a_write_moves_only_from_the_checkpoint_that_its_author_saw(tables, found):
     """The counter alone would let it pass: a row made anew, or edited, can reach any counter."""
-    seen = twin.leases.update_checkpoint(owned(twin), checkpoint=SHORT)
+    seen = tables.leases.update_checkpoint(owned(tables), checkpoint=SHORT)
     _edited(
-        twin,
+        tables,
         checkpoint={"S": found.sequence_number},
         checkpointSubSequenceNumber={"N": str(found.sub_sequence_number)},
     )
-    before = row(twin)
-    assert twin.leases.update_checkpoint(seen, checkpoint=Position("1001")) is None
-    assert twin.leases.update_checkpoint(seen, checkpoint=SHARD_END, pending=None) is None
-    prepared = twin.leases.update_checkpoint(
+    before = row(tables)
+    assert tables.leases.update_checkpoint(seen, checkpoint=Position("1001")) is None
+    assert tables.leases.update_checkpoint(seen, checkpoint=SHARD_END, pending=None) is None
+    prepared = tables.leases.update_checkpoint(
         seen, checkpoint=SHORT, pending=Position("2000"), pending_state=b"9"
     )
     assert prepared is None
-    assert row(twin) == before
+    assert row(tables) == before
 
 
-def test_only_the_place_inside_of_an_aggregate_differs(twin):
-    seen = twin.leases.update_checkpoint(owned(twin), checkpoint=Position("1000", 3))
-    _edited(twin, checkpointSubSequenceNumber={"N": "7"})
-    assert twin.leases.update_checkpoint(seen, checkpoint=Position("1000", 5)) is None
-    assert row(twin)["checkpointSubSequenceNumber"] == {"N": "7"}
+def test_only_the_place_inside_of_an_aggregate_differs(tables):
+    seen = tables.leases.update_checkpoint(owned(tables), checkpoint=Position("1000", 3))
+    _edited(tables, checkpointSubSequenceNumber={"N": "7"})
+    assert tables.leases.update_checkpoint(seen, checkpoint=Position("1000", 5)) is None
+    assert row(tables)["checkpointSubSequenceNumber"] == {"N": "7"}
 
 
-def test_a_row_without_a_sub_sequence_number_is_at_0(twin):
+def test_a_row_without_a_sub_sequence_number_is_at_0(tables):
     """Rows of other programs may lack it."""
-    lease = owned(twin)
-    item = row(twin)
+    lease = owned(tables)
+    item = row(tables)
     del item["checkpointSubSequenceNumber"]
-    twin.plant(twin.leases, item)
-    assert twin.leases.get(KEY) == lease
-    assert twin.leases.update_checkpoint(lease, checkpoint=SHORT).checkpoint == SHORT
+    tables.plant(tables.leases, item)
+    assert tables.leases.get(KEY) == lease
+    assert tables.leases.update_checkpoint(lease, checkpoint=SHORT).checkpoint == SHORT
 
 
-def test_a_number_is_compared_as_it_stands_in_the_row(twin):
+def test_a_number_is_compared_as_it_stands_in_the_row(tables):
     """Leading zeros are another text for the same place: it is what the author read."""
-    owned(twin)
-    _edited(twin, checkpoint={"S": "0999"})
-    seen = twin.leases.get(KEY)
-    assert twin.leases.update_checkpoint(seen, checkpoint=LONG).checkpoint == LONG
+    owned(tables)
+    _edited(tables, checkpoint={"S": "0999"})
+    seen = tables.leases.get(KEY)
+    assert tables.leases.update_checkpoint(seen, checkpoint=LONG).checkpoint == LONG
 
 
 @pytest.mark.parametrize(
@@ -79,15 +79,15 @@ def test_a_number_is_compared_as_it_stands_in_the_row(twin):
     ],
     ids=str,
 )
-def test_a_step_back_is_refused_before_anything_is_sent(twin, at, asked):
-    lease = owned(twin, checkpoint=AT_TIMESTAMP)
-    lease = twin.leases.update_checkpoint(lease, checkpoint=at)
-    before = row(twin)
+def test_a_step_back_is_refused_before_anything_is_sent(tables, at, asked):
+    lease = owned(tables, checkpoint=AT_TIMESTAMP)
+    lease = tables.leases.update_checkpoint(lease, checkpoint=at)
+    before = row(tables)
     with pytest.raises(ValueError, match="go back"):
-        twin.leases.update_checkpoint(lease, checkpoint=asked)
+        tables.leases.update_checkpoint(lease, checkpoint=asked)
     with pytest.raises(ValueError, match="go back"):
-        twin.leases.update_checkpoint(lease, checkpoint=asked, pending=SHARD_END)
-    assert row(twin) == before
+        tables.leases.update_checkpoint(lease, checkpoint=asked, pending=SHARD_END)
+    assert row(tables) == before
 
 
 @pytest.mark.parametrize("arrives", [True, False], ids=["applied", "not applied"])
@@ -141,13 +141,13 @@ def test_of_two_processes_under_one_worker_id_the_slower_one_moves_nothing_back(
     """The second process wrote the end; the first one knows the row as it was before."""
     world = World()
     first = world.gain()
-    twin = World(clock=world.clock)
-    twin.table = world.table.view()
-    twin.leases._table = twin.table
-    (second,) = twin.leases.recover()
+    tables = World(clock=world.clock)
+    tables.table = world.table.view()
+    tables.leases._table = tables.table
+    (second,) = tables.leases.recover()
     world.leases.drop(first, "the other process renewed it")
     (first,) = world.leases.discover()
-    twin.leases.checkpoint(second, checkpoint=SHARD_END)
+    tables.leases.checkpoint(second, checkpoint=SHARD_END)
     with pytest.raises(LeaseLostError):
         world.leases.checkpoint(first, checkpoint=LONG)
     assert world.table.get("s0").ended

@@ -12,8 +12,8 @@ from tests.support.dynamodb_tables import lease_table
 
 # fixtures
 from tests.support.lease_tables import (  # noqa: F401
-    DynamoTwin,
-    MemoryTwin,
+    DynamoTables,
+    MemoryTables,
     aws_fixture,
     client_fixture,
     make_client,
@@ -25,8 +25,12 @@ def describe(client, name):
 
 
 def test_tables_with_defaults(aws, client):
-    twin = DynamoTwin(aws, client, exists=False)
-    for table, key in ((twin.leases, "leaseKey"), (twin.workers, "wid"), (twin.coordinator, "key")):
+    tables = DynamoTables(aws, client, exists=False)
+    for table, key in (
+        (tables.leases, "leaseKey"),
+        (tables.workers, "wid"),
+        (tables.coordinator, "key"),
+    ):
         assert table.ensure_exists()
         assert not table.ensure_exists()
         found = describe(client, table.name)
@@ -35,7 +39,7 @@ def test_tables_with_defaults(aws, client):
         assert not found["DeletionProtectionEnabled"]
         assert client.list_tags_of_resource(ResourceArn=found["TableArn"])["Tags"] == []
         assert recovery(client, table.name) == "DISABLED"
-    (index,) = describe(client, twin.leases.name)["GlobalSecondaryIndexes"]
+    (index,) = describe(client, tables.leases.name)["GlobalSecondaryIndexes"]
     assert index["IndexName"] == "LeaseOwnerToLeaseKeyIndex"
     assert index["KeySchema"] == [
         {"AttributeName": "leaseOwner", "KeyType": "HASH"},

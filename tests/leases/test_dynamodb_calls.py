@@ -23,8 +23,8 @@ from kcl_pipeline.testing.clock import VirtualClock
 from kcl_pipeline.testing.tables import create_lease
 from tests.support.dynamodb_tables import lease_table
 from tests.support.lease_tables import (  # noqa: F401
-    DynamoTwin,
-    MemoryTwin,
+    DynamoTables,
+    MemoryTables,
     aws_fixture,
     client_fixture,
     make_client,
@@ -71,7 +71,7 @@ def test_errors_name_operation_and_table(error, kind):
 
 
 def test_errors_on_the_wire(aws, client):
-    table = DynamoTwin(aws, client).leases
+    table = DynamoTables(aws, client).leases
     for kind, count, expected in (
         ("throttle", 100, ThrottledError),
         ("error500", 1, UnavailableError),
@@ -89,7 +89,7 @@ def test_errors_on_the_wire(aws, client):
 
 @pytest.mark.parametrize("operation", ["GetItem", "Query", "Scan"])
 def test_a_throttled_read_is_repeated(aws, client, operation):
-    table = DynamoTwin(aws, client).leases
+    table = DynamoTables(aws, client).leases
     aws.fault_rules.replace(
         [FaultRule(service="dynamodb", operation=operation, kind="throttle", count=2)]
     )
@@ -101,29 +101,31 @@ def test_a_throttled_read_is_repeated(aws, client, operation):
 
 @pytest.mark.parametrize("kind", ["memory", "dynamodb"])
 def test_a_missing_table_is_not_found(aws, client, kind):
-    twin = MemoryTwin(exists=False) if kind == "memory" else DynamoTwin(aws, client, exists=False)
+    tables = (
+        MemoryTables(exists=False) if kind == "memory" else DynamoTables(aws, client, exists=False)
+    )
     lease = Lease("s", TRIM_HORIZON, owner="w1")
     calls = {
-        "GetItem": lambda: twin.leases.get("s"),
-        "PutItem": lambda: create_lease(twin.leases, lease),
-        "UpdateItem": lambda: twin.leases.renew(lease),
-        "DeleteItem": lambda: twin.leases.delete(lease),
-        "Query": lambda: twin.leases.lease_keys_of("w1"),
+        "GetItem": lambda: tables.leases.get("s"),
+        "PutItem": lambda: create_lease(tables.leases, lease),
+        "UpdateItem": lambda: tables.leases.renew(lease),
+        "DeleteItem": lambda: tables.leases.delete(lease),
+        "Query": lambda: tables.leases.lease_keys_of("w1"),
     }
     for operation, call in calls.items():
-        with pytest.raises(NotFoundError, match=f"{operation} on table {twin.leases.name}"):
+        with pytest.raises(NotFoundError, match=f"{operation} on table {tables.leases.name}"):
             call()
     with pytest.raises(NotFoundError):
-        twin.leases.list_leases()
-    assert twin.leases.ensure_exists()
-    assert not twin.leases.ensure_exists()
+        tables.leases.list_leases()
+    assert tables.leases.ensure_exists()
+    assert not tables.leases.ensure_exists()
 
 
 def test_no_call_is_made_twice(aws, client):
     """The client of this package gives up after one attempt, so nothing is written behind the
     caller's back.
     """
-    table = DynamoTwin(aws, client).leases
+    table = DynamoTables(aws, client).leases
     rule = FaultRule(service="dynamodb", operation="UpdateItem", kind="error500", count=5)
     aws.fault_rules.replace([rule])
     with pytest.raises(UnavailableError):
@@ -133,7 +135,7 @@ def test_no_call_is_made_twice(aws, client):
 
 
 def test_many_pages_and_segments(aws, client):
-    name = DynamoTwin(aws, client).leases.name
+    name = DynamoTables(aws, client).leases.name
     table = lease_table(client, name)
     keys = {f"shardId-{n}" for n in range(40)}
     for key in keys:
@@ -238,7 +240,7 @@ def test_an_endpoint_that_does_not_return_the_refused_row(aws):
         params.pop("ReturnValuesOnConditionCheckFailure", None)
 
     client.meta.events.register("provide-client-params.dynamodb.UpdateItem", strip)
-    table = DynamoTwin(aws, client).leases
+    table = DynamoTables(aws, client).leases
     create_lease(table, Lease("s", TRIM_HORIZON))
     lease = table.assign(table.get("s"), "w1")
     renewed = table.renew(lease)

@@ -81,21 +81,24 @@ def test_a_lost_answer_to_prepare_and_another_write_after_it(world, between):
     assert row.pending_checkpoint == Position("50")
 
 
-def test_the_same_prepare_of_a_twin_is_not_taken_for_this_worker(world):
-    """The twin may land that batch. A worker that adopted its row could prepare once more over it,
-    and then nothing would say that it landed: the range would come twice (simulation 41230053).
+def test_the_same_prepare_of_another_process_is_not_taken_for_this_worker(world):
+    """The other process may land that batch. A worker that adopted its row could prepare once
+    more over it, and then nothing would say that it landed: the range would come
+    twice (simulation 41230053).
     """
     held = world.gain()
-    twin = HeldLeases(world.leader, "w1", SETTINGS, world.clock, world.events.append, incarnation=7)
-    (other,) = twin.discover()
+    second = HeldLeases(
+        world.leader, "w1", SETTINGS, world.clock, world.events.append, incarnation=7
+    )
+    (other,) = second.discover()
     same = {"checkpoint": None, "end": END, "avoid_number": None, "expects": "-,4"}
-    number = twin.prepare(other, **same)
+    number = second.prepare(other, **same)
     assert number == (7 << 32) + 2
     with pytest.raises(LeaseLostError):
         world.leases.prepare(held, **same)
     row = world.leader.get("s0")
     assert (row.counter, pending_number(row)) == (2, number)
-    assert twin.prepare(other, **same) == number + 1, "its own row it goes on with"
+    assert second.prepare(other, **same) == number + 1, "its own row it goes on with"
 
 
 def test_a_number_has_at_most_eighteen_digits(world):
@@ -113,14 +116,14 @@ def test_a_number_has_at_most_eighteen_digits(world):
     assert len(str(number)) == 18
 
 
-def test_a_twin_that_expects_another_table_is_not_taken_for_this_worker(world):
+def test_a_process_that_expects_another_table_is_not_taken_for_this_worker(world):
     """It prepares the same range on the same counter, may fence its number, and prepare again:
     adopting its row would land the range twice.
     """
     held = world.gain()
-    twin = HeldLeases(world.leader, "w1", SETTINGS, world.clock, world.events.append)
-    (other,) = twin.discover()
-    assert twin.prepare(other, checkpoint=None, end=END, avoid_number=None, expects="-,3") == 2
+    second = HeldLeases(world.leader, "w1", SETTINGS, world.clock, world.events.append)
+    (other,) = second.discover()
+    assert second.prepare(other, checkpoint=None, end=END, avoid_number=None, expects="-,3") == 2
     with pytest.raises(LeaseLostError):
         world.leases.prepare(held, checkpoint=None, end=END, avoid_number=None, expects="-,4")
     row = world.leader.get("s0")

@@ -20,7 +20,7 @@ from kcl_pipeline.leases.migration import ensure_client_version
 from kcl_pipeline.position import Position
 
 # fixtures
-from tests.support.lease_tables import aws_fixture, client_fixture, twin_fixture  # noqa: F401
+from tests.support.lease_tables import aws_fixture, client_fixture, tables_fixture  # noqa: F401
 
 
 def lost(number: int = 1, *, before: str | None = None, at: int = 1_000) -> Loss:
@@ -38,9 +38,9 @@ def lost(number: int = 1, *, before: str | None = None, at: int = 1_000) -> Loss
 
 
 @pytest.fixture(name="started")
-def started_fixture(twin):
-    ensure_client_version(twin.coordinator, "w1", twin.clock)
-    return twin
+def started_fixture(tables):
+    ensure_client_version(tables.coordinator, "w1", tables.clock)
+    return tables
 
 
 def test_a_loss_is_an_attribute_of_the_client_version_row(started):
@@ -72,10 +72,10 @@ def test_a_write_between_read_and_write_is_kept(started):
     assert found == ["shardId-0", "shardId-2", "shardId-1"]
 
 
-def test_without_the_row_nothing_is_written(twin):
+def test_without_the_row_nothing_is_written(tables):
     with pytest.raises(UnavailableError, match="is missing"):
-        change_losses(twin.coordinator, lambda log: log.with_losses([lost()]))
-    assert twin.rows(twin.coordinator) == {}
+        change_losses(tables.coordinator, lambda log: log.with_losses([lost()]))
+    assert tables.rows(tables.coordinator) == {}
 
 
 @pytest.mark.parametrize("value", ["", "[]", '{"unlisted": -1}', "x" * (MAX_TEXT + 1)])

@@ -1,4 +1,4 @@
-"""The lease table under lost requests, lost answers and races, on both twins."""
+"""The lease table under lost requests, lost answers and races, on both kinds of tables."""
 
 import threading
 
@@ -19,7 +19,7 @@ from tests.support.lease_tables import (  # noqa: F401
     client_fixture,
     owned,
     row,
-    twin_fixture,
+    tables_fixture,
 )
 
 WRITES = {
@@ -77,42 +77,42 @@ WRITES = {
 
 
 @pytest.mark.parametrize("name", WRITES)
-def test_a_write_whose_answer_was_lost_is_true_when_repeated(twin, name):
+def test_a_write_whose_answer_was_lost_is_true_when_repeated(tables, name):
     operation, prepare, write = WRITES[name]
-    lease = prepare(twin)
-    twin.lose_answer(operation)
+    lease = prepare(tables)
+    tables.lose_answer(operation)
     with pytest.raises(UnavailableError, match=operation):
-        write(twin.leases, lease)
-    after_loss = row(twin)
-    answer = write(twin.leases, lease)
+        write(tables.leases, lease)
+    after_loss = row(tables)
+    answer = write(tables.leases, lease)
     assert answer
-    assert row(twin) == after_loss
+    assert row(tables) == after_loss
     if isinstance(answer, Lease):
-        assert answer == twin.leases.get(KEY)
+        assert answer == tables.leases.get(KEY)
 
 
 @pytest.mark.parametrize("name", WRITES)
-def test_a_write_that_never_arrived_is_made_when_repeated(twin, name):
+def test_a_write_that_never_arrived_is_made_when_repeated(tables, name):
     operation, prepare, write = WRITES[name]
-    lease = prepare(twin)
-    before = row(twin)
-    twin.drop_request(operation)
+    lease = prepare(tables)
+    before = row(tables)
+    tables.drop_request(operation)
     with pytest.raises(UnavailableError, match=operation):
-        write(twin.leases, lease)
-    assert row(twin) == before
-    assert write(twin.leases, lease)
-    assert row(twin) != before
+        write(tables.leases, lease)
+    assert row(tables) == before
+    assert write(tables.leases, lease)
+    assert row(tables) != before
 
 
-def test_a_prepare_behind_a_lost_answer_is_found_by_making_it_again_also_in_a_handoff(twin):
-    lease = owned(twin)
+def test_a_prepare_behind_a_lost_answer_is_found_by_making_it_again_also_in_a_handoff(tables):
+    lease = owned(tables)
     prepare = {"checkpoint": lease.checkpoint, "pending": END, "pending_state": b"2"}
-    twin.lose_answer("UpdateItem")
+    tables.lose_answer("UpdateItem")
     with pytest.raises(UnavailableError):
-        twin.leases.update_checkpoint(lease, **prepare)
-    twin.leases.initiate_handoff(lease, "w2")
-    adopted = twin.leases.update_checkpoint(lease, **prepare)
-    assert adopted == twin.leases.get(KEY)
+        tables.leases.update_checkpoint(lease, **prepare)
+    tables.leases.initiate_handoff(lease, "w2")
+    adopted = tables.leases.update_checkpoint(lease, **prepare)
+    assert adopted == tables.leases.get(KEY)
     assert (
         adopted.counter,
         adopted.pending_checkpoint,
@@ -121,12 +121,12 @@ def test_a_prepare_behind_a_lost_answer_is_found_by_making_it_again_also_in_a_ha
     ) == (2, END, "w2", "w1")
 
 
-def test_a_renewal_does_not_take_the_progress_of_a_twin_for_its_own(twin):
-    lease = owned(twin)
-    assert twin.leases.update_checkpoint(
+def test_a_renewal_does_not_take_the_progress_of_another_process_for_its_own(tables):
+    lease = owned(tables)
+    assert tables.leases.update_checkpoint(
         lease, checkpoint=lease.checkpoint, pending=END, pending_state=b"2"
     )
-    assert twin.leases.renew(lease) is None
+    assert tables.leases.renew(lease) is None
 
 
 def race(calls):
@@ -146,40 +146,40 @@ def race(calls):
     return results
 
 
-def test_eight_threads_race_for_one_lease(twin):
-    lease = owned(twin)
+def test_eight_threads_race_for_one_lease(tables):
+    lease = owned(tables)
     for _ in range(6):
         results = race(
             [
-                lambda w=w, lease=lease: twin.leases.assign(lease, f"racer{w}", unrenewed=True)
+                lambda w=w, lease=lease: tables.leases.assign(lease, f"racer{w}", unrenewed=True)
                 for w in range(8)
             ]
         )
         winners = [r for r in results if r is not None]
         assert len(winners) == 1
-        lease = twin.leases.get(KEY)
+        lease = tables.leases.get(KEY)
         assert lease == winners[0]
 
 
-def test_eight_leaders_assign_one_lease_to_different_workers(twin):
-    create_lease(twin.leases, FRESH)
-    results = race([lambda w=w: twin.leases.assign(FRESH, f"w{w}") for w in range(8)])
+def test_eight_leaders_assign_one_lease_to_different_workers(tables):
+    create_lease(tables.leases, FRESH)
+    results = race([lambda w=w: tables.leases.assign(FRESH, f"w{w}") for w in range(8)])
     assert sum(r is not None for r in results) == 1
-    assert twin.leases.get(KEY).counter == 1
+    assert tables.leases.get(KEY).counter == 1
 
 
-def test_no_counter_is_used_twice(twin):
+def test_no_counter_is_used_twice(tables):
     """Eight threads prepare with numbers from their own counters: every acknowledged write has a
     counter of its own.
     """
-    owned(twin)
+    owned(tables)
 
     def prepare_five():
         made = []
         for _ in range(200):
-            lease = twin.leases.get(KEY)
+            lease = tables.leases.get(KEY)
             state = f"{threading.get_ident()}-{len(made)}".encode()
-            done = twin.leases.update_checkpoint(
+            done = tables.leases.update_checkpoint(
                 lease, checkpoint=TRIM_HORIZON, pending=END, pending_state=state
             )
             if done is not None:

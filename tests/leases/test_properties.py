@@ -1,5 +1,6 @@
-"""Random sequences of operations: both twins give the same answers and the same rows, and the
-invariants of a lease row hold.
+"""Random sequences of operations give the same answers and rows on both kinds of tables.
+
+The invariants of a lease row hold.
 """
 
 import random
@@ -15,8 +16,8 @@ from kcl_pipeline.position import AT_TIMESTAMP, LATEST, SHARD_END, TRIM_HORIZON,
 from kcl_pipeline.shards import MAX_HASH_KEY, HashKeyRange
 from kcl_pipeline.testing.tables import create_lease
 from tests.support.lease_tables import (
-    DynamoTwin,
-    MemoryTwin,
+    DynamoTables,
+    MemoryTables,
     aws_fixture,  # noqa: F401
     client_fixture,  # noqa: F401
 )
@@ -68,18 +69,18 @@ def step(rng, views):
     return key, name, operations[name]
 
 
-def answered(twin, call, lost):
+def answered(tables, call, lost):
     """The answer, or the refusal of a step back; with `lost` the first attempt's answer is lost,
     and the call is made again.
     """
     try:
         if lost:
-            twin.lose_answer(lost)
+            tables.lose_answer(lost)
             try:
-                call(twin.leases)
+                call(tables.leases)
             except UnavailableError:
-                return call(twin.leases)
-        return call(twin.leases)
+                return call(tables.leases)
+        return call(tables.leases)
     except ValueError as error:
         return str(error)
 
@@ -88,9 +89,9 @@ LOSABLE = {"create": "PutItem", "delete": "DeleteItem"}
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_both_twins_do_the_same(aws, client, seed):
+def test_both_kinds_of_tables_do_the_same(aws, client, seed):
     rng = random.Random(seed)
-    memory, dynamo = MemoryTwin(), DynamoTwin(aws, client)
+    memory, dynamo = MemoryTables(), DynamoTables(aws, client)
     views = {}
     done = set()
     for number in range(300):

@@ -19,7 +19,7 @@ from tests.support.lease_tables import (  # noqa: F401
     client_fixture,
     owned,
     row,
-    twin_fixture,
+    tables_fixture,
 )
 
 PARENTS = tuple(
@@ -29,69 +29,69 @@ PARENTS = tuple(
 KEYS = tuple(parent.lease_key for parent in PARENTS)
 
 
-def child_of(twin, **attributes):
-    return owned(twin, checkpoint=TRIM_HORIZON, parent_shard_ids=frozenset(KEYS), **attributes)
+def child_of(tables, **attributes):
+    return owned(tables, checkpoint=TRIM_HORIZON, parent_shard_ids=frozenset(KEYS), **attributes)
 
 
-def test_the_rows_are_created_and_the_child_stays_as_it_is(twin):
-    child = child_of(twin)
-    before = row(twin)
-    assert twin.leases.restore_parents(child, PARENTS) == KEYS
-    assert [row(twin, key) for key in KEYS] == [lease_to_item(parent) for parent in PARENTS]
-    assert row(twin) == before
-    assert twin.leases.renew(child) is not None
+def test_the_rows_are_created_and_the_child_stays_as_it_is(tables):
+    child = child_of(tables)
+    before = row(tables)
+    assert tables.leases.restore_parents(child, PARENTS) == KEYS
+    assert [row(tables, key) for key in KEYS] == [lease_to_item(parent) for parent in PARENTS]
+    assert row(tables) == before
+    assert tables.leases.renew(child) is not None
 
 
-def test_a_parent_that_has_a_row_is_not_touched(twin):
-    child = child_of(twin)
-    create_lease(twin.leases, PARENTS[0].with_(checkpoint=Position("7"), counter=4, owner="w2"))
-    found = row(twin, KEYS[0])
-    assert twin.leases.restore_parents(child, PARENTS) == KEYS[1:]
-    assert row(twin, KEYS[0]) == found
-    assert twin.leases.restore_parents(child, PARENTS) == (), "again, all are there"
+def test_a_parent_that_has_a_row_is_not_touched(tables):
+    child = child_of(tables)
+    create_lease(tables.leases, PARENTS[0].with_(checkpoint=Position("7"), counter=4, owner="w2"))
+    found = row(tables, KEYS[0])
+    assert tables.leases.restore_parents(child, PARENTS) == KEYS[1:]
+    assert row(tables, KEYS[0]) == found
+    assert tables.leases.restore_parents(child, PARENTS) == (), "again, all are there"
 
 
 @pytest.mark.parametrize("child", ["begun", "in flight", "finished", "gone", "at LATEST"])
-def test_a_child_that_proves_nothing_restores_nothing(twin, child):
-    lease = child_of(twin)
+def test_a_child_that_proves_nothing_restores_nothing(tables, child):
+    lease = child_of(tables)
     match child:
         case "begun":
-            twin.leases.update_checkpoint(lease, checkpoint=Position("7"))
+            tables.leases.update_checkpoint(lease, checkpoint=Position("7"))
         case "in flight":
-            twin.leases.update_checkpoint(
+            tables.leases.update_checkpoint(
                 lease, checkpoint=TRIM_HORIZON, pending=Position("7"), pending_state=b"2"
             )
         case "finished":
-            twin.leases.update_checkpoint(lease, checkpoint=SHARD_END)
+            tables.leases.update_checkpoint(lease, checkpoint=SHARD_END)
         case "gone":
-            twin.leases.delete(lease)
+            tables.leases.delete(lease)
         case "at LATEST":
-            twin.plant(twin.leases, row(twin) | {"checkpoint": {"S": "LATEST"}})
-    before = twin.rows(twin.leases)
-    assert twin.leases.restore_parents(lease, PARENTS) is None
-    assert twin.rows(twin.leases) == before
+            tables.plant(tables.leases, row(tables) | {"checkpoint": {"S": "LATEST"}})
+    before = tables.rows(tables.leases)
+    assert tables.leases.restore_parents(lease, PARENTS) is None
+    assert tables.rows(tables.leases) == before
 
 
-def test_another_owner_of_the_child_is_no_hindrance(twin):
+def test_another_owner_of_the_child_is_no_hindrance(tables):
     """The counter is no condition: the child of another worker proves the same."""
-    child = child_of(twin)
-    twin.leases.assign(child, "w2")
-    assert twin.leases.restore_parents(child, PARENTS) == KEYS
+    child = child_of(tables)
+    tables.leases.assign(child, "w2")
+    assert tables.leases.restore_parents(child, PARENTS) == KEYS
 
 
-def test_a_child_without_parents_is_an_error(twin):
+def test_a_child_without_parents_is_an_error(tables):
     with pytest.raises(ValueError, match="set"):
-        twin.leases.restore_parents(owned(twin, checkpoint=TRIM_HORIZON), PARENTS)
+        tables.leases.restore_parents(owned(tables, checkpoint=TRIM_HORIZON), PARENTS)
 
 
 @pytest.mark.parametrize("arrives", [True, False], ids=["answer lost", "request lost"])
-def test_a_transaction_without_an_answer_is_made_again(twin, arrives):
-    child = child_of(twin)
-    (twin.lose_answer if arrives else twin.drop_request)("TransactWriteItems")
+def test_a_transaction_without_an_answer_is_made_again(tables, arrives):
+    child = child_of(tables)
+    (tables.lose_answer if arrives else tables.drop_request)("TransactWriteItems")
     with pytest.raises(UnavailableError):
-        twin.leases.restore_parents(child, PARENTS)
-    assert twin.leases.restore_parents(child, PARENTS) == (() if arrives else KEYS)
-    assert set(twin.rows(twin.leases)) == {KEY, *KEYS}
+        tables.leases.restore_parents(child, PARENTS)
+    assert tables.leases.restore_parents(child, PARENTS) == (() if arrives else KEYS)
+    assert set(tables.rows(tables.leases)) == {KEY, *KEYS}
 
 
 # -- through the worker that holds the child -----------------------------------------------------

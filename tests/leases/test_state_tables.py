@@ -1,5 +1,6 @@
-"""The worker-metrics and coordinator-state tables, on both twins (protocol §2, §3, appendix A.9 to
-A.11).
+"""The worker-metrics and coordinator-state tables, on both kinds of tables.
+
+See protocol §2, §3 and appendix A.9 to A.11.
 """
 
 import dataclasses
@@ -12,29 +13,29 @@ from kcl_pipeline.leases.tables import LeaderLock, MigrationState, WorkerMetrics
 from kcl_pipeline.testing.tables import InMemoryLeaseTable
 
 # fixtures
-from tests.support.lease_tables import aws_fixture, client_fixture, twin_fixture  # noqa: F401
+from tests.support.lease_tables import aws_fixture, client_fixture, tables_fixture  # noqa: F401
 
 W1 = WorkerMetrics("w1", 1760000000, {"C": (10.5, 11.25)}, {"C": (100,)}, support_code=1)
 LOCK = LeaderLock("w1", 120000, "v1")
 NEXT = LeaderLock("w2", 30000, "v2")
 
 
-def workers(twin):
-    return twin.rows(twin.workers)
+def workers(tables):
+    return tables.rows(tables.workers)
 
 
-def lock_row(twin):
-    return twin.rows(twin.coordinator).get("Leader")
+def lock_row(tables):
+    return tables.rows(tables.coordinator).get("Leader")
 
 
-def migration_row(twin):
-    return twin.rows(twin.coordinator).get("Migration3.0")
+def migration_row(tables):
+    return tables.rows(tables.coordinator).get("Migration3.0")
 
 
-def test_appendix_a9_rows(twin):
-    assert twin.workers.report(W1) == W1
-    twin.workers.report(WorkerMetrics("w2", 1760000003, support_code=1))
-    assert workers(twin) == {
+def test_appendix_a9_rows(tables):
+    assert tables.workers.report(W1) == W1
+    tables.workers.report(WorkerMetrics("w2", 1760000003, support_code=1))
+    assert workers(tables) == {
         "w1": {
             "wid": {"S": "w1"},
             "entityType": {"S": "WORKER_METRIC_STATS"},
@@ -54,15 +55,15 @@ def test_appendix_a9_rows(twin):
             "slu": {"N": "1760000003"},
         },
     }
-    assert sorted(twin.workers.list_workers(), key=lambda w: w.worker_id) == [
+    assert sorted(tables.workers.list_workers(), key=lambda w: w.worker_id) == [
         W1,
         WorkerMetrics("w2", 1760000003, support_code=1),
     ]
 
 
-def test_numbers_have_six_decimals_rounded_half_up(twin):
-    twin.workers.report(dataclasses.replace(W1, stats={"C": (-1, 33.3333335, 1e-9, 100.0)}))
-    assert workers(twin)["w1"]["sts"]["M"]["C"]["L"] == [
+def test_numbers_have_six_decimals_rounded_half_up(tables):
+    tables.workers.report(dataclasses.replace(W1, stats={"C": (-1, 33.3333335, 1e-9, 100.0)}))
+    assert workers(tables)["w1"]["sts"]["M"]["C"]["L"] == [
         {"N": "-1"},
         {"N": "33.333334"},
         {"N": "0"},
@@ -70,61 +71,61 @@ def test_numbers_have_six_decimals_rounded_half_up(twin):
     ]
 
 
-def test_a_report_changes_its_own_attributes_only(twin):
-    twin.plant(
-        twin.workers,
+def test_a_report_changes_its_own_attributes_only(tables):
+    tables.plant(
+        tables.workers,
         {"wid": {"S": "w1"}, "lut": {"N": "5"}, "future": {"S": "x"}, "sup": {"N": "1"}},
     )
-    twin.workers.report(dataclasses.replace(W1, support_code=None))
-    assert workers(twin)["w1"]["future"] == {"S": "x"}
-    assert workers(twin)["w1"]["sup"] == {"N": "1"}
-    assert "slu" not in workers(twin)["w1"]
+    tables.workers.report(dataclasses.replace(W1, support_code=None))
+    assert workers(tables)["w1"]["future"] == {"S": "x"}
+    assert workers(tables)["w1"]["sup"] == {"N": "1"}
+    assert "slu" not in workers(tables)["w1"]
 
 
-def test_rows_that_cannot_be_read_are_left_out(twin):
-    twin.plant(
-        twin.workers,
+def test_rows_that_cannot_be_read_are_left_out(tables):
+    tables.plant(
+        tables.workers,
         {"wid": {"S": "old"}, "lut": {"N": "7"}, "sts": {"M": {"C": {"L": [{"N": "1"}]}}}},
     )
-    twin.plant(twin.workers, {"wid": {"S": "no time"}})
-    twin.plant(
-        twin.workers, {"wid": {"S": "other"}, "lut": {"N": "7"}, "entityType": {"S": "STREAM"}}
+    tables.plant(tables.workers, {"wid": {"S": "no time"}})
+    tables.plant(
+        tables.workers, {"wid": {"S": "other"}, "lut": {"N": "7"}, "entityType": {"S": "STREAM"}}
     )
-    assert twin.workers.list_workers() == (
+    assert tables.workers.list_workers() == (
         WorkerMetrics("old", 7, {"C": (1.0,)}, support_code=None),
     )
 
 
-def test_drain_reaches_the_run_it_was_meant_for(twin):
-    assert not twin.workers.request_drain("w1")
-    assert workers(twin) == {}
+def test_drain_reaches_the_run_it_was_meant_for(tables):
+    assert not tables.workers.request_drain("w1")
+    assert workers(tables) == {}
     run = dataclasses.replace(W1, run_id="run-1")
-    assert not twin.workers.report(run).drain_requested
-    assert twin.workers.request_drain("w1")
-    assert twin.workers.report(run).drain_requested
-    assert twin.workers.list_workers()[0].drain_requested
-    successor = twin.workers.report(dataclasses.replace(W1, run_id="run-2"))
+    assert not tables.workers.report(run).drain_requested
+    assert tables.workers.request_drain("w1")
+    assert tables.workers.report(run).drain_requested
+    assert tables.workers.list_workers()[0].drain_requested
+    successor = tables.workers.report(dataclasses.replace(W1, run_id="run-2"))
     assert (successor.drain_requested, successor.run_id) == (False, "run-2")
-    assert "kclpDrain" not in workers(twin)["w1"]
+    assert "kclpDrain" not in workers(tables)["w1"]
 
 
-def test_delete_only_the_row_that_was_read(twin):
-    twin.workers.report(W1)
-    twin.workers.report(dataclasses.replace(W1, last_update_seconds=1760000030))
-    assert not twin.workers.delete(W1)
-    assert twin.workers.delete(dataclasses.replace(W1, last_update_seconds=1760000030))
-    assert twin.workers.delete(W1)
-    twin.workers.report(W1)
-    twin.workers.deregister("w1")
-    twin.workers.deregister("w1")
-    assert workers(twin) == {}
+def test_delete_only_the_row_that_was_read(tables):
+    tables.workers.report(W1)
+    tables.workers.report(dataclasses.replace(W1, last_update_seconds=1760000030))
+    assert not tables.workers.delete(W1)
+    assert tables.workers.delete(dataclasses.replace(W1, last_update_seconds=1760000030))
+    assert tables.workers.delete(W1)
+    tables.workers.report(W1)
+    tables.workers.deregister("w1")
+    tables.workers.deregister("w1")
+    assert workers(tables) == {}
 
 
-def test_appendix_a10_lock_row_and_its_life(twin):
-    table = twin.coordinator
+def test_appendix_a10_lock_row_and_its_life(tables):
+    table = tables.coordinator
     assert table.read_lock() is None
     assert table.put_lock(LOCK, replacing=None)
-    assert lock_row(twin) == {
+    assert lock_row(tables) == {
         "key": {"S": "Leader"},
         "entityType": {"S": "LEADER"},
         "ownerName": {"S": "w1"},
@@ -142,32 +143,32 @@ def test_appendix_a10_lock_row_and_its_life(twin):
     assert not table.heartbeat_lock(LeaderLock("w1", 30000, "v2"), "v3")
 
 
-def test_a_steal_replaces_the_whole_item(twin):
-    twin.coordinator.put_lock(LOCK, replacing=None)
-    twin.plant(twin.coordinator, lock_row(twin) | {"data": {"B": b"x"}})
-    assert twin.coordinator.put_lock(NEXT, replacing=LOCK)
-    assert "data" not in lock_row(twin)
+def test_a_steal_replaces_the_whole_item(tables):
+    tables.coordinator.put_lock(LOCK, replacing=None)
+    tables.plant(tables.coordinator, lock_row(tables) | {"data": {"B": b"x"}})
+    assert tables.coordinator.put_lock(NEXT, replacing=LOCK)
+    assert "data" not in lock_row(tables)
 
 
-def test_a_released_lock_is_free(twin):
+def test_a_released_lock_is_free(tables):
     released = LeaderLock("w1", 120000, "v1", is_released=True)
-    twin.coordinator.put_lock(released, replacing=None)
-    assert lock_row(twin)["isReleased"] == {"S": "1"}
-    assert twin.coordinator.read_lock() == released
-    assert twin.coordinator.put_lock(NEXT, replacing=released)
-    assert not twin.coordinator.put_lock(LOCK, replacing=released)
-    assert twin.coordinator.read_lock() == NEXT
+    tables.coordinator.put_lock(released, replacing=None)
+    assert lock_row(tables)["isReleased"] == {"S": "1"}
+    assert tables.coordinator.read_lock() == released
+    assert tables.coordinator.put_lock(NEXT, replacing=released)
+    assert not tables.coordinator.put_lock(LOCK, replacing=released)
+    assert tables.coordinator.read_lock() == NEXT
 
 
-def test_release(twin):
-    table = twin.coordinator
+def test_release(tables):
+    table = tables.coordinator
     assert table.release_lock(LOCK)
     table.put_lock(LOCK, replacing=None)
     assert not table.release_lock(dataclasses.replace(LOCK, version="v0"))
     assert table.release_lock(NEXT)
-    assert lock_row(twin) is not None
+    assert lock_row(tables) is not None
     assert table.release_lock(LOCK)
-    assert lock_row(twin) is None
+    assert lock_row(tables) is None
 
 
 V3 = MigrationState(
@@ -224,20 +225,20 @@ LOSABLE = {
 
 
 @pytest.mark.parametrize("name", LOSABLE)
-def test_a_write_whose_answer_was_lost_is_true_when_repeated(twin, name):
+def test_a_write_whose_answer_was_lost_is_true_when_repeated(tables, name):
     operation, prepare, write = LOSABLE[name]
-    prepare(twin)
-    twin.lose_answer(operation)
+    prepare(tables)
+    tables.lose_answer(operation)
     with pytest.raises(UnavailableError, match=operation):
-        write(twin)
-    after_loss = (twin.rows(twin.workers), twin.rows(twin.coordinator))
-    assert write(twin)
-    assert (twin.rows(twin.workers), twin.rows(twin.coordinator)) == after_loss
+        write(tables)
+    after_loss = (tables.rows(tables.workers), tables.rows(tables.coordinator))
+    assert write(tables)
+    assert (tables.rows(tables.workers), tables.rows(tables.coordinator)) == after_loss
 
 
-def test_appendix_a11_client_version_row(twin):
-    assert twin.coordinator.put_migration(V3, replacing=None)
-    assert migration_row(twin) == {
+def test_appendix_a11_client_version_row(tables):
+    assert tables.coordinator.put_migration(V3, replacing=None)
+    assert migration_row(tables) == {
         "key": {"S": "Migration3.0"},
         "entityType": {"S": "CLIENT_VERSION_MIGRATION"},
         "cv": {"S": "CLIENT_VERSION_3X"},
@@ -255,75 +256,75 @@ def test_appendix_a11_client_version_row(twin):
             ]
         },
     }
-    assert twin.coordinator.read_migration() == V3
+    assert tables.coordinator.read_migration() == V3
     other = dataclasses.replace(V3, modified_by="w2")
-    assert not twin.coordinator.put_migration(other, replacing=None)
-    assert not twin.coordinator.put_migration(
+    assert not tables.coordinator.put_migration(other, replacing=None)
+    assert not tables.coordinator.put_migration(
         other, replacing=dataclasses.replace(V3, client_version="CLIENT_VERSION_2X")
     )
 
 
-def test_a_fresh_application_is_at_3x(twin):
-    made = ensure_client_version(twin.coordinator, "w1", twin.clock)
-    assert twin.coordinator.read_migration() == made
-    now = int(twin.clock.wall() * 1000)
+def test_a_fresh_application_is_at_3x(tables):
+    made = ensure_client_version(tables.coordinator, "w1", tables.clock)
+    assert tables.coordinator.read_migration() == made
+    now = int(tables.clock.wall() * 1000)
     assert made == MigrationState(
         "CLIENT_VERSION_3X", "w1", now, (("CLIENT_VERSION_INIT", "w1", now),)
     )
-    before = migration_row(twin)
-    assert ensure_client_version(twin.coordinator, "w2", twin.clock) == made
-    assert migration_row(twin) == before
+    before = migration_row(tables)
+    assert ensure_client_version(tables.coordinator, "w2", tables.clock) == made
+    assert migration_row(tables) == before
 
 
-def test_a_rollback_state_is_rolled_forward_and_remembered(twin):
+def test_a_rollback_state_is_rolled_forward_and_remembered(tables):
     past = tuple((f"CLIENT_VERSION_{n}", "tool", n) for n in range(10))
-    twin.coordinator.put_migration(
+    tables.coordinator.put_migration(
         MigrationState("CLIENT_VERSION_3X_WITH_ROLLBACK", "j1", 99, past), replacing=None
     )
-    twin.plant(twin.coordinator, migration_row(twin) | {"future": {"S": "x"}})
-    made = ensure_client_version(twin.coordinator, "w1", twin.clock)
+    tables.plant(tables.coordinator, migration_row(tables) | {"future": {"S": "x"}})
+    made = ensure_client_version(tables.coordinator, "w1", tables.clock)
     assert made.client_version == "CLIENT_VERSION_3X"
     assert made.history == (("CLIENT_VERSION_3X_WITH_ROLLBACK", "j1", 99), *past[:9])
-    assert twin.coordinator.read_migration() == made
-    assert migration_row(twin)["future"] == {"S": "x"}
+    assert tables.coordinator.read_migration() == made
+    assert migration_row(tables)["future"] == {"S": "x"}
 
 
 @pytest.mark.parametrize(
     "version", ["CLIENT_VERSION_2X", "CLIENT_VERSION_UPGRADE_FROM_2X", "CLIENT_VERSION_4X"]
 )
-def test_an_application_of_another_version_is_refused_untouched(twin, version):
-    twin.coordinator.put_migration(MigrationState(version, "j1", 99), replacing=None)
-    before = migration_row(twin)
+def test_an_application_of_another_version_is_refused_untouched(tables, version):
+    tables.coordinator.put_migration(MigrationState(version, "j1", 99), replacing=None)
+    before = migration_row(tables)
     with pytest.raises(IncompatibleTableError, match=version):
-        ensure_client_version(twin.coordinator, "w1", twin.clock)
-    assert migration_row(twin) == before
+        ensure_client_version(tables.coordinator, "w1", tables.clock)
+    assert migration_row(tables) == before
 
 
-def test_losing_the_race_for_the_first_row_is_fine(twin):
-    read = twin.coordinator.read_migration
+def test_losing_the_race_for_the_first_row_is_fine(tables):
+    read = tables.coordinator.read_migration
     answers = [None]
-    twin.coordinator.put_migration(dataclasses.replace(V3, modified_by="faster"), replacing=None)
-    twin.coordinator.read_migration = lambda: answers.pop() if answers else read()
-    assert ensure_client_version(twin.coordinator, "w1", twin.clock).modified_by == "faster"
+    tables.coordinator.put_migration(dataclasses.replace(V3, modified_by="faster"), replacing=None)
+    tables.coordinator.read_migration = lambda: answers.pop() if answers else read()
+    assert ensure_client_version(tables.coordinator, "w1", tables.clock).modified_by == "faster"
 
 
 @pytest.mark.parametrize("status", ["PENDING", "COMPLETE"])
-def test_rows_moved_into_the_lease_table_are_refused(twin, status):
-    twin.plant(
-        twin.coordinator,
+def test_rows_moved_into_the_lease_table_are_refused(tables, status):
+    tables.plant(
+        tables.coordinator,
         {"key": {"S": "TableMigration3.5"}, "tm": {"S": f"TABLE_MIGRATION_STATUS_{status}"}},
     )
     with pytest.raises(IncompatibleTableError, match="single-table layout"):
-        twin.coordinator.ensure_exists()
+        tables.coordinator.ensure_exists()
 
 
 @pytest.mark.parametrize("status", ["INIT", "DEPLOYED"])
-def test_a_move_that_has_not_begun_is_fine(twin, status):
-    twin.plant(
-        twin.coordinator,
+def test_a_move_that_has_not_begun_is_fine(tables, status):
+    tables.plant(
+        tables.coordinator,
         {"key": {"S": "TableMigration3.5"}, "tm": {"S": f"TABLE_MIGRATION_STATUS_{status}"}},
     )
-    assert not twin.coordinator.ensure_exists()
+    assert not tables.coordinator.ensure_exists()
 
 
 @pytest.mark.parametrize(
@@ -334,13 +335,13 @@ def test_a_move_that_has_not_begun_is_fine(twin, status):
         {"leaseKey": {"S": "TableMigration3.5"}, "entityType": {"S": "TABLE_MIGRATION"}},
     ],
 )
-def test_the_single_table_layout_is_refused_in_one_sentence(twin, item):
-    twin.plant(twin.leases, item)
+def test_the_single_table_layout_is_refused_in_one_sentence(tables, item):
+    tables.plant(tables.leases, item)
     with pytest.raises(IncompatibleTableError) as refused:
-        twin.leases.ensure_exists()
+        tables.leases.ensure_exists()
     text = str(refused.value)
     assert item["leaseKey"]["S"] in text
-    assert twin.leases.name in text
+    assert tables.leases.name in text
     assert ". " not in text.replace("3.5,", "")
 
 

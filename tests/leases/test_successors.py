@@ -34,7 +34,7 @@ from tests.support.lease_tables import (  # noqa: F401
     client_fixture,
     owned,
     row,
-    twin_fixture,
+    tables_fixture,
 )
 
 LEFT, RIGHT = (
@@ -48,86 +48,86 @@ LEFT, RIGHT = (
 )
 
 
-def rows_of(twin):
-    return set(twin.rows(twin.leases))
+def rows_of(tables):
+    return set(tables.rows(tables.leases))
 
 
-def test_the_children_and_their_parents_note_of_them(twin):
-    lease = owned(twin)
-    assert twin.leases.create_successors(lease, [LEFT, RIGHT])
-    assert row(twin, LEFT.lease_key) == lease_to_item(LEFT)
-    assert row(twin, RIGHT.lease_key) == lease_to_item(RIGHT)
-    assert row(twin)["childShardIds"] == {"SS": [LEFT.shard_id, RIGHT.shard_id]}
-    assert twin.leases.get(KEY) == lease.with_(
+def test_the_children_and_their_parents_note_of_them(tables):
+    lease = owned(tables)
+    assert tables.leases.create_successors(lease, [LEFT, RIGHT])
+    assert row(tables, LEFT.lease_key) == lease_to_item(LEFT)
+    assert row(tables, RIGHT.lease_key) == lease_to_item(RIGHT)
+    assert row(tables)["childShardIds"] == {"SS": [LEFT.shard_id, RIGHT.shard_id]}
+    assert tables.leases.get(KEY) == lease.with_(
         child_shard_ids=frozenset({LEFT.shard_id, RIGHT.shard_id})
     )
 
 
-def test_leases_of_one_of_several_streams(twin):
+def test_leases_of_one_of_several_streams(tables):
     stream = "123456789012:orders:1700000000"
-    lease = owned(twin, lease_key=f"{stream}:{KEY}", stream=stream)
+    lease = owned(tables, lease_key=f"{stream}:{KEY}", stream=stream)
     child = LEFT.with_(lease_key=f"{stream}:{LEFT.shard_id}", stream=stream)
-    assert twin.leases.create_successors(lease, [child])
-    assert twin.leases.get(child.lease_key) == child
-    assert row(twin, lease.lease_key)["childShardIds"] == {"SS": [LEFT.shard_id]}
+    assert tables.leases.create_successors(lease, [child])
+    assert tables.leases.get(child.lease_key) == child
+    assert row(tables, lease.lease_key)["childShardIds"] == {"SS": [LEFT.shard_id]}
 
 
-def test_a_child_that_is_there_is_not_touched_and_the_others_are_created(twin):
-    lease = owned(twin)
-    create_lease(twin.leases, LEFT)
-    begun = twin.leases.update_checkpoint(twin.leases.assign(LEFT, "w2"), checkpoint=END)
-    twin.plant(twin.leases, row(twin, LEFT.lease_key) | {"future": {"S": "kept"}})
-    assert twin.leases.create_successors(lease, [LEFT, RIGHT])
-    assert twin.leases.get(LEFT.lease_key) == begun
-    assert row(twin, LEFT.lease_key)["future"] == {"S": "kept"}
-    assert twin.leases.get(RIGHT.lease_key) == RIGHT
-    assert twin.leases.create_successors(lease, [LEFT, RIGHT]), "again, all are there"
-    assert row(twin)["childShardIds"] == {"SS": [LEFT.shard_id, RIGHT.shard_id]}
+def test_a_child_that_is_there_is_not_touched_and_the_others_are_created(tables):
+    lease = owned(tables)
+    create_lease(tables.leases, LEFT)
+    begun = tables.leases.update_checkpoint(tables.leases.assign(LEFT, "w2"), checkpoint=END)
+    tables.plant(tables.leases, row(tables, LEFT.lease_key) | {"future": {"S": "kept"}})
+    assert tables.leases.create_successors(lease, [LEFT, RIGHT])
+    assert tables.leases.get(LEFT.lease_key) == begun
+    assert row(tables, LEFT.lease_key)["future"] == {"S": "kept"}
+    assert tables.leases.get(RIGHT.lease_key) == RIGHT
+    assert tables.leases.create_successors(lease, [LEFT, RIGHT]), "again, all are there"
+    assert row(tables)["childShardIds"] == {"SS": [LEFT.shard_id, RIGHT.shard_id]}
 
 
 @pytest.mark.parametrize("parent", ["gone", "finished"])
-def test_a_parent_that_proves_nothing_gets_no_children(twin, parent):
-    lease = owned(twin)
+def test_a_parent_that_proves_nothing_gets_no_children(tables, parent):
+    lease = owned(tables)
     if parent == "gone":
-        twin.leases.delete(lease)
+        tables.leases.delete(lease)
     else:
-        twin.leases.update_checkpoint(lease, checkpoint=SHARD_END)
-    before = twin.rows(twin.leases)
-    assert not twin.leases.create_successors(lease, [LEFT, RIGHT])
-    assert twin.rows(twin.leases) == before
+        tables.leases.update_checkpoint(lease, checkpoint=SHARD_END)
+    before = tables.rows(tables.leases)
+    assert not tables.leases.create_successors(lease, [LEFT, RIGHT])
+    assert tables.rows(tables.leases) == before
 
 
-def test_another_owner_of_the_parent_is_no_hindrance(twin):
+def test_another_owner_of_the_parent_is_no_hindrance(tables):
     """The counter is no condition: what is created is what the new owner would create."""
-    lease = owned(twin)
-    twin.leases.assign(lease, "w2")
-    assert twin.leases.create_successors(lease, [LEFT])
-    assert rows_of(twin) == {KEY, LEFT.lease_key}
+    lease = owned(tables)
+    tables.leases.assign(lease, "w2")
+    assert tables.leases.create_successors(lease, [LEFT])
+    assert rows_of(tables) == {KEY, LEFT.lease_key}
 
 
-def test_no_successors_are_an_error(twin):
+def test_no_successors_are_an_error(tables):
     with pytest.raises(ValueError, match="set"):
-        twin.leases.create_successors(owned(twin), [])
+        tables.leases.create_successors(owned(tables), [])
 
 
 @pytest.mark.parametrize("arrives", [True, False], ids=["answer lost", "request lost"])
-def test_a_transaction_without_an_answer_is_made_again(twin, arrives):
-    lease = owned(twin)
-    (twin.lose_answer if arrives else twin.drop_request)("TransactWriteItems")
+def test_a_transaction_without_an_answer_is_made_again(tables, arrives):
+    lease = owned(tables)
+    (tables.lose_answer if arrives else tables.drop_request)("TransactWriteItems")
     with pytest.raises(UnavailableError):
-        twin.leases.create_successors(lease, [LEFT, RIGHT])
-    assert rows_of(twin) == ({KEY, LEFT.lease_key, RIGHT.lease_key} if arrives else {KEY})
-    assert twin.leases.create_successors(lease, [LEFT, RIGHT])
-    assert rows_of(twin) == {KEY, LEFT.lease_key, RIGHT.lease_key}
+        tables.leases.create_successors(lease, [LEFT, RIGHT])
+    assert rows_of(tables) == ({KEY, LEFT.lease_key, RIGHT.lease_key} if arrives else {KEY})
+    assert tables.leases.create_successors(lease, [LEFT, RIGHT])
+    assert rows_of(tables) == {KEY, LEFT.lease_key, RIGHT.lease_key}
 
 
-def test_both_parents_of_a_merge_create_their_child_at_the_same_time(twin):
-    parents = [owned(twin, lease_key=f"shardId-00000000000{number}") for number in (7, 8)]
+def test_both_parents_of_a_merge_create_their_child_at_the_same_time(tables):
+    parents = [owned(tables, lease_key=f"shardId-00000000000{number}") for number in (7, 8)]
     child = LEFT.with_(parent_shard_ids=frozenset(parent.shard_id for parent in parents))
     done = []
 
     def create(parent):
-        done.append(twin.leases.create_successors(parent, [child]))
+        done.append(tables.leases.create_successors(parent, [child]))
 
     threads = [threading.Thread(target=create, args=(parent,)) for parent in parents]
     for thread in threads:
@@ -135,9 +135,9 @@ def test_both_parents_of_a_merge_create_their_child_at_the_same_time(twin):
     for thread in threads:
         thread.join(30)
     assert done == [True, True]
-    assert twin.leases.get(child.lease_key) == child
+    assert tables.leases.get(child.lease_key) == child
     for parent in parents:
-        assert row(twin, parent.lease_key)["childShardIds"] == {"SS": [child.shard_id]}
+        assert row(tables, parent.lease_key)["childShardIds"] == {"SS": [child.shard_id]}
 
 
 def test_a_missing_attribute_does_not_differ():

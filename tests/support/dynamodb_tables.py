@@ -4,8 +4,8 @@ from kcl_pipeline.config import LeaseSettings, TableSettings
 from kcl_pipeline.leases.dynamodb.leases import DynamoDbLeaseTable
 from kcl_pipeline.testing.clock import VirtualClock
 from tests.support.lease_tables import (  # noqa: F401
-    DynamoTwin,
-    MemoryTwin,
+    DynamoTables,
+    MemoryTables,
     aws_fixture,
     client_fixture,
     make_client,

@@ -1,6 +1,4 @@
-"""Both twins of the three tables behind one face, so that each test runs against DynamoDB's
-interface and against the in-memory tables.
-"""
+"""The three tables on DynamoDB's interface and in memory, for tests that run on both."""
 
 import itertools
 from collections.abc import Iterator
@@ -47,7 +45,7 @@ FRESH_ITEM = {
 END = Position("49650000000000000000000000000000000000000000000000000002", 0)
 
 
-class MemoryTwin:
+class MemoryTables:
     def __init__(self, exists=True):
         self.clock = VirtualClock()
         self.leases = InMemoryLeaseTable("app", clock=self.clock, exists=exists)
@@ -84,7 +82,7 @@ class MemoryTwin:
             setattr(table.store, when, hook)
 
 
-class DynamoTwin:
+class DynamoTables:
     def __init__(self, aws, client, exists=True):
         self.aws = aws
         self.client = client
@@ -157,18 +155,18 @@ def client_fixture(aws):
     client.close()
 
 
-@pytest.fixture(params=KINDS, name="twin")
-def twin_fixture(request):
+@pytest.fixture(params=KINDS, name="tables")
+def tables_fixture(request):
     if request.param == "memory":
-        return MemoryTwin()
-    return DynamoTwin(request.getfixturevalue("aws"), request.getfixturevalue("client"))
+        return MemoryTables()
+    return DynamoTables(request.getfixturevalue("aws"), request.getfixturevalue("client"))
 
 
-def row(twin, key=KEY):
-    return twin.rows(twin.leases).get(key)
+def row(tables, key=KEY):
+    return tables.rows(tables.leases).get(key)
 
 
-def owned(twin, owner="w1", **changes):
+def owned(tables, owner="w1", **changes):
     """A lease in the table that `owner` holds."""
-    create_lease(twin.leases, FRESH.with_(**changes))
-    return twin.leases.assign(FRESH.with_(**changes), owner)
+    create_lease(tables.leases, FRESH.with_(**changes))
+    return tables.leases.assign(FRESH.with_(**changes), owner)

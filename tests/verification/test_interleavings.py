@@ -1,5 +1,5 @@
 """Every interleaving of the commit protocol's I/O calls: crashes and pauses anywhere, paused
-writers, twins, lost answers; and each guard is shown to be needed.
+writers, shared worker ids, lost answers; and each guard is shown to be needed.
 """
 
 from __future__ import annotations
@@ -36,7 +36,10 @@ ALL = {scenario.name: scenario for scenario in scenarios()}
 COUNTS: dict[str, int] = {}
 
 
-LONG = {"twins across the end of a shard, and a cleanup", "the deleted row of a parent"}
+LONG = {
+    "a shared worker id across the end of a shard, and a cleanup",
+    "the deleted row of a parent",
+}
 """In `make test-long` and `make microscope`. `make test` has the first without a cleanup, and the
 second with a former owner of the child.
 """
@@ -111,7 +114,7 @@ def _higher_means_landed(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(SteppedSink, "txn_versions", generous)
 
 
-def _twins_read_each_other(patch: pytest.MonkeyPatch) -> None:
+def _processes_of_an_id_read_each_other(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(lease_rows, "_same_progress", lambda row, lease: True)
 
 
@@ -221,9 +224,9 @@ MUTANTS = {
     "a taker does not fence": (_no_fence, "a paused writer"),
     "the sink does not compare numbers": (_no_numbers, "a paused writer"),
     "a higher number counts as landed": (_higher_means_landed, "a paused writer"),
-    "a renewal takes a twin's progress for its own": (
-        _twins_read_each_other,
-        "a lost answer among twins",
+    "a renewal takes the progress of another process for its own": (
+        _processes_of_an_id_read_each_other,
+        "a lost answer with a shared worker id",
     ),
     "a flush removes the pending checkpoint of a batch in flight": (
         _flush_while_in_flight,
@@ -241,7 +244,7 @@ MUTANTS = {
     ),
     "a child starts before its parents' ends": (
         _no_parent_check,
-        "twins across the end of a shard",
+        "a shared worker id across the end of a shard",
     ),
     "parents are restored whatever the child's row says": (
         _restored_without_the_child,

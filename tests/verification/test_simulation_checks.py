@@ -185,10 +185,10 @@ def test_a_lease_goes_back_and_forth_when_it_moves_again_under_a_steady_load():
 
 def test_a_worker_id_that_two_processes_use_has_no_steady_load():
     """Seed 7000325: each process refuses what the other has prepared, and reads it again."""
-    moves = [Moved(1.0, "a", "w1", "twin"), Moved(13.0, "a", "twin", "w1")]
-    assert back_and_forth(moves, 1, ("twin",)) == []
-    assert back_and_forth([*moves, Moved(14.0, "a", "w1", "w2")], 1, ("twin",)) != []
-    assert back_and_forth([moves[0], Moved(13.0, "a", "w1", "twin")], 1, ("twin",)) == []
+    moves = [Moved(1.0, "a", "w1", "shared"), Moved(13.0, "a", "shared", "w1")]
+    assert back_and_forth(moves, 1, ("shared",)) == []
+    assert back_and_forth([*moves, Moved(14.0, "a", "w1", "w2")], 1, ("shared",)) != []
+    assert back_and_forth([moves[0], Moved(13.0, "a", "w1", "shared")], 1, ("shared",)) == []
     assert back_and_forth(moves, 1, ("other",)) == [moves[1]]
 
 

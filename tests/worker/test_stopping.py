@@ -105,11 +105,11 @@ def test_what_another_process_under_the_same_name_holds_on_to_is_not_fought_for(
     and goes.
     """
     (key, *_) = owners(world)
-    twin, evict = world.leases.view(), world.leases.evict
+    other, evict = world.leases.view(), world.leases.evict
 
     def take_again(lease):
         row = evict(lease)
-        twin.assign(twin.get(key), "w-1") if lease.lease_key == key else None
+        other.assign(other.get(key), "w-1") if lease.lease_key == key else None
         return row
 
     world.leases.evict = take_again

@@ -42,16 +42,18 @@ def scenarios() -> Iterator[Scenario | LineageScenario]:
         preemptions=1,
     )
     yield Scenario(
-        "twins", (Worker("w1"), Worker("w1 twin", size=2, worker_id="w1")), preemptions=3
+        "a shared worker id",
+        (Worker("w1"), Worker("w1 second process", size=2, worker_id="w1")),
+        preemptions=3,
     )
     yield Scenario(
-        "twins that renew",
-        (Worker("w1", renews=1), Worker("w1 twin", size=2, worker_id="w1", renews=1)),
+        "a shared worker id, with renewals",
+        (Worker("w1", renews=1), Worker("w1 second process", size=2, worker_id="w1", renews=1)),
         preemptions=1,
     )
     yield Scenario(
-        "twins and a taker",
-        (Worker("w1"), Worker("w1 twin", size=2, worker_id="w1"), _SECOND),
+        "a shared worker id and a taker",
+        (Worker("w1"), Worker("w1 second process", size=2, worker_id="w1"), _SECOND),
         _MOVE,
     )
     yield Scenario(
@@ -95,25 +97,25 @@ def _lost_answers() -> Iterator[Scenario]:
             _MOVE,
             preemptions=1,
         )
-    first, twin = (
+    first, second = (
         Worker("w1", lost_answers={1: "after"}, renews=1),
-        Worker("w1 twin", size=2, worker_id="w1"),
+        Worker("w1 second process", size=2, worker_id="w1"),
     )
-    yield Scenario("a lost answer among twins", (first, twin))
+    yield Scenario("a lost answer with a shared worker id", (first, second))
 
 
 def _lineage() -> Iterator[LineageScenario]:
     """Scenarios that create and delete lease rows (see `verification.interleavings.lineage`)."""
     first, second = ("w1", "w1"), ("w2", "w2")
-    twins = LineageScenario(
-        "twins across the end of a shard",
-        (first, ("w1 twin", "w1")),
+    shared = LineageScenario(
+        "a shared worker id across the end of a shard",
+        (first, ("w1 second process", "w1")),
         preemptions=1,
         child_owners=("w1",),
         born=True,
     )
-    yield twins
-    yield replace(twins, name=f"{twins.name}, and a cleanup", cleans=2)
+    yield shared
+    yield replace(shared, name=f"{shared.name}, and a cleanup", cleans=2)
     yield LineageScenario(
         "an end of a shard without an answer, and a stop",
         (first,),

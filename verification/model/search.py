@@ -89,14 +89,14 @@ def _path(seen: dict[State, tuple[State, str] | None], state: State) -> tuple[st
     return tuple(reversed(path))
 
 
-_LONE_TWIN: Final = Model(
-    "a twin", (0, 0), moves=1, lost=1, handoffs=False, most_counter=6, most_fences=5
+_LONE_SHARED_ID: Final = Model(
+    "a shared worker id", (0, 0), moves=1, lost=1, handoffs=False, most_counter=6, most_fences=5
 )
 SMALL: Final = (
     Model("two workers", (0, 1), moves=3, lost=1),
-    _LONE_TWIN,
+    _LONE_SHARED_ID,
     Model(
-        "a twin that renews",
+        "a shared worker id, with renewals",
         (0, 0),
         moves=1,
         renewals=1,
@@ -106,7 +106,7 @@ SMALL: Final = (
     ),
     Model("parent and child", (0, 1), shards=2, records=1, moves=3, lost=1),
     Model(
-        "twins across the end of a shard",
+        "a shared worker id across the end of a shard",
         (0, 0),
         shards=2,
         records=1,
@@ -132,14 +132,14 @@ SMALL: Final = (
         deletions=1,
     ),
 )
-_TAKER, _TWIN, _RENEWING, _CHILD, _BORN, _DELETED = SMALL
+_TAKER, _SHARED_ID, _RENEWING, _CHILD, _BORN, _DELETED = SMALL
 FULL: Final = (
     Model("three workers", (0, 1, 2), moves=3, lost=1),
     Model("two workers, more moves", (0, 1), moves=4, lost=1),
-    replace(_LONE_TWIN, name="a twin, lost answers and renewals", renewals=1),
-    replace(_LONE_TWIN, name="a twin, batches of several leases", several=True),
+    replace(_LONE_SHARED_ID, name="a shared worker id, lost answers and renewals", renewals=1),
+    replace(_LONE_SHARED_ID, name="a shared worker id, batches of several leases", several=True),
     Model(
-        "a twin and a taker",
+        "a shared worker id and a taker",
         (0, 0, 1),
         moves=2,
         lost=1,
@@ -165,7 +165,7 @@ GUARDS: Final[tuple[tuple[str, Model], ...]] = (
     ("counter of an assignment", _TAKER),
     ("counter of a handoff", _TAKER),
     ("positions in the read-back", _RENEWING),
-    ("process in the number", replace(_TWIN, several=True)),
+    ("process in the number", replace(_SHARED_ID, several=True)),
     ("parent check", _CHILD),
     ("parent in the creation", _BORN),
     ("step forward", _BORN),

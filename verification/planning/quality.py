@@ -42,8 +42,8 @@ def quality_of(plan_input: PlanInput, plan: Plan) -> PlanQuality:
     """Return the quality of a plan of any strategy."""
     owners = owners_after(plan_input, plan)
     loads = [lease.throughput_kbps or 0.0 for lease in plan_input.leases if not lease.ended]
-    room = math.fsum(worker.capacity for worker in plan_input.workers)
-    mean = math.fsum(loads) / room if room > 0 else 0.0
+    capacity = math.fsum(worker.capacity for worker in plan_input.workers)
+    mean = math.fsum(loads) / capacity if capacity > 0 else 0.0
     return PlanQuality(
         max_over_mean(plan_input, owners),
         max(loads) / mean if mean > 0 else 0.0,
@@ -90,7 +90,7 @@ def lower_bound(plan_input: PlanInput, plan: Plan) -> int:
             base=problem.base,
             owner=owner,
             group_of=problem.group_of,
-            room=problem.group_capacities,
+            group_capacities=problem.group_capacities,
         )
         group_rest = [
             max(one, target) for one, target in zip(group_rest, problem.group_targets, strict=True)
@@ -105,10 +105,10 @@ def _group_utilizations(
     base: list[list[float]],
     owner: list[int],
     group_of: list[int],
-    room: list[list[float]],
+    group_capacities: list[list[float]],
 ) -> list[float]:
-    worst = [0.0] * len(room[0])
-    for loads, idle, capacities in zip(problem_loads, base, room, strict=True):
+    worst = [0.0] * len(group_capacities[0])
+    for loads, idle, capacities in zip(problem_loads, base, group_capacities, strict=True):
         total = [0.0] * len(capacities)
         for w, load in enumerate(idle):
             total[group_of[w]] += load

@@ -157,7 +157,7 @@ class HostIncidents:
         """Start a second worker with the id of a running one."""
         machine = self._one_worker()
         if machine is not None and machine.mode == "continuous":
-            self.world.checks.twins.add(machine.worker_id)
+            self.world.checks.shared_ids.add(machine.worker_id)
             self.world.checks.excuse_worker(machine.worker_id)
             self.world.start(
                 self._next("twin"),

@@ -42,7 +42,7 @@ class LeaseChecks:
         edited: Leases whose row was changed by hand.
         replayed: Leases of a lineage of which a row was deleted by hand. Only their records may
             come twice or out of order.
-        twins: Worker ids that two processes share.
+        shared_ids: Worker ids that two processes share.
         moves: All changes of owners, in order.
     """
 
@@ -52,7 +52,7 @@ class LeaseChecks:
     now: Callable[[], float]
     edited: set[str] = field(default_factory=set)
     replayed: set[str] = field(default_factory=set)
-    twins: set[str] = field(default_factory=set)
+    shared_ids: set[str] = field(default_factory=set)
     coverage_suspended: bool = False
     moves: list[Moved] = field(default_factory=list)
     _covered: set[Generation] = field(default_factory=set)
@@ -171,7 +171,7 @@ class LeaseChecks:
         key = _name(now)
         if now.in_handoff and not before.in_handoff:
             self._handoff_began[key] = self.now()
-        if before.actual_owner is not None and before.actual_owner in self.twins:
+        if before.actual_owner is not None and before.actual_owner in self.shared_ids:
             self.excuse(key)
         if before.actual_owner == now.actual_owner:
             return

@@ -118,12 +118,12 @@ class StoreSink:
         numbers = {entry.lease_key: entry.number for entry in entries}
         # A paused writer is not fenced here, so records that the lease's new owner reads again come
         # twice. If two processes share an id, the row does not show which one is the owner.
-        twin = self._worker_id in self._table.checks.twins
+        is_shared = self._worker_id in self._table.checks.shared_ids
         self._table.checks.excuse(
             *(
                 key
                 for key in keys
-                if twin
+                if is_shared
                 or (row := self._table.checks.lease(key)) is None
                 or row.actual_owner != self._worker_id
             )

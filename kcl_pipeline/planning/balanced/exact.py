@@ -176,13 +176,13 @@ class _Search:
     def few(self) -> None:
         """Run the second search: fewest moves, then bytes, then variance, with this evenness."""
         self.nodes = 0
-        self.room = _even_part(self.best_score)
+        self.reached = _even_part(self.best_score)
         self._few(0, 0, 0, 0.0)
 
     def _few(self, depth: int, unplaced: int, moves: int, kbps: float) -> None:
         self.nodes += 1
         peak, rest, group_peak = self._evenness(depth)
-        allowed = self.room
+        allowed = self.reached
         if (
             self.nodes > _MOST_NODES
             or unplaced > allowed[0]
@@ -240,7 +240,7 @@ class _Search:
                 excess = (
                     self.load[r][w]
                     + sum(mine)
-                    - self.room[3] * problem.target * problem.capacities[r][w] * (1 + 1e-7)
+                    - self.reached[3] * problem.target * problem.capacities[r][w] * (1 + 1e-7)
                 )
                 mine.sort(reverse=True)
                 k = 0

@@ -188,9 +188,9 @@ def _scale(problem: Problem, measured: Loads, taken: list[int]) -> None:
         loads = [measured.loads[r][i] for i in taken]
         capacities = [measured.capacity(r, worker) for worker in problem.workers]
         base = [measured.base[r].get(worker.worker_id, 0.0) for worker in problem.workers]
-        total, room = math.fsum(loads) + math.fsum(base), math.fsum(capacities)
-        mean_capacity = room / len(capacities)
-        unit = total / room * mean_capacity if total > 0 else 1.0
+        total, capacity_sum = math.fsum(loads) + math.fsum(base), math.fsum(capacities)
+        mean_capacity = capacity_sum / len(capacities)
+        unit = total / capacity_sum * mean_capacity if total > 0 else 1.0
         # An absolute dead-band wider than the relative one is more capacity: all limits stay
         # `target * capacity`.
         widened = max((1.0 + measured.dead_bands[r] / unit) / target, 1.0) if total > 0 else 1.0

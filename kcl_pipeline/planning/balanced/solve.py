@@ -272,7 +272,7 @@ def _push(state: Assignment, w: int, r: int, excess: float, pieces: int, once: s
                 for q in state.resources
             )
             most_pieces = lighter if best is None else min(lighter, best[0])
-            cost = _room_for(state.held[by][v], missing, _LIGHTER * load, most_pieces)
+            cost = _leases_to_free(state.held[by][v], missing, _LIGHTER * load, most_pieces)
             if cost < 0:
                 continue
             rank = (cost, missing / cost, i, v)
@@ -285,7 +285,7 @@ def _push(state: Assignment, w: int, r: int, excess: float, pieces: int, once: s
     return best[3]
 
 
-def _room_for(held: list[tuple[float, int]], missing: float, below: float, most: int) -> int:
+def _leases_to_free(held: list[tuple[float, int]], missing: float, below: float, most: int) -> int:
     """Return how many leases below `below` have load `missing`, heaviest first; -1 above `most`."""
     k = bisect_left(held, (below, -1))
     for cost in range(1, min(most, k) + 1):

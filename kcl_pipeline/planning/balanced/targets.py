@@ -76,17 +76,17 @@ def _pigeonhole(loads: list[float], capacities: list[float], at_least: float) ->
         rank = step * workers
         if rank >= len(loads):
             break
-        best = _enough_room(classes, loads[rank], rank + 1, best)
+        best = _utilization_for(classes, loads[rank], rank + 1, best)
     if loads:
-        best = _enough_room(classes, loads[-1], len(loads), best)
-        best = _enough_room(classes, loads[0], 1, best)
+        best = _utilization_for(classes, loads[-1], len(loads), best)
+        best = _utilization_for(classes, loads[0], 1, best)
     return best
 
 
-def _enough_room(classes: dict[float, int], load: float, leases: int, at_least: float) -> float:
+def _utilization_for(classes: dict[float, int], load: float, leases: int, at_least: float) -> float:
     """Return the smallest T >= at_least at which `leases` of `load` each fit."""
 
-    def room(utilization: float) -> int:
+    def fitting(utilization: float) -> int:
         return sum(
             count * int(utilization * capacity / load + EPSILON)
             for capacity, count in classes.items()
@@ -95,13 +95,13 @@ def _enough_room(classes: dict[float, int], load: float, leases: int, at_least: 
     if (
         load * leases <= EPSILON
         or leases > 1_000 * sum(classes.values())
-        or room(at_least) >= leases
+        or fitting(at_least) >= leases
     ):
         return at_least
     low, high = at_least, at_least
-    while room(high) < leases:
+    while fitting(high) < leases:
         low, high = high, high * 2
     while high - low > EPSILON * high:
         middle = (low + high) / 2
-        low, high = (low, middle) if room(middle) >= leases else (middle, high)
+        low, high = (low, middle) if fitting(middle) >= leases else (middle, high)
     return high * (1 + 100 * EPSILON)

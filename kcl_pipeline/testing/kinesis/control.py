@@ -50,7 +50,7 @@ def _mode_of(params: Params) -> str:
     return mode
 
 
-def _check_room(world: World, more: int) -> None:
+def _check_shard_limit(world: World, more: int) -> None:
     open_shards = sum(len(s.open_shards) for s in world.streams.values() if s.mode == "PROVISIONED")
     if open_shards + more > world.settings.shard_limit:
         raise limit_exceeded(
@@ -76,7 +76,7 @@ def create_stream(world: World, params: Params) -> Answer:
     if name in world.streams:
         raise in_use(f"Stream {name} under account {world.settings.account} already exists.")
     if mode == "PROVISIONED":
-        _check_room(world, int(count or 0))
+        _check_shard_limit(world, int(count or 0))
     elif sum(s.mode == "ON_DEMAND" for s in world.streams.values()) >= ON_DEMAND_STREAM_LIMIT:
         raise limit_exceeded(
             f"The account {world.settings.account} has {ON_DEMAND_STREAM_LIMIT} on-demand "
@@ -156,7 +156,7 @@ def split_shard(world: World, params: Params) -> Answer:
         )
     new_start = int(text)
     stream.check_split(shard, new_start)
-    _check_room(world, 1)
+    _check_shard_limit(world, 1)
     now_millis, ready_millis = _reshard_ready_millis(world)
     stream.begin(
         "UPDATING", ready_millis, now_millis, lambda at: stream.split(shard, new_start, at)
@@ -198,7 +198,7 @@ def update_shard_count(world: World, params: Params) -> Answer:
         raise limit_exceeded(
             f"UpdateShardCount cannot scale down below half your current open shard count. {counts}"
         )
-    _check_room(world, target - current)
+    _check_shard_limit(world, target - current)
     now_millis, ready_millis = _reshard_ready_millis(world)
     stream.reshard_millis = [
         at for at in stream.reshard_millis if at > now_millis - 24 * HOUR_MILLIS

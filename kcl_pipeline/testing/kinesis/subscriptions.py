@@ -92,7 +92,7 @@ def next_event(world: World, subscription: Subscription) -> SubscriptionEvent | 
     """
     with world.lock:
         stream, shard, now_millis = _still_there(world, subscription)
-        if world.settings.enforce_limits and not _has_room(world, subscription):
+        if world.settings.enforce_limits and not _has_bytes_left(world, subscription):
             return None
         read = read_from(
             stream, shard, subscription.index, _MAX_EVENT_RECORDS, now_millis, _MAX_EVENT_BYTES
@@ -145,7 +145,7 @@ def _still_there(world: World, subscription: Subscription) -> tuple[Stream, Shar
     return stream, shard, now_millis
 
 
-def _has_room(world: World, subscription: Subscription) -> bool:
+def _has_bytes_left(world: World, subscription: Subscription) -> bool:
     if subscription.bucket is None:
         subscription.bucket = TokenBucket(BYTES_OUT_PER_SECOND)
     return subscription.bucket.available(world.clock.monotonic()) > 0
