@@ -9,7 +9,7 @@ import typer
 
 from kcl_pipeline.cli import show
 from kcl_pipeline.cli.target import Application, AsJson, Pipeline, Streams, target
-from kcl_pipeline.leases.losses import Loss, LossLog, change_losses, time_text
+from kcl_pipeline.leases.losses import Loss, LossLog, LossTable, change_losses, time_text
 
 COLUMNS = ("shard", "reason", "after", "until", "before", "arrived", "recorded", "acknowledged")
 
@@ -34,11 +34,9 @@ def losses(
     shown = table.read_losses().log
     if not as_json:
         _print(shown)
-    after = shown
+    after, marked = shown, 0
     if acknowledge and shown.unacknowledged:
-        now = int(app.clock.wall() * 1000)
-        after = change_losses(table, lambda log: log.with_acknowledged(shown, now))
-    marked = after.acknowledged - shown.acknowledged
+        after, marked = _acknowledge(table, shown, int(app.clock.wall() * 1000))
     if as_json:
         show.print_json(
             {
@@ -52,6 +50,22 @@ def losses(
         )
     elif acknowledge:
         show.echo(f"{marked} losses acknowledged; {after.unacknowledged} not acknowledged")
+
+
+def _acknowledge(table: LossTable, shown: LossLog, now_millis: int) -> tuple[LossLog, int]:
+    """Return the changed record, and how many losses this command has acknowledged.
+
+    Losses that another process acknowledged since `shown` was read are not counted.
+    """
+    marked = 0
+
+    def change(log: LossLog) -> LossLog:
+        nonlocal marked
+        changed = log.with_acknowledged(shown, now_millis)
+        marked = changed.acknowledged - log.acknowledged
+        return changed
+
+    return change_losses(table, change), marked
 
 
 def _print(found: LossLog) -> None:

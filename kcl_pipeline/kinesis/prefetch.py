@@ -36,6 +36,10 @@ class Reader(Protocol):
     ended: bool
     last_bytes: int
 
+    @property
+    def read_up_to_millis(self) -> int | None:
+        """See `retention.GapWatch`."""
+
     def read(self) -> Chunk | None:
         """Read once, in bounded time; return None if there is nothing new."""
         ...
@@ -272,16 +276,12 @@ class Prefetcher:
             slot = self._slots.get(lease_key)
             if slot is None:
                 return None
-            waiting = bool(slot.buffer)
-            up_to = getattr(slot.reader, "read_up_to_millis", None)
+            waiting, up_to = bool(slot.buffer), slot.reader.read_up_to_millis
             caught_up = slot.reached_tip and not waiting
             return ReadState(slot.read_at, waiting, caught_up, slot.error, up_to)
 
     def busy(self, lease_key: str) -> bool:
-        """Return whether a read of this shard runs, or its records are not buffered yet.
-
-        False for unknown keys.
-        """
+        """Return whether a read of the shard runs, or has not buffered its records yet."""
         with self._lock:
             slot = self._slots.get(lease_key)
             return slot is not None and slot.busy

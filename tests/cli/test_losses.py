@@ -49,3 +49,17 @@ def test_a_loss_that_comes_after_the_look_is_not_acknowledged(fleet, monkeypatch
     assert "1 losses acknowledged; 1 not acknowledged" in text
     (left,) = fleet.tables.coordinator.read_losses().log.waiting
     assert left.lease_key == "shardId-2"
+
+
+def test_what_another_process_acknowledges_meanwhile_is_not_counted(fleet, monkeypatch):
+    table = fleet.tables.coordinator
+    ensure_client_version(table, "w-1", SystemClock())
+    lose(fleet, "shardId-1")
+
+    def acknowledge(*_):
+        change_losses(table, lambda log: log.with_acknowledged(log, 2_000))
+
+    monkeypatch.setattr(show, "print_table", acknowledge)
+    text = run("losses", "-a", fleet.name, "--acknowledge").stdout
+    assert "0 losses acknowledged; 0 not acknowledged" in text
+    assert table.read_losses().log.acknowledged == 1

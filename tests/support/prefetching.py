@@ -66,6 +66,7 @@ class FakeReader:
         self.millis_behind_latest: int | None = None
         self.ended = False
         self.last_bytes = 0
+        self.read_up_to_millis: int | None = None
         self.size = size
         self.behind = behind
         self.script = script or []

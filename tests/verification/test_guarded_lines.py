@@ -71,6 +71,7 @@ class Reader:
     millis_behind_latest = 1_000
     ended = False
     last_bytes = MIB
+    read_up_to_millis = None
 
     def __init__(self, lease_key, during=lambda: None):
         self.lease_key = lease_key

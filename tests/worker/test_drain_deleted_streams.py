@@ -19,7 +19,7 @@ class Kinesis(InMemoryKinesis):
 
     def __init__(self, world, *held):
         super().__init__(world.model)
-        self.held, self.refusal, self.described = set(held), None, 0
+        self.held, self.refusal = set(held), None
 
     def get_records(self, stream, *request):
         if stream.name in self.held:
@@ -27,7 +27,6 @@ class Kinesis(InMemoryKinesis):
         return super().get_records(stream, *request)
 
     def resolve_stream(self, name_or_arn, *, multi_stream):
-        self.described += 1
         if self.refusal is not None:
             raise self.refusal
         return super().resolve_stream(name_or_arn, multi_stream=multi_stream)
@@ -103,6 +102,7 @@ def test_the_loss_begins_after_the_last_committed_position():
     delete(world, kinesis, "b")
     world.run_until(world.drains["w"].done, LIMIT)
     assert {event.lease_key: event.after for event in world.of(RecordsLost)} == committed
+    assert len(committed) == 2
     assert all(not position.is_sentinel for position in committed.values())
 
 

@@ -69,6 +69,11 @@ class ShardFeed:
             watch, wanted, rules.retrieval, clock, self.lease_key
         )
 
+    @property
+    def read_up_to_millis(self) -> int | None:
+        """See `retention.GapWatch`. None: no page was read."""
+        return None if self.read_up_to is None else self.read_up_to[1]
+
     def read(self) -> Chunk | None:
         """Make one GetRecords call.
 

@@ -55,7 +55,7 @@ class Activity:
 class WatchedWriter:
     """`BatchWriter` that notes each call of another one.
 
-    What follows a call, until the next step, counts as COMMITTING: dead letters are written.
+    What follows a `write`, until the next step, counts as COMMITTING: dead letters are written.
     """
 
     def __init__(self, writer: BatchWriter, activity: Activity) -> None:

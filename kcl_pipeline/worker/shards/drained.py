@@ -67,8 +67,8 @@ class DrainedStream:
         """Return whether the lease is of this stream, and not of another one of its name."""
         stream = self._stream
         if lease.stream is None or stream.creation_epoch is None:
-            is_later = stream.created_millis in (None, lease.stream_mark)
-            return lease.stream is None and (lease.stream_mark == stream.lease_mark or is_later)
+            has_own_mark = stream.created_millis in (None, lease.stream_mark)
+            return lease.stream is None and (lease.stream_mark == stream.lease_mark or has_own_mark)
         return lease.stream == stream.serialized
 
     def _is_followed_by(self, lease: Lease) -> bool:

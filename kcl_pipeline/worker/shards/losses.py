@@ -39,7 +39,7 @@ class LossCheck:
         kinesis: Lists the children of the shard.
         clock: Measures whether another worker could have taken the lease.
         events: Receives `RecordsLost`.
-        is_removed: Returns whether a leader removed a former stream.
+        is_removed: Returns whether a leader removed a stream of several from the record.
         shard_sync_of: Returns the initial position of a stream. None: that of the settings.
     """
 
