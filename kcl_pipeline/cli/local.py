@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 DEFAULT_PORT: Final = 4566
 _WAIT_SECONDS: Final = 3_600.0
 _FAULT_HELP: Final = (
-    "A fault as SERVICE.OPERATION:KIND=SHARE, for example dynamodb.Scan:throttle=0.5 or "
-    "kinesis:delay=0.2. KIND is throttle, error500, deny, drop_before, drop_after or delay."
+    "A fault as SERVICE.OPERATION:KIND=VALUE, for example dynamodb.Scan:throttle=0.5 or "
+    "kinesis:delay=0.2. KIND is throttle, error500, deny, drop_before, drop_after or delay. VALUE "
+    "is the share of calls from 0 to 1, or for delay the seconds."
 )
 
 

@@ -32,7 +32,7 @@ _MAX_CHARACTERS: Final = 64 * 1024
 _MAX_KEY: Final = 2048
 _MAX_STEP: Final = 40
 _MAX_COUNT: Final = 2**31 - 1
-_MAX_MILLIS: Final = 2**63 - 1
+_MAX_LARGE: Final = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,66 +194,70 @@ def other_lags(millis: Mapping[str, int]) -> tuple[int, int | None]:
     return len(others), others[len(others) // 2] if others else None
 
 
+_Key = Annotated[str, msgspec.Meta(min_length=1, max_length=_MAX_KEY)]
+_Reason = Annotated[str, msgspec.Meta(max_length=2 * MAX_REASON_CHARACTERS)]
+_Seconds = Annotated[float, msgspec.Meta(ge=0, le=_MAX_COUNT)]
+_Count = Annotated[int, msgspec.Meta(ge=0, le=_MAX_COUNT)]
+_Large = Annotated[int, msgspec.Meta(ge=0, le=_MAX_LARGE)]
+"""Milliseconds, or a counter that only grows."""
+
+
 class _Paused(msgspec.Struct, frozen=True, rename="camel"):
-    lease_key: Annotated[str, msgspec.Meta(min_length=1, max_length=_MAX_KEY)]
-    reason: Annotated[str, msgspec.Meta(max_length=2 * MAX_REASON_CHARACTERS)]
-    seconds: Annotated[float, msgspec.Meta(ge=0, le=_MAX_COUNT)]
+    lease_key: _Key
+    reason: _Reason
+    seconds: _Seconds
 
 
 class _Lag(msgspec.Struct, frozen=True, rename="camel"):
-    lease_key: Annotated[str, msgspec.Meta(min_length=1, max_length=_MAX_KEY)]
-    millis: Annotated[int, msgspec.Meta(ge=0, le=_MAX_MILLIS)]
+    lease_key: _Key
+    millis: _Large
 
 
 class _Stream(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
-    stream: Annotated[str, msgspec.Meta(min_length=1, max_length=_MAX_KEY)]
-    millis: Annotated[int, msgspec.Meta(ge=0, le=_MAX_MILLIS)] | None = None
-    unknown: Annotated[int, msgspec.Meta(ge=0, le=_MAX_COUNT)] = 0
+    stream: _Key
+    millis: _Large | None = None
+    unknown: _Count = 0
 
 
 class _Unavailable(msgspec.Struct, frozen=True, rename="camel"):
-    stream: Annotated[str, msgspec.Meta(min_length=1, max_length=_MAX_KEY)]
-    reason: Annotated[str, msgspec.Meta(max_length=2 * MAX_REASON_CHARACTERS)]
-
-
-_Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
-_Seconds = Annotated[float, msgspec.Meta(ge=0, le=_MAX_COUNT)]
+    stream: _Key
+    reason: _Reason
 
 
 class _Totals(msgspec.Struct, frozen=True, rename="camel"):
     seconds: _Seconds = 0.0
-    records: _Count = 0
-    bytes: _Count = 0
-    rows: _Count = 0
-    batches: _Count = 0
+    records: _Large = 0
+    bytes: _Large = 0
+    rows: _Large = 0
+    batches: _Large = 0
     last_batch_seconds: _Seconds | None = None
-    commit_millis_p99: _Count | None = None
-    put_to_commit_millis_p99: _Count | None = None
-    table_version: _Count | None = None
+    commit_millis_p99: _Large | None = None
+    put_to_commit_millis_p99: _Large | None = None
+    table_version: _Large | None = None
 
 
 class _Hung(msgspec.Struct, frozen=True, rename="camel"):
     step: Annotated[str, msgspec.Meta(min_length=1, max_length=_MAX_STEP)]
-    seconds: Annotated[float, msgspec.Meta(ge=0, le=_MAX_COUNT)]
-    leases: Annotated[int, msgspec.Meta(ge=0, le=_MAX_COUNT)] = 0
+    seconds: _Seconds
+    leases: _Count = 0
 
 
 class _Status(msgspec.Struct, frozen=True, rename="camel"):
-    lag_millis: Annotated[int, msgspec.Meta(ge=0, le=_MAX_MILLIS)] | None = None
-    unknown_lags: Annotated[int, msgspec.Meta(ge=0, le=_MAX_COUNT)] = 0
+    lag_millis: _Large | None = None
+    unknown_lags: _Count = 0
     paused: Annotated[list[_Paused], msgspec.Meta(max_length=MAX_PAUSED)] = []
-    paused_leases: Annotated[int, msgspec.Meta(ge=0, le=_MAX_COUNT)] = 0
+    paused_leases: _Count = 0
     lags: Annotated[list[_Lag], msgspec.Meta(max_length=MAX_LAGS)] = []
-    dead_letters: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)] = 0
-    failed_batches: Annotated[int, msgspec.Meta(ge=0, le=_MAX_COUNT)] = 0
-    failure: Annotated[str, msgspec.Meta(max_length=2 * MAX_REASON_CHARACTERS)] | None = None
+    dead_letters: _Large = 0
+    failed_batches: _Count = 0
+    failure: _Reason | None = None
     unavailable: Annotated[list[_Unavailable], msgspec.Meta(max_length=MAX_UNAVAILABLE)] | None = (
         None
     )
     totals: _Totals | None = None
     version: Annotated[str, msgspec.Meta(max_length=MAX_VERSION_CHARACTERS)] | None = None
-    more_lags: Annotated[int, msgspec.Meta(ge=0, le=_MAX_COUNT)] = 0
-    more_lags_millis: Annotated[int, msgspec.Meta(ge=0, le=_MAX_MILLIS)] | None = None
+    more_lags: _Count = 0
+    more_lags_millis: _Large | None = None
     streams: Annotated[list[_Stream], msgspec.Meta(max_length=MAX_STREAMS)] = []
     hung: _Hung | None = None
 

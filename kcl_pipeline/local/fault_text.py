@@ -11,7 +11,10 @@ from kcl_pipeline.local.faults import FaultRule, Kind
 
 KINDS: Final[tuple[str, ...]] = get_args(Kind)
 EXAMPLES: Final = "dynamodb.Scan:throttle=0.5, kinesis:delay=0.2 or *:drop_after=0.01"
-FAULT_HELP: Final = f"a fault as SERVICE.OPERATION:KIND=SHARE; KIND is one of {', '.join(KINDS)}"
+FAULT_HELP: Final = (
+    f"a fault as SERVICE.OPERATION:KIND=VALUE; KIND is one of {', '.join(KINDS)}; VALUE is the "
+    "share of calls from 0 to 1, or for delay the seconds"
+)
 
 
 def parse_fault(text: str) -> FaultRule:

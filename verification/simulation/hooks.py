@@ -14,6 +14,8 @@ def _nothing(_operation: str, _key: str) -> None:
 def before_hook(
     calls: Calls, table: str, applied: Callable[[str, str], None] = _nothing
 ) -> Callable[[str, str], None]:
+    """Return a hook that begins each call; `applied` runs if the call is applied late."""
+
     def hook(operation: str, key: str) -> None:
         if operation != "DescribeTable":
             calls.before(f"{table}.{operation}", lambda: applied(operation, key))

@@ -75,7 +75,7 @@ def _balance(problem: Problem, calm: list[int]) -> tuple[list[int], str]:
     targets = compute(problem)
     best = _solve_small(problem, targets, calm) if is_small(problem) else None
     if best is not None and score(problem, best).unplaced < score(problem, calm).unplaced:
-        return best, "other leases make room for one that would find no worker"
+        return best, "other leases move so that one without an owner finds a worker"
     reach = (
         score(problem, best).peak_without_oversized * problem.target
         if best is not None
@@ -185,7 +185,7 @@ class _Stress:
                 self.group_peak = max(
                     [
                         self.group_peak,
-                        *(total / room for total, room in zip(by_group, caps, strict=True)),
+                        *(total / cap for total, cap in zip(by_group, caps, strict=True)),
                     ]
                 )
         self.group_is_over = (

@@ -67,7 +67,8 @@ class HangWatch:
             self._resume()
             return
         self.hung = HungState(doing.step.value, seconds, len(waiting))
-        if self._told is None or self._told[0] != doing.since or self._is_due(now):
+        told = self._told
+        if told is None or told[0] != doing.since or now - told[1] >= self._after_seconds:
             self._told = (doing.since, now)
             stacks = thread_stacks(doing.thread)
             self._events(WorkerHung(self._worker_id, doing.step, seconds, waiting, stacks))
@@ -85,9 +86,6 @@ class HangWatch:
             f"the worker was hung in step {step} for {seconds:.0f} s "
             "(worker.stop_hung_after_millis); its leases are released, and no record is lost"
         )
-
-    def _is_due(self, now: float) -> bool:
-        return self._told is None or now - self._told[1] >= self._after_seconds
 
     def _resume(self) -> None:
         self.hung = None

@@ -120,8 +120,9 @@ class StallWatch:
         if consumer.state is not ConsumerState.READING:
             return consumer.state is not ConsumerState.ENDED
         reading = self._source.state_of(consumer.lease_key)
-        is_at_end = reading is not None and reading.caught_up and not reading.has_waiting
-        return not is_at_end or reading is None or (reading.read_at or 0.0) <= since
+        if reading is None or not reading.caught_up:
+            return True
+        return (reading.read_at or 0.0) <= since
 
     def _of(self, held: Held, now: float) -> _Watched:
         known = self._watched.get(held.lease_key)
