@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any, Final
 
-from py4j.protocol import Py4JError
+from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors import AnalysisException, PySparkException
 
 from kcl_pipeline.errors import BrokenTransformError, KclError, SinkError, TransformFailedError
@@ -36,14 +36,15 @@ def classified(error: Exception, records: int | None) -> KclError:
     in the table.
     """
     if isinstance(error, AnalysisException):
-        text = with_frame(f"{type(error).__name__}: {spark_line(error)}", _frame(error))
+        text = with_frame(f"{type(error).__name__}: {spark_line(error)}", _frame(error, str(error)))
         return BrokenTransformError(f"the transform failed: {text}", detail=text)
     line = spark_line(error)
-    if _SINK_ERROR_IN_TASK in str(error):
-        return SinkError(str(error).rpartition(_SINK_ERROR_IN_TASK)[2].strip().splitlines()[0])
     java = getattr(error, "java_exception", None) or getattr(error, "_origin", None)
     gone = isinstance(error, ConnectionError) or (isinstance(error, Py4JError) and java is None)
     causes = [] if gone else _java_causes(java)
+    messages = _messages(error, causes)
+    if _SINK_ERROR_IN_TASK in messages:
+        return SinkError(messages.rpartition(_SINK_ERROR_IN_TASK)[2].strip().splitlines()[0])
     crashed = any("Python worker exited unexpectedly" in text for _, text in causes)
     lost = any(
         _NOT_BY_RECORDS.search(text.partition("\n")[0])
@@ -56,14 +57,25 @@ def classified(error: Exception, records: int | None) -> KclError:
         or (not crashed and any(name.startswith(_WRITING_FAILED) for name, _ in causes))
     ):
         return SinkError(f"writing failed: {line}")
-    text = with_frame(_CRASHED if crashed else line, _frame(error))
+    text = with_frame(_CRASHED if crashed else line, _frame(error, messages))
     given = "" if records is None else f" on {records} records"
     return TransformFailedError(f"the transform failed{given}: {text}", detail=text)
 
 
-def _frame(error: Exception) -> str | None:
+def _messages(error: Exception, causes: list[tuple[str, str]]) -> str:
+    """The messages of an error and its causes. Those of Python tasks have their tracebacks.
+
+    `str` of a Java error asks the JVM for all stack traces. They fill more than one buffer of the
+    JVM's socket, and the second one waits 40 ms for a delayed acknowledgement of the first.
+    """
+    if isinstance(error, Py4JJavaError) and causes:
+        return "\n".join(text for _, text in causes)
+    return str(error)
+
+
+def _frame(error: Exception, messages: str) -> str | None:
     """The frame in the user's code, from the traceback of a Python task or of this process."""
-    return frame_in(str(error)) or frame_of(error.__traceback__)
+    return frame_in(messages) or frame_of(error.__traceback__)
 
 
 def _java_causes(java: Any) -> list[tuple[str, str]]:

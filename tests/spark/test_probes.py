@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
+from py4j.protocol import Py4JJavaError
 from pyspark.sql import functions as f
 
 from kcl_pipeline.errors import SinkError, TransformFailedError
@@ -120,6 +121,22 @@ def test_a_round_needs_about_one_job_per_failing_part(spark, tmp_path: Path, tra
     assert [number for number, text in enumerate(found) if text is not None] == [3, 20, 39]
     # One job per thread, one after each failure, and two more if two tasks fail in one job.
     assert scheduler.nextJobId() - before <= 12
+
+
+@pytest.mark.parametrize(
+    ("transform", "error"), [(failfast, "Unexpected end-of-input"), (in_python, "in <lambda>")]
+)
+def test_a_failing_part_does_not_ask_for_the_stack_traces_of_the_jvm(
+    spark, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, transform, error
+):
+    """They are longer than a buffer of the JVM's socket, which costs 40 ms each time."""
+    asked = []
+    monkeypatch.setattr(Py4JJavaError, "__str__", lambda _error: asked.append(1) or "")
+    writer = SparkBatchWriter(spark, transform, str(tmp_path / "t"))
+    found = writer.probe([records(BAD), records(GOOD)])
+    assert error in found[0]
+    assert found[1] is None
+    assert asked == []
 
 
 class Scripted(SparkProbe):
