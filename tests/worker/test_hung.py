@@ -195,12 +195,16 @@ def test_a_thread_that_blocks_while_all_shards_are_at_their_end_is_not_hung():
 
 
 def test_a_worker_that_was_paused_as_a_whole_is_not_hung():
-    """After SIGSTOP the leases have expired, and other workers have them."""
+    """After SIGSTOP the worker renews its leases, if no other worker has taken them."""
     hanging = Hanging()
     hanging.block()
+    hanging.renew(1)
     hanging.world.clock.advance(10 * AFTER)
-    hanging.world.worker.lease_tick()
+    hanging.renew(AFTER / 2)
+    assert hanging.world.worker.leases.held()
     assert hanging.world.of(WorkerHung) == []
+    hanging.renew(AFTER / 2)
+    assert len(hanging.world.of(WorkerHung)) == 1
     hanging.end()
 
 

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Final
 
 from kcl_pipeline.clock import Clock, StopSignal
 from kcl_pipeline.config import WorkerSettings
 from kcl_pipeline.events import EventSink, WorkerHung, WorkerResumed
 from kcl_pipeline.leases.worker_status import HungState
-from kcl_pipeline.worker.monitoring.activity import Activity
+from kcl_pipeline.worker.monitoring.activity import Activity, Doing
 from kcl_pipeline.worker.monitoring.stacks import thread_stacks
+
+_SHORTEST_GAP_SECONDS: Final = 5.0
+"""A time between two looks that counts in full, however short `hung_after_millis` is."""
 
 
 class HangWatch:
     """Report the worker as hung, once per `worker.hung_after_millis`.
 
-    The thread that renews the leases calls `look` after it has renewed them. So a worker that was
-    paused as a whole holds no lease at that time, and is not hung.
+    The thread that renews the leases calls `look` after it has renewed them. The time between two
+    looks counts up to a quarter of `hung_after_millis`: while the worker is paused as a whole
+    (SIGSTOP), its processing thread cannot make progress.
 
     Args:
         worker_id: Names this worker in events.
@@ -48,6 +53,10 @@ class HangWatch:
         self._after_seconds = settings.hung_after_millis / 1000
         self._clock = clock
         self._events = events
+        self._longest_gap_seconds = max(self._after_seconds / 4, _SHORTEST_GAP_SECONDS)
+        self._seen: Doing | None = None
+        self._seen_at = 0.0
+        self._seconds = 0.0
         self._told: tuple[float, float] | None = None
         self.hung: HungState | None = None
         stop_millis = settings.stop_hung_after_millis
@@ -58,7 +67,7 @@ class HangWatch:
     def look(self) -> None:
         """Check the processing thread once."""
         now, doing = self._clock.monotonic(), self._activity.now
-        seconds = now - doing.since
+        seconds = self._seconds_in(doing, now)
         if doing.step is None or seconds < self._after_seconds:
             self._resume()
             return
@@ -76,6 +85,14 @@ class HangWatch:
             self.gave_up = self.gave_up or seconds >= self._stop_seconds
             if self.gave_up:
                 self.over.set()
+
+    def _seconds_in(self, doing: Doing, now: float) -> float:
+        """Return for how long the step has lasted while this worker ran."""
+        if self._seen is not doing:
+            self._seen, self._seen_at, self._seconds = doing, doing.since, 0.0
+        self._seconds += min(now - self._seen_at, self._longest_gap_seconds)
+        self._seen_at = now
+        return self._seconds
 
     def sentence(self) -> str:
         """Return why a worker that was given up has ended."""
