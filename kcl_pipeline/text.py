@@ -19,5 +19,10 @@ def printable(text: str, most: int = SHOWN_CHARACTERS) -> str:
     return f"{_escaped(text[:most])}... ({len(text)} characters)"
 
 
+def counted(count: int, singular: str, plural: str | None = None) -> str:
+    """Return the number and the noun: `1 loss`, `0 losses`. Default plural: with an `s`."""
+    return f"{count} {singular if count == 1 else plural or singular + 's'}"
+
+
 def _escaped(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

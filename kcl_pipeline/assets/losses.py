@@ -9,7 +9,7 @@ from kcl_pipeline.assets.run_metadata import table_of
 from kcl_pipeline.errors import UnreadableRowError
 from kcl_pipeline.leases.losses import Loss, LossLog, time_text
 from kcl_pipeline.leases.tables import CoordinatorStateTable
-from kcl_pipeline.text import printable
+from kcl_pipeline.text import counted, printable
 
 LOSSES: Final = "no_records_lost"
 ADVICE: Final = (
@@ -46,7 +46,7 @@ def records_lost(found: LossLog | UnreadableRowError) -> Health:
 
 def _description(found: LossLog) -> str:
     if found.unacknowledged:
-        text = f"{found.unacknowledged} losses of records are not acknowledged"
+        text = f"{counted(found.unacknowledged, 'loss', 'losses')} of records not acknowledged"
         if found.waiting:
             last = found.waiting[-1]
             text += f"; the last: {printable(last.lease_key)}, {last.reason}"
@@ -54,7 +54,7 @@ def _description(found: LossLog) -> str:
     if found.acknowledged_millis is None:
         return "no loss of records is recorded"
     return (
-        f"{found.acknowledged} losses of records are acknowledged, the last at "
+        f"{counted(found.acknowledged, 'loss', 'losses')} of records acknowledged, the last at "
         f"{time_text(found.acknowledged_millis)}"
     )
 

@@ -10,6 +10,7 @@ import typer
 from kcl_pipeline.cli import show
 from kcl_pipeline.cli.target import Application, AsJson, Pipeline, Streams, target
 from kcl_pipeline.leases.losses import Loss, LossLog, LossTable, change_losses, time_text
+from kcl_pipeline.text import counted
 
 COLUMNS = ("shard", "reason", "after", "until", "before", "arrived", "recorded", "acknowledged")
 
@@ -49,7 +50,8 @@ def losses(
             }
         )
     elif acknowledge:
-        show.echo(f"{marked} losses acknowledged; {after.unacknowledged} not acknowledged")
+        losses = counted(marked, "loss", "losses")
+        show.echo(f"{losses} acknowledged; {after.unacknowledged} not acknowledged")
 
 
 def _acknowledge(table: LossTable, shown: LossLog, now_millis: int) -> tuple[LossLog, int]:
@@ -70,7 +72,7 @@ def _acknowledge(table: LossTable, shown: LossLog, now_millis: int) -> tuple[Los
 
 def _print(found: LossLog) -> None:
     show.print_table(
-        f"{found.unacknowledged} losses are not acknowledged",
+        f"{counted(found.unacknowledged, 'loss', 'losses')} not acknowledged",
         COLUMNS,
         [_row(loss) for loss in reversed(found.losses)],
     )

@@ -15,6 +15,7 @@ from dagster import DagsterRunStatus
 from kcl_pipeline.assets.runs import RunView
 from kcl_pipeline.leader.report import CycleReport
 from kcl_pipeline.sensors.autoscaler import AutoscalerMemory, ScalingDecision
+from kcl_pipeline.text import counted
 
 TICK = "tick"
 
@@ -48,10 +49,6 @@ class LeaderSince:
         return f"{kind} {self.owner} leads since {time}{'' if self.is_exact else ' or earlier'}"
 
 
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
-
-
 def leading_text(report: CycleReport, problem: str | None, since: LeaderSince) -> str:
     """What the leader cycle did, or why it did not lead."""
     if not report.led:
@@ -59,9 +56,9 @@ def leading_text(report: CycleReport, problem: str | None, since: LeaderSince) -
     moves = len(report.plan.moves) if report.plan else 0
     finished = sum(1 for lease in report.leases if lease.ended)
     text = (
-        f"led: {_count(len(report.leases), 'lease')}"
+        f"led: {counted(len(report.leases), 'lease')}"
         + (f" ({finished} finished)" if finished else "")
-        + f", {_count(len(report.workers), 'worker')}, {_count(moves, 'move')}, "
+        + f", {counted(len(report.workers), 'worker')}, {counted(moves, 'move')}, "
         f"{report.seconds * 1000:.0f} ms"
     )
     return f"{text}; {problem}" if problem else text
@@ -72,7 +69,7 @@ def runs_text(active: Sequence[RunView], decision: ScalingDecision) -> str:
     counts = Counter(_kind(run) for run in active if run.continuous)
     runs, desired = counts.pop("run", 0), decision.memory.desired
     parts = [
-        f"{runs} of {_count(desired, 'worker')} {'runs' if runs == 1 else 'run'}",
+        f"{runs} of {counted(desired, 'worker')} {'runs' if runs == 1 else 'run'}",
         *(
             f"{number} {'is' if number == 1 else 'are'} {kind}"
             for kind, number in sorted(counts.items())

@@ -25,7 +25,7 @@ def lose(fleet, key):
 
 def test_losses_are_shown_until_they_are_acknowledged(fleet):
     name = fleet.name
-    assert "0 losses are not acknowledged" in run("losses", "-a", name).stdout
+    assert "0 losses not acknowledged" in run("losses", "-a", name).stdout
     ensure_client_version(fleet.tables.coordinator, "w-1", SystemClock())
     lose(fleet, "shardId-1")
     text = run("losses", "-a", name).stdout
@@ -34,7 +34,7 @@ def test_losses_are_shown_until_they_are_acknowledged(fleet):
     found = run_json("losses", "-a", name)
     assert (found["unacknowledged"], found["marked"]) == (1, None)
     assert found["losses"][0]["lease_key"] == "shardId-1"
-    assert "1 losses acknowledged; 0 not" in run("losses", "-a", name, "--acknowledge").stdout
+    assert "1 loss acknowledged; 0 not" in run("losses", "-a", name, "--acknowledge").stdout
     lose(fleet, "shardId-2")
     found = run_json("losses", "-a", name, "--acknowledge")
     assert (found["marked"], found["unacknowledged"], found["acknowledged"]) == (1, 0, 2)
@@ -46,7 +46,7 @@ def test_a_loss_that_comes_after_the_look_is_not_acknowledged(fleet, monkeypatch
     lose(fleet, "shardId-1")
     monkeypatch.setattr(show, "print_table", lambda *_: lose(fleet, "shardId-2"))
     text = run("losses", "-a", fleet.name, "--acknowledge").stdout
-    assert "1 losses acknowledged; 1 not acknowledged" in text
+    assert "1 loss acknowledged; 1 not acknowledged" in text
     (left,) = fleet.tables.coordinator.read_losses().log.waiting
     assert left.lease_key == "shardId-2"
 

@@ -25,6 +25,7 @@ from kcl_pipeline.cli.target import (
     target,
 )
 from kcl_pipeline.errors import KclError, SettingsError
+from kcl_pipeline.text import counted
 
 if TYPE_CHECKING:
     from kcl_pipeline.cli.doctor.checks import Snapshot
@@ -85,13 +86,9 @@ def doctor(
         show.print_json([asdict(f) for f in found])
     else:
         warnings = sum(f.level is Level.WARNING for f in found)
-        typer.echo(f"{_number(problems, 'problem')}, {_number(warnings, 'warning')}")
+        typer.echo(f"{counted(problems, 'problem')}, {counted(warnings, 'warning')}")
     if problems:
         raise typer.Exit(FAILED)
-
-
-def _number(count: int, noun: str) -> str:
-    return f"{count or 'no'} {noun}{'' if count == 1 else 's'}"
 
 
 def print_finding(finding: Finding) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from kcl_pipeline.cli.doctor.finding import Finding, ok, problem
 from kcl_pipeline.errors import UnreadableRowError
 from kcl_pipeline.leases.losses import Loss, LossLog, time_text
-from kcl_pipeline.text import printable
+from kcl_pipeline.text import counted, printable
 
 if TYPE_CHECKING:
     from kcl_pipeline.leases.losses import LossTable
@@ -35,14 +35,14 @@ def check_losses(table: LossTable, options: str) -> Finding:
             f"acknowledge: kcl-pipeline losses {options} --acknowledge",
         )
     if found.acknowledged:
-        return ok(_SUBJECT, f"{found.acknowledged} losses, all acknowledged")
+        return ok(_SUBJECT, f"{counted(found.acknowledged, 'loss', 'losses')}, all acknowledged")
     return ok(_SUBJECT, "no loss is recorded")
 
 
 def _text(found: LossLog) -> str:
     newest = [_loss_text(loss) for loss in found.waiting[: -_SHOWN - 1 : -1]]
     rest = found.unacknowledged - len(newest)
-    text = f"{found.unacknowledged} losses of records are not acknowledged"
+    text = f"{counted(found.unacknowledged, 'loss', 'losses')} of records not acknowledged"
     text += f": {'; '.join(newest)}" if newest else ""
     return text + (f"; and {rest} more" if newest and rest else "")
 
