@@ -145,7 +145,8 @@ def final_metadata(
     """Metadata of a worker that has stopped.
 
     Numbers cover the time after the last report, so that they add up with earlier reports. The
-    totals of the whole run are text.
+    totals of the whole run are text; `run_records` and `run_handoffs` are also numbers, one per
+    run.
 
     Args:
         summary: The summary.
@@ -161,6 +162,8 @@ def final_metadata(
     )
     metadata: dict[str, Any] = {} if reported is None else _rest(total, reported)
     metadata |= {
+        "run_records": total.records,
+        "run_handoffs": total.handoffs,
         "worker": dg.MetadataValue.text(total.worker_id),
         "stopped": dg.MetadataValue.text(str(summary.reason)),
         "whole_run": dg.MetadataValue.text(

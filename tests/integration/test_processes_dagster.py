@@ -53,4 +53,4 @@ def test_materialize_drains_terminate_releases_and_everything_is_there_once(stag
     comparison = compare(stage.table, stage.ids)
     assert comparison.exact, comparison
     assert comparison.committed == 900
-    assert sum(stage.page.sum_of(run, "records") for run in (continuous.run_id, drain)) == 900
+    assert sum(stage.page.sum_of(run, "run_records") for run in (continuous.run_id, drain)) == 900

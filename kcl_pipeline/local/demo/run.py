@@ -292,7 +292,7 @@ class Demo:
         try:
             runs = self.page.runs(JOB) if hasattr(self, "page") else []
             self._terminate_all(runs)
-            handoffs = round(sum(self.page.sum_of(run.run_id, "handoffs") for run in runs))
+            handoffs = round(sum(self.page.sum_of(run.run_id, "run_handoffs") for run in runs))
             workers = len(runs)
         except (OSError, RuntimeError) as error:
             self.say(f"stopping through Dagster failed ({error}); stopping the processes")
