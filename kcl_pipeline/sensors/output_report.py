@@ -207,25 +207,30 @@ def output_metadata(
     metadata: dict[str, Any] = {
         "records_per_second": round(period.records_per_second, 1),
         "mb_per_second": round(period.bytes_per_second / _MEGABYTE, 3),
-        "records": done.records,
-        "bytes": done.bytes,
-        "rows": done.rows,
-        "batches": done.batches,
-        "dead_letters": done.dead_letters,
-        "workers": len(workers),
-        "period": dg.MetadataValue.text(f"{period.seconds:.0f} s"),
     }
     lags = lag_percentiles(workers)
     if lags is not None:
-        metadata |= dict(
-            zip(("lag_seconds_p50", "lag_seconds_p99", "lag_seconds_max"), lags, strict=True)
-        )
+        p50, p99, largest = lags
+        metadata |= {
+            "lag_seconds_max": largest,
+            "lag_seconds_p99": p99,
+            "lag_seconds_p50": p50,
+        }
     unknown = sum(status.unknown_lags for status in statuses)
     if unknown:
         metadata["leases_without_lag"] = unknown
     if workers:
         oldest = wall_seconds - min(worker.last_update_seconds for worker in workers)
         metadata["oldest_report_seconds"] = round(max(oldest, 0.0))
+    metadata |= {
+        "workers": len(workers),
+        "records": done.records,
+        "bytes": done.bytes,
+        "rows": done.rows,
+        "batches": done.batches,
+        "dead_letters": done.dead_letters,
+        "period": dg.MetadataValue.text(f"{period.seconds:.0f} s"),
+    }
     commit = _largest([one.commit_millis_p99 for one in totals])
     if commit is not None:
         metadata["commit_seconds_p99"] = commit / 1000
