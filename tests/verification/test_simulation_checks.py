@@ -13,7 +13,9 @@ from kcl_pipeline.position import AT_TIMESTAMP, LATEST, TRIM_HORIZON, Position
 from kcl_pipeline.testing.clock import VirtualClock
 from kcl_pipeline.testing.sink import LogEntry
 from kcl_pipeline.testing.tables import InMemoryLeaseTable, create_lease
+from verification.simulation import StormOptions, simulate
 from verification.simulation.checks import Checks
+from verification.simulation.leading import LockWatch
 from verification.simulation.lease_checks import BrokenInvariantError, Moved
 from verification.simulation.rehearsal import back_and_forth
 from verification.simulation.scenario import BEGIN_MILLIS, Scenario
@@ -291,3 +293,23 @@ def test_a_dry_run_that_writes_is_found():
     world = World(TRIM_HORIZON)
     with pytest.raises(BrokenInvariantError, match=f"S14: a dry run wrote {KEY}"):
         world.checks.row_written(KEY, "reader", "w")
+
+
+def test_no_process_draws_a_lock_version_again(monkeypatch):
+    """A restarted leader that draws the versions of the one before looks like a silent leader.
+
+    Another candidate then takes its lock (S9, seed 9600006593).
+    """
+    versions = []
+    look = LockWatch.look
+
+    def noting(self):
+        look(self)
+        lock = self._seen
+        if lock is not None and lock.version not in versions[-1:]:
+            versions.append(lock.version)
+
+    monkeypatch.setattr(LockWatch, "look", noting)
+    assert simulate(9600006593, StormOptions(menu=4)).violations == ()
+    assert len(versions) > 20
+    assert len(set(versions)) == len(versions)

@@ -35,6 +35,7 @@ class Machine:
         streams: Streams that differ from the application's; such a machine must be refused.
         configured: The streams in its settings, if `streams` is None.
         cpu_percent: The utilization that it reports, if workers report one.
+        leaders: Number of processes with a leader that it has run.
     """
 
     name: str
@@ -49,6 +50,7 @@ class Machine:
     streams: tuple[str, ...] | None = None
     configured: tuple[str, ...] = ()
     cpu_percent: float = CALM_CPU_PERCENT
+    leaders: int = 0
 
 
 class SimulatedCpu:

@@ -278,6 +278,9 @@ class World:
         resume_own_name: bool = False,
     ) -> WatchedLeader:
         leases, workers, coordinator = self.tables(machine, calls, "leader")
+        machine.leaders += 1
+        # A process that starts again on a host must not draw the lock versions of the one before.
+        process = "" if machine.leaders == 1 else f"/{machine.leaders}"
         return WatchedLeader(
             self.settings_of(machine),
             leases,
@@ -288,7 +291,7 @@ class World:
             self._events_of(machine),
             owner,
             resume_own_name=resume_own_name,
-            rng=random.Random(f"{self.seed}/{machine.host.name}/leader"),
+            rng=random.Random(f"{self.seed}/{machine.host.name}/leader{process}"),
         )
 
     def settings_of(self, machine: Machine) -> ConsumerSettings:
