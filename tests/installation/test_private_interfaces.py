@@ -37,7 +37,7 @@ IMPORTS = {
     # Schemas of Arrow and Spark. Spark 4 has no public equivalent.
     "pyspark.sql.pandas.types": {"from_arrow_schema", "to_arrow_schema"},
     # Errors of the gateway that PySpark does not translate.
-    "py4j.protocol": {"Py4JError"},
+    "py4j.protocol": {"Py4JError", "Py4JJavaError"},
 }
 """Names by module."""
 ATTRIBUTES = {
