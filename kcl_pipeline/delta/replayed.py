@@ -11,12 +11,11 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
-import pyarrow as pa
-import pyarrow.compute as pc
 from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError
 
 from kcl_pipeline.delta.errors import delta_errors
+from kcl_pipeline.delta.queries import read_rows
 from kcl_pipeline.delta.storage.storage import table_root
 from kcl_pipeline.errors import SinkError
 
@@ -24,6 +23,10 @@ RECENT: Final = timedelta(hours=1)
 MAX_ATTEMPTS: Final = 10
 """Attempts to mark records while workers append to the table."""
 _TIMES: Final = ("failed_at", "replayed_at")
+_COUNTS: Final = (
+    "select count(*) as total, count(*) - count(replayed_at) as waiting, "
+    "count(*) filter (where failed_at >= to_timestamp_micros({began})) as recent from rows"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,16 +62,9 @@ def count_dead_letters(
         found = _open(root, storage_options)
         if found is None:
             return None
-        rows = found.to_pyarrow_table(columns=list(_TIMES))
-    began = pa.scalar(
-        datetime.fromtimestamp(now_seconds, UTC) - RECENT, pa.timestamp("us", tz="UTC")
-    )
-    failed_at = rows["failed_at"].cast(pa.timestamp("us", tz="UTC"))
-    return DeadLetterCounts(
-        total=rows.num_rows,
-        waiting=rows["replayed_at"].null_count,
-        recent=pc.sum(pc.greater_equal(failed_at, began)).as_py() or 0,
-    )
+        began = round((now_seconds - RECENT.total_seconds()) * 1e6)
+        counts = read_rows(found, _COUNTS.format(began=began))
+    return DeadLetterCounts(**counts.to_pylist()[0])
 
 
 def mark_replayed(

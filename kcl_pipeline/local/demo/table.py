@@ -10,6 +10,8 @@ import pyarrow.compute as pc
 from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 
+from kcl_pipeline.delta.queries import read_rows
+
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
@@ -64,7 +66,8 @@ class CommittedRows:
 def compare(uri: str, published: Iterable[str], column: str = "id") -> Comparison:
     """Compare one column of the whole table with the acknowledged ids."""
     try:
-        ids = DeltaTable(uri).to_pyarrow_table(columns=[column])[column]
+        query = f'select cast("{column}" as varchar) as id from rows'  # noqa: S608
+        ids = read_rows(DeltaTable(uri), query)["id"].cast(pa.string())
     except TableNotFoundError:
         ids = pa.chunked_array([pa.array([], pa.string())])
     expected = set(published)
