@@ -5,11 +5,12 @@ runs the transform on parts of the batch to find these records. `jvm` fails in a
 (`from_json` with FAILFAST), `python` in a Python UDF, `arrow` in an Arrow function without Spark.
 
     python -m benchmarks.isolation [--records 50000] [--bad 30] [--transform jvm python arrow]
+        [--json]
 
-Each transform runs in a separate process on two cores (`local[2]`) with a new session. It prints
-one line of JSON: seconds, processor seconds of all its processes, Spark jobs, log lines, and
-leftover files. Files of the batch itself are not counted. The benchmark takes a minute on two idle
-cores.
+Each transform runs in a separate process on two cores (`local[2]`) with a new session. The table
+has seconds, processor seconds of all its processes, Spark jobs, log lines, and leftover files; with
+`--json` the last line has them by transform. Files of the batch itself are not counted. The
+benchmark takes a minute on two idle cores.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ from kcl_pipeline.worker.failures.failed_records import FailureLimits
 from kcl_pipeline.worker.sources.batch_source import SourcedBatch
 
 TRANSFORMS: Final = ("jvm", "python", "arrow")
+_COLUMNS: Final = ("records", "found", "seconds", "cpu_seconds", "jobs", "log_lines", "files")
 _GOOD: Final = b'{"id": "%d", "amount": 1.5}'
 _BAD: Final = b'{"id": "%d", "amou'
 
@@ -159,11 +161,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--records", type=int, default=50_000)
     parser.add_argument("--bad", type=int, default=30)
     parser.add_argument("--transform", nargs="+", choices=TRANSFORMS, default=list(TRANSFORMS))
+    parser.add_argument("--json", action="store_true", help="print one line of JSON at the end")
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.inside:
         _run_one(options.transform[0], options.records, options.bad)
         return
+    results = {}
+    print("".join(name.rjust(13) for name in ("transform", *_COLUMNS)))
     for transform in options.transform:
         command = [sys.executable, "-m", "benchmarks.isolation", "--inside"]
         command += ["--transform", transform]
@@ -171,10 +176,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         done = subprocess.run(command, capture_output=True, text=True, check=True)
         result = json.loads(done.stdout.splitlines()[-1])
         result["log_lines"] = len(done.stderr.splitlines())
-        del result["expected"]
-        print(
-            json.dumps({k: round(v, 1) if isinstance(v, float) else v for k, v in result.items()})
-        )
+        results[transform] = {name: round(result[name], 1) for name in _COLUMNS}
+        print("".join(str(one).rjust(13) for one in (transform, *results[transform].values())))
+    if options.json:
+        print(json.dumps(results))
 
 
 if __name__ == "__main__":

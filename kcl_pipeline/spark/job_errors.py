@@ -25,6 +25,8 @@ _NOT_BY_RECORDS: Final = re.compile(  # messages about lost executors and stoppe
     r"|SparkContext (was|has been) shut ?down|stopped SparkContext|removed our "
     r"application|is closed"
 )
+_TRACEBACK: Final = "Traceback (most recent call last):"
+_SQL_STATE: Final = " SQLSTATE: "
 _SINK_ERROR_IN_TASK: Final = f"{SinkError.__module__}.{SinkError.__name__}:"
 
 
@@ -36,13 +38,15 @@ def classified(error: Exception, records: int | None) -> KclError:
     in the table.
     """
     if isinstance(error, AnalysisException):
-        text = with_frame(f"{type(error).__name__}: {spark_line(error)}", _frame(error, str(error)))
+        messages = str(error)
+        line = _line(error, messages)
+        text = with_frame(f"{type(error).__name__}: {line}", _frame(error, messages))
         return BrokenTransformError(f"the transform failed: {text}", detail=text)
-    line = spark_line(error)
     java = getattr(error, "java_exception", None) or getattr(error, "_origin", None)
     gone = isinstance(error, ConnectionError) or (isinstance(error, Py4JError) and java is None)
     causes = [] if gone else _java_causes(java)
-    messages = _messages(error, causes)
+    messages = "\n".join(text for _, text in causes) or str(error)
+    line = _java_line(causes) if isinstance(error, Py4JJavaError) else _line(error, messages)
     if _SINK_ERROR_IN_TASK in messages:
         return SinkError(messages.rpartition(_SINK_ERROR_IN_TASK)[2].strip().splitlines()[0])
     crashed = any("Python worker exited unexpectedly" in text for _, text in causes)
@@ -62,23 +66,19 @@ def classified(error: Exception, records: int | None) -> KclError:
     return TransformFailedError(f"the transform failed{given}: {text}", detail=text)
 
 
-def _messages(error: Exception, causes: list[tuple[str, str]]) -> str:
-    """The messages of an error and its causes. Those of Python tasks have their tracebacks.
-
-    `str` of a Java error asks the JVM for all stack traces. They fill more than one buffer of the
-    JVM's socket, and the second one waits 40 ms for a delayed acknowledgement of the first.
-    """
-    if isinstance(error, Py4JJavaError) and causes:
-        return "\n".join(text for _, text in causes)
-    return str(error)
-
-
 def _frame(error: Exception, messages: str) -> str | None:
     """The frame in the user's code, from the traceback of a Python task or of this process."""
     return frame_in(messages) or frame_of(error.__traceback__)
 
 
 def _java_causes(java: Any) -> list[tuple[str, str]]:
+    """Class and message of an error and its causes. Messages of Python tasks have a traceback.
+
+    `str` of the error would ask the JVM for more, which takes about 100 ms: all stack traces, which
+    fill more than one buffer of the JVM's socket, so that the second one waits 40 ms for a delayed
+    acknowledgement of the first; or the parameters of the message, whose iteration ends with a Java
+    error that pyspark examines.
+    """
     causes: list[tuple[str, str]] = []
     # A chain of causes can be circular.
     while java is not None and len(causes) < 20:  # noqa: PLR2004
@@ -93,16 +93,20 @@ def spark_line(error: Exception) -> str:
     It is the innermost Python error, Spark's first line, or the last Java cause.
     """
     java = getattr(error, "java_exception", None)
-    if java is not None:
-        name, text = _java_causes(java)[-1]
-        return f"{name.rpartition('.')[2]}: {text.splitlines()[0] if text else ''}"
-    lines = [line for line in str(error).strip().splitlines() if line.strip()]
-    if "Traceback (most recent call last):" in lines:
-        last = (
-            len(lines)
-            - 1
-            - next(number for number, line in enumerate(reversed(lines)) if line.startswith(" "))
-        )
+    return _line(error, str(error)) if java is None else _java_line(_java_causes(java))
+
+
+def _java_line(causes: list[tuple[str, str]]) -> str:
+    name, text = causes[-1]
+    return f"{name.rpartition('.')[2]}: {text.splitlines()[0] if text else ''}"
+
+
+def _line(error: Exception, messages: str) -> str:
+    lines = [line for line in messages.strip().splitlines() if line.strip()]
+    if any(line.endswith(_TRACEBACK) for line in lines):
+        lines = [line for line in lines if not line.startswith(_SQL_STATE)]
+        indented = (n for n, line in enumerate(reversed(lines)) if line.startswith(" "))
+        last = len(lines) - 1 - next(indented, 0)
         return lines[min(last + 1, len(lines) - 1)]
     prefix = "" if isinstance(error, PySparkException) else f"{type(error).__name__}: "
     return prefix + (lines[0] if lines else "")

@@ -5,6 +5,10 @@ and pandas in every new worker, which takes most of a second. Here the daemon im
 and workers are its forks. `gc.freeze` keeps these objects out of the collection that a worker makes
 after every task.
 
+Spark puts archives of pyspark and py4j on the import path, and one of its jars. Every new worker
+reads their directories again, which takes most of a second. The daemon uses the installed packages
+instead, if they are there.
+
 The setting `spark.python.daemon.module` names this module. It runs no code of the application.
 """
 
@@ -13,7 +17,11 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib
-from collections.abc import Callable
+import os
+import sys
+from collections.abc import Callable, Sequence
+from importlib.machinery import PathFinder
+from pathlib import Path
 from typing import Any, Final
 
 _IMPORTED: Final = ("pyspark.worker", "pyarrow", "pandas", "pyspark.sql.pandas.types")
@@ -21,6 +29,7 @@ _IMPORTED: Final = ("pyspark.worker", "pyarrow", "pandas", "pyspark.sql.pandas.t
 
 def main() -> None:
     """Import, then serve requests for workers until Spark ends."""
+    sys.path[:] = without_archives(sys.path, os.environ.get("SPARK_HOME", ""))
     for name in _IMPORTED:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
@@ -29,6 +38,23 @@ def main() -> None:
     daemon: Any = importlib.import_module("pyspark.daemon")
     daemon.worker = _quiet(daemon.worker)
     daemon.manager()
+
+
+def without_archives(path: Sequence[str], spark_home: str) -> list[str]:
+    """Return the import path without Spark's archives.
+
+    They stay if pyspark is not installed as the package that `spark_home` names, or if py4j is not
+    installed.
+    """
+    home = Path(spark_home).resolve()
+    archives = (home / "python" / "lib", home / "jars")
+    rest = [entry for entry in path if Path(entry).resolve().parent not in archives]
+    is_installed = (home / "daemon.py").is_file() and any(
+        Path(entry).resolve() == home.parent for entry in rest
+    )
+    if is_installed and PathFinder.find_spec("py4j", rest) is not None:
+        return rest
+    return list(path)
 
 
 def _quiet(worker: Callable[[Any, bool], int]) -> Callable[[Any, bool], int]:
