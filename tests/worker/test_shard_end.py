@@ -3,8 +3,10 @@
 import pytest
 
 from kcl_pipeline.errors import UnavailableError
-from kcl_pipeline.events import ShardEnded
-from kcl_pipeline.position import SHARD_END
+from kcl_pipeline.events import AwsTrouble, ShardEnded
+from kcl_pipeline.leases.lease import Lease
+from kcl_pipeline.position import SHARD_END, Position
+from kcl_pipeline.testing.tables import create_lease
 from kcl_pipeline.worker.consumer import ConsumerState
 from tests.support.worker_world import World, numbered
 
@@ -77,3 +79,29 @@ def test_a_shard_that_is_read_again_while_its_end_becomes_known_has_ended():
     assert consumer_of(world) is consumer
     assert world.data() == numbered(5)
     assert world.of(ShardEnded) == []
+
+
+@pytest.mark.parametrize("number", [1, 2], ids=["first child", "second child"])
+def test_a_shard_ends_after_the_row_of_a_former_stream_with_the_key_of_its_child_is_gone(number):
+    """Simulation seed 9710000033: a child without a lease, because its key was in use."""
+    world = World(shards=1)
+    world.run(5)
+    world.model.call("DeleteStream", StreamName="orders")
+    world.clock.advance(60)
+    world.model.call("CreateStream", StreamName="orders", ShardCount=1)
+    world.run(120)
+    assert world.leases.get(PARENT).stream_mark is not None
+    world.put(*numbered(5))
+    world.model.call(
+        "SplitShard", StreamName="orders", ShardToSplit=PARENT, NewStartingHashKey=str(2**127)
+    )
+    former = Lease(f"shardId-{number:012d}", Position("49"), owner="other")
+    assert create_lease(world.leases, former)
+    world.run_without_leader(30)
+    assert world.data() == numbered(5)
+    assert not world.leases.get(PARENT).ended, "a child has no lease"
+    assert any("former stream" in event.error for event in world.of(AwsTrouble))
+    world.put(*numbered(40, "c"))
+    world.run(60)
+    assert world.leases.get(former.lease_key).stream_mark is not None
+    assert world.data() == numbered(40, "c") + numbered(5)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from kcl_pipeline.batch import TxnVersions
@@ -16,6 +16,7 @@ from kcl_pipeline.leases.store import MapCallable, serial_map
 from kcl_pipeline.leases.tables import LeaseTable
 from kcl_pipeline.planning.shard_sync import child_leases, leases_after_loss
 from kcl_pipeline.position import SHARD_END
+from kcl_pipeline.shards import ChildShard
 from kcl_pipeline.worker.commit.protocol import CommitProtocol
 from kcl_pipeline.worker.consumer import ConsumerState, ShardConsumer
 from kcl_pipeline.worker.shards.losses import LossCheck
@@ -202,6 +203,7 @@ class Lifecycle:
         """
         lease = consumer.held.lease
         if consumer.children:
+            self._await_keys(lease, consumer.children)
             if any(
                 self._table.get(lease.key_of_sibling(c.shard_id)) is None for c in consumer.children
             ):
@@ -220,6 +222,25 @@ class Lifecycle:
                 tuple(lease.key_of_sibling(c.shard_id) for c in consumer.children),
             )
         )
+
+    def _await_keys(self, lease: Lease, children: Sequence[ChildShard]) -> None:
+        """Wait until no row of a former stream has the key of a child.
+
+        Otherwise the child would get no lease. Only a single stream that was created again has
+        lease keys of a former stream. The leader deletes its rows.
+
+        Raises:
+            ShardSyncError: There is such a row. Try again later.
+        """
+        if lease.stream_mark is None:
+            return
+        for child in children:
+            row = self._table.get(lease.key_of_sibling(child.shard_id))
+            if row is not None and row.stream_mark != lease.stream_mark:
+                raise ShardSyncError(
+                    f"{row.lease_key} is still the key of a lease of the former stream; the leader "
+                    f"deletes that, then the child of {lease.lease_key} gets it"
+                )
 
     def _create_children(self, consumer: ShardConsumer) -> None:
         """Create the children's leases, unless their stream was begun behind the only child.
@@ -254,6 +275,7 @@ class Lifecycle:
                 )
             )
             consumer.loss_reported = True
+        self._await_keys(lease, consumer.children)
         if following := leases_after_loss(lease, consumer.children):
             self._leases.create_successors(consumer.held, following)
         self._leases.delete(consumer.held)
