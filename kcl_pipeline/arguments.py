@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import math
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from typing import Any, Final, ParamSpec, TypeVar
@@ -197,3 +199,39 @@ def _plain(number: float) -> str:
 def function_name(function: Callable[..., object] | None) -> str:
     """Return the name of a function for messages, without the address that Python adds."""
     return "None" if function is None else str(getattr(function, "__qualname__", function))
+
+
+def load_object(name: str, text: str) -> object:
+    """Load the object at `module:attribute`.
+
+    Args:
+        name: Name of the argument or option, for messages.
+        text: Its value.
+
+    Raises:
+        SettingsError: The object does not exist, or its module raises an error.
+    """
+    module_name, colon, attribute = text.partition(":")
+    if not (module_name and colon and attribute):
+        raise SettingsError(
+            f"{name} {text!r} is not module:attribute; write for example my_project.orders:pipeline"
+        )
+    try:
+        found: object = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        raise SettingsError(
+            f"{name} {text}: there is no module {error.name!r} in this folder or on PYTHONPATH"
+        ) from error
+    except SettingsError:
+        raise
+    except Exception as error:
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        raise SettingsError(
+            f"{name} {text}: {module_name} raised {type(error).__name__}: {error} "
+            f"({frame.filename}:{frame.lineno})"
+        ) from error
+    for part in attribute.split("."):
+        if not hasattr(found, part):
+            raise SettingsError(f"{name} {text}: {module_name} has no {attribute!r}")
+        found = getattr(found, part)
+    return found

@@ -5,11 +5,15 @@ Heavy modules (boto3, pyspark, pyarrow) are imported inside the commands that ne
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Annotated
 
 import typer
 
 from kcl_pipeline.cli.application import application
+from kcl_pipeline.cli.control.moving import drain, move, rebalance
+from kcl_pipeline.cli.control.pausing import pause, resume
+from kcl_pipeline.cli.control.seek import seek
 from kcl_pipeline.cli.dead_letters import dead_letters
 from kcl_pipeline.cli.doctor.command import doctor
 from kcl_pipeline.cli.failures import SentenceGroup
@@ -51,15 +55,28 @@ def options(
     """Take the options that come before the command."""
 
 
+def _group(show: Callable[..., None], commands: Mapping[str, Callable[..., None]]) -> typer.Typer:
+    """A command that shows rows, with commands that change them."""
+    group = typer.Typer(cls=SentenceGroup, pretty_exceptions_enable=False)
+    group.callback(invoke_without_command=True)(show)
+    for name, command in commands.items():
+        group.command(name)(command)
+    return group
+
+
 app.command()(run)
 app.command()(dev)
 app.command()(worker)
 app.command()(local)
-app.command()(leases)
-app.command()(workers)
+app.add_typer(_group(leases, {"move": move}), name="leases")
+app.add_typer(_group(workers, {"drain": drain}), name="workers")
 app.command()(leader)
 app.command()(plan)
 app.command()(application)
 app.command(name="dead-letters")(dead_letters)
 app.command()(losses)
+app.command()(pause)
+app.command()(resume)
+app.command()(rebalance)
+app.command()(seek)
 app.command()(doctor)

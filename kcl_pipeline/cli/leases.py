@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kcl_pipeline.cli import show
+from kcl_pipeline.cli.control.operator import refuse_options_before
 from kcl_pipeline.cli.target import Application, AsJson, Pipeline, Streams, target
 from kcl_pipeline.leases.worker_status import MAX_LAGS
 
@@ -28,6 +29,7 @@ class By(StrEnum):
 
 
 def leases(
+    ctx: typer.Context,
     application: Application = None,
     stream: Streams = None,
     pipeline: Pipeline = None,
@@ -43,6 +45,9 @@ def leases(
 
     The lag is that of committed data, with the age of the worker's report.
     """
+    refuse_options_before(ctx.invoked_subcommand, application, stream, pipeline, by, as_json)
+    if ctx.invoked_subcommand is not None:
+        return
     app = target(application, stream, pipeline)
     listing = app.tables.lease.list_leases()
     rows = sorted(listing.leases, key=lambda lease: lease.lease_key)

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import sys
-import traceback
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from kcl_pipeline.arguments import load_object
 from kcl_pipeline.clock import Clock, SystemClock
 from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.errors import SettingsError
@@ -143,30 +142,6 @@ def load_pipeline(text: str) -> object:
     Raises:
         SettingsError: The object does not exist, or its module raises an error.
     """
-    module_name, colon, attribute = text.partition(":")
-    if not (module_name and colon and attribute):
-        raise SettingsError(
-            f"--pipeline {text!r} is not module:attribute; write for example "
-            "my_project.orders:pipeline"
-        )
     if os.getcwd() not in sys.path:  # noqa: PTH109 (an entry of sys.path is a string)
         sys.path.insert(0, os.getcwd())  # noqa: PTH109 (likewise)
-    try:
-        found: object = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        raise SettingsError(
-            f"--pipeline {text}: there is no module {error.name!r} in this folder or on PYTHONPATH"
-        ) from error
-    except SettingsError:
-        raise
-    except Exception as error:
-        frame = traceback.extract_tb(error.__traceback__)[-1]
-        raise SettingsError(
-            f"--pipeline {text}: {module_name} raised {type(error).__name__}: {error} "
-            f"({frame.filename}:{frame.lineno})"
-        ) from error
-    for part in attribute.split("."):
-        if not hasattr(found, part):
-            raise SettingsError(f"--pipeline {text}: {module_name} has no {attribute!r}")
-        found = getattr(found, part)
-    return found
+    return load_object("--pipeline", text)

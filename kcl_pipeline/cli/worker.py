@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kcl_pipeline.cli import show
+from kcl_pipeline.cli.control.waiting import run_between_pauses
 from kcl_pipeline.cli.failures import FAILED, HUNG
 from kcl_pipeline.cli.target import load_pipeline
 from kcl_pipeline.clock import SystemClock
@@ -51,27 +52,24 @@ def worker(
         float, typer.Option(min=0.1, help="Seconds between two lines with progress counters.")
     ] = 10.0,
 ) -> None:
-    """Run a worker until SIGTERM or Ctrl-C.
+    """Run a worker until SIGTERM, Ctrl-C or `kcl-pipeline workers drain`.
 
-    It then finishes its batch, checkpoints, and releases its leases.
+    It then finishes its batch, checkpoints, and releases its leases. While the application is
+    paused, it waits without leases; with --drain it fails instead.
     """
     from kcl_pipeline.metrics.exporters import LoggingEvents  # noqa: PLC0415
     from kcl_pipeline.worker.retry import StoppedWhileRetryingError  # noqa: PLC0415
 
-    # Level INFO also shows what the worker does: leases gained and handed off, leadership, ends
-    # of shards.
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
-    logging.getLogger("kcl_pipeline").setLevel(logging.INFO)
+    _show_log()
     found = _runnable(pipeline)
-    separator = found.settings.worker.worker_group_separator
-    name = worker_id or f"{socket.gethostname().replace(separator, '_')}{separator}{os.getpid()}"
+    name = worker_id or _own_name(found)
     clock = SystemClock()
     stop = clock.signal()
-    # A new run id per process: a drain request for an earlier process does not apply to this one.
-    run_id = f"{name}@{round(clock.wall() * 1000)}"
-
     with stop_on_signals(stop) as signals:
-        try:
+
+        def run_once() -> WorkerSummary:
+            # A new run id: a drain request for an earlier run does not apply to this one.
+            run_id = f"{name}@{round(clock.wall() * 1000)}"
             built = found.build_worker(
                 name,
                 session_factory=signals.reinstalled_after(lambda: _session(found)),
@@ -82,17 +80,32 @@ def worker(
                 leads=lead,
                 leader_patience_seconds=leader_patience_seconds,
             )
+            show.echo(f"worker {name} of {found.name} started", err=True)
+            return built.run(
+                stop,
+                mode="drain" if drain else "continuous",
+                progress_seconds=progress_seconds,
+                on_progress=lambda p: show.echo(f"{name}: {progress_line(p)}", err=True),
+            )
+
+        try:
+            summary = run_once() if drain else run_between_pauses(run_once, found, clock, stop)
         except StoppedWhileRetryingError as error:
             show.echo(f"worker {name} {StopReason.STOPPED}: {error}", err=True)
             return
-        show.echo(f"worker {name} of {found.name} started", err=True)
-        summary = built.run(
-            stop,
-            mode="drain" if drain else "continuous",
-            progress_seconds=progress_seconds,
-            on_progress=lambda p: show.echo(f"{name}: {progress_line(p)}", err=True),
-        )
-    _report(name, summary)
+    _report(name, summary, is_drain=drain)
+
+
+def _own_name(pipeline: KinesisPipeline) -> str:
+    separator = pipeline.settings.worker.worker_group_separator
+    return f"{socket.gethostname().replace(separator, '_')}{separator}{os.getpid()}"
+
+
+def _show_log() -> None:
+    # Level INFO also shows what the worker does: leases gained and handed off, leadership, ends
+    # of shards.
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
+    logging.getLogger("kcl_pipeline").setLevel(logging.INFO)
 
 
 def _session(pipeline: KinesisPipeline) -> SparkSession:
@@ -116,8 +129,11 @@ def _runnable(pipeline: str) -> KinesisPipeline:
     return found
 
 
-def _report(name: str, summary: WorkerSummary) -> None:
-    """Print how the worker ended. Exits with 1 when it failed, with 3 when it was hung."""
+def _report(name: str, summary: WorkerSummary, *, is_drain: bool = False) -> None:
+    """Print how the worker ended.
+
+    Exits with 1 when it failed, or a pause came before the end of a drain; with 3 when it was hung.
+    """
     show.echo(
         f"worker {name} {summary.reason}: {summary.total.records:,} records in "
         f"{summary.total.batches:,} batches",
@@ -125,6 +141,9 @@ def _report(name: str, summary: WorkerSummary) -> None:
     )
     if summary.reason is StopReason.FAILED:
         show.echo(f"Error: {summary.error}", err=True)
+        raise typer.Exit(FAILED)
+    if is_drain and summary.reason is StopReason.APPLICATION_PAUSED:
+        show.echo("Error: the application was paused before all records were read", err=True)
         raise typer.Exit(FAILED)
     if summary.reason is StopReason.HUNG:
         show.echo(f"Error: {summary.error}", err=True)

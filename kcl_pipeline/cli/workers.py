@@ -6,7 +6,10 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import typer
+
 from kcl_pipeline.cli import show
+from kcl_pipeline.cli.control.operator import refuse_options_before
 from kcl_pipeline.cli.leases import group_of
 from kcl_pipeline.cli.target import Application, AsJson, Pipeline, Streams, target
 from kcl_pipeline.leases.worker_status import WorkerStatus
@@ -30,6 +33,7 @@ COLUMNS = (
 
 
 def workers(
+    ctx: typer.Context,
     application: Application = None,
     stream: Streams = None,
     pipeline: Pipeline = None,
@@ -39,6 +43,9 @@ def workers(
 
     The lag is that of committed data, as of the worker's last report.
     """
+    refuse_options_before(ctx.invoked_subcommand, application, stream, pipeline, as_json)
+    if ctx.invoked_subcommand is not None:
+        return
     app = target(application, stream, pipeline)
     listing = app.tables.workers.scan_workers()
     rows = sorted(listing.workers, key=lambda row: row.worker_id)
@@ -95,7 +102,7 @@ def states(row: WorkerMetrics) -> list[str]:
         hung = row.status.hung
         found.append(f"hung for {show.age(hung.seconds)} in step {hung.step}")
     if row.drain_requested:
-        found.append("drain requested")
+        found.append("pausing" if row.drains_for_pause else "drain requested")
     if any(values and values[-1] < 0 for values in row.stats.values()):
         found.append("metrics failing")
     if not row.stats:

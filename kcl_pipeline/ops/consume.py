@@ -28,6 +28,7 @@ from kcl_pipeline.assets.names import (
 from kcl_pipeline.assets.run_metadata import final_metadata
 from kcl_pipeline.aws import AwsClients
 from kcl_pipeline.clock import Clock, StopSignal, SystemClock
+from kcl_pipeline.errors import ApplicationPausedError
 from kcl_pipeline.metrics.exporters import fan_out
 from kcl_pipeline.ops.hangs import HangReporter
 from kcl_pipeline.ops.reporting import RunEvents, RunReporter
@@ -109,7 +110,7 @@ def consume_shards(
     Raises:
         dagster.DagsterExecutionInterruptedError: A signal stopped the worker. The run ends as
             CANCELED.
-        dagster.Failure: The run was closed in Dagster, or its process has ended.
+        dagster.Failure: The run was closed, its process has ended, or a pause refuses a drain.
         Exception: Errors of the worker, after it has released its leases.
     """
     clock = SystemClock()
@@ -147,10 +148,22 @@ def consume_shards(
             )
         except StoppedWhileRetryingError as error:
             raise _stopped(interrupted=signals.received) from error
+        except ApplicationPausedError as error:
+            return _not_started(context, error, mode)
         finally:
             hangs.finish()
             reporter.flush_events()
         return _end(context, summary, reporter, mode, interrupted=signals.received)
+
+
+def _not_started(
+    context: dg.AssetExecutionContext, error: ApplicationPausedError, mode: Mode
+) -> dg.MaterializeResult[None] | None:
+    """End a run that the sensor started at the moment of a pause; fail a drain."""
+    if mode != CONTINUOUS:
+        raise dg.Failure(str(error), allow_retries=False) from error
+    context.log.warning("%s", error)
+    return None
 
 
 def _stopped(*, interrupted: bool) -> BaseException:
@@ -183,7 +196,9 @@ def _end(
     )
     if summary.reason is StopReason.DRAINED:
         reporter.report_drained()
-    ended = summary.reason in (StopReason.DRAINED, StopReason.DRAIN_REQUESTED)
+    ended = summary.reason in (StopReason.DRAINED, StopReason.DRAIN_REQUESTED) or (
+        summary.reason is StopReason.APPLICATION_PAUSED and mode == CONTINUOUS
+    )
     # A drain that succeeds materializes the output even if there was nothing to read.
     if not total.batches and not (ended and mode != CONTINUOUS):
         metadata = None
@@ -201,4 +216,8 @@ def _end(
         context.log_event(dg.AssetMaterialization(context.asset_key, metadata=metadata))
     if summary.reason is StopReason.STOPPED:
         raise _stopped(interrupted=interrupted)
+    if summary.reason is StopReason.APPLICATION_PAUSED:
+        raise dg.Failure(
+            "the application was paused before all records were read", allow_retries=False
+        )
     raise dg.Failure(f"the worker failed: {summary.error}", allow_retries=False)

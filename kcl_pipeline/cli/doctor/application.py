@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from kcl_pipeline.cli.doctor.finding import Finding, ok, problem
+from kcl_pipeline.cli.doctor.finding import Finding, ok, problem, warning
 from kcl_pipeline.errors import OtherApplicationError, UnreadableRowError
 from kcl_pipeline.leases.application import ApplicationIdentity, successor
 
@@ -31,3 +31,13 @@ def check_application(
         return problem(subject, str(error), "show the record with `kcl-pipeline application`")
     names = ", ".join(stream.name for stream in record.identity.streams)
     return ok(subject, f"reads {names}, writes to {record.identity.sink or 'no recorded sink'}")
+
+
+def check_pause(table: CoordinatorStateTable, named: str) -> Finding:
+    """Check whether an operator has paused the application."""
+    pause = table.read_control().pause
+    if pause is None:
+        return ok("pause", "none: workers may run")
+    return warning(
+        "pause", pause.sentence, f"nothing is read; `kcl-pipeline resume {named}` resumes it"
+    )

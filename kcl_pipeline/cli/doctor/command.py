@@ -239,7 +239,10 @@ def _rows(
 ) -> Iterator[Finding]:
     """Check the rows: version, leader, workers, coverage and stuck leases."""
     from kcl_pipeline.cli.doctor import checks  # noqa: PLC0415 (likewise)
-    from kcl_pipeline.cli.doctor.application import check_application  # noqa: PLC0415 (likewise)
+    from kcl_pipeline.cli.doctor.application import (  # noqa: PLC0415 (likewise)
+        check_application,
+        check_pause,
+    )
     from kcl_pipeline.cli.doctor.losses import check_losses  # noqa: PLC0415 (likewise)
 
     try:
@@ -249,6 +252,7 @@ def _rows(
         yield recorded
         if recorded.level is not Level.PROBLEM:
             yield from _recorded_streams(app)
+        yield check_pause(app.tables.coordinator, named)
         yield check_losses(app.tables.coordinator, named)
         yield checks.check_leader(app.tables.coordinator, workers=len(before.workers))
         yield from checks.check_workers(before)

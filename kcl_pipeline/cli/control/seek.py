@@ -1,0 +1,101 @@
+"""`kcl-pipeline seek`: set positions by time or position."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+from uuid import uuid4
+
+import typer
+
+from kcl_pipeline.cli import show
+from kcl_pipeline.cli.control.operator import Wait, operated, report
+from kcl_pipeline.cli.target import Application, AsJson, Pipeline, Streams, Target, target
+
+if TYPE_CHECKING:
+    from kcl_pipeline.control.seek.log import BatchLog
+    from kcl_pipeline.control.seek.plan import PositionChange
+
+WAIT_SECONDS = 120.0
+COLUMNS = ("lease", "from", "to", "what happens")
+
+
+def seek(
+    application: Application = None,
+    stream: Streams = None,
+    pipeline: Pipeline = None,
+    *,
+    to: Annotated[
+        str | None,
+        typer.Option("--to", help="TRIM_HORIZON, LATEST, or a time such as 2026-11-23T09:00:00Z."),
+    ] = None,
+    ago: Annotated[
+        str | None, typer.Option("--ago", help="A time before now, such as 90s, 10m, 2h or 1d.")
+    ] = None,
+    after: Annotated[
+        str | None,
+        typer.Option("--after", help="Sequence number of a record; the next one is read first."),
+    ] = None,
+    only_stream: Annotated[
+        str | None, typer.Option("--only-stream", help="Name or ARN. Default: all streams.")
+    ] = None,
+    shard: Annotated[
+        list[str] | None,
+        typer.Option("--shard", help="Shard id or lease key; repeat per shard. Default: all."),
+    ] = None,
+    yes: Annotated[
+        bool, typer.Option("--yes", help="Write. Without it, the changes are only shown.")
+    ] = False,
+    pause: Annotated[
+        bool,
+        typer.Option("--pause", help="Pause the application for the seek, and resume it after."),
+    ] = False,
+    wait: Wait = WAIT_SECONDS,
+    as_json: AsJson = False,
+) -> None:
+    """Set the positions of an application, a stream or a shard; by default only show the changes.
+
+    After a seek back, each record of the range lands in the table once more. A seek forward skips
+    records. It is refused while a worker holds a lease, unless --pause is given.
+    """
+    from kcl_pipeline.control import texts  # noqa: PLC0415 (AWS only here)
+    from kcl_pipeline.control.seek.run import Seeking  # noqa: PLC0415 (likewise)
+    from kcl_pipeline.control.seek.target import seek_target  # noqa: PLC0415 (likewise)
+
+    app = target(application, stream, pipeline)
+    wanted = seek_target(to, ago, after, app.clock.wall())
+    seeking = Seeking(
+        operated(app),
+        app.kinesis,
+        wanted,
+        stream=only_stream,
+        shards=shard or (),
+        sink=log_of(app),
+    )
+    if not yes:
+        found = seeking.plan()
+        lines = [] if as_json else _shown(f"Positions at {wanted}", found.changes)
+        lines += texts.seek_plan(found)
+        report(texts.plan_as_dict(found), lines, as_json=as_json, ok=True)
+        return
+    done = seeking.write(str(uuid4()), pause=pause, wait_seconds=wait)
+    lines = [] if as_json else _shown(f"Positions at {wanted}", done.written)
+    lines += texts.sought(done)
+    report(texts.sought_as_dict(done), lines, as_json=as_json, ok=not done.refused)
+
+
+def log_of(app: Target) -> BatchLog | None:
+    """The log of the sink of a pipeline. None: the options name no pipeline."""
+    from kcl_pipeline.control.seek.log import log_of_sink  # noqa: PLC0415 (likewise)
+
+    if app.pipeline is None:
+        return None
+    return log_of_sink(getattr(app.pipeline, "sink", None), app.settings.application_name)
+
+
+def _shown(title: str, changes: tuple[PositionChange, ...]) -> list[str]:
+    rows = [
+        (one.lease_key, str(one.seek.lease.checkpoint), str(one.seek.position), one.note)
+        for one in changes
+    ]
+    show.print_table(title, COLUMNS, rows)
+    return []

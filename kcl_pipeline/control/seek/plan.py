@@ -1,0 +1,154 @@
+"""Compute the new positions of the leases of one stream. This module does no I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from kcl_pipeline.control.seek.target import SeekTarget
+from kcl_pipeline.errors import SettingsError
+from kcl_pipeline.leases.lease import Lease
+from kcl_pipeline.leases.lease_seek import LeaseSeek
+from kcl_pipeline.planning.shard_sync import new_lease
+from kcl_pipeline.position import LATEST, SHARD_END, TRIM_HORIZON
+from kcl_pipeline.shards import Shard, StreamId
+
+
+@dataclass(frozen=True, slots=True)
+class PositionChange:
+    """The change of one lease.
+
+    Attributes:
+        seek: The write.
+        note: What is repeated or skipped, as far as it is known.
+    """
+
+    seek: LeaseSeek
+    note: str
+
+    @property
+    def lease_key(self) -> str:
+        """The lease."""
+        return self.seek.lease.lease_key
+
+
+def changes_of_stream(
+    stream: StreamId,
+    leases: Sequence[Lease],
+    listed: Sequence[Shard],
+    begin: Iterable[Shard],
+    target: SeekTarget,
+) -> tuple[PositionChange, ...]:
+    """Return the changes of all leases of a stream, in the order of their shards.
+
+    A shard that is open at the position gets it. Shards that follow it begin at TRIM_HORIZON, even
+    if their rows are gone. Shards that ended before the position stay as they are, or end at once.
+
+    Args:
+        stream: The stream.
+        leases: Its leases.
+        listed: All its shards, also closed ones.
+        begin: The shards that are open at the position.
+        target: TRIM_HORIZON, LATEST or AT_TIMESTAMP.
+    """
+    rows = {lease.shard_id: lease for lease in leases}
+    first = {shard.shard_id for shard in begin}
+    later = _descendants(first, listed)
+    found: list[PositionChange] = []
+    for shard in sorted(listed, key=lambda one: (int(one.starting_sequence_number), one.shard_id)):
+        row = rows.pop(shard.shard_id, None)
+        change = _change(stream, shard, row, target, first, later)
+        if change is not None:
+            found.append(change)
+    # Shards that have left retention: their rest cannot be read, and what follows begins above.
+    return tuple(found)
+
+
+def _change(
+    stream: StreamId,
+    shard: Shard,
+    row: Lease | None,
+    target: SeekTarget,
+    first: set[str],
+    later: set[str],
+) -> PositionChange | None:
+    position, millis = target.position, target.millis
+    if target.kind == "LATEST":
+        if row is None and shard.shard_id not in first:
+            return None
+        if row is not None and row.ended:
+            return None
+    elif shard.shard_id in later:
+        position, millis = TRIM_HORIZON, None
+    elif shard.shard_id not in first and (row is None or row.ended):
+        return None
+    if row is None:
+        lease = new_lease(stream, shard, position)
+        seek = LeaseSeek(lease, position, millis, exists=False)
+        return PositionChange(seek, "its row was deleted; it is created again")
+    if row.checkpoint == position and row.initial_millis == millis and not row.pending_checkpoint:
+        return None
+    return PositionChange(LeaseSeek(row, position, millis), note_of(row, target))
+
+
+def change_of_shard(lease: Lease, shard: Shard | None, target: SeekTarget) -> PositionChange | None:
+    """Return the change of one lease, for a position of its own shard.
+
+    Raises:
+        SettingsError: The sequence number does not belong to the shard, or the shard is gone.
+    """
+    if shard is None:
+        raise SettingsError(
+            f"the stream does not list the shard {lease.shard_id} any more; nothing can be read"
+        )
+    if target.kind == "AFTER":
+        number, end = int(target.position.sequence_number), shard.ending_sequence_number
+        if number < int(shard.starting_sequence_number) or (end is not None and number > int(end)):
+            raise SettingsError(
+                f"{target.position} is not a sequence number of the shard {lease.shard_id}, which "
+                f"begins at {shard.starting_sequence_number}"
+                + (f" and ends at {end}" if end is not None else "")
+            )
+    same = lease.checkpoint == target.position and lease.initial_millis == target.millis
+    if same and not lease.pending_checkpoint:
+        return None
+    return PositionChange(LeaseSeek(lease, target.position, target.millis), note_of(lease, target))
+
+
+def note_of(lease: Lease, target: SeekTarget) -> str:
+    """Say what is repeated or skipped, as far as the row says it."""
+    before = lease.checkpoint
+    if target.kind == "LATEST":
+        return "unread records are skipped"
+    if target.kind == "TRIM_HORIZON":
+        return (
+            "not begun yet" if before == TRIM_HORIZON else "all records in retention are repeated"
+        )
+    if target.kind == "AFTER":
+        if before.is_sentinel and before != SHARD_END:
+            return "records before the position are skipped" if before != LATEST else "may repeat"
+        return "repeats" if target.position < before else "skips"
+    if before == SHARD_END:
+        return "records from this time on are repeated"
+    if lease.read_up_to_millis is None or target.millis is None:
+        return "records between the two positions are repeated or skipped"
+    seconds = (lease.read_up_to_millis - target.millis) / 1000
+    if seconds > 0:
+        return f"records of about {seconds:,.0f} s are repeated"
+    return f"records of up to {-seconds:,.0f} s and what has arrived since may be skipped"
+
+
+def _descendants(first: set[str], listed: Sequence[Shard]) -> set[str]:
+    children: Mapping[str, list[str]] = {shard.shard_id: [] for shard in listed}
+    for shard in listed:
+        for parent in shard.parents:
+            if parent in children:
+                children[parent].append(shard.shard_id)
+    found: set[str] = set()
+    waiting = list(first)
+    while waiting:
+        for child in children.get(waiting.pop(), []):
+            if child not in found and child not in first:
+                found.add(child)
+                waiting.append(child)
+    return found

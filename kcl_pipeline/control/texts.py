@@ -1,0 +1,134 @@
+"""Say the results of operations in sentences, and as JSON."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from kcl_pipeline.text import counted
+
+if TYPE_CHECKING:  # the help of the command line loads this module
+    from kcl_pipeline.control.moving import Drained, Moved
+    from kcl_pipeline.control.pausing import Paused
+    from kcl_pipeline.control.seek.plan import PositionChange
+    from kcl_pipeline.control.seek.run import SeekPlan, Sought
+    from kcl_pipeline.leases.control import Pause
+
+
+def paused(done: Paused) -> list[str]:
+    """What a pause has achieved."""
+    lines = [done.pause.sentence if done.is_new else f"already {done.pause.sentence}"]
+    if done.evicted:
+        lines.append(f"released {counted(len(done.evicted), 'lease')} of workers that had stopped")
+    if done.held:
+        names = ", ".join(sorted(set(done.held.values())))
+        lines.append(f"{counted(len(done.held), 'lease')} still held by {names}")
+    else:
+        lines.append("no lease is held by a worker of this package")
+    if done.java:
+        names = ", ".join(sorted(set(done.java.values())))
+        lines.append(
+            f"warning: {counted(len(done.java), 'lease')} held by workers of the Java KCL, which "
+            f"a pause does not stop: {names}"
+        )
+    return lines
+
+
+def resumed(was: Pause | None) -> str:
+    """What a resume has changed."""
+    return "it was not paused" if was is None else f"resumed; it was {was.sentence}"
+
+
+def drained(done: Drained, *, dry_run: bool) -> str:
+    """What a drain has achieved."""
+    leases = counted(len(done.leases), "lease")
+    if dry_run:
+        return f"dry run: {done.worker_id} would end and give up {leases}"
+    if done.ended:
+        return f"{done.worker_id} has ended; it had {leases}"
+    return f"{done.worker_id} is requested to end; it had {leases}"
+
+
+def moved(done: Moved, *, dry_run: bool) -> str:
+    """What a move has achieved."""
+    way = "by a handoff" if done.graceful else "at once"
+    route = f"{done.lease_key} from {done.from_worker or 'no owner'} to {done.to_worker}"
+    if dry_run:
+        return f"dry run: would move {route} {way}"
+    return f"moved {route}" if done.done else f"moving {route} {way}; it is not complete yet"
+
+
+def balanced(*, taken: bool) -> str:
+    """Whether a leader has balanced."""
+    if taken:
+        return (
+            "the leader has balanced the leases; `kcl-pipeline leases` shows moves that still run"
+        )
+    return (
+        "no leader has taken the request yet; it stays stored. A leader of the Java KCL does not "
+        "take it: see `kcl-pipeline leader`"
+    )
+
+
+def change(one: PositionChange) -> str:
+    """One change of a position."""
+    before = one.seek.lease.checkpoint if one.seek.exists else "no row"
+    return f"{one.lease_key}: from {before} to {one.seek.position}; {one.note}"
+
+
+def seek_plan(found: SeekPlan) -> list[str]:
+    """What a seek would change, and what prevents it."""
+    lines = [f"dry run: {counted(len(found.changes), 'position')} would change"]
+    if found.held:
+        owners = ", ".join(sorted(set(found.held.values())))
+        lines.append(f"{counted(len(found.held), 'lease')} held by {owners}: a pause is needed")
+    if found.pending:
+        batches = counted(len(found.pending), "prepared batch", "prepared batches")
+        lines.append(f"{batches} would be settled first")
+    return lines
+
+
+def sought(done: Sought) -> list[str]:
+    """What a seek has changed."""
+    lines = [f"{counted(len(done.written), 'position')} changed"]
+    if done.landed or done.fenced:
+        lines.append(
+            f"prepared batches: {len(done.landed)} had landed, {len(done.fenced)} made impossible"
+        )
+    if done.refused:
+        lines.append(f"not changed, because their rows changed: {', '.join(done.refused)}")
+    if done.is_paused:
+        lines.append("the application is still paused")
+    return lines
+
+
+def plan_as_dict(found: SeekPlan) -> dict[str, Any]:
+    """The plan of a seek for JSON output."""
+    return {
+        "dry_run": True,
+        "changes": [change_as_dict(one) for one in found.changes],
+        "held": dict(found.held),
+        "pending": list(found.pending),
+    }
+
+
+def sought_as_dict(done: Sought) -> dict[str, Any]:
+    """The result of a seek for JSON output."""
+    return {
+        "dry_run": False,
+        "changes": [change_as_dict(one) for one in done.written],
+        "refused": list(done.refused),
+        "landed": list(done.landed),
+        "fenced": list(done.fenced),
+        "is_paused": done.is_paused,
+    }
+
+
+def change_as_dict(one: PositionChange) -> dict[str, Any]:
+    """One change for JSON output."""
+    return {
+        "lease_key": one.lease_key,
+        "before": str(one.seek.lease.checkpoint) if one.seek.exists else None,
+        "after": str(one.seek.position),
+        "timestamp_millis": one.seek.initial_millis,
+        "note": one.note,
+    }

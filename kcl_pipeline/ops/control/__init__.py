@@ -1,0 +1,1 @@
+"""Jobs of an operator: pause, resume, drain, move, balance and seek."""

@@ -1,0 +1,207 @@
+"""`pause`, `resume`, `rebalance`, `workers drain` and `leases move` (embedded AWS)."""
+
+from __future__ import annotations
+
+import pytest
+
+from kcl_pipeline.cli.control import waiting
+from kcl_pipeline.clock import SystemClock
+from kcl_pipeline.errors import ApplicationPausedError
+from kcl_pipeline.leases.application import ApplicationIdentity
+from kcl_pipeline.leases.application_check import ensure_application
+from kcl_pipeline.leases.control import Pause
+from kcl_pipeline.position import LATEST, TRIM_HORIZON
+from kcl_pipeline.worker.retry import StoppedWhileRetryingError
+from kcl_pipeline.worker.summary import StopReason, WorkerProgress, WorkerSummary
+from tests.support.cli_fleet import run, run_json
+
+pytest_plugins = ["tests.support.cli_fixtures"]
+pytestmark = pytest.mark.usefixtures("environment")
+
+
+def test_a_pause_is_stored_shown_and_removed(fleet):
+    name, table = fleet.name, fleet.tables.coordinator
+    text = run("pause", "-a", name, "--reason", "a new table", "--wait", "0").stdout
+    assert "paused since" in text
+    assert "a new table" in text
+    assert "1 lease still held by blue-1" in text
+    assert "2 leases held by workers of the Java KCL" in text, "blue-2 has no run id"
+    rows = {row.worker_id: row for row in fleet.tables.workers.scan_workers().workers}
+    assert rows["blue-1"].drains_for_pause
+    assert not rows["blue-2"].drain_requested
+    assert run_json("workers", "-a", name)[0]["drain_requested"]
+    assert "pausing" in run("workers", "-a", name).stdout
+    found = run_json("pause", "-a", name, "--wait", "0")
+    assert (found["is_new"], found["pause"]["reason"]) == (False, "a new table")
+    findings = run_json("doctor", "-a", name, "-s", name, "--watch-seconds", "0", code=1)
+    (pause,) = [one for one in findings if one["subject"] == "pause"]
+    assert pause["level"] == "warning"
+    assert f"kcl-pipeline resume -a {name}" in pause["advice"]
+    assert run_json("resume", "-a", name)["was"]["reason"] == "a new table"
+    assert table.read_control().pause is None
+    assert "it was not paused" in run("resume", "-a", name).stdout
+
+
+def test_a_pause_whose_leases_stay_held_exits_with_1(fleet):
+    found = run_json("pause", "-a", fleet.name, "--wait", "0.5", code=1)
+    assert list(found["held"].values()) == ["blue-1"]
+
+
+def test_a_worker_is_drained(fleet):
+    name = fleet.name
+    assert (
+        "would end and give up 1 lease"
+        in run("workers", "drain", "blue-1", "-a", name, "--dry-run").stdout
+    )
+    assert (
+        "is requested to end" in run("workers", "drain", "blue-1", "-a", name, "--wait", "0").stdout
+    )
+    assert run_json("workers", "drain", "blue-1", "-a", name, "--wait", "0.1", code=1)["ended"] is (
+        False
+    )
+    fleet.tables.workers.deregister("blue-1")
+    assert (
+        "there is no worker blue-1" in run("workers", "drain", "blue-1", "-a", name, code=1).stderr
+    )
+    assert "Java KCL" in run("workers", "drain", "blue-2", "-a", name, code=1).stderr
+
+
+def test_a_lease_is_moved(fleet):
+    name, key = fleet.name, fleet.keys[3]
+    text = run("leases", "move", key, "--to", "blue-1", "-a", name, "--dry-run").stdout
+    assert f"dry run: would move {key} from no owner to blue-1 at once" in text
+    assert fleet.tables.lease.get(key).owner is None
+    assert run_json("leases", "move", key, "--to", "blue-1", "-a", name)["done"]
+    assert fleet.tables.lease.get(key).owner == "blue-1"
+    other = fleet.keys[1]
+    text = run("leases", "move", other, "--to", "blue-1", "-a", name, "--wait", "0").stdout
+    assert "by a handoff; it is not complete yet" in text
+    assert fleet.tables.lease.get(other).in_handoff
+
+
+def test_a_request_to_balance_is_stored(fleet):
+    found = run("rebalance", "-a", fleet.name, "--wait", "0.1", code=1).stdout
+    assert "no leader has taken the request" in found
+    assert fleet.tables.coordinator.read_control().balance is not None
+    assert run_json("rebalance", "-a", fleet.name, "--wait", "0")["taken"] is False
+
+
+@pytest.mark.parametrize(
+    "command", [["leases", "move", "x", "--to", "y"], ["workers", "drain", "x"]]
+)
+def test_options_before_a_sub_command_are_refused(command):
+    head, *tail = command
+    assert "write the options after" in run(head, "-a", "app", *tail, code=1).stderr
+
+
+def test_positions_are_shown_and_then_written(fleet):
+    name, key = fleet.name, fleet.keys[3]
+    ensure_application(
+        name,
+        fleet.tables.coordinator,
+        fleet.tables.lease,
+        ApplicationIdentity.of(
+            [fleet.kinesis.resolve_stream(name, multi_stream=False)], is_multi_stream=False
+        ),
+        lambda: (),
+    )
+    found = run_json("seek", "-a", name, "--to", "LATEST", "--shard", key)
+    assert (found["dry_run"], found["held"]) == (True, {})
+    (change,) = found["changes"]
+    assert (change["lease_key"], change["before"], change["after"]) == (
+        key,
+        "TRIM_HORIZON",
+        "LATEST",
+    )
+    assert fleet.tables.lease.get(key).checkpoint == TRIM_HORIZON
+    text = run("seek", "-a", name, "--to", "LATEST").stdout
+    assert "dry run: 4 positions would change" in text
+    assert "3 leases held by blue-1, blue-2" in text
+    refused = run("seek", "-a", name, "--to", "LATEST", "--yes", code=1).stderr
+    assert "3 leases are held" in refused
+    for lease in fleet.tables.lease.list_leases().leases:
+        assert lease.owner is None or fleet.tables.lease.evict(lease)
+    found = run_json("seek", "-a", name, "--to", "LATEST", "--shard", key, "--yes")
+    assert (len(found["changes"]), found["refused"], found["is_paused"]) == (1, [], False)
+    assert fleet.tables.lease.get(key).checkpoint == LATEST
+    assert fleet.tables.coordinator.read_control().pause is None
+    assert "is not a position" in run("seek", "-a", name, "--to", "x", code=1).stderr
+
+
+class FakePipeline:
+    """Its tables are those of a fleet."""
+
+    def __init__(self, fleet):
+        self.settings = fleet.settings
+
+
+def summary(reason):
+    return WorkerSummary(reason, WorkerProgress("w-1", 1.0))
+
+
+def set_pause(table, pause):
+    assert table.put_pause(pause, replacing=table.read_control())
+
+
+class ResumingStop:
+    """A stop signal that is never set. During the first wait, an operator resumes."""
+
+    def __init__(self, table):
+        self.table = table
+
+    def is_set(self):
+        return False
+
+    def set(self):
+        raise AssertionError("nobody stops the worker")
+
+    def wait(self, timeout=None):
+        assert timeout == waiting.POLL_SECONDS
+        set_pause(self.table, None)
+        return False
+
+
+def test_a_worker_waits_for_the_end_of_the_pause_and_runs_again(fleet, capsys):
+    table = fleet.tables.coordinator
+    set_pause(table, Pause("ann", reason="later"))
+    outcomes = iter([StopReason.APPLICATION_PAUSED, None, StopReason.DRAIN_REQUESTED])
+
+    def run_once():
+        reason = next(outcomes)
+        if reason is None:
+            assert table.read_control().pause is None
+            set_pause(table, Pause("bob"))
+            raise ApplicationPausedError("paused again")
+        return summary(reason)
+
+    stop = ResumingStop(table)
+    last = waiting.run_between_pauses(run_once, FakePipeline(fleet), SystemClock(), stop)
+    assert last.reason is StopReason.DRAIN_REQUESTED, "a drain ends the process"
+    assert table.read_control().pause is None
+    shown = capsys.readouterr().err
+    assert "the worker has no leases and waits: paused by ann: later" in shown
+    assert "waiting: paused again" in shown
+
+
+def test_a_stop_ends_the_wait(fleet):
+    table, clock = fleet.tables.coordinator, SystemClock()
+    set_pause(table, Pause("ann"))
+    stop = clock.signal()
+    stop.set()
+    paused = summary(StopReason.APPLICATION_PAUSED)
+    found = waiting.run_between_pauses(lambda: paused, FakePipeline(fleet), clock, stop)
+    assert found is paused
+
+    def refuse():
+        raise ApplicationPausedError("paused")
+
+    with pytest.raises(StoppedWhileRetryingError, match="stopped while"):
+        waiting.run_between_pauses(refuse, FakePipeline(fleet), clock, stop)
+
+
+def test_deleted_tables_end_the_wait(fleet):
+    clock = SystemClock()
+    fleet.clients.dynamodb.delete_table(TableName=fleet.settings.coordinator_state_table_name)
+    paused = summary(StopReason.APPLICATION_PAUSED)
+    found = waiting.run_between_pauses(lambda: paused, FakePipeline(fleet), clock, clock.signal())
+    assert found is paused
