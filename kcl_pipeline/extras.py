@@ -12,9 +12,11 @@ from typing import Final
 from kcl_pipeline.errors import SettingsError
 
 MODULES: Final = {
+    "figures": ("matplotlib",),
     "http2": ("h2",),
     "local": ("moto", "flask", "flask_cors", "werkzeug", "h2", "requests"),
     "otel": ("opentelemetry.metrics",),
+    "prometheus": ("prometheus_client",),
     "webserver": ("dagster_webserver",),
 }
 """The modules that each extra brings and that the product imports or starts."""
@@ -37,6 +39,11 @@ def require(extra: str, feature: str, instead: str = "") -> None:
             f"{feature} needs an extra (missing: {', '.join(missing)}): "
             f"pip install 'kcl-pipeline[{extra}]'" + (f", or {instead}" if instead else "")
         )
+
+
+def is_installed(extra: str) -> bool:
+    """Return whether all modules of an extra can be imported. This does not import them."""
+    return all(_exists(name) for name in MODULES[extra])
 
 
 def _exists(name: str) -> bool:

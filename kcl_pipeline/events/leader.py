@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from kcl_pipeline.events.base import Event
 
@@ -17,6 +18,10 @@ class LeaderElected(Event):
 
     owner_name: str
     stolen_from: str | None = None
+
+
+TOO_MANY_FAILURES: Final = "too many cycles in a row failed"
+"""Reason of a leader that releases the lock because its cycles fail."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +101,14 @@ class MoveRefused(Event):
 
     lease_key: str
     to_worker: str
+
+
+@dataclass(frozen=True, slots=True)
+class DrainRequested(Event):
+    """The leader has requested a worker to end. `reason` says why."""
+
+    worker_id: str
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)

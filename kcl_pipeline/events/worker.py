@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from kcl_pipeline.events.base import Event
@@ -135,6 +135,8 @@ class BatchCommitted(Event):
         milliseconds: Duration of each phase: job (executor fetch), write, prepare (only the part
             after the files were written), commit, rewrite.
         table_version: Version of the table. None: the sink has no versions.
+        records_by_lease: Number of records by lease key.
+        data_bytes_by_lease: Bytes of the data of the records that were read, by lease key.
     """
 
     worker_id: str
@@ -144,6 +146,10 @@ class BatchCommitted(Event):
     lease_keys: tuple[str, ...]
     milliseconds: Mapping[str, float]
     table_version: int | None = None
+    records_by_lease: Mapping[str, int] = field(default_factory=dict, metadata={"in_line": False})
+    data_bytes_by_lease: Mapping[str, int] = field(
+        default_factory=dict, metadata={"in_line": False}
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from typing import Final, Protocol, runtime_checkable
 from kcl_pipeline.clock import Clock, StopSignal
 from kcl_pipeline.config import RetrievalSettings
 from kcl_pipeline.errors import ThrottledError
-from kcl_pipeline.events import AwsTrouble, Event, EventSink
+from kcl_pipeline.events import AwsTrouble, Event, EventSink, ReadFinished
 from kcl_pipeline.kinesis.chunks import split, with_oldest
 from kcl_pipeline.kinesis.client import Chunk
 from kcl_pipeline.kinesis.pacing import Pace
@@ -195,7 +195,8 @@ class Prefetcher:
                 if error is not None
                 else self._note_success(slot, chunk, began, now)
             )
-        for event in events:
+        done = ReadFinished(slot.reader.lease_key, (now - began) * 1000, succeeded=error is None)
+        for event in events if slot.pushed else (done, *events):
             self._events(event)
         return 0.0
 
@@ -329,8 +330,7 @@ class Prefetcher:
             began, size=reader.last_bytes, at_tip=chunk is None if slot.pushed else at_tip
         )
         slot.succeeded = slot.read_at = now
-        slot.error = None
-        slot.behind = behind
+        slot.error, slot.behind = None, behind
         if self._slots.get(reader.lease_key) is not slot:
             return ()
         slot.reached_tip = slot.reached_tip or at_tip or reader.ended

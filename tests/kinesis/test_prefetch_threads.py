@@ -9,7 +9,7 @@ import pytest
 
 from kcl_pipeline.clock import SystemClock
 from kcl_pipeline.config import RetrievalSettings
-from kcl_pipeline.events import Event
+from kcl_pipeline.events import Event, ReadFinished
 from kcl_pipeline.kinesis.client import Chunk
 from kcl_pipeline.kinesis.prefetch import Prefetcher
 from kcl_pipeline.kinesis.reader import ShardReader
@@ -102,8 +102,8 @@ def test_threads_never_step_one_reader_at_once_and_lose_nothing() -> None:
         ]
         model.call("PutRecords", StreamName="orders", Records=records)
     chosen = RetrievalSettings(max_records=50, idle_time_between_reads_in_millis=200)
-    failures: list[Event] = []
-    prefetcher = Prefetcher(chosen, clock, random.Random(1), failures.append)
+    events: list[Event] = []
+    prefetcher = Prefetcher(chosen, clock, random.Random(1), events.append)
     for shard in kinesis.list_shards(stream):
         prefetcher.add(
             Guarded(
@@ -124,5 +124,5 @@ def test_threads_never_step_one_reader_at_once_and_lose_nothing() -> None:
     for chunk in got:
         assert chunk.after == last.get(chunk.lease_key, TRIM_HORIZON)
         last[chunk.lease_key] = chunk.through
-    assert failures == []
+    assert {(type(event), event.succeeded) for event in events} == {(ReadFinished, True)}
     assert prefetcher.buffered_bytes == 0

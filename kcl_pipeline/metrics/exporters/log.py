@@ -39,6 +39,8 @@ _LEVELS: Final[dict[type[Event], int]] = {
     ev.CpuSourceSkipped: logging.WARNING,
     ev.RowRejected: logging.WARNING,
     ev.CycleFailed: logging.ERROR,
+    ev.MetricsDropped: logging.WARNING,
+    ev.MetricsExportFailed: logging.ERROR,
 }
 """Levels other than INFO that do not depend on the event's fields."""
 
@@ -63,7 +65,8 @@ def level_of(event: Event) -> int:
         case ev.PlanMade(spilled=spilled) if spilled:
             return logging.WARNING
         case _:
-            return _LEVELS.get(type(event), logging.INFO)
+            is_measured = isinstance(event, ev.Measurement)
+            return logging.DEBUG if is_measured else _LEVELS.get(type(event), logging.INFO)
 
 
 def name_of(event: Event) -> str:

@@ -1,0 +1,33 @@
+"""The interface of an exporter of metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final, Protocol
+
+from kcl_pipeline.metrics.instruments.instrument import Attributes, Instrument, Observation
+
+CLOSE_SECONDS: Final = 5.0
+"""How long the end of a worker waits for values that are not exported yet."""
+
+
+IsGone = Callable[[Instrument, Attributes], bool]
+"""Whether the series of an instrument with these attributes will get no further value."""
+
+
+class Exporter(Protocol):
+    """Takes values of metrics. Thread-safe. No method makes a call that may block."""
+
+    name: str
+
+    def record(self, values: Sequence[Observation]) -> None:
+        """Take the values of one event. The settings have removed metrics and dimensions."""
+        ...
+
+    def forget(self, is_gone: IsGone) -> None:
+        """Remove the series that are gone, if the exporter keeps series."""
+        ...
+
+    def close(self, seconds: float) -> None:
+        """Export what is left, and end, within about this time."""
+        ...

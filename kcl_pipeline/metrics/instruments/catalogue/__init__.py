@@ -1,0 +1,22 @@
+"""The registry: every metric of this package (protocol §12.2).
+
+Metrics of the Java KCL have its name, operation, dimensions and level, so its dashboards work. The
+others have names of the same form and `in_kcl=False`.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from kcl_pipeline.metrics.instruments.catalogue import errors, leader, leases, processing
+from kcl_pipeline.metrics.instruments.instrument import Instrument
+
+INSTRUMENTS: Final = tuple(
+    one
+    for module in (processing, leases, leader, errors)
+    for one in vars(module).values()
+    if isinstance(one, Instrument)
+)
+"""All instruments, in the order of the documented table."""
+
+__all__ = ["INSTRUMENTS"]

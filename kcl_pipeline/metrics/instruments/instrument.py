@@ -1,0 +1,108 @@
+"""What a metric is: the types of the registry."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum, StrEnum
+from typing import Final, NamedTuple
+
+from kcl_pipeline.events import Event
+
+OPERATION: Final = "Operation"
+WORKER: Final = "WorkerIdentifier"
+SHARD: Final = "ShardId"
+STREAM: Final = "StreamId"
+REASON: Final = "Reason"
+STEP: Final = "Step"
+FORCED: Final = "Forced"
+CALL: Final = "Call"
+
+
+Attributes = tuple[tuple[str, str], ...]
+"""Names and values of dimensions. A tuple, because a series is found by it."""
+
+
+class Kind(StrEnum):
+    """Type of a metric: counters add up, gauges replace, histograms are distributions."""
+
+    COUNTER = "counter"
+    GAUGE = "gauge"
+    HISTOGRAM = "histogram"
+
+
+class Level(StrEnum):
+    """The least detailed `metrics_level` that emits a metric."""
+
+    SUMMARY = "SUMMARY"
+    DETAILED = "DETAILED"
+
+
+class _Names(NamedTuple):
+    ucum: str
+    cloudwatch: str
+    suffix: str
+
+
+class Unit(Enum):
+    """Unit of a metric, with its names in OpenTelemetry, CloudWatch and Prometheus."""
+
+    COUNT = _Names("1", "Count", "")
+    MILLISECONDS = _Names("ms", "Milliseconds", "_milliseconds")
+    BYTES = _Names("By", "Bytes", "_bytes")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Instrument:
+    """One metric of one operation.
+
+    Attributes:
+        name: Name in KCL, or a name of the same form. Several operations may have it.
+        operation: Value of the dimension `Operation`.
+        kind: Type of the metric, as in KCL's OpenTelemetry backend.
+        unit: Unit of the values.
+        level: The least detailed level that emits it.
+        events: Types of the events that feed it.
+        description: What it counts or measures.
+        dimensions: Dimensions other than `Operation` that a value may have.
+        in_kcl: Whether the Java KCL has this metric.
+        prometheus: Type in Prometheus, if it is not `kind`.
+    """
+
+    name: str
+    operation: str
+    kind: Kind
+    unit: Unit
+    level: Level
+    events: tuple[type[Event], ...]
+    description: str
+    dimensions: tuple[str, ...] = ()
+    in_kcl: bool = True
+    prometheus: Kind | None = None
+
+    @property
+    def prometheus_kind(self) -> Kind:
+        """Type of the metric in Prometheus."""
+        return self.prometheus or self.kind
+
+    def of(self, value: float, attributes: Attributes = ()) -> Observation:
+        """Return one value."""
+        return Observation(self, value, attributes)
+
+
+class Observation(NamedTuple):
+    """One value of a metric.
+
+    Attributes:
+        instrument: The metric.
+        value: The value in the unit of the instrument.
+        attributes: Dimensions other than `Operation`.
+    """
+
+    instrument: Instrument
+    value: float
+    attributes: Attributes = ()
+
+    @property
+    def dimensions(self) -> dict[str, str]:
+        """All dimensions, `Operation` first."""
+        return {OPERATION: self.instrument.operation, **dict(self.attributes)}
