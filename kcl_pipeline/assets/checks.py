@@ -4,6 +4,7 @@ The leader sensor reports evaluations under the same names.
 """
 
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any
 
 import dagster as dg
@@ -12,14 +13,24 @@ from kcl_pipeline.assets import health
 from kcl_pipeline.assets.access import PipelineResources
 from kcl_pipeline.assets.contract import DagsterOptions, PipelineLike
 from kcl_pipeline.assets.hangs import HUNG, hung
+from kcl_pipeline.assets.history_checks import build_history_checks
+from kcl_pipeline.assets.limits import CheckLimits
 from kcl_pipeline.assets.losses import LOSSES, observe_losses, records_lost
 from kcl_pipeline.assets.names import Names
+from kcl_pipeline.assets.observing_checks import build_observing_checks
 from kcl_pipeline.assets.runs import (
     active_runs,
     lag_age_seconds,
     silence_limit_seconds,
     stalled_shards,
     worst_lag_millis,
+)
+from kcl_pipeline.assets.unread import (
+    RETENTION,
+    duration_text,
+    retention,
+    retention_by_stream,
+    unread_seconds,
 )
 from kcl_pipeline.aws import open_kinesis
 from kcl_pipeline.clock import Clock, SystemClock
@@ -116,9 +127,9 @@ def build_checks(
 ) -> list[dg.AssetChecksDefinition]:
     """Build the checks of a pipeline.
 
-    Hash-range coverage, stuck leases, usable rows, available streams and lost records belong to the
-    lease table, balance and hung workers to the worker-metrics table, lag and paused shards to the
-    output.
+    Hash-range coverage, stuck leases, checkpoints, usable rows, available streams and lost records
+    belong to the lease table, balance and hung workers to the worker-metrics table, the leader to
+    the coordinator-state table, and lag, retention, paused shards and dead letters to the output.
     """
     clock = SystemClock()
     rejected = RejectedRows(_log_event)
@@ -128,6 +139,9 @@ def build_checks(
         _loss_check(names),
         _hung_check(pipeline.settings, names, clock, rejected),
         *_output_checks(pipeline.settings, names, options, clock, rejected),
+        _retention_check(pipeline.settings, names, options.check_limits, clock),
+        *build_observing_checks(names, options.check_limits, clock),
+        *build_history_checks(names, options, clock),
     ]
 
 
@@ -218,6 +232,37 @@ def _stream_check(
         ).result()
 
     return streams_available
+
+
+def _retention_check(
+    settings: ConsumerSettings, names: Names, limits: CheckLimits, clock: Clock
+) -> dg.AssetChecksDefinition:
+    @dg.asset_check(
+        asset=names.output,
+        name=RETENTION,
+        description="No unread record leaves the retention period of its stream within "
+        f"{duration_text(limits.retention_warn_seconds)}. The severity is ERROR below "
+        f"{duration_text(limits.retention_error_seconds)}. The sensor reports it after it has led.",
+        required_resource_keys={
+            names.aws,
+            names.leases_resource,
+            names.workers_resource,
+            names.coordinator_resource,
+        },
+    )
+    def data_within_retention(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
+        resources, multi_stream = PipelineResources(names, context), settings.is_multi_stream
+        kinesis = open_kinesis(settings, resources.aws.clients(settings), clock)
+        streams = []
+        for name in all_streams(settings, resources.coordinator):
+            with suppress(*STREAM_ERRORS):  # streams_available reports it
+                streams.append(kinesis.resolve_stream(name, multi_stream=multi_stream))
+        leases = resources.leases.list_leases().leases
+        workers = resources.workers.scan_workers().workers
+        unread = unread_seconds(leases, workers, clock.wall())
+        return retention(leases, unread, retention_by_stream(streams), limits).result()
+
+    return data_within_retention
 
 
 def _loss_check(names: Names) -> dg.AssetChecksDefinition:

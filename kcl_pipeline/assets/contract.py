@@ -11,6 +11,7 @@ from typing import Any, Final, Literal, Protocol
 from dagster import FreshnessPolicy
 
 from kcl_pipeline.arguments import check_flag, check_number, check_options, check_texts
+from kcl_pipeline.assets.limits import CheckLimits
 from kcl_pipeline.clock import Clock, StopSignal
 from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.events import EventSink
@@ -151,6 +152,7 @@ class DagsterOptions:
         scale_up_lag_seconds: The sensor starts one more worker above this lag; None keeps
             `workers.min`.
         tick_deadline_seconds: Longest duration of a leader cycle in a tick.
+        check_limits: When the other checks fail.
     """
 
     leader_default_running: bool = False
@@ -162,6 +164,7 @@ class DagsterOptions:
     lag_threshold_seconds: float = 60.0
     scale_up_lag_seconds: float | None = 120.0
     tick_deadline_seconds: float = 20.0
+    check_limits: CheckLimits = field(default_factory=CheckLimits)
 
     def __post_init__(self) -> None:
         """Raises `SettingsError`."""
@@ -176,6 +179,10 @@ class DagsterOptions:
         if freshness is not None and not isinstance(freshness, FreshnessPolicy):
             advice = "Write a dagster.FreshnessPolicy, or None"
             raise wrong("freshness", freshness, "is not a freshness policy", advice)
+        limits: object = self.check_limits
+        if not isinstance(limits, CheckLimits):
+            advice = "Write CheckLimits(lag_trend_reports=20), or leave it out"
+            raise wrong("check_limits", limits, "is not a CheckLimits", advice)
         check_number(
             "lag_threshold_seconds", self.lag_threshold_seconds, _SECONDS, most=_MAX_SECONDS
         )

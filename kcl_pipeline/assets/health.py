@@ -69,6 +69,11 @@ class Health:
     severity: dg.AssetCheckSeverity
     metadata: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def content(self) -> tuple[bool, dg.AssetCheckSeverity]:
+        """What is reported at once when it changes."""
+        return self.passed, self.severity
+
     def result(self) -> dg.AssetCheckResult:
         """The result as an executed check returns it."""
         return dg.AssetCheckResult(

@@ -200,6 +200,10 @@ class Names:
         """Name of the job that compacts and vacuums the output."""
         return f"{self.prefix}_maintenance"
 
+    def operator_job(self, operation: str) -> str:
+        """Name of the job of an operator, such as `pause`."""
+        return f"{self.prefix}_{operation}"
+
     @property
     def leader_sensor(self) -> str:
         """Name of the leader sensor."""

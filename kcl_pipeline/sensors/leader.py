@@ -7,8 +7,9 @@ tick, and a tick that timed out keeps running while the next one starts.
 
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any, Final
 from uuid import uuid4
 
@@ -17,6 +18,7 @@ import dagster as dg
 from kcl_pipeline.assets.access import PipelineResources
 from kcl_pipeline.assets.checks import all_streams
 from kcl_pipeline.assets.contract import DagsterOptions, PipelineLike
+from kcl_pipeline.assets.history import ReportPoint, kept_seconds, point_of, recorded_points
 from kcl_pipeline.assets.names import (
     APPLICATION_TAG,
     CONTINUOUS,
@@ -39,6 +41,7 @@ from kcl_pipeline.errors import (
 )
 from kcl_pipeline.events import Event
 from kcl_pipeline.leader.report import CycleReport
+from kcl_pipeline.leases.control import Pause
 from kcl_pipeline.leases.rejected import RejectedRows
 from kcl_pipeline.leases.tables import WorkerListing
 from kcl_pipeline.metrics.exporters import level_of, text_of
@@ -49,6 +52,7 @@ from kcl_pipeline.sensors.reconcile import apply_findings, find_mismatches
 from kcl_pipeline.sensors.report import (
     SHORTEST_GAP_SECONDS,
     asset_events,
+    leader_events,
 )
 from kcl_pipeline.sensors.sentence import cursor_text, leading_text, runs_text
 from kcl_pipeline.sensors.stream_report import partition_requests
@@ -134,6 +138,7 @@ class LeaderTick:
 
     def _tick(self, context: dg.SensorEvaluationContext, state: TickState) -> dg.SensorResult:
         report, problem = self._lead(state)
+        pause = self._pause(context, report, state)
         active = active_runs(context.instance, self._names.application, self._separator)
         done: tuple[str, ...] = ()
         events: list[Any] = []
@@ -163,7 +168,8 @@ class LeaderTick:
             partitions = self._partitions(context, streams)
         except (NotFoundError, ThrottledError, UnavailableError) as error:
             problem = problem or str(error)
-        decision = self._scale(context, active)
+        events += self._leader_check(state, report, problem)
+        decision = self._scale(context, active, pause)
         for worker_id in decision.drain:
             PipelineResources(self._names, context).workers.request_drain(worker_id)
         recent_events = [*_take_all(state.recent_events), *done]
@@ -174,6 +180,8 @@ class LeaderTick:
         state.leader.observe(report.lock_owner, self._clock.wall())
         leading = leading_text(report, problem, state.leader)
         sentence = f"{leading}; {runs_text(active, decision)}"
+        if pause is not None:
+            sentence = f"{pause.sentence}; {sentence}"
         requests = [self._request() for _ in range(decision.start)]
         return dg.SensorResult(
             run_requests=requests or None,
@@ -192,6 +200,29 @@ class LeaderTick:
         except (ThrottledError, UnavailableError) as error:
             return CycleReport(led=False), str(error)
         return report, report.error
+
+    def _leader_check(
+        self, state: TickState, report: CycleReport, problem: str | None
+    ) -> list[Any]:
+        now, limit = self._clock.monotonic(), self._options.check_limits.leader_absent_seconds
+        state.absence.observe(led=report.led, owner=report.lock_owner, problem=problem, now=now)
+        check = state.absence.health(report.lock_owner, now, limit)
+        return leader_events(check, self._names, state.cadence, now)
+
+    def _pause(
+        self, context: dg.SensorEvaluationContext, report: CycleReport, state: TickState
+    ) -> Pause | None:
+        """The pause of the application. While another process leads, it is read here."""
+        if report.led:
+            state.pause = report.pause
+            return state.pause
+        try:
+            state.pause = PipelineResources(self._names, context).coordinator.read_control().pause
+        except NotFoundError:
+            state.pause = None
+        except (ThrottledError, UnavailableError) as error:  # as at the last tick
+            context.log.warning("the pause cannot be read: %s", error)
+        return state.pause
 
     def _streams(self, context: dg.SensorEvaluationContext) -> tuple[str, ...]:
         """The streams of the settings and the other recorded ones."""
@@ -222,24 +253,47 @@ class LeaderTick:
         view = observe_fleet(
             resources, self._settings, state, report, rows, active, streams, self._clock
         )
+        output = output_events(
+            state.totals,
+            self._names.output,
+            view.workers,
+            now=now,
+            wall_seconds=view.wall_seconds,
+            period_seconds=max(self._options.progress_seconds, SHORTEST_GAP_SECONDS),
+            dead_letter_table=dead_letter_uri(self._pipeline.sink),
+        )
+        state.figures.observe(view)
+        if output:
+            state.points = self._points(context.instance, output[0].metadata, view.wall_seconds)
+            view = replace(view, points=state.points)
         # The report of the output comes first: its checks follow the materialization.
         return [
-            *output_events(
-                state.totals,
-                self._names.output,
-                view.workers,
-                now=now,
-                wall_seconds=self._clock.wall(),
-                period_seconds=max(self._options.progress_seconds, SHORTEST_GAP_SECONDS),
-                dead_letter_table=dead_letter_uri(self._pipeline.sink),
+            *output,
+            *asset_events(
+                view,
+                self._names,
+                self._settings,
+                self._options,
+                state.cadence,
+                now,
+                state.figures,
             ),
-            *asset_events(view, self._names, self._settings, self._options, state.cadence, now),
         ]
 
+    def _points(
+        self, instance: dg.DagsterInstance, metadata: Mapping[str, Any], wall_seconds: float
+    ) -> tuple[ReportPoint, ...]:
+        """The reports of the output that Dagster has recorded, and the one of this tick."""
+        kept = kept_seconds(self._options.check_limits, self._options.progress_seconds)
+        recorded = recorded_points(instance, self._names.output, wall_seconds - kept)
+        return (*recorded, point_of(metadata, wall_seconds))
+
     def _scale(
-        self, context: dg.SensorEvaluationContext, active: tuple[RunView, ...]
+        self, context: dg.SensorEvaluationContext, active: tuple[RunView, ...], pause: Pause | None
     ) -> ScalingDecision:
         memory = AutoscalerMemory.parse(context.cursor)
+        if pause is not None:  # the workers end by themselves, and none is started
+            return ScalingDecision(memory=memory, reason="paused")
         short = sum(r.continuous for r in active) < max(memory.desired, self._pipeline.workers.min)
         return decide(
             active,

@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 
 from kcl_pipeline.assets.access import PipelineResources
 from kcl_pipeline.assets.contract import LeaderCycleLike
+from kcl_pipeline.assets.history import ReportPoint
+from kcl_pipeline.assets.leadership import LeaderAbsence
 from kcl_pipeline.assets.losses import observe_losses
 from kcl_pipeline.assets.runs import (
     RunView,
@@ -13,15 +15,19 @@ from kcl_pipeline.assets.runs import (
     silence_limit_seconds,
     stalled_shards,
 )
+from kcl_pipeline.assets.unread import retention_by_stream, unread_seconds
 from kcl_pipeline.clock import Clock
 from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.leader.report import CycleReport
+from kcl_pipeline.leases.control import Pause
 from kcl_pipeline.leases.rejected import RejectedRows
-from kcl_pipeline.leases.tables import WorkerListing
+from kcl_pipeline.leases.tables import WorkerListing, WorkerMetrics
 from kcl_pipeline.leases.worker_status import UnavailableStream
+from kcl_pipeline.sensors.figures.report import Figures
+from kcl_pipeline.sensors.fleet_view import FleetView
 from kcl_pipeline.sensors.output_report import FleetTotals
 from kcl_pipeline.sensors.reconcile import Heartbeats
-from kcl_pipeline.sensors.report import Cadence, FleetView, LeaseWaits
+from kcl_pipeline.sensors.report import Cadence, LeaseWaits
 from kcl_pipeline.sensors.sentence import LeaderSince
 from kcl_pipeline.sensors.tables import CheckpointAges, MoveLog
 
@@ -34,6 +40,9 @@ class TickState:
         cycle: The leader.
         recent_events: Texts of events that no tick has logged yet.
         rejected: Reports worker metrics rows that cannot be read, while another process leads.
+        points: The reports of the output in the last hour or more. None: none was made yet.
+        retention_seconds: By serialized stream, as the last cycle that led has found them.
+        pause: The pause of the application, as of the last tick that could read it.
         tick_started: When the running tick started (monotonic seconds); None between ticks.
     """
 
@@ -47,7 +56,12 @@ class TickState:
     ages: CheckpointAges = field(default_factory=CheckpointAges)
     moves: MoveLog = field(default_factory=MoveLog)
     leader: LeaderSince = field(default_factory=LeaderSince)
+    absence: LeaderAbsence = field(default_factory=LeaderAbsence)
+    figures: Figures = field(default_factory=Figures)
+    points: tuple[ReportPoint, ...] | None = None
+    retention_seconds: dict[str, float] = field(default_factory=dict)
     tick_started: float | None = None
+    pause: Pause | None = None
 
     def begin_tick(self, now: float) -> bool:
         """Start a tick; False if an earlier tick, which Dagster gave up on, still runs."""
@@ -87,17 +101,9 @@ def observe_fleet(
         )
         leases = tuple(sorted(listing.leases, key=lambda le: le.lease_key))
         bad_rows = (*bad_rows, *listing.bad_rows, *rows.bad_rows)
-        limit = silence_limit_seconds(settings)
-        workers = tuple(
-            sorted(
-                (
-                    r
-                    for r in rows.workers
-                    if (state.heartbeats.silent_seconds(r.worker_id) or 0.0) <= limit
-                ),
-                key=lambda r: r.worker_id,
-            )
-        )
+        workers = _living(rows, state.heartbeats, silence_limit_seconds(settings))
+    if report.led:
+        state.retention_seconds = retention_by_stream(report.streams)
     now = clock.monotonic()
     ownerless = {
         le.lease_key
@@ -120,12 +126,30 @@ def observe_fleet(
         cycle_seconds=report.seconds,
         bad_rows=bad_rows,
         unavailable=report.unavailable if report.led else _reported_streams(report, rows),
+        pause=state.pause,
         losses=observe_losses(resources.coordinator),
         streams=streams,
         checkpoint_ages=state.ages.observe(leases, now),
+        checkpoint_seconds=state.ages.seconds(now),
+        unread_seconds=unread_seconds(leases, workers, clock.wall()),
+        retention_seconds=state.retention_seconds,
+        points=state.points,
+        wall_seconds=clock.wall(),
         moves=tuple(state.moves.rows(now)),
         runs=active,
     )
+
+
+def _living(
+    rows: WorkerListing, heartbeats: Heartbeats, limit_seconds: float
+) -> tuple[WorkerMetrics, ...]:
+    """Return the workers whose row has changed within the limit, sorted by id."""
+    living = (
+        row
+        for row in rows.workers
+        if (heartbeats.silent_seconds(row.worker_id) or 0.0) <= limit_seconds
+    )
+    return tuple(sorted(living, key=lambda row: row.worker_id))
 
 
 def _reported_streams(

@@ -1,6 +1,6 @@
 """Report streams, tables and checks to Dagster, on change and at least once a minute."""
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -8,19 +8,15 @@ import dagster as dg
 
 from kcl_pipeline.assets import health
 from kcl_pipeline.assets.contract import DagsterOptions
-from kcl_pipeline.assets.hangs import hung
-from kcl_pipeline.assets.losses import records_lost
 from kcl_pipeline.assets.names import Names
 from kcl_pipeline.assets.run_metadata import table_of
-from kcl_pipeline.assets.runs import RunView
 from kcl_pipeline.config import ConsumerSettings
-from kcl_pipeline.errors import UnreadableRowError
-from kcl_pipeline.leases.lease import BadRow, Lease
-from kcl_pipeline.leases.losses import LossLog
-from kcl_pipeline.leases.tables import WorkerMetrics
-from kcl_pipeline.leases.worker_status import UnavailableStream
+from kcl_pipeline.leases.lease import Lease
 from kcl_pipeline.planning.explain import explain
 from kcl_pipeline.planning.model import Plan, PlanInput
+from kcl_pipeline.sensors.figures.report import Figures
+from kcl_pipeline.sensors.fleet_checks import fleet_checks
+from kcl_pipeline.sensors.fleet_view import FleetView
 from kcl_pipeline.sensors.stream_report import (
     STREAMS_PER_MINUTE,
     StreamView,
@@ -48,55 +44,6 @@ changes at every tick is reported at every second tick.
 """
 
 HOLE_GRACE_SECONDS: Final = 30.0
-
-
-@dataclass(frozen=True, slots=True)
-class FleetView:
-    """One observation of the application.
-
-    Attributes:
-        leases: All usable rows of the lease table.
-        workers: Rows of the live workers.
-        lock_owner: The leader; None without one.
-        leads: Whether this sensor is the leader.
-        waits: By lease key, for how many seconds the lease has had no live owner.
-        lag_millis: The largest lag that a running worker reported.
-        lag_age_seconds: How long ago that lag was reported.
-        stalled_shards: Number of shards without progress.
-        unread_shards: Number of shards whose lag is not known yet.
-        plan: The last plan, if this sensor leads.
-        plan_input: What the plan was computed from.
-        cycle_seconds: Duration of the leader cycle.
-        bad_rows: Rows that cannot be parsed.
-        unavailable: Streams that are missing or forbidden, of this sensor's cycle or of the
-            worker that leads. None: unknown.
-        losses: The recorded losses, or why they cannot be read.
-        streams: Names or ARNs of all streams: those of the settings, and the other recorded ones.
-            Empty: those of the settings.
-        checkpoint_ages: By lease key, for how long its checkpoint has not changed, as text.
-        moves: Rows of the last moves, newest first.
-        runs: The active runs.
-    """
-
-    leases: tuple[Lease, ...]
-    workers: tuple[WorkerMetrics, ...]
-    lock_owner: str | None
-    leads: bool
-    waits: dict[str, float]
-    lag_millis: int | None = None
-    lag_age_seconds: float | None = None
-    stalled_shards: int = 0
-    unread_shards: int = 0
-    plan: Plan | None = None
-    plan_input: PlanInput | None = None
-    cycle_seconds: float = 0.0
-    bad_rows: tuple[BadRow, ...] = ()
-    unavailable: tuple[UnavailableStream, ...] | None = ()
-    losses: LossLog | UnreadableRowError = field(default_factory=LossLog)
-    streams: tuple[str, ...] = ()
-    checkpoint_ages: Mapping[str, str] = field(default_factory=dict)
-    moves: tuple[dict[str, Any], ...] = ()
-    runs: tuple[RunView, ...] = ()
 
 
 @dataclass(slots=True)
@@ -153,19 +100,6 @@ class LeaseWaits:
         }
         self.since = {key: self.since.get(key, now) for key in waiting}
         return {key: now - since for key, since in self.since.items()}
-
-
-def stuck_limit_seconds(settings: ConsumerSettings) -> float:
-    """After how long a lease without a live owner is stuck.
-
-    Twice the sum of the failover time, the assignment interval and the discovery interval.
-    """
-    millis = (
-        settings.lease.failover_time_millis
-        + settings.lease_assignment_interval_millis
-        + settings.lease_discovery_interval_millis
-    )
-    return 2 * millis / 1000
 
 
 def lease_table_metadata(view: FleetView) -> dict[str, Any]:
@@ -262,6 +196,7 @@ def asset_events(
     options: DagsterOptions,
     cadence: Cadence,
     now: float,
+    figures: Figures | None = None,
 ) -> list[AssetEvent]:
     """The events that are due at `now` (monotonic seconds)."""
     events: list[AssetEvent] = []
@@ -273,6 +208,8 @@ def asset_events(
         metadata = lease_table_metadata(view)
         if settings.is_multi_stream:
             metadata["streams"] = table_of(worst_streams(streams))
+        if figures is not None:
+            metadata |= figures.metadata(view, names.lease_table, now)
         events.append(dg.AssetMaterialization(names.lease_table, metadata=metadata))
     for stream in _due_streams(streams, cadence, now):
         events += stream_events(stream, names, view.lag_age_seconds)
@@ -284,43 +221,29 @@ def asset_events(
                 names.worker_metrics_table, metadata=worker_table_metadata(view)
             )
         )
-    if cadence.due("leader", view.lock_owner, now):
+    if cadence.due("leader", (view.lock_owner, view.pause), now):
         metadata = {
+            "state": "working" if view.pause is None else view.pause.sentence,
             "leader": view.lock_owner or "none",
             "this_sensor_leads": view.leads,
             "cycle_seconds": view.cycle_seconds,
         }
         events.append(dg.AssetObservation(names.coordinator_state_table, metadata=metadata))
-    covered = health.coverage(view.leases, view.streams or settings.streams)
-    checks = [
-        (names.output, health.paused(view.workers)),
-        (names.lease_table, health.stuck(view.waits, stuck_limit_seconds(settings))),
-        (names.lease_table, health.rows(view.bad_rows)),
-        (names.lease_table, records_lost(view.losses)),
-        (names.worker_metrics_table, hung(view.workers)),
-        (
-            names.worker_metrics_table,
-            health.balance(
-                view.leases, view.workers, settings.assignment.re_balance_threshold_percentage
-            ),
-        ),
-    ]
-    if cadence.hole_lasts(not covered.passed, now) or covered.passed:
-        checks.append((names.lease_table, covered))
-    if view.unavailable is not None:
-        checks.append((names.lease_table, health.streams(view.unavailable)))
-    if view.lag_millis is not None or view.stalled_shards:
-        lag = health.lag(
-            view.lag_millis,
-            options.lag_threshold_seconds,
-            view.stalled_shards,
-            unread_shards=view.unread_shards,
-            age_seconds=view.lag_age_seconds,
-        )
-        checks.append((names.output, lag))
-    events += [
+    checks = fleet_checks(view, names, settings, options)
+    hole = any(check.check == health.COVERAGE and not check.passed for _, check in checks)
+    hole_lasts = cadence.hole_lasts(hole, now)
+    return events + [
         check.evaluation(key)
         for key, check in checks
-        if cadence.due(check.check, check.passed, now)
+        if (check.check != health.COVERAGE or hole_lasts or not hole)
+        and cadence.due(check.check, check.content, now)
     ]
-    return events
+
+
+def leader_events(
+    check: health.Health, names: Names, cadence: Cadence, now: float
+) -> list[AssetEvent]:
+    """The evaluation of the leader, if it is due. It needs no table."""
+    if not cadence.due(check.check, check.content, now):
+        return []
+    return [check.evaluation(names.coordinator_state_table)]

@@ -10,6 +10,7 @@ import dagster as dg
 from kcl_pipeline.assets import health
 from kcl_pipeline.assets.run_metadata import lag_text, table_of
 from kcl_pipeline.assets.runs import RunView
+from kcl_pipeline.assets.unread import duration_text
 from kcl_pipeline.leases.lease import Lease
 from kcl_pipeline.leases.tables import WorkerMetrics
 from kcl_pipeline.planning.model import Plan
@@ -18,8 +19,6 @@ from kcl_pipeline.position import Position
 MAX_TABLE_ROWS: Final = 200
 """Largest number of leases and workers in a table."""
 MAX_MOVES: Final = 20
-_MINUTES_FROM: Final = 120.0
-_HOURS_FROM: Final = 7200.0
 _SHARD_PREFIX: Final = "shardId-"
 _STARTING: Final = ("QUEUED", "NOT_STARTED", "MANAGED", "STARTING")
 
@@ -34,13 +33,6 @@ def lease_text(lease_key: str) -> str:
     """Return a lease key as short text: `12`, or `orders:12` with several streams."""
     parts = lease_key.split(":")
     return ":".join([*parts[1:2], shard_text(parts[-1])])
-
-
-def seconds_text(seconds: float) -> str:
-    """A time as text: `12 s`, `5 min`, `3.5 h`."""
-    if seconds < _MINUTES_FROM:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < _HOURS_FROM else f"{seconds / 3600:.1f} h"
 
 
 @dataclass(slots=True)
@@ -64,9 +56,13 @@ class CheckpointAges:
             found[lease.lease_key] = known
         self.since = found
         return {
-            key: ("" if changed else "> ") + seconds_text(now - since)
+            key: ("" if changed else "> ") + duration_text(now - since)
             for key, (_, since, changed) in found.items()
         }
+
+    def seconds(self, now: float) -> dict[str, float]:
+        """Return by lease key for how long the checkpoint was observed not to change."""
+        return {key: now - since for key, (_, since, _) in self.since.items()}
 
 
 @dataclass(slots=True)
@@ -101,7 +97,7 @@ class MoveLog:
         """Return the moves as rows, newest first."""
         return [
             {
-                "ago": seconds_text(now - one.at),
+                "ago": duration_text(now - one.at),
                 "shard": lease_text(one.lease_key),
                 "from": one.from_worker,
                 "to": one.to_worker,
@@ -116,7 +112,7 @@ def _outcome(moved: _Moved, lease: Lease | None, now: float) -> tuple[str, bool]
     if lease is None:
         return "the lease was deleted", True
     if lease.actual_owner == moved.to_worker:
-        return f"done after {seconds_text(now - moved.at)}", True
+        return f"done after {duration_text(now - moved.at)}", True
     if lease.owner == moved.to_worker:
         return f"handoff from {lease.checkpoint_owner}", False
     # The leader writes moves within its cycle: another owner afterwards is the result.
@@ -136,7 +132,7 @@ def _state_of(lease: Lease, waits: Mapping[str, float], paused: Mapping[str, str
     if lease.ended:
         return "finished"
     if lease.lease_key in waits:
-        waited = seconds_text(waits[lease.lease_key])
+        waited = duration_text(waits[lease.lease_key])
         return f"{'no owner' if lease.actual_owner is None else 'owner is gone'} for {waited}"
     if lease.in_handoff:
         return f"handoff to {lease.owner}"
@@ -214,7 +210,7 @@ def worker_state(worker: WorkerMetrics) -> str:
     """What a live worker does: hung, draining or running."""
     if worker.status is not None and worker.status.hung is not None:
         hung = worker.status.hung
-        return f"hung in {hung.step} for {seconds_text(hung.seconds)}"
+        return f"hung in {hung.step} for {duration_text(hung.seconds)}"
     return "draining" if worker.drain_requested else "running"
 
 
@@ -241,7 +237,7 @@ def worker_rows(
                 "cpu": None if (cpu := health.cpu_percent(w)) is None else f"{cpu:.0f} %",
                 "KB/s": f"{flow.get(w.worker_id, 0.0):.1f}",
                 "lag": None if w.status is None else lag_text(w.status.lag_millis),
-                "last batch": None if age is None else f"{seconds_text(age)} ago",
+                "last batch": None if age is None else f"{duration_text(age)} ago",
                 "paused": None if w.status is None else w.status.paused_leases,
                 "dead letters": None if w.status is None else w.status.dead_letters,
                 "refused batches": None if w.status is None else w.status.failed_batches,

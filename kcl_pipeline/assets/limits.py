@@ -1,0 +1,69 @@
+"""Define when the checks of a pipeline fail."""
+
+from dataclasses import dataclass
+from typing import Final
+
+from kcl_pipeline.arguments import check_number, checked_arguments
+from kcl_pipeline.errors import SettingsError
+
+_SECONDS: Final = "a time in seconds"
+_MAX_SECONDS: Final = 365 * 86_400.0
+_MAX_REPORTS: Final = 1_000
+_MAX_DEAD_LETTERS: Final = 10**12
+_FEWEST_REPORTS: Final = 4
+
+
+@checked_arguments
+@dataclass(frozen=True, slots=True)
+class CheckLimits:
+    """When the checks in the Dagster UI fail. Times are in seconds.
+
+    Raises:
+        SettingsError: A limit is out of its range.
+    """
+
+    retention_warn_seconds: float = 43_200.0
+    """`data_within_retention` warns if the oldest unread record leaves the retention period of its
+    stream in less than this time. Default: 12 hours. The shortest retention period is 24 hours."""
+    retention_error_seconds: float = 10_800.0
+    """`data_within_retention` fails with severity ERROR below this time. Default: 3 hours."""
+    lag_trend_reports: int = 10
+    """`lag_not_growing` compares the older half of this number of output reports with the newer
+    half. 4 or more."""
+    checkpoint_age_seconds: float = 900.0
+    """`checkpoints_advance` fails if the checkpoint of a shard has not changed for this time while
+    its oldest unread record is at least as old. Default: 15 minutes."""
+    leader_absent_seconds: float = 60.0
+    """`leader_present` fails if nobody has led for this time."""
+    dead_letters_per_hour: int = 0
+    """`no_new_dead_letters` warns if more records became dead letters in the last hour."""
+
+    def __post_init__(self) -> None:
+        for name in (
+            "retention_warn_seconds",
+            "retention_error_seconds",
+            "checkpoint_age_seconds",
+            "leader_absent_seconds",
+        ):
+            check_number(name, getattr(self, name), _SECONDS, most=_MAX_SECONDS)
+        check_number(
+            "lag_trend_reports",
+            self.lag_trend_reports,
+            "a number of reports",
+            least=_FEWEST_REPORTS,
+            most=_MAX_REPORTS,
+            whole=True,
+        )
+        check_number(
+            "dead_letters_per_hour",
+            self.dead_letters_per_hour,
+            "a number of records",
+            most=_MAX_DEAD_LETTERS,
+            whole=True,
+        )
+        if self.retention_error_seconds > self.retention_warn_seconds:
+            raise SettingsError(
+                f"retention_error_seconds={self.retention_error_seconds:g} is more than "
+                f"retention_warn_seconds={self.retention_warn_seconds:g}. Write "
+                f"{self.retention_warn_seconds:g} or less."
+            )

@@ -1,0 +1,141 @@
+"""The checks of data and of the leader, as the sensor reports them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import dagster as dg
+
+from kcl_pipeline.errors import NotFoundError, ThrottledError
+from kcl_pipeline.leader.report import CycleReport
+from kcl_pipeline.leases.worker_status import LeaseLag, WorkerStatus, WorkerTotals
+from kcl_pipeline.position import Position
+from kcl_pipeline.shards import StreamId
+from tests.support.dagster_fakes import FakeCycle, FakePipeline, leases, led, worker
+from tests.support.sensor_stage import (  # noqa: F401 (fixtures)
+    Stage,
+    instance_fixture,
+)
+
+
+class Fleet:
+    """One worker with a lag, led by the sensor; every event of a tick is stored."""
+
+    def __init__(self, instance, **more):
+        self.rows = leases(2, ["w-1"])
+        self.more = more
+        self.lag, self.letters = 0.0, 0
+        self.cycle = FakeCycle([self.report()])
+        self.stage = Stage(instance, FakePipeline(cycle=self.cycle))
+        self.began = self.stage.clock.now
+
+    def report(self) -> CycleReport:
+        lag = LeaseLag(self.rows[0].lease_key, round(self.lag * 1000))
+        totals = WorkerTotals(seconds=1.0)
+        status = WorkerStatus(lag.millis, lags=(lag,), totals=totals, dead_letters=self.letters)
+        return led(self.rows, [replace(worker("w-1"), status=status)], **self.more)
+
+    def checks(self, seconds: float = 61.0) -> dict[str, dg.AssetCheckEvaluation]:
+        report = self.report()
+        self.cycle.reports = [report]
+        self.stage.workers.rows = {row.worker_id: row for row in report.workers}
+        events = self.stage(seconds).asset_events
+        for event in events:
+            self.stage.instance.report_runless_asset_event(event)
+        return {e.check_name: e for e in events if isinstance(e, dg.AssetCheckEvaluation)}
+
+
+def test_the_time_until_records_are_lost_uses_the_retention_that_the_leader_has_seen(instance):
+    fleet = Fleet(instance, streams=(StreamId("orders", retention_hours=24),))
+    fleet.lag = 6 * 3_600.0
+    assert fleet.checks()["data_within_retention"].passed
+    fleet.lag = 13 * 3_600.0
+    warned = fleet.checks(10.0)["data_within_retention"]
+    assert (warned.passed, warned.severity) == (False, dg.AssetCheckSeverity.WARN)
+    fleet.lag = 22 * 3_600.0
+    failed = fleet.checks(10.0)["data_within_retention"]
+    assert (failed.passed, failed.severity) == (False, dg.AssetCheckSeverity.ERROR)
+    assert failed.asset_key == fleet.stage.names.output
+    # Another process leads: the last known period counts.
+    fleet.stage.leases.leases = fleet.rows
+    fleet.cycle.reports = [CycleReport(led=False, lock_owner="w-1")]
+    events = fleet.stage(61).asset_events
+    names = {e.check_name for e in events if isinstance(e, dg.AssetCheckEvaluation)}
+    assert "data_within_retention" in names
+
+
+def test_without_a_known_retention_nothing_is_said_about_it(instance):
+    assert "data_within_retention" not in Fleet(instance).checks()
+
+
+def test_a_lag_that_grows_over_ten_reports_fails(instance):
+    fleet = Fleet(instance)
+    found = []
+    for number in range(14):
+        fleet.lag = 50.0 * number
+        check = fleet.checks().get("lag_not_growing")
+        found.append(None if check is None else check.passed)
+    assert found[0] is None, "there is no report of the output yet"
+    assert set(found[1:10]) == {True}
+    assert found[-1] is False
+    for _ in range(10):
+        fleet.lag = 20.0
+        last = fleet.checks()["lag_not_growing"]
+    assert last.passed
+
+
+def test_new_dead_letters_fail_for_an_hour(instance):
+    fleet = Fleet(instance)
+    fleet.checks()
+    assert fleet.checks()["no_new_dead_letters"].passed
+    fleet.letters = 12
+    failed = fleet.checks()["no_new_dead_letters"]
+    assert not failed.passed
+    assert failed.metadata["dead_letters_last_hour"].value == 12
+    assert not fleet.checks()["no_new_dead_letters"].passed
+
+
+def test_a_checkpoint_that_stands_still_while_records_wait_fails(instance):
+    fleet = Fleet(instance)
+    fleet.lag = 1_000.0
+    passed = [fleet.checks()["checkpoints_advance"].passed for _ in range(15)]
+    assert all(passed)
+    assert not fleet.checks()["checkpoints_advance"].passed
+    fleet.rows[0] = fleet.rows[0].with_(checkpoint=Position("51"))
+    assert fleet.checks()["checkpoints_advance"].passed
+
+
+def test_a_leader_that_is_absent_fails_also_without_tables(instance):
+    missing = NotFoundError("no table", code="ResourceNotFoundException", operation="Scan")
+    stage = Stage(instance, FakePipeline(cycle=FakeCycle([missing])))
+
+    def no_table() -> None:
+        raise missing
+
+    stage.leases.list_leases = no_table
+
+    def check() -> dg.AssetCheckEvaluation:
+        events = stage(30.0).asset_events
+        (found,) = [e for e in events if isinstance(e, dg.AssetCheckEvaluation)]
+        return found
+
+    assert check().passed
+    stage(31.0)
+    failed = check()
+    assert (failed.check_name, failed.passed) == ("leader_present", False)
+    assert failed.asset_key == stage.names.coordinator_state_table
+    assert "waiting for the first worker" in failed.description
+
+
+def test_a_leader_that_works_again_passes(instance):
+    rows = leases(2, ["w-1"])
+    error = ThrottledError("slow down", code="Throttling", operation="GetItem")
+    cycle = FakeCycle([error, error, error, led(rows, [worker("w-1")])])
+    stage = Stage(instance, FakePipeline(cycle=cycle))
+    found = [
+        e.passed
+        for _ in range(4)
+        for e in stage(61.0).asset_events
+        if isinstance(e, dg.AssetCheckEvaluation) and e.check_name == "leader_present"
+    ]
+    assert found == [True, False, False, True]
