@@ -22,11 +22,16 @@ from botocore.exceptions import (
     ProfileNotFound,
 )
 
+from kcl_pipeline.aws_configs import (
+    cloudwatch_config,
+    dynamodb_config,
+    fan_out_config,
+    kinesis_config,
+)
 from kcl_pipeline.clock import Clock, SystemClock
 from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.deadline import limit_bodies
 from kcl_pipeline.errors import SettingsError
-from kcl_pipeline.version import __version__
 
 if TYPE_CHECKING:
     from mypy_boto3_dynamodb import DynamoDBClient
@@ -38,17 +43,6 @@ if TYPE_CHECKING:
     from kcl_pipeline.leases.store import MapCallable
     from kcl_pipeline.leases.tables import CoordinatorStateTable, LeaseTable, WorkerMetricsTable
 
-CONNECT_TIMEOUT_SECONDS: Final = 5.0
-MIN_TIMEOUT_SECONDS: Final = 5.0
-"""Lower limit of time-outs that follow from the renewal interval. A busy host needs that long.
-
-It is half of the default failover time, so that a renewal that hung can be repeated in time.
-"""
-
-SPARE_CONNECTIONS: Final = 4
-LEADER_THREADS: Final = 8
-LEADER_CONNECTIONS: Final = LEADER_THREADS + SPARE_CONNECTIONS
-SUBSCRIPTION_CONNECTIONS: Final = 256
 KEPT_CLIENTS: Final = 16
 """Our own limit: more settings and credentials than one process uses at the same time."""
 
@@ -107,6 +101,7 @@ class AwsClients:
         self._kinesis: BotoKinesisClient | None = None
         self._fan_out: BotoKinesisClient | None = None
         self._http2_fan_out: Http2FanOut | None = None
+        self._cloudwatch: Any = None
 
     @property
     def dynamodb(self) -> DynamoDBClient:
@@ -132,6 +127,14 @@ class AwsClients:
             if self._fan_out is None:
                 self._fan_out = self._client("kinesis", fan_out_config(self._settings))
             return self._fan_out
+
+    @property
+    def cloudwatch(self) -> Any:
+        """The CloudWatch client."""
+        with self._lock, _as_settings_errors():
+            if self._cloudwatch is None:
+                self._cloudwatch = self._client("cloudwatch", cloudwatch_config(self._settings))
+            return self._cloudwatch
 
     @property
     def http2_fan_out(self) -> Http2FanOut:
@@ -166,10 +169,10 @@ class AwsClients:
     def close(self) -> None:
         """Close the connections. A later use creates new clients."""
         with self._lock:
-            for client in (self._dynamodb, self._kinesis, self._fan_out):
+            for client in (self._dynamodb, self._kinesis, self._fan_out, self._cloudwatch):
                 if client is not None:
                     client.close()
-            self._dynamodb = self._kinesis = self._fan_out = None
+            self._dynamodb = self._kinesis = self._fan_out = self._cloudwatch = None
             http2, self._http2_fan_out = self._http2_fan_out, None
             if http2 is not None:
                 http2.close()
@@ -241,61 +244,6 @@ def _as_settings_errors() -> Iterator[None]:
         ) from error
     except (BotoCoreError, ValueError) as error:
         raise SettingsError(f"the AWS session cannot be created: {error}") from error
-
-
-def user_agent(settings: ConsumerSettings) -> str:
-    """Return the part of the user agent that names this application in the logs of AWS."""
-    return f"kcl-pipeline/{__version__} kcl-application/{settings.application_name}"
-
-
-def dynamodb_config(settings: ConsumerSettings) -> Config:
-    """Return the boto3 configuration of DynamoDB, with the time-outs of the lease settings.
-
-    A call that hangs ends soon enough for the lease to be renewed again before it expires. One
-    attempt: a retried conditional write would be refused because of its own first attempt
-    (protocol §1.4.1).
-    """
-    lease = settings.lease
-    seconds = min(
-        lease.dynamo_db_request_timeout_millis / 1000,
-        max(lease.renewal_interval_millis / 1000, MIN_TIMEOUT_SECONDS),
-    )
-    return Config(
-        user_agent_extra=user_agent(settings),
-        connect_timeout=min(CONNECT_TIMEOUT_SECONDS, seconds),
-        read_timeout=seconds,
-        retries={"total_max_attempts": 1, "mode": "standard"},
-        # twice: renewals and prepares
-        max_pool_connections=2 * lease.max_lease_renewal_threads + LEADER_CONNECTIONS,
-        tcp_keepalive=True,
-    )
-
-
-def kinesis_config(settings: ConsumerSettings) -> Config:
-    """Return the boto3 configuration of Kinesis, with the time-outs of the retrieval settings.
-
-    One attempt: the reader backs off by itself and counts every call against the shard's limits.
-    """
-    return Config(
-        user_agent_extra=user_agent(settings),
-        connect_timeout=CONNECT_TIMEOUT_SECONDS,
-        read_timeout=settings.retrieval.kinesis_request_timeout_millis / 1000,
-        retries={"total_max_attempts": 1, "mode": "standard"},
-        max_pool_connections=settings.retrieval.fetch_threads + SPARE_CONNECTIONS,
-        tcp_keepalive=True,
-    )
-
-
-def fan_out_config(settings: ConsumerSettings) -> Config:
-    """Return the boto3 configuration of subscriptions.
-
-    The read time-out is at least `fan_out_stall_millis`, so that the watchdog decides first.
-    """
-    retrieval = settings.retrieval
-    seconds = max(retrieval.kinesis_request_timeout_millis, retrieval.fan_out_stall_millis) / 1000
-    return kinesis_config(settings).merge(
-        Config(read_timeout=seconds, max_pool_connections=SUBSCRIPTION_CONNECTIONS)
-    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,12 +6,13 @@ last part of a name. No setting is read from the environment.
 
 from __future__ import annotations
 
-import math
 from typing import Final, Literal, Self
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
+from kcl_pipeline.config_assignment import AssignmentSettings
+from kcl_pipeline.config_metrics import MetricsSettings
 from kcl_pipeline.config_retrieval import RetrievalSettings
 from kcl_pipeline.config_shard_sync import InitialPosition, ShardSyncSettings, StreamSettings
 from kcl_pipeline.config_worker import WorkerSettings
@@ -32,6 +33,7 @@ __all__ = [
     "InitialPosition",
     "LeaderSettings",
     "LeaseSettings",
+    "MetricsSettings",
     "RetrievalSettings",
     "ShardSyncSettings",
     "StreamSettings",
@@ -57,14 +59,21 @@ class TableSettings(StrictSettings):
     table_name: str | None = Field(
         None, min_length=3, max_length=255, description="None: derived from the application name"
     )
-    billing_mode: Literal["PAY_PER_REQUEST", "PROVISIONED"] = "PAY_PER_REQUEST"
+    billing_mode: Literal["PAY_PER_REQUEST", "PROVISIONED"] = Field(
+        "PAY_PER_REQUEST", description="PAY_PER_REQUEST: on-demand capacity"
+    )
     read_capacity_units: int = Field(10, ge=1, description="Only with billing_mode PROVISIONED")
     write_capacity_units: int = Field(10, ge=1, description="Only with billing_mode PROVISIONED")
-    point_in_time_recovery_enabled: bool = False
-    deletion_protection_enabled: bool = False
+    point_in_time_recovery_enabled: bool = Field(
+        False, description="Backups of the last 35 days, also for an existing table"
+    )
+    deletion_protection_enabled: bool = Field(
+        False, description="DynamoDB refuses to delete the table"
+    )
     tags: dict[str, str] = Field(
         default_factory=dict,
         json_schema_extra={"write": "a dictionary of strings, such as {'team': 'orders'}"},
+        description="Tags of the table",
     )
 
 
@@ -74,7 +83,9 @@ class LeaseSettings(StrictSettings):
     failover_time_millis: int = Field(
         10_000, ge=100, description="A lease whose counter has not moved for this long is expired"
     )
-    epsilon_millis: int = Field(25, ge=0)
+    epsilon_millis: int = Field(
+        25, ge=0, description="The renewal interval is a third of the failover time, less this"
+    )
     lease_discovery_interval_millis: int | None = Field(
         None,
         ge=10,
@@ -84,13 +95,25 @@ class LeaseSettings(StrictSettings):
     consistent_reads: bool = Field(
         True, description="KCL: false; a fast takeover may then read an older checkpoint"
     )
-    dynamo_db_request_timeout_millis: int = Field(60_000, ge=100)
-    max_lease_renewal_threads: int = Field(20, ge=1)
+    dynamo_db_request_timeout_millis: int = Field(
+        60_000,
+        ge=100,
+        description="Longest time of a call to DynamoDB. The renewal interval can shorten it",
+    )
+    max_lease_renewal_threads: int = Field(20, ge=1, description="Threads that renew leases")
     lease_table_scan_total_segments: int | None = Field(
         None, ge=1, le=1_000_000, description="None: by table size, 1 to 32"
     )
-    is_graceful_lease_handoff_enabled: bool = True
-    graceful_lease_handoff_timeout_millis: int = Field(30_000, ge=100)
+    is_graceful_lease_handoff_enabled: bool = Field(
+        True,
+        description="The old owner of a moved lease finishes its batch and checkpoints first. "
+        "False: the new owner takes the lease at once",
+    )
+    graceful_lease_handoff_timeout_millis: int = Field(
+        30_000,
+        ge=100,
+        description="A new owner takes a lease that the old owner has not handed off for this time",
+    )
     release_leases_on_shutdown: bool = Field(
         True,
         description="KCL waits until leases expire. A released lease is assigned in the next "
@@ -101,75 +124,6 @@ class LeaseSettings(StrictSettings):
     def renewal_interval_millis(self) -> int:
         """A third of the failover time, less epsilon (protocol §6.1)."""
         return max(self.failover_time_millis // 3 - self.epsilon_millis, 1)
-
-
-class AssignmentSettings(StrictSettings):
-    """Assignment of leases to workers by the leader (protocol §5)."""
-
-    lease_assignment_strategy: str = Field(
-        "balanced",
-        min_length=1,
-        description="balanced, worker_utilization_aware (KCL's default), lease_count_based, "
-        "or a registered strategy",
-    )
-    lease_assignment_interval_millis: int | None = Field(
-        None, ge=10, description="None: twice the failover time"
-    )
-    max_leases_for_worker: int = Field(2**31 - 1, ge=1)
-    max_throughput_per_host_kbps: float = Field(math.inf, gt=0)
-    re_balance_threshold_percentage: int = Field(10, ge=0, le=100)
-    dampening_percentage: int = Field(60, ge=1, le=100)
-    allow_throughput_overshoot: bool = True
-    variance_balancing_frequency: int = Field(3, ge=1)
-    worker_metrics_ema_alpha: float = Field(0.5, gt=0, le=1)
-    balance_target_percentage: float = Field(
-        5.0,
-        ge=0,
-        le=100,
-        description="balanced: a worker is relieved down to this far above its fair share. "
-        "At most the threshold",
-    )
-    group_threshold_percentage: float = Field(
-        5.0, ge=0, le=100, description="balanced: a group this far above its fair share is relieved"
-    )
-    dead_band_kbps: float = Field(
-        1.0, ge=0, description="balanced: an excess of throughput below this moves no lease"
-    )
-    dead_band_cpu_percentage: float = Field(
-        5.0,
-        ge=0,
-        le=100,
-        description="balanced: an excess of CPU below this many points moves no lease",
-    )
-    min_benefit_per_move: float = Field(
-        0.0005,
-        ge=0,
-        description="balanced: smallest average reduction of excess by a move, in fair shares of "
-        "a worker",
-    )
-    cool_down_seconds: float = Field(
-        120.0,
-        ge=0,
-        description="balanced, worker_utilization_aware: a lease that moved does not move again "
-        "for this time, unless its owner stops",
-    )
-    churn_budget_percentage: float = Field(
-        100.0, ge=0, le=100, description="balanced: largest share of leases that one plan moves"
-    )
-    fresh_lease_quantile: float = Field(
-        0.75,
-        ge=0,
-        le=1,
-        description="balanced: a lease without a sample counts as this quantile of the others",
-    )
-    max_leases_for_group: int = Field(2**31 - 1, ge=1, description="balanced: per worker group")
-    max_throughput_per_group_kbps: float = Field(
-        math.inf, gt=0, description="balanced: per worker group"
-    )
-    stale_worker_metrics_entry_cleanup_millis: int = Field(86_400_000, ge=1_000)
-    max_consecutive_failures: int = Field(
-        3, ge=1, description="The leader releases the lock after this many failed cycles in a row"
-    )
 
 
 class LeaderSettings(StrictSettings):
@@ -209,8 +163,10 @@ class LeaderSettings(StrictSettings):
 class BatchSettings(StrictSettings):
     """Size of micro-batches, and failed records."""
 
-    max_batch_records: int = Field(200_000, ge=1)
-    max_batch_bytes: int = Field(64 * 1024 * 1024, ge=1024)
+    max_batch_records: int = Field(200_000, ge=1, description="Most records of a batch")
+    max_batch_bytes: int = Field(
+        64 * 1024 * 1024, ge=1024, description="Largest size of the records of a batch"
+    )
     min_batch_interval_millis: int = Field(
         500, ge=0, description="A small batch waits this long for more records"
     )
@@ -245,6 +201,7 @@ class ConsumerSettings(StrictSettings):
         min_length=3,
         max_length=230,
         pattern=r"^[A-Za-z0-9_.-]+$",
+        description="Name of the KCL application",
         json_schema_extra={"write": "3 to 230 of the characters A-Z a-z 0-9 _ . -"},
     )
     selects_streams: bool = Field(
@@ -273,6 +230,7 @@ class ConsumerSettings(StrictSettings):
     retrieval: RetrievalSettings = RetrievalSettings()
     batch: BatchSettings = BatchSettings()
     worker: WorkerSettings = WorkerSettings()
+    metrics: MetricsSettings = MetricsSettings()
 
     @field_validator("streams")
     @classmethod

@@ -17,11 +17,15 @@ from kcl_pipeline.settings_model import (
 class RetrievalSettings(StrictSettings):
     """Reading shards (protocol §10.2)."""
 
-    max_records: int = Field(10_000, ge=1, le=10_000)
+    max_records: int = Field(
+        10_000, ge=1, le=10_000, description="Most records of a GetRecords response"
+    )
     idle_time_between_reads_in_millis: int = Field(
         1_000, ge=200, description="Time between two reads of a shard at its end. KCL: 1500"
     )
-    kinesis_request_timeout_millis: int = Field(30_000, ge=100)
+    kinesis_request_timeout_millis: int = Field(
+        30_000, ge=100, description="Longest time of a call to Kinesis"
+    )
     body_format: Literal["auto", "json", "cbor"] = Field(
         "auto",
         description="Format of GetRecords responses. auto: CBOR for a stream whose last response "
@@ -36,8 +40,8 @@ class RetrievalSettings(StrictSettings):
         description="Records that are ready, per worker, over all its shards. The default is two "
         "full batches, so that reading continues while one is processed",
     )
-    fetch_threads: int = Field(4, ge=1, le=256)
-    skip_kpl_deaggregation: bool = False
+    fetch_threads: int = Field(4, ge=1, le=256, description="Threads that read shards")
+    skip_kpl_deaggregation: bool = Field(False, description="Leave KPL aggregates as they are")
     fetch_on: Literal["auto", "driver", "executors"] = Field(
         "auto",
         description="Who reads the shards. auto: the driver where Spark is local[...] or not "

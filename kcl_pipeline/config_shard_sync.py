@@ -34,16 +34,35 @@ class ShardSyncSettings(StrictSettings):
         description="Required with AT_TIMESTAMP; with a time zone",
         json_schema_extra={"write": "a time with a time zone, such as 2026-01-31T12:00:00+00:00"},
     )
-    leases_recovery_auditor_execution_frequency_millis: int = Field(120_000, ge=10)
-    leases_recovery_auditor_inconsistency_confidence_threshold: int = Field(3, ge=1)
-    list_shards_backoff_time_millis: int = Field(1_500, ge=0)
-    max_list_shards_retry_attempts: int = Field(50, ge=1)
-    ignore_unexpected_child_shards: bool = False
-    cleanup_leases_upon_shard_completion: bool = True
+    leases_recovery_auditor_execution_frequency_millis: int = Field(
+        120_000, ge=10, description="Time between two searches for hash keys that no lease covers"
+    )
+    leases_recovery_auditor_inconsistency_confidence_threshold: int = Field(
+        3,
+        ge=1,
+        description="Number of searches in a row that must find a hole before shard sync repairs "
+        "it",
+    )
+    list_shards_backoff_time_millis: int = Field(
+        1_500, ge=0, description="Wait before ListShards is repeated"
+    )
+    max_list_shards_retry_attempts: int = Field(
+        50, ge=1, description="Repetitions of ListShards in one shard sync"
+    )
+    ignore_unexpected_child_shards: bool = Field(
+        False, description="Skip a child shard whose parent is missing, instead of an error"
+    )
+    cleanup_leases_upon_shard_completion: bool = Field(
+        True, description="Delete the lease of a finished shard when its children have begun"
+    )
     completed_lease_cleanup_interval_millis: int = Field(
         300_000, ge=0, description="The lease of a finished shard is kept at least this long"
     )
-    garbage_lease_cleanup_interval_millis: int = Field(1_800_000, ge=0)
+    garbage_lease_cleanup_interval_millis: int = Field(
+        1_800_000,
+        ge=0,
+        description="The lease of a shard that does not exist any more is kept at least this long",
+    )
     former_streams_leases_deletion_strategy: FormerStreamsStrategy = Field(
         "NO_STREAMS_LEASES_DELETION",
         description="Only with several streams. What the leader does with a recorded stream that "

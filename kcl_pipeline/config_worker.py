@@ -13,11 +13,20 @@ class WorkerSettings(StrictSettings):
     """One worker (protocol §2.3, §6.6)."""
 
     worker_metrics_reporter_freq_in_millis: int = Field(10_000, ge=50, description="KCL: 30000")
-    in_memory_worker_metrics_capture_frequency_millis: int = Field(1_000, ge=10)
-    no_of_persisted_metrics_per_worker_metrics: int = Field(10, ge=1)
-    disable_worker_metrics: bool = False
+    in_memory_worker_metrics_capture_frequency_millis: int = Field(
+        1_000, ge=10, description="Time between two samples of the CPU"
+    )
+    no_of_persisted_metrics_per_worker_metrics: int = Field(
+        10, ge=1, description="Number of averages in the row of the worker"
+    )
+    disable_worker_metrics: bool = Field(False, description="Report no CPU")
     parent_shard_poll_interval_millis: int = Field(2_000, ge=10, description="KCL: 10000")
-    task_backoff_time_millis: int = Field(500, ge=0)
+    task_backoff_time_millis: int = Field(
+        500,
+        ge=0,
+        description="Wait before a failed step of a shard is repeated. It doubles with each "
+        "failure",
+    )
     shard_stalled_after_millis: int = Field(
         120_000,
         ge=10,

@@ -9,9 +9,11 @@ import dagster as dg
 from kcl_pipeline.arguments import check_texts
 from kcl_pipeline.assets.checks import build_checks
 from kcl_pipeline.assets.contract import DagsterOptions, PipelineLike
+from kcl_pipeline.assets.limits import CheckLimits
 from kcl_pipeline.assets.maintenance import build_maintenance_job
 from kcl_pipeline.assets.names import Names, output_key
 from kcl_pipeline.assets.specs import stream_specs, table_specs
+from kcl_pipeline.ops.control.jobs import build_operator_jobs
 from kcl_pipeline.ops.output import build_consume_job, build_output_asset, continuous_config
 from kcl_pipeline.resources import (
     AwsResource,
@@ -44,6 +46,7 @@ def build_definitions(
     freshness: dg.FreshnessPolicy | Literal["default"] | None = "default",
     lag_threshold_seconds: float = 60.0,
     scale_up_lag_seconds: float | None = 120.0,
+    check_limits: CheckLimits | None = None,
 ) -> dg.Definitions:
     """Build the assets, checks, jobs, leader sensor and resources of one pipeline.
 
@@ -68,6 +71,7 @@ def build_definitions(
         lag_threshold_seconds: The lag check fails above this lag.
         scale_up_lag_seconds: The sensor starts more workers above this lag. None: it keeps
             `workers.min` workers.
+        check_limits: When the other checks fail. None: the defaults of `CheckLimits`.
 
     Raises:
         SettingsError: An argument is wrong.
@@ -83,22 +87,25 @@ def build_definitions(
         freshness=DEFAULT_FRESHNESS if freshness == "default" else freshness,
         lag_threshold_seconds=lag_threshold_seconds,
         scale_up_lag_seconds=scale_up_lag_seconds,
+        check_limits=CheckLimits() if check_limits is None else check_limits,
     )
     names = Names.of(pipeline, output_key(output_asset_key))
     output = build_output_asset(pipeline, names, options)
     job = build_consume_job(output, names)
-    maintenance = build_maintenance_job(pipeline, names)
+    external = [*stream_specs(names, options), *table_specs(pipeline, names, options)]
     return dg.Definitions(
-        assets=[
-            output,
-            *stream_specs(names, options),
-            *table_specs(pipeline, names, options),
-        ],
+        assets=[output, *external],
         asset_checks=build_checks(pipeline, names, options),
-        jobs=[job] if maintenance is None else [job, maintenance],
+        jobs=[job, *_other_jobs(pipeline, names)],
         sensors=[build_leader_sensor(pipeline, names, options, job, continuous_config(output))],
         resources=build_resources(pipeline, names, aws or AwsResource(), spark),
     )
+
+
+def _other_jobs(pipeline: PipelineLike, names: Names) -> list[dg.JobDefinition]:
+    maintenance = build_maintenance_job(pipeline, names)
+    operator_jobs = build_operator_jobs(pipeline, names)
+    return operator_jobs if maintenance is None else [maintenance, *operator_jobs]
 
 
 def _check_resources(aws: object, spark: object) -> None:

@@ -6,6 +6,7 @@
     ├── SettingsError                a setting is wrong
     ├── IncompatibleTableError       rows of another layout or client version
     │   └── OtherApplicationError    rows of an application with other streams or another sink
+    ├── ApplicationPausedError       the application is paused; no worker starts
     ├── ApplicationInUseError        a change of the application needs all workers stopped
     ├── AwsError                     an AWS call was refused or failed
     │   ├── ThrottledError           too many calls; nothing was applied
@@ -45,6 +46,10 @@ class IncompatibleTableError(KclError):
 
 class OtherApplicationError(IncompatibleTableError):
     """The tables belong to an application with other streams, another sink or the other mode."""
+
+
+class ApplicationPausedError(KclError):
+    """An operator has paused the application. The message says since when, who and why."""
 
 
 class ApplicationInUseError(KclError):

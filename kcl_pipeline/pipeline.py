@@ -25,19 +25,19 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from kcl_pipeline.arguments import check_text, checked_arguments, checked_options, function_name
 from kcl_pipeline.aws import (
-    LEADER_THREADS,
     AwsClients,
     open_fan_out,
     open_kinesis,
     open_tables,
 )
+from kcl_pipeline.aws_configs import LEADER_THREADS
 from kcl_pipeline.clock import Clock, StopSignal, SystemClock
 from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.delta.sink import DeltaSink
 from kcl_pipeline.events import EventSink, ignore_events
 from kcl_pipeline.leader.cycle import LeaderCycle
 from kcl_pipeline.leader.selection import Selection
-from kcl_pipeline.metrics.loss_recorder import recording_losses
+from kcl_pipeline.metrics.opening import observed_leader, observed_worker, require_exporters
 from kcl_pipeline.pipeline_arguments import (
     Fleet,
     check_arguments,
@@ -47,7 +47,7 @@ from kcl_pipeline.pipeline_arguments import (
 from kcl_pipeline.pipeline_output import PipelineOutput, SessionFactory, sink_address
 from kcl_pipeline.settings_errors import without_secrets
 from kcl_pipeline.stream_config import StreamForms, StreamSelector
-from kcl_pipeline.worker.starting import OpenedApplication, open_application
+from kcl_pipeline.worker.starting import OpenedApplication, open_application, refuse_pause
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from dagster import AssetKey, Definitions, FreshnessPolicy
     from pyspark.sql import DataFrame
 
+    from kcl_pipeline.assets.limits import CheckLimits
     from kcl_pipeline.metrics.provider import MetricProvider
     from kcl_pipeline.resources import AwsResource, SparkSource
     from kcl_pipeline.spark.foreach import ForeachBatchSink
@@ -144,6 +145,7 @@ class KinesisPipeline:
         freshness: FreshnessPolicy | Literal["default"] | None = "default",
         lag_threshold_seconds: float = 60.0,
         scale_up_lag_seconds: float | None = 120.0,
+        check_limits: CheckLimits | None = None,
     ) -> Definitions:
         """Build the Dagster definitions: assets, checks, jobs, leader sensor and resources.
 
@@ -167,6 +169,7 @@ class KinesisPipeline:
             lag_threshold_seconds: The lag check fails above this lag.
             scale_up_lag_seconds: The sensor starts more workers above this lag. None: it keeps
                 `workers.min` workers.
+            check_limits: When the other checks fail. None: the defaults of `CheckLimits`.
 
         Raises:
             SettingsError: An argument is wrong.
@@ -187,6 +190,7 @@ class KinesisPipeline:
             freshness=freshness,
             lag_threshold_seconds=lag_threshold_seconds,
             scale_up_lag_seconds=scale_up_lag_seconds,
+            check_limits=check_limits,
         )
 
     def ensure_tables(
@@ -283,7 +287,8 @@ class KinesisPipeline:
         # Its threads start with the first scan of several segments or the first moves
         pool = ThreadPoolExecutor(LEADER_THREADS, "leader-calls")
         tables = open_tables(self.settings, clients, clock, map_=pool.map)
-        events = recording_losses(events, tables.coordinator, clock)
+        observed = (self.settings, clock, owner_name, clients)
+        events = observed_leader(events, tables.coordinator, *observed)
         kinesis = open_kinesis(self.settings, clients, clock)
         select = select_function(self.streams, clients, clock)
         return LeaderCycle(
@@ -327,27 +332,27 @@ class KinesisPipeline:
             leader_patience_seconds: Time without a leader after which the standby leader leads.
 
         Raises:
-            StoppedWhileRetryingError: `stop` was set before the tables could be used.
-            KclError: As in `ensure_tables`.
+            KclError: As in `ensure_tables`; `ApplicationPausedError` while it is paused.
         """
         check_text("worker_id", worker_id, "Write a name that no other worker has, such as 'w-1'")
         from kcl_pipeline.worker.dependencies import WorkerDependencies  # noqa: PLC0415
         from kcl_pipeline.worker.worker import Worker  # noqa: PLC0415
 
         clock, clients = clock or SystemClock(), clients or AwsClients(self.settings)
+        settings = self.settings
+        require_exporters(settings)
         # Before anything slow, so that the leader can begin
         application = self._open(clients, clock, events, stop or clock.signal())
+        refuse_pause(self.name, application.pause)
         tables = open_tables(self.settings, clients, clock)
-        events = recording_losses(events, tables.coordinator, clock)
+        events = observed_worker(events, tables.coordinator, settings, clock, worker_id, clients)
         kinesis = open_kinesis(self.settings, clients, clock)
-        leader = (
-            self.build_leader(worker_id, clients=clients, clock=clock, events=events)
-            if leads
-            else None
-        )
+        leader: LeaderCycle | None = None
+        if leads:
+            leader = self.build_leader(worker_id, clients=clients, clock=clock, events=events)
         writer, sink, range_jobs = self.output().open(session_factory, clients, events)
         dependencies = WorkerDependencies(
-            settings=self.settings,
+            settings=settings,
             lease_table=tables.lease,
             worker_table=tables.workers,
             coordinator_table=tables.coordinator,
@@ -362,7 +367,7 @@ class KinesisPipeline:
             leader=leader,
             leader_patience_seconds=leader_patience_seconds,
             run_id=run_id or f"{worker_id}@{round(clock.wall() * 1000)}",
-            fan_out=open_fan_out(self.settings, clients) if range_jobs is None else None,
+            fan_out=open_fan_out(settings, clients) if range_jobs is None else None,
             range_jobs=range_jobs,
             takes_dead_letters=isinstance(self.sink, DeltaSink)
             or self.sink.dead_letter_uri is not None,

@@ -8,6 +8,7 @@ from kcl_pipeline.kinesis.client import KinesisClient
 from kcl_pipeline.leader.streams import Streams
 from kcl_pipeline.leases.application import ApplicationIdentity, with_recorded
 from kcl_pipeline.leases.application_check import ensure_application
+from kcl_pipeline.leases.control import NOTHING_WANTED
 from kcl_pipeline.leases.tables import CoordinatorStateTable, LeaseTable
 from kcl_pipeline.shards import StreamId
 
@@ -31,6 +32,8 @@ class ApplicationGuard:
         self._lease_table = lease_table
         self._kinesis = kinesis
         self._streams = streams
+        self.control = NOTHING_WANTED
+        """The requests of an operator, as of the last check."""
 
     def check(self) -> None:
         """Compare the streams with the record, and add new ones if that is allowed.
@@ -66,20 +69,22 @@ class ApplicationGuard:
             wanted = with_recorded(
                 wanted, record, unavailable, keep_all=self._settings.selects_streams
             )
-        identity = ensure_application(
+        recorded = ensure_application(
             self._settings.application_name,
             self._coordinator_table,
             self._lease_table,
             wanted,
             lambda: self._kinesis.list_shards(found[0]),
         )
-        self._streams.note_record(identity)
+        self.control = recorded.control
+        self._streams.note_record(recorded.identity)
 
     def _compare_names(self) -> None:
         """Compare the names with the record, because no stream can be resolved now."""
         record = self._coordinator_table.read_application()
         if record is None:
             return
+        self.control = record.control
         self._streams.note_record(record.identity)
         recorded = {stream.name for stream in record.identity.streams}
         names = {name.rpartition("/")[2] for name in self._streams.configured()}

@@ -38,6 +38,10 @@ class BalanceSchedule:
         self._empty = frozenset()
         self._joining_until = -math.inf
 
+    def balance_now(self) -> None:
+        """Balance in the next plan, because an operator wants it."""
+        self._due_at = -math.inf
+
     def applied(self, prepared: Prepared, now: float, settling_seconds: float) -> Prepared:
         """Return the input of a plan in which leases may move for balance if that is due.
 
@@ -67,6 +71,10 @@ class BalanceSchedule:
             self._joining_until = -math.inf
         if self._due_at is not None and now >= self._due_at:
             self._due_at = now + self._interval_seconds
+
+    def is_joining(self, now: float) -> bool:
+        """Return whether a worker that has joined causes balancing in every cycle."""
+        return now < self._joining_until
 
     def _note_joins(
         self, now: float, workers: Iterable[WorkerState], leases: Iterable[LeaseState]

@@ -9,19 +9,21 @@ from __future__ import annotations
 
 import builtins
 import threading
+from dataclasses import replace
 from random import Random, SystemRandom
 
 from kcl_pipeline.clock import Clock
 from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.errors import IncompatibleTableError, KclError, NotFoundError
 from kcl_pipeline.events import CycleFailed, EventSink, PlanMade
+from kcl_pipeline.events.leader import TOO_MANY_FAILURES
 from kcl_pipeline.kinesis.client import KinesisClient
 from kcl_pipeline.leader.application import ApplicationGuard
 from kcl_pipeline.leader.balance_schedule import BalanceSchedule
 from kcl_pipeline.leader.cleaning import Cleaning
 from kcl_pipeline.leader.deleted_rows import DeletedRows
 from kcl_pipeline.leader.former_streams import FormerStreams
-from kcl_pipeline.leader.lease_map import LeaseMap
+from kcl_pipeline.leader.leader_reads import LeaderReads
 from kcl_pipeline.leader.liveness import Liveness
 from kcl_pipeline.leader.lock import LeaderElection
 from kcl_pipeline.leader.lock_times import lock_settings
@@ -32,18 +34,17 @@ from kcl_pipeline.leader.phase import (
     LeadershipCheck,
     Map,
     NotLeadingError,
-    Scan,
     is_local,
-    scan,
 )
-from kcl_pipeline.leader.report import CycleReport
+from kcl_pipeline.leader.report import CycleReport, error_sentence, noted, report_of
+from kcl_pipeline.leader.requests import OperatorRequests
 from kcl_pipeline.leader.selection import Selection
 from kcl_pipeline.leader.shard_sync import ShardSync
 from kcl_pipeline.leader.standby_watch import StandbyWatch
 from kcl_pipeline.leader.streams import Streams
+from kcl_pipeline.leader.table_reads import LEASES_PER_PROBE, TableReads
 from kcl_pipeline.leases.lease import BadRow
 from kcl_pipeline.leases.migration import ensure_client_version
-from kcl_pipeline.leases.rejected import RejectedRows
 from kcl_pipeline.leases.serialization_state import LEADER_KEY
 from kcl_pipeline.leases.tables import CoordinatorStateTable, LeaseTable, WorkerMetricsTable
 from kcl_pipeline.planning import strategies
@@ -69,6 +70,7 @@ class LeaderCycle:
         rng: Creates lock versions, which must be unique among all processes. None: the system's
             source of random numbers.
         selection: The streams, if the settings do not name them.
+        leases_per_probe: See `LEASES_PER_PROBE`.
     """
 
     def __init__(
@@ -86,11 +88,10 @@ class LeaderCycle:
         map: Map | None = None,  # noqa: A002 (it replaces the builtin)
         rng: Random | None = None,
         selection: Selection | None = None,
+        leases_per_probe: int = LEASES_PER_PROBE,
     ) -> None:
-        run: Map = map if map is not None else builtins.map
+        run: Map = map or builtins.map
         self._settings = settings
-        self._lease_table = lease_table
-        self._worker_table = worker_table
         self._coordinator_table = coordinator_table
         self._clock = clock
         self._events = events
@@ -107,14 +108,11 @@ class LeaderCycle:
             resume_own_name=resume_own_name,
         )
         leadership = LeadershipCheck(self._election)
-        self._leadership = leadership
         self._liveness = Liveness(settings, owner_name)
-        self._rejected = RejectedRows(events)
         streams = Streams(settings, kinesis, clock, events, owner_name, selection)
         self._streams = streams
-        self._application = ApplicationGuard(
-            settings, coordinator_table, lease_table, kinesis, streams
-        )
+        known = (coordinator_table, lease_table, kinesis, streams)
+        self._application = ApplicationGuard(settings, *known)
         self._sync = ShardSync(settings, lease_table, kinesis, clock, events, streams, leadership)
         self._deleted_rows = DeletedRows(
             lease_table, kinesis, events, self._election, streams, leadership
@@ -126,12 +124,19 @@ class LeaderCycle:
         self._moves = MoveWriter(
             settings.lease, lease_table, clock, events, self._liveness, leadership, run
         )
-        self._watch = StandbyWatch(settings, owner_name, self._liveness, self._scan, clock, events)
+        own = (lease_table, worker_table, clock, self._liveness, run)
+        reads = TableReads(settings, *own, leases_per_probe)
+        self._watch = StandbyWatch(settings, owner_name, self._liveness, reads, clock, events)
         self._balance = BalanceSchedule(
             settings.assignment.variance_balancing_frequency
             * settings.lease_assignment_interval_millis
             / 1000
         )
+        self._requests = OperatorRequests(
+            self._application, coordinator_table, worker_table, self._balance, leadership, events
+        )
+        seen = (self._liveness, streams, self._sync, self._balance)
+        self._reads = LeaderReads(settings, reads, *seen, clock, events)
         self._may_lead = False
         self._failures = 0
         self._not_leading_until: float | None = None
@@ -160,7 +165,7 @@ class LeaderCycle:
             self._busy = True
         try:
             with self._lock:
-                return self._guarded(deadline_seconds)
+                return noted(self._guarded(deadline_seconds), self._owner_name, self._events)
         finally:
             self._busy = False
 
@@ -201,7 +206,8 @@ class LeaderCycle:
                     bad_rows=self._unreadable_lock(),
                     error=self._election.unreadable,
                 )
-            context = self._context(Deadline(self._clock, deadline_seconds))
+            deadline = Deadline(self._clock, deadline_seconds)
+            context = self._reads.read(deadline, must_scan=self._requests.are_open)
             self._phases(context)
         except NotLeadingError:
             return CycleReport(
@@ -227,7 +233,7 @@ class LeaderCycle:
         if context.errors:
             return self._failed(context.errors, began, context)
         self._failures = 0
-        self._election.note_cycle(self._clock.monotonic() - began)
+        self._note_cycle(context, began)
         return self._report(context, began, None)
 
     def _unreadable_lock(self) -> tuple[BadRow, ...]:
@@ -237,9 +243,8 @@ class LeaderCycle:
     def _lead(self) -> bool:
         """Return whether this process leads.
 
-        The client version and the identity of the application are checked before the first attempt
-        to acquire the lock. The client version is checked again after every acquisition, and the
-        identity in every cycle that leads.
+        The client version and the identity are checked before the first attempt to acquire the
+        lock. The version is checked again after every acquisition, the identity in every cycle.
         """
         if not self._may_lead:
             ensure_client_version(self._coordinator_table, self._owner_name, self._clock)
@@ -250,6 +255,7 @@ class LeaderCycle:
             return False
         is_new_term = self._election.term != term
         if is_new_term:
+            self._reads.restart()
             self._liveness.begin(self._clock.monotonic(), self._election.stolen_from)
             if self._liveness.watching_since is None:
                 self._balance.restart()
@@ -263,36 +269,20 @@ class LeaderCycle:
             raise
         return True
 
-    def _scan(self) -> Scan:
-        return scan(
-            self._lease_table,
-            self._worker_table,
-            self._clock,
-            is_multi_stream=self._settings.is_multi_stream,
-        )
-
-    def _context(self, deadline: Deadline) -> CycleContext:
-        found = self._scan()
-        self._rejected.note_all(found.bad_rows)
-        times, bad = (found.scan_started, found.scan_finished), found.unreadable_workers
-        self._liveness.observe(found.leases, found.workers, *times, unreadable=bad)
-        return CycleContext(
-            leases=LeaseMap(found.leases),
-            bad_rows=found.bad_rows,
-            unreadable=found.unreadable,
-            workers=self._liveness.living(found.scan_started),
-            scan_started=found.scan_started,
-            deadline=deadline,
-        )
+    def _note_cycle(self, context: CycleContext, began: float) -> None:
+        if context.age_seconds is None:
+            self._election.note_cycle(self._clock.monotonic() - began)
 
     def _phases(self, context: CycleContext) -> None:
+        if context.age_seconds is not None:
+            return
         # New leases are created before the plan, so that it assigns them. Audit and cleanup are not
         # urgent and run after it.
         self._cleaning.former_leases(context, self._streams.known())
         self._former.clean(context)
         self._sync.start(context)
         self._deleted_rows.restore(context)
-        self._assign(context)
+        self._requests.assign(context, self._assign)
         ended = self._liveness.ended_seconds(context.scan_started)
         if context.deadline.passed():
             return
@@ -302,6 +292,7 @@ class LeaderCycle:
         self._cleaning.worker_rows(
             context, self._liveness.unchanged_for(stale_seconds, context.scan_started)
         )
+        self._reads.note_scan(context)
 
     def _assign(self, context: CycleContext) -> None:
         """Plan and write moves.
@@ -345,7 +336,7 @@ class LeaderCycle:
         """
         is_counted = context is None or not all(is_local(error) for error in errors)
         self._failures = self._failures + 1 if is_counted else 0
-        sentence = "; ".join(dict.fromkeys(_sentence(error) for error in errors))
+        sentence = "; ".join(dict.fromkeys(error_sentence(error) for error in errors))
         self._events(CycleFailed(sentence, self._failures))
         if self._failures >= self._settings.assignment.max_consecutive_failures:
             self._failures = 0
@@ -364,37 +355,21 @@ class LeaderCycle:
         """
         if self._election.held is None:
             return
-        away = (
-            _HEARTBEATS_OFF_AFTER_FAILURES
-            * self.lock_settings.leader_heartbeat_period_millis
-            / 1000
-        )
+        millis = self.lock_settings.leader_heartbeat_period_millis
+        away = _HEARTBEATS_OFF_AFTER_FAILURES * millis / 1000
         self._not_leading_until = self._clock.monotonic() + away
         try:
-            self._election.release("too many cycles in a row failed")
+            self._election.release(TOO_MANY_FAILURES)
         except KclError as error:
-            self._events(CycleFailed(f"release of the leader lock: {_sentence(error)}", 0))
+            self._events(CycleFailed(f"release of the leader lock: {error_sentence(error)}", 0))
 
     def _report(self, context: CycleContext, began: float, error: str | None) -> CycleReport:
-        return CycleReport(
-            led=True,
-            lock_owner=self._owner_name,
-            leases=tuple(context.leases[key] for key in sorted(context.leases)),
-            workers=context.workers,
-            expired=context.expired,
-            unreadable=tuple(sorted(context.unreadable)),
-            bad_rows=context.bad_rows,
+        report = report_of(context, self._owner_name, error)
+        return replace(
+            report,
             coverage=self._sync.coverage(context),
             unavailable=self._streams.unavailable(),
-            plan=context.plan,
-            plan_input=context.plan_input,
-            failed_moves=context.failed_moves,
-            created=tuple(context.created),
-            deleted=tuple(context.deleted),
+            streams=self._streams.known(),
+            pause=self._requests.control.pause,
             seconds=self._clock.monotonic() - began,
-            error=error,
         )
-
-
-def _sentence(error: Exception) -> str:
-    return str(error) if isinstance(error, KclError) else f"{type(error).__name__}: {error}"

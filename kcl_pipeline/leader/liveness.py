@@ -9,43 +9,15 @@ alive.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterable
 
 from kcl_pipeline.config import ConsumerSettings
+from kcl_pipeline.leader.distrust import DistrustedWorkers
+from kcl_pipeline.leader.lease_memory import LeaseMemory, Renewals
 from kcl_pipeline.leader.worker_watch import FRESH_PERIODS, UnreadableRows, WorkerWatch
 from kcl_pipeline.leases.lease import BadRow, Lease
-from kcl_pipeline.leases.tables import WorkerMetrics
+from kcl_pipeline.leases.tables import WorkerListing, WorkerMetrics
 from kcl_pipeline.planning.state import Observation
-
-_MAX_STRIKES = 6
-
-
-@dataclass(slots=True)
-class _LeaseMemory:
-    counter: int
-    owner: str | None
-    checkpoint_owner: str | None
-    moved_at: float
-    """Time of the last change of counter or owner."""
-    proven: bool
-    """Whether this process has seen the current owner renew the lease."""
-    waiting_since: float | None = None
-    handoff_since: float | None = None
-    changed_hands_at: float | None = None
-    """Time of the last move between living owners. A lease that had no owner may be moved again at
-    once, because the first worker was assigned all leases.
-    """
-    last_owner: str | None = None
-    ended_since: float | None = None
-    declared_expired: bool = False
-
-
-@dataclass(slots=True)
-class _Distrust:
-    since: float
-    strikes: int
-    struck_at: float = -math.inf
 
 
 class Liveness:
@@ -60,6 +32,7 @@ class Liveness:
 
     Attributes:
         settling_seconds: Time after which owners and workers that do not respond are recognised.
+        renewals: The last known renewals of each worker.
         watching_since: Time of the first scan as a leader. None: there was none.
     """
 
@@ -86,8 +59,9 @@ class Liveness:
         self._watched_until: float | None = None
         self._never_owned = False
         self._replaced: str | None = None
-        self._leases: dict[str, _LeaseMemory] = {}
-        self._distrust: dict[str, _Distrust] = {}
+        self._leases: dict[str, LeaseMemory] = {}
+        self.renewals = Renewals(settings.lease)
+        self._distrust = DistrustedWorkers(self._failover_seconds)
         self._unreadable = UnreadableRows()
         self._gone: dict[str, float] = {}
         """Workers whose row was deleted while this process leads, and when it noticed."""
@@ -104,7 +78,7 @@ class Liveness:
         """
         self._replaced = replaced
         if replaced is not None:
-            self._distrust.setdefault(replaced, _Distrust(now, strikes=0))
+            self._distrust.replace_leader(replaced, now)
         self.forget_after_pause(now)
 
     def forget_after_pause(self, now: float) -> None:
@@ -140,34 +114,63 @@ class Liveness:
             self._never_owned = all(
                 lease.actual_owner is None and lease.counter == 0 for lease in rows.values()
             )
-        self._watched_until = scan_finished
-        workers = tuple(workers)
-        self._unreadable.observe(unreadable, scan_finished)
-        with_row = {row.worker_id for row in workers} | self._unreadable.ids()
-        self._gone |= dict.fromkeys(self._workers.observe(workers, scan_finished), scan_finished)
+        for key in [k for k in self._leases if k not in rows]:
+            del self._leases[key]
+        self.renewals.forget_others({m.actual_owner or "" for m in self._leases.values()})
+        self._observe_workers(WorkerListing(tuple(workers), tuple(unreadable)), scan_finished)
+        self._observe_leases(rows, scan_started, scan_finished)
+
+    def observe_some(
+        self,
+        leases: Iterable[Lease],
+        workers: WorkerListing | None,
+        read_started: float,
+        read_finished: float,
+    ) -> None:
+        """Compare some leases, and the worker metrics rows if they were read, with former reads.
+
+        The other leases are as they were: no lease expires because it was not read. `observe` must
+        have been called before.
+        """
+        if workers is not None:
+            self._observe_workers(workers, read_finished)
+        rows = {lease.lease_key: lease for lease in leases}
+        self._observe_leases(rows, read_started, read_finished)
+
+    def _observe_workers(self, found: WorkerListing, now: float) -> None:
+        self._watched_until = now
+        self._unreadable.observe(found.bad_rows, now)
+        with_row = {row.worker_id for row in found.workers} | self._unreadable.ids()
+        self._gone |= dict.fromkeys(self._workers.observe(found.workers, now), now)
         # Kept for the longest time of a handoff to one of them
         self._gone = {
             worker_id: since
             for worker_id, since in self._gone.items()
-            if worker_id not in with_row and scan_finished - since <= self._handoff_seconds
+            if worker_id not in with_row and now - since <= self._handoff_seconds
         }
-        for key in [k for k in self._leases if k not in rows]:
-            del self._leases[key]
+
+    def _observe_leases(
+        self, rows: dict[str, Lease], read_started: float, read_finished: float
+    ) -> None:
+        self.renewals.observe(self._leases, rows, read_finished)
         for key, lease in rows.items():
-            self._observe_lease(key, lease, scan_finished)
-        self._declare_expired(scan_started, scan_finished)
+            self._observe_lease(key, lease, read_finished)
+            self._leases[key].read_started = read_started
+        self._declare_expired(read_started, read_finished)
         # A worker without a row is no target, and a new row is a report.
-        self._distrust = {
-            worker_id: distrust
-            for worker_id, distrust in self._distrust.items()
-            if worker_id in with_row
-        }
+        self._distrust.keep({*self._workers.ids(), *self._unreadable.ids()})
 
     def _observe_lease(self, key: str, lease: Lease, now: float) -> None:
         memory = self._leases.get(key)
         if memory is None:
-            memory = self._leases[key] = _LeaseMemory(
-                lease.counter, lease.owner, lease.checkpoint_owner, now, proven=False
+            memory = self._leases[key] = LeaseMemory(
+                lease.counter,
+                lease.owner,
+                lease.checkpoint_owner,
+                now,
+                proven=False,
+                read_at=now,
+                read_started=now,
             )
         else:
             self._compare(memory, lease, now)
@@ -176,6 +179,7 @@ class Liveness:
             lease.owner,
             lease.checkpoint_owner,
         )
+        memory.read_at = memory.read_started = now
         if lease.actual_owner is not None:
             memory.waiting_since = None
         elif memory.waiting_since is None:
@@ -189,8 +193,8 @@ class Liveness:
         elif memory.ended_since is None:
             memory.ended_since = now
 
-    def _compare(self, memory: _LeaseMemory, lease: Lease, now: float) -> None:
-        before = memory.checkpoint_owner or memory.owner
+    def _compare(self, memory: LeaseMemory, lease: Lease, now: float) -> None:
+        before = memory.actual_owner
         after = lease.actual_owner
         if (lease.owner, lease.checkpoint_owner) != (memory.owner, memory.checkpoint_owner):
             memory.handoff_since = None
@@ -201,48 +205,40 @@ class Liveness:
             memory.proven = memory.declared_expired = False
             memory.last_owner = before if after is None else None
         elif lease.counter != memory.counter:
-            memory.moved_at = now
+            # Its owner may have stopped since its last known renewal, which is before this read
+            last = self.renewals.last(after or "")
+            memory.moved_at = last if last > memory.read_at else now
             memory.proven, memory.declared_expired = True, False
             if after is not None:
-                self._distrust.pop(after, None)
+                self._distrust.renewed(after)
                 # Not in the first scan as a leader: that renewal may be old
                 if self.watching_since is not None and now > self.watching_since:
                     self._workers.note_renewal(after)
 
-    def _declare_expired(self, scan_started: float, scan_finished: float) -> None:
-        """Note new expiries, and a strike of an owner that let a lease expire again.
-
-        Leases that it had before its last strike expire one after the other in one silence. They
-        are no further strike.
-        """
-        struck: dict[str, bool] = {}
+    def _declare_expired(self, read_started: float, read_finished: float) -> None:
+        """Note new expiries, and their owners."""
+        struck: dict[str, float] = {}
         for memory in self._leases.values():
-            owner = memory.checkpoint_owner or memory.owner
+            owner = memory.actual_owner
             if (
                 owner is not None
                 and not memory.declared_expired
-                and self._is_expired(memory, scan_started)
+                and self._is_expired(memory, read_started)
             ):
                 memory.declared_expired = True
-                before = self._distrust.get(owner)
-                is_new = before is None or memory.moved_at > before.struck_at
-                struck[owner] = struck.get(owner, False) or is_new
-        for owner, is_new in struck.items():
-            distrust = self._distrust.setdefault(owner, _Distrust(scan_finished, strikes=0))
-            distrust.since = scan_finished
-            if is_new:
-                distrust.strikes = min(distrust.strikes + 1, _MAX_STRIKES)
-                distrust.struck_at = scan_finished
+                struck[owner] = max(struck.get(owner, memory.moved_at), memory.moved_at)
+        self._distrust.strike(struck, read_finished)
 
-    def _is_expired(self, memory: _LeaseMemory, now: float) -> bool:
-        """Return whether a lease has expired.
+    def _is_expired(self, memory: LeaseMemory, now: float) -> bool:
+        """Return whether a lease has expired. Only its last read counts, not the time after it.
 
         An owner that has not renewed yet has additional time for the discovery, unless its row was
         deleted: a stopped worker does not discover leases.
         """
+        now = min(now, memory.read_started)
         if memory.proven:
             return now - memory.moved_at > self._failover_seconds
-        owner = memory.checkpoint_owner or memory.owner or ""
+        owner = memory.actual_owner or ""
         gone_since = self._gone.get(owner, math.inf)
         return (
             now - memory.moved_at > self._grace_of(owner)
@@ -256,9 +252,10 @@ class Liveness:
     def next_expiry_seconds(self, now: float) -> float:
         """Return the seconds until the next lease expires if no owner renews; inf for none."""
         ends = (
-            memory.moved_at + (self._failover_seconds if memory.proven else self._grace_of(owner))
+            self.renewals.moved_at(memory)
+            + (self._failover_seconds if memory.proven else self._grace_of(owner))
             for memory in self._leases.values()
-            if (owner := memory.checkpoint_owner or memory.owner) is not None
+            if (owner := memory.actual_owner) is not None
         )
         return min((end - now for end in ends if end > now), default=math.inf)
 
@@ -268,7 +265,7 @@ class Liveness:
         The grace period of the new owner starts now. The change of the counter is not a renewal.
         """
         memory = self._leases.get(lease.lease_key)
-        if memory is None or (memory.checkpoint_owner or memory.owner) != lease.actual_owner:
+        if memory is None or (memory.actual_owner) != lease.actual_owner:
             self._observe_lease(lease.lease_key, lease, now)
             return
         if lease.counter != memory.counter:
@@ -280,6 +277,7 @@ class Liveness:
             lease.checkpoint_owner,
         )
         memory.handoff_since = now if lease.in_handoff else None
+        memory.read_at = memory.read_started = now
 
     def living(self, now: float) -> tuple[WorkerMetrics, ...]:
         """Return the workers whose row changed within three reporting periods, sorted by id.
@@ -289,8 +287,9 @@ class Liveness:
         return self._workers.fresh(now, lambda worker_id: self._renews(worker_id, now))
 
     def _renews(self, worker_id: str, now: float) -> bool:
-        mine = [m for m in self._leases.values() if (m.checkpoint_owner or m.owner) == worker_id]
-        return any(m.proven and now - m.moved_at <= self._failover_seconds for m in mine)
+        mine = [m for m in self._leases.values() if m.actual_owner == worker_id]
+        moved_at = self.renewals.moved_at
+        return any(m.proven and now - moved_at(m) <= self._failover_seconds for m in mine)
 
     def unchanged_for(self, seconds: float, now: float) -> tuple[WorkerMetrics, ...]:
         """Return the rows that have not changed for `seconds` of observation."""
@@ -316,8 +315,7 @@ class Liveness:
         return {
             owner
             for m in self._leases.values()
-            if m.moved_at == self.watching_since
-            and (owner := m.checkpoint_owner or m.owner) is not None
+            if m.moved_at == self.watching_since and (owner := m.actual_owner) is not None
         }
 
     def ended_seconds(self, now: float) -> dict[str, float]:
@@ -331,7 +329,7 @@ class Liveness:
         expired = frozenset(
             key
             for key, m in self._leases.items()
-            if (m.checkpoint_owner or m.owner) is not None and self._is_expired(m, scan_started)
+            if m.actual_owner is not None and self._is_expired(m, scan_started)
         )
         waited = {key: scan_started - self._leases[key].moved_at for key in expired}
         waited |= {
@@ -356,23 +354,45 @@ class Liveness:
                 for k, m in self._leases.items()
                 if m.changed_hands_at is not None
             },
-            distrusted=frozenset(
-                worker
-                for worker in self._distrust
-                if not self._is_trusted_again(worker, scan_started)
-            ),
+            distrusted=self._distrusted(scan_started),
             unconfirmed=self._unconfirmed(scan_started),
             unreadable=self._unreadable.living(scan_started),
         )
 
-    def _is_trusted_again(self, worker_id: str, now: float) -> bool:
-        """Return whether a worker whose leases expired may be assigned leases again.
+    def _distrusted(self, now: float) -> frozenset[str]:
+        return self._distrust.ids(self._workers.changes(), now)
 
-        It must have reported since. For each further expiry without a renewal, the wait doubles.
+    def membership(self, now: float) -> Hashable:
+        """Return a value that differs from a former one if workers have changed.
+
+        They have joined or left, announced a change of leases, or may be assigned leases now.
         """
-        distrust = self._distrust[worker_id]
-        changed_at = self._workers.changed_at(worker_id)
-        if changed_at is None or changed_at <= distrust.since:
-            return False
-        doublings = max(distrust.strikes - 1, 0)
-        return now - distrust.since >= ((1 << doublings) - 1) * self._failover_seconds
+        return (
+            self._workers.announced(),
+            tuple(row.worker_id for row in self.living(now)),
+            self._distrusted(now),
+            self._unconfirmed(now),
+            self._unreadable.ids(),
+        )
+
+    def announce_changes(self, workers: Iterable[str]) -> bool:
+        """Return whether all these workers stay, and announce changes of their leases."""
+        return all(map(self._workers.announces, workers))
+
+    def is_settled(self, lease: Lease) -> bool:
+        """Return whether a lease needs no leader while its owner renews its leases.
+
+        A finished lease does not. Another one has an owner that has renewed it, and that announces
+        changes of its leases.
+        """
+        if lease.ended:
+            return True
+        memory, owner = self._leases.get(lease.lease_key), lease.owner
+        return (
+            memory is not None
+            and owner is not None
+            and not lease.in_handoff
+            and memory.proven
+            and not memory.declared_expired
+            and self._workers.announces(owner)
+        )

@@ -195,7 +195,34 @@ class LeaderElection:
             self._table.release_lock(replace(held, version=version))
         self._table.release_lock(held)
 
+    def _is_held_by_another(self) -> bool:
+        """Return whether another process holds the lock, as an eventually consistent read shows.
+
+        This read costs half. A lock that is free or may have expired is read again, consistently.
+        """
+        if self._observed is None or self._claim is not None:
+            return False
+        read_started = self._clock.monotonic()
+        item = self._table.observe_lock(consistent=False)
+        if (
+            not isinstance(item, LeaderLock)
+            or item.is_released
+            or item.owner_name == self.owner_name
+        ):
+            return False
+        self.unreadable, self.seen_owner = None, item.owner_name
+        if self._observed[0] != item.version:
+            self._observe(item)
+            return True
+        return read_started - self._observed[1] <= item.lease_duration_millis / 1000
+
+    def _observe(self, lock: LeaderLock) -> None:
+        self._observed = (lock.version, self._clock.monotonic())
+        self._observed_millis = lock.lease_duration_millis
+
     def _acquire(self) -> bool:
+        if self._is_held_by_another():
+            return False
         scan_started = self._clock.monotonic()
         item = self._table.observe_lock()
         if isinstance(item, UnreadableLock):
@@ -210,8 +237,7 @@ class LeaderElection:
         if self._resume_own_name and item.owner_name == self.owner_name:
             return self._put(item, stolen_from=None)
         if self._observed is None or self._observed[0] != item.version:
-            self._observed = (item.version, self._clock.monotonic())
-            self._observed_millis = item.lease_duration_millis
+            self._observe(item)
             return False
         if scan_started - self._observed[1] <= item.lease_duration_millis / 1000:
             return False

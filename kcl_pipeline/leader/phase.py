@@ -64,6 +64,7 @@ class CycleContext:
         plan_input: The input of the plan.
         failed_moves: Number of moves that were refused.
         errors: Errors of single rows and streams.
+        age_seconds: Age of the scan. None: this cycle has scanned.
     """
 
     leases: LeaseMap
@@ -79,6 +80,7 @@ class CycleContext:
     plan_input: PlanInput | None = None
     failed_moves: int = 0
     errors: list[Exception] = field(default_factory=list)
+    age_seconds: float | None = None
 
     def of_stream(self, stream: StreamId) -> list[Lease]:
         """Return the leases of one stream."""

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from kcl_pipeline.errors import KclError
+from kcl_pipeline.events import CycleFinished, EventSink
+from kcl_pipeline.leader.phase import CycleContext
+from kcl_pipeline.leases.control import Pause
 from kcl_pipeline.leases.lease import BadRow, Lease
 from kcl_pipeline.leases.tables import WorkerMetrics
 from kcl_pipeline.leases.worker_status import UnavailableStream
 from kcl_pipeline.planning.model import Plan, PlanInput
+from kcl_pipeline.planning.state import is_failing, is_valid
+from kcl_pipeline.shards import StreamId
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +49,7 @@ class CycleReport:
         bad_rows: Rows of both tables that cannot be used.
         coverage: Hash-range coverage of each stream.
         unavailable: Streams whose last attempt failed.
+        streams: Streams that are resolved, with their retention period.
         plan: The plan. None: none was computed.
         plan_input: The input of the plan.
         failed_moves: Number of moves that were refused.
@@ -50,6 +57,10 @@ class CycleReport:
         deleted: Keys of leases that the cycle deleted.
         seconds: Duration of the cycle.
         error: Errors of the cycle. Other parts of the cycle may have succeeded.
+        pause: The pause of the application, in which no lease is assigned. None: not paused.
+        scan_age_seconds: None: this cycle has scanned the tables. Otherwise the age of the leases,
+            bad rows and plan: they are those of the last scan, at most
+            `lease_assignment_interval_millis` old, and the plan has no moves.
     """
 
     led: bool
@@ -61,6 +72,7 @@ class CycleReport:
     bad_rows: tuple[BadRow, ...] = ()
     coverage: tuple[StreamCoverage, ...] = ()
     unavailable: tuple[UnavailableStream, ...] = ()
+    streams: tuple[StreamId, ...] = ()
     plan: Plan | None = None
     plan_input: PlanInput | None = None
     failed_moves: int = 0
@@ -68,3 +80,53 @@ class CycleReport:
     deleted: tuple[str, ...] = ()
     seconds: float = 0.0
     error: str | None = None
+    pause: Pause | None = None
+    scan_age_seconds: float | None = None
+
+
+def noted(report: CycleReport, owner_name: str, events: EventSink) -> CycleReport:
+    """Emit `CycleFinished` of a cycle, and return its report."""
+    events(
+        CycleFinished(
+            owner_name,
+            report.led,
+            report.seconds * 1000,
+            report.error is None,
+            leases=len(report.leases),
+            expired=len(report.expired),
+            unowned=sum(1 for lease in report.leases if lease.owner is None and not lease.ended),
+            unreadable=len(report.unreadable),
+            workers=len(report.workers),
+            failing_workers=sum(1 for row in report.workers if is_failing(row)),
+            invalid_workers=sum(1 for row in report.workers if not is_valid(row)),
+            streams=len(report.coverage),
+            incomplete_streams=sum(1 for one in report.coverage if not one.complete),
+            unavailable_streams=len(report.unavailable),
+        )
+    )
+    return report
+
+
+def error_sentence(error: Exception) -> str:
+    """Return an error in one sentence."""
+    return str(error) if isinstance(error, KclError) else f"{type(error).__name__}: {error}"
+
+
+def report_of(context: CycleContext, owner_name: str, error: str | None) -> CycleReport:
+    """Return the part of a report of a cycle that led which its context decides."""
+    return CycleReport(
+        led=True,
+        lock_owner=owner_name,
+        leases=tuple(context.leases[key] for key in sorted(context.leases)),
+        workers=context.workers,
+        expired=context.expired,
+        unreadable=tuple(sorted(context.unreadable)),
+        bad_rows=context.bad_rows,
+        plan=context.plan,
+        plan_input=context.plan_input,
+        failed_moves=context.failed_moves,
+        created=tuple(context.created),
+        deleted=tuple(context.deleted),
+        error=error,
+        scan_age_seconds=context.age_seconds,
+    )

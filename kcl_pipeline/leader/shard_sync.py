@@ -74,6 +74,11 @@ class ShardSync:
         self._unfinished: dict[StreamId, tuple[Lease, ...]] = {}
         self._audit_due: dict[StreamId, float] = {}
 
+    @property
+    def is_unfinished(self) -> bool:
+        """Whether initial leases remain to be created."""
+        return bool(self._unfinished)
+
     def start(self, context: CycleContext) -> None:
         """Create the leases of every stream that has none.
 

@@ -1,14 +1,15 @@
 """Observe leases and workers while another process leads.
 
-A new leader then knows at once which leases have expired. Two standbys scan the tables all the
-time. They are the first owners of leases by id. The others scan from the time when the lock has not
-been renewed as usual.
+A new leader then knows at once which leases have expired. Two standbys, the first living workers by
+id, read one lease of the leader all the time, the worker metrics rows as often as they change, and
+the lease table now and then. Every standby scans from the time when the lock has not been renewed
+as usual.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Collection, Iterable
 from typing import Final
 
 from kcl_pipeline.clock import Clock
@@ -16,33 +17,39 @@ from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.errors import KclError
 from kcl_pipeline.events import AwsTrouble, EventSink
 from kcl_pipeline.leader.liveness import Liveness
-from kcl_pipeline.leader.phase import Scan
-from kcl_pipeline.leases.lease import Lease
+from kcl_pipeline.leader.table_reads import TableReads, choose_probes
+from kcl_pipeline.leases.tables import WorkerMetrics
 
 WATCHERS: Final = 2
-"""Standbys that scan all the time."""
+"""Standbys that read all the time."""
 
-SUSPECT_SHARE: Final = 0.4
-"""Share of the lock's duration without a heartbeat after which every standby scans."""
+SUSPECT_SHARE: Final = 0.5
+"""Share of the lock's duration without a heartbeat after which every standby scans. A leader sends
+a heartbeat after five sixteenths, in its next cycle.
+"""
 
-_SCANS_PER_FAILOVER: Final = 5
+_READS_PER_FAILOVER: Final = 5
 _DUTY: Final = 4.0
-"""A scan takes at most a fifth of the time."""
+"""A read takes at most a fifth of the time."""
+_SCAN_SECONDS: Final = 60.0
+"""Time between two scans of a standby that reads all the time."""
 _LOOK_SECONDS: Final = 60.0
 _LOOK_SECONDS_PER_WORKER: Final = 3.0
-"""The time between two scans of other standbys grows with the fleet, so that the reads of all do
+"""The time between two looks of other standbys grows with the fleet, so that the reads of all do
 not.
 """
+_LIVING_SECONDS: Final = 90.0
+"""A worker whose row has not changed for this time is not one of the first."""
 
 
 class StandbyWatch:
-    """Scans for one process that does not lead.
+    """Reads for one process that does not lead.
 
     Args:
         settings: All settings.
         own_id: Worker id of this process, or the name of the sensor.
         liveness: Receives the scans.
-        scan: Reads both tables.
+        reads: Reads both tables.
         clock: The clock.
         events: Receives events.
     """
@@ -52,33 +59,38 @@ class StandbyWatch:
         settings: ConsumerSettings,
         own_id: str,
         liveness: Liveness,
-        scan: Callable[[], Scan],
+        reads: TableReads,
         clock: Clock,
         events: EventSink,
     ) -> None:
         self._own_id = own_id
         self._liveness = liveness
-        self._scan = scan
+        self._reads = reads
         self._clock = clock
         self._events = events
-        self._watch_seconds = settings.lease.failover_time_millis / 1000 / _SCANS_PER_FAILOVER
-        self._scanned_at = -math.inf
-        self._scan_seconds = 0.0
+        self._watch_seconds = settings.lease.failover_time_millis / 1000 / _READS_PER_FAILOVER
+        self._rows_seconds = settings.worker.worker_metrics_reporter_freq_in_millis / 1000
+        self._looked_at = self._scanned_at = self._ranked_at = -math.inf
+        self._look_seconds = 0.0
         self._rank = 0
         self._workers = 0
+        self._rows: dict[str, tuple[object, float]] = {}
+        """By worker id, the last report and the time of its last change."""
+        self._probes: dict[str, str] = {}
+        self._must_scan = True
 
     @property
     def is_watcher(self) -> bool:
-        """Whether this standby is one of those that scan all the time."""
+        """Whether this standby is one of those that read all the time."""
         return self._rank < WATCHERS
 
     @property
     def workers(self) -> int:
-        """Number of owners of leases in the last scan, without the leader."""
+        """Number of living workers in the last read, without the leader."""
         return self._workers
 
     def look(self, leader: str | None, unchanged_share: float) -> None:
-        """Scan the tables if it is time to.
+        """Read the tables if it is time to.
 
         An error is reported as an event. The next call tries again.
 
@@ -86,34 +98,81 @@ class StandbyWatch:
             leader: Owner of the lock.
             unchanged_share: Time without a heartbeat, as a share of the lock's duration.
         """
-        now = self._clock.monotonic()
-        if now - self._scanned_at < self._pause_seconds(unchanged_share):
+        now, is_suspect = self._clock.monotonic(), unchanged_share >= SUSPECT_SHARE
+        if now - self._looked_at < self._pause_seconds(is_suspect=is_suspect):
             return
-        self._scanned_at = now
+        self._looked_at = now
         try:
-            found = self._scan()
-        except KclError as error:
+            self._read(leader, now, is_suspect=is_suspect)
+        except (KclError, ValueError) as error:
+            self._must_scan = True
             self._events(AwsTrouble("scan of a standby leader", str(error)))
             return
-        self._scan_seconds = self._clock.monotonic() - now
-        self._liveness.forget_after_pause(found.scan_started)
-        self._liveness.observe(
-            found.leases,
-            found.workers,
-            found.scan_started,
-            found.scan_finished,
-            unreadable=found.unreadable_workers,
-        )
-        self._rank_among(found.leases, leader)
+        self._look_seconds = self._clock.monotonic() - now
 
-    def _pause_seconds(self, unchanged_share: float) -> float:
-        if not self.is_watcher and unchanged_share < SUSPECT_SHARE:
+    def _pause_seconds(self, *, is_suspect: bool) -> float:
+        if not self.is_watcher and not is_suspect:
             return max(_LOOK_SECONDS, _LOOK_SECONDS_PER_WORKER * self._workers)
-        return max(self._watch_seconds, _DUTY * self._scan_seconds)
+        return max(self._watch_seconds, _DUTY * self._look_seconds)
 
-    def _rank_among(self, leases: Iterable[Lease], leader: str | None) -> None:
-        owners = {lease.actual_owner for lease in leases} - {None, leader}
-        self._workers = len(owners)
-        self._rank = sum(1 for owner in owners if owner is not None and owner < self._own_id)
-        if self._own_id not in owners:
-            self._rank = len(owners)
+    def _read(self, leader: str | None, now: float, *, is_suspect: bool) -> None:
+        self._liveness.forget_after_pause(now)
+        if is_suspect or not math.isfinite(self._scanned_at):
+            self._scan(leader, now)
+        elif not self.is_watcher:
+            self._rank_among(self._reads.workers().workers, leader, now)
+        elif self._must_scan or now - self._scanned_at >= _SCAN_SECONDS or self._has_forgotten:
+            self._scan(leader, now)
+        else:
+            self._probe(leader, now)
+
+    @property
+    def _has_forgotten(self) -> bool:
+        return self._liveness.watching_since is None
+
+    def _scan(self, leader: str | None, now: float) -> None:
+        found = self._reads.scan()
+        self._scanned_at = now
+        self._probes = choose_probes(found.leases, self._probes)
+        self._must_scan = self._reads.is_small(
+            len(found.leases), len(self._probes)
+        ) or not self._liveness.announce_changes(self._probes)
+        owners = {lease.actual_owner for lease in found.leases}
+        self._rank_among(found.workers, leader, now, owners)
+
+    def _probe(self, leader: str | None, now: float) -> None:
+        """Read a lease of the leader, which dates the renewals of all its leases."""
+        key = self._probes.get(leader or "")
+        is_due = now - self._ranked_at >= self._rows_seconds
+        found, workers = self._reads.probe(() if key is None else (key,), with_workers=is_due)
+        lease = None if key is None else found.get(key)
+        self._must_scan = key is not None and (lease is None or lease.owner != leader)
+        if workers is not None:
+            self._rank_among(workers.workers, leader, now)
+
+    def _rank_among(
+        self,
+        rows: Iterable[WorkerMetrics],
+        leader: str | None,
+        now: float,
+        owners: Collection[str | None] = (),
+    ) -> None:
+        """Count the living workers with a lower id.
+
+        In the first read, the workers that own leases count as living.
+        """
+        before, self._rows, self._ranked_at = self._rows, {}, now
+        for row in rows:
+            report = (row.last_update_seconds, row.stats)
+            known = before.get(row.worker_id)
+            if known is not None and known[0] == report:
+                changed_at = known[1]
+            else:
+                changed_at = now if before or row.worker_id in owners else -math.inf
+            self._rows[row.worker_id] = (report, changed_at)
+        living = {key for key, (_, at) in self._rows.items() if now - at < _LIVING_SECONDS}
+        living.discard(leader or "")
+        self._workers = len(living)
+        self._rank = sum(1 for worker_id in living if worker_id < self._own_id)
+        if self._own_id not in living:
+            self._rank = len(living)

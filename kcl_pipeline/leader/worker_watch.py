@@ -8,7 +8,7 @@ leads is alive itself. Clocks of two hosts are not compared.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -106,10 +106,19 @@ class WorkerWatch:
         """Return all workers that have a row."""
         return self._rows.keys()
 
-    def changed_at(self, worker_id: str) -> float | None:
-        """Return the time when a row changed last, or was first read; None without a row."""
+    def changes(self) -> dict[str, float]:
+        """Return by worker the time when its row changed last, or was first read."""
+        return {worker_id: known.changed_at for worker_id, known in self._rows.items()}
+
+    def announces(self, worker_id: str) -> bool:
+        """Return whether the worker stays, and announces changes of its leases in its row."""
         known = self._rows.get(worker_id)
-        return None if known is None else known.changed_at
+        return known is not None and known.row.changes is not None and not known.row.drain_requested
+
+    def announced(self) -> Hashable:
+        """Return the values of all rows by which workers announce changes."""
+        rows = (known.row for known in self._rows.values())
+        return frozenset((r.worker_id, r.run_id, r.changes, r.drain_requested) for r in rows)
 
     def fresh(self, now: float, renews: Callable[[str], bool]) -> tuple[WorkerMetrics, ...]:
         """Return the rows that changed within three reporting periods, sorted by id.

@@ -17,6 +17,7 @@ import msgspec
 from kcl_pipeline.config_shard_sync import ShardSyncSettings
 from kcl_pipeline.errors import OtherApplicationError, UnreadableRowError
 from kcl_pipeline.leases.attributes import checked_name
+from kcl_pipeline.leases.control import NOTHING_WANTED, Control
 from kcl_pipeline.leases.lease import Lease
 from kcl_pipeline.leases.recorded_stream import (
     AccountAndName,
@@ -93,10 +94,14 @@ class ApplicationIdentity:
 
 @dataclass(frozen=True, slots=True)
 class ApplicationRecord:
-    """An identity that was read. A conditional write compares `text`, the attribute's value."""
+    """An identity that was read. A conditional write compares `text`, the attribute's value.
+
+    `control` has the requests of an operator, which are in the same row.
+    """
 
     identity: ApplicationIdentity
     text: str
+    control: Control = NOTHING_WANTED
 
 
 def application_text(identity: ApplicationIdentity) -> str:

@@ -11,9 +11,11 @@ from kcl_pipeline.leases.application import (
     ACCEPT_STREAMS,
     ApplicationIdentity,
     ApplicationRecord,
+    application_text,
     contradiction,
     successor,
 )
+from kcl_pipeline.leases.control import NOTHING_WANTED
 from kcl_pipeline.leases.tables import CoordinatorStateTable, LeaseTable
 from kcl_pipeline.shards import Shard, StreamId
 
@@ -22,20 +24,20 @@ ATTEMPTS: Final = 5
 
 def check_application(
     name: str, coordinator_table: CoordinatorStateTable, wanted: ApplicationIdentity
-) -> ApplicationIdentity:
+) -> ApplicationRecord:
     """Refuse a start that does not fit the recorded identity. Writes nothing.
 
     Returns:
-        The recorded identity; `wanted` if there is none.
+        The record; one with `wanted` if there is none.
 
     Raises:
         OtherApplicationError: The start does not fit.
     """
     record = coordinator_table.read_application()
     if record is None:
-        return wanted
+        return ApplicationRecord(wanted, "")
     successor(name, record.identity, wanted)
-    return record.identity
+    return record
 
 
 def ensure_application(
@@ -44,7 +46,7 @@ def ensure_application(
     lease_table: LeaseTable,
     wanted: ApplicationIdentity,
     list_shards: Callable[[], Iterable[Shard]],
-) -> ApplicationIdentity:
+) -> ApplicationRecord:
     """Record the identity, or the streams that a start adds, and return the record.
 
     The client-version row must exist. If another process writes first, the record is read again.
@@ -67,9 +69,10 @@ def ensure_application(
         else:
             following = successor(name, record.identity, wanted)
             if following == record.identity:
-                return following
+                return record
         if coordinator_table.put_application(following, replacing=record):
-            return following
+            control = NOTHING_WANTED if record is None else record.control
+            return ApplicationRecord(following, application_text(following), control)
     raise OtherApplicationError(
         f"the identity of the application {name!r} in the table {coordinator_table.name} changed "
         f"{ATTEMPTS} times while this process was starting"

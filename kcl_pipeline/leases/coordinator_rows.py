@@ -5,6 +5,8 @@ These are rows of the coordinator-state table (protocol §3).
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from kcl_pipeline.errors import IncompatibleTableError, UnreadableRowError
 from kcl_pipeline.leases import serialization_state as rows
 from kcl_pipeline.leases.application import (
@@ -14,11 +16,13 @@ from kcl_pipeline.leases.application import (
     application_text,
 )
 from kcl_pipeline.leases.attributes import text_of
+from kcl_pipeline.leases.control import BALANCE, PAUSE, BalanceRequest, Control, Pause, control_of
 from kcl_pipeline.leases.losses import LossLog, LossRecord, losses_from_text, losses_text
 from kcl_pipeline.leases.serialization import string
 from kcl_pipeline.leases.state import LeaderLock, MigrationState, UnreadableLock
 from kcl_pipeline.leases.store import (
     Absent,
+    AttributeValue,
     Changes,
     Check,
     Condition,
@@ -74,9 +78,9 @@ class CoordinatorRows:
             raise UnreadableRowError(found.reason)
         return found
 
-    def observe_lock(self) -> LeaderLock | UnreadableLock | None:
-        """Return the leader lock, also if its row cannot be read. Strongly consistent."""
-        item = self._store.get(rows.LEADER_KEY)
+    def observe_lock(self, *, consistent: bool = True) -> LeaderLock | UnreadableLock | None:
+        """Return the leader lock, also if its row cannot be read."""
+        item = self._store.get(rows.LEADER_KEY, consistent=consistent)
         if item is None:
             return None
         try:
@@ -180,7 +184,8 @@ class CoordinatorRows:
         item = self._store.get(rows.MIGRATION_KEY)
         if item is None or rows.APPLICATION not in item:
             return None
-        return application_from_text(text_of(item, rows.APPLICATION) or "")
+        found = application_from_text(text_of(item, rows.APPLICATION) or "")
+        return replace(found, control=control_of(item))
 
     def put_application(
         self, identity: ApplicationIdentity, *, replacing: ApplicationRecord | None
@@ -200,6 +205,49 @@ class CoordinatorRows:
             rows.MIGRATION_KEY, [Present(self._store.key_name), before], Changes(put)
         )
         return outcome.applied or _has(outcome, put)
+
+    def read_control(self) -> Control:
+        """Return the requests of an operator. Strongly consistent."""
+        item = self._store.get(rows.MIGRATION_KEY)
+        return control_of(item or {})
+
+    def put_pause(self, pause: Pause | None, *, replacing: Control) -> bool:
+        """Pause the application, or resume it with None, if the pause is as in `replacing`.
+
+        False also if there is no client-version row.
+
+        Applied if the attribute has this value, or is absent after None.
+        """
+        value = None if pause is None else pause.value
+        return self._put_request(PAUSE, value, replacing.pause_value)
+
+    def put_balance(self, request: BalanceRequest | None, *, replacing: Control) -> bool:
+        """Request balancing, or remove the request with None. As `put_pause`."""
+        value = None if request is None else request.value
+        return self._put_request(BALANCE, value, replacing.balance_value)
+
+    def proof_of_pause(self, paused: Control) -> Check:
+        """Return the condition that the pause is the one that was read.
+
+        Raises:
+            ValueError: There was none.
+        """
+        if paused.pause is None:
+            raise ValueError("the application is not paused")
+        unchanged = Equals(PAUSE, paused.pause_value or paused.pause.value)
+        return Check(self._store, rows.MIGRATION_KEY, [unchanged])
+
+    def _put_request(
+        self, name: str, value: AttributeValue | None, before: AttributeValue | None
+    ) -> bool:
+        condition: Condition = Absent(name) if before is None else Equals(name, before)
+        changes = Changes(remove=(name,)) if value is None else Changes({name: value})
+        outcome = self._store.update(
+            rows.MIGRATION_KEY, [Present(self._store.key_name), condition], changes
+        )
+        if outcome.applied or outcome.item is None:
+            return outcome.applied
+        return same_value(outcome.item.get(name), value)
 
     def read_losses(self) -> LossRecord:
         """Return the recorded losses; without a record an empty one. Strongly consistent.

@@ -14,11 +14,8 @@ from kcl_pipeline.errors import IncompatibleTableError, UnreadableRowError
 from kcl_pipeline.leases import serialization as rows
 from kcl_pipeline.leases.attributes import text_of
 from kcl_pipeline.leases.lease import BadRow, Lease, LeaseListing
-from kcl_pipeline.leases.lease_creation import (
-    LeaseCreation,
-    checkpoint_conditions,
-    mark_condition,
-)
+from kcl_pipeline.leases.lease_creation import checkpoint_conditions, mark_condition
+from kcl_pipeline.leases.lease_seek import LeasePositions
 from kcl_pipeline.leases.serialization import (
     is_lease,
     lease_from_item,
@@ -44,7 +41,7 @@ from kcl_pipeline.position import Position
 from kcl_pipeline.shards import HashKeyRange
 
 
-class LeaseRows(LeaseCreation):
+class LeaseRows(LeasePositions):
     """The lease table of one application, on a row store.
 
     A `Lease` argument is the row as the caller knows it. Writes compare its counter or owners with

@@ -56,6 +56,8 @@ SHARD_ID: Final = "shardId"
 STREAM_CREATED: Final = "kclpStreamCreated"
 READ_UP_TO: Final = "kclpReadUpTo"
 INITIAL_TIMESTAMP: Final = "kclpInitialTimestamp"
+SEEK: Final = "kclpSeek"
+"""Identifies the last seek of an operator, so that a repeated write is recognised."""
 
 _MICRO: Final = Decimal("0.000001")
 _HASH_KEY: Final = re.compile(r"[0-9]{1,39}")

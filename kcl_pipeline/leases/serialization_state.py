@@ -36,9 +36,20 @@ OPERATING_RANGE: Final = "opr"
 SUPPORT_CODE: Final = "sup"
 SUPPORT_CODE_UPDATE: Final = "slu"
 DRAIN: Final = "kclpDrain"
+DRAIN_REASON: Final = "kclpDrainReason"
+FOR_PAUSE: Final = "pause"
 RUN_ID: Final = "kclpRunId"
 STATUS: Final = "kclpStatus"
-OPTIONAL_ATTRIBUTES: Final = (SUPPORT_CODE, SUPPORT_CODE_UPDATE, DRAIN, RUN_ID, STATUS)
+CHANGES: Final = "kclpChanges"
+OPTIONAL_ATTRIBUTES: Final = (
+    SUPPORT_CODE,
+    SUPPORT_CODE_UPDATE,
+    DRAIN,
+    DRAIN_REASON,
+    RUN_ID,
+    STATUS,
+    CHANGES,
+)
 """Attributes that a worker metrics row may have in addition to those of every report."""
 WORKER_ENTITY: Final = "WORKER_METRIC_STATS"
 
@@ -92,6 +103,8 @@ def worker_attributes(row: WorkerMetrics) -> Item:
         attributes[RUN_ID] = string(row.run_id)
     if row.status is not None:
         attributes[STATUS] = string(status_text(row.status))
+    if row.changes is not None:
+        attributes[CHANGES] = number(row.changes)
     return attributes
 
 
@@ -117,8 +130,10 @@ def _worker(item: Item, key_name: str) -> WorkerMetrics:
         },
         support_code=int_of(item, SUPPORT_CODE),
         drain_requested=int_of(item, DRAIN) == 1,
+        drains_for_pause=text_of(item, DRAIN_REASON) == FOR_PAUSE,
         run_id=name_of(item, RUN_ID, MAX_KEY_BYTES),
         status=None if (text := text_of(item, STATUS)) is None else status_of(text),
+        changes=int_of(item, CHANGES),
     )
 
 

@@ -14,9 +14,9 @@ from kcl_pipeline.leases.worker_status import WorkerStatus
 class WorkerMetrics:
     """A worker metrics row (protocol §2.2).
 
-    A worker without metrics has empty `stats` and `operating_range`. `drain_requested`, `run_id`
-    and `status` are our own attributes (`kclpDrain` N 1, `kclpRunId` S, `kclpStatus` S), which Java
-    readers ignore.
+    A worker without metrics has empty `stats` and `operating_range`. `drain_requested`, `run_id`,
+    `status` and `changes` are our own attributes (`kclpDrain` N 1 with `kclpDrainReason` S,
+    `kclpRunId` S, `kclpStatus` S, `kclpChanges` N), which Java readers ignore.
 
     Attributes:
         worker_id: Id of the worker.
@@ -27,10 +27,13 @@ class WorkerMetrics:
         support_code: 1 would mean for a Java leader that this worker supports the single table
             (protocol §4.5). This version does not.
         drain_requested: Whether the worker is requested to stop.
+        drains_for_pause: Whether the reason of the request is that the application is paused.
         run_id: Identifies the process.
         replaced_run_id: Run id of the row that this report replaced, if it was another one. Not
             stored.
         status: Lag, paused shards and failures.
+        changes: Number of times that this process announced a change of leases: it released a
+            lease, finished a shard, or created leases. None: the worker does not announce changes.
     """
 
     worker_id: str
@@ -42,6 +45,8 @@ class WorkerMetrics:
     run_id: str | None = None
     replaced_run_id: str | None = None
     status: WorkerStatus | None = None
+    drains_for_pause: bool = False
+    changes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

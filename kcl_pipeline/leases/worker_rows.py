@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Final
 
 from kcl_pipeline.errors import UnreadableRowError
 from kcl_pipeline.leases import serialization_state as state
 from kcl_pipeline.leases.attributes import text_of
 from kcl_pipeline.leases.lease import BadRow
-from kcl_pipeline.leases.serialization import number
+from kcl_pipeline.leases.serialization import number, string
 from kcl_pipeline.leases.state import WorkerListing, WorkerMetrics
 from kcl_pipeline.leases.store import AbsentOrEquals, Changes, Equals, Present, RowStore
+
+_DRAIN: Final = (state.DRAIN, state.DRAIN_REASON)
 
 
 class WorkerRows:
@@ -38,7 +41,7 @@ class WorkerRows:
         replaced = None
         if not outcome.applied:
             replaced = text_of(outcome.item or {}, state.RUN_ID)
-            outcome = self._store.update(row.worker_id, [], Changes(attributes, (state.DRAIN,)))
+            outcome = self._store.update(row.worker_id, [], Changes(attributes, _DRAIN))
         if outcome.item is None:
             return row
         try:
@@ -49,6 +52,17 @@ class WorkerRows:
             self._store.update(row.worker_id, [], Changes(attributes, foreign))
             stored = row
         return stored if replaced is None else replace(stored, replaced_run_id=replaced)
+
+    def announce(self, worker_id: str, run_id: str, changes: int) -> bool:
+        """Update only the number of announced changes. False: the row is not of this process.
+
+        See `WorkerMetrics.changes`.
+        """
+        return self._store.update(
+            worker_id,
+            [Equals(state.RUN_ID, string(run_id))],
+            Changes({state.CHANGES: number(changes)}),
+        ).applied
 
     def list_workers(self) -> tuple[WorkerMetrics, ...]:
         """Return all rows that can be read. Eventually consistent."""
@@ -78,10 +92,19 @@ class WorkerRows:
                     )
         return WorkerListing(tuple(found), tuple(bad_rows))
 
-    def request_drain(self, worker_id: str) -> bool:
-        """Request a worker to stop. False if it has no row."""
+    def request_drain(self, worker_id: str, *, for_pause: bool = False) -> bool:
+        """Request a worker to stop. False if it has no row.
+
+        Args:
+            worker_id: The worker.
+            for_pause: The application is paused; the worker may start again after the pause.
+        """
+        put = {state.DRAIN: number(1)}
+        if for_pause:
+            put[state.DRAIN_REASON] = string(state.FOR_PAUSE)
+        remove = () if for_pause else (state.DRAIN_REASON,)
         return self._store.update(
-            worker_id, [Present(self._store.key_name)], Changes({state.DRAIN: number(1)})
+            worker_id, [Present(self._store.key_name)], Changes(put, remove)
         ).applied
 
     def delete(self, row: WorkerMetrics) -> bool:

@@ -34,6 +34,13 @@ _MAX_STEP: Final = 40
 _MAX_COUNT: Final = 2**31 - 1
 _MAX_LARGE: Final = 2**63 - 1
 
+_Key = Annotated[str, msgspec.Meta(min_length=1, max_length=_MAX_KEY)]
+_Reason = Annotated[str, msgspec.Meta(max_length=2 * MAX_REASON_CHARACTERS)]
+_Seconds = Annotated[float, msgspec.Meta(ge=0, le=_MAX_COUNT)]
+_Count = Annotated[int, msgspec.Meta(ge=0, le=_MAX_COUNT)]
+_Large = Annotated[int, msgspec.Meta(ge=0, le=_MAX_LARGE)]
+"""Milliseconds, or a counter that only grows."""
+
 
 @dataclass(frozen=True, slots=True)
 class PausedLease:
@@ -95,8 +102,7 @@ class HungState:
     leases: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerTotals:
+class WorkerTotals(msgspec.Struct, frozen=True, rename="camel"):
     """What a worker has committed since it started, and its recent durations.
 
     The counters only grow while the process lives. Two rows of one process can be subtracted.
@@ -114,15 +120,15 @@ class WorkerTotals:
         table_version: Version of the table after the last batch.
     """
 
-    seconds: float = 0.0
-    records: int = 0
-    bytes: int = 0
-    rows: int = 0
-    batches: int = 0
-    last_batch_seconds: float | None = None
-    commit_millis_p99: int | None = None
-    put_to_commit_millis_p99: int | None = None
-    table_version: int | None = None
+    seconds: _Seconds = 0.0
+    records: _Large = 0
+    bytes: _Large = 0
+    rows: _Large = 0
+    batches: _Large = 0
+    last_batch_seconds: _Seconds | None = None
+    commit_millis_p99: _Large | None = None
+    put_to_commit_millis_p99: _Large | None = None
+    table_version: _Large | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,14 +200,6 @@ def other_lags(millis: Mapping[str, int]) -> tuple[int, int | None]:
     return len(others), others[len(others) // 2] if others else None
 
 
-_Key = Annotated[str, msgspec.Meta(min_length=1, max_length=_MAX_KEY)]
-_Reason = Annotated[str, msgspec.Meta(max_length=2 * MAX_REASON_CHARACTERS)]
-_Seconds = Annotated[float, msgspec.Meta(ge=0, le=_MAX_COUNT)]
-_Count = Annotated[int, msgspec.Meta(ge=0, le=_MAX_COUNT)]
-_Large = Annotated[int, msgspec.Meta(ge=0, le=_MAX_LARGE)]
-"""Milliseconds, or a counter that only grows."""
-
-
 class _Paused(msgspec.Struct, frozen=True, rename="camel"):
     lease_key: _Key
     reason: _Reason
@@ -224,18 +222,6 @@ class _Unavailable(msgspec.Struct, frozen=True, rename="camel"):
     reason: _Reason
 
 
-class _Totals(msgspec.Struct, frozen=True, rename="camel"):
-    seconds: _Seconds = 0.0
-    records: _Large = 0
-    bytes: _Large = 0
-    rows: _Large = 0
-    batches: _Large = 0
-    last_batch_seconds: _Seconds | None = None
-    commit_millis_p99: _Large | None = None
-    put_to_commit_millis_p99: _Large | None = None
-    table_version: _Large | None = None
-
-
 class _Hung(msgspec.Struct, frozen=True, rename="camel"):
     step: Annotated[str, msgspec.Meta(min_length=1, max_length=_MAX_STEP)]
     seconds: _Seconds
@@ -254,7 +240,7 @@ class _Status(msgspec.Struct, frozen=True, rename="camel"):
     unavailable: Annotated[list[_Unavailable], msgspec.Meta(max_length=MAX_UNAVAILABLE)] | None = (
         None
     )
-    totals: _Totals | None = None
+    totals: WorkerTotals | None = None
     version: Annotated[str, msgspec.Meta(max_length=MAX_VERSION_CHARACTERS)] | None = None
     more_lags: _Count = 0
     more_lags_millis: _Large | None = None
@@ -283,7 +269,7 @@ def status_text(status: WorkerStatus) -> str:
             _Unavailable(one.stream, _shortened(one.reason))
             for one in status.unavailable[:MAX_UNAVAILABLE]
         ],
-        None if status.totals is None else _written_totals(status.totals),
+        None if status.totals is None else _rounded(status.totals),
         None if status.version is None else printable(status.version)[:MAX_VERSION_CHARACTERS],
         status.more_lags,
         status.more_lags_millis,
@@ -295,18 +281,12 @@ def status_text(status: WorkerStatus) -> str:
     return msgspec.json.encode(found).decode()
 
 
-def _written_totals(totals: WorkerTotals) -> _Totals:
+def _rounded(totals: WorkerTotals) -> WorkerTotals:
     age = totals.last_batch_seconds
-    return _Totals(
-        round(totals.seconds, 1),
-        totals.records,
-        totals.bytes,
-        totals.rows,
-        totals.batches,
-        None if age is None else round(age, 1),
-        totals.commit_millis_p99,
-        totals.put_to_commit_millis_p99,
-        totals.table_version,
+    return msgspec.structs.replace(
+        totals,
+        seconds=round(totals.seconds, 1),
+        last_batch_seconds=None if age is None else round(age, 1),
     )
 
 
@@ -346,7 +326,7 @@ def status_of(text: str) -> WorkerStatus:
             UnavailableStream(printable(one.stream, _MAX_KEY), printable(one.reason))
             for one in found.unavailable
         ),
-        None if found.totals is None else WorkerTotals(*msgspec.structs.astuple(found.totals)),
+        found.totals,
         None if found.version is None else printable(found.version),
         found.more_lags,
         found.more_lags_millis,

@@ -45,7 +45,8 @@ class WorkerState:
         limits: Largest percentage of each metric.
         capacity: Relative capacity; 1.0 is the standard.
         accepts_leases: False: it keeps its leases and gets no other ones. Reasons: one of its
-            leases has just expired, it has not reported yet, it drains, or its metrics fail.
+            leases has just expired, it has not reported yet, it drains, it is hung, or its metrics
+            fail.
         worker_class: Workers of one class, such as an instance type, need the same CPU for the same
             leases.
     """

@@ -149,6 +149,15 @@ def is_failing(row: WorkerMetrics) -> bool:
     return any(values and values[-1] == _FAILED for values in row.stats.values())
 
 
+def is_hung(row: WorkerMetrics) -> bool:
+    """Return whether the worker reports that its processing thread makes no progress.
+
+    Its leases stay: whatever blocks it can block the next worker, too, and the handoff needs the
+    thread that blocks. `worker.stop_hung_after_millis` or a drain releases them.
+    """
+    return row.status is not None and row.status.hung is not None
+
+
 def moving_average(values: Sequence[float], alpha: float) -> float | None:
     """Return the exponential moving average without failed intervals (protocol §2.4).
 
@@ -185,6 +194,7 @@ def worker_state(
         },
         accepts_leases=not row.drain_requested
         and not is_failing(row)
+        and not is_hung(row)
         and row.worker_id not in distrusted,
     )
 

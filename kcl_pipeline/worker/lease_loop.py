@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 from kcl_pipeline.background import Due
 from kcl_pipeline.clock import StopSignal
-from kcl_pipeline.events import WorkerIdShared
+from kcl_pipeline.errors import AwsError
+from kcl_pipeline.events import (
+    AwsTrouble,
+    LagMeasured,
+    LeaseTask,
+    TaskFinished,
+    WorkerIdShared,
+)
 from kcl_pipeline.leases.held import Held, HeldLeases
 from kcl_pipeline.leases.store import MapCallable
 from kcl_pipeline.metrics.reporter import WorkerMetricsReporter
 from kcl_pipeline.worker.dependencies import WorkerDependencies
 from kcl_pipeline.worker.monitoring.hangs import HangWatch
+from kcl_pipeline.worker.monitoring.lag import Lag
 from kcl_pipeline.worker.monitoring.stalls import StallWatch
 from kcl_pipeline.worker.retry import attempt
 from kcl_pipeline.worker.sources.batch_source import BatchSource
@@ -42,6 +51,7 @@ class LeaseLoop:
         stop: StopSignal,
         *,
         hangs: HangWatch,
+        lag: Callable[[], Lag],
     ) -> None:
         self._worker_id = worker_id
         self._events = parts.events
@@ -49,10 +59,12 @@ class LeaseLoop:
         self._reporter = reporter
         self._stalls = stalls
         self._hangs = hangs
+        self._lag = lag
         self._source = source
         self._map = map
         self._stop = stop
         clock, settings = parts.clock, parts.settings
+        self._clock = clock
         discovery_seconds = settings.lease_discovery_interval_millis / 1000
         self._renewal = Due(clock, settings.lease.renewal_interval_millis / 1000)
         self._discovery = Due(clock, discovery_seconds)
@@ -70,16 +82,22 @@ class LeaseLoop:
         A task that fails does not prevent the others.
         """
         if self._renewal.ready():
-            attempt("renewal", lambda: self._leases.renew_all(map=self._map), self._events)
+            self._run(LeaseTask.RENEWAL, "renewal", lambda: self._leases.renew_all(map=self._map))
             self._map(self._force_handoff, self._leases.overdue_handoffs())
             self._stalls.look()
             self._hangs.look()
+            lag = self._lag()
+            self._events(LagMeasured(self._worker_id, lag.millis, len(lag.unknown)))
         if self._is_discovery_due() and not self._stop.is_set():
-            attempt("discovery", lambda: self._leases.discover(map=self._map), self._events)
+            self._run(
+                LeaseTask.DISCOVERY,
+                "discovery",
+                lambda: len(self._leases.discover(map=self._map)),
+            )
         if self._capture.ready():
             self._reporter.capture()
         if self._report.ready():
-            attempt("worker metrics report", self._report_metrics, self._events)
+            self._run(LeaseTask.REPORT, "worker metrics report", self._report_metrics)
         discovery = self._discovery if self._leases.held() else self._first_discovery
         return min(
             self._renewal.seconds(),
@@ -87,6 +105,23 @@ class LeaseLoop:
             self._capture.seconds(),
             self._report.seconds(),
         )
+
+    def _run(self, task: LeaseTask, what: str, step: Callable[[], int]) -> None:
+        """Run a task. An `AwsError` is reported as an event, as by `attempt`.
+
+        Args:
+            task: The task.
+            what: The task in the event of an error.
+            step: Runs it; returns the number of leases that it renewed or found.
+        """
+        began = self._clock.monotonic()
+        leases, succeeded = 0, False
+        try:
+            leases, succeeded = step(), True
+        except AwsError as error:
+            self._events(AwsTrouble(what, str(error)))
+        millis = (self._clock.monotonic() - began) * 1000
+        self._events(TaskFinished(self._worker_id, task, millis, leases, succeeded))
 
     def _is_discovery_due(self) -> bool:
         """Return whether discovery is due. It is due more often while no lease is held."""
@@ -101,9 +136,10 @@ class LeaseLoop:
             self._events,
         )
 
-    def _report_metrics(self) -> None:
+    def _report_metrics(self) -> int:
         self._reporter.report()
         other, self._reporter.other_run_id = self._reporter.other_run_id, None
         self._leases.shares_its_id = other is not None
         if other is not None and self._shared_due.ready():
             self._events(WorkerIdShared(self._worker_id, other))
+        return 0

@@ -54,7 +54,8 @@ class StandbyLeader:
             return self._longest_pause
         report = leader.run_once()
         self.unavailable = report.unavailable if report.led else None
-        self._take(report)
+        if report.scan_age_seconds is None:
+            self._take(report)
         return self._pause_seconds(leader, report)
 
     def _pause_seconds(self, leader: LeaderCycle, report: CycleReport) -> float:
@@ -107,7 +108,7 @@ class StandbyLeader:
         if self._parts.leader_patience_seconds <= 0:
             return True
         try:
-            is_absent = self._parts.coordinator_table.observe_lock() is None
+            is_absent = self._parts.coordinator_table.observe_lock(consistent=False) is None
         except AwsError as error:
             self._parts.events(AwsTrouble("GetItem Leader", str(error)))
             return False

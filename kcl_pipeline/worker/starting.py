@@ -8,12 +8,13 @@ from dataclasses import dataclass, field
 
 from kcl_pipeline.clock import Clock, StopSignal
 from kcl_pipeline.config import ConsumerSettings
-from kcl_pipeline.errors import STREAM_ERRORS, AwsError
+from kcl_pipeline.errors import STREAM_ERRORS, ApplicationPausedError, AwsError
 from kcl_pipeline.events import AwsTrouble, EventSink
 from kcl_pipeline.kinesis.client import KinesisClient
 from kcl_pipeline.leader.selection import SelectStreams, selected_streams
 from kcl_pipeline.leases.application import ApplicationIdentity, with_recorded
 from kcl_pipeline.leases.application_check import check_application, check_leases
+from kcl_pipeline.leases.control import Pause
 from kcl_pipeline.leases.tables import CoordinatorStateTable, LeaseTable, WorkerMetricsTable
 from kcl_pipeline.leases.unnamed_streams import unnamed_streams
 from kcl_pipeline.shards import StreamId
@@ -28,11 +29,13 @@ class OpenedApplication:
         streams: The streams of the settings that can be used now.
         identity: The identity that a worker records at its start.
         unavailable: Errors of the other streams of the settings.
+        pause: The pause of the application, when it was opened. None: it was not paused.
     """
 
     streams: tuple[StreamId, ...]
     identity: ApplicationIdentity
     unavailable: Mapping[str, AwsError] = field(default_factory=dict)
+    pause: Pause | None = None
 
     def unnamed(self, recorded: ApplicationIdentity) -> tuple[str, ...]:
         """Return the recorded streams that the settings do not name."""
@@ -78,7 +81,7 @@ def open_application(
         shard_sync_of=settings.shard_sync_of,
     )
 
-    def compare() -> ApplicationIdentity:
+    def compare() -> tuple[ApplicationIdentity, Pause | None]:
         record = coordinator_table.read_application()
         wanted = with_recorded(identity, record, unavailable, keep_all=settings.selects_streams)
         if record is None:  # refused before any row is written
@@ -89,12 +92,24 @@ def open_application(
                 wanted,
                 lambda: kinesis.list_shards(found[0]),
             )
-        check_application(settings.application_name, coordinator_table, wanted)
-        return wanted
+        recorded = check_application(settings.application_name, coordinator_table, wanted)
+        return wanted, recorded.control.pause
 
     what = "look at the identity of the application"
-    identity = retry_transient(what, compare, clock, rng, events, stop)
-    return OpenedApplication(tuple(found), identity, unavailable)
+    identity, pause = retry_transient(what, compare, clock, rng, events, stop)
+    return OpenedApplication(tuple(found), identity, unavailable, pause)
+
+
+def refuse_pause(name: str, pause: Pause | None) -> None:
+    """Refuse a start while the application is paused.
+
+    Raises:
+        ApplicationPausedError: It is paused.
+    """
+    if pause is not None:
+        raise ApplicationPausedError(
+            f"the application {name!r} is {pause.sentence}; resume it with `kcl-pipeline resume`"
+        )
 
 
 def _selected(select: SelectStreams, events: EventSink) -> tuple[str, ...]:

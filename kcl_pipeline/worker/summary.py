@@ -13,6 +13,7 @@ class StopReason(StrEnum):
     STOPPED = "stopped"
     DRAINED = "drained"
     DRAIN_REQUESTED = "drain_requested"
+    APPLICATION_PAUSED = "application_paused"
     FAILED = "failed"
     HUNG = "hung"
 

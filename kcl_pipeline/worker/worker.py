@@ -15,6 +15,7 @@ from typing import Final
 
 from kcl_pipeline.background import Background
 from kcl_pipeline.clock import StopSignal
+from kcl_pipeline.errors import ApplicationPausedError
 from kcl_pipeline.events import (
     HangStep,
     StreamsDiffer,
@@ -24,7 +25,7 @@ from kcl_pipeline.events import (
 )
 from kcl_pipeline.kinesis.retrieval import Retrieval
 from kcl_pipeline.leases.application import marked_streams
-from kcl_pipeline.leases.application_check import check_application, ensure_application
+from kcl_pipeline.leases.application_check import check_application
 from kcl_pipeline.leases.held import INCARNATION_BITS, HeldLeases
 from kcl_pipeline.leases.migration import ensure_client_version
 from kcl_pipeline.leases.worker_status import WorkerStatus
@@ -37,13 +38,15 @@ from kcl_pipeline.worker.failures.pauses import Pause, reason_sentence
 from kcl_pipeline.worker.lease_loop import LeaseLoop
 from kcl_pipeline.worker.leaving import Leaving
 from kcl_pipeline.worker.monitoring.activity import Activity, WatchedCommit, WatchedWriter
+from kcl_pipeline.worker.monitoring.changes import noting_changes
 from kcl_pipeline.worker.monitoring.hangs import HangWatch
 from kcl_pipeline.worker.monitoring.lag import Lag, LagTracker
 from kcl_pipeline.worker.monitoring.stalls import StallWatch
 from kcl_pipeline.worker.monitoring.stats import WorkerStats
 from kcl_pipeline.worker.monitoring.status import StatusSource
 from kcl_pipeline.worker.processing import run_watched
-from kcl_pipeline.worker.retry import StoppedWhileRetryingError, retry_transient
+from kcl_pipeline.worker.recording import record_application
+from kcl_pipeline.worker.retry import StoppedWhileRetryingError, attempt, retry_transient
 from kcl_pipeline.worker.shards.factory import make_lifecycle
 from kcl_pipeline.worker.shards.lifecycle import Lifecycle
 from kcl_pipeline.worker.shards.retention import RetentionLosses
@@ -68,10 +71,13 @@ class Worker:
     def __init__(self, worker_id: str, parts: WorkerDependencies) -> None:
         self.worker_id = worker_id
         self._activity = Activity(parts.clock)
-        self._parts = parts = replace(parts, writer=WatchedWriter(parts.writer, self._activity))
+        # A lambda, because the reporter is created below
+        events = noting_changes(parts.events, lambda: self.reporter.note_change())  # noqa: PLW0108
+        parts = replace(parts, events=events, writer=WatchedWriter(parts.writer, self._activity))
+        self._parts = parts
         self._settings = settings = parts.settings
         self._clock = clock = parts.clock
-        self._events = events = parts.events
+        self._events = events
         self._application = parts.application
         self._streams = LeaseStreams(settings)
         self._stop = CurrentStop(clock.signal())
@@ -125,6 +131,7 @@ class Worker:
             partial(self._pools.map_within, seconds=settings.lease.renewal_interval_millis / 2000),
             self._stop,
             hangs=self.hangs,
+            lag=self.lag,
         ).tick
         self._standby_leader = StandbyLeader(worker_id, parts, self.leases, lookups, self._stop)
         self.lead_tick = self._standby_leader.tick
@@ -165,9 +172,10 @@ class Worker:
     def start_up(self, stop: StopSignal | None = None) -> None:
         """Run the steps before the first lease. Transient errors are retried.
 
-        The first four errors are raised before other workers can see this worker.
+        The first five errors are raised before other workers can see this worker.
 
         Raises:
+            ApplicationPausedError: An operator has paused the application.
             SettingsError: A setting cannot be used.
             IncompatibleTableError: The tables have another layout, other streams or another sink.
             AccessDeniedError: A permission is missing.
@@ -188,20 +196,7 @@ class Worker:
             "look at the client version",
             lambda: ensure_client_version(parts.coordinator_table, self.worker_id, self._clock),
         )
-        identity = retry_transient(
-            "look at the identity of the application",
-            lambda: ensure_application(
-                self._settings.application_name,
-                parts.coordinator_table,
-                parts.lease_table,
-                application.identity,
-                lambda: parts.kinesis.list_shards(application.streams[0]),
-            ),
-            self._clock,
-            parts.rng,
-            self._events,
-            stop,
-        )
+        identity = record_application(application, parts, stop)
         self._streams.open(marked_streams(identity, application.streams))
         self._streams.note_record(identity.streams)
         unnamed = application.unnamed(identity)
@@ -237,7 +232,9 @@ class Worker:
             self._parts.coordinator_table,
             self._opened(self._stop).identity,
         )
-        self._streams.note_record(recorded.streams)
+        if recorded.control.pause is not None:
+            self.reporter.note_pause()
+        self._streams.note_record(recorded.identity.streams)
 
     def run(
         self,
@@ -271,6 +268,8 @@ class Worker:
             reason = run_watched(loop, self.hangs, self._parts.spawn, self._events)
         except StoppedWhileRetryingError:
             reason = StopReason.STOPPED
+        except ApplicationPausedError:
+            reason = StopReason.APPLICATION_PAUSED
         finally:
             self.shut_down(background, reason)
         return self.summary(reason)
@@ -295,7 +294,8 @@ class Worker:
             if stop.is_set():
                 return StopReason.STOPPED
             if self.reporter.drain_requested:
-                return StopReason.DRAIN_REQUESTED
+                is_pause = self.reporter.drains_for_pause
+                return StopReason.APPLICATION_PAUSED if is_pause else StopReason.DRAIN_REQUESTED
             if not self.process_tick():
                 self.source.wait(stop, self._parts.idle_seconds)
             if self.hangs.gave_up:
@@ -353,6 +353,7 @@ class Worker:
         self._lag.hold([key for key, c in self.lifecycle.consumers.items() if c.is_behind])
         self._activity.enter(HangStep.READING)
         was_batch = self._runner.step()
+        attempt("announcement of changes", self.reporter.announce_changes, self._events)
         self._activity.rest()
         return was_batch
 
@@ -362,11 +363,9 @@ class Worker:
 
     def _status(self) -> WorkerStatus:
         """Return the status for the worker metrics row. The thread that renews leases calls it."""
+        own = (self.leases, self.source, self.stats, self._clock)
         return StatusSource(
-            self.leases,
-            self.source,
-            self.stats,
-            self._clock,
+            *own,
             lag=self.lag,
             paused=self.paused,
             sink_failures=lambda: self._runner.sink_failures,

@@ -72,6 +72,36 @@ def test_a_worker_that_reports_but_never_renews_is_given_less_and_less():
     )
 
 
+@pytest.mark.parametrize("strategy", ["lease_count_based", "balanced"])
+def test_a_hung_worker_keeps_its_leases_and_gets_no_other_ones(strategy):
+    world = settled(
+        World(shards=6, assignment={"lease_assignment_strategy": strategy}), "a", "b", "c"
+    )
+    hung = world.workers["b"]
+    hung.hung = True
+    kept = list(hung.held)
+    world.run(15)  # until its next report
+    world.events.clear()
+    world.kill("c")
+    world.run_until(lambda: "c" not in world.owners().values(), limit=60)
+    world.join("d")
+    world.run(300)
+    assert list(hung.held) == kept
+    assert not [m for m in world.happened(LeaseMoved) if "b" in (m.from_worker, m.to_worker)]
+    assert [len(held) for held in world.held().values()] == [2, 2, 2]
+    hung.hung = False
+    world.workers["a"].stop()
+    world.run_until(lambda: len(hung.held) == 3, limit=120)
+
+
+def test_a_hung_worker_that_is_asked_to_drain_loses_its_leases_after_the_handoff_time():
+    world = settled(World(shards=4), "a", "b")
+    world.workers["b"].hung = True
+    world.run(15)
+    assert world.rows.request_drain("b")
+    world.run_until(lambda: set(world.owners().values()) == {"a"}, limit=90)
+
+
 def test_the_only_worker_gets_its_expired_leases_back():
     world = settled(World(shards=2), "a")
     worker = world.workers["a"]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 
 from kcl_pipeline import pipeline as pipelines
-from kcl_pipeline.aws import LEADER_THREADS, AwsClients
+from kcl_pipeline.aws import AwsClients
+from kcl_pipeline.aws_configs import LEADER_THREADS
 from kcl_pipeline.delta.sink import DeltaSink
 
 

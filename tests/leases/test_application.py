@@ -45,7 +45,8 @@ def no_shards():
 
 
 def ensured(tables, wanted, shards=no_shards):
-    return ensure_application("app", tables.coordinator, tables.leases, wanted, shards)
+    found = ensure_application("app", tables.coordinator, tables.leases, wanted, shards)
+    return found.identity
 
 
 @pytest.fixture(name="started")

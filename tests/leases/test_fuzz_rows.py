@@ -90,7 +90,18 @@ LEASE_NAMES = [
     "throughputKBps",
     "checkpointOwner", "streamName", "shardId", "somethingElse",
 ]  # fmt: skip
-WORKER_NAMES = ["lut", "sts", "opr", "sup", "slu", "kclpDrain", "kclpRunId", "entityType", "x"]
+WORKER_NAMES = [
+    "lut",
+    "sts",
+    "opr",
+    "sup",
+    "slu",
+    "kclpDrain",
+    "kclpRunId",
+    "kclpChanges",
+    "entityType",
+    "x",
+]
 LOCK_NAMES = ["ownerName", "leaseDuration", "recordVersionNumber", "isReleased", "entityType"]
 MIGRATION_NAMES = ["cv", "mb", "mts", "h", "entityType"]
 

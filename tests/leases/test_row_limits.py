@@ -152,6 +152,7 @@ def test_a_lock_lasts_from_a_millisecond_to_ten_minutes(duration: str) -> None:
         ("sts", {"M": {"C": {"L": [{"N": "-2"}]}}}),
         ("opr", {"M": {"C": {"L": [{"N": "NaN"}]}}}),
         ("kclpRunId", {"S": "a\tb"}),
+        ("kclpChanges", {"N": "1.5"}),
     ],
 )
 def test_a_worker_row_beyond_the_limit_is_unreadable(name: str, value: dict) -> None:

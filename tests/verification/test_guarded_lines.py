@@ -116,6 +116,9 @@ def test_a_pause_in_a_scan_is_not_taken_for_the_silence_of_workers():
     lease = Lease(KEY, TRIM_HORIZON, counter=1, owner="w1")
     liveness.observe([lease], [], scan_started=0.0, scan_finished=1_000.0)
     assert liveness.observation(1_001.0).expired == frozenset()
+    liveness.observe([lease], [], scan_started=1_001.0, scan_finished=1_001.0)
+    assert liveness.observation(1_001.0).expired == frozenset()
+    liveness.observe([lease], [], scan_started=2_000.0, scan_finished=2_000.0)
     assert liveness.observation(2_000.0).expired == {KEY}
 
 

@@ -9,7 +9,7 @@ from concurrent.futures import wait
 
 import pytest
 
-from kcl_pipeline.aws import MIN_TIMEOUT_SECONDS, dynamodb_config
+from kcl_pipeline.aws_configs import MIN_TIMEOUT_SECONDS, dynamodb_config
 from kcl_pipeline.clock import SystemClock
 from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.events import AwsTrouble, ShardStalled

@@ -47,6 +47,7 @@ _TWO_STREAMS: Final = 0.2
 _EXACTLY_ONCE: Final = 0.8
 _REPORTS_CPU: Final = 0.3
 _HANDS_BACK: Final = 0.3
+_SAVES_SCANS: Final = 0.7
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +62,7 @@ class Scenario:
         scan_page_rows: Rows per call of a scan; None: one call for all.
         hands_back: The transform returns records that it cannot process with an error, and does not
             raise.
+        saves_scans: Leaders check for changes, and scan the tables only now and then.
     """
 
     streams: tuple[str, ...] = ("events",)
@@ -74,6 +76,7 @@ class Scenario:
     reports_cpu: bool = False
     scan_page_rows: int | None = None
     hands_back: bool = False
+    saves_scans: bool = False
 
 
 def scenario_of(seed: int, menu: int = CURRENT_MENU) -> Scenario:
@@ -113,6 +116,8 @@ def scenario_of(seed: int, menu: int = CURRENT_MENU) -> Scenario:
     names = menu_of(menu).incidents
     several = len(chosen.streams) > 1 or names[seed % len(names)] in NEED_SEVERAL
     other = arn_of(OTHER_ACCOUNT, "events") if rng.random() < _NAMESAKES else "orders"
+    saves_scans = random.Random(f"{seed}/scans").random() < _SAVES_SCANS
+    chosen = replace(chosen, saves_scans=saves_scans)
     return replace(chosen, streams=("events", other) if several else chosen.streams)
 
 
@@ -156,7 +161,8 @@ def settings(scenario: Scenario, strategy: str, *, quirky: bool = False) -> Cons
                 "release_leases_on_shutdown": not quirky,
             },
             "assignment": {
-                "lease_assignment_interval_millis": 1_000,
+                "lease_assignment_interval_millis": 3_000 if scenario.saves_scans else 1_000,
+                "variance_balancing_frequency": 1 if scenario.saves_scans else 3,
                 "lease_assignment_strategy": strategy,
             },
             "leader": {

@@ -17,11 +17,13 @@ from kcl_pipeline.events import (
     Event,
     LeaderElected,
     LeaseLost,
+    Measurement,
     PlanMade,
     StreamUnavailable,
     WorkerStarted,
 )
 from kcl_pipeline.kinesis.ranges import RangeReader
+from kcl_pipeline.leader.table_reads import LEASES_PER_PROBE
 from kcl_pipeline.testing.range_jobs import InlineRangeJobs
 from kcl_pipeline.testing.row_store import MemoryStore
 from kcl_pipeline.testing.sink import MemoryBatchWriter
@@ -47,7 +49,7 @@ from verification.simulation.stillness import StillnessWatch
 from verification.simulation.streams import Streams
 from verification.simulation.traffic import IS_BROKEN, Producer, transform
 
-QUIET_EVENTS = (BatchCommitted, AwsTrouble, PlanMade)
+QUIET_EVENTS = (BatchCommitted, AwsTrouble, PlanMade, Measurement)
 TRANSFORM_SECONDS = 0.01
 SLOW_TRANSFORM_SECONDS = 3.0
 JOBS_SHARE = 0.3
@@ -292,6 +294,7 @@ class World:
             owner,
             resume_own_name=resume_own_name,
             rng=random.Random(f"{self.seed}/{machine.host.name}/leader{process}"),
+            leases_per_probe=0 if self.scenario.saves_scans else LEASES_PER_PROBE,
         )
 
     def settings_of(self, machine: Machine) -> ConsumerSettings:

@@ -22,7 +22,7 @@ class DynamoDbLeaseTable(LeaseRows):
     """The lease table in DynamoDB.
 
     Args:
-        client: Should make one attempt per call (`kcl_pipeline.aws.dynamodb_config`).
+        client: Should make one attempt per call (`kcl_pipeline.aws_configs.dynamodb_config`).
         name: Name of the table.
         settings: How the table is created.
         lease_settings: Number of scan segments.

@@ -1,7 +1,7 @@
 """Implement `store.RowStore` on a DynamoDB table, with boto3's low-level client.
 
 Writes are UpdateItem, PutItem and DeleteItem with a ConditionExpression. A refused write returns
-the row. The client should make one attempt per call (`kcl_pipeline.aws.dynamodb_config`), because a
+the row. The client should make one attempt per call (`aws_configs.dynamodb_config`), because a
 retry would be refused because of the first attempt. The result is correct without this; see
 `lease_rows`.
 """

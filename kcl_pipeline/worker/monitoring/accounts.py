@@ -34,10 +34,12 @@ class CommitAccounts:
             written_millis: How long it took to load and write the part.
         """
         bytes_of, data_of = sourced.bytes_of_leases, sourced.data_bytes_of_leases
+        records_of = sourced.records_of_leases
         for key in done.lease_keys:
             self._leases.record_bytes(key, data_of[key])
         read = sum(bytes_of[key] for key in done.lease_keys)
-        failed = sum(records.num_rows for records in part.failed.values())
+        failed_of = {key: records.num_rows for key, records in part.failed.items()}
+        failed = sum(failed_of.values())
         is_whole = len(part.batch.ranges) == len(sourced.batch.ranges)
         self._stats.batch(
             part.records,
@@ -57,5 +59,7 @@ class CommitAccounts:
                 done.lease_keys,
                 {**sourced.milliseconds, "write": written_millis, **done.milliseconds},
                 done.version,
+                {key: records_of[key] - failed_of.get(key, 0) for key in done.lease_keys},
+                {key: data_of[key] for key in done.lease_keys},
             )
         )

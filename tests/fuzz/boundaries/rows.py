@@ -57,6 +57,7 @@ WORKER: Final[dict[str, Any]] = {
     "slu": {"N": "1760000000"},
     "kclpDrain": {"N": "1"},
     "kclpRunId": {"S": "run-1"},
+    "kclpChanges": {"N": "3"},
 }
 LOCK: Final[dict[str, Any]] = {
     "key": {"S": "Leader"},
