@@ -25,6 +25,7 @@ SAVED = re.compile(r"Save (it|this) as\s+`(\w+\.py)`")
 RUN_LANGUAGES = ("python", "shell")
 NEEDS_A_JAR = "# needs the jar of Delta Lake"
 SECONDS = 120
+TUTORIAL = "docs/tutorial.md"
 
 
 @dataclass(frozen=True)
@@ -38,8 +39,11 @@ class Snippet:
 
 
 def pages() -> list[str]:
-    """The pages whose snippets run here. Those of docs/contributing have tests of their own."""
-    found = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+    """The pages whose snippets run in `test_snippets`.
+
+    The tutorial and those of docs/contributing and docs/deployment have tests of their own.
+    """
+    found = {ROOT / "README.md", *(ROOT / "docs").glob("*.md")} - {ROOT / TUTORIAL}
     return sorted(path.relative_to(ROOT).as_posix() for path in found)
 
 
@@ -116,10 +120,14 @@ def run_command(words: list[str], folder: Path) -> None:
     elif words[0] == "kcl-pipeline":
         done = CliRunner().invoke(app, words[1:])
         assert done.exit_code == 0, f"{words}: {done.output}\n{done.exception!r}"
+    elif words[:2] == ["python", "-m"]:
+        environment = os.environ | {"PYTHONPATH": str(ROOT)}
+        command = [sys.executable, *words[1:]]
+        subprocess.run(command, cwd=folder, env=environment, check=True, timeout=SECONDS)
     elif words[0] == "make":
         subprocess.run(["make", "-n", *words[1:]], cwd=ROOT, check=True, capture_output=True)
     elif words[:2] == ["pip", "install"]:
-        _check_requirement(words[2])
+        check_requirement(words[2])
     else:
         subprocess.run(words, cwd=folder, check=True, capture_output=True, timeout=SECONDS)
 
@@ -137,7 +145,8 @@ def _start_local(words: list[str], folder: Path) -> None:
             process.terminate()
 
 
-def _check_requirement(text: str) -> None:
+def check_requirement(text: str) -> None:
+    """Check that a requirement of a page names this package and extras that it has."""
     requirement = Requirement(text)
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert requirement.name == project["name"]

@@ -10,7 +10,7 @@ from pathlib import Path
 import kcl_pipeline
 import kcl_pipeline.testing
 from kcl_pipeline.config import ConsumerSettings
-from tools import configuration_page
+from tools import configuration_page, metrics_page
 
 ROOT = Path(__file__).parents[2]
 NAMED = re.compile(r"^\.\. auto\w+:: (\w+)$", re.MULTILINE)
@@ -35,7 +35,9 @@ def test_the_api_page_has_each_public_name_once():
 
 def test_every_page_is_in_the_table_of_contents():
     index = (ROOT / "docs" / "index.md").read_text()
-    pages = {path.stem for path in (ROOT / "docs").glob("*.md")} - {"index"}
+    docs = ROOT / "docs"
+    found = [*docs.glob("*.md"), *(docs / "deployment").glob("*.md")]
+    pages = {path.relative_to(docs).with_suffix("").as_posix() for path in found} - {"index"}
     assert {page for page in pages if not re.search(rf"^{page}$", index, re.MULTILINE)} == set()
 
 
@@ -45,6 +47,11 @@ def test_the_configuration_page_is_current():
         "the settings changed: run python -m tools.configuration_page"
     )
     assert configuration_page.unknown_names() == set()
+
+
+def test_the_tables_of_the_metrics_page_are_current():
+    text = metrics_page.PAGE.read_text(encoding="utf-8")
+    assert text == metrics_page.page(text), "the registry changed: run python -m tools.metrics_page"
 
 
 def test_the_configuration_page_has_each_setting():

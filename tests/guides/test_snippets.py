@@ -9,6 +9,7 @@ from typing import Any
 
 import boto3
 import pytest
+import yaml
 
 from kcl_pipeline import EmbeddedAws
 from kcl_pipeline.clock import SystemClock
@@ -29,7 +30,7 @@ WITH_SNIPPETS = [
 ]
 SYNTAX_ONLY = {("docs/querying.md", "polars"), ("docs/querying.md", "duckdb")}
 SYNTAX_ONLY |= {("docs/querying.md", "a jar")}
-LANGUAGES = {"python", "shell", "json", "", "{eval-rst}", "{toctree}"}
+LANGUAGES = {"python", "shell", "json", "yaml", "", "{eval-rst}", "{toctree}"}
 EXAMPLE = "my_orders"
 
 
@@ -79,6 +80,8 @@ def test_the_snippets_of_the_page_run(page, project, spark, capsys):
         source = f"{page}:{one.line}"
         if one.language == "json":
             json.loads(one.code)
+        elif one.language == "yaml":
+            assert yaml.safe_load(one.code)
         elif one.language == "shell":
             for words in commands(one.code):
                 run_command(words, project)

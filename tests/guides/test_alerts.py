@@ -1,0 +1,68 @@
+"""The alert hook of the page of checks and events, evaluated against real evaluations."""
+
+from __future__ import annotations
+
+import time
+
+import dagster as dg
+import pytest
+
+from tests.guides.snippets import snippets
+
+PAGE = "docs/checks-and-events.md"
+
+
+@pytest.fixture
+def alerts(tmp_path, monkeypatch):
+    """The module that the page says to save, and the messages that it has sent."""
+    (example,) = (one.code for one in snippets("README.md") if one.file == "my_orders.py")
+    (code,) = (one.code for one in snippets(PAGE) if one.file == "my_alerts.py")
+    (tmp_path / "my_orders.py").write_text(example)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    names: dict[str, object] = {"__name__": "my_alerts"}
+    exec(compile(code, "my_alerts.py", "exec"), names)
+    sent: list[str] = []
+    names["send"] = sent.append
+    return names, sent
+
+
+def test_a_message_is_sent_when_a_check_changes(alerts):
+    names, sent = alerts
+    dg.Definitions.validate_loadable(names["defs"])
+    cursor, key = None, dg.AssetKey(["orders", "lease_table"])
+
+    def tick() -> list[str]:
+        nonlocal cursor
+        sent.clear()
+        with dg.build_sensor_context(instance=instance, cursor=cursor) as context:
+            names["orders_alerts"](context)
+            cursor = context.cursor
+        return list(sent)
+
+    def report(*, passed: bool, severity: str = "ERROR") -> None:
+        instance.report_runless_asset_event(
+            dg.AssetCheckEvaluation(
+                asset_key=key,
+                check_name="leases_renewed",
+                passed=passed,
+                severity=dg.AssetCheckSeverity(severity),
+                description="2 leases wait",
+            )
+        )
+
+    with dg.DagsterInstance.ephemeral() as instance:
+        assert tick() == []
+        report(passed=True)
+        assert tick() == []
+        report(passed=False, severity="WARN")
+        assert tick() == ["orders/lease_table:leases_renewed: WARN. 2 leases wait"]
+        assert tick() == []
+        report(passed=False)
+        assert tick() == ["orders/lease_table:leases_renewed: ERROR. 2 leases wait"]
+        report(passed=True)
+        assert tick() == ["orders/lease_table:leases_renewed: passed. 2 leases wait"]
+        now = time.time()
+        names["time"] = type("Later", (), {"time": staticmethod(lambda: now + 700)})
+        assert tick() == ["orders/lease_table:leases_renewed: too old. Is the leader sensor on?"]
