@@ -105,6 +105,7 @@ hooks:
 # The documents as a site in .run/docs; a warning or a broken link fails. Needs no network.
 docs: setup
 	@$(BIN)/python -m tools.configuration_page
+	@$(BIN)/python -m tools.metrics_page
 	@$(BIN)/python -m sphinx -q -W -n --keep-going -c docs -d .run/doctrees . .run/docs
 	@echo "the site is .run/docs/docs/index.html"
 

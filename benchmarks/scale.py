@@ -38,7 +38,9 @@ WORKER_LEASES: Final = 2_000
 _FAST_WORKER_LEASES: Final = 200
 _FAILOVER_STEPS: Final = 30
 _SAMPLE_SECONDS: Final = 30.0
-_WATCHER_SECONDS: Final = 10.0
+_WATCHER_SECONDS: Final = 120.0
+_LED_SECONDS: Final = 120.0
+_SETTLING_CYCLES: Final = 40
 _MB: Final = 1e6
 
 
@@ -79,11 +81,29 @@ class Led:
 
 
 def leading(fleet: Fleet, leader: Worker) -> Led:
-    """Run cycles until nothing is left to do, and measure the last one."""
-    done = [_cycle(fleet, leader) for _ in range(3)]
-    period, result = sum(done[-1]), Meter()
-    result.add(fleet.counted, 1 / period)
-    return Led(result, period, max(seconds for seconds, _ in done))
+    """Run cycles until nothing is left to do, then for `_LED_SECONDS`, and measure these.
+
+    The workers renew as often as real ones.
+    """
+    longest = max(_cycle(fleet, leader)[0] for _ in range(_SETTLING_CYCLES))
+    renewal_seconds = fleet.settings.lease.renewal_interval_millis / 1000
+    total, cycles, renewed_at = Meter(), 0, -renewal_seconds
+    began = now = fleet.clock.monotonic()
+    while now - began < _LED_SECONDS:
+        if now - renewed_at >= renewal_seconds:
+            fleet.renew_others(besides=(LEADER,))
+            renewed_at = now
+        leader.lease_tick()
+        meter, started = fleet.meter(), time.process_time()
+        pause = leader.lead_tick()
+        longest, cycles = max(longest, time.process_time() - started), cycles + 1
+        total.add(meter)
+        fleet.require_no_failure()
+        fleet.clock.advance(pause)
+        now = fleet.clock.monotonic()
+    result = Meter()
+    result.add(total, 1 / (now - began))
+    return Led(result, (now - began) / cycles, longest)
 
 
 def _cycle(fleet: Fleet, leader: Worker) -> tuple[float, float]:
@@ -136,9 +156,13 @@ def _standby(fleet: Fleet, name: str, seconds: float) -> Meter:
     standby = fleet.worker(name, leads=True)
     standby.lead_tick()
     meter, began, scans, elapsed = fleet.meter(), fleet.clock.monotonic(), 0, 0.0
+    renewal_seconds, renewed_at = fleet.settings.lease.renewal_interval_millis / 1000, 0.0
     while elapsed < seconds or meter.requests["Scan"] == scans or not scans:
         scans = meter.requests["Scan"]
         fleet.renew_lock()
+        if elapsed - renewed_at >= renewal_seconds:
+            fleet.renew_others()
+            renewed_at = elapsed
         fleet.clock.advance(standby.lead_tick())
         elapsed = fleet.clock.monotonic() - began
     result = Meter()

@@ -112,6 +112,13 @@ KCL: Final[dict[str, tuple[str, str]]] = {
     "retrieval.retrieval_mode": ("retrievalSpecificConfig", "FanOutConfig"),
     "retrieval.consumer_name": ("consumerName", "applicationName"),
     "retrieval.consumer_arns": ("consumerArn", "none"),
+    "metrics.metrics_backends": ("metricsBackend", "CLOUDWATCH"),
+    "metrics.metrics_level": ("metricsLevel", "DETAILED"),
+    "metrics.metrics_enabled_dimensions": ("metricsEnabledDimensions", "ALL"),
+    "metrics.namespace": ("namespace", "applicationName"),
+    "metrics.metrics_buffer_time_millis": ("metricsBufferTimeMillis", "10000"),
+    "metrics.metrics_max_queue_size": ("metricsMaxQueueSize", "10000"),
+    "metrics.publisher_flush_buffer": ("publisherFlushBuffer", "200"),
     "worker.worker_metrics_reporter_freq_in_millis": (
         "workerMetricsReporterFreqInMillis",
         "30000",

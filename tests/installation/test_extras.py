@@ -19,7 +19,7 @@ from kcl_pipeline.cli import app
 from kcl_pipeline.errors import SettingsError
 from kcl_pipeline.local import EmbeddedAws
 from kcl_pipeline.local.__main__ import main as run_local
-from kcl_pipeline.metrics.otel import OtelEvents
+from kcl_pipeline.metrics.exporters.otel import OtelExporter
 from kcl_pipeline.version import __version__
 
 ROOT = Path(__file__).parents[2]
@@ -48,10 +48,10 @@ def test_the_embedded_aws_names_its_extra(without, module):
 def test_open_telemetry_names_its_extra(without):
     without("opentelemetry", "opentelemetry.metrics")
     with pytest.raises(SettingsError) as raised:
-        OtelEvents()
+        OtelExporter()
     assert str(raised.value) == (
-        "OtelEvents needs an extra (missing: opentelemetry.metrics): "
-        "pip install 'kcl-pipeline[otel]', or remove OtelEvents"
+        "metrics.metrics_backends with 'otel' needs an extra (missing: opentelemetry.metrics): "
+        "pip install 'kcl-pipeline[otel]', or remove 'otel' from the setting"
     )
 
 

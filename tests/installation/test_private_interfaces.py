@@ -61,6 +61,7 @@ ATTRIBUTES = {
 """Private attributes of other objects, by file. The linter requires a comment for each."""
 PUBLIC = {
     "dagster",
+    "dagster.components",
     "dagster_pyspark",
     "pyspark.errors",
     "pyspark.sql",

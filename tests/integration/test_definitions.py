@@ -11,6 +11,8 @@ import pytest
 
 from kcl_pipeline.assets import checks as checks_module
 from kcl_pipeline.assets.contract import DagsterOptions
+from kcl_pipeline.assets.leadership import LEADER
+from kcl_pipeline.assets.limits import CheckLimits
 from kcl_pipeline.assets.names import Names, python_name, stream_name, worker_id_of
 from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.definitions import build_definitions
@@ -22,10 +24,12 @@ from kcl_pipeline.resources import (
     LeaseTableResource,
     WorkerMetricsTableResource,
 )
-from kcl_pipeline.sensors.report import Cadence, FleetView, asset_events
+from kcl_pipeline.sensors.fleet_view import FleetView
+from kcl_pipeline.sensors.report import Cadence, asset_events
 from kcl_pipeline.testing.clock import VirtualClock
 from kcl_pipeline.testing.kinesis.client import InMemoryKinesis
 from kcl_pipeline.testing.kinesis.model import KinesisModel
+from kcl_pipeline.testing.tables import InMemoryCoordinatorStateTable
 from tests.support.dagster_fakes import (
     FakeLeaseTable,
     FakePipeline,
@@ -105,6 +109,7 @@ def test_the_checks_with_a_button_have_the_names_that_the_leader_reports(monkeyp
     monkeypatch.setattr(checks_module, "open_kinesis", lambda *_: InMemoryKinesis(model))
     pipeline = FakePipeline(overrides={"lease": {"failover_time_millis": 1_000}})
     rows = leases(2, ["w-1"])
+    coordinator = InMemoryCoordinatorStateTable()
 
     class Renewing(FakeLeaseTable):
         def list_leases(self):
@@ -116,12 +121,12 @@ def test_the_checks_with_a_button_have_the_names_that_the_leader_reports(monkeyp
             self.beat("w-1")
             return super().list_workers()
 
-    defs = build_definitions(pipeline)
+    defs = build_definitions(pipeline, check_limits=CheckLimits(leader_absent_seconds=0.5))
     bound = dg.Definitions(
         assets=defs.assets,
         asset_checks=defs.asset_checks,
         jobs=defs.jobs,
-        resources=resources(pipeline, Renewing(rows), Reporting()),
+        resources=resources(pipeline, Renewing(rows), Reporting(), coordinator=coordinator),
     )
     job = dg.define_asset_job("checks", dg.AssetSelection.all_asset_checks())
     with dg.instance_for_test() as instance:
@@ -140,15 +145,30 @@ def test_the_checks_with_a_button_have_the_names_that_the_leader_reports(monkeyp
         ("orders-eu/lease_table", "rows_usable"): True,
         ("orders-eu/lease_table", "streams_available"): True,
         ("orders-eu/lease_table", "no_records_lost"): True,
+        ("orders-eu/lease_table", "checkpoints_advance"): True,
         ("orders-eu/worker_metrics_table", "balanced"): True,
         ("orders-eu/worker_metrics_table", "no_worker_hung"): True,
         ("orders-eu/per_minute", "lag_below_threshold"): False,
         ("orders-eu/per_minute", "no_shard_paused"): True,
+        ("orders-eu/per_minute", "data_within_retention"): True,
+        ("orders-eu/per_minute", "lag_not_growing"): True,
+        ("orders-eu/per_minute", "no_new_dead_letters"): True,
+        ("orders-eu/coordinator_state_table", "leader_present"): False,
     }
     names, settings = Names.of(pipeline), pipeline.settings
-    view = FleetView(tuple(rows), (), None, leads=True, waits={}, lag_millis=0)
+    view = FleetView(
+        tuple(rows),
+        (),
+        None,
+        leads=True,
+        waits={},
+        lag_millis=0,
+        retention_seconds={"orders": 86_400.0},
+        points=(),
+    )
     reported = asset_events(view, names, settings, DagsterOptions(), Cadence(), now=0.0)
-    assert set(found) == {
+    leader = (names.coordinator_state_table.to_user_string(), LEADER)
+    assert set(found) - {leader} == {
         (event.asset_key.to_user_string(), event.check_name)
         for event in reported
         if isinstance(event, dg.AssetCheckEvaluation)

@@ -86,7 +86,13 @@ def test_materialize_drains_everything_and_its_figures_agree_with_the_table(stag
     assert sum(e.metadata["rows"].value for e in events) == RECORDS
     assert events[-1].metadata["dagster/row_count"].value == RECORDS
     checks = {check.check_name: check for check in result.get_asset_check_evaluations()}
-    assert checks.keys() == {"lag_below_threshold", "no_shard_paused"}
+    assert checks.keys() == {
+        "data_within_retention",
+        "lag_below_threshold",
+        "lag_not_growing",
+        "no_new_dead_letters",
+        "no_shard_paused",
+    }
     assert all(check.passed for check in checks.values()), checks
 
 

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from kcl_pipeline import DeltaSink, KinesisPipeline
+from kcl_pipeline import CheckLimits, DeltaSink, KinesisPipeline
 from kcl_pipeline.errors import SettingsError
 from kcl_pipeline.spark.data_source.options import parse_options
 from kcl_pipeline.spark.foreach import ForeachBatchSink
@@ -87,12 +87,31 @@ def test_a_wrong_foreach_batch_sink(arguments, sentence):
         ({"owners": "me@example.com"}, "owners='me@example.com' is a string. Write owners=["),
         ({"tags": {"domain": 5}}, "tags['domain']=5 is not a string. Write '5'."),
         ({"freshness": 5}, "freshness=5 is not a freshness policy."),
+        ({"check_limits": 60}, "check_limits=60 is not a CheckLimits. Write CheckLimits("),
         ({"aws": "eu-central-1"}, "aws='eu-central-1' is not an AwsResource."),
     ],
 )
 def test_wrong_options_of_the_definitions(options, sentence):
     with pytest.raises(SettingsError, match=re.escape(sentence)):
         KinesisPipeline("orders", ["orders"], DeltaSink("lake/orders")).definitions(**options)
+
+
+@pytest.mark.parametrize(
+    ("limits", "sentence"),
+    [
+        ({"lag_trend_reports": 3}, "lag_trend_reports=3 is too small. Write a number of reports,"),
+        ({"leader_absent_seconds": "1m"}, "leader_absent_seconds='1m' is not a number."),
+        ({"dead_letters_per_hour": 0.5}, "dead_letters_per_hour=0.5 is not a whole number."),
+        ({"retention_seconds": 5}, "retention_seconds is not an argument of CheckLimits."),
+        (
+            {"retention_warn_seconds": 3_600},
+            "retention_error_seconds=10800 is more than retention_warn_seconds=3600. Write 3600",
+        ),
+    ],
+)
+def test_wrong_limits_of_checks(limits, sentence):
+    with pytest.raises(SettingsError, match=re.escape(sentence)):
+        CheckLimits(**limits)
 
 
 @pytest.mark.parametrize(

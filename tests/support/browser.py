@@ -15,6 +15,8 @@ from tests.support.fleet_processes import CLOCK
 CHROMIUM = Path("/usr/bin/chromium")
 DRIVER = Path("/usr/bin/chromedriver")
 MISSING = [str(path) for path in (CHROMIUM, DRIVER) if not path.exists()]
+LINE = 100
+"""Shortest width of a line through several points; one point has less than 20."""
 SWITCHES = (
     "--headless=new",
     "--no-sandbox",
@@ -58,12 +60,47 @@ class Browser:
             CLOCK.sleep(0.2)
         return shown
 
+    def lines(self) -> list[int]:
+        """Return the width of the coloured line of each plot, in points; 0 without a line."""
+        script = """
+            return [...document.querySelectorAll("canvas")].map(canvas => {
+                const {width, height} = canvas;
+                if (!width || !height) return 0;
+                const data = canvas.getContext("2d").getImageData(0, 0, width, height).data;
+                const columns = new Set();
+                for (let at = 0; at < data.length; at += 4) {
+                    const colours = [data[at], data[at + 1], data[at + 2]];
+                    if (data[at + 3] > 128 && Math.max(...colours) - Math.min(...colours) > 60)
+                        columns.add((at / 4) % width);
+                }
+                return columns.size;
+            })
+        """
+        return list(self.driver.execute_script(script))
+
+    def wait_for_lines(self, plots: int, seconds: float = 60) -> None:
+        """Wait until the page has at least so many plots and each has a line, not only a point."""
+        deadline = CLOCK.monotonic() + seconds
+        while len(found := self.lines()) < plots or min(found) < LINE:
+            if CLOCK.monotonic() > deadline:
+                self.shoot("no-lines")
+                raise AssertionError(f"widths of the plots' lines: {found}")
+            CLOCK.sleep(0.2)
+
     def click(self, text: str) -> None:
         """Click the first element whose whole text this is."""
         self.driver.execute_script(
             "arguments[0].click()",
             self.driver.find_element(By.XPATH, f"//*[normalize-space(text())='{text}']"),
         )
+
+    def drawn_images(self) -> dict[str, int]:
+        """The width of each image of a data URI that the browser has decoded, by its name."""
+        script = (
+            "return [...document.images].filter(i => i.src.startsWith('data:') && i.complete)"
+            ".map(i => [i.alt, i.naturalWidth])"
+        )
+        return dict(self.driver.execute_script(script))
 
     def shoot(self, name: str) -> Path:
         path = self.folder / f"{name}.png"

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
+from types import SimpleNamespace
 from typing import Any
 
+import boto3
 import dagster as dg
+from botocore.exceptions import ClientError
 
 from kcl_pipeline.assets.names import Names
 from kcl_pipeline.config import ConsumerSettings
@@ -196,6 +200,21 @@ class _Box:
         return self.content
 
 
+@cache
+def kinesis_without_streams() -> Any:
+    """A client that makes no call: every stream is missing."""
+    client = boto3.client(
+        "kinesis", region_name="us-east-1", aws_access_key_id="a", aws_secret_access_key="b"
+    )
+
+    def refuse(**_: Any) -> None:
+        error = {"Code": "ResourceNotFoundException", "Message": "there is no stream"}
+        raise ClientError({"Error": error}, "DescribeStreamSummary")
+
+    client.meta.events.register("before-call.kinesis", refuse)
+    return client
+
+
 def resources(
     pipeline: FakePipeline,
     leases: Any = None,
@@ -205,7 +224,7 @@ def resources(
 ) -> dict[str, Any]:
     names = Names.of(pipeline)
     boxes = {
-        names.aws: "clients",
+        names.aws: SimpleNamespace(kinesis=kinesis_without_streams()),
         names.leases_resource: leases if leases is not None else FakeLeaseTable(),
         names.workers_resource: workers if workers is not None else FakeWorkerTable(),
         names.coordinator_resource: coordinator or InMemoryCoordinatorStateTable(),

@@ -11,6 +11,7 @@ from random import Random
 from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.leader.cycle import LeaderCycle
 from kcl_pipeline.leases.tables import WorkerMetrics
+from kcl_pipeline.leases.worker_status import HungState, WorkerStatus
 from kcl_pipeline.position import SHARD_END, Position
 from kcl_pipeline.shards import ChildShard
 from kcl_pipeline.testing.clock import VirtualClock
@@ -107,7 +108,7 @@ class World:
 @dataclass
 class FakeWorker:
     """Renews every 3 s, discovers and reports every 10 s, finishes handoffs `slow_handoff` seconds
-    after it saw them.
+    after it saw them. With `announces`, it has a row of this package and announces changes.
     """
 
     name: str
@@ -117,6 +118,10 @@ class FakeWorker:
     report_seconds: int = 10
     paused: bool = False
     renews: bool = True
+    hung: bool = False
+    announces: bool = False
+    changes: int = 0
+    silent: set = field(default_factory=set)
     held: dict = field(default_factory=dict)
     handoffs: dict = field(default_factory=dict)
     age: int = 0
@@ -137,9 +142,23 @@ class FakeWorker:
     def report(self):
         stats = {} if self.cpu is None else {"C": (self.cpu,) * 3}
         limits = {} if self.cpu is None else {"C": (100,)}
+        status = WorkerStatus(hung=HungState("writing", 900.0, 1) if self.hung else None)
+        run_id, changes = (f"{self.name}-run", self.changes) if self.announces else (None, None)
         self.world.rows.report(
-            WorkerMetrics(self.name, int(self.world.clock.wall()), stats, limits)
+            WorkerMetrics(
+                self.name,
+                int(self.world.clock.wall()),
+                stats,
+                limits,
+                run_id=run_id,
+                status=status,
+                changes=changes,
+            )
         )
+
+    def announce(self):
+        self.changes += 1
+        self.world.rows.announce(self.name, f"{self.name}-run", self.changes)
 
     def discover(self):
         for key in self.world.leases.lease_keys_of(self.name):
@@ -154,6 +173,8 @@ class FakeWorker:
 
     def renew(self):
         for key, lease in list(self.held.items()):
+            if key in self.silent:
+                continue
             renewed = self.world.leases.renew(lease)
             if renewed is None:
                 del self.held[key]
@@ -164,6 +185,8 @@ class FakeWorker:
                     self.handoffs.setdefault(key, self.world.clock.monotonic())
 
     def hand_over(self):
+        if self.hung:
+            return  # its processing thread would do it
         for key, since in list(self.handoffs.items()):
             if self.world.clock.monotonic() - since >= self.slow_handoff:
                 lease = self.held.pop(key)
@@ -207,9 +230,9 @@ class FakeWorker:
         del self.world.workers[self.name]
 
 
-def settled(world, *workers):
+def settled(world, *workers, **options):
     """A fleet at work: every lease held by a living worker, evenly."""
-    world.join(*workers)
+    world.join(*workers, **options)
     if not world.leaders:
         world.leader()
     world.run_until(

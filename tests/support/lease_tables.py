@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import boto3
 import pytest
 
-from kcl_pipeline.aws import dynamodb_config
+from kcl_pipeline.aws_configs import dynamodb_config
 from kcl_pipeline.config import ConsumerSettings, LeaseSettings, TableSettings
 from kcl_pipeline.errors import UnavailableError
 from kcl_pipeline.leases.dynamodb.coordinator import DynamoDbCoordinatorStateTable
