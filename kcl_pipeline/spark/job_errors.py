@@ -98,15 +98,26 @@ def spark_line(error: Exception) -> str:
 
 def _java_line(causes: list[tuple[str, str]]) -> str:
     name, text = causes[-1]
-    return f"{name.rpartition('.')[2]}: {text.splitlines()[0] if text else ''}"
+    first = text.splitlines()[0] if text else ""
+    return _python_line(text) or f"{name.rpartition('.')[2]}: {first}"
 
 
 def _line(error: Exception, messages: str) -> str:
-    lines = [line for line in messages.strip().splitlines() if line.strip()]
-    if any(line.endswith(_TRACEBACK) for line in lines):
-        lines = [line for line in lines if not line.startswith(_SQL_STATE)]
-        indented = (n for n, line in enumerate(reversed(lines)) if line.startswith(" "))
-        last = len(lines) - 1 - next(indented, 0)
-        return lines[min(last + 1, len(lines) - 1)]
     prefix = "" if isinstance(error, PySparkException) else f"{type(error).__name__}: "
-    return prefix + (lines[0] if lines else "")
+    lines = _lines(messages)
+    return _python_line(messages) or prefix + (lines[0] if lines else "")
+
+
+def _python_line(messages: str) -> str | None:
+    """The line of the error at the end of a Python traceback. None: there is no traceback."""
+    lines = _lines(messages)
+    if not any(line.endswith(_TRACEBACK) for line in lines):
+        return None
+    lines = [line for line in lines if not line.startswith(_SQL_STATE)]
+    indented = (n for n, line in enumerate(reversed(lines)) if line.startswith(" "))
+    last = len(lines) - 1 - next(indented, 0)
+    return lines[min(last + 1, len(lines) - 1)]
+
+
+def _lines(messages: str) -> list[str]:
+    return [line for line in messages.strip().splitlines() if line.strip()]

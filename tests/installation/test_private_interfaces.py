@@ -36,8 +36,15 @@ IMPORTS = {
     "pyspark": {"cloudpickle"},
     # Schemas of Arrow and Spark. Spark 4 has no public equivalent.
     "pyspark.sql.pandas.types": {"from_arrow_schema", "to_arrow_schema"},
-    # Errors of the gateway that PySpark does not translate.
-    "py4j.protocol": {"Py4JError", "Py4JJavaError"},
+    # Errors of the gateway that PySpark does not translate, and a call whose errors it does not.
+    "py4j.protocol": {
+        "CALL_COMMAND_NAME",
+        "END_COMMAND_PART",
+        "Py4JError",
+        "Py4JJavaError",
+        "get_command_part",
+        "get_return_value",
+    },
 }
 """Names by module."""
 ATTRIBUTES = {
@@ -50,7 +57,7 @@ ATTRIBUTES = {
     # PySpark: the files of a plan; its folder for temporary files; whether it encrypts them.
     "spark/memory_files.py": {"_encryption_enabled", "_jdf", "_temp_dir"},
     # PySpark: a job for some partitions, and the outcomes of its tasks.
-    "spark/probes.py": {"_gateway", "_jdf", "_jsc"},
+    "spark/probes.py": {"_gateway", "_gateway_client", "_get_object_id", "_jdf", "_jsc"},
     # PySpark: the level of a logger of the JVM.
     "spark/session.py": {"_jvm"},
     # A copy of the class itself.
