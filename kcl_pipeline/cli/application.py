@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kcl_pipeline.cli import show
-from kcl_pipeline.cli.failures import FAILED
+from kcl_pipeline.cli.exit_codes import FAILED
 from kcl_pipeline.cli.target import (
     Application,
     AsJson,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kcl_pipeline.cli import show
-from kcl_pipeline.cli.target import AsJson, Pipeline, load_pipeline
+from kcl_pipeline.cli.target import AsJson, OnlyPipeline, Pipeline, load_pipeline
 from kcl_pipeline.clock import SystemClock
 from kcl_pipeline.errors import SettingsError
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 
 def dead_letters(
+    application: OnlyPipeline = None,
     pipeline: Pipeline = None,
     uri: Annotated[
         str | None,
@@ -55,6 +56,11 @@ def dead_letters(
     # Loaded here: other commands do not need the Delta library.
     from kcl_pipeline.delta import replayed  # noqa: PLC0415
 
+    if application is not None:
+        raise SettingsError(
+            "--application names no dead-letter table; write --pipeline module:attribute, or "
+            "--uri ADDRESS"
+        )
     address, options = _table(pipeline, uri)
     now = SystemClock().wall()
     marked = None

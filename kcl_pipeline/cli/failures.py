@@ -16,14 +16,12 @@ from pydantic import ValidationError
 from typer.core import TyperGroup
 
 from kcl_pipeline.cli import show
+from kcl_pipeline.cli.exit_codes import FAILED
 from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.errors import AwsError, KclError, NotFoundError, UnavailableError
 from kcl_pipeline.settings_errors import settings_sentence
 from kcl_pipeline.text import printable
 
-FAILED: Final = 1
-HUNG: Final = 3
-"""Exit code of a worker that ended because it was hung. 2 is a wrong argument."""
 _SPACES: Final = re.compile(r"\s+")
 _NO_CREDENTIALS: Final = (
     "no AWS credentials were found; set AWS_ACCESS_KEY_ID and "

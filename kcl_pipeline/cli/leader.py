@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from kcl_pipeline.cli import show
-from kcl_pipeline.cli.failures import FAILED
+from kcl_pipeline.cli.exit_codes import FAILED
 from kcl_pipeline.cli.target import Application, AsJson, Pipeline, Streams, target
 from kcl_pipeline.config import MAX_LOCK_DURATION_MILLIS
 from kcl_pipeline.errors import UnreadableRowError

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from kcl_pipeline.cli import show
+from kcl_pipeline.cli.target import AsJson
 from kcl_pipeline.clock import SystemClock
 from kcl_pipeline.errors import SettingsError
 from kcl_pipeline.signals import stop_on_signals
@@ -55,10 +57,12 @@ def local(
     create_delay_seconds: Annotated[
         float, typer.Option(min=0, help="Seconds for which a new stream is CREATING.")
     ] = 0.0,
+    as_json: AsJson = False,
 ) -> None:
     """Run Kinesis and DynamoDB in memory on 127.0.0.1 until Ctrl-C.
 
-    The first line on standard output is the address. It is printed when the server is ready.
+    The only line on standard output is the address, or with --json the address, the variables and
+    the streams. It is printed when the server is ready.
     """
     streams = [parse_stream(text) for text in create or []]
     from kcl_pipeline.local import EmbeddedAws  # noqa: PLC0415 (moto is loaded only here)
@@ -83,7 +87,7 @@ def local(
                 "another port, or 0 for a free one"
             ) from error
         try:
-            serve(aws, streams, stop, rules)
+            serve(aws, streams, stop, rules, as_json=as_json)
         finally:
             aws.stop()
 
@@ -93,6 +97,8 @@ def serve(
     streams: list[tuple[str, int]],
     stop: StopSignal,
     rules: Sequence[FaultRule] = (),
+    *,
+    as_json: bool = False,
 ) -> None:
     """Create the streams, print the address and the environment, and wait for `stop`.
 
@@ -102,7 +108,17 @@ def serve(
     for name, shards in streams:
         create_stream(aws, name, shards)
     aws.fault_rules.replace(list(rules))
-    typer.echo(aws.endpoint_url)
+    if as_json:
+        show.print_json_line(
+            {
+                "endpoint_url": aws.endpoint_url,
+                "region": aws.region,
+                "environment": aws.environment(),
+                "streams": dict(streams),
+            }
+        )
+    else:
+        typer.echo(aws.endpoint_url)
     for name, value in aws.environment().items():
         typer.echo(f"export {name}={shlex.quote(value)}", err=True)
     while not stop.wait(_WAIT_SECONDS):

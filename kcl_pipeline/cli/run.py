@@ -6,12 +6,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from kcl_pipeline.cli import show
+from kcl_pipeline.cli.exit_codes import DONE, FAILED
+from kcl_pipeline.cli.target import AsJson
 from kcl_pipeline.clock import SystemClock
 from kcl_pipeline.extras import require
+
+if TYPE_CHECKING:
+    from kcl_pipeline.local.demo.run import DemoOptions
 
 Events = Annotated[int, typer.Option(min=1_000, help="Orders to publish.")]
 PerSecond = Annotated[int, typer.Option(min=100, help="Orders per second.")]
@@ -31,12 +37,16 @@ def run(
     per_second: PerSecond = 2_500,
     folder: Folder = Path(".run"),
     page_port: PagePort = 3000,
+    as_json: AsJson = False,
 ) -> None:
     """Run the demonstration on the embedded AWS and print a verdict.
 
-    The whole pipeline runs through two reshards and a changing number of workers.
+    The whole pipeline runs through two reshards and a changing number of workers. The exit code
+    is 1 if an event is missing or repeated. With --json the last line of standard output is the
+    verdict.
     """
-    raise typer.Exit(_demo(events, per_second, folder, page_port, stay_open=False))
+    options = _options(events, per_second, folder, page_port)
+    _demo(options, stay_open=False, as_json=as_json)
 
 
 def dev(
@@ -44,17 +54,31 @@ def dev(
     per_second: PerSecond = 2_500,
     folder: Folder = Path(".run"),
     page_port: PagePort = 3000,
+    as_json: AsJson = False,
 ) -> None:
     """Run the demonstration, then keep the Dagster UI running until Ctrl-C."""
-    raise typer.Exit(_demo(events, per_second, folder, page_port, stay_open=True))
+    options = _options(events, per_second, folder, page_port)
+    _demo(options, stay_open=True, as_json=as_json)
 
 
-def _demo(events: int, per_second: int, folder: Path, page_port: int, *, stay_open: bool) -> int:
+def _options(events: int, per_second: int, folder: Path, page_port: int) -> DemoOptions:
     require("local", "the demonstration")
     require("webserver", "the Dagster UI of the demonstration")
-    from kcl_pipeline.local.demo.run import DemoOptions, run_demo  # noqa: PLC0415
-    from kcl_pipeline.spark.java import require_java  # noqa: PLC0415 (loaded only here, as below)
+    from kcl_pipeline.local.demo.run import DemoOptions  # noqa: PLC0415 (boto3 only here)
+
+    return DemoOptions(events=events, per_second=per_second, folder=folder, page_port=page_port)
+
+
+def _demo(options: DemoOptions, *, stay_open: bool, as_json: bool) -> None:
+    from kcl_pipeline.local.demo.run import run_demo  # noqa: PLC0415 (likewise)
+    from kcl_pipeline.spark.java import require_java  # noqa: PLC0415 (likewise)
 
     require_java()
-    options = DemoOptions(events=events, per_second=per_second, folder=folder, page_port=page_port)
-    return run_demo(options, SystemClock(), typer.echo, stay_open=stay_open)
+
+    def say(text: str) -> None:
+        typer.echo(text, err=as_json)
+
+    found = run_demo(options, SystemClock(), say, stay_open=stay_open)
+    if as_json:
+        show.print_json_line(found.as_dict())
+    raise typer.Exit(DONE if found.exact else FAILED)

@@ -78,6 +78,12 @@ def print_json(value: Any) -> None:
     typer.echo(text)
 
 
+def print_json_line(value: Any) -> None:
+    """Print JSON in one line, as the last line of a command that prints other lines before."""
+    text = json.dumps(value, ensure_ascii=True)
+    typer.echo(text)
+
+
 def print_bad_rows(rows: Sequence[BadRow]) -> None:
     """Print the rows that cannot be parsed to standard error."""
     for row in sorted(rows, key=lambda row: (row.table, row.key))[:MAX_BAD_ROWS]:

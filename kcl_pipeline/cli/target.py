@@ -47,7 +47,19 @@ Pipeline = Annotated[
         show_default=False,
     ),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+OnlyPipeline = Annotated[
+    str | None,
+    typer.Option(
+        "--application",
+        "-a",
+        hidden=True,
+        help="Refused with a sentence: the command needs the code of a pipeline.",
+    ),
+]
+"""For commands whose `--pipeline` cannot be replaced by the name of the application."""
+AsJson = Annotated[
+    bool, typer.Option("--json", help="Print JSON to standard output, other text to standard error")
+]
 
 
 @dataclass(frozen=True)

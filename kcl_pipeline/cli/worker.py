@@ -11,23 +11,26 @@ import typer
 
 from kcl_pipeline.cli import show
 from kcl_pipeline.cli.control.waiting import run_between_pauses
-from kcl_pipeline.cli.failures import FAILED, HUNG
-from kcl_pipeline.cli.target import load_pipeline
+from kcl_pipeline.cli.exit_codes import FAILED, HUNG
+from kcl_pipeline.cli.target import AsJson, OnlyPipeline, Pipeline, load_pipeline
 from kcl_pipeline.clock import SystemClock
 from kcl_pipeline.errors import SettingsError
 from kcl_pipeline.signals import stop_on_signals
 from kcl_pipeline.worker.summary import StopReason, WorkerProgress, WorkerSummary
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from pyspark.sql import SparkSession
 
+    from kcl_pipeline.clock import Clock, StopSignal
     from kcl_pipeline.pipeline import KinesisPipeline
+    from kcl_pipeline.worker.worker import Worker
 
 
 def worker(
-    pipeline: Annotated[
-        str, typer.Option("--pipeline", "-p", help="module:attribute of a KinesisPipeline.")
-    ],
+    application: OnlyPipeline = None,
+    pipeline: Pipeline = None,
     worker_id: Annotated[
         str | None,
         typer.Option(
@@ -51,15 +54,19 @@ def worker(
     progress_seconds: Annotated[
         float, typer.Option(min=0.1, help="Seconds between two lines with progress counters.")
     ] = 10.0,
+    as_json: AsJson = False,
 ) -> None:
     """Run a worker until SIGTERM, Ctrl-C or `kcl-pipeline workers drain`.
 
     It then finishes its batch, checkpoints, and releases its leases. While the application is
-    paused, it waits without leases; with --drain it fails instead.
+    paused, it waits without leases; with --drain it fails instead. With --json the last line of
+    standard output is the summary.
     """
-    from kcl_pipeline.metrics.exporters import LoggingEvents  # noqa: PLC0415
-    from kcl_pipeline.worker.retry import StoppedWhileRetryingError  # noqa: PLC0415
-
+    if application is not None or pipeline is None:
+        raise SettingsError(
+            "a worker runs the code of a pipeline; write --pipeline module:attribute, without "
+            "--application"
+        )
     _show_log()
     found = _runnable(pipeline)
     name = worker_id or _own_name(found)
@@ -67,10 +74,10 @@ def worker(
     stop = clock.signal()
     with stop_on_signals(stop) as signals:
 
-        def run_once() -> WorkerSummary:
-            # A new run id: a drain request for an earlier run does not apply to this one.
-            run_id = f"{name}@{round(clock.wall() * 1000)}"
-            built = found.build_worker(
+        def build(run_id: str) -> Worker:
+            from kcl_pipeline.metrics.exporters import LoggingEvents  # noqa: PLC0415
+
+            return found.build_worker(
                 name,
                 session_factory=signals.reinstalled_after(lambda: _session(found)),
                 events=LoggingEvents(),
@@ -80,20 +87,42 @@ def worker(
                 leads=lead,
                 leader_patience_seconds=leader_patience_seconds,
             )
-            show.echo(f"worker {name} of {found.name} started", err=True)
-            return built.run(
-                stop,
-                mode="drain" if drain else "continuous",
-                progress_seconds=progress_seconds,
-                on_progress=lambda p: show.echo(f"{name}: {progress_line(p)}", err=True),
-            )
 
-        try:
-            summary = run_once() if drain else run_between_pauses(run_once, found, clock, stop)
-        except StoppedWhileRetryingError as error:
-            show.echo(f"worker {name} {StopReason.STOPPED}: {error}", err=True)
-            return
+        period = progress_seconds
+        summary = _run(build, found, name, clock, stop, is_drain=drain, progress_seconds=period)
+    if as_json:
+        show.print_json_line(as_dict(name, found.name, summary))
     _report(name, summary, is_drain=drain)
+
+
+def _run(
+    build: Callable[[str], Worker],
+    pipeline: KinesisPipeline,
+    name: str,
+    clock: Clock,
+    stop: StopSignal,
+    *,
+    is_drain: bool,
+    progress_seconds: float,
+) -> WorkerSummary:
+    """Build and run the worker, again after each pause unless it drains."""
+    from kcl_pipeline.worker.retry import StoppedWhileRetryingError  # noqa: PLC0415
+
+    def run_once() -> WorkerSummary:
+        # A new run id: a drain request for an earlier run does not apply to this one.
+        built = build(f"{name}@{round(clock.wall() * 1000)}")
+        show.echo(f"worker {name} of {pipeline.name} started", err=True)
+        return built.run(
+            stop,
+            mode="drain" if is_drain else "continuous",
+            progress_seconds=progress_seconds,
+            on_progress=lambda p: show.echo(f"{name}: {progress_line(p)}", err=True),
+        )
+
+    try:
+        return run_once() if is_drain else run_between_pauses(run_once, pipeline, clock, stop)
+    except StoppedWhileRetryingError as error:
+        return WorkerSummary(StopReason.STOPPED, WorkerProgress(name, 0.0), str(error))
 
 
 def _own_name(pipeline: KinesisPipeline) -> str:
@@ -134,11 +163,11 @@ def _report(name: str, summary: WorkerSummary, *, is_drain: bool = False) -> Non
 
     Exits with 1 when it failed, or a pause came before the end of a drain; with 3 when it was hung.
     """
-    show.echo(
-        f"worker {name} {summary.reason}: {summary.total.records:,} records in "
-        f"{summary.total.batches:,} batches",
-        err=True,
-    )
+    total = summary.total
+    result = f"{total.records:,} records in {total.batches:,} batches"
+    if summary.reason is StopReason.STOPPED and summary.error is not None:
+        result = summary.error  # it was stopped before it began
+    show.echo(f"worker {name} {summary.reason}: {result}", err=True)
     if summary.reason is StopReason.FAILED:
         show.echo(f"Error: {summary.error}", err=True)
         raise typer.Exit(FAILED)
@@ -148,6 +177,25 @@ def _report(name: str, summary: WorkerSummary, *, is_drain: bool = False) -> Non
     if summary.reason is StopReason.HUNG:
         show.echo(f"Error: {summary.error}", err=True)
         raise typer.Exit(HUNG)
+
+
+def as_dict(name: str, application: str, summary: WorkerSummary) -> dict[str, object]:
+    """How the worker ended, and the totals of its lifetime, for JSON output."""
+    total = summary.total
+    return {
+        "worker_id": name,
+        "application": application,
+        "reason": str(summary.reason),
+        "error": summary.error,
+        "seconds": round(total.seconds, 1),
+        "records": total.records,
+        "bytes": total.bytes,
+        "rows_written": total.rows_written,
+        "batches": total.batches,
+        "dead_letters": total.dead_letters,
+        "handoffs": total.handoffs,
+        "table_version": total.table_version,
+    }
 
 
 def progress_line(progress: WorkerProgress) -> str:

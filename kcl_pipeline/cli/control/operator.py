@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kcl_pipeline.cli import show
-from kcl_pipeline.cli.failures import FAILED
+from kcl_pipeline.cli.exit_codes import FAILED
 from kcl_pipeline.control.application import ApplicationControl
 from kcl_pipeline.errors import SettingsError
 

@@ -14,7 +14,7 @@ from rich.text import Text
 from kcl_pipeline.cli import show
 from kcl_pipeline.cli.dead_letters import dead_letter_table
 from kcl_pipeline.cli.doctor.finding import Finding, Level, ok, problem, unknown
-from kcl_pipeline.cli.failures import FAILED
+from kcl_pipeline.cli.exit_codes import FAILED
 from kcl_pipeline.cli.target import (
     Application,
     AsJson,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import shutil
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -59,6 +59,30 @@ class DemoOptions:
     folder: Path = Path(".run")
     page_port: int = 3000
     timeout_seconds: float = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The result of a demonstration. Without numbers it ended before the comparison.
+
+    Attributes:
+        exact: Whether the table has exactly the published events.
+        failure: Why the demonstration ended early. None: it did not.
+        numbers: Counts of events, reshards, handoffs, workers and seconds, by name.
+    """
+
+    exact: bool
+    failure: str | None = None
+    numbers: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def line(self) -> str:
+        """The verdict as one line."""
+        return " ".join(["VERDICT", *(f"{name}={n}" for name, n in self.numbers.items())])
+
+    def as_dict(self) -> dict[str, object]:
+        """The verdict for JSON output."""
+        return {"exact": self.exact, "failure": self.failure, **self.numbers}
 
 
 @dataclass
@@ -312,8 +336,8 @@ class Demo:
 
 def run_demo(
     options: DemoOptions, clock: Clock, say: Callable[[str], None], *, stay_open: bool = False
-) -> int:
-    """Run the demonstration and return the exit code.
+) -> Verdict:
+    """Run the demonstration and return the verdict.
 
     Args:
         options: Size and speed.
@@ -322,10 +346,10 @@ def run_demo(
         stay_open: Keep the Dagster UI open after the comparison, until Ctrl-C.
 
     Returns:
-        0 if the table holds exactly the published events, else 1.
+        Whether the table holds exactly the published events, and the numbers of the run.
     """
     demo = Demo(options, clock, say)
-    comparison = None
+    comparison = failure = None
     with stop_on_signals(demo.interrupted):
         try:
             demo.start()
@@ -337,15 +361,22 @@ def run_demo(
                     demo.processes.check()
                     demo.progress(url)
         except KclError as error:
-            say(f"failed: {error}")
+            failure = str(error)
+            say(f"failed: {failure}")
         finally:
             handoffs, workers = demo.stop() if hasattr(demo, "processes") else (0, 0)
     if comparison is None:
-        return 1
-    seconds = clock.monotonic() - demo.began
-    say(
-        f"VERDICT published={len(demo.publisher.ids)} committed={comparison.committed} "
-        f"missing={comparison.missing} duplicated={comparison.duplicated}"
-        f" reshards={demo.reshards} handoffs={handoffs} workers={workers} seconds={seconds:.0f}"
-    )
-    return 0 if comparison.exact else 1
+        return Verdict(exact=False, failure=failure)
+    numbers = {
+        "published": len(demo.publisher.ids),
+        "committed": comparison.committed,
+        "missing": comparison.missing,
+        "duplicated": comparison.duplicated,
+        "reshards": demo.reshards,
+        "handoffs": handoffs,
+        "workers": workers,
+        "seconds": round(clock.monotonic() - demo.began),
+    }
+    verdict = Verdict(comparison.exact, failure, numbers)
+    say(verdict.line)
+    return verdict

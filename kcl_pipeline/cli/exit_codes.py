@@ -1,0 +1,15 @@
+"""The exit codes of the command line. docs/commands.md has them in a table."""
+
+from __future__ import annotations
+
+from typing import Final
+
+DONE: Final = 0
+FAILED: Final = 1
+"""Failed, refused, or a result that needs attention. The documents say which per command."""
+WRONG_ARGUMENT: Final = 2
+"""An unknown option or a value of another type. Typer sets it."""
+HUNG: Final = 3
+"""A worker that ended because it was hung."""
+INTERRUPTED: Final = 130
+"""Ctrl-C in a command that does not handle it. Typer sets it."""
