@@ -17,6 +17,7 @@ from kcl_pipeline.cli.control.seek import seek
 from kcl_pipeline.cli.dead_letters import dead_letters
 from kcl_pipeline.cli.doctor.command import doctor
 from kcl_pipeline.cli.failures import SentenceGroup
+from kcl_pipeline.cli.init import init
 from kcl_pipeline.cli.leader import leader
 from kcl_pipeline.cli.leases import leases
 from kcl_pipeline.cli.local import local
@@ -64,6 +65,7 @@ def _group(show: Callable[..., None], commands: Mapping[str, Callable[..., None]
     return group
 
 
+app.command()(init)
 app.command()(run)
 app.command()(dev)
 app.command()(worker)

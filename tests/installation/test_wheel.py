@@ -115,6 +115,12 @@ def test_every_module_of_the_product_imports(python):
     assert int(run(python, "-c", code).stdout) > 200
 
 
+def test_the_templates_of_a_project_are_in_the_wheel(python, tmp_path):
+    command = python.parent / "kcl-pipeline"
+    run(command, "init", tmp_path / "my_events")
+    assert (tmp_path / "my_events" / "tests" / "test_my_events.py").exists()
+
+
 def test_the_command_prints_its_version_and_names_a_missing_extra(python):
     command = python.parent / "kcl-pipeline"
     assert run(command, "--version").stdout == f"kcl-pipeline {__version__}\n"
