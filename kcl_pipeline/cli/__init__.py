@@ -24,6 +24,7 @@ from kcl_pipeline.cli.local import local
 from kcl_pipeline.cli.losses import losses
 from kcl_pipeline.cli.plan import plan
 from kcl_pipeline.cli.run import dev, run
+from kcl_pipeline.cli.top.command import top
 from kcl_pipeline.cli.worker import worker
 from kcl_pipeline.cli.workers import workers
 from kcl_pipeline.version import __version__
@@ -72,6 +73,7 @@ app.command()(worker)
 app.command()(local)
 app.add_typer(_group(leases, {"move": move}), name="leases")
 app.add_typer(_group(workers, {"drain": drain}), name="workers")
+app.command()(top)
 app.command()(leader)
 app.command()(plan)
 app.command()(application)

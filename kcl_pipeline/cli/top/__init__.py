@@ -1,0 +1,1 @@
+"""`kcl-pipeline top`: a live page of workers, leases, lag and moves."""
