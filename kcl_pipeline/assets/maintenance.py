@@ -1,20 +1,23 @@
-"""Define the job that compacts and vacuums the output table.
+"""Define the job that compacts and vacuums the tables of a pipeline.
 
 Run it on a schedule. It may run while workers write.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import dagster as dg
 from pydantic import Field
 
 from kcl_pipeline.assets.contract import PipelineLike
-from kcl_pipeline.assets.names import Names, table_uri
+from kcl_pipeline.assets.names import Names, dead_letter_uri, table_uri
 from kcl_pipeline.delta.maintenance import (
     DEFAULT_RETENTION_HOURS,
     MINIMUM_RETENTION_HOURS,
     compact,
-    vacuum,
+    measured_vacuum,
+    small_files,
+    table_exists,
 )
 
 
@@ -29,7 +32,12 @@ class MaintenanceConfig(dg.Config):
     )
     dry_run: bool = Field(
         default=False,
-        description="Change nothing; report which files would be removed",
+        description="Change nothing; report which files would be merged and removed",
+    )
+    compact: bool = Field(default=True, description="Merge small files")
+    vacuum: bool = Field(default=True, description="Remove files that no version uses")
+    dead_letters: bool = Field(
+        default=False, description="Also compact and vacuum the dead-letter table"
     )
 
 
@@ -39,22 +47,19 @@ def build_maintenance_job(pipeline: PipelineLike, names: Names) -> dg.JobDefinit
     if uri is None:
         return None
     storage_options: dict[str, str] = dict(getattr(pipeline.sink, "storage_options", {}))
+    dead_letters = dead_letter_uri(pipeline.sink)
 
     @dg.op(
         name=f"{names.prefix}_maintain",
         description=f"Merges small files of `{uri}` and removes files that no version uses.",
     )
     def maintain(context: dg.OpExecutionContext, config: MaintenanceConfig) -> None:
-        metadata: dict[str, Any] = {}
-        if not config.dry_run:
-            done = compact(uri, storage_options)
-            metadata = {"files_compacted": done.files_removed, "files_made": done.files_added}
-        removed = vacuum(uri, config.retention_hours, storage_options, dry_run=config.dry_run)
-        key = "files_to_remove" if config.dry_run else "files_removed"
-        context.log.info("%s: %s", uri, metadata | {key: len(removed)})
-        context.log_event(
-            dg.AssetObservation(names.output, metadata=metadata | {key: len(removed)})
-        )
+        metadata = _maintain(uri, storage_options, config)
+        if config.dead_letters and dead_letters and table_exists(dead_letters, storage_options):
+            found = _maintain(dead_letters, storage_options, config)
+            metadata |= {f"dead_letter_{name}": value for name, value in found.items()}
+        context.log.info("%s: %s", uri, metadata)
+        context.log_event(dg.AssetObservation(names.output, metadata=metadata))
 
     @dg.job(
         name=names.maintenance_job,
@@ -65,3 +70,24 @@ def build_maintenance_job(pipeline: PipelineLike, names: Names) -> dg.JobDefinit
         maintain()
 
     return maintenance
+
+
+def _maintain(
+    uri: str, storage_options: Mapping[str, str], config: MaintenanceConfig
+) -> dict[str, Any]:
+    """Compact and vacuum one table, and return the figures."""
+    metadata: dict[str, Any] = {}
+    if config.compact and config.dry_run:
+        small = small_files(uri, storage_options)
+        metadata |= {"files_to_compact": small.files, "bytes_to_compact": small.bytes}
+    elif config.compact:
+        done = compact(uri, storage_options)
+        metadata |= {"files_compacted": done.files_removed, "files_made": done.files_added}
+    if config.vacuum:
+        removed = measured_vacuum(
+            uri, config.retention_hours, storage_options, dry_run=config.dry_run
+        )
+        end = "to_remove" if config.dry_run else "removed"
+        metadata |= {f"files_{end}": len(removed.files), f"bytes_{end}": removed.bytes}
+        metadata["retention_hours"] = removed.retention_hours
+    return metadata

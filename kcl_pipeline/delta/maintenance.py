@@ -6,12 +6,22 @@ next one. Neither changes an application transaction.
 
 from __future__ import annotations
 
+import math
+from collections import defaultdict
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
+from urllib.parse import unquote
 
 from kcl_pipeline.clock import Clock, SystemClock
-from kcl_pipeline.delta.announcements import FOLDER
+from kcl_pipeline.delta.announcements import (
+    FOLDER,
+    MAX_ANNOUNCEMENT_BYTES,
+    AnnouncementError,
+    decoded,
+    is_announcement,
+)
 from kcl_pipeline.delta.errors import delta_errors
 from kcl_pipeline.delta.log.delta_log import DeltaLog
 from kcl_pipeline.delta.storage.storage import open_storage, table_root
@@ -19,7 +29,10 @@ from kcl_pipeline.errors import SettingsError
 
 DEFAULT_RETENTION_HOURS: Final = 168
 MINIMUM_RETENTION_HOURS: Final = 1
+DEFAULT_FILE_BYTES: Final = 100 * 1024 * 1024
+"""Target size of a compaction, unless the table has the property `delta.targetFileSize`."""
 _RETRIES: Final = 50
+_HOUR_MILLIS: Final = 3_600_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +41,59 @@ class Compacted:
 
     files_removed: int
     files_added: int
+
+
+@dataclass(frozen=True, slots=True)
+class SmallFiles:
+    """Files that a compaction may merge: those below the target size, two or more per partition."""
+
+    files: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Vacuumed:
+    """What a vacuum removed, or would remove.
+
+    Attributes:
+        files: Paths relative to the table.
+        bytes: Their size.
+        retention_hours: The retention time that was used.
+    """
+
+    files: tuple[str, ...]
+    bytes: int
+    retention_hours: int
+
+
+def small_files(uri: str, storage_options: Mapping[str, str] | None = None) -> SmallFiles:
+    """Count the files that `compact` may merge. Changes nothing.
+
+    Raises:
+        SinkError: The table cannot be read.
+    """
+    table = _open(uri, storage_options)
+    with delta_errors(f"could not read {uri}", storage_options):
+        configuration = table.metadata().configuration
+        target = int(configuration.get("delta.targetFileSize") or DEFAULT_FILE_BYTES)
+        rows = _rows_of(table.get_add_actions(flatten=True))
+    groups: dict[tuple[str, ...], list[int]] = defaultdict(list)
+    for row in rows:
+        if row["size_bytes"] < target:
+            values = (f"{k}={v}" for k, v in row.items() if k.startswith("partition."))
+            groups[tuple(values)].append(row["size_bytes"])
+    merged = [size for sizes in groups.values() if len(sizes) > 1 for size in sizes]
+    return SmallFiles(len(merged), sum(merged))
+
+
+def table_exists(uri: str, storage_options: Mapping[str, str] | None = None) -> bool:
+    """Return whether there is a Delta table.
+
+    Raises:
+        SinkError: Its folder cannot be read.
+    """
+    with delta_errors(f"could not open {uri}", storage_options):
+        return DeltaLog(uri, storage_options).refresh()
 
 
 def compact(uri: str, storage_options: Mapping[str, str] | None = None) -> Compacted:
@@ -87,6 +153,7 @@ def vacuum(
             "committed yet would be removed. "
             f"Write at least {MINIMUM_RETENTION_HOURS}; {DEFAULT_RETENTION_HOURS} is recommended."
         )
+    retention_hours = guarded_retention(uri, retention_hours, storage_options)
     if not dry_run:
         _delete_old_announcements(uri, retention_hours, storage_options, SystemClock())
     table = _open(uri, storage_options)
@@ -101,6 +168,61 @@ def vacuum(
         )
 
 
+def measured_vacuum(
+    uri: str,
+    retention_hours: int = DEFAULT_RETENTION_HOURS,
+    storage_options: Mapping[str, str] | None = None,
+    *,
+    dry_run: bool = False,
+) -> Vacuumed:
+    """As `vacuum`, with the number of bytes. The table's folder is listed once more for this.
+
+    Raises:
+        SettingsError: `retention_hours` is too small.
+        SinkError: The table cannot be vacuumed.
+    """
+    retention_hours = guarded_retention(uri, retention_hours, storage_options)
+    files = vacuum(uri, retention_hours, storage_options, dry_run=True)
+    sizes: dict[str, int] = {}
+    if files:
+        storage = open_storage(table_root(uri), storage_options)
+        with delta_errors(f"could not list {uri}", storage_options):
+            sizes = {one.path: one.size for one in storage.list("", partial=True)}
+    if not dry_run:
+        files = vacuum(uri, retention_hours, storage_options)
+    size = sum(sizes.get(path, sizes.get(unquote(path), 0)) for path in files)
+    return Vacuumed(files, size, retention_hours)
+
+
+def guarded_retention(
+    uri: str, retention_hours: int, storage_options: Mapping[str, str] | None = None
+) -> int:
+    """Return the retention time that keeps all files of current announcements.
+
+    A worker may announce a batch long after it has written the first file. Such a file is older
+    than its announcement, which may still be committed.
+
+    Raises:
+        SinkError: The announcements cannot be read.
+    """
+    storage = open_storage(table_root(uri), storage_options)
+    now = int(SystemClock().wall() * 1000)
+    oldest = now - retention_hours * _HOUR_MILLIS
+    with delta_errors(f"could not read the announcements of {uri}", storage_options):
+        current = [
+            one.path.removeprefix(f"{FOLDER}/")
+            for one in storage.list(FOLDER)
+            if one.modified_millis >= oldest and is_announcement(one.path)
+        ]
+        found = storage.read_each(FOLDER, current, MAX_ANNOUNCEMENT_BYTES) if current else ()
+        for path, data in found:
+            if isinstance(data, bytes):
+                with suppress(AnnouncementError):
+                    files = decoded(data, path).files
+                    oldest = min([oldest, *(file.modified_millis for file in files)])
+    return max(retention_hours, math.ceil((now - max(oldest, 0)) / _HOUR_MILLIS))
+
+
 def _delete_old_announcements(
     uri: str, retention_hours: int, storage_options: Mapping[str, str] | None, clock: Clock
 ) -> None:
@@ -110,11 +232,19 @@ def _delete_old_announcements(
     time must cover the difference.
     """
     storage = open_storage(table_root(uri), storage_options)
-    oldest = int(clock.wall() * 1000) - retention_hours * 3_600_000
+    oldest = int(clock.wall() * 1000) - retention_hours * _HOUR_MILLIS
     with delta_errors(f"could not remove old announcements of {uri}", storage_options):
         for stored in storage.list(FOLDER, partial=True):
             if stored.modified_millis < oldest:
                 storage.delete(stored.path)
+
+
+def _rows_of(actions: Any) -> list[dict[str, Any]]:
+    """Return the rows of the library's table of files."""
+    import pyarrow as pa  # noqa: PLC0415 (only here)
+
+    rows: list[dict[str, Any]] = pa.table(actions).to_pylist()
+    return rows
 
 
 def _open(uri: str, storage_options: Mapping[str, str] | None) -> Any:

@@ -164,6 +164,11 @@ def test_maintenance_compacts_and_keeps_every_record(stage):
     )
     assert preview.success
     assert len(DeltaTable(pipeline.sink.uri).file_uris()) == before
+    (event,) = preview.get_asset_observation_events()
+    shown = event.asset_observation_data.asset_observation.metadata
+    assert {"files_to_compact", "bytes_to_compact", "files_to_remove", "bytes_to_remove"} <= set(
+        shown
+    )
     result = job.execute_in_process(instance=instance)
     assert result.success
     table = DeltaTable(pipeline.sink.uri)
