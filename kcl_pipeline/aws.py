@@ -39,7 +39,9 @@ if TYPE_CHECKING:
 
     from kcl_pipeline.kinesis.boto import BotoKinesis
     from kcl_pipeline.kinesis.fan_out.http2 import Http2FanOut
+    from kcl_pipeline.kinesis.fan_out.removal import ConsumerRemoval
     from kcl_pipeline.kinesis.fan_out.subscription import FanOutClient
+    from kcl_pipeline.leases.deletion import TableDeletion
     from kcl_pipeline.leases.store import MapCallable
     from kcl_pipeline.leases.tables import CoordinatorStateTable, LeaseTable, WorkerMetricsTable
 
@@ -283,6 +285,36 @@ def open_tables(
             client, settings.coordinator_state_table_name, settings.coordinator_state_table, clock
         ),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Removals:
+    """What deletes the resources of a retired application in AWS."""
+
+    lease: TableDeletion
+    workers: TableDeletion
+    coordinator: TableDeletion
+    consumers: ConsumerRemoval
+
+
+def open_removals(settings: ConsumerSettings, clients: AwsClients, clock: Clock) -> Removals:
+    """Return what deletes the tables and the fan-out consumers of an application."""
+    # imported here: only the retirement needs them
+    from kcl_pipeline.kinesis.fan_out.removal import ConsumerRemoval  # noqa: PLC0415
+    from kcl_pipeline.leases.dynamodb import deletion  # noqa: PLC0415
+    from kcl_pipeline.leases.dynamodb.schema import TableShape  # noqa: PLC0415
+
+    tables = (
+        (settings.lease_table_name, "leaseKey", deletion.is_own_lease),
+        (settings.worker_metrics_table_name, "wid", deletion.is_own_worker),
+        (settings.coordinator_state_table_name, "key", deletion.is_own_state),
+    )
+    lease, workers, coordinator = (
+        deletion.DynamoDbDeletion(clients.dynamodb, TableShape(name, key), is_own, clock)
+        for name, key, is_own in tables
+    )
+    name = settings.retrieval.consumer_name or settings.application_name
+    return Removals(lease, workers, coordinator, ConsumerRemoval(clients.kinesis, name))
 
 
 def open_kinesis(settings: ConsumerSettings, clients: AwsClients, clock: Clock) -> BotoKinesis:

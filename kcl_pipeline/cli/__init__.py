@@ -13,6 +13,7 @@ import typer
 from kcl_pipeline.cli.application import application
 from kcl_pipeline.cli.control.moving import drain, move, rebalance
 from kcl_pipeline.cli.control.pausing import pause, resume
+from kcl_pipeline.cli.control.retire import retire
 from kcl_pipeline.cli.control.seek import seek
 from kcl_pipeline.cli.dead_letters import dead_letters
 from kcl_pipeline.cli.doctor.command import doctor
@@ -22,6 +23,7 @@ from kcl_pipeline.cli.leader import leader
 from kcl_pipeline.cli.leases import leases
 from kcl_pipeline.cli.local import local
 from kcl_pipeline.cli.losses import losses
+from kcl_pipeline.cli.maintenance import compact, vacuum
 from kcl_pipeline.cli.plan import plan
 from kcl_pipeline.cli.run import dev, run
 from kcl_pipeline.cli.top.command import top
@@ -83,4 +85,7 @@ app.command()(pause)
 app.command()(resume)
 app.command()(rebalance)
 app.command()(seek)
+app.command()(retire)
+app.command()(compact)
+app.command()(vacuum)
 app.command()(doctor)

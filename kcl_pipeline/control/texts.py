@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from kcl_pipeline.text import counted
@@ -9,6 +10,8 @@ from kcl_pipeline.text import counted
 if TYPE_CHECKING:  # the help of the command line loads this module
     from kcl_pipeline.control.moving import Drained, Moved
     from kcl_pipeline.control.pausing import Paused
+    from kcl_pipeline.control.retire.parts import Part
+    from kcl_pipeline.control.retire.run import Retired, RetirePlan
     from kcl_pipeline.control.seek.plan import PositionChange
     from kcl_pipeline.control.seek.run import SeekPlan, Sought
     from kcl_pipeline.leases.control import Pause
@@ -132,3 +135,74 @@ def change_as_dict(one: PositionChange) -> dict[str, Any]:
         "timestamp_millis": one.seek.initial_millis,
         "note": one.note,
     }
+
+
+def retire_plan(found: RetirePlan) -> list[str]:
+    """What a retirement would delete, and what stays."""
+    lines = [f"would delete {_part(one)}" for one in found.parts.all]
+    lines += [f"cannot look at {one.name}: {one.reason}" for one in found.parts.problems]
+    lines += [f"stays: {one}" for one in found.parts.stays]
+    if not lines:
+        lines = ["nothing is left of the application"]
+    if found.observed_seconds:
+        lines.append(
+            f"before that, the rows of {', '.join(found.named)} must not change for "
+            f"{found.observed_seconds:.0f} s"
+        )
+    return lines
+
+
+def retired(done: Retired) -> list[str]:
+    """What a retirement has deleted."""
+    lines = []
+    for one in done.results:
+        reason = f": {one.reason}" if one.reason else ""
+        lines.append(f"{one.outcome} {_part(one.part)}{reason}")
+    lines += [f"failed {one.name}: {one.reason}" for one in done.parts.problems]
+    lines += [f"stays: {one}" for one in done.parts.stays]
+    if not done.results and not done.parts.problems:
+        lines.insert(0, "nothing was left to delete")
+    if done.is_paused:
+        lines.append("the application is still paused: retire it again to complete, or resume it")
+    return lines
+
+
+def retire_plan_as_dict(found: RetirePlan) -> dict[str, Any]:
+    """The plan of a retirement for JSON output."""
+    return {
+        "dry_run": True,
+        "parts": [_part_as_dict(one) for one in found.parts.all],
+        "problems": [asdict(one) for one in found.parts.problems],
+        "stays": list(found.parts.stays),
+        "named": list(found.named),
+        "observed_seconds": found.observed_seconds,
+    }
+
+
+def retired_as_dict(done: Retired) -> dict[str, Any]:
+    """The result of a retirement for JSON output."""
+    return {
+        "dry_run": False,
+        "parts": [
+            _part_as_dict(one.part) | {"outcome": one.outcome, "reason": one.reason}
+            for one in done.results
+        ],
+        "problems": [asdict(one) for one in done.parts.problems],
+        "stays": list(done.parts.stays),
+        "is_paused": done.is_paused,
+        "is_complete": done.is_complete,
+    }
+
+
+def _part(part: Part) -> str:
+    what = {
+        "table": "the table",
+        "rows": "the rows of the application in the table",
+        "announcements": "the announcements of the table",
+        "consumer": "the fan-out consumer",
+    }[part.kind]
+    return f"{what} {part.name} ({part.detail})"
+
+
+def _part_as_dict(part: Part) -> dict[str, Any]:
+    return {"kind": part.kind, "name": part.name, "detail": part.detail}

@@ -65,9 +65,10 @@ class LeaseRows(LeasePositions):
             IncompatibleTableError: The table has rows of the single-table layout of KCL 3.5
                 (protocol §4.2).
         """
-        return self._store.ensure_exists(self._refuse_single_table_layout)
+        return self._store.ensure_exists(self.refuse_single_table_layout)
 
-    def _refuse_single_table_layout(self) -> None:
+    def refuse_single_table_layout(self) -> None:
+        """Raise `IncompatibleTableError` for a table with the single-table layout of KCL 3.5."""
         # Every table of this layout has one of these rows, so no scan is necessary.
         for key in (LEADER_KEY, MIGRATION_KEY, TABLE_MIGRATION_KEY):
             item = self._store.get(key)

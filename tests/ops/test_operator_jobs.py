@@ -109,8 +109,35 @@ def test_seek(jobs):
     assert "missing, or given twice" in jobs.run("seek", to="LATEST", ago="1m")
 
 
+def test_retire(jobs):
+    fleet = jobs.fleet
+    text = jobs.run("retire")
+    assert text.startswith("dry run")
+    assert f"would delete the table {fleet.name}-WorkerMetricStats (2 rows)" in text
+    assert "the rows of worker blue-1, worker blue-2, leader blue-1 must not change" in text
+    release(fleet)
+    for worker_id in ("blue-1", "blue-2"):
+        fleet.tables.workers.deregister(worker_id)
+    coordinator = fleet.tables.coordinator
+    assert coordinator.release_lock(coordinator.read_lock())
+    assert "is not the name of the application" in jobs.run("retire", dry_run=False)
+    assert "is not the name" in jobs.run("retire", dry_run=False, confirm="other")
+    text = jobs.run("retire", dry_run=False, confirm=fleet.name)
+    assert f"deleted the table {fleet.name}-CoordinatorState" in text
+    names = fleet.clients.dynamodb.list_tables()["TableNames"]
+    assert not [name for name in names if name.startswith(fleet.name)]
+
+
 def test_every_field_of_a_form_is_described(jobs):
-    for operation in ("pause", "resume", "drain_worker", "move_lease", "rebalance", "seek"):
+    for operation in (
+        "pause",
+        "resume",
+        "drain_worker",
+        "move_lease",
+        "rebalance",
+        "seek",
+        "retire",
+    ):
         name = f"{jobs.prefix}_{operation}"
         job = jobs.defs.resolve_job_def(name)
         assert job.description

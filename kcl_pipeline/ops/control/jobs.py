@@ -1,5 +1,6 @@
 """Define the jobs of an operator. Each does what the command of the same name does."""
 
+from collections.abc import Callable
 from dataclasses import asdict
 from uuid import uuid4
 
@@ -9,16 +10,18 @@ from pydantic import Field
 from kcl_pipeline.assets.access import PipelineResources
 from kcl_pipeline.assets.contract import PipelineLike
 from kcl_pipeline.assets.names import Names
-from kcl_pipeline.aws import open_kinesis
+from kcl_pipeline.aws import open_kinesis, open_removals
 from kcl_pipeline.clock import Clock
 from kcl_pipeline.control import texts
 from kcl_pipeline.control.application import ApplicationControl
 from kcl_pipeline.control.moving import Moving
 from kcl_pipeline.control.pausing import Pausing
+from kcl_pipeline.control.retire.parts import PartFinder
+from kcl_pipeline.control.retire.run import Retiring
 from kcl_pipeline.control.seek.log import log_of_sink
 from kcl_pipeline.control.seek.run import Seeking
 from kcl_pipeline.control.seek.target import seek_target
-from kcl_pipeline.ops.control.operation import Outcome, operation_job
+from kcl_pipeline.ops.control.operation import C, Outcome, operation_job
 
 _WAIT = "Seconds to wait for the result. 0: do not wait"
 _DRY_RUN = "Change nothing; say what would happen"
@@ -83,6 +86,17 @@ class SeekConfig(dg.Config):
     wait_seconds: float = Field(default=120.0, ge=0, description=_WAIT)
 
 
+class RetireConfig(dg.Config):
+    """End the application."""
+
+    dry_run: bool = Field(
+        default=True, description="Only show what would be deleted. Off: delete it"
+    )
+    confirm: str = Field(
+        default="", description="Name of the application, typed by hand. Needed to delete"
+    )
+
+
 def build_operator_jobs(
     pipeline: PipelineLike, names: Names, clock: Clock | None = None
 ) -> list[dg.JobDefinition]:
@@ -92,54 +106,55 @@ def build_operator_jobs(
     def seek(app: ApplicationControl, config: SeekConfig, found: PipelineResources) -> Outcome:
         return _seek(app, config, found, pipeline)
 
+    def retire(app: ApplicationControl, config: RetireConfig, found: PipelineResources) -> Outcome:
+        return _retire(app, config, found, pipeline)
+
+    def job(
+        name: str,
+        config: type[C],
+        run: Callable[[ApplicationControl, C, PipelineResources], Outcome],
+        description: str,
+    ) -> dg.JobDefinition:
+        return operation_job(pipeline, names, name, config, description, run, clock)
+
     return [
-        operation_job(
-            pipeline,
-            names,
+        job(
             "pause",
             PauseConfig,
-            f"Pauses {who}: its workers commit, release their leases and end, and none starts.",
             _pause,
-            clock,
+            f"Pauses {who}: its workers commit, release their leases and end, and none starts.",
         ),
-        operation_job(
-            pipeline, names, "resume", ResumeConfig, f"Ends the pause of {who}.", _resume, clock
-        ),
-        operation_job(
-            pipeline,
-            names,
+        job("resume", ResumeConfig, _resume, f"Ends the pause of {who}."),
+        job(
             "drain_worker",
             DrainConfig,
-            f"Requests a worker of {who} to end; its leases go to others.",
             _drain,
-            clock,
+            f"Requests a worker of {who} to end; its leases go to others.",
         ),
-        operation_job(
-            pipeline,
-            names,
+        job(
             "move_lease",
             MoveConfig,
-            f"Hands a lease of {who} to a worker. The former owner commits first.",
             _move,
-            clock,
+            f"Hands a lease of {who} to a worker. The former owner commits first.",
         ),
-        operation_job(
-            pipeline,
-            names,
+        job(
             "rebalance",
             RebalanceConfig,
-            f"Lets the leader of {who} balance the leases now.",
             _rebalance,
-            clock,
+            f"Lets the leader of {who} balance the leases now.",
         ),
-        operation_job(
-            pipeline,
-            names,
+        job(
             "seek",
             SeekConfig,
-            f"Sets the positions of {who} by time or sequence number; by default only shows them.",
             seek,
-            clock,
+            f"Sets the positions of {who} by time or sequence number; by default only shows them.",
+        ),
+        job(
+            "retire",
+            RetireConfig,
+            retire,
+            f"Ends {who}: deletes its tables, announcements and fan-out consumers; by default only "
+            "shows them. The output table stays.",
         ),
     ]
 
@@ -196,3 +211,21 @@ def _seek(
     done = seeking.write(str(uuid4()), pause=config.pause, wait_seconds=config.wait_seconds)
     lines = [texts.change(one) for one in done.written]
     return texts.sought_as_dict(done), [*lines, *texts.sought(done)], not done.refused
+
+
+def _retire(
+    app: ApplicationControl, config: RetireConfig, found: PipelineResources, pipeline: PipelineLike
+) -> Outcome:
+    finder = PartFinder(
+        app,
+        open_removals(app.settings, found.aws.clients(app.settings), app.clock),
+        pipeline.sink,
+        tuple(app.settings.streams),
+    )
+    retiring = Retiring(app, finder)
+    if config.dry_run:
+        plan = retiring.plan()
+        lines = ["dry run", *texts.retire_plan(plan)]
+        return texts.retire_plan_as_dict(plan), lines, not plan.parts.problems
+    done = retiring.retire(config.confirm)
+    return texts.retired_as_dict(done), texts.retired(done), done.is_complete

@@ -1,0 +1,263 @@
+"""Find the parts of an application that a retirement deletes, and what stays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Final, Literal, TypeVar
+
+from kcl_pipeline.aws import Removals
+from kcl_pipeline.control.application import ApplicationControl
+from kcl_pipeline.delta.announced import AnnouncementRemoval
+from kcl_pipeline.delta.sink import DeltaSink
+from kcl_pipeline.errors import KclError, NotFoundError
+from kcl_pipeline.kinesis.fan_out.removal import ConsumerRemoval, RegisteredConsumer
+from kcl_pipeline.leases.application import ApplicationRecord
+from kcl_pipeline.leases.deletion import Presence, TableDeletion, TableFound
+from kcl_pipeline.leases.recorded_stream import RecordedStream
+from kcl_pipeline.text import counted, printable
+
+_T = TypeVar("_T")
+Kind = Literal["table", "rows", "announcements", "consumer"]
+_DELTA: Final = "delta:"
+_TRANSACTIONS: Final = (
+    "the application transactions {name}/... in its log: they keep no record from being read. A "
+    "new application of this name begins at its initial position, so with TRIM_HORIZON each record "
+    "that the stream still retains lands once more"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Something that is deleted.
+
+    Attributes:
+        kind: `rows` are those of the application in a shared table.
+        name: Its name.
+        detail: What is known about it.
+        presence: Whether it still exists.
+        delete: Requests the deletion once.
+    """
+
+    kind: Kind
+    name: str
+    detail: str
+    presence: Callable[[], Presence]
+    delete: Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """A part that cannot be looked at or deleted, and why."""
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What a retirement deletes.
+
+    Attributes:
+        first: Parts that are deleted first. Their order does not matter.
+        last: The coordinator-state table. It has the pause and the record of the streams.
+        problems: Parts that cannot be looked at.
+        stays: Sentences about what is not deleted.
+    """
+
+    first: tuple[Part, ...]
+    last: Part | None
+    problems: tuple[Problem, ...]
+    stays: tuple[str, ...]
+
+    @property
+    def all(self) -> tuple[Part, ...]:
+        """All parts, in the order of their deletion."""
+        return self.first if self.last is None else (*self.first, self.last)
+
+
+class PartFinder:
+    """Finds the parts of one application.
+
+    Args:
+        app: The application.
+        removals: What deletes its resources in AWS.
+        sink: The sink of its pipeline. None: unknown; the recorded one is used.
+        streams: Names or ARNs of its streams, in addition to the recorded ones.
+    """
+
+    def __init__(
+        self,
+        app: ApplicationControl,
+        removals: Removals,
+        sink: object = None,
+        streams: tuple[str, ...] = (),
+    ) -> None:
+        self._app = app
+        self._removals = removals
+        self._sink = sink
+        self._streams = streams
+        self._problems: list[Problem] = []
+        self._stays: list[str] = []
+        self._created: list[float] = []
+
+    def find(self) -> Parts:
+        """Look at everything. A part that cannot be looked at is a problem, not an error."""
+        self._problems, self._stays, self._created = [], [], []
+        streams, recorded_sink = self._record()
+        workers = self._table(self._removals.workers)
+        lease = self._table(self._removals.lease)
+        coordinator = self._table(self._removals.coordinator)
+        announcements = self._announcements(recorded_sink)
+        consumers = [self._consumer(arn) for arn in self._arns(streams)]
+        first = [announcements, *consumers, workers, lease]
+        self._streams_stay(streams)
+        return Parts(
+            tuple(part for part in first if part is not None),
+            coordinator,
+            tuple(self._problems),
+            tuple(self._stays),
+        )
+
+    def _record(self) -> tuple[tuple[RecordedStream, ...], str | None]:
+        table = self._app.coordinator
+
+        def read() -> ApplicationRecord | None:
+            try:
+                return table.read_application()
+            except NotFoundError:
+                return None
+
+        record = self._attempt(f"record of the streams in the table {table.name}", read)
+        return ((), None) if record is None else (record.identity.streams, record.identity.sink)
+
+    def _table(self, table: TableDeletion) -> Part | None:
+        found = self._attempt(f"table {table.name}", table.find)
+        if found is None:
+            return None
+        if found.created_seconds is not None:
+            self._created.append(found.created_seconds)
+        if found.is_shared:
+            self._stays.append(
+                f"the table {found.name}, because it has "
+                f"{counted(found.foreign_rows, 'row')} of other programs"
+            )
+        return Part(
+            "rows" if found.is_shared else "table",
+            found.name,
+            _about(found),
+            lambda: table.presence(found),
+            lambda: table.delete(found),
+        )
+
+    def _announcements(self, recorded_sink: str | None) -> Part | None:
+        sink = self._sink
+        options = None
+        uri = None
+        if isinstance(sink, DeltaSink):
+            uri, options = sink.uri, sink.storage_options
+            dead_letters = f"the dead-letter table {sink.dead_letters}"
+        elif sink is None and (recorded_sink or "").startswith(_DELTA):
+            uri = (recorded_sink or "").removeprefix(_DELTA)
+            dead_letters = f"the dead-letter table, {uri}_dead_letters unless set"
+        if uri is None:
+            self._stays.append("what the sink has written, and the dead letters")
+            return None
+        removal = AnnouncementRemoval(uri, self._app.name, options)
+        self._stays += [
+            f"the Delta table {removal.uri} with all its rows",
+            _TRANSACTIONS.format(name=self._app.name),
+            f"{dead_letters}: a record that it has is not written a second time",
+        ]
+        found = self._attempt(f"announcements of the table {removal.uri}", removal.find)
+        if found is None:
+            return None
+        if found.unknown:
+            self._stays.append(
+                f"{counted(found.unknown, 'announcement')} that cannot be read; vacuum deletes them"
+            )
+        return _announcements_part(removal, found.names) if found.names else None
+
+    def _arns(self, recorded: tuple[RecordedStream, ...]) -> list[str]:
+        """Return the ARNs of the recorded streams and of those that the settings name."""
+        found: dict[str, None] = {}
+        for name in (*(one.arn for one in recorded), *self._streams):
+            arn: str | None = name
+            if not name.startswith("arn:"):
+                find = partial(self._removals.consumers.arn_of, name)
+                arn = self._attempt(f"stream {printable(name)}", find)
+            found |= {} if arn is None else {arn: None}
+        return list(found)
+
+    def _consumer(self, stream_arn: str) -> Part | None:
+        removal = self._removals.consumers
+        given = self._app.settings.consumers_by_stream.get(stream_arn)
+        if given is not None:
+            self._stays.append(f"the consumer {given}, which the settings name")
+            return None
+        about = f"consumer {removal.name} of {stream_arn}"
+        found = self._attempt(about, lambda: removal.find(stream_arn))
+        if found is not None and self._is_older(found):
+            self._stays.append(
+                f"the consumer {found.arn}, because it was registered before the application "
+                "existed"
+            )
+            return None
+        return None if found is None else _consumer_part(removal, found)
+
+    def _is_older(self, consumer: RegisteredConsumer) -> bool:
+        """Return whether the consumer existed before the first table of the application.
+
+        Then the application has found it, and has not registered it.
+        """
+        created = consumer.created_seconds
+        return bool(self._created) and created is not None and created < int(min(self._created))
+
+    def _streams_stay(self, recorded: tuple[RecordedStream, ...]) -> None:
+        names = dict.fromkeys([*(one.arn for one in recorded), *self._streams])
+        self._stays += [f"the stream {printable(name)} and its records" for name in names]
+
+    def _attempt(self, name: str, step: Callable[[], _T | None]) -> _T | None:
+        """Return the result of a step, or None after noting its error."""
+        try:
+            return step()
+        except KclError as error:
+            self._problems.append(Problem(name, str(error)))
+            return None
+
+
+def _about(found: TableFound) -> str:
+    about = counted(found.rows, "row")
+    if found.is_shared:
+        about += f" of {found.rows + found.foreign_rows}; the table stays"
+    return f"{about}; its deletion protection is on" if found.is_protected else about
+
+
+def _announcements_part(removal: AnnouncementRemoval, names: tuple[str, ...]) -> Part:
+    def presence() -> Presence:
+        return Presence.THERE if set(names) & set(removal.find().names) else Presence.GONE
+
+    return Part(
+        "announcements",
+        removal.uri,
+        counted(len(names), "announced batch", "announced batches"),
+        presence,
+        lambda: removal.delete(names),
+    )
+
+
+def _consumer_part(removal: ConsumerRemoval, consumer: RegisteredConsumer) -> Part:
+    def presence() -> Presence:
+        found = removal.find(consumer.stream_arn)
+        if found is None or found.arn != consumer.arn:
+            return Presence.GONE
+        return Presence.LEAVING if found.is_leaving else Presence.THERE
+
+    return Part(
+        "consumer",
+        consumer.arn,
+        f"registered as {consumer.name}",
+        presence,
+        lambda: removal.deregister(consumer),
+    )

@@ -1,0 +1,233 @@
+"""End an application: refuse while it lives, pause it, and delete its parts.
+
+1. The rows are observed. If a worker or a leader is alive, nothing is changed.
+2. The application is paused, so no worker starts. Then the rows are read once more.
+3. The announcements, the fan-out consumers, the worker-metrics table and the lease table are
+   deleted. A part that fails does not stop the others.
+4. The coordinator-state table is deleted after everything else, because it has the pause and the
+   record of the streams. While a part has failed, it stays, and another call completes the work.
+
+Each deletion names what was found, by its id, and is repeated until the part is gone. So a lost
+answer does no harm, and a part that another process makes anew is not deleted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, Literal, TypeVar
+
+from kcl_pipeline.control.application import ApplicationControl
+from kcl_pipeline.control.retire.alive import POLL_SECONDS, Liveness, candidates, changes
+from kcl_pipeline.control.retire.parts import Part, PartFinder, Parts
+from kcl_pipeline.errors import (
+    ApplicationInUseError,
+    KclError,
+    NotFoundError,
+    SettingsError,
+    SinkError,
+    ThrottledError,
+    UnavailableError,
+)
+from kcl_pipeline.leases.control import Control, Pause, words
+from kcl_pipeline.leases.deletion import Presence
+from kcl_pipeline.text import printable
+
+PART_SECONDS: Final = 120.0
+"""Longest time for the deletion of one part."""
+SINK_ATTEMPTS: Final = 3
+CALL_ATTEMPTS: Final = 5
+REASON: Final = "it is being retired"
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class RetirePlan:
+    """What a retirement would delete.
+
+    Attributes:
+        parts: The parts and what stays.
+        named: Processes that the rows name, alive or not.
+        observed_seconds: How long their rows are observed before anything is deleted.
+    """
+
+    parts: Parts
+    named: tuple[str, ...]
+    observed_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class PartResult:
+    """The result of one part. `reason` is empty for `deleted`."""
+
+    part: Part
+    outcome: Literal["deleted", "failed", "kept"]
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Retired:
+    """The result of a retirement.
+
+    Attributes:
+        parts: What was found.
+        results: The results, in the order of the deletion.
+        is_paused: Whether the application is still paused.
+    """
+
+    parts: Parts
+    results: tuple[PartResult, ...]
+    is_paused: bool
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether everything is deleted."""
+        return not self.parts.problems and all(one.outcome == "deleted" for one in self.results)
+
+
+class Retiring:
+    """Ends one application.
+
+    Args:
+        app: The application.
+        finder: Finds its parts.
+        on_wait: Called once with the seconds of the observation.
+    """
+
+    def __init__(
+        self,
+        app: ApplicationControl,
+        finder: PartFinder,
+        on_wait: Callable[[float], None] = lambda _: None,
+    ) -> None:
+        self._app = app
+        self._finder = finder
+        self._on_wait = on_wait
+        self._liveness = Liveness(app)
+
+    def plan(self) -> RetirePlan:
+        """Find what would be deleted. Writes nothing.
+
+        Raises:
+            IncompatibleTableError: A Java fleet keeps all rows in the lease table.
+        """
+        self._refuse_single_table()
+        seen = self._liveness.look()
+        return RetirePlan(self._finder.find(), candidates(seen), self._liveness.seconds(seen))
+
+    def retire(self, confirm: str) -> Retired:
+        """Delete the parts.
+
+        Args:
+            confirm: The name of the application, which the operator has typed.
+
+        Raises:
+            SettingsError: `confirm` is another name.
+            ApplicationInUseError: A worker or a leader is alive. Nothing is deleted.
+            IncompatibleTableError: A Java fleet keeps all rows in the lease table.
+        """
+        if confirm != self._app.name:
+            raise SettingsError(
+                f"the confirmation {printable(confirm)!r} is not the name of the application "
+                f"{self._app.name!r}; nothing is deleted"
+            )
+        self._refuse_single_table()
+        last, living = self._liveness.living(self._on_wait)
+        self._require_dead(living)
+        control, is_new = self._pause()
+        results: tuple[PartResult, ...] = ()
+        try:
+            self._require_dead(changes(last, self._liveness.look()))
+            parts = self._finder.find()
+            results = self._delete_all(parts)
+        finally:
+            is_changed = any(one.outcome == "deleted" for one in results)
+            if is_new and not is_changed and control is not None:
+                self._end_pause(control)
+        has_ended = any(one.part is parts.last and one.outcome == "deleted" for one in results)
+        is_paused = control is not None and not has_ended and (is_changed or not is_new)
+        return Retired(parts, results, is_paused)
+
+    def _refuse_single_table(self) -> None:
+        try:
+            self._app.leases.refuse_single_table_layout()
+        except NotFoundError:
+            return
+
+    def _require_dead(self, living: tuple[str, ...]) -> None:
+        if living:
+            raise ApplicationInUseError(
+                f"the application {self._app.name!r} is alive: {'; '.join(living)}. Nothing is "
+                "deleted. Switch the leader sensor off, stop the workers (`kcl-pipeline pause`), "
+                "and run the command again"
+            )
+
+    def _pause(self) -> tuple[Control | None, bool]:
+        """Pause the application, so that no worker starts.
+
+        Returns:
+            The stored pause, and whether this call stored it. None: there is no row for a pause.
+        """
+        table = self._app.coordinator
+        try:
+            found = self._call(table.read_control)
+            if found.pause is not None:
+                return found, False
+            pause = Pause(words(self._app.by), int(self._app.clock.wall() * 1000), REASON)
+            if self._call(lambda: table.put_pause(pause, replacing=found)):
+                return Control(pause, pause_value=pause.value), True
+            if self._call(table.read_migration) is None:  # no worker has completed its start
+                return None, False
+        except NotFoundError:
+            return None, False
+        raise ApplicationInUseError(
+            f"another process changed the pause of the application {self._app.name!r} at this "
+            "moment; nothing is deleted; try again"
+        )
+
+    def _end_pause(self, control: Control) -> None:
+        try:
+            self._call(lambda: self._app.coordinator.put_pause(None, replacing=control))
+        except NotFoundError:
+            return
+
+    def _delete_all(self, parts: Parts) -> tuple[PartResult, ...]:
+        results = [self._delete(part) for part in parts.first]
+        if parts.last is None:
+            return tuple(results)
+        if parts.problems or any(one.outcome == "failed" for one in results):
+            reason = "it has the pause and the record, and other parts are not deleted yet"
+            return (*results, PartResult(parts.last, "kept", reason))
+        return (*results, self._delete(parts.last))
+
+    def _delete(self, part: Part) -> PartResult:
+        """Repeat the deletion of a part until the part is gone."""
+        clock = self._app.clock
+        deadline = clock.monotonic() + PART_SECONDS
+        reason, sink_errors = "", 0
+        while True:
+            try:
+                presence = part.presence()
+                if presence is Presence.GONE:
+                    return PartResult(part, "deleted")
+                if presence is Presence.THERE:
+                    part.delete()
+            except (ThrottledError, UnavailableError) as error:  # it may have been applied
+                reason = str(error)
+            except SinkError as error:  # the store does not say which errors are transient
+                reason, sink_errors = str(error), sink_errors + 1
+            except KclError as error:
+                return PartResult(part, "failed", str(error))
+            if clock.monotonic() >= deadline or sink_errors >= SINK_ATTEMPTS:
+                text = reason or f"it is not gone after {PART_SECONDS:.0f} s"
+                return PartResult(part, "failed", text)
+            clock.sleep(POLL_SECONDS)
+
+    def _call(self, step: Callable[[], _T]) -> _T:
+        """Repeat a call whose answer was lost, with the same arguments."""
+        for _ in range(CALL_ATTEMPTS - 1):
+            try:
+                return step()
+            except (ThrottledError, UnavailableError):
+                self._app.clock.sleep(POLL_SECONDS)
+        return step()

@@ -1,0 +1,145 @@
+"""Delete the DynamoDB tables of a retired application.
+
+A table is identified by its id, so a repeated call never deletes a table that another process has
+created under the same name since. The answer of DeleteTable may be lost: DescribeTable then shows
+that the table is being deleted, or gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+from kcl_pipeline.clock import Clock
+from kcl_pipeline.config import TableSettings
+from kcl_pipeline.errors import IncompatibleTableError, InvalidRequestError, NotFoundError
+from kcl_pipeline.leases import serialization as leases
+from kcl_pipeline.leases import serialization_state as state
+from kcl_pipeline.leases.attributes import text_of
+from kcl_pipeline.leases.aws_errors import IN_USE, call
+from kcl_pipeline.leases.deletion import Presence, TableFound
+from kcl_pipeline.leases.dynamodb.schema import TableShape
+from kcl_pipeline.leases.dynamodb.store import DynamoDbStore
+from kcl_pipeline.leases.store import Item
+
+if TYPE_CHECKING:
+    from mypy_boto3_dynamodb import DynamoDBClient
+
+COORDINATOR_KEYS: Final = (state.LEADER_KEY, state.TABLE_MIGRATION_KEY, state.MIGRATION_KEY)
+"""Keys of an application's rows. The last one has the pause, so it is deleted last."""
+_NO_ROWS: Final = frozenset({"CREATING", "DELETING"})
+
+
+def is_own_lease(item: Item) -> bool:
+    """Return whether the row of a lease table is a lease, readable or not."""
+    return leases.is_lease(item) and (leases.CHECKPOINT in item or leases.COUNTER in item)
+
+
+def is_own_worker(item: Item) -> bool:
+    """Return whether the row of a worker-metrics table is of a worker, readable or not."""
+    return state.is_worker(item) and (state.LAST_UPDATE in item or state.STATS in item)
+
+
+def is_own_state(item: Item) -> bool:
+    """Return whether the row of a coordinator-state table is one that the KCL writes."""
+    return text_of(item, "key") in COORDINATOR_KEYS
+
+
+class DynamoDbDeletion:
+    """Deletes one table, or the application's rows in it (see `TableDeletion`).
+
+    Args:
+        client: Should make one attempt per call.
+        shape: Name and key of the table.
+        is_own: Whether a row belongs to the application.
+        clock: The clock of the scan's waits.
+    """
+
+    def __init__(
+        self,
+        client: DynamoDBClient,
+        shape: TableShape,
+        is_own: Callable[[Item], bool],
+        clock: Clock,
+    ) -> None:
+        self.name = shape.name
+        self._client = client
+        self._shape = shape
+        self._is_own = is_own
+        self._store = DynamoDbStore(client, shape, TableSettings(), clock, scan_segments=1)
+
+    def find(self) -> TableFound | None:
+        """See `TableDeletion`. Scans the table."""
+        table = self._describe()
+        if table is None:
+            return None
+        self._check_key(table)
+        own, foreign = self._rows(table)
+        created = table.get("CreationDateTime")
+        return TableFound(
+            self.name,
+            _id_of(table),
+            len(own),
+            foreign,
+            None if created is None else created.timestamp(),
+            bool(table.get("DeletionProtectionEnabled")),
+        )
+
+    def presence(self, found: TableFound) -> Presence:
+        """See `TableDeletion`."""
+        table = self._describe()
+        if table is None or _id_of(table) != found.table_id:
+            return Presence.GONE
+        if table["TableStatus"] == "DELETING":
+            return Presence.LEAVING
+        if found.is_shared and not self._rows(table)[0]:
+            return Presence.GONE
+        return Presence.THERE
+
+    def delete(self, found: TableFound) -> None:
+        """See `TableDeletion`."""
+        if found.is_shared:
+            table = self._describe()
+            for key in self._rows(table)[0] if table is not None else ():
+                self._store.delete(key, [])
+            return
+        try:
+            call(self._client.delete_table, "DeleteTable", self.name, TableName=self.name)
+        except NotFoundError:
+            return
+        except InvalidRequestError as error:
+            if error.code != IN_USE:  # it is being created or deleted; `presence` shows which
+                raise
+
+    def _describe(self) -> dict[str, Any] | None:
+        try:
+            table: dict[str, Any] = call(
+                self._client.describe_table, "DescribeTable", self.name, TableName=self.name
+            )["Table"]
+        except NotFoundError:
+            return None
+        return table
+
+    def _check_key(self, table: dict[str, Any]) -> None:
+        keys = [one["AttributeName"] for one in table["KeySchema"]]
+        if keys != [self._shape.key_name]:
+            raise IncompatibleTableError(
+                f"the table {self.name} has the key {', '.join(keys)} instead of "
+                f"{self._shape.key_name}: it belongs to another program and is not deleted"
+            )
+
+    def _rows(self, table: dict[str, Any]) -> tuple[list[str], int]:
+        """Return the keys of the application's rows, and the number of other rows."""
+        if table["TableStatus"] in _NO_ROWS:
+            return [], 0
+        own, foreign = [], 0
+        for item in self._store.scan(consistent=True):
+            if self._is_own(item):
+                own.append(text_of(item, self._shape.key_name) or "")
+            else:
+                foreign += 1
+        return sorted(own, key=lambda key: (key == state.MIGRATION_KEY, key)), foreign
+
+
+def _id_of(table: dict[str, Any]) -> str:
+    return str(table.get("TableId") or table.get("CreationDateTime"))

@@ -1,0 +1,122 @@
+"""`kcl-pipeline compact` and `kcl-pipeline vacuum`, and the retention that announcements need."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from deltalake import write_deltalake
+
+from kcl_pipeline.batch import CommitEntry, TxnVersions
+from kcl_pipeline.delta.announcements import Claim
+from kcl_pipeline.delta.maintenance import guarded_retention, measured_vacuum, vacuum
+from tests.support.announcing import announce
+from tests.support.cli_fleet import run, run_json
+from tests.support.delta_tables import committer, ids, written
+
+SCHEMA = pa.schema([("id", pa.int64())])
+HOUR_MILLIS = 3_600_000
+
+
+def table(uri, commits=4):
+    sink = committer(uri)
+    sink.ensure_table(SCHEMA)
+    for turn in range(1, commits + 1):
+        expected = TxnVersions(turn - 1 or None)
+        sink.commit(written(uri, turn), [CommitEntry("a", turn, expected)])
+    return sink
+
+
+def age(uri, path, hours):
+    then = time.time() - hours * 3_600
+    os.utime(Path(uri) / path, (then, then))
+
+
+@pytest.fixture
+def pipeline(tmp_path, monkeypatch):
+    """A module with a pipeline whose output table has four files. There are no dead letters."""
+    (tmp_path / "upkeep_pipeline.py").write_text(
+        "from kcl_pipeline import DeltaSink, KinesisPipeline\n"
+        "orders = KinesisPipeline(name='orders', streams=['orders'],\n"
+        f"    transform_arrow=lambda r: r, sink=DeltaSink({str(tmp_path / 'table')!r}))\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(__import__("sys").modules, "upkeep_pipeline", raising=False)
+    table(str(tmp_path / "table"))
+    return "upkeep_pipeline:orders"
+
+
+def test_compact_shows_and_merges_small_files(pipeline, tmp_path):
+    uri = str(tmp_path / "table")
+    (found,) = run_json("compact", "-p", pipeline, "--dry-run")["tables"]
+    assert (found["files"], found["bytes"] > 0) == (4, True)
+    assert "would merge up to 4 files" in run("compact", "-p", pipeline, "--dry-run").stdout
+    assert f"{uri}: merged 4 files into 1" in run("compact", "-p", pipeline).stdout
+    assert run_json("compact", "--uri", uri, "--dry-run")["tables"][0]["files"] == 0
+    assert ids(uri) == [1, 2, 3, 4]
+
+
+def test_vacuum_lists_files_and_bytes_and_then_removes_them(pipeline, tmp_path):
+    uri = str(tmp_path / "table")
+    (forgotten,) = written(uri, 9).files
+    age(uri, forgotten.path, 200)
+    (found,) = run_json("vacuum", "-p", pipeline, "--dry-run")["tables"]
+    assert (found["files"], found["bytes"]) == (1, forgotten.size)
+    assert found["paths"] == [forgotten.path]
+    text = run("vacuum", "-p", pipeline, "--dry-run").stdout
+    assert f"dry run: would remove 1 file ({forgotten.size:,} bytes)" in text
+    assert forgotten.path in text
+    assert (Path(uri) / forgotten.path).exists()
+    text = run("vacuum", "-p", pipeline, "--table", "all").stdout
+    assert (
+        f"removed 1 file ({forgotten.size:,} bytes) that no version of the last 168 hours" in text
+    )
+    assert f"{uri}_dead_letters: there is no table" in text
+    assert not (Path(uri) / forgotten.path).exists()
+    assert ids(uri) == [1, 2, 3, 4]
+
+
+def test_wrong_arguments_are_one_sentence(pipeline):
+    refused = run("vacuum", "-p", pipeline, "--retention-hours", "0", code=1).stderr
+    assert "retention_hours=0 is too small" in refused
+    assert "write either --pipeline" in run("compact", code=1).stderr
+    run("vacuum", "-p", pipeline, "--table", "none", code=2)
+
+
+def test_the_dead_letter_table_is_maintained(pipeline, tmp_path):
+    uri = f"{tmp_path / 'table'}_dead_letters"
+    for number in range(3):
+        write_deltalake(uri, pa.table({"id": [number]}), mode="append")
+    found = run_json("compact", "-p", pipeline, "--table", "dead-letters")["tables"]
+    assert found == [{"table": uri, "removed": 3, "added": 1}]
+    assert len(run_json("compact", "-p", pipeline, "--table", "all")["tables"]) == 2
+
+
+def test_vacuum_keeps_old_files_of_a_batch_that_was_announced_late(tmp_path):
+    """A worker that was paused between writing and announcing."""
+    uri = str(tmp_path / "table")
+    sink = table(uri, commits=1)
+    late = written(uri, 2)
+    (file,) = late.files
+    then = int(time.time() * 1000) - 50 * HOUR_MILLIS
+    announce(
+        sink,
+        [replace(file, modified_millis=then)],
+        Claim("app/late", "app/late/fence", 1, TxnVersions()),
+    )
+    age(uri, file.path, 50)
+    assert guarded_retention(uri, 2) in (50, 51)
+    assert guarded_retention(uri, 168) == 168
+    assert vacuum(uri, 2, dry_run=True) == ()
+    assert measured_vacuum(uri, 2).retention_hours in (50, 51)
+    assert (Path(uri) / file.path).exists()
+    assert sink.fence("late", TxnVersions()) is None, "the announced batch lands"
+    assert ids(uri) == [1, 2]
+    forgotten = written(uri, 3).files[0].path
+    age(uri, forgotten, 50)
+    assert vacuum(uri, 2) == (forgotten,)

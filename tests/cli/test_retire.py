@@ -1,0 +1,197 @@
+"""`kcl-pipeline retire` (embedded AWS)."""
+
+from __future__ import annotations
+
+import pytest
+from botocore.exceptions import ClientError
+
+from kcl_pipeline.aws import open_removals
+from kcl_pipeline.batch import TxnVersions
+from kcl_pipeline.cli.control import retire
+from kcl_pipeline.clock import SystemClock
+from kcl_pipeline.delta.announcements import Claim
+from kcl_pipeline.leases.application import ApplicationIdentity
+from kcl_pipeline.leases.application_check import ensure_application
+from kcl_pipeline.leases.deletion import Presence
+from kcl_pipeline.local.faults import FaultRule
+from tests.support.announcing import announce
+from tests.support.cli_fleet import run, run_json
+from tests.support.delta_tables import committer, written
+
+pytest_plugins = ["tests.support.cli_fixtures"]
+pytestmark = pytest.mark.usefixtures("environment")
+
+SUFFIXES = ("", "-CoordinatorState", "-WorkerMetricStats")
+
+
+class Quiet:
+    """A fleet whose workers have stopped, with a consumer and announcements."""
+
+    def __init__(self, fleet, folder):
+        self.fleet, self.name = fleet, fleet.name
+        self.kinesis, self.dynamodb = fleet.clients.kinesis, fleet.clients.dynamodb
+        for worker_id in ("blue-1", "blue-2"):
+            fleet.tables.workers.deregister(worker_id)
+        for lease in fleet.tables.lease.list_leases().leases:
+            assert lease.owner is None or fleet.tables.lease.evict(lease)
+        assert fleet.tables.coordinator.release_lock(fleet.tables.coordinator.read_lock())
+        stream = fleet.kinesis.resolve_stream(self.name, multi_stream=False)
+        self.arn = stream.arn
+        self.uri = str(folder / "table")
+        identity = ApplicationIdentity.of([stream], is_multi_stream=False, sink=f"delta:{self.uri}")
+        ensure_application(
+            self.name, fleet.tables.coordinator, fleet.tables.lease, identity, lambda: ()
+        )
+        for name in (self.name, "another-consumer"):
+            self.kinesis.register_stream_consumer(StreamARN=self.arn, ConsumerName=name)
+        sink = committer(self.uri)
+        sink.ensure_table(written(self.uri, 1).schema)
+        self.announced = [
+            announce(sink, written(self.uri, number).files, claim).name
+            for number, claim in enumerate(
+                Claim(f"{name}/y", f"{name}/y/fence", 1, TxnVersions())
+                for name in (self.name, f"{self.name}-2", "other")
+            )
+        ]
+
+    def tables(self):
+        names = self.dynamodb.list_tables()["TableNames"]
+        return sorted(one.removeprefix(self.name) for one in names if one.startswith(self.name))
+
+    def consumers(self):
+        found = self.kinesis.list_stream_consumers(StreamARN=self.arn)["Consumers"]
+        return sorted(one["ConsumerName"] for one in found)
+
+    def announcements(self, folder):
+        names = {one.name for one in (folder / "table" / "_kcl_pipeline" / "announced").iterdir()}
+        return [name.rpartition("/")[2] in names for name in self.announced]
+
+
+@pytest.fixture
+def quiet(fleet, tmp_path):
+    return Quiet(fleet, tmp_path)
+
+
+def test_without_a_confirmation_it_only_shows_the_parts(quiet, tmp_path):
+    text = run("retire", "-a", quiet.name).stdout
+    for suffix in SUFFIXES:
+        assert f"would delete the table {quiet.name}{suffix} (" in text
+    assert f"would delete the announcements of the table {quiet.uri} (1 announced batch)" in text
+    assert f"would delete the fan-out consumer {quiet.arn}/consumer/{quiet.name}:" in text
+    assert f"stays: the Delta table {quiet.uri} with all its rows" in text
+    assert "each record that the stream still retains lands once more" in text
+    assert f"stays: the stream {quiet.arn} and its records" in text
+    assert f"dry run; add --confirm {quiet.name} to delete" in text
+    found = run_json("retire", "-a", quiet.name, "--dry-run")
+    assert (found["dry_run"], found["problems"], len(found["parts"])) == (True, [], 5)
+    refused = run("retire", "-a", quiet.name, "--confirm", "other", code=1).stderr
+    assert f"is not the name of the application '{quiet.name}'; nothing is deleted" in refused
+    both = run("retire", "-a", quiet.name, "--confirm", quiet.name, "--dry-run", code=1).stderr
+    assert "contradict each other" in both
+    assert quiet.tables() == sorted(SUFFIXES)
+    assert quiet.fleet.tables.coordinator.read_control().pause is None
+    assert all(quiet.announcements(tmp_path))
+
+
+def test_it_deletes_what_belongs_to_the_application_and_twice_is_safe(quiet, tmp_path):
+    found = run_json("retire", "-a", quiet.name, "--confirm", quiet.name)
+    assert (found["is_complete"], found["is_paused"]) == (True, False)
+    assert [one["kind"] for one in found["parts"]] == ["announcements", "consumer", *["table"] * 3]
+    assert quiet.tables() == []
+    assert quiet.consumers() == ["another-consumer"]
+    assert quiet.announcements(tmp_path) == [False, True, True], "those of others stay"
+    text = run("retire", "-a", quiet.name, "--confirm", quiet.name).stdout
+    assert "nothing was left to delete" in text
+
+
+def test_a_terminal_asks_for_the_name(quiet, monkeypatch):
+    monkeypatch.setattr(retire, "is_interactive", lambda: True)
+    monkeypatch.setattr(retire.typer, "prompt", lambda _: "no")
+    assert "nothing is deleted" in run("retire", "-a", quiet.name, code=1).stderr
+    assert quiet.tables() == sorted(SUFFIXES)
+    monkeypatch.setattr(retire.typer, "prompt", lambda _: quiet.name)
+    text = run("retire", "-a", quiet.name).stdout
+    assert f"would delete the table {quiet.name} (4 rows)" in text
+    assert f"deleted the table {quiet.name} (4 rows)" in text
+    assert quiet.tables() == []
+
+
+@pytest.mark.parametrize("kind", ["drop_before", "drop_after", "throttle", "error500"])
+def test_lost_answers_are_repeated(quiet, server, kind):
+    server.fault_rules.replace(
+        [
+            FaultRule(operation=operation, kind=kind, count=2)
+            for operation in ("DeleteTable", "DeregisterStreamConsumer", "UpdateItem")
+        ]
+    )
+    assert run_json("retire", "-a", quiet.name, "--confirm", quiet.name)["is_complete"]
+    assert (quiet.tables(), quiet.consumers()) == ([], ["another-consumer"])
+
+
+def test_one_denied_table_is_named_and_the_rest_is_deleted(quiet, server):
+    rule = FaultRule(operation="DeleteTable", kind="deny", contains="-WorkerMetricStats")
+    server.fault_rules.replace([rule])
+    text = run("retire", "-a", quiet.name, "--confirm", quiet.name, code=1).stdout
+    assert f"failed the table {quiet.name}-WorkerMetricStats" in text
+    assert "the action is dynamodb:DeleteTable" in text
+    assert f"kept the table {quiet.name}-CoordinatorState" in text
+    assert "the application is still paused" in text
+    assert quiet.tables() == ["-CoordinatorState", "-WorkerMetricStats"]
+    assert quiet.consumers() == ["another-consumer"]
+    server.fault_rules.replace([])
+    assert run_json("retire", "-a", quiet.name, "--confirm", quiet.name)["is_complete"]
+    assert quiet.tables() == []
+
+
+def test_deletion_protection_is_shown_and_reported(quiet):
+    quiet.dynamodb.update_table(TableName=quiet.name, DeletionProtectionEnabled=True)
+    assert "(4 rows; its deletion protection is on)" in run("retire", "-a", quiet.name).stdout
+    done = run_json("retire", "-a", quiet.name, "--confirm", quiet.name, code=1)
+    failed = [one["name"] for one in done["parts"] if one["outcome"] == "failed"]
+    assert failed == [quiet.name]
+
+
+def test_in_a_shared_table_only_the_rows_are_deleted(quiet):
+    table = f"{quiet.name}-CoordinatorState"
+    other = {"key": {"S": "another program"}, "value": {"S": "x"}}
+    quiet.dynamodb.put_item(TableName=table, Item=other)
+    text = run("retire", "-a", quiet.name).stdout
+    assert f"would delete the rows of the application in the table {table} (" in text
+    assert "stays: the table" in text
+    assert run_json("retire", "-a", quiet.name, "--confirm", quiet.name)["is_complete"]
+    assert quiet.tables() == ["-CoordinatorState"]
+    assert quiet.dynamodb.scan(TableName=table)["Items"] == [other]
+
+
+def test_the_table_of_another_program_stays(quiet):
+    table = f"{quiet.name}-WorkerMetricStats"
+    quiet.dynamodb.delete_table(TableName=table)
+    quiet.dynamodb.create_table(
+        TableName=table,
+        KeySchema=[{"AttributeName": "id", "KeyType": "HASH"}],
+        AttributeDefinitions=[{"AttributeName": "id", "AttributeType": "S"}],
+        BillingMode="PAY_PER_REQUEST",
+    )
+    found = run_json("retire", "-a", quiet.name, "--confirm", quiet.name, code=1)
+    (problem,) = found["problems"]
+    assert "belongs to another program" in problem["reason"]
+    assert quiet.tables() == ["-CoordinatorState", "-WorkerMetricStats"]
+
+
+def test_a_table_that_was_created_again_is_not_deleted(quiet):
+    clock = SystemClock()
+    removals = open_removals(quiet.fleet.settings, quiet.fleet.clients, clock)
+    found = removals.lease.find()
+    assert (found.rows, removals.lease.presence(found)) == (4, Presence.THERE)
+    removals.lease.delete(found)
+    removals.lease.delete(found)
+    assert removals.lease.presence(found) is Presence.GONE
+    quiet.fleet.tables.lease.ensure_exists()
+    assert removals.lease.presence(found) is Presence.GONE
+    consumer = removals.consumers.find(quiet.arn)
+    removals.consumers.deregister(consumer)
+    removals.consumers.deregister(consumer)
+    assert removals.consumers.find(quiet.arn) is None
+    assert removals.consumers.arn_of("no-such-stream") is None
+    with pytest.raises(ClientError):
+        quiet.kinesis.describe_stream_consumer(ConsumerARN=consumer.arn)

@@ -1,0 +1,79 @@
+"""Retire an application, and start one of the same name (embedded AWS): count the rows."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from deltalake import DeltaTable
+
+from kcl_pipeline.aws import open_removals, open_tables
+from kcl_pipeline.clock import SystemClock
+from kcl_pipeline.control.application import ApplicationControl
+from kcl_pipeline.control.retire.parts import PartFinder
+from kcl_pipeline.control.retire.run import Retiring
+from kcl_pipeline.delta.sink import DeltaCommitter
+from kcl_pipeline.errors import ApplicationInUseError
+from tests.support.iam_world import (  # noqa: F401 (fixtures)
+    Application,
+    _open_again,
+    application_fixture,
+    aws_fixture,
+    gate_fixture,
+)
+
+
+def retiring(application: Application) -> Retiring:
+    settings, clients, clock = application.pipeline.settings, application.clients, SystemClock()
+    tables = open_tables(settings, clients, clock)
+    app = ApplicationControl(
+        settings, tables.lease, tables.workers, tables.coordinator, clock, "ann"
+    )
+    finder = PartFinder(
+        app, open_removals(settings, clients, clock), application.pipeline.sink, settings.streams
+    )
+    return Retiring(app, finder)
+
+
+def numbers(application: Application) -> dict[str, int | None]:
+    rows = [f"shardId-{number:012}" for number in range(2)]
+    found = DeltaCommitter(application.pipeline.sink, application.name).txn_versions(rows)
+    return {key: one.data for key, one in found.items()}
+
+
+def count(application: Application) -> int:
+    return int(DeltaTable(str(application.table)).to_pyarrow_table().num_rows)
+
+
+def test_each_retained_record_lands_once_more_after_a_new_start(application: Application) -> None:
+    assert application.drain() == 20
+    before = numbers(application)
+    assert None not in before.values()
+    done = retiring(application).retire(application.name)
+    assert done.is_complete, done
+    assert (count(application), numbers(application)) == (20, before), "the table stays"
+    application.publish(5)
+    assert application.drain() == 25, "a new application reads from the beginning"
+    assert count(application) == 45
+    after = numbers(application)
+    assert all(after[key] != before[key] for key in before), "no number is used again"
+    assert application.drain() == 0, "and goes on from its own positions"
+    assert count(application) == 45
+
+
+def test_a_running_worker_is_named(application: Application) -> None:
+    stop = SystemClock().signal()
+    worker = application.pipeline.build_worker("w1", clients=application.clients)
+    thread = threading.Thread(target=lambda: worker.run(stop))
+    thread.start()
+    try:
+        deadline = SystemClock().monotonic() + 30
+        while not application.table.exists() or count(application) < 20:
+            assert SystemClock().monotonic() < deadline
+            SystemClock().sleep(0.2)
+        with pytest.raises(ApplicationInUseError, match="the worker w1 has reported"):
+            retiring(application).retire(application.name)
+    finally:
+        stop.set()
+        thread.join(30)
+    assert retiring(application).retire(application.name).is_complete
