@@ -9,7 +9,7 @@ import typer
 
 from kcl_pipeline.cli.control.operator import DryRun, report
 from kcl_pipeline.cli.dead_letters import dead_letter_table
-from kcl_pipeline.cli.target import AsJson, Pipeline, load_pipeline
+from kcl_pipeline.cli.target import AsJson, OnlyPipeline, Pipeline, load_pipeline
 from kcl_pipeline.errors import SettingsError
 from kcl_pipeline.text import counted
 
@@ -36,6 +36,7 @@ Table = tuple[str, Mapping[str, str]]
 
 
 def compact(
+    application: OnlyPipeline = None,
     pipeline: Pipeline = None,
     uri: Uri = None,
     table: Tables = "output",
@@ -47,7 +48,7 @@ def compact(
 
     result: list[dict[str, Any]] = []
     lines = []
-    for address, options in _tables(pipeline, uri, table):
+    for address, options in _tables(application, pipeline, uri, table):
         if not maintenance.table_exists(address, options):
             lines.append(f"{address}: there is no table")
             result.append({"table": address, "exists": False})
@@ -70,6 +71,7 @@ def compact(
 
 
 def vacuum(
+    application: OnlyPipeline = None,
     pipeline: Pipeline = None,
     uri: Uri = None,
     table: Tables = "output",
@@ -87,7 +89,7 @@ def vacuum(
     hours = maintenance.DEFAULT_RETENTION_HOURS if retention_hours is None else retention_hours
     result: list[dict[str, Any]] = []
     lines = []
-    for address, options in _tables(pipeline, uri, table):
+    for address, options in _tables(application, pipeline, uri, table):
         if not maintenance.table_exists(address, options):
             lines.append(f"{address}: there is no table")
             result.append({"table": address, "exists": False})
@@ -114,7 +116,13 @@ def vacuum(
     report({"dry_run": dry_run, "tables": result}, lines, as_json=as_json, ok=True)
 
 
-def _tables(pipeline: str | None, uri: str | None, which: str) -> list[Table]:
+def _tables(
+    application: str | None, pipeline: str | None, uri: str | None, which: str
+) -> list[Table]:
+    if application is not None:
+        raise SettingsError(
+            "--application names no table; write --pipeline module:attribute, or --uri ADDRESS"
+        )
     if (pipeline is None) == (uri is None):
         raise SettingsError("write either --pipeline module:attribute or --uri ADDRESS")
     if uri is not None:
