@@ -317,12 +317,33 @@ def open_removals(settings: ConsumerSettings, clients: AwsClients, clock: Clock)
     return Removals(lease, workers, coordinator, ConsumerRemoval(clients.kinesis, name))
 
 
+def delete_tables(settings: ConsumerSettings, clients: AwsClients) -> None:
+    """Delete the three tables. The coordinator state, which says what they are, is the last one.
+
+    Raises:
+        AwsError: A call failed. Call again; a table that does not exist is no error.
+    """
+    from kcl_pipeline.leases.dynamodb import deletion  # noqa: PLC0415 (as above)
+
+    names = (
+        settings.lease_table_name,
+        settings.worker_metrics_table_name,
+        settings.coordinator_state_table_name,
+    )
+    deletion.delete_tables(clients.dynamodb, names)
+
+
 def open_kinesis(settings: ConsumerSettings, clients: AwsClients, clock: Clock) -> BotoKinesis:
     """Return the stream client of this application."""
     # pyarrow is loaded only where records are read
     from kcl_pipeline.kinesis.boto import BotoKinesis  # noqa: PLC0415
 
-    return BotoKinesis(clients.kinesis, settings.retrieval, settings.shard_sync, clock)
+    client: type[BotoKinesis] = BotoKinesis
+    if settings.retrieval.is_bounded:
+        from kcl_pipeline.kinesis.bounded import BoundedKinesis  # noqa: PLC0415 (likewise)
+
+        client = BoundedKinesis
+    return client(clients.kinesis, settings.retrieval, settings.shard_sync, clock)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from datetime import datetime
+from typing import Literal, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from kcl_pipeline.settings_model import (
     CONSUMER_FORM,
@@ -90,6 +91,51 @@ class RetrievalSettings(StrictSettings):
         description="A subscription without an event for this time is renewed. AWS sends one at "
         "least every 5 s",
     )
+
+    arrived_from: datetime | None = Field(
+        None,
+        strict=False,
+        description="Only records that arrived at this time or later are read. Only with polling. "
+        "`kcl-pipeline replay` sets it",
+        json_schema_extra={"write": "a time with a time zone, such as 2026-01-31T12:00:00+00:00"},
+    )
+    arrived_before: datetime | None = Field(
+        None,
+        strict=False,
+        description="Only records that arrived before this time are read. Only with polling. "
+        "`kcl-pipeline replay` sets it",
+        json_schema_extra={"write": "a time with a time zone, such as 2026-01-31T12:00:00+00:00"},
+    )
+
+    @field_validator("arrived_from", "arrived_before")
+    @classmethod
+    def _has_a_zone(cls, value: datetime | None) -> datetime | None:
+        if value is not None and value.tzinfo is None:
+            msg = (
+                f"retrieval: the time {value.isoformat()} has no time zone. Write "
+                f"{value.isoformat()}+00:00 for UTC"
+            )
+            raise ValueError(msg)
+        return value
+
+    @model_validator(mode="after")
+    def _range_is_polled(self) -> Self:
+        begin, end = self.arrived_from, self.arrived_before
+        if begin is not None and end is not None and begin >= end:
+            msg = f"retrieval.arrived_from={begin} is not before arrived_before={end}"
+            raise ValueError(msg)
+        if self.is_bounded and self.retrieval_mode != "polling":
+            msg = (
+                f"retrieval.retrieval_mode={self.retrieval_mode!r} reads no time range. Write "
+                "'polling', or omit arrived_from and arrived_before"
+            )
+            raise ValueError(msg)
+        return self
+
+    @property
+    def is_bounded(self) -> bool:
+        """Whether only records of a time range are read."""
+        return self.arrived_from is not None or self.arrived_before is not None
 
     @field_validator("consumer_arns")
     @classmethod

@@ -1,4 +1,4 @@
-"""Delete the DynamoDB tables of a retired application.
+"""Delete the DynamoDB tables of a retired application, and those of a replay.
 
 A table is identified by its id, so a repeated call never deletes a table that another process has
 created under the same name since. The answer of DeleteTable may be lost: DescribeTable then shows
@@ -7,7 +7,7 @@ that the table is being deleted, or gone.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Final
 
 from kcl_pipeline.clock import Clock
@@ -139,6 +139,19 @@ class DynamoDbDeletion:
             else:
                 foreign += 1
         return sorted(own, key=lambda key: (key == state.MIGRATION_KEY, key)), foreign
+
+
+def delete_tables(client: DynamoDBClient, names: Iterable[str]) -> None:
+    """Delete tables in this order. A table that does not exist is no error.
+
+    Raises:
+        AwsError: A call failed. The tables after it are not deleted.
+    """
+    for name in names:
+        try:
+            call(client.delete_table, "DeleteTable", name, TableName=name)
+        except NotFoundError:
+            continue
 
 
 def _id_of(table: dict[str, Any]) -> str:
