@@ -18,6 +18,7 @@ from kcl_pipeline.leases.application import (
 from kcl_pipeline.leases.attributes import text_of
 from kcl_pipeline.leases.control import BALANCE, PAUSE, BalanceRequest, Control, Pause, control_of
 from kcl_pipeline.leases.losses import LossLog, LossRecord, losses_from_text, losses_text
+from kcl_pipeline.leases.replay_record import REPLAY, ReplayRecord, replay_from_text, replay_text
 from kcl_pipeline.leases.serialization import string
 from kcl_pipeline.leases.state import LeaderLock, MigrationState, UnreadableLock
 from kcl_pipeline.leases.store import (
@@ -248,6 +249,34 @@ class CoordinatorRows:
         if outcome.applied or outcome.item is None:
             return outcome.applied
         return same_value(outcome.item.get(name), value)
+
+    def read_replay(self) -> ReplayRecord | None:
+        """Return what this application replays; None if it is no replay. Strongly consistent.
+
+        Raises:
+            UnreadableRowError: The record cannot be read.
+        """
+        item = self._store.get(rows.MIGRATION_KEY)
+        if item is None or REPLAY not in item:
+            return None
+        return replay_from_text(text_of(item, REPLAY) or "")
+
+    def put_replay(self, record: ReplayRecord, *, replacing: ReplayRecord | None) -> bool:
+        """Record what this application replays, if the record equals `replacing`.
+
+        `replacing` None: there must be no record. False also if there is no client-version row,
+        which contains the record.
+
+        Applied if the attribute has this value.
+        """
+        put = {REPLAY: string(replay_text(record))}
+        before: Condition = Absent(REPLAY)
+        if replacing is not None:
+            before = Equals(REPLAY, string(replay_text(replacing)))
+        outcome = self._store.update(
+            rows.MIGRATION_KEY, [Present(self._store.key_name), before], Changes(put)
+        )
+        return outcome.applied or _has(outcome, put)
 
     def read_losses(self) -> LossRecord:
         """Return the recorded losses; without a record an empty one. Strongly consistent.

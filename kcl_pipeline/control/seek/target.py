@@ -63,10 +63,10 @@ def seek_target(
     if after is not None:
         return SeekTarget("AFTER", _position(after))
     if ago is not None:
-        match = _AGO.fullmatch(ago.strip())
-        if match is None:
+        seconds = duration_seconds(ago)
+        if seconds is None:
             raise SettingsError(f"--ago '{printable(ago)}' is not a time; write 30s, 10m, 2h or 1d")
-        return _at(now_seconds - float(match[1]) * _SECONDS[match[2]], now_seconds)
+        return _at(now_seconds - seconds, now_seconds)
     text = (to or "").strip()
     if text.upper() == "TRIM_HORIZON":
         return SeekTarget("TRIM_HORIZON", TRIM_HORIZON)
@@ -79,6 +79,12 @@ def seek_target(
     if time.tzinfo is None:
         raise SettingsError(f"--to {text} has no time zone; write {text}Z for UTC")
     return _at(time.timestamp(), now_seconds)
+
+
+def duration_seconds(text: str) -> float | None:
+    """Return the seconds of a duration such as `10m`. None: the text is no duration."""
+    match = _AGO.fullmatch(text.strip())
+    return None if match is None else float(match[1]) * _SECONDS[match[2]]
 
 
 def _at(seconds: float, now_seconds: float) -> SeekTarget:

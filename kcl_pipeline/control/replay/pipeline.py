@@ -1,0 +1,139 @@
+"""Derive the pipeline of a replay from the pipeline whose records it replays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, Final, Protocol, cast
+
+from kcl_pipeline.clock import Clock, StopSignal
+from kcl_pipeline.config import ConsumerSettings
+from kcl_pipeline.delta.settings import DeltaSink
+from kcl_pipeline.delta.storage.storage import table_root
+from kcl_pipeline.errors import SettingsError
+from kcl_pipeline.events import EventSink
+from kcl_pipeline.kinesis.bounded import TOLERANCE
+from kcl_pipeline.leases.replay_record import ReplayRecord
+from kcl_pipeline.worker.summary import WorkerProgress, WorkerSummary
+
+_OF_ARGUMENTS: Final = ("application_name", "streams", "stream_settings", "selects_streams")
+_TABLES: Final = ("lease_table", "worker_metrics_table", "coordinator_state_table")
+_OF_TABLE: Final = ("table_name", "deletion_protection_enabled", "point_in_time_recovery_enabled")
+_OF_FLEET: Final = (
+    "max_leases_for_worker",
+    "max_leases_for_group",
+    "max_throughput_per_host_kbps",
+    "max_throughput_per_group_kbps",
+)
+_OF_POSITION: Final = ("former_streams", "former_streams_leases_deletion_strategy")
+_OF_FAN_OUT: Final = ("consumer_name", "consumer_arns", "retrieval_mode")
+
+
+class ReplayWorker(Protocol):
+    """The worker of a replay."""
+
+    def run(
+        self,
+        stop: StopSignal,
+        *,
+        mode: Any,
+        on_progress: Callable[[WorkerProgress], None],
+        progress_seconds: float,
+    ) -> WorkerSummary:
+        """See `worker.Worker.run`."""
+        ...
+
+
+class ReplayPipeline(Protocol):
+    """The part of a `KinesisPipeline` that a replay needs."""
+
+    @property
+    def settings(self) -> ConsumerSettings:
+        """All settings."""
+        ...
+
+    @property
+    def sink(self) -> Any:
+        """The sink."""
+        ...
+
+    def ensure_tables(
+        self, *, clients: Any, clock: Clock, events: EventSink, stop: StopSignal
+    ) -> None:
+        """See `KinesisPipeline.ensure_tables`."""
+        ...
+
+    def build_worker(
+        self,
+        worker_id: str,
+        *,
+        session_factory: Any,
+        clients: Any,
+        clock: Clock,
+        events: EventSink,
+        stop: StopSignal,
+        run_id: str,
+    ) -> ReplayWorker:
+        """See `KinesisPipeline.build_worker`."""
+        ...
+
+
+def replay_pipeline(
+    pipeline: object, name: str, record: ReplayRecord, streams: Sequence[str]
+) -> ReplayPipeline:
+    """Return the pipeline of a replay: another application, the same transform.
+
+    It polls, because only then a time range can be read, and one worker may hold all leases. Its
+    tables have default names, so that it never uses those of the pipeline.
+
+    Args:
+        pipeline: The `KinesisPipeline`.
+        name: Application name of the replay.
+        record: What is replayed.
+        streams: Names or ARNs of the streams.
+
+    Raises:
+        SettingsError: The side table is not possible.
+    """
+    original = cast("ReplayPipeline", pipeline)
+    settings = original.settings.model_dump(exclude_unset=True)
+    settings = _without(settings, (*_OF_ARGUMENTS, "metrics"))
+    for table in _TABLES:
+        settings[table] = _without(settings.get(table, {}), _OF_TABLE)
+    settings["assignment"] = _without(settings.get("assignment", {}), _OF_FLEET)
+    settings["shard_sync"] = _without(settings.get("shard_sync", {}), _OF_POSITION) | {
+        "initial_position_in_stream": "AT_TIMESTAMP",
+        "initial_timestamp": record.begin - TOLERANCE,
+    }
+    settings["retrieval"] = _without(settings.get("retrieval", {}), _OF_FAN_OUT) | {
+        "arrived_from": record.begin,
+        "arrived_before": record.end,
+    }
+    derived = replace(
+        cast("Any", pipeline),
+        name=name,
+        streams=list(streams),
+        sink=_sink(original.sink, record.into),
+        settings_overrides=settings,
+    )
+    return cast("ReplayPipeline", derived)
+
+
+def _sink(sink: Any, into: str | None) -> Any:
+    if into is None:
+        return sink
+    if not isinstance(sink, DeltaSink):
+        raise SettingsError(
+            "--into needs a DeltaSink, because the function of a ForeachBatchSink chooses its "
+            "table; write --in-place"
+        )
+    if table_root(into) in (table_root(sink.uri), table_root(sink.dead_letters)):
+        raise SettingsError(
+            f"--into {into} is the table of the pipeline or of its dead letters; write another "
+            "address, or --in-place"
+        )
+    return replace(sink, uri=into, dead_letter_uri=None)
+
+
+def _without(values: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if name not in names}

@@ -1,0 +1,117 @@
+"""What an operator wants to replay."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+from kcl_pipeline.control.seek.target import duration_seconds
+from kcl_pipeline.errors import SettingsError
+from kcl_pipeline.leases.replay_record import ReplayRecord
+from kcl_pipeline.text import printable
+
+_ID: Final = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,30}[a-z0-9])?")
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_FORMS: Final = "write a time such as 2026-11-23T09:00:00Z, or a time before now such as 10m"
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayRequest:
+    """The options of a replay. Only the id is needed to continue one.
+
+    Attributes:
+        replay_id: Identity of the replay. None: a new one is drawn.
+        begin: First arrival time (inclusive): a time with an offset, or a time before now.
+        end: Last arrival time (exclusive), likewise. None: now.
+        into: Address of a side table.
+        in_place: Write to the table of the pipeline.
+        only_stream: Name or ARN of the only stream. None: all streams.
+    """
+
+    replay_id: str | None = None
+    begin: str | None = None
+    end: str | None = None
+    into: str | None = None
+    in_place: bool = False
+    only_stream: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.replay_id is not None and not _ID.fullmatch(self.replay_id):
+            raise SettingsError(
+                f"the id '{printable(self.replay_id)}' is not usable; write 1 to 32 of the "
+                "characters a-z 0-9 -, such as 'late-orders'"
+            )
+        if self.into is not None and self.in_place:
+            raise SettingsError("--into and --in-place are both given; write one of them")
+
+    def record(self, now_seconds: float) -> ReplayRecord:
+        """Return the record of a new replay.
+
+        Raises:
+            SettingsError: An option is missing or wrong.
+        """
+        if self.begin is None:
+            raise SettingsError(f"--from is missing; {_FORMS}")
+        if self.into is None and not self.in_place:
+            raise SettingsError(
+                "the table is missing; write --into ADDRESS for a side table, or --in-place for "
+                "the table of the pipeline"
+            )
+        begin = _millis("--from", self.begin, now_seconds)
+        end = int(now_seconds * 1000)
+        if self.end is not None:
+            end = _millis("--to", self.end, now_seconds)
+        if begin >= end:
+            raise SettingsError(f"--from {self.begin} is not before --to {self.end or 'now'}")
+        return ReplayRecord(begin, end, self.into, self.only_stream)
+
+    def check(self, found: ReplayRecord, now_seconds: float) -> None:
+        """Check that the options fit the replay that is continued.
+
+        A time before now, such as `10m`, counts from the begin of the replay: it is not compared.
+
+        Raises:
+            SettingsError: They do not.
+        """
+        wrong = [
+            option
+            for option, given, expected in (
+                ("--from", self._given("--from", self.begin, now_seconds), found.from_millis),
+                ("--to", self._given("--to", self.end, now_seconds), found.to_millis),
+                ("--into", self.into, found.into),
+                ("--in-place", self.in_place or None, found.into is None),
+                ("--only-stream", self.only_stream, found.only_stream),
+            )
+            if given is not None and given != expected
+        ]
+        if wrong:
+            raise SettingsError(
+                f"{wrong[0]} differs from the replay {self.replay_id!r}, which was begun before; "
+                "omit all options but the id to continue it, or write another id"
+            )
+
+    def _given(self, option: str, text: str | None, now_seconds: float) -> int | None:
+        is_relative = text is not None and duration_seconds(text) is not None
+        return None if text is None or is_relative else _millis(option, text, now_seconds)
+
+
+def _millis(option: str, text: str, now_seconds: float) -> int:
+    """Return the first whole millisecond at or after a time, because arrival times are whole."""
+    ago = duration_seconds(text)
+    if ago is not None:
+        millis = int((now_seconds - ago) * 1000)
+    else:
+        try:
+            time = datetime.fromisoformat(text.strip())
+        except ValueError as error:
+            raise SettingsError(f"{option} '{printable(text)}' is not a time; {_FORMS}") from error
+        if time.tzinfo is None:
+            raise SettingsError(f"{option} {text} has no time zone; write {text}Z for UTC")
+        millis = -((_EPOCH - time) // timedelta(milliseconds=1))
+    if not 0 <= millis <= now_seconds * 1000:
+        raise SettingsError(
+            f"{option} {printable(text)} is in the future, or before 1970; {_FORMS}"
+        )
+    return millis

@@ -1,0 +1,75 @@
+"""The options of a replay."""
+
+from __future__ import annotations
+
+import pytest
+
+from kcl_pipeline.control.replay.request import ReplayRequest
+from kcl_pipeline.errors import SettingsError
+from kcl_pipeline.leases.replay_record import ReplayRecord
+
+NOW = 1_000_000.0
+
+
+def test_times_are_absolute_or_before_now():
+    record = ReplayRequest(begin="10m", end="1970-01-12T13:46:00Z", in_place=True).record(NOW)
+    assert record == ReplayRecord(999_400_000, 999_960_000)
+    assert (record.begin.isoformat(), record.end.minute) == ("1970-01-12T13:36:40+00:00", 46)
+    record = ReplayRequest(begin="10m", into="side", only_stream="s").record(NOW)
+    assert record == ReplayRecord(999_400_000, 1_000_000_000, "side", "s")
+
+
+def test_a_time_is_rounded_up_to_the_milliseconds_of_arrival_times():
+    """A float of seconds would be a millisecond less for some times."""
+    for millis in range(1000):
+        text = f"1970-01-12T13:00:00.{millis:03}Z"
+        record = ReplayRequest(begin=text, in_place=True).record(NOW)
+        assert record.from_millis == 997_200_000 + millis
+        assert record.begin.microsecond == millis * 1000
+    record = ReplayRequest(begin="1970-01-12T13:00:00.000001Z", in_place=True).record(NOW)
+    assert record.from_millis == 997_200_001
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"in_place": True}, "--from is missing"),
+        ({"begin": "10m"}, "--into ADDRESS for a side table, or --in-place"),
+        ({"begin": "soon", "in_place": True}, "--from 'soon' is not a time"),
+        ({"begin": "10m", "end": "soon", "in_place": True}, "--to 'soon' is not a time"),
+        ({"begin": "1970-01-01T00:00:00", "in_place": True}, "no time zone"),
+        ({"begin": "1m", "end": "1971-01-01T00:00:00Z", "in_place": True}, "in the future"),
+        ({"begin": "1m", "end": "2m", "in_place": True}, "is not before --to 2m"),
+    ],
+)
+def test_wrong_options_are_one_sentence(options, sentence):
+    with pytest.raises(SettingsError, match=sentence):
+        ReplayRequest(**options).record(NOW)
+
+
+@pytest.mark.parametrize("options", [{"replay_id": "A B"}, {"into": "side", "in_place": True}])
+def test_options_that_never_fit(options):
+    with pytest.raises(SettingsError):
+        ReplayRequest(**options)
+
+
+def test_a_replay_is_continued_with_the_options_of_its_begin():
+    found = ReplayRecord(999_400_000, 999_960_000, "side")
+    fitting = [
+        {},
+        {"into": "side"},
+        {"begin": "5s", "end": "1s"},
+        {"begin": "1970-01-12T13:36:40Z", "end": "1970-01-12T13:46:00Z"},
+    ]
+    for options in fitting:
+        ReplayRequest("again", **options).check(found, NOW)
+    others = [
+        ("--from", {"begin": "1970-01-12T13:36:41Z"}),
+        ("--to", {"end": "1970-01-12T13:46:01Z"}),
+        ("--into", {"into": "other"}),
+        ("--in-place", {"in_place": True}),
+        ("--only-stream", {"only_stream": "s"}),
+    ]
+    for name, options in others:
+        with pytest.raises(SettingsError, match=f"{name} differs from the replay 'again'"):
+            ReplayRequest("again", **options).check(found, NOW)
