@@ -20,6 +20,7 @@ LAG_TAG = "kcl/lag_millis"
 LAG_AT_TAG = "kcl/lag_reported_at"
 STALLED_TAG = "kcl/stalled_shards"
 PAUSED_TAG = "kcl/paused_shards"
+REPLAY_TAG = "kcl/replay"
 CONTINUOUS = "continuous"
 DRAIN = "drain"
 

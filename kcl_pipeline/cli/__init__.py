@@ -13,6 +13,7 @@ import typer
 from kcl_pipeline.cli.application import application
 from kcl_pipeline.cli.control.moving import drain, move, rebalance
 from kcl_pipeline.cli.control.pausing import pause, resume
+from kcl_pipeline.cli.control.replay import replay
 from kcl_pipeline.cli.control.retire import retire
 from kcl_pipeline.cli.control.seek import seek
 from kcl_pipeline.cli.dead_letters import dead_letters
@@ -88,4 +89,5 @@ app.command()(seek)
 app.command()(retire)
 app.command()(compact)
 app.command()(vacuum)
+app.command()(replay)
 app.command()(doctor)

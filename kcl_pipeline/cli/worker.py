@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import socket
 from typing import TYPE_CHECKING, Annotated
@@ -12,7 +11,8 @@ import typer
 from kcl_pipeline.cli import show
 from kcl_pipeline.cli.control.waiting import run_between_pauses
 from kcl_pipeline.cli.exit_codes import FAILED, HUNG
-from kcl_pipeline.cli.target import AsJson, OnlyPipeline, Pipeline, load_pipeline
+from kcl_pipeline.cli.running import progress_line, runnable, session, show_log
+from kcl_pipeline.cli.target import AsJson, OnlyPipeline, Pipeline
 from kcl_pipeline.clock import SystemClock
 from kcl_pipeline.errors import SettingsError
 from kcl_pipeline.signals import stop_on_signals
@@ -20,8 +20,6 @@ from kcl_pipeline.worker.summary import StopReason, WorkerProgress, WorkerSummar
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from pyspark.sql import SparkSession
 
     from kcl_pipeline.clock import Clock, StopSignal
     from kcl_pipeline.pipeline import KinesisPipeline
@@ -67,8 +65,8 @@ def worker(
             "a worker runs the code of a pipeline; write --pipeline module:attribute, without "
             "--application"
         )
-    _show_log()
-    found = _runnable(pipeline)
+    show_log()
+    found = runnable(pipeline)
     name = worker_id or _own_name(found)
     clock = SystemClock()
     stop = clock.signal()
@@ -79,7 +77,7 @@ def worker(
 
             return found.build_worker(
                 name,
-                session_factory=signals.reinstalled_after(lambda: _session(found)),
+                session_factory=signals.reinstalled_after(lambda: session(found)),
                 events=LoggingEvents(),
                 clock=clock,
                 stop=stop,
@@ -130,34 +128,6 @@ def _own_name(pipeline: KinesisPipeline) -> str:
     return f"{socket.gethostname().replace(separator, '_')}{separator}{os.getpid()}"
 
 
-def _show_log() -> None:
-    # Level INFO also shows what the worker does: leases gained and handed off, leadership, ends
-    # of shards.
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
-    logging.getLogger("kcl_pipeline").setLevel(logging.INFO)
-
-
-def _session(pipeline: KinesisPipeline) -> SparkSession:
-    from kcl_pipeline.spark.session import build_session  # noqa: PLC0415 (it needs pyspark)
-
-    return build_session(pipeline.name, pipeline.spark_config)
-
-
-def _runnable(pipeline: str) -> KinesisPipeline:
-    """The pipeline that the option names; Java is there if it needs a Spark session."""
-    from kcl_pipeline.pipeline import KinesisPipeline  # noqa: PLC0415 (loaded only here)
-    from kcl_pipeline.spark.java import require_java  # noqa: PLC0415 (likewise)
-
-    found = load_pipeline(pipeline)
-    if not isinstance(found, KinesisPipeline):
-        raise SettingsError(
-            f"--pipeline {pipeline} is a {type(found).__name__}; name a KinesisPipeline"
-        )
-    if found.transform is not None:
-        require_java()
-    return found
-
-
 def _report(name: str, summary: WorkerSummary, *, is_drain: bool = False) -> None:
     """Print how the worker ended.
 
@@ -196,17 +166,3 @@ def as_dict(name: str, application: str, summary: WorkerSummary) -> dict[str, ob
         "handoffs": total.handoffs,
         "table_version": total.table_version,
     }
-
-
-def progress_line(progress: WorkerProgress) -> str:
-    """The counters of a period in one line, with the lag of committed data."""
-    lag = "unknown" if progress.lag_millis is None else f"{progress.lag_millis} ms"
-    unknown = len(progress.lag_unknown)
-    parts = [
-        f"{progress.records:,} records, {progress.bytes / 1e6:,.1f} MB in {progress.seconds:.0f} s",
-        f"lag {lag}" + (f" ({unknown} shards not read yet)" if unknown else ""),
-        f"{len(progress.leases)} leases",
-    ]
-    parts += [f"{len(progress.stalled)} stalled"] if progress.stalled else []
-    parts += [f"{len(progress.paused)} paused"] if progress.paused else []
-    return "; ".join(parts)

@@ -137,6 +137,7 @@ def test_every_field_of_a_form_is_described(jobs):
         "rebalance",
         "seek",
         "retire",
+        "replay",
     ):
         name = f"{jobs.prefix}_{operation}"
         job = jobs.defs.resolve_job_def(name)

@@ -83,7 +83,7 @@ def test_the_handler_of_the_command_line_does_not_set_the_flag_itself(monkeypatc
             return WorkerSummary(StopReason.STOPPED, WorkerProgress("w-1", 1.0))
 
     pipeline = KinesisPipeline("orders", ["orders"], DeltaSink(str(tmp_path / "table")))
-    module = sys.modules["kcl_pipeline.cli.worker"]
+    module = sys.modules["kcl_pipeline.cli.running"]
     monkeypatch.setattr(module, "load_pipeline", lambda _: pipeline)
     monkeypatch.setattr(KinesisPipeline, "build_worker", lambda *_, **__: Built())
     monkeypatch.setattr(SystemClock, "signal", lambda _: stop)

@@ -22,6 +22,7 @@ from kcl_pipeline.control.seek.log import log_of_sink
 from kcl_pipeline.control.seek.run import Seeking
 from kcl_pipeline.control.seek.target import seek_target
 from kcl_pipeline.ops.control.operation import C, Outcome, operation_job
+from kcl_pipeline.ops.control.replay import replay_job
 
 _WAIT = "Seconds to wait for the result. 0: do not wait"
 _DRY_RUN = "Change nothing; say what would happen"
@@ -156,6 +157,7 @@ def build_operator_jobs(
             f"Ends {who}: deletes its tables, announcements and fan-out consumers; by default only "
             "shows them. The output table stays.",
         ),
+        replay_job(pipeline, names, clock),
     ]
 
 

@@ -41,10 +41,13 @@ def operation_job(
     description: str,
     run: Callable[[ApplicationControl, C, PipelineResources], Outcome],
     clock: Clock | None = None,
+    *,
+    needs_spark: bool = False,
 ) -> dg.JobDefinition:
     """Build the job `<name>_<operation>` with a config form.
 
-    The run fails with one sentence if the operation is refused or not complete.
+    The run fails with one sentence if the operation is refused or not complete. With `needs_spark`
+    it has the resource with the Spark session, which is created at its first use.
     """
 
     def operate(context: dg.OpExecutionContext, config: C) -> None:
@@ -69,6 +72,7 @@ def operation_job(
             raise dg.Failure(text, allow_retries=False)
 
     operate.__annotations__["config"] = config
+    spark = {names.spark} if needs_spark else set()
     op = dg.op(
         name=f"{names.operator_job(name)}_op",
         description=description,
@@ -77,6 +81,7 @@ def operation_job(
             names.leases_resource,
             names.workers_resource,
             names.coordinator_resource,
+            *spark,
         },
     )(operate)
 
