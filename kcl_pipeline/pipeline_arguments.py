@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from pydantic import ValidationError
@@ -35,6 +36,12 @@ _OWN_ARGUMENTS: Final = {
     "stream_settings": "streams",
     "selects_streams": "streams",
 }
+_OWN_TAG: Final = re.compile(
+    r"\.?kcl/.*|\.dagster/.*"
+    r"|dagster/(max_retries|max_runtime|max_runtime_seconds|run_key|sensor_name)"
+)
+"""Tags of runs that this package or Dagster sets, or that would override one of them."""
+_TAG: Final = re.compile(r"([A-Za-z0-9_.-]{1,63}/)?[A-Za-z0-9_.-]{1,63}")
 _SINKS: Final = "DeltaSink('s3://lake/orders') or a ForeachBatchSink"
 
 
@@ -44,13 +51,18 @@ class Fleet:
     """How many workers the sensor keeps running.
 
     Raises:
-        SettingsError: Not 1 ≤ min ≤ max.
+        SettingsError: Not 1 ≤ min ≤ max, or a run tag is wrong.
     """
 
     min: int = 1
     """Smallest number, 1 or more."""
     max: int = 8
     """Largest number, `min` or more."""
+    run_tags: Mapping[str, str] = field(default_factory=dict)
+    """Tags of the runs that the sensor starts, such as `dagster-k8s/config` as JSON.
+
+    They are visible in the Dagster UI, so write no secrets.
+    """
 
     def __post_init__(self) -> None:
         check_number("Fleet min", self.min, "a number of workers", least=1, whole=True)
@@ -58,6 +70,21 @@ class Fleet:
         if self.max < self.min:
             raise SettingsError(
                 f"Fleet max={self.max} is less than min={self.min}. Write max={self.min} or more."
+            )
+        check_run_tags(self.run_tags)
+
+
+def check_run_tags(tags: object) -> None:
+    """Raise `SettingsError` unless these are tags that a user may give to the runs of workers."""
+    check_options("Fleet run_tags", tags, "{'team': 'orders'}")
+    for key in tags if isinstance(tags, Mapping) else ():
+        name = f"Fleet run_tags[{key!r}]"
+        if _OWN_TAG.fullmatch(key):
+            raise SettingsError(f"{name} is a tag of kcl_pipeline or Dagster. Leave it out.")
+        if not _TAG.fullmatch(key):
+            raise SettingsError(
+                f"{name} is not the key of a tag. Write 1 to 63 of the characters A-Z a-z 0-9 _ . "
+                "-, and before it a namespace and a slash if you want one, such as 'shop/team'."
             )
 
 

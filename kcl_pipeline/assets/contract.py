@@ -29,7 +29,7 @@ SessionFactory = Callable[[], Any]
 
 
 class FleetLike(Protocol):
-    """Number of continuous workers: from `min` to `max`, both inclusive."""
+    """Number of continuous workers, from `min` to `max` (both inclusive), and their runs."""
 
     @property
     def min(self) -> int:
@@ -39,6 +39,11 @@ class FleetLike(Protocol):
     @property
     def max(self) -> int:
         """Never exceeded by the leader sensor."""
+        ...
+
+    @property
+    def run_tags(self) -> Mapping[str, str]:
+        """The user's tags of the runs that the leader sensor starts."""
         ...
 
 

@@ -23,6 +23,10 @@ PAUSED_TAG = "kcl/paused_shards"
 REPLAY_TAG = "kcl/replay"
 CONTINUOUS = "continuous"
 DRAIN = "drain"
+MAX_RETRIES_TAG = "dagster/max_retries"
+MAX_RUNTIME_TAG = "dagster/max_runtime"
+UNLIMITED = "0"
+"""The maximum runtime that Dagster's run monitoring never applies."""
 
 _INVALID_CHARACTER = re.compile(r"[^A-Za-z0-9_]")
 _INVALID_IN_KEY = re.compile(r"[^A-Za-z0-9_.-]")
@@ -195,6 +199,20 @@ class Names:
     def consume_job(self) -> str:
         """Name of the job whose runs are workers."""
         return f"{self.prefix}_consume"
+
+    @property
+    def worker_run_tags(self) -> dict[str, str]:
+        """Tags of the runs of continuous workers.
+
+        The sensor replaces failed workers, so Dagster must not retry them. Run monitoring must not
+        terminate them, also if `run_monitoring.max_runtime_seconds` is set.
+        """
+        return {
+            APPLICATION_TAG: self.application,
+            MODE_TAG: CONTINUOUS,
+            MAX_RETRIES_TAG: "0",
+            MAX_RUNTIME_TAG: UNLIMITED,
+        }
 
     @property
     def maintenance_job(self) -> str:

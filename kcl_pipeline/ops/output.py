@@ -8,14 +8,7 @@ from pydantic import Field
 
 from kcl_pipeline.assets.access import PipelineResources
 from kcl_pipeline.assets.contract import DagsterOptions, Mode, PipelineLike
-from kcl_pipeline.assets.names import (
-    APPLICATION_TAG,
-    CONTINUOUS,
-    MODE_TAG,
-    Names,
-    dead_letter_uri,
-    table_uri,
-)
+from kcl_pipeline.assets.names import CONTINUOUS, Names, dead_letter_uri, table_uri
 from kcl_pipeline.assets.specs import group_of
 from kcl_pipeline.ops.consume import consume_shards
 
@@ -95,7 +88,7 @@ def build_consume_job(asset: dg.AssetsDefinition, names: Names) -> Any:
         selection=dg.AssetSelection.assets(names.output).without_checks(),
         config=continuous_config(asset),
         executor_def=dg.in_process_executor,
-        tags={APPLICATION_TAG: names.application, MODE_TAG: CONTINUOUS, "dagster/max_retries": "0"},
+        tags=names.worker_run_tags,
         description=f"One continuous worker of {names.application}. A manual run adds one "
         "worker. A terminated run releases its leases.",
     )

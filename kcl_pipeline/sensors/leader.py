@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final
-from uuid import uuid4
 
 import dagster as dg
 
@@ -19,13 +18,7 @@ from kcl_pipeline.assets.access import PipelineResources
 from kcl_pipeline.assets.checks import all_streams
 from kcl_pipeline.assets.contract import DagsterOptions, PipelineLike
 from kcl_pipeline.assets.history import ReportPoint, kept_seconds, point_of, recorded_points
-from kcl_pipeline.assets.names import (
-    APPLICATION_TAG,
-    CONTINUOUS,
-    MODE_TAG,
-    Names,
-    dead_letter_uri,
-)
+from kcl_pipeline.assets.names import Names, dead_letter_uri
 from kcl_pipeline.assets.runs import (
     RunView,
     active_runs,
@@ -54,6 +47,7 @@ from kcl_pipeline.sensors.report import (
     asset_events,
     leader_events,
 )
+from kcl_pipeline.sensors.run_requests import worker_request
 from kcl_pipeline.sensors.sentence import cursor_text, leading_text, runs_text
 from kcl_pipeline.sensors.stream_report import partition_requests
 
@@ -182,7 +176,8 @@ class LeaderTick:
         sentence = f"{leading}; {runs_text(active, decision)}"
         if pause is not None:
             sentence = f"{pause.sentence}; {sentence}"
-        requests = [self._request() for _ in range(decision.start)]
+        fleet, config = self._pipeline.workers, self._worker_config
+        requests = [worker_request(self._names, fleet, config) for _ in range(decision.start)]
         return dg.SensorResult(
             run_requests=requests or None,
             skip_reason=None if requests else sentence,
@@ -305,17 +300,6 @@ class LeaderTick:
             maximum=self._pipeline.workers.max,
             now=self._clock.wall(),
             scale_up_lag_seconds=self._options.scale_up_lag_seconds,
-        )
-
-    def _request(self) -> dg.RunRequest:
-        return dg.RunRequest(
-            run_key=f"{self._names.application}-{uuid4().hex}",
-            run_config=self._worker_config,
-            tags={
-                APPLICATION_TAG: self._names.application,
-                MODE_TAG: CONTINUOUS,
-                "dagster/max_retries": "0",
-            },
         )
 
 

@@ -48,7 +48,7 @@ attributes:
       storage_options: {AWS_ACCOUNT: "{{ env.ACCOUNT }}"}
       schema_evolution: true
   transform: PACKAGE.functions:Nested.unchanged
-  workers: {min: 2, max: "{{ env.MOST | int }}"}
+  workers: {min: 2, max: "{{ env.MOST | int }}", run_tags: {team: shop, size: "{{ env.MOST }}"}}
   settings_overrides:
     lease: {failover_time_millis: 5000}
     retrieval: {fan_out_http: "1.1", consumer_name: "2"}
@@ -95,7 +95,7 @@ def test_all_attributes(project, monkeypatch):  # noqa: F811
             schema_evolution=True,
         ),
         transform=found.transform,
-        workers=Fleet(2, 9),
+        workers=Fleet(2, 9, {"team": "shop", "size": "9"}),
         settings_overrides={
             "lease": {"failover_time_millis": 5000},
             "retrieval": {"fan_out_http": "1.1", "consumer_name": "2"},

@@ -34,6 +34,7 @@ def test_keeps_the_minimum_of_workers_running(instance):
             "kcl/application": "orders-eu",
             "kcl/mode": "continuous",
             "dagster/max_retries": "0",
+            "dagster/max_runtime": "0",
         }
     stage.run(S.NOT_STARTED)
     assert len(stage().run_requests) == 1

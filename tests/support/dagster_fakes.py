@@ -48,6 +48,7 @@ class ManualClock:
 class FakeFleet:
     min: int = 2
     max: int = 4
+    run_tags: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass
