@@ -63,10 +63,14 @@ class Fleet:
 
     They are visible in the Dagster UI, so write no secrets.
     """
+    max_starting: int = 4
+    """How many runs may be queued or starting at once, 1 or more."""
 
     def __post_init__(self) -> None:
         check_number("Fleet min", self.min, "a number of workers", least=1, whole=True)
         check_number("Fleet max", self.max, "a number of workers", least=1, whole=True)
+        starting = self.max_starting
+        check_number("Fleet max_starting", starting, "a number of runs", least=1, whole=True)
         if self.max < self.min:
             raise SettingsError(
                 f"Fleet max={self.max} is less than min={self.min}. Write max={self.min} or more."

@@ -32,6 +32,7 @@ from kcl_pipeline.assets.unread import (
     retention_by_stream,
     unread_seconds,
 )
+from kcl_pipeline.assets.worker_runs import build_worker_run_check
 from kcl_pipeline.aws import open_kinesis
 from kcl_pipeline.clock import Clock, SystemClock
 from kcl_pipeline.config import ConsumerSettings
@@ -142,6 +143,7 @@ def build_checks(
         _retention_check(pipeline.settings, names, options.check_limits, clock),
         *build_observing_checks(names, options.check_limits, clock),
         *build_history_checks(names, options, clock),
+        build_worker_run_check(pipeline, names, clock),
     ]
 
 

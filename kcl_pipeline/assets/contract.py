@@ -46,6 +46,11 @@ class FleetLike(Protocol):
         """The user's tags of the runs that the leader sensor starts."""
         ...
 
+    @property
+    def max_starting(self) -> int:
+        """How many runs may be queued or starting at once."""
+        ...
+
 
 class WorkerLike(Protocol):
     """One worker, ready to run."""

@@ -2,22 +2,28 @@
 
 `decide` is a pure function of Dagster's runs and of the memory in the sensor's cursor. It counts
 active runs and does not use run keys, because Dagster never starts a second run with a used key.
-Runs that fail soon after their start are replaced with a growing delay. Otherwise a transform
-that always fails would start a run every five seconds.
+
+* There are never more runs than open shards, because a worker more would have nothing to read.
+* Only some runs may be on the way at once: queued, starting, or without a worker metrics row.
+* Runs that fail soon after their start are replaced with a growing delay. Otherwise a transform
+  that always fails would start a run every five seconds.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Final, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from kcl_pipeline.assets.runs import RunView, worst_lag_millis
+from kcl_pipeline.assets.worker_runs import early_failures
+from kcl_pipeline.leases.lease import Lease
 
-EARLY_FAILURE_SECONDS: Final = 60.0
 FIRST_BACKOFF_SECONDS: Final = 10.0
 LONGEST_BACKOFF_SECONDS: Final = 300.0
 SCALE_COOLDOWN_SECONDS: Final = 120.0
 SCALE_DOWN_AFTER_SECONDS: Final = 600.0
+FEWER_SHARDS_AFTER_SECONDS: Final = 60.0
+"""A smaller number of open shards counts after this time. A reshard changes it several times."""
 SCALE_DOWN_BELOW: Final = 0.1
 """Share of the scale-up lag. One worker is drained after `SCALE_DOWN_AFTER_SECONDS` below it."""
 
@@ -39,6 +45,8 @@ class AutoscalerMemory(_Value):
         retry_at: No replacement starts before this time.
         scaled_at: When `desired` was last changed because of the lag.
         calm_since: Since when the lag is low enough to drain a worker.
+        open_shards: Number of open shards that limits the workers. None: not known yet.
+        fewer_since: Since when fewer shards than `open_shards` are open.
     """
 
     desired: int = Field(0, ge=0)
@@ -48,6 +56,8 @@ class AutoscalerMemory(_Value):
     retry_at: float = 0.0
     scaled_at: float = 0.0
     calm_since: float | None = None
+    open_shards: int | None = Field(None, ge=0)
+    fewer_since: float | None = None
 
     @classmethod
     def parse(cls, cursor: str | None) -> Self:
@@ -72,24 +82,6 @@ class ScalingDecision(_Value):
     drain: tuple[str, ...] = ()
     memory: AutoscalerMemory
     reason: str
-
-
-def early_failures(recent: Sequence[RunView], now: float) -> tuple[RunView, ...]:
-    """Consecutive failures, from the newest run back, of runs that lived less than a minute.
-
-    Active runs younger than a minute are ignored: they may still fail early.
-    """
-    failures: list[RunView] = []
-    for run in sorted(recent, key=lambda r: r.created, reverse=True):
-        lived = run.lived_seconds
-        if run.active:
-            if run.started is not None and now - run.started >= EARLY_FAILURE_SECONDS:
-                break
-            continue
-        if run.status.value != "FAILURE" or lived is None or lived >= EARLY_FAILURE_SECONDS:
-            break
-        failures.append(run)
-    return tuple(failures)
 
 
 def backoff_seconds(failures: int, desired: int) -> float:
@@ -136,6 +128,49 @@ def _scaled(
     return memory.model_copy(update={"calm_since": calm_since})
 
 
+def open_shards(leases: Sequence[Lease]) -> int | None:
+    """Count the shards that can be read now; None without any lease.
+
+    A shard whose parent is not finished is left out: it is read after its parent.
+    """
+    if not leases:
+        return None
+    unfinished = [lease for lease in leases if not lease.ended]
+    known = {(lease.stream, lease.shard_id) for lease in unfinished}
+    return sum(
+        not any((lease.stream, parent) in known for parent in lease.parent_shard_ids)
+        for lease in unfinished
+    )
+
+
+def _with_shards(memory: AutoscalerMemory, found: int | None, now: float) -> AutoscalerMemory:
+    """Note the number of open shards. None: unknown, so the last number stays."""
+    last = memory.open_shards
+    if found is None or found == last:
+        return memory.model_copy(update={"fewer_since": None})
+    since = now if memory.fewer_since is None else min(memory.fewer_since, now)
+    if last is not None and found < last and now - since < FEWER_SHARDS_AFTER_SECONDS:
+        return memory.model_copy(update={"fewer_since": since})
+    return memory.model_copy(update={"open_shards": found, "fewer_since": None})
+
+
+def is_ready(run: RunView, ready: Collection[str] | None) -> bool:
+    """Whether the run has started and its worker reports.
+
+    Args:
+        run: An active run.
+        ready: Ids of the workers that report. None: every started run counts as ready.
+    """
+    return run.status.value == "STARTED" and (ready is None or run.worker_id in ready)
+
+
+def _drained(runs: Sequence[RunView], number: int) -> tuple[str, ...]:
+    """The newest started workers. A run that has not started cannot drain."""
+    started = [run for run in runs if run.status.value == "STARTED"]
+    started.sort(key=lambda run: run.created, reverse=True)
+    return tuple(run.worker_id for run in started[:number])
+
+
 def decide(
     active: Sequence[RunView],
     recent: Sequence[RunView],
@@ -145,6 +180,9 @@ def decide(
     maximum: int,
     now: float,
     scale_up_lag_seconds: float | None = None,
+    shards: int | None = None,
+    max_starting: int | None = None,
+    ready: Collection[str] | None = None,
 ) -> ScalingDecision:
     """Compare the number of workers with the desired number.
 
@@ -156,44 +194,55 @@ def decide(
         maximum: Largest number of workers.
         now: Epoch seconds.
         scale_up_lag_seconds: Lag that starts one more worker; None disables scaling by lag.
+        shards: Number of open shards. None: not known, so the last known number counts.
+        max_starting: Largest number of runs on the way; None for no limit. While no number of
+            shards is known, it is one worker.
+        ready: Ids of the workers that report. None: every started run counts as ready.
     """
     workers = [r for r in active if r.continuous]
     before = memory.desired
-    memory = _scaled(memory, active, now, max(maximum, minimum), minimum, scale_up_lag_seconds)
+    memory = _with_shards(memory, shards, now)
+    largest = max(maximum, minimum)
+    if memory.open_shards is not None:
+        largest = min(largest, max(memory.open_shards, 1))
+    memory = _scaled(memory, active, now, largest, min(minimum, largest), scale_up_lag_seconds)
     running = [r for r in workers if r.status.value != "CANCELING"]
-    lowered = before > memory.desired
-    surplus = len(running) - (memory.desired if lowered else max(maximum, minimum))
+    surplus = len(running) - (memory.desired if before > memory.desired else largest)
     if surplus > 0:
-        started = sorted(
-            (r for r in running if r.status.value == "STARTED"),
-            key=lambda r: r.created,
-            reverse=True,
-        )
-        drain = tuple(r.worker_id for r in started[:surplus])
+        drain = _drained(running, surplus)
         return ScalingDecision(
             drain=drain,
             memory=memory,
             reason=f"{len(workers)} workers, {memory.desired} desired: draining {len(drain)}",
         )
+    text = f"{len(workers)} workers, {memory.desired} desired"
     missing = memory.desired - len(workers)
     if missing <= 0:
+        return ScalingDecision(memory=memory, reason=text)
+    memory, remaining, failed = _backed_off(memory, recent, now)
+    if remaining > 0:
         return ScalingDecision(
-            memory=memory, reason=f"{len(workers)} workers, {memory.desired} desired"
+            memory=memory,
+            reason=f"{text}: the last {failed} failed within a minute, "
+            f"next start in {remaining:.0f} s",
         )
+    start = missing
+    if max_starting is not None:
+        on_the_way = sum(not is_ready(run, ready) for run in running)
+        budget = max_starting - on_the_way
+        start = min(missing, budget if memory.open_shards is not None else 1 - len(workers))
+    if start <= 0:
+        return ScalingDecision(memory=memory, reason=text)
+    return ScalingDecision(start=start, memory=memory, reason=f"{text}: starting {start}")
+
+
+def _backed_off(
+    memory: AutoscalerMemory, recent: Sequence[RunView], now: float
+) -> tuple[AutoscalerMemory, float, int]:
+    """The memory with the newest early failure, the remaining delay, and how many failed."""
     failures = early_failures(recent, now)
     backoff = backoff_seconds(len(failures), memory.desired)
     latest = max(failures, key=lambda r: (r.ended or 0.0, r.run_id)).run_id if failures else None
     if latest is not None and latest != memory.last_death:
         memory = memory.model_copy(update={"last_death": latest, "retry_at": now + backoff})
-    remaining = min(memory.retry_at - now, backoff)
-    if remaining > 0:
-        reason = (
-            f"{len(workers)} workers, {memory.desired} desired: the last {len(failures)} "
-            f"failed within a minute, next start in {remaining:.0f} s"
-        )
-        return ScalingDecision(memory=memory, reason=reason)
-    return ScalingDecision(
-        start=missing,
-        memory=memory,
-        reason=f"{len(workers)} workers, {memory.desired} desired: starting {missing}",
-    )
+    return memory, min(memory.retry_at - now, backoff), len(failures)

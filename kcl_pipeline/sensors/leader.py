@@ -19,12 +19,8 @@ from kcl_pipeline.assets.checks import all_streams
 from kcl_pipeline.assets.contract import DagsterOptions, PipelineLike
 from kcl_pipeline.assets.history import ReportPoint, kept_seconds, point_of, recorded_points
 from kcl_pipeline.assets.names import Names, dead_letter_uri
-from kcl_pipeline.assets.runs import (
-    RunView,
-    active_runs,
-    recent_runs,
-    silence_limit_seconds,
-)
+from kcl_pipeline.assets.runs import RunView, active_runs, silence_limit_seconds
+from kcl_pipeline.assets.worker_runs import running_workers, workers_running
 from kcl_pipeline.clock import Clock, SystemClock
 from kcl_pipeline.errors import (
     NotFoundError,
@@ -38,16 +34,17 @@ from kcl_pipeline.leases.control import Pause
 from kcl_pipeline.leases.rejected import RejectedRows
 from kcl_pipeline.leases.tables import WorkerListing
 from kcl_pipeline.metrics.exporters import level_of, text_of
-from kcl_pipeline.sensors.autoscaler import AutoscalerMemory, ScalingDecision, decide
+from kcl_pipeline.sensors.autoscaler import AutoscalerMemory, ScalingDecision, open_shards
 from kcl_pipeline.sensors.observe import TickState, observe_fleet
 from kcl_pipeline.sensors.output_report import output_events
 from kcl_pipeline.sensors.reconcile import apply_findings, find_mismatches
 from kcl_pipeline.sensors.report import (
     SHORTEST_GAP_SECONDS,
     asset_events,
-    leader_events,
+    check_events,
 )
 from kcl_pipeline.sensors.run_requests import worker_request
+from kcl_pipeline.sensors.scaling import Scaling, scale
 from kcl_pipeline.sensors.sentence import cursor_text, leading_text, runs_text
 from kcl_pipeline.sensors.stream_report import partition_requests
 
@@ -163,7 +160,14 @@ class LeaderTick:
         except (NotFoundError, ThrottledError, UnavailableError) as error:
             problem = problem or str(error)
         events += self._leader_check(state, report, problem)
-        decision = self._scale(context, active, pause)
+        scaling = self._scale(context, state, active, pause)
+        decision = scaling.decision
+        events += check_events(
+            workers_running(scaling.problems, running_workers(active)),
+            self._names.worker_metrics_table,
+            state.cadence,
+            self._clock.monotonic(),
+        )
         for worker_id in decision.drain:
             PipelineResources(self._names, context).workers.request_drain(worker_id)
         recent_events = [*_take_all(state.recent_events), *done]
@@ -173,7 +177,7 @@ class LeaderTick:
             context.log.info("\n".join(recent_events))
         state.leader.observe(report.lock_owner, self._clock.wall())
         leading = leading_text(report, problem, state.leader)
-        sentence = f"{leading}; {runs_text(active, decision)}"
+        sentence = f"{leading}; {runs_text(active, decision, scaling.problems)}"
         if pause is not None:
             sentence = f"{pause.sentence}; {sentence}"
         fleet, config = self._pipeline.workers, self._worker_config
@@ -202,7 +206,8 @@ class LeaderTick:
         now, limit = self._clock.monotonic(), self._options.check_limits.leader_absent_seconds
         state.absence.observe(led=report.led, owner=report.lock_owner, problem=problem, now=now)
         check = state.absence.health(report.lock_owner, now, limit)
-        return leader_events(check, self._names, state.cadence, now)
+        key = self._names.coordinator_state_table
+        return check_events(check, key, state.cadence, now)
 
     def _pause(
         self, context: dg.SensorEvaluationContext, report: CycleReport, state: TickState
@@ -258,6 +263,7 @@ class LeaderTick:
             dead_letter_table=dead_letter_uri(self._pipeline.sink),
         )
         state.figures.observe(view)
+        state.open_shards = open_shards(view.leases)
         if output:
             state.points = self._points(context.instance, output[0].metadata, view.wall_seconds)
             view = replace(view, points=state.points)
@@ -284,22 +290,25 @@ class LeaderTick:
         return (*recorded, point_of(metadata, wall_seconds))
 
     def _scale(
-        self, context: dg.SensorEvaluationContext, active: tuple[RunView, ...], pause: Pause | None
-    ) -> ScalingDecision:
+        self,
+        context: dg.SensorEvaluationContext,
+        state: TickState,
+        active: tuple[RunView, ...],
+        pause: Pause | None,
+    ) -> Scaling:
         memory = AutoscalerMemory.parse(context.cursor)
         if pause is not None:  # the workers end by themselves, and none is started
-            return ScalingDecision(memory=memory, reason="paused")
-        short = sum(r.continuous for r in active) < max(memory.desired, self._pipeline.workers.min)
-        return decide(
+            return Scaling(ScalingDecision(memory=memory, reason="paused"))
+        return scale(
+            context.instance,
+            self._pipeline,
+            self._names,
+            self._options,
             active,
-            recent_runs(context.instance, self._names.application, self._separator)
-            if short
-            else (),
             memory,
-            minimum=self._pipeline.workers.min,
-            maximum=self._pipeline.workers.max,
+            state.heartbeats,
+            shards=state.open_shards,
             now=self._clock.wall(),
-            scale_up_lag_seconds=self._options.scale_up_lag_seconds,
         )
 
 

@@ -43,6 +43,7 @@ class TickState:
         points: The reports of the output in the last hour or more. None: none was made yet.
         retention_seconds: By serialized stream, as the last cycle that led has found them.
         pause: The pause of the application, as of the last tick that could read it.
+        open_shards: Number of open shards of the last observation; None before it.
         tick_started: When the running tick started (monotonic seconds); None between ticks.
     """
 
@@ -60,6 +61,7 @@ class TickState:
     figures: Figures = field(default_factory=Figures)
     points: tuple[ReportPoint, ...] | None = None
     retention_seconds: dict[str, float] = field(default_factory=dict)
+    open_shards: int | None = None
     tick_started: float | None = None
     pause: Pause | None = None
 

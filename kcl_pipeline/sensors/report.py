@@ -240,10 +240,8 @@ def asset_events(
     ]
 
 
-def leader_events(
-    check: health.Health, names: Names, cadence: Cadence, now: float
+def check_events(
+    check: health.Health, key: dg.AssetKey, cadence: Cadence, now: float
 ) -> list[AssetEvent]:
-    """The evaluation of the leader, if it is due. It needs no table."""
-    if not cadence.due(check.check, check.content, now):
-        return []
-    return [check.evaluation(names.coordinator_state_table)]
+    """The evaluation of a check of the asset `key`, if it is due. It needs no table."""
+    return [check.evaluation(key)] if cadence.due(check.check, check.content, now) else []

@@ -64,8 +64,10 @@ def leading_text(report: CycleReport, problem: str | None, since: LeaderSince) -
     return f"{text}; {problem}" if problem else text
 
 
-def runs_text(active: Sequence[RunView], decision: ScalingDecision) -> str:
-    """How many of the desired workers run, and what the other runs wait for."""
+def runs_text(
+    active: Sequence[RunView], decision: ScalingDecision, problems: Sequence[str] = ()
+) -> str:
+    """How many of the desired workers run, what the other runs wait for, and the problems."""
     counts = Counter(_kind(run) for run in active if run.continuous)
     runs, desired = counts.pop("run", 0), decision.memory.desired
     parts = [
@@ -76,7 +78,7 @@ def runs_text(active: Sequence[RunView], decision: ScalingDecision) -> str:
         ),
     ]
     _, _, action = decision.reason.partition(": ")
-    return ", ".join(parts) + (f": {action}" if action else "")
+    return "; ".join([", ".join(parts) + (f": {action}" if action else ""), *problems])
 
 
 def _kind(run: RunView) -> str:

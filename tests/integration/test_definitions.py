@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,6 +15,7 @@ from kcl_pipeline.assets.contract import DagsterOptions
 from kcl_pipeline.assets.leadership import LEADER
 from kcl_pipeline.assets.limits import CheckLimits
 from kcl_pipeline.assets.names import Names, python_name, stream_name, worker_id_of
+from kcl_pipeline.assets.worker_runs import WORKERS
 from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.definitions import build_definitions
 from kcl_pipeline.errors import SettingsError
@@ -148,6 +150,7 @@ def test_the_checks_with_a_button_have_the_names_that_the_leader_reports(monkeyp
         ("orders-eu/lease_table", "checkpoints_advance"): True,
         ("orders-eu/worker_metrics_table", "balanced"): True,
         ("orders-eu/worker_metrics_table", "no_worker_hung"): True,
+        ("orders-eu/worker_metrics_table", "workers_running"): True,
         ("orders-eu/per_minute", "lag_below_threshold"): False,
         ("orders-eu/per_minute", "no_shard_paused"): True,
         ("orders-eu/per_minute", "data_within_retention"): True,
@@ -156,19 +159,13 @@ def test_the_checks_with_a_button_have_the_names_that_the_leader_reports(monkeyp
         ("orders-eu/coordinator_state_table", "leader_present"): False,
     }
     names, settings = Names.of(pipeline), pipeline.settings
-    view = FleetView(
-        tuple(rows),
-        (),
-        None,
-        leads=True,
-        waits={},
-        lag_millis=0,
-        retention_seconds={"orders": 86_400.0},
-        points=(),
-    )
+    retention = {"orders": 86_400.0}
+    view = FleetView(tuple(rows), (), None, leads=True, waits={}, lag_millis=0, points=())
+    view = replace(view, retention_seconds=retention)
     reported = asset_events(view, names, settings, DagsterOptions(), Cadence(), now=0.0)
     leader = (names.coordinator_state_table.to_user_string(), LEADER)
-    assert set(found) - {leader} == {
+    workers = (names.worker_metrics_table.to_user_string(), WORKERS)
+    assert set(found) - {leader, workers} == {
         (event.asset_key.to_user_string(), event.check_name)
         for event in reported
         if isinstance(event, dg.AssetCheckEvaluation)

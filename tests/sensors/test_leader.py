@@ -88,6 +88,7 @@ def test_tells_streams_tables_and_checks(instance):
         "no_records_lost": 1,
         "checkpoints_advance": 1,
         "leader_present": 1,
+        "workers_running": 1,
     }
     lease_table = next(e for e in result.asset_events if e.asset_key.path[-1] == "lease_table")
     assert isinstance(lease_table, dg.AssetMaterialization)
@@ -158,7 +159,7 @@ def test_tells_only_what_changed_and_everything_once_a_minute(instance):
     moved = [rows[0].with_(owner="w-2"), *rows[1:]]
     pipeline.cycle = FakeCycle([led(rows, workers), led(rows, workers), led(moved, workers)])
     stage = Stage(instance, pipeline)
-    assert len(stage().asset_events) == 14
+    assert len(stage().asset_events) == 15
     assert not stage().asset_events
     assert kinds(stage()) == {"orders-eu/lease_table": 1, "kinesis/orders": 1, "balanced": 1}
     quiet = [len(stage().asset_events) for _ in range(9)]
@@ -335,7 +336,7 @@ def test_the_sensor_as_dagster_evaluates_it(instance):
     ) as context:
         data = sensor.evaluate_tick(context)
     assert len(data.run_requests) == 2
-    assert len(data.asset_events) == 14
+    assert len(data.asset_events) == 15
     assert data.run_requests[0].run_config == {
         "ops": {"orders_eu__per_minute": {"config": {"mode": "continuous"}}}
     }

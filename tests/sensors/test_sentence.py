@@ -62,7 +62,9 @@ def test_who_leads_instead_and_since_when():
 )
 def test_runs_that_wait_are_told_apart(statuses, reason, text):
     decision = ScalingDecision(memory=AutoscalerMemory(desired=2), reason=reason)
-    assert runs_text([run(status) for status in statuses], decision) == text
+    runs = [run(status) for status in statuses]
+    assert runs_text(runs, decision) == text
+    assert runs_text(runs, decision, ["one is late"]) == f"{text}; one is late"
 
 
 def test_the_cursor_begins_with_the_sentence_and_keeps_the_memory():
@@ -85,6 +87,7 @@ def test_cursors_of_older_and_newer_versions_are_read():
 def test_every_tick_has_its_sentence_in_the_cursor_and_as_skip_reason(instance):
     pipeline = FakePipeline(cycle=FakeCycle([led(leases(4, ["w"]), [worker("w")])]))
     stage = Stage(instance, pipeline)
+    stage.cursor = None
     first = stage()
     assert json.loads(first.cursor)["tick"] == (
         "led: 4 leases, 1 worker, 0 moves, 0 ms; 0 of 2 workers run: starting 2"
@@ -94,4 +97,4 @@ def test_every_tick_has_its_sentence_in_the_cursor_and_as_skip_reason(instance):
     second = stage()
     sentence = "led: 4 leases, 1 worker, 0 moves, 0 ms; 1 of 2 workers runs, 1 is starting"
     assert second.skip_reason.skip_message == sentence
-    assert json.loads(second.cursor) == {"tick": sentence, "desired": 2}
+    assert json.loads(second.cursor) == {"tick": sentence, "desired": 2, "open_shards": 4}

@@ -273,6 +273,7 @@ def test_missing_and_surplus_arguments(arguments, sentence):
         ({"max": True}, "Fleet max=True is not a whole number."),
         ({"max": 2.0}, "Fleet max=2.0 is not a whole number."),
         ({"min": 9, "max": 8}, "Fleet max=8 is less than min=9. Write max=9 or more."),
+        ({"max_starting": 0}, "Fleet max_starting=0 is too small. Write a number of runs, 1 or"),
         ({"run_tags": ["team"]}, "Fleet run_tags=['team'] is not a dictionary."),
         ({"run_tags": {"team": 4}}, "Fleet run_tags['team']=4 is not a string. Write '4'."),
         ({"run_tags": {"kcl/mode": "drain"}}, "Fleet run_tags['kcl/mode'] is a tag of "),

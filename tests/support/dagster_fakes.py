@@ -49,6 +49,7 @@ class FakeFleet:
     min: int = 2
     max: int = 4
     run_tags: dict[str, str] = field(default_factory=dict)
+    max_starting: int = 4
 
 
 @dataclass

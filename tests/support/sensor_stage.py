@@ -7,6 +7,11 @@ from typing import Any
 import dagster as dg
 import pytest
 from dagster import DagsterRunStatus as S
+from dagster._core.remote_origin import (
+    RegisteredCodeLocationOrigin,
+    RemoteJobOrigin,
+    RemoteRepositoryOrigin,
+)
 
 from kcl_pipeline.assets.contract import DagsterOptions
 from kcl_pipeline.assets.names import Names, worker_id_of
@@ -29,6 +34,12 @@ def instance_fixture():
         yield made
 
 
+def queued_job(name: str) -> RemoteJobOrigin:
+    """Where the code of a job is. Dagster needs it for a run in its queue."""
+    location = RegisteredCodeLocationOrigin("shop")
+    return RemoteJobOrigin(RemoteRepositoryOrigin(location, "__repository__"), name)
+
+
 class Stage:
     """A tick with everything around it."""
 
@@ -42,7 +53,7 @@ class Stage:
         self.leases = FakeLeaseTable()
         self.workers = FakeWorkerTable()
         self.coordinator = InMemoryCoordinatorStateTable()
-        self.cursor: str | None = None
+        self.cursor: str | None = '{"open_shards": 8}'
         self.tick = LeaderTick(
             self.pipeline, self.names, DagsterOptions(**options), CONFIG, self.clock
         )
@@ -66,6 +77,7 @@ class Stage:
             job,
             status=status,
             tags={"kcl/application": self.pipeline.name, "kcl/mode": mode, **tags},
+            remote_job_origin=queued_job(job.name) if status is S.QUEUED else None,
         )
 
     def worker_of(self, run: dg.DagsterRun) -> str:

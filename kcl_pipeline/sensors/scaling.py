@@ -1,0 +1,96 @@
+"""Observe what the autoscaler decides on in one tick, and what keeps workers from running."""
+
+from dataclasses import dataclass
+
+import dagster as dg
+
+from kcl_pipeline.assets.contract import DagsterOptions, PipelineLike
+from kcl_pipeline.assets.names import Names
+from kcl_pipeline.assets.run_queue import observe_queue, queue_problem, queued_long
+from kcl_pipeline.assets.runs import RunView, recent_runs, silence_limit_seconds
+from kcl_pipeline.assets.worker_runs import EARLY_FAILURE_SECONDS, failure_problem
+from kcl_pipeline.sensors.autoscaler import AutoscalerMemory, ScalingDecision, decide
+from kcl_pipeline.sensors.reconcile import Heartbeats
+
+
+@dataclass(frozen=True, slots=True)
+class Scaling:
+    """The decision of a tick.
+
+    Attributes:
+        decision: How many runs to start, and which workers to drain.
+        problems: What keeps workers from running, as sentences without a period.
+    """
+
+    decision: ScalingDecision
+    problems: tuple[str, ...] = ()
+
+
+def reporting_workers(
+    heartbeats: Heartbeats, active: tuple[RunView, ...], limit_seconds: float
+) -> frozenset[str]:
+    """Ids of the workers of these runs whose row has changed within the limit."""
+    return frozenset(
+        run.worker_id
+        for run in active
+        if (silent := heartbeats.silent_seconds(run.worker_id)) is not None
+        and silent <= limit_seconds
+    )
+
+
+def scale(
+    instance: dg.DagsterInstance,
+    pipeline: PipelineLike,
+    names: Names,
+    options: DagsterOptions,
+    active: tuple[RunView, ...],
+    memory: AutoscalerMemory,
+    heartbeats: Heartbeats,
+    *,
+    shards: int | None,
+    now: float,
+) -> Scaling:
+    """Read what the decision needs, and decide.
+
+    Args:
+        instance: The Dagster instance.
+        pipeline: The pipeline.
+        names: Its names.
+        options: Its options.
+        active: The active runs.
+        memory: The state of the last decision.
+        heartbeats: Which workers report.
+        shards: Number of open shards; None if it is not known.
+        now: Epoch seconds.
+    """
+    fleet, separator = pipeline.workers, pipeline.settings.worker.worker_group_separator
+    workers = [run for run in active if run.continuous]
+    short = len(workers) < max(memory.desired, fleet.min)
+    # The failures are read until a worker has lived for long enough, so that the check is steady.
+    young = any(run.started is None or now - run.started < EARLY_FAILURE_SECONDS for run in workers)
+    recent = recent_runs(instance, names.application, separator) if short or young else ()
+    decision = decide(
+        active,
+        recent,
+        memory,
+        minimum=fleet.min,
+        maximum=fleet.max,
+        now=now,
+        scale_up_lag_seconds=options.scale_up_lag_seconds,
+        shards=shards,
+        max_starting=fleet.max_starting,
+        ready=reporting_workers(heartbeats, active, silence_limit_seconds(pipeline.settings)),
+    )
+    found = (
+        _queue_problem(instance, {**fleet.run_tags, **names.worker_run_tags}, workers, now),
+        failure_problem(recent, decision.memory.desired, now),
+    )
+    return Scaling(decision, tuple(problem for problem in found if problem is not None))
+
+
+def _queue_problem(
+    instance: dg.DagsterInstance, tags: dict[str, str], workers: list[RunView], now: float
+) -> str | None:
+    if not queued_long(workers, now):  # the limits are read only then
+        return None
+    return queue_problem(workers, observe_queue(instance, tags), now)

@@ -1,0 +1,174 @@
+"""Runs that Dagster's queue holds back: the sentence of the tick and the check say which limit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import dagster as dg
+import pytest
+from dagster import DagsterRunStatus as S
+from dagster._core.storage.dagster_run import IN_PROGRESS_RUN_STATUSES
+from dagster._utils.tags import TagConcurrencyLimitsCounter
+
+from kcl_pipeline.assets.names import Names
+from kcl_pipeline.assets.run_queue import (
+    IN_PROGRESS,
+    QueueView,
+    TagLimit,
+    observe_queue,
+    queue_problem,
+)
+from kcl_pipeline.assets.runs import RunView
+from kcl_pipeline.definitions import build_definitions
+from tests.support.dagster_fakes import FakeFleet, FakePipeline, resources
+from tests.support.sensor_stage import (  # noqa: F401 (fixtures)
+    Stage,
+    instance_fixture,
+)
+
+NOW = 1_000_000.0
+TAGS = Names.of(FakePipeline()).worker_run_tags
+APPLICATION = {"key": "kcl/application", "value": "orders-eu", "limit": 1}
+EACH = {"key": "kcl/mode", "value": {"applyLimitPerUniqueValue": True}, "limit": 2}
+ANY = {"key": "kcl/mode", "value": {"applyLimitPerUniqueValue": False}, "limit": 3}
+THREE = "the run limit 2 (max_concurrent_runs) is reached by 3 runs in progress"
+UNKNOWN = "no run limit or tag limit is reached, so a pool limit or Dagster's daemon holds it back"
+WITHOUT_VALUE = {"key": "dagster/max_retries", "limit": 2}
+
+
+def queued_instance(**config: Any) -> Any:
+    coordinator = {
+        "module": "dagster._core.run_coordinator",
+        "class": "QueuedRunCoordinator",
+        "config": config,
+    }
+    return dg.instance_for_test(overrides={"run_coordinator": coordinator})
+
+
+def queued(seconds: float) -> RunView:
+    return RunView("r", S.QUEUED, "w", continuous=True, created=NOW - seconds)
+
+
+def test_the_statuses_that_count_are_those_of_dagster():
+    assert set(IN_PROGRESS) == set(IN_PROGRESS_RUN_STATUSES) - {S.SUSPENDED}
+
+
+@pytest.mark.parametrize(
+    ("queue", "reason"),
+    [
+        (QueueView(2, 2), "the run limit 2 (max_concurrent_runs) is reached by 2 runs in progress"),
+        (
+            QueueView(25, 9, (TagLimit("kcl/mode", "continuous", 8, 8),)),
+            "the tag limit 8 of kcl/mode: continuous is reached",
+        ),
+        (
+            QueueView(2, 3, (TagLimit("team", None, 1, 1), TagLimit("a", "b", 2, 1))),
+            f"{THREE} and the tag limit 1 of team is reached",
+        ),
+        (QueueView(25, 3), UNKNOWN),
+        (QueueView(), UNKNOWN),
+    ],
+)
+def test_the_limit_is_named(queue, reason):
+    assert queue_problem([queued(61), queued(200)], queue, NOW) == (
+        f"2 worker runs have been queued for up to 3 min: {reason}"
+    )
+    assert queue_problem([queued(60)], queue, NOW) is None
+
+
+@pytest.mark.parametrize("limit", [APPLICATION, EACH, ANY, WITHOUT_VALUE])
+@pytest.mark.parametrize("running", [0, 1, 2, 3])
+def test_a_tag_limit_is_judged_as_dagster_judges_it(limit, running):
+    with queued_instance(tag_concurrency_limits=[limit]) as instance:
+        stage = Stage(instance)
+        for index in range(running):
+            stage.run(S.STARTED if index else S.STARTING, **TAGS)
+        stage.run(S.STARTED, "drain", **{"kcl/application": "other"})
+        waiting = stage.run(S.QUEUED, **TAGS)
+        progressing = instance.get_runs(dg.RunsFilter(statuses=list(IN_PROGRESS_RUN_STATUSES)))
+        counter = TagConcurrencyLimitsCounter([limit], progressing)
+        (found,) = observe_queue(instance, TAGS).tag_limits
+        assert (found.running >= found.limit) == counter.is_blocked(waiting)
+
+
+def test_limits_of_other_runs_are_left_out():
+    other = {"key": "kcl/application", "value": "clicks", "limit": 1}
+    with queued_instance(max_concurrent_runs=-1, tag_concurrency_limits=[other]) as instance:
+        assert observe_queue(instance, TAGS) == QueueView(None, 0, ())
+
+
+def test_an_instance_without_a_queue_has_no_limits(instance):
+    assert observe_queue(instance, TAGS) == QueueView()
+
+
+def evaluation(result: dg.SensorResult) -> dg.AssetCheckEvaluation | None:
+    found = [
+        event
+        for event in result.asset_events
+        if isinstance(event, dg.AssetCheckEvaluation) and event.check_name == "workers_running"
+    ]
+    return found[0] if found else None
+
+
+def test_a_run_limit_of_two_with_a_fleet_of_four():
+    pipeline = FakePipeline(workers=FakeFleet(min=4, max=8))
+    with queued_instance(max_concurrent_runs=2) as instance:
+        stage = Stage(instance, pipeline)
+        assert len(stage().run_requests) == 4
+        running = [stage.run(S.STARTED, **TAGS) for _ in range(2)]
+        waiting = [stage.run(S.QUEUED, **TAGS) for _ in range(2)]
+        record = instance.get_run_record_by_id(running[0].run_id)
+        stage.clock.now = record.create_timestamp.timestamp()
+        texts = []
+        for _ in range(20):
+            stage.workers.beat(*(stage.worker_of(run) for run in running))
+            result = stage()
+            assert not result.run_requests, "queued runs count"
+            texts.append(result.skip_reason.skip_message)
+            found = evaluation(result)
+            if found is not None and not found.passed:
+                break
+        assert "2 of 4 workers run, 2 are queued" in texts[0]
+        assert "max_concurrent_runs" not in texts[0]
+        reason = (
+            "2 worker runs have been queued for up to 65 s: the run limit 2 (max_concurrent_runs) "
+            "is reached by 2 runs in progress"
+        )
+        assert reason in texts[-1]
+        assert reason in found.description
+        assert found.severity is dg.AssetCheckSeverity.WARN
+        for run in waiting:
+            instance.report_run_canceled(run)
+            stage.run(S.STARTED, **TAGS)
+        assert "max_concurrent_runs" not in stage().cursor
+
+
+def test_workers_that_keep_dying_fail_the_check_until_one_lives(instance):
+    stage = Stage(instance)
+    assert evaluation(stage()).passed
+    for _ in range(2):
+        instance.report_run_failed(stage.run())
+    failed = evaluation(stage(10))
+    assert not failed.passed
+    assert "the last 2 worker runs failed within a minute of the start" in failed.description
+    assert "the last 2 worker runs failed" in stage.cursor
+
+
+def test_the_button_evaluates_the_same():
+    pipeline = FakePipeline()
+    defs = build_definitions(pipeline, leader_default_running=True)
+    key = dg.AssetCheckKey(Names.of(pipeline).worker_metrics_table, "workers_running")
+    with queued_instance(max_concurrent_runs=1) as instance:
+        stage = Stage(instance, pipeline)
+        for _ in range(2):
+            instance.report_run_failed(stage.run(**TAGS))
+        job = dg.define_asset_job("check", selection=dg.AssetSelection.checks(key))
+        merged = dg.Definitions.merge(
+            defs, dg.Definitions(jobs=[job], executor=dg.in_process_executor)
+        )
+        result = merged.resolve_job_def("check").execute_in_process(
+            instance=instance, resources=resources(pipeline), raise_on_error=True
+        )
+        (found,) = result.get_asset_check_evaluations()
+        assert not found.passed
+        assert "the last 2 worker runs failed" in found.description
