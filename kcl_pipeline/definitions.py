@@ -12,6 +12,7 @@ from kcl_pipeline.assets.contract import DagsterOptions, PipelineLike
 from kcl_pipeline.assets.limits import CheckLimits
 from kcl_pipeline.assets.maintenance import build_maintenance_job
 from kcl_pipeline.assets.names import Names, output_key
+from kcl_pipeline.assets.pipeline_version import pipeline_version
 from kcl_pipeline.assets.specs import stream_specs, table_specs
 from kcl_pipeline.ops.control.jobs import build_operator_jobs
 from kcl_pipeline.ops.output import build_consume_job, build_output_asset, continuous_config
@@ -91,7 +92,7 @@ def build_definitions(
     )
     names = Names.of(pipeline, output_key(output_asset_key))
     output = build_output_asset(pipeline, names, options)
-    job = build_consume_job(output, names)
+    job = build_consume_job(output, names, pipeline_version(pipeline))
     external = [*stream_specs(names, options), *table_specs(pipeline, names, options)]
     return dg.Definitions(
         assets=[output, *external],

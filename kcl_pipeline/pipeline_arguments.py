@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 from pydantic import ValidationError
 
 from kcl_pipeline.arguments import (
+    check_flag,
     check_function,
     check_number,
     check_options,
@@ -65,6 +66,10 @@ class Fleet:
     """
     max_starting: int = 4
     """How many runs may be queued or starting at once, 1 or more."""
+    rolling_replacement: bool = True
+    """Whether the sensor replaces the workers one by one after the code or settings changed."""
+    code_version: str | None = None
+    """Version of your code, such as a Git commit. None: a digest of the files of its package."""
 
     def __post_init__(self) -> None:
         check_number("Fleet min", self.min, "a number of workers", least=1, whole=True)
@@ -76,6 +81,9 @@ class Fleet:
                 f"Fleet max={self.max} is less than min={self.min}. Write max={self.min} or more."
             )
         check_run_tags(self.run_tags)
+        check_flag("Fleet rolling_replacement", self.rolling_replacement)
+        advice = "Write the version of your code, such as a Git commit, or None"
+        check_text("Fleet code_version", self.code_version, advice, optional=True)
 
 
 def check_run_tags(tags: object) -> None:

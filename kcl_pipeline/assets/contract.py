@@ -51,6 +51,16 @@ class FleetLike(Protocol):
         """How many runs may be queued or starting at once."""
         ...
 
+    @property
+    def rolling_replacement(self) -> bool:
+        """Whether the leader sensor replaces workers of another version."""
+        ...
+
+    @property
+    def code_version(self) -> str | None:
+        """The version of the user's code; None for a digest of its files."""
+        ...
+
 
 class WorkerLike(Protocol):
     """One worker, ready to run."""

@@ -14,7 +14,9 @@ from kcl_pipeline.assets.names import (
     LAG_TAG,
     MODE_TAG,
     PAUSED_TAG,
+    REPOSITORY_TAG,
     STALLED_TAG,
+    VERSION_TAG,
     worker_id_of,
 )
 from kcl_pipeline.config import ConsumerSettings
@@ -56,6 +58,8 @@ class RunView:
         stalled_shards: Number of stalled shards in the last report.
         paused_shards: Number of paused shards in the last report.
         lag_at: Time of the last report by the worker's clock, in epoch seconds.
+        version: Version of the pipeline that the run was started with. None: not known.
+        location: Code location that the run was started in. None: not known.
     """
 
     run_id: str
@@ -69,6 +73,8 @@ class RunView:
     stalled_shards: int = 0
     paused_shards: int = 0
     lag_at: float | None = None
+    version: str | None = None
+    location: str | None = None
 
     @property
     def active(self) -> bool:
@@ -98,6 +104,8 @@ def _view(record: RunRecord, application: str, separator: str) -> RunView:
         stalled_shards=_count_of(run.tags.get(STALLED_TAG, "")),
         paused_shards=_count_of(run.tags.get(PAUSED_TAG, "")),
         lag_at=_seconds_of(run.tags.get(LAG_AT_TAG, "")),
+        version=run.tags.get(VERSION_TAG),
+        location=run.tags.get(REPOSITORY_TAG, "").partition("@")[2] or None,
     )
 
 

@@ -8,6 +8,7 @@ import dagster as dg
 from kcl_pipeline.assets.contract import PipelineLike
 from kcl_pipeline.assets.health import Health
 from kcl_pipeline.assets.names import Names
+from kcl_pipeline.assets.pipeline_version import pipeline_version
 from kcl_pipeline.assets.run_queue import observe_queue, queue_problem
 from kcl_pipeline.assets.runs import RunView, active_runs, recent_runs
 from kcl_pipeline.clock import Clock
@@ -15,10 +16,14 @@ from kcl_pipeline.text import counted
 
 WORKERS: Final = "workers_running"
 WORKERS_ADVICE: Final = (
-    "Raise the limit of the run queue, or lower Fleet.min; for runs that fail, read the log of the "
-    "newest one. See docs/checks-and-events.md"
+    "If runs are queued, raise the limit of the run queue or lower Fleet.min. If runs fail, read "
+    "the log of the newest one. See docs/checks-and-events.md"
 )
 EARLY_FAILURE_SECONDS: Final = 60.0
+NEW_FAILURE_SECONDS: Final = 300.0
+"""A run of a new version that fails within this time speaks against the version."""
+MOST_NEW_FAILURES: Final = 3
+"""After so many failures in a row, no further worker is replaced by the new version."""
 
 
 def early_failures(recent: Sequence[RunView], now: float) -> tuple[RunView, ...]:
@@ -53,6 +58,65 @@ def failure_problem(recent: Sequence[RunView], desired: int, now: float) -> str 
     return f"the last {counted(len(failures), 'worker run')} failed within a minute of the start"
 
 
+def outdated_runs(
+    active: Sequence[RunView], version: str, location: str | None
+) -> tuple[RunView, ...]:
+    """The continuous runs with another version than the one of this code location.
+
+    Args:
+        active: The active runs.
+        version: The version of the pipeline.
+        location: This code location. Runs of other ones are left out. None: not known.
+    """
+    return tuple(
+        run
+        for run in active
+        if run.continuous
+        and run.version != version
+        and (location is None or run.location is None or run.location == location)
+    )
+
+
+def new_failures(recent: Sequence[RunView], version: str, now: float) -> int:
+    """Count consecutive failures, from the newest run back, of runs with this version.
+
+    Active runs younger than `NEW_FAILURE_SECONDS` are ignored; an older one ends the count.
+    """
+    count = 0
+    for run in sorted(recent, key=lambda r: r.created, reverse=True):
+        if run.version != version:
+            continue
+        lived = run.lived_seconds
+        if run.active:
+            if run.started is not None and now - run.started >= NEW_FAILURE_SECONDS:
+                break
+            continue
+        if run.status.value != "FAILURE" or lived is None or lived >= NEW_FAILURE_SECONDS:
+            break
+        count += 1
+    return count
+
+
+def replacement_problem(
+    outdated: Sequence[RunView], recent: Sequence[RunView], version: str, now: float
+) -> str | None:
+    """Say that outdated workers are not replaced because new ones fail. None: they are.
+
+    Args:
+        outdated: The outdated runs.
+        recent: The newest continuous runs in any status.
+        version: The version of the pipeline.
+        now: Epoch seconds.
+    """
+    failures = new_failures(recent, version, now)
+    if not outdated or failures < MOST_NEW_FAILURES:
+        return None
+    return (
+        f"the replacement of {counted(len(outdated), 'outdated worker')} has stopped: the last "
+        f"{failures} runs of version {version} failed; the outdated workers go on"
+    )
+
+
 def workers_running(problems: Sequence[str], running: int) -> Health:
     """Whether nothing keeps workers from running.
 
@@ -82,21 +146,24 @@ def build_worker_run_check(
 ) -> dg.AssetChecksDefinition:
     """Build the check of the runs of workers. It reads Dagster's runs only."""
     separator = pipeline.settings.worker.worker_group_separator
+    version, replaces = pipeline_version(pipeline), pipeline.workers.rolling_replacement
 
     @dg.asset_check(
         asset=names.worker_metrics_table,
         name=WORKERS,
         description="No run of a worker waits in Dagster's queue for more than a minute, and the "
-        "runs do not keep failing within a minute of their start.",
+        "runs do not keep failing within a minute of their start. A new version does not fail.",
     )
     def check(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
         instance, now = context.instance, clock.wall()
         active = active_runs(instance, names.application, separator)
         recent = recent_runs(instance, names.application, separator)
         queue = observe_queue(instance, {**pipeline.workers.run_tags, **names.worker_run_tags})
+        outdated = outdated_runs(active, version, None) if replaces else ()
         found = (
             queue_problem([run for run in active if run.continuous], queue, now),
             failure_problem(recent, pipeline.workers.min, now),
+            replacement_problem(outdated, recent, version, now),
         )
         problems = [one for one in found if one is not None]
         return workers_running(problems, running_workers(active)).result()

@@ -8,7 +8,13 @@ from pydantic import Field
 
 from kcl_pipeline.assets.access import PipelineResources
 from kcl_pipeline.assets.contract import DagsterOptions, Mode, PipelineLike
-from kcl_pipeline.assets.names import CONTINUOUS, Names, dead_letter_uri, table_uri
+from kcl_pipeline.assets.names import (
+    CONTINUOUS,
+    VERSION_TAG,
+    Names,
+    dead_letter_uri,
+    table_uri,
+)
 from kcl_pipeline.assets.specs import group_of
 from kcl_pipeline.ops.consume import consume_shards
 
@@ -78,7 +84,7 @@ def continuous_config(asset: dg.AssetsDefinition) -> dict[str, Any]:
     return {"ops": {asset.node_def.name: {"config": {"mode": CONTINUOUS}}}}
 
 
-def build_consume_job(asset: dg.AssetsDefinition, names: Names) -> Any:
+def build_consume_job(asset: dg.AssetsDefinition, names: Names, version: str) -> Any:
     """The job that the leader sensor starts: one continuous worker.
 
     The worker runs in the process of the run, so that it cannot outlive a killed run.
@@ -88,7 +94,7 @@ def build_consume_job(asset: dg.AssetsDefinition, names: Names) -> Any:
         selection=dg.AssetSelection.assets(names.output).without_checks(),
         config=continuous_config(asset),
         executor_def=dg.in_process_executor,
-        tags=names.worker_run_tags,
+        tags={**names.worker_run_tags, VERSION_TAG: version},
         description=f"One continuous worker of {names.application}. A manual run adds one "
         "worker. A terminated run releases its leases.",
     )

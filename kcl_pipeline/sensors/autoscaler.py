@@ -164,10 +164,10 @@ def is_ready(run: RunView, ready: Collection[str] | None) -> bool:
     return run.status.value == "STARTED" and (ready is None or run.worker_id in ready)
 
 
-def _drained(runs: Sequence[RunView], number: int) -> tuple[str, ...]:
-    """The newest started workers. A run that has not started cannot drain."""
+def _drained(runs: Sequence[RunView], number: int, outdated: Sequence[RunView]) -> tuple[str, ...]:
+    """The outdated, then the newest started workers. A run that has not started cannot drain."""
     started = [run for run in runs if run.status.value == "STARTED"]
-    started.sort(key=lambda run: run.created, reverse=True)
+    started.sort(key=lambda run: (run in outdated, run.created), reverse=True)
     return tuple(run.worker_id for run in started[:number])
 
 
@@ -183,6 +183,7 @@ def decide(
     shards: int | None = None,
     max_starting: int | None = None,
     ready: Collection[str] | None = None,
+    outdated: Sequence[RunView] = (),
 ) -> ScalingDecision:
     """Compare the number of workers with the desired number.
 
@@ -198,6 +199,7 @@ def decide(
         max_starting: Largest number of runs on the way; None for no limit. While no number of
             shards is known, it is one worker.
         ready: Ids of the workers that report. None: every started run counts as ready.
+        outdated: Runs that are being replaced. Meanwhile there may be one run more.
     """
     workers = [r for r in active if r.continuous]
     before = memory.desired
@@ -208,8 +210,9 @@ def decide(
     memory = _scaled(memory, active, now, largest, min(minimum, largest), scale_up_lag_seconds)
     running = [r for r in workers if r.status.value != "CANCELING"]
     surplus = len(running) - (memory.desired if before > memory.desired else largest)
+    surplus -= 1 if outdated else 0
     if surplus > 0:
-        drain = _drained(running, surplus)
+        drain = _drained(running, surplus, outdated)
         return ScalingDecision(
             drain=drain,
             memory=memory,

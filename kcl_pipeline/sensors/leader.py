@@ -19,6 +19,7 @@ from kcl_pipeline.assets.checks import all_streams
 from kcl_pipeline.assets.contract import DagsterOptions, PipelineLike
 from kcl_pipeline.assets.history import ReportPoint, kept_seconds, point_of, recorded_points
 from kcl_pipeline.assets.names import Names, dead_letter_uri
+from kcl_pipeline.assets.pipeline_version import pipeline_version
 from kcl_pipeline.assets.runs import RunView, active_runs, silence_limit_seconds
 from kcl_pipeline.assets.worker_runs import running_workers, workers_running
 from kcl_pipeline.clock import Clock, SystemClock
@@ -88,6 +89,7 @@ class LeaderTick:
         self._separator = pipeline.settings.worker.worker_group_separator
         self._names = names
         self._options = options
+        self._version = pipeline_version(pipeline)
         self._worker_config = worker_config
         self._clock = clock or SystemClock()
         self._state: TickState | None = None
@@ -172,16 +174,15 @@ class LeaderTick:
             PipelineResources(self._names, context).workers.request_drain(worker_id)
         recent_events = [*_take_all(state.recent_events), *done]
         if decision.start or decision.drain:
-            recent_events.append(decision.reason)
+            recent_events.append("; ".join([decision.reason, *scaling.notes]))
         if recent_events:
             context.log.info("\n".join(recent_events))
         state.leader.observe(report.lock_owner, self._clock.wall())
         leading = leading_text(report, problem, state.leader)
-        sentence = f"{leading}; {runs_text(active, decision, scaling.problems)}"
+        sentence = f"{leading}; {runs_text(active, decision, scaling.notes)}"
         if pause is not None:
             sentence = f"{pause.sentence}; {sentence}"
-        fleet, config = self._pipeline.workers, self._worker_config
-        requests = [worker_request(self._names, fleet, config) for _ in range(decision.start)]
+        requests = [self._request() for _ in range(decision.start)]
         return dg.SensorResult(
             run_requests=requests or None,
             skip_reason=None if requests else sentence,
@@ -189,6 +190,10 @@ class LeaderTick:
             asset_events=events,
             dynamic_partitions_requests=partitions or None,
         )
+
+    def _request(self) -> dg.RunRequest:
+        fleet = self._pipeline.workers
+        return worker_request(self._names, fleet, self._worker_config, self._version)
 
     def _lead(self, state: TickState) -> tuple[CycleReport, str | None]:
         try:
@@ -309,6 +314,10 @@ class LeaderTick:
             state.heartbeats,
             shards=state.open_shards,
             now=self._clock.wall(),
+            version=self._version,
+            location=context.code_location_origin.location_name
+            if context.code_location_origin
+            else None,
         )
 
 

@@ -48,12 +48,14 @@ class Heartbeats:
     Attributes:
         observed_at: Time of the last observation (monotonic seconds).
         rows: By worker id, its row and for how many seconds it has not changed.
+        present: By worker id, for how many seconds its row has been observed.
         absent: By run id, for how many seconds its worker has had no row.
         canceling: By run id, for how many seconds it has been in CANCELING.
     """
 
     observed_at: float | None = None
     rows: dict[str, tuple[WorkerMetrics | BadRow, float]] = field(default_factory=dict)
+    present: dict[str, float] = field(default_factory=dict)
     absent: dict[str, float] = field(default_factory=dict)
     canceling: dict[str, float] = field(default_factory=dict)
 
@@ -82,6 +84,7 @@ class Heartbeats:
             )
             for worker_id, row in seen.items()
         }
+        self.present = {worker_id: self.present.get(worker_id, -step) + step for worker_id in seen}
         started = [
             r for r in runs if r.status in (DagsterRunStatus.STARTED, DagsterRunStatus.CANCELING)
         ]
@@ -97,6 +100,14 @@ class Heartbeats:
         """For how many seconds the row has not changed; None without a row."""
         heartbeat = self.rows.get(worker_id)
         return None if heartbeat is None else heartbeat[1]
+
+    def proven_seconds(self, worker_id: str, limit_seconds: float) -> float:
+        """For how many seconds a worker has been observed that has changed its row since.
+
+        0.0 if the row has never changed, or not within the limit.
+        """
+        silent, present = self.silent_seconds(worker_id), self.present.get(worker_id, 0.0)
+        return 0.0 if silent is None or silent >= min(present, limit_seconds) else present
 
 
 def _same_heartbeat(before: WorkerMetrics | BadRow, after: WorkerMetrics | BadRow) -> bool:

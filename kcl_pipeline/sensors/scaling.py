@@ -8,9 +8,10 @@ from kcl_pipeline.assets.contract import DagsterOptions, PipelineLike
 from kcl_pipeline.assets.names import Names
 from kcl_pipeline.assets.run_queue import observe_queue, queue_problem, queued_long
 from kcl_pipeline.assets.runs import RunView, recent_runs, silence_limit_seconds
-from kcl_pipeline.assets.worker_runs import EARLY_FAILURE_SECONDS, failure_problem
+from kcl_pipeline.assets.worker_runs import EARLY_FAILURE_SECONDS, failure_problem, outdated_runs
 from kcl_pipeline.sensors.autoscaler import AutoscalerMemory, ScalingDecision, decide
 from kcl_pipeline.sensors.reconcile import Heartbeats
+from kcl_pipeline.sensors.replacement import Replacement, replace, rows_view
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,10 +21,17 @@ class Scaling:
     Attributes:
         decision: How many runs to start, and which workers to drain.
         problems: What keeps workers from running, as sentences without a period.
+        replacing: What happens to outdated workers. None: nothing.
     """
 
     decision: ScalingDecision
     problems: tuple[str, ...] = ()
+    replacing: str | None = None
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the sentence of the tick says in addition."""
+        return (*([] if self.replacing is None else [self.replacing]), *self.problems)
 
 
 def reporting_workers(
@@ -49,26 +57,34 @@ def scale(
     *,
     shards: int | None,
     now: float,
+    version: str,
+    location: str | None,
 ) -> Scaling:
     """Read what the decision needs, and decide.
 
     Args:
         instance: The Dagster instance.
-        pipeline: The pipeline.
-        names: Its names.
-        options: Its options.
+        pipeline: The pipeline, with its `names` and `options`.
+        names: Names in Dagster.
+        options: Thresholds.
         active: The active runs.
         memory: The state of the last decision.
         heartbeats: Which workers report.
         shards: Number of open shards; None if it is not known.
         now: Epoch seconds.
+        version: The version of the pipeline.
+        location: This code location; None if it is not known.
     """
     fleet, separator = pipeline.workers, pipeline.settings.worker.worker_group_separator
+    limit = silence_limit_seconds(pipeline.settings)
+    outdated = outdated_runs(active, version, location) if fleet.rolling_replacement else ()
     workers = [run for run in active if run.continuous]
     short = len(workers) < max(memory.desired, fleet.min)
     # The failures are read until a worker has lived for long enough, so that the check is steady.
     young = any(run.started is None or now - run.started < EARLY_FAILURE_SECONDS for run in workers)
-    recent = recent_runs(instance, names.application, separator) if short or young else ()
+    recent = (
+        recent_runs(instance, names.application, separator) if short or young or outdated else ()
+    )
     decision = decide(
         active,
         recent,
@@ -79,13 +95,33 @@ def scale(
         scale_up_lag_seconds=options.scale_up_lag_seconds,
         shards=shards,
         max_starting=fleet.max_starting,
-        ready=reporting_workers(heartbeats, active, silence_limit_seconds(pipeline.settings)),
+        ready=reporting_workers(heartbeats, active, limit),
+        outdated=outdated,
+    )
+    idle = not (decision.start or decision.drain)
+    replacement = replace(
+        active,
+        recent,
+        outdated if idle else (),
+        rows_view(heartbeats, limit),
+        version=version,
+        desired=decision.memory.desired,
+        most_runs=fleet.max + 1,
+        now=now,
     )
     found = (
         _queue_problem(instance, {**fleet.run_tags, **names.worker_run_tags}, workers, now),
         failure_problem(recent, decision.memory.desired, now),
+        replacement.problem,
     )
-    return Scaling(decision, tuple(problem for problem in found if problem is not None))
+    problems = tuple(problem for problem in found if problem is not None)
+    return Scaling(_with_replacement(decision, replacement), problems, replacement.text)
+
+
+def _with_replacement(decision: ScalingDecision, replacement: Replacement) -> ScalingDecision:
+    if not (replacement.start or replacement.drain):
+        return decision
+    return decision.model_copy(update={"start": replacement.start, "drain": replacement.drain})
 
 
 def _queue_problem(

@@ -8,6 +8,7 @@ import threading
 import pytest
 from dagster import DagsterRunStatus as S
 
+from kcl_pipeline.assets.pipeline_version import pipeline_version
 from kcl_pipeline.errors import AccessDeniedError, NotFoundError, ThrottledError
 from kcl_pipeline.leader.report import CycleReport
 from tests.support.dagster_fakes import (
@@ -35,6 +36,7 @@ def test_keeps_the_minimum_of_workers_running(instance):
             "kcl/mode": "continuous",
             "dagster/max_retries": "0",
             "dagster/max_runtime": "0",
+            "kcl/version": pipeline_version(stage.pipeline),
         }
     stage.run(S.NOT_STARTED)
     assert len(stage().run_requests) == 1

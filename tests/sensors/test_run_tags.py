@@ -12,6 +12,7 @@ from dagster._daemon.monitoring.run_monitoring import check_run_timeout
 from dagster._utils.tags import normalize_tags
 
 from kcl_pipeline.assets.names import Names
+from kcl_pipeline.assets.pipeline_version import pipeline_version
 from kcl_pipeline.definitions import build_definitions
 from kcl_pipeline.errors import SettingsError
 from kcl_pipeline.pipeline_arguments import Fleet
@@ -27,8 +28,9 @@ TAGS = {"dagster-k8s/config": K8S, "team": "orders", "dagster/priority": "3"}
 
 def test_the_users_tags_are_on_every_run_of_the_sensor(instance):
     stage = Stage(instance, FakePipeline(workers=FakeFleet(run_tags=TAGS)))
+    version = {"kcl/version": pipeline_version(stage.pipeline)}
     for request in stage().run_requests:
-        assert request.tags == TAGS | stage.names.worker_run_tags
+        assert request.tags == TAGS | stage.names.worker_run_tags | version
 
 
 def test_dagster_accepts_every_tag_without_a_warning():

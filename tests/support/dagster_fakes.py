@@ -50,6 +50,8 @@ class FakeFleet:
     max: int = 4
     run_tags: dict[str, str] = field(default_factory=dict)
     max_starting: int = 4
+    rolling_replacement: bool = False
+    code_version: str | None = None
 
 
 @dataclass
