@@ -30,15 +30,20 @@ def session(pipeline: KinesisPipeline) -> SparkSession:
     return build_session(pipeline.name, pipeline.spark_config)
 
 
-def runnable(pipeline: str) -> KinesisPipeline:
+def runnable(application: str | None, pipeline: str | None) -> KinesisPipeline:
     """The pipeline that the option names; Java is there if it needs a Spark session.
 
     Raises:
-        SettingsError: It is no pipeline, or no usable Java was found.
+        SettingsError: The options name no pipeline, or no usable Java was found.
     """
     from kcl_pipeline.pipeline import KinesisPipeline  # noqa: PLC0415 (loaded only here)
     from kcl_pipeline.spark.java import require_java  # noqa: PLC0415 (likewise)
 
+    if application is not None or pipeline is None:
+        raise SettingsError(
+            "the command runs the code of a pipeline; write --pipeline module:attribute, without "
+            "--application"
+        )
     found = load_pipeline(pipeline)
     if not isinstance(found, KinesisPipeline):
         raise SettingsError(

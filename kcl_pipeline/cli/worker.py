@@ -14,7 +14,6 @@ from kcl_pipeline.cli.exit_codes import FAILED, HUNG
 from kcl_pipeline.cli.running import progress_line, runnable, session, show_log
 from kcl_pipeline.cli.target import AsJson, OnlyPipeline, Pipeline
 from kcl_pipeline.clock import SystemClock
-from kcl_pipeline.errors import SettingsError
 from kcl_pipeline.signals import stop_on_signals
 from kcl_pipeline.worker.summary import StopReason, WorkerProgress, WorkerSummary
 
@@ -60,13 +59,8 @@ def worker(
     paused, it waits without leases; with --drain it fails instead. With --json the last line of
     standard output is the summary.
     """
-    if application is not None or pipeline is None:
-        raise SettingsError(
-            "a worker runs the code of a pipeline; write --pipeline module:attribute, without "
-            "--application"
-        )
     show_log()
-    found = runnable(pipeline)
+    found = runnable(application, pipeline)
     name = worker_id or _own_name(found)
     clock = SystemClock()
     stop = clock.signal()

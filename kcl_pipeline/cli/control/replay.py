@@ -11,7 +11,6 @@ from kcl_pipeline.cli.control.operator import DryRun, operated, report
 from kcl_pipeline.cli.running import progress_line, runnable, session, show_log
 from kcl_pipeline.cli.target import AsJson, OnlyPipeline, Pipeline, Target, target
 from kcl_pipeline.clock import SystemClock
-from kcl_pipeline.errors import SettingsError
 from kcl_pipeline.signals import stop_on_signals
 
 if TYPE_CHECKING:
@@ -71,12 +70,7 @@ def replay(
     from kcl_pipeline.control.replay.request import ReplayRequest  # noqa: PLC0415 (likewise)
     from kcl_pipeline.control.replay.run import Replaying  # noqa: PLC0415 (likewise)
 
-    if application is not None or pipeline is None:
-        raise SettingsError(
-            "a replay runs the code of a pipeline; write --pipeline module:attribute, without "
-            "--application"
-        )
-    found = runnable(pipeline)
+    found = runnable(application, pipeline)
     app: Target = target(None, None, pipeline)
     replaying = Replaying(operated(app), found, AwsClients)
     plan = replaying.plan(ReplayRequest(replay_id, begin, end, into, in_place, only_stream))
