@@ -1,7 +1,7 @@
-"""Turn SIGINT and SIGTERM into a request to stop.
+"""Turn signals, by default SIGINT and SIGTERM, into a request to stop.
 
 A KeyboardInterrupt that is raised inside a Spark call breaks the session, and the worker cannot
-finish its batch. While `stop_on_signals` is active, both signals only set a stop signal.
+finish its batch. While `stop_on_signals` is active, they only set a stop signal.
 """
 
 from __future__ import annotations
@@ -22,20 +22,23 @@ _T = TypeVar("_T")
 
 
 class SignalHandlers:
-    """The handlers of SIGINT and SIGTERM that set `stop`.
+    """The handlers of the signals that set `stop`.
 
     Attributes:
         received: Whether a signal has arrived.
     """
 
-    def __init__(self, stop: StopSignal) -> None:
+    def __init__(
+        self, stop: StopSignal, numbers: tuple[signal.Signals, ...] = STOP_SIGNALS
+    ) -> None:
         self.received = False
+        self._numbers = numbers
         self._stop = stop
 
     def install(self) -> None:
         """Set the handlers. No effect outside the main thread, where Python does not allow it."""
         if threading.current_thread() is threading.main_thread():
-            for number in STOP_SIGNALS:
+            for number in self._numbers:
                 signal.signal(number, self._handle)
 
     def reinstalled_after(self, factory: Callable[[], _T]) -> Callable[[], _T]:
@@ -59,10 +62,12 @@ class SignalHandlers:
 
 
 @contextmanager
-def stop_on_signals(stop: StopSignal) -> Iterator[SignalHandlers]:
-    """Set `stop` on SIGINT and SIGTERM until the end of the block; then restore the handlers."""
-    handlers = SignalHandlers(stop)
-    before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+def stop_on_signals(
+    stop: StopSignal, numbers: tuple[signal.Signals, ...] = STOP_SIGNALS
+) -> Iterator[SignalHandlers]:
+    """Set `stop` on these signals until the end of the block; then restore the handlers."""
+    handlers = SignalHandlers(stop, numbers)
+    before = {number: signal.getsignal(number) for number in numbers}
     handlers.install()
     try:
         yield handlers

@@ -87,7 +87,7 @@ def test_the_handler_of_the_command_line_does_not_set_the_flag_itself(monkeypatc
     monkeypatch.setattr(module, "load_pipeline", lambda _: pipeline)
     monkeypatch.setattr(KinesisPipeline, "build_worker", lambda *_, **__: Built())
     monkeypatch.setattr(SystemClock, "signal", lambda _: stop)
-    run_worker("somewhere:pipeline", worker_id="w-1")
+    run_worker(pipeline="somewhere:pipeline", worker_id="w-1")
     assert stop.answers == [True]
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -16,7 +16,7 @@ from kcl_pipeline.cli import show
 from kcl_pipeline.cli.failures import sentence
 from kcl_pipeline.cli.target import Application, AsJson, Pipeline, Streams, target
 from kcl_pipeline.cli.top.keys import Keyboard, Sort, ViewState
-from kcl_pipeline.signals import stop_on_signals
+from kcl_pipeline.signals import STOP_SIGNALS, stop_on_signals
 
 if TYPE_CHECKING:
     from kcl_pipeline.cli.top.snapshot import Snapshot
@@ -71,7 +71,8 @@ def top(
         return
     stop = app.clock.signal()
     refresher = Refresher(lambda: read_snapshot(app, moves), first, interval_seconds, stop)
-    with stop_on_signals(stop), _stop_on_hangup(stop):
+    # the terminal is restored, also when its window is closed
+    with stop_on_signals(stop, (*STOP_SIGNALS, signal.SIGHUP)):
         threading.Thread(target=refresher.run, name="refresh", daemon=True).start()
         try:
             _show(refresher, state, stop)
@@ -153,17 +154,3 @@ def _show(refresher: Refresher, state: ViewState, stop: StopSignal) -> None:
 
 def _has_keys() -> bool:
     return sys.stdin is not None and sys.stdin.isatty()
-
-
-@contextmanager
-def _stop_on_hangup(stop: StopSignal) -> Iterator[None]:
-    """Set `stop` on SIGHUP, so that the terminal is restored."""
-
-    def handle(_number: int, _frame: object) -> None:
-        threading.Thread(target=stop.set, daemon=True).start()
-
-    before = signal.signal(signal.SIGHUP, handle)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGHUP, before)
