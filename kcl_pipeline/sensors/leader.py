@@ -6,6 +6,7 @@ tick, and a tick that timed out keeps running while the next one starts.
 """
 
 import logging
+import os
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -52,16 +53,18 @@ from kcl_pipeline.sensors.stream_report import partition_requests
 INTERVAL_SECONDS: Final = 4
 """Dagster checks sensors every 5 seconds. An interval of 5 would sometimes give 10."""
 TICK_GIVE_UP_SECONDS: Final = 120.0
+DEPLOYMENT_VARIABLE: Final = "DAGSTER_CLOUD_DEPLOYMENT_NAME"
+"""Dagster+ sets it in the processes of a deployment."""
 
 
 def owner_name(context: dg.SensorEvaluationContext, names: Names) -> str:
     """Lock owner of this sensor: `dagster/<instance>/<location>/<sensor>`.
 
     It is the same after a reload or restart, and differs between Dagster instances and code
-    locations.
+    locations. Dagster+ has no id of an instance; there the name of the deployment takes its place.
     """
     storage = getattr(context.instance.run_storage, "get_run_storage_id", None)
-    instance = storage()[:8] if storage else "instance"
+    instance = storage()[:8] if storage else os.environ.get(DEPLOYMENT_VARIABLE, "instance")
     location = (
         context.code_location_origin.location_name
         if context.code_location_origin

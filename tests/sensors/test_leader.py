@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from types import SimpleNamespace
 
 import dagster as dg
 
+from kcl_pipeline.assets.names import Names
 from kcl_pipeline.definitions import build_definitions
 from kcl_pipeline.events import LeaderElected, LossReason, PlanMade, RecordsLost
 from kcl_pipeline.leader.report import CycleReport
@@ -16,6 +18,7 @@ from kcl_pipeline.leases.migration import ensure_client_version
 from kcl_pipeline.leases.worker_status import PausedLease, UnavailableStream, WorkerStatus
 from kcl_pipeline.planning.model import Move, Plan
 from kcl_pipeline.position import Position
+from kcl_pipeline.sensors.leader import owner_name
 from tests.support.dagster_fakes import (
     FakeCycle,
     FakePipeline,
@@ -61,6 +64,21 @@ def test_other_instances_lead_under_another_name(instance):
         other.pipeline.built_leaders[0]["owner_name"]
         != stage.pipeline.built_leaders[0]["owner_name"]
     )
+
+
+def test_deployments_of_dagster_plus_lead_under_different_names(monkeypatch):
+    def name(deployment: str | None) -> str:
+        monkeypatch.delenv("DAGSTER_CLOUD_DEPLOYMENT_NAME", raising=False)
+        if deployment is not None:
+            monkeypatch.setenv("DAGSTER_CLOUD_DEPLOYMENT_NAME", deployment)
+        location = SimpleNamespace(location_name="orders")
+        without_id = SimpleNamespace(run_storage=object())
+        context = SimpleNamespace(instance=without_id, code_location_origin=location)
+        return owner_name(context, Names("orders-eu", ("orders",), dg.AssetKey("orders")))
+
+    assert name("prod") == "dagster/prod/orders/orders_eu_leader"
+    assert name("staging") == "dagster/staging/orders/orders_eu_leader"
+    assert name(None) == "dagster/instance/orders/orders_eu_leader"
 
 
 def test_tells_streams_tables_and_checks(instance):
