@@ -139,7 +139,12 @@ def test_the_unit_runs_a_worker(text):
 def test_python_runs(text):
     names: dict[str, Any] = {"__name__": "guide"}
     exec(compile(text, "guide", "exec"), names)
-    assert names["orders"].name == "orders-local"
+    orders = names["orders"]
+    if "DAGSTER_CLOUD_DEPLOYMENT_NAME" in text:
+        assert orders.name == "orders-local"
+    else:
+        config = json.loads(orders.workers.run_tags["dagster-k8s/config"])
+        assert config["container_config"]["resources"]["limits"] == {"memory": "4Gi"}
 
 
 def test_the_times_of_a_stop_are_those_of_the_code():
