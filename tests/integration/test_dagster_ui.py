@@ -54,7 +54,7 @@ def test_the_lineage_goes_from_the_stream_through_the_lease_table_to_the_output(
         "events",
         "Materialized",
         "6 / 6 Passed",
-        "2 / 2 Passed",
+        "3 / 3 Passed",
     )
     assert size(looker.shoot("group")) > 20_000
     looker.open(
