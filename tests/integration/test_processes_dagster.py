@@ -52,5 +52,9 @@ def test_materialize_drains_terminate_releases_and_everything_is_there_once(stag
 
     comparison = compare(stage.table, stage.ids)
     assert comparison.exact, comparison
-    assert comparison.committed == 900
-    assert sum(stage.page.sum_of(run, "run_records") for run in (continuous.run_id, drain)) == 900
+    # Other tests of the stage may have published before.
+    published = len(stage.ids)
+    assert published >= 900
+    assert comparison.committed == published
+    runs = (continuous.run_id, drain)
+    assert sum(stage.page.sum_of(run, "run_records") for run in runs) == published
