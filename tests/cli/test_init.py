@@ -140,6 +140,16 @@ def in_project(folder: Path, *command: str, **environment: str) -> str:
     return done.stdout
 
 
+@pytest.mark.processes
+def test_dagster_loads_the_project(here):
+    run("init", "my_events", "--stream", "events")
+    folder = here / "my_events"
+    dagster = str(Path(sys.executable).parent / "dagster")
+    home = str(folder / "dagster_home")
+    in_project(folder, dagster, "definitions", "validate", DAGSTER_HOME=home)
+
+
+@pytest.mark.long
 @pytest.mark.spark
 @pytest.mark.processes
 @pytest.mark.timeout(600)

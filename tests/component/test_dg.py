@@ -59,6 +59,7 @@ def test_what_scaffold_writes_passes_the_checks(dg, project):  # noqa: F811
     assert project.load().resolve_sensor_def("orders_leader")
 
 
+@pytest.mark.long
 def test_the_example_of_the_document_passes_the_checks(dg, project):  # noqa: F811
     found = snippets(PAGE)
     example = next(one.code for one in found if one.language == "yaml")

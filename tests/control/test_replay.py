@@ -192,7 +192,7 @@ def killed_run(endpoint, table, side, name, begin, end):
     replaying.run(plan, clock.signal())
 
 
-@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize("in_place", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_a_killed_replay_is_continued_with_its_id_and_nothing_lands_twice(tmp_path, in_place):
     """Kinesis has the real time here, because the killed process has no other."""
     with EmbeddedAws() as aws:

@@ -41,7 +41,17 @@ def test_a_retirement_has_what_it_needs_and_uses_all_of_it(
     assert gate.used == ALL
 
 
-@pytest.mark.parametrize("lacking", sorted(ALL))
+SHORT = 3
+"""So many of the permissions are denied by `make test`, all by `make test-long`."""
+
+
+@pytest.mark.parametrize(
+    "lacking",
+    [
+        pytest.param(one, marks=[pytest.mark.long] if number >= SHORT else [])
+        for number, one in enumerate(sorted(ALL))
+    ],
+)
 def test_what_a_retirement_lacks_is_named(
     gate: Gate, application: Application, lacking: Permission
 ) -> None:
