@@ -78,6 +78,7 @@ class Reader(Walkthrough):
         return int(rows), int(ids)
 
 
+@pytest.mark.long
 @pytest.mark.spark
 @pytest.mark.processes
 @pytest.mark.timeout(900)

@@ -19,7 +19,13 @@ from kcl_pipeline.worker.monitoring.stalls import StallWatch
 from verification.simulation import StormOptions, world
 from verification.simulation.run import simulate
 from verification.simulation.scenario import FAILOVER_SECONDS, STALLED_SECONDS
-from verification.simulation.stillness import GRACE_SECONDS, LOOK_SECONDS, Holder, Renewals
+from verification.simulation.stillness import (
+    GRACE_SECONDS,
+    LOOK_SECONDS,
+    Holder,
+    Renewals,
+    owned_by_others,
+)
 from verification.simulation.storm import Storm
 
 KEY, OTHER = "shardId-000000000000", "shardId-000000000001"
@@ -91,6 +97,18 @@ def test_a_row_that_moves_and_a_pause_of_the_host_begin_anew():
     held.disturbed(LATE + 5.0)
     assert held.silent(LATE + 5.0 + STALLED_SECONDS, NOTHING, BUSY) == []
     assert held.silent(2 * LATE + 5.0, NOTHING, BUSY) == [KEY]
+
+
+def test_a_lease_that_another_worker_owns_is_not_held():
+    owners = {KEY: "other", OTHER: "w"}
+    assert owned_by_others([KEY, OTHER], owners, "w") == {KEY}
+    assert owned_by_others([KEY, OTHER], {KEY: None}, "w") == set()
+
+
+def test_a_stop_that_hangs_does_not_hold_what_another_worker_has_taken():
+    """Seed 9900002004: a hung call in a stop; the lease has a new owner, which reports."""
+    outcome = simulate(9900002004, StormOptions(menu=4))
+    assert not outcome.violations
 
 
 def test_a_lease_that_is_not_renewed_is_not_held():

@@ -97,6 +97,17 @@ class Renewals:
         return {key for key, (_, at) in self.seen.items() if now - at >= FAILOVER_SECONDS}
 
 
+def owned_by_others(
+    keys: Iterable[str], owners: Mapping[str, str | None], worker_id: str
+) -> set[str]:
+    """The leases that another worker owns by now.
+
+    They are not held any more, also if the former owner waits for an answer and does not know it
+    yet. The new owner is checked.
+    """
+    return {key for key in keys if owners.get(key) not in (None, worker_id)}
+
+
 class StillnessWatch:
     """Checks all processes twice a second."""
 
@@ -122,6 +133,7 @@ class StillnessWatch:
         world, now = self._world, self._world.scheduler.now
         moved, busy = self._moved(), self._busy()
         moved |= self._renewals.lapsed(world.checks.rows(), now)
+        owners = {row.lease_key: row.actual_owner for row in world.checks.rows()}
         ids = Counter(machine.worker_id for machine in world.workers_at_work())
         shared = {worker_id for worker_id, count in ids.items() if count > 1}
         for machine in world.machines.values():
@@ -134,7 +146,8 @@ class StillnessWatch:
             if host.hung_until > now and machine.worker_id in shared:
                 # The rows do not show that this process waits for an answer: the other renews them
                 holder.disturbed(now)
-            for key in holder.silent(now, moved, busy):
+            elsewhere = owned_by_others(holder.seen_at, owners, machine.worker_id)
+            for key in holder.silent(now, moved | elsewhere, busy):
                 raise BrokenInvariantError(
                     f"L7: {key} has stood still at {host.name} for "
                     f"{now - holder.seen_at[key]:.1f} s without an event"
