@@ -46,13 +46,9 @@ def compact(
     """Merge small files of a table. Workers may write meanwhile; no row changes."""
     from kcl_pipeline.delta import maintenance  # noqa: PLC0415 (it needs the Delta library)
 
-    result: list[dict[str, Any]] = []
-    lines = []
-    for address, options in _tables(application, pipeline, uri, table):
-        if not maintenance.table_exists(address, options):
-            lines.append(f"{address}: there is no table")
-            result.append({"table": address, "exists": False})
-        elif dry_run:
+    tables, result, lines = _tables(application, pipeline, uri, table)
+    for address, options in tables:
+        if dry_run:
             small = maintenance.small_files(address, options)
             lines.append(
                 f"{address}: dry run: would merge up to {counted(small.files, 'file')} "
@@ -87,13 +83,8 @@ def vacuum(
     from kcl_pipeline.delta import maintenance  # noqa: PLC0415 (it needs the Delta library)
 
     hours = maintenance.DEFAULT_RETENTION_HOURS if retention_hours is None else retention_hours
-    result: list[dict[str, Any]] = []
-    lines = []
-    for address, options in _tables(application, pipeline, uri, table):
-        if not maintenance.table_exists(address, options):
-            lines.append(f"{address}: there is no table")
-            result.append({"table": address, "exists": False})
-            continue
+    tables, result, lines = _tables(application, pipeline, uri, table)
+    for address, options in tables:
         done = maintenance.measured_vacuum(address, hours, options, dry_run=dry_run)
         verb = "dry run: would remove" if dry_run else "removed"
         lines.append(
@@ -117,6 +108,23 @@ def vacuum(
 
 
 def _tables(
+    application: str | None, pipeline: str | None, uri: str | None, which: str
+) -> tuple[list[Table], list[dict[str, Any]], list[str]]:
+    """The tables that exist; for the others, the beginning of the result and of the lines."""
+    from kcl_pipeline.delta import maintenance  # noqa: PLC0415 (it needs the Delta library)
+
+    named = _named(application, pipeline, uri, which)
+    missing = [
+        address for address, options in named if not maintenance.table_exists(address, options)
+    ]
+    return (
+        [one for one in named if one[0] not in missing],
+        [{"table": address, "exists": False} for address in missing],
+        [f"{address}: there is no table" for address in missing],
+    )
+
+
+def _named(
     application: str | None, pipeline: str | None, uri: str | None, which: str
 ) -> list[Table]:
     if application is not None:

@@ -217,6 +217,7 @@ def guarded_retention(
         found = storage.read_each(FOLDER, current, MAX_ANNOUNCEMENT_BYTES) if current else ()
         for path, data in found:
             if isinstance(data, bytes):
+                # An unreadable announcement is never committed, so its files need no protection.
                 with suppress(AnnouncementError):
                     files = decoded(data, path).files
                     oldest = min([oldest, *(file.modified_millis for file in files)])

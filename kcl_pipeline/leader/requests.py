@@ -76,7 +76,7 @@ class OperatorRequests:
         """Request the workers to end that have not been requested yet.
 
         A worker whose start overlapped with the command that paused the application may have missed
-        it. A Java worker does not know the request, and is not asked.
+        it. A Java worker does not know the request, and does not get one.
         """
         for row in context.workers:
             if row.run_id is None or row.drain_requested:

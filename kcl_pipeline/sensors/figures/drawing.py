@@ -43,7 +43,7 @@ _MANY_DECIMALS: Final = re.compile(rb"(\d\.\d)\d{3,}")
 
 
 def new_figure(height_inches: float, panels: int = 1) -> tuple["Figure", list["Axes"]]:
-    """Return an empty figure with panels beside each other."""
+    """Return an empty figure with panels side by side."""
     # An extra; and its import takes a second.
     from matplotlib.figure import Figure  # noqa: PLC0415
 
@@ -69,7 +69,7 @@ def name_axes(axes: "Axes", title: str, x: str, y: str) -> None:
 def add_legend(
     figure: "Figure", entries: Sequence[tuple["Artist", str]], place: Place, columns: int = 1
 ) -> None:
-    """Write the legend beside the panels.
+    """Write the legend next to the panels.
 
     The labels are not those of matplotlib, which leaves out names that begin with an underscore.
     """
