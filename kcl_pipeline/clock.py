@@ -8,10 +8,13 @@ rule: **no plain lock is held across an I/O call.** A lock that is held across o
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from contextlib import AbstractContextManager
-from typing import Protocol
+from typing import Final, Protocol
+
+_SIGNAL_CHECK_SECONDS: Final = 0.5
 
 
 class StopSignal(Protocol):
@@ -54,6 +57,25 @@ class Clock(Protocol):
         ...
 
 
+class _StopEvent(threading.Event):
+    """An event whose `wait` notices signals within `_SIGNAL_CHECK_SECONDS`.
+
+    Python runs signal handlers in the main thread, between two steps of Python code. A signal that
+    arrives after the last step before a wait is handled only at the end of that wait, so the main
+    thread waits in short parts.
+    """
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until the event is set or `timeout` seconds have passed."""
+        if threading.current_thread() is not threading.main_thread():
+            return super().wait(timeout)
+        end = math.inf if timeout is None else time.monotonic() + timeout
+        while not super().wait(min(max(end - time.monotonic(), 0.0), _SIGNAL_CHECK_SECONDS)):
+            if time.monotonic() >= end:
+                return False
+        return True
+
+
 class SystemClock:
     """The clock of this machine."""
 
@@ -67,7 +89,7 @@ class SystemClock:
         time.sleep(seconds)
 
     def signal(self) -> StopSignal:  # noqa: D102
-        return threading.Event()
+        return _StopEvent()
 
     def lock(self) -> AbstractContextManager[object]:  # noqa: D102
         return threading.Lock()

@@ -30,6 +30,29 @@ def test_interrupts_survive_a_library_that_replaces_the_handler():
     assert signal.getsignal(signal.SIGINT) is before
 
 
+def test_a_signal_that_does_not_interrupt_the_wait_is_noticed():
+    """The interpreter handles a signal of another thread as it handles one that arrives just before
+    the main thread waits: nothing interrupts the wait.
+    """
+    stop = SystemClock().signal()
+    ended = threading.Event()
+    other = threading.Thread(target=ended.wait)
+    other.start()
+    try:
+        with stop_on_signals(stop):
+            threading.Timer(0.3, signal.pthread_kill, (other.ident, signal.SIGTERM)).start()
+            assert stop.wait(20)
+    finally:
+        ended.set()
+        other.join(10)
+
+
+def test_a_wait_of_the_main_thread_ends_at_its_timeout():
+    began = time.monotonic()
+    assert not SystemClock().signal().wait(0.7)
+    assert time.monotonic() - began >= 0.7
+
+
 class BusyFlag:
     """A stop flag whose lock the interrupted thread may hold, as `threading.Event` has one."""
 
