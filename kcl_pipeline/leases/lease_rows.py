@@ -33,6 +33,7 @@ from kcl_pipeline.leases.store import (
     Changes,
     Condition,
     Equals,
+    FirstEquals,
     Item,
     Present,
     RowStore,
@@ -117,7 +118,7 @@ class LeaseRows(LeasePositions):
         throughput_kbps: float | None = None,
         read_up_to_millis: int | None = None,
     ) -> Lease | None:
-        """Increment the counter if it equals `lease.counter`.
+        """Increment the counter if it and the actual owner equal those of `lease`.
 
         Also succeeds if a handoff has started since (protocol §1.4.1).
 
@@ -139,6 +140,7 @@ class LeaseRows(LeasePositions):
         conditions: list[Condition] = [
             Equals(rows.COUNTER, number(lease.counter)),
             mark_condition(lease),
+            *_actual_owner_of(lease),
         ]
         changes = Changes(put)
         outcome = self._store.update(
@@ -178,9 +180,9 @@ class LeaseRows(LeasePositions):
     ) -> Lease | None:
         """Write checkpoint and pending checkpoint, and increment the counter.
 
-        The condition is that counter and checkpoint equal those of `lease`. If the checkpoint
-        changes, `ownerSwitchesSinceCheckpoint` becomes 0. The child shard ids and hash range of
-        `lease` are written, too. Owners, parents and throughput are not changed.
+        The condition is that counter, checkpoint and actual owner equal those of `lease`. If the
+        checkpoint changes, `ownerSwitchesSinceCheckpoint` becomes 0. The child shard ids and hash
+        range of `lease` are written, too. Owners, parents and throughput are not changed.
 
         Applied if counter, actual owner and positions are as expected.
         That is: the counter is one higher, the same worker processes the shard, and both positions
@@ -222,7 +224,11 @@ class LeaseRows(LeasePositions):
             put[rows.CHILDREN] = string_set(lease.child_shard_ids)
         if lease.hash_key_range is not None:
             put |= rows.hash_range_attributes(lease.hash_key_range)
-        conditions = [Equals(rows.COUNTER, number(lease.counter)), *checkpoint_conditions(lease)]
+        conditions = [
+            Equals(rows.COUNTER, number(lease.counter)),
+            *checkpoint_conditions(lease),
+            *_actual_owner_of(lease),
+        ]
         outcome = self._store.update(lease.lease_key, conditions, Changes(put, remove))
         row = self._lease(outcome.item)
         if outcome.applied or row is None:
@@ -373,6 +379,14 @@ def _same_progress(row: Lease, lease: Lease) -> bool:
 def _owners_of(lease: Lease) -> list[Condition]:
     pairs = ((rows.OWNER, lease.owner), (rows.CHECKPOINT_OWNER, lease.checkpoint_owner))
     return [Absent(name) if value is None else Equals(name, string(value)) for name, value in pairs]
+
+
+def _actual_owner_of(lease: Lease) -> list[Condition]:
+    # Only a row that was deleted and created again can have the counter of a former owner. KCL does
+    # not look at the owner (protocol §1.4).
+    if lease.actual_owner is None:
+        return []
+    return [FirstEquals(rows.CHECKPOINT_OWNER, rows.OWNER, string(lease.actual_owner))]
 
 
 def _switch(lease: Lease, owner: str) -> dict[str, int]:

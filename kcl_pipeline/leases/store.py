@@ -65,7 +65,16 @@ class Differs:
     value: AttributeValue
 
 
-Condition = Equals | Absent | Present | AbsentOrEquals | Differs
+@dataclass(frozen=True, slots=True)
+class FirstEquals:
+    """`attribute` has this value; or the row does not have it, and `fallback` has this value."""
+
+    attribute: str
+    fallback: str
+    value: AttributeValue
+
+
+Condition = Equals | Absent | Present | AbsentOrEquals | Differs | FirstEquals
 
 
 @dataclass(frozen=True, slots=True)

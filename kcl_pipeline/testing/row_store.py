@@ -34,6 +34,7 @@ from kcl_pipeline.leases.store import (
     Condition,
     Differs,
     Equals,
+    FirstEquals,
     Item,
     Outcome,
     Present,
@@ -330,6 +331,9 @@ def holds(condition: Condition, item: Item | None) -> bool:
             return value is None or same_value(value, wanted)
         case Differs(_, unwanted):
             return value is not None and not same_value(value, unwanted)
+        case FirstEquals(_, fallback, wanted):
+            first = value if value is not None or item is None else item.get(fallback)
+            return same_value(first, wanted)
 
 
 def changed(item: Item | None, key_name: str, key: str, changes: Changes) -> Item:

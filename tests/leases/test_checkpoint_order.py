@@ -42,6 +42,29 @@ def test_a_write_moves_only_from_the_checkpoint_that_its_author_saw(tables, foun
     assert row(tables) == before
 
 
+@pytest.mark.parametrize("in_handoff", [False, True])
+def test_a_former_owner_writes_nothing_to_a_row_that_was_created_again(tables, in_handoff):
+    """Counter and checkpoint of the new row can equal those that the former owner knows."""
+    seen = owned(tables)
+    handoff = {"checkpointOwner": {"S": "w2"}} if in_handoff else {}
+    _edited(tables, leaseOwner={"S": seen.actual_owner if in_handoff else "w2"}, **handoff)
+    before = row(tables)
+    assert tables.leases.update_checkpoint(seen, checkpoint=SHORT) is None
+    assert tables.leases.renew(seen) is None
+    assert row(tables) == before
+
+
+def test_an_owner_writes_during_a_handoff_that_it_does_not_know_of(tables):
+    seen = owned(tables)
+    tables.leases.initiate_handoff(seen, "w2")
+    written = tables.leases.update_checkpoint(seen, checkpoint=SHORT)
+    assert (written.checkpoint, written.owner, written.checkpoint_owner) == (
+        SHORT,
+        "w2",
+        seen.actual_owner,
+    )
+
+
 def test_only_the_place_inside_of_an_aggregate_differs(tables):
     seen = tables.leases.update_checkpoint(owned(tables), checkpoint=Position("1000", 3))
     _edited(tables, checkpointSubSequenceNumber={"N": "7"})

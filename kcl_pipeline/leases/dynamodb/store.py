@@ -31,6 +31,7 @@ from kcl_pipeline.leases.store import (
     Condition,
     Differs,
     Equals,
+    FirstEquals,
     Item,
     MapCallable,
     Outcome,
@@ -93,6 +94,10 @@ class Expression:
                 return f"(attribute_exists({name}) AND {name} <> {self.value(value)})"
             case AbsentOrEquals(_, value):
                 return f"(attribute_not_exists({name}) OR {name} = {self.value(value)})"
+            case FirstEquals(_, fallback, value):
+                wanted = self.value(value)
+                other = f"attribute_not_exists({name}) AND {self.name(fallback)} = {wanted}"
+                return f"({name} = {wanted} OR ({other}))"
 
     def update(self, changes: Changes) -> str:
         """Return an UpdateExpression."""
