@@ -232,7 +232,7 @@ def rows(bad_rows: Sequence[BadRow]) -> Health:
 
 def cpu_percent(worker: WorkerMetrics) -> float | None:
     """The mean of the reported CPU averages; None without an average."""
-    values = [v for v in worker.stats.get("C", ()) if v >= 0]
+    values = [v for v in worker.cpu if v >= 0]
     return sum(values) / len(values) if values else None
 
 

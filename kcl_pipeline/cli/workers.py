@@ -13,6 +13,7 @@ from kcl_pipeline.cli.control.operator import refuse_options_before
 from kcl_pipeline.cli.leases import group_of
 from kcl_pipeline.cli.target import Application, AsJson, Pipeline, Streams, target
 from kcl_pipeline.leases.worker_status import WorkerStatus
+from kcl_pipeline.planning.state import is_failing
 
 if TYPE_CHECKING:
     from kcl_pipeline.leases.tables import WorkerMetrics
@@ -83,7 +84,7 @@ def _row(row: WorkerMetrics, leases: int, now: float, separator: str) -> Sequenc
 
 def newest(row: WorkerMetrics) -> float | None:
     """The last CPU average; intervals whose measurement failed are skipped."""
-    return next((value for value in reversed(row.stats.get(CPU, ())) if value >= 0), None)
+    return next((value for value in reversed(row.cpu) if value >= 0), None)
 
 
 def lag_of(row: WorkerMetrics) -> str:
@@ -103,9 +104,9 @@ def states(row: WorkerMetrics) -> list[str]:
         found.append(f"hung for {show.age(hung.seconds)} in step {hung.step}")
     if row.drain_requested:
         found.append("pausing" if row.drains_for_pause else "drain requested")
-    if any(values and values[-1] < 0 for values in row.stats.values()):
+    if is_failing(row):
         found.append("metrics failing")
-    if not row.stats:
+    if not row.stats and not row.own_cpu:
         found.append("no metrics")
     if row.status is not None and row.status.paused_leases:
         found.append(f"{row.status.paused_leases} shards paused")
@@ -121,6 +122,7 @@ def _as_dict(row: WorkerMetrics, leases: int, now: float, separator: str) -> dic
         "group": group_of(row.worker_id, separator),
         "leases": leases,
         "stats": {name: list(values) for name, values in row.stats.items()},
+        "own_cpu": list(row.own_cpu),
         "operating_range": {name: list(values) for name, values in row.operating_range.items()},
         "last_update_seconds": row.last_update_seconds,
         "seconds_since_report": round(now - row.last_update_seconds, 1),

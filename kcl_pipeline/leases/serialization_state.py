@@ -41,6 +41,7 @@ FOR_PAUSE: Final = "pause"
 RUN_ID: Final = "kclpRunId"
 STATUS: Final = "kclpStatus"
 CHANGES: Final = "kclpChanges"
+OWN_CPU: Final = "kclpCpu"
 OPTIONAL_ATTRIBUTES: Final = (
     SUPPORT_CODE,
     SUPPORT_CODE_UPDATE,
@@ -49,6 +50,7 @@ OPTIONAL_ATTRIBUTES: Final = (
     RUN_ID,
     STATUS,
     CHANGES,
+    OWN_CPU,
 )
 """Attributes that a worker metrics row may have in addition to those of every report."""
 WORKER_ENTITY: Final = "WORKER_METRIC_STATS"
@@ -105,6 +107,8 @@ def worker_attributes(row: WorkerMetrics) -> Item:
         attributes[STATUS] = string(status_text(row.status))
     if row.changes is not None:
         attributes[CHANGES] = number(row.changes)
+    if row.own_cpu:
+        attributes |= _number_lists({OWN_CPU: row.own_cpu})["M"]
     return attributes
 
 
@@ -134,6 +138,7 @@ def _worker(item: Item, key_name: str) -> WorkerMetrics:
         run_id=name_of(item, RUN_ID, MAX_KEY_BYTES),
         status=None if (text := text_of(item, STATUS)) is None else status_of(text),
         changes=int_of(item, CHANGES),
+        own_cpu=_averages_of(item, OWN_CPU, least=-1.0),
     )
 
 
@@ -242,11 +247,14 @@ def _number_lists(
 
 def _lists_of(item: Item, name: str, *, least: float) -> dict[str, tuple[float, ...]]:
     found: dict[str, tuple[float, ...]] = {}
-    for metric, values in map_of(item, name, MAX_METRICS).items():
-        numbers = list_of({metric: values}, metric, MAX_METRIC_VALUES)
-        averages = (
-            float_of({metric: value}, metric, least=least, most=MAX_METRIC_VALUE)
-            for value in numbers
-        )
-        found[checked_name(metric, name)] = tuple(value for value in averages if value is not None)
+    for metric in (lists := map_of(item, name, MAX_METRICS)):
+        found[checked_name(metric, name)] = _averages_of(lists, metric, least=least)
     return found
+
+
+def _averages_of(item: Item, name: str, *, least: float) -> tuple[float, ...]:
+    averages = (
+        float_of({name: value}, name, least=least, most=MAX_METRIC_VALUE)
+        for value in list_of(item, name, MAX_METRIC_VALUES)
+    )
+    return tuple(value for value in averages if value is not None)

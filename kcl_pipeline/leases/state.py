@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
 from kcl_pipeline.leases.lease import BadRow
 from kcl_pipeline.leases.store import Item
 from kcl_pipeline.leases.worker_status import WorkerStatus
+
+CPU: Final = "C"
+"""Short name of the CPU metric (protocol §2.2)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,8 +19,8 @@ class WorkerMetrics:
     """A worker metrics row (protocol §2.2).
 
     A worker without metrics has empty `stats` and `operating_range`. `drain_requested`, `run_id`,
-    `status` and `changes` are our own attributes (`kclpDrain` N 1 with `kclpDrainReason` S,
-    `kclpRunId` S, `kclpStatus` S, `kclpChanges` N), which Java readers ignore.
+    `status`, `changes` and `own_cpu` are our own attributes (`kclpDrain` N 1 with `kclpDrainReason`
+    S, `kclpRunId` S, `kclpStatus` S, `kclpChanges` N, `kclpCpu` L of N), which Java readers ignore.
 
     Attributes:
         worker_id: Id of the worker.
@@ -34,6 +38,9 @@ class WorkerMetrics:
         status: Lag, paused shards and failures.
         changes: Number of times that this process announced a change of leases: it released a
             lease, finished a shard, or created leases. None: the worker does not announce changes.
+        own_cpu: Up to ten averages of the CPU in percent, on a platform where a Java worker reports
+            no metric. In `stats`, a Java leader would compare them with workers without a metric,
+            and would not give this worker its share.
     """
 
     worker_id: str
@@ -47,6 +54,12 @@ class WorkerMetrics:
     status: WorkerStatus | None = None
     drains_for_pause: bool = False
     changes: int | None = None
+    own_cpu: tuple[float, ...] = ()
+
+    @property
+    def cpu(self) -> tuple[float, ...]:
+        """The averages of the CPU, from either attribute."""
+        return tuple(self.stats.get(CPU, self.own_cpu))
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from kcl_pipeline.leases.serialization import number, string
 from kcl_pipeline.leases.state import WorkerListing, WorkerMetrics
 from kcl_pipeline.leases.store import AbsentOrEquals, Changes, Equals, Present, RowStore
 
-_DRAIN: Final = (state.DRAIN, state.DRAIN_REASON)
+_OF_ONE_RUN: Final = (state.DRAIN, state.DRAIN_REASON, state.OWN_CPU)
 
 
 class WorkerRows:
@@ -31,7 +31,7 @@ class WorkerRows:
         """Update the row of this worker. Returns the stored row, with a drain request if any.
 
         A drain request is for the run whose id is in the row. Another run with the same worker id
-        removes it.
+        removes it, and the CPU if it reports that as a metric of KCL.
         """
         attributes = state.worker_attributes(row)
         same_run = (
@@ -41,7 +41,8 @@ class WorkerRows:
         replaced = None
         if not outcome.applied:
             replaced = text_of(outcome.item or {}, state.RUN_ID)
-            outcome = self._store.update(row.worker_id, [], Changes(attributes, _DRAIN))
+            of_the_former = tuple(name for name in _OF_ONE_RUN if name not in attributes)
+            outcome = self._store.update(row.worker_id, [], Changes(attributes, of_the_former))
         if outcome.item is None:
             return row
         try:

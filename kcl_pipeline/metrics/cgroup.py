@@ -188,10 +188,12 @@ class GroupCpu:
     The limit is read with every sample, because it may change while the worker runs.
     """
 
-    short_name = CPU
     max_utilization_percent = FULL_PERCENT
 
-    def __init__(self, group: Group, clock: Clock, machine_cores: int) -> None:
+    def __init__(
+        self, group: Group, clock: Clock, machine_cores: int, short_name: str = CPU
+    ) -> None:
+        self.short_name = short_name
         self._group = group
         self._clock = clock
         self._machine_cores = machine_cores

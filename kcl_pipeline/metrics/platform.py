@@ -1,8 +1,9 @@
 """Select the CPU provider of this worker (protocol §11.1).
 
 The order is Amazon ECS, Kubernetes, a control group with a limit, EC2, psutil. Unlike in KCL, an
-unreadable provider is skipped, and machines outside AWS have a metric too. EC2 is recognised by its
-firmware, so that no request to the instance metadata service is needed.
+unreadable provider is skipped. Where KCL has no metric (neither ECS, nor Kubernetes, nor EC2), the
+CPU has a name that KCL does not read. EC2 is recognised by its firmware, so that no request to the
+instance metadata service is needed.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from kcl_pipeline.metrics.cgroup import Group, GroupCpu, detect_group, is_limite
 from kcl_pipeline.metrics.cpu import proc_stat_cpu
 from kcl_pipeline.metrics.ecs import ENDPOINT_VARIABLE, EcsCpu, HttpGet, http_get
 from kcl_pipeline.metrics.process import ProcessCpu
-from kcl_pipeline.metrics.provider import MetricProvider, ReadText, read_text
+from kcl_pipeline.metrics.provider import CPU, OWN_CPU, MetricProvider, ReadText, read_text
 
 # Only the existence of this file is checked.
 KUBERNETES_TOKEN: Final = "/var/run/secrets/kubernetes.io/serviceaccount/token"  # noqa: S105
@@ -66,9 +67,10 @@ def _candidates(clock: Clock, host: Host) -> Iterator[MetricProvider]:
         if host.variable(ENDPOINT_VARIABLE):
             yield EcsCpu(host.variable(ENDPOINT_VARIABLE), host.get)
         group = detect_group(host.read)
-        if group is not None and (host.exists(KUBERNETES_TOKEN) or _has_limit(group, host.cores)):
-            yield GroupCpu(group, clock, host.cores)
-        if is_ec2(host.read):
+        has_token, on_ec2 = host.exists(KUBERNETES_TOKEN), is_ec2(host.read)
+        if group is not None and (has_token or _has_limit(group, host.cores)):
+            yield GroupCpu(group, clock, host.cores, CPU if has_token or on_ec2 else OWN_CPU)
+        if on_ec2:
             yield proc_stat_cpu(host.read)
     yield ProcessCpu(clock, host.cores)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import psutil
 
 from kcl_pipeline.clock import Clock
-from kcl_pipeline.metrics.provider import CPU, FULL_PERCENT, percent
+from kcl_pipeline.metrics.provider import FULL_PERCENT, OWN_CPU, percent
 
 
 class ProcessCpu:
@@ -19,7 +19,7 @@ class ProcessCpu:
     When a descendant ends, the sum of the CPU times decreases. A decrease counts as 0.
     """
 
-    short_name = CPU
+    short_name = OWN_CPU
     max_utilization_percent = FULL_PERCENT
 
     def __init__(self, clock: Clock, cores: int) -> None:

@@ -10,6 +10,8 @@ ReadText = Callable[[str], str]
 """Returns the text of a file. Raises `OSError` if it cannot be read."""
 
 CPU: Final = "C"
+OWN_CPU: Final = "kclpCpu"
+"""Name of the CPU metric on a platform where a Java worker reports none."""
 FULL_PERCENT: Final = 100
 
 
@@ -17,7 +19,7 @@ class MetricProvider(Protocol):
     """One utilization metric of this worker (protocol §11).
 
     Attributes:
-        short_name: Name in the worker metrics row: C, M, NI, NO or T.
+        short_name: Name in the worker metrics row: C, M, NI, NO, T, or `OWN_CPU`.
         max_utilization_percent: Upper end of the operating range, 1 to 100.
     """
 

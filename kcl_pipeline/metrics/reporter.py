@@ -15,7 +15,7 @@ from kcl_pipeline.clock import Clock
 from kcl_pipeline.config import WorkerSettings
 from kcl_pipeline.leases.tables import WorkerMetrics, WorkerMetricsTable
 from kcl_pipeline.leases.worker_status import WorkerStatus
-from kcl_pipeline.metrics.provider import FULL_PERCENT, MetricProvider
+from kcl_pipeline.metrics.provider import FULL_PERCENT, OWN_CPU, MetricProvider
 from kcl_pipeline.text import printable
 
 FAILED_INTERVAL: Final = -1.0
@@ -183,17 +183,18 @@ class WorkerMetricsReporter:
         self._raw.clear()
 
     def _row(self) -> WorkerMetrics:
-        provider = self._provider
-        known = provider is not None and len(self._averages) > 0
+        averages = tuple(self._averages)
+        provider = self._provider if averages else None
+        name = None if provider is None else provider.short_name
+        is_own = name == OWN_CPU
         return WorkerMetrics(
             worker_id=self._worker_id,
             last_update_seconds=int(self._clock.wall()),
-            stats={provider.short_name: tuple(self._averages)}
-            if provider is not None and known
-            else {},
-            operating_range={provider.short_name: (provider.max_utilization_percent,)}
-            if provider is not None and known
-            else {},
+            stats={} if name is None or is_own else {name: averages},
+            operating_range={}
+            if provider is None or is_own
+            else {provider.short_name: (provider.max_utilization_percent,)},
+            own_cpu=averages if is_own else (),
             run_id=self._run_id,
             status=None if self._status is None else self._status(),
             changes=None if self._run_id is None else self._changes,

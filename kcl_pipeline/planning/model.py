@@ -42,6 +42,7 @@ class WorkerState:
         worker_id: The worker.
         group: Group of the worker.
         metrics: Moving average in percent of each metric, by its short name. Empty: no metrics.
+        own_cpu: Moving average of the CPU in percent, of a worker without a CPU metric.
         limits: Largest percentage of each metric.
         capacity: Relative capacity; 1.0 is the standard.
         accepts_leases: False: it keeps its leases and gets no other ones. Reasons: one of its
@@ -58,6 +59,7 @@ class WorkerState:
     capacity: float = 1.0
     accepts_leases: bool = True
     worker_class: str = ""
+    own_cpu: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -146,7 +146,7 @@ def is_valid(row: WorkerMetrics) -> bool:
 
 def is_failing(row: WorkerMetrics) -> bool:
     """Return whether a metric could not be measured in the last interval (protocol §2.4)."""
-    return any(values and values[-1] == _FAILED for values in row.stats.values())
+    return any(values and values[-1] == _FAILED for values in (*row.stats.values(), row.own_cpu))
 
 
 def is_hung(row: WorkerMetrics) -> bool:
@@ -186,6 +186,7 @@ def worker_state(
         worker_id=row.worker_id,
         group=row.worker_id.partition(group_separator)[0],
         metrics=metrics,
+        own_cpu=moving_average(row.own_cpu, alpha),
         limits={
             metric: float(row.operating_range[metric][0])
             if row.operating_range.get(metric)

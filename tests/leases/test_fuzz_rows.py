@@ -99,6 +99,7 @@ WORKER_NAMES = [
     "kclpDrain",
     "kclpRunId",
     "kclpChanges",
+    "kclpCpu",
     "entityType",
     "x",
 ]

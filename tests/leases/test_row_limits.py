@@ -153,6 +153,8 @@ def test_a_lock_lasts_from_a_millisecond_to_ten_minutes(duration: str) -> None:
         ("opr", {"M": {"C": {"L": [{"N": "NaN"}]}}}),
         ("kclpRunId", {"S": "a\tb"}),
         ("kclpChanges", {"N": "1.5"}),
+        ("kclpCpu", {"L": [{"N": "1"}] * 101}),
+        ("kclpCpu", {"L": [{"N": "-2"}]}),
     ],
 )
 def test_a_worker_row_beyond_the_limit_is_unreadable(name: str, value: dict) -> None:

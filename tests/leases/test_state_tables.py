@@ -32,6 +32,19 @@ def migration_row(tables):
     return tables.rows(tables.coordinator).get("Migration3.0")
 
 
+def test_a_worker_without_a_metric_of_java_has_an_attribute_of_its_own(tables):
+    own = dataclasses.replace(W1, stats={}, operating_range={}, own_cpu=(10.5, -1.0))
+    assert tables.workers.report(own) == own
+    found = workers(tables)["w1"]
+    assert (found["sts"], found["opr"]) == ({"M": {}}, {"M": {}})
+    assert found["kclpCpu"] == {"L": [{"N": "10.5"}, {"N": "-1"}]}
+    assert tables.workers.list_workers() == (own,)
+    restarted = dataclasses.replace(W1, run_id="elsewhere")
+    tables.workers.report(dataclasses.replace(own, run_id="here"))
+    assert tables.workers.report(restarted).own_cpu == ()
+    assert "kclpCpu" not in workers(tables)["w1"]
+
+
 def test_appendix_a9_rows(tables):
     assert tables.workers.report(W1) == W1
     tables.workers.report(WorkerMetrics("w2", 1760000003, support_code=1))

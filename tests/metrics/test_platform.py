@@ -164,6 +164,23 @@ def test_a_kubernetes_pod_without_limit_is_still_measured_by_its_group():
     )
 
 
+@pytest.mark.parametrize(
+    ("more", "exists", "name"),
+    [
+        ({}, [platform.KUBERNETES_TOKEN], "C"),
+        (EC2_FILES, [], "C"),
+        ({}, [], "kclpCpu"),
+    ],
+    ids=["Kubernetes", "EC2", "elsewhere"],
+)
+def test_a_group_has_the_metric_of_kcl_only_where_kcl_has_one(more, exists, name):
+    files = v2_files(1)
+    files.update(more)
+    provider = platform.select_provider(FakeClock(), host(files, exists=exists))
+    assert isinstance(provider, cgroup.GroupCpu)
+    assert provider.short_name == name
+
+
 def test_a_group_without_limit_elsewhere_is_not_used():
     files = v2_files(1, "max 100000\n", "0-3\n")
     files.update(EC2_FILES)
@@ -196,7 +213,7 @@ def test_elsewhere_psutil_gives_a_real_metric(system):
         host(files, environment=ECS_VARIABLE if system != "linux" else {}, system=system),
     )
     assert isinstance(provider, process.ProcessCpu)
-    assert provider.short_name == "C"
+    assert provider.short_name == "kclpCpu"
     assert provider.max_utilization_percent == 100
 
 

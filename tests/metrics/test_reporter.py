@@ -11,6 +11,7 @@ from kcl_pipeline.config import WorkerSettings
 from kcl_pipeline.errors import UnavailableError
 from kcl_pipeline.leases.tables import WorkerMetrics
 from kcl_pipeline.metrics.reporter import FIRST_SAMPLE_SECONDS, WorkerMetricsReporter, round_half_up
+from kcl_pipeline.planning.state import is_failing
 
 
 class FakeClock:
@@ -114,6 +115,18 @@ def test_the_first_report_has_a_real_value_and_is_not_a_failed_interval():
     assert row.stats == {"C": (40.0,)}
     assert row.operating_range == {"C": (100,)}
     assert clock.slept == [FIRST_SAMPLE_SECONDS]
+
+
+def test_a_cpu_that_java_does_not_have_is_no_metric_of_the_row():
+    provider = Provider(None, 40.0, OSError("gone"))
+    provider.short_name = "kclpCpu"
+    made, _, clock = reporter(provider)
+    row = made.report()
+    assert (row.stats, row.operating_range) == ({}, {})
+    assert row.own_cpu == row.cpu == (40.0,)
+    assert not is_failing(row)
+    capture(made, clock, 1)
+    assert is_failing(made.report())
 
 
 def test_intervals_are_averaged_oldest_first_and_failed_ones_are_minus_one():

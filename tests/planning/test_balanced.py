@@ -301,15 +301,15 @@ def test_capacity_counts() -> None:
     assert max_over_mean(after(case, balanced(case))) <= 1.05
 
 
-def test_the_worse_of_cpu_and_throughput_counts() -> None:
-    # Equal bytes everywhere; the leases of five workers carry ten times the records, and their CPU
-    # shows it.
+@pytest.mark.parametrize("is_own", [False, True])
+def test_the_worse_of_cpu_and_throughput_counts(is_own: bool) -> None:
+    # Equal bytes; the leases of five workers have ten times the records, and their CPU shows it.
     crew, leases = [], []
     for w in range(20):
         heavy = w < 5
-        crew.append(
-            WorkerState(f"w{w:02}", metrics={"C": 70.0 if heavy else 25.0}, limits={"C": 80.0})
-        )
+        cpu = 70.0 if heavy else 25.0
+        seen = {"own_cpu": cpu} if is_own else {"metrics": {"C": cpu}, "limits": {"C": 80.0}}
+        crew.append(WorkerState(f"w{w:02}", **seen))
         leases += [
             LeaseState(
                 f"s{w:02}-{k:02}", f"w{w:02}", 100.0, records_per_s=1_000.0 if heavy else 100.0

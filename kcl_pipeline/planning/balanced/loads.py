@@ -125,9 +125,7 @@ def _cpu(
     CPU is in points of a worker of class factor 1.
     """
     reporting = {
-        worker.worker_id: worker
-        for worker in workers
-        if 0.0 <= worker.metrics.get(CPU_METRIC, -1.0) < math.inf
+        worker.worker_id: worker for worker in workers if 0.0 <= _cpu_of(worker) < math.inf
     }
     if not reporting:
         return None, [], {}
@@ -153,17 +151,20 @@ def _cpu(
         if not held[worker.worker_id]:
             # It has just started: its CPU says little about its CPU later
             base[worker.worker_id] = (
-                min(worker.metrics[CPU_METRIC] * worker.capacity, model.idle_percentage) / factor
+                min(_cpu_of(worker) * worker.capacity, model.idle_percentage) / factor
             )
             continue
         adjust = model.residual_factor(samples[worker.worker_id])
         for i in held[worker.worker_id]:
             costs[i] *= adjust
         explained = factor * math.fsum(costs[i] for i in held[worker.worker_id])
-        base[worker.worker_id] = (
-            max(worker.metrics[CPU_METRIC] * worker.capacity - explained, 0.0) / factor
-        )
+        base[worker.worker_id] = max(_cpu_of(worker) * worker.capacity - explained, 0.0) / factor
     return model, costs, base
+
+
+def _cpu_of(worker: WorkerState) -> float:
+    own = -1.0 if worker.own_cpu is None else worker.own_cpu
+    return worker.metrics.get(CPU_METRIC, own)
 
 
 def _sample(
@@ -175,7 +176,7 @@ def _sample(
         records = None if records is None or known is None else records + known
     return WorkerSample(
         worker.worker_class,
-        worker.metrics[CPU_METRIC] * worker.capacity,
+        _cpu_of(worker) * worker.capacity,
         math.fsum(kbps[i] for i in held),
         records,
         len(held),
