@@ -43,7 +43,7 @@ class LeasesCreated(Event):
 
 @dataclass(frozen=True, slots=True)
 class LeaseDeleted(Event):
-    """The leader deleted a lease row."""
+    """The leader deleted a lease row, or the worker that had finished its shard."""
 
     lease_key: str
     reason: str

@@ -19,6 +19,7 @@ from kcl_pipeline.shards import ChildShard, HashKeyRange, Shard, StreamId
 from kcl_pipeline.worker.batch_runner import CommitSteps
 from kcl_pipeline.worker.commit.two_phase import TwoPhaseCommit
 from kcl_pipeline.worker.consumer import ConsumerState, ShardConsumer
+from kcl_pipeline.worker.shards.ended import EndedLeases
 from kcl_pipeline.worker.shards.lifecycle import Lifecycle
 from kcl_pipeline.worker.shards.losses import LossCheck
 from kcl_pipeline.worker.shards.parents import ParentCheck, ParentRows
@@ -128,6 +129,7 @@ class LineageProcess:
                 worker_id, streams.shard_sync_of, table, self._leases, kinesis, clock, events
             ),
             losses=LossCheck(worker_id, settings, table, kinesis, clock, events),
+            ended=EndedLeases(settings.shard_sync, table, self._leases, clock, events),
             clock=clock,
             events=events,
         )

@@ -220,7 +220,7 @@ class HeldLeases(LeaseWrites):
             )
 
     def delete(self, held: Held) -> None:
-        """Delete the row of a shard that does not exist any more, and stop holding the lease.
+        """Delete the row of a shard that is not needed any more, and stop holding the lease.
 
         Raises:
             LeaseLostError: The row has another checkpoint than this worker wrote.

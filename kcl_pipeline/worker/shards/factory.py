@@ -11,6 +11,7 @@ from kcl_pipeline.leases.store import MapCallable
 from kcl_pipeline.worker.commit.protocol import CommitProtocol
 from kcl_pipeline.worker.dependencies import WorkerDependencies
 from kcl_pipeline.worker.shards.admission import Admission
+from kcl_pipeline.worker.shards.ended import EndedLeases
 from kcl_pipeline.worker.shards.lifecycle import Lifecycle
 from kcl_pipeline.worker.shards.losses import LossCheck
 from kcl_pipeline.worker.shards.parents import ParentCheck
@@ -53,6 +54,7 @@ def make_lifecycle(
         protocol=protocol,
         parents=ParentCheck(worker_id, of, table, leases, kinesis, clock, events),
         losses=LossCheck(worker_id, settings, table, kinesis, clock, events, removed, of),
+        ended=EndedLeases(settings.shard_sync, table, leases, clock, events),
         clock=clock,
         events=events,
         admits=Admission(check_application, clock, events).admits,

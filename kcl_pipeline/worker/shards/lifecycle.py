@@ -19,6 +19,7 @@ from kcl_pipeline.position import SHARD_END
 from kcl_pipeline.shards import ChildShard
 from kcl_pipeline.worker.commit.protocol import CommitProtocol
 from kcl_pipeline.worker.consumer import ConsumerState, ShardConsumer
+from kcl_pipeline.worker.shards.ended import EndedLeases
 from kcl_pipeline.worker.shards.losses import LossCheck
 from kcl_pipeline.worker.shards.parents import ParentCheck, ParentRows
 from kcl_pipeline.worker.shards.streams import LeaseStreams
@@ -49,6 +50,7 @@ class Lifecycle:
         protocol: CommitProtocol,
         parents: ParentCheck,
         losses: LossCheck,
+        ended: EndedLeases,
         clock: Clock,
         events: EventSink,
         admits: Callable[[], bool] = lambda: True,
@@ -65,6 +67,7 @@ class Lifecycle:
         self._protocol = protocol
         self._parents = parents
         self._losses = losses
+        self._ended = ended
         self._clock = clock
         self._events = events
         self._map = map
@@ -126,8 +129,9 @@ class Lifecycle:
         """Run one step of every consumer that is due and needs steps, until `stop` is set.
 
         A step that fails for any reason is repeated after a wait, and reported. `StallWatch` shows
-        its error.
+        its error. Finished leases that nobody deletes are deleted.
         """
+        self._ended.clean(self.consumers, stop, self.consumers.pop)
         now = self._clock.monotonic()
         due = [c for c in self.consumers.values() if c.state not in _WITHOUT_STEPS and c.due <= now]
         if not due:
