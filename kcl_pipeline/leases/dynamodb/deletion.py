@@ -103,13 +103,7 @@ class DynamoDbDeletion:
             for key in self._rows(table)[0] if table is not None else ():
                 self._store.delete(key, [])
             return
-        try:
-            call(self._client.delete_table, "DeleteTable", self.name, TableName=self.name)
-        except NotFoundError:
-            return
-        except InvalidRequestError as error:
-            if error.code != IN_USE:  # it is being created or deleted; `presence` shows which
-                raise
+        _request_deletion(self._client, self.name)
 
     def _describe(self) -> dict[str, Any] | None:
         try:
@@ -142,16 +136,26 @@ class DynamoDbDeletion:
 
 
 def delete_tables(client: DynamoDBClient, names: Iterable[str]) -> None:
-    """Delete tables in this order. A table that does not exist is no error.
+    """Delete tables in this order.
+
+    A table that does not exist, or is being deleted, is no error.
 
     Raises:
         AwsError: A call failed. The tables after it are not deleted.
     """
     for name in names:
-        try:
-            call(client.delete_table, "DeleteTable", name, TableName=name)
-        except NotFoundError:
-            continue
+        _request_deletion(client, name)
+
+
+def _request_deletion(client: DynamoDBClient, name: str) -> None:
+    try:
+        call(client.delete_table, "DeleteTable", name, TableName=name)
+    except NotFoundError:
+        return
+    except InvalidRequestError as error:
+        # A table that is being deleted, after a first call without an answer, or being created.
+        if error.code != IN_USE:
+            raise
 
 
 def _id_of(table: dict[str, Any]) -> str:
