@@ -32,7 +32,7 @@ from kcl_pipeline.errors import (
 )
 from kcl_pipeline.text import printable
 
-Service = Literal["kinesis", "dynamodb"]
+Service = Literal["cloudwatch", "dynamodb", "kinesis"]
 
 _CREDENTIALS: Final = (
     CredentialRetrievalError,

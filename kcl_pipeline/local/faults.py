@@ -154,7 +154,9 @@ def refusal(fault: Fault, service: str, operation: str, request: Request) -> Res
     """Return the error response of a fault in the format of the service's SDK."""
     code = fault.code or _code(service, operation, fault.kind)
     message = fault.message or _message(service, operation, fault.kind)
-    if service in _XML:
+    content_type = request.headers.get("content-type", "")
+    # Some services take both: newer SDKs speak JSON with them
+    if service in _XML and not content_type.startswith("application/x-amz-json"):
         status = {"error500": 500, "deny": 403}.get(fault.kind, 503)
         error = f"<Error><Code>{escape(code)}</Code><Message>{escape(message)}</Message></Error>"
         body = error if service == "s3" else f"<ErrorResponse>{error}</ErrorResponse>"
@@ -164,10 +166,9 @@ def refusal(fault: Fault, service: str, operation: str, request: Request) -> Res
             {"Content-Type": "application/xml"},
         )
     status = 500 if fault.kind == "error500" else 400
-    content_type = request.headers.get("content-type", "application/x-amz-json-1.0")
     kind = f"com.amazonaws.dynamodb.v20120810#{code}" if service == "dynamodb" else code
     return Response(
         status,
         msgspec.json.encode({"__type": kind, "message": message}),
-        {"Content-Type": content_type, "x-amzn-ErrorType": code},
+        {"Content-Type": content_type or "application/x-amz-json-1.0", "x-amzn-ErrorType": code},
     )

@@ -58,9 +58,9 @@ def doctor(
 ) -> None:
     """Check the whole set-up of an application, without changing it.
 
-    Checks settings, Java, credentials, permissions, tables, layout, leader, workers, shard
-    coverage, stuck leases, paused shards, failing batches, dead letters, lost records and lag. The
-    exit code is 1 if there is a problem.
+    Checks settings, Java, credentials, permissions, tables, metrics, layout, leader, workers,
+    shard coverage, stuck leases, paused shards, failing batches, dead letters, lost records and
+    lag. The exit code is 1 if there is a problem.
     """
     app = target(application, stream, pipeline, needs_streams=True)
     needs_java = (
@@ -113,6 +113,7 @@ def run_checks(
     """
     # Loaded here: other commands do not need botocore.
     from kcl_pipeline.cli.doctor.checks import check_java  # noqa: PLC0415
+    from kcl_pipeline.cli.doctor.metrics import check_metrics  # noqa: PLC0415
 
     yield from _settings(app)
     yield check_java(needed=needs_java)
@@ -123,6 +124,7 @@ def run_checks(
         return
     usable = yield from _tables(app)
     streams = yield from _streams(app)
+    yield from check_metrics(app.settings, app.clients)
     if usable:
         yield from _rows(app, streams, watch_seconds, named)
 

@@ -1,0 +1,68 @@
+"""Check the backends that metrics are exported to."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from kcl_pipeline.aws_errors import aws_errors
+from kcl_pipeline.cli.doctor.finding import Finding, ok, problem
+from kcl_pipeline.errors import AccessDeniedError, AwsError, InvalidRequestError
+from kcl_pipeline.extras import MODULES, is_installed
+
+if TYPE_CHECKING:
+    from kcl_pipeline.config import ConsumerSettings
+
+ACTION: Final = "cloudwatch:PutMetricData"
+
+
+class HasCloudWatch(Protocol):
+    """What the check needs of `AwsClients`."""
+
+    @property
+    def cloudwatch(self) -> Any:
+        """A client of CloudWatch."""
+
+
+def check_metrics(settings: ConsumerSettings, clients: HasCloudWatch) -> Iterator[Finding]:
+    """One finding for each backend of `metrics_backends`; nothing is written."""
+    for backend in dict.fromkeys(settings.metrics.metrics_backends):
+        if backend == "cloudwatch":
+            yield _check_cloudwatch(
+                settings.metrics.namespace or settings.application_name, clients
+            )
+        elif backend in MODULES and not is_installed(backend):
+            yield problem(
+                f"metrics {backend}",
+                f"the extra `{backend}` is not installed here: no metric is exported",
+                f"pip install 'kcl-pipeline[{backend}]'",
+            )
+        else:
+            yield ok(f"metrics {backend}", "installed")
+
+
+def _check_cloudwatch(namespace: str, clients: HasCloudWatch) -> Finding:
+    """CloudWatch checks the permission first, and then rejects a value that is not a number."""
+    subject = "metrics cloudwatch"
+    try:
+        with aws_errors("cloudwatch", "PutMetricData", f"namespace {namespace}"):
+            clients.cloudwatch.put_metric_data(
+                Namespace=namespace,
+                MetricData=[{"MetricName": "kcl-pipeline-doctor", "Value": math.nan}],
+            )
+    except InvalidRequestError:
+        pass
+    except AccessDeniedError as error:
+        return problem(
+            subject,
+            f"{ACTION} is denied: {error}",
+            f"allow {ACTION} for the namespace {namespace} in the IAM policy of these credentials",
+        )
+    except AwsError as error:
+        return problem(
+            subject,
+            f"{ACTION} fails: {error}",
+            "try again; if it fails again, check the AWS health status and the network",
+        )
+    return ok(subject, f"allowed: {ACTION} for the namespace {namespace}")
