@@ -123,3 +123,20 @@ def test_every_record_once_and_in_order_per_key_along_lineage(
     assert all(
         [int(n) for n, _ in pairs] == sorted(int(n) for n, _ in pairs) for pairs in found.values()
     )
+
+
+def test_shards_at_the_horizon_cover_all_keys_after_a_longer_retention_period():
+    """Removed shards do not come back, and their children stay listed."""
+    model, clock = model_with(2)
+    clock.sleep(60)
+    model.call(
+        "MergeShards",
+        StreamName="s",
+        ShardToMerge=ZERO,
+        AdjacentShardToMerge="shardId-000000000001",
+    )
+    clock.sleep(25 * 3600)
+    assert len(model.call("ListShards", StreamName="s")["Shards"]) == 1
+    model.call("IncreaseStreamRetentionPeriod", StreamName="s", RetentionPeriodHours=48)
+    at_horizon = model.call("ListShards", StreamName="s", ShardFilter={"Type": "AT_TRIM_HORIZON"})
+    assert [shard["ShardId"] for shard in at_horizon["Shards"]] == ["shardId-000000000002"]

@@ -120,7 +120,7 @@ class DataIncidents:
     def _all_followed(self, of: Generation) -> bool:
         """Whether every closed shard was read to its end and its children have leases.
 
-        A first listing uses the model's own horizon, which does not move.
+        Then a closed shard that is removed takes no unread record with it.
         """
         checks, stream = self.world.checks, of.stream
         closed = [shard for shard in stream.shards if not shard.is_open]

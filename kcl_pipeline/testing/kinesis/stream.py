@@ -68,6 +68,7 @@ class Stream:
         self.mode = mode
         self.status = "CREATING"
         self.retention_hours = 24
+        self._removed_millis = created_millis  # the oldest time that all removed shards had left
         self.max_record_bytes = 1_048_576
         self.tags: dict[str, str] = {}
         self.consumers: dict[str, Consumer] = {}
@@ -110,10 +111,15 @@ class Stream:
                 if s.closed_millis is not None and s.closed_millis <= horizon
             ]:
                 del self._shards[shard.shard_id]
+                self._removed_millis = max(self._removed_millis, horizon)
 
     def horizon_millis(self, now_millis: int) -> int:
-        """The oldest time that the stream still retains."""
-        return max(self.created_millis, now_millis - self.retention_hours * HOUR_MILLIS)
+        """The oldest time that the stream still retains.
+
+        A longer retention period does not bring removed shards back, so the horizon stays behind
+        them: the shards that were open at the horizon cover all hash keys at every time.
+        """
+        return max(self._removed_millis, now_millis - self.retention_hours * HOUR_MILLIS)
 
     def trim(self, shard: ShardLog, now_millis: int) -> None:
         """Drop the shard's records that are older than the retention period."""
