@@ -106,6 +106,12 @@ REJECTED_SCHEMA: Final = pa.schema(
 """
 
 
+def dead_letter_address(sink: object) -> str | None:
+    """Return the address of the dead-letter table of a sink; None for a sink without one."""
+    uri = getattr(sink, "dead_letters", None) or getattr(sink, "dead_letter_uri", None)
+    return str(uri) if uri else None
+
+
 class BatchWriter(Protocol):
     """Turns a batch into files by means of the user's transform."""
 

@@ -11,6 +11,7 @@ from dagster import AssetKey
 
 from kcl_pipeline.arguments import check_texts
 from kcl_pipeline.assets.contract import PipelineLike
+from kcl_pipeline.batch import dead_letter_address
 from kcl_pipeline.settings_errors import wrong
 
 APPLICATION_TAG = "kcl/application"
@@ -102,8 +103,7 @@ def table_uri(sink: object) -> str | None:
 
 def dead_letter_uri(sink: object) -> str | None:
     """The address of the sink's dead-letter table; None for a sink without one."""
-    uri = getattr(sink, "dead_letters", None) or getattr(sink, "dead_letter_uri", None)
-    return str(uri) if uri else None
+    return dead_letter_address(sink)
 
 
 def worker_id_of(application: str, run_id: str, separator: str = "-") -> str:

@@ -104,11 +104,13 @@ def _print(found: DeadLetterCounts, marked: int | None, *, as_json: bool) -> Non
 
 def dead_letter_table(pipeline: object) -> tuple[str, Mapping[str, str]] | None:
     """The address and storage options of a pipeline's dead-letter table; None without one."""
+    from kcl_pipeline.batch import dead_letter_address  # noqa: PLC0415 (it needs pyarrow)
+
     sink = getattr(pipeline, "sink", None)
-    address = getattr(sink, "dead_letters", None) or getattr(sink, "dead_letter_uri", None)
-    if not address:
+    address = dead_letter_address(sink)
+    if address is None:
         return None
-    return str(address), dict(getattr(sink, "storage_options", None) or {})
+    return address, dict(getattr(sink, "storage_options", None) or {})
 
 
 def _table(pipeline: str | None, uri: str | None) -> tuple[str, Mapping[str, str]]:
