@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from mypy_boto3_kinesis import KinesisClient as BotoKinesisClient
 
     from kcl_pipeline.kinesis.boto import BotoKinesis
+    from kcl_pipeline.kinesis.client import KinesisClient
     from kcl_pipeline.kinesis.fan_out.http2 import Http2FanOut
     from kcl_pipeline.kinesis.fan_out.removal import ConsumerRemoval
     from kcl_pipeline.kinesis.fan_out.subscription import FanOutClient
@@ -88,6 +90,9 @@ class AwsClients:
             wrong. Raised by the properties.
     """
 
+    stream_client: KinesisClient | None = None
+    """Reads the streams in place of Kinesis. None: Kinesis is read."""
+
     def __init__(
         self,
         settings: ConsumerSettings,
@@ -104,6 +109,12 @@ class AwsClients:
         self._fan_out: BotoKinesisClient | None = None
         self._http2_fan_out: Http2FanOut | None = None
         self._cloudwatch: Any = None
+
+    def reading_with(self, stream_client: KinesisClient) -> AwsClients:
+        """Return clients that share these ones, but read the streams with another client."""
+        found = copy(self)
+        found.stream_client = stream_client
+        return found
 
     @property
     def dynamodb(self) -> DynamoDBClient:
@@ -262,15 +273,11 @@ def open_tables(
 ) -> Tables:
     """Return the three tables as objects. This reads no table. `map_` scans several segments."""
     # imported here: the command line starts without the tables
-    from kcl_pipeline.leases.dynamodb.coordinator import (  # noqa: PLC0415
-        DynamoDbCoordinatorStateTable,
-    )
-    from kcl_pipeline.leases.dynamodb.leases import DynamoDbLeaseTable  # noqa: PLC0415
-    from kcl_pipeline.leases.dynamodb.workers import DynamoDbWorkerMetricsTable  # noqa: PLC0415
+    from kcl_pipeline.leases.dynamodb import coordinator, leases, workers  # noqa: PLC0415
 
     client = clients.dynamodb
     return Tables(
-        DynamoDbLeaseTable(
+        leases.DynamoDbLeaseTable(
             client,
             settings.lease_table_name,
             settings.lease_table,
@@ -278,10 +285,10 @@ def open_tables(
             clock,
             map_segments=map_,
         ),
-        DynamoDbWorkerMetricsTable(
+        workers.DynamoDbWorkerMetricsTable(
             client, settings.worker_metrics_table_name, settings.worker_metrics_table, clock
         ),
-        DynamoDbCoordinatorStateTable(
+        coordinator.DynamoDbCoordinatorStateTable(
             client, settings.coordinator_state_table_name, settings.coordinator_state_table, clock
         ),
     )
@@ -317,24 +324,17 @@ def open_removals(settings: ConsumerSettings, clients: AwsClients, clock: Clock)
     return Removals(lease, workers, coordinator, ConsumerRemoval(clients.kinesis, name))
 
 
-def delete_tables(settings: ConsumerSettings, clients: AwsClients) -> None:
-    """Delete the three tables. The coordinator state, which says what they are, is the last one.
-
-    Raises:
-        AwsError: A call failed. Call again; a table that does not exist is no error.
-    """
+def delete_tables(clients: AwsClients, names: Iterable[str]) -> None:
+    """Delete DynamoDB tables in this order, see `leases.dynamodb.deletion`."""
     from kcl_pipeline.leases.dynamodb import deletion  # noqa: PLC0415 (as above)
 
-    names = (
-        settings.lease_table_name,
-        settings.worker_metrics_table_name,
-        settings.coordinator_state_table_name,
-    )
     deletion.delete_tables(clients.dynamodb, names)
 
 
-def open_kinesis(settings: ConsumerSettings, clients: AwsClients, clock: Clock) -> BotoKinesis:
+def open_kinesis(settings: ConsumerSettings, clients: AwsClients, clock: Clock) -> KinesisClient:
     """Return the stream client of this application."""
+    if clients.stream_client is not None:
+        return clients.stream_client
     # pyarrow is loaded only where records are read
     from kcl_pipeline.kinesis.boto import BotoKinesis  # noqa: PLC0415
 
@@ -370,7 +370,7 @@ class KinesisSource:
             settings, replace(options, region_name=clients.region_name, endpoint_url=endpoint)
         )
 
-    def open(self) -> BotoKinesis:
+    def open(self) -> KinesisClient:
         """Return the client of this process."""
         return _OPENED.get(
             self.settings,
@@ -381,7 +381,7 @@ class KinesisSource:
         )
 
 
-_OPENED: Final = ClientCache["BotoKinesis"]()
+_OPENED: Final = ClientCache["KinesisClient"]()
 
 
 def open_fan_out(settings: ConsumerSettings, clients: AwsClients) -> FanOutClient | None:

@@ -362,6 +362,23 @@ class CpuSourceSkipped(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class DeadLettersUnreadable(Event):
+    """A replay leaves out rows of the dead-letter table, and replays the others.
+
+    A column of the record is null, or its position is not valid. The rows are not marked.
+
+    Attributes:
+        table: Address of the dead-letter table.
+        rows: How many rows are left out.
+        example: The lease, the position and the batch of one of them.
+    """
+
+    table: str
+    rows: int
+    example: str
+
+
+@dataclass(frozen=True, slots=True)
 class RowRejected(Event):
     """A row of one of the tables cannot be read, or belongs to another application.
 

@@ -20,19 +20,26 @@ MAX_TEXT: Final = 20_000
 """Largest number of characters of the attribute."""
 
 _Text = Annotated[str, msgspec.Meta(max_length=4_096)]
+_Version = Annotated[int, msgspec.Meta(ge=-1, le=2**63 - 1)]
 _Millis = Annotated[int, msgspec.Meta(ge=0, le=MAX_MILLIS)]
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayRecord:
-    """A replay of a time range.
+    """A replay of a time range of the streams, or of dead letters.
+
+    The times are those at which the records arrived; of dead letters, at which they failed.
 
     Attributes:
-        from_millis: First arrival time (inclusive), epoch milliseconds.
-        to_millis: Last arrival time (exclusive), epoch milliseconds.
+        from_millis: First time (inclusive), epoch milliseconds.
+        to_millis: Last time (exclusive), epoch milliseconds. `MAX_MILLIS`: there is no end.
         into: Address of the side table. None: the table of the pipeline.
         only_stream: Name or ARN of the only stream. None: all streams.
         complete: Whether all records of the range are in the table.
+        dead_letters: Version of the dead-letter table whose records are replayed; -1 if there was
+            no table. None: records of the streams are replayed.
+        marked_millis: The time that marks the dead letters as replayed, epoch milliseconds. None:
+            they are not marked yet, or not at all.
     """
 
     from_millis: _Millis
@@ -40,21 +47,30 @@ class ReplayRecord:
     into: _Text | None = None
     only_stream: _Text | None = None
     complete: bool = False
+    dead_letters: _Version | None = None
+    marked_millis: _Millis | None = None
 
     @property
     def begin(self) -> datetime:
-        """First arrival time (inclusive)."""
+        """First time (inclusive)."""
         return datetime.fromtimestamp(self.from_millis / 1000, UTC)
 
     @property
     def end(self) -> datetime:
-        """Last arrival time (exclusive)."""
+        """Last time (exclusive)."""
         return datetime.fromtimestamp(self.to_millis / 1000, UTC)
 
 
 def replay_text(record: ReplayRecord) -> str:
-    """Return the value of the attribute."""
-    return msgspec.json.encode(record, order="deterministic").decode()
+    """Return the value of the attribute.
+
+    Earlier versions do not know the fields of dead letters. Their records stay as they are.
+    """
+    fields = msgspec.to_builtins(record)
+    for name in ("dead_letters", "marked_millis"):
+        if fields[name] is None:
+            del fields[name]
+    return msgspec.json.encode(fields, order="deterministic").decode()
 
 
 def replay_from_text(text: str) -> ReplayRecord:

@@ -11,6 +11,7 @@ from kcl_pipeline.aws import AwsClients
 from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.control.replay import run as replay_run
 from tests.support.cli_fleet import run, run_json
+from tests.support.dead_letters import letter, store
 from tests.support.local_aws import fresh_name
 
 pytest_plugins = ["tests.support.cli_fixtures"]
@@ -73,11 +74,24 @@ def test_the_records_are_replayed_into_a_side_table_and_in_place(pipeline):
     assert "the replay 'first' has ended" in again.stderr
 
 
+def test_dead_letters_are_replayed_in_place(pipeline):
+    store("table_dead_letters", letter(1, data=b"one"), letter(2, data=b"two"))
+    shown = run_json("replay", "-p", pipeline, "--dead-letters", "--in-place", "--dry-run")
+    assert (shown["dead_letters"]["records"], shown["shards"]) == (2, {"orders": 1})
+    result = run("replay", "-p", pipeline, "--dead-letters", "--in-place")
+    assert "2 dead letters in " in result.stderr
+    assert "2 records replayed, 2 rows written and 0 records failed again" in result.stdout
+    assert "2 dead letters marked as replayed" in result.stdout
+    assert rows("table") == Counter([b"one", b"two"])
+    assert run_json("dead-letters", "-p", pipeline)["not_replayed"] == 0
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
         ([], "--from is missing; write a time such as"),
         (["--from", "1h"], "the table is missing; write --into ADDRESS"),
+        (["--dead-letters"], "the table is missing; write --into ADDRESS"),
         (["--from", "1h", "--into", "table"], "is the table of the pipeline"),
         (["--from", "1h", "--in-place", "--id", "A"], "the id 'A' is not usable"),
     ],

@@ -6,6 +6,7 @@ import pytest
 
 from kcl_pipeline.control.replay.request import ReplayRequest
 from kcl_pipeline.errors import SettingsError
+from kcl_pipeline.leases.attributes import MAX_MILLIS
 from kcl_pipeline.leases.replay_record import ReplayRecord
 
 NOW = 1_000_000.0
@@ -17,6 +18,15 @@ def test_times_are_absolute_or_before_now():
     assert (record.begin.isoformat(), record.end.minute) == ("1970-01-12T13:36:40+00:00", 46)
     record = ReplayRequest(begin="10m", into="side", only_stream="s").record(NOW)
     assert record == ReplayRecord(999_400_000, 1_000_000_000, "side", "s")
+
+
+def test_dead_letters_need_no_times():
+    request = ReplayRequest(in_place=True, dead_letters=True)
+    record = request.record(NOW, version=4)
+    assert (record.from_millis, record.to_millis, record.dead_letters) == (0, MAX_MILLIS, 4)
+    request.check(record, NOW)
+    record = ReplayRequest(begin="10m", end="1m", in_place=True).record(NOW, version=4)
+    assert (record.from_millis, record.to_millis) == (999_400_000, 999_940_000)
 
 
 def test_a_time_is_rounded_up_to_the_milliseconds_of_arrival_times():
@@ -68,6 +78,7 @@ def test_a_replay_is_continued_with_the_options_of_its_begin():
         ("--to", {"end": "1970-01-12T13:46:01Z"}),
         ("--into", {"into": "other"}),
         ("--in-place", {"in_place": True}),
+        ("--dead-letters", {"dead_letters": True}),
         ("--only-stream", {"only_stream": "s"}),
     ]
     for name, options in others:

@@ -12,6 +12,7 @@ from kcl_pipeline import DeltaSink, KinesisPipeline
 from kcl_pipeline.assets.names import REPLAY_TAG, python_name
 from kcl_pipeline.aws import AwsClients
 from kcl_pipeline.control.replay import run as replay_run
+from tests.support.dead_letters import letter, store
 from tests.support.local_aws import fresh_name
 from tests.support.replay_world import FAST, only_data
 
@@ -71,6 +72,17 @@ def test_the_form_shows_first_and_replays_then(pipeline, tmp_path):
         assert tags[REPLAY_TAG] == f"{pipeline.name}-replay-{replay_id}"
     rows = DeltaTable(side).to_pyarrow_table().column("data").to_pylist()
     assert Counter(rows) == Counter(b"%d" % n for n in range(9))
+
+
+def test_dead_letters_are_replayed_and_marked(pipeline):
+    store(pipeline.sink.dead_letters, letter(1, data=b"one"))
+    with dg.instance_for_test() as instance:
+        options = {"dead_letters": True, "in_place": True, "dry_run": False}
+        found = outcome(execute(pipeline, instance, **options))
+    assert "1 dead letter marked as replayed" in found["outcome"].value
+    assert (found["result"].value["marked"], found["result"].value["run"]["records"]) == (1, 1)
+    rows = DeltaTable(pipeline.sink.uri).to_pyarrow_table().column("data").to_pylist()
+    assert rows == [b"one"]
 
 
 def test_a_refused_replay_fails_with_one_sentence(pipeline):

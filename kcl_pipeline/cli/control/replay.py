@@ -1,4 +1,4 @@
-"""`kcl-pipeline replay`: replay a time range of the streams."""
+"""`kcl-pipeline replay`: replay a time range of the streams, or dead letters."""
 
 from __future__ import annotations
 
@@ -18,6 +18,16 @@ if TYPE_CHECKING:
     from kcl_pipeline.pipeline import KinesisPipeline
 
 
+DeadLetters = Annotated[
+    bool,
+    typer.Option(
+        "--dead-letters",
+        help="Replay the dead letters that are not marked as replayed, all or those that failed in "
+        "the time range. With --in-place they are marked.",
+    ),
+]
+
+
 def replay(
     *,
     application: OnlyPipeline = None,
@@ -27,7 +37,7 @@ def replay(
         typer.Option(
             "--from",
             help="First arrival time (inclusive), such as 2026-11-23T09:00:00Z, or a time before "
-            "now, such as 10m.",
+            "now, such as 10m. With --dead-letters: first time of a failure.",
         ),
     ] = None,
     end: Annotated[
@@ -44,6 +54,7 @@ def replay(
     only_stream: Annotated[
         str | None, typer.Option("--only-stream", help="Name or ARN. Default: all streams.")
     ] = None,
+    dead_letters: DeadLetters = False,
     replay_id: Annotated[
         str | None,
         typer.Option(
@@ -59,7 +70,7 @@ def replay(
     ] = 10.0,
     as_json: AsJson = False,
 ) -> None:
-    """Replay a time range of the streams into a side table, or into the table of the pipeline.
+    """Replay a time range, or dead letters, into a side table or the table of the pipeline.
 
     Each record of the range lands exactly once more. The replay is an application of its own, with
     its own tables, which are deleted at its end. The workers of the pipeline go on. The exit code
@@ -73,7 +84,8 @@ def replay(
     found = runnable(application, pipeline)
     app: Target = target(None, None, pipeline)
     replaying = Replaying(operated(app), found, AwsClients)
-    plan = replaying.plan(ReplayRequest(replay_id, begin, end, into, in_place, only_stream))
+    request = ReplayRequest(replay_id, begin, end, into, in_place, only_stream, dead_letters)
+    plan = replaying.plan(request)
     if dry_run:
         shards = replaying.shards(plan)
         result, sentences = texts.dry_run_as_dict(plan, shards), texts.dry_run(plan, shards)

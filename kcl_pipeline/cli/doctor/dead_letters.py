@@ -11,7 +11,8 @@ from kcl_pipeline.errors import KclError
 
 _SUBJECT = "dead letters"
 _ADVICE = (
-    "read their errors in the table, correct the transform or the producer, and mark them with "
+    "read their errors in the table, correct the transform, and replay them with "
+    "`kcl-pipeline replay --dead-letters --in-place`, or mark them with "
     "`kcl-pipeline dead-letters --mark-replayed`, see docs/dead-letters.md"
 )
 

@@ -27,6 +27,8 @@ _OF_FLEET: Final = (
 )
 _OF_POSITION: Final = ("former_streams", "former_streams_leases_deletion_strategy")
 _OF_FAN_OUT: Final = ("consumer_name", "consumer_arns", "retrieval_mode")
+MAX_BATCH_RECORDS: Final = 10_000
+"""Most dead letters of a batch: all of them may fail again, and each has to be isolated."""
 
 
 class ReplayWorker(Protocol):
@@ -101,14 +103,12 @@ def replay_pipeline(
     for table in _TABLES:
         settings[table] = _without(settings.get(table, {}), _OF_TABLE)
     settings["assignment"] = _without(settings.get("assignment", {}), _OF_FLEET)
-    settings["shard_sync"] = _without(settings.get("shard_sync", {}), _OF_POSITION) | {
-        "initial_position_in_stream": "AT_TIMESTAMP",
-        "initial_timestamp": record.begin - TOLERANCE,
-    }
-    settings["retrieval"] = _without(settings.get("retrieval", {}), _OF_FAN_OUT) | {
-        "arrived_from": record.begin,
-        "arrived_before": record.end,
-    }
+    most = min(original.settings.batch.max_batch_records, MAX_BATCH_RECORDS)
+    changes = _of_range(record) if record.dead_letters is None else _of_dead_letters(most)
+    settings["shard_sync"] = _without(settings.get("shard_sync", {}), _OF_POSITION)
+    settings["retrieval"] = _without(settings.get("retrieval", {}), _OF_FAN_OUT)
+    for group, values in changes.items():
+        settings[group] = {**settings.get(group, {}), **values}
     derived = replace(
         cast("Any", pipeline),
         name=name,
@@ -117,6 +117,38 @@ def replay_pipeline(
         settings_overrides=settings,
     )
     return cast("ReplayPipeline", derived)
+
+
+def _of_range(record: ReplayRecord) -> dict[str, dict[str, Any]]:
+    """Return the settings that read the records of a time range."""
+    return {
+        "shard_sync": {
+            "initial_position_in_stream": "AT_TIMESTAMP",
+            "initial_timestamp": record.begin - TOLERANCE,
+        },
+        "retrieval": {"arrived_from": record.begin, "arrived_before": record.end},
+    }
+
+
+def _of_dead_letters(batch_records: int) -> dict[str, dict[str, Any]]:
+    """Return the settings that read dead letters, and let each of them fail again."""
+    return {
+        "shard_sync": {"initial_position_in_stream": "TRIM_HORIZON"},
+        # This process has the records, and they were de-aggregated before they failed.
+        "retrieval": {
+            "arrived_from": None,
+            "arrived_before": None,
+            "fetch_on": "driver",
+            "skip_kpl_deaggregation": True,
+        },
+        # A record that fails again becomes a dead letter again, also if all of them fail.
+        "batch": {
+            "max_batch_records": batch_records,
+            "failed_records": "dead_letter",
+            "max_dead_letter_share": 1.0,
+            "max_dead_letters_per_batch": batch_records,
+        },
+    }
 
 
 def _sink(sink: Any, into: str | None) -> Any:

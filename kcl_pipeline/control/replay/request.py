@@ -9,6 +9,7 @@ from typing import Final
 
 from kcl_pipeline.control.seek.target import duration_seconds
 from kcl_pipeline.errors import SettingsError
+from kcl_pipeline.leases.attributes import MAX_MILLIS
 from kcl_pipeline.leases.replay_record import ReplayRecord
 from kcl_pipeline.text import printable
 
@@ -28,6 +29,8 @@ class ReplayRequest:
         into: Address of a side table.
         in_place: Write to the table of the pipeline.
         only_stream: Name or ARN of the only stream. None: all streams.
+        dead_letters: Replay the dead letters that are not marked as replayed. The times are those
+            at which they failed, and may be missing.
     """
 
     replay_id: str | None = None
@@ -36,6 +39,7 @@ class ReplayRequest:
     into: str | None = None
     in_place: bool = False
     only_stream: str | None = None
+    dead_letters: bool = False
 
     def __post_init__(self) -> None:
         if self.replay_id is not None and not _ID.fullmatch(self.replay_id):
@@ -46,26 +50,31 @@ class ReplayRequest:
         if self.into is not None and self.in_place:
             raise SettingsError("--into and --in-place are both given; write one of them")
 
-    def record(self, now_seconds: float) -> ReplayRecord:
+    def record(self, now_seconds: float, version: int | None = None) -> ReplayRecord:
         """Return the record of a new replay.
+
+        Args:
+            now_seconds: Current time in epoch seconds.
+            version: Version of the dead-letter table. None: the streams are replayed.
 
         Raises:
             SettingsError: An option is missing or wrong.
         """
-        if self.begin is None:
+        if self.begin is None and version is None:
             raise SettingsError(f"--from is missing; {_FORMS}")
         if self.into is None and not self.in_place:
             raise SettingsError(
                 "the table is missing; write --into ADDRESS for a side table, or --in-place for "
                 "the table of the pipeline"
             )
-        begin = _millis("--from", self.begin, now_seconds)
-        end = int(now_seconds * 1000)
+        begin = 0 if self.begin is None else _millis("--from", self.begin, now_seconds)
+        # A clock of a worker may be ahead of this one: without --to, no dead letter is left out
+        end = int(now_seconds * 1000) if version is None else MAX_MILLIS
         if self.end is not None:
             end = _millis("--to", self.end, now_seconds)
         if begin >= end:
             raise SettingsError(f"--from {self.begin} is not before --to {self.end or 'now'}")
-        return ReplayRecord(begin, end, self.into, self.only_stream)
+        return ReplayRecord(begin, end, self.into, self.only_stream, dead_letters=version)
 
     def check(self, found: ReplayRecord, now_seconds: float) -> None:
         """Check that the options fit the replay that is continued.
@@ -83,6 +92,7 @@ class ReplayRequest:
                 ("--into", self.into, found.into),
                 ("--in-place", self.in_place or None, found.into is None),
                 ("--only-stream", self.only_stream, found.only_stream),
+                ("--dead-letters", self.dead_letters or None, found.dead_letters is not None),
             )
             if given is not None and given != expected
         ]

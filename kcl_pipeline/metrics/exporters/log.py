@@ -27,6 +27,7 @@ _LEVELS: Final[dict[type[Event], int]] = {
     ev.BatchRefused: logging.WARNING,
     ev.RecordsDeadLettered: logging.WARNING,
     ev.AggregatesRejected: logging.WARNING,
+    ev.DeadLettersUnreadable: logging.WARNING,
     ev.ShardPaused: logging.ERROR,
     ev.RecordsLost: logging.ERROR,
     ev.ShardStalled: logging.WARNING,

@@ -1,4 +1,4 @@
-"""Define the job that replays a time range. It does what `kcl-pipeline replay` does."""
+"""Define the job that replays a time range or dead letters, as `kcl-pipeline replay` does."""
 
 from typing import cast
 
@@ -21,12 +21,12 @@ from kcl_pipeline.worker.summary import WorkerProgress
 
 
 class ReplayConfig(dg.Config):
-    """Replay a time range. To continue a replay, only its id is needed."""
+    """Replay a time range, or dead letters. To continue a replay, only its id is needed."""
 
     from_time: str | None = Field(
         default=None,
         description="First arrival time (inclusive), such as 2026-11-23T09:00:00Z, or a time "
-        "before now, such as 10m",
+        "before now, such as 10m. With dead_letters: first time of a failure, or None",
     )
     to_time: str | None = Field(
         default=None, description="Last arrival time (exclusive), likewise. None: now"
@@ -38,6 +38,10 @@ class ReplayConfig(dg.Config):
         default=False, description="Write to the table of the pipeline: its rows are repeated"
     )
     only_stream: str | None = Field(default=None, description="Name or ARN. None: all streams")
+    dead_letters: bool = Field(
+        default=False,
+        description="Replay the dead letters that are not marked as replayed. In place marks them",
+    )
     replay_id: str | None = Field(
         default=None,
         description="Identity of the replay: that of one that is not complete, to continue it, or "
@@ -62,8 +66,8 @@ def replay_job(pipeline: PipelineLike, names: Names, clock: Clock | None) -> dg.
         names,
         "replay",
         ReplayConfig,
-        f"Replays a time range of the streams of {names.application} into a side table or its own "
-        "table; by default only shows what it would do.",
+        f"Replays a time range of the streams of {names.application}, or its dead letters, into a "
+        "side table or its own table; by default only shows what it would do.",
         replay,
         clock,
         needs_spark=True,
@@ -83,6 +87,7 @@ def _replay(
         config.into,
         config.in_place,
         config.only_stream,
+        config.dead_letters,
     )
     plan = replaying.plan(wanted)
     if config.dry_run:

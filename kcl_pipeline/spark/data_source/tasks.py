@@ -20,7 +20,7 @@ from kcl_pipeline.spark.data_source.read import ReadRange, read_range
 
 if TYPE_CHECKING:
     from kcl_pipeline.aws import AwsClients
-    from kcl_pipeline.kinesis.boto import BotoKinesis
+    from kcl_pipeline.kinesis.client import KinesisClient
 
 TASK_BYTES: Final = 4 * MEBIBYTE
 """Held records of several shards go to one task up to this size, because each task has a cost."""
@@ -111,7 +111,7 @@ def open_clients(options: SourceOptions) -> AwsClients:
     )
 
 
-def open_reading(options: SourceOptions, clients: AwsClients, clock: Clock) -> BotoKinesis:
+def open_reading(options: SourceOptions, clients: AwsClients, clock: Clock) -> KinesisClient:
     """The Kinesis client on top of the AWS clients."""
     from kcl_pipeline.aws import open_kinesis  # noqa: PLC0415 (likewise)
 
