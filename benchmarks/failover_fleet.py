@@ -45,6 +45,7 @@ class Commit:
     at: float
     shard_id: str
     worker: str
+    rows: int = 1
 
 
 class Commits:
@@ -71,20 +72,26 @@ class Commits:
         table = pq.read_table(path, columns=["id", "shard_id", "worker"])
         self.ids.update(table["id"].to_pylist())
         rows = zip(table["shard_id"].to_pylist(), table["worker"].to_pylist(), strict=True)
-        self.all += [Commit(now, shard, worker) for shard, worker in sorted(set(rows))]
+        self.all += [Commit(now, *key, count) for key, count in sorted(Counter(rows).items())]
 
     def since(self, began: float) -> list[Commit]:
         """Return the commits from a time on."""
         return [commit for commit in self.all if commit.at >= began]
 
+    def gaps(self, began: float, ended: float) -> dict[str, float]:
+        """Return per shard the longest time within an interval without a commit."""
+        times: dict[str, list[float]] = {commit.shard_id: [began] for commit in self.all}
+        for commit in self.all:
+            if began <= commit.at <= ended:
+                times[commit.shard_id].append(commit.at)
+        return {
+            shard: max(after - before for before, after in pairwise([*found, ended]))
+            for shard, found in times.items()
+        }
+
     def longest_gap(self, began: float, ended: float) -> float:
         """Return the longest time within an interval in which any shard was not committed."""
-        gaps = [0.0]
-        for shard in {commit.shard_id for commit in self.all}:
-            times = [c.at for c in self.all if c.shard_id == shard and began <= c.at <= ended]
-            edges = [began, *times, ended]
-            gaps += [after - before for before, after in pairwise(edges)]
-        return max(gaps)
+        return max(self.gaps(began, ended).values(), default=0.0)
 
 
 class Publisher:
