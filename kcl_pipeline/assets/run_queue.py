@@ -6,7 +6,8 @@ from typing import Any, Final
 
 from dagster import DagsterInstance, DagsterRunStatus, RunsFilter
 
-from kcl_pipeline.assets.runs import RunView
+from kcl_pipeline.assets.names import CONTINUOUS, MODE_TAG
+from kcl_pipeline.assets.runs import ACTIVE, RunView
 from kcl_pipeline.assets.unread import duration_text
 from kcl_pipeline.text import counted, printable
 
@@ -56,6 +57,46 @@ class QueueView:
     max_runs: int | None = None
     running: int = 0
     tag_limits: tuple[TagLimit, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """The run limit of Dagster, and how many more worker runs it has a place for.
+
+    A worker keeps its place for as long as it runs. One place is therefore kept for other runs:
+    without it they would wait in the queue for ever.
+
+    Attributes:
+        limit: Largest number of runs in progress. None: no limit, or not known.
+        free: Number of worker runs that may be started. Negative: there are too many.
+    """
+
+    limit: int | None = None
+    free: int = 0
+
+    def limited(self, start: int) -> int:
+        """Return how many of these runs have a place."""
+        return start if self.limit is None else min(start, max(self.free, 0))
+
+
+def places_problem(missing: int, places: Places) -> str | None:
+    """Say that workers are not started, because they have no place. None: all have one.
+
+    Args:
+        missing: Number of workers that are wanted in addition.
+        places: The places.
+    """
+    waiting = missing - places.limited(missing)
+    if waiting <= 0 or places.limit is None:
+        return None
+    verb = "is" if waiting == 1 else "are"
+    text = f"{counted(waiting, 'worker')} {verb} not started: the run limit {places.limit} "
+    if places.limit == 1:
+        return f"{text}(max_concurrent_runs) is too small for workers and other runs"
+    return (
+        f"{text}(max_concurrent_runs) has {counted(places.limit - 1, 'place')} for all workers, "
+        "and 1 is kept for other runs"
+    )
 
 
 def queued_long(active: Sequence[RunView], now: float) -> tuple[RunView, ...]:
@@ -111,10 +152,7 @@ def observe_queue(instance: DagsterInstance, tags: Mapping[str, str]) -> QueueVi
         instance: The Dagster instance.
         tags: Tags of the runs of workers.
     """
-    try:
-        limits: Any = instance.get_concurrency_config().run_queue_config
-    except Exception:  # noqa: BLE001 (an agent of Dagster+ may not know it; it is only for a text)
-        limits = None
+    limits = _limits(instance)
     if limits is None:
         return QueueView()
     most = int(limits.max_concurrent_runs)
@@ -126,6 +164,24 @@ def observe_queue(instance: DagsterInstance, tags: Mapping[str, str]) -> QueueVi
             for key, value, limit in tag_limits_of(limits.tag_concurrency_limits, tags)
         ),
     )
+
+
+def observe_places(instance: DagsterInstance) -> Places:
+    """Read the run limit and count the worker runs of all applications, also those queued."""
+    limits = _limits(instance)
+    most = -1 if limits is None else int(limits.max_concurrent_runs)
+    if most < 1:
+        return Places()
+    statuses = sorted(ACTIVE, key=lambda status: status.value)
+    workers = RunsFilter(tags={MODE_TAG: CONTINUOUS}, statuses=statuses)
+    return Places(most, max(most - 1, 1) - instance.get_runs_count(workers))
+
+
+def _limits(instance: DagsterInstance) -> Any:
+    try:
+        return instance.get_concurrency_config().run_queue_config
+    except Exception:  # noqa: BLE001 (an agent of Dagster+ may not know it; then no limit is seen)
+        return None
 
 
 def tag_limits_of(

@@ -14,6 +14,7 @@ from kcl_pipeline.assets.names import (
     LAG_TAG,
     MODE_TAG,
     PAUSED_TAG,
+    REFUSED_TAG,
     REPOSITORY_TAG,
     STALLED_TAG,
     VERSION_TAG,
@@ -60,6 +61,8 @@ class RunView:
         lag_at: Time of the last report by the worker's clock, in epoch seconds.
         version: Version of the pipeline that the run was started with. None: not known.
         location: Code location that the run was started in. None: not known.
+        refused: Why the sensor has ended the worker, because its version does not work. None: it
+            has not.
     """
 
     run_id: str
@@ -75,6 +78,7 @@ class RunView:
     lag_at: float | None = None
     version: str | None = None
     location: str | None = None
+    refused: str | None = None
 
     @property
     def active(self) -> bool:
@@ -106,6 +110,7 @@ def _view(record: RunRecord, application: str, separator: str) -> RunView:
         lag_at=_seconds_of(run.tags.get(LAG_AT_TAG, "")),
         version=run.tags.get(VERSION_TAG),
         location=run.tags.get(REPOSITORY_TAG, "").partition("@")[2] or None,
+        refused=run.tags.get(REFUSED_TAG),
     )
 
 

@@ -9,15 +9,21 @@ from kcl_pipeline.assets.contract import PipelineLike
 from kcl_pipeline.assets.health import Health
 from kcl_pipeline.assets.names import Names
 from kcl_pipeline.assets.pipeline_version import pipeline_version
-from kcl_pipeline.assets.run_queue import observe_queue, queue_problem
+from kcl_pipeline.assets.run_queue import (
+    observe_places,
+    observe_queue,
+    places_problem,
+    queue_problem,
+)
 from kcl_pipeline.assets.runs import RunView, active_runs, recent_runs
 from kcl_pipeline.clock import Clock
 from kcl_pipeline.text import counted
 
 WORKERS: Final = "workers_running"
 WORKERS_ADVICE: Final = (
-    "If runs are queued, raise the limit of the run queue or lower Fleet.min. If runs fail, read "
-    "the log of the newest one. See docs/checks-and-events.md"
+    "If runs are queued or not started, raise the limit of the run queue or lower Fleet.min. If "
+    "runs fail, or a replacement has stopped, read the log of the newest run, and deploy a "
+    "corrected version. See docs/checks-and-events.md"
 )
 EARLY_FAILURE_SECONDS: Final = 60.0
 NEW_FAILURE_SECONDS: Final = 300.0
@@ -97,10 +103,18 @@ def new_failures(recent: Sequence[RunView], version: str, now: float) -> int:
     return count
 
 
+def refusal(recent: Sequence[RunView], version: str) -> str | None:
+    """Why the sensor has ended a worker of this version. None: it has not."""
+    found = (run.refused for run in recent if run.version == version and run.refused)
+    return next(found, None)
+
+
 def replacement_problem(
     outdated: Sequence[RunView], recent: Sequence[RunView], version: str, now: float
 ) -> str | None:
     """Say that outdated workers are not replaced because new ones fail. None: they are.
+
+    A worker that was refused stops the replacement at once: its shards made no progress.
 
     Args:
         outdated: The outdated runs.
@@ -108,12 +122,18 @@ def replacement_problem(
         version: The version of the pipeline.
         now: Epoch seconds.
     """
+    if not outdated:
+        return None
+    stopped = f"the replacement of {counted(len(outdated), 'outdated worker')} has stopped"
+    refused = refusal(recent, version)
+    if refused is not None:
+        return f"{stopped}: {refused}; the outdated workers go on"
     failures = new_failures(recent, version, now)
-    if not outdated or failures < MOST_NEW_FAILURES:
+    if failures < MOST_NEW_FAILURES:
         return None
     return (
-        f"the replacement of {counted(len(outdated), 'outdated worker')} has stopped: the last "
-        f"{failures} runs of version {version} failed; the outdated workers go on"
+        f"{stopped}: the last {failures} runs of version {version} failed; "
+        "the outdated workers go on"
     )
 
 
@@ -160,8 +180,11 @@ def build_worker_run_check(
         recent = recent_runs(instance, names.application, separator)
         queue = observe_queue(instance, {**pipeline.workers.run_tags, **names.worker_run_tags})
         outdated = outdated_runs(active, version, None) if replaces else ()
+        workers = [run for run in active if run.continuous]
+        missing = pipeline.workers.min - len(workers)
         found = (
-            queue_problem([run for run in active if run.continuous], queue, now),
+            queue_problem(workers, queue, now),
+            places_problem(missing, observe_places(instance)) if missing > 0 else None,
             failure_problem(recent, pipeline.workers.min, now),
             replacement_problem(outdated, recent, version, now),
         )

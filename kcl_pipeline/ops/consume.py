@@ -21,6 +21,7 @@ from kcl_pipeline.assets.names import (
     APPLICATION_TAG,
     CONTINUOUS,
     MODE_TAG,
+    REFUSED_TAG,
     WORKER_TAG,
     Names,
     worker_id_of,
@@ -156,6 +157,12 @@ def consume_shards(
         return _end(context, summary, reporter, mode, interrupted=signals.received)
 
 
+def _refused(context: dg.AssetExecutionContext) -> str | None:
+    """Why the leader sensor refuses the version of this worker. None: it does not."""
+    run = context.instance.get_run_by_id(context.run.run_id)
+    return None if run is None else run.tags.get(REFUSED_TAG)
+
+
 def _not_started(
     context: dg.AssetExecutionContext, error: ApplicationPausedError, mode: Mode
 ) -> dg.MaterializeResult[None] | None:
@@ -210,10 +217,13 @@ def _end(
             | reporter.dead_letter_table(total.dead_letters)
             | reporter.row_count()
         )
-    if ended:
+    refused = _refused(context) if summary.reason is StopReason.DRAIN_REQUESTED else None
+    if ended and refused is None:
         return None if metadata is None else dg.MaterializeResult(metadata=metadata)
     if metadata is not None:
         context.log_event(dg.AssetMaterialization(context.asset_key, metadata=metadata))
+    if refused is not None:
+        raise dg.Failure(f"the leader sensor has ended this worker: {refused}", allow_retries=False)
     if summary.reason is StopReason.STOPPED:
         raise _stopped(interrupted=interrupted)
     if summary.reason is StopReason.APPLICATION_PAUSED:

@@ -19,7 +19,7 @@ from kcl_pipeline.assets.access import PipelineResources
 from kcl_pipeline.assets.checks import all_streams
 from kcl_pipeline.assets.contract import DagsterOptions, PipelineLike
 from kcl_pipeline.assets.history import ReportPoint, kept_seconds, point_of, recorded_points
-from kcl_pipeline.assets.names import Names, dead_letter_uri
+from kcl_pipeline.assets.names import REFUSED_TAG, Names, dead_letter_uri
 from kcl_pipeline.assets.pipeline_version import pipeline_version
 from kcl_pipeline.assets.runs import RunView, active_runs, silence_limit_seconds
 from kcl_pipeline.assets.worker_runs import running_workers, workers_running
@@ -173,6 +173,9 @@ class LeaderTick:
             state.cadence,
             self._clock.monotonic(),
         )
+        if scaling.refused is not None:  # before the drain: the run then ends as a failure
+            run_id, reason = scaling.refused
+            context.instance.add_run_tags(run_id, {REFUSED_TAG: reason})
         for worker_id in decision.drain:
             PipelineResources(self._names, context).workers.request_drain(worker_id)
         recent_events = [*_take_all(state.recent_events), *done]

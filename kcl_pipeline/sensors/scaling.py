@@ -6,9 +6,21 @@ import dagster as dg
 
 from kcl_pipeline.assets.contract import DagsterOptions, PipelineLike
 from kcl_pipeline.assets.names import Names
-from kcl_pipeline.assets.run_queue import observe_queue, queue_problem, queued_long
+from kcl_pipeline.assets.run_queue import (
+    Places,
+    observe_places,
+    observe_queue,
+    places_problem,
+    queue_problem,
+    queued_long,
+)
 from kcl_pipeline.assets.runs import RunView, recent_runs, silence_limit_seconds
-from kcl_pipeline.assets.worker_runs import EARLY_FAILURE_SECONDS, failure_problem, outdated_runs
+from kcl_pipeline.assets.worker_runs import (
+    EARLY_FAILURE_SECONDS,
+    failure_problem,
+    outdated_runs,
+    refusal,
+)
 from kcl_pipeline.sensors.autoscaler import AutoscalerMemory, ScalingDecision, decide
 from kcl_pipeline.sensors.reconcile import Heartbeats
 from kcl_pipeline.sensors.replacement import Replacement, replace, rows_view
@@ -22,11 +34,13 @@ class Scaling:
         decision: How many runs to start, and which workers to drain.
         problems: What keeps workers from running, as sentences without a period.
         replacing: What happens to outdated workers. None: nothing.
+        refused: A run and why the sensor ends it. None: no run.
     """
 
     decision: ScalingDecision
     problems: tuple[str, ...] = ()
     replacing: str | None = None
+    refused: tuple[str, str] | None = None
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -98,6 +112,10 @@ def scale(
         ready=reporting_workers(heartbeats, active, limit),
         outdated=outdated,
     )
+    refused = bool(outdated) and refusal(recent, version) is not None
+    decision, desired, unplaced = _placed(
+        instance, _starting(decision, 0) if refused else decision, len(workers)
+    )
     idle = not (decision.start or decision.drain)
     replacement = replace(
         active,
@@ -105,17 +123,47 @@ def scale(
         outdated if idle else (),
         rows_view(heartbeats, limit),
         version=version,
-        desired=decision.memory.desired,
+        desired=desired,
         most_runs=fleet.max + 1,
         now=now,
     )
-    found = (
-        _queue_problem(instance, {**fleet.run_tags, **names.worker_run_tags}, workers, now),
-        failure_problem(recent, decision.memory.desired, now),
-        replacement.problem,
-    )
+    queued = _queue_problem(instance, {**fleet.run_tags, **names.worker_run_tags}, workers, now)
+    failed = failure_problem(recent, decision.memory.desired, now)
+    return _scaling(decision, replacement, (queued, unplaced, failed, replacement.problem))
+
+
+def _scaling(
+    decision: ScalingDecision, replacement: Replacement, found: tuple[str | None, ...]
+) -> Scaling:
     problems = tuple(problem for problem in found if problem is not None)
-    return Scaling(_with_replacement(decision, replacement), problems, replacement.text)
+    return Scaling(
+        _with_replacement(decision, replacement), problems, replacement.text, replacement.refused
+    )
+
+
+def _placed(
+    instance: dg.DagsterInstance, decision: ScalingDecision, workers: int
+) -> tuple[ScalingDecision, int, str | None]:
+    """Start only the runs that have a place in Dagster's run limit.
+
+    Returns:
+        The decision, the number of workers that a replacement keeps, and why some do not start.
+    """
+    desired = decision.memory.desired
+    places = observe_places(instance) if decision.start else Places()
+    placed = _starting(decision, places.limited(decision.start))
+    if placed.start < decision.start:  # a replacement must not wait for them
+        desired = min(desired, max(workers + places.free, 1))
+    return placed, desired, places_problem(decision.start, places)
+
+
+def _starting(decision: ScalingDecision, start: int) -> ScalingDecision:
+    """The decision with another number of runs to start."""
+    if start == decision.start:
+        return decision
+    state, _, _ = decision.reason.partition(": ")
+    reason = f"{state}: starting {start}" if start else state
+    return decision.model_copy(update={"start": start, "reason": reason})
 
 
 def _with_replacement(decision: ScalingDecision, replacement: Replacement) -> ScalingDecision:

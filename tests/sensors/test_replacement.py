@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace as changed
 
 import dagster as dg
@@ -11,7 +10,6 @@ from dagster import DagsterRunStatus as S
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kcl_pipeline.assets.pipeline_version import pipeline_version
 from kcl_pipeline.assets.runs import ACTIVE, RunView
 from kcl_pipeline.assets.worker_runs import NEW_FAILURE_SECONDS, new_failures, outdated_runs
 from kcl_pipeline.leases.worker_status import HungState, WorkerStatus
@@ -22,11 +20,9 @@ from kcl_pipeline.sensors.replacement import (
     replace,
     rows_view,
 )
-from tests.support.dagster_fakes import FakeFleet, FakePipeline, worker
-from tests.support.sensor_stage import (  # noqa: F401 (fixtures)
-    Stage,
-    instance_fixture,
-)
+from tests.support.dagster_fakes import worker
+from tests.support.replaced_fleet import Fleet, fleet_fixture  # noqa: F401 (fixture)
+from tests.support.sensor_stage import instance_fixture  # noqa: F401 (fixture)
 
 NOW = 1_000_000.0
 
@@ -186,71 +182,6 @@ def test_a_worker_is_proven_by_rows_that_change():
     assert found.proven == {"a"}
     assert found.draining == {"drains"}
     assert found.reporting == set(rows)
-
-
-class Fleet:
-    """A sensor, and runs that Dagster and the workers play."""
-
-    def __init__(self, instance: dg.DagsterInstance, version: str = "one", **fleet) -> None:
-        fleet = {"min": 2, "max": 2, **fleet}
-        self.instance = instance
-        self.fleet = fleet
-        self.alive: list[dg.DagsterRun] = []
-        self.most = 0
-        self.log: list[str] = []
-        self.deploy(version)
-
-    def deploy(self, version: str) -> None:
-        """Load the code again: nothing of the sensor's memory but the cursor stays."""
-        fleet = FakeFleet(rolling_replacement=True, code_version=version, **self.fleet)
-        before = getattr(self, "stage", None)
-        self.stage = Stage(self.instance, FakePipeline(workers=fleet))
-        self.stage.clock.now = time.time() if before is None else before.clock.now
-        if before is not None:
-            self.stage.cursor, self.stage.workers = before.cursor, before.workers
-        self.version = pipeline_version(self.stage.pipeline)
-
-    def tick(self, *, status: S = S.STARTED, fails: bool = False) -> dg.SensorResult:
-        self.stage.workers.beat(*(self.stage.worker_of(run) for run in self.alive))
-        result = self.stage()
-        for worker_id in self.stage.workers.drained:
-            for run in [one for one in self.alive if self.stage.worker_of(one) == worker_id]:
-                self.end(run)
-        self.stage.workers.drained.clear()
-        for request in result.run_requests or ():
-            run = self.stage.run(status, **request.tags)
-            self.log.append(f"start {self.kind(run)}")
-            if fails:
-                self.instance.report_run_failed(run)
-            elif status is S.STARTED:
-                self.alive.append(run)
-        active = self.instance.get_runs(dg.RunsFilter(statuses=list(ACTIVE)))
-        self.most = max(self.most, len(active))
-        return result
-
-    def end(self, run: dg.DagsterRun) -> None:
-        self.log.append(f"drain {self.kind(run)}")
-        self.alive.remove(run)
-        del self.stage.workers.rows[self.stage.worker_of(run)]
-        self.instance.report_run_canceled(self.instance.get_run_by_id(run.run_id))
-
-    def kind(self, run: dg.DagsterRun) -> str:
-        return "new" if run.tags["kcl/version"] == self.version else "old"
-
-    def kinds(self) -> list[str]:
-        return sorted(self.kind(run) for run in self.alive)
-
-
-@pytest.fixture(name="fleet")
-def fleet_fixture(instance):
-    made = Fleet(instance)
-    for _ in range(10):
-        made.tick()
-    assert made.kinds() == ["new", "new"]
-    made.log.clear()
-    made.deploy("two")
-    assert made.kinds() == ["old", "old"]
-    return made
 
 
 ORDER = ["start new", "drain old", "start new", "drain old"]
