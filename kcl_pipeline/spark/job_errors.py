@@ -9,6 +9,7 @@ from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors import AnalysisException, PySparkException
 
 from kcl_pipeline.errors import BrokenTransformError, KclError, SinkError, TransformFailedError
+from kcl_pipeline.spark.outcomes import TaskError
 from kcl_pipeline.transform.errors import frame_in, frame_of, with_frame
 
 _CRASHED: Final = "a Python worker of Spark crashed in it"
@@ -44,9 +45,10 @@ def classified(error: Exception, records: int | None) -> KclError:
         return BrokenTransformError(f"the transform failed: {text}", detail=text)
     java = getattr(error, "java_exception", None) or getattr(error, "_origin", None)
     gone = isinstance(error, ConnectionError) or (isinstance(error, Py4JError) and java is None)
-    causes = [] if gone else _java_causes(java)
+    causes = error.causes if isinstance(error, TaskError) else [] if gone else _java_causes(java)
     messages = "\n".join(text for _, text in causes) or str(error)
-    line = _java_line(causes) if isinstance(error, Py4JJavaError) else _line(error, messages)
+    from_java = isinstance(error, Py4JJavaError | TaskError)
+    line = _java_line(causes) if from_java else _line(error, messages)
     if _SINK_ERROR_IN_TASK in messages:
         return SinkError(messages.rpartition(_SINK_ERROR_IN_TASK)[2].strip().splitlines()[0])
     crashed = any("Python worker exited unexpectedly" in text for _, text in causes)

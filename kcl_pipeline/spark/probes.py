@@ -5,11 +5,13 @@ many parts: each part is one partition of a DataFrame, so each task evaluates on
 transform whose output partitions each come from one input partition. A transform that shuffles (it
 groups, joins or sorts) gets a plan and a job for each part.
 
-The first task that fails ends its job. Spark's task statuses show which task this was, and which
-others succeeded. The next job evaluates the rest, so a round costs one job per failing part.
+The tasks return their errors (`spark.outcomes`), so one job finds all failing parts. An error that
+they cannot return, such as a lack of memory in the JVM, makes a task fail, and the first task that
+fails ends its job. Then Spark's task statuses show which task this was, and which others succeeded.
+The next job evaluates the rest, so a round costs one job per failing part.
 
-Spark evaluates only requested columns. A hash of all columns requests all of them, writes no files,
-returns eight bytes per row and logs nothing if a task fails.
+Spark evaluates only requested columns. A hash of all columns requests all of them, writes no files
+and logs nothing if a task fails.
 
 Concurrent jobs must not share an RDD: if one fails, Spark fails every job whose lineage contains
 the failed stage's RDD, and valid parts would count as failed. Each thread has its own DataFrame.
@@ -17,6 +19,7 @@ the failed stage's RDD, and valid parts would count as failed. Each thread has i
 
 from __future__ import annotations
 
+import logging
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -38,6 +41,10 @@ from pyspark.sql import functions as f
 from pyspark.sql.types import ArrayType, DataType, MapType, StructType, VariantType
 
 from kcl_pipeline.errors import KclError, TransformFailedError
+from kcl_pipeline.spark.job_errors import spark_line
+from kcl_pipeline.spark.outcomes import errors_of, with_outcomes
+
+_LOG = logging.getLogger(__name__)
 
 MAX_JOBS_AT_ONCE: Final = 8
 _STATUS_MILLIS: Final = 10_000
@@ -81,13 +88,20 @@ class SparkProbe:
         Raises:
             SinkError: Spark itself failed.
         """
+        if not parts:
+            return []
+        whole = self._together(parts, range(len(parts)))
+        reported = self._reported(parts, whole) if whole else None
+        if reported is not None:
+            return reported
         cores = max(self._session.sparkContext.defaultParallelism, 1)
         threads = min(cores, MAX_JOBS_AT_ONCE, len(parts))
         found: list[str | None] = [None] * len(parts)
         planned: list[list[_Job]] = []
         for first in range(threads):
             numbers = range(first, len(parts), threads)
-            planned.append(self._together(parts, numbers) or self._alone(parts, numbers, found))
+            some = self._together(parts, numbers) if whole else []
+            planned.append(some or self._alone(parts, numbers, found))
         if not any(planned):
             return found
         with ThreadPoolExecutor(threads, thread_name_prefix="probe") as pool:
@@ -95,6 +109,22 @@ class SparkProbe:
                 for part, error in errors.items():
                     found[part] = error
         return found
+
+    def _reported(self, parts: Sequence[pa.Table], jobs: Sequence[_Job]) -> list[str | None] | None:
+        """Evaluate all parts in one job. None: the job failed."""
+        gateway: Any = self._session.sparkContext._gateway  # noqa: SLF001 (as pyspark itself)
+        context: Any = self._session.sparkContext._jsc.sc()  # noqa: SLF001 (as above)
+        try:
+            attempts = int(context.taskScheduler().maxTaskFailures())
+            outcomes = with_outcomes(gateway, context, jobs[0].rdd, attempts)
+            errors = errors_of(_call(gateway, outcomes, "collect"))
+        except Exception as error:  # noqa: BLE001 (found again by the jobs that follow)
+            _LOG.info("using a job for each failing part: %s", spark_line(error))
+            return None
+        return [
+            self._text(errors[number], part.num_rows) if number in errors else None
+            for number, part in enumerate(parts)
+        ]
 
     def _together(self, parts: Sequence[pa.Table], numbers: Sequence[int]) -> list[_Job]:
         """Plan several parts together; empty if the transform needs a plan for each part."""
@@ -212,14 +242,15 @@ def _int_array(gateway: Any, numbers: Sequence[int]) -> Any:
 
 
 def evaluated(frame: DataFrame) -> Any:
-    """A Java RDD of one number per row, for which Spark must compute every column."""
+    """A Java RDD of one internal row per row, for which Spark must compute every column."""
     named = frame.toDF(*[f"c{number}" for number in range(len(frame.columns))])
     columns = [
         f.col(field.name) if _can_hash(field.dataType) else f.col(field.name).cast("string")
         for field in named.schema.fields
     ]
     whole: Any = named.select(f.xxhash64(*columns)) if columns else named
-    return whole._jdf.toJavaRDD()  # noqa: SLF001 (the only way to a job for one partition)
+    plan: Any = whole._jdf.queryExecution()  # noqa: SLF001 (the only way to a job for a partition)
+    return plan.toRdd().toJavaRDD()
 
 
 def _can_hash(kind: DataType) -> bool:

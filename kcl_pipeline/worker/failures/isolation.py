@@ -20,10 +20,7 @@ from typing import Final
 import pyarrow as pa
 
 MAX_PIECES: Final = 16
-"""Fewer pieces would need more rounds in which the same record fails.
-
-On the Spark path, a part that fails ends a job. A part that passes is only a task.
-"""
+"""Fewer pieces would need more rounds. On the Spark path, each round needs a plan and a job."""
 
 SAMPLES: Final = 16
 _WORTH_A_SAMPLE: Final = 10 * SAMPLES
