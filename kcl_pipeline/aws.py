@@ -44,8 +44,8 @@ if TYPE_CHECKING:
     from kcl_pipeline.kinesis.fan_out.removal import ConsumerRemoval
     from kcl_pipeline.kinesis.fan_out.subscription import FanOutClient
     from kcl_pipeline.leases.deletion import TableDeletion
+    from kcl_pipeline.leases.layout.opening import Tables
     from kcl_pipeline.leases.store import MapCallable
-    from kcl_pipeline.leases.tables import CoordinatorStateTable, LeaseTable, WorkerMetricsTable
 
 KEPT_CLIENTS: Final = 16
 """Our own limit: more settings and credentials than one process uses at the same time."""
@@ -259,48 +259,26 @@ def _as_settings_errors() -> Iterator[None]:
         raise SettingsError(f"the AWS session cannot be created: {error}") from error
 
 
-@dataclass(frozen=True, slots=True)
-class Tables:
-    """The three tables of one application."""
-
-    lease: LeaseTable
-    workers: WorkerMetricsTable
-    coordinator: CoordinatorStateTable
-
-
 def open_tables(
     settings: ConsumerSettings, clients: AwsClients, clock: Clock, *, map_: MapCallable = map
 ) -> Tables:
     """Return the three tables as objects. This reads no table. `map_` scans several segments."""
     # imported here: the command line starts without the tables
-    from kcl_pipeline.leases.dynamodb import coordinator, leases, workers  # noqa: PLC0415
+    from kcl_pipeline.leases.dynamodb.opening import open_dynamodb  # noqa: PLC0415
 
-    client = clients.dynamodb
-    return Tables(
-        leases.DynamoDbLeaseTable(
-            client,
-            settings.lease_table_name,
-            settings.lease_table,
-            settings.lease,
-            clock,
-            map_segments=map_,
-        ),
-        workers.DynamoDbWorkerMetricsTable(
-            client, settings.worker_metrics_table_name, settings.worker_metrics_table, clock
-        ),
-        coordinator.DynamoDbCoordinatorStateTable(
-            client, settings.coordinator_state_table_name, settings.coordinator_state_table, clock
-        ),
-    )
+    return open_dynamodb(clients.dynamodb, settings, clock, map_)
 
 
 @dataclass(frozen=True, slots=True)
 class Removals:
-    """What deletes the resources of a retired application in AWS."""
+    """What deletes the resources of a retired application in AWS.
 
-    lease: TableDeletion
-    workers: TableDeletion
-    coordinator: TableDeletion
+    Attributes:
+        tables: Returns the tables that are deleted first, and the last one, which has the pause.
+        consumers: Deletes its fan-out consumers.
+    """
+
+    tables: Callable[[], tuple[tuple[TableDeletion, ...], TableDeletion]]
     consumers: ConsumerRemoval
 
 
@@ -308,20 +286,13 @@ def open_removals(settings: ConsumerSettings, clients: AwsClients, clock: Clock)
     """Return what deletes the tables and the fan-out consumers of an application."""
     # imported here: only the retirement needs them
     from kcl_pipeline.kinesis.fan_out.removal import ConsumerRemoval  # noqa: PLC0415
-    from kcl_pipeline.leases.dynamodb import deletion  # noqa: PLC0415
-    from kcl_pipeline.leases.dynamodb.schema import TableShape  # noqa: PLC0415
+    from kcl_pipeline.leases.dynamodb.deletion import deletions  # noqa: PLC0415
 
-    tables = (
-        (settings.lease_table_name, "leaseKey", deletion.is_own_lease),
-        (settings.worker_metrics_table_name, "wid", deletion.is_own_worker),
-        (settings.coordinator_state_table_name, "key", deletion.is_own_state),
-    )
-    lease, workers, coordinator = (
-        deletion.DynamoDbDeletion(clients.dynamodb, TableShape(name, key), is_own, clock)
-        for name, key, is_own in tables
-    )
     name = settings.retrieval.consumer_name or settings.application_name
-    return Removals(lease, workers, coordinator, ConsumerRemoval(clients.kinesis, name))
+    layout = open_tables(settings, clients, clock).layout
+    return Removals(
+        lambda: deletions(clients.dynamodb, layout, clock), ConsumerRemoval(clients.kinesis, name)
+    )
 
 
 def delete_tables(clients: AwsClients, names: Iterable[str]) -> None:

@@ -220,6 +220,12 @@ class ConsumerSettings(StrictSettings):
         description="Initial position and consumer by stream. Written as `StreamConfig` in "
         "`streams=`",
     )
+    table_layout: Literal["auto", "three", "single"] = Field(
+        "auto",
+        description="auto: the layout that the application has; for a new one three tables, which "
+        "every KCL from 3.0 can share. single: one table, as in a new application of the Java KCL "
+        "from 3.5. three and single refuse an application in the other layout",
+    )
     lease_table: TableSettings = TableSettings()
     worker_metrics_table: TableSettings = TableSettings()
     coordinator_state_table: TableSettings = TableSettings()

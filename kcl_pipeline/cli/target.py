@@ -16,9 +16,10 @@ from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.errors import SettingsError
 
 if TYPE_CHECKING:
-    from kcl_pipeline.aws import AwsClients, Tables
+    from kcl_pipeline.aws import AwsClients
     from kcl_pipeline.kinesis.client import KinesisClient
     from kcl_pipeline.leader.selection import SelectStreams
+    from kcl_pipeline.leases.layout.opening import Tables
 
 NO_STREAM: Final = "-"
 """Placeholder for the streams of a command that only reads the tables."""

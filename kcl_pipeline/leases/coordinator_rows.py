@@ -46,8 +46,12 @@ class CoordinatorRows:
     """
 
     def __init__(self, store: RowStore) -> None:
-        self.name = store.name
         self._store = store
+
+    @property
+    def name(self) -> str:
+        """Name of the table."""
+        return self._store.name
 
     def ensure_exists(self) -> bool:
         """Create the table if it is missing, wait for it, and return whether it was created.
@@ -64,8 +68,8 @@ class CoordinatorRows:
         if status in _MOVED_AWAY:
             raise IncompatibleTableError(
                 f"the row {rows.TABLE_MIGRATION_KEY} of the table {self.name} has the status "
-                f"{status}: the rows of the application have the single-table layout of KCL 3.5, "
-                "which this version does not support; use another application name"
+                f"{status}: the rows of the application have the single-table layout of KCL 3.5; "
+                "open it with its layout"
             )
 
     def read_lock(self) -> LeaderLock | None:
@@ -123,7 +127,7 @@ class CoordinatorRows:
 
     def proof_of_lock(self, lock: LeaderLock) -> Check:
         """Return the condition that version and owner equal those of `lock`."""
-        return Check(self._store, rows.LEADER_KEY, self._held(lock))
+        return self._store.check(rows.LEADER_KEY, self._held(lock))
 
     def release_lock(self, lock: LeaderLock) -> bool:
         """Delete the row, if version and owner are those of `lock`. False if it is held after.
@@ -236,7 +240,7 @@ class CoordinatorRows:
         if paused.pause is None:
             raise ValueError("the application is not paused")
         unchanged = Equals(PAUSE, paused.pause_value or paused.pause.value)
-        return Check(self._store, rows.MIGRATION_KEY, [unchanged])
+        return self._store.check(rows.MIGRATION_KEY, [unchanged])
 
     def _put_request(
         self, name: str, value: AttributeValue | None, before: AttributeValue | None

@@ -14,7 +14,7 @@ from kcl_pipeline.errors import IncompatibleTableError, UnreadableRowError
 from kcl_pipeline.leases import serialization as rows
 from kcl_pipeline.leases.attributes import text_of
 from kcl_pipeline.leases.lease import BadRow, Lease, LeaseListing
-from kcl_pipeline.leases.lease_creation import checkpoint_conditions, mark_condition
+from kcl_pipeline.leases.lease_creation import LeaseLayout, checkpoint_conditions, mark_condition
 from kcl_pipeline.leases.lease_seek import LeasePositions
 from kcl_pipeline.leases.serialization import (
     is_lease,
@@ -23,11 +23,7 @@ from kcl_pipeline.leases.serialization import (
     string,
     string_set,
 )
-from kcl_pipeline.leases.serialization_state import (
-    LEADER_KEY,
-    MIGRATION_KEY,
-    TABLE_MIGRATION_KEY,
-)
+from kcl_pipeline.leases.serialization_state import COORDINATOR_KEYS
 from kcl_pipeline.leases.store import (
     Absent,
     Changes,
@@ -46,11 +42,12 @@ class LeaseRows(LeasePositions):
     """The lease table of one application, on a row store.
 
     A `Lease` argument is the row as the caller knows it. Writes compare its counter or owners with
-    those of the row.
+    those of the row. Without a layout, the table is one of three.
     """
 
-    def __init__(self, store: RowStore) -> None:
+    def __init__(self, store: RowStore, layout: LeaseLayout | None = None) -> None:
         super().__init__(store)
+        self._layout = layout
         self._decode: Callable[[Item], Lease] = lease_from_item
 
     def _lease(self, item: Item | None) -> Lease | None:
@@ -63,22 +60,24 @@ class LeaseRows(LeasePositions):
         refused is not changed.
 
         Raises:
-            IncompatibleTableError: The table has rows of the single-table layout of KCL 3.5
-                (protocol §4.2).
+            IncompatibleTableError: The layout is not the one of the settings (protocol §4.2).
         """
-        return self._store.ensure_exists(self.refuse_single_table_layout)
+        if self._layout is not None:
+            return self._layout.ensure(self._store)
+        return self._store.ensure_exists(self.refuse_other_layout)
 
-    def refuse_single_table_layout(self) -> None:
-        """Raise `IncompatibleTableError` for a table with the single-table layout of KCL 3.5."""
-        # Every table of this layout has one of these rows, so no scan is necessary.
-        for key in (LEADER_KEY, MIGRATION_KEY, TABLE_MIGRATION_KEY):
+    def refuse_other_layout(self) -> None:
+        """Raise `IncompatibleTableError` if the table has rows that the layout does not have."""
+        if self._layout is not None:
+            self._layout.refuse_two_layouts()
+            return
+        for key in COORDINATOR_KEYS:  # every single table has one of these rows
             item = self._store.get(key)
             if item is not None:
                 entity = text_of(item, rows.ENTITY_TYPE) or "LEADER"
                 raise IncompatibleTableError(
                     f"the lease table {self.name} has the row {key} of type {entity}, so it has "
-                    "the single-table layout of KCL 3.5, which this version does not support; use "
-                    "another application name, or three separate tables"
+                    "the single-table layout of KCL 3.5; open it with its layout"
                 )
 
     def get(self, lease_key: str, *, consistent: bool = True) -> Lease | None:

@@ -191,7 +191,10 @@ class LossRecord:
 class LossTable(Protocol):
     """The table with the record: `CoordinatorStateTable`."""
 
-    name: str
+    @property
+    def name(self) -> str:
+        """Name of the table."""
+        ...
 
     def read_losses(self) -> LossRecord:
         """Return the record."""

@@ -59,6 +59,9 @@ INITIAL_TIMESTAMP: Final = "kclpInitialTimestamp"
 SEEK: Final = "kclpSeek"
 """Identifies the last seek of an operator, so that a repeated write is recognised."""
 
+_STATE_KEYS: Final = frozenset({"Leader", "Migration3.0", "TableMigration3.5"})
+"""Keys of the coordinator-state rows (protocol §4.1), which `serialization_state` defines."""
+
 _MICRO: Final = Decimal("0.000001")
 _HASH_KEY: Final = re.compile(r"[0-9]{1,39}")
 """A hash key has 128 bits, so at most 39 digits (Kinesis)."""
@@ -165,8 +168,14 @@ def lease_to_item(lease: Lease) -> Item:
 
 
 def is_lease(item: Item) -> bool:
-    """Return whether the row is a lease: `entityType` is LEASE, or missing (KCL before 3.5)."""
-    return text_of(item, ENTITY_TYPE) in (None, LEASE_ENTITY)
+    """Return whether the row is a lease: `entityType` is LEASE, or missing (KCL before 3.5).
+
+    A row of the coordinator state without `entityType` is recognised by its key (protocol §3.1).
+    """
+    entity = text_of(item, ENTITY_TYPE)
+    if entity is None:
+        return text_of(item, LEASE_KEY) not in _STATE_KEYS
+    return entity == LEASE_ENTITY
 
 
 def lease_from_item(item: Item) -> Lease:

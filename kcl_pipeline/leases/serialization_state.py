@@ -66,6 +66,8 @@ LOCK_ATTRIBUTES: Final = (LOCK_OWNER, LOCK_DURATION, LOCK_VERSION, LOCK_RELEASED
 MIGRATION_KEY: Final = "Migration3.0"
 MIGRATION_ENTITY: Final = "CLIENT_VERSION_MIGRATION"
 TABLE_MIGRATION_KEY: Final = "TableMigration3.5"
+COORDINATOR_KEYS: Final = (LEADER_KEY, TABLE_MIGRATION_KEY, MIGRATION_KEY)
+"""Keys of an application's rows. The last one has the pause, so it is deleted last."""
 CLIENT_VERSION: Final = "cv"
 MODIFIED_BY: Final = "mb"
 MODIFIED_MILLIS: Final = "mts"

@@ -136,14 +136,25 @@ class RowStore(Protocol):
 
     A write is applied only if all its conditions hold. Every call raises the errors of
     `kcl_pipeline.errors`. After `UnavailableError`, a write may or may not have been applied.
-
-    Attributes:
-        name: Name of the table.
-        key_name: Name of the primary key.
     """
 
-    name: str
-    key_name: str
+    @property
+    def name(self) -> str:
+        """Name of the table."""
+        ...
+
+    @property
+    def key_name(self) -> str:
+        """Name of the primary key."""
+        ...
+
+    def exists(self) -> bool:
+        """Return whether the table exists. Changes nothing.
+
+        Raises:
+            IncompatibleTableError: It has another key.
+        """
+        ...
 
     def ensure_exists(self, check: Callable[[], None]) -> bool:
         """Create the table and its index if they are missing, and wait until they can be used.
@@ -174,6 +185,10 @@ class RowStore(Protocol):
         Returns:
             Indexes of the writes whose conditions do not hold. Empty: all were applied.
         """
+        ...
+
+    def check(self, key: str, conditions: Sequence[Condition]) -> Check:
+        """Return conditions of a row of this table, for a transaction of any table."""
         ...
 
     def delete(self, key: str, conditions: Sequence[Condition]) -> Outcome:

@@ -17,11 +17,21 @@ _OF_ONE_RUN: Final = (state.DRAIN, state.DRAIN_REASON, state.OWN_CPU)
 
 
 class WorkerRows:
-    """The worker-metrics table of one application, on a row store. All writes are idempotent."""
+    """The worker-metrics table of one application, on a row store. All writes are idempotent.
 
-    def __init__(self, store: RowStore) -> None:
-        self.name = store.name
+    Args:
+        store: The rows.
+        support_code: Published with every report (`sup`). None: nothing is published.
+    """
+
+    def __init__(self, store: RowStore, support_code: int | None = None) -> None:
         self._store = store
+        self._support_code = support_code
+
+    @property
+    def name(self) -> str:
+        """Name of the table."""
+        return self._store.name
 
     def ensure_exists(self) -> bool:
         """Create the table if it is missing, wait for it, and return whether it was created."""
@@ -33,6 +43,8 @@ class WorkerRows:
         A drain request is for the run whose id is in the row. Another run with the same worker id
         removes it, and the CPU if it reports that as a metric of KCL.
         """
+        if row.support_code is None:
+            row = replace(row, support_code=self._support_code)
         attributes = state.worker_attributes(row)
         same_run = (
             [] if row.run_id is None else [AbsentOrEquals(state.RUN_ID, attributes[state.RUN_ID])]

@@ -5,9 +5,10 @@ from typing import Any, Self
 import dagster as dg
 from pydantic import Field
 
-from kcl_pipeline.aws import Tables, open_tables
+from kcl_pipeline.aws import open_tables
 from kcl_pipeline.clock import SystemClock
 from kcl_pipeline.config import ConsumerSettings
+from kcl_pipeline.leases.layout.opening import Tables
 from kcl_pipeline.leases.tables import CoordinatorStateTable, LeaseTable, WorkerMetricsTable
 from kcl_pipeline.resources.aws import AwsResource
 

@@ -98,6 +98,10 @@ class MemoryStore:
         self._rows: dict[str, Item] = {}
         self._history: dict[str, list[tuple[float, Item | None]]] = {}
 
+    def exists(self) -> bool:
+        """See `store.RowStore`."""
+        return self._state["exists"]
+
     def ensure_exists(self, check: Callable[[], None]) -> bool:
         """See `store.RowStore`."""
         self.before_call("DescribeTable", "")
@@ -166,6 +170,10 @@ class MemoryStore:
             key for key, write in zip(keys, writes, strict=True) if not isinstance(write, Check)
         )
         return self._applied("TransactWriteItems", ",".join(written), apply)
+
+    def check(self, key: str, conditions: Sequence[Condition]) -> Check:
+        """See `store.RowStore`."""
+        return Check(self, key, conditions)
 
     def delete(self, key: str, conditions: Sequence[Condition]) -> Outcome:
         """See `store.RowStore`."""

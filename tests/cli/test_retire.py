@@ -181,13 +181,14 @@ def test_the_table_of_another_program_stays(quiet):
 def test_a_table_that_was_created_again_is_not_deleted(quiet):
     clock = SystemClock()
     removals = open_removals(quiet.fleet.settings, quiet.fleet.clients, clock)
-    found = removals.lease.find()
-    assert (found.rows, removals.lease.presence(found)) == (4, Presence.THERE)
-    removals.lease.delete(found)
-    removals.lease.delete(found)
-    assert removals.lease.presence(found) is Presence.GONE
+    (_, lease), _ = removals.tables()
+    found = lease.find()
+    assert (found.rows, lease.presence(found)) == (4, Presence.THERE)
+    lease.delete(found)
+    lease.delete(found)
+    assert lease.presence(found) is Presence.GONE
     quiet.fleet.tables.lease.ensure_exists()
-    assert removals.lease.presence(found) is Presence.GONE
+    assert lease.presence(found) is Presence.GONE
     consumer = removals.consumers.find(quiet.arn)
     removals.consumers.deregister(consumer)
     removals.consumers.deregister(consumer)

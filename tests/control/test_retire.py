@@ -102,7 +102,7 @@ class RetireWorld(OperatorWorld):
     def retiring(self, app=None):
         app = app or self.app
         lease, workers, state = self.tables
-        removals = Removals(lease, workers, state, self.consumers)
+        removals = Removals(lambda: ((workers, lease), state), self.consumers)
         return Retiring(app, PartFinder(app, removals, MemoryTable()), self.observed.append)
 
     def pause(self):

@@ -378,4 +378,4 @@ def test_a_start_looks_for_three_rows_and_scans_nothing(monkeypatch):
     )
     monkeypatch.setattr(table._store, "scan", lambda **_: pytest.fail("a full scan"))
     assert not table.ensure_exists()
-    assert asked == ["Leader", "Migration3.0", "TableMigration3.5"]
+    assert asked == ["Leader", "TableMigration3.5", "Migration3.0"]

@@ -97,7 +97,7 @@ def _open_again(gate: Gate) -> Iterator[None]:
 class Application:
     """A stream with records and a pipeline on it, with credentials of its own."""
 
-    def __init__(self, aws: EmbeddedAws, folder: Path) -> None:
+    def __init__(self, aws: EmbeddedAws, folder: Path, **more: object) -> None:
         self.name = f"iam-{next(NAMES):03}"
         self.events: list[object] = []
         settings = {
@@ -110,6 +110,7 @@ class Application:
             "worker": {"worker_metrics_reporter_freq_in_millis": 200},
             "batch": {"min_batch_interval_millis": 50},
             "shard_sync": {"completed_lease_cleanup_interval_millis": 0},
+            **more,
         }
         self.table = folder / self.name
         self.pipeline = KinesisPipeline(

@@ -56,9 +56,7 @@ class World:
         self.kinesis = InMemoryKinesis(self.model)
         shape = {"lease": {"failover_time_millis": 1000}} | settings
         self.settings = ConsumerSettings(application_name="orders", streams=("orders",), **shape)
-        self.leases = InMemoryLeaseTable(clock=self.clock, exists=False)
-        self.rows = InMemoryWorkerMetricsTable(clock=self.clock, exists=False)
-        self.coordinator = InMemoryCoordinatorStateTable(clock=self.clock, exists=False)
+        self.leases, self.rows, self.coordinator = self.make_tables()
         self.table = MemoryTable()
         self.writer = MemoryBatchWriter(self.table, transform)
         self.events: list[object] = []
@@ -68,6 +66,13 @@ class World:
         self.sent: list[bytes] = []
         self.worker = self.make_worker()
         self.worker.start_up()
+
+    def make_tables(self):
+        return (
+            InMemoryLeaseTable(clock=self.clock, exists=False),
+            InMemoryWorkerMetricsTable(clock=self.clock, exists=False),
+            InMemoryCoordinatorStateTable(clock=self.clock, exists=False),
+        )
 
     def make_leader(self, name):
         return LeaderCycle(

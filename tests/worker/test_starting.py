@@ -220,9 +220,9 @@ def test_a_worker_opens_its_application_once(aws, pipeline, monkeypatch):
 @pytest.mark.parametrize(
     ("first_start", "created", "described"),
     [
-        # Each table: that it is missing, that it is active. The lease table: its index, twice, and
-        # its size before the scans of two objects.
-        (True, 3, 10),
+        # Each table: that it is missing, that it is active. The lease table: before any table is
+        # created, its index, twice, and its size before the scans of two objects.
+        (True, 3, 11),
         # Each table once. The lease table: its size before the scans of two objects.
         (False, 0, 5),
     ],

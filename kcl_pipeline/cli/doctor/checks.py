@@ -12,9 +12,8 @@ from kcl_pipeline.config import MAX_LOCK_DURATION_MILLIS
 from kcl_pipeline.errors import KclError, NotFoundError, SettingsError, UnreadableRowError
 from kcl_pipeline.leases.aws_errors import call
 from kcl_pipeline.leases.dynamodb.leases import OWNER_INDEX
+from kcl_pipeline.leases.layout.placement import Where
 from kcl_pipeline.leases.migration import VERSION_3X, VERSION_3X_WITH_ROLLBACK, VERSION_INIT
-from kcl_pipeline.leases.serialization import LEASE_KEY
-from kcl_pipeline.leases.serialization_state import LEADER_KEY, MIGRATION_KEY
 from kcl_pipeline.leases.tables import UnreadableLock
 from kcl_pipeline.planning.coverage import hole_in_leases
 from kcl_pipeline.spark.java import require_java
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
     from mypy_boto3_dynamodb import DynamoDBClient
 
     from kcl_pipeline.kinesis.client import KinesisClient
+    from kcl_pipeline.leases.layout.layout import Layout
     from kcl_pipeline.leases.lease import BadRow, Lease
     from kcl_pipeline.leases.tables import CoordinatorStateTable, WorkerMetrics
     from kcl_pipeline.shards import StreamId
@@ -101,25 +101,22 @@ def check_table(
     ), True
 
 
-def check_layout(client: DynamoDBClient, lease_table: str) -> Finding:
-    """Check that the lease table has no rows of the single-table layout of KCL 3.5."""
+def check_layout(layout: Layout, lease_table: str) -> Finding:
+    """Check that the rows of the application are in one layout."""
     subject = f"table {lease_table}"
-    for key in (LEADER_KEY, MIGRATION_KEY):
-        if "Item" in call(
-            client.get_item,
-            "GetItem",
-            lease_table,
-            TableName=lease_table,
-            Key={LEASE_KEY: {"S": key}},
-            ConsistentRead=True,
-        ):
-            return problem(
-                subject,
-                f"has a row {key}, so it uses the single-table layout of KCL 3.5, which this "
-                "version does not support",
-                "choose another application name, or use three separate tables",
-            )
-    return ok(subject, "has only leases: the three-table layout")
+    try:
+        layout.refuse_two_layouts()
+        here = layout.placement()
+        if here.is_single:
+            layout.refuse_old_workers()
+    except KclError as error:
+        return problem(subject, str(error), "find out which programs use the application")
+    if here.where is Where.THREE:
+        return ok(subject, "has only leases: the three-table layout")
+    if here.is_single:
+        return ok(subject, "has all rows of the application: the single-table layout of KCL 3.5")
+    stored = here.stored.status if here.stored is not None else "unknown"
+    return ok(subject, f"the application moves to the single-table layout of KCL 3.5: {stored}")
 
 
 def check_client_version(table: CoordinatorStateTable) -> Finding:

@@ -172,20 +172,19 @@ def _credentials(app: Target) -> Finding:
 
 
 def _tables(app: Target) -> Generator[Finding, None, bool]:
-    """Check the three tables and the permissions on them. Returns whether all can be used."""
+    """Check the tables and the permissions on them. Returns whether all can be used."""
     from kcl_pipeline.cli.doctor import permissions  # noqa: PLC0415 (likewise)
     from kcl_pipeline.cli.doctor.checks import check_layout, check_table  # noqa: PLC0415 (likewise)
 
-    settings, client = app.settings, app.clients.dynamodb
-    tables = [
-        (settings.lease_table_name, "leaseKey", permissions.LEASE_ACTIONS),
-        (settings.worker_metrics_table_name, "wid", permissions.WORKER_METRICS_ACTIONS),
-        (settings.coordinator_state_table_name, "key", permissions.COORDINATOR_ACTIONS),
-    ]
+    client, layout = app.clients.dynamodb, app.tables.layout
+    try:
+        tables = layout.tables()
+    except KclError:  # the checks of the tables find the reason
+        tables = layout.three_tables()
     usable = True
-    for table, key_name, actions in tables:
-        has_index = actions is permissions.LEASE_ACTIONS
-        finding, exists = check_table(client, table, key_name, has_index=has_index)
+    for use in tables:
+        table, key_name = use.name, use.key_name
+        finding, exists = check_table(client, table, key_name, has_index=use.has_leases)
         yield finding
         if not exists:
             usable = False
@@ -196,13 +195,13 @@ def _tables(app: Target) -> Generator[Finding, None, bool]:
             )
             continue
         allowed = True
-        probes = permissions.table_probes(client, table, key_name, actions)
+        probes = permissions.table_probes(client, table, key_name, permissions.actions_on(use))
         for found in permissions.probe_all(f"table {table}", probes):
             allowed = allowed and found.level is Level.OK
             yield found
         usable = usable and allowed
-        if has_index and allowed:
-            yield check_layout(client, table)
+        if use.has_leases and allowed:
+            yield check_layout(layout, table)
     return usable
 
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from kcl_pipeline.kinesis.client import KinesisClient
     from kcl_pipeline.leader.selection import SelectStreams
+    from kcl_pipeline.leases.layout.layout import TableUse
     from kcl_pipeline.shards import StreamId
 
 NO_SUCH_KEY: Final = "kcl-pipeline-doctor"
@@ -45,7 +46,17 @@ COORDINATOR_ACTIONS: Final = (
     "UpdateItem",
     "DeleteItem",
 )
-"""The actions on each table, except CreateTable and UpdateTable (docs/iam.md)."""
+"""The actions on each kind of row, except CreateTable and UpdateTable (docs/iam.md)."""
+
+
+def actions_on(use: TableUse) -> tuple[str, ...]:
+    """Return the actions on a table, without repetition."""
+    kinds = (
+        (use.has_leases, LEASE_ACTIONS),
+        (use.has_workers, WORKER_METRICS_ACTIONS),
+        (use.has_state, COORDINATOR_ACTIONS),
+    )
+    return tuple(dict.fromkeys(one for is_used, actions in kinds if is_used for one in actions))
 
 
 def table_probes(

@@ -28,9 +28,10 @@ from kcl_pipeline.worker.retry import StoppedWhileRetryingError
 from kcl_pipeline.worker.summary import StopReason, WorkerProgress
 
 if TYPE_CHECKING:
-    from kcl_pipeline.aws import AwsClients, Tables
+    from kcl_pipeline.aws import AwsClients
     from kcl_pipeline.clock import StopSignal
     from kcl_pipeline.control.replay.request import ReplayRequest
+    from kcl_pipeline.leases.layout.opening import Tables
     from kcl_pipeline.leases.replay_record import ReplayRecord
 
 SETTLE_SECONDS: Final = 5.0

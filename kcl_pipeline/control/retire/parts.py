@@ -61,7 +61,7 @@ class Parts:
 
     Attributes:
         first: Parts that are deleted first. Their order does not matter.
-        last: The coordinator-state table. It has the pause and the record of the streams.
+        last: The table that has the pause and the record of the streams.
         problems: Parts that cannot be looked at.
         stays: Sentences about what is not deleted.
     """
@@ -106,16 +106,18 @@ class PartFinder:
         """Look at everything. A part that cannot be looked at is a problem, not an error."""
         self._problems, self._stays, self._created = [], [], []
         streams, recorded_sink = self._record()
-        workers = self._table(self._removals.workers)
-        lease = self._table(self._removals.lease)
-        coordinator = self._table(self._removals.coordinator)
+        named = f"tables of the application {self._app.name}"
+        tables = self._attempt(named, self._removals.tables)
+        former, state = ((), None) if tables is None else tables
+        before = [self._table(one) for one in former]
+        last = None if state is None else self._table(state)
         announcements = self._announcements(recorded_sink)
         consumers = [self._consumer(arn) for arn in self._arns(streams)]
-        first = [announcements, *consumers, workers, lease]
+        first = [announcements, *consumers, *before]
         self._streams_stay(streams)
         return Parts(
             tuple(part for part in first if part is not None),
-            coordinator,
+            last,
             tuple(self._problems),
             tuple(self._stays),
         )

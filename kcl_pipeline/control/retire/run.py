@@ -2,10 +2,11 @@
 
 1. The rows are observed. If a worker or a leader is alive, nothing is changed.
 2. The application is paused, so no worker starts. Then the rows are read once more.
-3. The announcements, the fan-out consumers, the worker-metrics table and the lease table are
-   deleted. A part that fails does not stop the others.
-4. The coordinator-state table is deleted after everything else, because it has the pause and the
-   record of the streams. While a part has failed, it stays, and another call completes the work.
+3. The announcements, the fan-out consumers and all tables but one are deleted. A part that fails
+   does not stop the others.
+4. The table with the pause and the record of the streams is deleted after everything else: the
+   coordinator-state table, or the single table. While a part has failed, it stays, and another call
+   completes the work.
 
 Each deletion names what was found, by its id, and is repeated until the part is gone. So a lost
 answer does no harm, and a part that another process makes anew is not deleted.
@@ -109,9 +110,9 @@ class Retiring:
         """Find what would be deleted. Writes nothing.
 
         Raises:
-            IncompatibleTableError: A Java fleet keeps all rows in the lease table.
+            IncompatibleTableError: The application has rows of both layouts.
         """
-        self._refuse_single_table()
+        self._refuse_other_layout()
         seen = self._liveness.look()
         return RetirePlan(self._finder.find(), candidates(seen), self._liveness.seconds(seen))
 
@@ -124,14 +125,13 @@ class Retiring:
         Raises:
             SettingsError: `confirm` is another name.
             ApplicationInUseError: A worker or a leader is alive. Nothing is deleted.
-            IncompatibleTableError: A Java fleet keeps all rows in the lease table.
         """
         if confirm != self._app.name:
             raise SettingsError(
                 f"the confirmation {printable(confirm)!r} is not the name of the application "
                 f"{self._app.name!r}; nothing is deleted"
             )
-        self._refuse_single_table()
+        self._refuse_other_layout()
         last, living = self._liveness.living(self._on_wait)
         self._require_dead(living)
         control, is_new = self._pause()
@@ -148,9 +148,9 @@ class Retiring:
         is_paused = control is not None and not has_ended and (is_changed or not is_new)
         return Retired(parts, results, is_paused)
 
-    def _refuse_single_table(self) -> None:
+    def _refuse_other_layout(self) -> None:
         try:
-            self._app.leases.refuse_single_table_layout()
+            self._app.leases.refuse_other_layout()
         except NotFoundError:
             return
 

@@ -20,13 +20,13 @@ from kcl_pipeline.leases.aws_errors import IN_USE, call
 from kcl_pipeline.leases.deletion import Presence, TableFound
 from kcl_pipeline.leases.dynamodb.schema import TableShape
 from kcl_pipeline.leases.dynamodb.store import DynamoDbStore
+from kcl_pipeline.leases.layout.layout import Layout, TableUse
 from kcl_pipeline.leases.store import Item
 
 if TYPE_CHECKING:
     from mypy_boto3_dynamodb import DynamoDBClient
 
-COORDINATOR_KEYS: Final = (state.LEADER_KEY, state.TABLE_MIGRATION_KEY, state.MIGRATION_KEY)
-"""Keys of an application's rows. The last one has the pause, so it is deleted last."""
+STREAM_ENTITY: Final = "STREAM"
 _NO_ROWS: Final = frozenset({"CREATING", "DELETING"})
 
 
@@ -41,8 +41,20 @@ def is_own_worker(item: Item) -> bool:
 
 
 def is_own_state(item: Item) -> bool:
-    """Return whether the row of a coordinator-state table is one that the KCL writes."""
-    return text_of(item, "key") in COORDINATOR_KEYS
+    """Return whether the row is of the coordinator state, or of a stream (`streamInfoMode`)."""
+    key = text_of(item, "key") or text_of(item, leases.LEASE_KEY)
+    return key in state.COORDINATOR_KEYS or text_of(item, leases.ENTITY_TYPE) == STREAM_ENTITY
+
+
+def is_own(use: TableUse) -> Callable[[Item], bool]:
+    """Return whether a row of a table belongs to the application that uses the table."""
+    kinds = (
+        (use.has_leases, is_own_lease),
+        (use.has_workers, is_own_worker),
+        (use.has_state, is_own_state),
+    )
+    wanted = [is_kind for is_used, is_kind in kinds if is_used]
+    return lambda item: any(is_kind(item) for is_kind in wanted)
 
 
 class DynamoDbDeletion:
@@ -133,6 +145,26 @@ class DynamoDbDeletion:
             else:
                 foreign += 1
         return sorted(own, key=lambda key: (key == state.MIGRATION_KEY, key)), foreign
+
+
+def deletions(
+    client: DynamoDBClient, layout: Layout, clock: Clock
+) -> tuple[tuple[DynamoDbDeletion, ...], DynamoDbDeletion]:
+    """Return what deletes the tables of an application: first these, then the last one.
+
+    The last one has the pause. After a migration, tables of the former layout may be left.
+
+    Raises:
+        AwsError: The layout cannot be read.
+    """
+    used, former = layout.tables(), layout.former_tables()
+    last = used[0] if layout.known.writes_to_lease_table else used[-1]
+    first = [one for one in (*former, used[0]) if one.name != last.name]
+
+    def deletion(use: TableUse) -> DynamoDbDeletion:
+        return DynamoDbDeletion(client, TableShape(use.name, use.key_name), is_own(use), clock)
+
+    return tuple(deletion(one) for one in first), deletion(last)
 
 
 def delete_tables(client: DynamoDBClient, names: Iterable[str]) -> None:

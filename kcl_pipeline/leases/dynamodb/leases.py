@@ -40,10 +40,20 @@ class DynamoDbLeaseTable(LeaseRows):
         *,
         map_segments: MapCallable = serial_map,
     ) -> None:
-        shape = TableShape(name, LEASE_KEY, OWNER_INDEX)
-        segments = lease_settings.lease_table_scan_total_segments
-        super().__init__(
-            DynamoDbStore(
-                client, shape, settings, clock, scan_segments=segments, map_segments=map_segments
-            )
-        )
+        super().__init__(lease_store(client, name, settings, lease_settings, clock, map_segments))
+
+
+def lease_store(
+    client: DynamoDBClient,
+    name: str,
+    settings: TableSettings,
+    lease_settings: LeaseSettings,
+    clock: Clock,
+    map_segments: MapCallable = serial_map,
+) -> DynamoDbStore:
+    """Return the rows of a lease table; arguments as of `DynamoDbLeaseTable`."""
+    shape = TableShape(name, LEASE_KEY, OWNER_INDEX)
+    segments = lease_settings.lease_table_scan_total_segments
+    return DynamoDbStore(
+        client, shape, settings, clock, scan_segments=segments, map_segments=map_segments
+    )

@@ -99,6 +99,17 @@ class TableCreator:
             )
         return created
 
+    def exists(self) -> bool:
+        """Return whether the table exists.
+
+        Raises:
+            IncompatibleTableError: It has another key.
+        """
+        found = self._describe()
+        if found is not None:
+            self._check_key(found)
+        return found is not None
+
     def size_bytes(self) -> int:
         """Return the size of the table, which DynamoDB updates about every six hours.
 

@@ -163,6 +163,10 @@ class DynamoDbStore:
         self._rng = rng or random.SystemRandom()
         self._segments: tuple[int, float] | None = None
 
+    def exists(self) -> bool:
+        """See `store.RowStore`."""
+        return self._creator.exists()
+
     def ensure_exists(self, check: Callable[[], None]) -> bool:
         """See `store.RowStore`."""
         return self._creator.ensure(check)
@@ -207,6 +211,10 @@ class DynamoDbStore:
             lambda response: response.get("Attributes"),
         )
 
+    def check(self, key: str, conditions: Sequence[Condition]) -> Check:
+        """See `store.RowStore`."""
+        return Check(self, key, conditions)
+
     def delete(self, key: str, conditions: Sequence[Condition]) -> Outcome:
         """See `store.RowStore`."""
         expression = Expression()
@@ -219,7 +227,7 @@ class DynamoDbStore:
     def transact(self, writes: Sequence[Put | Update | Check]) -> frozenset[int]:
         """See `store.RowStore`."""
         items = [self._part_of_transaction(write) for write in writes]
-        checked = {write.store.name for write in writes if isinstance(write, Check)}
+        checked = {write.store.name for write in writes if isinstance(write, Check)} - {self.name}
         try:
             call(
                 self._client.transact_write_items,

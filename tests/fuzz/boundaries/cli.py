@@ -14,9 +14,10 @@ from unittest import mock
 from typer.testing import CliRunner, Result
 
 from kcl_pipeline import events as ev
-from kcl_pipeline.aws import Tables
 from kcl_pipeline.cli import app, show
 from kcl_pipeline.cli.target import Target
+from kcl_pipeline.leases.layout.layout import Layout
+from kcl_pipeline.leases.layout.opening import Tables
 from kcl_pipeline.leases.lease import BadRow
 from kcl_pipeline.metrics.exporters import text_of
 from kcl_pipeline.testing.clock import VirtualClock
@@ -147,7 +148,8 @@ def check_rows(value: dict[str, Any]) -> str:
         workers.plant({"wid": {"S": f"w{number}"}, **item})
     coordinator.plant({**value["lock"], "key": {"S": "Leader"}})
     coordinator.plant({**value["migration"], "key": {"S": "Migration3.0"}})
-    tables = Tables(leases, workers, coordinator)
+    layout = Layout(leases.store, workers.store, coordinator.store, clock=VirtualClock())
+    tables = Tables(leases, workers, coordinator, layout)
     options = value["options"] if value["command"] != "workers" else value["options"][:1]
     options = [] if options[:1] == ["--by"] and value["command"] != "leases" else options
     arguments = [value["command"], "-a", "orders", "-s", "orders", *options]

@@ -1,0 +1,64 @@
+"""A fleet in memory on the single-table layout of KCL 3.5."""
+
+import pytest
+
+from kcl_pipeline.errors import IncompatibleTableError
+from tests.support.layouts import LayoutWorld
+from tests.support.operator_world import OperatorWorld
+
+
+class SingleTableFleet(OperatorWorld):
+    """Workers whose rows are all in the lease table."""
+
+    def make_tables(self):
+        self.one = LayoutWorld()
+        self.one.clock = self.clock
+        for store in (self.one.leases, self.one.workers, self.one.state):
+            store._clock = self.clock
+        tables = self.one.start("single")
+        return tables.lease, tables.workers, tables.coordinator
+
+    def kinds(self):
+        found = {}
+        for key, row in self.one.leases.rows().items():
+            found.setdefault(row["entityType"]["S"], []).append(key)
+        return found
+
+
+def test_a_fleet_goes_on_after_a_crash_a_join_and_a_drain():
+    world = SingleTableFleet(shards=4, workers=("w-1", "w-2"))
+    world.put(*(b"%d" % n for n in range(20)))
+    world.work_until(lambda: len(world.data()) == 20)
+    world.work_until(lambda: sorted(world.owners().values()) == ["w-1", "w-1", "w-2", "w-2"])
+    assert world.kinds()["WORKER_METRIC_STATS"] == ["w-1", "w-2"]
+    assert sorted(world.kinds()) == [
+        "CLIENT_VERSION_MIGRATION",
+        "LEADER",
+        "LEASE",
+        "WORKER_METRIC_STATS",
+    ]
+    leader = world.coordinator.read_lock().owner_name
+    world.crash(leader)
+    other = "w-2" if leader == "w-1" else "w-1"
+    world.put(*(b"a%d" % n for n in range(20)))
+    world.work_until(lambda: len(world.data()) == 40)
+    assert set(world.owners().values()) == {other}
+    assert world.coordinator.read_lock().owner_name == other
+
+    world.start("w-3")
+    world.work_until(lambda: sorted(world.owners().values()).count("w-3") == 2)
+    world.put(*(b"b%d" % n for n in range(20)))
+    assert world.rows.request_drain("w-3")
+    world.work_until(lambda: len(world.data()) == 60 and "w-3" in world.ended)
+    world.work_until(lambda: set(world.owners().values()) == {other})
+    assert world.data() == sorted(world.sent)
+    assert [one for one in (world.one.workers, world.one.state) if one.exists()] == []
+    assert "w-3" not in world.one.leases.rows()
+
+
+def test_a_worker_before_3_5_that_joins_later_is_refused_at_the_next_start():
+    world = SingleTableFleet()
+    row = {"leaseKey": {"S": "old"}, "entityType": {"S": "WORKER_METRIC_STATS"}, "lut": {"N": "1"}}
+    world.one.leases.plant(row)
+    with pytest.raises(IncompatibleTableError, match="the worker old in the table"):
+        world.one.start()
