@@ -78,9 +78,7 @@ def test_dead_letters_of_a_pipeline_land_in_its_table_and_are_marked(server, tmp
         "the record that failed again is a new row"
     )
     assert world.table_names() == names
-    assert (
-        "3 records replayed, 2 rows written and 1 records failed again" in texts.replayed(done)[0]
-    )
+    assert "3 records replayed, 2 rows written and 1 record failed again" in texts.replayed(done)[0]
     strict.fails = lambda _: False
     again = world.run(plan(world))
     assert (again.total.records, again.marked) == (1, 1)

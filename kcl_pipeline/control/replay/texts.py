@@ -100,8 +100,8 @@ def replayed(done: Replayed) -> list[str]:
     lines = []
     if total is not None and done.plan.letters is not None:
         lines.append(
-            f"{total.records:,} records replayed, {total.rows_written:,} rows written and "
-            f"{total.dead_letters:,} records failed again in this run"
+            f"{counted(total.records, 'record')} replayed, {counted(total.rows_written, 'row')} "
+            f"written and {counted(total.dead_letters, 'record')} failed again in this run"
         )
     elif total is not None:
         lines.append(
