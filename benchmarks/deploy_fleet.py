@@ -191,7 +191,8 @@ class DeployFleet:
         return self.location, self.repository, f"{self.name}_leader"
 
     def _is_loaded(self) -> bool:
-        self._processes.check()
+        if self._dagster is not None and self._dagster.poll() is not None:
+            raise RuntimeError(self._processes.log_text(f"{self.name}-dagster")[-2_000:])
         try:
             return self.client.loaded() is not None
         except requests.RequestException:

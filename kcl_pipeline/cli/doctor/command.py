@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping
+import os
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from itertools import chain
 from shlex import quote
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 from rich.text import Text
@@ -60,7 +61,8 @@ def doctor(
 
     Checks settings, Java, credentials, permissions, tables, metrics, layout, leader, workers,
     shard coverage, stuck leases, paused shards, failing batches, dead letters, lost records and
-    lag. The exit code is 1 if there is a problem.
+    lag. With --pipeline and DAGSTER_HOME also the run limits and grace periods of dagster.yaml.
+    The exit code is 1 if there is a problem.
     """
     app = target(application, stream, pipeline, needs_streams=True)
     needs_java = (
@@ -77,6 +79,7 @@ def doctor(
     for finding in chain(
         run_checks(app, needs_java=needs_java, watch_seconds=watch, named=named),
         _dead_letters(app, letters),
+        () if pipeline is None else _dagster(app, load_pipeline(pipeline)),
     ):
         found.append(finding)
         if not as_json:
@@ -134,6 +137,41 @@ def _dead_letters(app: Target, table: tuple[str, Mapping[str, str]] | None) -> I
         from kcl_pipeline.cli.doctor.dead_letters import check_dead_letters  # noqa: PLC0415 (Delta)
 
         yield from check_dead_letters(*table, app.clock)
+
+
+def _dagster(app: Target, pipeline: Any) -> Iterator[Finding]:
+    """Check the Dagster instance. The code of a pipeline has loaded Dagster already."""
+    from kcl_pipeline.assets.names import Names  # noqa: PLC0415 (see above)
+    from kcl_pipeline.assets.run_queue import tag_limits_of  # noqa: PLC0415 (likewise)
+    from kcl_pipeline.cli.doctor.dagster_instance import (  # noqa: PLC0415 (likewise)
+        check_instance,
+        longest_stop_seconds,
+    )
+
+    tags = {**pipeline.workers.run_tags, **Names.of(pipeline).worker_run_tags}
+
+    def limits(found: Sequence[Mapping[str, Any]]) -> list[tuple[str, int]]:
+        return [
+            (key if value is None else f"{key}: {value}", limit)
+            for key, value, limit in tag_limits_of(found, tags)
+        ]
+
+    stop = longest_stop_seconds(app.settings.retrieval.fetch_threads)
+    home = os.environ.get("DAGSTER_HOME")
+    yield from check_instance(
+        home, pipeline.workers, limits, stop, _longest_batch_seconds(app) if home else None
+    )
+
+
+def _longest_batch_seconds(app: Target) -> float | None:
+    """The longest batch of the last five minutes, of the slowest worker. None: not known."""
+    try:
+        rows = app.tables.workers.scan_workers().workers
+    except KclError:  # the checks of the tables have reported it
+        return None
+    totals = [row.status.totals for row in rows if row.status is not None and row.status.totals]
+    millis = [one.commit_millis_p99 for one in totals if one.commit_millis_p99 is not None]
+    return max(millis) / 1000 if millis else None
 
 
 def _settings(app: Target) -> Iterator[Finding]:

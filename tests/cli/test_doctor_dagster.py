@@ -1,0 +1,158 @@
+"""`kcl-pipeline doctor` on `dagster.yaml`: run limits, and grace periods of run launchers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from kcl_pipeline.cli.doctor.dagster_instance import (
+    Finding,
+    check_grace,
+    check_instance,
+    check_run_limits,
+    longest_stop_seconds,
+    run_limit,
+    tag_limits,
+)
+from kcl_pipeline.pipeline import Fleet
+from tests.guides.snippets import FENCE, ROOT
+
+STOP = 65.0
+
+
+def limits(settings: str, **fleet: int) -> list[Finding]:
+    content = yaml.safe_load(settings) or {}
+    tags = [(f"{one['key']}: {one.get('value')}", one["limit"]) for one in tag_limits(content)]
+    return list(check_run_limits(content, Fleet(**fleet), tags))
+
+
+def grace(settings: str, batch: float | None = 4.0, **run_tags: object) -> list[Finding]:
+    fleet = Fleet(run_tags={name: json.dumps(value) for name, value in run_tags.items()})
+    return list(check_grace(yaml.safe_load(settings) or {}, fleet, STOP, batch))
+
+
+def levels(found: list[Finding]) -> list[str]:
+    return [one.level.value for one in found]
+
+
+@pytest.mark.parametrize(
+    ("settings", "limit"),
+    [
+        ("", 10),
+        ("concurrency: {runs: {max_concurrent_runs: 2}}", 2),
+        ("run_queue: {max_concurrent_runs: 25}", 25),
+        ("run_queue: {max_concurrent_runs: -1}", None),
+        ("run_coordinator: {class: DefaultRunCoordinator}", None),
+        ("run_coordinator: {class: QueuedRunCoordinator, config: {max_concurrent_runs: 7}}", 7),
+        ("run_queue: {max_concurrent_runs: {env: NOT_SET_ANYWHERE}}", 10),
+    ],
+)
+def test_the_run_limit_is_read_as_dagster_reads_it(settings, limit):
+    assert run_limit(yaml.safe_load(settings) or {}) == limit
+
+
+def test_a_run_limit_of_two_with_a_fleet_of_four():
+    (found,) = limits("concurrency: {runs: {max_concurrent_runs: 2}}", min=4)
+    assert found.level == "warning"
+    assert found.text.startswith(
+        "max_concurrent_runs is 2, and Fleet.min is 4: the sensors start at most 1 worker and keep "
+        "a place for other runs"
+    )
+    assert "max_concurrent_runs: 10 or more" in found.advice
+
+
+def test_tag_limits_leave_a_place_for_a_replacement():
+    text = "run_queue: {tag_concurrency_limits: [{key: kcl/mode, value: continuous, limit: %d}]}"
+    (found,) = limits(text % 4, min=2, max=4)
+    assert "the tag limit of kcl/mode: continuous is 4, and Fleet.max is 4" in found.text
+    assert levels(limits(text % 5, min=2, max=4)) == ["ok"]
+
+
+K8S = "run_launcher: {module: dagster_k8s, class: K8sRunLauncher, config: {run_k8s_config: {%s}}}"
+DOCKER = "run_launcher: {module: dagster_docker, class: DockerRunLauncher, config: {%s}}"
+ECS = "run_launcher: {module: dagster_aws.ecs, class: EcsRunLauncher, config: {%s}}"
+
+
+@pytest.mark.parametrize(
+    ("settings", "part"),
+    [
+        (
+            K8S % "",
+            "30 s (the default of termination_grace_period_seconds), but a stop takes up to",
+        ),
+        (K8S % "pod_spec_config: {terminationGracePeriodSeconds: 60}", "60 s (termination_grace"),
+        (DOCKER % "", "10 s (the default of container_kwargs.stop_timeout)"),
+        (ECS % "", "30 s (the default of stopTimeout in a task definition of your own)"),
+    ],
+)
+def test_a_grace_period_that_is_shorter_than_a_stop(settings, part):
+    (found,) = grace(settings)
+    assert found.level == "warning"
+    assert part in found.text
+    assert "a stop takes up to 65 s and the longest batch (4 s now)" in found.text
+    assert found.advice.endswith("to 120")
+
+
+def test_a_grace_period_that_is_long_enough():
+    enough = K8S % "pod_spec_config: {termination_grace_period_seconds: 120}"
+    assert levels(grace(enough)) == ["ok"]
+    assert levels(grace(enough, batch=None)) == ["ok"]
+    assert levels(grace(enough, batch=200.0)) == ["warning"], "a batch takes longer"
+    assert levels(grace(DOCKER % "container_kwargs: {stop_timeout: 90}")) == ["ok"]
+    tag = {"pod_spec_config": {"termination_grace_period_seconds": 20}}
+    assert levels(grace(enough, **{"dagster-k8s/config": tag})) == ["warning"]
+    (found,) = grace("")
+    assert (found.level, found.text) == (
+        "ok",
+        "Dagster's launcher of local processes does not kill workers",
+    )
+
+
+def test_what_cannot_be_read_is_unknown():
+    assert levels(grace(ECS % "task_definition: 'arn:x'")) == ["unknown"]
+    assert levels(grace("run_launcher: {module: m, class: OtherLauncher}")) == ["unknown"]
+
+
+def test_a_run_must_not_be_reported_before_its_worker_has_stopped():
+    enough = K8S % "pod_spec_config: {termination_grace_period_seconds: 200}"
+    (found,) = grace(enough)
+    assert "cancel_timeout_seconds is 180, not above the grace period of 200 s" in found.text
+    assert levels(grace(f"{enough}\nrun_monitoring: {{cancel_timeout_seconds: 300}}")) == ["ok"]
+
+
+def test_the_files_of_the_guides_have_no_warning(tmp_path):
+    for page in sorted((ROOT / "docs" / "deployment").glob("*.md")):
+        for block in FENCE.finditer(page.read_text()):
+            if block[1] == "yaml" and block[2].startswith("# dagster.yaml"):
+                (tmp_path / "dagster.yaml").write_text(block[2])
+                found = instance(tmp_path)
+                assert "warning" not in levels(found), (page.name, found)
+
+
+def instance(home: Path | None) -> list[Finding]:
+    def tags(limits):
+        return [
+            (one["key"], one["limit"])
+            for one in limits
+            if one["key"] != "kcl/application" or one["value"] == "orders"
+        ]
+
+    name = None if home is None else str(home)
+    return list(check_instance(name, Fleet(min=2, max=4), tags, STOP, 4.0))
+
+
+def test_a_file_that_cannot_be_read_is_a_problem(tmp_path):
+    assert levels(instance(tmp_path)) == ["ok", "ok"], "no file: Dagster's defaults"
+    for text in ("a: [", "- 1"):
+        (tmp_path / "dagster.yaml").write_text(text)
+        (found,) = instance(tmp_path)
+        assert found.level == "problem"
+        assert "dagster.yaml" in found.text
+    assert levels(instance(None)) == ["unknown"]
+
+
+def test_the_time_of_a_stop_is_that_of_the_guide():
+    assert longest_stop_seconds(4) == STOP
