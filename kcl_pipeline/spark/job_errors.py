@@ -84,7 +84,7 @@ def _java_causes(java: Any) -> list[tuple[str, str]]:
     causes: list[tuple[str, str]] = []
     # A chain of causes can be circular.
     while java is not None and len(causes) < 20:  # noqa: PLR2004
-        causes.append((str(java.getClass().getName()), str(java.getMessage())))
+        causes.append((str(java.getClass().getName()), str(java.getMessage() or "")))
         java = java.getCause()
     return causes
 
@@ -101,7 +101,7 @@ def spark_line(error: Exception) -> str:
 def _java_line(causes: list[tuple[str, str]]) -> str:
     name, text = causes[-1]
     first = text.splitlines()[0] if text else ""
-    return _python_line(text) or f"{name.rpartition('.')[2]}: {first}"
+    return _python_line(text) or f"{name.rpartition('.')[2]}: {first}".removesuffix(": ")
 
 
 def _line(error: Exception, messages: str) -> str:

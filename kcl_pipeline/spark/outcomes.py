@@ -40,8 +40,9 @@ final class Outcome extends org.apache.spark.sql.execution.BufferedRowIterator {
     ended = true;
     try {
       while (rows.hasNext()) rows.next();
-    } catch (Exception error) {
-      if (error instanceof InterruptedException
+    } catch (Throwable error) {
+      if (!(error instanceof Exception || error instanceof StackOverflowError)
+          || error instanceof InterruptedException
           || error instanceof org.apache.spark.TaskKilledException
           || error instanceof org.apache.spark.shuffle.FetchFailedException
           || org.apache.spark.TaskContext.get().isInterrupted()
@@ -50,7 +51,8 @@ final class Outcome extends org.apache.spark.sql.execution.BufferedRowIterator {
       }
       Throwable cause = error;
       for (int number = 0; cause != null && number < MOST_CAUSES; number++) {
-        add(cause.getClass().getName(), String.valueOf(cause.getMessage()));
+        String message = cause.getMessage();
+        add(cause.getClass().getName(), message == null ? "" : message);
         cause = cause.getCause();
       }
     }

@@ -138,6 +138,21 @@ def test_without_outcomes_a_round_needs_about_one_job_per_failing_part(
     assert jobs_of_a_round(spark, transform, tmp_path) <= 12
 
 
+def test_a_stack_overflow_fails_its_part_only(spark, tmp_path: Path):
+    """Java's regular expressions recurse. Spark ends the JVM of an executor for this error."""
+
+    def matched(frame):
+        text = f.col("data").cast("string")
+        return frame.select(f.regexp_extract(text, "(a|b)*", 0).alias("found"))
+
+    long = b"ab" * 100_000
+    writer = SparkBatchWriter(spark, matched, str(tmp_path / "t"))
+    with pytest.raises(TransformFailedError, match="StackOverflowError"):
+        writer.write(batch(GOOD, long))
+    found = writer.probe([records(GOOD), records(GOOD, long), records(GOOD)])
+    assert found == [None, "StackOverflowError", None]
+
+
 def outcomes_of(spark, frame, attempts: int):
     context = spark.sparkContext
     rdd = probes.evaluated(frame)
