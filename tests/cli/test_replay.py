@@ -57,6 +57,7 @@ def test_a_dry_run_says_what_would_happen(pipeline, tmp_path):
     text = run("replay", "-p", pipeline, "--from", "1h", "--in-place", "--dry-run").stdout
     assert "into table, the table of the pipeline, where its rows are repeated" in text
     assert "dry run: nothing was written" in text
+    assert "would begin: application " in text
     assert not (tmp_path / "side").exists()
 
 

@@ -82,6 +82,8 @@ def test_without_a_confirmation_it_only_shows_the_parts(quiet, tmp_path):
     assert "each record that the stream still retains lands once more" in text
     assert f"stays: the stream {quiet.arn} and its records" in text
     assert f"dry run; add --confirm {quiet.name} to delete" in text
+    named = run("retire", "-a", quiet.name, "-s", quiet.arn.rpartition("/")[2]).stdout
+    assert named.count("stays: the stream ") == 1, "the recorded stream, which has an ARN"
     found = run_json("retire", "-a", quiet.name, "--dry-run")
     assert (found["dry_run"], found["problems"], len(found["parts"])) == (True, [], 5)
     refused = run("retire", "-a", quiet.name, "--confirm", "other", code=1).stderr

@@ -16,10 +16,12 @@ if TYPE_CHECKING:
     from kcl_pipeline.leases.replay_record import ReplayRecord
 
 
-def plan(found: ReplayPlan) -> list[str]:
+def plan(found: ReplayPlan, *, dry_run: bool = False) -> list[str]:
     """What a replay reads and writes."""
     record = found.record
     begun = "continues" if found.is_continued else "begins"
+    if dry_run:
+        begun = f"would {begun.removesuffix('s')}"
     if record.into is not None:
         where = f"into the side table {record.into}; the table of the pipeline is not written"
     elif found.table is None:
@@ -91,7 +93,7 @@ def dry_run(found: ReplayPlan, shards: Mapping[str, int]) -> list[str]:
     counts = "; ".join(
         f"{name}: {counted(number, 'shard')} {when}" for name, number in shards.items()
     )
-    return [*plan(found), *filter(None, [counts]), "dry run: nothing was written"]
+    return [*plan(found, dry_run=True), *filter(None, [counts]), "dry run: nothing was written"]
 
 
 def replayed(done: Replayed) -> list[str]:

@@ -217,7 +217,9 @@ class PartFinder:
         return bool(self._created) and created is not None and created < int(min(self._created))
 
     def _streams_stay(self, recorded: tuple[RecordedStream, ...]) -> None:
-        names = dict.fromkeys([*(one.arn for one in recorded), *self._streams])
+        arns = [one.arn for one in recorded]
+        shown = {*arns, *(arn.rpartition("/")[2] for arn in arns)}
+        names = dict.fromkeys([*arns, *(one for one in self._streams if one not in shown)])
         self._stays += [f"the stream {printable(name)} and its records" for name in names]
 
     def _attempt(self, name: str, step: Callable[[], _T | None]) -> _T | None:
