@@ -20,7 +20,7 @@ from typing import Any, Final
 from kcl_pipeline.clock import Clock
 from kcl_pipeline.leases.attributes import text_of
 from kcl_pipeline.leases.serialization import OWNER
-from kcl_pipeline.leases.store import Changes, Check, Condition, Item, Outcome, Put, Update
+from kcl_pipeline.leases.store import Changes, Condition, Item, Outcome, Put, Write
 from kcl_pipeline.testing.row_store import MemoryStore
 
 _PAGE_BYTES: Final = 1_048_576
@@ -120,7 +120,7 @@ class MeteredStore(MemoryStore):
             "DeleteItem", key, lambda: super(MeteredStore, self).delete(key, conditions)
         )
 
-    def transact(self, writes: Sequence[Put | Update | Check]) -> frozenset[int]:
+    def transact(self, writes: Sequence[Write]) -> frozenset[int]:
         """See `store.RowStore`."""
         keys = [
             text_of(write.item, self.key_name) or "" if isinstance(write, Put) else write.key

@@ -16,6 +16,7 @@ from kcl_pipeline.events.leader import (
     LeasesCreated,
     MoveRefused,
     PlanMade,
+    TableMigrationChanged,
 )
 from kcl_pipeline.events.measurements import (
     CycleFinished,
@@ -105,6 +106,7 @@ __all__ = [
     "StallStep",
     "StreamUnavailable",
     "StreamsDiffer",
+    "TableMigrationChanged",
     "TaskFinished",
     "WorkerHung",
     "WorkerIdShared",

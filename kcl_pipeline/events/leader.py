@@ -33,6 +33,18 @@ class LeadershipLost(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class TableMigrationChanged(Event):
+    """The leader moves the application to the single table of KCL 3.5.
+
+    Attributes:
+        status: The new status, as stored.
+    """
+
+    owner_name: str
+    status: str
+
+
+@dataclass(frozen=True, slots=True)
 class LeasesCreated(Event):
     """Shard sync created lease rows."""
 

@@ -42,6 +42,7 @@ from kcl_pipeline.leader.selection import Selection
 from kcl_pipeline.leader.shard_sync import ShardSync
 from kcl_pipeline.leader.standby_watch import StandbyWatch
 from kcl_pipeline.leader.streams import Streams
+from kcl_pipeline.leader.table_migration import TableMigrationPhase
 from kcl_pipeline.leader.table_reads import LEASES_PER_PROBE, TableReads
 from kcl_pipeline.leases.lease import BadRow
 from kcl_pipeline.leases.migration import ensure_client_version
@@ -137,11 +138,11 @@ class LeaderCycle:
         )
         seen = (self._liveness, streams, self._sync, self._balance)
         self._reads = LeaderReads(settings, reads, *seen, clock, events)
-        self._may_lead = False
+        self._migration = TableMigrationPhase(coordinator_table, self._election, clock, events)
+        self._may_lead = self._busy = False
         self._failures = 0
         self._not_leading_until: float | None = None
         self._gate = threading.Lock()
-        self._busy = False
         self._lock = clock.lock()
 
     def run_once(self, deadline_seconds: float | None = None) -> CycleReport:
@@ -293,6 +294,7 @@ class LeaderCycle:
             context, self._liveness.unchanged_for(stale_seconds, context.scan_started)
         )
         self._reads.note_scan(context)
+        self._migration.advance(context)
 
     def _assign(self, context: CycleContext) -> None:
         """Plan and write moves.

@@ -5,6 +5,7 @@ These are rows of the coordinator-state table (protocol §3).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from kcl_pipeline.errors import IncompatibleTableError, UnreadableRowError
@@ -39,14 +40,23 @@ from kcl_pipeline.leases.store import (
 _MOVED_AWAY = frozenset({"TABLE_MIGRATION_STATUS_PENDING", "TABLE_MIGRATION_STATUS_COMPLETE"})
 
 
+Migrate = Callable[[LeaderLock, frozenset[str]], str | None]
+"""Takes the lock and the owners of leases; see `CoordinatorRows.migrate`."""
+
+
 class CoordinatorRows:
     """The coordinator-state table of one application, on a row store.
 
     Lock versions are unique, so a retried write recognises the result of its first attempt.
+
+    Args:
+        store: The rows.
+        migrate: Performs the next transition to the single table. None: the layout is fixed.
     """
 
-    def __init__(self, store: RowStore) -> None:
+    def __init__(self, store: RowStore, migrate: Migrate | None = None) -> None:
         self._store = store
+        self._migrate = migrate
 
     @property
     def name(self) -> str:
@@ -122,12 +132,24 @@ class CoordinatorRows:
             rows.LOCK_DURATION: string(str(lock.lease_duration_millis)),
             rows.LOCK_VERSION: string(version),
         }
-        outcome = self._store.update(rows.LEADER_KEY, self._held(lock), Changes(put))
+        outcome = self._store.update(rows.LEADER_KEY, self.held_conditions(lock), Changes(put))
         return outcome.applied or _has(outcome, {rows.LOCK_OWNER: string(lock.owner_name), **put})
 
     def proof_of_lock(self, lock: LeaderLock) -> Check:
         """Return the condition that version and owner equal those of `lock`."""
-        return self._store.check(rows.LEADER_KEY, self._held(lock))
+        return self._store.check(rows.LEADER_KEY, self.held_conditions(lock))
+
+    def migrate(self, lock: LeaderLock, owners: frozenset[str]) -> str | None:
+        """Perform the next transition to the single table, if it is due (protocol §4.5).
+
+        Args:
+            lock: The lock of this leader.
+            owners: The workers that own leases.
+
+        Returns:
+            The new status. None: nothing has changed.
+        """
+        return None if self._migrate is None else self._migrate(lock, owners)
 
     def release_lock(self, lock: LeaderLock) -> bool:
         """Delete the row, if version and owner are those of `lock`. False if it is held after.
@@ -136,14 +158,15 @@ class CoordinatorRows:
 
         A row with the same owner name and another version is still held: False.
         """
-        outcome = self._store.delete(rows.LEADER_KEY, self._held(lock))
+        outcome = self._store.delete(rows.LEADER_KEY, self.held_conditions(lock))
         return (
             outcome.applied
             or outcome.item is None
             or text_of(outcome.item, rows.LOCK_OWNER) != lock.owner_name
         )
 
-    def _held(self, lock: LeaderLock) -> list[Condition]:
+    def held_conditions(self, lock: LeaderLock) -> list[Condition]:
+        """Return the conditions that version and owner equal those of `lock`."""
         return [
             Present(self._store.key_name),
             Equals(rows.LOCK_VERSION, string(lock.version)),

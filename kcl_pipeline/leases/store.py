@@ -119,6 +119,26 @@ class Check:
 
 
 @dataclass(frozen=True, slots=True)
+class Elsewhere:
+    """Change or delete a row of another table, as a part of a transaction.
+
+    Attributes:
+        store: The table.
+        key: Key of the row.
+        conditions: Conditions of this write.
+        changes: The changes. None deletes the row.
+    """
+
+    store: RowStore
+    key: str
+    conditions: Sequence[Condition]
+    changes: Changes | None = None
+
+
+Write = Put | Update | Check | Elsewhere
+
+
+@dataclass(frozen=True, slots=True)
 class Outcome:
     """The result of a write.
 
@@ -179,7 +199,7 @@ class RowStore(Protocol):
         """Change some attributes. Without conditions, a missing row is created."""
         ...
 
-    def transact(self, writes: Sequence[Put | Update | Check]) -> frozenset[int]:
+    def transact(self, writes: Sequence[Write]) -> frozenset[int]:
         """Apply all writes atomically, or none. Each is to another row; at most 100.
 
         Returns:

@@ -33,6 +33,7 @@ from kcl_pipeline.leases.store import (
     Check,
     Condition,
     Differs,
+    Elsewhere,
     Equals,
     FirstEquals,
     Item,
@@ -40,6 +41,7 @@ from kcl_pipeline.leases.store import (
     Present,
     Put,
     Update,
+    Write,
     same_value,
 )
 
@@ -139,7 +141,7 @@ class MemoryStore:
             lambda found: changed(found, self.key_name, key, changes),
         )
 
-    def transact(self, writes: Sequence[Put | Update | Check]) -> frozenset[int]:
+    def transact(self, writes: Sequence[Write]) -> frozenset[int]:
         """See `store.RowStore`; the hooks receive the keys of the written rows, with commas."""
         keys = [
             text_of(write.item, self.key_name) or "" if isinstance(write, Put) else write.key
@@ -150,7 +152,7 @@ class MemoryStore:
             with self._lock:
                 found = [
                     write.store.find(key)
-                    if isinstance(write, Check) and isinstance(write.store, MemoryStore)
+                    if isinstance(write, Check | Elsewhere) and isinstance(write.store, MemoryStore)
                     else self._rows.get(key)
                     for key, write in zip(keys, writes, strict=True)
                 ]
@@ -164,6 +166,8 @@ class MemoryStore:
                         self._replace(key, changed(item, self.key_name, key, write.changes))
                     elif not refused and isinstance(write, Put):
                         self._replace(key, _copied(write.item))
+                    elif not refused and isinstance(write, Elsewhere):
+                        self._write_elsewhere(write, item)
             return refused
 
         written = (
@@ -174,6 +178,14 @@ class MemoryStore:
     def check(self, key: str, conditions: Sequence[Condition]) -> Check:
         """See `store.RowStore`."""
         return Check(self, key, conditions)
+
+    def _write_elsewhere(self, write: Elsewhere, item: Item | None) -> None:
+        store = write.store
+        if isinstance(store, MemoryStore):
+            row = None
+            if write.changes is not None:
+                row = changed(item, store.key_name, write.key, write.changes)
+            store._replace(write.key, row)
 
     def delete(self, key: str, conditions: Sequence[Condition]) -> Outcome:
         """See `store.RowStore`."""

@@ -28,7 +28,7 @@ class LayoutWorld:
             migrates=migrates,
             clock=self.clock,
         )
-        return open_rows(layout, stores[0])
+        return open_rows(layout, self.clock, 3600)
 
     def start(self, wanted: str = "auto", *, migrates: bool = False) -> Tables:
         """Open the application and create what is missing, as a start does."""

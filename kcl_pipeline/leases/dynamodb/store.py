@@ -30,6 +30,7 @@ from kcl_pipeline.leases.store import (
     Check,
     Condition,
     Differs,
+    Elsewhere,
     Equals,
     FirstEquals,
     Item,
@@ -38,6 +39,7 @@ from kcl_pipeline.leases.store import (
     Present,
     Put,
     Update,
+    Write,
     serial_map,
 )
 
@@ -224,10 +226,12 @@ class DynamoDbStore:
         }
         return self._write(self._client.delete_item, "DeleteItem", key, request, lambda _: None)
 
-    def transact(self, writes: Sequence[Put | Update | Check]) -> frozenset[int]:
+    def transact(self, writes: Sequence[Write]) -> frozenset[int]:
         """See `store.RowStore`."""
         items = [self._part_of_transaction(write) for write in writes]
-        checked = {write.store.name for write in writes if isinstance(write, Check)} - {self.name}
+        checked = {write.store.name for write in writes if isinstance(write, Check | Elsewhere)} - {
+            self.name
+        }
         try:
             call(
                 self._client.transact_write_items,
@@ -239,9 +243,11 @@ class DynamoDbStore:
             return refused.indexes
         return frozenset()
 
-    def _part_of_transaction(self, write: Put | Update | Check) -> dict[str, Any]:
+    def _part_of_transaction(self, write: Write) -> dict[str, Any]:
         expression = Expression()
         condition = expression.condition(write.conditions)
+        if isinstance(write, Elsewhere):
+            return _elsewhere(write, expression, condition)
         if not isinstance(write, Update):
             request = expression.parameters(ConditionExpression=condition)
             if isinstance(write, Put):
@@ -348,3 +354,13 @@ class DynamoDbStore:
 
     def _call(self, method: Callable[..., Any], operation: str, **request: Any) -> dict[str, Any]:
         return call(method, operation, self.name, TableName=self.name, **request)
+
+
+def _elsewhere(write: Elsewhere, expression: Expression, condition: str) -> dict[str, Any]:
+    row = {"TableName": write.store.name, "Key": {write.store.key_name: {"S": write.key}}}
+    if write.changes is None:
+        return {"Delete": {**row, **expression.parameters(ConditionExpression=condition)}}
+    request = expression.parameters(
+        ConditionExpression=condition, UpdateExpression=expression.update(write.changes)
+    )
+    return {"Update": {**row, **request}}

@@ -15,11 +15,13 @@ from kcl_pipeline.leases.store import (
     Changes,
     Check,
     Condition,
+    Elsewhere,
     Item,
     Outcome,
     Put,
     RowStore,
     Update,
+    Write,
 )
 from kcl_pipeline.text import printable
 
@@ -64,7 +66,7 @@ class EntityRows:
         """See `store.RowStore`."""
         return self._outcome(self._inner.delete(key, self._conditions(conditions)))
 
-    def transact(self, writes: Sequence[Put | Update | Check]) -> frozenset[int]:
+    def transact(self, writes: Sequence[Write]) -> frozenset[int]:
         """See `store.RowStore`."""
         return self._inner.transact([self._write(write) for write in writes])
 
@@ -107,8 +109,8 @@ class EntityRows:
             for one in conditions
         ]
 
-    def _write(self, write: Put | Update | Check) -> Put | Update | Check:
-        if isinstance(write, Check):
+    def _write(self, write: Write) -> Write:
+        if isinstance(write, Check | Elsewhere):
             return write
         conditions = self._conditions(write.conditions)
         if isinstance(write, Put):

@@ -46,6 +46,11 @@ LOOK_SECONDS: Final = 60.0
 """Time between two looks at the status while the application has a coordinator-state table."""
 PENDING_LOOK_SECONDS: Final = 5.0
 """The same while the migration can complete."""
+SETTLING_SECONDS: Final = 2 * LOOK_SECONDS
+"""Age of the status `DEPLOYED` from which rows are written to the lease table.
+
+By then, every process has seen the status, and reads both tables.
+"""
 CREATION_SECONDS: Final = 10.0
 """How long a start waits for the program that has created an empty lease table."""
 SUPPORT_SECONDS: Final = 90
@@ -95,9 +100,9 @@ class Layout:
         migrates: bool = False,
         clock: Clock,
     ) -> None:
-        self._leases = leases
-        self._workers = workers
-        self._coordinator = coordinator
+        self.leases = leases
+        self.workers = workers
+        self.coordinator = coordinator
         self.wanted = wanted
         self.migrates = migrates
         self._clock = clock
@@ -110,8 +115,8 @@ class Layout:
         """Tables that a start has looked at together with the lease table."""
         self.shared_state = EntityRows(leases, coordinator.key_name)
         self.shared_workers = WorkerEntityRows(leases, workers.key_name)
-        self.state = RoutedStore(self, coordinator, self.shared_state)
-        self.worker_rows = RoutedStore(self, workers, self.shared_workers)
+        self.state = RoutedStore(self, coordinator, self.shared_state, clock)
+        self.worker_rows = RoutedStore(self, workers, self.shared_workers, clock)
 
     @property
     def known(self) -> Placement:
@@ -153,8 +158,8 @@ class Layout:
         here = self.placement()
         shared = here.reads_lease_table
         lease = TableUse(
-            self._leases.name,
-            self._leases.key_name,
+            self.leases.name,
+            self.leases.key_name,
             has_leases=True,
             has_workers=shared,
             has_state=shared,
@@ -165,12 +170,12 @@ class Layout:
 
     def three_tables(self) -> tuple[TableUse, ...]:
         """Return the tables of the three-table layout, without a call."""
-        lease = TableUse(self._leases.name, self._leases.key_name, has_leases=True)
+        lease = TableUse(self.leases.name, self.leases.key_name, has_leases=True)
         return lease, *self.former_tables()
 
     def former_tables(self) -> tuple[TableUse, TableUse]:
         """Return the two tables that the single table replaces."""
-        workers, state = self._workers, self._coordinator
+        workers, state = self.workers, self.coordinator
         return (
             TableUse(workers.name, workers.key_name, has_workers=True),
             TableUse(state.name, state.key_name, has_state=True),
@@ -193,17 +198,17 @@ class Layout:
         here = self.placement() if self._is_settled else self._settle()
         self._is_settled = True
         if here.is_single:
-            return store is self._leases and store.ensure_exists(_nothing)
-        if here.where is Where.PENDING and store is self._workers:
+            return store is self.leases and store.ensure_exists(_nothing)
+        if here.where is Where.PENDING and store is self.workers:
             return False
-        if store is not self._leases:
+        if store is not self.leases:
             if store in self._ensured:
                 self._ensured.remove(store)
                 return False
             return store.ensure_exists(_nothing)
-        for former in (self._workers, self._coordinator):
+        for former in (self.workers, self.coordinator):
             self.ensure(former)
-        self._ensured = [self._workers, self._coordinator]
+        self._ensured = [self.workers, self.coordinator]
         self.refuse_two_layouts()
         return store.ensure_exists(_nothing)
 
@@ -223,10 +228,10 @@ class Layout:
             return
         if key is not None:
             raise IncompatibleTableError(
-                f"the table {self._leases.name} has the row {key}, as in the single-table layout "
-                f"of KCL 3.5, but there is a table {self._coordinator.name} without a migration: "
+                f"the table {self.leases.name} has the row {key}, as in the single-table layout "
+                f"of KCL 3.5, but there is a table {self.coordinator.name} without a migration: "
                 "a version of the KCL before 3.5 has created it, or somebody by hand; stop such a "
-                f"worker and delete the table {self._coordinator.name}, or use another "
+                f"worker and delete the table {self.coordinator.name}, or use another "
                 "application name"
             )
 
@@ -239,24 +244,24 @@ class Layout:
         try:
             for item in self.shared_workers.scan():
                 if not _supports_single_table(item):
-                    self._refuse_worker(item, self._leases)
+                    self._refuse_worker(item, self.leases)
         except NotFoundError:  # a new application
             return
         try:
-            rows = list(self._workers.scan())
+            rows = list(self.workers.scan())
         except (NotFoundError, AccessDeniedError):
             return
         for item in rows:
-            age = self._clock.wall() - (_seconds(item, LAST_UPDATE) or 0)
+            age = self._clock.wall() - (seconds_of(item, LAST_UPDATE) or 0)
             if age < OLD_WORKER_SECONDS and not _supports_single_table(item):
-                self._refuse_worker(item, self._workers)
+                self._refuse_worker(item, self.workers)
 
     def _look(self) -> Placement:
         known = self._known
         if known is not None and known.is_single:
             return known
         try:
-            item = self._coordinator.get(TABLE_MIGRATION_KEY)
+            item = self.coordinator.get(TABLE_MIGRATION_KEY)
         except NotFoundError:
             return self._without_coordinator()
         except AccessDeniedError:
@@ -290,14 +295,19 @@ class Layout:
         status = None if stored is None else stored.status
         if status is MigrationStatus.COMPLETE:
             return Placement(Where.SINGLE, stored)
-        if status in (MigrationStatus.DEPLOYED, MigrationStatus.PENDING):
+        if stored is not None and status is MigrationStatus.PENDING:
             return Placement(Where.PENDING if self.migrates else Where.DEPLOYED, stored)
+        if stored is not None and status is MigrationStatus.DEPLOYED:
+            age = self._clock.wall() - stored.modified_millis / 1000
+            was_pending = any(one[0] == MigrationStatus.PENDING for one in stored.history)
+            moves = self.migrates and (age >= SETTLING_SECONDS or was_pending)
+            return Placement(Where.PENDING if moves else Where.DEPLOYED, stored)
         return Placement(Where.THREE, stored)
 
     def _shared_key(self) -> str | None:
         """Return the key of a coordinator-state row in the lease table, if there is one."""
         for key in reversed(COORDINATOR_KEYS):
-            if self._leases.get(key) is not None:
+            if self.leases.get(key) is not None:
                 return key
         return None
 
@@ -309,7 +319,7 @@ class Layout:
             if self.wanted == "three":
                 raise IncompatibleTableError(
                     f"table_layout='three', but the application has all rows in the table "
-                    f"{self._leases.name}; write table_layout='auto' or 'single', or another "
+                    f"{self.leases.name}; write table_layout='auto' or 'single', or another "
                     "application name"
                 )
             self.refuse_old_workers()
@@ -319,56 +329,47 @@ class Layout:
         elif self.wanted == "single" and not here.reads_lease_table:
             raise IncompatibleTableError(
                 f"table_layout='single', but the application has the table "
-                f"{self._coordinator.name}; write table_layout='auto', or another application "
+                f"{self.coordinator.name}; write table_layout='auto', or another application "
                 "name, or move it with leader.migrate_all_entities_to_lease_table=True"
             )
         self.refuse_two_layouts()
-        if self.migrates and here.where is Where.THREE:
-            self._refuse_early_migration(here)
         return here
 
-    def _refuse_early_migration(self, here: Placement) -> None:
-        status = "no status" if here.stored is None else f"the status {here.stored.status}"
-        raise IncompatibleTableError(
-            f"leader.migrate_all_entities_to_lease_table=True, but the migration of the table "
-            f"{self._coordinator.name} has {status}; run all workers with False until it is "
-            f"{MigrationStatus.DEPLOYED}, which takes about an hour"
-        )
-
     def _await_creator(self) -> None:
-        if not self._leases.exists():
+        if not self.leases.exists():
             return
-        if next(self._leases.scan(consistent=True), None) is not None:
+        if next(self.leases.scan(consistent=True), None) is not None:
             return
         now = self._clock.monotonic()
         if self._first_empty is None:
             self._first_empty = now
         if now < self._first_empty + CREATION_SECONDS:
             raise UnavailableError(
-                f"the table {self._leases.name} is empty, and {self._coordinator.name} does not "
+                f"the table {self.leases.name} is empty, and {self.coordinator.name} does not "
                 "exist: another program may be creating the application at this moment",
                 operation="GetItem",
             )
 
     def _refuse_worker(self, item: Item, store: RowStore) -> None:
-        worker = printable(text_of(item, self._workers.key_name) or "without an id")
+        worker = printable(text_of(item, self.workers.key_name) or "without an id")
         raise IncompatibleTableError(
             f"the worker {worker} in the table {store.name} is of a version before KCL 3.5, which "
-            f"cannot work on the single table {self._leases.name}; update or stop that worker, and "
+            f"cannot work on the single table {self.leases.name}; update or stop that worker, and "
             f"delete its row if it has ended"
         )
 
 
 def _supports_single_table(item: Item) -> bool:
     """Return whether the worker of a row says that it works on a single table."""
-    if (_seconds(item, SUPPORT_CODE) or 0) < 1:
+    if (seconds_of(item, SUPPORT_CODE) or 0) < 1:
         return False
-    reported, supported = _seconds(item, LAST_UPDATE), _seconds(item, SUPPORT_CODE_UPDATE)
+    reported, supported = seconds_of(item, LAST_UPDATE), seconds_of(item, SUPPORT_CODE_UPDATE)
     # an older version under the same id updates `lut`, and leaves `sup` and `slu` as they are
     return reported is None or supported is None or reported - supported <= SUPPORT_SECONDS
 
 
-def _seconds(item: Item, name: str) -> int | None:
+def seconds_of(item: Item, name: str) -> int | None:
+    """Return a number of a worker metrics row; None if it is missing or unreadable."""
     try:
         return int_of(item, name)
     except ValueError:

@@ -5,14 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from kcl_pipeline.clock import Clock
 from kcl_pipeline.leases.coordinator_rows import CoordinatorRows
 from kcl_pipeline.leases.layout.layout import Layout
+from kcl_pipeline.leases.layout.migrator import Leading, TableMigrator
 from kcl_pipeline.leases.lease_rows import LeaseRows
-from kcl_pipeline.leases.store import RowStore
+from kcl_pipeline.leases.serialization_state import LEADER_KEY
+from kcl_pipeline.leases.state import LeaderLock
 from kcl_pipeline.leases.worker_rows import WorkerRows
 
 SINGLE_TABLE_SUPPORT: Final = 1
 """The support code of a worker that can work on, and move to, the single table (§2.2)."""
+BAKE_SECONDS: Final = 86_400.0
+"""Java's default of `table_migration_complete_bake_time_seconds`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +37,26 @@ class Tables:
     layout: Layout
 
 
-def open_rows(layout: Layout, leases: RowStore) -> Tables:
-    """Return the rows of an application. This reads no table."""
+def open_rows(layout: Layout, clock: Clock, bake_seconds: float = BAKE_SECONDS) -> Tables:
+    """Return the rows of an application. This reads no table.
+
+    Args:
+        layout: The layout.
+        clock: The clock.
+        bake_seconds: See `TableMigrator`.
+    """
+    migrator = TableMigrator(layout, bake_seconds, clock)
+
+    def migrate(lock: LeaderLock, owners: frozenset[str]) -> str | None:
+        if layout.placement().is_single:
+            return None
+        proof = layout.coordinator.check(LEADER_KEY, coordinator.held_conditions(lock))
+        return migrator.advance(Leading(lock.owner_name, proof), owners)
+
+    coordinator = CoordinatorRows(layout.state, migrate)
     return Tables(
-        LeaseRows(leases, layout),
+        LeaseRows(layout.leases, layout),
         WorkerRows(layout.worker_rows, SINGLE_TABLE_SUPPORT),
-        CoordinatorRows(layout.state),
+        coordinator,
         layout,
     )

@@ -6,8 +6,9 @@ See protocol §4.4.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol, TypeVar
+from typing import Final, Protocol, TypeVar
 
+from kcl_pipeline.clock import Clock
 from kcl_pipeline.errors import NotFoundError
 from kcl_pipeline.leases.attributes import int_of, text_of
 from kcl_pipeline.leases.layout.entity_rows import EntityRows
@@ -20,10 +21,12 @@ from kcl_pipeline.leases.store import (
     Item,
     Outcome,
     Present,
-    Put,
     RowStore,
-    Update,
+    Write,
 )
+
+EMPTY_SCAN_SECONDS: Final = 30.0
+"""Time after which a lease table without such rows is scanned for them again."""
 
 _T = TypeVar("_T")
 
@@ -63,13 +66,16 @@ class RoutedStore:
         layout: Says which of the two is used.
         own: The table of the three-table layout.
         shared: The rows of the entity in the lease table.
+        clock: The clock.
     """
 
-    def __init__(self, layout: Routing, own: RowStore, shared: EntityRows) -> None:
+    def __init__(self, layout: Routing, own: RowStore, shared: EntityRows, clock: Clock) -> None:
         self.key_name = own.key_name
         self._layout = layout
         self._own = own
         self._shared = shared
+        self._clock = clock
+        self._next_scan: float | None = None
 
     @property
     def name(self) -> str:
@@ -121,7 +127,7 @@ class RoutedStore:
             return Outcome(applied=True, item=None)
         return Outcome(False, next((one.item for one in outcomes if one.item is not None), None))
 
-    def transact(self, writes: Sequence[Put | Update | Check]) -> frozenset[int]:
+    def transact(self, writes: Sequence[Write]) -> frozenset[int]:
         """See `store.RowStore`."""
         return self._target().transact(writes)
 
@@ -144,9 +150,11 @@ class RoutedStore:
                 raise
             return
         found: dict[str, Item] = {}
-        for place in places:
-            rows = self._read(place, lambda one: list(one.scan(consistent=consistent)))
-            for item in rows or ():
+        for place in self._worth_scanning(places):
+            rows = self._read(place, lambda one: list(one.scan(consistent=consistent))) or []
+            if place is self._shared:
+                self._next_scan = None if rows else self._clock.monotonic() + EMPTY_SCAN_SECONDS
+            for item in rows:
                 key = text_of(item, self.key_name) or ""
                 if key not in found or _updated(item) >= _updated(found[key]):
                     found[key] = item
@@ -164,6 +172,13 @@ class RoutedStore:
         if key == LEADER_KEY or not placement.reads_lease_table:
             return (self._own,)
         return (self._own, self._shared)
+
+    def _worth_scanning(self, places: tuple[RowStore, ...]) -> tuple[RowStore, ...]:
+        """Leave out the lease table, which is large, shortly after it had no such row."""
+        is_recent = self._next_scan is not None and self._clock.monotonic() < self._next_scan
+        if is_recent and not self._layout.known.writes_to_lease_table:
+            return places[:1]
+        return places
 
     def _target(self, key: str = "") -> RowStore:
         """Return where a new row of this key is written."""
