@@ -205,6 +205,7 @@ def _settings() -> Any:
             for name, field in ConsumerSettings.model_fields.items()
             if (section := _section(field)) is not None
         },
+        table_layout=_setting(ConsumerSettings.model_fields["table_layout"]),
     )
 
 

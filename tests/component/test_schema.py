@@ -76,10 +76,15 @@ def test_a_group_has_the_fields_of_its_class(cls):
 
 
 def test_every_setting_is_an_attribute():
+    found = SCHEMA["$defs"]["SettingsAttributes"]["properties"]
     assert set(setting_names(ConsumerSettings)) - set(SETTINGS) == {
-        f"{section}.{name}"
-        for section, one in SCHEMA["$defs"]["SettingsAttributes"]["properties"].items()
-        for name in properties(one["$ref"].rpartition("/")[2])
+        name
+        for section, one in found.items()
+        for name in (
+            [f"{section}.{of_it}" for of_it in properties(one["$ref"].rpartition("/")[2])]
+            if "$ref" in one
+            else [section]
+        )
     }
 
 
