@@ -166,7 +166,7 @@ def test_a_task_returns_its_error_in_its_last_attempt_only(spark):
     [error] = outcomes_of(spark, failing, 1).values()
     assert "not this time" in error.causes[-1][1]
     with pytest.raises(Exception, match="not this time"):
-        outcomes_of(spark, failing, 2)
+        outcomes_of(spark, failing, 100)
 
 
 def test_a_long_message_is_shortened(spark):
