@@ -25,8 +25,9 @@ run: setup java
 dev: setup java
 	@$(BIN)/kcl-pipeline dev
 
+# Two processes, because most tests wait for something.
 test: setup java lint audit
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest --numprocesses 2 --no-loadscope-reorder
 
 # What takes minutes and has a shorter form in `make test`.
 test-long: setup java

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -18,6 +18,7 @@ from hypothesis import settings
 
 # fixtures of the fan-out files
 from tests.support.fan_out_world import aws, over, subscriptions  # noqa: F401
+from tests.support.seeds import RESULT, SeedsOfCi, result_of_seeds
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -34,45 +35,77 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 # two thirds of the processor time
 os.environ.setdefault("SPARK_SUBMIT_OPTS", JVM := "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 
-SEEDS = pytest.StashKey[subprocess.Popen[str]]()
+SEEDS = pytest.StashKey[SeedsOfCi]()
+TESTS_OF_SEEDS = Path(__file__).parent / "verification" / "test_simulation.py"
+
+SHARED = {
+    "tests/integration/test_dagster_ui.py": "stage",
+    "tests/integration/test_processes_dagster.py": "stage",
+    "tests/docs/test_readme_example.py": "spark",
+    "tests/guides/test_snippets.py": "spark",
+    "tests/installation/test_private_interfaces.py": "spark",
+    "tests/resources/test_dagster_libraries.py": "spark",
+    "tests/spark/": "spark",
+}
+"""Files and folders whose tests share a fixture that is slow to start."""
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
+    """With several worker processes each file stays in one of them, because its tests may share
+    servers and processes; so do all tests of one slow fixture.
+    """
+    from xdist.scheduler import LoadFileScheduling  # noqa: PLC0415 (a run may be without it)
+
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            path = nodeid.split("::", 1)[0]
+            return next((name for start, name in SHARED.items() if path.startswith(start)), path)
+
+    return Scheduling(config, log)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """With several worker processes the first process, which collects nothing, runs the seeds."""
+    first = config.getoption("numprocesses", None) and not hasattr(config, "workerinput")
+    selected = (Path(arg.partition("::")[0]).resolve() for arg in config.args)
+    if first and any(TESTS_OF_SEEDS.is_relative_to(path) for path in selected):
+        config.stash[SEEDS] = SeedsOfCi()
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """The seeds take both cores for minutes, and most other tests wait for something: the seeds get
-    what is left over, from the beginning on.
-    """
-    if not session.config.option.collectonly and any(
-        "seeds_of_ci" in getattr(item, "fixturenames", ()) for item in session.items
-    ):
-        command = [
-            "nice",
-            "-n",
-            "19",
-            sys.executable,
-            "-m",
-            "verification.simulate",
-            "--ci",
-            "--json",
-        ]
-        session.config.stash[SEEDS] = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
+    """With one process, it runs the seeds where a test needs them."""
+    config = session.config
+    needed = any("seeds_of_ci" in getattr(item, "fixturenames", ()) for item in session.items)
+    if needed and not config.option.collectonly and RESULT not in os.environ:
+        config.stash[SEEDS] = SeedsOfCi()
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """Whatever ends the run ends the seeds."""
-    seeds = config.stash.get(SEEDS, None)
-    if seeds is not None and seeds.poll() is None:
-        seeds.terminate()
-        seeds.wait(30)
+    """Ends the seeds."""
+    if (seeds := config.stash.get(SEEDS, None)) is not None:
+        seeds.stop()
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """With several worker processes the tests of slow fixtures begin first, so that none is left
+    alone at the end. What waits for the seeds is last.
+    """
+    if hasattr(config, "workerinput"):
+        place = {"stage": 0, "spark": 1, "seeds_of_ci": 3}
+        items.sort(
+            key=lambda item: min((place[f] for f in fixtures(item) if f in place), default=2)
+        )
+
+
+def fixtures(item: pytest.Item) -> tuple[str, ...]:
+    return tuple(getattr(item, "fixturenames", ()))
 
 
 @pytest.fixture(scope="session")
-def seeds_of_ci(request: pytest.FixtureRequest) -> subprocess.CompletedProcess[str]:
+def seeds_of_ci() -> subprocess.CompletedProcess[str]:
     """The fixed seeds and those of the commit, run to their end."""
-    seeds = request.config.stash[SEEDS]
-    out, report = seeds.communicate(timeout=1_100)
-    return subprocess.CompletedProcess(seeds.args, seeds.returncode, out, report)
+    return result_of_seeds(timeout_seconds=1_100)
 
 
 @pytest.fixture(scope="session")

@@ -29,7 +29,7 @@ from tests.support.sink_writers import SHARED, run_writers
 
 SCHEMA = pa.schema([("id", pa.int64())])
 NONE = TxnVersions()
-BUCKET = "lake"
+BUCKET = "object-store"  # bucket names are global in a process
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ RECORDS = 3_000
 
 
 @pytest.fixture(scope="module")
-def stage(tmp_path_factory):
+def running(tmp_path_factory):
     """An instance, the embedded AWS with a published stream, a pipeline without Spark, and its
     definitions.
     """
@@ -54,8 +54,8 @@ def stage(tmp_path_factory):
         yield instance, pipeline, build_definitions(pipeline, aws=resource), resource
 
 
-def tick(stage, cursor=None):
-    instance, pipeline, defs, _ = stage
+def tick(running, cursor=None):
+    instance, pipeline, defs, _ = running
     sensor = defs.resolve_sensor_def(Names.of(pipeline).leader_sensor)
     held = defs.get_repository_def().get_top_level_resources()
     with dg.build_sensor_context(
@@ -64,11 +64,11 @@ def tick(stage, cursor=None):
         return sensor.evaluate_tick(context)
 
 
-def test_materialize_drains_everything_and_its_figures_agree_with_the_table(stage):
+def test_materialize_drains_everything_and_its_figures_agree_with_the_table(running):
     # its runtime must start in the process that uses it
     from deltalake import DeltaTable  # noqa: PLC0415
 
-    instance, pipeline, defs, _ = stage
+    instance, pipeline, defs, _ = running
     names = Names.of(pipeline)
     result = defs.resolve_implicit_global_asset_job_def().execute_in_process(
         instance=instance, asset_selection=[names.output]
@@ -96,8 +96,8 @@ def test_materialize_drains_everything_and_its_figures_agree_with_the_table(stag
     assert all(check.passed for check in checks.values()), checks
 
 
-def test_after_the_drain_nothing_is_owned_and_nothing_is_left_to_drain(stage):
-    instance, pipeline, defs, resource = stage
+def test_after_the_drain_nothing_is_owned_and_nothing_is_left_to_drain(running):
+    instance, pipeline, defs, resource = running
     tables = defs.get_repository_def().get_top_level_resources()
     assert set(tables) >= {Names.of(pipeline).leases_resource, Names.of(pipeline).aws}
     dynamodb = resource.clients(pipeline.settings).dynamodb
@@ -121,8 +121,8 @@ def test_after_the_drain_nothing_is_owned_and_nothing_is_left_to_drain(stage):
     )
 
 
-def test_the_sensor_leads_and_tells_what_it_sees(stage):
-    first = tick(stage)
+def test_the_sensor_leads_and_tells_what_it_sees(running):
+    first = tick(running)
     assert len(first.run_requests) == 1
     lease_table = next(
         e
@@ -131,12 +131,12 @@ def test_the_sensor_leads_and_tells_what_it_sees(stage):
     )
     assert lease_table.metadata["leases"].value == 4
     assert lease_table.metadata["leader"].value.endswith("/orders_leader")
-    second = tick(stage, first.cursor)
+    second = tick(running, first.cursor)
     assert not second.asset_events
 
 
-def test_the_check_with_a_button_reads_the_real_table(stage):
-    instance, _, defs, _ = stage
+def test_the_check_with_a_button_reads_the_real_table(running):
+    instance, _, defs, _ = running
     job = dg.define_asset_job(
         "coverage",
         dg.AssetSelection.checks(
@@ -152,11 +152,11 @@ def test_the_check_with_a_button_reads_the_real_table(stage):
     assert (evaluation.passed, evaluation.metadata["leases"].value) == (True, 4)
 
 
-def test_maintenance_compacts_and_keeps_every_record(stage):
+def test_maintenance_compacts_and_keeps_every_record(running):
     # its runtime must start in the process that uses it
     from deltalake import DeltaTable  # noqa: PLC0415
 
-    instance, pipeline, defs, _ = stage
+    instance, pipeline, defs, _ = running
     before = len(DeltaTable(pipeline.sink.uri).file_uris())
     job = defs.resolve_job_def("orders_maintenance")
     preview = job.execute_in_process(

@@ -16,38 +16,42 @@ from tests.support.local_aws import client
 
 def test_s3_takes_an_object_once(aws: EmbeddedAws) -> None:
     s3 = client(aws, "s3")
-    s3.create_bucket(Bucket="lake")
+    s3.create_bucket(Bucket="s3-a")
     s3.put_object(
-        Bucket="lake", Key="log/00 ü.json", Body=b"one", IfNoneMatch="*", Metadata={"who": "me"}
+        Bucket="s3-a",
+        Key="log/00 ü.json",
+        Body=b"one",
+        IfNoneMatch="*",
+        Metadata={"who": "me"},
     )
     with pytest.raises(ClientError) as caught:
-        s3.put_object(Bucket="lake", Key="log/00 ü.json", Body=b"two", IfNoneMatch="*")
+        s3.put_object(Bucket="s3-a", Key="log/00 ü.json", Body=b"two", IfNoneMatch="*")
     assert caught.value.response["ResponseMetadata"]["HTTPStatusCode"] == 412
-    answer = s3.get_object(Bucket="lake", Key="log/00 ü.json")
+    answer = s3.get_object(Bucket="s3-a", Key="log/00 ü.json")
     assert (answer["Body"].read(), answer["Metadata"]) == (b"one", {"who": "me"})
-    assert s3.head_object(Bucket="lake", Key="log/00 ü.json")["ContentLength"] == 3
-    assert [o["Key"] for o in s3.list_objects_v2(Bucket="lake", Prefix="log/")["Contents"]] == [
+    assert s3.head_object(Bucket="s3-a", Key="log/00 ü.json")["ContentLength"] == 3
+    assert [o["Key"] for o in s3.list_objects_v2(Bucket="s3-a", Prefix="log/")["Contents"]] == [
         "log/00 ü.json"
     ]
     big = bytes(range(256)) * 40_000
-    s3.put_object(Bucket="lake", Key="big", Body=big)
-    assert s3.get_object(Bucket="lake", Key="big", Range="bytes=256-511")["Body"].read() == bytes(
+    s3.put_object(Bucket="s3-a", Key="big", Body=big)
+    assert s3.get_object(Bucket="s3-a", Key="big", Range="bytes=256-511")["Body"].read() == bytes(
         range(256)
     )
-    s3.delete_object(Bucket="lake", Key="log/00 ü.json")
+    s3.delete_object(Bucket="s3-a", Key="log/00 ü.json")
     with pytest.raises(ClientError, match="404"):
-        s3.head_object(Bucket="lake", Key="log/00 ü.json")
+        s3.head_object(Bucket="s3-a", Key="log/00 ü.json")
 
 
 def test_delta_tables_live_in_s3(aws: EmbeddedAws) -> None:
-    client(aws, "s3").create_bucket(Bucket="delta")
+    client(aws, "s3").create_bucket(Bucket="s3-delta")
     options = aws.environment() | {"AWS_CONDITIONAL_PUT": "etag"}
     lost: list[int] = []
 
     def append(writer: int) -> None:
         try:
             write_deltalake(
-                "s3://delta/t",
+                "s3://s3-delta/t",
                 pa.table({"writer": [writer]}),
                 mode="append",
                 storage_options=options,
@@ -64,7 +68,9 @@ def test_delta_tables_live_in_s3(aws: EmbeddedAws) -> None:
     for thread in threads:
         thread.join(60)
     rows = (
-        DeltaTable("s3://delta/t", storage_options=options).to_pyarrow_table()["writer"].to_pylist()
+        DeltaTable("s3://s3-delta/t", storage_options=options)
+        .to_pyarrow_table()["writer"]
+        .to_pylist()
     )
     assert sorted(rows) == sorted({-1, 0, 1, 2, 3} - set(lost))
     assert len(rows) >= 2

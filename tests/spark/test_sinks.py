@@ -172,9 +172,12 @@ def bucket() -> Iterator[tuple[str, dict[str, str]]]:
         "aws_secret_access_key": "test",
         "region_name": "us-east-1",
     }
-    boto3.client("s3", endpoint_url=endpoint, **keys).create_bucket(Bucket="lake")
+    boto3.client("s3", endpoint_url=endpoint, **keys).create_bucket(Bucket="sinks")
     options = {"AWS_ENDPOINT_URL": endpoint, "AWS_ALLOW_HTTP": "true", "AWS_REGION": "us-east-1"}
-    yield "s3://lake", options | {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test"}
+    yield (
+        "s3://sinks",
+        options | {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test"},
+    )
     server.stop()
 
 
