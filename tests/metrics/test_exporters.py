@@ -37,6 +37,7 @@ HEALTHY = {
     ev.LeaseMoved,
     ev.MoveRefused,
     ev.DrainRequested,
+    ev.TableMigrationChanged,
 }
 
 
