@@ -27,21 +27,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import shutil
-import signal
 import sys
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-import boto3
-
 from benchmarks.deploy_fleet import WORKERS, DeployFleet, rows_by_version
-from benchmarks.failover import ROOT, summary
+from benchmarks.embedded import ProcessBenchmark, working_folder
+from benchmarks.failover import summary
 from benchmarks.failover_fleet import TimedOutError
-from kcl_pipeline.clock import SystemClock
-from kcl_pipeline.local.demo.processes import Processes, free_port
 
 STEADY_SECONDS: Final = 20.0
 LIMIT_SECONDS: Final = 420.0
@@ -104,25 +98,12 @@ def _wait_stopped(
     fleet.wait_workers(WORKERS, LIMIT_SECONDS)
 
 
-class Benchmark:
+class Benchmark(ProcessBenchmark):
     """Runs scenarios on one embedded AWS."""
 
     def __init__(self, folder: Path) -> None:
-        self.clock = SystemClock()
-        self._folder = folder
-        self._processes = Processes(folder, self.clock)
+        super().__init__(folder)
         self.results: dict[str, list[dict[str, Any]]] = {}
-
-    def start(self) -> None:
-        """Start the embedded AWS."""
-        self._processes.environment["PYTHONPATH"] = str(ROOT)
-        url = self._processes.start_aws(free_port(0))
-        session = boto3.Session("embedded", "embedded", region_name="us-east-1")
-        self._kinesis = session.client("kinesis", endpoint_url=url)
-
-    def stop(self) -> None:
-        """Stop all processes."""
-        self._processes.stop_all()
 
     def run(self, scenario: str, number: int) -> None:
         """Run one repetition of a scenario."""
@@ -183,21 +164,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--folder", type=Path)
     options = parser.parse_args(arguments)
-    folder = options.folder or Path(tempfile.mkdtemp(prefix="deploy-"))
-    folder.mkdir(parents=True, exist_ok=True)
-    for number in (signal.SIGTERM, signal.SIGINT):  # the children are stopped before the end
-        signal.signal(number, lambda *_: sys.exit(130))
-    benchmark = Benchmark(folder.resolve())
-    try:
-        benchmark.start()
-        for name in NAMES:
-            if options.only is None or name in options.only:
-                for repetition in range(options.repetitions):
-                    benchmark.run(name, repetition)
-    finally:
-        benchmark.stop()
-        if options.folder is None:
-            shutil.rmtree(folder, ignore_errors=True)
+    with working_folder(options.folder, "deploy-") as folder:
+        benchmark = Benchmark(folder)
+        try:
+            benchmark.start()
+            for name in NAMES:
+                if options.only is None or name in options.only:
+                    for repetition in range(options.repetitions):
+                        benchmark.run(name, repetition)
+        finally:
+            benchmark.stop()
     report = benchmark.report()
     if not options.json:
         print_table(report)

@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+import psutil
 import requests
 
 from benchmarks.failover_fleet import SHARDS, Commit, Commits, Publisher, TimedOutError
@@ -265,10 +266,10 @@ class DeployFleet:
         with suppress(TimedOutError):  # the counts show it
             self.wait("the last record", lambda: wanted <= self.commits.ids.keys(), limit_seconds)
         self._end_reader()
-        return (
-            len(wanted - self.commits.ids.keys()),
-            sum(count - 1 for count in self.commits.ids.values()),
-        )
+        return self.commits.losses(wanted)
+
+    def _have_ended(self) -> bool:
+        return not any(map(psutil.pid_exists, self._pids.values()))
 
     def _end_reader(self) -> None:
         self._ended.set()
@@ -285,8 +286,7 @@ class DeployFleet:
         for pid in self._pids.values():
             _signal(pid, signal.SIGTERM)
         with suppress(TimedOutError):
-            alive = lambda: not any(map(_is_alive, self._pids.values()))  # noqa: E731
-            self.wait("the ends of the workers", alive, STOP_LIMIT_SECONDS)
+            self.wait("the ends of the workers", self._have_ended, STOP_LIMIT_SECONDS)
         if self._dagster is None:
             return
         if self._dagster.poll() is None:
@@ -300,14 +300,6 @@ class DeployFleet:
 def _signal(pid: int, number: signal.Signals) -> None:
     with suppress(ProcessLookupError):
         os.kill(pid, number)
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
 
 
 def rows_by_version(

@@ -27,21 +27,15 @@ import argparse
 import json
 import math
 import random
-import shutil
 import signal
 import sys
-import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-import boto3
-
+from benchmarks.embedded import ProcessBenchmark, working_folder
 from benchmarks.failover_fleet import LIMIT_SECONDS, FailoverFleet, TimedOutError
-from kcl_pipeline.clock import SystemClock
-from kcl_pipeline.local.demo.processes import Processes, free_port
 
-ROOT: Final = Path(__file__).resolve().parent.parent
 NORMAL_BYTES: Final = 2_000
 IDLE_BYTES: Final = 100
 PHASE_SECONDS: Final = 12.0
@@ -159,31 +153,18 @@ def summary(seconds: Sequence[float]) -> dict[str, float | int]:
     return {"p50": rank(0.5), "p99": rank(0.99), "n": len(ordered)}
 
 
-class Benchmark:
+class Benchmark(ProcessBenchmark):
     """Runs repetitions on one embedded AWS."""
 
     def __init__(
         self, folder: Path, seed: int, settings: dict[str, dict[str, object]], *, verbose: bool
     ) -> None:
-        self.clock = SystemClock()
-        self._folder = folder
+        super().__init__(folder)
         self._rng = random.Random(seed)
         self._settings = settings
         self._verbose = verbose
-        self._processes = Processes(folder, self.clock)
         self.seconds: dict[str, list[float]] = {}
         self.missing = self.duplicated = 0
-
-    def start(self) -> None:
-        """Start the embedded AWS."""
-        self._processes.environment["PYTHONPATH"] = str(ROOT)
-        url = self._processes.start_aws(free_port(0))
-        session = boto3.Session("embedded", "embedded", region_name="us-east-1")
-        self._kinesis = session.client("kinesis", endpoint_url=url)
-
-    def stop(self) -> None:
-        """Stop all processes."""
-        self._processes.stop_all()
 
     def run(self, keys: tuple[str, ...], number: int) -> None:
         """Run one repetition of a scenario."""
@@ -236,24 +217,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     unknown = set(options.only or ()) - known
     if unknown:
         parser.error(f"--only {min(unknown)} is not a key. Write one of {sorted(known)}")
-    folder = options.folder or Path(tempfile.mkdtemp(prefix="failover-"))
-    folder.mkdir(parents=True, exist_ok=True)
     settings: dict[str, dict[str, object]] = {}
     if options.fast:
         settings["lease"] = {"failover_time_millis": 3_000}
-    for number in (signal.SIGTERM, signal.SIGINT):  # the children are stopped before the end
-        signal.signal(number, lambda *_: sys.exit(130))
-    benchmark = Benchmark(folder.resolve(), options.seed, settings, verbose=not options.json)
-    try:
-        benchmark.start()
-        for keys in SCENARIOS:
-            if options.only is None or set(keys) & set(options.only):
-                for number in range(options.repetitions):
-                    benchmark.run(keys, number)
-    finally:
-        benchmark.stop()
-        if options.folder is None:
-            shutil.rmtree(folder, ignore_errors=True)
+    with working_folder(options.folder, "failover-") as folder:
+        benchmark = Benchmark(folder, options.seed, settings, verbose=not options.json)
+        try:
+            benchmark.start()
+            for keys in SCENARIOS:
+                if options.only is None or set(keys) & set(options.only):
+                    for number in range(options.repetitions):
+                        benchmark.run(keys, number)
+        finally:
+            benchmark.stop()
     report = benchmark.report()
     if not options.json:
         for key, value in report.items():

@@ -89,6 +89,10 @@ class Commits:
             for shard, found in times.items()
         }
 
+    def losses(self, wanted: set[str]) -> tuple[int, int]:
+        """Return how many ids are missing, and how many rows are repeated."""
+        return len(wanted - self.ids.keys()), sum(count - 1 for count in self.ids.values())
+
     def longest_gap(self, began: float, ended: float) -> float:
         """Return the longest time within an interval in which any shard was not committed."""
         return max(self.gaps(began, ended).values(), default=0.0)
@@ -287,7 +291,4 @@ class FailoverFleet:
         wanted = set(self.publisher.acknowledged)
         with suppress(TimedOutError):  # the counts show it
             self.wait("the last record", lambda: wanted <= self.commits.ids.keys())
-        return (
-            len(wanted - self.commits.ids.keys()),
-            sum(count - 1 for count in self.commits.ids.values()),
-        )
+        return self.commits.losses(wanted)

@@ -27,9 +27,10 @@ from kcl_pipeline.aws import AwsClients, SessionOptions
 from kcl_pipeline.batch import Batch, ShardRange
 from kcl_pipeline.clock import SystemClock
 from kcl_pipeline.config import ConsumerSettings, LeaseSettings
-from kcl_pipeline.leases.dynamodb.leases import DynamoDbLeaseTable
+from kcl_pipeline.leases.dynamodb.leases import lease_store
 from kcl_pipeline.leases.held import HeldLeases
 from kcl_pipeline.leases.lease import Lease
+from kcl_pipeline.leases.lease_rows import LeaseRows
 from kcl_pipeline.leases.store import MapCallable, serial_map
 from kcl_pipeline.position import TRIM_HORIZON, Position
 from kcl_pipeline.shards import StreamId
@@ -81,8 +82,8 @@ class OneWorker:
         map_calls: MapCallable,
     ) -> None:
         clock = SystemClock()
-        table = DynamoDbLeaseTable(
-            clients.dynamodb, name, settings.lease_table, settings.lease, clock
+        table = LeaseRows(
+            lease_store(clients.dynamodb, name, settings.lease_table, settings.lease, clock)
         )
         table.ensure_exists()
         for number in range(leases):

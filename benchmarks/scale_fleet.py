@@ -27,11 +27,14 @@ from kcl_pipeline.kinesis.client import (
 )
 from kcl_pipeline.leader.cycle import LeaderCycle
 from kcl_pipeline.leader.report import CycleReport
+from kcl_pipeline.leases.coordinator_keys import LEADER_KEY
 from kcl_pipeline.leases.coordinator_rows import CoordinatorRows
 from kcl_pipeline.leases.lease import Lease
 from kcl_pipeline.leases.lease_rows import LeaseRows
 from kcl_pipeline.leases.serialization import COUNTER, LEASE_KEY, OWNER, lease_to_item
-from kcl_pipeline.leases.serialization_state import LEADER_KEY, LOCK_VERSION
+from kcl_pipeline.leases.serialization_state import (
+    LOCK_VERSION,
+)
 from kcl_pipeline.leases.state import WorkerMetrics
 from kcl_pipeline.leases.store import Item
 from kcl_pipeline.leases.worker_rows import WorkerRows

@@ -44,9 +44,9 @@ from kcl_pipeline.leader.standby_watch import StandbyWatch
 from kcl_pipeline.leader.streams import Streams
 from kcl_pipeline.leader.table_migration import TableMigrationPhase
 from kcl_pipeline.leader.table_reads import LEASES_PER_PROBE, TableReads
+from kcl_pipeline.leases.coordinator_keys import LEADER_KEY
 from kcl_pipeline.leases.lease import BadRow
 from kcl_pipeline.leases.migration import ensure_client_version
-from kcl_pipeline.leases.serialization_state import LEADER_KEY
 from kcl_pipeline.leases.tables import CoordinatorStateTable, LeaseTable, WorkerMetricsTable
 from kcl_pipeline.planning import strategies
 from kcl_pipeline.planning.state import prepare, whole_plan

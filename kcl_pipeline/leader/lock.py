@@ -15,7 +15,7 @@ from kcl_pipeline.clock import Clock
 from kcl_pipeline.config import MAX_LOCK_DURATION_MILLIS, LeaderSettings
 from kcl_pipeline.errors import ThrottledError, UnavailableError
 from kcl_pipeline.events import EventSink, LeaderElected, LeadershipLost, RowRejected
-from kcl_pipeline.leases.serialization_state import LEADER_KEY
+from kcl_pipeline.leases.coordinator_keys import LEADER_KEY
 from kcl_pipeline.leases.store import Check
 from kcl_pipeline.leases.tables import CoordinatorStateTable, LeaderLock, UnreadableLock
 

@@ -18,6 +18,7 @@ from kcl_pipeline.leases.application import (
 )
 from kcl_pipeline.leases.attributes import text_of
 from kcl_pipeline.leases.control import BALANCE, PAUSE, BalanceRequest, Control, Pause, control_of
+from kcl_pipeline.leases.coordinator_keys import LEADER_KEY, MIGRATION_KEY, TABLE_MIGRATION_KEY
 from kcl_pipeline.leases.losses import LossLog, LossRecord, losses_from_text, losses_text
 from kcl_pipeline.leases.replay_record import REPLAY, ReplayRecord, replay_from_text, replay_text
 from kcl_pipeline.leases.serialization import string
@@ -73,11 +74,11 @@ class CoordinatorRows:
         return self._store.ensure_exists(self._refuse_moved_rows)
 
     def _refuse_moved_rows(self) -> None:
-        item = self._store.get(rows.TABLE_MIGRATION_KEY)
+        item = self._store.get(TABLE_MIGRATION_KEY)
         status = text_of(item, "tm") if item is not None else None
         if status in _MOVED_AWAY:
             raise IncompatibleTableError(
-                f"the row {rows.TABLE_MIGRATION_KEY} of the table {self.name} has the status "
+                f"the row {TABLE_MIGRATION_KEY} of the table {self.name} has the status "
                 f"{status}: the rows of the application have the single-table layout of KCL 3.5; "
                 "open it with its layout"
             )
@@ -95,7 +96,7 @@ class CoordinatorRows:
 
     def observe_lock(self, *, consistent: bool = True) -> LeaderLock | UnreadableLock | None:
         """Return the leader lock, also if its row cannot be read."""
-        item = self._store.get(rows.LEADER_KEY, consistent=consistent)
+        item = self._store.get(LEADER_KEY, consistent=consistent)
         if item is None:
             return None
         try:
@@ -132,12 +133,12 @@ class CoordinatorRows:
             rows.LOCK_DURATION: string(str(lock.lease_duration_millis)),
             rows.LOCK_VERSION: string(version),
         }
-        outcome = self._store.update(rows.LEADER_KEY, self.held_conditions(lock), Changes(put))
+        outcome = self._store.update(LEADER_KEY, self.held_conditions(lock), Changes(put))
         return outcome.applied or _has(outcome, {rows.LOCK_OWNER: string(lock.owner_name), **put})
 
     def proof_of_lock(self, lock: LeaderLock) -> Check:
         """Return the condition that version and owner equal those of `lock`."""
-        return self._store.check(rows.LEADER_KEY, self.held_conditions(lock))
+        return self._store.check(LEADER_KEY, self.held_conditions(lock))
 
     def migrate(self, lock: LeaderLock, owners: frozenset[str]) -> str | None:
         """Perform the next transition to the single table, if it is due (protocol §4.5).
@@ -158,7 +159,7 @@ class CoordinatorRows:
 
         A row with the same owner name and another version is still held: False.
         """
-        outcome = self._store.delete(rows.LEADER_KEY, self.held_conditions(lock))
+        outcome = self._store.delete(LEADER_KEY, self.held_conditions(lock))
         return (
             outcome.applied
             or outcome.item is None
@@ -179,7 +180,7 @@ class CoordinatorRows:
         Raises:
             UnreadableRowError: The row cannot be read.
         """
-        item = self._store.get(rows.MIGRATION_KEY)
+        item = self._store.get(MIGRATION_KEY)
         return None if item is None else rows.migration_from_item(item)
 
     def put_migration(self, state: MigrationState, *, replacing: MigrationState | None) -> bool:
@@ -192,15 +193,13 @@ class CoordinatorRows:
         key = self._store.key_name
         attributes = rows.migration_attributes(state)
         if replacing is None:
-            outcome = self._store.put(
-                {key: string(rows.MIGRATION_KEY), **attributes}, [Absent(key)]
-            )
+            outcome = self._store.put({key: string(MIGRATION_KEY), **attributes}, [Absent(key)])
         else:
             conditions: list[Condition] = [
                 Present(key),
                 Equals(rows.CLIENT_VERSION, string(replacing.client_version)),
             ]
-            outcome = self._store.update(rows.MIGRATION_KEY, conditions, Changes(attributes))
+            outcome = self._store.update(MIGRATION_KEY, conditions, Changes(attributes))
         return outcome.applied or _has(outcome, attributes)
 
     def read_application(self) -> ApplicationRecord | None:
@@ -209,7 +208,7 @@ class CoordinatorRows:
         Raises:
             UnreadableRowError: The record cannot be read.
         """
-        item = self._store.get(rows.MIGRATION_KEY)
+        item = self._store.get(MIGRATION_KEY)
         if item is None or rows.APPLICATION not in item:
             return None
         found = application_from_text(text_of(item, rows.APPLICATION) or "")
@@ -230,13 +229,13 @@ class CoordinatorRows:
         if replacing is not None:
             before = Equals(rows.APPLICATION, string(replacing.text))
         outcome = self._store.update(
-            rows.MIGRATION_KEY, [Present(self._store.key_name), before], Changes(put)
+            MIGRATION_KEY, [Present(self._store.key_name), before], Changes(put)
         )
         return outcome.applied or _has(outcome, put)
 
     def read_control(self) -> Control:
         """Return the requests of an operator. Strongly consistent."""
-        item = self._store.get(rows.MIGRATION_KEY)
+        item = self._store.get(MIGRATION_KEY)
         return control_of(item or {})
 
     def put_pause(self, pause: Pause | None, *, replacing: Control) -> bool:
@@ -263,7 +262,7 @@ class CoordinatorRows:
         if paused.pause is None:
             raise ValueError("the application is not paused")
         unchanged = Equals(PAUSE, paused.pause_value or paused.pause.value)
-        return self._store.check(rows.MIGRATION_KEY, [unchanged])
+        return self._store.check(MIGRATION_KEY, [unchanged])
 
     def _put_request(
         self, name: str, value: AttributeValue | None, before: AttributeValue | None
@@ -271,7 +270,7 @@ class CoordinatorRows:
         condition: Condition = Absent(name) if before is None else Equals(name, before)
         changes = Changes(remove=(name,)) if value is None else Changes({name: value})
         outcome = self._store.update(
-            rows.MIGRATION_KEY, [Present(self._store.key_name), condition], changes
+            MIGRATION_KEY, [Present(self._store.key_name), condition], changes
         )
         if outcome.applied or outcome.item is None:
             return outcome.applied
@@ -283,7 +282,7 @@ class CoordinatorRows:
         Raises:
             UnreadableRowError: The record cannot be read.
         """
-        item = self._store.get(rows.MIGRATION_KEY)
+        item = self._store.get(MIGRATION_KEY)
         if item is None or REPLAY not in item:
             return None
         return replay_from_text(text_of(item, REPLAY) or "")
@@ -301,7 +300,7 @@ class CoordinatorRows:
         if replacing is not None:
             before = Equals(REPLAY, string(replay_text(replacing)))
         outcome = self._store.update(
-            rows.MIGRATION_KEY, [Present(self._store.key_name), before], Changes(put)
+            MIGRATION_KEY, [Present(self._store.key_name), before], Changes(put)
         )
         return outcome.applied or _has(outcome, put)
 
@@ -311,7 +310,7 @@ class CoordinatorRows:
         Raises:
             UnreadableRowError: The record cannot be read.
         """
-        item = self._store.get(rows.MIGRATION_KEY)
+        item = self._store.get(MIGRATION_KEY)
         if item is None or rows.LOSSES not in item:
             return LossRecord(LossLog(), None)
         return losses_from_text(text_of(item, rows.LOSSES) or "")
@@ -328,7 +327,7 @@ class CoordinatorRows:
         if replacing.text is not None:
             before = Equals(rows.LOSSES, string(replacing.text))
         outcome = self._store.update(
-            rows.MIGRATION_KEY, [Present(self._store.key_name), before], Changes(put)
+            MIGRATION_KEY, [Present(self._store.key_name), before], Changes(put)
         )
         return outcome.applied or _has(outcome, put)
 

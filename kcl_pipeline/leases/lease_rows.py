@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from kcl_pipeline.errors import IncompatibleTableError, UnreadableRowError
 from kcl_pipeline.leases import serialization as rows
 from kcl_pipeline.leases.attributes import text_of
+from kcl_pipeline.leases.coordinator_keys import COORDINATOR_KEYS
 from kcl_pipeline.leases.lease import BadRow, Lease, LeaseListing
 from kcl_pipeline.leases.lease_creation import LeaseLayout, checkpoint_conditions, mark_condition
 from kcl_pipeline.leases.lease_seek import LeasePositions
@@ -23,7 +24,6 @@ from kcl_pipeline.leases.serialization import (
     string,
     string_set,
 )
-from kcl_pipeline.leases.serialization_state import COORDINATOR_KEYS
 from kcl_pipeline.leases.store import (
     Absent,
     Changes,

@@ -9,7 +9,10 @@ from typing import Final
 
 from kcl_pipeline.clock import Clock
 from kcl_pipeline.errors import IncompatibleTableError
-from kcl_pipeline.leases.serialization_state import HISTORY_LENGTH, MIGRATION_KEY
+from kcl_pipeline.leases.coordinator_keys import MIGRATION_KEY
+from kcl_pipeline.leases.serialization_state import (
+    HISTORY_LENGTH,
+)
 from kcl_pipeline.leases.tables import CoordinatorStateTable, MigrationState
 
 VERSION_INIT: Final = "CLIENT_VERSION_INIT"

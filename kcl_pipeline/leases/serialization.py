@@ -28,6 +28,7 @@ from kcl_pipeline.leases.attributes import (
     shard_ids_of,
     text_of,
 )
+from kcl_pipeline.leases.coordinator_keys import COORDINATOR_KEYS
 from kcl_pipeline.leases.lease import Lease
 from kcl_pipeline.leases.store import AttributeValue, Item
 from kcl_pipeline.position import Position
@@ -58,9 +59,6 @@ READ_UP_TO: Final = "kclpReadUpTo"
 INITIAL_TIMESTAMP: Final = "kclpInitialTimestamp"
 SEEK: Final = "kclpSeek"
 """Identifies the last seek of an operator, so that a repeated write is recognised."""
-
-_STATE_KEYS: Final = frozenset({"Leader", "Migration3.0", "TableMigration3.5"})
-"""Keys of the coordinator-state rows (protocol §4.1), which `serialization_state` defines."""
 
 _MICRO: Final = Decimal("0.000001")
 _HASH_KEY: Final = re.compile(r"[0-9]{1,39}")
@@ -174,7 +172,7 @@ def is_lease(item: Item) -> bool:
     """
     entity = text_of(item, ENTITY_TYPE)
     if entity is None:
-        return text_of(item, LEASE_KEY) not in _STATE_KEYS
+        return text_of(item, LEASE_KEY) not in COORDINATOR_KEYS
     return entity == LEASE_ENTITY
 
 

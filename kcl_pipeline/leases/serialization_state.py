@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from kcl_pipeline.config import MAX_LOCK_DURATION_MILLIS
@@ -24,8 +24,9 @@ from kcl_pipeline.leases.attributes import (
     required,
     text_of,
 )
+from kcl_pipeline.leases.coordinator_keys import LEADER_KEY, MIGRATION_KEY
 from kcl_pipeline.leases.serialization import ENTITY_TYPE, number, string
-from kcl_pipeline.leases.state import LeaderLock, MigrationState, WorkerMetrics
+from kcl_pipeline.leases.state import LeaderLock, MigrationState, StateChange, WorkerMetrics
 from kcl_pipeline.leases.store import AttributeValue, Item
 from kcl_pipeline.leases.worker_status import status_of, status_text
 from kcl_pipeline.text import printable
@@ -55,7 +56,6 @@ OPTIONAL_ATTRIBUTES: Final = (
 """Attributes that a worker metrics row may have in addition to those of every report."""
 WORKER_ENTITY: Final = "WORKER_METRIC_STATS"
 
-LEADER_KEY: Final = "Leader"
 LEADER_ENTITY: Final = "LEADER"
 LOCK_OWNER: Final = "ownerName"
 LOCK_DURATION: Final = "leaseDuration"
@@ -63,11 +63,7 @@ LOCK_VERSION: Final = "recordVersionNumber"
 LOCK_RELEASED: Final = "isReleased"
 LOCK_ATTRIBUTES: Final = (LOCK_OWNER, LOCK_DURATION, LOCK_VERSION, LOCK_RELEASED)
 
-MIGRATION_KEY: Final = "Migration3.0"
 MIGRATION_ENTITY: Final = "CLIENT_VERSION_MIGRATION"
-TABLE_MIGRATION_KEY: Final = "TableMigration3.5"
-COORDINATOR_KEYS: Final = (LEADER_KEY, TABLE_MIGRATION_KEY, MIGRATION_KEY)
-"""Keys of an application's rows. The last one has the pause, so it is deleted last."""
 CLIENT_VERSION: Final = "cv"
 MODIFIED_BY: Final = "mb"
 MODIFIED_MILLIS: Final = "mts"
@@ -203,12 +199,8 @@ def _duration(text: str) -> int:
 
 def migration_attributes(state: MigrationState) -> Item:
     """Return the attributes of the client-version row. The history is cut to ten entries."""
-    history = [{"M": _state_attributes(*entry)} for entry in state.history[:HISTORY_LENGTH]]
-    return {
-        ENTITY_TYPE: string(MIGRATION_ENTITY),
-        **_state_attributes(state.client_version, state.modified_by, state.modified_millis),
-        HISTORY: {"L": history},
-    }
+    current = (state.client_version, state.modified_by, state.modified_millis)
+    return changed_state_attributes(MIGRATION_ENTITY, CLIENT_VERSION, current, state.history)
 
 
 def migration_from_item(item: Item) -> MigrationState:
@@ -218,22 +210,48 @@ def migration_from_item(item: Item) -> MigrationState:
         UnreadableRowError: `cv`, `mb` or `mts` are missing or invalid.
     """
     with readable(f"the row {MIGRATION_KEY} is not a client version that can be read"):
-        entries = list_of(item, HISTORY, MAX_HISTORY)
-        history = tuple(_state_of(entry["M"]) for entry in entries if "M" in entry)
-        return MigrationState(*_state_of(item), history=history)
+        current, history = changed_state_of(item, CLIENT_VERSION)
+        return MigrationState(*current, history=history)
 
 
-def _state_attributes(client_version: str, modified_by: str, modified_millis: int) -> Item:
+def changed_state_attributes(
+    entity: str, name: str, current: StateChange, history: Sequence[StateChange]
+) -> Item:
+    """Return the attributes of a row with a state, who wrote it, when, and the states before.
+
+    Args:
+        entity: Type of the row.
+        name: Attribute of the state.
+        current: The state.
+        history: The states before, newest first. It is cut to ten entries.
+    """
+    before = [{"M": _change_attributes(name, change)} for change in history[:HISTORY_LENGTH]]
     return {
-        CLIENT_VERSION: string(client_version),
+        ENTITY_TYPE: string(entity),
+        **_change_attributes(name, current),
+        HISTORY: {"L": before},
+    }
+
+
+def changed_state_of(item: Item, name: str) -> tuple[StateChange, tuple[StateChange, ...]]:
+    """Return the state of such a row and the states before. Use in `readable`."""
+    entries = list_of(item, HISTORY, MAX_HISTORY)
+    history = tuple(_change_of(entry["M"], name) for entry in entries if "M" in entry)
+    return _change_of(item, name), history
+
+
+def _change_attributes(name: str, change: StateChange) -> Item:
+    state, modified_by, modified_millis = change
+    return {
+        name: string(state),
         MODIFIED_BY: string(modified_by),
         MODIFIED_MILLIS: number(modified_millis),
     }
 
 
-def _state_of(item: Item) -> tuple[str, str, int]:
+def _change_of(item: Item, name: str) -> StateChange:
     return (
-        required(name_of(item, CLIENT_VERSION), CLIENT_VERSION),
+        required(name_of(item, name), name),
         required(name_of(item, MODIFIED_BY, MAX_KEY_BYTES), MODIFIED_BY),
         required(int_of(item, MODIFIED_MILLIS), MODIFIED_MILLIS),
     )

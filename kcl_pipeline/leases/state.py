@@ -101,6 +101,10 @@ class UnreadableLock:
     attributes: Item
 
 
+StateChange = tuple[str, str, int]
+"""A state, the worker that wrote it, and when, in epoch milliseconds."""
+
+
 @dataclass(frozen=True, slots=True)
 class MigrationState:
     """The client-version row `Migration3.0` (protocol §3.5).
@@ -115,4 +119,4 @@ class MigrationState:
     client_version: str
     modified_by: str
     modified_millis: int
-    history: tuple[tuple[str, str, int], ...] = ()
+    history: tuple[StateChange, ...] = ()

@@ -9,7 +9,7 @@ from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors import AnalysisException, PySparkException
 
 from kcl_pipeline.errors import BrokenTransformError, KclError, SinkError, TransformFailedError
-from kcl_pipeline.spark.outcomes import TaskError
+from kcl_pipeline.spark.outcomes import MAX_CAUSES, TaskError
 from kcl_pipeline.transform.errors import frame_in, frame_of, with_frame
 
 _CRASHED: Final = "a Python worker of Spark crashed in it"
@@ -83,7 +83,7 @@ def _java_causes(java: Any) -> list[tuple[str, str]]:
     """
     causes: list[tuple[str, str]] = []
     # A chain of causes can be circular.
-    while java is not None and len(causes) < 20:  # noqa: PLR2004
+    while java is not None and len(causes) < MAX_CAUSES:
         causes.append((str(java.getClass().getName()), str(java.getMessage() or "")))
         java = java.getCause()
     return causes

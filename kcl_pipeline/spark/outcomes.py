@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from py4j.protocol import Py4JError
 
-_MOST_CAUSES: Final = 20
+MAX_CAUSES: Final = 20
 _MOST_CHARACTERS: Final = 65_536
 """Of one message. The middle of a longer one is left out."""
 
@@ -105,7 +105,7 @@ def with_outcomes(gateway: Any, context: Any, rdd: Any, attempts: int) -> Any:
     source = _SOURCE
     constants: Mapping[str, int] = {
         "MOST_ATTEMPTS": attempts,
-        "MOST_CAUSES": _MOST_CAUSES,
+        "MOST_CAUSES": MAX_CAUSES,
         "MOST_CHARACTERS": _MOST_CHARACTERS,
     }
     for name, value in constants.items():

@@ -48,10 +48,29 @@ def levels(found: list[Finding]) -> list[str]:
         ("run_coordinator: {class: DefaultRunCoordinator}", None),
         ("run_coordinator: {class: QueuedRunCoordinator, config: {max_concurrent_runs: 7}}", 7),
         ("run_queue: {max_concurrent_runs: {env: NOT_SET_ANYWHERE}}", 10),
+        ("run_coordinator: QueuedRunCoordinator", 10),
+        ("{run_coordinator: {config: 7}, concurrency: {runs: 3}, run_queue: [4]}", 10),
     ],
 )
 def test_the_run_limit_is_read_as_dagster_reads_it(settings, limit):
     assert run_limit(yaml.safe_load(settings) or {}) == limit
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        "{run_queue: 2, run_launcher: K8sRunLauncher}",
+        "run_launcher: {class: K8sRunLauncher, config: [1]}",
+        "run_launcher: {class: K8sRunLauncher, config: {run_k8s_config: {pod_spec_config: 30}}}",
+        "run_launcher: {class: DockerRunLauncher, config: {container_kwargs: 30}}",
+        "run_queue: {tag_concurrency_limits: {key: kcl/mode}}",
+    ],
+)
+def test_a_setting_of_another_type_is_as_none(settings):
+    """Dagster refuses such a file with a sentence of its own."""
+    assert tag_limits(yaml.safe_load(settings)) == []
+    assert run_limit(yaml.safe_load(settings)) == 10
+    assert grace(settings)
 
 
 def test_a_run_limit_of_two_with_a_fleet_of_four():

@@ -13,9 +13,10 @@ from kcl_pipeline.errors import (
     UnavailableError,
 )
 from kcl_pipeline.leases.aws_errors import ConditionFailed, refused_condition
-from kcl_pipeline.leases.dynamodb.leases import DynamoDbLeaseTable
+from kcl_pipeline.leases.dynamodb.leases import lease_store
 from kcl_pipeline.leases.dynamodb.store import Expression
 from kcl_pipeline.leases.lease import Lease
+from kcl_pipeline.leases.lease_rows import LeaseRows
 from kcl_pipeline.leases.store import Absent, AbsentOrEquals, Changes, Equals, Present
 from kcl_pipeline.local.faults import FaultRule
 from kcl_pipeline.position import TRIM_HORIZON
@@ -147,14 +148,8 @@ def test_many_pages_and_segments(aws, client):
         seen.append(list(items))
         return [call(item) for item in items]
 
-    segmented = DynamoDbLeaseTable(
-        client,
-        name,
-        TableSettings(),
-        LeaseSettings(lease_table_scan_total_segments=4),
-        VirtualClock(),
-        map_segments=spy,
-    )
+    four = LeaseSettings(lease_table_scan_total_segments=4)
+    segmented = LeaseRows(lease_store(client, name, TableSettings(), four, VirtualClock(), spy))
     assert sorted(lease.lease_key for lease in segmented.list_leases().leases) == sorted(keys)
     assert seen == [[{"Segment": n, "TotalSegments": 4} for n in range(4)]]
 

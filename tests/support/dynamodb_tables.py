@@ -1,7 +1,8 @@
 """Lease tables on the embedded DynamoDB."""
 
 from kcl_pipeline.config import LeaseSettings, TableSettings
-from kcl_pipeline.leases.dynamodb.leases import DynamoDbLeaseTable
+from kcl_pipeline.leases.dynamodb.leases import lease_store
+from kcl_pipeline.leases.lease_rows import LeaseRows
 from kcl_pipeline.testing.clock import VirtualClock
 from tests.support.lease_tables import (  # noqa: F401
     DynamoTables,
@@ -13,10 +14,5 @@ from tests.support.lease_tables import (  # noqa: F401
 
 
 def lease_table(client, name, clock=None, lease_settings=None, **table):
-    return DynamoDbLeaseTable(
-        client,
-        name,
-        TableSettings(**table),
-        lease_settings or LeaseSettings(),
-        clock or VirtualClock(),
-    )
+    settings, leases = TableSettings(**table), lease_settings or LeaseSettings()
+    return LeaseRows(lease_store(client, name, settings, leases, clock or VirtualClock()))

@@ -9,10 +9,13 @@ import pytest
 from kcl_pipeline.aws_configs import dynamodb_config
 from kcl_pipeline.config import ConsumerSettings, LeaseSettings, TableSettings
 from kcl_pipeline.errors import UnavailableError
-from kcl_pipeline.leases.dynamodb.coordinator import DynamoDbCoordinatorStateTable
-from kcl_pipeline.leases.dynamodb.leases import DynamoDbLeaseTable
-from kcl_pipeline.leases.dynamodb.workers import DynamoDbWorkerMetricsTable
+from kcl_pipeline.leases.coordinator_rows import CoordinatorRows
+from kcl_pipeline.leases.dynamodb.leases import lease_store
+from kcl_pipeline.leases.dynamodb.schema import TableShape
+from kcl_pipeline.leases.dynamodb.store import DynamoDbStore
 from kcl_pipeline.leases.lease import Lease
+from kcl_pipeline.leases.lease_rows import LeaseRows
+from kcl_pipeline.leases.worker_rows import WorkerRows
 from kcl_pipeline.local.faults import FaultRule
 from kcl_pipeline.local.server import EmbeddedAws
 from kcl_pipeline.position import TRIM_HORIZON, Position
@@ -88,18 +91,18 @@ class DynamoTables:
         self.client = client
         self.clock = VirtualClock()
         self.app = f"app{next(NAMES)}"
-        self.leases = DynamoDbLeaseTable(
-            client, self.app, TableSettings(), LeaseSettings(), self.clock
+        self.leases = LeaseRows(
+            lease_store(client, self.app, TableSettings(), LeaseSettings(), self.clock)
         )
-        self.workers = DynamoDbWorkerMetricsTable(
-            client, f"{self.app}-WorkerMetricStats", TableSettings(), self.clock
-        )
-        self.coordinator = DynamoDbCoordinatorStateTable(
-            client, f"{self.app}-CoordinatorState", TableSettings(), self.clock
-        )
+        self.workers = WorkerRows(self._store(f"{self.app}-WorkerMetricStats", "wid"))
+        self.coordinator = CoordinatorRows(self._store(f"{self.app}-CoordinatorState", "key"))
         if exists:
             for table in (self.leases, self.workers, self.coordinator):
                 table.ensure_exists()
+
+    def _store(self, name, key_name):
+        shape = TableShape(name, key_name)
+        return DynamoDbStore(self.client, shape, TableSettings(), self.clock, scan_segments=1)
 
     def rows(self, table):
         key = table._store.key_name

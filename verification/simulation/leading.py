@@ -7,7 +7,7 @@ from typing import Final
 
 from kcl_pipeline.leader.cycle import LeaderCycle
 from kcl_pipeline.leader.report import CycleReport
-from kcl_pipeline.leases.serialization_state import LEADER_KEY
+from kcl_pipeline.leases.coordinator_keys import LEADER_KEY
 from kcl_pipeline.leases.tables import LeaderLock
 from kcl_pipeline.testing.tables import InMemoryCoordinatorStateTable
 from verification.simulation.lease_checks import BrokenInvariantError

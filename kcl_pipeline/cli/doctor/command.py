@@ -164,7 +164,7 @@ def _dagster(app: Target, pipeline: Any) -> Iterator[Finding]:
 
 
 def _longest_batch_seconds(app: Target) -> float | None:
-    """The longest batch of the last five minutes, of the slowest worker. None: not known."""
+    """The 99th percentile of a batch in five minutes, of the slowest worker. None: not known."""
     try:
         rows = app.tables.workers.scan_workers().workers
     except KclError:  # the checks of the tables have reported it

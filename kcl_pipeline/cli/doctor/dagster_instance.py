@@ -109,15 +109,15 @@ def check_run_limits(
 
 def run_limit(settings: Mapping[str, Any]) -> int | None:
     """Return the largest number of runs in progress; None without a limit."""
-    coordinator = _at(settings, "run_coordinator") or {}
+    coordinator = _section(settings, "run_coordinator")
     if coordinator.get("class", "QueuedRunCoordinator") != "QueuedRunCoordinator":
         return None
     for place in (
-        _at(settings, "concurrency", "runs"),
-        _at(settings, "run_queue"),
-        coordinator.get("config"),
+        _section(settings, "concurrency", "runs"),
+        _section(settings, "run_queue"),
+        _section(coordinator, "config"),
     ):
-        number = _number((place or {}).get("max_concurrent_runs"))
+        number = _number(place.get("max_concurrent_runs"))
         if number is not None:
             return None if number < 0 else int(number)
     return DEFAULT_RUN_LIMIT
@@ -126,11 +126,12 @@ def run_limit(settings: Mapping[str, Any]) -> int | None:
 def tag_limits(settings: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """Return the limits of the run queue for tags."""
     for place in (
-        _at(settings, "concurrency", "runs"),
-        _at(settings, "run_queue"),
-        _at(settings, "run_coordinator", "config"),
+        _section(settings, "concurrency", "runs"),
+        _section(settings, "run_queue"),
+        _section(settings, "run_coordinator", "config"),
     ):
-        if found := (place or {}).get("tag_concurrency_limits"):
+        found = place.get("tag_concurrency_limits")
+        if found and isinstance(found, list):
             return [one for one in found if isinstance(one, Mapping)]
     return []
 
@@ -183,14 +184,15 @@ def check_grace(
 
 def grace_of(settings: Mapping[str, Any], fleet: FleetLike) -> Grace | None:
     """Return the grace period of the run launcher; None if it never kills."""
-    launcher = _at(settings, "run_launcher") or {}
-    name, config = str(launcher.get("class", "DefaultRunLauncher")), launcher.get("config") or {}
+    launcher = _section(settings, "run_launcher")
+    name = str(launcher.get("class", "DefaultRunLauncher"))
+    config = _section(launcher, "config")
     if name == "DefaultRunLauncher":
         return None
     if name == "K8sRunLauncher":
         setting = "termination_grace_period_seconds"
         tag = _pod_grace(_json(fleet.run_tags.get(K8S_TAG)))
-        own = _pod_grace(_at(config, "run_k8s_config") or {}) if tag is None else tag
+        own = _pod_grace(_section(config, "run_k8s_config")) if tag is None else tag
         return Grace(30.0 if own is None else own, setting, is_default=own is None)
     if name == "DockerRunLauncher":
         own = _number(_at(config, "container_kwargs", "stop_timeout"))
@@ -204,7 +206,7 @@ def grace_of(settings: Mapping[str, Any], fleet: FleetLike) -> Grace | None:
 
 
 def _pod_grace(config: Mapping[str, Any]) -> float | None:
-    pod = config.get("pod_spec_config") or {}
+    pod = _section(config, "pod_spec_config")
     for key in ("termination_grace_period_seconds", "terminationGracePeriodSeconds"):
         if (found := _number(pod.get(key))) is not None:
             return found
@@ -224,6 +226,12 @@ def _at(settings: Mapping[str, Any], *keys: str) -> Any:
     for key in keys:
         found = found.get(key) if isinstance(found, Mapping) else None
     return found
+
+
+def _section(settings: Mapping[str, Any], *keys: str) -> Mapping[str, Any]:
+    """A group of settings; empty if it is missing, or no group."""
+    found = _at(settings, *keys)
+    return found if isinstance(found, Mapping) else {}
 
 
 def _number(value: object) -> float | None:

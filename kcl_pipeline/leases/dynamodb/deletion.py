@@ -17,6 +17,7 @@ from kcl_pipeline.leases import serialization as leases
 from kcl_pipeline.leases import serialization_state as state
 from kcl_pipeline.leases.attributes import text_of
 from kcl_pipeline.leases.aws_errors import IN_USE, call
+from kcl_pipeline.leases.coordinator_keys import COORDINATOR_KEYS, MIGRATION_KEY
 from kcl_pipeline.leases.deletion import Presence, TableFound
 from kcl_pipeline.leases.dynamodb.schema import TableShape
 from kcl_pipeline.leases.dynamodb.store import DynamoDbStore
@@ -43,7 +44,7 @@ def is_own_worker(item: Item) -> bool:
 def is_own_state(item: Item) -> bool:
     """Return whether the row is of the coordinator state, or of a stream (`streamInfoMode`)."""
     key = text_of(item, "key") or text_of(item, leases.LEASE_KEY)
-    return key in state.COORDINATOR_KEYS or text_of(item, leases.ENTITY_TYPE) == STREAM_ENTITY
+    return key in COORDINATOR_KEYS or text_of(item, leases.ENTITY_TYPE) == STREAM_ENTITY
 
 
 def is_own(use: TableUse) -> Callable[[Item], bool]:
@@ -144,7 +145,7 @@ class DynamoDbDeletion:
                 own.append(text_of(item, self._shape.key_name) or "")
             else:
                 foreign += 1
-        return sorted(own, key=lambda key: (key == state.MIGRATION_KEY, key)), foreign
+        return sorted(own, key=lambda key: (key == MIGRATION_KEY, key)), foreign
 
 
 def deletions(

@@ -8,7 +8,6 @@ from kcl_pipeline.clock import Clock
 from kcl_pipeline.config import LeaseSettings, TableSettings
 from kcl_pipeline.leases.dynamodb.schema import Index, TableShape
 from kcl_pipeline.leases.dynamodb.store import DynamoDbStore
-from kcl_pipeline.leases.lease_rows import LeaseRows
 from kcl_pipeline.leases.serialization import LEASE_KEY, OWNER
 from kcl_pipeline.leases.store import MapCallable, serial_map
 
@@ -16,31 +15,6 @@ if TYPE_CHECKING:
     from mypy_boto3_dynamodb import DynamoDBClient
 
 OWNER_INDEX: Final = Index("LeaseOwnerToLeaseKeyIndex", OWNER)
-
-
-class DynamoDbLeaseTable(LeaseRows):
-    """The lease table in DynamoDB.
-
-    Args:
-        client: Should make one attempt per call (`kcl_pipeline.aws_configs.dynamodb_config`).
-        name: Name of the table.
-        settings: How the table is created.
-        lease_settings: Number of scan segments.
-        clock: The clock.
-        map_segments: Scans the segments, possibly in threads.
-    """
-
-    def __init__(
-        self,
-        client: DynamoDBClient,
-        name: str,
-        settings: TableSettings,
-        lease_settings: LeaseSettings,
-        clock: Clock,
-        *,
-        map_segments: MapCallable = serial_map,
-    ) -> None:
-        super().__init__(lease_store(client, name, settings, lease_settings, clock, map_segments))
 
 
 def lease_store(
@@ -51,7 +25,16 @@ def lease_store(
     clock: Clock,
     map_segments: MapCallable = serial_map,
 ) -> DynamoDbStore:
-    """Return the rows of a lease table; arguments as of `DynamoDbLeaseTable`."""
+    """Return the rows of a lease table.
+
+    Args:
+        client: Should make one attempt per call (`kcl_pipeline.aws_configs.dynamodb_config`).
+        name: Name of the table.
+        settings: How the table is created.
+        lease_settings: Number of scan segments.
+        clock: The clock.
+        map_segments: Scans the segments, possibly in threads.
+    """
     shape = TableShape(name, LEASE_KEY, OWNER_INDEX)
     segments = lease_settings.lease_table_scan_total_segments
     return DynamoDbStore(

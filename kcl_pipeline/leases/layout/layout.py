@@ -22,6 +22,7 @@ from kcl_pipeline.errors import (
     UnavailableError,
 )
 from kcl_pipeline.leases.attributes import int_of, text_of
+from kcl_pipeline.leases.coordinator_keys import COORDINATOR_KEYS, TABLE_MIGRATION_KEY
 from kcl_pipeline.leases.layout.entity_rows import EntityRows, WorkerEntityRows
 from kcl_pipeline.leases.layout.migration_row import (
     MigrationStatus,
@@ -31,11 +32,9 @@ from kcl_pipeline.leases.layout.migration_row import (
 from kcl_pipeline.leases.layout.placement import Placement, Where
 from kcl_pipeline.leases.layout.routed import RoutedStore
 from kcl_pipeline.leases.serialization_state import (
-    COORDINATOR_KEYS,
     LAST_UPDATE,
     SUPPORT_CODE,
     SUPPORT_CODE_UPDATE,
-    TABLE_MIGRATION_KEY,
 )
 from kcl_pipeline.leases.store import Item, RowStore
 from kcl_pipeline.text import printable

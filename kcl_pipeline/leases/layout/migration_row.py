@@ -9,23 +9,14 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from kcl_pipeline.leases.attributes import (
-    MAX_KEY_BYTES,
-    int_of,
-    list_of,
-    name_of,
-    readable,
-    required,
-)
-from kcl_pipeline.leases.serialization import ENTITY_TYPE, number, string
+from kcl_pipeline.leases.attributes import readable
+from kcl_pipeline.leases.coordinator_keys import TABLE_MIGRATION_KEY
 from kcl_pipeline.leases.serialization_state import (
-    HISTORY,
     HISTORY_LENGTH,
-    MAX_HISTORY,
-    MODIFIED_BY,
-    MODIFIED_MILLIS,
-    TABLE_MIGRATION_KEY,
+    changed_state_attributes,
+    changed_state_of,
 )
+from kcl_pipeline.leases.state import StateChange
 from kcl_pipeline.leases.store import Item
 
 STATUS: Final = "tm"
@@ -55,7 +46,7 @@ class TableMigration:
     status: MigrationStatus
     modified_by: str
     modified_millis: int
-    history: tuple[tuple[str, str, int], ...] = ()
+    history: tuple[StateChange, ...] = ()
 
     def followed_by(
         self, status: MigrationStatus, modified_by: str, modified_millis: int
@@ -67,12 +58,8 @@ class TableMigration:
 
 def migration_attributes(state: TableMigration) -> Item:
     """Return the attributes of the row without the key."""
-    history = [{"M": _attributes(*entry)} for entry in state.history[:HISTORY_LENGTH]]
-    return {
-        ENTITY_TYPE: string(TABLE_MIGRATION_ENTITY),
-        **_attributes(state.status.value, state.modified_by, state.modified_millis),
-        HISTORY: {"L": history},
-    }
+    current = (state.status.value, state.modified_by, state.modified_millis)
+    return changed_state_attributes(TABLE_MIGRATION_ENTITY, STATUS, current, state.history)
 
 
 def migration_from_item(item: Item) -> TableMigration:
@@ -82,23 +69,5 @@ def migration_from_item(item: Item) -> TableMigration:
         UnreadableRowError: An attribute is missing or invalid, or the status is unknown.
     """
     with readable(f"the row {TABLE_MIGRATION_KEY} is not a table migration that can be read"):
-        entries = list_of(item, HISTORY, MAX_HISTORY)
-        history = tuple(_entry(entry["M"]) for entry in entries if "M" in entry)
-        status, modified_by, modified_millis = _entry(item)
+        (status, modified_by, modified_millis), history = changed_state_of(item, STATUS)
         return TableMigration(MigrationStatus(status), modified_by, modified_millis, history)
-
-
-def _attributes(status: str, modified_by: str, modified_millis: int) -> Item:
-    return {
-        STATUS: string(status),
-        MODIFIED_BY: string(modified_by),
-        MODIFIED_MILLIS: number(modified_millis),
-    }
-
-
-def _entry(item: Item) -> tuple[str, str, int]:
-    return (
-        required(name_of(item, STATUS), STATUS),
-        required(name_of(item, MODIFIED_BY, MAX_KEY_BYTES), MODIFIED_BY),
-        required(int_of(item, MODIFIED_MILLIS), MODIFIED_MILLIS),
-    )

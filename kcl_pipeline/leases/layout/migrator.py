@@ -14,7 +14,8 @@ from kcl_pipeline.clock import Clock
 from kcl_pipeline.errors import NotFoundError
 from kcl_pipeline.leases.attributes import text_of
 from kcl_pipeline.leases.control import BALANCE, PAUSE
-from kcl_pipeline.leases.layout.layout import Layout, seconds_of
+from kcl_pipeline.leases.coordinator_keys import LEADER_KEY, MIGRATION_KEY, TABLE_MIGRATION_KEY
+from kcl_pipeline.leases.layout.layout import SUPPORT_SECONDS, Layout, seconds_of
 from kcl_pipeline.leases.layout.migration_row import (
     STATUS,
     MigrationStatus,
@@ -28,13 +29,10 @@ from kcl_pipeline.leases.serialization import ENTITY_TYPE, string
 from kcl_pipeline.leases.serialization_state import (
     APPLICATION,
     LAST_UPDATE,
-    LEADER_KEY,
     LOSSES,
     MIGRATION_ENTITY,
-    MIGRATION_KEY,
     SUPPORT_CODE,
     SUPPORT_CODE_UPDATE,
-    TABLE_MIGRATION_KEY,
 )
 from kcl_pipeline.leases.store import (
     Absent,
@@ -53,7 +51,6 @@ INIT_SECONDS: Final = 3600.0
 """Time from INIT to DEPLOYED, in which no worker of an older version may appear."""
 ACTIVE_SECONDS: Final = 60
 """A worker is active if its row is younger: two reports of a Java worker (protocol §2.4)."""
-SUPPORT_SECONDS: Final = 90
 ROWS_PER_MOVE: Final = 25
 _MAY_APPEAR: Final = (APPLICATION, LOSSES, PAUSE, BALANCE, REPLAY)
 """Attributes that another process may add to the row `Migration3.0` at any time."""
@@ -104,12 +101,11 @@ class TableMigrator:
         if self._layout.placement().is_single:
             return None
         item = self._state.get(TABLE_MIGRATION_KEY)
-        found = None if item is None else migration_from_item(item)
-        if found is not None:
-            self._layout.note(found)
-        match None if found is None else found.status:
-            case None:
-                return self._begin(leading, owners)
+        if item is None:
+            return self._begin(leading, owners)
+        found = migration_from_item(item)
+        self._layout.note(found)
+        match found.status:
             case MigrationStatus.INIT:
                 return self._after_init(leading, found, owners)
             case MigrationStatus.DEPLOYED:
@@ -130,10 +126,8 @@ class TableMigrator:
         return state.status
 
     def _after_init(
-        self, leading: Leading, found: TableMigration | None, owners: frozenset[str]
+        self, leading: Leading, found: TableMigration, owners: frozenset[str]
     ) -> MigrationStatus | None:
-        if found is None:
-            return None
         if not self._all_support(owners):
             unchanged = [Equals(STATUS, string(found.status))]
             withdrawn = Elsewhere(self._state, TABLE_MIGRATION_KEY, unchanged)
@@ -144,10 +138,10 @@ class TableMigrator:
         return self._write(leading, found, MigrationStatus.DEPLOYED)
 
     def _after_deployed(
-        self, leading: Leading, found: TableMigration | None, owners: frozenset[str]
+        self, leading: Leading, found: TableMigration, owners: frozenset[str]
     ) -> MigrationStatus | None:
         """Move the rows when every worker reports into the lease table."""
-        if found is None or self._layout.placement().where is not Where.PENDING:
+        if self._layout.placement().where is not Where.PENDING:
             return None
         if self._has_active_former_worker() or not self._all_are_in_lease_table(owners):
             return None
@@ -160,12 +154,8 @@ class TableMigrator:
             return None
         return self._write(leading, found, MigrationStatus.PENDING)
 
-    def _after_pending(
-        self, leading: Leading, found: TableMigration | None
-    ) -> MigrationStatus | None:
+    def _after_pending(self, leading: Leading, found: TableMigration) -> MigrationStatus | None:
         """Complete the migration after the bake time, or take it back."""
-        if found is None:
-            return None
         if self._former_rows() or self._has_active_former_worker():
             return self._write(leading, found, MigrationStatus.DEPLOYED)
         waited = self._now_millis() - found.modified_millis

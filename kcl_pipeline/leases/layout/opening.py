@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from typing import Final
 
 from kcl_pipeline.clock import Clock
+from kcl_pipeline.leases.coordinator_keys import LEADER_KEY
 from kcl_pipeline.leases.coordinator_rows import CoordinatorRows
 from kcl_pipeline.leases.layout.layout import Layout
 from kcl_pipeline.leases.layout.migrator import Leading, TableMigrator
 from kcl_pipeline.leases.lease_rows import LeaseRows
-from kcl_pipeline.leases.serialization_state import LEADER_KEY
 from kcl_pipeline.leases.state import LeaderLock
 from kcl_pipeline.leases.worker_rows import WorkerRows
 

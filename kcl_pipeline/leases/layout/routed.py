@@ -11,9 +11,12 @@ from typing import Final, Protocol, TypeVar
 from kcl_pipeline.clock import Clock
 from kcl_pipeline.errors import NotFoundError
 from kcl_pipeline.leases.attributes import int_of, text_of
+from kcl_pipeline.leases.coordinator_keys import LEADER_KEY
 from kcl_pipeline.leases.layout.entity_rows import EntityRows
 from kcl_pipeline.leases.layout.placement import Placement
-from kcl_pipeline.leases.serialization_state import LAST_UPDATE, LEADER_KEY
+from kcl_pipeline.leases.serialization_state import (
+    LAST_UPDATE,
+)
 from kcl_pipeline.leases.store import (
     Changes,
     Check,
