@@ -4,6 +4,7 @@ import pytest
 
 from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.errors import (
+    AccessDeniedError,
     IncompatibleTableError,
     NotFoundError,
     SettingsError,
@@ -216,6 +217,25 @@ def test_a_worker_before_3_5_that_has_made_its_own_tables_is_refused():
     world.state.ensure_exists(lambda: None)
     with pytest.raises(IncompatibleTableError, match=f"table {LEGACY_STATE} without a migration"):
         world.start()
+
+
+@pytest.mark.parametrize("wanted", ["auto", "single"])
+def test_without_permission_to_look_for_older_workers_only_the_setting_helps(wanted):
+    """With `single` in the settings, the former tables need no permission (docs/iam.md)."""
+    world = LayoutWorld()
+    fill(world.start("single"), world.clock)
+    tables = world.open(wanted)
+
+    def deny(operation, _key):
+        if operation == "Scan":
+            raise AccessDeniedError("no", code="AccessDeniedException", operation="Scan")
+
+    tables.layout.workers.before_call = deny
+    if wanted == "single":
+        assert not tables.lease.ensure_exists()
+        return
+    with pytest.raises(AccessDeniedError):
+        tables.lease.ensure_exists()
 
 
 def test_a_start_waits_while_another_program_may_be_creating_a_single_table():

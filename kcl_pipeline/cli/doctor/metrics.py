@@ -45,6 +45,7 @@ def check_metrics(settings: ConsumerSettings, clients: HasCloudWatch) -> Iterato
 def _check_cloudwatch(namespace: str, clients: HasCloudWatch) -> Finding:
     """CloudWatch checks the permission first, and then rejects a value that is not a number."""
     subject = "metrics cloudwatch"
+    allowed = ok(subject, f"allowed: {ACTION} for the namespace {namespace}")
     try:
         with aws_errors("cloudwatch", "PutMetricData", f"namespace {namespace}"):
             clients.cloudwatch.put_metric_data(
@@ -52,7 +53,7 @@ def _check_cloudwatch(namespace: str, clients: HasCloudWatch) -> Finding:
                 MetricData=[{"MetricName": "kcl-pipeline-doctor", "Value": math.nan}],
             )
     except InvalidRequestError:
-        pass
+        return allowed
     except AccessDeniedError as error:
         return problem(
             subject,
@@ -65,4 +66,4 @@ def _check_cloudwatch(namespace: str, clients: HasCloudWatch) -> Finding:
             f"{ACTION} fails: {error}",
             "try again; if it fails again, check the AWS health status and the network",
         )
-    return ok(subject, f"allowed: {ACTION} for the namespace {namespace}")
+    return allowed

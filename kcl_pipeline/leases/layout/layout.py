@@ -248,8 +248,12 @@ class Layout:
             return
         try:
             rows = list(self.workers.scan())
-        except (NotFoundError, AccessDeniedError):
+        except NotFoundError:
             return
+        except AccessDeniedError:
+            if self.wanted != "single":
+                raise
+            return  # the settings say that there never was such a table
         for item in rows:
             age = self._clock.wall() - (seconds_of(item, LAST_UPDATE) or 0)
             if age < OLD_WORKER_SECONDS and not _supports_single_table(item):
