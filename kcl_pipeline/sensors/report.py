@@ -174,7 +174,7 @@ def worker_table_metadata(view: FleetView) -> dict[str, Any]:
     }
     if view.runs:
         metadata["runs"] = run_links(view.runs)
-    return metadata | ({"cpu_spread": max(cpus) - min(cpus)} if cpus else {})
+    return metadata | ({"cpu_spread": round(max(cpus) - min(cpus), 1)} if cpus else {})
 
 
 def _due_streams(

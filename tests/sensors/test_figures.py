@@ -17,9 +17,16 @@ from kcl_pipeline.planning.explain import explain
 from kcl_pipeline.planning.model import LeaseState, Move, Plan, PlanInput, PlanLimits, WorkerState
 from kcl_pipeline.position import SHARD_END
 from kcl_pipeline.sensors.figures import drawing, report
-from kcl_pipeline.sensors.figures.lag import MAX_POINTS, WINDOW_SECONDS, LagHistory, draw_lag
+from kcl_pipeline.sensors.figures.lag import (
+    MAX_POINTS,
+    NO_LAG,
+    SAMPLE_SECONDS,
+    WINDOW_SECONDS,
+    LagHistory,
+    draw_lag,
+)
 from kcl_pipeline.sensors.figures.load import MAX_BARS, draw_load
-from kcl_pipeline.sensors.figures.report import FIGURES_SECONDS
+from kcl_pipeline.sensors.figures.report import FIGURES_SECONDS, FIRST_SECONDS, Figures
 from kcl_pipeline.sensors.figures.shards import MAX_SHARDS, boxes, draw_shards, stream_to_draw
 from kcl_pipeline.shards import HashKeyRange
 from tests.support.dagster_fakes import FakeCycle, FakePipeline, leases, led, worker
@@ -86,9 +93,25 @@ def test_many_workers_and_hours_fit_into_one_figure():
     assert "33 other workers" in svg_text(draw_lag(series))
 
 
-def test_without_a_known_lag_the_figure_is_empty():
+def test_without_a_known_lag_the_figure_says_so():
     assert LagHistory().series() == {}
-    svg_text(draw_lag({}))
+    shown = svg_text(draw_lag({}))
+    assert NO_LAG in shown
+    assert not [text for text in shown if text.startswith("00:00")], "there is no time"
+
+
+def test_the_first_figures_wait_for_a_line():
+    """Workers that start have no lag. The next figures come after ten minutes only."""
+    starting = [replace(one, status=WorkerStatus(None)) for one in lagging(2)]
+    for workers, seconds in ((lagging(2), 3 * SAMPLE_SECONDS), (starting, FIRST_SECONDS)):
+        figures, at = Figures(), 1_000.0
+        figures.lags.observe(starting, at)
+        figures.lags.observe(starting, at + SAMPLE_SECONDS)
+        assert not figures._is_worth_drawing()
+        figures.lags.observe(workers, at + 2 * SAMPLE_SECONDS)
+        assert not figures._is_worth_drawing()
+        figures.lags.observe(workers, at + seconds)
+        assert figures._is_worth_drawing()
 
 
 def planned(workers: int, moves: int = 1):

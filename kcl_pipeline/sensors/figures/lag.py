@@ -21,6 +21,7 @@ from kcl_pipeline.sensors.figures.drawing import (
 WINDOW_SECONDS: Final = 3 * 3_600.0
 SAMPLE_SECONDS: Final = 20.0
 MAX_POINTS: Final = 60
+NO_LAG: Final = "no lag is known yet"
 _TICKS: Final = 7
 _MINUTE_SECONDS: Final = 60.0
 
@@ -97,6 +98,9 @@ def draw_lag(series: Mapping[str, Sequence[tuple[float, float]]]) -> str:
     step = (ended - began) / (_TICKS - 1)
     marks = [began + number * step for number in range(_TICKS)] if step else [began]
     form = "%H:%M" if step >= _MINUTE_SECONDS else "%H:%M:%S"
+    if not times:
+        marks = []
+        axes.text(0.5, 0.5, NO_LAG, transform=axes.transAxes, ha="center", color=TEXT)
     axes.set_xticks(marks, [datetime.fromtimestamp(at, UTC).strftime(form) for at in marks])
     axes.set_ylim(bottom=0)
     axes.grid(visible=True, axis="y", color=TEXT, alpha=0.3, linewidth=0.6)

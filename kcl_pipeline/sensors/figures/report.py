@@ -21,6 +21,8 @@ _log = logging.getLogger(__name__)
 FIGURES_SECONDS: Final = 600.0
 """Shortest time between two drawings. Each is one entry of three figures in an event."""
 _FIRST_SAMPLES: Final = 2
+FIRST_SECONDS: Final = 120.0
+"""How long the first drawing waits for two observations with a known lag: workers are starting."""
 _LINK_SECONDS: Final = 8.0
 """Less than the shortest time between two reports of the lease table. The event is stored a moment
 after it was made."""
@@ -63,7 +65,7 @@ class Figures:
         """
         if not extras.is_installed("figures"):
             return {}
-        if self.drawn_at is None and len(self.lags.samples) < _FIRST_SAMPLES:
+        if self.drawn_at is None and not self._is_worth_drawing():
             return {}
         if self.drawn_at is not None and now - self.drawn_at < FIGURES_SECONDS:
             return {"figures": dg.MetadataValue.md(self._link(key))}
@@ -73,6 +75,12 @@ class Figures:
         except Exception:  # noqa: BLE001 (a figure must not stop the leader)
             _log.warning("cannot draw the figures of the lease table", exc_info=True)
             return {}
+
+    def _is_worth_drawing(self) -> bool:
+        samples = self.lags.samples
+        if sum(bool(lags) for _, lags in samples) >= _FIRST_SAMPLES:
+            return True
+        return bool(samples) and samples[-1][0] - samples[0][0] >= FIRST_SECONDS
 
     def _link(self, key: dg.AssetKey) -> str:
         time = f"{datetime.fromtimestamp(self.drawn_wall, UTC):%H:%M} UTC"
