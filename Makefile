@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 FUZZ_SECONDS ?= 60
 
-.PHONY: setup run dev test lint simulate simulate-coverage simulation-packages mutate test-long microscope soak failover fuzz audit clean java docs coverage package test-spark40 hooks
+.PHONY: setup run screenshots dev test lint simulate simulate-coverage simulation-packages mutate test-long microscope soak failover fuzz audit clean java docs coverage package test-spark40 hooks
 
 setup: $(STAMP)
 
@@ -51,6 +51,10 @@ simulate-coverage: setup
 
 mutate: setup
 	@$(BIN)/python -m verification.mutations --baseline
+
+# The pictures of the Dagster UI in docs/figures/ui, in light and dark (eight minutes; needs Chromium).
+screenshots: setup java
+	@$(BIN)/python -m tools.screenshots
 
 # Memory, threads and files of a worker over a day's worth of batches, on the Arrow and the Spark path.
 soak: setup java

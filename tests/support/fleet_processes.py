@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import boto3
 
@@ -151,7 +152,7 @@ class Publisher(threading.Thread):
     def put(self, count: int) -> None:
         first = len(self.ids)
         ids = [f"e{number:07d}" for number in range(first, first + count)]
-        records = [
+        records: list[Any] = [
             {"Data": json.dumps({"id": one}).encode(), "PartitionKey": f"k{hash(one) % 211}"}
             for one in ids
         ]
