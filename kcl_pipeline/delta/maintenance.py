@@ -24,6 +24,7 @@ from kcl_pipeline.delta.announcements import (
 )
 from kcl_pipeline.delta.errors import delta_errors
 from kcl_pipeline.delta.log.delta_log import DeltaLog
+from kcl_pipeline.delta.storage.objects import UnsafeObjectError
 from kcl_pipeline.delta.storage.storage import open_storage, table_root
 from kcl_pipeline.errors import SettingsError
 
@@ -33,6 +34,8 @@ DEFAULT_FILE_BYTES: Final = 100 * 1024 * 1024
 """Target size of a compaction, unless the table has the property `delta.targetFileSize`."""
 _RETRIES: Final = 50
 _HOUR_MILLIS: Final = 3_600_000
+_CLOCK_MARGIN_MILLIS: Final = _HOUR_MILLIS
+"""The clocks of a writer, of the store and of this host may differ by this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,10 +203,12 @@ def guarded_retention(
     """Return the retention time that keeps all files of current announcements.
 
     A worker may announce a batch long after it has written the first file. Such a file is older
-    than its announcement, which may still be committed.
+    than its announcement, which may still be committed. An announcement states the time of a file
+    by the clock of its writer, and a vacuum uses the clocks of the store and of this host, so an
+    hour is added.
 
     Raises:
-        SinkError: The announcements cannot be read.
+        SinkError: An announcement cannot be read. Its files are unknown, so nothing may be removed.
     """
     storage = open_storage(table_root(uri), storage_options)
     now = int(SystemClock().wall() * 1000)
@@ -216,11 +221,15 @@ def guarded_retention(
         ]
         found = storage.read_each(FOLDER, current, MAX_ANNOUNCEMENT_BYTES) if current else ()
         for path, data in found:
-            if isinstance(data, bytes):
-                # An unreadable announcement is never committed, so its files need no protection.
-                with suppress(AnnouncementError):
-                    files = decoded(data, path).files
-                    oldest = min([oldest, *(file.modified_millis for file in files)])
+            if isinstance(data, FileNotFoundError | UnsafeObjectError):
+                continue  # It has landed meanwhile, or is none: it is never committed.
+            if isinstance(data, OSError):
+                raise data
+            # A malformed announcement is never committed, so its files need no protection.
+            with suppress(AnnouncementError):
+                files = decoded(data, path).files
+                times = (file.modified_millis - _CLOCK_MARGIN_MILLIS for file in files)
+                oldest = min([oldest, *times])
     return max(retention_hours, math.ceil((now - max(oldest, 0)) / _HOUR_MILLIS))
 
 
