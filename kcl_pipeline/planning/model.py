@@ -18,7 +18,8 @@ class LeaseState:
         last_owner: Former owner of a lease without an owner.
         waited_seconds: Time without a living owner.
         movable: False: it cannot move now, because of a handoff.
-        ended: Whether it is at SHARD_END. Then it has no load, but counts as a lease.
+        ended: Whether it is at SHARD_END. Then it has no load and is not balanced. It counts only
+            against `PlanLimits.max_leases_for_worker` and `max_leases_for_group`.
         records_per_s: Records per second. None: unknown.
         seconds_since_move: Time since the last move between living workers.
     """

@@ -62,3 +62,14 @@ def test_the_cpu_of_a_starting_process_keeps_no_leases_from_it() -> None:
     )
     case = PlanInput(tuple(LeaseState(f"s{i}", "w0", 50.0) for i in range(8)), workers)
     assert shares(after(case, balanced(case))) == [4, 4]
+
+
+@pytest.mark.parametrize("number", [4, 20])
+def test_idle_leases_without_an_owner_are_spread_by_unfinished_leases(number: int) -> None:
+    """Four leases are placed by the exact search, twenty by the heuristic."""
+    finished = tuple(LeaseState(f"e{i}", "w0000", ended=True) for i in range(number))
+    waiting = tuple(LeaseState(f"s{i}", None, 0.0) for i in range(number))
+    busy = tuple(LeaseState(f"b{i}", f"w000{i}", 100.0) for i in range(2))
+    done = after(case := PlanInput((*finished, *waiting, *busy), fleet(2)), balanced(case))
+    open_leases = tuple(lease for lease in done.leases if not lease.ended)
+    assert shares(replace(done, leases=open_leases)) == [number // 2 + 1] * 2

@@ -14,7 +14,11 @@ _PROBES: Final = 64
 
 
 class Assignment:
-    """A mutable assignment. Loads are in fair shares, indices are those of the problem."""
+    """A mutable assignment. Loads are in fair shares, indices are those of the problem.
+
+    `count[w]` is the number of all leases of a worker, for the caps. `open[w]` is the number of
+    unfinished ones, for everything that shares out leases by number.
+    """
 
     def __init__(self, problem: Problem, targets: Targets, rest: float) -> None:
         self.problem = problem
@@ -35,6 +39,7 @@ class Assignment:
         self.load = [list(base) for base in problem.base]
         self.kbps = [0.0] * workers
         self.count = [0] * workers
+        self.open = [0] * workers
         self.held: list[list[list[tuple[float, int]]]] = [
             [[] for _ in range(workers)] for _ in self.resources
         ]
@@ -218,6 +223,7 @@ class Assignment:
         self.kbps[w] += self.problem.kbps[i]
         self.group_kbps[group] += self.problem.kbps[i]
         self.count[w] += 1
+        self.open[w] += not self.problem.leases[i].ended
         self.group_count[group] += 1
 
     def _remove(self, i: int, w: int) -> None:
@@ -232,4 +238,5 @@ class Assignment:
         self.kbps[w] -= self.problem.kbps[i]
         self.group_kbps[group] -= self.problem.kbps[i]
         self.count[w] -= 1
+        self.open[w] -= not self.problem.leases[i].ended
         self.group_count[group] -= 1

@@ -13,7 +13,7 @@ import math
 from collections.abc import Sequence
 
 from kcl_pipeline.planning.balanced.problem import EPSILON, Problem
-from kcl_pipeline.planning.balanced.score import Score, heavy_for_all, score
+from kcl_pipeline.planning.balanced.score import Score, crowd, heavy_for_all, score
 
 EXACT_LEASES = 12
 EXACT_WORKERS = 4
@@ -57,9 +57,11 @@ class _Search:
         self.free_oversized = sum(1 for i in self.order if i in self.oversized)
         self.has_oversized = [0] * len(problem.workers)
         self.count = [0] * len(problem.workers)
-        for w in self.owner:
+        self.crowds = [0] * len(problem.workers)
+        for i, w in enumerate(self.owner):
             if w >= 0:
                 self.count[w] += 1
+                self.crowds[w] += crowd(problem, i)
         for i in self.oversized:
             if self.owner[i] >= 0:
                 self.has_oversized[self.owner[i]] += 1
@@ -196,7 +198,7 @@ class _Search:
             moves + self._still_to_leave(depth),
             round(kbps, 6),
             round(self._variance(), 8),
-            sum(count * count for count in self.count),
+            sum(number * number for number in self.crowds),
         )
         if here >= known:
             return
@@ -268,6 +270,7 @@ class _Search:
         same = (
             all(loads[i] == loads[before] for loads in problem.loads)
             and problem.kbps[i] == problem.kbps[before]
+            and problem.leases[i].ended == problem.leases[before].ended
         )
         same = same and (i in self.oversized) == (before in self.oversized)
         if same and (problem.home[i] == problem.home[before] or not (same_home or self.capped)):
@@ -289,6 +292,7 @@ class _Search:
         before = [load[w] for load in self.load]
         self.owner[i] = w
         self.count[w] += 1
+        self.crowds[w] += crowd(self.problem, i)
         self.has_oversized[w] += i in self.oversized
         for r in self.resources:
             self.load[r][w] += self.problem.loads[r][i]
@@ -297,6 +301,7 @@ class _Search:
     def _take(self, i: int, w: int, before: list[float]) -> None:
         self.owner[i] = -1
         self.count[w] -= 1
+        self.crowds[w] -= crowd(self.problem, i)
         self.has_oversized[w] -= i in self.oversized
         for r in self.resources:
             self.load[r][w] = before[r]

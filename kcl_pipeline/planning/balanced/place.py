@@ -10,9 +10,11 @@ from kcl_pipeline.planning.balanced.problem import EPSILON
 
 _MOST_BUCKETS = 48
 _OVERHEAD = 1e-3
-"""A lease counts this part of a mean lease on top of its load, so that leases without load are
-spread too.
+"""An unfinished lease counts this part of a mean lease on top of its load, so that leases without
+load are spread too.
 """
+_FINISHED = 1e-3
+"""Part of that overhead which a finished lease counts: it only decides between equal workers."""
 
 
 def place(state: Assignment, leases: list[int]) -> list[int]:
@@ -56,10 +58,9 @@ def place(state: Assignment, leases: list[int]) -> list[int]:
 
 
 def _filled(state: Assignment, w: int, overhead: float) -> float:
-    return max(
-        (state.load[r][w] + overhead * state.count[w]) / state.problem.capacities[r][w]
-        for r in state.resources
-    )
+    finished = state.count[w] - state.open[w]
+    extra = overhead * (state.open[w] + _FINISHED * finished)
+    return max((state.load[r][w] + extra) / state.problem.capacities[r][w] for r in state.resources)
 
 
 def _after(state: Assignment, entry: tuple[float, int], i: int) -> tuple[float, float, int]:

@@ -22,7 +22,7 @@ class Score:
         moves: Number of moves, including leases without an owner.
         moved_kbps: Throughput of the moves, without leases without an owner.
         variance: Sum of squared utilizations times capacity.
-        crowding: Sum of squared numbers of leases per worker.
+        crowding: Sum of squared numbers of leases per worker, weighted by `crowd`.
     """
 
     unplaced: int
@@ -34,6 +34,14 @@ class Score:
     moved_kbps: float
     variance: float
     crowding: int
+
+
+def crowd(problem: Problem, i: int) -> int:
+    """Return the weight of a lease in `Score.crowding`.
+
+    Finished leases only decide between workers with equally many unfinished ones.
+    """
+    return 1 if problem.leases[i].ended else 1_000
 
 
 def heavy_for_all(problem: Problem) -> set[int]:
@@ -87,7 +95,10 @@ def score(problem: Problem, owner: Sequence[int]) -> Score:
             ),
             8,
         ),
-        crowding=sum(sum(1 for v in owner if v == w) ** 2 for w in range(len(problem.workers))),
+        crowding=sum(
+            sum(crowd(problem, i) for i, v in enumerate(owner) if v == w) ** 2
+            for w in range(len(problem.workers))
+        ),
     )
 
 

@@ -310,22 +310,23 @@ def _fill_empty(problem: Problem, calm: list[int], most: int | None = None) -> l
     """Move the lightest leases of the workers with the most leases to workers with few.
 
     These are workers without leases, and without `most` also those with at most half of their
-    share. Each gets at most `most`. Negligible traffic does not predict later traffic. If CPU is
-    balanced, an idle process may have the same CPU as one with leases. A worker that joins such a
-    fleet would never get leases, and their cost on it would stay unknown.
+    share. Each gets at most `most`. Finished leases do not count. Negligible traffic does not
+    predict later traffic. If CPU is balanced, an idle process may have the same CPU as one with
+    leases. A worker that joins such a fleet would never get leases, and their cost on it would stay
+    unknown.
     """
     assignment = Assignment(
         replace(problem, home=calm), Targets(problem.target, []), problem.target
     )
-    fair = min(max(sum(assignment.count) // len(assignment.count), 1), most or len(calm))
+    held = assignment.open
+    fair = min(max(sum(held) // len(held), 1), most or len(calm))
     few = 0 if most is not None else fair // 2
-    for w in [w for w, count in enumerate(assignment.count) if count <= few]:
-        while assignment.count[w] < fair:
+    for w in [w for w, count in enumerate(held) if count <= few]:
+        while held[w] < fair:
             giver = max(
-                range(len(assignment.count)),
-                key=lambda v: (assignment.count[v] if assignment.held[0][v] else -1, -v),
+                range(len(held)), key=lambda v: (held[v] if assignment.held[0][v] else -1, -v)
             )
-            if assignment.count[giver] <= assignment.count[w] + 1 or not assignment.held[0][giver]:
+            if held[giver] <= held[w] + 1 or not assignment.held[0][giver]:
                 break
             lease = min((i for _, i in assignment.held[0][giver]), key=lambda i: problem.kbps[i])
             if not assignment.fits_hard(lease, w):
