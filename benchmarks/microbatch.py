@@ -5,7 +5,9 @@ writer) and the Arrow path (Arrow function, pyarrow). Each batch ends with the e
 into a local Delta table. The paths alternate with Spark's `range(n).write.parquet`.
 
 Latency: records are put into the embedded AWS at a constant rate, and a worker with the Arrow path
-commits them. The latency of a row is the time from before its PutRecords call to its commit.
+commits them. The latency of a row is the time from before its PutRecords call to its commit. The
+steps of the latency are the time until the read of the shard returned (polling only), until the
+batch began, and the phases of the batch. The write includes the prepare that runs at the same time.
 
 Results are medians in milliseconds. Ratios are medians of the ratios of each round, so that load in
 one round has little effect.
@@ -28,7 +30,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +43,7 @@ from kcl_pipeline.aws import AwsClients, SessionOptions
 from kcl_pipeline.batch import Batch, BatchWriter, CommitEntry, TxnVersions
 from kcl_pipeline.delta.arrow_writer import ArrowBatchWriter
 from kcl_pipeline.delta.sink import DeltaCommitter, DeltaSink
-from kcl_pipeline.events import BatchCommitted, Event
+from kcl_pipeline.events import BatchCommitted, Event, ReadFinished
 from kcl_pipeline.kinesis.decode.bodies import records_table
 from kcl_pipeline.local import EmbeddedAws
 from kcl_pipeline.pipeline import KinesisPipeline
@@ -148,25 +151,53 @@ def batches(folder: Path, rounds: int) -> dict[str, Any]:
     }
 
 
+@dataclass(frozen=True)
+class Steps:
+    """Times of one record, and durations of the steps of its batch in milliseconds."""
+
+    read_at: float | None
+    batch_at: float
+    committed_at: float
+    batch_millis: Mapping[str, float]
+
+    def millis(self, put_at: float) -> dict[str, float]:
+        """Return the milliseconds of each step. A read is known only with polling."""
+        read_at = self.batch_at if self.read_at is None else self.read_at
+        return {
+            "until_read": (read_at - put_at) * 1000,
+            "until_batch": (self.batch_at - read_at) * 1000,
+            **self.batch_millis,
+            "whole": (self.committed_at - put_at) * 1000,
+        }
+
+
 class Committed:
-    """Commit times of rows, by the number that each record contains."""
+    """Steps of committed records, by the number that each record contains."""
 
     def __init__(self) -> None:
-        self.at: dict[int, float] = {}
-        self._waiting: list[int] = []
+        self.at: dict[int, Steps] = {}
+        self._waiting: dict[int, float | None] = {}
+        self._read_at: dict[str, float] = {}
+        self._batch_at = 0.0
 
     def transform(self, table: pa.Table) -> pa.Table:
-        """Record the numbers of a batch."""
-        self._waiting += [
-            struct.unpack_from(">Q", value.as_buffer())[0] for value in table.column("data")
-        ]
+        """Note the records of a batch."""
+        self._batch_at = time.perf_counter()
+        for shard, value in zip(
+            table.column("shard_id").to_pylist(), table.column("data"), strict=True
+        ):
+            number = struct.unpack_from(">Q", value.as_buffer())[0]
+            self._waiting[number] = self._read_at.get(shard)
         return table
 
     def __call__(self, event: Event) -> None:
         """Handle an event of the worker."""
+        if isinstance(event, ReadFinished):
+            self._read_at[event.lease_key] = time.perf_counter()
         if isinstance(event, BatchCommitted):
             now = time.perf_counter()
-            self.at.update(dict.fromkeys(self._waiting, now))
+            for number, read_at in self._waiting.items():
+                self.at[number] = Steps(read_at, self._batch_at, now, event.milliseconds)
             self._waiting.clear()
 
 
@@ -210,7 +241,7 @@ def wait_for_rows(committed: Committed, wanted: dict[int, float]) -> None:
         time.sleep(0.05)
 
 
-def latency(folder: Path, rate: int, seconds: float, overrides: dict[str, Any]) -> dict[str, float]:
+def latency(folder: Path, rate: int, seconds: float, overrides: dict[str, Any]) -> dict[str, Any]:
     committed, stop = Committed(), threading.Event()
     with EmbeddedAws() as aws:
         aws.kinesis.call("CreateStream", StreamName="orders", ShardCount=4)
@@ -242,26 +273,43 @@ def latency(folder: Path, rate: int, seconds: float, overrides: dict[str, Any]) 
         finally:
             stop.set()
             thread.join(60)
-    millis = sorted((committed.at[n] - at) * 1000 for n, at in put_at.items())
-    p99 = millis[min(len(millis) - 1, int(len(millis) * 0.99))]
+    steps = [committed.at[number].millis(at) for number, at in put_at.items()]
     return {
-        "records": len(millis),
-        "put_to_commit_ms_p50": round(statistics.median(millis), 1),
-        "put_to_commit_ms_p99": round(p99, 1),
+        "records": len(steps),
+        **{f"put_to_commit_ms_{name}": of["whole"] for name, of in percentiles(steps).items()},
+        "steps_ms": percentiles(steps),
+        "commits_per_s": round(
+            len({committed.at[number].committed_at for number in put_at})
+            / (max(put_at.values()) - min(put_at.values()) + 1e-9),
+            1,
+        ),
+    }
+
+
+def percentiles(steps: list[dict[str, float]]) -> dict[str, dict[str, float]]:
+    """Return the median and the 99th percentile of each step."""
+
+    def at(share: float, name: str) -> float:
+        values = sorted(of.get(name, 0.0) for of in steps)
+        return round(values[min(len(values) - 1, int(len(values) * share))], 1)
+
+    return {
+        label: {name: at(share, name) for name in sorted({*steps[0]})}
+        for label, share in (("p50", 0.5), ("p99", 0.99))
     }
 
 
 def run(rounds: int, seconds: float) -> dict[str, Any]:
-    quick = {"batch": {"min_batch_interval_millis": 50}, "retrieval": {"retrieval_mode": "fan_out"}}
+    pushed = {"retrieval": {"retrieval_mode": "fan_out"}}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         of = batches(folder, rounds)
         latencies = {str(rate): latency(folder, rate, seconds, {}) for rate in RATES}
-        fan_out = {str(rate): latency(folder, rate, seconds, quick) for rate in RATES}
+        fan_out = {str(rate): latency(folder, rate, seconds, pushed) for rate in RATES}
     return {
         **of,
         "latency": latencies,
-        "latency_fan_out_and_50_ms_batches": fan_out,
+        "latency_fan_out": fan_out,
         "machine": {
             "cores": os.cpu_count(),
             "python": sys.version.split()[0],

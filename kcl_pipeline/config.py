@@ -179,7 +179,11 @@ class BatchSettings(StrictSettings):
         64 * 1024 * 1024, ge=1024, description="Largest size of the records of a batch"
     )
     min_batch_interval_millis: int = Field(
-        500, ge=0, description="A small batch waits this long for more records"
+        100,
+        ge=0,
+        description="A small batch waits this long for more records, and five times as long while "
+        "its shards are behind. It does not wait if no read is under way or due in that time. With "
+        "enhanced fan-out, the least time between two small batches",
     )
     failed_records: Literal["dead_letter", "fail", "skip"] = Field(
         "dead_letter",

@@ -22,7 +22,10 @@ class RetrievalSettings(StrictSettings):
         10_000, ge=1, le=10_000, description="Most records of a GetRecords response"
     )
     idle_time_between_reads_in_millis: int = Field(
-        1_000, ge=200, description="Time between two reads of a shard at its end. KCL: 1500"
+        500,
+        ge=200,
+        description="Least time between two reads of a shard at its end. Up to a tenth more, so "
+        "that all shards of a worker are read at the same times. KCL: 1500",
     )
     kinesis_request_timeout_millis: int = Field(
         30_000, ge=100, description="Longest time of a call to Kinesis"

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import math
 import random
 import sys
 import threading
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final, Protocol, runtime_checkable
+from typing import Final
 
 from kcl_pipeline.clock import Clock, StopSignal
-from kcl_pipeline.config import RetrievalSettings
+from kcl_pipeline.config import BatchSettings, RetrievalSettings
 from kcl_pipeline.errors import ThrottledError
 from kcl_pipeline.events import AwsTrouble, Event, EventSink, ReadFinished
 from kcl_pipeline.kinesis.chunks import split, with_oldest
 from kcl_pipeline.kinesis.client import Chunk
-from kcl_pipeline.kinesis.pacing import Pace
+from kcl_pipeline.kinesis.pacing import LAGGING_FACTOR, Pace
+from kcl_pipeline.kinesis.readers import PushedReader, Reader, ReadState
 
 MAX_WAIT_SECONDS: Final = 0.2
 """Longest wait of a fetch thread, so that a shard that was added is read soon."""
@@ -25,57 +27,6 @@ MIN_WAIT_SECONDS: Final = 0.001
 FULL_SECONDS: Final = 0.05
 STOP_CHECK_SECONDS: Final = 0.1
 TOLERATED_THROTTLES: Final = 5
-
-
-@runtime_checkable
-class Reader(Protocol):
-    """The source of records of one shard, such as `reader.ShardReader`."""
-
-    lease_key: str
-    millis_behind_latest: int | None
-    ended: bool
-    last_bytes: int
-
-    @property
-    def read_up_to_millis(self) -> int | None:
-        """See `retention.GapWatch`."""
-
-    def read(self) -> Chunk | None:
-        """Read once, in bounded time; return None if there is nothing new."""
-        ...
-
-
-@runtime_checkable
-class PushedReader(Reader, Protocol):
-    """A reader that Kinesis pushes records to (`fan_out.source.FanOutReader`).
-
-    `read` makes no call for them. It may be called every `poll_seconds`.
-    """
-
-    poll_seconds: float
-
-    def close(self) -> None:
-        """End reading. Must not wait. May be called by another thread than `read`."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class ReadState:
-    """The progress of reading one shard since it was added.
-
-    Attributes:
-        read_at: Time of the last successful read in monotonic seconds. None: never.
-        has_waiting: Whether records are buffered.
-        caught_up: Whether the shard was read to its latest record, and no record is buffered.
-        error: Error of the last read. None: it succeeded.
-        read_up_to_millis: See `retention.GapWatch`.
-    """
-
-    read_at: float | None
-    has_waiting: bool
-    caught_up: bool
-    error: str | None
-    read_up_to_millis: int | None = None
 
 
 @dataclass(slots=True)
@@ -123,6 +74,8 @@ class Prefetcher:
         self._slots: dict[str, _Slot] = {}
         self._serial = 0
         self._bytes = self._records = self._cost = 0
+        self._began = clock.monotonic()
+        self._taken_at = -math.inf
         self._fresh = False
         self._arrival: StopSignal | None = None
 
@@ -131,22 +84,40 @@ class Prefetcher:
         """Payload bytes (`Chunk.bytes`) in the buffer."""
         return self._bytes
 
-    def fills(self, max_records: int, max_bytes: int) -> bool:
-        """Return whether a wait before `take` is useless.
+    def ready_in(self, settings: BatchSettings) -> float | None:
+        """Return the seconds after which the buffer should become a batch; None while it is empty.
 
-        Either the buffer reaches one of these limits, or it is full.
+        Records wait for others for the batch interval (`LAGGING_FACTOR` times as long if their
+        shard was not read to its end). They do not wait when the buffer reaches a limit, and when
+        no read is under way or due in that time. Records that are pushed may come at any time: with
+        them, batches are taken at most once per interval.
         """
+        interval = settings.min_batch_interval_millis / 1000
         with self._lock:
-            return (
-                self._records >= max_records
-                or self._bytes >= max_bytes
+            heads = [slot.buffer[0] for slot in self._slots.values() if slot.buffer]
+            if not heads:
+                return None
+            if (
+                self._records >= settings.max_batch_records
+                or self._bytes >= settings.max_batch_bytes
                 or self._cost >= self._settings.prefetch_max_bytes
+            ):
+                return 0.0
+            latest = min(
+                head.fetched + interval * (LAGGING_FACTOR if head.chunk.millis_behind_latest else 1)
+                for head in heads
             )
+            reading = [slot for slot in self._slots.values() if not slot.reader.ended]
+            if not any(not s.pushed and (s.busy or s.pace.due < latest) for s in reading):
+                pushed = any(slot.pushed for slot in reading)
+                latest = min(latest, self._taken_at + interval) if pushed else -math.inf
+        return max(latest - self._clock.monotonic(), 0.0)
 
     def add(self, reader: Reader) -> None:
         """Start reading a shard. A former reader of its lease is dropped with its buffer."""
         now = self._clock.monotonic()
-        pace = Pace(self._settings.idle_time_between_reads_in_millis / 1000, due=now)
+        idle_seconds = self._settings.idle_time_between_reads_in_millis / 1000
+        pace = Pace(idle_seconds, due=now, common_time=self._began)
         if isinstance(reader, PushedReader):
             pace = Pace(reader.poll_seconds, due=now, min_call_seconds=0.0)
         with self._lock:
@@ -195,6 +166,7 @@ class Prefetcher:
                 if error is not None
                 else self._note_success(slot, chunk, began, now)
             )
+            self._note_end_of_read()
         done = ReadFinished(slot.reader.lease_key, (now - began) * 1000, succeeded=error is None)
         for event in events if slot.pushed else (done, *events):
             self._events(event)
@@ -240,6 +212,8 @@ class Prefetcher:
                 max_records -= part.records.num_rows
                 max_bytes -= part.bytes
                 given[key] = had + part.records.num_rows
+            if taken:
+                self._taken_at = self._clock.monotonic()
         return taken
 
     def lag(self) -> dict[str, int]:
@@ -288,10 +262,10 @@ class Prefetcher:
             return slot is not None and slot.busy
 
     def wait_for_data(self, stop: StopSignal, seconds: float) -> bool:
-        """Wait until records are buffered, `stop` is set, or `seconds` have passed.
+        """Wait until a read ends and records are buffered, `stop` is set, or `seconds` have passed.
 
         Returns:
-            Whether records were buffered since the last call.
+            Whether a read has ended since the last call, and records were buffered then.
         """
         deadline = self._clock.monotonic() + seconds
         while not stop.is_set():
@@ -343,12 +317,16 @@ class Prefetcher:
             self._bytes += chunk.bytes
             self._records += chunk.records.num_rows
             self._cost += slot.last_cost
-            self._fresh = True
-            if self._arrival is not None:
-                self._arrival.set()
             if chunk.rejected is not None:
                 return (chunk.rejected,)
         return ()
+
+    def _note_end_of_read(self) -> None:
+        """Wake the waiting thread: the records may not have to wait any longer (`ready_in`)."""
+        if any(slot.buffer for slot in self._slots.values()):
+            self._fresh = True
+            if self._arrival is not None:
+                self._arrival.set()
 
     def _note_failure(self, slot: _Slot, error: Exception, now: float) -> tuple[Event, ...]:
         throttled = isinstance(error, ThrottledError)

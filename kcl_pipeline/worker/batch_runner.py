@@ -85,7 +85,6 @@ class BatchRunner:
         )
         self._accounts = CommitAccounts(worker_id, stats, leases, parts.events)
         self.pauses = PausedShards(worker_id, parts.clock, parts.events)
-        self._last_cut = parts.clock.monotonic() - self._settings.min_batch_interval_millis / 1000
         self._serial = 0
         self._incarnation = int(parts.clock.wall() * 1000)
         self._sink_failures = 0
@@ -100,7 +99,7 @@ class BatchRunner:
         return self._sink_failures, self._sink_error if self._sink_failures else None
 
     def step(self) -> bool:
-        """Process one batch, if one is large enough or the batch interval has passed.
+        """Process one batch, if the source has one.
 
         A failing transform pauses shards. It does not raise.
 
@@ -110,15 +109,13 @@ class BatchRunner:
         Raises:
             SinkError: The sink failed `MAX_SINK_FAILURES` times in a row.
         """
-        now = self._clock.monotonic()
-        waited = now - self._last_cut >= self._settings.min_batch_interval_millis / 1000
         consumers = self._lifecycle.consumers
         self.pauses.keep(consumers)
         self._limits.keep(consumers)
         batch_id = f"{self._worker_id}-{self._incarnation}-{self._serial + 1}"
         try:
             sourced = self._source.next(
-                batch_id, {key: c.committed for key, c in consumers.items()}, waited=waited
+                batch_id, {key: c.committed for key, c in consumers.items()}
             )
         except SinkError as error:
             self._sink_failed(batch_id, (), error)
@@ -126,7 +123,6 @@ class BatchRunner:
         if sourced is None:
             self._lifecycle.flush_idle(FLUSH_IDLE_SECONDS)
             return False
-        self._last_cut = now
         self._serial += 1
         if sourced.batch.ranges:
             self._process(sourced)

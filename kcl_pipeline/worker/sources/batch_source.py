@@ -8,7 +8,7 @@ from typing import Protocol
 
 from kcl_pipeline.batch import Batch, BatchWriter, Written
 from kcl_pipeline.clock import StopSignal
-from kcl_pipeline.kinesis.prefetch import ReadState
+from kcl_pipeline.kinesis.readers import ReadState
 from kcl_pipeline.position import Position
 from kcl_pipeline.shards import ChildShard
 from kcl_pipeline.worker.consumer import ShardConsumer
@@ -133,15 +133,12 @@ class BatchSource(Protocol):
         """Run one step of a fetch thread; return the seconds until the next one is useful."""
         ...
 
-    def next(
-        self, batch_id: str, committed: Mapping[str, Position | None], *, waited: bool
-    ) -> SourcedBatch | None:
-        """Return the next batch, if it is large enough.
+    def next(self, batch_id: str, committed: Mapping[str, Position | None]) -> SourcedBatch | None:
+        """Return the next batch, if it is large enough or has waited for the batch interval.
 
         Args:
             batch_id: Id of the batch.
             committed: Committed position by lease key. None: not resolved yet.
-            waited: Whether the batch interval has passed, so that a small batch is enough.
 
         Returns:
             The batch. None: there is none yet.

@@ -10,9 +10,10 @@ from kcl_pipeline.batch import Batch, BatchWriter, ShardRange
 from kcl_pipeline.clock import StopSignal
 from kcl_pipeline.config import BatchSettings
 from kcl_pipeline.kinesis.client import NO_RECORDS, Chunk
-from kcl_pipeline.kinesis.prefetch import Prefetcher, ReadState
+from kcl_pipeline.kinesis.prefetch import Prefetcher
 from kcl_pipeline.kinesis.ranges import sampled_arrivals
 from kcl_pipeline.kinesis.reader import ShardReader
+from kcl_pipeline.kinesis.readers import ReadState
 from kcl_pipeline.position import Position
 from kcl_pipeline.worker.consumer import ShardConsumer
 from kcl_pipeline.worker.sources.batch_source import SourcedBatch
@@ -48,12 +49,13 @@ class BufferedSource:
         return self._prefetcher.step()
 
     def next(  # noqa: D102
-        self, batch_id: str, committed: Mapping[str, Position | None], *, waited: bool
+        self, batch_id: str, committed: Mapping[str, Position | None]
     ) -> SourcedBatch | None:
-        limits = self._settings.max_batch_records, self._settings.max_batch_bytes
-        if not waited and not self._prefetcher.fills(*limits):
+        if self._prefetcher.ready_in(self._settings) != 0:
             return None
-        chunks = self._prefetcher.take(*limits)
+        chunks = self._prefetcher.take(
+            self._settings.max_batch_records, self._settings.max_batch_bytes
+        )
         if not chunks:
             return None
         batch = cut(batch_id, chunks, committed)
@@ -84,7 +86,10 @@ class BufferedSource:
         return self._prefetcher.caught_up(lease_key)
 
     def wait(self, stop: StopSignal, seconds: float) -> bool:  # noqa: D102
-        return self._prefetcher.wait_for_data(stop, seconds)
+        ready_in = self._prefetcher.ready_in(self._settings)
+        return self._prefetcher.wait_for_data(
+            stop, seconds if ready_in is None else min(seconds, ready_in)
+        )
 
 
 def cut(batch_id: str, chunks: Iterable[Chunk], committed: Mapping[str, Position | None]) -> Batch:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import threading
 from collections.abc import Mapping, Sequence
@@ -18,7 +19,7 @@ from kcl_pipeline.events import AwsTrouble, EventSink
 from kcl_pipeline.kinesis.client import NO_RECORDS
 from kcl_pipeline.kinesis.identity import StreamIdentityCheck
 from kcl_pipeline.kinesis.pacing import Pace
-from kcl_pipeline.kinesis.prefetch import TOLERATED_THROTTLES, ReadState
+from kcl_pipeline.kinesis.prefetch import TOLERATED_THROTTLES
 from kcl_pipeline.kinesis.ranges import (
     FetchedShard,
     RangeJobs,
@@ -27,6 +28,7 @@ from kcl_pipeline.kinesis.ranges import (
     ShardFetch,
 )
 from kcl_pipeline.kinesis.reader import Resume
+from kcl_pipeline.kinesis.readers import ReadState
 from kcl_pipeline.kinesis.retention import FoundGaps
 from kcl_pipeline.position import LATEST, Position
 from kcl_pipeline.worker.consumer import ShardConsumer
@@ -89,6 +91,8 @@ class RangeSource:
         self._lock = threading.Lock()
         self._cursors: dict[str, _Cursor] = {}
         self._read: dict[str, tuple[ShardFetch, FetchedShard]] = {}
+        self._began = clock.monotonic()
+        self._batch_at = -math.inf
 
     def begin(self, consumer: ShardConsumer) -> None:
         """See `BatchSource`.
@@ -118,7 +122,8 @@ class RangeSource:
             fetch = self._reader.opened(fetch)
         now = self._clock.monotonic()
         with self._lock:
-            self._cursors[lease.lease_key] = _Cursor(fetch, Pace(self._idle_seconds, due=now), now)
+            pace = Pace(self._idle_seconds, due=now, common_time=self._began)
+            self._cursors[lease.lease_key] = _Cursor(fetch, pace, now)
 
     # The protocol documents this method and the following ones.
     def end(self, lease_key: str) -> None:  # noqa: D102
@@ -129,10 +134,10 @@ class RangeSource:
         return 1.0
 
     def next(  # noqa: D102
-        self, batch_id: str, committed: Mapping[str, Position | None], *, waited: bool
+        self, batch_id: str, committed: Mapping[str, Position | None]
     ) -> SourcedBatch | None:
         began = self._clock.monotonic()
-        chosen = self._choose(began, waited=waited)
+        chosen = self._choose(began)
         if not chosen:
             return None
         fetches = self._shares(list(chosen.values()))
@@ -149,6 +154,8 @@ class RangeSource:
         )
         self._note(chosen, done, began)
         sourced = self._sourced(batch_id, fetches, done, committed)
+        if sourced is not None:
+            self._batch_at = began
         return sourced and replace(
             sourced, milliseconds={"job": (self._clock.monotonic() - began) * 1000}
         )
@@ -175,13 +182,13 @@ class RangeSource:
             return replace(shard, through=fetch.after, resume=fetch.resume) if is_first else shard
         return shard
 
-    def _choose(self, now: float, *, waited: bool) -> dict[str, _Cursor]:
+    def _choose(self, now: float) -> dict[str, _Cursor]:
         with self._lock:
             due = sorted(
                 (c for c in self._cursors.values() if not c.ended and c.pace.due <= now),
                 key=lambda c: c.pace.due,
             )
-        if not waited and all(cursor.at_tip for cursor in due):
+        if all(self._due(cursor) > now for cursor in due):
             return {}
         remaining_bytes = self._batch.max_batch_bytes
         chosen: dict[str, _Cursor] = {}
@@ -191,6 +198,11 @@ class RangeSource:
             chosen[cursor.fetch.lease_key] = cursor
             remaining_bytes -= cursor.expected_bytes
         return chosen
+
+    def _due(self, cursor: _Cursor) -> float:
+        """Return when a job may be started for a shard. At its tip, once per batch interval."""
+        interval = self._batch.min_batch_interval_millis / 1000
+        return max(cursor.pace.due, self._batch_at + interval) if cursor.at_tip else cursor.pace.due
 
     def _shares(self, cursors: list[_Cursor]) -> tuple[ShardFetch, ...]:
         records, size = (
@@ -335,7 +347,7 @@ class RangeSource:
         now = self._clock.monotonic()
         with self._lock:
             due = min(
-                (cursor.pace.due for cursor in self._cursors.values() if not cursor.ended),
+                (self._due(cursor) for cursor in self._cursors.values() if not cursor.ended),
                 default=now + seconds,
             )
         stop.wait(min(max(due - now, _MIN_WAIT_SECONDS), seconds))

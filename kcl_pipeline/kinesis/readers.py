@@ -1,0 +1,59 @@
+"""The interface of what reads one shard for the prefetcher, and its progress."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+from kcl_pipeline.kinesis.client import Chunk
+
+
+@runtime_checkable
+class Reader(Protocol):
+    """The source of records of one shard, such as `reader.ShardReader`."""
+
+    lease_key: str
+    millis_behind_latest: int | None
+    ended: bool
+    last_bytes: int
+
+    @property
+    def read_up_to_millis(self) -> int | None:
+        """See `retention.GapWatch`."""
+
+    def read(self) -> Chunk | None:
+        """Read once, in bounded time; return None if there is nothing new."""
+        ...
+
+
+@runtime_checkable
+class PushedReader(Reader, Protocol):
+    """A reader that Kinesis pushes records to (`fan_out.source.FanOutReader`).
+
+    `read` makes no call for them. It may be called every `poll_seconds`.
+    """
+
+    poll_seconds: float
+
+    def close(self) -> None:
+        """End reading. Must not wait. May be called by another thread than `read`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ReadState:
+    """The progress of reading one shard since it was added.
+
+    Attributes:
+        read_at: Time of the last successful read in monotonic seconds. None: never.
+        has_waiting: Whether records are buffered.
+        caught_up: Whether the shard was read to its latest record, and no record is buffered.
+        error: Error of the last read. None: it succeeded.
+        read_up_to_millis: See `retention.GapWatch`.
+    """
+
+    read_at: float | None
+    has_waiting: bool
+    caught_up: bool
+    error: str | None
+    read_up_to_millis: int | None = None
