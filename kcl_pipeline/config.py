@@ -241,6 +241,12 @@ class ConsumerSettings(StrictSettings):
         "every KCL from 3.0 can share. single: one table, as in a new application of the Java KCL "
         "from 3.5. three and single refuse an application in the other layout",
     )
+    coordination: Literal["leader", "leaderless"] = Field(
+        "leader",
+        description="leader: an elected leader assigns the leases. leaderless: workers take them "
+        "from each other as in KCL 2.x, and a leader only creates and deletes leases. Must be "
+        "the same in all processes of the application",
+    )
     lease_table: TableSettings = TableSettings()
     worker_metrics_table: TableSettings = TableSettings()
     coordinator_state_table: TableSettings = TableSettings()

@@ -10,7 +10,7 @@ from kcl_pipeline.settings_model import StrictSettings
 
 
 class AssignmentSettings(StrictSettings):
-    """Assignment of leases to workers by the leader (protocol §5)."""
+    """Assignment of leases to workers, by the leader (protocol §5) or without one (§5.7)."""
 
     lease_assignment_strategy: str = Field(
         "balanced",
@@ -93,6 +93,20 @@ class AssignmentSettings(StrictSettings):
     max_leases_for_group: int = Field(2**31 - 1, ge=1, description="balanced: per worker group")
     max_throughput_per_group_kbps: float = Field(
         math.inf, gt=0, description="balanced: per worker group"
+    )
+    leaderless_after_millis: int = Field(
+        180_000,
+        ge=1_000,
+        description="Workers assign leases without a leader when nobody has led for this time. "
+        "Longer than a Java worker needs to become leader",
+    )
+    max_leases_to_steal_at_one_time: int = Field(
+        1, ge=1, description="Without a leader: leases that a worker takes at once from another one"
+    )
+    enable_priority_lease_assignment: bool = Field(
+        True,
+        description="Without a leader: leases that were not renewed for three times the failover "
+        "time are taken first, also by workers that have their share",
     )
     stale_worker_metrics_entry_cleanup_millis: int = Field(
         86_400_000,

@@ -55,6 +55,8 @@ KCL: Final[dict[str, tuple[str, str]]] = {
     "assignment.allow_throughput_overshoot": ("allowThroughputOvershoot", "true"),
     "assignment.variance_balancing_frequency": ("varianceBalancingFrequency", "3"),
     "assignment.worker_metrics_ema_alpha": ("workerMetricsEMAAlpha", "0.5"),
+    "assignment.max_leases_to_steal_at_one_time": ("maxLeasesToStealAtOneTime", "1"),
+    "assignment.enable_priority_lease_assignment": ("enablePriorityLeaseAssignment", "true"),
     "assignment.stale_worker_metrics_entry_cleanup_millis": (
         "staleWorkerMetricsEntryCleanupDuration",
         "1 day",

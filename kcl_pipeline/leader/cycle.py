@@ -49,6 +49,8 @@ from kcl_pipeline.leases.lease import BadRow
 from kcl_pipeline.leases.migration import ensure_client_version
 from kcl_pipeline.leases.tables import CoordinatorStateTable, LeaseTable, WorkerMetricsTable
 from kcl_pipeline.planning import strategies
+from kcl_pipeline.planning.kcl.take import TAKE_AND_STEAL
+from kcl_pipeline.planning.model import Plan
 from kcl_pipeline.planning.state import prepare, whole_plan
 
 _HEARTBEATS_OFF_AFTER_FAILURES = 2
@@ -175,6 +177,11 @@ class LeaderCycle:
         """Whether this process, which does not lead, scans the tables all the time."""
         return self._watch.is_watcher
 
+    @property
+    def led_at(self) -> float:
+        """When this process last knew that somebody leads. See `LeaderElection`."""
+        return self._election.led_at
+
     def next_expiry_seconds(self) -> float:
         """Return the seconds until the next lease expires if no owner renews; inf for none."""
         return self._liveness.next_expiry_seconds(self._clock.monotonic())
@@ -300,8 +307,12 @@ class LeaderCycle:
         """Plan and write moves.
 
         Leases without a living owner are assigned in every cycle. The fleet is balanced when a
-        worker has joined, and every `variance_balancing_frequency` assignment intervals.
+        worker has joined, and every `variance_balancing_frequency` assignment intervals. In a
+        leaderless application the workers take leases themselves.
         """
+        if self._settings.coordination == "leaderless":
+            context.plan = Plan(TAKE_AND_STEAL, ())
+            return
         seen = self._liveness.observation(context.scan_started)
         context.expired = tuple(sorted(seen.expired))
         began = self._clock.monotonic()

@@ -49,6 +49,9 @@ class LeaderElection:
     Attributes:
         confirmed_at: Start of the last successful write of the lock in monotonic seconds.
         held: The lock, if this candidate holds it.
+        led_at: When this candidate last knew that somebody leads, in monotonic seconds: it has
+            written the lock, or has read a new version of another leader. Before that, the time of
+            its creation.
         seen_owner: Owner of the lock in the last read. None: it had none.
         term: Number of acquisitions. Between two of them, others may have led.
         unreadable: Why the lock could not be read in the last read. None: it could.
@@ -80,6 +83,7 @@ class LeaderElection:
         self._rng = rng
         self._resume_own_name = resume_own_name
         self.confirmed_at = 0.0
+        self.led_at = clock.monotonic()
         self._next_version: str | None = None
         self._claim: LeaderLock | None = None
         self._claimed_at = 0.0
@@ -145,7 +149,7 @@ class LeaderElection:
         self._next_version = None
         if kept:
             self.held = replace(lock, version=version)
-            self.confirmed_at = began
+            self.confirmed_at = self.led_at = began
             return True
         self.held = None
         self._observed = None
@@ -217,7 +221,8 @@ class LeaderElection:
         return read_started - self._observed[1] <= item.lease_duration_millis / 1000
 
     def _observe(self, lock: LeaderLock) -> None:
-        self._observed = (lock.version, self._clock.monotonic())
+        self.led_at = self._clock.monotonic()
+        self._observed = (lock.version, self.led_at)
         self._observed_millis = lock.lease_duration_millis
 
     def _acquire(self) -> bool:
@@ -270,7 +275,7 @@ class LeaderElection:
 
     def _now_leading(self, lock: LeaderLock, stolen_from: str | None, confirmed_at: float) -> bool:
         self._claim = None
-        self.confirmed_at = confirmed_at
+        self.confirmed_at = self.led_at = confirmed_at
         self._observed = None
         self.term += 1
         self.held = lock

@@ -32,6 +32,7 @@ from kcl_pipeline.leases.worker_status import WorkerStatus
 from kcl_pipeline.metrics.reporter import WorkerMetricsReporter
 from kcl_pipeline.worker.batch_runner import BatchRunner
 from kcl_pipeline.worker.commit.two_phase import TwoPhaseCommit
+from kcl_pipeline.worker.coordination import Coordination
 from kcl_pipeline.worker.dependencies import Mode, ProgressCallback, WorkerDependencies
 from kcl_pipeline.worker.drain import DrainWatch
 from kcl_pipeline.worker.failures.pauses import Pause, reason_sentence
@@ -52,7 +53,6 @@ from kcl_pipeline.worker.shards.lifecycle import Lifecycle
 from kcl_pipeline.worker.shards.retention import RetentionLosses
 from kcl_pipeline.worker.shards.streams import LeaseStreams
 from kcl_pipeline.worker.sources.factory import make_source
-from kcl_pipeline.worker.standby_leader import StandbyLeader
 from kcl_pipeline.worker.starting import OpenedApplication, open_application
 from kcl_pipeline.worker.summary import StopReason, WorkerProgress, WorkerSummary
 from kcl_pipeline.worker.threads import CurrentStop, Pools
@@ -133,8 +133,8 @@ class Worker:
             hangs=self.hangs,
             lag=self.lag,
         ).tick
-        self._standby_leader = StandbyLeader(worker_id, parts, self.leases, lookups, self._stop)
-        self.lead_tick = self._standby_leader.tick
+        self.coordination = Coordination(worker_id, parts, self.leases, lookups, self._stop)
+        self.lead_tick = self.coordination.tick
         self.fetch_tick = self.source.fetch
         own = (self.leases, self.reporter, self.lifecycle)
         self._leaving = Leaving(worker_id, parts, *own, lookups)
@@ -278,8 +278,7 @@ class Worker:
         background.start("leases", self.lease_tick)
         for number in range(self.source.fetch_threads):
             background.start(f"fetch-{number}", self.fetch_tick)
-        if self._parts.leader is not None:
-            background.start("leader", self.lead_tick)
+        background.start("leader", self.lead_tick)
 
     def _loop(
         self,
@@ -369,7 +368,7 @@ class Worker:
             lag=self.lag,
             paused=self.paused,
             sink_failures=lambda: self._runner.sink_failures,
-            unavailable=self._standby_leader.unavailable,
+            unavailable=self.coordination.standby.unavailable,
             hung=self.hangs.hung,
         ).current()
 

@@ -38,6 +38,7 @@ HEALTHY = {
     ev.MoveRefused,
     ev.DrainRequested,
     ev.TableMigrationChanged,
+    ev.CoordinationChanged,
 }
 
 

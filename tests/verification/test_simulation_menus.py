@@ -84,6 +84,7 @@ SCENARIO_OF_MENU_1 = (
 SCENARIO_OF_MENU_2 = (*SCENARIO_OF_MENU_1, "reports_cpu", "scan_page_rows")
 SCENARIO_OF_MENU_3 = (*SCENARIO_OF_MENU_2, "hands_back")
 SCENARIO_OF_MENU_4 = SCENARIO_OF_MENU_3
+SCENARIO_OF_MENU_5 = (*SCENARIO_OF_MENU_4, "leaderless")
 
 
 @pytest.mark.parametrize(
@@ -93,6 +94,7 @@ SCENARIO_OF_MENU_4 = SCENARIO_OF_MENU_3
         (2, SCENARIO_OF_MENU_2, "e4d1802b99ec49f8", "3f6996d59e58ab36"),
         (3, SCENARIO_OF_MENU_3, "03123cf9cdf6d426", "1edcfb2c4d000ecb"),
         (4, SCENARIO_OF_MENU_4, "27daced8a9b160a5", "27be2701b05ff375"),
+        (5, SCENARIO_OF_MENU_5, "b3eef1fef98c2c2b", "142fd0ba1c36529a"),
     ],
 )
 def test_a_released_menu_is_never_changed(menu, names, drawn, planned):
@@ -123,5 +125,5 @@ def test_the_newest_menu_has_every_incident_and_no_menu_loses_one():
 
 
 def test_an_unknown_menu_is_refused():
-    with pytest.raises(ValueError, match=r"menu=99 is not a menu. Write one of \[1, 2, 3, 4\]"):
+    with pytest.raises(ValueError, match=r"menu=99 is not a menu. Write one of \[1, 2, 3, 4, 5\]"):
         simulate(1, StormOptions(menu=99))

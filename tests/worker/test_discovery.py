@@ -44,7 +44,7 @@ def test_nothing_is_taken_from_its_own_leader_by_a_worker_that_stops():
     world.worker._stop.signal = stop
     report = world.worker._parts.leader.run_once()
     stop.set()
-    world.worker._standby_leader._take(report)
+    world.worker.coordination.standby._take(report)
     assert world.worker.leases.held() == ()
 
 

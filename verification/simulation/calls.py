@@ -53,6 +53,7 @@ AWS_SITES: Final = (
         for o in ("DescribeStreamSummary", "ListShards", "GetShardIterator", "GetRecords")
     ),
 )
+LOCK_WRITES: Final = ("coordinator.PutItem", "coordinator.UpdateItem")
 TXN_VERSIONS_SITE: Final = "sink.numbers"
 """The site of `txn_versions`. Released menus keep the name."""
 
@@ -115,6 +116,7 @@ class Weather:
         throttled_sites: Calls of which every other one is throttled.
         hanging: Calls that hang with some probability: (host, site).
         down: Services whose calls all fail: "kinesis" or "sink".
+        down_sites: Calls that all fail.
         denied: Hosts whose credentials are rejected.
     """
 
@@ -131,6 +133,7 @@ class Weather:
     throttled_sites: set[str] = field(default_factory=set)
     hanging: set[tuple[str, str]] = field(default_factory=set)
     down: set[str] = field(default_factory=set)
+    down_sites: set[str] = field(default_factory=set)
     denied: set[str] = field(default_factory=set)
     faults: tuple[Fault, ...] = tuple(Fault)
 
@@ -138,7 +141,7 @@ class Weather:
         """Return the fault of this call, or None."""
         if self.partitioned and host.name in self.partitioned and site in _THROTTLABLE:
             return self._count(host, site, Fault.TIMEOUT_BEFORE)
-        if self.down and site.partition(".")[0] in self.down:
+        if site in self.down_sites or (self.down and site.partition(".")[0] in self.down):
             return self._count(host, site, Fault.SERVER_ERROR)
         if self.steered is not None and self.steered[0] == site and self.deadly:
             self.steered_call -= 1
@@ -171,6 +174,7 @@ class Weather:
         self.steered = None
         for broken in (self.partitioned, self.throttled, self.throttled_sites, self.down):
             broken.clear()
+        self.down_sites.clear()
         self.hanging.clear()
         self.denied.clear()
 

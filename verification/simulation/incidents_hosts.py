@@ -9,7 +9,7 @@ from typing import Final
 
 from kcl_pipeline.errors import AwsError
 from kcl_pipeline.leader.preview import preview
-from verification.simulation.calls import Calls
+from verification.simulation.calls import LOCK_WRITES, Calls
 from verification.simulation.kinesis import SimulatedKinesis
 from verification.simulation.machines import Machine
 from verification.simulation.scheduler import SimulatedClock
@@ -187,6 +187,13 @@ class HostIncidents:
         if not machine.host.crashed:
             machine.host.crash()
             self._restart(machine)
+
+    def no_leader(self) -> None:
+        """Fail all writes of the leader lock, and kill a worker: nobody can lead meanwhile."""
+        world, sites = self.world, set(LOCK_WRITES)
+        world.weather.down_sites |= sites
+        self.later(self.rng.uniform(3.0, 15.0), world.weather.down_sites.clear)
+        self.later(self.rng.uniform(0.5, 2.0), self.crash_and_rename)
 
     def leader_pause(self) -> None:
         """Pause the sensor; it continues in the middle of its cycle."""

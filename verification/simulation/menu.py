@@ -27,6 +27,7 @@ class Menu:
         sites: Call sites to whose faults seeds are steered.
         faults: The faults that the chance of each call draws from.
         stops_leader: Whether every other graceful stop of a rehearsal comes with a new leader.
+        leaderless: Whether some fleets have no leader, and the others fall back when nobody leads.
     """
 
     version: int
@@ -34,6 +35,7 @@ class Menu:
     sites: tuple[str, ...]
     faults: tuple[Fault, ...]
     stops_leader: bool = False
+    leaderless: bool = False
 
     @property
     def cells(self) -> tuple[tuple[str, Fault], ...]:
@@ -106,6 +108,8 @@ _INCIDENTS_4: Final = (
     "hung_calls",
 )
 
+_INCIDENTS_5: Final = (*_INCIDENTS_4, "no_leader")
+
 _SITES_2: Final = (SITES[0], OLD_SITE, *SITES[1:])
 _SITES_1: Final = tuple(site for site in _SITES_2 if site != "leases.TransactWriteItems")
 
@@ -127,6 +131,7 @@ MENUS: Final = {
     2: Menu(2, _INCIDENTS_2, _SITES_2, _FAULTS_2, stops_leader=True),
     3: Menu(3, _INCIDENTS_3, _SITES_2, _FAULTS_2, stops_leader=True),
     4: Menu(4, _INCIDENTS_4, SITES, _FAULTS_2, stops_leader=True),
+    5: Menu(5, _INCIDENTS_5, SITES, _FAULTS_2, stops_leader=True, leaderless=True),
 }
 
 CURRENT_MENU: Final = max(MENUS)

@@ -1,7 +1,7 @@
-"""Checks after the storm: steady leases (L3) and a short graceful stop (L4).
+"""Checks after the storm: steady leases (L3), a short graceful stop (L4), no leader (L9).
 
 Under a steady load no lease may move back and forth. A graceful stop must be short and repeat no
-record.
+record. When nobody can lead and a worker is killed, the others take its leases.
 """
 
 from __future__ import annotations
@@ -10,13 +10,17 @@ from collections import Counter
 from collections.abc import Callable, Container, Sequence
 from typing import Final
 
+from verification.simulation.calls import LOCK_WRITES
 from verification.simulation.incidents_hosts import SENSOR, STRATEGIES
 from verification.simulation.lease_checks import Moved
+from verification.simulation.scenario import FAILOVER_SECONDS, LEADERLESS_SECONDS
 from verification.simulation.world import World
 
 CONVERGE_SECONDS: Final = 12.0
 STEADY_SECONDS: Final = 6.0
 STOP_SECONDS: Final = 5.0
+NO_LEADER_SECONDS: Final = LEADERLESS_SECONDS + 8 * FAILOVER_SECONDS
+"""A worker notices that nobody leads, scans, and scans again after twice the failover time."""
 _PERIOD: Final = 0.2
 
 
@@ -26,8 +30,11 @@ def rehearse(
     violations: list[str],
     *,
     stops_leader: bool,
+    leaderless: bool = False,
 ) -> None:
     """Run the checks as the body of a task; append what fails to `violations`."""
+    if leaderless:
+        _without_leader(world, unowned, violations)
     world.note("-- steady load")
     begin = len(world.checks.moves)
     _load(world, CONVERGE_SECONDS)
@@ -39,6 +46,26 @@ def rehearse(
         moved = ", ".join(f"{move.lease_key} at {move.at:.1f} s" for move in again)
         violations.append(f"L3: under a steady load these leases went back and forth: {moved}")
     _stop_one(world, unowned, violations, stops_leader=stops_leader)
+
+
+def _without_leader(world: World, unowned: Callable[[], list[str]], violations: list[str]) -> None:
+    """Kill a worker while nobody can lead; then let somebody lead again."""
+    at_work = [m for m in world.workers_at_work() if m.mode == "continuous"]
+    if len({m.worker_id for m in at_work}) < 2:  # noqa: PLR2004 (somebody has to be left)
+        return
+    chosen = world.rng.choice(at_work)
+    world.note(f"-- nobody can lead, and {chosen.host.name} is killed")
+    world.weather.down_sites.update(LOCK_WRITES)
+    chosen.host.crash()
+    del world.machines[chosen.name]
+    until = world.scheduler.now + NO_LEADER_SECONDS
+    while world.scheduler.now < until and unowned():
+        _load(world, _PERIOD)
+    if left := unowned():
+        violations.append(f"L9: {NO_LEADER_SECONDS:.0f} s without a leader: {'; '.join(left)}")
+    world.note("-- somebody can lead again")
+    world.weather.down_sites.clear()
+    _load(world, CONVERGE_SECONDS)
 
 
 def back_and_forth(moves: Sequence[Moved], settled: int, shared_ids: Container[str]) -> list[Moved]:

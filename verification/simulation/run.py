@@ -121,6 +121,7 @@ def _rehearsed(world: World, options: StormOptions, violations: list[str]) -> No
             lambda: _unowned(world),
             violations,
             stops_leader=menu_of(options.menu).stops_leader,
+            leaderless=menu_of(options.menu).leaderless,
         ),
     )
     if (

@@ -48,6 +48,10 @@ _EXACTLY_ONCE: Final = 0.8
 _REPORTS_CPU: Final = 0.3
 _HANDS_BACK: Final = 0.3
 _SAVES_SCANS: Final = 0.7
+_LEADERLESS: Final = 0.25
+
+LEADERLESS_SECONDS: Final = 4.0
+"""Workers fall back when nobody has led for this time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +67,7 @@ class Scenario:
         hands_back: The transform returns records that it cannot process with an error, and does not
             raise.
         saves_scans: Leaders check for changes, and scan the tables only now and then.
+        leaderless: The workers take leases from each other; a leader only creates and deletes them.
     """
 
     streams: tuple[str, ...] = ("events",)
@@ -77,6 +82,7 @@ class Scenario:
     scan_page_rows: int | None = None
     hands_back: bool = False
     saves_scans: bool = False
+    leaderless: bool = False
 
 
 def scenario_of(seed: int, menu: int = CURRENT_MENU) -> Scenario:
@@ -118,6 +124,9 @@ def scenario_of(seed: int, menu: int = CURRENT_MENU) -> Scenario:
     other = arn_of(OTHER_ACCOUNT, "events") if rng.random() < _NAMESAKES else "orders"
     saves_scans = random.Random(f"{seed}/scans").random() < _SAVES_SCANS
     chosen = replace(chosen, saves_scans=saves_scans)
+    if menu_of(menu).leaderless:
+        is_leaderless = random.Random(f"{seed}/leaderless").random() < _LEADERLESS
+        chosen = replace(chosen, leaderless=is_leaderless)
     return replace(chosen, streams=("events", other) if several else chosen.streams)
 
 
@@ -164,7 +173,13 @@ def settings(scenario: Scenario, strategy: str, *, quirky: bool = False) -> Cons
                 "lease_assignment_interval_millis": 3_000 if scenario.saves_scans else 1_000,
                 "variance_balancing_frequency": 1 if scenario.saves_scans else 3,
                 "lease_assignment_strategy": strategy,
-            },
+            }
+            | (
+                {"leaderless_after_millis": round(LEADERLESS_SECONDS * 1000)}
+                if menu_of(scenario.menu).leaderless
+                else {}
+            ),
+            "coordination": "leaderless" if scenario.leaderless else "leader",
             "leader": {
                 "leader_lease_duration_millis": round(LOCK_SECONDS * 1000),
                 "leader_heartbeat_period_millis": 800,

@@ -1,0 +1,168 @@
+"""A worker leads, or takes leases without a leader: as configured, and while nobody leads."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+from kcl_pipeline.errors import UnavailableError
+from kcl_pipeline.events import CoordinationChanged, LeaderElected, LeaseMoved
+from kcl_pipeline.leases.coordinator_keys import LEADER_KEY
+from kcl_pipeline.leases.tables import LeaderLock
+from kcl_pipeline.planning.kcl.take import TAKE_AND_STEAL
+from kcl_pipeline.worker.worker import Worker
+from tests.support.worker_world import World, numbered
+
+AFTER = 30.0
+FALLBACK = {"assignment": {"leaderless_after_millis": int(AFTER * 1000)}}
+
+
+class Fleet(World):
+    """Two workers. The test decides which of them run."""
+
+    def __init__(self, **settings):
+        super().__init__(**settings)
+        self.crew = {"w-1": self.worker}
+
+    def join(self, name: str, *, leads: bool = True) -> Worker:
+        worker = self.make_worker(name)
+        if not leads:
+            worker = Worker(name, replace(worker._parts, leader=None))
+        worker.start_up()
+        self.crew[name] = worker
+        return worker
+
+    def run(self, seconds=10.0, step=0.1):
+        until = self.clock.monotonic() + seconds
+        pauses = dict.fromkeys(self.crew, 0.0)
+        while self.clock.monotonic() < until:
+            for name, worker in self.crew.items():
+                worker.lease_tick()
+                pauses[name] -= step
+                if pauses[name] <= 0:
+                    pauses[name] = worker.lead_tick()
+                worker.fetch_tick()
+                worker.process_tick()
+            self.clock.advance(step)
+
+    def breaks(self) -> None:
+        """From now on nobody can read or write the leader lock."""
+
+        def fails(operation: str, key: str) -> None:
+            if key == LEADER_KEY:
+                raise UnavailableError(f"{operation} failed", code="x", operation=operation)
+
+        self.coordinator.store.before_call = fails
+
+    def heals(self) -> None:
+        self.coordinator.store.before_call = lambda _operation, _key: None
+
+    def owners(self) -> Counter[str | None]:
+        return Counter(lease.owner for lease in self.leases.list_leases().leases)
+
+    def changes(self) -> list[tuple[str, bool]]:
+        return [(one.worker_id, one.leaderless) for one in self.of(CoordinationChanged)]
+
+
+def test_in_a_leaderless_application_workers_take_leases_and_one_creates_them():
+    fleet = Fleet(shards=4, coordination="leaderless")
+    fleet.put(*numbered(20))
+    fleet.run(5)
+    assert fleet.owners() == {"w-1": 4}
+    fleet.join("w-2")
+    fleet.run(60)
+    assert fleet.owners() == {"w-1": 2, "w-2": 2}
+    moved = fleet.of(LeaseMoved)
+    fleet.put(*numbered(20, "later"))
+    fleet.run(60)
+    assert fleet.of(LeaseMoved) == moved
+    assert fleet.data() == sorted(fleet.sent)
+    assert {one.owner_name for one in fleet.of(LeaderElected)} <= {"w-1", "w-2"}
+    assert fleet.changes() == [], "that is how it is configured"
+
+
+def test_a_split_is_read_without_a_leader_that_assigns():
+    fleet = Fleet(shards=1, coordination="leaderless")
+    fleet.put(*numbered(5))
+    fleet.run(5)
+    fleet.model.split("orders", "shardId-000000000000")
+    fleet.clock.advance(1)
+    fleet.put(*numbered(20, "child"))
+    fleet.run(40)
+    assert fleet.data() == sorted(fleet.sent)
+
+
+def test_only_the_worker_that_the_shuffle_chooses_competes_for_the_lock():
+    fleet = Fleet(shards=4, coordination="leaderless")
+    fleet.run(5)
+    fleet.join("w-2")
+    fleet.run(60)
+    competing = [w for w, one in fleet.crew.items() if one.coordination.standby.may_compete]
+    assert len(competing) == 1
+    lock = fleet.coordinator.read_lock()
+    assert lock is not None
+    assert lock.owner_name == competing[0]
+
+
+def test_the_leader_of_a_leaderless_application_assigns_nothing():
+    fleet = Fleet(shards=4, coordination="leaderless")
+    sensor = fleet.make_leader("sensor")
+    fleet.clock.advance(60)
+    report = sensor.run_once()
+    assert report.led
+    assert len(report.leases) == 4
+    assert report.plan is not None
+    assert report.plan.strategy == TAKE_AND_STEAL
+    assert {lease.owner for lease in report.leases} == {None}
+
+
+def test_workers_fall_back_when_nobody_has_led_and_return_when_somebody_does():
+    fleet = Fleet(shards=4, **FALLBACK)
+    fleet.put(*numbered(8))
+    fleet.run(5)
+    fleet.join("w-2")
+    fleet.run(20)
+    assert fleet.owners() == {"w-1": 2, "w-2": 2}
+    fleet.breaks()
+    del fleet.crew["w-2"]  # as kill -9
+    fleet.run(AFTER - 10)
+    assert fleet.owners() == {"w-1": 2, "w-2": 2}, "nobody can lead, and it is too early"
+    fleet.put(*numbered(20, "alone"))
+    fleet.run(30)
+    assert fleet.owners() == {"w-1": 4}
+    assert fleet.changes() == [("w-1", True)]
+    assert fleet.data() == sorted(fleet.sent)
+    fleet.heals()
+    fleet.run(10)
+    assert fleet.changes() == [("w-1", True), ("w-1", False)]
+    assert fleet.coordinator.read_lock() is not None
+
+
+def test_a_worker_that_never_leads_falls_back_when_the_lock_does_not_change():
+    fleet = Fleet(shards=2, **FALLBACK)
+    fleet.run(5)
+    del fleet.crew["w-1"]
+    fleet.join("w-2", leads=False)
+    fleet.run(AFTER - 5)
+    assert fleet.owners() == {"w-1": 2}
+    fleet.run(15)
+    assert fleet.owners() == {"w-2": 2}
+    lock = LeaderLock("somebody", 30_000, "v1")
+    fleet.coordinator.store.delete("Leader", [])
+    assert fleet.coordinator.put_lock(lock, replacing=None)
+    fleet.run(1 + 2 * 20)
+    assert fleet.changes() == [("w-2", True), ("w-2", False), ("w-2", True)], "it stopped again"
+
+
+def test_a_leader_that_renews_its_lock_is_left_alone():
+    fleet = Fleet(shards=2, **FALLBACK)
+    fleet.run(5)
+    del fleet.crew["w-1"]
+    fleet.join("w-2", leads=False)
+    for version in range(12):
+        found = fleet.coordinator.read_lock()
+        lock = LeaderLock("somebody", 30_000, f"v{version}")
+        assert fleet.coordinator.put_lock(lock, replacing=found)
+        fleet.run(10)
+    assert fleet.changes() == []
+    assert fleet.owners() == {"w-1": 2}
