@@ -16,6 +16,9 @@ from kcl_pipeline.settings_errors import check_names, shown, unknown, wrong
 MAX_TEXT: Final = 4_096
 """Largest number of characters of a string argument (our own limit)."""
 
+MAX_NUMBER: Final = 2**63 - 1
+"""Largest number of an argument without another limit (our own limit)."""
+
 _T = TypeVar("_T")
 _R = TypeVar("_R")
 _P = ParamSpec("_P")
@@ -110,7 +113,7 @@ def check_text(name: str, value: object, advice: str, *, optional: bool = False)
 def check_texts(name: str, value: object, advice: str) -> None:
     """Raise `SettingsError` unless the value is a list or tuple of strings."""
     if isinstance(value, str):
-        raise wrong(name, value, "is a string", f"Write {name}=[{value!r}]")
+        raise wrong(name, value, "is a string", f"Write {name}=[{shown(value)}]")
     if not isinstance(value, Sequence) or isinstance(value, bytes | bytearray):
         raise wrong(name, value, "is not a list", advice)
     for index, item in enumerate(value):
@@ -159,9 +162,9 @@ def check_number(
     kinds = int if whole else (int, float)
     if isinstance(value, bool) or not isinstance(value, kinds):
         raise wrong(name, value, f"is not {'a whole' if whole else 'a'} number", advice)
-    if not math.isfinite(value):
+    if isinstance(value, float) and not math.isfinite(value):
         raise wrong(name, value, "is not a finite number", advice)
-    if not least <= value <= most:
+    if not least <= value <= min(most, MAX_NUMBER):
         raise wrong(name, value, "is too small" if value < least else "is too large", advice)
 
 

@@ -23,6 +23,7 @@ from botocore.exceptions import (
     ProfileNotFound,
 )
 
+from kcl_pipeline.arguments import check_flag, checked_arguments
 from kcl_pipeline.aws_configs import (
     cloudwatch_config,
     dynamodb_config,
@@ -33,6 +34,7 @@ from kcl_pipeline.clock import Clock, SystemClock
 from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.deadline import limit_bodies
 from kcl_pipeline.errors import SettingsError
+from kcl_pipeline.settings_errors import wrong
 
 if TYPE_CHECKING:
     from mypy_boto3_dynamodb import DynamoDBClient
@@ -50,9 +52,20 @@ if TYPE_CHECKING:
 KEPT_CLIENTS: Final = 16
 """Our own limit: more settings and credentials than one process uses at the same time."""
 
+_TEXTS: Final = (
+    "region_name",
+    "profile_name",
+    "endpoint_url",
+    "aws_access_key_id",
+    "aws_secret_access_key",
+    "aws_session_token",
+)
+_NO_STRING: Final = "is not a string"
+
 _T = TypeVar("_T")
 
 
+@checked_arguments
 @dataclass(frozen=True, slots=True)
 class SessionOptions:
     """Region, endpoint and credentials of the AWS session.
@@ -68,6 +81,9 @@ class SessionOptions:
         aws_session_token: Session token of temporary credentials.
         use_ssl: False: HTTP instead of HTTPS, where no endpoint is set.
         verify: Whether certificates are verified.
+
+    Raises:
+        SettingsError: A value has another type, or characters that do not print.
     """
 
     region_name: str | None = None
@@ -78,6 +94,17 @@ class SessionOptions:
     aws_session_token: str | None = field(default=None, repr=False)
     use_ssl: bool = True
     verify: bool | None = None
+
+    def __post_init__(self) -> None:
+        for name in _TEXTS:
+            value: object = getattr(self, name)
+            if value is None or (isinstance(value, str) and value.isprintable()):
+                continue
+            problem = "has characters that do not print" if isinstance(value, str) else _NO_STRING
+            raise wrong(f"SessionOptions {name}", value, problem, "Write a string, or None")
+        check_flag("SessionOptions use_ssl", self.use_ssl)
+        if self.verify is not None:
+            check_flag("SessionOptions verify", self.verify)
 
 
 class AwsClients:

@@ -22,7 +22,7 @@ from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.delta.settings import DeltaSink
 from kcl_pipeline.errors import SettingsError
 from kcl_pipeline.planning import strategies
-from kcl_pipeline.settings_errors import nearest, refuse_settings, unknown, wrong
+from kcl_pipeline.settings_errors import nearest, refuse_settings, shown, unknown, wrong
 from kcl_pipeline.settings_model import STREAM_FORMS
 from kcl_pipeline.stream_config import StreamConfig, StreamForms, StreamSelector, stream_settings
 
@@ -172,7 +172,7 @@ def _check_strategy(name: str) -> None:
 
 def _check_streams(streams: object) -> None:
     if isinstance(streams, str):
-        raise wrong("streams", streams, "is a string", f"Write streams=[{streams!r}]")
+        raise wrong("streams", streams, "is a string", f"Write streams=[{shown(streams)}]")
     if isinstance(streams, StreamConfig):
         raise wrong("streams", streams, "is one stream", "Write streams=[StreamConfig(...)]")
     if isinstance(streams, StreamSelector):
@@ -196,7 +196,7 @@ def _check_sink(sink: object) -> None:
     if isinstance(sink, DeltaSink) or _is_foreach_batch(sink):
         return
     if isinstance(sink, str):
-        raise wrong("sink", sink, "is a string", f"Write sink=DeltaSink({sink!r})")
+        raise wrong("sink", sink, "is a string", f"Write sink=DeltaSink({shown(sink)})")
     if isinstance(sink, type) or callable(sink):
         advice = "Write sink=ForeachBatchSink(function) or sink=DeltaSink('s3://lake/orders')"
         raise wrong("sink", sink, "is a class or function", advice)

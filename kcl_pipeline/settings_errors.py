@@ -263,6 +263,7 @@ def _noun(field: FieldInfo) -> str:
         datetime: "a time",
         dict: "a dictionary of strings",
         tuple: "a list of strings",
+        list: "a list of strings",
     }
     return names.get(get_origin(kind) or kind, "a value that can be used")
 

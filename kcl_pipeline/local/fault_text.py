@@ -38,7 +38,7 @@ def parse_fault(text: str) -> FaultRule:
         return FaultRule.model_validate(
             {"service": service, "operation": operation or "*", "kind": kind, **amount}
         )
-    except ValidationError as error:
+    except (SettingsError, ValidationError) as error:
         raise _refused(text) from error
 
 

@@ -10,19 +10,24 @@ import random
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final, Literal, get_args
 from xml.sax.saxutils import escape
 
 import msgspec
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 
+from kcl_pipeline.arguments import check_number, check_text, checked_arguments
+from kcl_pipeline.checked_fields import CheckedFields
 from kcl_pipeline.local.messages import Request, Response
+from kcl_pipeline.settings_errors import wrong
 
 Kind = Literal["throttle", "error500", "deny", "drop_before", "drop_after", "delay"]
+_KINDS: Final = get_args(Kind)
 _KINESIS_DATA: Final = frozenset({"GetRecords", "GetShardIterator", "PutRecord", "PutRecords"})
 _XML: Final = frozenset({"s3", "sts", "monitoring", "iam", "ec2", "sns"})
 
 
+@checked_arguments
 @dataclass(frozen=True, slots=True)
 class Fault:
     """The fault that is injected into one call.
@@ -34,12 +39,24 @@ class Fault:
         code: Error code. Empty: the code that the service uses.
         message: Error message. Empty: a default message.
         delay_seconds: Time that passes before the call is processed or rejected.
+
+    Raises:
+        SettingsError: A value is wrong.
     """
 
     kind: Kind
     code: str = ""
     message: str = ""
     delay_seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.kind not in _KINDS:
+            advice = f"Write one of {', '.join(_KINDS)}"
+            raise wrong("Fault kind", self.kind, "is not a kind", advice)
+        for name in ("code", "message"):
+            if getattr(self, name) != "":
+                check_text(f"Fault {name}", getattr(self, name), "Write a text")
+        check_number("Fault delay_seconds", self.delay_seconds, "a time in seconds")
 
 
 FaultHook = Callable[[str, str, bytes], Fault | None]
@@ -50,7 +67,7 @@ It is called before every call with three arguments. They are the service (`kine
 """
 
 
-class FaultRule(BaseModel):
+class FaultRule(CheckedFields):
     """One rule of the list that clients post to `/_local/faults`.
 
     Attributes:

@@ -14,12 +14,15 @@ web page. Three rules reject such requests. None of them affects an AWS SDK.
 from __future__ import annotations
 
 import ipaddress
+import re
 from typing import Final
-from urllib.parse import urlsplit
 
 from kcl_pipeline.local.messages import Request, Response
 
 _OWN_SITES: Final = frozenset({"same-origin", "none"})
+_HOST: Final = re.compile(
+    r"(?:(?P<name>[A-Za-z0-9._-]+)|\[(?P<address>[0-9A-Fa-f:.]+)\])(?::[0-9]{0,5})?"
+)
 
 
 def refused(request: Request) -> Response | None:
@@ -42,13 +45,10 @@ def is_loopback(host: str) -> bool:
     Loopback names are ``localhost``, names below it (S3 buckets as ``bucket.localhost``),
     addresses in 127.0.0.0/8 and ``[::1]``.
     """
-    try:
-        parts = urlsplit(f"//{host}")
-        name, _ = parts.hostname or "", parts.port
-    except ValueError:
+    found = _HOST.fullmatch(host)
+    if found is None:
         return False
-    if parts.netloc != host or "@" in host or parts.path or parts.query or parts.fragment:
-        return False
+    name = (found["name"] or found["address"]).lower()
     if name == "localhost" or name.endswith(".localhost"):
         return True
     try:

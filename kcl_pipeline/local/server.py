@@ -22,7 +22,9 @@ from urllib.parse import parse_qs
 import msgspec
 from pydantic import TypeAdapter, ValidationError
 
+from kcl_pipeline.arguments import check_flag, check_number, check_text, checked_arguments
 from kcl_pipeline.clock import Clock
+from kcl_pipeline.errors import KclError
 from kcl_pipeline.extras import require
 from kcl_pipeline.local.accounts import KinesisAccounts, account_of
 from kcl_pipeline.local.dynamodb_legacy import modernize
@@ -68,6 +70,13 @@ def _unknown_service(service: str) -> Fault:
     return Fault("deny", "UnknownServiceException", f"{message} and monitoring")
 
 
+# Not an internal error: an SDK would repeat the call.
+_TOO_DEEP: Final = Fault("throttle", "SerializationException", "the request is nested too deeply")
+
+_MAX_PORT: Final = 65_535
+
+
+@checked_arguments
 class EmbeddedAws:
     """Kinesis, DynamoDB, S3, STS and CloudWatch on 127.0.0.1 for tests, demos and development.
 
@@ -86,7 +95,7 @@ class EmbeddedAws:
         fault_rules: Rules that clients post to `/_local/faults`.
 
     Raises:
-        SettingsError: The extra `local` is not installed.
+        SettingsError: An argument is wrong, or the extra `local` is not installed.
     """
 
     def __init__(
@@ -98,6 +107,9 @@ class EmbeddedAws:
         faults: FaultHook | None = None,
         settings: KinesisSettings | None = None,
     ) -> None:
+        check_number("EmbeddedAws port", port, "a port", most=_MAX_PORT, whole=True)
+        check_flag("EmbeddedAws enforce_limits", enforce_limits)
+        check_text("EmbeddedAws region", region, "Write a region, such as 'us-east-1'")
         require("local", "the embedded AWS")
         self.clock: Clock = clock if clock is not None else ShiftedClock()
         self.region = region if settings is None else settings.region
@@ -204,6 +216,12 @@ class EmbeddedAws:
         if request.path.startswith(_PRIVATE):
             return self._private(request)
         service, operation = classify(request)
+        try:
+            return self._serve(service, operation, request)
+        except RecursionError:
+            return refusal(_TOO_DEEP, service, operation, request)
+
+    def _serve(self, service: str, operation: str, request: Request) -> Response | None:
         if service != "kinesis" and service not in SERVICES:
             return refusal(_unknown_service(service), service, operation, request)
         fault = self._fault(service, operation, request.body)
@@ -243,7 +261,7 @@ class EmbeddedAws:
             answer = self._control(
                 request.method, request.path.removeprefix(_PRIVATE), request.body
             )
-        except (ValidationError, msgspec.DecodeError, ValueError) as error:
+        except (ValidationError, msgspec.DecodeError, ValueError, LookupError, KclError) as error:
             return Response(
                 400,
                 msgspec.json.encode({"error": str(error)}),

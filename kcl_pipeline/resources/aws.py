@@ -6,12 +6,13 @@ from dagster_aws.utils import ResourceWithBoto3Configuration
 from pydantic import Field, field_validator
 
 from kcl_pipeline.aws import AwsClients, ClientCache, SessionOptions
+from kcl_pipeline.checked_fields import CheckedFields
 from kcl_pipeline.config import ConsumerSettings
 
 _CLIENTS: Final = ClientCache[AwsClients]()
 
 
-class AwsResource(ResourceWithBoto3Configuration):
+class AwsResource(CheckedFields, ResourceWithBoto3Configuration):
     """Region, endpoint and credentials: the boto3 configuration of dagster-aws.
 
     Without fields the standard environment applies (`AWS_REGION`, `AWS_ENDPOINT_URL`, profiles,

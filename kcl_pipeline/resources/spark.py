@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, Union, cast
 import dagster as dg
 from pydantic import Field
 
+from kcl_pipeline.checked_fields import CheckedFields
 from kcl_pipeline.settings_errors import wrong
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ SparkSource: TypeAlias = Union["SparkResource", "PySparkResource", "LazyPySparkR
 """A resource with a Spark session: this package's, or one of dagster-pyspark."""
 
 
-class SparkResource(dg.ConfigurableResource[Any]):
+class SparkResource(CheckedFields, dg.ConfigurableResource[Any]):
     """Name and properties of the Spark session.
 
     The session is created at its first use and shared by the process. Creation takes about five

@@ -3,17 +3,19 @@
 from typing import Any, Self
 
 import dagster as dg
-from pydantic import Field
+from pydantic import Field, ValidationError
 
 from kcl_pipeline.aws import open_tables
+from kcl_pipeline.checked_fields import CheckedFields
 from kcl_pipeline.clock import SystemClock
 from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.leases.layout.opening import Tables
 from kcl_pipeline.leases.tables import CoordinatorStateTable, LeaseTable, WorkerMetricsTable
 from kcl_pipeline.resources.aws import AwsResource
+from kcl_pipeline.settings_errors import refuse_settings
 
 
-class ApplicationResource(dg.ConfigurableResource[Any]):
+class ApplicationResource(CheckedFields, dg.ConfigurableResource[Any]):
     """Fields that the three tables share: the application that they belong to."""
 
     aws: dg.ResourceDependency[AwsResource]
@@ -47,15 +49,17 @@ class ApplicationResource(dg.ConfigurableResource[Any]):
         """All settings of the application.
 
         Raises:
-            pydantic.ValidationError: A setting is invalid.
+            errors.SettingsError: A setting is wrong.
         """
-        return ConsumerSettings.model_validate(
-            {
-                **self.overrides,
-                "application_name": self.application_name,
-                "streams": tuple(self.streams),
-            }
-        )
+        given = {
+            **self.overrides,
+            "application_name": self.application_name,
+            "streams": tuple(self.streams),
+        }
+        try:
+            return ConsumerSettings.model_validate(given)
+        except ValidationError as error:
+            refuse_settings(error, ConsumerSettings)
 
     def _tables(self) -> Tables:
         settings = self.settings()

@@ -31,8 +31,9 @@ def request(
 
 @pytest.mark.parametrize(
     "host",
-    ["127.0.0.1", "127.0.0.1:4566", "127.8.0.1", "localhost:1", "orders.localhost", "[::1]:80"],
-)
+    ["127.0.0.1", "127.0.0.1:4566", "127.8.0.1", "localhost:1", "orders.localhost", "[::1]:80",
+     "LocalHost:80", "[0:0:0:0:0:0:0:1]"],
+)  # fmt: skip
 def test_loopback_names(host: str) -> None:
     assert is_loopback(host)
 
@@ -40,7 +41,9 @@ def test_loopback_names(host: str) -> None:
 @pytest.mark.parametrize(
     "host",
     ["", "example.com", "127.0.0.1.example.com", "localhost.example.com", "10.0.0.1", "0.0.0.0",
-     "127.0.0.1@example.com", "example.com/127.0.0.1", "127.0.0.1:x", "[::1", "notlocalhost"],
+     "127.0.0.1@example.com", "example.com/127.0.0.1", "127.0.0.1:x", "[::1", "notlocalhost",
+     "[::1]example.com", "[::1]:80@example.com", "localhost,example.com", "[127.0.0.1", "[::]",
+     "127.1", "[::ffff:10.0.0.1]", "localhost\n", "localhost:80:80"],
 )  # fmt: skip
 def test_other_names(host: str) -> None:
     assert not is_loopback(host)

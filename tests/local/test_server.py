@@ -139,6 +139,8 @@ def test_cbor_errors(aws: EmbeddedAws) -> None:
         ("MakeCoffee", b"{}", "UnknownOperationException"),
         ("AddTagsToStream", b'{"StreamName": "s", "Tags": {}}', "ValidationException"),
         ("ListShards", b'{"StreamName": "s", "ShardFilter": {}}', "ValidationException"),
+        ("ListShards", b"[" * 200_000, "SerializationException"),
+        ("PutRecords", b'{"Records":' + b"[" * 200_000, "SerializationException"),
     ],
 )
 def test_malformed_requests(aws: EmbeddedAws, operation: str, body: bytes, code: str) -> None:

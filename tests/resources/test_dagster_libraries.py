@@ -8,7 +8,6 @@ import sys
 import pytest
 from dagster_aws.utils import ResourceWithBoto3Configuration
 from dagster_pyspark import LazyPySparkResource, PySparkResource
-from pydantic import ValidationError
 
 from kcl_pipeline import AwsResource, DeltaSink, KinesisPipeline, SettingsError, SparkResource
 from kcl_pipeline.assets.names import Names
@@ -42,9 +41,7 @@ def test_its_fields_reach_the_clients():
 
 
 def test_more_than_one_attempt_is_refused():
-    with pytest.raises(
-        ValidationError, match=r"max_attempts=5 is not 1\..* Leave max_attempts out"
-    ):
+    with pytest.raises(SettingsError, match=r"max_attempts=5 is not 1\..* Leave max_attempts out"):
         AwsResource(max_attempts=5)
     assert AwsResource(max_attempts=1).max_attempts == 1
 
