@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 FUZZ_SECONDS ?= 60
 
-.PHONY: setup run screenshots dev test lint simulate simulate-coverage simulation-packages mutate test-long microscope soak failover fuzz audit clean java docs coverage package test-spark40 hooks
+.PHONY: setup run screenshots dev test lint simulate simulate-coverage simulation-packages mutate test-long microscope soak failover fuzz audit clean java docs coverage package test-spark40 test-interop hooks
 
 setup: $(STAMP)
 
@@ -101,6 +101,11 @@ $(SPARK40)/.installed: pyproject.toml constraints.txt
 	@grep -v -i '^pyspark==' constraints.txt > $(SPARK40)/constraints.txt
 	@$(SPARK40)/bin/python -m pip install --quiet --disable-pip-version-check -c $(SPARK40)/constraints.txt -e '.[dev]' 'pyspark==4.0.*'
 	@touch $@
+
+# Workers of the real Java KCL and ours in one application, ten minutes; ALL=1: every case, an hour.
+# Needs the network once, for Maven; KCL_PIPELINE_INTEROP_JARS names the folder of the jars.
+test-interop: setup
+	@PYTHONPATH=$(CURDIR) $(BIN)/python -m tests.interop $(if $(ALL),--all --page docs/interop.md)
 
 # pre-commit is not in the extra dev, because the make targets do not need it.
 hooks:

@@ -14,17 +14,27 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 KCL_VERSION = "3.5.1"
-POM = f"""<project xmlns="http://maven.apache.org/POM/4.0.0">
+SILENT = ("org.slf4j", "slf4j-nop", "2.0.13")
+
+
+def pom(version: str, logger: tuple[str, str, str]) -> str:
+    """Return a Maven project that needs the Java KCL.
+
+    Args:
+        version: Version of the KCL, or a range of Maven.
+        logger: Group, artifact and version of a logger for SLF4J.
+    """
+    parts = [("software.amazon.kinesis", "amazon-kinesis-client", version), logger]
+    dependencies = "\n".join(
+        f"<dependency><groupId>{group}</groupId><artifactId>{artifact}</artifactId>"
+        f"<version>{one}</version></dependency>"
+        for group, artifact, one in parts
+    )
+    return f"""<project xmlns="http://maven.apache.org/POM/4.0.0">
   <modelVersion>4.0.0</modelVersion>
   <groupId>bench</groupId><artifactId>bench</artifactId><version>1</version>
   <dependencies>
-    <dependency>
-      <groupId>software.amazon.kinesis</groupId><artifactId>amazon-kinesis-client</artifactId>
-      <version>{KCL_VERSION}</version>
-    </dependency>
-    <dependency>
-      <groupId>org.slf4j</groupId><artifactId>slf4j-nop</artifactId><version>2.0.13</version>
-    </dependency>
+{dependencies}
   </dependencies>
 </project>
 """
@@ -82,7 +92,7 @@ def java_kcl_command(kept: Path, stream: str, kinesis: str, dynamodb: str) -> li
     classes = f"{folder / 'classes'}{os.pathsep}{folder / 'lib'}/*"
     if not (folder / "ready").exists():
         folder.mkdir(exist_ok=True)
-        (folder / "pom.xml").write_text(POM)
+        (folder / "pom.xml").write_text(pom(KCL_VERSION, SILENT))
         must(
             [
                 "mvn",

@@ -71,10 +71,16 @@ class Processes:
         self, name: str, arguments: list[str], extra: Mapping[str, str] | None = None
     ) -> subprocess.Popen[bytes]:
         """Run `python <arguments>` and append its output to `<folder>/<name>.log`."""
+        return self.start_program(name, [sys.executable, *arguments], extra)
+
+    def start_program(
+        self, name: str, command: list[str], extra: Mapping[str, str] | None = None
+    ) -> subprocess.Popen[bytes]:
+        """Run a command and append its output to `<folder>/<name>.log`."""
         log = (self.folder / f"{name}.log").open("ab")
         with log:
-            child = subprocess.Popen(  # noqa: S603 (our own modules)
-                [sys.executable, *arguments],
+            child = subprocess.Popen(  # noqa: S603 (programs of the demonstration and the tests)
+                command,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,

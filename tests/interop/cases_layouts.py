@@ -1,0 +1,149 @@
+"""Cases of the move to a single table, of older versions, and of a stream that is created again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .cases import Found
+from .checks import all_held, hand_over, mixed
+from .fleet import SIDES, CaseFailedError, InteropFleet
+
+STATE_KEY = "TableMigration3.5"
+STATUS = "TABLE_MIGRATION_STATUS_"
+HOUR_MILLIS = 3_600_000
+
+
+def begin_deployed(fleet: InteropFleet) -> None:
+    """Create three tables whose fleet has published for an hour that it can move.
+
+    The hour is the only part of the move that the suite does not wait for.
+    """
+    for rows in (fleet.tables.workers, fleet.tables.coordinator, fleet.tables.lease):
+        rows.ensure_exists()
+    now = int(fleet.clock.wall() * 1000)
+    item = {
+        "key": {"S": STATE_KEY},
+        "entityType": {"S": "TABLE_MIGRATION"},
+        "tm": {"S": f"{STATUS}DEPLOYED"},
+        "mb": {"S": "interop"},
+        "mts": {"N": str(now - HOUR_MILLIS)},
+        "h": {"L": []},
+    }
+    fleet.dynamodb.put_item(TableName=f"{fleet.application.name}-CoordinatorState", Item=item)
+
+
+def state(fleet: InteropFleet, table: str, key_name: str) -> dict[str, Any]:
+    """Return the migration item of a table; empty if there is none."""
+    found = fleet.dynamodb.get_item(
+        TableName=table, Key={key_name: {"S": STATE_KEY}}, ConsistentRead=True
+    )
+    return found.get("Item", {})
+
+
+def _status(item: dict[str, Any]) -> str:
+    return item.get("tm", {"S": ""})["S"].removeprefix(STATUS)
+
+
+def pending(fleet: InteropFleet) -> Found:
+    """The fleet moves its rows to the lease table."""
+    mixed(fleet)
+    table = f"{fleet.application.name}-CoordinatorState"
+    took = fleet.wait("PENDING", lambda: _status(state(fleet, table, "key")) == "PENDING", 300)
+    return Found("PENDING", took)
+
+
+def complete(fleet: InteropFleet) -> Found:
+    """The bake time passes; the fleet works on one table, and new workers join it."""
+    mixed(fleet)
+    name = fleet.application.name
+    old = f"{name}-CoordinatorState"
+    changed = int(state(fleet, old, "key")["mts"]["N"])
+    fleet.dynamodb.update_item(
+        TableName=old,
+        Key={"key": {"S": STATE_KEY}},
+        UpdateExpression="SET mts = :earlier",
+        ExpressionAttributeValues={":earlier": {"N": str(changed - 2 * HOUR_MILLIS)}},
+    )
+    took = fleet.wait(
+        "COMPLETE", lambda: _status(state(fleet, name, "leaseKey")) == "COMPLETE", 180
+    )
+    fleet.tables = fleet.open()
+    fleet.wait("a leader on the single table", lambda: fleet.leader() is not None, 180)
+    for side in SIDES:
+        fleet.stop(fleet.of(side)[0])
+        mixed(fleet)
+        hand_over(fleet, side)
+    return Found("COMPLETE", took)
+
+
+def older(fleet: InteropFleet) -> Found:
+    """A version that does not know the single table joins.
+
+    The older version meets rows that are no leases. It ends by itself, with or without its two
+    tables. With them, or with a row of a worker without `sup`, our start is refused.
+    """
+    fleet.start("ours")
+    fleet.wait("leases", lambda: all_held(fleet))
+    java = fleet.start("java")
+    process = fleet.workers.pop(java)
+    name = fleet.application.name
+    added = {f"{name}-CoordinatorState", f"{name}-WorkerMetricStats"}
+
+    def created() -> set[str]:
+        return added & set(fleet.dynamodb.list_tables()["TableNames"])
+
+    fleet.wait("the end of the older worker", lambda: process.poll() is not None or bool(created()))
+    process.kill()
+    process.wait()
+    fleet.logs.clear()
+    fleet.stop(fleet.of("ours")[0])
+    said = _refused(fleet) if created() else ""
+    for one in created():
+        fleet.dynamodb.delete_table(TableName=one)
+    row = {
+        "leaseKey": {"S": "older-1"},
+        "entityType": {"S": "WORKER_METRIC_STATS"},
+        "lut": {"N": str(int(fleet.clock.wall()))},
+        "sts": {"M": {}},
+        "opr": {"M": {}},
+    }
+    fleet.dynamodb.put_item(TableName=name, Item=row)
+    said = f"{said} {_refused(fleet)}".strip()
+    fleet.dynamodb.delete_item(TableName=name, Key={"leaseKey": row["leaseKey"]})
+    fleet.start("ours")
+    return Found(said)
+
+
+def _refused(fleet: InteropFleet) -> str:
+    """Start our worker, which must be refused before it writes; return its sentence."""
+    tables = {
+        one
+        for one in fleet.dynamodb.list_tables()["TableNames"]
+        if one.startswith(fleet.application.name)
+    }
+    before = _sizes(fleet, tables)
+    ours = fleet.start("ours", layout="auto")
+    if (code := fleet.workers.pop(ours).wait(60)) != 1:
+        raise CaseFailedError(f"our worker ended with {code}")
+    if (after := _sizes(fleet, tables)) != before:
+        raise CaseFailedError(f"rows before {before}, after {after}")
+    return (fleet.folder / f"{ours}.log").read_text().strip().splitlines()[-1]
+
+
+def _sizes(fleet: InteropFleet, tables: set[str]) -> dict[str, int]:
+    return {one: len(fleet.dynamodb.scan(TableName=one)["Items"]) for one in sorted(tables)}
+
+
+def recreated(fleet: InteropFleet) -> Found:
+    """The stream is deleted and created again while both sides read it, and ours leads."""
+    mixed(fleet, "ours")
+    stream = fleet.streams[0]
+    fleet.traffic.stop()
+    before = fleet.traffic.sent.copy()
+    fleet.wait("the records of the first stream", lambda: fleet.is_delivered(before))
+    fleet.kinesis.delete_stream(StreamName=stream)
+    fleet.clock.sleep(5)
+    fleet.kinesis.create_stream(StreamName=stream, ShardCount=fleet.application.shards)
+    probes = fleet.traffic.probe()
+    took = fleet.wait("the records of the second stream", lambda: fleet.is_delivered(probes), 240)
+    return Found("read from the beginning", took)

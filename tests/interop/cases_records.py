@@ -1,0 +1,159 @@
+"""Cases of positions and attributes that one side writes and the other reads."""
+
+from __future__ import annotations
+
+import signal
+
+from .cases import Found
+from .checks import all_held, hand_over, mixed
+from .fleet import SIDES, CaseFailedError, InteropFleet
+
+FOREIGN = "interopForeign"
+KEPT_SECONDS = 15.0
+AGGREGATE = 12
+LONG_AGGREGATE = 60
+"""So that our worker, with small batches, is still at it when the handoff begins."""
+
+
+def restarted(fleet: InteropFleet, side: str, **extra: str) -> str:
+    """Replace the worker of a side by one with settings of its own, and wait for leases."""
+    mixed(fleet)
+    fleet.stop(fleet.of(side)[0])
+    fleet.start(side, **extra)
+    mixed(fleet)
+    return fleet.of(side)[0]
+
+
+def aggregate_from_java(fleet: InteropFleet) -> Found:
+    """Java checkpoints in the middle of a KPL aggregate and is killed; ours continues."""
+    worker = restarted(fleet, "java", checkpoint="middle")
+    key = fleet.held_by("java")[0]
+    ids = fleet.traffic.put_aggregate(
+        fleet.streams[0], fleet.traffic.open_shards(fleet.streams[0])[key], AGGREGATE
+    )
+    log = fleet.logs[worker]
+    fleet.wait(
+        "a checkpoint in the aggregate",
+        lambda: any(int(one.words[3]) > 0 for one in log.seen("checkpoint")),
+    )
+    fleet.kill(worker)
+    fleet.wait("the rest", lambda: fleet.is_delivered(ids))
+    by_java = sum(one in log.stored() for one in ids)
+    again = [one for one in ids if one in log.stored() and one in fleet.commits.ids]
+    if again or not 0 < by_java < AGGREGATE:
+        raise CaseFailedError(f"{by_java} of {AGGREGATE} by Java, {len(again)} of them again")
+    mixed(fleet)
+    return Found(f"{by_java} of {AGGREGATE} records by Java, the rest by ours")
+
+
+def aggregate_from_ours(fleet: InteropFleet) -> Found:
+    """Our batch ends in the middle of a KPL aggregate, and the lease is handed to Java."""
+    restarted(fleet, "ours", batch_records="5", pause="0.5")
+    key = fleet.held_by("ours")[0]
+    ids = fleet.traffic.put_aggregate(
+        fleet.streams[0], fleet.traffic.open_shards(fleet.streams[0])[key], LONG_AGGREGATE
+    )
+    fleet.wait("the first part", lambda: any(one in fleet.commits.ids for one in ids))
+    hand_over(fleet, "ours", key)
+    fleet.wait("the rest", lambda: fleet.is_delivered(ids))
+    by_ours = sum(one in fleet.commits.ids for one in ids)
+    again = fleet.counted().repeated & set(ids)
+    if again or not 0 < by_ours < LONG_AGGREGATE:
+        raise CaseFailedError(f"{by_ours} of {LONG_AGGREGATE} by ours, {len(again)} again")
+    restarted(fleet, "ours")
+    return Found(f"{by_ours} of {AGGREGATE} records by ours, the rest by Java")
+
+
+def prepared_by_java(fleet: InteropFleet) -> Found:
+    """Java prepares checkpoints and stores none; ours takes over at the last stored one."""
+    worker = restarted(fleet, "java", checkpoint="prepare")
+    log = fleet.logs[worker]
+
+    def prepared() -> list[str]:
+        held = fleet.held_by("java")
+        return [one.lease for one in log.seen("prepared") if one.lease in held]
+
+    fleet.wait("a prepared checkpoint", lambda: bool(prepared()))
+    key = prepared()[-1]
+    hand_over(fleet, "java", key)
+    first = [one.words[2] for one in log.seen("record") if one.lease == key]
+    fleet.wait("the prepared records", lambda: all(one in fleet.commits.ids for one in first))
+    restarted(fleet, "java")
+    return Found(f"{len(first)} prepared records read by ours")
+
+
+def prepared_by_ours(fleet: InteropFleet) -> Found:
+    """Ours is killed with a prepared batch; Java sees the pending checkpoint and continues."""
+    worker = restarted(fleet, "ours", pause="1")
+    held: set[str] = set()
+
+    def has_prepared() -> bool:
+        if not _prepared(fleet, worker):
+            return False
+        fleet.workers[worker].send_signal(signal.SIGSTOP)
+        held.update(_prepared(fleet, worker))  # while it stands still
+        if not held:
+            fleet.workers[worker].send_signal(signal.SIGCONT)
+        return bool(held)
+
+    fleet.wait("a prepared batch", has_prepared)
+    fleet.kill(worker)
+    log = fleet.logs[fleet.of("java")[0]]
+    began = fleet.clock.monotonic()
+
+    def seen() -> set[str]:
+        return {one.lease for one in log.seen("initialize", began) if one.words[3] != "-"}
+
+    fleet.wait("Java", lambda: all_held(fleet) and bool(seen() & held))
+    mixed(fleet)
+    return Found(f"Java saw the pending checkpoint of {len(seen())} leases")
+
+
+def _prepared(fleet: InteropFleet, worker: str) -> set[str]:
+    return {
+        key
+        for key, one in fleet.leases().items()
+        if one.owner == worker and one.pending_checkpoint is not None
+    }
+
+
+def foreign(fleet: InteropFleet) -> Found:
+    """Attributes that nobody knows stay in leases, worker rows and the client version."""
+    mixed(fleet)
+    put = _put_foreign(fleet)
+    for side in SIDES:
+        hand_over(fleet, side)
+    before = {key: one.counter for key, one in fleet.leases().items()}
+    fleet.wait(
+        "renewals",
+        lambda: all(one.counter > before.get(key, -1) + 2 for key, one in fleet.leases().items()),
+    )
+    fleet.clock.sleep(KEPT_SECONDS)  # both sides report once at least
+    for table, key in put:
+        item = fleet.dynamodb.get_item(TableName=table, Key=key, ConsistentRead=True).get("Item")
+        if item is not None and FOREIGN not in item:
+            raise CaseFailedError(f"a worker removed an attribute of {key} in {table}")
+    return Found(f"{len(put)} rows")
+
+
+def _put_foreign(fleet: InteropFleet) -> list[tuple[str, dict[str, dict[str, str]]]]:
+    """Add an attribute to each row of the application but the lock, which Java puts as a whole."""
+    name = fleet.application.name
+    found = []
+    for table in fleet.dynamodb.list_tables()["TableNames"]:
+        if table not in {name, f"{name}-WorkerMetricStats", f"{name}-CoordinatorState"}:
+            continue
+        described = fleet.dynamodb.describe_table(TableName=table)["Table"]
+        key_name = described["KeySchema"][0]["AttributeName"]
+        for item in fleet.dynamodb.scan(TableName=table)["Items"]:
+            key = {key_name: item[key_name]}
+            if item[key_name]["S"] == "Leader":
+                continue
+            fleet.dynamodb.update_item(
+                TableName=table,
+                Key=key,
+                UpdateExpression=f"SET {FOREIGN} = :one",
+                ExpressionAttributeValues={":one": {"S": "kept"}},
+            )
+            found.append((table, key))
+    return found

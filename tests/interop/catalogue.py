@@ -1,0 +1,56 @@
+"""The table of cases, in the order in which they run."""
+
+from __future__ import annotations
+
+from . import cases_layouts as layouts
+from . import cases_records as records
+from .cases import Case, end, handoff, handoff_with_kill, join, merge, split
+from .fleet import SIDES
+
+NAMES = {"ours": "our worker", "java": "the Java worker"}
+
+CASES = (
+    Case("join", "the second side joins and gets its share", join),
+    Case("pending", "the fleet moves its rows to the lease table", layouts.pending),
+    *(Case(f"handoff-{side}", f"handoff by {NAMES[side]}", handoff(side)) for side in SIDES),
+    *(Case(f"split-{side}", f"split of a shard of {NAMES[side]}", split(side)) for side in SIDES),
+    Case("merge", "merge of two shards, one of each side", merge),
+    Case("foreign", "unknown attributes survive", records.foreign),
+    *(
+        Case(
+            f"handoff-kill-{side}",
+            f"handoff by {NAMES[side]}, which is killed in its middle",
+            handoff_with_kill(side),
+            repeats=True,
+        )
+        for side in SIDES
+    ),
+    Case(
+        "aggregate-java",
+        "KPL aggregate, begun by Java, continued by ours",
+        records.aggregate_from_java,
+        repeats=True,
+    ),
+    Case(
+        "aggregate-ours",
+        "KPL aggregate, begun by ours, continued by Java",
+        records.aggregate_from_ours,
+    ),
+    Case("prepared-java", "checkpoint prepared by Java", records.prepared_by_java),
+    Case("prepared-ours", "checkpoint prepared by ours", records.prepared_by_ours, repeats=True),
+    *(
+        Case(
+            f"{by}-{side}-{'leader' if leads else 'follower'}",
+            f"{'SIGTERM' if by == 'stop' else 'kill -9'} of {NAMES[side]} "
+            f"{'that leads' if leads else 'that does not lead'}",
+            end(side, by, leads=leads),
+            repeats=by == "kill",
+        )
+        for leads in (False, True)
+        for by in ("stop", "kill")
+        for side in SIDES
+    ),
+    Case("complete", "the move is completed, and new workers join", layouts.complete),
+    Case("older", "a version without the single table has joined", layouts.older),
+    Case("recreated", "the stream is created again, ours leads", layouts.recreated, repeats=True),
+)

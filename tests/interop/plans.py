@@ -1,0 +1,92 @@
+"""The applications in which the cases run: layout, first side and version of Java."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from .cases_layouts import begin_deployed
+from .catalogue import CASES
+from .fleet import InteropFleet
+
+SPECIAL = ("pending", "complete", "older", "recreated")
+ALL = tuple(case.name for case in CASES if case.name not in SPECIAL)
+MOVING = (*ALL, "pending", "complete")
+SHORT = (
+    "join",
+    "handoff-ours",
+    "handoff-java",
+    "split-ours",
+    "merge",
+    "foreign",
+    "kill-java-leader",
+)
+FEW = ("join", "handoff-ours", "handoff-java", "stop-ours-follower", "stop-java-follower")
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One application of the suite.
+
+    Attributes:
+        name: Short name, and the name of the application.
+        title: Heading of its column.
+        family: Version of Java, a key of `java.VERSIONS`.
+        first: The side that starts first.
+        cases: Names of its cases, in order.
+        short: Names of the cases that the short suite runs.
+        options: Further fields of `Application`.
+        prepare: Called before the first worker starts.
+    """
+
+    name: str
+    title: str
+    family: str
+    first: str
+    cases: Sequence[str] = ALL
+    short: Sequence[str] = ()
+    options: Mapping[str, Any] = field(default_factory=dict)
+    prepare: Callable[[InteropFleet], None] | None = None
+
+
+MOVES: dict[str, Any] = {
+    "options": {
+        "settings": {"leader": {"migrate_all_entities_to_lease_table": True}},
+        "java_settings": {"coordinator.migrateAllEntitiesToLeaseTable": "true"},
+    },
+    "prepare": begin_deployed,
+}
+PLANS = (
+    Plan("three-ours", "three tables, ours first", "3.5", "ours", short=SHORT),
+    Plan("three-java", "three tables, Java first", "3.1", "java"),
+    Plan(
+        "single-ours",
+        "single table, ours first",
+        "3.5",
+        "ours",
+        options={"settings": {"table_layout": "single"}},
+    ),
+    Plan("single-java", "single table, Java first", "3.5", "java", short=SHORT),
+    Plan("moving-ours", "moving, ours first", "3.5", "ours", MOVING, **MOVES),
+    Plan("moving-java", "moving, Java first", "3.5", "java", MOVING, **MOVES),
+    Plan("fan-out", "shared fan-out consumer", "3.5", "ours", FEW, options={"fan_out": True}),
+    Plan("streams", "two streams", "3.5", "ours", FEW, options={"streams": 2, "shards": 2}),
+    Plan("again", "stream created again", "3.5", "ours", ("join", "recreated")),
+    Plan(
+        "older",
+        "single table, older Java",
+        "3.4",
+        "ours",
+        ("older",),
+        options={"settings": {"table_layout": "single"}},
+    ),
+    Plan(
+        "defaults",
+        "default times, Java first",
+        "3.5",
+        "java",
+        ("join", "kill-ours-leader", "kill-java-leader"),
+        options={"defaults": True},
+    ),
+)
