@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 
+import pyarrow as pa
 import pytest
-from deltalake import DeltaTable
+from deltalake import DeltaTable, write_deltalake
 
 from kcl_pipeline.aws import open_removals, open_tables
 from kcl_pipeline.clock import SystemClock
 from kcl_pipeline.control.application import ApplicationControl
+from kcl_pipeline.control.retire import parts
 from kcl_pipeline.control.retire.parts import PartFinder
 from kcl_pipeline.control.retire.run import Retiring
-from kcl_pipeline.delta.sink import DeltaCommitter
-from kcl_pipeline.errors import ApplicationInUseError
+from kcl_pipeline.delta.sink import DeltaCommitter, DeltaSink
+from kcl_pipeline.errors import ApplicationInUseError, SinkError
 from tests.support.iam_world import (  # noqa: F401 (fixtures)
     Application,
     _open_again,
@@ -61,6 +64,31 @@ def test_each_retained_record_lands_once_more_after_a_new_start(application: App
     assert count(application) == 45
 
 
+def test_only_tables_that_exist_are_said_to_stay(
+    application: Application, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink = application.pipeline.sink
+    assert isinstance(sink, DeltaSink)
+
+    def tables() -> list[bool]:
+        stays = retiring(application).plan().parts.stays
+        starts = (f"the Delta table {sink.uri}", f"the dead-letter table {sink.dead_letters}")
+        return [any(text.startswith(start) for text in stays) for start in starts]
+
+    assert tables() == [False, False]
+    assert application.drain() == 20
+    assert tables() == [True, False]
+    write_deltalake(sink.dead_letters, pa.table({"data": [b"x"]}))
+    assert tables() == [True, True]
+
+    def deny(*_: object) -> bool:
+        raise SinkError("denied")
+
+    monkeypatch.setattr(parts, "table_exists", deny)
+    shutil.rmtree(sink.dead_letters)
+    assert tables() == [True, True], "what cannot be looked at may exist"
+
+
 def test_a_running_worker_is_named(application: Application) -> None:
     stop = SystemClock().signal()
     worker = application.pipeline.build_worker("w1", clients=application.clients)
@@ -71,7 +99,9 @@ def test_a_running_worker_is_named(application: Application) -> None:
         while not application.table.exists() or count(application) < 20:
             assert SystemClock().monotonic() < deadline
             SystemClock().sleep(0.2)
-        with pytest.raises(ApplicationInUseError, match="the worker w1 has reported"):
+        # What is observed first depends on the threads of the worker: its report, a renewal of its
+        # leases, or a heartbeat of its lock.
+        with pytest.raises(ApplicationInUseError, match=r"the (worker|leader) w1 (has re|renews)"):
             retiring(application).retire(application.name)
     finally:
         stop.set()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Final, Literal, TypeVar
@@ -10,8 +10,9 @@ from typing import Final, Literal, TypeVar
 from kcl_pipeline.aws import Removals
 from kcl_pipeline.control.application import ApplicationControl
 from kcl_pipeline.delta.announced import AnnouncementRemoval
-from kcl_pipeline.delta.sink import DeltaSink
-from kcl_pipeline.errors import KclError, NotFoundError
+from kcl_pipeline.delta.maintenance import table_exists
+from kcl_pipeline.delta.settings import DeltaSink
+from kcl_pipeline.errors import KclError, NotFoundError, SinkError
 from kcl_pipeline.kinesis.fan_out.removal import ConsumerRemoval, RegisteredConsumer
 from kcl_pipeline.leases.application import ApplicationRecord
 from kcl_pipeline.leases.deletion import Presence, TableDeletion, TableFound
@@ -26,6 +27,8 @@ _TRANSACTIONS: Final = (
     "new application of this name begins at its initial position, so with TRIM_HORIZON each record "
     "that the stream still retains lands once more"
 )
+
+_LETTERS: Final = ": a record that it has is not written a second time"
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,23 +158,24 @@ class PartFinder:
 
     def _announcements(self, recorded_sink: str | None) -> Part | None:
         sink = self._sink
-        options = None
-        uri = None
+        uri = options = letters = None
         if isinstance(sink, DeltaSink):
-            uri, options = sink.uri, sink.storage_options
-            dead_letters = f"the dead-letter table {sink.dead_letters}"
+            uri, options, letters = sink.uri, sink.storage_options, sink.dead_letters
         elif sink is None and (recorded_sink or "").startswith(_DELTA):
             uri = (recorded_sink or "").removeprefix(_DELTA)
-            dead_letters = f"the dead-letter table, {uri}_dead_letters unless set"
         if uri is None:
             self._stays.append("what the sink has written, and the dead letters")
             return None
         removal = AnnouncementRemoval(uri, self._app.name, options)
-        self._stays += [
-            f"the Delta table {removal.uri} with all its rows",
-            _TRANSACTIONS.format(name=self._app.name),
-            f"{dead_letters}: a record that it has is not written a second time",
-        ]
+        if _may_exist(removal.uri, options):
+            self._stays += [
+                f"the Delta table {removal.uri} with all its rows",
+                _TRANSACTIONS.format(name=self._app.name),
+            ]
+        if letters is None:
+            self._stays.append(f"the dead-letter table, if any ({uri}_dead_letters unless set)")
+        elif _may_exist(letters, options):
+            self._stays.append(f"the dead-letter table {letters}{_LETTERS}")
         found = self._attempt(f"announcements of the table {removal.uri}", removal.find)
         if found is None:
             return None
@@ -229,6 +233,14 @@ class PartFinder:
         except KclError as error:
             self._problems.append(Problem(name, str(error)))
             return None
+
+
+def _may_exist(uri: str, options: Mapping[str, str] | None) -> bool:
+    """Return whether there is a Delta table, or it cannot be looked at."""
+    try:
+        return table_exists(uri, options)
+    except SinkError:
+        return True
 
 
 def _about(found: TableFound) -> str:
