@@ -12,7 +12,7 @@ The rules are those of "Read and write operations" in DynamoDB's developer guide
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -33,7 +33,7 @@ _INDEX_ENTRY_BYTES: Final = 150
 class Meter:
     """Requests and capacity units by operation, of one process."""
 
-    requests: dict[str, float] = field(default_factory=Counter)
+    requests: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     rcu: dict[str, float] = field(default_factory=dict)
     wcu: dict[str, float] = field(default_factory=dict)
 

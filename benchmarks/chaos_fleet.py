@@ -121,13 +121,13 @@ class Workers:
             return
         # SIGTERM can arrive before the handlers are installed. The worker has no lease then, and
         # the signal ends the process directly.
-        asked = {
+        expected: dict[int | None, tuple[int, ...]] = {
             None: (),
             signal.SIGTERM: (0, -signal.SIGTERM),
             signal.SIGKILL: (-signal.SIGKILL,),
             signal.SIGUSR1: (0, 1),
-        }[worker.told]
-        if code not in asked:
+        }
+        if code not in expected[worker.told]:
             tail = "\n    ".join(self.processes.log_text(worker.name).splitlines()[-12:])
             self.crashes.append(f"{worker.name} ended by itself with exit code {code}:\n    {tail}")
             self.say(self.crashes[-1])

@@ -118,9 +118,8 @@ class Menu:
 
     def _standing(self) -> set[str | None]:
         """Return the workers that held leases at the last read and are not affected by a fault."""
-        up = {worker.name for worker in self.workers.up()} | {
-            worker_id_of("chaos", run.run_id) for run in self._runs()
-        }
+        up: set[str | None] = {worker.name for worker in self.workers.up()}
+        up |= {worker_id_of("chaos", run.run_id) for run in self._runs()}
         return up & {lease.actual_owner for lease in self.watch.leases.values() if not lease.ended}
 
     def _runs(self) -> list[Run]:
@@ -147,9 +146,8 @@ class Menu:
         if not standing:
             return
         targets = standing if len(standing) > 1 else set()
-        starting = {worker.name for worker in self.workers.up()} - standing
         if behind and not targets:
-            targets = starting
+            targets = {worker.name for worker in self.workers.up() if worker.name not in standing}
         done = (
             self._on_run(kind, targets) if kind.endswith("_run") else self._on_worker(kind, targets)
         )

@@ -62,7 +62,7 @@ def run_stream(frame: DataFrame, seconds: float) -> list[Any]:
         while (
             (len(progress) < 4 or time.monotonic() < began + seconds)
             and time.monotonic() < deadline
-            and not query.awaitTermination(0.2)
+            and not query.awaitTermination(0.2)  # type: ignore[arg-type]  # the stub has int only
         ):
             progress = [p for p in query.recentProgress if p.numInputRows]
             began = time.monotonic() if len(progress) < 2 else began

@@ -20,7 +20,7 @@ import subprocess
 import sys
 import threading
 import time
-from typing import Any
+from typing import Any, Literal
 
 import psutil
 
@@ -39,7 +39,7 @@ RECORD_BYTES = 1024
 RETRY_LIMIT_SECONDS = 120.0
 
 
-def read_all(url: str, http: str, records: int) -> dict[str, float]:
+def read_all(url: str, http: Literal["1.1", "2"], records: int) -> dict[str, float]:
     """Subscribe to every shard, read `records` records in this process, and return the costs."""
     chosen = RetrievalSettings(
         retrieval_mode="fan_out", fan_out_http=http, consumer_name=f"reader-{http[0]}"

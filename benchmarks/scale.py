@@ -155,7 +155,7 @@ def _standby(fleet: Fleet, name: str, seconds: float) -> Meter:
     """Return the requests per second of one standby, from one scan to another."""
     standby = fleet.worker(name, leads=True)
     standby.lead_tick()
-    meter, began, scans, elapsed = fleet.meter(), fleet.clock.monotonic(), 0, 0.0
+    meter, began, scans, elapsed = fleet.meter(), fleet.clock.monotonic(), 0.0, 0.0
     renewal_seconds, renewed_at = fleet.settings.lease.renewal_interval_millis / 1000, 0.0
     while elapsed < seconds or meter.requests["Scan"] == scans or not scans:
         scans = meter.requests["Scan"]

@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 
 from benchmarks.capacity import Meter, MeteredStore
-from kcl_pipeline.config import ConsumerSettings
+from kcl_pipeline.config import ConsumerSettings, RetrievalSettings
 from kcl_pipeline.events import CycleFailed, Event
 from kcl_pipeline.kinesis.client import (
     NO_RECORDS,
@@ -159,20 +159,18 @@ class Fleet:
         begun: bool = False,
         kinesis: IdleKinesis | None = None,
         clock: VirtualClock | None = None,
-        **settings: dict[str, Any],
+        **settings: Any,
     ) -> None:
         self.clock = clock or ProcessClock()
         self.kinesis = kinesis or IdleKinesis(leases)
         self.names = tuple(f"w{number:05}" for number in range(workers))
         self.stopped: frozenset[str] = frozenset()
+        retrieval: dict[str, Any] = {"fetch_on": "driver", "retrieval_mode": "polling"}
+        retrieval |= settings.pop("retrieval", {})
         self.settings = ConsumerSettings(
             application_name="scale",
             streams=self.kinesis.streams,
-            retrieval={
-                "fetch_on": "driver",
-                "retrieval_mode": "polling",
-                **settings.pop("retrieval", {}),
-            },
+            retrieval=RetrievalSettings(**retrieval),
             **settings,
         )
         self.lease_store = MeteredStore("leases", LEASE_KEY, self.clock, is_indexed=True)
