@@ -74,11 +74,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             finally:
                 own.stop_all()
 
+        pool = ThreadPoolExecutor(given.parallel)
         try:
-            with ThreadPoolExecutor(given.parallel) as pool:
-                results = [one for found in pool.map(run, wanted) for one in found]
+            results = [one for found in pool.map(run, wanted) for one in found]
         finally:
-            aws.stop_all()
+            aws.stop_all()  # after Ctrl-C, its absence ends the applications that still run
+            pool.shutdown(cancel_futures=True)
     if given.page:
         results = read_results(given.results) if given.results else results
         write(given.page, table(results, datetime.now(UTC).date()))

@@ -6,6 +6,7 @@ import json
 import random
 import signal
 import subprocess
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -23,7 +24,7 @@ from kcl_pipeline.leases.lease import Lease
 from kcl_pipeline.local.demo.processes import Processes
 
 from .java import JavaKcl
-from .journal import Count, JavaLog, count
+from .journal import Count, JavaLog, count, lost_leases
 from .traffic import Traffic
 
 MODULE = "tests.interop.pipeline:interop"
@@ -50,6 +51,7 @@ class Application:
         settings: Our settings, other than short times.
         java_settings: Java's settings, other than short times.
         defaults: Whether both sides have their default times.
+        leaderless: Whether nobody assigns leases: workers take them, as in the Java KCL 2.x.
         fan_out: Whether both sides read with the same consumer of enhanced fan-out.
     """
 
@@ -61,6 +63,7 @@ class Application:
     settings: Mapping[str, object] = field(default_factory=dict)
     java_settings: Mapping[str, str] = field(default_factory=dict)
     defaults: bool = False
+    leaderless: bool = False
     fan_out: bool = False
 
 
@@ -124,6 +127,8 @@ class InteropFleet:
         settings: dict[str, Any] = {**times, **self.application.settings}
         if self.application.fan_out:
             settings["retrieval"] = {"retrieval_mode": "fan_out", "consumer_name": "shared"}
+        if self.application.leaderless:
+            settings["coordination"] = "leaderless"
         if "layout" in extra:
             settings["table_layout"] = extra["layout"]
         if "batch_records" in extra:
@@ -263,6 +268,22 @@ class InteropFleet:
         self.poll()
         sent = self.traffic.sent.copy()
         return count(sent, self.commits.ids, self.logs.values())
+
+    def lost(self) -> Counter[str]:
+        """Return how often our workers have lost each lease without a handoff."""
+        return sum(
+            (lost_leases(one.read_text()) for one in self._folder.glob("ours-*.log")), Counter()
+        )
+
+    def shard_of(self, record: str) -> str | None:
+        """Return the lease from which a Java worker has read a record."""
+        found = (
+            one.lease
+            for log in self.logs.values()
+            for one in log.seen("record")
+            if one.words[2] == record
+        )
+        return next(found, None)
 
     def is_delivered(self, ids: Sequence[str]) -> bool:
         """Return whether each id was processed by a worker."""

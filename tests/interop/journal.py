@@ -20,6 +20,17 @@ UNREADABLE = re.compile(
 """What Java logs about a row that it cannot read. Each line counts."""
 
 
+LOST = re.compile(
+    r"lease_lost .*lease_key=(\S+) reason=.*(?:not renewed in time|another worker has it)"
+)
+"""What our worker logs about a lease that expired, or was taken, without a handoff."""
+
+
+def lost_leases(log: str) -> Counter[str]:
+    """Return how often each lease was lost, from the log of our worker."""
+    return Counter(LOST.findall(log))
+
+
 @dataclass(frozen=True, slots=True)
 class Event:
     """One line of `InteropWorker`, at a monotonic second: its kind, and its words."""

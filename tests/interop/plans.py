@@ -22,6 +22,15 @@ SHORT = (
     "foreign",
     "kill-java-leader",
 )
+TAKING = (
+    "join",
+    "split-ours",
+    "split-java",
+    "foreign",
+    "aggregate-java",
+    *(f"{by}-{side}-follower" for by in ("stop", "kill") for side in ("ours", "java")),
+)
+"""Java before 3.0 knows neither a leader nor handoffs."""
 FEW = ("join", "handoff-ours", "handoff-java", "stop-ours-follower", "stop-java-follower")
 
 
@@ -57,6 +66,7 @@ MOVES: dict[str, Any] = {
     },
     "prepare": begin_deployed,
 }
+TAKES: dict[str, Any] = {"leaderless": True}
 PLANS = (
     Plan("three-ours", "three tables, ours first", "3.5", "ours", short=SHORT),
     Plan("three-java", "three tables, Java first", "3.1", "java"),
@@ -68,22 +78,62 @@ PLANS = (
         options={"settings": {"table_layout": "single"}},
     ),
     Plan("single-java", "single table, Java first", "3.5", "java", short=SHORT),
-    Plan("moving-ours", "moving, ours first", "3.5", "ours", MOVING, **MOVES),
-    Plan("moving-java", "moving, Java first", "3.5", "java", MOVING, **MOVES),
-    Plan("fan-out", "shared fan-out consumer", "3.5", "ours", FEW, options={"fan_out": True}),
-    Plan("streams", "two streams", "3.5", "ours", FEW, options={"streams": 2, "shards": 2}),
-    Plan("again", "stream created again", "3.5", "ours", ("join", "recreated")),
+    Plan(
+        "moving-ours",
+        "moving to a single table, ours first",
+        "3.5",
+        "ours",
+        MOVING,
+        ("join", "pending"),
+        **MOVES,
+    ),
+    Plan("moving-java", "moving to a single table, Java first", "3.5", "java", MOVING, **MOVES),
+    Plan(
+        "taking-ours",
+        '`coordination="leaderless"`, ours first',
+        "2.7",
+        "ours",
+        TAKING,
+        options=TAKES,
+    ),
+    Plan(
+        "taking-java",
+        '`coordination="leaderless"`, Java first',
+        "2.7",
+        "java",
+        TAKING,
+        ("join",),
+        options=TAKES,
+    ),
+    Plan(
+        "fan-out",
+        "three tables, shared fan-out consumer",
+        "3.5",
+        "ours",
+        FEW,
+        options={"fan_out": True},
+    ),
+    Plan(
+        "streams",
+        "three tables, two streams",
+        "3.5",
+        "ours",
+        FEW,
+        options={"streams": 2, "shards": 2},
+    ),
+    Plan("again", "three tables, stream created again", "3.5", "ours", ("join", "recreated")),
     Plan(
         "older",
         "single table, older Java",
         "3.4",
         "ours",
         ("older",),
+        ("older",),
         options={"settings": {"table_layout": "single"}},
     ),
     Plan(
         "defaults",
-        "default times, Java first",
+        "single table, default times, Java first",
         "3.5",
         "java",
         ("join", "kill-ours-leader", "kill-java-leader"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import string
 import threading
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -48,12 +49,19 @@ def table(results: Sequence[Result], day: date) -> str:
     found = {(one.plan, one.case): one for one in results}
     plans = [plan for plan in PLANS if any(one.plan == plan.name for one in results)]
     versions = {one.plan: one.java for one in results}
-    heads = [f"{plan.title} (Java KCL {versions[plan.name]})" for plan in plans]
+    letters = string.ascii_uppercase[: len(plans)]
     lines = [
         f"Run of {day.isoformat()}, with kcl_pipeline {__version__}.",
         "",
-        f"| case | {' | '.join(heads)} |",
-        f"|---|{'---|' * len(heads)}",
+        "| | application | Java KCL |",
+        "|---|---|---|",
+        *(
+            f"| {letter} | {plan.title} | {versions[plan.name]} |"
+            for letter, plan in zip(letters, plans, strict=True)
+        ),
+        "",
+        f"| case | {' | '.join(letters)} |",
+        f"|---|{'---|' * len(letters)}",
     ]
     for case in CASES:
         cells = [cell(found.get((plan.name, case.name))) for plan in plans]

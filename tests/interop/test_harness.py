@@ -10,7 +10,7 @@ import pytest
 from tests.interop import __main__ as command
 from tests.interop.catalogue import CASES
 from tests.interop.java import JavaKcl, fetch, version_in
-from tests.interop.journal import JavaLog, count
+from tests.interop.journal import JavaLog, count, lost_leases
 from tests.interop.plans import PLANS
 from tests.interop.report import BEGIN, END, keep_result, read_results, table, write
 from tests.interop.result import Result
@@ -64,6 +64,16 @@ def test_a_row_that_java_cannot_read_is_noticed(log, line):
     assert log.unreadable == [line]
 
 
+def test_a_lease_that_expired_is_told_from_one_that_was_handed_off():
+    log = """\
+2026-11-24 WARNING lease_lost worker_id=o lease_key=s-0 reason='it was not renewed in time'
+2026-11-24 WARNING lease_lost worker_id=o lease_key=s-1 reason='the lease is not held any more'
+2026-11-24 INFO handoff_completed lease_key=s-2 from_worker=o
+2026-11-24 WARNING lease_lost worker_id=o lease_key=s-3 reason='another worker has it, or its row'
+"""
+    assert lost_leases(log) == {"s-0": 1, "s-3": 1}
+
+
 def test_the_version_is_that_of_the_jar():
     jars = ["netty.jar", "amazon-kinesis-client-multilang.jar", "amazon-kinesis-client-3.5.1.jar"]
     assert version_in(jars) == "3.5.1"
@@ -108,9 +118,9 @@ def test_the_table_has_a_row_per_case_that_ran(tmp_path):
     results = [result("join", measured=6.4), result("merge", passed=False), result("foreign")]
     section = table(results, date(2026, 11, 24))
     rows = [line.split(" | ")[-1] for line in section.splitlines() if line.startswith("|")]
-    assert rows[2:] == ["6 s |", "failed |", "ok |"]
+    assert rows[-3:] == ["6 s |", "failed |", "ok |"]
     assert section.startswith("Run of 2026-11-24, with kcl_pipeline ")
-    assert "| case | three tables, ours first (Java KCL 3.5.1) |" in section
+    assert "| A | three tables, ours first | 3.5.1 |" in section
     assert "1,200 records were sent; 3 deliveries were repetitions." in section
     page = tmp_path / "page.md"
     page.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
