@@ -35,8 +35,7 @@ class RetrievalSettings(StrictSettings):
         description="Format of GetRecords responses. auto: CBOR for a stream whose last response "
         "had half a megabyte or more, or records above 8 KiB on average, else JSON. JSON if the "
         "service never responds in CBOR. CPU time of decoding JSON over that of CBOR in full "
-        "responses (benchmarks.decode --sizes): 1.4 at 100 B, 1.3 at 1 KiB, 1.2 at 10 KiB, 1.4 at "
-        "100 KiB",
+        "responses (benchmarks.decode --sizes): 1.7 at 100 B, 1.9 at 1 KiB, 2.0 at 10 KiB",
     )
     prefetch_max_bytes: int = Field(
         128 * 1024 * 1024,

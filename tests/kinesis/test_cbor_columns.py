@@ -26,6 +26,7 @@ FIELDS = ("SequenceNumber", "Data", "PartitionKey", "ApproximateArrivalTimestamp
 def small_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """Parse bodies of any size by offsets, in pieces of a few bytes."""
     monkeypatch.setattr(cbor_columns, "MIN_BYTES", 0)
+    monkeypatch.setattr(cbor_columns, "PIECE_BYTES", 64)
     monkeypatch.setattr(columns, "PIECE_BYTES", 64)
 
 
@@ -124,6 +125,23 @@ def test_any_order_any_size_any_text(
             first=first,
         )
     )
+
+
+@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("least", [0, 11, 12, 13, 40])
+def test_records_of_every_length_at_every_offset(style: Style, least: int) -> None:
+    """Values of at most twelve bytes are in the view of Arrow, longer ones are not."""
+    for shift in range(4):
+        body = style.body(
+            [
+                style.record(values(i, bytes(range(least + i)), "k" * (least + 1)))
+                for i in range(20)
+            ],
+            first=False,
+            Shift="x" * shift,
+        )
+        assert cbor_columns_of(body) is not None
+        same(body)
 
 
 @pytest.mark.parametrize("style", STYLES)

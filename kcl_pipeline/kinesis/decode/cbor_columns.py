@@ -21,6 +21,7 @@ from kcl_pipeline.kinesis.decode.json_columns import (
     MAX_ARRIVAL_SECONDS,
     MAX_BYTES,
     MIN_BYTES,
+    PIECE_BYTES,
     REQUIRED,
     Columns,
     Positions,
@@ -38,6 +39,8 @@ _TIME_HEADS: Final = (b"\xc1\x1b", b"\x1b")
 """Head of a time: a number of eight bytes (epoch milliseconds need them), with or without a tag."""
 
 _MAX_MILLIS: Final = np.uint64(MAX_ARRIVAL_SECONDS * 1000)
+
+_WORD: Final = 4
 
 _LENGTHS: Final = ((24, "u1"), (25, ">u2"), (26, ">u4"))
 """Values in a head which announce that the length follows, and its type."""
@@ -152,12 +155,39 @@ def _layout(body: bytes, start: int) -> _Layout:
 def _record_starts(body: bytes, start: int, layout: _Layout) -> Positions:
     """Return all offsets with the first bytes of the first record, where a record may start."""
     first = (layout.head + layout.keys[0][1])[:8]
-    kind = "<u8" if len(first) == 8 else "<u4"  # noqa: PLR2004 (bytes)
-    found = find_byte(body, start, len(body) - len(first), first[0])
+    if len(first) < 8:  # noqa: PLR2004 (bytes)
+        kind, found = "<u4", find_byte(body, start, len(body) - len(first), first[0])
+    else:
+        kind, found = "<u8", _find_words(body, start, first)
     starts: Positions = found[
         _numbers(body, kind)[found] == int.from_bytes(first[: np.dtype(kind).itemsize], "little")
     ]
     return starts
+
+
+def _find_words(body: bytes, start: int, first: bytes) -> Positions:
+    """Return offsets, in order, among which are all of the eight bytes `first` after `start`.
+
+    These bytes contain one of four words of four bytes at an offset that is a multiple of four. To
+    compare only those needs half of the time of a search for one byte, and finds hardly any others.
+    """
+    words = np.frombuffer(body, "<u4", len(body) // _WORD)
+    wanted = [np.frombuffer(first, "<u4", 1, offset=at) for at in range(_WORD)]
+    of_piece = PIECE_BYTES // _WORD // 2
+    is_any, is_equal = np.empty(of_piece, np.bool_), np.empty(of_piece, np.bool_)
+    found = []
+    for at in range(start // _WORD, len(words), of_piece):
+        piece = words[at : at + of_piece]
+        flags = is_any[: len(piece)]
+        flags.fill(False)
+        for word in wanted:
+            flags |= np.equal(piece, word, out=is_equal[: len(piece)])
+        found.append(np.flatnonzero(flags) + at)
+    hits = np.concatenate(found)
+    offsets = np.sort(
+        np.concatenate([hits[words[hits] == word] * _WORD - at for at, word in enumerate(wanted)])
+    )
+    return offsets[(offsets >= start) & (offsets <= len(body) - len(first))]
 
 
 def _fields(

@@ -36,6 +36,9 @@ _PAD: Final = ord("=")
 _ZERO_BITS: Final = ord("A")
 _BLANK: Final = ord(" ")
 _ASCII_END: Final = 128
+_INLINE_BYTES: Final = 12
+"""Longest value that an Arrow view contains."""
+
 MICROS_PER_SECOND: Final = 1_000_000
 MIN_ARRIVAL_SECONDS: Final = -62_135_596_800
 MAX_ARRIVAL_SECONDS: Final = 253_402_300_799
@@ -250,12 +253,28 @@ def gather(source: bytes, starts: Positions, ends: Positions) -> pa.BinaryArray:
         and (starts[1:] >= ends[:-1]).all()
     ):
         raise ValueError("a value outside of the body")
+    if rows and (ends - starts).min() > _INLINE_BYTES:
+        return _gather_long(source, starts, ends)
     offsets = np.empty(2 * rows, np.int32)
     offsets[0::2], offsets[1::2] = starts, ends
     alternating = pa.Array.from_buffers(
         pa.binary(), 2 * rows - 1, [None, pa.py_buffer(offsets), pa.py_buffer(source)]
     )
     return alternating.take(pa.array(np.arange(0, 2 * rows - 1, 2, dtype=np.int32)))
+
+
+def _gather_long(source: bytes, starts: Positions, ends: Positions) -> pa.BinaryArray:
+    """Return `source[start:end]` of every row; no value may be short enough to be in its view.
+
+    A view has the length of a value, its first four bytes, the number of its buffer, and its
+    offset. Converting views allocates the memory of the result once.
+    """
+    views = np.zeros((len(starts), 4), np.int32)
+    views[:, 0], views[:, 3] = ends - starts, starts
+    views[:, 1] = np.ndarray((len(source) - 3,), "<i4", source, strides=(1,))[starts]
+    return pa.Array.from_buffers(
+        pa.binary_view(), len(starts), [None, pa.py_buffer(views), pa.py_buffer(source)]
+    ).cast(pa.binary())
 
 
 def _characters(values: pa.BinaryArray) -> npt.NDArray[np.uint8]:
