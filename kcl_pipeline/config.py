@@ -247,6 +247,13 @@ class ConsumerSettings(StrictSettings):
         "from each other as in KCL 2.x, and a leader only creates and deletes leases. Must be "
         "the same in all processes of the application",
     )
+    client_version_config: Literal[
+        "CLIENT_VERSION_CONFIG_COMPATIBLE_WITH_2X", "CLIENT_VERSION_CONFIG_3X"
+    ] = Field(
+        "CLIENT_VERSION_CONFIG_3X",
+        description="CLIENT_VERSION_CONFIG_COMPATIBLE_WITH_2X: workers of KCL 2.x run in this "
+        "application, or it may be rolled back to them. CLIENT_VERSION_CONFIG_3X: none does",
+    )
     lease_table: TableSettings = TableSettings()
     worker_metrics_table: TableSettings = TableSettings()
     coordinator_state_table: TableSettings = TableSettings()

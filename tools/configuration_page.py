@@ -21,6 +21,7 @@ TABLES: Final = ("lease_table", "worker_metrics_table", "coordinator_state_table
 KCL: Final[dict[str, tuple[str, str]]] = {
     "application_name": ("applicationName", "required"),
     "streams": ("streamTracker", "required"),
+    "client_version_config": ("clientVersionConfig", "CLIENT_VERSION_CONFIG_3X"),
     "lease_table.table_name": ("tableName", "applicationName"),
     "lease_table.billing_mode": ("billingMode", "PAY_PER_REQUEST"),
     "lease_table.read_capacity_units": ("initialLeaseTableReadCapacity", "10"),

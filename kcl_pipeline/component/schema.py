@@ -206,6 +206,7 @@ def _settings() -> Any:
             if (section := _section(field)) is not None
         },
         table_layout=_setting(ConsumerSettings.model_fields["table_layout"]),
+        client_version_config=_setting(ConsumerSettings.model_fields["client_version_config"]),
         coordination=_setting(ConsumerSettings.model_fields["coordination"]),
     )
 

@@ -6,6 +6,7 @@ An `EventSink` receives them. It must be fast and must not raise.
 
 from kcl_pipeline.events.base import Event, EventSink, ignore_events
 from kcl_pipeline.events.leader import (
+    ClientVersionChanged,
     CoordinationChanged,
     CycleFailed,
     DrainRequested,
@@ -67,6 +68,7 @@ __all__ = [
     "AwsTrouble",
     "BatchCommitted",
     "BatchRefused",
+    "ClientVersionChanged",
     "CoordinationChanged",
     "CpuSourceSkipped",
     "CycleFailed",

@@ -45,6 +45,23 @@ class TableMigrationChanged(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class ClientVersionChanged(Event):
+    """A process has noticed, or written, another client version of the application.
+
+    Attributes:
+        process: The worker, or the leader outside of a worker.
+        before: The former version, as stored.
+        after: The new version, as stored.
+        modified_by: Who wrote it.
+    """
+
+    process: str
+    before: str
+    after: str
+    modified_by: str
+
+
+@dataclass(frozen=True, slots=True)
 class CoordinationChanged(Event):
     """A worker begins to take leases without a leader, or leaves this to a leader again.
 

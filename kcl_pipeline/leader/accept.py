@@ -26,7 +26,7 @@ from kcl_pipeline.leases.application import (
     ApplicationRecord,
 )
 from kcl_pipeline.leases.lease import BadRow, Lease
-from kcl_pipeline.leases.migration import ensure_client_version
+from kcl_pipeline.leases.migration import VERSION_3X, ensure_client_version
 from kcl_pipeline.leases.rejected import RejectedRows
 from kcl_pipeline.leases.tables import (
     CoordinatorStateTable,
@@ -97,7 +97,14 @@ class ApplicationChange:
             ApplicationInUseError: Workers are running, or another process changes the record. The
                 call can be repeated.
         """
-        ensure_client_version(self._coordinator_table, self._election.owner_name, self._clock)
+        owner = self._election.owner_name
+        config = self._settings.client_version_config
+        version = ensure_client_version(self._coordinator_table, owner, self._clock, config)
+        if version.client_version != VERSION_3X:
+            raise ApplicationInUseError(
+                f"the application {self._settings.application_name!r} has the client version "
+                f"{version.client_version}; finish its migration from KCL 2.x first"
+            )
         record = self._coordinator_table.read_application()
         before = None if record is None else record.identity
         after = replace(wanted, sink=wanted.sink if before is None else before.sink, changing=False)

@@ -21,6 +21,7 @@ from kcl_pipeline.kinesis.client import KinesisClient
 from kcl_pipeline.leader.application import ApplicationGuard
 from kcl_pipeline.leader.balance_schedule import BalanceSchedule
 from kcl_pipeline.leader.cleaning import Cleaning
+from kcl_pipeline.leader.client_version import UpgradeFrom2x, followed_version
 from kcl_pipeline.leader.deleted_rows import DeletedRows
 from kcl_pipeline.leader.former_streams import FormerStreams
 from kcl_pipeline.leader.leader_reads import LeaderReads
@@ -46,7 +47,6 @@ from kcl_pipeline.leader.table_migration import TableMigrationPhase
 from kcl_pipeline.leader.table_reads import LEASES_PER_PROBE, TableReads
 from kcl_pipeline.leases.coordinator_keys import LEADER_KEY
 from kcl_pipeline.leases.lease import BadRow
-from kcl_pipeline.leases.migration import ensure_client_version
 from kcl_pipeline.leases.tables import CoordinatorStateTable, LeaseTable, WorkerMetricsTable
 from kcl_pipeline.planning import strategies
 from kcl_pipeline.planning.kcl.take import TAKE_AND_STEAL
@@ -112,8 +112,7 @@ class LeaderCycle:
         )
         leadership = LeadershipCheck(self._election)
         self._liveness = Liveness(settings, owner_name)
-        streams = Streams(settings, kinesis, clock, events, owner_name, selection)
-        self._streams = streams
+        self._streams = streams = Streams(settings, kinesis, clock, events, owner_name, selection)
         known = (coordinator_table, lease_table, kinesis, streams)
         self._application = ApplicationGuard(settings, *known)
         self._sync = ShardSync(settings, lease_table, kinesis, clock, events, streams, leadership)
@@ -127,7 +126,8 @@ class LeaderCycle:
         self._moves = MoveWriter(
             settings.lease, lease_table, clock, events, self._liveness, leadership, run
         )
-        own = (lease_table, worker_table, clock, self._liveness, run)
+        self._version = followed_version(settings, coordinator_table, owner_name, clock, events)
+        own = (lease_table, worker_table, clock, self._liveness, run, self._version)
         reads = TableReads(settings, *own, leases_per_probe)
         self._watch = StandbyWatch(settings, owner_name, self._liveness, reads, clock, events)
         self._balance = BalanceSchedule(
@@ -141,11 +141,11 @@ class LeaderCycle:
         seen = (self._liveness, streams, self._sync, self._balance)
         self._reads = LeaderReads(settings, reads, *seen, clock, events)
         self._migration = TableMigrationPhase(coordinator_table, self._election, clock, events)
+        self._upgrade = UpgradeFrom2x(self._version, lease_table, clock, events)
         self._may_lead = self._busy = False
         self._failures = 0
         self._not_leading_until: float | None = None
-        self._gate = threading.Lock()
-        self._lock = clock.lock()
+        self._gate, self._lock = threading.Lock(), clock.lock()
 
     def run_once(self, deadline_seconds: float | None = None) -> CycleReport:
         """Run one cycle.
@@ -255,7 +255,7 @@ class LeaderCycle:
         lock. The version is checked again after every acquisition, the identity in every cycle.
         """
         if not self._may_lead:
-            ensure_client_version(self._coordinator_table, self._owner_name, self._clock)
+            self._version.start()
             self._application.check()
             self._may_lead = True
         term = self._election.term
@@ -269,7 +269,9 @@ class LeaderCycle:
                 self._balance.restart()
         try:
             if is_new_term:
-                ensure_client_version(self._coordinator_table, self._owner_name, self._clock)
+                self._version.start()
+                self._upgrade.restart()
+            self._version.look()
             self._application.check()
         except IncompatibleTableError as error:
             self._may_lead = False
@@ -302,6 +304,7 @@ class LeaderCycle:
         )
         self._reads.note_scan(context)
         self._migration.advance(context)
+        self._upgrade.advance(context)
 
     def _assign(self, context: CycleContext) -> None:
         """Plan and write moves.
@@ -310,7 +313,7 @@ class LeaderCycle:
         worker has joined, and every `variance_balancing_frequency` assignment intervals. In a
         leaderless application the workers take leases themselves.
         """
-        if self._settings.coordination == "leaderless":
+        if self._settings.coordination == "leaderless" or self._version.is_leaderless:
             context.plan = Plan(TAKE_AND_STEAL, ())
             return
         seen = self._liveness.observation(context.scan_started)

@@ -19,7 +19,12 @@ from kcl_pipeline.leader.lease_map import LeaseMap
 from kcl_pipeline.leader.lock import LeaderElection
 from kcl_pipeline.leases.lease import BadRow, Lease
 from kcl_pipeline.leases.store import Check
-from kcl_pipeline.leases.tables import LeaseTable, WorkerMetrics, WorkerMetricsTable
+from kcl_pipeline.leases.tables import (
+    LeaseTable,
+    WorkerListing,
+    WorkerMetrics,
+    WorkerMetricsTable,
+)
 from kcl_pipeline.planning.model import Plan, PlanInput
 from kcl_pipeline.shards import StreamId
 
@@ -116,11 +121,20 @@ def scan(
     clock: Clock,
     *,
     is_multi_stream: bool,
+    workers_may_be_missing: bool = False,
 ) -> Scan:
-    """Read both tables. A lease of the other form, single-stream or multi-stream, is a bad row."""
+    """Read both tables. A lease of the other form, single-stream or multi-stream, is a bad row.
+
+    `workers_may_be_missing`: a missing worker-metrics table counts as empty.
+    """
     scan_started = clock.monotonic()
     listing = lease_table.list_leases().of_form(lease_table.name, multi_stream=is_multi_stream)
-    workers = worker_table.scan_workers()
+    try:
+        workers = worker_table.scan_workers()
+    except NotFoundError:
+        if not workers_may_be_missing:
+            raise
+        workers = WorkerListing(())
     return Scan(
         leases=listing.leases,
         unreadable=frozenset(listing.unreadable),

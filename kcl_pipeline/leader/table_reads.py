@@ -11,6 +11,7 @@ from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.leader.liveness import Liveness
 from kcl_pipeline.leader.phase import Map, Scan, scan
 from kcl_pipeline.leases.lease import Lease
+from kcl_pipeline.leases.migration import ClientVersion
 from kcl_pipeline.leases.tables import LeaseTable, WorkerListing, WorkerMetricsTable
 
 LEASES_PER_PROBE: Final = 16
@@ -29,6 +30,7 @@ class TableReads:
         clock: The clock.
         liveness: Receives all rows.
         run: Reads single leases, possibly in parallel.
+        version: In the version 2X there may be no worker-metrics table.
         leases_per_probe: See `LEASES_PER_PROBE`.
     """
 
@@ -40,6 +42,7 @@ class TableReads:
         clock: Clock,
         liveness: Liveness,
         run: Map,
+        version: ClientVersion,
         leases_per_probe: int = LEASES_PER_PROBE,
     ) -> None:
         self._lease_table = lease_table
@@ -49,6 +52,7 @@ class TableReads:
         self._run = run
         self._is_multi_stream = settings.is_multi_stream
         self._leases_per_probe = leases_per_probe
+        self._version = version
 
     def scan(self) -> Scan:
         """Read and observe both tables."""
@@ -57,6 +61,7 @@ class TableReads:
             self._worker_table,
             self._clock,
             is_multi_stream=self._is_multi_stream,
+            workers_may_be_missing=self._version.is_2x,
         )
         times, bad = (found.scan_started, found.scan_finished), found.unreadable_workers
         self._liveness.observe(found.leases, found.workers, *times, unreadable=bad)

@@ -5,18 +5,21 @@ from __future__ import annotations
 from kcl_pipeline.clock import Clock, StopSignal
 from kcl_pipeline.errors import AwsError
 from kcl_pipeline.events import AwsTrouble, CoordinationChanged
-from kcl_pipeline.leader.taking import LeaseTaker, TakeResult
+from kcl_pipeline.leader.client_version import followed_version
+from kcl_pipeline.leader.taking import LeaseTaker
 from kcl_pipeline.leases.held import HeldLeases
 from kcl_pipeline.leases.store import MapCallable
 from kcl_pipeline.leases.tables import CoordinatorStateTable, LeaderLock, UnreadableLock
 from kcl_pipeline.worker.dependencies import WorkerDependencies
+from kcl_pipeline.worker.retry import attempt
 from kcl_pipeline.worker.standby_leader import StandbyLeader
 
 
 class Coordination:
     """Decide for one worker whether a leader assigns its leases. One thread calls it.
 
-    In a leaderless application the worker takes leases, and competes for the lock only if the
+    In a leaderless application, and while workers of KCL 2.x may run (client version
+    UPGRADE_FROM_2X or 2X), the worker takes leases, and competes for the lock only if the
     shuffle of the owners chooses it to create leases. In other applications it is a standby leader,
     and takes leases from the time when nobody has led for `leaderless_after_millis` until somebody
     does.
@@ -30,6 +33,7 @@ class Coordination:
 
     Attributes:
         standby: Its standby leader.
+        version: The client version of the application, as this worker knows it.
     """
 
     def __init__(
@@ -47,7 +51,11 @@ class Coordination:
         self._map = map
         self._stop = stop
         settings = parts.settings
-        self._is_configured = settings.coordination == "leaderless"
+        self._is_leaderless = settings.coordination == "leaderless"
+        self.version = followed_version(
+            settings, parts.coordinator_table, worker_id, parts.clock, parts.events
+        )
+        self._was_2x = self._is_chosen = False
         self._after_seconds = settings.assignment.leaderless_after_millis / 1000
         self._soon_seconds = settings.lease.renewal_interval_millis / 1000
         failover_millis = settings.lease.failover_time_millis + settings.lease.epsilon_millis
@@ -61,6 +69,9 @@ class Coordination:
 
     def tick(self) -> float:
         """Run what is due; return the seconds until the next call."""
+        attempt("look at the client version", self.version.look, self._parts.events)
+        self._restore_tables()
+        self.standby.may_compete = not self._shares_leases() or self._is_chosen
         pause = self.standby.tick()
         if self._stop.is_set() or not self._takes_leases():
             return pause
@@ -69,8 +80,27 @@ class Coordination:
             self._next_run = now + self._run()
         return min(pause, max(self._next_run - self._parts.clock.monotonic(), 0.0))
 
+    def _restore_tables(self) -> None:
+        """Create index and worker-metrics table again after a roll forward from the version 2X.
+
+        KCL's migration tool deletes both in a rollback. The index may take minutes.
+        """
+        was_2x, self._was_2x = self._was_2x, self.version.is_2x
+        if was_2x and not self._was_2x:
+            tables = (self._parts.worker_table, self._parts.lease_table)
+
+            def restore() -> None:
+                for table in tables:
+                    attempt("creation of tables", table.ensure_exists, self._parts.events)
+
+            self._parts.spawn("tables", restore)
+
+    def _shares_leases(self) -> bool:
+        """Return whether no leader assigns leases in this application."""
+        return self._is_leaderless or self.version.is_leaderless
+
     def _takes_leases(self) -> bool:
-        if self._is_configured:
+        if self._shares_leases():
             return True
         seconds = self._parts.clock.monotonic() - self._led_at()
         is_absent = seconds >= self._after_seconds
@@ -105,13 +135,9 @@ class Coordination:
             return self._soon_seconds
         if result.taken and not self._stop.is_set():
             self._leases.discover(result.taken, map=self._map)
-        self._choose(result)
+        self._is_chosen = result.syncs_shards
         is_soon = result.must_repeat or not self._leases.held()
         return self._soon_seconds if is_soon else self._usual_seconds
-
-    def _choose(self, result: TakeResult) -> None:
-        if self._is_configured:
-            self.standby.may_compete = result.syncs_shards
 
 
 class LockWatch:

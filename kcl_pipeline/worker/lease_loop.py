@@ -36,7 +36,9 @@ class LeaseLoop:
     """Renew, discover and report, each when it is due. One thread calls `tick`.
 
     `map` runs the calls for single leases, and does not wait for slow ones. No step waits for the
-    lock of a lease: a call that another thread makes for it may hang.
+    lock of a lease: a call that another thread makes for it may hang. In an application that was
+    rolled back to KCL 2.x (`is_2x`), there may be no index and no worker metrics row: leases come
+    from `coordination` only.
     """
 
     def __init__(
@@ -52,6 +54,7 @@ class LeaseLoop:
         *,
         hangs: HangWatch,
         lag: Callable[[], Lag],
+        is_2x: Callable[[], bool],
     ) -> None:
         self._worker_id = worker_id
         self._events = parts.events
@@ -60,6 +63,7 @@ class LeaseLoop:
         self._stalls = stalls
         self._hangs = hangs
         self._lag = lag
+        self._is_2x = is_2x
         self._source = source
         self._map = map
         self._stop = stop
@@ -88,7 +92,7 @@ class LeaseLoop:
             self._hangs.look()
             lag = self._lag()
             self._events(LagMeasured(self._worker_id, lag.millis, len(lag.unknown)))
-        if self._is_discovery_due() and not self._stop.is_set():
+        if self._is_discovery_due() and not (self._stop.is_set() or self._is_2x()):
             self._run(
                 LeaseTask.DISCOVERY,
                 "discovery",
@@ -96,7 +100,7 @@ class LeaseLoop:
             )
         if self._capture.ready():
             self._reporter.capture()
-        if self._report.ready():
+        if self._report.ready() and not self._is_2x():
             self._run(LeaseTask.REPORT, "worker metrics report", self._report_metrics)
         discovery = self._discovery if self._leases.held() else self._first_discovery
         return min(

@@ -45,7 +45,7 @@ class StandbyLeader:
         self._map = map
         self._stop = stop
         self._absent_since: float | None = None
-        self.may_compete = parts.settings.coordination == "leader"
+        self.may_compete = True
         """False: this worker does not lead, and releases a lock that it holds."""
         self.unavailable: tuple[UnavailableStream, ...] | None = None
         """Streams that the last cycle could not use. None: this worker did not lead in it."""

@@ -27,7 +27,6 @@ from kcl_pipeline.kinesis.retrieval import Retrieval
 from kcl_pipeline.leases.application import marked_streams
 from kcl_pipeline.leases.application_check import check_application
 from kcl_pipeline.leases.held import INCARNATION_BITS, HeldLeases
-from kcl_pipeline.leases.migration import ensure_client_version
 from kcl_pipeline.leases.worker_status import WorkerStatus
 from kcl_pipeline.metrics.reporter import WorkerMetricsReporter
 from kcl_pipeline.worker.batch_runner import BatchRunner
@@ -132,10 +131,10 @@ class Worker:
             self._stop,
             hangs=self.hangs,
             lag=self.lag,
+            is_2x=lambda: self.coordination.version.is_2x,
         ).tick
         self.coordination = Coordination(worker_id, parts, self.leases, lookups, self._stop)
-        self.lead_tick = self.coordination.tick
-        self.fetch_tick = self.source.fetch
+        self.lead_tick, self.fetch_tick = self.coordination.tick, self.source.fetch
         own = (self.leases, self.reporter, self.lifecycle)
         self._leaving = Leaving(worker_id, parts, *own, lookups)
 
@@ -192,10 +191,7 @@ class Worker:
         application = self._opened(stop)
         for name, error in application.unavailable.items():
             self._events(StreamUnavailable(self.worker_id, name, str(error)))
-        retried(
-            "look at the client version",
-            lambda: ensure_client_version(parts.coordinator_table, self.worker_id, self._clock),
-        )
+        retried("look at the client version", self.coordination.version.start)
         identity = record_application(application, parts, stop)
         self._streams.open(marked_streams(identity, application.streams))
         self._streams.note_record(identity.streams)

@@ -219,7 +219,7 @@ def test_doctor_finds_that_nobody_leads(fleet):
     assert texts(found, "problem") == ["leader: there is no leader, although there are workers"]
 
 
-def test_doctor_refuses_the_single_table_layout_and_a_2x_mode(fleet):
+def test_doctor_refuses_the_single_table_layout_and_names_a_2x_mode(fleet):
     fleet.clients.dynamodb.put_item(
         TableName=fleet.name, Item={"leaseKey": {"S": "Leader"}, "entityType": {"S": "LEADER"}}
     )
@@ -230,6 +230,7 @@ def test_doctor_refuses_the_single_table_layout_and_a_2x_mode(fleet):
     found = findings("-a", fleet.name, "-s", fleet.name, "--watch-seconds", 0, code=1)
     said = "\n".join(texts(found, "problem"))
     assert "single-table layout" in said
+    said = "\n".join(texts(found, "warning"))
     assert "CLIENT_VERSION_2X, set by tool" in said
 
 

@@ -11,10 +11,12 @@ from kcl_pipeline.leader.liveness import Liveness
 from kcl_pipeline.leader.standby_watch import StandbyWatch
 from kcl_pipeline.leader.table_reads import TableReads
 from kcl_pipeline.leases.lease import Lease
+from kcl_pipeline.leases.migration import ClientVersion
 from kcl_pipeline.leases.tables import WorkerMetrics
 from kcl_pipeline.position import LATEST
 from kcl_pipeline.testing.clock import VirtualClock
 from kcl_pipeline.testing.tables import (
+    InMemoryCoordinatorStateTable,
     InMemoryLeaseTable,
     InMemoryWorkerMetricsTable,
     create_lease,
@@ -36,7 +38,10 @@ class Standby:
         self.names, self.changes, self.reported = sorted({*owners, *rows}), changes, -10
         self.liveness = Liveness(SETTINGS, own_id)
         tables = (self.leases, self.workers)
-        reads = TableReads(SETTINGS, *tables, self.clock, self.liveness, map, leases_per_probe)
+        coordinator = InMemoryCoordinatorStateTable(clock=self.clock)
+        version = ClientVersion(coordinator, own_id, self.clock, SETTINGS.client_version_config)
+        own = (self.clock, self.liveness, map, version, leases_per_probe)
+        reads = TableReads(SETTINGS, *tables, *own)
         self.watch = StandbyWatch(
             SETTINGS, own_id, self.liveness, reads, self.clock, self.events.append
         )

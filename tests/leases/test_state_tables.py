@@ -8,7 +8,6 @@ import dataclasses
 import pytest
 
 from kcl_pipeline.errors import IncompatibleTableError, UnavailableError
-from kcl_pipeline.leases.migration import ensure_client_version
 from kcl_pipeline.leases.tables import LeaderLock, MigrationState, WorkerMetrics
 from kcl_pipeline.testing.tables import InMemoryLeaseTable
 
@@ -287,50 +286,6 @@ def test_appendix_a11_client_version_row(tables):
     assert not tables.coordinator.put_migration(
         other, replacing=dataclasses.replace(V3, client_version="CLIENT_VERSION_2X")
     )
-
-
-def test_a_fresh_application_is_at_3x(tables):
-    made = ensure_client_version(tables.coordinator, "w1", tables.clock)
-    assert tables.coordinator.read_migration() == made
-    now = int(tables.clock.wall() * 1000)
-    assert made == MigrationState(
-        "CLIENT_VERSION_3X", "w1", now, (("CLIENT_VERSION_INIT", "w1", now),)
-    )
-    before = migration_row(tables)
-    assert ensure_client_version(tables.coordinator, "w2", tables.clock) == made
-    assert migration_row(tables) == before
-
-
-def test_a_rollback_state_is_rolled_forward_and_remembered(tables):
-    past = tuple((f"CLIENT_VERSION_{n}", "tool", n) for n in range(10))
-    tables.coordinator.put_migration(
-        MigrationState("CLIENT_VERSION_3X_WITH_ROLLBACK", "j1", 99, past), replacing=None
-    )
-    tables.plant(tables.coordinator, migration_row(tables) | {"future": {"S": "x"}})
-    made = ensure_client_version(tables.coordinator, "w1", tables.clock)
-    assert made.client_version == "CLIENT_VERSION_3X"
-    assert made.history == (("CLIENT_VERSION_3X_WITH_ROLLBACK", "j1", 99), *past[:9])
-    assert tables.coordinator.read_migration() == made
-    assert migration_row(tables)["future"] == {"S": "x"}
-
-
-@pytest.mark.parametrize(
-    "version", ["CLIENT_VERSION_2X", "CLIENT_VERSION_UPGRADE_FROM_2X", "CLIENT_VERSION_4X"]
-)
-def test_an_application_of_another_version_is_refused_untouched(tables, version):
-    tables.coordinator.put_migration(MigrationState(version, "j1", 99), replacing=None)
-    before = migration_row(tables)
-    with pytest.raises(IncompatibleTableError, match=version):
-        ensure_client_version(tables.coordinator, "w1", tables.clock)
-    assert migration_row(tables) == before
-
-
-def test_losing_the_race_for_the_first_row_is_fine(tables):
-    read = tables.coordinator.read_migration
-    answers = [None]
-    tables.coordinator.put_migration(dataclasses.replace(V3, modified_by="faster"), replacing=None)
-    tables.coordinator.read_migration = lambda: answers.pop() if answers else read()
-    assert ensure_client_version(tables.coordinator, "w1", tables.clock).modified_by == "faster"
 
 
 @pytest.mark.parametrize("status", ["PENDING", "COMPLETE"])

@@ -39,6 +39,7 @@ HEALTHY = {
     ev.DrainRequested,
     ev.TableMigrationChanged,
     ev.CoordinationChanged,
+    ev.ClientVersionChanged,
 }
 
 

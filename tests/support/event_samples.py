@@ -32,6 +32,9 @@ SAMPLES = [
     ev.PendingResolved("w1", "shardId-1", landed=True),
     ev.RecordsDeadLettered("w1", "shardId-1", 3, "ValueError"),
     ev.DeadLettersUnreadable("/lake/dead", 2, "shardId-1 at 7 of w1-1"),
+    ev.ClientVersionChanged(
+        "w1", "CLIENT_VERSION_UPGRADE_FROM_2X", "CLIENT_VERSION_2X", "KclMigrationTool-rollback"
+    ),
     ev.CoordinationChanged("w1", True, "nobody has led for 180 s"),
     ev.TableMigrationChanged("w1", "TABLE_MIGRATION_STATUS_DEPLOYED"),
     ev.AggregatesRejected("shardId-1", "7", 1, 2, 3),

@@ -1,4 +1,4 @@
-"""Check tables, layout, client version, shard coverage, leader, workers and stuck leases."""
+"""Check tables, shard coverage, leader, workers and stuck leases."""
 
 from __future__ import annotations
 
@@ -9,11 +9,9 @@ from typing import TYPE_CHECKING, Any, Final
 from kcl_pipeline.cli.doctor.finding import Finding, ok, problem, unknown, warning
 from kcl_pipeline.cli.show import age
 from kcl_pipeline.config import MAX_LOCK_DURATION_MILLIS
-from kcl_pipeline.errors import KclError, NotFoundError, SettingsError, UnreadableRowError
+from kcl_pipeline.errors import KclError, NotFoundError, SettingsError
 from kcl_pipeline.leases.aws_errors import call
 from kcl_pipeline.leases.dynamodb.leases import OWNER_INDEX
-from kcl_pipeline.leases.layout.placement import Where
-from kcl_pipeline.leases.migration import VERSION_3X, VERSION_3X_WITH_ROLLBACK, VERSION_INIT
 from kcl_pipeline.leases.tables import UnreadableLock
 from kcl_pipeline.planning.coverage import hole_in_leases
 from kcl_pipeline.spark.java import require_java
@@ -22,7 +20,6 @@ if TYPE_CHECKING:
     from mypy_boto3_dynamodb import DynamoDBClient
 
     from kcl_pipeline.kinesis.client import KinesisClient
-    from kcl_pipeline.leases.layout.layout import Layout
     from kcl_pipeline.leases.lease import BadRow, Lease
     from kcl_pipeline.leases.tables import CoordinatorStateTable, WorkerMetrics
     from kcl_pipeline.shards import StreamId
@@ -99,49 +96,6 @@ def check_table(
     return ok(
         subject, f"{found['TableStatus']}, key {key_name}{', with its index' if has_index else ''}"
     ), True
-
-
-def check_layout(layout: Layout, lease_table: str) -> Finding:
-    """Check that the rows of the application are in one layout."""
-    subject = f"table {lease_table}"
-    try:
-        layout.refuse_two_layouts()
-        here = layout.placement()
-        if here.is_single:
-            layout.refuse_old_workers()
-    except KclError as error:
-        return problem(subject, str(error), "find out which programs use the application")
-    if here.where is Where.THREE:
-        return ok(subject, "has only leases: the three-table layout")
-    if here.is_single:
-        return ok(subject, "has all rows of the application: the single-table layout of KCL 3.5")
-    stored = here.stored.status if here.stored is not None else "unknown"
-    return ok(subject, f"the application moves to the single-table layout of KCL 3.5: {stored}")
-
-
-def check_client_version(table: CoordinatorStateTable) -> Finding:
-    """Check the client version in the row `Migration3.0`."""
-    subject = "client version"
-    try:
-        found = table.read_migration()
-    except UnreadableRowError as error:
-        return problem(subject, str(error), "find out what wrote the row, and correct it")
-    if found is None:
-        return ok(subject, "not recorded yet; the first worker writes it")
-    if found.client_version == VERSION_3X:
-        return ok(subject, found.client_version)
-    if found.client_version in {VERSION_3X_WITH_ROLLBACK, VERSION_INIT}:
-        return warning(
-            subject,
-            f"{found.client_version}, set by {found.modified_by}",
-            "do nothing: the first worker of this version sets CLIENT_VERSION_3X",
-        )
-    return problem(
-        subject,
-        f"{found.client_version}, set by {found.modified_by}: the application runs in a "
-        "compatibility mode for KCL 2.x",
-        "finish its migration to KCL 3.x first",
-    )
 
 
 def check_leader(table: CoordinatorStateTable, *, workers: int) -> Finding:

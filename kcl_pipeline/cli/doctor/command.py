@@ -212,7 +212,8 @@ def _credentials(app: Target) -> Finding:
 def _tables(app: Target) -> Generator[Finding, None, bool]:
     """Check the tables and the permissions on them. Returns whether all can be used."""
     from kcl_pipeline.cli.doctor import permissions  # noqa: PLC0415 (likewise)
-    from kcl_pipeline.cli.doctor.checks import check_layout, check_table  # noqa: PLC0415 (likewise)
+    from kcl_pipeline.cli.doctor.checks import check_table  # noqa: PLC0415 (likewise)
+    from kcl_pipeline.cli.doctor.migration import check_layout  # noqa: PLC0415 (likewise)
 
     client, layout = app.clients.dynamodb, app.tables.layout
     try:
@@ -239,7 +240,8 @@ def _tables(app: Target) -> Generator[Finding, None, bool]:
             yield found
         usable = usable and allowed
         if use.has_leases and allowed:
-            yield check_layout(layout, table)
+            bake_seconds = app.settings.leader.table_migration_complete_bake_time_seconds
+            yield check_layout(layout, table, bake_seconds)
     return usable
 
 
@@ -283,10 +285,12 @@ def _rows(
         check_pause,
     )
     from kcl_pipeline.cli.doctor.losses import check_losses  # noqa: PLC0415 (likewise)
+    from kcl_pipeline.cli.doctor.migration import check_client_version  # noqa: PLC0415 (likewise)
 
     try:
         before = _snapshot(app)
-        yield checks.check_client_version(app.tables.coordinator)
+        rows = (before.leases, before.workers)
+        yield check_client_version(app.tables.coordinator, *rows, app.clock.wall())
         recorded = check_application(app.tables.coordinator, app.settings, streams)
         yield recorded
         if recorded.level is not Level.PROBLEM:

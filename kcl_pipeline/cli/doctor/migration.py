@@ -1,0 +1,151 @@
+"""Check the client version and the table layout: what they are, what comes next, and when."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Final
+
+from kcl_pipeline.cli.doctor.finding import Finding, ok, problem, warning
+from kcl_pipeline.errors import KclError, UnreadableRowError
+from kcl_pipeline.leader.client_version import READY_SECONDS
+from kcl_pipeline.leases.layout.migration_row import MigrationStatus
+from kcl_pipeline.leases.layout.migrator import ACTIVE_SECONDS, INIT_SECONDS
+from kcl_pipeline.leases.migration import (
+    CONFIG_3X,
+    VERSION_2X,
+    VERSION_3X,
+    VERSION_3X_WITH_ROLLBACK,
+    VERSION_INIT,
+    VERSION_UPGRADE_FROM_2X,
+)
+
+if TYPE_CHECKING:
+    from kcl_pipeline.leases.layout.layout import Layout
+    from kcl_pipeline.leases.layout.migration_row import TableMigration
+    from kcl_pipeline.leases.lease import Lease
+    from kcl_pipeline.leases.tables import CoordinatorStateTable, WorkerMetrics
+
+TOOL: Final = "KclMigrationTool.py of the Java KCL"
+_READY: Final = f"{READY_SECONDS / 60:.0f} minutes"
+
+
+def check_client_version(
+    table: CoordinatorStateTable,
+    leases: tuple[Lease, ...],
+    workers: tuple[WorkerMetrics, ...],
+    now_seconds: float,
+) -> Finding:
+    """Check the client version in the row `Migration3.0`.
+
+    Args:
+        table: The coordinator-state table.
+        leases: All leases.
+        workers: All worker metrics rows.
+        now_seconds: The time in epoch seconds.
+    """
+    subject = "client version"
+    try:
+        found = table.read_migration()
+    except UnreadableRowError as error:
+        return problem(subject, str(error), "find out what wrote the row, and correct it")
+    if found is None:
+        return ok(subject, "not recorded yet; the first worker writes it")
+    version = found.client_version
+    text = f"{version}, set by {found.modified_by} at {_time(found.modified_millis)}"
+    if version == VERSION_3X:
+        return ok(subject, version)
+    if version == VERSION_INIT:
+        return warning(subject, text, "do nothing: the first worker that starts changes it")
+    if version == VERSION_UPGRADE_FROM_2X:
+        text += ": workers take leases from each other, as in KCL 2.x"
+        return warning(subject, text, _upgrade(_silent(leases, workers, now_seconds)))
+    if version == VERSION_3X_WITH_ROLLBACK:
+        return warning(
+            subject,
+            f"{text}: a leader assigns the leases, and a rollback to KCL 2.x is possible",
+            f"when no rollback is needed any more, start the workers with "
+            f"client_version_config={CONFIG_3X!r}: the first one sets {VERSION_3X}, which is "
+            f"final; to go back, run {TOOL} with --mode rollback, and the workers follow within "
+            "a minute",
+        )
+    if version == VERSION_2X:
+        return warning(
+            subject,
+            f"{text}: rolled back; workers take leases from each other, and use neither index nor "
+            "worker metrics",
+            f"nothing comes next by itself; to go forward again, run {TOOL} with --mode "
+            f"rollforward, which sets {VERSION_UPGRADE_FROM_2X}",
+        )
+    return problem(subject, f"{text}: it is not known", "update this package, or check the row")
+
+
+def _upgrade(silent: list[str]) -> str:
+    after = f"{VERSION_3X_WITH_ROLLBACK} comes next, when {_READY} have passed in which"
+    every = "every lease has an owner and every owner reports metrics"
+    if silent:
+        return (
+            f"replace the owners of leases that report no metrics: {', '.join(silent)}; "
+            f"{after} {every}"
+        )
+    return f"do nothing: {after} {every}, as now"
+
+
+def _silent(
+    leases: tuple[Lease, ...], workers: tuple[WorkerMetrics, ...], now_seconds: float
+) -> list[str]:
+    reporting = {
+        row.worker_id for row in workers if now_seconds - row.last_update_seconds <= ACTIVE_SECONDS
+    }
+    owners = {lease.owner for lease in leases if lease.owner is not None and not lease.ended}
+    return sorted(owners - reporting)
+
+
+def check_layout(layout: Layout, lease_table: str, bake_seconds: float) -> Finding:
+    """Check that the rows of the application are in one layout.
+
+    Args:
+        layout: The layout.
+        lease_table: Name of the lease table.
+        bake_seconds: The setting `table_migration_complete_bake_time_seconds`.
+    """
+    subject = f"table {lease_table}"
+    try:
+        layout.refuse_two_layouts()
+        here = layout.placement()
+        if here.is_single:
+            layout.refuse_old_workers()
+    except KclError as error:
+        return problem(subject, str(error), "find out which programs use the application")
+    if here.is_single:
+        return ok(subject, "has all rows of the application: the single-table layout of KCL 3.5")
+    if here.stored is None:
+        return ok(subject, "has only leases: the three-table layout")
+    text = (
+        f"the application moves to the single-table layout of KCL 3.5: {here.stored.status}, set "
+        f"by {here.stored.modified_by} at {_time(here.stored.modified_millis)}"
+    )
+    return ok(subject, f"{text}; {_next_layout(here.stored, bake_seconds)}")
+
+
+def _next_layout(stored: TableMigration, bake_seconds: float) -> str:
+    setting = "leader.migrate_all_entities_to_lease_table"
+    if stored.status is MigrationStatus.INIT:
+        at = _time(stored.modified_millis, INIT_SECONDS)
+        return f"{MigrationStatus.DEPLOYED} comes next at {at}, if all workers still support it"
+    if stored.status is MigrationStatus.DEPLOYED:
+        return (
+            f"{MigrationStatus.PENDING} comes next when all workers run with {setting}, and none "
+            f"has reported into the worker-metrics table for {ACTIVE_SECONDS} s"
+        )
+    if stored.status is MigrationStatus.PENDING:
+        at = _time(stored.modified_millis, bake_seconds)
+        return f"{MigrationStatus.COMPLETE} comes next at {at}, if the workers keep {setting}"
+    return "nothing comes next"
+
+
+def _time(millis: int, later_seconds: float = 0.0) -> str:
+    try:
+        at = datetime.fromtimestamp(millis / 1000, UTC) + timedelta(seconds=later_seconds)
+    except (ValueError, OverflowError, OSError):  # somebody wrote it
+        return "an unknown time"
+    return at.isoformat(timespec="seconds").replace("+00:00", "Z")
