@@ -17,7 +17,6 @@ from verification.model.state import (
     IDLE,
     NEW,
     NOBODY,
-    BrokenRuleError,
     Log,
     Row,
     Slot,
@@ -27,6 +26,7 @@ from verification.model.state import (
     with_slot,
 )
 from verification.model.steps import Steps
+from verification.model.visit import BrokenRuleError
 
 PARENT, CHILD = 0, 1
 

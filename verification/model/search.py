@@ -17,6 +17,8 @@ Safety rules:
   it commits nothing before the table has all records of its parent.
 - A finished and deleted shard is not created again.
 
+`verification.model.positions` has the models of the protocol that stores positions in the table.
+
 `python -m verification.model.search` searches all configurations. Then it searches each variant
 with one guard removed, which must fail.
 """
@@ -25,74 +27,58 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Final
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any, Final
 
 from verification.model.lineage import LineageSteps
-from verification.model.state import ABSENT, BrokenRuleError, Model, State
+from verification.model.positions import scenarios as positions
+from verification.model.positions.scenarios import Positions
+from verification.model.state import ABSENT, Model, State
 from verification.model.steps import Steps
+from verification.model.visit import Found, Searched, visit
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
-    """Result of a search.
+class _Leases:
+    """The steps and the bounds of the two-phase protocol."""
 
-    It has the number of visited states, the number of those with everything committed and
-    checkpointed, and the first broken rule with its steps.
-    """
+    def __init__(self, model: Model) -> None:
+        self.model = model
+        self.steps = (LineageSteps if model.lineage else Steps)(model)
 
-    states: int
-    complete: int
-    broken: str = ""
-    path: tuple[str, ...] = ()
+    def start(self) -> State:
+        return self.model.start()
+
+    def of(self, s: State) -> Iterator[tuple[str, State]]:
+        return self.steps.of(s)
+
+    def complete(self, s: State) -> bool:
+        records = self.model.records
+        return all(log.reached == records for log in s.logs) and all(
+            row.checkpoint >= records or row == ABSENT for row in s.rows
+        )
+
+    def within(self, s: State) -> bool:
+        return all(row.counter <= self.model.most_counter for row in s.rows) and all(
+            log.fence <= self.model.most_fences for log in s.logs
+        )
 
 
-def search(model: Model, *, limit: int = 50_000_000) -> Found:
+def search(model: Model | Positions, *, limit: int = 50_000_000) -> Found:
     """Visit every state within the model's bounds, breadth first, until a rule breaks.
 
     Raises `RuntimeError` above `limit` states.
     """
-    steps, start = (LineageSteps if model.lineage else Steps)(model), model.start()
-    seen: dict[State, tuple[State, str] | None] = {start: None}
-    queue = deque([start])
-    complete = 0
-    while queue:
-        state = queue.popleft()
-        complete += all(log.reached == model.records for log in state.logs) and all(
-            row.checkpoint >= model.records or row == ABSENT for row in state.rows
-        )
-        try:
-            for name, after in steps.of(state):
-                if after not in seen and _within(model, after):
-                    seen[after] = (state, name)
-                    queue.append(after)
-        except BrokenRuleError as rule:
-            return Found(len(seen), complete, str(rule), _path(seen, state))
-        if len(seen) > limit:
-            raise RuntimeError(f"{model.name} has more than {limit} states")
-    return Found(len(seen), complete)
-
-
-def _within(model: Model, state: State) -> bool:
-    return all(row.counter <= model.most_counter for row in state.rows) and all(
-        log.fence <= model.most_fences for log in state.logs
-    )
-
-
-def _path(seen: dict[State, tuple[State, str] | None], state: State) -> tuple[str, ...]:
-    path: list[str] = []
-    while (step := seen[state]) is not None:
-        state, name = step
-        path.append(name)
-    return tuple(reversed(path))
+    if isinstance(model, Model):
+        return visit(_Leases(model), limit=limit)
+    searched: Searched[Any] = model
+    return visit(searched, limit=limit, goes_on=model.goes_on)
 
 
 _LONE_SHARED_ID: Final = Model(
     "a shared worker id", (0, 0), moves=1, lost=1, handoffs=False, most_counter=6, most_fences=5
 )
-SMALL: Final = (
+_SMALL_LEASES: Final = (
     Model("two workers", (0, 1), moves=3, lost=1),
     _LONE_SHARED_ID,
     Model(
@@ -132,8 +118,8 @@ SMALL: Final = (
         deletions=1,
     ),
 )
-_TAKER, _SHARED_ID, _RENEWING, _CHILD, _BORN, _DELETED = SMALL
-FULL: Final = (
+_TAKER, _SHARED_ID, _RENEWING, _CHILD, _BORN, _DELETED = _SMALL_LEASES
+_FULL_LEASES: Final = (
     Model("three workers", (0, 1, 2), moves=3, lost=1),
     Model("two workers, more moves", (0, 1), moves=4, lost=1),
     replace(_LONE_SHARED_ID, name="a shared worker id, lost answers and renewals", renewals=1),
@@ -154,7 +140,7 @@ FULL: Final = (
     replace(_DELETED, records=2, moves=4, lost=0),
     replace(_DELETED, log_seen=False, moves=4),
 )
-GUARDS: Final[tuple[tuple[str, Model], ...]] = (
+_LEASE_GUARDS: Final[tuple[tuple[str, Model], ...]] = (
     ("fence", replace(_TAKER, moves=3)),
     ("two numbers", replace(_TAKER, moves=4, lost=0)),
     ("exact number", replace(_TAKER, moves=3)),
@@ -175,9 +161,12 @@ GUARDS: Final[tuple[tuple[str, Model], ...]] = (
     ("checkpoint of a write", replace(_DELETED, moves=4, lost=0)),
     ("number of the table", replace(_DELETED, records=2, moves=4, lost=0)),
 )
+SMALL: Final[tuple[Model | Positions, ...]] = (*_SMALL_LEASES, *positions.SMALL)
+FULL: Final[tuple[Model | Positions, ...]] = (*_FULL_LEASES, *positions.FULL)
+GUARDS: Final[tuple[tuple[str, Model | Positions], ...]] = (*_LEASE_GUARDS, *positions.GUARDS)
 
 
-def without(guard: str) -> Model:
+def without(guard: str) -> Model | Positions:
     """Return the small configuration that detects the missing guard.
 
     Raises `KeyError` for an unknown guard.

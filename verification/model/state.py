@@ -144,10 +144,6 @@ class Model:
         )
 
 
-class BrokenRuleError(Exception):
-    """A step violated a safety rule."""
-
-
 def next_row(known: Row, checkpoint: int, pending: Pending) -> Row:
     """The row after a write of these positions to the known row."""
     return known._replace(counter=known.counter + 1, checkpoint=checkpoint, pending=pending)

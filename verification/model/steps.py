@@ -9,7 +9,6 @@ from verification.model.state import (
     IDLE,
     NOBODY,
     PROCESS,
-    BrokenRuleError,
     Log,
     Model,
     Plan,
@@ -23,6 +22,7 @@ from verification.model.state import (
     with_log,
     with_slot,
 )
+from verification.model.visit import BrokenRuleError
 
 
 class Steps:
