@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Final, Protocol, runtime_checkable
 
 import pyarrow as pa
 
@@ -141,13 +141,46 @@ class BatchWriter(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TxnVersions:
-    """The versions of the two application transactions of a lease in the table's log.
+    """What the table's log stores for a lease. Compared for equality, never for order.
 
-    They are compared for equality, never for order. None: never written.
+    Attributes:
+        data: Number of the last batch of the two-phase protocol. None: never written.
+        fence: Number of the last fence. None: never written.
+        number: How many times the position was set. None: the table stores no position.
+        position: Last position in the table (inclusive). None: the table stores none.
+        ended: Whether the table has all records of the shard.
     """
 
     data: int | None = None
     fence: int | None = None
+    number: int | None = None
+    position: Position | None = None
+    ended: bool = False
+
+    def moved_to(self, position: Position | None, *, ended: bool) -> TxnVersions:
+        """Return the versions after a commit that sets the position.
+
+        The first such commit is a fence, too: a writer of an older version of this package
+        compares only data and fence.
+        """
+        fence = (self.fence or 0) + 1 if self.number is None else self.fence
+        return TxnVersions(self.data, fence, (self.number or 0) + 1, position, ended)
+
+
+def shard_key(lease_key: str, shard_name: str) -> str:
+    """Return the key of a shard in a sink that stores positions.
+
+    Args:
+        lease_key: `Lease.transaction_key`. Batches of the two-phase protocol have this name.
+        shard_name: Names the stream, its creation and the shard. Positions have this name.
+    """
+    return f"{lease_key} {shard_name}"
+
+
+def names_of(key: str) -> tuple[str, str | None]:
+    """Return the lease key and the shard name of a key. None: the key has no shard name."""
+    lease_key, _, shard_name = key.partition(" ")
+    return lease_key, shard_name or None
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,11 +191,26 @@ class CommitEntry:
         lease_key: The lease.
         number: Batch number. The commit sets the data version to it.
         expected: The commit is refused unless the versions in the table equal these.
+        sets: What the table has after the commit, if it stores positions. None: the commit sets
+            the data version alone.
     """
 
     lease_key: str
     number: int
     expected: TxnVersions
+    sets: TxnVersions | None = None
+
+    @classmethod
+    def to(cls, key: str, expected: TxnVersions, end: Position) -> CommitEntry:
+        """Return the entry of a batch that ends at `end` (inclusive), with its position."""
+        sets = expected.moved_to(end, ended=False)
+        return cls(key, sets.number or 0, expected, sets)
+
+    def is_at(self, now: TxnVersions) -> bool:
+        """Return whether the table has what this entry sets."""
+        if self.sets is None:
+            return now.data == self.number
+        return (now.number, now.position) == (self.number, self.sets.position)
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,5 +282,29 @@ class TransactionalSink(Protocol):
 
         Raises:
             SinkError: The caller may repeat the call.
+        """
+        ...
+
+
+@runtime_checkable
+class PositionStore(Protocol):
+    """The part of a sink that stores the position of each shard together with its rows.
+
+    Its keys are those of `shard_key`.
+    """
+
+    def move(
+        self, key: str, expected: TxnVersions, position: Position | None, *, ended: bool
+    ) -> TxnVersions | None:
+        """Set the position of a shard without files, if the versions are as expected.
+
+        Afterwards no commit that expects `expected` can land.
+
+        Returns:
+            The new versions. None: refused, and the caller reads `txn_versions` again. `expected`
+            if the table does not exist, because then nothing can have landed in it.
+
+        Raises:
+            SinkError: The outcome is unknown. The caller reads `txn_versions`.
         """
         ...

@@ -92,6 +92,13 @@ class LeaseSettings(StrictSettings):
         description="None: 2 s, at most half the lease assignment interval; without any lease: "
         "every second. KCL: half the interval",
     )
+    checkpoint_lag_millis: int | None = Field(
+        None,
+        ge=0,
+        description="With batch.commit_protocol positions: longest time between a commit and the "
+        "checkpoint in the lease row. A renewal writes it. None: the renewal interval. 0: after "
+        "every batch, by a write of its own. Only a worker of the Java KCL repeats records for it",
+    )
     consistent_reads: bool = Field(
         True, description="KCL: false; a fast takeover may then read an older checkpoint"
     )
@@ -124,6 +131,12 @@ class LeaseSettings(StrictSettings):
     def renewal_interval_millis(self) -> int:
         """A third of the failover time, less epsilon (protocol §6.1)."""
         return max(self.failover_time_millis // 3 - self.epsilon_millis, 1)
+
+    @property
+    def checkpoint_lag(self) -> int:
+        """`checkpoint_lag_millis`: the renewal interval unless set."""
+        lag = self.checkpoint_lag_millis
+        return self.renewal_interval_millis if lag is None else lag
 
 
 class LeaderSettings(StrictSettings):
@@ -184,6 +197,13 @@ class BatchSettings(StrictSettings):
         description="A small batch waits this long for more records, and five times as long while "
         "its shards are behind. It does not wait if no read is under way or due in that time. With "
         "enhanced fan-out, the least time between two small batches",
+    )
+    commit_protocol: Literal["two_phase", "positions"] = Field(
+        "two_phase",
+        description="How batches are committed exactly once. two_phase: each batch first writes "
+        "its end to the lease rows. positions: the table itself stores the position of each shard, "
+        "and no row is written before a commit. A sink that cannot store positions, such as "
+        "ForeachBatchSink, uses two_phase",
     )
     failed_records: Literal["dead_letter", "fail", "skip"] = Field(
         "dead_letter",

@@ -19,18 +19,20 @@ commits of other workers.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Annotated, Final
 
 import msgspec
 
-from kcl_pipeline.batch import DataFile, TxnVersions
+from kcl_pipeline.batch import CommitEntry, DataFile, TxnVersions, names_of
+from kcl_pipeline.delta import positions
 from kcl_pipeline.delta.files import unique_name
 from kcl_pipeline.delta.layout import TableLayout
 from kcl_pipeline.delta.log.entries import MAX_NUMBER, MIN_NUMBER
 
 FOLDER: Final = "_kcl_pipeline/announced"
-FORMAT: Final = 2
+FORMAT: Final = 3
 MAX_ANNOUNCEMENT_BYTES: Final = 1024 * 1024
 """Enough for about 5,000 files. A larger batch is committed by its owner alone."""
 MAX_CLAIMS: Final = 1000
@@ -48,7 +50,11 @@ _PATH: Final = re.compile(
 _Number = Annotated[int, msgspec.Meta(ge=MIN_NUMBER, le=MAX_NUMBER)]
 _Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_NUMBER)]
 _Id = Annotated[str, msgspec.Meta(min_length=1, max_length=4096)]
-"""An application name and a DynamoDB key (2,048 bytes)."""
+"""An application name and a DynamoDB key (2,048 bytes), or the name of a shard."""
+_Position = Annotated[
+    list[_Number],
+    msgspec.Meta(min_length=len(positions.NAMES), max_length=len(positions.NAMES)),
+]
 
 
 class AnnouncementError(ValueError):
@@ -66,23 +72,55 @@ class Claim:
     Attributes:
         data_id: The application transaction of its data number.
         fence_id: The application transaction of its fence.
-        number: The data number that the batch sets.
-        expected: The numbers that the table must have.
+        number: The number that the batch sets.
+        expected: The versions that the table must have.
+        position_id: Beginning of the names of its position. None: the table stores no position.
+        sets: What the commit stores if the table stores positions. None: the data number alone.
     """
 
     data_id: str
     fence_id: str
     number: int
     expected: TxnVersions
+    position_id: str | None = None
+    sets: TxnVersions | None = None
+
+    @classmethod
+    def of(cls, entry: CommitEntry, application: str) -> Claim:
+        """Return the claim of a lease of a commit."""
+        lease_key, shard_name = names_of(entry.lease_key)
+        data_id = f"{application}/{lease_key}"
+        position_id = None if shard_name is None else f"{application}/{shard_name}"
+        return cls(
+            data_id, f"{data_id}/fence", entry.number, entry.expected, position_id, entry.sets
+        )
+
+    def versions(self, transaction: Callable[[str], int | None]) -> TxnVersions:
+        """Read the present versions of this lease by the versions of transactions."""
+        return positions.versions_of(transaction, self.data_id, self.fence_id, self.position_id)
+
+    def required(self) -> dict[str, int]:
+        """The transactions that show that this claim was committed."""
+        if self.position_id is None or self.sets is None:
+            return {self.data_id: self.number}
+        names = positions.ids(self.position_id)
+        return dict(zip(names, positions.encoded(self.sets), strict=True))
+
+    def before(self) -> dict[str, int | None]:
+        """The version of the transaction that changes with every commit of this lease."""
+        if self.position_id is None or self.sets is None:
+            return {self.data_id: self.expected.data}
+        return {positions.ids(self.position_id)[0]: self.expected.number}
 
     def transactions(self) -> dict[str, int]:
         """The transactions that the commit sets for this lease.
 
-        The fence is set to its present version, so that the conflict check of any Delta client
-        covers both transactions.
+        Without a position, the fence is set to its present version, so that the conflict check of
+        any Delta client covers both transactions. The first commit with a position raises it.
         """
-        fence = {} if self.expected.fence is None else {self.fence_id: self.expected.fence}
-        return {self.data_id: self.number, **fence}
+        fence = self.expected.fence if self.sets is None else self.sets.fence
+        is_set = fence is not None and (self.sets is None or fence != self.expected.fence)
+        return {**self.required(), **({self.fence_id: fence or 0} if is_set else {})}
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +141,9 @@ class PreparedBatch:
 
     @property
     def transaction_ids(self) -> frozenset[str]:
-        """Both application transactions of every lease."""
-        return frozenset(id_ for one in self.claims for id_ in (one.data_id, one.fence_id))
+        """What no other batch of the same commit may name: the transactions of every lease."""
+        named = ((one.data_id, one.fence_id, one.position_id) for one in self.claims)
+        return frozenset(id_ for ids in named for id_ in ids if id_ is not None)
 
 
 class _File(msgspec.Struct, forbid_unknown_fields=True, rename="camel"):
@@ -121,6 +160,9 @@ class _Claim(msgspec.Struct, forbid_unknown_fields=True, rename="camel"):
     number: _Number
     expected_data: _Number | None
     expected_fence: _Number | None
+    position_id: _Id | None = None
+    expected_position: _Position | None = None
+    position: _Position | None = None
 
 
 class _Announcement(msgspec.Struct, forbid_unknown_fields=True, rename="camel"):
@@ -161,10 +203,7 @@ def encoded(batch: PreparedBatch) -> bytes:
         _File(one.path, one.size, one.rows, dict(one.partition_values), one.modified_millis)
         for one in batch.files
     ]
-    claims = [
-        _Claim(one.data_id, one.fence_id, one.number, one.expected.data, one.expected.fence)
-        for one in batch.claims
-    ]
+    claims = [_encoded_claim(one) for one in batch.claims]
     return msgspec.json.encode(_Announcement(FORMAT, batch.layout, files, claims))
 
 
@@ -188,19 +227,39 @@ def decoded(data: bytes, name: str) -> PreparedBatch:
         DataFile(one.path, one.size, one.rows, one.partition_values, one.modified_millis)
         for one in content.files
     )
-    claims = tuple(
-        Claim(
-            one.data_id,
-            one.fence_id,
-            one.number,
-            TxnVersions(one.expected_data, one.expected_fence),
-        )
-        for one in content.claims
-    )
+    try:
+        claims = tuple(_decoded_claim(one) for one in content.claims)
+    except ValueError as error:
+        raise AnnouncementError("a position is outside its limits") from error
     batch = PreparedBatch(files, claims, content.layout, name)
     _check_files(batch)
     _check_claims(batch)
     return batch
+
+
+def _encoded_claim(one: Claim) -> _Claim:
+    before = None if one.expected.number is None else list(positions.encoded(one.expected))
+    after = None if one.sets is None else list(positions.encoded(one.sets))
+    return _Claim(
+        one.data_id,
+        one.fence_id,
+        one.number,
+        one.expected.data,
+        one.expected.fence,
+        one.position_id,
+        before,
+        after,
+    )
+
+
+def _decoded_claim(one: _Claim) -> Claim:
+    data, fence = one.expected_data, one.expected_fence
+    expected = positions.decoded(data, fence, one.expected_position)
+    sets = None
+    if one.position is not None:
+        sets = positions.decoded(data, fence, one.position)
+        sets = replace(sets, fence=expected.moved_to(sets.position, ended=False).fence)
+    return Claim(one.data_id, one.fence_id, one.number, expected, one.position_id, sets)
 
 
 def check_layout(batch: PreparedBatch, layout: TableLayout) -> None:
@@ -236,7 +295,19 @@ def _check_files(batch: PreparedBatch) -> None:
 def _check_claims(batch: PreparedBatch) -> None:
     if any(one.fence_id != f"{one.data_id}/fence" for one in batch.claims):
         raise AnnouncementError("a fence does not belong to its lease")
-    if len(batch.transaction_ids) != 2 * len(batch.claims):
+    with_position = [one for one in batch.claims if one.position_id is not None]
+    if len(batch.transaction_ids) != 2 * len(batch.claims) + len(with_position):
         raise AnnouncementError("it names a lease twice")
-    if any(one.number == one.expected.data for one in batch.claims):
+    if any(one.number == one.expected.data for one in batch.claims if one.sets is None):
         raise AnnouncementError("a new number equals the expected number")
+    for one in batch.claims:
+        is_position = one.sets is not None or one.expected.number is not None
+        if is_position and one.position_id is None:
+            raise AnnouncementError("a position belongs to no shard")
+    if any(
+        one.sets != one.expected.moved_to(one.sets.position, ended=False)
+        or one.number != one.sets.number
+        for one in batch.claims
+        if one.sets is not None
+    ):
+        raise AnnouncementError("a position does not follow the expected one")

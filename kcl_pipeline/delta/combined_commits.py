@@ -23,7 +23,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Final
 
-from kcl_pipeline.batch import DataFile, TxnVersions
+from kcl_pipeline.batch import DataFile
 from kcl_pipeline.clock import Clock
 from kcl_pipeline.delta.announcements import (
     FOLDER,
@@ -41,6 +41,7 @@ from kcl_pipeline.delta.errors import bounded, first_line
 from kcl_pipeline.delta.log.delta_log import DeltaLog
 from kcl_pipeline.delta.storage.objects import StoredObject, UnsafeObjectError
 from kcl_pipeline.delta.storage.storage import Storage
+from kcl_pipeline.errors import TableMismatchError
 from kcl_pipeline.events import AnnouncementRejected, EventSink, ignore_events
 
 MAX_PIGGYBACKED: Final = 64
@@ -280,11 +281,12 @@ class AnnouncementStore:
 
 def _matches(batch: PreparedBatch, log: DeltaLog) -> bool:
     """Whether the table has exactly the metadata and the versions that this batch expects."""
-    return batch.layout == log.layout().digest and all(
-        TxnVersions(log.transaction(claim.data_id), log.transaction(claim.fence_id))
-        == claim.expected
-        for claim in batch.claims
-    )
+    try:
+        return batch.layout == log.layout().digest and all(
+            claim.versions(log.transaction) == claim.expected for claim in batch.claims
+        )
+    except TableMismatchError:  # a position that another program changed
+        return False
 
 
 def combined(batches: Sequence[PreparedBatch]) -> tuple[tuple[DataFile, ...], dict[str, int]]:

@@ -11,11 +11,19 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 
 import pyarrow as pa
 
-from kcl_pipeline.batch import CommitEntry, CommitOutcome, DataFile, TxnVersions, Written
+from kcl_pipeline.batch import (
+    CommitEntry,
+    CommitOutcome,
+    DataFile,
+    TxnVersions,
+    Written,
+    names_of,
+)
 from kcl_pipeline.clock import Clock, SystemClock
 from kcl_pipeline.delta.announcements import Claim, PreparedBatch
 from kcl_pipeline.delta.combined_commits import AnnouncementStore, Pace, combined
@@ -26,6 +34,7 @@ from kcl_pipeline.delta.settings import DeltaSink
 from kcl_pipeline.delta.table_check import TableCheck
 from kcl_pipeline.errors import SinkError
 from kcl_pipeline.events import EventSink, ignore_events
+from kcl_pipeline.position import Position
 
 __all__ = ["DeltaCommitter", "DeltaSink"]
 
@@ -87,7 +96,7 @@ class DeltaCommitter:
         with self._lock:
             if not self._log.peek():
                 self._refresh_existing()
-            claims = tuple(self._claim(entry) for entry in entries)
+            claims = tuple(Claim.of(entry, self._application) for entry in entries)
             return self._commit(PreparedBatch(tuple(written.files), claims), entries, written)
 
     def _commit(
@@ -95,15 +104,15 @@ class DeltaCommitter:
     ) -> CommitOutcome:
         alone = not self._sink.combined_commits
         for attempt in range(MAX_ATTEMPTS):
-            outcome = self._decided(entries)
+            outcome = self._decided(own, entries)
             if outcome is None and self._pace.contended and not alone:
                 self._check.fit(written.schema)
                 own = own if own.name else self._announcements.announce(own, self._log)
                 alone = not own.name
-                outcome = self._wait_for_others(entries)
+                outcome = self._wait_for_others(own, entries)
             if outcome is None:
                 self._refresh_existing()
-                outcome = self._decided(entries)
+                outcome = self._decided(own, entries)
             if outcome is not None:
                 self._announcements.remove([own])
                 return outcome
@@ -148,26 +157,42 @@ class DeltaCommitter:
         If a batch of this lease is announced, that batch is committed instead, and the caller
         reads the versions again.
         """
+        raised = replace(expected, fence=(expected.fence or 0) + 1)
+        if not _representable(raised.fence or 0):
+            raise SinkError(f"cannot increment the fence of {lease_key}: {_NOT_REPRESENTABLE}")
+        fence_id = f"{self._application}/{names_of(lease_key)[0]}/fence"
+        return self._replace(lease_key, expected, raised, {fence_id: raised.fence or 0})
+
+    def move(
+        self, key: str, expected: TxnVersions, position: Position | None, *, ended: bool
+    ) -> TxnVersions | None:
+        """Set the position without files (see `PositionStore.move`). Announcements: see `fence`."""
+        sets = expected.moved_to(position, ended=ended)
+        claim = Claim.of(CommitEntry(key, sets.number or 0, expected, sets), self._application)
+        return self._replace(key, expected, sets, claim.transactions())
+
+    def _replace(
+        self,
+        key: str,
+        expected: TxnVersions,
+        raised: TxnVersions,
+        transactions: Mapping[str, int],
+    ) -> TxnVersions | None:
+        """Commit transactions without files if the table has the expected versions of a lease."""
         with self._lock:
             if not self._log.refresh():
                 return expected
             self._check.table()
-            raised = TxnVersions(expected.data, (expected.fence or 0) + 1)
-            if not _representable(raised.fence or 0):
-                raise SinkError(f"cannot increment the fence of {lease_key}: {_NOT_REPRESENTABLE}")
             suspects: tuple[PreparedBatch, ...] = ()
             for attempt in range(MAX_ATTEMPTS):
-                if self._numbers(lease_key) != expected:
+                if self._numbers(key) != expected:
                     return None
-                announced = () if suspects else self._announced_of(lease_key)
+                announced = () if suspects else self._announced_of(key)
                 try:
                     if announced:
                         if self._land(announced) is not None:
                             return None
-                    elif (
-                        self._attempt((), {self._fence_id(lease_key): raised.fence or 0})
-                        is not None
-                    ):
+                    elif self._attempt((), transactions) is not None:
                         self._announcements.reject((one.name for one in suspects), _SUSPECT)
                         return raised
                 except SinkError:
@@ -177,8 +202,8 @@ class DeltaCommitter:
                     continue
                 self._back_off(attempt)
             raise SinkError(
-                f"{self._log.root}: {MAX_ATTEMPTS} attempts to fence {lease_key} lost to "
-                "other writers"
+                f"{self._log.root}: {MAX_ATTEMPTS} attempts to commit the versions of {key} lost "
+                "to other writers"
             )
 
     def write_dead_letters(self, records: pa.Table) -> None:
@@ -186,27 +211,11 @@ class DeltaCommitter:
         with self._lock:
             self._dead_letters.append(records)
 
-    def _numbers(self, lease_key: str) -> TxnVersions:
-        return TxnVersions(
-            self._log.transaction(self._data_id(lease_key)),
-            self._log.transaction(self._fence_id(lease_key)),
-        )
+    def _numbers(self, key: str) -> TxnVersions:
+        claim = Claim.of(CommitEntry(key, 0, TxnVersions()), self._application)
+        return claim.versions(self._log.transaction)
 
-    def _data_id(self, lease_key: str) -> str:
-        return f"{self._application}/{lease_key}"
-
-    def _fence_id(self, lease_key: str) -> str:
-        return f"{self._application}/{lease_key}/fence"
-
-    def _claim(self, entry: CommitEntry) -> Claim:
-        return Claim(
-            self._data_id(entry.lease_key),
-            self._fence_id(entry.lease_key),
-            entry.number,
-            entry.expected,
-        )
-
-    def _decided(self, entries: Sequence[CommitEntry]) -> CommitOutcome | None:
+    def _decided(self, own: PreparedBatch, entries: Sequence[CommitEntry]) -> CommitOutcome | None:
         """The outcome that the log already shows; None if the batch can be committed.
 
         After the expected versions, a number belongs to exactly one range of one lease. If all
@@ -214,16 +223,14 @@ class DeltaCommitter:
         committed the batch. Older entries of the log prove nothing, because numbers start again
         after a lease row was deleted by hand.
         """
-        numbers = {self._data_id(entry.lease_key): entry.number for entry in entries}
-        version = self._log.landed_together(
-            numbers,
-            after={self._data_id(entry.lease_key): entry.expected.data for entry in entries},
-        )
+        required = {key: n for claim in own.claims for key, n in claim.required().items()}
+        before = {key: n for claim in own.claims for key, n in claim.before().items()}
+        version = self._log.landed_together(required, after=before)
         if version is not None:
             return CommitOutcome(version)
         now = {entry.lease_key: self._numbers(entry.lease_key) for entry in entries}
-        if all(now[entry.lease_key].data == entry.number for entry in entries):
-            return CommitOutcome(self._log.landed_at(self._data_id(entries[0].lease_key)))
+        if all(entry.is_at(now[entry.lease_key]) for entry in entries):
+            return CommitOutcome(self._log.landed_at(next(iter(required))))
         refused = tuple(
             entry.lease_key for entry in entries if now[entry.lease_key] != entry.expected
         )
@@ -231,21 +238,24 @@ class DeltaCommitter:
 
     def _announced_of(self, lease_key: str) -> tuple[PreparedBatch, ...]:
         """Announced batches that have this lease."""
-        data_id = self._data_id(lease_key)
+        data_id = f"{self._application}/{names_of(lease_key)[0]}"
         return tuple(
             batch
             for batch in self._announcements.piggybacked(self._log)
             if any(claim.data_id == data_id for claim in batch.claims)
         )
 
-    def _wait_for_others(self, entries: Sequence[CommitEntry]) -> CommitOutcome | None:
+    def _wait_for_others(
+        self, own: PreparedBatch, entries: Sequence[CommitEntry]
+    ) -> CommitOutcome | None:
         """Wait a short time for another writer to commit the batch; None if none has done so."""
         for _ in self._pace.polls():
             self._log.peek()
-            outcome = self._decided(entries)
+            outcome = self._decided(own, entries)
             if outcome is not None:
                 if outcome.version is not None:
-                    self._pace.landed(self._log.transactions_at(outcome.version) / len(entries))
+                    mine = sum(len(claim.transactions()) for claim in own.claims)
+                    self._pace.landed(self._log.transactions_at(outcome.version) / mine)
                 return outcome
         return None
 
@@ -301,7 +311,7 @@ def _check_entries(entries: Sequence[CommitEntry]) -> None:
     keys = [entry.lease_key for entry in entries]
     if not keys or len(set(keys)) != len(keys):
         raise ValueError(f"a commit needs at least one lease and each only once: {keys}")
-    same = [entry.lease_key for entry in entries if entry.number == entry.expected.data]
+    same = [one.lease_key for one in entries if one.sets is None and one.is_at(one.expected)]
     if same:
         raise ValueError(
             f"the number of a batch must be new, but the table already has it for {same}"

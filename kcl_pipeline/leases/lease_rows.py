@@ -131,11 +131,10 @@ class LeaseRows(LeasePositions):
         Returns:
             The current lease; `in_handoff` if a handoff has started. None: the lease is lost.
         """
-        put: Item = {rows.COUNTER: number(lease.counter + 1)}
-        if throughput_kbps is not None:
-            put[rows.THROUGHPUT] = number(float(throughput_kbps))
-        if read_up_to_millis is not None:
-            put[rows.READ_UP_TO] = number(read_up_to_millis)
+        put: Item = {
+            rows.COUNTER: number(lease.counter + 1),
+            **rows.observed_attributes(throughput_kbps, read_up_to_millis),
+        }
         conditions: list[Condition] = [
             Equals(rows.COUNTER, number(lease.counter)),
             mark_condition(lease),
@@ -176,12 +175,14 @@ class LeaseRows(LeasePositions):
         checkpoint: Position,
         pending: Position | None = None,
         pending_state: bytes | None = None,
+        throughput_kbps: float | None = None,
+        read_up_to_millis: int | None = None,
     ) -> Lease | None:
         """Write checkpoint and pending checkpoint, and increment the counter.
 
         The condition is that counter, checkpoint and actual owner equal those of `lease`. If the
         checkpoint changes, `ownerSwitchesSinceCheckpoint` becomes 0. The child shard ids and hash
-        range of `lease` are written, too. Owners, parents and throughput are not changed.
+        range of `lease` are written, too. Owners and parents are not changed.
 
         Applied if counter, actual owner and positions are as expected.
         That is: the counter is one higher, the same worker processes the shard, and both positions
@@ -194,6 +195,8 @@ class LeaseRows(LeasePositions):
             checkpoint: The new checkpoint.
             pending: The new pending checkpoint. None removes it.
             pending_state: Batch number of the pending checkpoint.
+            throughput_kbps: New throughput. None: it is not changed.
+            read_up_to_millis: New value of `Lease.read_up_to_millis`. None: it is not changed.
 
         Returns:
             The new lease. None: the lease is lost.
@@ -212,23 +215,19 @@ class LeaseRows(LeasePositions):
             rows.OWNER_SWITCHES: number(switches),
             **rows.position_attributes(rows.CHECKPOINT, rows.CHECKPOINT_SUB, checkpoint),
             **rows.stream_attributes(lease),
+            **rows.observed_attributes(throughput_kbps, read_up_to_millis),
+            **rows.pending_attributes(pending, pending_state),
+            **rows.shard_attributes(lease),
         }
-        remove: tuple[str, ...] = (rows.PENDING, rows.PENDING_SUB, rows.PENDING_STATE)
-        if pending is not None:
-            put |= rows.position_attributes(rows.PENDING, rows.PENDING_SUB, pending)
-            remove = () if pending_state else (rows.PENDING_STATE,)
-            if pending_state:
-                put[rows.PENDING_STATE] = {"B": pending_state}
-        if lease.child_shard_ids:
-            put[rows.CHILDREN] = string_set(lease.child_shard_ids)
-        if lease.hash_key_range is not None:
-            put |= rows.hash_range_attributes(lease.hash_key_range)
+        remove = {rows.PENDING, rows.PENDING_SUB, rows.PENDING_STATE} - put.keys()
         conditions = [
             Equals(rows.COUNTER, number(lease.counter)),
             *checkpoint_conditions(lease),
             *_actual_owner_of(lease),
         ]
-        outcome = self._store.update(lease.lease_key, conditions, Changes(put, remove))
+        outcome = self._store.update(
+            lease.lease_key, conditions, Changes(put, tuple(sorted(remove)))
+        )
         row = self._lease(outcome.item)
         if outcome.applied or row is None:
             return row

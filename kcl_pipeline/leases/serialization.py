@@ -113,6 +113,33 @@ def position_attributes(name: str, sub_name: str, position: Position) -> Item:
     return {name: string(position.sequence_number), sub_name: number(position.sub_sequence_number)}
 
 
+def pending_attributes(pending: Position | None, state: bytes | None) -> Item:
+    """Return the attributes of a pending checkpoint; none without one."""
+    if pending is None:
+        return {}
+    return position_attributes(PENDING, PENDING_SUB, pending) | (
+        {PENDING_STATE: {"B": state}} if state else {}
+    )
+
+
+def shard_attributes(lease: Lease) -> Item:
+    """Return the children and the hash range, as far as they are known."""
+    children = {CHILDREN: string_set(lease.child_shard_ids)} if lease.child_shard_ids else {}
+    if lease.hash_key_range is None:
+        return children
+    return children | hash_range_attributes(lease.hash_key_range)
+
+
+def observed_attributes(throughput_kbps: float | None, read_up_to_millis: int | None) -> Item:
+    """Return the attributes that report what the owner has read."""
+    put: Item = {}
+    if throughput_kbps is not None:
+        put[THROUGHPUT] = number(float(throughput_kbps))
+    if read_up_to_millis is not None:
+        put[READ_UP_TO] = number(read_up_to_millis)
+    return put
+
+
 def hash_range_attributes(hash_key_range: HashKeyRange) -> Item:
     """Return the two attributes of a hash range, as decimal strings."""
     return {
@@ -151,15 +178,10 @@ def lease_to_item(lease: Lease) -> Item:
     if lease.checkpoint_owner is not None:
         item[CHECKPOINT_OWNER] = string(lease.checkpoint_owner)
     if lease.pending_checkpoint is not None:
-        item.update(position_attributes(PENDING, PENDING_SUB, lease.pending_checkpoint))
-        if lease.pending_checkpoint_state:
-            item[PENDING_STATE] = {"B": lease.pending_checkpoint_state}
+        item |= pending_attributes(lease.pending_checkpoint, lease.pending_checkpoint_state)
     if lease.parent_shard_ids:
         item[PARENTS] = string_set(lease.parent_shard_ids)
-    if lease.child_shard_ids:
-        item[CHILDREN] = string_set(lease.child_shard_ids)
-    if lease.hash_key_range is not None:
-        item.update(hash_range_attributes(lease.hash_key_range))
+    item |= shard_attributes(lease)
     if lease.throughput_kbps is not None:
         item[THROUGHPUT] = number(float(lease.throughput_kbps))
     return item

@@ -9,12 +9,27 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from kcl_pipeline.batch import CommitEntry, CommitOutcome, TransactionalSink, TxnVersions, Written
+from kcl_pipeline.batch import (
+    CommitEntry,
+    CommitOutcome,
+    PositionStore,
+    TransactionalSink,
+    TxnVersions,
+    Written,
+)
 from kcl_pipeline.clock import StopSignal
 from kcl_pipeline.errors import KclError, SettingsError, SinkError, UnavailableError
+from kcl_pipeline.position import Position
 from kcl_pipeline.testing.kinesis.client import InMemoryKinesis
 
-SINK_CALLS: Final = ("ensure_table", "txn_versions", "commit", "fence", "write_dead_letters")
+SINK_CALLS: Final = (
+    "ensure_table",
+    "txn_versions",
+    "commit",
+    "fence",
+    "move",
+    "write_dead_letters",
+)
 KINESIS_CALLS: Final = {
     "resolve_stream": "DescribeStreamSummary",
     "list_shards": "ListShards",
@@ -147,6 +162,32 @@ class FailingSink:
     def write_dead_letters(self, records: pa.Table) -> None:
         """See `TransactionalSink.write_dead_letters`."""
         self._call("write_dead_letters", self._base.write_dead_letters, records)
+
+
+class FailingPositionSink(FailingSink):
+    """The sink of a process under test that stores positions (`PositionStore`)."""
+
+    def __init__(
+        self, base: TransactionalSink, store: PositionStore, process: WorkerProcess
+    ) -> None:
+        super().__init__(base, process)
+        self._store = store
+
+    def move(
+        self, key: str, expected: TxnVersions, position: Position | None, *, ended: bool
+    ) -> TxnVersions | None:
+        """See `PositionStore.move`."""
+        moved: TxnVersions | None = self._call(
+            "move", self._store.move, key, expected, position, ended=ended
+        )
+        return moved
+
+
+def failing_sink(base: TransactionalSink, process: WorkerProcess) -> TransactionalSink:
+    """Return the sink of a process under test."""
+    if isinstance(base, PositionStore):
+        return FailingPositionSink(base, base, process)
+    return FailingSink(base, process)
 
 
 def _bound(

@@ -20,7 +20,7 @@ from kcl_pipeline.errors import KclError, SettingsError
 from kcl_pipeline.events import Event
 from kcl_pipeline.leader.cycle import LeaderCycle
 from kcl_pipeline.pipeline import KinesisPipeline
-from kcl_pipeline.testing.failures import FailingKinesis, FailingSink, Failures, WorkerProcess
+from kcl_pipeline.testing.failures import FailingKinesis, Failures, WorkerProcess, failing_sink
 from kcl_pipeline.testing.kinesis.client import InMemoryKinesis
 from kcl_pipeline.testing.kinesis.model import KinesisModel
 from kcl_pipeline.testing.records import Payload, encode, spark_session
@@ -223,7 +223,7 @@ class PipelineTest:
                 coordinator_table=coordinator,
                 kinesis=kinesis,
                 writer=writer,
-                sink=FailingSink(sink, process),
+                sink=failing_sink(sink, process),
                 clock=self._clock,
                 rng=random.Random(self._workers),
                 events=self.events.append,

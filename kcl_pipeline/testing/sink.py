@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import lru_cache
 from typing import Final
@@ -23,9 +23,11 @@ from kcl_pipeline.batch import (
     DataFile,
     TxnVersions,
     Written,
+    names_of,
 )
 from kcl_pipeline.clock import Clock, SystemClock
 from kcl_pipeline.errors import SinkError, TableMismatchError
+from kcl_pipeline.position import Position
 from kcl_pipeline.transform.arrow import apply_arrow_transform, probe_arrow_transform
 from kcl_pipeline.transform.rejected import split_rejected
 
@@ -57,13 +59,20 @@ class SinkFault(StrEnum):
 class LogEntry:
     """One version of the table: the files it adds and the transaction versions it sets.
 
-    `data` and `fence` map lease keys to versions.
+    `data` and `fence` map lease keys to versions. `positions` maps keys of `shard_key` to what
+    the table stores after the entry.
     """
 
     version: int
     files: tuple[DataFile, ...] = ()
     data: Mapping[str, int] = field(default_factory=dict)
     fence: Mapping[str, int] = field(default_factory=dict)
+    positions: Mapping[str, TxnVersions] = field(default_factory=dict)
+
+    @property
+    def batched(self) -> frozenset[str]:
+        """The lease keys whose data version or position the entry sets."""
+        return frozenset((*self.data, *(names_of(key)[0] for key in self.positions)))
 
 
 FaultHook = Callable[[str, tuple[str, ...]], SinkFault | None]
@@ -84,6 +93,7 @@ class MemoryTable:
     _waiting: list[LogEntry] = field(default_factory=list, init=False)
     _numbers: dict[str, TxnVersions] = field(default_factory=dict, init=False)
     _landed: dict[tuple[str, int], int] = field(default_factory=dict, init=False)
+    _positions: dict[str, TxnVersions] = field(default_factory=dict, init=False)
 
     @property
     def version(self) -> int:
@@ -108,7 +118,12 @@ class MemoryTable:
 
     def txn_versions(self, lease_key: str) -> TxnVersions:
         """The transaction versions of a lease at the end of the log."""
-        return self._numbers.get(lease_key, TxnVersions())
+        lease_key, shard_name = names_of(lease_key)
+        found = self._numbers.get(lease_key, TxnVersions())
+        stored = self._positions.get(shard_name or "")
+        if stored is None:
+            return found
+        return replace(found, number=stored.number, position=stored.position, ended=stored.ended)
 
     def landed_at(self, lease_key: str, number: int) -> int | None:
         """The version of the table that set the data version of a lease to `number`, or None."""
@@ -144,6 +159,11 @@ class MemoryTable:
                 entry.data.get(key, now.data), entry.fence.get(key, now.fence)
             )
         self._landed |= dict.fromkeys(entry.data.items(), entry.version)
+        for key, stored in entry.positions.items():
+            self._positions[names_of(key)[1] or ""] = stored
+            number = self.txn_versions(names_of(key)[0])
+            self._numbers[names_of(key)[0]] = replace(number, fence=stored.fence)
+            self._landed[key, stored.number or 0] = entry.version
         return True
 
     def send_late(self, entry: LogEntry) -> None:
@@ -196,7 +216,7 @@ class InMemorySink:
         keys = tuple(entry.lease_key for entry in entries)
         if not keys or len(set(keys)) != len(keys):
             raise ValueError(f"a commit needs at least one lease, and each once: {list(keys)}")
-        if same := [entry.lease_key for entry in entries if entry.number == entry.expected.data]:
+        if same := [e.lease_key for e in entries if e.sets is None and e.is_at(e.expected)]:
             raise ValueError(
                 f"the number of a batch must be new, and for {same} the table has it already"
             )
@@ -217,20 +237,7 @@ class InMemorySink:
             )
             if refused:
                 return CommitOutcome(None, refused)
-            fences = {
-                entry.lease_key: entry.expected.fence
-                for entry in entries
-                if entry.expected.fence is not None
-            }
-            version = self._land(
-                LogEntry(
-                    self.table.version + 1,
-                    written.files,
-                    {entry.lease_key: entry.number for entry in entries},
-                    fences,
-                ),
-                fault,
-            )
+            version = self._land(_log_entry(self.table.version + 1, written, entries), fault)
             if version is not None:
                 return CommitOutcome(version)
             fault = None
@@ -246,25 +253,44 @@ class InMemorySink:
         version = versions.pop()
         if versions or version is None:
             return None
+        stored = self.table.log[version].positions
+        if any(e.sets is not None and stored.get(e.lease_key) != e.sets for e in entries):
+            return None
         expected = (
             self.table.landed_at(e.lease_key, e.expected.data)
             for e in entries
-            if e.expected.data is not None
+            if e.expected.data is not None and e.sets is None
         )
         return version if all(before is None or before < version for before in expected) else None
 
     def fence(self, lease_key: str, expected: TxnVersions) -> TxnVersions | None:
         """See `TransactionalSink.fence`."""
         fault = self._before("fence", (lease_key,))
+        raised = replace(expected, fence=(expected.fence or 0) + 1)
+        entry = LogEntry(0, fence={names_of(lease_key)[0]: raised.fence or 0})
+        return self._replace(lease_key, expected, raised, entry, fault)
+
+    def move(
+        self, key: str, expected: TxnVersions, position: Position | None, *, ended: bool
+    ) -> TxnVersions | None:
+        """See `PositionStore.move`. Its faults are those of a fence."""
+        fault = self._before("fence", (key,))
+        raised = expected.moved_to(position, ended=ended)
+        return self._replace(key, expected, raised, LogEntry(0, positions={key: raised}), fault)
+
+    def _replace(
+        self,
+        key: str,
+        expected: TxnVersions,
+        raised: TxnVersions,
+        entry: LogEntry,
+        fault: SinkFault | None,
+    ) -> TxnVersions | None:
         if self.table.version < 0:
             return expected
-        raised = (expected.fence or 0) + 1
-        while self.table.txn_versions(lease_key) == expected:
-            if (
-                self._land(LogEntry(self.table.version + 1, fence={lease_key: raised}), fault)
-                is not None
-            ):
-                return TxnVersions(expected.data, raised)
+        while self.table.txn_versions(key) == expected:
+            if self._land(replace(entry, version=self.table.version + 1), fault) is not None:
+                return raised
             fault = None
         return None
 
@@ -317,6 +343,17 @@ class InMemorySink:
             raise TableMismatchError(
                 f"the transform's output does not fit the table: {', '.join(wrong)}"
             )
+
+
+def _log_entry(version: int, written: Written, entries: Sequence[CommitEntry]) -> LogEntry:
+    two_phase = [entry for entry in entries if entry.sets is None]
+    return LogEntry(
+        version,
+        written.files,
+        {entry.lease_key: entry.number for entry in two_phase},
+        {e.lease_key: e.expected.fence for e in two_phase if e.expected.fence is not None},
+        {entry.lease_key: entry.sets for entry in entries if entry.sets is not None},
+    )
 
 
 @lru_cache(maxsize=100)

@@ -34,7 +34,6 @@ from kcl_pipeline.worker.shards.lifecycle import Lifecycle
 from kcl_pipeline.worker.sources.batch_source import BatchSource, SourcedBatch
 
 MAX_SINK_FAILURES: Final = 20
-FLUSH_IDLE_SECONDS: Final = 1.0
 
 
 class BatchRunner:
@@ -42,7 +41,7 @@ class BatchRunner:
 
     A batch takes six steps: load its records, write them, isolate failures (`WriteSteps`), prepare,
     commit (`CommitSteps`), and checkpoint. The checkpoint is combined with the prepare of the next
-    batch. `Lifecycle.flush_idle` writes it if there is no next batch. A batch may be split into
+    batch. `Lifecycle.flush` writes it if there is no next batch. A batch may be split into
     parts; each of them is prepared and committed alone.
 
     Args:
@@ -121,13 +120,14 @@ class BatchRunner:
             self._sink_failed(batch_id, (), error)
             return False
         if sourced is None:
-            self._lifecycle.flush_idle(FLUSH_IDLE_SECONDS)
+            self._lifecycle.flush(idle=True)
             return False
         self._serial += 1
         if sourced.batch.ranges:
             self._process(sourced)
         self._note_ends(sourced)
         self._restart_gaps(sourced)
+        self._lifecycle.flush(idle=False)
         return True
 
     def _process(self, sourced: SourcedBatch) -> None:

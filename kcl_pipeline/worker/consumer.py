@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from kcl_pipeline.batch import TxnVersions
+from kcl_pipeline.batch import TxnVersions, shard_key
 from kcl_pipeline.leases.held import Held
 from kcl_pipeline.position import SHARD_END, Position
 from kcl_pipeline.shards import ChildShard, StreamId
@@ -95,6 +95,25 @@ class ShardConsumer:
         return self.held.lease.transaction_key
 
     @property
+    def shard_key(self) -> str | None:
+        """The key of the shard in a sink that stores positions (`batch.shard_key`).
+
+        None: ARN or creation time of the stream are unknown.
+        """
+        return self.sibling_key(self.held.lease.shard_id)
+
+    def sibling_key(self, shard_id: str) -> str | None:
+        """Return the `shard_key` of another shard of the same stream."""
+        stream, lease = self.stream, self.held.lease
+        created = stream.creation_epoch
+        if created is None and stream.created_millis is not None:
+            created = stream.created_millis // 1000
+        if stream.arn is None or created is None:
+            return None
+        named = lease.with_(lease_key=lease.key_of_sibling(shard_id))
+        return shard_key(named.transaction_key, f"{stream.arn}/{created}/{shard_id}")
+
+    @property
     def is_behind(self) -> bool:
         """Whether there may be records that are not committed."""
         return self.state not in (
@@ -105,8 +124,12 @@ class ShardConsumer:
 
     @property
     def flush_needed(self) -> bool:
-        """Whether the checkpoint in the lease row is behind the table."""
-        return self.committed is not None and self.committed != self.checkpointed
+        """Whether the checkpoint in the lease row is behind the table.
+
+        A renewal may have written it since.
+        """
+        written = (self.checkpointed, self.held.lease.checkpoint)
+        return self.committed is not None and self.committed not in written
 
     def settled_position(self) -> Position:
         """Return the position after which reading begins (exclusive).
@@ -131,11 +154,20 @@ class ShardConsumer:
         """BLOCKED → RESOLVING: the parents have ended."""
         self.state = ConsumerState.RESOLVING
 
-    def settle(self, position: Position, versions: TxnVersions) -> None:
-        """Set the resolved position and versions. No batch is pending after this call."""
+    def settle(
+        self, position: Position, versions: TxnVersions, checkpointed: Position | None = None
+    ) -> None:
+        """Set the resolved position and versions. No batch is pending after this call.
+
+        Args:
+            position: The position.
+            versions: What the table stores.
+            checkpointed: The checkpoint of the row. None: it equals `position`.
+        """
         self.prepared = None
         self.versions = versions
-        self.committed = self.checkpointed = position
+        self.committed = position
+        self.checkpointed = position if checkpointed is None else checkpointed
 
     def read(self, begin: Callable[[ShardConsumer], None]) -> None:
         """RESOLVING → READING, after `begin` has succeeded."""

@@ -30,7 +30,8 @@ from kcl_pipeline.leases.held import INCARNATION_BITS, HeldLeases
 from kcl_pipeline.leases.worker_status import WorkerStatus
 from kcl_pipeline.metrics.reporter import WorkerMetricsReporter
 from kcl_pipeline.worker.batch_runner import BatchRunner
-from kcl_pipeline.worker.commit.two_phase import TwoPhaseCommit
+from kcl_pipeline.worker.commit.factory import make_protocol
+from kcl_pipeline.worker.commit.protocol import CommitProtocol
 from kcl_pipeline.worker.coordination import Coordination
 from kcl_pipeline.worker.dependencies import Mode, ProgressCallback, WorkerDependencies
 from kcl_pipeline.worker.drain import DrainWatch
@@ -138,18 +139,8 @@ class Worker:
         own = (self.leases, self.reporter, self.lifecycle)
         self._leaving = Leaving(worker_id, parts, *own, lookups)
 
-    def _make_protocol(self) -> TwoPhaseCommit:
-        return TwoPhaseCommit(
-            self.leases,
-            self._parts.sink,
-            self._clock,
-            self._events,
-            self.worker_id,
-            rng=self._parts.rng,
-            stop=self._stop,
-            map=self._pools.map_commits,
-            prepare_pool=self._pools.prepare,
-        )
+    def _make_protocol(self) -> CommitProtocol:
+        return make_protocol(self._parts, self.worker_id, self.leases, self._stop, self._pools)
 
     def _make_lifecycle(self) -> Lifecycle:
         own = (self.worker_id, self._streams, self.leases, self.source, self._protocol)

@@ -52,8 +52,8 @@ class World:
         return sink
 
 
-@pytest.fixture(params=["memory", "delta"])
-def world(request: pytest.FixtureRequest, tmp_path) -> World:
+@pytest.fixture(name="world", params=["memory", "delta"])
+def world_fixture(request: pytest.FixtureRequest, tmp_path) -> World:
     if request.param == "memory":
         table = MemoryTable()
 

@@ -24,6 +24,7 @@ from kcl_pipeline.worker.consumer import ShardConsumer
 
 DEADLINE_SECONDS = 60
 KEYS = tuple(f"shardId-{number:012d}" for number in range(12))
+STREAM = StreamId("s", arn="arn:aws:kinesis:eu-west-1:1:stream/s", created_millis=17_000)
 NO_RECORDS = pa.table({"shard_id": pa.array([], pa.string())})
 
 
@@ -32,7 +33,9 @@ class World:
     writes meet.
     """
 
-    def __init__(self, map_calls=serial_map, prepare_pool=None):
+    protocol = TwoPhaseCommit
+
+    def __init__(self, map_calls=serial_map, **protocol):
         self.clock = VirtualClock()
         self.table = InMemoryLeaseTable("app", clock=self.clock)
         for key in KEYS:
@@ -48,18 +51,18 @@ class World:
             faults=lambda operation, keys: self.asked.append((operation, keys)),
         )
         self.writer = MemoryBatchWriter(self.rows)
-        self.committer = TwoPhaseCommit(
+        self.committer = self.protocol(
             self.leases,
             self.sink,
             self.clock,
             self.events.append,
             "w",
             map=map_calls,
-            prepare_pool=prepare_pool,
+            **protocol,
         )
         self.steps = self.steps_of(self.committer)
         self.consumers = {
-            held.lease_key: ShardConsumer(held, StreamId("s")) for held in self.leases.discover()
+            held.lease_key: ShardConsumer(held, STREAM) for held in self.leases.discover()
         }
         for consumer in self.consumers.values():
             self.committer.resolve(consumer)

@@ -130,7 +130,7 @@ class Checks(LeaseChecks):
                     # Without numbers in a log, a successor does not find this; it begins at LATEST
                     # again until there is a checkpoint.
                     self._first.setdefault(lease_key, position)
-        for lease_key in entry.data:
+        for lease_key in entry.batched:
             self._parents_ended(lease_key)
 
     def _is_of_its_batch(
@@ -138,10 +138,12 @@ class Checks(LeaseChecks):
     ) -> None:
         """S15: a row has the position of its event, and is committed under its own lease."""
         event = self.ledger.events.get(one)
-        if event is not None and (event.position != position or event.lease_name not in entry.data):
+        if event is not None and (
+            event.position != position or event.lease_name not in entry.batched
+        ):
             raise BrokenInvariantError(
                 f"S15: {one} of {event.lease_name} at {event.position} was committed as {position} "
-                f"of {lease_name} under {sorted(entry.data)}"
+                f"of {lease_name} under {sorted(entry.batched)}"
             )
 
     def _row_landed(self, one: str, key: str, number: int, lease_key: str) -> None:

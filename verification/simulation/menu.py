@@ -28,6 +28,7 @@ class Menu:
         faults: The faults that the chance of each call draws from.
         stops_leader: Whether every other graceful stop of a rehearsal comes with a new leader.
         leaderless: Whether some fleets have no leader, and the others fall back when nobody leads.
+        positions: Whether half of the fleets store positions in the table.
     """
 
     version: int
@@ -36,6 +37,7 @@ class Menu:
     faults: tuple[Fault, ...]
     stops_leader: bool = False
     leaderless: bool = False
+    positions: bool = False
 
     @property
     def cells(self) -> tuple[tuple[str, Fault], ...]:
@@ -132,6 +134,7 @@ MENUS: Final = {
     3: Menu(3, _INCIDENTS_3, _SITES_2, _FAULTS_2, stops_leader=True),
     4: Menu(4, _INCIDENTS_4, SITES, _FAULTS_2, stops_leader=True),
     5: Menu(5, _INCIDENTS_5, SITES, _FAULTS_2, stops_leader=True, leaderless=True),
+    6: Menu(6, _INCIDENTS_5, SITES, _FAULTS_2, stops_leader=True, leaderless=True, positions=True),
 }
 
 CURRENT_MENU: Final = max(MENUS)

@@ -49,6 +49,7 @@ _REPORTS_CPU: Final = 0.3
 _HANDS_BACK: Final = 0.3
 _SAVES_SCANS: Final = 0.7
 _LEADERLESS: Final = 0.25
+_POSITIONS: Final = 0.5
 
 LEADERLESS_SECONDS: Final = 4.0
 """Workers fall back when nobody has led for this time."""
@@ -68,6 +69,7 @@ class Scenario:
             raise.
         saves_scans: Leaders check for changes, and scan the tables only now and then.
         leaderless: The workers take leases from each other; a leader only creates and deletes them.
+        positions: The table stores positions (`commit_protocol`).
     """
 
     streams: tuple[str, ...] = ("events",)
@@ -83,6 +85,7 @@ class Scenario:
     hands_back: bool = False
     saves_scans: bool = False
     leaderless: bool = False
+    positions: bool = False
 
 
 def scenario_of(seed: int, menu: int = CURRENT_MENU) -> Scenario:
@@ -127,6 +130,9 @@ def scenario_of(seed: int, menu: int = CURRENT_MENU) -> Scenario:
     if menu_of(menu).leaderless:
         is_leaderless = random.Random(f"{seed}/leaderless").random() < _LEADERLESS
         chosen = replace(chosen, leaderless=is_leaderless)
+    if menu_of(menu).positions:
+        is_stored = random.Random(f"{seed}/positions").random() < _POSITIONS
+        chosen = replace(chosen, positions=is_stored)
     return replace(chosen, streams=("events", other) if several else chosen.streams)
 
 
@@ -201,6 +207,7 @@ def settings(scenario: Scenario, strategy: str, *, quirky: bool = False) -> Cons
                 "min_batch_interval_millis": 200,
                 "failed_records": "dead_letter",
                 "max_batch_records": 25,
+                "commit_protocol": "positions" if scenario.positions else "two_phase",
             },
         }
     )

@@ -13,6 +13,7 @@ from kcl_pipeline.events import EventSink, LeaseGained
 from kcl_pipeline.events import LeaseLost as LeaseLostEvent
 from kcl_pipeline.leases.held.lease import Held
 from kcl_pipeline.leases.lease import Lease
+from kcl_pipeline.position import Position
 
 EXPIRED: Final = "it was not renewed in time"
 
@@ -78,6 +79,10 @@ class HeldSet:
             held = self._held.get(lease_key)
             if held is not None:
                 held.read_up_to_millis = max(millis, held.read_up_to_millis or 0)
+
+    def note_processed(self, held: Held, position: Position) -> None:
+        """Note a position (inclusive) that the table has. A renewal writes it as the checkpoint."""
+        held.processed = position
 
     def drop(self, held: Held, reason: str) -> None:
         """Stop holding the lease without a write.

@@ -6,6 +6,7 @@ from contextlib import AbstractContextManager
 
 from kcl_pipeline.leases.lease import Lease
 from kcl_pipeline.leases.throughput import Throughput
+from kcl_pipeline.position import Position
 
 
 class Held:
@@ -21,14 +22,19 @@ class Held:
         renewed_at: When the last successful read or write of the row began (monotonic seconds).
         unsure: The last write whose outcome is unknown. None: all outcomes are known.
         read_up_to_millis: See `Lease`. The next renewal writes it.
+        processed: Last position (inclusive) in the table. A renewal writes it as the checkpoint.
+            None: only `HeldLeases.checkpoint` and `prepare` move the checkpoint.
+        checkpointed_at: When the checkpoint was last written (monotonic seconds).
     """
 
     __slots__ = (
         "busy",
+        "checkpointed_at",
         "handoff_deadline",
         "handoff_since",
         "lease",
         "lock",
+        "processed",
         "read_up_to_millis",
         "renewed_at",
         "throughput",
@@ -44,6 +50,8 @@ class Held:
         self.busy = 0
         self.unsure: object = None
         self.read_up_to_millis = lease.read_up_to_millis
+        self.processed: Position | None = None
+        self.checkpointed_at = read_at
         self.throughput = Throughput(read_at, lease.throughput_kbps)
 
     @property

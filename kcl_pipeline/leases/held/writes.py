@@ -81,7 +81,11 @@ class LeaseWrites(HeldSet):
             with self._lock:
                 throughput_kbps = held.throughput.close_interval(self._clock.monotonic())
             try:
-                if held.unsure is None:
+                position = self._due_checkpoint(held)
+                if position is not None:
+                    read = (throughput_kbps, held.read_up_to_millis)
+                    self._checkpoint(held, CheckpointWrite(position, None, None), *read)
+                elif held.unsure is None:
                     self._renew(held, throughput_kbps)
                 else:
                     self._settle(held)
@@ -91,6 +95,19 @@ class LeaseWrites(HeldSet):
                 self._events(AwsTrouble(f"renewal of {held.lease_key}", str(error)))
                 return False
             return True
+
+    def _due_checkpoint(self, held: Held) -> Position | None:
+        """Return the checkpoint that this renewal writes, if there is one.
+
+        Half a renewal interval early: a renewal that is a little early would otherwise leave the
+        checkpoint to the next one.
+        """
+        position = held.processed
+        interval = self._settings.renewal_interval_millis
+        early = self._clock.monotonic() - held.checkpointed_at + interval / 2000
+        if position is None or position <= held.lease.checkpoint:
+            return None
+        return position if early * 1000 >= self._settings.checkpoint_lag else None
 
     def checkpoint(
         self,
@@ -194,7 +211,13 @@ class LeaseWrites(HeldSet):
                 raise LeaseLostError(f"the lease {held.lease_key} is lost: {_TAKEN}")
             return created
 
-    def _checkpoint(self, held: Held, what: CheckpointWrite) -> Lease:
+    def _checkpoint(
+        self,
+        held: Held,
+        what: CheckpointWrite,
+        throughput_kbps: float | None = None,
+        read_up_to_millis: int | None = None,
+    ) -> Lease:
         if held.unsure != what:
             self._settle(held)
             # The repeated write may have moved the row past this checkpoint.
@@ -205,7 +228,7 @@ class LeaseWrites(HeldSet):
         if what.pending is not None and what.checkpoint.is_shard_end:
             self.drop(held, _ENDED)
             raise LeaseLostError(f"the lease {held.lease_key} takes no batch: {_ENDED}")
-        return self._write(
+        row = self._write(
             held,
             what,
             lambda lease: self._table.update_checkpoint(
@@ -213,8 +236,12 @@ class LeaseWrites(HeldSet):
                 checkpoint=what.checkpoint,
                 pending=what.pending,
                 pending_state=what.pending_state,
+                throughput_kbps=throughput_kbps,
+                read_up_to_millis=read_up_to_millis,
             ),
         )
+        held.checkpointed_at = held.renewed_at
+        return row
 
     def _next_number(self, held: Held) -> int:
         return self._first_number + held.lease.counter + 1

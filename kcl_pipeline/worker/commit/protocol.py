@@ -119,3 +119,37 @@ class CommitProtocol(Protocol):
             AwsError: The lease row cannot be written now. Call again.
         """
         ...
+
+    def flush_due(self, consumer: ShardConsumer, now: float, *, idle: bool) -> bool:
+        """Return whether a checkpoint that is not written yet must be written now.
+
+        Args:
+            consumer: Its checkpoint is behind the table.
+            now: Monotonic seconds.
+            idle: Whether there is no next batch.
+        """
+        ...
+
+    def begin(
+        self, consumer: ShardConsumer, ended_parents: Iterable[str], seen: TxnVersions | None
+    ) -> None:
+        """Note in the table that the parents of a shard have ended, before the shard is read.
+
+        Args:
+            consumer: The shard.
+            ended_parents: Shard ids of its parents whose rows are at SHARD_END.
+            seen: From `look_up`. None: the table could not be read.
+
+        Raises:
+            SinkError: The table cannot be used now. Call again.
+        """
+        ...
+
+    def end(self, consumer: ShardConsumer) -> None:
+        """Note in the table that it has all records of the shard. SHARD_END is written after this.
+
+        Raises:
+            LeaseLostError: Another worker has the lease.
+            SinkError: The table cannot be used now. Call again.
+        """
+        ...

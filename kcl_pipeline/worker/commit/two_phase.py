@@ -21,8 +21,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Executor, wait
-from contextlib import contextmanager
+from concurrent.futures import Executor, Future, wait
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -57,6 +57,7 @@ from kcl_pipeline.worker.retry import RetryPolicy, StoppedWhileRetryingError, re
 
 PREPARE: Final = RetryPolicy(120.0, first_wait_seconds=0.25, longest_wait_seconds=2.0)
 COMMIT: Final = replace(PREPARE, transient=(SinkError,), permanent=(TableMismatchError,))
+FLUSH_IDLE_SECONDS: Final = 1.0
 _NOT_WRITTEN: Final = "the lease could not be written before it expired"
 _EXPIRED: Final = "the lease expired before the commit"
 
@@ -113,7 +114,7 @@ class TwoPhaseCommit:
 
     def look_up(self, consumers: Iterable[ShardConsumer]) -> dict[str, TxnVersions]:
         """See `CommitProtocol`. One read of the log covers all leases."""
-        keys = {consumer.lease_key: consumer.transaction_key for consumer in consumers}
+        keys = {consumer.lease_key: self._key(consumer) for consumer in consumers}
         try:
             found = self._sink.txn_versions(list(keys.values())) if keys else {}
             return {lease_key: found[key] for lease_key, key in keys.items()}
@@ -127,9 +128,17 @@ class TwoPhaseCommit:
         Others may have changed the versions since they were `seen`. That is safe: a landed batch
         stays landed, and a fence or commit that expects old versions is refused.
         """
-        lease = consumer.held.lease
-        key = lease.transaction_key
+        key = self._key(consumer)
         versions = seen if seen is not None else self._sink.txn_versions([key])[key]
+        position, versions = self._settled(consumer, key, versions)
+        consumer.settle(position, versions)
+        return position
+
+    def _settled(
+        self, consumer: ShardConsumer, key: str, versions: TxnVersions
+    ) -> tuple[Position, TxnVersions]:
+        """Find out whether the pending batch landed; return the checkpoint and the versions."""
+        lease = consumer.held.lease
         position = lease.checkpoint
         if lease.pending_checkpoint is not None and not lease.ended:
             number = pending_number(lease)
@@ -145,23 +154,18 @@ class TwoPhaseCommit:
                 position = max(position, lease.pending_checkpoint)
                 self._leases.checkpoint(consumer.held, checkpoint=position)
             self._events(PendingResolved(self._worker_id, lease.lease_key, landed))
-        consumer.settle(position, versions)
-        return position
+        return position, versions
 
-    @contextmanager
-    def preparing(self, batch: Batch, consumers: dict[str, ShardConsumer]) -> Iterator[None]:
+    def preparing(
+        self, batch: Batch, consumers: dict[str, ShardConsumer]
+    ) -> AbstractContextManager[None]:
         """See `CommitProtocol`. A prepare needs only the ends of the ranges.
 
         Nothing is prepared before the table exists, because a fence needs a log.
         """
         if self._prepare_pool is None or not self._table_known:
-            yield
-            return
-        done = self._prepare_pool.submit(self._prepare_all, batch, consumers)
-        try:
-            yield
-        finally:
-            wait([done])
+            return nullcontext()
+        return _waiting_for(self._prepare_pool.submit(self._prepare_all, batch, consumers))
 
     def prepare(
         self, batch: Batch, consumers: dict[str, ShardConsumer], written: Written
@@ -208,6 +212,18 @@ class TwoPhaseCommit:
             return
         self._leases.checkpoint(consumer.held, checkpoint=consumer.committed)
         consumer.note_checkpointed()
+
+    def begin(
+        self, consumer: ShardConsumer, ended_parents: Iterable[str], seen: TxnVersions | None
+    ) -> None:
+        """See `CommitProtocol`. A fence or the end of a parent has refused its late writers."""
+
+    def end(self, consumer: ShardConsumer) -> None:
+        """See `CommitProtocol`. The lease row alone shows that a shard has ended."""
+
+    def flush_due(self, consumer: ShardConsumer, now: float, *, idle: bool) -> bool:
+        """See `CommitProtocol`. The next prepare writes the checkpoint, unless it takes long."""
+        return idle and now - consumer.last_commit >= FLUSH_IDLE_SECONDS
 
     def _prepare_all(self, batch: Batch, consumers: dict[str, ShardConsumer]) -> dict[str, str]:
         """Prepare every lease of the batch; return why leases are lost, by lease key.
@@ -293,7 +309,7 @@ class TwoPhaseCommit:
         self, batch: Batch, consumers: dict[str, ShardConsumer], written: Written
     ) -> CommitResult:
         batched = [consumers[part.lease_key] for part in batch.ranges]
-        entries = [_entry(consumer) for consumer in batched]
+        entries = [self._entry(consumers[part.lease_key], part.through) for part in batch.ranges]
         failed = False
 
         def once() -> CommitResult:
@@ -334,18 +350,35 @@ class TwoPhaseCommit:
         if maybe_landed and self._has_landed(entries):
             return CommitResult(landed=True)
         reason = outcome.reason or "the table has another worker's commit or fence"
-        refused = [c.lease_key for c in batched if c.transaction_key in outcome.refused]
+        refused = [c.lease_key for c in batched if self._key(c) in outcome.refused]
         return CommitResult(landed=False, lost=dict.fromkeys(refused, reason))
 
     def _has_landed(self, entries: Sequence[CommitEntry]) -> bool:
         versions = self._sink.txn_versions([e.lease_key for e in entries])
-        return all(versions[e.lease_key].data == e.number for e in entries)
+        return all(e.is_at(versions[e.lease_key]) for e in entries)
+
+    def _key(self, consumer: ShardConsumer) -> str:
+        """Return the key of the lease in the sink."""
+        return consumer.transaction_key
+
+    def _entry(self, consumer: ShardConsumer, end: Position) -> CommitEntry:  # noqa: ARG002
+        if consumer.prepared is None:
+            raise SinkError(f"the lease {consumer.lease_key} is not prepared")
+        return CommitEntry(self._key(consumer), consumer.prepared[1], consumer.versions)
 
     def _gone(self, consumers: Iterable[ShardConsumer]) -> dict[str, str]:
         return {c.lease_key: _EXPIRED for c in consumers if not self._holds(c)}
 
     def _holds(self, consumer: ShardConsumer) -> bool:
         return self._leases.get(consumer.lease_key) is consumer.held
+
+
+@contextmanager
+def _waiting_for(done: Future[object]) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        wait([done])
 
 
 def _named(versions: TxnVersions) -> str:
@@ -357,9 +390,3 @@ def _named(versions: TxnVersions) -> str:
             "-" if version is None else str(version) for version in (versions.data, versions.fence)
         )
     )
-
-
-def _entry(consumer: ShardConsumer) -> CommitEntry:
-    if consumer.prepared is None:
-        raise SinkError(f"the lease {consumer.lease_key} is not prepared")
-    return CommitEntry(consumer.transaction_key, consumer.prepared[1], consumer.versions)

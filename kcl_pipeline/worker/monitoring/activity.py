@@ -109,3 +109,16 @@ class WatchedCommit:
 
     def checkpoint(self, consumer: ShardConsumer) -> None:  # noqa: D102
         self._protocol.checkpoint(consumer)
+
+    def flush_due(  # noqa: D102
+        self, consumer: ShardConsumer, now: float, *, idle: bool
+    ) -> bool:
+        return self._protocol.flush_due(consumer, now, idle=idle)
+
+    def begin(  # noqa: D102
+        self, consumer: ShardConsumer, ended_parents: Iterable[str], seen: TxnVersions | None
+    ) -> None:
+        self._protocol.begin(consumer, ended_parents, seen)
+
+    def end(self, consumer: ShardConsumer) -> None:  # noqa: D102
+        self._protocol.end(consumer)

@@ -178,6 +178,8 @@ class Lifecycle:
                     + self._settings.worker.parent_shard_poll_interval_millis / 1000
                 )
                 return
+            ended = consumer.held.lease.parent_shard_ids.difference(parents.missing)
+            self._protocol.begin(consumer, ended, seen)
             consumer.unblock()
         if consumer.state is ConsumerState.RESOLVING:
             if self._protocol.resolve(consumer, seen).is_shard_end:
@@ -216,6 +218,7 @@ class Lifecycle:
                 self._table.set_child_shard_ids(
                     lease.lease_key, [c.shard_id for c in consumer.children]
                 )
+        self._protocol.end(consumer)
         self._leases.checkpoint(consumer.held, checkpoint=SHARD_END)
         consumer.end()
         self._source.end(lease.lease_key)
@@ -325,15 +328,19 @@ class Lifecycle:
                 consumer.step_failed(error, self._clock.monotonic(), self._backoff_seconds)
         return False
 
-    def flush_idle(self, idle_seconds: float) -> None:
-        """Write checkpoints that have waited at least `idle_seconds` for a next batch."""
+    def flush(self, *, idle: bool) -> None:
+        """Write the checkpoints that are due (`CommitProtocol.flush_due`).
+
+        Args:
+            idle: Whether there is no next batch.
+        """
         now = self._clock.monotonic()
         waiting = [
             c
             for c in self.consumers.values()
             if c.flush_needed
             and c.state is not ConsumerState.LEAVING
-            and now - c.last_commit >= idle_seconds
+            and self._protocol.flush_due(c, now, idle=idle)
             and c.due <= now
         ]
         list(self._map(self._flush, waiting))

@@ -1,0 +1,109 @@
+"""Workers whose positions are in the table, in virtual time."""
+
+import pytest
+
+from kcl_pipeline.leases.lease import Lease
+from kcl_pipeline.position import SHARD_END, TRIM_HORIZON
+from kcl_pipeline.testing.tables import create_lease
+from tests.support.worker_world import World, numbered
+
+PARENT = "shardId-000000000000"
+POSITIONS = {"batch": {"commit_protocol": "positions"}}
+
+
+def stored(world, shard_id):
+    """What the table has for a shard."""
+    return next(
+        found for name, found in world.table._positions.items() if name.endswith(f"/{shard_id}")
+    )
+
+
+def split(world):
+    world.model.call(
+        "SplitShard", StreamName="orders", ShardToSplit=PARENT, NewStartingHashKey=str(2**127)
+    )
+    world.clock.advance(60)
+
+
+def test_a_shard_that_ends_is_ended_in_the_table_and_its_children_are_read():
+    world = World(shards=1, **POSITIONS)
+    world.put(*numbered(5))
+    split(world)
+    world.put(*numbered(9)[5:])
+    world.run(20)
+    assert world.data() == sorted(world.sent)
+    assert world.leases.get(PARENT).checkpoint == SHARD_END
+    assert stored(world, PARENT).ended
+    assert not stored(world, "shardId-000000000001").ended
+
+
+def test_a_shard_that_a_java_worker_ended_is_ended_before_its_children_are_read():
+    world = World(shards=1, **POSITIONS)
+    world.put(*numbered(5))
+    world.run(5)
+    assert not stored(world, PARENT).ended
+    stop_worker(world)
+    split(world)
+    row = world.leases.rows()[PARENT]
+    for number in (1, 2):  # as a Java worker creates them
+        create_lease(
+            world.leases,
+            Lease(f"shardId-{number:012d}", TRIM_HORIZON, parent_shard_ids=frozenset({PARENT})),
+        )
+    world.leases.plant({**row, "checkpoint": {"S": "SHARD_END"}})
+    world.put(*numbered(9)[5:])
+    world.run(60)
+    assert world.data() == sorted(world.sent)
+    assert stored(world, PARENT).ended
+
+
+def stop_worker(world):
+    """End the worker without a checkpoint, and start another one."""
+    for held in world.worker.leases.held():
+        world.worker.leases.drop(held, "crashed")
+    world.worker = world.make_worker("w-2")
+    world.worker.start_up()
+
+
+@pytest.mark.parametrize("again", range(3))
+def test_a_worker_that_crashes_repeats_nothing(again):
+    world = World(shards=2, **POSITIONS)
+    for part in range(again + 2):
+        world.put(*numbered(5, f"p{part}-"))
+        world.run(2.0 + again / 7)
+        for row in world.leases.rows().values():
+            world.leases.plant({**row, "checkpoint": {"S": "TRIM_HORIZON"}})
+        stop_worker(world)
+    world.run(20)
+    assert world.data() == sorted(world.sent)
+
+
+def test_deleted_lease_rows_repeat_nothing():
+    world = World(shards=2, **POSITIONS)
+    world.put(*numbered(20))
+    world.run(5)
+    for key in list(world.leases.rows()):
+        world.leases.erase(key)
+    world.put(*numbered(30)[20:])
+    world.run(30)
+    assert world.data() == sorted(world.sent)
+
+
+def test_a_busy_worker_writes_a_row_once_per_renewal():
+    world = World(shards=1, **POSITIONS)
+    world.run(5)
+    writes = []
+    world.leases.hook(lambda called, key: writes.append(called) if key == PARENT else None, None)
+    began, since = world.leases.get(PARENT).counter, world.clock.monotonic()
+    world.run(20)
+    before, now = world.leases.get(PARENT).counter, world.clock.monotonic()
+    idle_rate = (before - began) / (now - since)
+    writes.clear()
+    for part in range(20):
+        world.put(*numbered(1, f"p{part}-"))
+        world.run(1.0)
+    written = world.leases.get(PARENT).counter - before
+    assert written / (world.clock.monotonic() - now) == pytest.approx(idle_rate, rel=0.03)
+    assert writes.count("UpdateItem") == written
+    assert world.data() == sorted(world.sent)
+    assert world.leases.get(PARENT).checkpoint == stored(world, PARENT).position
