@@ -36,6 +36,8 @@ SECRETS = ("AKIDEXAMPLEACCESSKEY", "verySecretKeyThatNobodyMaySee", "sessionToke
 
 WORKERS, STATE = "-WorkerMetricStats", "-CoordinatorState"
 NAMES = itertools.count(1)
+DRAIN_SECONDS = 60.0
+"""A drain that does not end is stopped after this time."""
 
 
 Permission = tuple[str, str]
@@ -139,7 +141,7 @@ class Application:
 
         worker = self.pipeline.build_worker("w1", clients=self.clients, events=note)
         summary = worker.run(
-            stop, mode="drain", on_progress=lambda _: stop.set(), progress_seconds=8.0
+            stop, mode="drain", on_progress=lambda _: stop.set(), progress_seconds=DRAIN_SECONDS
         )
         return summary.total.records
 
