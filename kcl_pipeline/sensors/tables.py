@@ -101,8 +101,9 @@ class MoveLog:
                 "shard": lease_text(one.lease_key),
                 "from": one.from_worker,
                 "to": one.to_worker,
-                "reason": one.reason,
                 "outcome": one.outcome,
+                # The longest text is last: a narrow page cuts the right side off.
+                "reason": one.reason,
             }
             for one in reversed(self.moves)
         ]

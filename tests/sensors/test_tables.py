@@ -103,6 +103,7 @@ def test_the_last_moves_have_a_reason_and_an_outcome():
         rows[2],
     ]
     log.observe(Plan("balanced", moves), after, 100.0)
+    assert list(log.rows(105.0)[0])[-2:] == ["outcome", "reason"], "the longest text is last"
     assert [(row["shard"], row["reason"], row["outcome"]) for row in log.rows(105.0)] == [
         ("3", "because 3", "the lease was deleted"),
         ("2", "because 2", "not done: the owner is a"),
