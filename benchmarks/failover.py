@@ -18,7 +18,8 @@ Keys:
 
 The last line of the output is JSON: `{"p50", "p99", "n"}` per key, and `missing` and `duplicated`
 ids in the tables of all repetitions. A repetition that does not recover within 240 s counts as 240.
-`--fast` sets `failover_time_millis` to 3000.
+`--fast` sets `failover_time_millis` to 3000. With `--sensor` the leader sensor leads, with ticks
+5 s apart, and there are no keys `leader_*`: no worker leads.
 """
 
 from __future__ import annotations
@@ -157,9 +158,16 @@ class Benchmark(ProcessBenchmark):
     """Runs repetitions on one embedded AWS."""
 
     def __init__(
-        self, folder: Path, seed: int, settings: dict[str, dict[str, object]], *, verbose: bool
+        self,
+        folder: Path,
+        seed: int,
+        settings: dict[str, dict[str, object]],
+        *,
+        verbose: bool,
+        with_sensor: bool,
     ) -> None:
         super().__init__(folder)
+        self._with_sensor = with_sensor
         self._rng = random.Random(seed)
         self._settings = settings
         self._verbose = verbose
@@ -180,6 +188,8 @@ class Benchmark(ProcessBenchmark):
         )
         fleet.publisher.start()
         try:
+            if self._with_sensor:
+                fleet.start_sensor()
             found = SCENARIOS[keys](fleet, self._rng)
             missing, duplicated = fleet.drain()
             self.missing += missing
@@ -210,6 +220,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--repetitions", type=int, default=20)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--fast", action="store_true")
+    parser.add_argument("--sensor", action="store_true")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--folder", type=Path)
     options = parser.parse_args(arguments)
@@ -221,10 +232,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.fast:
         settings["lease"] = {"failover_time_millis": 3_000}
     with working_folder(options.folder, "failover-") as folder:
-        benchmark = Benchmark(folder, options.seed, settings, verbose=not options.json)
+        benchmark = Benchmark(
+            folder,
+            options.seed,
+            settings,
+            verbose=not options.json,
+            with_sensor=options.sensor,
+        )
         try:
             benchmark.start()
             for keys in SCENARIOS:
+                if options.sensor and keys[0].startswith("leader_"):
+                    continue
                 if options.only is None or set(keys) & set(options.only):
                     for number in range(options.repetitions):
                         benchmark.run(keys, number)

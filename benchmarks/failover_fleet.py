@@ -8,7 +8,7 @@ import signal
 import subprocess
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
@@ -178,6 +178,7 @@ class FailoverFleet:
         self._settings = settings
         self.commits = Commits(self._table, clock)
         self.workers: dict[str, subprocess.Popen[bytes]] = {}
+        self.sensor: subprocess.Popen[bytes] | None = None
         kinesis.create_stream(StreamName=name, ShardCount=SHARDS)
         self.publisher = Publisher(kinesis, clock, name, size, PER_SECOND)
         session = SessionOptions(
@@ -192,16 +193,22 @@ class FailoverFleet:
     def start(self, *names: str) -> None:
         """Start workers."""
         for name in names:
-            self.workers[name] = self._processes.start(
-                f"{self.name}-{name}",
-                ["-m", "kcl_pipeline.cli", "worker", "-p", MODULE, "--worker-id", name],
-                {
-                    "FAILOVER_NAME": self.name,
-                    "FAILOVER_TABLE": str(self._table),
-                    "FAILOVER_WORKER": name,
-                    "FAILOVER_SETTINGS": json.dumps(self._settings),
-                },
-            )
+            arguments = ["kcl_pipeline.cli", "worker", "-p", MODULE, "--worker-id", name]
+            self.workers[name] = self._start(name, arguments)
+
+    def start_sensor(self) -> None:
+        """Start the leader sensor, and wait until it leads."""
+        self.sensor = self._start("sensor", ["benchmarks.failover_sensor"])
+        self.wait("the sensor leads", lambda: self.leader() is not None)
+
+    def _start(self, name: str, arguments: Sequence[str]) -> subprocess.Popen[bytes]:
+        environment = {
+            "FAILOVER_NAME": self.name,
+            "FAILOVER_TABLE": str(self._table),
+            "FAILOVER_WORKER": name,
+            "FAILOVER_SETTINGS": json.dumps(self._settings),
+        }
+        return self._processes.start(f"{self.name}-{name}", ["-m", *arguments], environment)
 
     def end(self, name: str, number: signal.Signals) -> None:
         """Send a signal that ends a worker."""
@@ -210,6 +217,9 @@ class FailoverFleet:
     def stop(self) -> None:
         """Stop publisher and workers, and wait for the workers' ends."""
         self.publisher.stop()
+        if self.sensor is not None:
+            self.sensor.kill()
+            self.sensor.wait()
         for worker in self.workers.values():
             if worker.poll() is None:
                 worker.terminate()
