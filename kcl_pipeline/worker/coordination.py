@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from typing import Final
+
 from kcl_pipeline.clock import Clock, StopSignal
 from kcl_pipeline.errors import AwsError
 from kcl_pipeline.events import AwsTrouble, CoordinationChanged
@@ -13,6 +16,9 @@ from kcl_pipeline.leases.tables import CoordinatorStateTable, LeaderLock, Unread
 from kcl_pipeline.worker.dependencies import WorkerDependencies
 from kcl_pipeline.worker.retry import attempt
 from kcl_pipeline.worker.standby_leader import StandbyLeader
+
+LOOKS: Final = 6
+"""Reads of the lock, by a worker that never leads, in the time after which it falls back."""
 
 
 class Coordination:
@@ -63,7 +69,8 @@ class Coordination:
         self._taker = LeaseTaker(
             worker_id, settings, parts.lease_table, parts.clock, parts.events, parts.rng
         )
-        self._watch = LockWatch(parts.coordinator_table, parts.clock)
+        looks = self._after_seconds / LOOKS
+        self._watch = LockWatch(parts.coordinator_table, parts.clock, looks)
         self._has_fallen_back = False
         self._next_run = parts.clock.monotonic()
 
@@ -141,25 +148,36 @@ class Coordination:
 
 
 class LockWatch:
-    """Observes the leader lock for a worker that never leads. Each call of `look` reads it once.
+    """Observes the leader lock for a worker that never leads.
+
+    Args:
+        table: The coordinator-state table.
+        clock: The clock.
+        pause_seconds: Time between two reads.
 
     Attributes:
         led_at: When a new version was last seen, in monotonic seconds; first the creation time.
     """
 
-    def __init__(self, table: CoordinatorStateTable, clock: Clock) -> None:
+    def __init__(self, table: CoordinatorStateTable, clock: Clock, pause_seconds: float) -> None:
         self._table = table
         self._clock = clock
+        self._pause_seconds = pause_seconds
+        self._next_look = -math.inf
         self._last: LeaderLock | UnreadableLock | None = None
         self.led_at = clock.monotonic()
 
     def look(self) -> None:
-        """Read the lock.
+        """Read the lock if it is time to.
 
         Raises:
             AwsError: It cannot be read.
         """
+        now = self._clock.monotonic()
+        if now < self._next_look:
+            return
+        self._next_look = now + self._pause_seconds
         found = self._table.observe_lock(consistent=False)
         if found != self._last and isinstance(found, LeaderLock) and not found.is_released:
-            self.led_at = self._clock.monotonic()
+            self.led_at = now
         self._last = found
