@@ -24,10 +24,16 @@ from kcl_pipeline.delta.storage.storage import Storage
 from kcl_pipeline.errors import SinkError
 
 BATCH_FOLDER: Final = "batches"
-_PAGE_BYTES: Final = 512 * 1024
-"""Size of a data page: half of pyarrow's default.
+_PAGE_BYTES: Final = 128 * 1024
+"""Size of a data page: an eighth of pyarrow's default.
 
 A page and its compressed copy then fit into the processor cache, which saves a fifth of the time.
+"""
+_ENCODED_BYTES: Final = 256 * 1024
+_MAX_ENCODED_ROWS: Final = 2048
+"""Rows that are encoded at a time, at most these and with about so many bytes.
+
+pyarrow's 1,024 rows of 1 KB do not fit into the cache, and 256 of 100 B take longer than 2,048.
 """
 _NOT_IN_A_NAME: Final = re.compile(r"[^A-Za-z0-9.-]+")
 
@@ -112,8 +118,14 @@ def write_parquet(table: pa.Table, into: pa.NativeFile) -> int:
         coerce_timestamps="us",
         store_schema=False,
         data_page_size=_PAGE_BYTES,
+        write_batch_size=_encoded_rows(table),
     )
     return int(into.tell())
+
+
+def _encoded_rows(table: pa.Table) -> int:
+    row_bytes = max(int(table.nbytes) // max(int(table.num_rows), 1), 1)
+    return max(min(_ENCODED_BYTES // row_bytes, _MAX_ENCODED_ROWS), 1)
 
 
 def write_table(
