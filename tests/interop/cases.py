@@ -52,6 +52,23 @@ def join(fleet: InteropFleet) -> Found:
     return Found(f"{joined}: {share} leases", took)
 
 
+def join_of_java(fleet: InteropFleet) -> Found:
+    """For comparison: under a Java leader, a second Java worker joins instead of ours."""
+    mixed(fleet, "java")
+    fleet.stop(fleet.of("ours")[0])
+    fleet.wait("all leases", lambda: all_held(fleet))
+    joined = fleet.start("java")
+    share = len(fleet.leases()) // 2
+
+    def has_share() -> bool:
+        return sum(one.owner == joined for one in fleet.leases().values()) >= share
+
+    took = fleet.wait("the share", has_share, 240)
+    fleet.stop(joined)
+    mixed(fleet)
+    return Found(f"{joined}: {share} leases", took)
+
+
 def handoff(giving: str) -> Callable[[InteropFleet], Found]:
     """Return a case: a lease of one side is handed to the other."""
 

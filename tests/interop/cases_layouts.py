@@ -8,9 +8,12 @@ from .cases import Found
 from .checks import all_held, hand_over, mixed
 from .fleet import SIDES, CaseFailedError, InteropFleet
 
+VERSION_KEY = {"key": {"S": "Migration3.0"}}
 STATE_KEY = "TableMigration3.5"
 STATUS = "TABLE_MIGRATION_STATUS_"
 HOUR_MILLIS = 3_600_000
+BAKE_MILLIS = 25 * HOUR_MILLIS
+"""More than the default bake time of both sides."""
 
 
 def begin_deployed(fleet: InteropFleet) -> None:
@@ -54,7 +57,7 @@ def pending(fleet: InteropFleet) -> Found:
 
 def complete(fleet: InteropFleet) -> Found:
     """The bake time passes; the fleet works on one table, and new workers join it."""
-    mixed(fleet)
+    pending(fleet)
     name = fleet.application.name
     old = f"{name}-CoordinatorState"
     changed = int(state(fleet, old, "key")["mts"]["N"])
@@ -62,7 +65,7 @@ def complete(fleet: InteropFleet) -> Found:
         TableName=old,
         Key={"key": {"S": STATE_KEY}},
         UpdateExpression="SET mts = :earlier",
-        ExpressionAttributeValues={":earlier": {"N": str(changed - 2 * HOUR_MILLIS)}},
+        ExpressionAttributeValues={":earlier": {"N": str(changed - BAKE_MILLIS)}},
     )
     took = fleet.wait(
         "COMPLETE", lambda: _status(state(fleet, name, "leaseKey")) == "COMPLETE", 180
@@ -74,6 +77,39 @@ def complete(fleet: InteropFleet) -> Found:
         mixed(fleet)
         hand_over(fleet, side)
     return Found("COMPLETE", took)
+
+
+def _version(fleet: InteropFleet) -> str:
+    item = fleet.dynamodb.get_item(
+        TableName=f"{fleet.application.name}-CoordinatorState", Key=VERSION_KEY, ConsistentRead=True
+    ).get("Item", {})
+    return item.get("cv", {"S": ""})["S"].removeprefix("CLIENT_VERSION_")
+
+
+def upgrade(fleet: InteropFleet) -> Found:
+    """The last worker of KCL 2.x stops, a leader assigns after ten minutes; then a rollback."""
+    mixed(fleet)
+    fleet.wait("the version while 2.x is there", lambda: _version(fleet) == "UPGRADE_FROM_2X")
+    fleet.stop(fleet.of("java")[0])
+    fleet.start("ours")
+    took = fleet.wait("a leader", lambda: _version(fleet) == "3X_WITH_ROLLBACK", 800)
+    fleet.wait("leases", lambda: all_held(fleet))
+    fleet.dynamodb.update_item(
+        TableName=f"{fleet.application.name}-CoordinatorState",
+        Key=VERSION_KEY,
+        UpdateExpression="SET cv = :two, mb = :tool, mts = :now",
+        ConditionExpression="cv = :three",
+        ExpressionAttributeValues={
+            ":two": {"S": "CLIENT_VERSION_2X"},
+            ":three": {"S": "CLIENT_VERSION_3X_WITH_ROLLBACK"},
+            ":tool": {"S": "KclMigrationTool-rollback"},
+            ":now": {"N": str(int(fleet.clock.wall() * 1000))},
+        },
+    )
+    fleet.start("java")
+    fleet.wait("leases of KCL 2.x", lambda: bool(fleet.held_by("java")), 180)
+    fleet.stop(fleet.of("ours")[0])
+    return Found("3X_WITH_ROLLBACK, and 2X again", took)
 
 
 def older(fleet: InteropFleet) -> Found:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from . import cases_layouts as layouts
 from . import cases_records as records
-from .cases import Case, end, handoff, handoff_with_kill, join, merge, split
+from .cases import Case, end, handoff, handoff_with_kill, join, join_of_java, merge, split
 from .fleet import SIDES
 
 NAMES = {"ours": "our worker", "java": "the Java worker"}
 
 CASES = (
     Case("join", "the second side joins and gets its share", join),
+    Case("join-of-java", "for comparison: a second Java worker joins instead", join_of_java),
     Case("pending", "the fleet moves its rows to the lease table", layouts.pending),
     *(Case(f"handoff-{side}", f"handoff by {NAMES[side]}", handoff(side)) for side in SIDES),
     *(Case(f"split-{side}", f"split of a shard of {NAMES[side]}", split(side)) for side in SIDES),
@@ -51,6 +52,7 @@ CASES = (
         for side in SIDES
     ),
     Case("complete", "the move is completed, and new workers join", layouts.complete),
+    Case("upgrade", "KCL 2.x is replaced, and comes back after a rollback", layouts.upgrade),
     Case("older", "a version without the single table has joined", layouts.older),
     Case("recreated", "the stream is created again, ours leads", layouts.recreated, repeats=True),
 )

@@ -127,8 +127,6 @@ class InteropFleet:
         settings: dict[str, Any] = {**times, **self.application.settings}
         if self.application.fan_out:
             settings["retrieval"] = {"retrieval_mode": "fan_out", "consumer_name": "shared"}
-        if self.application.leaderless:
-            settings["coordination"] = "leaderless"
         if "layout" in extra:
             settings["table_layout"] = extra["layout"]
         if "batch_records" in extra:

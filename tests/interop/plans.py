@@ -10,7 +10,7 @@ from .cases_layouts import begin_deployed
 from .catalogue import CASES
 from .fleet import InteropFleet
 
-SPECIAL = ("pending", "complete", "older", "recreated")
+SPECIAL = ("join-of-java", "pending", "complete", "upgrade", "older", "recreated")
 ALL = tuple(case.name for case in CASES if case.name not in SPECIAL)
 MOVING = (*ALL, "pending", "complete")
 SHORT = (
@@ -66,7 +66,11 @@ MOVES: dict[str, Any] = {
     },
     "prepare": begin_deployed,
 }
-TAKES: dict[str, Any] = {"leaderless": True}
+TAKES: dict[str, Any] = {"leaderless": True, "settings": {"coordination": "leaderless"}}
+UPGRADES: dict[str, Any] = {
+    "leaderless": True,
+    "settings": {"client_version_config": "CLIENT_VERSION_CONFIG_COMPATIBLE_WITH_2X"},
+}
 PLANS = (
     Plan("three-ours", "three tables, ours first", "3.5", "ours", short=SHORT),
     Plan("three-java", "three tables, Java first", "3.1", "java"),
@@ -123,6 +127,14 @@ PLANS = (
     ),
     Plan("again", "three tables, stream created again", "3.5", "ours", ("join", "recreated")),
     Plan(
+        "upgrading",
+        "moving from KCL 2.x, Java first",
+        "2.7",
+        "java",
+        ("join",),
+        options=UPGRADES,
+    ),
+    Plan(
         "older",
         "single table, older Java",
         "3.4",
@@ -136,7 +148,7 @@ PLANS = (
         "single table, default times, Java first",
         "3.5",
         "java",
-        ("join", "kill-ours-leader", "kill-java-leader"),
+        ("join", "join-of-java", "kill-ours-leader", "kill-java-leader"),
         options={"defaults": True},
     ),
 )
