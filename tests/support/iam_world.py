@@ -145,6 +145,19 @@ class Application:
         )
         return summary.total.records
 
+    def work_until(self, done: Callable[[], bool]) -> None:
+        """Run a worker until something has happened, or `DRAIN_SECONDS` have passed."""
+        clock = SystemClock()
+        stop, deadline = clock.signal(), clock.monotonic() + DRAIN_SECONDS
+
+        def look(_: object) -> None:
+            if done() or clock.monotonic() > deadline:
+                stop.set()
+
+        worker = self.pipeline.build_worker("w1", clients=self.clients, events=self.events.append)
+        worker.run(stop, mode="continuous", on_progress=look, progress_seconds=0.2)
+        assert done(), "it did not happen"
+
     def publish(self, count: int) -> None:
         records = [{"Data": b"x", "PartitionKey": str(n)} for n in range(count)]
         self.kinesis.put_records(StreamName=self.name, Records=records)
