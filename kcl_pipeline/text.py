@@ -6,6 +6,8 @@ from typing import Final
 
 SHOWN_CHARACTERS: Final = 200
 """Largest length in a message (our own limit). An attribute of a row may have 400 KB."""
+_HOURS_FROM: Final = 7_200.0
+_MINUTES_FROM: Final = 120.0
 
 
 def printable(text: str, most: int = SHOWN_CHARACTERS) -> str:
@@ -22,6 +24,13 @@ def printable(text: str, most: int = SHOWN_CHARACTERS) -> str:
 def counted(count: int, singular: str, plural: str | None = None) -> str:
     """Return the number and the noun: `1 loss`, `0 losses`. Default plural: with an `s`."""
     return f"{count} {singular if count == 1 else plural or singular + 's'}"
+
+
+def duration_text(seconds: float) -> str:
+    """A time as text: `12 s`, `5 min`, `3.5 h`."""
+    if abs(seconds) < _MINUTES_FROM:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if abs(seconds) < _HOURS_FROM else f"{seconds / 3600:.1f} h"
 
 
 def _escaped(text: str) -> str:

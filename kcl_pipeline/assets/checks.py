@@ -27,7 +27,6 @@ from kcl_pipeline.assets.runs import (
 )
 from kcl_pipeline.assets.unread import (
     RETENTION,
-    duration_text,
     retention,
     retention_by_stream,
     unread_seconds,
@@ -45,6 +44,7 @@ from kcl_pipeline.leases.tables import CoordinatorStateTable, LeaseTable, Worker
 from kcl_pipeline.leases.unnamed_streams import streams_to_read
 from kcl_pipeline.leases.worker_status import UnavailableStream
 from kcl_pipeline.metrics.exporters import level_of, text_of
+from kcl_pipeline.text import duration_text
 
 POLL_SECONDS = 1.0
 

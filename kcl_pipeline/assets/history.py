@@ -11,8 +11,7 @@ import dagster as dg
 
 from kcl_pipeline.assets.health import Health
 from kcl_pipeline.assets.limits import CheckLimits
-from kcl_pipeline.assets.unread import duration_text
-from kcl_pipeline.text import counted
+from kcl_pipeline.text import counted, duration_text
 
 TREND: Final = "lag_not_growing"
 DEAD_LETTERS: Final = "no_new_dead_letters"

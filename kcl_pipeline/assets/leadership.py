@@ -6,10 +6,9 @@ from typing import Final
 import dagster as dg
 
 from kcl_pipeline.assets.health import Health
-from kcl_pipeline.assets.unread import duration_text
 from kcl_pipeline.clock import Clock
 from kcl_pipeline.leases.tables import CoordinatorStateTable, LeaderLock, UnreadableLock
-from kcl_pipeline.text import printable
+from kcl_pipeline.text import duration_text, printable
 
 LEADER: Final = "leader_present"
 LEADER_ADVICE: Final = (

@@ -6,8 +6,9 @@ from kcl_pipeline.assets.access import PipelineResources
 from kcl_pipeline.assets.leadership import LEADER, observe_leader
 from kcl_pipeline.assets.limits import CheckLimits
 from kcl_pipeline.assets.names import Names
-from kcl_pipeline.assets.unread import CHECKPOINTS, duration_text, observe_checkpoints
+from kcl_pipeline.assets.unread import CHECKPOINTS, observe_checkpoints
 from kcl_pipeline.clock import Clock
+from kcl_pipeline.text import duration_text
 
 
 def build_observing_checks(

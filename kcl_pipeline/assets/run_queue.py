@@ -8,8 +8,7 @@ from dagster import DagsterInstance, DagsterRunStatus, RunsFilter
 
 from kcl_pipeline.assets.names import CONTINUOUS, MODE_TAG
 from kcl_pipeline.assets.runs import ACTIVE, RunView
-from kcl_pipeline.assets.unread import duration_text
-from kcl_pipeline.text import counted, printable
+from kcl_pipeline.text import counted, duration_text, printable
 
 QUEUED_LONG_SECONDS: Final = 60.0
 """A run that waits longer is reported. Dagster takes runs from its queue every 5 seconds."""

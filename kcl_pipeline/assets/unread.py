@@ -12,7 +12,7 @@ from kcl_pipeline.clock import Clock
 from kcl_pipeline.leases.lease import Lease
 from kcl_pipeline.leases.tables import LeaseTable, WorkerMetrics, WorkerMetricsTable
 from kcl_pipeline.shards import StreamId
-from kcl_pipeline.text import counted, printable
+from kcl_pipeline.text import counted, duration_text, printable
 
 RETENTION: Final = "data_within_retention"
 CHECKPOINTS: Final = "checkpoints_advance"
@@ -26,15 +26,6 @@ CHECKPOINTS_ADVICE: Final = (
     "shard_stalled, shard_paused or batch_refused. See docs/checks-and-events.md"
 )
 POLL_SECONDS: Final = 10.0
-_HOURS_FROM: Final = 7_200.0
-_MINUTES_FROM: Final = 120.0
-
-
-def duration_text(seconds: float) -> str:
-    """A time as text: `12 s`, `5 min`, `3.5 h`."""
-    if abs(seconds) < _MINUTES_FROM:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if abs(seconds) < _HOURS_FROM else f"{seconds / 3600:.1f} h"
 
 
 def unread_seconds(

@@ -10,11 +10,11 @@ import dagster as dg
 from kcl_pipeline.assets import health
 from kcl_pipeline.assets.run_metadata import lag_text, table_of
 from kcl_pipeline.assets.runs import RunView
-from kcl_pipeline.assets.unread import duration_text
 from kcl_pipeline.leases.lease import Lease
 from kcl_pipeline.leases.tables import WorkerMetrics
 from kcl_pipeline.planning.model import Plan
 from kcl_pipeline.position import Position
+from kcl_pipeline.text import duration_text
 
 MAX_TABLE_ROWS: Final = 200
 """Largest number of leases and workers in a table."""

@@ -13,7 +13,6 @@ from kcl_pipeline.assets.unread import (
     POLL_SECONDS,
     RETENTION_ADVICE,
     checkpoints,
-    duration_text,
     observe_checkpoints,
     retention,
     retention_by_stream,
@@ -22,6 +21,7 @@ from kcl_pipeline.assets.unread import (
 from kcl_pipeline.leases.worker_status import LeaseLag, WorkerStatus
 from kcl_pipeline.position import SHARD_END, Position
 from kcl_pipeline.shards import StreamId
+from kcl_pipeline.text import duration_text
 from tests.support.dagster_fakes import FakeLeaseTable, FakeWorkerTable, ManualClock, leases, worker
 
 HOUR = 3_600.0
