@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from kcl_pipeline.clock import Clock
 from kcl_pipeline.leases.attributes import text_of
-from kcl_pipeline.leases.serialization import OWNER
+from kcl_pipeline.leases.lease.serialization import OWNER
 from kcl_pipeline.leases.store import Changes, Condition, Item, Outcome, Put, Write
 from kcl_pipeline.testing.row_store import MemoryStore
 

@@ -29,8 +29,8 @@ from kcl_pipeline.clock import SystemClock
 from kcl_pipeline.config import ConsumerSettings, LeaseSettings
 from kcl_pipeline.leases.dynamodb.leases import lease_store
 from kcl_pipeline.leases.held import HeldLeases
-from kcl_pipeline.leases.lease import Lease
-from kcl_pipeline.leases.lease_rows import LeaseRows
+from kcl_pipeline.leases.lease.rows import LeaseRows
+from kcl_pipeline.leases.lease.values import Lease
 from kcl_pipeline.leases.store import MapCallable, serial_map
 from kcl_pipeline.position import TRIM_HORIZON, Position
 from kcl_pipeline.shards import StreamId

@@ -28,16 +28,16 @@ from kcl_pipeline.kinesis.client import (
 from kcl_pipeline.leader.cycle import LeaderCycle
 from kcl_pipeline.leader.report import CycleReport
 from kcl_pipeline.leases.coordinator_keys import LEADER_KEY
-from kcl_pipeline.leases.coordinator_rows import CoordinatorRows
-from kcl_pipeline.leases.lease import Lease
-from kcl_pipeline.leases.lease_rows import LeaseRows
-from kcl_pipeline.leases.serialization import COUNTER, LEASE_KEY, OWNER, lease_to_item
-from kcl_pipeline.leases.serialization_state import (
+from kcl_pipeline.leases.lease.rows import LeaseRows
+from kcl_pipeline.leases.lease.serialization import COUNTER, LEASE_KEY, OWNER, lease_to_item
+from kcl_pipeline.leases.lease.values import Lease
+from kcl_pipeline.leases.state.coordinator_rows import CoordinatorRows
+from kcl_pipeline.leases.state.serialization import (
     LOCK_VERSION,
 )
-from kcl_pipeline.leases.state import WorkerMetrics
+from kcl_pipeline.leases.state.values import WorkerMetrics
+from kcl_pipeline.leases.state.worker_rows import WorkerRows
 from kcl_pipeline.leases.store import Item
-from kcl_pipeline.leases.worker_rows import WorkerRows
 from kcl_pipeline.position import Position
 from kcl_pipeline.shards import MAX_HASH_KEY, HashKeyRange, Shard, StreamId
 from kcl_pipeline.testing.clock import VirtualClock

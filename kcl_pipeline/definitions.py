@@ -7,7 +7,7 @@ from typing import Any, Final, Literal
 import dagster as dg
 
 from kcl_pipeline.arguments import check_texts
-from kcl_pipeline.assets.checks import build_checks
+from kcl_pipeline.assets.checks.definitions import build_checks
 from kcl_pipeline.assets.contract import DagsterOptions, PipelineLike
 from kcl_pipeline.assets.limits import CheckLimits
 from kcl_pipeline.assets.maintenance import build_maintenance_job

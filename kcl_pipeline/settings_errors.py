@@ -17,8 +17,8 @@ from annotated_types import Ge, Gt, Le, Lt, MaxLen, MinLen
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
+from kcl_pipeline.config.model import most_of
 from kcl_pipeline.errors import SettingsError
-from kcl_pipeline.settings_model import most_of
 from kcl_pipeline.text import printable
 
 SHOWN_VALUE: Final = 100

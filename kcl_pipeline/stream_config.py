@@ -9,15 +9,15 @@ from typing import get_args
 
 from kcl_pipeline.arguments import check_options, check_text, checked_arguments
 from kcl_pipeline.config import InitialPosition, StreamSettings
-from kcl_pipeline.errors import SettingsError
-from kcl_pipeline.settings_errors import nearest, wrong
-from kcl_pipeline.settings_model import (
+from kcl_pipeline.config.model import (
     CONSUMER_FORM,
     STREAM_FORMS,
     is_stream,
     names_stream,
     stream_of_consumer,
 )
+from kcl_pipeline.errors import SettingsError
+from kcl_pipeline.settings_errors import nearest, wrong
 
 
 @checked_arguments

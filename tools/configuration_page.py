@@ -13,7 +13,7 @@ import annotated_types
 from pydantic.fields import FieldInfo
 
 from kcl_pipeline import ConsumerSettings
-from kcl_pipeline.settings_model import StrictSettings, most_of
+from kcl_pipeline.config.model import StrictSettings, most_of
 
 PAGE: Final = Path(__file__).parents[1] / "docs" / "configuration.md"
 TABLES: Final = ("lease_table", "worker_metrics_table", "coordinator_state_table")

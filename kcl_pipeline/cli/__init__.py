@@ -10,26 +10,26 @@ from typing import Annotated
 
 import typer
 
-from kcl_pipeline.cli.application import application
 from kcl_pipeline.cli.control.moving import drain, move, rebalance
 from kcl_pipeline.cli.control.pausing import pause, resume
 from kcl_pipeline.cli.control.replay import replay
 from kcl_pipeline.cli.control.retire import retire
 from kcl_pipeline.cli.control.seek import seek
-from kcl_pipeline.cli.dead_letters import dead_letters
 from kcl_pipeline.cli.doctor.command import doctor
 from kcl_pipeline.cli.failures import SentenceGroup
 from kcl_pipeline.cli.init import init
-from kcl_pipeline.cli.leader import leader
-from kcl_pipeline.cli.leases import leases
+from kcl_pipeline.cli.inspection.application import application
+from kcl_pipeline.cli.inspection.dead_letters import dead_letters
+from kcl_pipeline.cli.inspection.leader import leader
+from kcl_pipeline.cli.inspection.leases import leases
+from kcl_pipeline.cli.inspection.losses import losses
+from kcl_pipeline.cli.inspection.plan import plan
+from kcl_pipeline.cli.inspection.workers import workers
 from kcl_pipeline.cli.local import local
-from kcl_pipeline.cli.losses import losses
 from kcl_pipeline.cli.maintenance import compact, vacuum
-from kcl_pipeline.cli.plan import plan
 from kcl_pipeline.cli.run import dev, run
 from kcl_pipeline.cli.top.command import top
 from kcl_pipeline.cli.worker import worker
-from kcl_pipeline.cli.workers import workers
 from kcl_pipeline.version import __version__
 
 app = typer.Typer(

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from kcl_pipeline.cli.control.operator import DryRun, report
-from kcl_pipeline.cli.dead_letters import dead_letter_table
+from kcl_pipeline.cli.inspection.dead_letters import dead_letter_table
 from kcl_pipeline.cli.target import AsJson, OnlyPipeline, Pipeline, load_pipeline
 from kcl_pipeline.errors import SettingsError
 from kcl_pipeline.text import counted

@@ -19,7 +19,7 @@ from rich.text import Text
 from kcl_pipeline.text import printable
 
 if TYPE_CHECKING:
-    from kcl_pipeline.leases.lease import BadRow
+    from kcl_pipeline.leases.lease.values import BadRow
 
 WIDTH_WITHOUT_TERMINAL: Final = 200
 MAX_CELL_CHARACTERS: Final = 2_100

@@ -18,7 +18,7 @@ from kcl_pipeline.errors import SettingsError
 if TYPE_CHECKING:
     from kcl_pipeline.aws import AwsClients
     from kcl_pipeline.kinesis.client import KinesisClient
-    from kcl_pipeline.leader.selection import SelectStreams
+    from kcl_pipeline.leader.streams.selection import SelectStreams
     from kcl_pipeline.leases.layout.opening import Tables
 
 NO_STREAM: Final = "-"
@@ -75,7 +75,7 @@ class Target:
     def select(self) -> SelectStreams | None:
         """The function that selects the streams. None: the settings name them, or it is unknown."""
         from kcl_pipeline.pipeline import KinesisPipeline  # noqa: PLC0415 (AWS only here)
-        from kcl_pipeline.pipeline_arguments import select_function  # noqa: PLC0415 (likewise)
+        from kcl_pipeline.pipeline.arguments import select_function  # noqa: PLC0415 (likewise)
 
         if not isinstance(self.pipeline, KinesisPipeline):
             return None

@@ -33,14 +33,14 @@ from pydantic.fields import FieldInfo
 from kcl_pipeline.assets.limits import CheckLimits
 from kcl_pipeline.component.descriptions import argument_descriptions, field_descriptions
 from kcl_pipeline.config import ConsumerSettings
+from kcl_pipeline.config.model import StrictSettings
 from kcl_pipeline.definitions import build_definitions
 from kcl_pipeline.delta.settings import DeltaSink
 from kcl_pipeline.errors import SettingsError
 from kcl_pipeline.pipeline import KinesisPipeline
-from kcl_pipeline.pipeline_arguments import Fleet
+from kcl_pipeline.pipeline.arguments import Fleet
 from kcl_pipeline.resources import AwsResource
 from kcl_pipeline.settings_errors import is_secret
-from kcl_pipeline.settings_model import StrictSettings
 from kcl_pipeline.spark.foreach import ForeachBatchSink
 from kcl_pipeline.stream_config import StreamConfig, StreamSelector
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from kcl_pipeline.clock import Clock
 from kcl_pipeline.config import ConsumerSettings
-from kcl_pipeline.leases.lease import Lease
+from kcl_pipeline.leases.lease.values import Lease
 from kcl_pipeline.leases.tables import (
     CoordinatorStateTable,
     LeaseTable,

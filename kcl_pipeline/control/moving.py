@@ -8,8 +8,8 @@ from uuid import UUID
 
 from kcl_pipeline.control.application import ApplicationControl
 from kcl_pipeline.errors import ApplicationInUseError, NotFoundError, SettingsError
-from kcl_pipeline.leases.control import BalanceRequest, words
-from kcl_pipeline.leases.lease import Lease
+from kcl_pipeline.leases.application.control import BalanceRequest, words
+from kcl_pipeline.leases.lease.values import Lease
 from kcl_pipeline.leases.tables import WorkerMetrics
 from kcl_pipeline.text import printable
 

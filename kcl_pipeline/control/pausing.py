@@ -13,8 +13,8 @@ from typing import Final
 
 from kcl_pipeline.control.application import ApplicationControl, java_workers
 from kcl_pipeline.errors import ApplicationInUseError
-from kcl_pipeline.leases.control import Control, Pause, words
-from kcl_pipeline.leases.lease import Lease
+from kcl_pipeline.leases.application.control import Control, Pause, words
+from kcl_pipeline.leases.lease.values import Lease
 
 POLL_SECONDS: Final = 1.0
 WAIT_SECONDS: Final = 120.0

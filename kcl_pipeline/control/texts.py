@@ -14,7 +14,7 @@ if TYPE_CHECKING:  # the help of the command line loads this module
     from kcl_pipeline.control.retire.run import Retired, RetirePlan
     from kcl_pipeline.control.seek.plan import PositionChange
     from kcl_pipeline.control.seek.run import SeekPlan, Sought
-    from kcl_pipeline.leases.control import Pause
+    from kcl_pipeline.leases.application.control import Pause
 
 
 def paused(done: Paused) -> list[str]:

@@ -15,7 +15,7 @@ from typing import Any, Final
 from urllib.parse import unquote
 
 from kcl_pipeline.clock import Clock, SystemClock
-from kcl_pipeline.delta.announcements import (
+from kcl_pipeline.delta.commits.announcements import (
     FOLDER,
     MAX_ANNOUNCEMENT_BYTES,
     AnnouncementError,

@@ -25,9 +25,9 @@ from kcl_pipeline.batch import (
     names_of,
 )
 from kcl_pipeline.clock import Clock, SystemClock
-from kcl_pipeline.delta.announcements import Claim, PreparedBatch
-from kcl_pipeline.delta.combined_commits import AnnouncementStore, Pace, combined
-from kcl_pipeline.delta.dead_letters import DeadLetterTable
+from kcl_pipeline.delta.commits.announcements import Claim, PreparedBatch
+from kcl_pipeline.delta.commits.combined import AnnouncementStore, Pace, combined
+from kcl_pipeline.delta.dead_letters.writer import DeadLetterTable
 from kcl_pipeline.delta.log.delta_log import DeltaLog
 from kcl_pipeline.delta.log.entries import MAX_NUMBER, MIN_NUMBER
 from kcl_pipeline.delta.settings import DeltaSink

@@ -18,16 +18,16 @@ from kcl_pipeline.clock import Clock
 from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.errors import ApplicationInUseError
 from kcl_pipeline.events import EventSink, ignore_events
-from kcl_pipeline.leader.lock import LeaderElection
+from kcl_pipeline.leader.election.lock import LeaderElection
 from kcl_pipeline.leader.phase import WRITES_AT_ONCE
-from kcl_pipeline.leases.application import (
+from kcl_pipeline.leases.application.identity import (
     ACCEPT_STREAMS,
     ApplicationIdentity,
     ApplicationRecord,
 )
-from kcl_pipeline.leases.lease import BadRow, Lease
+from kcl_pipeline.leases.lease.rejected import RejectedRows
+from kcl_pipeline.leases.lease.values import BadRow, Lease
 from kcl_pipeline.leases.migration import VERSION_3X, ensure_client_version
-from kcl_pipeline.leases.rejected import RejectedRows
 from kcl_pipeline.leases.tables import (
     CoordinatorStateTable,
     LeaseTable,

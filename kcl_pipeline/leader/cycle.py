@@ -18,16 +18,13 @@ from kcl_pipeline.errors import IncompatibleTableError, KclError, NotFoundError
 from kcl_pipeline.events import CycleFailed, EventSink, PlanMade
 from kcl_pipeline.events.leader import TOO_MANY_FAILURES
 from kcl_pipeline.kinesis.client import KinesisClient
-from kcl_pipeline.leader.application import ApplicationGuard
 from kcl_pipeline.leader.balance_schedule import BalanceSchedule
 from kcl_pipeline.leader.cleaning import Cleaning
-from kcl_pipeline.leader.client_version import UpgradeFrom2x, followed_version
-from kcl_pipeline.leader.deleted_rows import DeletedRows
-from kcl_pipeline.leader.former_streams import FormerStreams
-from kcl_pipeline.leader.leader_reads import LeaderReads
-from kcl_pipeline.leader.liveness import Liveness
-from kcl_pipeline.leader.lock import LeaderElection
-from kcl_pipeline.leader.lock_times import lock_settings
+from kcl_pipeline.leader.election.lock import LeaderElection
+from kcl_pipeline.leader.election.times import lock_settings
+from kcl_pipeline.leader.liveness.liveness import Liveness
+from kcl_pipeline.leader.migration.client_version import UpgradeFrom2x, followed_version
+from kcl_pipeline.leader.migration.tables import TableMigrationPhase
 from kcl_pipeline.leader.moves import MoveWriter
 from kcl_pipeline.leader.phase import (
     CycleContext,
@@ -37,16 +34,19 @@ from kcl_pipeline.leader.phase import (
     NotLeadingError,
     is_local,
 )
+from kcl_pipeline.leader.reads.schedule import LeaderReads
+from kcl_pipeline.leader.reads.standby import StandbyWatch
+from kcl_pipeline.leader.reads.tables import LEASES_PER_PROBE, TableReads
 from kcl_pipeline.leader.report import CycleReport, error_sentence, noted, report_of
 from kcl_pipeline.leader.requests import OperatorRequests
-from kcl_pipeline.leader.selection import Selection
-from kcl_pipeline.leader.shard_sync import ShardSync
-from kcl_pipeline.leader.standby_watch import StandbyWatch
-from kcl_pipeline.leader.streams import Streams
-from kcl_pipeline.leader.table_migration import TableMigrationPhase
-from kcl_pipeline.leader.table_reads import LEASES_PER_PROBE, TableReads
+from kcl_pipeline.leader.streams.application import ApplicationGuard
+from kcl_pipeline.leader.streams.former import FormerStreams
+from kcl_pipeline.leader.streams.selection import Selection
+from kcl_pipeline.leader.streams.streams import Streams
+from kcl_pipeline.leader.sync.deleted_rows import DeletedRows
+from kcl_pipeline.leader.sync.shards import ShardSync
 from kcl_pipeline.leases.coordinator_keys import LEADER_KEY
-from kcl_pipeline.leases.lease import BadRow
+from kcl_pipeline.leases.lease.values import BadRow
 from kcl_pipeline.leases.tables import CoordinatorStateTable, LeaseTable, WorkerMetricsTable
 from kcl_pipeline.planning import strategies
 from kcl_pipeline.planning.kcl.take import TAKE_AND_STEAL

@@ -10,9 +10,9 @@ from typing import Literal
 from kcl_pipeline.clock import Clock
 from kcl_pipeline.config import LeaseSettings
 from kcl_pipeline.events import EventSink, LeaseMoved, MoveRefused
-from kcl_pipeline.leader.liveness import Liveness
+from kcl_pipeline.leader.liveness.liveness import Liveness
 from kcl_pipeline.leader.phase import WRITES_AT_ONCE, CycleContext, LeadershipCheck, Map
-from kcl_pipeline.leases.lease import Lease
+from kcl_pipeline.leases.lease.values import Lease
 from kcl_pipeline.leases.tables import LeaseTable
 from kcl_pipeline.planning.model import Move
 from kcl_pipeline.planning.state import Observation

@@ -15,9 +15,9 @@ from kcl_pipeline.errors import (
     StreamReplacedError,
     UnreadableRowError,
 )
+from kcl_pipeline.leader.election.lock import LeaderElection
 from kcl_pipeline.leader.lease_map import LeaseMap
-from kcl_pipeline.leader.lock import LeaderElection
-from kcl_pipeline.leases.lease import BadRow, Lease
+from kcl_pipeline.leases.lease.values import BadRow, Lease
 from kcl_pipeline.leases.store import Check
 from kcl_pipeline.leases.tables import (
     LeaseTable,

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from kcl_pipeline.errors import KclError
 from kcl_pipeline.events import CycleFinished, EventSink
 from kcl_pipeline.leader.phase import CycleContext
-from kcl_pipeline.leases.control import Pause
-from kcl_pipeline.leases.lease import BadRow, Lease
+from kcl_pipeline.leases.application.control import Pause
+from kcl_pipeline.leases.lease.values import BadRow, Lease
+from kcl_pipeline.leases.state.worker_status import UnavailableStream
 from kcl_pipeline.leases.tables import WorkerMetrics
-from kcl_pipeline.leases.worker_status import UnavailableStream
 from kcl_pipeline.planning.model import Plan, PlanInput
 from kcl_pipeline.planning.state import is_failing, is_valid
 from kcl_pipeline.shards import StreamId

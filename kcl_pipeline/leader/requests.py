@@ -9,10 +9,10 @@ from collections.abc import Callable
 
 from kcl_pipeline.errors import AwsError
 from kcl_pipeline.events import DrainRequested, EventSink
-from kcl_pipeline.leader.application import ApplicationGuard
 from kcl_pipeline.leader.balance_schedule import BalanceSchedule
 from kcl_pipeline.leader.phase import CycleContext, LeadershipCheck
-from kcl_pipeline.leases.control import Control
+from kcl_pipeline.leader.streams.application import ApplicationGuard
+from kcl_pipeline.leases.application.control import Control
 from kcl_pipeline.leases.tables import CoordinatorStateTable, WorkerMetricsTable
 
 

@@ -10,7 +10,7 @@ from kcl_pipeline.clock import Clock
 from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.errors import AwsError
 from kcl_pipeline.events import AwsTrouble, EventSink, LeaseMoved, MoveRefused, PlanMade
-from kcl_pipeline.leases.lease import Lease
+from kcl_pipeline.leases.lease.values import Lease
 from kcl_pipeline.leases.tables import LeaseTable
 from kcl_pipeline.planning.kcl.shuffle_leader import shard_sync_worker
 from kcl_pipeline.planning.kcl.take import (

@@ -13,7 +13,7 @@ from typing import Final, Literal
 from kcl_pipeline.clock import Clock
 from kcl_pipeline.errors import IncompatibleTableError
 from kcl_pipeline.leases.coordinator_keys import MIGRATION_KEY
-from kcl_pipeline.leases.serialization_state import (
+from kcl_pipeline.leases.state.serialization import (
     HISTORY_LENGTH,
 )
 from kcl_pipeline.leases.tables import CoordinatorStateTable, MigrationState

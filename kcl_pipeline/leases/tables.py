@@ -14,16 +14,16 @@ Each table works on a `RowStore`, in DynamoDB or in memory. These rules hold for
 
 from __future__ import annotations
 
-from kcl_pipeline.leases.coordinator_rows import CoordinatorRows as CoordinatorStateTable
-from kcl_pipeline.leases.lease_rows import LeaseRows as LeaseTable
-from kcl_pipeline.leases.state import (
+from kcl_pipeline.leases.lease.rows import LeaseRows as LeaseTable
+from kcl_pipeline.leases.state.coordinator_rows import CoordinatorRows as CoordinatorStateTable
+from kcl_pipeline.leases.state.values import (
     LeaderLock,
     MigrationState,
     UnreadableLock,
     WorkerListing,
     WorkerMetrics,
 )
-from kcl_pipeline.leases.worker_rows import WorkerRows as WorkerMetricsTable
+from kcl_pipeline.leases.state.worker_rows import WorkerRows as WorkerMetricsTable
 
 __all__ = [
     "CoordinatorStateTable",

@@ -14,8 +14,8 @@ from dataclasses import replace
 from typing import Final
 
 from kcl_pipeline.clock import Clock
+from kcl_pipeline.local.http.messages import Request
 from kcl_pipeline.local.kinesis.handler import KinesisHandler
-from kcl_pipeline.local.messages import Request
 from kcl_pipeline.testing.kinesis.model import KinesisModel
 from kcl_pipeline.testing.kinesis.state import KinesisSettings
 

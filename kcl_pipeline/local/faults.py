@@ -18,7 +18,7 @@ from pydantic import ConfigDict, Field
 
 from kcl_pipeline.arguments import check_number, check_text, checked_arguments
 from kcl_pipeline.checked_fields import CheckedFields
-from kcl_pipeline.local.messages import Request, Response
+from kcl_pipeline.local.http.messages import Request, Response
 from kcl_pipeline.settings_errors import wrong
 
 Kind = Literal["throttle", "error500", "deny", "drop_before", "drop_after", "delay"]

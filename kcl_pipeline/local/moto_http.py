@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Final, cast
 from urllib.parse import unquote_to_bytes
 
-from kcl_pipeline.local.messages import Request, Response
+from kcl_pipeline.local.http.messages import Request, Response
 
 SERVICES: Final = {
     "dynamodb": "dynamodb",

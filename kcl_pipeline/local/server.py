@@ -29,9 +29,9 @@ from kcl_pipeline.extras import require
 from kcl_pipeline.local.accounts import KinesisAccounts, account_of
 from kcl_pipeline.local.dynamodb_legacy import modernize
 from kcl_pipeline.local.faults import Fault, FaultHook, FaultRule, FaultRules, refusal
-from kcl_pipeline.local.gate import refused
-from kcl_pipeline.local.http import HttpServer
-from kcl_pipeline.local.messages import Request, Response
+from kcl_pipeline.local.http.gate import refused
+from kcl_pipeline.local.http.http1 import HttpServer
+from kcl_pipeline.local.http.messages import Request, Response
 from kcl_pipeline.local.moto_http import SERVICES, MotoServices
 from kcl_pipeline.testing.clock import ShiftedClock
 from kcl_pipeline.testing.kinesis.errors import KinesisError

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 from kcl_pipeline.clock import Clock
-from kcl_pipeline.config_metrics import ALL_DIMENSIONS, MetricsSettings
+from kcl_pipeline.config.metrics import ALL_DIMENSIONS, MetricsSettings
 from kcl_pipeline.events import CycleFinished, Event, EventSink, LagMeasured, MetricsExportFailed
 from kcl_pipeline.metrics.exporters.exporter import CLOSE_SECONDS, Exporter, IsGone
 from kcl_pipeline.metrics.instruments.catalogue import INSTRUMENTS

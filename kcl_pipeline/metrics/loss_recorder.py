@@ -11,7 +11,7 @@ from typing import Final
 from kcl_pipeline.background import Joinable, Spawn
 from kcl_pipeline.clock import Clock
 from kcl_pipeline.events import AwsTrouble, Event, EventSink, RecordsLost, WorkerStopped
-from kcl_pipeline.leases.losses import Loss, LossLog, LossTable, change_losses
+from kcl_pipeline.leases.application.losses import Loss, LossLog, LossTable, change_losses
 
 RETRY_SECONDS: Final = 30.0
 MAX_PENDING: Final = 500

@@ -13,8 +13,8 @@ from typing import Final
 
 from kcl_pipeline.clock import Clock
 from kcl_pipeline.config import WorkerSettings
+from kcl_pipeline.leases.state.worker_status import WorkerStatus
 from kcl_pipeline.leases.tables import WorkerMetrics, WorkerMetricsTable
-from kcl_pipeline.leases.worker_status import WorkerStatus
 from kcl_pipeline.metrics.provider import FULL_PERCENT, OWN_CPU, MetricProvider
 from kcl_pipeline.text import printable
 

@@ -26,7 +26,7 @@ from kcl_pipeline.assets.names import (
     Names,
     worker_id_of,
 )
-from kcl_pipeline.assets.run_metadata import final_metadata
+from kcl_pipeline.assets.runs.metadata import final_metadata
 from kcl_pipeline.aws import AwsClients
 from kcl_pipeline.clock import Clock, StopSignal, SystemClock
 from kcl_pipeline.errors import ApplicationPausedError

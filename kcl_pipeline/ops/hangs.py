@@ -6,12 +6,12 @@ from typing import Final
 
 import dagster as dg
 
-from kcl_pipeline.assets.hangs import hung
+from kcl_pipeline.assets.checks.hangs import hung
 from kcl_pipeline.assets.names import Names
 from kcl_pipeline.clock import Clock
 from kcl_pipeline.events import Event, WorkerHung, WorkerResumed
+from kcl_pipeline.leases.state.worker_status import HungState, WorkerStatus
 from kcl_pipeline.leases.tables import WorkerMetrics
-from kcl_pipeline.leases.worker_status import HungState, WorkerStatus
 from kcl_pipeline.metrics.exporters import text_of
 
 FINISH_SECONDS: Final = 10.0

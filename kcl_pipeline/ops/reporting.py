@@ -12,11 +12,11 @@ from typing import Final
 
 import dagster as dg
 
-from kcl_pipeline.assets import health
+from kcl_pipeline.assets.checks import health
 from kcl_pipeline.assets.contract import PipelineLike
 from kcl_pipeline.assets.names import LAG_AT_TAG, LAG_TAG, PAUSED_TAG, STALLED_TAG, dead_letter_uri
-from kcl_pipeline.assets.run_metadata import ADDITIVE, period_metadata, table_rows
-from kcl_pipeline.assets.runs import (
+from kcl_pipeline.assets.runs.metadata import ADDITIVE, period_metadata, table_rows
+from kcl_pipeline.assets.runs.runs import (
     RunView,
     active_runs,
     paused_shards,
@@ -25,8 +25,8 @@ from kcl_pipeline.assets.runs import (
 )
 from kcl_pipeline.clock import Clock, StopSignal
 from kcl_pipeline.events import Event, EventSink
+from kcl_pipeline.leases.state.worker_status import PausedLease, WorkerStatus
 from kcl_pipeline.leases.tables import WorkerMetrics
-from kcl_pipeline.leases.worker_status import PausedLease, WorkerStatus
 from kcl_pipeline.metrics.exporters import LoggingEvents, level_of, text_of
 from kcl_pipeline.metrics.repeats import RepeatFilter
 from kcl_pipeline.worker.summary import WorkerProgress

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from kcl_pipeline.config import AssignmentSettings
-from kcl_pipeline.leases.lease import Lease
+from kcl_pipeline.leases.lease.values import Lease
 from kcl_pipeline.leases.tables import WorkerMetrics
 from kcl_pipeline.planning.model import LeaseState, Move, Plan, PlanInput, PlanLimits, WorkerState
 

@@ -16,13 +16,13 @@ from typing import Any, Final
 import dagster as dg
 
 from kcl_pipeline.assets.access import PipelineResources
-from kcl_pipeline.assets.checks import all_streams
+from kcl_pipeline.assets.checks.definitions import all_streams
+from kcl_pipeline.assets.checks.history import ReportPoint, kept_seconds, point_of, recorded_points
+from kcl_pipeline.assets.checks.worker_runs import running_workers, workers_running
 from kcl_pipeline.assets.contract import DagsterOptions, PipelineLike
-from kcl_pipeline.assets.history import ReportPoint, kept_seconds, point_of, recorded_points
 from kcl_pipeline.assets.names import REFUSED_TAG, Names, dead_letter_uri
 from kcl_pipeline.assets.pipeline_version import pipeline_version
-from kcl_pipeline.assets.runs import RunView, active_runs, silence_limit_seconds
-from kcl_pipeline.assets.worker_runs import running_workers, workers_running
+from kcl_pipeline.assets.runs.runs import RunView, active_runs, silence_limit_seconds
 from kcl_pipeline.clock import Clock, SystemClock
 from kcl_pipeline.errors import (
     NotFoundError,
@@ -32,23 +32,23 @@ from kcl_pipeline.errors import (
 )
 from kcl_pipeline.events import Event
 from kcl_pipeline.leader.report import CycleReport
-from kcl_pipeline.leases.control import Pause
-from kcl_pipeline.leases.rejected import RejectedRows
+from kcl_pipeline.leases.application.control import Pause
+from kcl_pipeline.leases.lease.rejected import RejectedRows
 from kcl_pipeline.leases.tables import WorkerListing
 from kcl_pipeline.metrics.exporters import level_of, text_of
-from kcl_pipeline.sensors.autoscaler import AutoscalerMemory, ScalingDecision, open_shards
 from kcl_pipeline.sensors.observe import TickState, observe_fleet
-from kcl_pipeline.sensors.output_report import output_events
-from kcl_pipeline.sensors.reconcile import apply_findings, find_mismatches
-from kcl_pipeline.sensors.report import (
+from kcl_pipeline.sensors.reports.application import (
     SHORTEST_GAP_SECONDS,
     asset_events,
     check_events,
 )
-from kcl_pipeline.sensors.run_requests import worker_request
-from kcl_pipeline.sensors.scaling import Scaling, scale
+from kcl_pipeline.sensors.reports.output import output_events
+from kcl_pipeline.sensors.reports.streams import partition_requests
+from kcl_pipeline.sensors.scaling.autoscaler import AutoscalerMemory, ScalingDecision, open_shards
+from kcl_pipeline.sensors.scaling.observation import Scaling, scale
+from kcl_pipeline.sensors.scaling.reconcile import apply_findings, find_mismatches
+from kcl_pipeline.sensors.scaling.run_requests import worker_request
 from kcl_pipeline.sensors.sentence import cursor_text, leading_text, runs_text
-from kcl_pipeline.sensors.stream_report import partition_requests
 
 INTERVAL_SECONDS: Final = 4
 """Dagster checks sensors every 5 seconds. An interval of 5 would sometimes give 10."""

@@ -4,32 +4,32 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from kcl_pipeline.assets.access import PipelineResources
+from kcl_pipeline.assets.checks.history import ReportPoint
+from kcl_pipeline.assets.checks.leadership import LeaderAbsence
+from kcl_pipeline.assets.checks.losses import observe_losses
+from kcl_pipeline.assets.checks.unread import retention_by_stream, unread_seconds
 from kcl_pipeline.assets.contract import LeaderCycleLike
-from kcl_pipeline.assets.history import ReportPoint
-from kcl_pipeline.assets.leadership import LeaderAbsence
-from kcl_pipeline.assets.losses import observe_losses
-from kcl_pipeline.assets.runs import (
+from kcl_pipeline.assets.runs.runs import (
     RunView,
     fleet_lag_age_seconds,
     fleet_lag_millis,
     silence_limit_seconds,
     stalled_shards,
 )
-from kcl_pipeline.assets.unread import retention_by_stream, unread_seconds
 from kcl_pipeline.clock import Clock
 from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.leader.report import CycleReport
-from kcl_pipeline.leases.control import Pause
-from kcl_pipeline.leases.rejected import RejectedRows
+from kcl_pipeline.leases.application.control import Pause
+from kcl_pipeline.leases.lease.rejected import RejectedRows
+from kcl_pipeline.leases.state.worker_status import UnavailableStream
 from kcl_pipeline.leases.tables import WorkerListing, WorkerMetrics
-from kcl_pipeline.leases.worker_status import UnavailableStream
-from kcl_pipeline.sensors.figures.report import Figures
-from kcl_pipeline.sensors.fleet_view import FleetView
-from kcl_pipeline.sensors.output_report import FleetTotals
-from kcl_pipeline.sensors.reconcile import Heartbeats
-from kcl_pipeline.sensors.report import Cadence, LeaseWaits
+from kcl_pipeline.sensors.reports.application import Cadence, LeaseWaits
+from kcl_pipeline.sensors.reports.figures.report import Figures
+from kcl_pipeline.sensors.reports.fleet_view import FleetView
+from kcl_pipeline.sensors.reports.output import FleetTotals
+from kcl_pipeline.sensors.reports.tables import CheckpointAges, MoveLog
+from kcl_pipeline.sensors.scaling.reconcile import Heartbeats
 from kcl_pipeline.sensors.sentence import LeaderSince
-from kcl_pipeline.sensors.tables import CheckpointAges, MoveLog
 
 
 @dataclass(slots=True)

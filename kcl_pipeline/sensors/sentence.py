@@ -12,9 +12,9 @@ from datetime import UTC, datetime
 
 from dagster import DagsterRunStatus
 
-from kcl_pipeline.assets.runs import RunView
+from kcl_pipeline.assets.runs.runs import RunView
 from kcl_pipeline.leader.report import CycleReport
-from kcl_pipeline.sensors.autoscaler import AutoscalerMemory, ScalingDecision
+from kcl_pipeline.sensors.scaling.autoscaler import AutoscalerMemory, ScalingDecision
 from kcl_pipeline.text import counted
 
 TICK = "tick"

@@ -33,9 +33,9 @@ from kcl_pipeline.delta.storage.options import StorageOptions
 from kcl_pipeline.errors import SinkError, TransformFailedError
 from kcl_pipeline.kinesis.client import RECORD_SCHEMA, KinesisClient
 from kcl_pipeline.kinesis.ranges import FetchedShard, RangeReader, RangesWritten, ShardFetch
-from kcl_pipeline.spark.job_errors import spark_line
-from kcl_pipeline.spark.pin_server import PinServer
-from kcl_pipeline.spark.pins import PinAddress, Pins
+from kcl_pipeline.spark.failures.job_errors import spark_line
+from kcl_pipeline.spark.pins.pins import PinAddress, Pins
+from kcl_pipeline.spark.pins.server import PinServer
 from kcl_pipeline.spark.writer import SparkBatchWriter
 from kcl_pipeline.transform.arrow import ArrowTransform
 

@@ -35,13 +35,13 @@ from kcl_pipeline.batch import (
     Written,
 )
 from kcl_pipeline.clock import SystemClock
-from kcl_pipeline.delta.dead_letters import DeadLetterTable
+from kcl_pipeline.delta.dead_letters.writer import DeadLetterTable
 from kcl_pipeline.delta.settings import DeltaSink
 from kcl_pipeline.delta.storage.options import StorageOptions
 from kcl_pipeline.errors import SinkError
 from kcl_pipeline.settings_errors import without_secrets, without_user
-from kcl_pipeline.spark.job_errors import classified, spark_line
-from kcl_pipeline.spark.probes import SparkProbe
+from kcl_pipeline.spark.failures.job_errors import classified, spark_line
+from kcl_pipeline.spark.failures.probes import SparkProbe
 from kcl_pipeline.spark.schema import arrow_schema
 from kcl_pipeline.spark.writer import SparkTransform, records_frame, transformed
 from kcl_pipeline.transform.rejected import (

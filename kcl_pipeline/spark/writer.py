@@ -26,10 +26,10 @@ from kcl_pipeline.delta.files import batch_folder, values_of_path
 from kcl_pipeline.delta.schema import delta_schema, partition_misfit, untyped
 from kcl_pipeline.delta.storage.storage import is_local, table_root
 from kcl_pipeline.errors import BrokenTransformError, KclError, SinkError
+from kcl_pipeline.spark.failures.job_errors import classified, spark_line
+from kcl_pipeline.spark.failures.probes import SparkProbe
 from kcl_pipeline.spark.file_tasks import FileTask
-from kcl_pipeline.spark.job_errors import classified, spark_line
 from kcl_pipeline.spark.memory_files import can_share_memory, frame_in_memory
-from kcl_pipeline.spark.probes import SparkProbe
 from kcl_pipeline.spark.schema import arrow_schema
 from kcl_pipeline.transform.rejected import rejected_columns
 

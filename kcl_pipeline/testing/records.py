@@ -117,7 +117,7 @@ def spark_session() -> SparkSession:
 
 def _on_spark(pipeline: KinesisPipeline, records: pa.Table) -> pa.Table:
     # they need pyspark
-    from kcl_pipeline.spark.job_errors import classified  # noqa: PLC0415
+    from kcl_pipeline.spark.failures.job_errors import classified  # noqa: PLC0415
     from kcl_pipeline.spark.writer import records_frame, transformed  # noqa: PLC0415
 
     frame = records_frame(spark_session(), records)

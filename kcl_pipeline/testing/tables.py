@@ -10,12 +10,12 @@ import copy
 from typing import Final, Self
 
 from kcl_pipeline.clock import Clock
-from kcl_pipeline.leases.coordinator_rows import CoordinatorRows
-from kcl_pipeline.leases.lease import Lease
-from kcl_pipeline.leases.lease_rows import LeaseRows
-from kcl_pipeline.leases.serialization import LEASE_KEY, lease_from_item, lease_to_item
+from kcl_pipeline.leases.lease.rows import LeaseRows
+from kcl_pipeline.leases.lease.serialization import LEASE_KEY, lease_from_item, lease_to_item
+from kcl_pipeline.leases.lease.values import Lease
+from kcl_pipeline.leases.state.coordinator_rows import CoordinatorRows
+from kcl_pipeline.leases.state.worker_rows import WorkerRows
 from kcl_pipeline.leases.store import Absent, Item, RowStore, same_item
-from kcl_pipeline.leases.worker_rows import WorkerRows
 from kcl_pipeline.testing.row_store import CallHook, Lag, MemoryStore, no_hook
 
 _MOST_DECODED: Final = 10_000

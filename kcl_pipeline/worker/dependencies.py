@@ -16,7 +16,7 @@ from kcl_pipeline.kinesis.client import KinesisClient
 from kcl_pipeline.kinesis.fan_out.subscription import FanOutClient
 from kcl_pipeline.kinesis.ranges import RangeJobs
 from kcl_pipeline.leader.cycle import LeaderCycle
-from kcl_pipeline.leader.selection import SelectStreams
+from kcl_pipeline.leader.streams.selection import SelectStreams
 from kcl_pipeline.leases.tables import CoordinatorStateTable, LeaseTable, WorkerMetricsTable
 from kcl_pipeline.metrics.provider import MetricProvider
 from kcl_pipeline.worker.starting import OpenedApplication

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from kcl_pipeline.clock import StopSignal
-from kcl_pipeline.leases.application import ApplicationIdentity
-from kcl_pipeline.leases.application_check import ensure_application
+from kcl_pipeline.leases.application.identity import ApplicationIdentity
+from kcl_pipeline.leases.identity_check import ensure_application
 from kcl_pipeline.worker.dependencies import WorkerDependencies
 from kcl_pipeline.worker.retry import retry_transient
 from kcl_pipeline.worker.starting import OpenedApplication, refuse_pause

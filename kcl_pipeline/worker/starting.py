@@ -11,12 +11,12 @@ from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.errors import STREAM_ERRORS, ApplicationPausedError, AwsError
 from kcl_pipeline.events import AwsTrouble, EventSink
 from kcl_pipeline.kinesis.client import KinesisClient
-from kcl_pipeline.leader.selection import SelectStreams, selected_streams
-from kcl_pipeline.leases.application import ApplicationIdentity, with_recorded
-from kcl_pipeline.leases.application_check import check_application, check_leases
-from kcl_pipeline.leases.control import Pause
+from kcl_pipeline.leader.streams.selection import SelectStreams, selected_streams
+from kcl_pipeline.leases.application.control import Pause
+from kcl_pipeline.leases.application.identity import ApplicationIdentity, with_recorded
+from kcl_pipeline.leases.application.unnamed_streams import unnamed_streams
+from kcl_pipeline.leases.identity_check import check_application, check_leases
 from kcl_pipeline.leases.tables import CoordinatorStateTable, LeaseTable, WorkerMetricsTable
-from kcl_pipeline.leases.unnamed_streams import unnamed_streams
 from kcl_pipeline.shards import StreamId
 from kcl_pipeline.worker.retry import retry_transient
 

@@ -24,20 +24,18 @@ from kcl_pipeline.events import (
     WorkerStopped,
 )
 from kcl_pipeline.kinesis.retrieval import Retrieval
-from kcl_pipeline.leases.application import marked_streams
-from kcl_pipeline.leases.application_check import check_application
+from kcl_pipeline.leases.application.identity import marked_streams
 from kcl_pipeline.leases.held import INCARNATION_BITS, HeldLeases
-from kcl_pipeline.leases.worker_status import WorkerStatus
+from kcl_pipeline.leases.identity_check import check_application
+from kcl_pipeline.leases.state.worker_status import WorkerStatus
 from kcl_pipeline.metrics.reporter import WorkerMetricsReporter
 from kcl_pipeline.worker.batch_runner import BatchRunner
 from kcl_pipeline.worker.commit.factory import make_protocol
 from kcl_pipeline.worker.commit.protocol import CommitProtocol
-from kcl_pipeline.worker.coordination import Coordination
 from kcl_pipeline.worker.dependencies import Mode, ProgressCallback, WorkerDependencies
-from kcl_pipeline.worker.drain import DrainWatch
 from kcl_pipeline.worker.failures.pauses import Pause, reason_sentence
+from kcl_pipeline.worker.leading.coordination import Coordination
 from kcl_pipeline.worker.lease_loop import LeaseLoop
-from kcl_pipeline.worker.leaving import Leaving
 from kcl_pipeline.worker.monitoring.activity import Activity, WatchedCommit, WatchedWriter
 from kcl_pipeline.worker.monitoring.changes import noting_changes
 from kcl_pipeline.worker.monitoring.hangs import HangWatch
@@ -45,7 +43,6 @@ from kcl_pipeline.worker.monitoring.lag import Lag, LagTracker
 from kcl_pipeline.worker.monitoring.stalls import StallWatch
 from kcl_pipeline.worker.monitoring.stats import WorkerStats
 from kcl_pipeline.worker.monitoring.status import StatusSource
-from kcl_pipeline.worker.processing import run_watched
 from kcl_pipeline.worker.recording import record_application
 from kcl_pipeline.worker.retry import StoppedWhileRetryingError, attempt, retry_transient
 from kcl_pipeline.worker.shards.factory import make_lifecycle
@@ -54,6 +51,9 @@ from kcl_pipeline.worker.shards.retention import RetentionLosses
 from kcl_pipeline.worker.shards.streams import LeaseStreams
 from kcl_pipeline.worker.sources.factory import make_source
 from kcl_pipeline.worker.starting import OpenedApplication, open_application
+from kcl_pipeline.worker.stopping.drain import DrainWatch
+from kcl_pipeline.worker.stopping.leaving import Leaving
+from kcl_pipeline.worker.stopping.processing import run_watched
 from kcl_pipeline.worker.summary import StopReason, WorkerProgress, WorkerSummary
 from kcl_pipeline.worker.threads import CurrentStop, Pools
 

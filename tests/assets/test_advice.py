@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from kcl_pipeline.assets import health
-from kcl_pipeline.leases.lease import BadRow
-from kcl_pipeline.leases.worker_status import PausedLease, WorkerStatus
+from kcl_pipeline.assets.checks import health
+from kcl_pipeline.leases.lease.values import BadRow
+from kcl_pipeline.leases.state.worker_status import PausedLease, WorkerStatus
 from tests.support.dagster_fakes import leases, worker
 
 PAUSED = WorkerStatus(paused=(PausedLease("s-0", "it fails", 3.0),), paused_leases=1)

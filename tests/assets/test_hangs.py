@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import dagster as dg
 
-from kcl_pipeline.assets.hangs import ADVICE, hung
+from kcl_pipeline.assets.checks.hangs import ADVICE, hung
+from kcl_pipeline.leases.state.worker_status import HungState, WorkerStatus
 from kcl_pipeline.leases.tables import WorkerMetrics
-from kcl_pipeline.leases.worker_status import HungState, WorkerStatus
 
 
 def test_a_hung_worker_fails_with_its_step_and_what_to_do():

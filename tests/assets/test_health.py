@@ -9,16 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kcl_pipeline.assets import health
-from kcl_pipeline.assets.checks import (
+from kcl_pipeline.assets.checks import health
+from kcl_pipeline.assets.checks.definitions import (
     find_unavailable_streams,
     find_unrenewed_leases,
     observe_live_workers,
 )
 from kcl_pipeline.events import RowRejected, ignore_events
-from kcl_pipeline.leases.lease import BadRow
-from kcl_pipeline.leases.rejected import RejectedRows
-from kcl_pipeline.leases.worker_status import PausedLease, UnavailableStream, WorkerStatus
+from kcl_pipeline.leases.lease.rejected import RejectedRows
+from kcl_pipeline.leases.lease.values import BadRow
+from kcl_pipeline.leases.state.worker_status import PausedLease, UnavailableStream, WorkerStatus
 from kcl_pipeline.position import SHARD_END
 from kcl_pipeline.testing.clock import VirtualClock
 from kcl_pipeline.testing.kinesis.model import KinesisModel

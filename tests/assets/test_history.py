@@ -5,7 +5,7 @@ from __future__ import annotations
 import dagster as dg
 import pytest
 
-from kcl_pipeline.assets.history import (
+from kcl_pipeline.assets.checks.history import (
     DEAD_LETTERS_ADVICE,
     TREND_ADVICE,
     ReportPoint,

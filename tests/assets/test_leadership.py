@@ -5,7 +5,7 @@ from __future__ import annotations
 import dagster as dg
 import pytest
 
-from kcl_pipeline.assets.leadership import LEADER_ADVICE, LeaderAbsence, observe_leader
+from kcl_pipeline.assets.checks.leadership import LEADER_ADVICE, LeaderAbsence, observe_leader
 from kcl_pipeline.leases.tables import LeaderLock
 from kcl_pipeline.testing.tables import InMemoryCoordinatorStateTable
 from tests.support.dagster_fakes import ManualClock

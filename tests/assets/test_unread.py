@@ -7,8 +7,7 @@ from dataclasses import replace
 import dagster as dg
 import pytest
 
-from kcl_pipeline.assets.limits import CheckLimits
-from kcl_pipeline.assets.unread import (
+from kcl_pipeline.assets.checks.unread import (
     CHECKPOINTS_ADVICE,
     POLL_SECONDS,
     RETENTION_ADVICE,
@@ -18,7 +17,8 @@ from kcl_pipeline.assets.unread import (
     retention_by_stream,
     unread_seconds,
 )
-from kcl_pipeline.leases.worker_status import LeaseLag, WorkerStatus
+from kcl_pipeline.assets.limits import CheckLimits
+from kcl_pipeline.leases.state.worker_status import LeaseLag, WorkerStatus
 from kcl_pipeline.position import SHARD_END, Position
 from kcl_pipeline.shards import StreamId
 from kcl_pipeline.text import duration_text

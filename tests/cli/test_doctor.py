@@ -8,10 +8,10 @@ import pytest
 from kcl_pipeline import clock as clock_module
 from kcl_pipeline.cli.doctor import checks as checks_module
 from kcl_pipeline.events import LossReason, RecordsLost
-from kcl_pipeline.leases.application import ApplicationIdentity
-from kcl_pipeline.leases.losses import Loss, change_losses
+from kcl_pipeline.leases.application.identity import ApplicationIdentity
+from kcl_pipeline.leases.application.losses import Loss, change_losses
+from kcl_pipeline.leases.state.worker_status import LeaseLag, PausedLease, WorkerStatus
 from kcl_pipeline.leases.tables import MigrationState, WorkerMetrics
-from kcl_pipeline.leases.worker_status import LeaseLag, PausedLease, WorkerStatus
 from kcl_pipeline.local.faults import FaultRule
 from kcl_pipeline.position import Position
 from tests.support.cli_fleet import run, run_json

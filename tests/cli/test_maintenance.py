@@ -12,7 +12,7 @@ import pytest
 from deltalake import write_deltalake
 
 from kcl_pipeline.batch import CommitEntry, TxnVersions
-from kcl_pipeline.delta.announcements import Claim
+from kcl_pipeline.delta.commits.announcements import Claim
 from kcl_pipeline.delta.maintenance import guarded_retention, measured_vacuum, vacuum
 from kcl_pipeline.delta.storage import local
 from kcl_pipeline.errors import SinkError

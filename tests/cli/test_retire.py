@@ -9,10 +9,10 @@ from kcl_pipeline.aws import open_removals
 from kcl_pipeline.batch import TxnVersions
 from kcl_pipeline.cli.control import retire
 from kcl_pipeline.clock import SystemClock
-from kcl_pipeline.delta.announcements import Claim
-from kcl_pipeline.leases.application import ApplicationIdentity
-from kcl_pipeline.leases.application_check import ensure_application
+from kcl_pipeline.delta.commits.announcements import Claim
+from kcl_pipeline.leases.application.identity import ApplicationIdentity
 from kcl_pipeline.leases.deletion import Presence
+from kcl_pipeline.leases.identity_check import ensure_application
 from kcl_pipeline.local.faults import FaultRule
 from tests.support.announcing import announce
 from tests.support.cli_fleet import run, run_json

@@ -26,10 +26,10 @@ from kcl_pipeline.cli.top.snapshot import (
 )
 from kcl_pipeline.cli.top.view import render, sorted_leases, sorted_workers
 from kcl_pipeline.errors import UnavailableError
-from kcl_pipeline.leases.control import Pause
-from kcl_pipeline.leases.lease import Lease
+from kcl_pipeline.leases.application.control import Pause
+from kcl_pipeline.leases.lease.values import Lease
+from kcl_pipeline.leases.state.worker_status import LeaseLag, WorkerStatus
 from kcl_pipeline.leases.tables import WorkerMetrics
-from kcl_pipeline.leases.worker_status import LeaseLag, WorkerStatus
 from kcl_pipeline.position import SHARD_END, TRIM_HORIZON
 from tests.support.cli_fleet import run, run_json
 

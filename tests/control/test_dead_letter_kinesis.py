@@ -12,7 +12,7 @@ from deltalake import DeltaTable
 from kcl_pipeline.clock import SystemClock
 from kcl_pipeline.config import RetrievalSettings
 from kcl_pipeline.control.replay.dead_letters import STREAM, DeadLetterKinesis
-from kcl_pipeline.delta.dead_letter_records import DeadLetterRecords, Selection
+from kcl_pipeline.delta.dead_letters.records import DeadLetterRecords, Selection
 from kcl_pipeline.errors import ExpiredIteratorError, NotFoundError, UnavailableError
 from kcl_pipeline.kinesis.client import IteratorType
 from kcl_pipeline.kinesis.reader import ShardReader

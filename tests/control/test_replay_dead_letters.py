@@ -12,7 +12,7 @@ from deltalake.table import TableMerger
 
 from kcl_pipeline.aws import AwsClients
 from kcl_pipeline.control.replay import texts
-from kcl_pipeline.delta.replayed import mark_replayed
+from kcl_pipeline.delta.dead_letters.replayed import mark_replayed
 from kcl_pipeline.errors import SettingsError
 from kcl_pipeline.events import DeadLettersUnreadable
 from kcl_pipeline.local import EmbeddedAws

@@ -12,7 +12,11 @@ from kcl_pipeline import DeltaSink, KinesisPipeline, StreamConfig
 from kcl_pipeline.control.replay.letters import StoredLetters
 from kcl_pipeline.control.replay.pipeline import replay_pipeline
 from kcl_pipeline.errors import SettingsError
-from kcl_pipeline.leases.replay_record import ReplayRecord, replay_from_text, replay_text
+from kcl_pipeline.leases.application.replay_record import (
+    ReplayRecord,
+    replay_from_text,
+    replay_text,
+)
 
 RECORD = ReplayRecord(1_000_000_000, 2_000_000_000)
 ORIGINAL = KinesisPipeline(

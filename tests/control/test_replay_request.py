@@ -6,8 +6,8 @@ import pytest
 
 from kcl_pipeline.control.replay.request import ReplayRequest
 from kcl_pipeline.errors import SettingsError
+from kcl_pipeline.leases.application.replay_record import ReplayRecord
 from kcl_pipeline.leases.attributes import MAX_MILLIS
-from kcl_pipeline.leases.replay_record import ReplayRecord
 
 NOW = 1_000_000.0
 

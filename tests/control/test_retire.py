@@ -19,9 +19,9 @@ from kcl_pipeline.errors import (
     UnavailableError,
 )
 from kcl_pipeline.kinesis.fan_out.removal import RegisteredConsumer
-from kcl_pipeline.leases.control import Pause
+from kcl_pipeline.leases.application.control import Pause
 from kcl_pipeline.leases.deletion import Presence, TableFound
-from kcl_pipeline.leases.serialization import string
+from kcl_pipeline.leases.lease.serialization import string
 from kcl_pipeline.leases.tables import LeaderLock, WorkerMetrics
 from kcl_pipeline.testing.sink import MemoryTable
 from tests.support.operator_world import OperatorWorld

@@ -10,7 +10,7 @@ from kcl_pipeline.control.pausing import Pausing
 from kcl_pipeline.control.seek.run import Seeking
 from kcl_pipeline.control.seek.target import seek_target
 from kcl_pipeline.errors import ApplicationInUseError, SettingsError, UnavailableError
-from kcl_pipeline.leases.lease_seek import LeaseSeek
+from kcl_pipeline.leases.lease.seek import LeaseSeek
 from kcl_pipeline.position import LATEST, TRIM_HORIZON, Position
 from kcl_pipeline.testing.sink import InMemorySink
 from tests.support.operator_world import OperatorWorld

@@ -13,9 +13,9 @@ import pytest
 from deltalake import DeltaTable
 
 from kcl_pipeline.batch import Batch, CommitEntry, CommitOutcome, TxnVersions
-from kcl_pipeline.delta.announcements import FOLDER, FORMAT, Claim, PreparedBatch
 from kcl_pipeline.delta.arrow_writer import ArrowBatchWriter
-from kcl_pipeline.delta.combined_commits import AnnouncementStore, Pace
+from kcl_pipeline.delta.commits.announcements import FOLDER, FORMAT, Claim, PreparedBatch
+from kcl_pipeline.delta.commits.combined import AnnouncementStore, Pace
 from kcl_pipeline.delta.log.delta_log import DeltaLog
 from kcl_pipeline.delta.sink import DeltaCommitter, DeltaSink
 from kcl_pipeline.events import AnnouncementRejected

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
-from kcl_pipeline.delta.dead_letters import DeadLetterTable
+from kcl_pipeline.delta.dead_letters.writer import DeadLetterTable
 from kcl_pipeline.delta.maintenance import compact
 from kcl_pipeline.errors import SinkError, TableMismatchError
 from tests.support.delta_tables import dead_letter_table as table
@@ -185,7 +185,7 @@ def test_the_longest_position_has_a_file_name(uri: str) -> None:
 def test_a_process_remembers_a_bounded_number_of_records(
     uri: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kcl_pipeline.delta.dead_letters.MAX_KNOWN", 10)
+    monkeypatch.setattr("kcl_pipeline.delta.dead_letters.writer.MAX_KNOWN", 10)
     worker = table(uri)
     assert worker.append(letters(*range(30))) == 30
     assert worker._known == {}

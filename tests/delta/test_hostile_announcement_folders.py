@@ -14,14 +14,14 @@ from deltalake import DeltaTable
 from deltalake.schema import Field, PrimitiveType
 
 from kcl_pipeline.batch import CommitEntry, TxnVersions
-from kcl_pipeline.delta.announcements import (
+from kcl_pipeline.delta.commits.announcements import (
     FOLDER,
     FORMAT,
     MAX_ANNOUNCEMENT_BYTES,
     AnnouncementError,
     decoded,
 )
-from kcl_pipeline.delta.combined_commits import MAX_HELD_BYTES
+from kcl_pipeline.delta.commits.combined import MAX_HELD_BYTES
 from kcl_pipeline.delta.storage import local
 from tests.support.announcement_attack import HEX, NONE, Attack, assert_harmless
 from tests.support.delta_tables import ids, written
@@ -187,7 +187,7 @@ def test_others_announcements_that_the_log_refuses_cost_one_attempt(
 ) -> None:
     """Whatever the checks do not see: a commit that failed with them is made without them."""
     path = attack.put(attack.honest(1))
-    monkeypatch.setattr("kcl_pipeline.delta.combined_commits.check_layout", lambda *_: None)
+    monkeypatch.setattr("kcl_pipeline.delta.commits.combined.check_layout", lambda *_: None)
     append = DeltaTable.create_write_transaction
 
     def refuses(self: DeltaTable, actions: list[Any], *more: Any, **options: Any) -> None:

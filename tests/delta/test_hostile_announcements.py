@@ -16,7 +16,7 @@ import pyarrow as pa
 import pytest
 
 from kcl_pipeline.batch import TxnVersions
-from kcl_pipeline.delta.announcements import (
+from kcl_pipeline.delta.commits.announcements import (
     FORMAT,
 )
 from kcl_pipeline.delta.layout import TableLayout

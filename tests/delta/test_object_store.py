@@ -15,8 +15,8 @@ from deltalake import DeltaTable
 from moto.s3.models import s3_backends
 
 from kcl_pipeline.batch import Batch, CommitEntry, TxnVersions, Written
-from kcl_pipeline.delta.announcements import FOLDER, Claim
 from kcl_pipeline.delta.arrow_writer import ArrowBatchWriter
+from kcl_pipeline.delta.commits.announcements import FOLDER, Claim
 from kcl_pipeline.delta.log.entries import entry_facts
 from kcl_pipeline.delta.log.transactions import read_transactions
 from kcl_pipeline.delta.maintenance import Compacted, compact, vacuum

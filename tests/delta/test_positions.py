@@ -17,11 +17,11 @@ from kcl_pipeline.batch import (
     names_of,
     shard_key,
 )
-from kcl_pipeline.delta.announcements import FOLDER, Claim, PreparedBatch, decoded, encoded
+from kcl_pipeline.delta.commits.announcements import FOLDER, Claim, PreparedBatch, decoded, encoded
+from kcl_pipeline.delta.commits.positions import decoded as position_of
+from kcl_pipeline.delta.commits.positions import encoded as numbers_of
+from kcl_pipeline.delta.commits.positions import ids
 from kcl_pipeline.delta.log.delta_log import DeltaLog
-from kcl_pipeline.delta.positions import decoded as position_of
-from kcl_pipeline.delta.positions import encoded as numbers_of
-from kcl_pipeline.delta.positions import ids
 from kcl_pipeline.delta.sink import DeltaCommitter, DeltaSink
 from kcl_pipeline.errors import SinkError, TableMismatchError
 from kcl_pipeline.position import TRIM_HORIZON, Position

@@ -9,7 +9,11 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from kcl_pipeline.delta.replayed import DeadLetterCounts, count_dead_letters, mark_replayed
+from kcl_pipeline.delta.dead_letters.replayed import (
+    DeadLetterCounts,
+    count_dead_letters,
+    mark_replayed,
+)
 from kcl_pipeline.errors import SinkError
 from kcl_pipeline.worker.failures.failed_records import DEAD_LETTER_SCHEMA
 from tests.support.delta_tables import dead_letter_table

@@ -12,7 +12,7 @@ from importlinter.configuration import configure
 
 ROOT = Path(__file__).parents[2]
 VIOLATIONS = {
-    "layers": ("kcl_pipeline.leases.lease", "kcl_pipeline.kinesis.client"),
+    "layers": ("kcl_pipeline.leases.lease.values", "kcl_pipeline.kinesis.client"),
     "cycles": ("kcl_pipeline.delta.files", "kcl_pipeline.delta.sink"),
     "entry_points": ("kcl_pipeline.sensors.leader", "kcl_pipeline.pipeline"),
     "dagster": ("kcl_pipeline.worker.worker", "dagster"),
@@ -22,12 +22,12 @@ VIOLATIONS = {
     "local": ("kcl_pipeline.worker.worker", "kcl_pipeline.testing.clock"),
     "testing": ("kcl_pipeline.testing.clock", "pytest"),
     "leader": ("kcl_pipeline.leader.cycle", "kcl_pipeline.delta.sink"),
-    "delta": ("kcl_pipeline.delta.sink", "kcl_pipeline.leases.lease"),
-    "spark": ("kcl_pipeline.spark.writer", "kcl_pipeline.leases.lease"),
+    "delta": ("kcl_pipeline.delta.sink", "kcl_pipeline.leases.lease.values"),
+    "spark": ("kcl_pipeline.spark.writer", "kcl_pipeline.leases.lease.values"),
     "spark_worker": ("kcl_pipeline.spark.data_source.feed", "kcl_pipeline.worker.worker"),
-    "input": ("kcl_pipeline.kinesis.reader", "kcl_pipeline.leases.lease"),
+    "input": ("kcl_pipeline.kinesis.reader", "kcl_pipeline.leases.lease.values"),
     "planning": ("kcl_pipeline.planning.state", "kcl_pipeline.clock"),
-    "metrics": ("kcl_pipeline.leases.lease_rows", "kcl_pipeline.metrics.exporters"),
+    "metrics": ("kcl_pipeline.leases.lease.rows", "kcl_pipeline.metrics.exporters"),
     "layout": ("kcl_pipeline.worker.worker", "kcl_pipeline.leases.dynamodb.store"),
     "values": ("kcl_pipeline.events", "socket"),
 }

@@ -1,4 +1,4 @@
-"""A file has at most 400 lines, a function at most 70, a line at most 100 columns."""
+"""A file has at most 400 lines, a function 70, a line 100 columns, a package 13 modules."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ TREES = ("kcl_pipeline", "verification", "benchmarks", "examples", "tests", "too
 FILE_LINES = 400
 FUNCTION_LINES = 70
 COLUMNS = 100
+PACKAGE_MODULES = 13
 
 
 def sources():
@@ -40,3 +41,12 @@ def test_no_function_is_longer():
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         and (node.end_lineno or 0) - node.lineno + 1 > FUNCTION_LINES
     ] == []
+
+
+def test_no_package_has_more_modules():
+    packages = [path for path in (ROOT / "kcl_pipeline").rglob("*") if path.is_dir()]
+    modules = {path: {*path.glob("*.py")} - {path / "__init__.py"} for path in packages}
+    assert sum(map(len, modules.values())) > 300
+    assert {
+        path.name: len(found) for path, found in modules.items() if len(found) > PACKAGE_MODULES
+    } == {}

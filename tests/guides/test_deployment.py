@@ -17,8 +17,8 @@ from dagster._core.instance.config import dagster_instance_config, dagster_insta
 
 from kcl_pipeline import ConsumerSettings
 from kcl_pipeline.assets.names import APPLICATION_TAG, CONTINUOUS, MODE_TAG
-from kcl_pipeline.assets.runs import silence_limit_seconds
-from kcl_pipeline.worker.leaving import LEAVE_SECONDS
+from kcl_pipeline.assets.runs.runs import silence_limit_seconds
+from kcl_pipeline.worker.stopping.leaving import LEAVE_SECONDS
 from kcl_pipeline.worker.worker import JOIN_SECONDS
 from tests.guides.snippets import FENCE, ROOT, commands
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from kcl_pipeline.cli.doctor.migration import check_client_version
-from kcl_pipeline.leader import client_version
+from kcl_pipeline.leader.migration import client_version
 from kcl_pipeline.leases import migration
 from kcl_pipeline.leases.migration import CONFIG_3X
 from tests.guides.snippets import ROOT

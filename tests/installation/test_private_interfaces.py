@@ -57,7 +57,7 @@ ATTRIBUTES = {
     # PySpark: the files of a plan; its folder for temporary files; whether it encrypts them.
     "spark/memory_files.py": {"_encryption_enabled", "_jdf", "_temp_dir"},
     # PySpark: a job for some partitions, and the outcomes of its tasks.
-    "spark/probes.py": {"_gateway", "_gateway_client", "_get_object_id", "_jdf", "_jsc"},
+    "spark/failures/probes.py": {"_gateway", "_gateway_client", "_get_object_id", "_jdf", "_jsc"},
     # PySpark: the level of a logger of the JVM.
     "spark/session.py": {"_jvm"},
     # A copy of the class itself.

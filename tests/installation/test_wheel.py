@@ -156,7 +156,8 @@ def test_a_worker_writes_the_table(python, tmp_path):
     rows = run(
         python,
         "-c",
-        "from deltalake import DeltaTable; from kcl_pipeline.delta.queries import read_rows; "
+        "from deltalake import DeltaTable; "
+        "from kcl_pipeline.delta.dead_letters.queries import read_rows; "
         "found = read_rows(DeltaTable('lake/lean'), 'select size from rows')['size']; "
         "print(sum(found.to_pylist()))",
         cwd=tmp_path,

@@ -9,7 +9,7 @@ import pytest
 from kcl_pipeline import AccessDeniedError, SettingsError, StreamSelector
 from kcl_pipeline.cli.doctor.finding import Finding, Level
 from kcl_pipeline.cli.doctor.permissions import selection_findings
-from kcl_pipeline.pipeline_arguments import select_function
+from kcl_pipeline.pipeline.arguments import select_function
 from kcl_pipeline.testing.clock import VirtualClock
 from tests.support.iam_world import (  # noqa: F401 (fixtures)
     Application,

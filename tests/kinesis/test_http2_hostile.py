@@ -23,9 +23,9 @@ from kcl_pipeline.kinesis.fan_out.http2_connections import (
     Http2Connections,
 )
 from kcl_pipeline.kinesis.fan_out.http2_exchange import Exchange
-from kcl_pipeline.local.http2 import Http2Connection
+from kcl_pipeline.local.http.http2 import Http2Connection
+from kcl_pipeline.local.http.messages import Request, Response
 from kcl_pipeline.local.kinesis.event_stream import event
-from kcl_pipeline.local.messages import Request, Response
 
 
 def exchange_of() -> tuple[Exchange, list[int]]:

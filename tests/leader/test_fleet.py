@@ -8,7 +8,7 @@ import pytest
 
 from kcl_pipeline.events import LeaseMoved, LeasesCreated
 from kcl_pipeline.leader.moves import how_to_move
-from kcl_pipeline.leases.lease import Lease
+from kcl_pipeline.leases.lease.values import Lease
 from kcl_pipeline.leases.tables import WorkerMetrics
 from kcl_pipeline.planning.state import Observation
 from kcl_pipeline.position import LATEST, SHARD_END, TRIM_HORIZON, Position

@@ -6,8 +6,8 @@ import pytest
 
 from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.events import LeaseDeleted, RecordsLost
-from kcl_pipeline.leader.former_streams import MIN_ANSWERS
-from kcl_pipeline.leader.selection import ASK_SECONDS
+from kcl_pipeline.leader.streams.former import MIN_ANSWERS
+from kcl_pipeline.leader.streams.selection import ASK_SECONDS
 from tests.leader.test_selection import SelectingWorld
 from tests.support.streams_world import StreamsWorld
 

@@ -6,8 +6,8 @@ import pytest
 
 from kcl_pipeline.errors import ThrottledError
 from kcl_pipeline.events import AwsTrouble, CycleFailed, LeaseMoved
-from kcl_pipeline.leases.control import NOTHING_WANTED, BalanceRequest, Pause
-from kcl_pipeline.leases.lease import Lease
+from kcl_pipeline.leases.application.control import NOTHING_WANTED, BalanceRequest, Pause
+from kcl_pipeline.leases.lease.values import Lease
 from kcl_pipeline.position import LATEST
 from kcl_pipeline.testing.tables import create_lease
 from tests.support.leader_world import World

@@ -10,8 +10,8 @@ from dataclasses import replace
 import pytest
 
 from kcl_pipeline.config import ConsumerSettings
-from kcl_pipeline.leader.liveness import Liveness
-from kcl_pipeline.leases.lease import Lease
+from kcl_pipeline.leader.liveness.liveness import Liveness
+from kcl_pipeline.leases.lease.values import Lease
 from kcl_pipeline.leases.tables import WorkerMetrics
 from kcl_pipeline.position import LATEST, SHARD_END
 

@@ -11,8 +11,8 @@ import pytest
 from kcl_pipeline.config import MAX_LOCK_DURATION_MILLIS, ConsumerSettings, LeaderSettings
 from kcl_pipeline.errors import UnavailableError
 from kcl_pipeline.events import LeaderElected, LeadershipLost, RowRejected
-from kcl_pipeline.leader.lock import LeaderElection
-from kcl_pipeline.leader.lock_times import lock_settings
+from kcl_pipeline.leader.election.lock import LeaderElection
+from kcl_pipeline.leader.election.times import lock_settings
 from kcl_pipeline.leases.tables import LeaderLock
 from kcl_pipeline.testing.clock import VirtualClock
 from kcl_pipeline.testing.tables import InMemoryCoordinatorStateTable

@@ -7,7 +7,7 @@ from random import Random
 import pytest
 
 from kcl_pipeline.config import LeaderSettings
-from kcl_pipeline.leader.lock import LeaderElection
+from kcl_pipeline.leader.election.lock import LeaderElection
 from kcl_pipeline.testing.clock import VirtualClock
 from kcl_pipeline.testing.tables import InMemoryCoordinatorStateTable
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from kcl_pipeline.config import ConsumerSettings
-from kcl_pipeline.leader.streams import Streams
-from kcl_pipeline.leases.application import ApplicationIdentity
-from kcl_pipeline.leases.recorded_stream import RecordedStream
+from kcl_pipeline.leader.streams.streams import Streams
+from kcl_pipeline.leases.application.identity import ApplicationIdentity
+from kcl_pipeline.leases.application.recorded_stream import RecordedStream
 from kcl_pipeline.testing.clock import VirtualClock
 from kcl_pipeline.testing.kinesis.client import InMemoryKinesis
 from kcl_pipeline.testing.kinesis.model import KinesisModel

@@ -6,7 +6,7 @@ import threading
 
 from kcl_pipeline import pipeline as pipelines
 from kcl_pipeline.aws import AwsClients
-from kcl_pipeline.aws_configs import LEADER_THREADS
+from kcl_pipeline.aws.configs import LEADER_THREADS
 from kcl_pipeline.delta.sink import DeltaSink
 
 

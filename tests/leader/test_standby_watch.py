@@ -7,10 +7,10 @@ import pytest
 from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.errors import UnavailableError
 from kcl_pipeline.events import AwsTrouble
-from kcl_pipeline.leader.liveness import Liveness
-from kcl_pipeline.leader.standby_watch import StandbyWatch
-from kcl_pipeline.leader.table_reads import TableReads
-from kcl_pipeline.leases.lease import Lease
+from kcl_pipeline.leader.liveness.liveness import Liveness
+from kcl_pipeline.leader.reads.standby import StandbyWatch
+from kcl_pipeline.leader.reads.tables import TableReads
+from kcl_pipeline.leases.lease.values import Lease
 from kcl_pipeline.leases.migration import ClientVersion
 from kcl_pipeline.leases.tables import WorkerMetrics
 from kcl_pipeline.position import LATEST

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from kcl_pipeline.config import ConsumerSettings
-from kcl_pipeline.leader.liveness import Liveness
-from kcl_pipeline.leases.lease import BadRow, Lease
+from kcl_pipeline.leader.liveness.liveness import Liveness
+from kcl_pipeline.leases.lease.values import BadRow, Lease
 from kcl_pipeline.leases.tables import WorkerMetrics
 from kcl_pipeline.position import LATEST
 

@@ -10,17 +10,17 @@ from dataclasses import replace
 import pytest
 
 from kcl_pipeline.errors import OtherApplicationError, UnavailableError, UnreadableRowError
-from kcl_pipeline.leases.application import (
+from kcl_pipeline.leases.application.identity import (
     ApplicationIdentity,
     application_from_text,
     application_text,
     contradiction,
     successor,
 )
-from kcl_pipeline.leases.application_check import check_application, ensure_application
-from kcl_pipeline.leases.lease import Lease
+from kcl_pipeline.leases.application.recorded_stream import RecordedStream
+from kcl_pipeline.leases.identity_check import check_application, ensure_application
+from kcl_pipeline.leases.lease.values import Lease
 from kcl_pipeline.leases.migration import ensure_client_version
-from kcl_pipeline.leases.recorded_stream import RecordedStream
 from kcl_pipeline.position import LATEST, SHARD_END, TRIM_HORIZON, Position
 from kcl_pipeline.shards import HashKeyRange, Shard, StreamId
 from kcl_pipeline.testing.tables import create_lease

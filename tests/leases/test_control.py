@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kcl_pipeline.leases.control import BalanceRequest, Pause
+from kcl_pipeline.leases.application.control import BalanceRequest, Pause
 from kcl_pipeline.leases.migration import ensure_client_version
 from kcl_pipeline.leases.tables import WorkerMetrics
 from tests.support.lease_tables import aws_fixture, client_fixture, tables_fixture  # noqa: F401

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kcl_pipeline.leases.distribution import COLUMNS, distribution
-from kcl_pipeline.leases.lease import Lease
+from kcl_pipeline.leases.lease.values import Lease
 from kcl_pipeline.position import SHARD_END, TRIM_HORIZON
 
 

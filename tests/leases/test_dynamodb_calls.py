@@ -15,8 +15,8 @@ from kcl_pipeline.errors import (
 from kcl_pipeline.leases.aws_errors import ConditionFailed, refused_condition
 from kcl_pipeline.leases.dynamodb.leases import lease_store
 from kcl_pipeline.leases.dynamodb.store import Expression
-from kcl_pipeline.leases.lease import Lease
-from kcl_pipeline.leases.lease_rows import LeaseRows
+from kcl_pipeline.leases.lease.rows import LeaseRows
+from kcl_pipeline.leases.lease.values import Lease
 from kcl_pipeline.leases.store import Absent, AbsentOrEquals, Changes, Equals, Present
 from kcl_pipeline.local.faults import FaultRule
 from kcl_pipeline.position import TRIM_HORIZON

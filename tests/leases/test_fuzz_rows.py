@@ -19,9 +19,9 @@ from kcl_pipeline.delta.sink import DeltaSink
 from kcl_pipeline.errors import AwsError, SettingsError, UnreadableRowError
 from kcl_pipeline.events import RowRejected
 from kcl_pipeline.leases.held import HeldLeases
-from kcl_pipeline.leases.lease import Lease
-from kcl_pipeline.leases.serialization import is_lease, lease_from_item
-from kcl_pipeline.leases.serialization_state import (
+from kcl_pipeline.leases.lease.serialization import is_lease, lease_from_item
+from kcl_pipeline.leases.lease.values import Lease
+from kcl_pipeline.leases.state.serialization import (
     is_worker,
     lock_from_item,
     migration_from_item,

@@ -4,7 +4,7 @@ import pytest
 
 from kcl_pipeline.errors import LeaseLostError, UnavailableError
 from kcl_pipeline.leases.held import INCARNATION_BITS, HeldLeases, pending_number
-from kcl_pipeline.leases.lease import Lease
+from kcl_pipeline.leases.lease.values import Lease
 from kcl_pipeline.position import TRIM_HORIZON, Position
 from tests.support.held_world import END, SETTINGS, World, world_fixture  # noqa: F401 (a fixture)
 

@@ -6,7 +6,7 @@ import pytest
 
 from kcl_pipeline.errors import UnavailableError, UnreadableRowError
 from kcl_pipeline.events import LossReason, RecordsLost
-from kcl_pipeline.leases.losses import (
+from kcl_pipeline.leases.application.losses import (
     MAX_LOSSES,
     MAX_TEXT,
     Loss,

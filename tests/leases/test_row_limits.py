@@ -10,13 +10,13 @@ from kcl_pipeline.config import LeaderSettings, LeaseSettings
 from kcl_pipeline.errors import UnreadableRowError
 from kcl_pipeline.leases.attributes import MAX_COUNTER, MAX_LONG, MAX_RELATED_SHARDS
 from kcl_pipeline.leases.held import HeldLeases, pending_number
-from kcl_pipeline.leases.lease import Lease
-from kcl_pipeline.leases.serialization import (
+from kcl_pipeline.leases.lease.serialization import (
     MAX_THROUGHPUT_KBPS,
     lease_from_item,
     lease_to_item,
 )
-from kcl_pipeline.leases.serialization_state import lock_from_item, worker_from_item
+from kcl_pipeline.leases.lease.values import Lease
+from kcl_pipeline.leases.state.serialization import lock_from_item, worker_from_item
 from kcl_pipeline.position import TRIM_HORIZON, Position
 from kcl_pipeline.text import printable
 from kcl_pipeline.worker.consumer import ShardConsumer

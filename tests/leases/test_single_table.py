@@ -10,11 +10,11 @@ from kcl_pipeline.errors import (
     SettingsError,
     UnavailableError,
 )
-from kcl_pipeline.leases.application import ApplicationIdentity
-from kcl_pipeline.leases.control import Control, Pause
+from kcl_pipeline.leases.application.control import Control, Pause
+from kcl_pipeline.leases.application.identity import ApplicationIdentity
 from kcl_pipeline.leases.dynamodb.deletion import deletions
 from kcl_pipeline.leases.dynamodb.opening import open_dynamodb
-from kcl_pipeline.leases.lease import Lease
+from kcl_pipeline.leases.lease.values import Lease
 from kcl_pipeline.leases.migration import ensure_client_version
 from kcl_pipeline.leases.tables import LeaderLock, WorkerMetrics
 from kcl_pipeline.position import TRIM_HORIZON

@@ -4,7 +4,7 @@ import pytest
 
 from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.errors import UnavailableError, UnreadableRowError
-from kcl_pipeline.leases.control import Control, Pause
+from kcl_pipeline.leases.application.control import Control, Pause
 from kcl_pipeline.leases.dynamodb.opening import open_dynamodb
 from kcl_pipeline.leases.migration import ensure_client_version
 from kcl_pipeline.leases.tables import LeaderLock, WorkerMetrics

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from kcl_pipeline.config import ConsumerSettings
-from kcl_pipeline.leases.application import ApplicationIdentity, ApplicationRecord
-from kcl_pipeline.leases.recorded_stream import InitialPositions, RecordedStream
-from kcl_pipeline.leases.unnamed_streams import streams_to_read, unnamed_streams
+from kcl_pipeline.leases.application.identity import ApplicationIdentity, ApplicationRecord
+from kcl_pipeline.leases.application.recorded_stream import InitialPositions, RecordedStream
+from kcl_pipeline.leases.application.unnamed_streams import streams_to_read, unnamed_streams
 from kcl_pipeline.shards import StreamId
 
 

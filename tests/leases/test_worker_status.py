@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from kcl_pipeline.leases.serialization import string
-from kcl_pipeline.leases.serialization_state import STATUS
-from kcl_pipeline.leases.tables import WorkerMetrics
-from kcl_pipeline.leases.worker_status import (
+from kcl_pipeline.leases.lease.serialization import string
+from kcl_pipeline.leases.state.serialization import STATUS
+from kcl_pipeline.leases.state.worker_status import (
     MAX_LAGS,
     MAX_PAUSED,
     MAX_STREAMS,
@@ -24,6 +23,7 @@ from kcl_pipeline.leases.worker_status import (
     status_of,
     status_text,
 )
+from kcl_pipeline.leases.tables import WorkerMetrics
 from kcl_pipeline.testing.tables import InMemoryWorkerMetricsTable
 from kcl_pipeline.version import __version__
 from tests.support.worker_world import World, numbered

@@ -11,7 +11,7 @@ import pytest
 from botocore.exceptions import ClientError
 
 from kcl_pipeline.local import EmbeddedAws
-from kcl_pipeline.local.gate import is_loopback
+from kcl_pipeline.local.http.gate import is_loopback
 
 
 def request(

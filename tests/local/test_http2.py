@@ -118,7 +118,7 @@ def test_without_the_extra_a_connection_is_closed(
 ) -> None:
     import sys  # noqa: PLC0415 (only here)
 
-    monkeypatch.setitem(sys.modules, "kcl_pipeline.local.http2", None)
+    monkeypatch.setitem(sys.modules, "kcl_pipeline.local.http.http2", None)
     with pytest.raises(Exception, match="Could not connect"):
         ask(aws, http2, "Kinesis_20131202.ListStreams")
     assert client(aws).list_streams()["StreamNames"] == ["s"]

@@ -10,7 +10,7 @@ import pytest
 from kcl_pipeline import AwsClients, ConsumerSettings, EmbeddedAws, SessionOptions
 from kcl_pipeline import events as ev
 from kcl_pipeline.clock import SystemClock
-from kcl_pipeline.config_metrics import MetricsSettings
+from kcl_pipeline.config.metrics import MetricsSettings
 from kcl_pipeline.metrics.exporters.cloudwatch import BATCH_SIZE, CloudWatchExporter
 from kcl_pipeline.metrics.feed import MetricsFeed
 from kcl_pipeline.metrics.instruments.catalogue import INSTRUMENTS

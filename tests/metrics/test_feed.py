@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kcl_pipeline import events as ev
-from kcl_pipeline.config_metrics import MetricsSettings
+from kcl_pipeline.config.metrics import MetricsSettings
 from kcl_pipeline.metrics import feed as feed_module
 from kcl_pipeline.metrics.feed import MAX_TEXTS, Dimensions, MetricsFeed
 from kcl_pipeline.metrics.instruments.conversion import observations

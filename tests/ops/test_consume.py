@@ -17,9 +17,9 @@ import dagster as dg
 import pytest
 from dagster import DagsterRunStatus as S
 
-from kcl_pipeline.assets.health import PAUSED_ADVICE
+from kcl_pipeline.assets.checks.health import PAUSED_ADVICE
 from kcl_pipeline.assets.names import Names
-from kcl_pipeline.assets.runs import RunView
+from kcl_pipeline.assets.runs.runs import RunView
 from kcl_pipeline.clock import SystemClock
 from kcl_pipeline.definitions import build_definitions
 from kcl_pipeline.errors import SinkError

@@ -7,8 +7,8 @@ import pytest
 
 from kcl_pipeline import DeltaSink, KinesisPipeline
 from kcl_pipeline.assets.names import python_name
-from kcl_pipeline.leases.application import ApplicationIdentity
-from kcl_pipeline.leases.application_check import ensure_application
+from kcl_pipeline.leases.application.identity import ApplicationIdentity
+from kcl_pipeline.leases.identity_check import ensure_application
 from kcl_pipeline.position import LATEST, TRIM_HORIZON
 from tests.support.cli_fleet import build_fleet
 

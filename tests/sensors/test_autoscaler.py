@@ -7,8 +7,8 @@ from dagster import DagsterRunStatus as S
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kcl_pipeline.assets.runs import ACTIVE, RunView
-from kcl_pipeline.sensors.autoscaler import (
+from kcl_pipeline.assets.runs.runs import ACTIVE, RunView
+from kcl_pipeline.sensors.scaling.autoscaler import (
     LONGEST_BACKOFF_SECONDS,
     SCALE_COOLDOWN_SECONDS,
     SCALE_DOWN_AFTER_SECONDS,

@@ -12,12 +12,12 @@ from xml.etree import ElementTree as ET
 import dagster as dg
 import pytest
 
-from kcl_pipeline.leases.worker_status import WorkerStatus
+from kcl_pipeline.leases.state.worker_status import WorkerStatus
 from kcl_pipeline.planning.explain import explain
 from kcl_pipeline.planning.model import LeaseState, Move, Plan, PlanInput, PlanLimits, WorkerState
 from kcl_pipeline.position import SHARD_END
-from kcl_pipeline.sensors.figures import drawing, report
-from kcl_pipeline.sensors.figures.lag import (
+from kcl_pipeline.sensors.reports.figures import drawing, report
+from kcl_pipeline.sensors.reports.figures.lag import (
     MAX_POINTS,
     NO_LAG,
     SAMPLE_SECONDS,
@@ -25,9 +25,14 @@ from kcl_pipeline.sensors.figures.lag import (
     LagHistory,
     draw_lag,
 )
-from kcl_pipeline.sensors.figures.load import MAX_BARS, draw_load
-from kcl_pipeline.sensors.figures.report import FIGURES_SECONDS, FIRST_SECONDS, Figures
-from kcl_pipeline.sensors.figures.shards import MAX_SHARDS, boxes, draw_shards, stream_to_draw
+from kcl_pipeline.sensors.reports.figures.load import MAX_BARS, draw_load
+from kcl_pipeline.sensors.reports.figures.report import FIGURES_SECONDS, FIRST_SECONDS, Figures
+from kcl_pipeline.sensors.reports.figures.shards import (
+    MAX_SHARDS,
+    boxes,
+    draw_shards,
+    stream_to_draw,
+)
 from kcl_pipeline.shards import HashKeyRange
 from tests.support.dagster_fakes import FakeCycle, FakePipeline, leases, led, worker
 from tests.support.sensor_stage import (  # noqa: F401 (fixtures)

@@ -12,10 +12,10 @@ from kcl_pipeline.assets.names import Names
 from kcl_pipeline.definitions import build_definitions
 from kcl_pipeline.events import LeaderElected, LossReason, PlanMade, RecordsLost
 from kcl_pipeline.leader.report import CycleReport
-from kcl_pipeline.leases.lease import BadRow
-from kcl_pipeline.leases.losses import Loss, change_losses
+from kcl_pipeline.leases.application.losses import Loss, change_losses
+from kcl_pipeline.leases.lease.values import BadRow
 from kcl_pipeline.leases.migration import ensure_client_version
-from kcl_pipeline.leases.worker_status import PausedLease, UnavailableStream, WorkerStatus
+from kcl_pipeline.leases.state.worker_status import PausedLease, UnavailableStream, WorkerStatus
 from kcl_pipeline.planning.model import Move, Plan
 from kcl_pipeline.position import Position
 from kcl_pipeline.sensors.leader import owner_name

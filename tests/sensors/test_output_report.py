@@ -9,16 +9,16 @@ from dataclasses import replace
 import dagster as dg
 import pytest
 
-from kcl_pipeline.assets.runs import worker_id_of
-from kcl_pipeline.leases.tables import WorkerMetrics
-from kcl_pipeline.leases.worker_status import (
+from kcl_pipeline.assets.runs.runs import worker_id_of
+from kcl_pipeline.leases.state.worker_status import (
     LeaseLag,
     WorkerStatus,
     WorkerTotals,
     furthest_behind,
     other_lags,
 )
-from kcl_pipeline.sensors.output_report import (
+from kcl_pipeline.leases.tables import WorkerMetrics
+from kcl_pipeline.sensors.reports.output import (
     FleetTotals,
     lag_percentiles,
     output_event,

@@ -6,10 +6,10 @@ import dagster as dg
 import pytest
 from dagster import DagsterRunStatus as S
 
-from kcl_pipeline.assets.runs import RunView, silence_limit_seconds
+from kcl_pipeline.assets.runs.runs import RunView, silence_limit_seconds
 from kcl_pipeline.config import ConsumerSettings
-from kcl_pipeline.leases.lease import BadRow
-from kcl_pipeline.sensors.reconcile import (
+from kcl_pipeline.leases.lease.values import BadRow
+from kcl_pipeline.sensors.scaling.reconcile import (
     MISSING_ROW_SECONDS,
     STUCK_CANCELING_SECONDS,
     Finding,

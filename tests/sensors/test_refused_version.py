@@ -7,12 +7,12 @@ from dataclasses import replace as changed
 import dagster as dg
 from dagster import DagsterRunStatus as S
 
+from kcl_pipeline.assets.checks.worker_runs import outdated_runs
 from kcl_pipeline.assets.names import REFUSED_TAG
-from kcl_pipeline.assets.runs import RunView
-from kcl_pipeline.assets.worker_runs import outdated_runs
-from kcl_pipeline.leases.worker_status import PausedLease, WorkerStatus, WorkerTotals
-from kcl_pipeline.sensors.reconcile import Heartbeats
-from kcl_pipeline.sensors.replacement import (
+from kcl_pipeline.assets.runs.runs import RunView
+from kcl_pipeline.leases.state.worker_status import PausedLease, WorkerStatus, WorkerTotals
+from kcl_pipeline.sensors.scaling.reconcile import Heartbeats
+from kcl_pipeline.sensors.scaling.replacement import (
     COMMITTED_SECONDS,
     Replacement,
     WorkerRowsView,

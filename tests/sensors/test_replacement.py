@@ -10,11 +10,11 @@ from dagster import DagsterRunStatus as S
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kcl_pipeline.assets.runs import ACTIVE, RunView
-from kcl_pipeline.assets.worker_runs import NEW_FAILURE_SECONDS, new_failures, outdated_runs
-from kcl_pipeline.leases.worker_status import HungState, WorkerStatus
-from kcl_pipeline.sensors.reconcile import Heartbeats
-from kcl_pipeline.sensors.replacement import (
+from kcl_pipeline.assets.checks.worker_runs import NEW_FAILURE_SECONDS, new_failures, outdated_runs
+from kcl_pipeline.assets.runs.runs import ACTIVE, RunView
+from kcl_pipeline.leases.state.worker_status import HungState, WorkerStatus
+from kcl_pipeline.sensors.scaling.reconcile import Heartbeats
+from kcl_pipeline.sensors.scaling.replacement import (
     Replacement,
     WorkerRowsView,
     replace,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from dagster import DagsterRunStatus as S
 
-from kcl_pipeline.assets.run_queue import Places, observe_places, places_problem
+from kcl_pipeline.assets.runs.queue import Places, observe_places, places_problem
 from tests.sensors.test_run_queue import TAGS, evaluation, queued_instance
 from tests.support.dagster_fakes import FakeFleet, FakePipeline
 from tests.support.replaced_fleet import Fleet

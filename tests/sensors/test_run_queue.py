@@ -11,14 +11,14 @@ from dagster._core.storage.dagster_run import IN_PROGRESS_RUN_STATUSES
 from dagster._utils.tags import TagConcurrencyLimitsCounter
 
 from kcl_pipeline.assets.names import Names
-from kcl_pipeline.assets.run_queue import (
+from kcl_pipeline.assets.runs.queue import (
     IN_PROGRESS,
     QueueView,
     TagLimit,
     observe_queue,
     queue_problem,
 )
-from kcl_pipeline.assets.runs import RunView
+from kcl_pipeline.assets.runs.runs import RunView
 from kcl_pipeline.definitions import build_definitions
 from tests.support.dagster_fakes import FakeFleet, FakePipeline, resources
 from tests.support.sensor_stage import (  # noqa: F401 (fixtures)

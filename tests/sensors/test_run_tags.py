@@ -15,7 +15,7 @@ from kcl_pipeline.assets.names import Names
 from kcl_pipeline.assets.pipeline_version import pipeline_version
 from kcl_pipeline.definitions import build_definitions
 from kcl_pipeline.errors import SettingsError
-from kcl_pipeline.pipeline_arguments import Fleet
+from kcl_pipeline.pipeline.arguments import Fleet
 from tests.support.dagster_fakes import FakeFleet, FakePipeline
 from tests.support.sensor_stage import (  # noqa: F401 (fixtures)
     Stage,

@@ -7,10 +7,10 @@ import json
 import pytest
 from dagster import DagsterRunStatus as S
 
-from kcl_pipeline.assets.runs import RunView
+from kcl_pipeline.assets.runs.runs import RunView
 from kcl_pipeline.leader.report import CycleReport
 from kcl_pipeline.planning.model import Move, Plan
-from kcl_pipeline.sensors.autoscaler import AutoscalerMemory, ScalingDecision
+from kcl_pipeline.sensors.scaling.autoscaler import AutoscalerMemory, ScalingDecision
 from kcl_pipeline.sensors.sentence import LeaderSince, cursor_text, leading_text, runs_text
 from tests.support.dagster_fakes import FakeCycle, FakePipeline, leases, led, worker
 from tests.support.sensor_stage import (  # noqa: F401 (fixtures)

@@ -7,9 +7,9 @@ from dagster import DagsterRunStatus as S
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kcl_pipeline.assets.runs import ACTIVE, RunView
+from kcl_pipeline.assets.runs.runs import ACTIVE, RunView
 from kcl_pipeline.position import SHARD_END
-from kcl_pipeline.sensors.autoscaler import (
+from kcl_pipeline.sensors.scaling.autoscaler import (
     FEWER_SHARDS_AFTER_SECONDS,
     AutoscalerMemory,
     decide,

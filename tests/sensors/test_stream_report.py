@@ -7,10 +7,10 @@ from dataclasses import replace
 import dagster as dg
 
 from kcl_pipeline.definitions import build_definitions
-from kcl_pipeline.leases.application import ApplicationIdentity
+from kcl_pipeline.leases.application.identity import ApplicationIdentity
+from kcl_pipeline.leases.application.recorded_stream import RecordedStream
 from kcl_pipeline.leases.migration import ensure_client_version
-from kcl_pipeline.leases.recorded_stream import RecordedStream
-from kcl_pipeline.leases.worker_status import StreamLag, UnavailableStream, WorkerStatus
+from kcl_pipeline.leases.state.worker_status import StreamLag, UnavailableStream, WorkerStatus
 from tests.support.dagster_fakes import FakeCycle, FakePipeline, leases, led, worker
 from tests.support.sensor_stage import (  # noqa: F401 (fixtures)
     Stage,

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 from dagster import DagsterRunStatus as S
 
-from kcl_pipeline.assets.runs import RunView
-from kcl_pipeline.leases.worker_status import (
+from kcl_pipeline.assets.runs.runs import RunView
+from kcl_pipeline.leases.state.worker_status import (
     HungState,
     LeaseLag,
     PausedLease,
@@ -17,7 +17,7 @@ from kcl_pipeline.leases.worker_status import (
 )
 from kcl_pipeline.planning.model import Move, Plan
 from kcl_pipeline.position import Position
-from kcl_pipeline.sensors.tables import (
+from kcl_pipeline.sensors.reports.tables import (
     MAX_MOVES,
     CheckpointAges,
     MoveLog,

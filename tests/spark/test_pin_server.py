@@ -19,9 +19,9 @@ from kcl_pipeline.kinesis.ranges import FetchedShard
 from kcl_pipeline.kinesis.reader import Resume
 from kcl_pipeline.position import TRIM_HORIZON, Position
 from kcl_pipeline.shards import MAX_HASH_KEY, ChildShard, HashKeyRange
-from kcl_pipeline.spark import pin_server
-from kcl_pipeline.spark.pin_server import PinServer
-from kcl_pipeline.spark.pins import FETCHED, PinAddress, Pins
+from kcl_pipeline.spark.pins import server as pin_server
+from kcl_pipeline.spark.pins.pins import FETCHED, PinAddress, Pins
+from kcl_pipeline.spark.pins.server import PinServer
 
 FIRST = FetchedShard(
     "k",
@@ -226,7 +226,7 @@ def test_many_connections_that_say_nothing_keep_no_task_out(
 
 def test_the_number_of_tasks_is_bounded(server: PinServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pin_server, "MAX_CONNECTIONS", 2)
-    monkeypatch.setattr("kcl_pipeline.spark.pins._RETRY_SECONDS", 0.01)
+    monkeypatch.setattr("kcl_pipeline.spark.pins.pins._RETRY_SECONDS", 0.01)
     with Pins(server.address, "job") as one, Pins(server.address, "job") as two:
         with pytest.raises(SinkError, match="cannot reach"):
             Pins(server.address, "job")
@@ -242,7 +242,7 @@ def test_the_number_of_tasks_is_bounded(server: PinServer, monkeypatch: pytest.M
 def test_a_task_tries_again_when_it_is_cut_off_before_the_token_counts(
     server: PinServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kcl_pipeline.spark.pins._RETRY_SECONDS", 0.01)
+    monkeypatch.setattr("kcl_pipeline.spark.pins.pins._RETRY_SECONDS", 0.01)
     admit, refused = server.admit, []
 
     def admit_third(connection: socket.socket) -> bool:

@@ -15,9 +15,9 @@ from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.sql import functions as f
 
 from kcl_pipeline.errors import SinkError, TransformFailedError
-from kcl_pipeline.spark import outcomes, probes
-from kcl_pipeline.spark.job_errors import classified
-from kcl_pipeline.spark.probes import SparkProbe, _Job
+from kcl_pipeline.spark.failures import outcomes, probes
+from kcl_pipeline.spark.failures.job_errors import classified
+from kcl_pipeline.spark.failures.probes import SparkProbe, _Job
 from kcl_pipeline.spark.writer import SparkBatchWriter, transformed
 from tests.spark.test_writer import batch, records
 

@@ -16,8 +16,8 @@ from deltalake import DeltaTable
 from moto.server import ThreadedMotoServer
 
 from kcl_pipeline.batch import Batch, CommitEntry, CommitOutcome, ShardRange, TxnVersions
-from kcl_pipeline.delta.announcements import FOLDER, Claim
 from kcl_pipeline.delta.arrow_writer import ArrowBatchWriter
+from kcl_pipeline.delta.commits.announcements import FOLDER, Claim
 from kcl_pipeline.delta.maintenance import Compacted, compact, vacuum
 from kcl_pipeline.delta.storage.storage import open_storage
 from kcl_pipeline.errors import SettingsError, SinkError, TransformFailedError

@@ -12,7 +12,7 @@ from pyspark.sql.functions import udf
 
 from kcl_pipeline.delta.arrow_writer import ArrowBatchWriter
 from kcl_pipeline.errors import SinkError, TransformFailedError
-from kcl_pipeline.spark.job_errors import classified
+from kcl_pipeline.spark.failures.job_errors import classified
 from kcl_pipeline.spark.writer import SparkBatchWriter
 from tests.support.spark_batches import batch, spark_writer
 

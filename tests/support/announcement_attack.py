@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from kcl_pipeline.batch import CommitEntry, CommitOutcome, TxnVersions
-from kcl_pipeline.delta.announcements import (
+from kcl_pipeline.delta.commits.announcements import (
     FOLDER,
     Claim,
 )

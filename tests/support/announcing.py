@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kcl_pipeline.batch import DataFile
-from kcl_pipeline.delta.announcements import Claim, PreparedBatch
+from kcl_pipeline.delta.commits.announcements import Claim, PreparedBatch
 from kcl_pipeline.delta.sink import DeltaCommitter
 
 

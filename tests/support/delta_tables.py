@@ -15,7 +15,7 @@ from deltalake import DeltaTable
 from kcl_pipeline.batch import Batch, Written
 from kcl_pipeline.clock import StopSignal
 from kcl_pipeline.delta.arrow_writer import ArrowBatchWriter
-from kcl_pipeline.delta.dead_letters import DeadLetterTable
+from kcl_pipeline.delta.dead_letters.writer import DeadLetterTable
 from kcl_pipeline.delta.sink import DeltaCommitter, DeltaSink
 
 

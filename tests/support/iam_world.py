@@ -16,7 +16,7 @@ from kcl_pipeline.clock import SystemClock
 from kcl_pipeline.delta.sink import DeltaSink
 from kcl_pipeline.events import AwsTrouble, CycleFailed
 from kcl_pipeline.leader.report import CycleReport
-from kcl_pipeline.leases.lease import Lease
+from kcl_pipeline.leases.lease.values import Lease
 from kcl_pipeline.leases.tables import LeaderLock, WorkerMetrics
 from kcl_pipeline.local import EmbeddedAws
 from kcl_pipeline.local.faults import Fault

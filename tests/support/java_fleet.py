@@ -10,7 +10,7 @@ from random import Random
 
 from kcl_pipeline.events import ClientVersionChanged
 from kcl_pipeline.leader.taking import LeaseTaker
-from kcl_pipeline.leases.lease import Lease
+from kcl_pipeline.leases.lease.values import Lease
 from kcl_pipeline.leases.tables import WorkerMetrics
 from kcl_pipeline.position import TRIM_HORIZON
 from kcl_pipeline.testing.tables import create_lease

@@ -6,16 +6,16 @@ from collections.abc import Iterator
 import boto3
 import pytest
 
-from kcl_pipeline.aws_configs import dynamodb_config
+from kcl_pipeline.aws.configs import dynamodb_config
 from kcl_pipeline.config import ConsumerSettings, LeaseSettings, TableSettings
 from kcl_pipeline.errors import UnavailableError
-from kcl_pipeline.leases.coordinator_rows import CoordinatorRows
 from kcl_pipeline.leases.dynamodb.leases import lease_store
 from kcl_pipeline.leases.dynamodb.schema import TableShape
 from kcl_pipeline.leases.dynamodb.store import DynamoDbStore
-from kcl_pipeline.leases.lease import Lease
-from kcl_pipeline.leases.lease_rows import LeaseRows
-from kcl_pipeline.leases.worker_rows import WorkerRows
+from kcl_pipeline.leases.lease.rows import LeaseRows
+from kcl_pipeline.leases.lease.values import Lease
+from kcl_pipeline.leases.state.coordinator_rows import CoordinatorRows
+from kcl_pipeline.leases.state.worker_rows import WorkerRows
 from kcl_pipeline.local.faults import FaultRule
 from kcl_pipeline.local.server import EmbeddedAws
 from kcl_pipeline.position import TRIM_HORIZON, Position

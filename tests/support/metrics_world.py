@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from kcl_pipeline import events as ev
-from kcl_pipeline.config_metrics import MetricsSettings
+from kcl_pipeline.config.metrics import MetricsSettings
 from kcl_pipeline.metrics.exporters.exporter import Exporter
 from kcl_pipeline.metrics.feed import MetricsFeed
 from kcl_pipeline.testing.clock import VirtualClock

@@ -12,7 +12,7 @@ from kcl_pipeline.config import RetrievalSettings
 from kcl_pipeline.events import Event
 from kcl_pipeline.kinesis.client import Chunk
 from kcl_pipeline.kinesis.decode.bodies import records_table
-from kcl_pipeline.kinesis.prefetch import Prefetcher
+from kcl_pipeline.kinesis.prefetch.prefetcher import Prefetcher
 from kcl_pipeline.kinesis.sizes import payload_bytes
 from kcl_pipeline.position import Position
 from kcl_pipeline.testing.clock import VirtualClock

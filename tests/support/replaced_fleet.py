@@ -11,8 +11,8 @@ from dagster import DagsterRunStatus as S
 
 from kcl_pipeline.assets.names import REFUSED_TAG
 from kcl_pipeline.assets.pipeline_version import pipeline_version
-from kcl_pipeline.assets.runs import ACTIVE
-from kcl_pipeline.leases.worker_status import PausedLease, WorkerStatus
+from kcl_pipeline.assets.runs.runs import ACTIVE
+from kcl_pipeline.leases.state.worker_status import PausedLease, WorkerStatus
 from tests.support.dagster_fakes import FakeFleet, FakePipeline, worker
 from tests.support.sensor_stage import Stage
 

@@ -16,10 +16,10 @@ from kcl_pipeline.batch import (
     Written,
 )
 from kcl_pipeline.errors import SinkError
-from kcl_pipeline.leases import lease_rows
 from kcl_pipeline.leases.held import CheckpointWrite, Held, HeldLeases
-from kcl_pipeline.leases.lease import Lease
-from kcl_pipeline.leases.lease_rows import LeaseRows
+from kcl_pipeline.leases.lease import rows as lease_rows
+from kcl_pipeline.leases.lease.rows import LeaseRows
+from kcl_pipeline.leases.lease.values import Lease
 from kcl_pipeline.position import Position
 from kcl_pipeline.testing.tables import create_lease
 from kcl_pipeline.worker.commit.two_phase import TwoPhaseCommit

@@ -13,8 +13,8 @@ import sys
 import pytest
 
 from kcl_pipeline.kinesis.decode.kpl import deaggregate
-from kcl_pipeline.leases import lease_rows
-from kcl_pipeline.leases.lease_rows import LeaseRows
+from kcl_pipeline.leases.lease import rows as lease_rows
+from kcl_pipeline.leases.lease.rows import LeaseRows
 from kcl_pipeline.testing.clock import VirtualClock
 from kcl_pipeline.testing.kinesis.client import InMemoryKinesis
 from verification.simulation import StormOptions, simulate

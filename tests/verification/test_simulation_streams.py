@@ -9,7 +9,7 @@ import pytest
 
 from kcl_pipeline.batch import DataFile
 from kcl_pipeline.leader.cleaning import Cleaning
-from kcl_pipeline.leases.lease import Lease
+from kcl_pipeline.leases.lease.values import Lease
 from kcl_pipeline.position import TRIM_HORIZON, Position
 from kcl_pipeline.testing.clock import VirtualClock
 from kcl_pipeline.testing.sink import LogEntry

@@ -8,8 +8,8 @@ import pytest
 
 from kcl_pipeline.errors import OtherApplicationError, ThrottledError, UnreadableRowError
 from kcl_pipeline.events import AwsTrouble, LeaseLost, WorkerIdShared
-from kcl_pipeline.leases.application import ApplicationIdentity
-from kcl_pipeline.leases.lease import Lease
+from kcl_pipeline.leases.application.identity import ApplicationIdentity
+from kcl_pipeline.leases.lease.values import Lease
 from kcl_pipeline.position import TRIM_HORIZON
 from kcl_pipeline.testing.tables import create_lease
 from kcl_pipeline.worker.worker import Worker

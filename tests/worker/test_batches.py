@@ -9,8 +9,8 @@ import pyarrow as pa
 from kcl_pipeline.batch import Batch, ShardRange
 from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.kinesis.client import RECORD_SCHEMA, Chunk
-from kcl_pipeline.leases.lease import Lease
-from kcl_pipeline.leases.recorded_stream import RecordedStream
+from kcl_pipeline.leases.application.recorded_stream import RecordedStream
+from kcl_pipeline.leases.lease.values import Lease
 from kcl_pipeline.position import TRIM_HORIZON, Position
 from kcl_pipeline.shards import StreamId
 from kcl_pipeline.worker.batches import records_of, without

@@ -6,7 +6,7 @@ import pytest
 
 from kcl_pipeline.errors import AccessDeniedError
 from kcl_pipeline.events import AwsTrouble, RowRejected
-from kcl_pipeline.worker.drain import LOOK_SECONDS, UNREADABLE_LIMIT_SECONDS
+from kcl_pipeline.worker.stopping.drain import LOOK_SECONDS, UNREADABLE_LIMIT_SECONDS
 from tests.support.worker_world import World
 
 

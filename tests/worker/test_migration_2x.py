@@ -6,7 +6,7 @@ import pytest
 
 from kcl_pipeline.errors import InvalidRequestError, NotFoundError
 from kcl_pipeline.events import LeaseMoved
-from kcl_pipeline.leader import client_version
+from kcl_pipeline.leader.migration import client_version
 from kcl_pipeline.leases import migration
 from tests.support.java_fleet import COMPATIBLE, ROLLBACK, UPGRADE, V2, V3, Mixed
 from tests.support.worker_world import numbered

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kcl_pipeline.leases.lease import Lease
+from kcl_pipeline.leases.lease.values import Lease
 from kcl_pipeline.position import SHARD_END, TRIM_HORIZON
 from kcl_pipeline.testing.tables import create_lease
 from tests.support.worker_world import World, numbered

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kcl_pipeline.leases.lease import Lease
+from kcl_pipeline.leases.lease.values import Lease
 from kcl_pipeline.leases.tables import LeaderLock, WorkerMetrics
 from kcl_pipeline.position import LATEST
 from kcl_pipeline.testing.tables import create_lease

@@ -9,7 +9,7 @@ import pytest
 from kcl_pipeline.background import Background
 from kcl_pipeline.errors import ThrottledError
 from kcl_pipeline.events import AwsTrouble
-from kcl_pipeline.worker.leaving import LEAVE_SECONDS
+from kcl_pipeline.worker.stopping.leaving import LEAVE_SECONDS
 from kcl_pipeline.worker.summary import StopReason
 from tests.support.worker_world import World, numbered
 

@@ -9,11 +9,11 @@ from concurrent.futures import wait
 
 import pytest
 
-from kcl_pipeline.aws_configs import MIN_TIMEOUT_SECONDS, dynamodb_config
+from kcl_pipeline.aws.configs import MIN_TIMEOUT_SECONDS, dynamodb_config
 from kcl_pipeline.clock import SystemClock
 from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.events import AwsTrouble, ShardStalled
-from kcl_pipeline.leases.lease import Lease
+from kcl_pipeline.leases.lease.values import Lease
 from kcl_pipeline.position import AT_TIMESTAMP, TRIM_HORIZON
 from kcl_pipeline.testing.tables import create_lease
 from kcl_pipeline.worker import threads

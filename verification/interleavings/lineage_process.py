@@ -13,7 +13,7 @@ from kcl_pipeline.clock import StopSignal
 from kcl_pipeline.config import ConsumerSettings, InitialPosition
 from kcl_pipeline.kinesis.client import NO_RECORDS, KinesisClient
 from kcl_pipeline.leases.held import HeldLeases
-from kcl_pipeline.leases.lease import Lease
+from kcl_pipeline.leases.lease.values import Lease
 from kcl_pipeline.position import TRIM_HORIZON, Position
 from kcl_pipeline.shards import ChildShard, HashKeyRange, Shard, StreamId
 from kcl_pipeline.worker.batch_runner import CommitSteps

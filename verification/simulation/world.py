@@ -23,7 +23,7 @@ from kcl_pipeline.events import (
     WorkerStarted,
 )
 from kcl_pipeline.kinesis.ranges import RangeReader
-from kcl_pipeline.leader.table_reads import LEASES_PER_PROBE
+from kcl_pipeline.leader.reads.tables import LEASES_PER_PROBE
 from kcl_pipeline.testing.range_jobs import InlineRangeJobs
 from kcl_pipeline.testing.row_store import MemoryStore
 from kcl_pipeline.testing.sink import MemoryBatchWriter

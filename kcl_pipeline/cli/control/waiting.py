@@ -17,7 +17,7 @@ from kcl_pipeline.worker.summary import StopReason, WorkerSummary
 
 if TYPE_CHECKING:
     from kcl_pipeline.clock import Clock, StopSignal
-    from kcl_pipeline.leases.control import Pause
+    from kcl_pipeline.leases.application.control import Pause
     from kcl_pipeline.pipeline import KinesisPipeline
 
 POLL_SECONDS: Final = 2.0

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from kcl_pipeline.cli.doctor.finding import Finding, ok, problem, warning
 from kcl_pipeline.errors import OtherApplicationError, UnreadableRowError
-from kcl_pipeline.leases.application import ApplicationIdentity, successor
+from kcl_pipeline.leases.application.identity import ApplicationIdentity, successor
 
 if TYPE_CHECKING:
     from kcl_pipeline.config import ConsumerSettings

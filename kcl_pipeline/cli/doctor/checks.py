@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from mypy_boto3_dynamodb import DynamoDBClient
 
     from kcl_pipeline.kinesis.client import KinesisClient
-    from kcl_pipeline.leases.lease import BadRow, Lease
+    from kcl_pipeline.leases.lease.values import BadRow, Lease
     from kcl_pipeline.leases.tables import CoordinatorStateTable, WorkerMetrics
     from kcl_pipeline.shards import StreamId
 

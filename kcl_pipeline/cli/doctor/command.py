@@ -13,9 +13,9 @@ import typer
 from rich.text import Text
 
 from kcl_pipeline.cli import show
-from kcl_pipeline.cli.dead_letters import dead_letter_table
 from kcl_pipeline.cli.doctor.finding import Finding, Level, ok, problem, unknown
 from kcl_pipeline.cli.exit_codes import FAILED
+from kcl_pipeline.cli.inspection.dead_letters import dead_letter_table
 from kcl_pipeline.cli.target import (
     Application,
     AsJson,
@@ -142,7 +142,7 @@ def _dead_letters(app: Target, table: tuple[str, Mapping[str, str]] | None) -> I
 def _dagster(app: Target, pipeline: Any) -> Iterator[Finding]:
     """Check the Dagster instance. The code of a pipeline has loaded Dagster already."""
     from kcl_pipeline.assets.names import Names  # noqa: PLC0415 (see above)
-    from kcl_pipeline.assets.run_queue import tag_limits_of  # noqa: PLC0415 (likewise)
+    from kcl_pipeline.assets.runs.queue import tag_limits_of  # noqa: PLC0415 (likewise)
     from kcl_pipeline.cli.doctor.dagster_instance import (  # noqa: PLC0415 (likewise)
         check_instance,
         longest_stop_seconds,
@@ -267,7 +267,9 @@ def _streams(app: Target) -> Generator[Finding, None, list[StreamId]]:
 def _recorded_streams(app: Target) -> Iterator[Finding]:
     """Check streams that other workers have recorded, because every worker reads every lease."""
     from kcl_pipeline.cli.doctor.permissions import stream_findings  # noqa: PLC0415 (likewise)
-    from kcl_pipeline.leases.unnamed_streams import streams_to_read  # noqa: PLC0415 (likewise)
+    from kcl_pipeline.leases.application.unnamed_streams import (  # noqa: PLC0415 (likewise)
+        streams_to_read,
+    )
 
     own, multi_stream = app.settings.streams, app.settings.is_multi_stream
     record = app.tables.coordinator.read_application() if multi_stream else None

@@ -46,7 +46,7 @@ class Grace:
 def longest_stop_seconds(fetch_threads: int) -> float:
     """Return how long a stop takes at most, without the batch in progress."""
     # Loaded here: `doctor -a` does not need the worker.
-    from kcl_pipeline.worker.leaving import LEAVE_SECONDS  # noqa: PLC0415
+    from kcl_pipeline.worker.stopping.leaving import LEAVE_SECONDS  # noqa: PLC0415
     from kcl_pipeline.worker.worker import JOIN_SECONDS  # noqa: PLC0415 (likewise)
 
     return (2 + fetch_threads) * JOIN_SECONDS + LEAVE_SECONDS

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from kcl_pipeline.cli.doctor.finding import Finding, ok, problem, warning
 from kcl_pipeline.clock import Clock
-from kcl_pipeline.delta.replayed import count_dead_letters
+from kcl_pipeline.delta.dead_letters.replayed import count_dead_letters
 from kcl_pipeline.errors import KclError
 
 _SUBJECT = "dead letters"

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 from kcl_pipeline.cli.doctor.finding import Finding, ok, problem
 from kcl_pipeline.errors import UnreadableRowError
-from kcl_pipeline.leases.losses import Loss, LossLog, time_text
+from kcl_pipeline.leases.application.losses import Loss, LossLog, time_text
 from kcl_pipeline.text import counted, printable
 
 if TYPE_CHECKING:
-    from kcl_pipeline.leases.losses import LossTable
+    from kcl_pipeline.leases.application.losses import LossTable
 
 _SUBJECT = "lost records"
 _SHOWN = 3

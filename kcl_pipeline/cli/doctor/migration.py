@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from kcl_pipeline.cli.doctor.finding import Finding, ok, problem, warning
 from kcl_pipeline.errors import KclError, UnreadableRowError
-from kcl_pipeline.leader.client_version import READY_SECONDS
+from kcl_pipeline.leader.migration.client_version import READY_SECONDS
 from kcl_pipeline.leases.layout.migration_row import MigrationStatus
 from kcl_pipeline.leases.layout.migrator import ACTIVE_SECONDS, INIT_SECONDS
 from kcl_pipeline.leases.migration import (
@@ -22,7 +22,7 @@ from kcl_pipeline.leases.migration import (
 if TYPE_CHECKING:
     from kcl_pipeline.leases.layout.layout import Layout
     from kcl_pipeline.leases.layout.migration_row import TableMigration
-    from kcl_pipeline.leases.lease import Lease
+    from kcl_pipeline.leases.lease.values import Lease
     from kcl_pipeline.leases.tables import CoordinatorStateTable, WorkerMetrics
 
 TOOL: Final = "KclMigrationTool.py of the Java KCL"

@@ -7,15 +7,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from kcl_pipeline.cli.leader import describe
-from kcl_pipeline.cli.leases import Lags, Paused, paused_leases, state
-from kcl_pipeline.cli.workers import newest, states
-from kcl_pipeline.leases.state import UnreadableLock
-from kcl_pipeline.leases.worker_status import WorkerStatus
+from kcl_pipeline.cli.inspection.leader import describe
+from kcl_pipeline.cli.inspection.leases import Lags, Paused, paused_leases, state
+from kcl_pipeline.cli.inspection.workers import newest, states
+from kcl_pipeline.leases.state.values import UnreadableLock
+from kcl_pipeline.leases.state.worker_status import WorkerStatus
 
 if TYPE_CHECKING:
     from kcl_pipeline.cli.target import Target
-    from kcl_pipeline.leases.lease import Lease
+    from kcl_pipeline.leases.lease.values import Lease
     from kcl_pipeline.leases.tables import WorkerMetrics
 
 MAX_MOVES: Final = 20

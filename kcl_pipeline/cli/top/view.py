@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from kcl_pipeline.cli import show
-from kcl_pipeline.cli.leases import NO_OWNER
+from kcl_pipeline.cli.inspection.leases import NO_OWNER
 from kcl_pipeline.cli.top.keys import Sort, ViewState
 from kcl_pipeline.text import counted
 

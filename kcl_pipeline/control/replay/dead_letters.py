@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Final
 
-from kcl_pipeline.delta.dead_letter_records import DeadLetterRecords, DeadLetterShard
+from kcl_pipeline.delta.dead_letters.records import DeadLetterRecords, DeadLetterShard
 from kcl_pipeline.errors import ExpiredIteratorError, NotFoundError, SinkError, UnavailableError
 from kcl_pipeline.kinesis.client import (
     NO_RECORDS,

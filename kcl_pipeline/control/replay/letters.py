@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from kcl_pipeline.batch import dead_letter_address
 from kcl_pipeline.control.replay.dead_letters import DeadLetterKinesis
-from kcl_pipeline.delta.dead_letter_records import NO_TABLE, DeadLetterRecords, Selection
-from kcl_pipeline.delta.replayed import mark_records, open_dead_letters
+from kcl_pipeline.delta.dead_letters.records import NO_TABLE, DeadLetterRecords, Selection
+from kcl_pipeline.delta.dead_letters.replayed import mark_records, open_dead_letters
 from kcl_pipeline.delta.storage.storage import table_root
 from kcl_pipeline.errors import SettingsError, SinkError
 from kcl_pipeline.events import DeadLettersUnreadable, EventSink
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from kcl_pipeline.aws import AwsClients
     from kcl_pipeline.clock import Clock, StopSignal
     from kcl_pipeline.control.replay.pipeline import ReplayPipeline
-    from kcl_pipeline.leases.replay_record import ReplayRecord
+    from kcl_pipeline.leases.application.replay_record import ReplayRecord
 
 _MARKING: Final = RetryPolicy(
     20.0, first_wait_seconds=0.2, longest_wait_seconds=5.0, transient=(SinkError,)

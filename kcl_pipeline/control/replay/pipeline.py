@@ -13,7 +13,7 @@ from kcl_pipeline.delta.storage.storage import table_root
 from kcl_pipeline.errors import SettingsError
 from kcl_pipeline.events import EventSink
 from kcl_pipeline.kinesis.bounded import TOLERANCE
-from kcl_pipeline.leases.replay_record import ReplayRecord
+from kcl_pipeline.leases.application.replay_record import ReplayRecord
 from kcl_pipeline.worker.summary import WorkerProgress, WorkerSummary
 
 _OF_ARGUMENTS: Final = ("application_name", "streams", "stream_settings", "selects_streams")

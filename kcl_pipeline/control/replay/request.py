@@ -9,8 +9,8 @@ from typing import Final
 
 from kcl_pipeline.control.seek.target import duration_seconds
 from kcl_pipeline.errors import SettingsError
+from kcl_pipeline.leases.application.replay_record import ReplayRecord
 from kcl_pipeline.leases.attributes import MAX_MILLIS
-from kcl_pipeline.leases.replay_record import ReplayRecord
 from kcl_pipeline.text import printable
 
 _ID: Final = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,30}[a-z0-9])?")

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from kcl_pipeline.aws import AwsClients
     from kcl_pipeline.clock import StopSignal
     from kcl_pipeline.control.replay.request import ReplayRequest
+    from kcl_pipeline.leases.application.replay_record import ReplayRecord
     from kcl_pipeline.leases.layout.opening import Tables
-    from kcl_pipeline.leases.replay_record import ReplayRecord
 
 SETTLE_SECONDS: Final = 5.0
 """Time from the end of the range to the start, until which its last records can be read."""

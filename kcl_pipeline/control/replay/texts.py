@@ -13,7 +13,7 @@ from kcl_pipeline.worker.summary import StopReason
 if TYPE_CHECKING:
     from kcl_pipeline.control.replay.letters import PlannedLetters
     from kcl_pipeline.control.replay.run import Replayed, ReplayPlan
-    from kcl_pipeline.leases.replay_record import ReplayRecord
+    from kcl_pipeline.leases.application.replay_record import ReplayRecord
 
 
 def plan(found: ReplayPlan, *, dry_run: bool = False) -> list[str]:

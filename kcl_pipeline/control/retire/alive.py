@@ -13,7 +13,7 @@ from typing import Final
 
 from kcl_pipeline.control.application import ApplicationControl
 from kcl_pipeline.errors import NotFoundError
-from kcl_pipeline.leases.state import LeaderLock, UnreadableLock
+from kcl_pipeline.leases.state.values import LeaderLock, UnreadableLock
 from kcl_pipeline.text import printable
 
 POLL_SECONDS: Final = 1.0

@@ -9,14 +9,14 @@ from typing import Final, Literal, TypeVar
 
 from kcl_pipeline.aws import Removals
 from kcl_pipeline.control.application import ApplicationControl
-from kcl_pipeline.delta.announced import AnnouncementRemoval
+from kcl_pipeline.delta.commits.announced import AnnouncementRemoval
 from kcl_pipeline.delta.maintenance import table_exists
 from kcl_pipeline.delta.settings import DeltaSink
 from kcl_pipeline.errors import KclError, NotFoundError, SinkError
 from kcl_pipeline.kinesis.fan_out.removal import ConsumerRemoval, RegisteredConsumer
-from kcl_pipeline.leases.application import ApplicationRecord
+from kcl_pipeline.leases.application.identity import ApplicationRecord
+from kcl_pipeline.leases.application.recorded_stream import RecordedStream
 from kcl_pipeline.leases.deletion import Presence, TableDeletion, TableFound
-from kcl_pipeline.leases.recorded_stream import RecordedStream
 from kcl_pipeline.text import counted, printable
 
 _T = TypeVar("_T")

@@ -30,7 +30,7 @@ from kcl_pipeline.errors import (
     ThrottledError,
     UnavailableError,
 )
-from kcl_pipeline.leases.control import Control, Pause, words
+from kcl_pipeline.leases.application.control import Control, Pause, words
 from kcl_pipeline.leases.deletion import Presence
 from kcl_pipeline.text import printable
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from kcl_pipeline.control.seek.target import SeekTarget
 from kcl_pipeline.errors import SettingsError
-from kcl_pipeline.leases.lease import Lease
-from kcl_pipeline.leases.lease_seek import LeaseSeek
+from kcl_pipeline.leases.lease.seek import LeaseSeek
+from kcl_pipeline.leases.lease.values import Lease
 from kcl_pipeline.planning.shard_sync import new_lease
 from kcl_pipeline.position import LATEST, SHARD_END, TRIM_HORIZON
 from kcl_pipeline.shards import Shard, StreamId

@@ -19,11 +19,11 @@ from kcl_pipeline.control.seek.plan import PositionChange, change_of_shard, chan
 from kcl_pipeline.control.seek.target import SeekTarget
 from kcl_pipeline.errors import ApplicationInUseError, SettingsError
 from kcl_pipeline.kinesis.client import ShardFilterType, StreamLister
-from kcl_pipeline.leases.application import marked_streams
-from kcl_pipeline.leases.control import Control
+from kcl_pipeline.leases.application.control import Control
+from kcl_pipeline.leases.application.identity import marked_streams
 from kcl_pipeline.leases.held import pending_number
-from kcl_pipeline.leases.lease import Lease
-from kcl_pipeline.leases.lease_seek import MAX_SEEKS
+from kcl_pipeline.leases.lease.seek import MAX_SEEKS
+from kcl_pipeline.leases.lease.values import Lease
 from kcl_pipeline.shards import Shard, StreamId
 from kcl_pipeline.text import printable
 

@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING, Any, Final
 from kcl_pipeline.clock import Clock
 from kcl_pipeline.config import TableSettings
 from kcl_pipeline.errors import IncompatibleTableError, InvalidRequestError, NotFoundError
-from kcl_pipeline.leases import serialization as leases
-from kcl_pipeline.leases import serialization_state as state
 from kcl_pipeline.leases.attributes import text_of
 from kcl_pipeline.leases.aws_errors import IN_USE, call
 from kcl_pipeline.leases.coordinator_keys import COORDINATOR_KEYS, MIGRATION_KEY
@@ -22,6 +20,8 @@ from kcl_pipeline.leases.deletion import Presence, TableFound
 from kcl_pipeline.leases.dynamodb.schema import TableShape
 from kcl_pipeline.leases.dynamodb.store import DynamoDbStore
 from kcl_pipeline.leases.layout.layout import Layout, TableUse
+from kcl_pipeline.leases.lease import serialization as leases
+from kcl_pipeline.leases.state import serialization as state
 from kcl_pipeline.leases.store import Item
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from kcl_pipeline.clock import Clock
 from kcl_pipeline.config import LeaseSettings, TableSettings
 from kcl_pipeline.leases.dynamodb.schema import Index, TableShape
 from kcl_pipeline.leases.dynamodb.store import DynamoDbStore
-from kcl_pipeline.leases.serialization import LEASE_KEY, OWNER
+from kcl_pipeline.leases.lease.serialization import LEASE_KEY, OWNER
 from kcl_pipeline.leases.store import MapCallable, serial_map
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def lease_store(
     """Return the rows of a lease table.
 
     Args:
-        client: Should make one attempt per call (`kcl_pipeline.aws_configs.dynamodb_config`).
+        client: Should make one attempt per call (`kcl_pipeline.aws.configs.dynamodb_config`).
         name: Name of the table.
         settings: How the table is created.
         lease_settings: Number of scan segments.

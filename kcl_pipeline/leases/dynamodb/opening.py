@@ -26,7 +26,7 @@ def open_dynamodb(
     """Return the rows of an application. This reads no table.
 
     Args:
-        client: Should make one attempt per call (`kcl_pipeline.aws_configs.dynamodb_config`).
+        client: Should make one attempt per call (`kcl_pipeline.aws.configs.dynamodb_config`).
         settings: All settings.
         clock: The clock.
         map_segments: Scans the segments of the lease table, possibly in threads.

@@ -6,7 +6,7 @@ import re
 from typing import Final
 
 from kcl_pipeline.leases.attributes import MAX_LONG
-from kcl_pipeline.leases.lease import Lease
+from kcl_pipeline.leases.lease.values import Lease
 
 INCARNATION_BITS: Final = 26
 COUNTER_BITS: Final = 32

@@ -12,7 +12,7 @@ from kcl_pipeline.errors import LeaseLostError
 from kcl_pipeline.events import EventSink, LeaseGained
 from kcl_pipeline.events import LeaseLost as LeaseLostEvent
 from kcl_pipeline.leases.held.lease import Held
-from kcl_pipeline.leases.lease import Lease
+from kcl_pipeline.leases.lease.values import Lease
 from kcl_pipeline.position import Position
 
 EXPIRED: Final = "it was not renewed in time"

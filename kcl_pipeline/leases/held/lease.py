@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 
-from kcl_pipeline.leases.lease import Lease
-from kcl_pipeline.leases.throughput import Throughput
+from kcl_pipeline.leases.lease.throughput import Throughput
+from kcl_pipeline.leases.lease.values import Lease
 from kcl_pipeline.position import Position
 
 

@@ -20,8 +20,8 @@ from kcl_pipeline.errors import (
 from kcl_pipeline.events import AwsTrouble, EventSink, HandoffCompleted, LeaseReleased
 from kcl_pipeline.leases.held.lease import Held
 from kcl_pipeline.leases.held.writes import LeaseWrites
-from kcl_pipeline.leases.lease import BadRow, Lease, other_form
-from kcl_pipeline.leases.rejected import RejectedRows
+from kcl_pipeline.leases.lease.rejected import RejectedRows
+from kcl_pipeline.leases.lease.values import BadRow, Lease, other_form
 from kcl_pipeline.leases.store import MapCallable, serial_map
 from kcl_pipeline.leases.tables import LeaseTable
 

@@ -14,7 +14,7 @@ from kcl_pipeline.events import AwsTrouble, EventSink, HandoffStarted
 from kcl_pipeline.leases.held.batch_number import COUNTER_BITS
 from kcl_pipeline.leases.held.held_set import EXPIRED, HeldSet
 from kcl_pipeline.leases.held.lease import Held
-from kcl_pipeline.leases.lease import Lease
+from kcl_pipeline.leases.lease.values import Lease
 from kcl_pipeline.leases.store import MapCallable, serial_map
 from kcl_pipeline.leases.tables import LeaseTable
 from kcl_pipeline.position import Position

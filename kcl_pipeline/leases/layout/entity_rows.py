@@ -8,8 +8,8 @@ from dataclasses import replace
 from kcl_pipeline.errors import SettingsError
 from kcl_pipeline.leases.attributes import text_of
 from kcl_pipeline.leases.coordinator_keys import COORDINATOR_KEYS
-from kcl_pipeline.leases.serialization import COUNTER, ENTITY_TYPE, LEASE_ENTITY, string
-from kcl_pipeline.leases.serialization_state import (
+from kcl_pipeline.leases.lease.serialization import COUNTER, ENTITY_TYPE, LEASE_ENTITY, string
+from kcl_pipeline.leases.state.serialization import (
     WORKER_ENTITY,
 )
 from kcl_pipeline.leases.store import (

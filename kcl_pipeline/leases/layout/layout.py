@@ -31,7 +31,7 @@ from kcl_pipeline.leases.layout.migration_row import (
 )
 from kcl_pipeline.leases.layout.placement import Placement, Where
 from kcl_pipeline.leases.layout.routed import RoutedStore
-from kcl_pipeline.leases.serialization_state import (
+from kcl_pipeline.leases.state.serialization import (
     LAST_UPDATE,
     SUPPORT_CODE,
     SUPPORT_CODE_UPDATE,

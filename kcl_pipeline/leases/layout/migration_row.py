@@ -11,12 +11,12 @@ from typing import Final
 
 from kcl_pipeline.leases.attributes import readable
 from kcl_pipeline.leases.coordinator_keys import TABLE_MIGRATION_KEY
-from kcl_pipeline.leases.serialization_state import (
+from kcl_pipeline.leases.state.serialization import (
     HISTORY_LENGTH,
     changed_state_attributes,
     changed_state_of,
 )
-from kcl_pipeline.leases.state import StateChange
+from kcl_pipeline.leases.state.values import StateChange
 from kcl_pipeline.leases.store import Item
 
 STATUS: Final = "tm"

@@ -12,8 +12,9 @@ from typing import Final
 
 from kcl_pipeline.clock import Clock
 from kcl_pipeline.errors import NotFoundError
+from kcl_pipeline.leases.application.control import BALANCE, PAUSE
+from kcl_pipeline.leases.application.replay_record import REPLAY
 from kcl_pipeline.leases.attributes import text_of
-from kcl_pipeline.leases.control import BALANCE, PAUSE
 from kcl_pipeline.leases.coordinator_keys import LEADER_KEY, MIGRATION_KEY, TABLE_MIGRATION_KEY
 from kcl_pipeline.leases.layout.layout import SUPPORT_SECONDS, Layout, seconds_of
 from kcl_pipeline.leases.layout.migration_row import (
@@ -24,9 +25,8 @@ from kcl_pipeline.leases.layout.migration_row import (
     migration_from_item,
 )
 from kcl_pipeline.leases.layout.placement import Where
-from kcl_pipeline.leases.replay_record import REPLAY
-from kcl_pipeline.leases.serialization import ENTITY_TYPE, string
-from kcl_pipeline.leases.serialization_state import (
+from kcl_pipeline.leases.lease.serialization import ENTITY_TYPE, string
+from kcl_pipeline.leases.state.serialization import (
     APPLICATION,
     LAST_UPDATE,
     LOSSES,

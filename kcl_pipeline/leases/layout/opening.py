@@ -7,12 +7,12 @@ from typing import Final
 
 from kcl_pipeline.clock import Clock
 from kcl_pipeline.leases.coordinator_keys import LEADER_KEY
-from kcl_pipeline.leases.coordinator_rows import CoordinatorRows
 from kcl_pipeline.leases.layout.layout import Layout
 from kcl_pipeline.leases.layout.migrator import Leading, TableMigrator
-from kcl_pipeline.leases.lease_rows import LeaseRows
-from kcl_pipeline.leases.state import LeaderLock
-from kcl_pipeline.leases.worker_rows import WorkerRows
+from kcl_pipeline.leases.lease.rows import LeaseRows
+from kcl_pipeline.leases.state.coordinator_rows import CoordinatorRows
+from kcl_pipeline.leases.state.values import LeaderLock
+from kcl_pipeline.leases.state.worker_rows import WorkerRows
 
 SINGLE_TABLE_SUPPORT: Final = 1
 """The support code of a worker that can work on, and move to, the single table (§2.2)."""

@@ -14,7 +14,7 @@ from kcl_pipeline.leases.attributes import int_of, text_of
 from kcl_pipeline.leases.coordinator_keys import LEADER_KEY
 from kcl_pipeline.leases.layout.entity_rows import EntityRows
 from kcl_pipeline.leases.layout.placement import Placement
-from kcl_pipeline.leases.serialization_state import (
+from kcl_pipeline.leases.state.serialization import (
     LAST_UPDATE,
 )
 from kcl_pipeline.leases.store import (

@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 
-from kcl_pipeline.delta.queries import read_rows
+from kcl_pipeline.delta.dead_letters.queries import read_rows
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,9 @@ from email.utils import formatdate
 from typing import Final
 
 from kcl_pipeline.clock import SystemClock
+from kcl_pipeline.local.http.messages import Request, Response
 from kcl_pipeline.local.kinesis import codec, event_stream
 from kcl_pipeline.local.kinesis.shapes import check_request
-from kcl_pipeline.local.messages import Request, Response
 from kcl_pipeline.testing.kinesis import data as data_plane
 from kcl_pipeline.testing.kinesis import subscriptions
 from kcl_pipeline.testing.kinesis.errors import KinesisError

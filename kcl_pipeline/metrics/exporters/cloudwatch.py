@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from kcl_pipeline.background import Spawn, spawn_thread
 from kcl_pipeline.clock import Clock
-from kcl_pipeline.config_metrics import MetricsSettings
+from kcl_pipeline.config.metrics import MetricsSettings
 from kcl_pipeline.events import EventSink, MetricsDropped
 from kcl_pipeline.metrics.exporters.exporter import IsGone
 from kcl_pipeline.metrics.instruments.instrument import Attributes, Instrument, Observation

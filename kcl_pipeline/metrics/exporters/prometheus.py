@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from kcl_pipeline.config_metrics import MetricsSettings
+from kcl_pipeline.config.metrics import MetricsSettings
 from kcl_pipeline.events import EventSink, MetricsEndpointOpened
 from kcl_pipeline.extras import require
 from kcl_pipeline.metrics.exporters.exporter import IsGone

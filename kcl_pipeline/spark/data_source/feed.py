@@ -15,7 +15,7 @@ from kcl_pipeline.clock import Clock
 from kcl_pipeline.errors import KclError, ThrottledError, UnavailableError
 from kcl_pipeline.events import Event
 from kcl_pipeline.kinesis.client import Chunk, KinesisClient
-from kcl_pipeline.kinesis.prefetch import Prefetcher
+from kcl_pipeline.kinesis.prefetch.prefetcher import Prefetcher
 from kcl_pipeline.kinesis.reader import ShardReader
 from kcl_pipeline.position import Position
 from kcl_pipeline.spark.data_source.offsets import ShardOffset

@@ -17,9 +17,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from pydantic.alias_generators import to_camel
 
 from kcl_pipeline.config import ConsumerSettings, RetrievalSettings
+from kcl_pipeline.config.model import MAX_BYTES, MAX_NUMBER, STREAM_FORMS, is_stream
 from kcl_pipeline.errors import SettingsError
 from kcl_pipeline.settings_errors import nearest, shown
-from kcl_pipeline.settings_model import MAX_BYTES, MAX_NUMBER, STREAM_FORMS, is_stream
 from kcl_pipeline.spark.data_source.offsets import Offset, offset_from_json
 from kcl_pipeline.text import printable
 

@@ -31,7 +31,7 @@ from kcl_pipeline.kinesis.client import (
     RecordsPage,
     ShardClient,
 )
-from kcl_pipeline.kinesis.pacing import Pace
+from kcl_pipeline.kinesis.prefetch.pacing import Pace
 from kcl_pipeline.kinesis.reader import ShardReader
 from kcl_pipeline.kinesis.retention import MIN_RETENTION_MILLIS
 from kcl_pipeline.position import AT_TIMESTAMP, TRIM_HORIZON, Position

@@ -8,7 +8,7 @@ from typing import Final
 from kcl_pipeline.clock import Clock, StopSignal
 from kcl_pipeline.config import WorkerSettings
 from kcl_pipeline.events import EventSink, WorkerHung, WorkerResumed
-from kcl_pipeline.leases.worker_status import HungState
+from kcl_pipeline.leases.state.worker_status import HungState
 from kcl_pipeline.worker.monitoring.activity import Activity, Doing
 from kcl_pipeline.worker.monitoring.stacks import thread_stacks
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from kcl_pipeline.clock import Clock
-from kcl_pipeline.leases.worker_status import WorkerTotals
+from kcl_pipeline.leases.state.worker_status import WorkerTotals
 from kcl_pipeline.worker.monitoring.lag import Lag
 from kcl_pipeline.worker.monitoring.totals import RecentBatches
 from kcl_pipeline.worker.summary import WorkerProgress

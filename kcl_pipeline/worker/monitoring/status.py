@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 from kcl_pipeline.clock import Clock
 from kcl_pipeline.leases.held import HeldLeases
-from kcl_pipeline.leases.worker_status import (
+from kcl_pipeline.leases.state.worker_status import (
     HungState,
     PausedLease,
     UnavailableStream,

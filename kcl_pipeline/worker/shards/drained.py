@@ -15,7 +15,7 @@ from kcl_pipeline.events import (
     StreamUnavailable,
 )
 from kcl_pipeline.kinesis.identity import StreamIdentityCheck
-from kcl_pipeline.leases.lease import Lease
+from kcl_pipeline.leases.lease.values import Lease
 from kcl_pipeline.position import Position
 from kcl_pipeline.shards import StreamId
 

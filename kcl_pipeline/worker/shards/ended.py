@@ -12,11 +12,11 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from kcl_pipeline.clock import Clock, StopSignal
-from kcl_pipeline.config_shard_sync import ShardSyncSettings
+from kcl_pipeline.config.shard_sync import ShardSyncSettings
 from kcl_pipeline.errors import LeaseLostError
 from kcl_pipeline.events import AwsTrouble, EventSink, LeaseDeleted
 from kcl_pipeline.leases.held import HeldLeases
-from kcl_pipeline.leases.lease import Lease
+from kcl_pipeline.leases.lease.values import Lease
 from kcl_pipeline.leases.tables import LeaseTable
 from kcl_pipeline.planning.cleanup import Deletion, completed_leases
 from kcl_pipeline.worker.consumer import ConsumerState, ShardConsumer

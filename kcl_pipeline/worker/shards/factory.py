@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from kcl_pipeline.leases.application_check import is_removed
 from kcl_pipeline.leases.held import HeldLeases
+from kcl_pipeline.leases.identity_check import is_removed
 from kcl_pipeline.leases.store import MapCallable
 from kcl_pipeline.worker.commit.protocol import CommitProtocol
 from kcl_pipeline.worker.dependencies import WorkerDependencies

@@ -11,7 +11,7 @@ from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.errors import AwsError, LeaseLostError, ShardSyncError
 from kcl_pipeline.events import AwsTrouble, EventSink, LossReason, RecordsLost, ShardEnded
 from kcl_pipeline.leases.held import Held, HeldLeases
-from kcl_pipeline.leases.lease import Lease
+from kcl_pipeline.leases.lease.values import Lease
 from kcl_pipeline.leases.store import MapCallable, serial_map
 from kcl_pipeline.leases.tables import LeaseTable
 from kcl_pipeline.planning.shard_sync import child_leases, leases_after_loss

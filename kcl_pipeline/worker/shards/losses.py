@@ -7,7 +7,7 @@ from typing import Final
 
 from kcl_pipeline.clock import Clock
 from kcl_pipeline.config import ConsumerSettings
-from kcl_pipeline.config_shard_sync import ShardSyncSettings
+from kcl_pipeline.config.shard_sync import ShardSyncSettings
 from kcl_pipeline.errors import AwsError, NotFoundError, StreamReplacedError
 from kcl_pipeline.events import AwsTrouble, EventSink, LossReason, RecordsLost
 from kcl_pipeline.kinesis.client import KinesisClient

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 
 from kcl_pipeline.batch import TxnVersions
 from kcl_pipeline.clock import Clock
-from kcl_pipeline.config_shard_sync import ShardSyncSettings
+from kcl_pipeline.config.shard_sync import ShardSyncSettings
 from kcl_pipeline.events import EventSink, LeasesCreated, LossReason, RecordsLost
 from kcl_pipeline.kinesis.client import KinesisClient
 from kcl_pipeline.kinesis.identity import StreamIdentityCheck
 from kcl_pipeline.leases.held import HeldLeases
-from kcl_pipeline.leases.lease import Lease
+from kcl_pipeline.leases.lease.values import Lease
 from kcl_pipeline.leases.tables import LeaseTable
 from kcl_pipeline.planning.shard_sync import has_not_begun, restored_parents, with_initial_time
 from kcl_pipeline.shards import Shard, StreamId

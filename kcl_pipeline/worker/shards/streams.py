@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from kcl_pipeline.config import ConsumerSettings
-from kcl_pipeline.leases.lease import Lease
-from kcl_pipeline.leases.recorded_stream import InitialPositions, RecordedStream
+from kcl_pipeline.leases.application.recorded_stream import InitialPositions, RecordedStream
+from kcl_pipeline.leases.lease.values import Lease
 from kcl_pipeline.shards import StreamId
 
 

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from kcl_pipeline.batch import Batch, BatchWriter, Written
 from kcl_pipeline.clock import StopSignal
-from kcl_pipeline.kinesis.readers import ReadState
+from kcl_pipeline.kinesis.prefetch.readers import ReadState
 from kcl_pipeline.position import Position
 from kcl_pipeline.shards import ChildShard
 from kcl_pipeline.worker.consumer import ShardConsumer

@@ -10,10 +10,10 @@ from kcl_pipeline.batch import Batch, BatchWriter, ShardRange
 from kcl_pipeline.clock import StopSignal
 from kcl_pipeline.config import BatchSettings
 from kcl_pipeline.kinesis.client import NO_RECORDS, Chunk
-from kcl_pipeline.kinesis.prefetch import Prefetcher
+from kcl_pipeline.kinesis.prefetch.prefetcher import Prefetcher
+from kcl_pipeline.kinesis.prefetch.readers import ReadState
 from kcl_pipeline.kinesis.ranges import sampled_arrivals
 from kcl_pipeline.kinesis.reader import ShardReader
-from kcl_pipeline.kinesis.readers import ReadState
 from kcl_pipeline.position import Position
 from kcl_pipeline.worker.consumer import ShardConsumer
 from kcl_pipeline.worker.sources.batch_source import SourcedBatch

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from kcl_pipeline.kinesis.prefetch import Prefetcher
+from kcl_pipeline.kinesis.prefetch.prefetcher import Prefetcher
 from kcl_pipeline.kinesis.ranges import RangeReader
 from kcl_pipeline.kinesis.reader import ShardReader
 from kcl_pipeline.kinesis.retrieval import Retrieval

@@ -18,8 +18,9 @@ from kcl_pipeline.errors import AwsError, SinkError
 from kcl_pipeline.events import AwsTrouble, EventSink
 from kcl_pipeline.kinesis.client import NO_RECORDS
 from kcl_pipeline.kinesis.identity import StreamIdentityCheck
-from kcl_pipeline.kinesis.pacing import Pace
-from kcl_pipeline.kinesis.prefetch import TOLERATED_THROTTLES
+from kcl_pipeline.kinesis.prefetch.pacing import Pace
+from kcl_pipeline.kinesis.prefetch.prefetcher import TOLERATED_THROTTLES
+from kcl_pipeline.kinesis.prefetch.readers import ReadState
 from kcl_pipeline.kinesis.ranges import (
     FetchedShard,
     RangeJobs,
@@ -28,7 +29,6 @@ from kcl_pipeline.kinesis.ranges import (
     ShardFetch,
 )
 from kcl_pipeline.kinesis.reader import Resume
-from kcl_pipeline.kinesis.readers import ReadState
 from kcl_pipeline.kinesis.retention import FoundGaps
 from kcl_pipeline.position import LATEST, Position
 from kcl_pipeline.worker.consumer import ShardConsumer

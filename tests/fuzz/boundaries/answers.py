@@ -19,8 +19,8 @@ from kcl_pipeline.errors import AwsError
 from kcl_pipeline.leases.dynamodb.leases import OWNER_INDEX
 from kcl_pipeline.leases.dynamodb.schema import TableShape
 from kcl_pipeline.leases.dynamodb.store import DynamoDbStore
-from kcl_pipeline.leases.lease import Lease
-from kcl_pipeline.leases.lease_rows import LeaseRows
+from kcl_pipeline.leases.lease.rows import LeaseRows
+from kcl_pipeline.leases.lease.values import Lease
 from kcl_pipeline.position import TRIM_HORIZON
 from kcl_pipeline.testing.tables import create_lease
 from tests.fuzz import values

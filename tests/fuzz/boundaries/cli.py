@@ -18,7 +18,7 @@ from kcl_pipeline.cli import app, show
 from kcl_pipeline.cli.target import Target
 from kcl_pipeline.leases.layout.layout import Layout
 from kcl_pipeline.leases.layout.opening import Tables
-from kcl_pipeline.leases.lease import BadRow
+from kcl_pipeline.leases.lease.values import BadRow
 from kcl_pipeline.metrics.exporters import text_of
 from kcl_pipeline.testing.clock import VirtualClock
 from kcl_pipeline.testing.kinesis.client import InMemoryKinesis

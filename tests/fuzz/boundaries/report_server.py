@@ -8,7 +8,7 @@ import socket
 from random import Random
 from typing import Any, Final
 
-from kcl_pipeline.spark.pin_server import PinServer
+from kcl_pipeline.spark.pins.server import PinServer
 from tests.fuzz import values
 from tests.fuzz.boundaries.rows import READ, REFUSED
 from tests.fuzz.boundaries.table import raw_bytes

@@ -7,8 +7,8 @@ from random import Random
 from typing import Any, Final
 
 from kcl_pipeline.errors import UnreadableRowError
-from kcl_pipeline.leases.serialization import is_lease, lease_from_item
-from kcl_pipeline.leases.serialization_state import (
+from kcl_pipeline.leases.lease.serialization import is_lease, lease_from_item
+from kcl_pipeline.leases.state.serialization import (
     is_worker,
     lock_from_item,
     migration_from_item,

@@ -16,7 +16,7 @@ import pyarrow as pa
 from deltalake import DeltaTable
 
 from kcl_pipeline.batch import CommitEntry, DataFile, TxnVersions, Written
-from kcl_pipeline.delta.announcements import (
+from kcl_pipeline.delta.commits.announcements import (
     FOLDER,
     FORMAT,
     AnnouncementError,

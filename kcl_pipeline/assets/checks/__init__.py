@@ -1,0 +1,1 @@
+"""Asset checks: their definitions, and the functions that evaluate them."""

@@ -1,0 +1,1 @@
+"""Dagster runs of an application as plain values."""

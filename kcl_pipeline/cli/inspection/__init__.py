@@ -1,0 +1,1 @@
+"""Commands that show an application, and change what is recorded of it."""

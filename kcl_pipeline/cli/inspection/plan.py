@@ -1,0 +1,153 @@
+"""`kcl-pipeline plan --dry-run`: show the moves that the leader would make now."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from kcl_pipeline.cli import show
+from kcl_pipeline.cli.inspection.leases import NO_OWNER
+from kcl_pipeline.cli.target import Application, AsJson, Pipeline, Streams, target
+from kcl_pipeline.planning.explain import explain
+
+if TYPE_CHECKING:
+    from kcl_pipeline.leader.preview import Preview
+    from kcl_pipeline.planning.explain import LoadRow
+
+
+def plan(
+    application: Application = None,
+    stream: Streams = None,
+    pipeline: Pipeline = None,
+    dry_run: Annotated[
+        bool,
+        typer.Option(
+            "--dry-run", help="Change nothing. Always on, because only the leader moves leases."
+        ),
+    ] = True,
+    observe_seconds: Annotated[
+        float,
+        typer.Option(
+            "--observe-seconds",
+            min=0,
+            help="Observe the leases this long to find expired ones; with 0 every owner counts "
+            "as alive.",
+        ),
+    ] = 0.0,
+    as_json: AsJson = False,
+) -> None:
+    """Show the moves that the leader would make now.
+
+    Prints each move with its reason, and the load of every worker before and after.
+    """
+    del dry_run  # The option exists for readability: this command never changes anything.
+    app = target(application, stream, pipeline, needs_streams=True)
+    # Loaded here: only this command needs pyarrow and the planners.
+    from kcl_pipeline.leader.preview import preview  # noqa: PLC0415
+
+    tables = app.tables
+    found = preview(
+        app.settings,
+        tables.lease,
+        tables.workers,
+        app.kinesis,
+        app.clock,
+        record=tables.coordinator.read_application() if app.settings.is_multi_stream else None,
+        observe_seconds=observe_seconds,
+    )
+    if as_json:
+        show.print_json(as_dict(found))
+    else:
+        _print(found)
+
+
+def as_dict(found: Preview) -> dict[str, Any]:
+    """The preview for JSON output."""
+    table = explain(found.plan_input, found.plan)
+    return {
+        "strategy": found.plan.strategy,
+        "moves": [asdict(move) for move in found.plan.moves],
+        "spilled": list(found.plan.spilled),
+        "notes": list(found.plan.notes),
+        "workers": [asdict(row) for row in table.workers],
+        "groups": [asdict(row) for row in table.groups],
+        "max_over_mean_before": table.max_over_mean_before,
+        "max_over_mean": table.max_over_mean,
+        "create": [
+            {"lease_key": lease.lease_key, "checkpoint": str(lease.checkpoint)}
+            for lease in found.create
+        ],
+        "delete": [asdict(deletion) for deletion in _deletions(found)],
+        "expired": list(found.expired),
+        "bad_rows": [asdict(row) for row in found.bad_rows],
+        "coverage": [asdict(coverage) for coverage in found.coverage],
+        "unavailable": [asdict(stream) for stream in found.unavailable],
+        "observed_seconds": found.observed_seconds,
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class _Deletion:
+    lease_key: str
+    reason: str
+
+
+def _deletions(found: Preview) -> list[_Deletion]:
+    return [_Deletion(deletion.lease.lease_key, deletion.reason) for deletion in found.delete]
+
+
+def _print(found: Preview) -> None:
+    show.print_bad_rows(found.bad_rows)
+    for stream in found.unavailable:
+        show.echo(f"stream {stream.stream} is not read: {stream.reason}")
+    for hole in (c for c in found.coverage if not c.complete):
+        show.echo(f"stream {hole.stream}: {hole.hole}")
+    _print_if(
+        "Leases to create",
+        ["lease", "from"],
+        [[lease.lease_key, str(lease.checkpoint)] for lease in found.create],
+    )
+    _print_if(
+        "Leases to delete after their retention time",
+        ["lease", "reason"],
+        [[d.lease_key, d.reason] for d in _deletions(found)],
+    )
+    table = explain(found.plan_input, found.plan)
+    moves = [
+        [move.lease_key, move.from_worker or NO_OWNER, move.to_worker, move.reason]
+        for move in found.plan.moves
+    ]
+    show.print_table(f"Moves by {found.plan.strategy}", ["lease", "from", "to", "reason"], moves)
+    columns = ["leases", "after", "KiB/s", "after KiB/s", "utilization", "after utilization"]
+    for title, kind, loads in (
+        ("Load per worker", "worker", table.workers),
+        ("Load per group", "group", table.groups),
+    ):
+        show.print_table(title, [kind, *columns], [_cells(row) for row in loads], numbers=columns)
+    show.echo(table.summary)
+    for text in found.plan.notes:
+        show.echo(f"note: {text}")
+    if found.plan.spilled:
+        show.echo(f"no worker can take: {', '.join(found.plan.spilled)}")
+    if found.expired:
+        show.echo(f"expired: {', '.join(found.expired)}")
+    elif not found.observed_seconds:
+        show.echo("every owner counts as alive; use --observe-seconds 30 to find expired leases")
+
+
+def _cells(row: LoadRow) -> list[str]:
+    values = (row.kbps_before, row.kbps_after, row.utilization_before, row.utilization_after)
+    return [
+        row.name,
+        str(row.leases_before),
+        str(row.leases_after),
+        *(show.number(value) for value in values),
+    ]
+
+
+def _print_if(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    if rows:
+        show.print_table(title, columns, rows)

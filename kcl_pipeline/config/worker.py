@@ -1,0 +1,65 @@
+"""The settings of one worker, a part of `config`."""
+
+from __future__ import annotations
+
+from typing import Self
+
+from pydantic import Field, model_validator
+
+from kcl_pipeline.config.model import StrictSettings
+
+
+class WorkerSettings(StrictSettings):
+    """One worker (protocol §2.3, §6.6)."""
+
+    worker_metrics_reporter_freq_in_millis: int = Field(10_000, ge=50, description="KCL: 30000")
+    in_memory_worker_metrics_capture_frequency_millis: int = Field(
+        1_000, ge=10, description="Time between two samples of the CPU"
+    )
+    no_of_persisted_metrics_per_worker_metrics: int = Field(
+        10, ge=1, description="Number of averages in the row of the worker"
+    )
+    disable_worker_metrics: bool = Field(False, description="Report no CPU")
+    parent_shard_poll_interval_millis: int = Field(2_000, ge=10, description="KCL: 10000")
+    task_backoff_time_millis: int = Field(
+        500,
+        ge=0,
+        description="Wait before a failed step of a shard is repeated. It doubles with each "
+        "failure",
+    )
+    shard_stalled_after_millis: int = Field(
+        120_000,
+        ge=10,
+        description="A held lease without progress for this time is reported as ShardStalled, "
+        "and again after each such time. Choose more than the longest batch takes",
+    )
+    hung_after_millis: int = Field(
+        900_000,
+        ge=10,
+        description="A worker whose processing thread has not begun a new step for this time, "
+        "while records wait, is hung: event WorkerHung, repeated after each such time, state `hung`"
+        " in its row, and a failing check. A call of the transform with the write of its rows is "
+        "one step. Choose more than the longest one takes",
+    )
+    stop_hung_after_millis: int | None = Field(
+        None,
+        ge=10,
+        description="A worker that has been in one step for this time, while records wait, "
+        "releases its leases and ends its run as failed. Not below hung_after_millis. With this "
+        "setting the processing thread is not the main thread. None: a hung worker keeps its "
+        "leases until the step ends or a person ends the process",
+    )
+    worker_group_separator: str = Field(
+        "-", min_length=1, description="The group is the worker id up to the first of these"
+    )
+
+    @model_validator(mode="after")
+    def _stop_follows_the_report(self) -> Self:
+        stop = self.stop_hung_after_millis
+        if stop is not None and stop < self.hung_after_millis:
+            msg = (
+                f"stop_hung_after_millis={stop} is below hung_after_millis="
+                f"{self.hung_after_millis}. Write a time that is not below it"
+            )
+            raise ValueError(msg)
+        return self

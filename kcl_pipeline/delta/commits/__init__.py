@@ -1,0 +1,1 @@
+"""Announce, combine and encode commits."""

@@ -1,0 +1,1 @@
+"""Write, read and mark dead letters."""

@@ -1,0 +1,1 @@
+"""Read many shards ahead of processing, within one limit of bytes."""

@@ -1,0 +1,1 @@
+"""Acquire and hold the leader lock."""

@@ -1,0 +1,1 @@
+"""Read the tables: as the leader, and while another process leads."""

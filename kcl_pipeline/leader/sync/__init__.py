@@ -1,0 +1,1 @@
+"""Create missing leases, and restore deleted ones (protocol §7)."""

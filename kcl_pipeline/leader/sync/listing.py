@@ -1,0 +1,95 @@
+"""Derive missing leases and coverage from the list of shards, for the leader and its preview."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from kcl_pipeline.config import ShardSyncSettings
+from kcl_pipeline.errors import ShardSyncError
+from kcl_pipeline.kinesis.client import KinesisClient
+from kcl_pipeline.leader.phase import keys_of
+from kcl_pipeline.leader.report import StreamCoverage
+from kcl_pipeline.leases.lease.values import Lease
+from kcl_pipeline.planning.coverage import covers_everything, hole_in_leases
+from kcl_pipeline.planning.shard_sync import (
+    initial_filter,
+    leases_for_missing_shards,
+    leases_for_new_stream,
+    with_initial_time,
+)
+from kcl_pipeline.shards import Shard, StreamId
+
+
+def initial_leases(
+    kinesis: KinesisClient, settings: ShardSyncSettings, stream: StreamId
+) -> tuple[Lease, ...]:
+    """Return the leases to create for a stream that has none.
+
+    Raises:
+        ShardSyncError: The shards do not cover all hash keys, because of a reshard.
+    """
+    position = settings.initial_position_in_stream
+    if position == "LATEST" and stream.lease_mark is not None:
+        # The application followed the former stream. All records of this one are new to it.
+        position = "TRIM_HORIZON"
+    shards = kinesis.list_shards(stream, initial_filter(position), settings.initial_timestamp)
+    if not covers_everything(shards):
+        raise ShardSyncError(
+            f"the {len(shards)} shards of {stream.name} at {position} do not cover all hash "
+            "keys; the next cycle lists them again"
+        )
+    leases = leases_for_new_stream(stream, shards, position)
+    return with_initial_time(leases, settings.initial_millis)
+
+
+def has_unreadable_shards(
+    kinesis: KinesisClient, stream: StreamId, unreadable: Iterable[str]
+) -> bool:
+    """Return whether an unreadable lease row belongs to a shard that the stream lists.
+
+    Then a stream without other leases is not new, and the audit finds the missing leases.
+    """
+    keys = keys_of(unreadable, stream)
+    return bool(keys) and not {
+        stream.lease_key(shard.shard_id) for shard in kinesis.list_shards(stream)
+    }.isdisjoint(keys)
+
+
+def missing_leases(
+    settings: ShardSyncSettings,
+    rows: Iterable[Lease],
+    unreadable: Iterable[str],
+    shards: Sequence[Shard],
+    stream: StreamId,
+) -> tuple[Lease, ...]:
+    """Return the leases to add to a stream that has leases.
+
+    An unreadable row counts as an existing, unfinished lease.
+    """
+    existing = {row.shard_id: row.ended for row in rows} | {
+        key.rsplit(":", 1)[-1]: False for key in unreadable
+    }
+    leases = leases_for_missing_shards(
+        stream,
+        shards,
+        existing,
+        settings.initial_position_in_stream,
+        ignore_unexpected_child_shards=settings.ignore_unexpected_child_shards,
+    )
+    return with_initial_time(leases, settings.initial_millis)
+
+
+def needs_listing(lease: Lease) -> bool:
+    """Return whether the row has no hash range, or no children although the shard is finished."""
+    return not lease.child_shard_ids if lease.ended else lease.hash_key_range is None
+
+
+def stream_coverage(stream: StreamId, rows: Iterable[Lease], audits: int) -> StreamCoverage:
+    """Return the hash-range coverage of a stream for the report."""
+    hole = hole_in_leases(rows)
+    return StreamCoverage(
+        stream.serialized,
+        complete=hole is None,
+        hole=None if hole is None else str(hole),
+        confidence=0 if hole is None else audits,
+    )

@@ -1,0 +1,1 @@
+"""What is recorded of an application: identity, streams, losses, replays and requests."""

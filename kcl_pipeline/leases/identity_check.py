@@ -1,0 +1,143 @@
+"""Record the identity of an application at its first start, and refuse a start that differs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import Final
+
+from kcl_pipeline.errors import OtherApplicationError
+from kcl_pipeline.leases.application.control import NOTHING_WANTED
+from kcl_pipeline.leases.application.identity import (
+    ACCEPT_STREAMS,
+    ApplicationIdentity,
+    ApplicationRecord,
+    application_text,
+    contradiction,
+    successor,
+)
+from kcl_pipeline.leases.tables import CoordinatorStateTable, LeaseTable
+from kcl_pipeline.shards import Shard, StreamId
+
+ATTEMPTS: Final = 5
+
+
+def check_application(
+    name: str, coordinator_table: CoordinatorStateTable, wanted: ApplicationIdentity
+) -> ApplicationRecord:
+    """Refuse a start that does not fit the recorded identity. Writes nothing.
+
+    Returns:
+        The record; one with `wanted` if there is none.
+
+    Raises:
+        OtherApplicationError: The start does not fit.
+    """
+    record = coordinator_table.read_application()
+    if record is None:
+        return ApplicationRecord(wanted, "")
+    successor(name, record.identity, wanted)
+    return record
+
+
+def ensure_application(
+    name: str,
+    coordinator_table: CoordinatorStateTable,
+    lease_table: LeaseTable,
+    wanted: ApplicationIdentity,
+    list_shards: Callable[[], Iterable[Shard]],
+) -> ApplicationRecord:
+    """Record the identity, or the streams that a start adds, and return the record.
+
+    The client-version row must exist. If another process writes first, the record is read again.
+
+    Args:
+        name: Name of the application.
+        coordinator_table: The coordinator-state table.
+        lease_table: The lease table.
+        wanted: The identity of the start.
+        list_shards: Lists all shards of a single stream. Called only if there are leases but no
+            record.
+
+    Raises:
+        OtherApplicationError: The start does not fit.
+    """
+    for _ in range(ATTEMPTS):
+        record = coordinator_table.read_application()
+        if record is None:
+            following = check_leases(name, coordinator_table, lease_table, wanted, list_shards)
+        else:
+            following = successor(name, record.identity, wanted)
+            if following == record.identity:
+                return record
+        if coordinator_table.put_application(following, replacing=record):
+            control = NOTHING_WANTED if record is None else record.control
+            return ApplicationRecord(following, application_text(following), control)
+    raise OtherApplicationError(
+        f"the identity of the application {name!r} in the table {coordinator_table.name} changed "
+        f"{ATTEMPTS} times while this process was starting"
+    )
+
+
+def is_removed(coordinator_table: CoordinatorStateTable, stream: StreamId) -> bool:
+    """Return whether a leader removed a stream of several from the record.
+
+    Raises:
+        AwsError: The record cannot be read.
+    """
+    if stream.creation_epoch is None:
+        return False
+    record = coordinator_table.read_application()
+    return record is not None and all(
+        one.account_and_name != (stream.account, stream.name) for one in record.identity.streams
+    )
+
+
+def check_leases(
+    name: str,
+    coordinator_table: CoordinatorStateTable,
+    lease_table: LeaseTable,
+    wanted: ApplicationIdentity,
+    list_shards: Callable[[], Iterable[Shard]],
+) -> ApplicationIdentity:
+    """Compare existing leases with a start without a record, and return the identity to record.
+
+    If the leases do not fit, but another process has recorded the application meanwhile, its record
+    decides, and `wanted` is returned. Writes nothing.
+
+    Raises:
+        OtherApplicationError: The leases are those of other streams, and there is no record.
+    """
+    leases = lease_table.list_leases().leases
+    if not leases:
+        return wanted
+    reason = contradiction(leases, wanted, list_shards() if wanted.mode == "single_stream" else ())
+    if reason is not None and coordinator_table.read_application() is not None:
+        return wanted
+    if reason is not None:
+        raise OtherApplicationError(
+            f"the leases in the table {lease_table.name} are not those of the application {name!r} "
+            f"as it is set now: {reason}; write the streams that it reads, or another name, or "
+            f"stop its workers and run {ACCEPT_STREAMS}"
+        )
+    marks = {lease.stream_mark for lease in leases} - {None}
+    streams = tuple(
+        replace(stream, renewed=stream.created_millis in marks) for stream in wanted.streams
+    )
+    return replace(wanted, streams=streams)
+
+
+def as_json(record: ApplicationRecord | None) -> Mapping[str, object] | None:
+    """Return the record for the output of `--json`."""
+    if record is None:
+        return None
+    identity = record.identity
+    return {
+        "mode": identity.mode,
+        "streams": [
+            {"arn": stream.arn, "created_millis": stream.created_millis}
+            for stream in identity.streams
+        ],
+        "sink": identity.sink,
+        "changing": identity.changing,
+    }

@@ -1,0 +1,1 @@
+"""Leases: their values, their rows, and the conditional writes of rows."""

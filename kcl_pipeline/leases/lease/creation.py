@@ -1,0 +1,154 @@
+"""Create lease rows in a transaction that proves that no row comes back.
+
+A row that exists is never changed. A write counts as applied if the rows exist afterwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from kcl_pipeline.leases.lease import serialization as rows
+from kcl_pipeline.leases.lease.serialization import (
+    lease_to_item,
+    number,
+    string,
+    string_set,
+)
+from kcl_pipeline.leases.lease.values import Lease
+from kcl_pipeline.leases.store import (
+    Absent,
+    AbsentOrEquals,
+    Changes,
+    Check,
+    Condition,
+    Differs,
+    Equals,
+    Present,
+    Put,
+    RowStore,
+    Update,
+)
+from kcl_pipeline.position import SHARD_END
+
+
+class LeaseLayout(Protocol):
+    """What creates and checks the lease table of an application; see `layout.layout`."""
+
+    def ensure(self, store: RowStore) -> bool:
+        """Create the tables of the layout. Returns whether the lease table was created."""
+        ...
+
+    def refuse_two_layouts(self) -> None:
+        """Raise `IncompatibleTableError` if rows of both layouts exist."""
+        ...
+
+
+class LeaseCreation:
+    """The methods of a lease table that create rows."""
+
+    def __init__(self, store: RowStore) -> None:
+        self.name = store.name
+        self._store = store
+
+    def create_leases(self, leases: Sequence[Lease], proof: Check) -> tuple[str, ...] | None:
+        """Put the rows that do not exist, in one transaction whose condition is `proof`.
+
+        Applied if all rows exist; see `create_successors`.
+
+        Args:
+            leases: The new rows, at most 99.
+            proof: The condition, see `CoordinatorStateTable.proof_of_lock`.
+
+        Returns:
+            The keys that this call created. None if `proof` does not hold; nothing was written.
+        """
+        return self._put_missing(proof, leases)
+
+    def create_successors(self, lease: Lease, successors: Sequence[Lease]) -> bool:
+        """Put the rows of the shards that follow the shard of `lease`, and set its children.
+
+        Rows that exist are not changed. All writes are one transaction. Its condition is that the
+        row of `lease` exists and is not at SHARD_END. This proves that no successor was finished
+        and deleted before: rows of finished shards are kept as long as a row of a parent (protocol
+        §8.2), and a shard starts after the ends of its parents. So a worker that was paused never
+        creates a deleted row again.
+
+        False if the condition does not hold; nothing was written.
+
+        Applied if all rows exist.
+
+        If the worker of another parent, or a former attempt, has created a row, the transaction is
+        repeated without it.
+
+        Raises:
+            ValueError: There are no successors.
+        """
+        unfinished: list[Condition] = [
+            Present(rows.LEASE_KEY),
+            Differs(rows.CHECKPOINT, string(SHARD_END.sequence_number)),
+            mark_condition(lease),
+        ]
+        children = string_set(successor.shard_id for successor in successors)
+        parent = Update(lease.lease_key, unfinished, Changes({rows.CHILDREN: children}))
+        return self._put_missing(parent, successors) is not None
+
+    def restore_parents(self, child: Lease, parents: Sequence[Lease]) -> tuple[str, ...] | None:
+        """Put the missing rows of the parents of `child`.
+
+        All writes are one transaction. Its condition is that the row of `child` has the checkpoint
+        of `child` and no pending checkpoint. A child at TRIM_HORIZON proves that no leader has
+        deleted the rows of its parents (protocol §8.2).
+
+        Applied if all rows exist; see `create_successors`.
+
+        Returns:
+            The keys that this call created. None if the condition does not hold; nothing was
+            written.
+
+        Raises:
+            ValueError: `child` has no parents.
+        """
+        has_not_begun = [*checkpoint_conditions(child), Absent(rows.PENDING)]
+        # An update in a transaction needs a change; the parents are set to the same value.
+        same = Changes({rows.PARENTS: string_set(child.parent_shard_ids)})
+        return self._put_missing(Update(child.lease_key, has_not_begun, same), parents)
+
+    def _put_missing(
+        self, proof: Update | Check, leases: Sequence[Lease]
+    ) -> tuple[str, ...] | None:
+        """Create the leases that have no row, in one transaction with `proof`.
+
+        Returns:
+            The keys that this call created. None if `proof` was refused.
+        """
+        missing = list(leases)
+        while refused := self._store.transact(
+            [proof, *(Put(lease_to_item(lease), [Absent(rows.LEASE_KEY)]) for lease in missing)]
+        ):
+            if 0 in refused:
+                return None
+            missing = [lease for index, lease in enumerate(missing, 1) if index not in refused]
+        return tuple(lease.lease_key for lease in missing)
+
+
+def checkpoint_conditions(lease: Lease) -> list[Condition]:
+    """Return the conditions that the row has the checkpoint of `lease`, compared as strings."""
+    attributes = rows.position_attributes(rows.CHECKPOINT, rows.CHECKPOINT_SUB, lease.checkpoint)
+    # A missing sub-sequence number is 0.
+    sub_condition = Equals if lease.checkpoint.sub_sequence_number else AbsentOrEquals
+    return [
+        Equals(rows.CHECKPOINT, attributes[rows.CHECKPOINT]),
+        sub_condition(rows.CHECKPOINT_SUB, attributes[rows.CHECKPOINT_SUB]),
+        mark_condition(lease),
+    ]
+
+
+def mark_condition(lease: Lease) -> Condition:
+    """Return the condition that the row is of the stream of `lease`, and not of a later one.
+
+    A single stream that was created again has the same lease keys.
+    """
+    if lease.stream_mark is None:
+        return Absent(rows.STREAM_CREATED)
+    return Equals(rows.STREAM_CREATED, number(lease.stream_mark))

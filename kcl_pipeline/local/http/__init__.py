@@ -1,0 +1,1 @@
+"""HTTP servers of the embedded AWS, and which requests they reject."""

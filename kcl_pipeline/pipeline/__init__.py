@@ -1,0 +1,395 @@
+"""Define a pipeline: the object that users write.
+
+Example::
+
+    def per_minute(records: DataFrame) -> DataFrame: ...
+
+    orders = KinesisPipeline(
+        name="orders",
+        streams=["orders"],
+        transform=per_minute,
+        sink=DeltaSink("lake/orders_per_minute"),
+        workers=Fleet(min=2, max=8),
+    )
+    defs = orders.definitions()
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal
+
+from kcl_pipeline.arguments import check_text, checked_arguments, checked_options, function_name
+from kcl_pipeline.aws import (
+    AwsClients,
+    open_fan_out,
+    open_kinesis,
+    open_tables,
+)
+from kcl_pipeline.aws.configs import LEADER_THREADS
+from kcl_pipeline.clock import Clock, StopSignal, SystemClock
+from kcl_pipeline.config import ConsumerSettings
+from kcl_pipeline.delta.sink import DeltaSink
+from kcl_pipeline.events import EventSink, ignore_events
+from kcl_pipeline.leader.cycle import LeaderCycle
+from kcl_pipeline.leader.streams.selection import Selection
+from kcl_pipeline.metrics.opening import observed_leader, observed_worker, require_exporters
+from kcl_pipeline.pipeline.arguments import (
+    Fleet,
+    check_arguments,
+    checked_settings,
+    select_function,
+)
+from kcl_pipeline.pipeline.output import PipelineOutput, SessionFactory, sink_address
+from kcl_pipeline.settings_errors import without_secrets
+from kcl_pipeline.stream_config import StreamForms, StreamSelector
+from kcl_pipeline.worker.starting import OpenedApplication, open_application, refuse_pause
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import pyarrow as pa
+    from dagster import AssetKey, Definitions, FreshnessPolicy
+    from pyspark.sql import DataFrame
+
+    from kcl_pipeline.assets.limits import CheckLimits
+    from kcl_pipeline.metrics.provider import MetricProvider
+    from kcl_pipeline.resources import AwsResource, SparkSource
+    from kcl_pipeline.spark.foreach import ForeachBatchSink
+    from kcl_pipeline.worker.worker import Worker
+
+__all__ = ["Fleet", "KinesisPipeline", "SessionFactory", "sink_address"]
+
+
+@checked_arguments
+@dataclass(frozen=True)
+class KinesisPipeline:
+    """A KCL application that reads streams, transforms the records and writes them to a sink.
+
+    Set at most one of `transform` and `transform_arrow`. With neither, the sink receives the
+    records unchanged.
+
+    Raises:
+        SettingsError: An argument is wrong. The message says what to write instead.
+    """
+
+    name: str
+    """KCL application name. It names the three tables and the Dagster definitions."""
+    streams: StreamForms
+    """Names or ARNs of the streams, or a `StreamConfig` for each.
+
+    Or a `StreamSelector`, or a function that returns names or ARNs: the leader asks each minute.
+    """
+    sink: DeltaSink | ForeachBatchSink
+    """A `DeltaSink` (exactly once) or a `ForeachBatchSink` (at least once)."""
+    transform: Callable[[DataFrame], DataFrame] | None = None
+    """Takes and returns a Spark DataFrame. The input has the columns of `RECORD_SCHEMA`."""
+    transform_arrow: Callable[[pa.Table], pa.Table] | None = None
+    """Takes and returns a `pyarrow.Table`, without a JVM."""
+    workers: Fleet = field(default_factory=Fleet)
+    """How many workers the sensor runs."""
+    settings_overrides: Mapping[str, Any] = field(default_factory=dict)
+    """Settings that differ from their default.
+
+    An example is `{"lease": {"failover_time_millis": 5000}}`.
+    """
+    spark_config: Mapping[str, str] = field(default_factory=dict)
+    """Spark properties. They override those that this package sets."""
+
+    def __post_init__(self) -> None:
+        check_arguments(
+            self.name,
+            self.streams,
+            self.sink,
+            self.transform,
+            self.transform_arrow,
+            self.workers,
+            self.spark_config,
+        )
+        _ = self.settings
+
+    def __repr__(self) -> str:
+        return (
+            f"KinesisPipeline(name={self.name!r}, streams={self._streams_text()}, "
+            f"sink={self.sink!r}, transform={function_name(self.transform)}, "
+            f"transform_arrow={function_name(self.transform_arrow)}, workers={self.workers!r}, "
+            f"settings_overrides={dict(self.settings_overrides)!r}, "
+            f"spark_config={without_secrets(self.spark_config)!r})"
+        )
+
+    def _streams_text(self) -> str:
+        if isinstance(self.streams, StreamSelector):
+            return repr(self.streams)
+        return function_name(self.streams) if callable(self.streams) else repr(list(self.streams))
+
+    @cached_property
+    def settings(self) -> ConsumerSettings:
+        """All settings, validated."""
+        return checked_settings(self.name, self.streams, self.settings_overrides)
+
+    @checked_options("an option")
+    def definitions(
+        self,
+        *,
+        aws: AwsResource | None = None,
+        spark: SparkSource | None = None,
+        leader_default_running: bool = False,
+        progress_seconds: float = 60.0,
+        group_name: str | None = None,
+        output_asset_key: AssetKey | Sequence[str] | str | None = None,
+        owners: Sequence[str] = (),
+        tags: Mapping[str, str] | None = None,
+        freshness: FreshnessPolicy | Literal["default"] | None = "default",
+        lag_threshold_seconds: float = 60.0,
+        scale_up_lag_seconds: float | None = 120.0,
+        check_limits: CheckLimits | None = None,
+    ) -> Definitions:
+        """Build the Dagster definitions: assets, checks, jobs, leader sensor and resources.
+
+        Combine the result with other definitions by `Definitions.merge`.
+
+        Args:
+            aws: Region, endpoint and credentials. None: the standard environment.
+            spark: A `SparkResource`, or a `PySparkResource` or `LazyPySparkResource` of
+                dagster-pyspark. None: a `SparkResource` with `spark_config`.
+            leader_default_running: Whether the sensor runs, and starts workers, as soon as Dagster
+                loads the code. Otherwise a user starts it in the Dagster UI.
+            progress_seconds: Time between two reports of the output, at least 9 seconds. Each is
+                one event, about 9 kB of Dagster's event log.
+            group_name: Group of the assets. None: the pipeline's name.
+            output_asset_key: Asset key of the output, such as `["lake", "orders"]` or
+                `"lake/orders"`. None: the pipeline's name and the folder of the table.
+            owners: E-mail addresses or `team:...`.
+            tags: Tags of the assets.
+            freshness: Freshness policy of the output asset. "default": it warns after 5 minutes
+                and fails after 15 minutes without new data. None: no policy.
+            lag_threshold_seconds: The lag check fails above this lag.
+            scale_up_lag_seconds: The sensor starts more workers above this lag. None: it keeps
+                `workers.min` workers.
+            check_limits: When the other checks fail. None: the defaults of `CheckLimits`.
+
+        Raises:
+            SettingsError: An argument is wrong.
+        """
+        # Dagster is loaded only where it is used
+        from kcl_pipeline.definitions import build_definitions  # noqa: PLC0415
+
+        return build_definitions(
+            self,
+            aws=aws,
+            spark=spark,
+            leader_default_running=leader_default_running,
+            progress_seconds=progress_seconds,
+            group_name=group_name,
+            output_asset_key=output_asset_key,
+            owners=owners,
+            tags=tags,
+            freshness=freshness,
+            lag_threshold_seconds=lag_threshold_seconds,
+            scale_up_lag_seconds=scale_up_lag_seconds,
+            check_limits=check_limits,
+        )
+
+    def ensure_tables(
+        self,
+        *,
+        clients: AwsClients | None = None,
+        clock: Clock | None = None,
+        events: EventSink = ignore_events,
+        stop: StopSignal | None = None,
+    ) -> None:
+        """Create the three tables if they are missing, and wait until they can be used.
+
+        Also looks up the streams, and refuses the tables of another application.
+
+        Raises:
+            NotFoundError: A stream does not exist.
+            AccessDeniedError: A permission is missing.
+            IncompatibleTableError: The tables have another layout or client version.
+            OtherApplicationError: The tables belong to another application.
+            ThrottledError: AWS throttles the calls, also after retries.
+            UnavailableError: AWS cannot be reached, also after retries.
+            StoppedWhileRetryingError: `stop` was set during the wait before a retry.
+        """
+        clock, clients = clock or SystemClock(), clients or AwsClients(self.settings)
+        self._open(clients, clock, events, stop or clock.signal())
+
+    def _open(
+        self, clients: AwsClients, clock: Clock, events: EventSink, stop: StopSignal
+    ) -> OpenedApplication:
+        tables = open_tables(self.settings, clients, clock)
+        return open_application(
+            self.settings,
+            open_kinesis(self.settings, clients, clock),
+            tables.lease,
+            tables.workers,
+            tables.coordinator,
+            sink_address=sink_address(self.sink),
+            clock=clock,
+            rng=random.Random(self.name),
+            events=events,
+            stop=stop,
+            select=select_function(self.streams, clients, clock),
+        )
+
+    def distribution(
+        self, *, clients: AwsClients | None = None, clock: Clock | None = None
+    ) -> pd.DataFrame:
+        """Read the lease and worker-metrics tables, and count the leases by group and worker.
+
+        Args:
+            clients: The boto3 clients. None: those of the standard environment.
+            clock: The clock. None: the system clock.
+
+        Returns:
+            One row per worker, sorted by group and worker. `group` and `worker` are texts, and
+            empty for leases without an owner. `leases` is the number of leases that are not
+            ended, `ended` of those at the end of their shard, and `handing_over` of those in a
+            handoff. `throughput_kbps` is the sum of the leases' moving averages, in KiB/s.
+
+        Raises:
+            KclError: The tables cannot be read.
+        """
+        from kcl_pipeline.leases.distribution import distribution  # noqa: PLC0415 (pandas)
+
+        clock, clients = clock or SystemClock(), clients or AwsClients(self.settings)
+        tables = open_tables(self.settings, clients, clock)
+        return distribution(
+            tables.lease.list_leases().leases,
+            [worker.worker_id for worker in tables.workers.scan_workers().workers],
+            self.settings.worker.worker_group_separator,
+        )
+
+    def build_leader(
+        self,
+        owner_name: str,
+        *,
+        resume_own_name: bool = False,
+        clients: AwsClients | None = None,
+        clock: Clock | None = None,
+        events: EventSink = ignore_events,
+    ) -> LeaderCycle:
+        """Build a leader of this application. It reads and writes nothing before its first cycle.
+
+        Args:
+            owner_name: Name of the leader in the lock row.
+            resume_own_name: Continue with a lock that has this owner name, instead of waiting until
+                it expires.
+            clients: The boto3 clients. None: those of the standard environment.
+            clock: The clock. None: the system clock.
+            events: Receives the events of the leader.
+        """
+        clock = clock or SystemClock()
+        clients = clients or AwsClients(self.settings)
+        # Its threads start with the first scan of several segments or the first moves
+        pool = ThreadPoolExecutor(LEADER_THREADS, "leader-calls")
+        tables = open_tables(self.settings, clients, clock, map_=pool.map)
+        observed = (self.settings, clock, owner_name, clients)
+        events = observed_leader(events, tables.coordinator, *observed)
+        kinesis = open_kinesis(self.settings, clients, clock)
+        select = select_function(self.streams, clients, clock)
+        return LeaderCycle(
+            self.settings,
+            tables.lease,
+            tables.workers,
+            tables.coordinator,
+            kinesis,
+            clock,
+            events,
+            owner_name,
+            resume_own_name=resume_own_name,
+            selection=None if select is None else Selection(select, clock, events),
+            map=pool.map,
+        )
+
+    def build_worker(
+        self,
+        worker_id: str,
+        *,
+        session_factory: SessionFactory | None = None,
+        clients: AwsClients | None = None,
+        clock: Clock | None = None,
+        events: EventSink = ignore_events,
+        stop: StopSignal | None = None,
+        run_id: str | None = None,
+        leads: bool = True,
+        leader_patience_seconds: float = 0.0,
+    ) -> Worker:
+        """Build a worker of this application. Creates its tables and its Spark session.
+
+        Args:
+            worker_id: Unique among the running workers of the application.
+            session_factory: Creates the Spark session. None: by `spark_config`.
+            clients: The boto3 clients. None: those of the standard environment.
+            clock: The clock. None: the system clock.
+            events: Receives the events of the worker.
+            stop: Stops the start-up.
+            run_id: Identifies this process. None: derived from the worker id and the time.
+            leads: Whether the worker is a standby leader.
+            leader_patience_seconds: Time without a leader after which the standby leader leads.
+
+        Raises:
+            KclError: As in `ensure_tables`; `ApplicationPausedError` while it is paused.
+        """
+        check_text("worker_id", worker_id, "Write a name that no other worker has, such as 'w-1'")
+        from kcl_pipeline.worker.dependencies import WorkerDependencies  # noqa: PLC0415
+        from kcl_pipeline.worker.worker import Worker  # noqa: PLC0415
+
+        clock, clients = clock or SystemClock(), clients or AwsClients(self.settings)
+        settings = self.settings
+        require_exporters(settings)
+        # Before anything slow, so that the leader can begin
+        application = self._open(clients, clock, events, stop or clock.signal())
+        refuse_pause(self.name, application.pause)
+        tables = open_tables(self.settings, clients, clock)
+        events = observed_worker(events, tables.coordinator, settings, clock, worker_id, clients)
+        kinesis = open_kinesis(self.settings, clients, clock)
+        leader: LeaderCycle | None = None
+        if leads:
+            leader = self.build_leader(worker_id, clients=clients, clock=clock, events=events)
+        writer, sink, range_jobs = self.output().open(session_factory, clients, events)
+        dependencies = WorkerDependencies(
+            settings=settings,
+            lease_table=tables.lease,
+            worker_table=tables.workers,
+            coordinator_table=tables.coordinator,
+            kinesis=kinesis,
+            writer=writer,
+            sink=sink,
+            clock=clock,
+            # Not seeded by the worker id: processes that share it must draw different numbers
+            rng=random.SystemRandom(),
+            events=events,
+            metric=self._metric(clock, events),
+            leader=leader,
+            leader_patience_seconds=leader_patience_seconds,
+            run_id=run_id or f"{worker_id}@{round(clock.wall() * 1000)}",
+            fan_out=open_fan_out(settings, clients) if range_jobs is None else None,
+            range_jobs=range_jobs,
+            takes_dead_letters=isinstance(self.sink, DeltaSink)
+            or self.sink.dead_letter_uri is not None,
+            sink_address=sink_address(self.sink),
+            application=application,
+        )
+        return Worker(worker_id, dependencies)
+
+    def output(self) -> PipelineOutput:
+        """Return the fields that decide how batches are written."""
+        return PipelineOutput(
+            self.name,
+            self.settings,
+            self.sink,
+            self.transform,
+            self.transform_arrow,
+            self.spark_config,
+        )
+
+    def _metric(self, clock: Clock, events: EventSink) -> MetricProvider | None:
+        from kcl_pipeline.metrics.platform import select_provider  # noqa: PLC0415 (it reads files)
+
+        if self.settings.worker.disable_worker_metrics:
+            return None
+        return select_provider(clock, events=events)

@@ -1,0 +1,156 @@
+"""Build what a pipeline writes with: the batch writer, the sink, and jobs of executors."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from kcl_pipeline.aws import AwsClients, KinesisSource
+from kcl_pipeline.config import ConsumerSettings
+from kcl_pipeline.delta.arrow_writer import ArrowBatchWriter
+from kcl_pipeline.delta.sink import DeltaCommitter, DeltaSink
+from kcl_pipeline.delta.storage.storage import table_root
+from kcl_pipeline.errors import SettingsError
+from kcl_pipeline.events import EventSink, ignore_events
+from kcl_pipeline.leases.application.identity import MAX_SINK
+from kcl_pipeline.text import printable
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
+
+    from kcl_pipeline.batch import BatchWriter, TransactionalSink
+    from kcl_pipeline.kinesis.ranges import RangeJobs
+    from kcl_pipeline.spark.executors import TaskSource
+    from kcl_pipeline.spark.foreach import ForeachBatchSink
+
+SessionFactory = Callable[[], "SparkSession"]
+"""Returns the Spark session of this process."""
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineOutput:
+    """The fields of a `KinesisPipeline` that decide how its batches are written."""
+
+    name: str
+    settings: ConsumerSettings
+    sink: DeltaSink | ForeachBatchSink
+    transform: Callable[[DataFrame], DataFrame] | None
+    transform_arrow: Callable[[pa.Table], pa.Table] | None
+    spark_config: Mapping[str, str]
+
+    def open(
+        self,
+        session_factory: SessionFactory | None,
+        clients: AwsClients,
+        events: EventSink = ignore_events,
+    ) -> tuple[BatchWriter, TransactionalSink, RangeJobs | None]:
+        """Return the writer, the sink, and the jobs of executors that fetch, if they do.
+
+        For a `ForeachBatchSink` the writer and the sink are one object. pyspark is loaded only if a
+        session is needed.
+        """
+        sink = self.sink
+        if not isinstance(sink, DeltaSink):
+            from kcl_pipeline.spark.foreach import ForeachBatch  # noqa: PLC0415 (it needs pyspark)
+
+            if self.settings.retrieval.fetch_on == "executors":
+                raise SettingsError(
+                    "retrieval.fetch_on='executors' needs a DeltaSink, and sink is a "
+                    "ForeachBatchSink. Write fetch_on='driver'."
+                )
+            both = ForeachBatch(self._session(session_factory), sink, self.transform, self.name)
+            return both, both, None
+        committer = DeltaCommitter(sink, self.name, events=events)
+        if self.transform is None:
+            writer = ArrowBatchWriter(
+                self.transform_arrow, sink.uri, sink.partition_by, sink.storage_options
+            )
+            if not self.executors_fetch(self.spark_config.get("spark.master", "local[*]")):
+                return writer, committer, None
+            # it needs pyspark
+            from kcl_pipeline.spark.executors import ArrowRangeJobs, ship_by_value  # noqa: PLC0415
+
+            session = self._session(session_factory)
+            ship_by_value(self.transform_arrow)
+            return (
+                writer,
+                committer,
+                ArrowRangeJobs(
+                    session,
+                    self.task_source(clients),
+                    self.transform_arrow,
+                    sink.uri,
+                    sink.partition_by,
+                    sink.storage_options,
+                ),
+            )
+        from kcl_pipeline.spark.writer import SparkBatchWriter  # noqa: PLC0415 (it needs pyspark)
+
+        session = self._session(session_factory)
+        frames = SparkBatchWriter(
+            session, self.transform, sink.uri, sink.partition_by, sink.storage_options
+        )
+        if not self.executors_fetch(session.sparkContext.master or ""):
+            return frames, committer, None
+        # it needs pyspark
+        from kcl_pipeline.spark.executors import FrameRangeJobs, ship_by_value  # noqa: PLC0415
+
+        ship_by_value(self.transform)
+        return (
+            frames,
+            committer,
+            FrameRangeJobs(
+                session, self.task_source(clients), frames, self.settings.retrieval.executors_port
+            ),
+        )
+
+    def executors_fetch(self, master: str) -> bool:
+        """Return whether executors fetch the records.
+
+        Raises:
+            SettingsError: Executors fetch, but the settings require subscriptions.
+        """
+        retrieval = self.settings.retrieval
+        executors_fetch = retrieval.fetch_on == "executors" or (
+            retrieval.fetch_on == "auto" and not re.match(r"local(\[|$)", master)
+        )
+        if executors_fetch and retrieval.retrieval_mode == "fan_out":
+            raise SettingsError(
+                "retrieval.retrieval_mode='fan_out' does not work when executors fetch. "
+                "Write fetch_on='driver', or retrieval_mode='polling'."
+            )
+        return executors_fetch
+
+    def task_source(self, clients: AwsClients) -> TaskSource:
+        """Return what a task of an executor needs to read the streams."""
+        from kcl_pipeline.spark.executors import TaskSource  # noqa: PLC0415 (it needs pyspark)
+
+        return TaskSource(
+            KinesisSource.of(self.settings, clients),
+            self.settings.retrieval,
+            self.settings.shard_sync.initial_timestamp,
+        )
+
+    def _session(self, session_factory: SessionFactory | None) -> SparkSession:
+        from kcl_pipeline.spark.session import build_session  # noqa: PLC0415 (it needs pyspark)
+        from kcl_pipeline.spark.warm import warm_up  # noqa: PLC0415 (it needs pyspark)
+
+        session = (
+            session_factory() if session_factory else build_session(self.name, self.spark_config)
+        )
+        warm_up(session)
+        return session
+
+
+def sink_address(sink: DeltaSink | ForeachBatchSink) -> str:
+    """Return the sink as the application record stores it.
+
+    `delta:<root of the table>`, or `foreach_batch`, whose function may write anywhere.
+    """
+    if not isinstance(sink, DeltaSink):
+        return "foreach_batch"
+    root = table_root(sink.uri)
+    return "delta:" + printable(re.sub(r"^s3a://", "s3://", root), MAX_SINK)

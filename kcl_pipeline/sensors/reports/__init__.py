@@ -1,0 +1,1 @@
+"""Report the application to Dagster: output, streams, tables and checks."""

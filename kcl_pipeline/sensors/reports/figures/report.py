@@ -1,0 +1,99 @@
+"""Decide when the figures of the lease table are drawn, and make their metadata."""
+
+import logging
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import dagster as dg
+
+from kcl_pipeline import extras
+from kcl_pipeline.planning.explain import explain
+from kcl_pipeline.planning.model import Plan, PlanInput
+from kcl_pipeline.sensors.reports.figures.drawing import image
+from kcl_pipeline.sensors.reports.figures.lag import LagHistory, draw_lag
+from kcl_pipeline.sensors.reports.figures.load import draw_load
+from kcl_pipeline.sensors.reports.figures.shards import draw_shards, stream_to_draw
+from kcl_pipeline.sensors.reports.fleet_view import FleetView
+
+_log = logging.getLogger(__name__)
+
+FIGURES_SECONDS: Final = 600.0
+"""Shortest time between two drawings. Each is one entry of three figures in an event."""
+_FIRST_SAMPLES: Final = 2
+FIRST_SECONDS: Final = 120.0
+"""How long the first drawing waits for two observations with a known lag: workers are starting."""
+_LINK_SECONDS: Final = 8.0
+"""Less than the shortest time between two reports of the lease table. The event is stored a moment
+after it was made."""
+
+
+@dataclass(slots=True)
+class Figures:
+    """What the figures show, and when they were drawn last. Can be built again at any time.
+
+    Attributes:
+        lags: The lag of each worker.
+        plan: The last plan with moves; without one, the last plan.
+        drawn_at: Monotonic seconds. None: not yet.
+        drawn_wall: Epoch seconds.
+    """
+
+    lags: LagHistory = field(default_factory=LagHistory)
+    plan: tuple[PlanInput, Plan] | None = None
+    drawn_at: float | None = None
+    drawn_wall: float = 0.0
+
+    def observe(self, view: FleetView) -> None:
+        """Add one observation."""
+        self.lags.observe(view.workers, view.wall_seconds)
+        self._note_plan(view.plan, view.plan_input)
+
+    def _note_plan(self, plan: Plan | None, plan_input: PlanInput | None) -> None:
+        if plan is None or plan_input is None:
+            return
+        if plan.moves or self.plan is None or not self.plan[1].moves:
+            self.plan = (plan_input, plan)
+
+    def metadata(self, view: FleetView, key: dg.AssetKey, now: float) -> dict[str, Any]:
+        """Return the figures if they are due, otherwise a link to the event that has them.
+
+        Args:
+            view: The observation.
+            key: Asset key of the lease table.
+            now: Monotonic seconds.
+        """
+        if not extras.is_installed("figures"):
+            return {}
+        if self.drawn_at is None and not self._is_worth_drawing():
+            return {}
+        if self.drawn_at is not None and now - self.drawn_at < FIGURES_SECONDS:
+            return {"figures": dg.MetadataValue.md(self._link(key))}
+        self.drawn_at, self.drawn_wall = now, view.wall_seconds
+        try:
+            return {"figures": dg.MetadataValue.md(self._draw(view))}
+        except Exception:  # noqa: BLE001 (a figure must not stop the leader)
+            _log.warning("cannot draw the figures of the lease table", exc_info=True)
+            return {}
+
+    def _is_worth_drawing(self) -> bool:
+        samples = self.lags.samples
+        if sum(bool(lags) for _, lags in samples) >= _FIRST_SAMPLES:
+            return True
+        return bool(samples) and samples[-1][0] - samples[0][0] >= FIRST_SECONDS
+
+    def _link(self, key: dg.AssetKey) -> str:
+        time = f"{datetime.fromtimestamp(self.drawn_wall, UTC):%H:%M} UTC"
+        millis = round((self.drawn_wall + _LINK_SECONDS) * 1000)
+        return f"[of {time}](/assets/{'/'.join(key.path)}?view=events&time={millis})"
+
+    def _draw(self, view: FleetView) -> str:
+        drawn = [image("Lag by worker", draw_lag(self.lags.series()))]
+        if self.plan is not None:
+            drawn.append(
+                image("Load before and after the last plan", draw_load(explain(*self.plan)))
+            )
+        if view.leases:
+            uri = draw_shards(view.leases, stream_to_draw(view.leases))
+            drawn.append(image("Shards over reshards", uri))
+        return "\n\n".join(drawn)

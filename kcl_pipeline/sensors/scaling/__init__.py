@@ -1,0 +1,1 @@
+"""Start, replace, drain and reconcile worker runs."""

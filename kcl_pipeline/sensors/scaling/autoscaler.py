@@ -1,0 +1,251 @@
+"""Decide how many worker runs to start or to drain.
+
+`decide` is a pure function of Dagster's runs and of the memory in the sensor's cursor. It counts
+active runs and does not use run keys, because Dagster never starts a second run with a used key.
+
+* There are never more runs than open shards, because a worker more would have nothing to read.
+* Only some runs may be on the way at once: queued, starting, or without a worker metrics row.
+* Runs that fail soon after their start are replaced with a growing delay. Otherwise a transform
+  that always fails would start a run every five seconds.
+"""
+
+from collections.abc import Collection, Sequence
+from typing import Final, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from kcl_pipeline.assets.checks.worker_runs import early_failures
+from kcl_pipeline.assets.runs.runs import RunView, worst_lag_millis
+from kcl_pipeline.leases.lease.values import Lease
+
+FIRST_BACKOFF_SECONDS: Final = 10.0
+LONGEST_BACKOFF_SECONDS: Final = 300.0
+SCALE_COOLDOWN_SECONDS: Final = 120.0
+SCALE_DOWN_AFTER_SECONDS: Final = 600.0
+FEWER_SHARDS_AFTER_SECONDS: Final = 60.0
+"""A smaller number of open shards counts after this time. A reshard changes it several times."""
+SCALE_DOWN_BELOW: Final = 0.1
+"""Share of the scale-up lag. One worker is drained after `SCALE_DOWN_AFTER_SECONDS` below it."""
+
+
+class _Value(BaseModel):
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+
+class AutoscalerMemory(_Value):
+    """State of the autoscaler, stored as JSON in the sensor's cursor.
+
+    Times are epoch seconds of the code server. A backoff that is read from here is never longer
+    than `LONGEST_BACKOFF_SECONDS`, even if the clock was changed.
+
+    Attributes:
+        desired: Number of workers, limited to the fleet's `min` and `max`. It may be edited in
+            the Dagster UI.
+        last_death: The newest run that failed early and was counted.
+        retry_at: No replacement starts before this time.
+        scaled_at: When `desired` was last changed because of the lag.
+        calm_since: Since when the lag is low enough to drain a worker.
+        open_shards: Number of open shards that limits the workers. None: not known yet.
+        fewer_since: Since when fewer shards than `open_shards` are open.
+    """
+
+    desired: int = Field(0, ge=0)
+    last_death: str | None = Field(
+        None, description="The newest run that failed early and was counted"
+    )
+    retry_at: float = 0.0
+    scaled_at: float = 0.0
+    calm_since: float | None = None
+    open_shards: int | None = Field(None, ge=0)
+    fewer_since: float | None = None
+
+    @classmethod
+    def parse(cls, cursor: str | None) -> Self:
+        """Parse a cursor. An invalid one (a wrong edit) gives the default memory."""
+        try:
+            return cls.model_validate_json(cursor or "{}")
+        except ValidationError:
+            return cls.model_validate({})
+
+
+class ScalingDecision(_Value):
+    """How many runs to start, which workers to drain, and why.
+
+    Attributes:
+        start: Number of runs to start.
+        drain: Ids of the workers to drain.
+        memory: The next cursor.
+        reason: A sentence for the log.
+    """
+
+    start: int = 0
+    drain: tuple[str, ...] = ()
+    memory: AutoscalerMemory
+    reason: str
+
+
+def backoff_seconds(failures: int, desired: int) -> float:
+    """Delay before the next replacement.
+
+    It is 0 until `desired` runs have failed early, then it doubles with every `desired` failures.
+    """
+    rounds = failures // max(desired, 1)
+    return (
+        0.0
+        if rounds == 0
+        else min(FIRST_BACKOFF_SECONDS * 2 ** min(rounds - 1, 10), LONGEST_BACKOFF_SECONDS)
+    )
+
+
+def _scaled(
+    memory: AutoscalerMemory,
+    active: Sequence[RunView],
+    now: float,
+    largest: int,
+    smallest: int,
+    scale_up_lag_seconds: float | None,
+) -> AutoscalerMemory:
+    desired = min(max(memory.desired, smallest), largest)
+    memory = memory.model_copy(update={"desired": desired, "scaled_at": min(memory.scaled_at, now)})
+    lag = worst_lag_millis(tuple(r for r in active if r.continuous))
+    if scale_up_lag_seconds is None or lag is None or smallest == 0:
+        return memory
+    if (
+        lag > scale_up_lag_seconds * 1000
+        and desired < largest
+        and now - memory.scaled_at >= SCALE_COOLDOWN_SECONDS
+    ):
+        return memory.model_copy(
+            update={"desired": desired + 1, "scaled_at": now, "calm_since": None}
+        )
+    if lag > scale_up_lag_seconds * 1000 * SCALE_DOWN_BELOW:
+        return memory.model_copy(update={"calm_since": None})
+    calm_since = now if memory.calm_since is None else min(memory.calm_since, now)
+    if desired > smallest and now - calm_since >= SCALE_DOWN_AFTER_SECONDS:
+        return memory.model_copy(
+            update={"desired": desired - 1, "scaled_at": now, "calm_since": now}
+        )
+    return memory.model_copy(update={"calm_since": calm_since})
+
+
+def open_shards(leases: Sequence[Lease]) -> int | None:
+    """Count the shards that can be read now; None without any lease.
+
+    A shard whose parent is not finished is left out: it is read after its parent.
+    """
+    if not leases:
+        return None
+    unfinished = [lease for lease in leases if not lease.ended]
+    known = {(lease.stream, lease.shard_id) for lease in unfinished}
+    return sum(
+        not any((lease.stream, parent) in known for parent in lease.parent_shard_ids)
+        for lease in unfinished
+    )
+
+
+def _with_shards(memory: AutoscalerMemory, found: int | None, now: float) -> AutoscalerMemory:
+    """Note the number of open shards. None: unknown, so the last number stays."""
+    last = memory.open_shards
+    if found is None or found == last:
+        return memory.model_copy(update={"fewer_since": None})
+    since = now if memory.fewer_since is None else min(memory.fewer_since, now)
+    if last is not None and found < last and now - since < FEWER_SHARDS_AFTER_SECONDS:
+        return memory.model_copy(update={"fewer_since": since})
+    return memory.model_copy(update={"open_shards": found, "fewer_since": None})
+
+
+def is_ready(run: RunView, ready: Collection[str] | None) -> bool:
+    """Whether the run has started and its worker reports.
+
+    Args:
+        run: An active run.
+        ready: Ids of the workers that report. None: every started run counts as ready.
+    """
+    return run.status.value == "STARTED" and (ready is None or run.worker_id in ready)
+
+
+def _drained(runs: Sequence[RunView], number: int, outdated: Sequence[RunView]) -> tuple[str, ...]:
+    """The outdated, then the newest started workers. A run that has not started cannot drain."""
+    started = [run for run in runs if run.status.value == "STARTED"]
+    started.sort(key=lambda run: (run in outdated, run.created), reverse=True)
+    return tuple(run.worker_id for run in started[:number])
+
+
+def decide(
+    active: Sequence[RunView],
+    recent: Sequence[RunView],
+    memory: AutoscalerMemory,
+    *,
+    minimum: int,
+    maximum: int,
+    now: float,
+    scale_up_lag_seconds: float | None = None,
+    shards: int | None = None,
+    max_starting: int | None = None,
+    ready: Collection[str] | None = None,
+    outdated: Sequence[RunView] = (),
+) -> ScalingDecision:
+    """Compare the number of workers with the desired number.
+
+    Args:
+        active: All active runs.
+        recent: The newest continuous runs in any status.
+        memory: The state of the last decision.
+        minimum: Smallest number of workers.
+        maximum: Largest number of workers.
+        now: Epoch seconds.
+        scale_up_lag_seconds: Lag that starts one more worker; None disables scaling by lag.
+        shards: Number of open shards. None: not known, so the last known number counts.
+        max_starting: Largest number of runs on the way; None for no limit. While no number of
+            shards is known, it is one worker.
+        ready: Ids of the workers that report. None: every started run counts as ready.
+        outdated: Runs that are being replaced. Meanwhile there may be one run more.
+    """
+    workers = [r for r in active if r.continuous]
+    before = memory.desired
+    memory = _with_shards(memory, shards, now)
+    largest = max(maximum, minimum)
+    if memory.open_shards is not None:
+        largest = min(largest, max(memory.open_shards, 1))
+    memory = _scaled(memory, active, now, largest, min(minimum, largest), scale_up_lag_seconds)
+    running = [r for r in workers if r.status.value != "CANCELING"]
+    surplus = len(running) - (memory.desired if before > memory.desired else largest)
+    surplus -= 1 if outdated else 0
+    if surplus > 0:
+        drain = _drained(running, surplus, outdated)
+        return ScalingDecision(
+            drain=drain,
+            memory=memory,
+            reason=f"{len(workers)} workers, {memory.desired} desired: draining {len(drain)}",
+        )
+    text = f"{len(workers)} workers, {memory.desired} desired"
+    missing = memory.desired - len(workers)
+    if missing <= 0:
+        return ScalingDecision(memory=memory, reason=text)
+    memory, remaining, failed = _backed_off(memory, recent, now)
+    if remaining > 0:
+        return ScalingDecision(
+            memory=memory,
+            reason=f"{text}: the last {failed} failed within a minute, "
+            f"next start in {remaining:.0f} s",
+        )
+    start = missing
+    if max_starting is not None:
+        on_the_way = sum(not is_ready(run, ready) for run in running)
+        budget = max_starting - on_the_way
+        start = min(missing, budget if memory.open_shards is not None else 1 - len(workers))
+    if start <= 0:
+        return ScalingDecision(memory=memory, reason=text)
+    return ScalingDecision(start=start, memory=memory, reason=f"{text}: starting {start}")
+
+
+def _backed_off(
+    memory: AutoscalerMemory, recent: Sequence[RunView], now: float
+) -> tuple[AutoscalerMemory, float, int]:
+    """The memory with the newest early failure, the remaining delay, and how many failed."""
+    failures = early_failures(recent, now)
+    backoff = backoff_seconds(len(failures), memory.desired)
+    latest = max(failures, key=lambda r: (r.ended or 0.0, r.run_id)).run_id if failures else None
+    if latest is not None and latest != memory.last_death:
+        memory = memory.model_copy(update={"last_death": latest, "retry_at": now + backoff})
+    return memory, min(memory.retry_at - now, backoff), len(failures)

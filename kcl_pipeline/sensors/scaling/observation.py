@@ -1,0 +1,180 @@
+"""Observe what the autoscaler decides on in one tick, and what keeps workers from running."""
+
+from dataclasses import dataclass
+
+import dagster as dg
+
+from kcl_pipeline.assets.checks.worker_runs import (
+    EARLY_FAILURE_SECONDS,
+    failure_problem,
+    outdated_runs,
+    refusal,
+)
+from kcl_pipeline.assets.contract import DagsterOptions, PipelineLike
+from kcl_pipeline.assets.names import Names
+from kcl_pipeline.assets.runs.queue import (
+    Places,
+    observe_places,
+    observe_queue,
+    places_problem,
+    queue_problem,
+    queued_long,
+)
+from kcl_pipeline.assets.runs.runs import RunView, recent_runs, silence_limit_seconds
+from kcl_pipeline.sensors.scaling.autoscaler import AutoscalerMemory, ScalingDecision, decide
+from kcl_pipeline.sensors.scaling.reconcile import Heartbeats
+from kcl_pipeline.sensors.scaling.replacement import Replacement, replace, rows_view
+
+
+@dataclass(frozen=True, slots=True)
+class Scaling:
+    """The decision of a tick.
+
+    Attributes:
+        decision: How many runs to start, and which workers to drain.
+        problems: What keeps workers from running, as sentences without a period.
+        replacing: What happens to outdated workers. None: nothing.
+        refused: A run and why the sensor ends it. None: no run.
+    """
+
+    decision: ScalingDecision
+    problems: tuple[str, ...] = ()
+    replacing: str | None = None
+    refused: tuple[str, str] | None = None
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the sentence of the tick says in addition."""
+        return (*([] if self.replacing is None else [self.replacing]), *self.problems)
+
+
+def reporting_workers(
+    heartbeats: Heartbeats, active: tuple[RunView, ...], limit_seconds: float
+) -> frozenset[str]:
+    """Ids of the workers of these runs whose row has changed within the limit."""
+    return frozenset(
+        run.worker_id
+        for run in active
+        if (silent := heartbeats.silent_seconds(run.worker_id)) is not None
+        and silent <= limit_seconds
+    )
+
+
+def scale(
+    instance: dg.DagsterInstance,
+    pipeline: PipelineLike,
+    names: Names,
+    options: DagsterOptions,
+    active: tuple[RunView, ...],
+    memory: AutoscalerMemory,
+    heartbeats: Heartbeats,
+    *,
+    shards: int | None,
+    now: float,
+    version: str,
+    location: str | None,
+) -> Scaling:
+    """Read what the decision needs, and decide.
+
+    Args:
+        instance: The Dagster instance.
+        pipeline: The pipeline, with its `names` and `options`.
+        names: Names in Dagster.
+        options: Thresholds.
+        active: The active runs.
+        memory: The state of the last decision.
+        heartbeats: Which workers report.
+        shards: Number of open shards; None if it is not known.
+        now: Epoch seconds.
+        version: The version of the pipeline.
+        location: This code location; None if it is not known.
+    """
+    fleet, separator = pipeline.workers, pipeline.settings.worker.worker_group_separator
+    limit = silence_limit_seconds(pipeline.settings)
+    outdated = outdated_runs(active, version, location) if fleet.rolling_replacement else ()
+    workers = [run for run in active if run.continuous]
+    short = len(workers) < max(memory.desired, fleet.min)
+    # The failures are read until a worker has lived for long enough, so that the check is steady.
+    young = any(run.started is None or now - run.started < EARLY_FAILURE_SECONDS for run in workers)
+    recent = (
+        recent_runs(instance, names.application, separator) if short or young or outdated else ()
+    )
+    decision = decide(
+        active,
+        recent,
+        memory,
+        minimum=fleet.min,
+        maximum=fleet.max,
+        now=now,
+        scale_up_lag_seconds=options.scale_up_lag_seconds,
+        shards=shards,
+        max_starting=fleet.max_starting,
+        ready=reporting_workers(heartbeats, active, limit),
+        outdated=outdated,
+    )
+    refused = bool(outdated) and refusal(recent, version) is not None
+    decision, desired, unplaced = _placed(
+        instance, _starting(decision, 0) if refused else decision, len(workers)
+    )
+    idle = not (decision.start or decision.drain)
+    replacement = replace(
+        active,
+        recent,
+        outdated if idle else (),
+        rows_view(heartbeats, limit),
+        version=version,
+        desired=desired,
+        most_runs=fleet.max + 1,
+        now=now,
+    )
+    queued = _queue_problem(instance, {**fleet.run_tags, **names.worker_run_tags}, workers, now)
+    failed = failure_problem(recent, decision.memory.desired, now)
+    return _scaling(decision, replacement, (queued, unplaced, failed, replacement.problem))
+
+
+def _scaling(
+    decision: ScalingDecision, replacement: Replacement, found: tuple[str | None, ...]
+) -> Scaling:
+    problems = tuple(problem for problem in found if problem is not None)
+    return Scaling(
+        _with_replacement(decision, replacement), problems, replacement.text, replacement.refused
+    )
+
+
+def _placed(
+    instance: dg.DagsterInstance, decision: ScalingDecision, workers: int
+) -> tuple[ScalingDecision, int, str | None]:
+    """Start only the runs that have a place in Dagster's run limit.
+
+    Returns:
+        The decision, the number of workers that a replacement keeps, and why some do not start.
+    """
+    desired = decision.memory.desired
+    places = observe_places(instance) if decision.start else Places()
+    placed = _starting(decision, places.limited(decision.start))
+    if placed.start < decision.start:  # a replacement must not wait for them
+        desired = min(desired, max(workers + places.free, 1))
+    return placed, desired, places_problem(decision.start, places)
+
+
+def _starting(decision: ScalingDecision, start: int) -> ScalingDecision:
+    """The decision with another number of runs to start."""
+    if start == decision.start:
+        return decision
+    state, _, _ = decision.reason.partition(": ")
+    reason = f"{state}: starting {start}" if start else state
+    return decision.model_copy(update={"start": start, "reason": reason})
+
+
+def _with_replacement(decision: ScalingDecision, replacement: Replacement) -> ScalingDecision:
+    if not (replacement.start or replacement.drain):
+        return decision
+    return decision.model_copy(update={"start": replacement.start, "drain": replacement.drain})
+
+
+def _queue_problem(
+    instance: dg.DagsterInstance, tags: dict[str, str], workers: list[RunView], now: float
+) -> str | None:
+    if not queued_long(workers, now):  # the limits are read only then
+        return None
+    return queue_problem(workers, observe_queue(instance, tags), now)

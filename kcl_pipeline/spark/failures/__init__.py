@@ -1,0 +1,1 @@
+"""Classify errors of Spark jobs, and find the records that cause them."""

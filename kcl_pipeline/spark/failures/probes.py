@@ -1,0 +1,293 @@
+"""Find the parts of a batch on which a Spark transform fails, without writing files.
+
+A write per part would need a plan, files and a dozen log lines. Here one plan and one job serve
+many parts: each part is one partition of a DataFrame, so each task evaluates one part. This needs a
+transform whose output partitions each come from one input partition. A transform that shuffles (it
+groups, joins or sorts) gets a plan and a job for each part.
+
+The tasks return their errors (`spark.outcomes`), so one job finds all failing parts. An error that
+they cannot return, such as a lack of memory in the JVM, makes a task fail, and the first task that
+fails ends its job. Then Spark's task statuses show which task this was, and which others succeeded.
+The next job evaluates the rest, so a round costs one job per failing part.
+
+Spark evaluates only requested columns. A hash of all columns requests all of them, writes no files
+and logs nothing if a task fails.
+
+Concurrent jobs must not share an RDD: if one fails, Spark fails every job whose lineage contains
+the failed stage's RDD, and valid parts would count as failed. Each thread has its own DataFrame.
+"""
+
+from __future__ import annotations
+
+import logging
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Final
+from uuid import uuid4
+
+import pyarrow as pa
+from py4j.protocol import (
+    CALL_COMMAND_NAME,
+    END_COMMAND_PART,
+    Py4JError,
+    get_command_part,
+    get_return_value,
+)
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+from pyspark.sql.types import ArrayType, DataType, MapType, StructType, VariantType
+
+from kcl_pipeline.errors import KclError, TransformFailedError
+from kcl_pipeline.spark.failures.job_errors import spark_line
+from kcl_pipeline.spark.failures.outcomes import errors_of, with_outcomes
+
+_LOG = logging.getLogger(__name__)
+
+MAX_JOBS_AT_ONCE: Final = 8
+_STATUS_MILLIS: Final = 10_000
+_MOST_TASKS: Final = 100_000
+_JOB_GROUP: Final = "spark.jobGroup.id"
+_MOST_STAGES: Final = 100
+_ONE_TO_ONE: Final = "OneToOneDependency"
+_LOCAL_RELATION_BYTES: Final = "spark.sql.execution.arrow.localRelationThreshold"
+"""Below this size Spark keeps Arrow rows in the plan and evaluates all of them while planning."""
+
+Apply = Callable[[DataFrame, int], DataFrame]
+"""Applies the transform to a DataFrame with this many records; raises `TransformFailedError`."""
+
+Classify = Callable[[Exception, int], KclError]
+"""Converts an error of a job: `TransformFailedError` for the transform's, others for Spark's."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """The evaluation of one part. `partition` of `rdd` holds its rows; None: all partitions."""
+
+    part: int
+    rdd: Any
+    partition: int | None
+
+
+class SparkProbe:
+    """Evaluate a transform on parts of a batch.
+
+    Not thread-safe. The transform is called only in the caller's thread.
+    """
+
+    def __init__(self, session: SparkSession, apply: Apply, classify: Classify) -> None:
+        self._session = session
+        self._apply = apply
+        self._classify = classify
+
+    def errors(self, parts: Sequence[pa.Table]) -> list[str | None]:
+        """The error of each part; None for a part without an error.
+
+        Raises:
+            SinkError: Spark itself failed.
+        """
+        if not parts:
+            return []
+        whole = self._together(parts, range(len(parts)))
+        reported = self._reported(parts, whole) if whole else None
+        if reported is not None:
+            return reported
+        cores = max(self._session.sparkContext.defaultParallelism, 1)
+        threads = min(cores, MAX_JOBS_AT_ONCE, len(parts))
+        found: list[str | None] = [None] * len(parts)
+        planned: list[list[_Job]] = []
+        for first in range(threads):
+            numbers = range(first, len(parts), threads)
+            some = self._together(parts, numbers) if whole else []
+            planned.append(some or self._alone(parts, numbers, found))
+        if not any(planned):
+            return found
+        with ThreadPoolExecutor(threads, thread_name_prefix="probe") as pool:
+            for errors in pool.map(lambda jobs: self._run(parts, jobs), planned):
+                for part, error in errors.items():
+                    found[part] = error
+        return found
+
+    def _reported(self, parts: Sequence[pa.Table], jobs: Sequence[_Job]) -> list[str | None] | None:
+        """Evaluate all parts in one job. None: the job failed."""
+        gateway: Any = self._session.sparkContext._gateway  # noqa: SLF001 (as pyspark itself)
+        context: Any = self._session.sparkContext._jsc.sc()  # noqa: SLF001 (as above)
+        try:
+            attempts = int(context.taskScheduler().maxTaskFailures())
+            outcomes = with_outcomes(gateway, context, jobs[0].rdd, attempts)
+            errors = errors_of(_call(gateway, outcomes, "collect"))
+        except Exception as error:  # noqa: BLE001 (found again by the jobs that follow)
+            _LOG.info("using a job for each failing part: %s", spark_line(error))
+            return None
+        return [
+            self._text(errors[number], part.num_rows) if number in errors else None
+            for number, part in enumerate(parts)
+        ]
+
+    def _together(self, parts: Sequence[pa.Table], numbers: Sequence[int]) -> list[_Job]:
+        """Plan several parts together; empty if the transform needs a plan for each part."""
+        batches = [batch for number in numbers for batch in _one_batch(parts[number])]
+        with _rows_outside_the_plan(self._session):
+            frame = self._session.createDataFrame(pa.Table.from_batches(batches))
+            try:
+                rdd = evaluated(self._apply(frame, sum(batch.num_rows for batch in batches)))
+                whole = rdd.getNumPartitions() == len(numbers) and _is_narrow(rdd.rdd())
+            except Exception:  # noqa: BLE001
+                # The failed part is not known. Each part is planned alone and raises again.
+                return []
+        return [_Job(number, rdd, index) for index, number in enumerate(numbers)] if whole else []
+
+    def _alone(
+        self, parts: Sequence[pa.Table], numbers: Sequence[int], found: list[str | None]
+    ) -> list[_Job]:
+        """Plan each part alone. Errors of the planning are stored in `found`."""
+        jobs = []
+        for number in numbers:
+            part = pa.Table.from_batches(_one_batch(parts[number]))
+            try:
+                frame = self._apply(self._session.createDataFrame(part), part.num_rows)
+                jobs.append(_Job(number, evaluated(frame), None))
+            except Exception as error:  # noqa: BLE001 (classified, and raised if it is Spark's own)
+                found[number] = self._text(error, part.num_rows)
+        return jobs
+
+    def _run(self, parts: Sequence[pa.Table], jobs: Sequence[_Job]) -> dict[int, str]:
+        """Return the error of each part that fails."""
+        errors: dict[int, str] = {}
+        group_id = f"probe-{uuid4().hex}"
+        self._session.sparkContext.setLocalProperty(_JOB_GROUP, group_id)
+        groups = [list(jobs)] if jobs and jobs[0].partition is not None else [[j] for j in jobs]
+        while groups:
+            group = groups.pop()
+            error = self._error_of(group)
+            if error is None:
+                continue
+            if len(group) == 1:
+                errors[group[0].part] = self._text(error, parts[group[0].part].num_rows)
+                continue
+            done, failed = self._outcomes(group_id)
+            if len(failed) == 1:
+                [index] = failed
+                errors[group[index].part] = self._text(error, parts[group[index].part].num_rows)
+            else:
+                # It is not known to which of these tasks the error belongs, or no task is known.
+                groups += [[group[index]] for index in failed or range(len(group))]
+                if not failed:
+                    continue
+            rest = [job for index, job in enumerate(group) if index not in done | failed]
+            groups += [rest] if rest else []
+        return errors
+
+    def _error_of(self, jobs: Sequence[_Job]) -> Exception | None:
+        """Run one job for these parts. All belong to one RDD. Return its error."""
+        gateway: Any = self._session.sparkContext._gateway  # noqa: SLF001 (as pyspark itself)
+        try:
+            if jobs[0].partition is None:
+                _call(gateway, jobs[0].rdd, "count")
+            else:
+                numbers = [job.partition for job in jobs if job.partition is not None]
+                _call(gateway, jobs[0].rdd, "collectPartitions", _int_array(gateway, numbers))
+        except Exception as error:  # noqa: BLE001 (as above)
+            return error
+        return None
+
+    def _outcomes(self, group_id: str) -> tuple[frozenset[int], frozenset[int]]:
+        """Return the indices of the tasks that succeeded and failed in the last job of a group."""
+        gateway: Any = self._session.sparkContext._gateway  # noqa: SLF001 (as above)
+        context: Any = self._session.sparkContext._jsc.sc()  # noqa: SLF001 (as above)
+        status = getattr(gateway.jvm, "org.apache.spark.status.api.v1.TaskStatus")
+        every = getattr(gateway.jvm, "scala.Option").empty()
+        try:
+            context.listenerBus().waitUntilEmpty(_STATUS_MILLIS)
+            tracker, store = context.statusTracker(), context.statusStore()
+            job = max(tracker.getJobIdsForGroup(group_id))
+            [stage] = tracker.getJobInfo(job).get().stageIds()
+            found = []
+            for kind in (status.SUCCESS, status.FAILED):
+                wanted = getattr(gateway.jvm, "java.util.List").of(kind)
+                tasks = store.taskList(stage, 0, 0, _MOST_TASKS, every, True, wanted)
+                found.append(frozenset(tasks.apply(n).index() for n in range(tasks.size())))
+        except (Py4JError, ValueError):
+            # The statuses are late or not stored.
+            return frozenset(), frozenset()
+        return found[0], found[1]
+
+    def _text(self, error: Exception, records: int) -> str:
+        found = error if isinstance(error, KclError) else self._classify(error, records)
+        if isinstance(found, TransformFailedError):
+            return found.detail
+        raise found from error
+
+
+def _call(gateway: Any, target: Any, method: str, *arguments: Any) -> Any:
+    """Call a Java method, and leave its error as it is.
+
+    PySpark looks for a Python class for each error: it asks the JVM about 14 classes, and for the
+    stack trace. This takes 100 ms, for each part that fails.
+    """
+    client, target_id = gateway._gateway_client, target._get_object_id()  # noqa: SLF001 (as above)
+    given = "".join(get_command_part(argument) for argument in arguments)
+    command = f"{CALL_COMMAND_NAME}{target_id}\n{method}\n{given}{END_COMMAND_PART}"
+    return get_return_value(client.send_command(command), client, target_id, method)
+
+
+def _int_array(gateway: Any, numbers: Sequence[int]) -> Any:
+    """A Java array, with five calls instead of one for each number."""
+    made = gateway.new_array(gateway.jvm.int, len(numbers))
+    data = struct.pack(f">{len(numbers)}i", *numbers)
+    getattr(gateway.jvm, "java.nio.ByteBuffer").wrap(data).asIntBuffer().get(made)
+    return made
+
+
+def evaluated(frame: DataFrame) -> Any:
+    """A Java RDD of one internal row per row, for which Spark must compute every column."""
+    named = frame.toDF(*[f"c{number}" for number in range(len(frame.columns))])
+    columns = [
+        f.col(field.name) if _can_hash(field.dataType) else f.col(field.name).cast("string")
+        for field in named.schema.fields
+    ]
+    whole: Any = named.select(f.xxhash64(*columns)) if columns else named
+    plan: Any = whole._jdf.queryExecution()  # noqa: SLF001 (the only way to a job for a partition)
+    return plan.toRdd().toJavaRDD()
+
+
+def _can_hash(kind: DataType) -> bool:
+    if isinstance(kind, ArrayType):
+        return _can_hash(kind.elementType)
+    if isinstance(kind, StructType):
+        return all(_can_hash(field.dataType) for field in kind.fields)
+    return not isinstance(kind, MapType | VariantType)
+
+
+def _is_narrow(rdd: Any) -> bool:
+    """Whether the dependencies show that each partition comes from one partition of one source."""
+    for _ in range(_MOST_STAGES):
+        dependencies = rdd.dependencies()
+        if dependencies.size() != 1:
+            return bool(dependencies.size() == 0)
+        dependency = dependencies.apply(0)
+        if dependency.getClass().getSimpleName() != _ONE_TO_ONE:
+            return False
+        rdd = dependency.rdd()
+    return False
+
+
+def _one_batch(part: pa.Table) -> list[pa.RecordBatch]:
+    """The rows as one record batch, which becomes one partition in Spark."""
+    batches: list[pa.RecordBatch] = part.combine_chunks().to_batches()
+    return batches
+
+
+@contextmanager
+def _rows_outside_the_plan(session: SparkSession) -> Iterator[None]:
+    before = session.conf.get(_LOCAL_RELATION_BYTES, None)
+    session.conf.set(_LOCAL_RELATION_BYTES, "0")
+    try:
+        yield
+    finally:
+        if before is None:
+            session.conf.unset(_LOCAL_RELATION_BYTES)
+        else:
+            session.conf.set(_LOCAL_RELATION_BYTES, before)

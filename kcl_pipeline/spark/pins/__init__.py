@@ -1,0 +1,1 @@
+"""Report to the driver which range each task has read."""

@@ -1,0 +1,1 @@
+"""Lead the application in a worker, or work without a leader."""

@@ -1,0 +1,129 @@
+"""Run leader cycles inside a worker while no other process leads."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from kcl_pipeline.clock import StopSignal
+from kcl_pipeline.errors import AwsError
+from kcl_pipeline.events import AwsTrouble
+from kcl_pipeline.leader.cycle import LeaderCycle
+from kcl_pipeline.leader.report import CycleReport
+from kcl_pipeline.leases.held import HeldLeases
+from kcl_pipeline.leases.state.worker_status import UnavailableStream
+from kcl_pipeline.leases.store import MapCallable
+from kcl_pipeline.worker.dependencies import WorkerDependencies
+from kcl_pipeline.worker.retry import attempt
+
+_LONGEST_CYCLE_SECONDS: Final = 1.0
+_WATCHER_SECONDS: Final = 0.5
+_STANDBY_SECONDS: Final = 2.0
+_AFTER_EXPIRY_SECONDS: Final = 0.02
+_SHORT_CYCLE_SECONDS: Final = 0.3
+_DUTY: Final = 5.0
+"""The time of a cycle above `_SHORT_CYCLE_SECONDS` is at most a sixth of all."""
+
+
+class StandbyLeader:
+    """Run leader cycles when the lock has not been renewed for its duration. One thread calls it.
+
+    Leases that a cycle assigns to its own worker are read by key at once, without the index.
+    Handoffs from its own worker are noticed at once, without the next renewal.
+    """
+
+    def __init__(
+        self,
+        worker_id: str,
+        parts: WorkerDependencies,
+        leases: HeldLeases,
+        map: MapCallable,  # noqa: A002 (it stands for the builtin)
+        stop: StopSignal,
+    ) -> None:
+        self._worker_id = worker_id
+        self._parts = parts
+        self._leases = leases
+        self._map = map
+        self._stop = stop
+        self._absent_since: float | None = None
+        self.may_compete = True
+        """False: this worker does not lead, and releases a lock that it holds."""
+        self.unavailable: tuple[UnavailableStream, ...] | None = None
+        """Streams that the last cycle could not use. None: this worker did not lead in it."""
+
+    def tick(self) -> float:
+        """Run a cycle if this process may lead; return the seconds until the next."""
+        leader = self._parts.leader
+        if leader is None or self._stop.is_set():
+            return self._longest_pause
+        if not self.may_compete:
+            attempt("release of the leader lock", leader.release, self._parts.events)
+            return self._longest_pause
+        if not self._may_lead():
+            return self._longest_pause
+        report = leader.run_once()
+        self.unavailable = report.unavailable if report.led else None
+        if report.scan_age_seconds is None:
+            self._take(report)
+        return self._pause_seconds(leader, report)
+
+    def _pause_seconds(self, leader: LeaderCycle, report: CycleReport) -> float:
+        """Return the seconds until the next cycle.
+
+        A leader runs a cycle at the time when a lease can expire, and often enough to see its last
+        renewal soon. Reads then cost a few percent of what renewals cost. An interval in the
+        settings is kept.
+        """
+        settings, longest = self._parts.settings, self._longest_pause
+        if settings.assignment.lease_assignment_interval_millis is not None:
+            return longest
+        if not report.led:
+            return min(_WATCHER_SECONDS if leader.is_watcher else _STANDBY_SECONDS, longest)
+        if report.error is not None:
+            return longest
+        usual = min(settings.lease.failover_time_millis / 10_000, _LONGEST_CYCLE_SECONDS)
+        pause = min(usual, leader.next_expiry_seconds() + _AFTER_EXPIRY_SECONDS)
+        long = _DUTY * max(report.seconds - _SHORT_CYCLE_SECONDS, 0.0)
+        return min(max(pause, long), longest)
+
+    @property
+    def _longest_pause(self) -> float:
+        leader, settings = self._parts.leader, self._parts.settings
+        lock = settings.leader if leader is None else leader.lock_settings
+        return (
+            min(settings.lease_assignment_interval_millis, lock.leader_heartbeat_period_millis)
+            / 1000
+        )
+
+    def _take(self, report: CycleReport) -> None:
+        leaving = [
+            lease.lease_key for lease in report.leases if lease.checkpoint_owner == self._worker_id
+        ]
+        if leaving:
+            self._leases.note_handoffs(leaving, map=self._map)
+        mine = [
+            lease.lease_key
+            for lease in report.leases
+            if lease.owner == self._worker_id and not lease.in_handoff
+        ]
+        if mine and not self._stop.is_set():
+            self._leases.discover(mine, map=self._map)
+
+    def _may_lead(self) -> bool:
+        """Return whether to try to lead. For `leader_patience_seconds` the sensor goes first.
+
+        The wait applies only while the lock row is absent.
+        """
+        if self._parts.leader_patience_seconds <= 0:
+            return True
+        try:
+            is_absent = self._parts.coordinator_table.observe_lock(consistent=False) is None
+        except AwsError as error:
+            self._parts.events(AwsTrouble("GetItem Leader", str(error)))
+            return False
+        now = self._parts.clock.monotonic()
+        if not is_absent:
+            self._absent_since = None
+            return True
+        if self._absent_since is None:
+            self._absent_since = now
+        return now - self._absent_since >= self._parts.leader_patience_seconds

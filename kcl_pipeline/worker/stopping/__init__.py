@@ -1,0 +1,1 @@
+"""Detect the end of a drain, and end a worker."""

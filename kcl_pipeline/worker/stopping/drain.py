@@ -1,0 +1,206 @@
+"""Detect the end of a drain: all records that the streams had at its start are in the table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final
+
+from kcl_pipeline.background import Due
+from kcl_pipeline.errors import AwsError
+from kcl_pipeline.events import AwsTrouble
+from kcl_pipeline.kinesis.identity import StreamIdentityCheck
+from kcl_pipeline.leases.lease.rejected import RejectedRows
+from kcl_pipeline.leases.lease.values import Lease
+from kcl_pipeline.position import Position
+from kcl_pipeline.shards import StreamId
+from kcl_pipeline.worker.consumer import ConsumerState, ShardConsumer
+from kcl_pipeline.worker.dependencies import WorkerDependencies
+from kcl_pipeline.worker.failures.pauses import Pause
+from kcl_pipeline.worker.shards.drained import DrainedStream
+from kcl_pipeline.worker.shards.lifecycle import Lifecycle
+from kcl_pipeline.worker.sources.batch_source import BatchSource
+
+LOOK_SECONDS: Final = 1.0
+UNREADABLE_LIMIT_SECONDS: Final = 60.0
+"""How long the lease table may be unreadable. After that the drain fails with the last error."""
+ATTEMPTS: Final = 3
+"""A drain does not wait for a paused shard after this number of attempts."""
+
+
+class DrainWatch:
+    """Check whether a drain is complete.
+
+    The lease table is read once a second, and once more when all shards held here are read and
+    committed. A drain is complete when every stream has leases and each lease is settled, or the
+    stream is deleted (`DrainedStream`). A lease is settled in these cases:
+
+    - It is at SHARD_END.
+    - Or another worker owns and renews it.
+    - Or this worker holds it, has read it to the tip since the drain began, and has committed it.
+
+    Leases of streams that the settings do not name are ignored. One of several streams that does
+    not exist is not waited for either, nor is a stream that was created after the start.
+
+    A lease without an owner is not settled, because the leader will assign it. A shard that is
+    paused because its transform fails counts as settled after `ATTEMPTS`.
+
+    Args:
+        worker_id: The worker that drains.
+        parts: Its dependencies: the lease table, the clock, of which only the monotonic time is
+            used, and the sink of events. It receives `AwsTrouble` for each failed read,
+            `RowRejected` for unreadable rows, and the events of `DrainedStream`.
+        streams: The streams of the settings that exist.
+        lifecycle: The consumers of the worker.
+        source: Reports which shards are read to their tip.
+        paused: Returns the paused shards by lease key.
+        identity: Confirms that a stream exists.
+    """
+
+    def __init__(
+        self,
+        worker_id: str,
+        parts: WorkerDependencies,
+        streams: Iterable[StreamId],
+        lifecycle: Lifecycle,
+        source: BatchSource,
+        paused: Callable[[], Mapping[str, Pause]],
+        identity: StreamIdentityCheck,
+    ) -> None:
+        clock, events = parts.clock, parts.events
+        self._worker_id = worker_id
+        self._streams = [
+            DrainedStream(stream, worker_id, identity, clock, events) for stream in streams
+        ]
+        self._table = parts.lease_table
+        self._lifecycle = lifecycle
+        self._source = source
+        self._paused = paused
+        self._clock = clock
+        self._events = events
+        self._rejected = RejectedRows(events)
+        self._due = Due(clock, LOOK_SECONDS, first_seconds=LOOK_SECONDS)
+        self._unreadable_since: float | None = None
+        self._was_through = False
+        self._counters: dict[str, int] = {}
+        self._renewed: set[str] = set()
+        self._read: set[str] = set()
+        """Transaction keys of leases that were read to their tip since the drain began."""
+
+    def done(self) -> bool:
+        """Return whether the drain is complete; False between two reads of the table.
+
+        Raises:
+            AwsError: The lease table could not be read for `UNREADABLE_LIMIT_SECONDS`.
+        """
+        self._note_read()
+        was_through, self._was_through = self._was_through, self._is_through()
+        if not self._due.ready() and (was_through or not self._was_through):
+            return False
+        leases = self._read_leases()
+        if leases is None:
+            return False
+        self._note_renewals(leases)
+        # Each stream notes its leases, also if an earlier one is waited for.
+        finished = [self._is_finished(stream, leases) for stream in self._streams]
+        return all(finished)
+
+    def unread(self) -> str | None:
+        """Return a sentence about records of deleted streams that were not read; None: none."""
+        found = [stream.sentence for stream in self._streams if stream.sentence is not None]
+        return "; ".join(found) or None
+
+    def _is_finished(self, stream: DrainedStream, leases: tuple[Lease, ...]) -> bool:
+        own = [lease for lease in leases if stream.owns(lease)]
+        unsettled = [lease for lease in own if not self._is_settled(lease)]
+        # Another worker that is known to be the owner reads its lease, or the leader assigns it.
+        here = [one for one in unsettled if one.actual_owner in (None, self._worker_id)]
+        unread = [one for one in here if one.transaction_key not in self._read]
+        stream.note(own, [(lease, self._reached(lease)) for lease in unread])
+        stream.look(leases, len(own), fails=any(map(self._fails, unsettled)))
+        if stream.is_deleted:
+            return len(here) == len(unsettled)
+        return bool(own) and not unsettled
+
+    def _fails(self, lease: Lease) -> bool:
+        """Return whether the last step of a shard that is held here has failed."""
+        consumer = self._lifecycle.consumers.get(lease.lease_key)
+        if consumer is None:
+            return False
+        reading = self._source.state_of(lease.lease_key)
+        return consumer.error is not None or (reading is not None and reading.error is not None)
+
+    def _reached(self, lease: Lease) -> Position | None:
+        """Return the last position that is known to be in the table (inclusive)."""
+        consumer = self._lifecycle.consumers.get(lease.lease_key)
+        committed = None if consumer is None else consumer.committed
+        position = committed or lease.checkpoint
+        return None if position.is_sentinel else position
+
+    def _read_leases(self) -> tuple[Lease, ...] | None:
+        """Return all leases; None when the table cannot be read now."""
+        now = self._clock.monotonic()
+        try:
+            listing = self._table.list_leases()
+        except AwsError as error:
+            self._events(AwsTrouble("Scan of the leases for the drain", str(error)))
+            if self._unreadable_since is None:
+                self._unreadable_since = now
+            if now - self._unreadable_since >= UNREADABLE_LIMIT_SECONDS:
+                raise
+            return None
+        self._unreadable_since = None
+        self._rejected.note_all(listing.bad_rows)
+        return listing.leases
+
+    def _note_renewals(self, leases: tuple[Lease, ...]) -> None:
+        for lease in leases:
+            known = self._counters.get(lease.lease_key)
+            if known is not None and lease.counter != known:
+                self._renewed.add(lease.lease_key)
+            self._counters[lease.lease_key] = lease.counter
+
+    def _note_read(self) -> None:
+        self._read.update(
+            consumer.transaction_key
+            for consumer in self._lifecycle.consumers.values()
+            if self._is_read(consumer)
+            or (consumer.state is ConsumerState.ENDING and not consumer.shard_gone)
+        )
+
+    def _is_settled(self, lease: Lease) -> bool:
+        if lease.ended:
+            return True
+        consumer = self._lifecycle.consumers.get(lease.lease_key)
+        if consumer is None:
+            return (
+                lease.actual_owner not in (None, self._worker_id)
+                and lease.lease_key in self._renewed
+            )
+        return self._is_read(consumer) or self._is_given_up(lease)
+
+    def _is_given_up(self, lease: Lease) -> bool:
+        """Return whether the shard or an ancestor stays paused. Then the drain ends as failed."""
+        pause = self._paused().get(lease.lease_key)
+        if pause is not None and pause.attempts >= ATTEMPTS:
+            return True
+        parents = (
+            self._lifecycle.consumers.get(lease.key_of_sibling(parent))
+            for parent in lease.parent_shard_ids
+        )
+        return any(self._is_given_up(parent.held.lease) for parent in parents if parent is not None)
+
+    def _is_through(self) -> bool:
+        consumers = [
+            c for c in self._lifecycle.consumers.values() if c.state is not ConsumerState.ENDED
+        ]
+        return bool(consumers) and all(
+            self._is_read(consumer) or self._is_given_up(consumer.held.lease)
+            for consumer in consumers
+        )
+
+    def _is_read(self, consumer: ShardConsumer) -> bool:
+        return (
+            consumer.state is ConsumerState.READING
+            and consumer.prepared is None
+            and self._source.caught_up(consumer.lease_key)
+        )
