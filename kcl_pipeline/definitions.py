@@ -20,11 +20,10 @@ from kcl_pipeline.resources import (
     AwsResource,
     CoordinatorStateTableResource,
     LeaseTableResource,
-    SparkResource,
     SparkSource,
     WorkerMetricsTableResource,
 )
-from kcl_pipeline.resources.spark import check_spark
+from kcl_pipeline.resources.spark import check_spark, spark_resource
 from kcl_pipeline.sensors.leader import build_leader_sensor
 from kcl_pipeline.settings_errors import wrong
 
@@ -126,5 +125,5 @@ def build_resources(
         names.leases_resource: LeaseTableResource.of(pipeline.settings, aws),
         names.workers_resource: WorkerMetricsTableResource.of(pipeline.settings, aws),
         names.coordinator_resource: CoordinatorStateTableResource.of(pipeline.settings, aws),
-        names.spark: spark or SparkResource(app_name=pipeline.name, spark_config=spark_config),
+        names.spark: spark or spark_resource(pipeline.name, spark_config),
     }

@@ -1,12 +1,13 @@
 """Configure the Spark session as a Dagster resource."""
 
-from typing import TYPE_CHECKING, Any, TypeAlias, Union, cast
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, Union, cast
 
 import dagster as dg
 from pydantic import Field
 
 from kcl_pipeline.checked_fields import CheckedFields
-from kcl_pipeline.settings_errors import wrong
+from kcl_pipeline.settings_errors import without_secrets, wrong
 
 if TYPE_CHECKING:
     from dagster_pyspark import LazyPySparkResource, PySparkResource
@@ -38,7 +39,30 @@ class SparkResource(CheckedFields, dg.ConfigurableResource[Any]):
         # Loaded here, because most runs do not need pyspark.
         from kcl_pipeline.spark.session import build_session  # noqa: PLC0415
 
-        return build_session(self.app_name, self.spark_config)
+        return build_session(self.app_name, _with_secrets(self.app_name, self.spark_config))
+
+
+_SECRETS: Final[dict[str, Mapping[str, str]]] = {}
+"""By application name, the properties of this process that Dagster may not store."""
+
+
+def spark_resource(app_name: str, spark_config: Mapping[str, str]) -> SparkResource:
+    """Return the resource of a pipeline.
+
+    Dagster stores the fields of a resource and shows them in its UI. So secrets are not in the
+    fields: each process keeps those of the pipelines that it has loaded.
+    """
+    fields = without_secrets(spark_config)
+    _SECRETS[app_name] = {key: value for key, value in spark_config.items() if fields[key] != value}
+    return SparkResource(app_name=app_name, spark_config=fields)
+
+
+def _with_secrets(app_name: str, fields: Mapping[str, str]) -> dict[str, str]:
+    known = _SECRETS.get(app_name, {})
+    return {
+        key: known[key] if key in known and value == without_secrets(known)[key] else value
+        for key, value in fields.items()
+    }
 
 
 def open_session(resource: SparkSource) -> "SparkSession":
