@@ -47,6 +47,7 @@ from kcl_pipeline.leader.sync.deleted_rows import DeletedRows
 from kcl_pipeline.leader.sync.shards import ShardSync
 from kcl_pipeline.leases.coordinator_keys import LEADER_KEY
 from kcl_pipeline.leases.lease.values import BadRow
+from kcl_pipeline.leases.stored_shards import StoredShards
 from kcl_pipeline.leases.tables import CoordinatorStateTable, LeaseTable, WorkerMetricsTable
 from kcl_pipeline.planning import strategies
 from kcl_pipeline.planning.kcl.take import TAKE_AND_STEAL
@@ -74,6 +75,7 @@ class LeaderCycle:
             source of random numbers.
         selection: The streams, if the settings do not name them.
         leases_per_probe: See `LEASES_PER_PROBE`.
+        stored: Asks the table for positions of shards. None: it stores none.
     """
 
     def __init__(
@@ -92,6 +94,7 @@ class LeaderCycle:
         rng: Random | None = None,
         selection: Selection | None = None,
         leases_per_probe: int = LEASES_PER_PROBE,
+        stored: StoredShards | None = None,
     ) -> None:
         run: Map = map or builtins.map
         self._settings = settings
@@ -115,10 +118,9 @@ class LeaderCycle:
         self._streams = streams = Streams(settings, kinesis, clock, events, owner_name, selection)
         known = (coordinator_table, lease_table, kinesis, streams)
         self._application = ApplicationGuard(settings, *known)
-        self._sync = ShardSync(settings, lease_table, kinesis, clock, events, streams, leadership)
-        self._deleted_rows = DeletedRows(
-            lease_table, kinesis, events, self._election, streams, leadership
-        )
+        led = (streams, leadership, stored)
+        self._sync = ShardSync(settings, lease_table, kinesis, clock, events, *led)
+        self._deleted_rows = DeletedRows(lease_table, kinesis, events, self._election, *led)
         self._cleaning = Cleaning(settings, lease_table, worker_table, events, leadership)
         self._former = FormerStreams(
             settings, coordinator_table, clock, streams, leadership, self._cleaning

@@ -303,6 +303,7 @@ class KinesisPipeline:
             resume_own_name=resume_own_name,
             selection=None if select is None else Selection(select, clock, events),
             map=pool.map,
+            stored=self.output().stored_shards(),
         )
 
     def build_worker(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING
 
 from kcl_pipeline.aws import AwsClients, KinesisSource
@@ -15,6 +16,7 @@ from kcl_pipeline.delta.storage.storage import table_root
 from kcl_pipeline.errors import SettingsError
 from kcl_pipeline.events import EventSink, ignore_events
 from kcl_pipeline.leases.application.identity import MAX_SINK
+from kcl_pipeline.leases.stored_shards import SinkShards, StoredShards
 from kcl_pipeline.text import printable
 
 if TYPE_CHECKING:
@@ -106,6 +108,16 @@ class PipelineOutput:
                 session, self.task_source(clients), frames, self.settings.retrieval.executors_port
             ),
         )
+
+    def stored_shards(self) -> StoredShards | None:
+        """Return what asks the table for positions. None: the table stores none.
+
+        The table is not opened before the first question.
+        """
+        sink, name = self.sink, self.name
+        if self.settings.batch.commit_protocol != "positions" or not isinstance(sink, DeltaSink):
+            return None
+        return SinkShards(cache(lambda: DeltaCommitter(sink, name)))
 
     def executors_fetch(self, master: str) -> bool:
         """Return whether executors fetch the records.

@@ -81,7 +81,7 @@ def leases_for_new_stream(
         The leases in creation order.
     """
     checkpoint = sentinel(position)
-    return tuple(new_lease(stream, shard, checkpoint) for shard in _creation_order(shards))
+    return tuple(new_lease(stream, shard, checkpoint) for shard in creation_order(shards))
 
 
 def unexpected_children(shards: Iterable[Shard]) -> tuple[str, ...]:
@@ -140,7 +140,7 @@ def leases_for_missing_shards(
     found = {**search.found, **dict.fromkeys(_orphans(listed, existing), TRIM_HORIZON)}
     return tuple(
         new_lease(stream, shard, found[shard.shard_id])
-        for shard in _creation_order(listed[key] for key in found)
+        for shard in creation_order(listed[key] for key in found)
     )
 
 
@@ -248,7 +248,7 @@ def restored_parents(
     Returns:
         The leases in creation order; none at LATEST.
     """
-    found = _creation_order(shard for shard in shards if shard.shard_id in missing)
+    found = creation_order(shard for shard in shards if shard.shard_id in missing)
     leases = (new_lease(stream, shard, sentinel(position)) for shard in found)
     return tuple(lease for lease in leases if restored_lease(lease, position) is not None)
 
@@ -270,7 +270,8 @@ def restored_lease(lease: Lease, position: InitialPosition) -> Lease | None:
     )
 
 
-def _creation_order(shards: Iterable[Shard]) -> list[Shard]:
+def creation_order(shards: Iterable[Shard]) -> list[Shard]:
+    """Return the shards in the order in which their leases are created."""
     # Oldest first: a crash between two writes must not leave descendants without ancestors.
     return sorted(shards, key=lambda s: (int(s.starting_sequence_number), s.shard_id))
 
@@ -292,7 +293,7 @@ def successors(
     }
     return tuple(
         ChildShard(shard.shard_id, shard.parents, shard.hash_key_range)
-        for shard in _creation_order(found.values())
+        for shard in creation_order(found.values())
         if not any(parent in found for parent in shard.parents)
     )
 

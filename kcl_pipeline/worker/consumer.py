@@ -6,8 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from kcl_pipeline.batch import TxnVersions, shard_key
+from kcl_pipeline.batch import TxnVersions
 from kcl_pipeline.leases.held import Held
+from kcl_pipeline.leases.stored_shards import position_key
 from kcl_pipeline.position import SHARD_END, Position
 from kcl_pipeline.shards import ChildShard, StreamId
 
@@ -104,14 +105,8 @@ class ShardConsumer:
 
     def sibling_key(self, shard_id: str) -> str | None:
         """Return the `shard_key` of another shard of the same stream."""
-        stream, lease = self.stream, self.held.lease
-        created = stream.creation_epoch
-        if created is None and stream.created_millis is not None:
-            created = stream.created_millis // 1000
-        if stream.arn is None or created is None:
-            return None
-        named = lease.with_(lease_key=lease.key_of_sibling(shard_id))
-        return shard_key(named.transaction_key, f"{stream.arn}/{created}/{shard_id}")
+        lease = self.held.lease
+        return position_key(self.stream, lease.with_(lease_key=lease.key_of_sibling(shard_id)))
 
     @property
     def is_behind(self) -> bool:

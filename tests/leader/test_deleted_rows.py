@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pytest
 
-from kcl_pipeline.errors import ThrottledError
+from kcl_pipeline.errors import SinkError, ThrottledError
 from kcl_pipeline.events import LeasesCreated, LossReason, RecordsLost
 from kcl_pipeline.leases.lease.values import Lease
 from kcl_pipeline.position import TRIM_HORIZON, Position
@@ -237,3 +237,37 @@ def test_of_several_streams_only_the_one_concerned_is_restored():
     assert restored(world) == [key]
     (event,) = [e for e in world.happened(LeasesCreated) if "deleted" in e.reason]
     assert event.stream == "orders"
+
+
+def knows(stored):
+    """A table that stores positions."""
+
+    def ask(_stream, shard_ids):
+        if isinstance(stored, Exception):
+            raise stored
+        return {one: stored[one] for one in shard_ids if one in stored}
+
+    return ask
+
+
+@pytest.mark.parametrize(("ends", "brought_back"), [(False, [P1]), (True, [])])
+def test_at_latest_a_shard_with_a_position_in_the_table_is_continued(ends, brought_back):
+    world = merging("LATEST")
+    cycle = world.leader(stored=knows({P1: ends}), resume_own_name=True)
+    cycle.run_once()
+    world.leases.erase(P1)
+    cycle.run_once()
+    assert restored(world) == brought_back
+    assert not world.happened(RecordsLost)
+    if brought_back:
+        assert world.leases.get(P1).checkpoint == TRIM_HORIZON
+
+
+def test_a_table_that_cannot_be_read_decides_nothing():
+    world = merging("LATEST")
+    cycle = world.leader(stored=knows(SinkError("the table cannot be read")), resume_own_name=True)
+    cycle.run_once()
+    world.leases.erase(P1)
+    assert "cannot be read" in cycle.run_once().error
+    assert P1 not in world.table()
+    assert not world.happened(RecordsLost)

@@ -9,6 +9,7 @@ import random
 from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.kinesis.ranges import RangeReader
 from kcl_pipeline.leader.cycle import LeaderCycle
+from kcl_pipeline.leases.stored_shards import SinkShards
 from kcl_pipeline.testing.clock import VirtualClock
 from kcl_pipeline.testing.kinesis.client import InMemoryKinesis
 from kcl_pipeline.testing.kinesis.model import KinesisModel
@@ -85,7 +86,13 @@ class World:
             self.events.append,
             name,
             rng=random.Random(name),
+            stored=self.stored(),
         )
+
+    def stored(self):
+        if self.settings.batch.commit_protocol != "positions":
+            return None
+        return SinkShards(lambda: InMemorySink(self.table, clock=self.clock))
 
     def make_worker(self, name="w-1", run_id=None, events=None):
         parts = WorkerDependencies(

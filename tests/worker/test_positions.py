@@ -9,7 +9,7 @@ from kcl_pipeline.config import ConsumerSettings, LeaseSettings
 from kcl_pipeline.errors import LeaseLostError, SinkError, UnavailableError
 from kcl_pipeline.events import AwsTrouble, PendingResolved
 from kcl_pipeline.leases.held import HeldLeases
-from kcl_pipeline.position import SHARD_END, TRIM_HORIZON, Position
+from kcl_pipeline.position import LATEST, SHARD_END, TRIM_HORIZON, Position
 from kcl_pipeline.shards import StreamId
 from kcl_pipeline.testing.sink import InMemorySink, SinkFault
 from kcl_pipeline.worker.commit.positions import PositionsCommit
@@ -326,3 +326,60 @@ def test_the_default_lag_is_the_renewal_interval() -> None:
     assert LeaseSettings(checkpoint_lag_millis=0).checkpoint_lag == 0
     settings = ConsumerSettings(application_name="app", streams=("s",))
     assert settings.batch.commit_protocol == "two_phase"
+
+
+def child_of(world: World, *, checkpoint: Position, owner: str = "w") -> ShardConsumer:
+    """A child of the first shard, whose row this worker holds."""
+    key = KEYS[1]
+    item = world.table.rows()[key]
+    world.table.plant(
+        {**item, "checkpoint": {"S": str(checkpoint)}, "parentShardId": {"SS": [KEY]}}
+    )
+    leases, _ = world.taker()
+    return ShardConsumer(next(one for one in leases.discover() if one.lease_key == key), STREAM)
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_the_taker_of_a_begun_child_ends_a_parent_whose_row_was_cleaned_up(
+    world: World, known: bool
+) -> None:
+    world.sink.ensure_table(NO_RECORDS.schema)
+    if known:
+        assert world.commit(5) is not None
+    child = child_of(world, checkpoint=Position("7"))
+    world.committer.begin(child, [], TxnVersions())
+    assert world.stored().ended == known
+
+
+def test_the_taker_of_a_child_that_has_not_begun_leaves_a_parent_without_a_row_alone(
+    world: World,
+) -> None:
+    assert world.commit(5) is not None
+    child = child_of(world, checkpoint=LATEST)
+    world.committer.begin(child, [], TxnVersions())
+    assert not world.stored().ended
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_child_at_latest_starts_at_the_beginning_if_the_table_knows_its_parent(
+    world: World, known: bool
+) -> None:
+    child = child_of(world, checkpoint=LATEST)
+    if known:
+        parent = ShardRange(KEY, TRIM_HORIZON, Position("5"))
+        world.consumers = {KEY: world.consumers[KEY]}
+        batch = Batch("b", (parent,), NO_RECORDS)
+        assert world.steps.run(batch, world.consumers, world.writer.write(batch)) is not None
+    assert world.committer.resolve(child) == (TRIM_HORIZON if known else LATEST)
+    assert not child.flush_needed, "a checkpoint does not move back"
+
+
+def test_a_sink_says_which_shards_it_knows(world: World) -> None:
+    assert world.commit(5) is not None
+    world.committer.end(world.consumers[KEY])
+    ask = world.committer.stored
+    assert ask is not None
+    assert ask(STREAM, ["shardId-9", KEY, KEYS[1]]) == {KEY: True, KEYS[1]: False}
+    assert ask(STREAM, []) == {}
+    with pytest.raises(SinkError, match="creation time"):
+        ask(StreamId("s", arn="arn:s"), [KEY])

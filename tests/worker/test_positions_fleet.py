@@ -2,12 +2,14 @@
 
 import pytest
 
+from kcl_pipeline.events import RecordsLost
 from kcl_pipeline.leases.lease.values import Lease
-from kcl_pipeline.position import SHARD_END, TRIM_HORIZON
+from kcl_pipeline.position import AT_TIMESTAMP, LATEST, SHARD_END, TRIM_HORIZON, Position
 from kcl_pipeline.testing.tables import create_lease
+from kcl_pipeline.worker.consumer import ConsumerState
 from tests.support.worker_world import World, numbered
 
-PARENT = "shardId-000000000000"
+PARENT, CHILD = "shardId-000000000000", "shardId-000000000001"
 POSITIONS = {"batch": {"commit_protocol": "positions"}}
 
 
@@ -107,3 +109,88 @@ def test_a_busy_worker_writes_a_row_once_per_renewal():
     assert writes.count("UpdateItem") == written
     assert world.data() == sorted(world.sent)
     assert world.leases.get(PARENT).checkpoint == stored(world, PARENT).position
+
+
+def erase_all(world):
+    for key in list(world.leases.rows()):
+        world.leases.erase(key)
+
+
+def of_initial_position(position, **settings):
+    sync = {"initial_position_in_stream": position}
+    if position == "AT_TIMESTAMP":
+        sync["initial_timestamp"] = "2020-01-01T00:00:00Z"
+    return World(shards=1, **POSITIONS, shard_sync=sync, **settings)
+
+
+@pytest.mark.parametrize("position", ["TRIM_HORIZON", "LATEST", "AT_TIMESTAMP"])
+def test_deleted_rows_of_a_shard_that_was_split_meanwhile_lose_and_repeat_nothing(position):
+    world = of_initial_position(position)
+    world.run(5)
+    world.put(*numbered(10))
+    world.run(5)
+    erase_all(world)
+    stop_worker(world)
+    world.put(*numbered(20)[10:])
+    split(world)
+    world.put(*numbered(30)[20:])
+    world.run(60)
+    assert world.data() == sorted(world.sent)
+    assert not world.of(RecordsLost)
+
+
+@pytest.mark.parametrize("position", ["TRIM_HORIZON", "LATEST", "AT_TIMESTAMP"])
+def test_the_deleted_row_of_a_parent_is_restored_before_its_children_begin(position):
+    world = of_initial_position(position)
+    world.run(5)
+    world.put(*numbered(10))
+    world.run(5)
+    stop_worker(world)
+    split(world)
+    for number in (1, 2):  # as a Java leader creates them
+        create_lease(
+            world.leases,
+            Lease(
+                f"shardId-{number:012d}", Position(position), parent_shard_ids=frozenset({PARENT})
+            ),
+        )
+    world.put(*numbered(20)[10:])
+    world.leases.erase(PARENT)
+    world.run(60)
+    assert world.data() == sorted(world.sent)
+    assert not world.of(RecordsLost)
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_an_ended_parent_without_a_row_is_not_reported_at_latest(ends):
+    world = of_initial_position("LATEST")
+    world.run(5)
+    world.put(*numbered(10))
+    world.run(5)
+    split(world)
+    if ends:
+        world.run(5)
+    erase_all(world)
+    world.put(*numbered(20)[10:])
+    world.run(60)
+    assert world.data() == sorted(world.sent)
+    assert not world.of(RecordsLost)
+
+
+@pytest.mark.parametrize("position", [LATEST, AT_TIMESTAMP])
+def test_a_child_that_has_not_begun_waits_for_a_deleted_parent_without_a_leader(position):
+    world = of_initial_position(str(position))
+    world.run(5)
+    world.put(*numbered(10))
+    world.run(5)
+    split(world)
+    world.leases.erase(PARENT)
+    create_lease(
+        world.leases, Lease(CHILD, position, owner="w-1", parent_shard_ids=frozenset({PARENT}))
+    )
+    world.run_without_leader(0.05)
+    world.worker.leases.discover()
+    world.run_without_leader(3)
+    assert world.leases.get(PARENT).checkpoint == TRIM_HORIZON
+    assert world.worker.lifecycle.consumers[CHILD].state is ConsumerState.BLOCKED
+    assert not world.of(RecordsLost)

@@ -210,6 +210,16 @@ class DataIncidents:
             return
         self._delete(self.rng.choice(sorted(rows)))
 
+    def delete_rows(self) -> None:
+        """Delete all lease rows by hand.
+
+        In a fleet that does not store positions, this does not happen with LATEST.
+        """
+        scenario = self.world.scenario
+        if scenario.stores_positions or scenario.initial_position == "TRIM_HORIZON":
+            for key in sorted(self._rows()):
+                self._delete(key)
+
     def _delete(self, key: str) -> None:
         self.world.note(f"deletes {key}")
         self.world.leases.erase(key)

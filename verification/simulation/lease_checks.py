@@ -104,7 +104,8 @@ class LeaseChecks:
         """S6: a lease whose parent has a lease starts at the beginning of its shard."""
         key = _name(now)
         self.generation_of(now)
-        self._created_at[key] = now.checkpoint
+        if not self.scenario.stores_positions or key not in self._created_at:
+            self._created_at[key] = now.checkpoint
         self._order.append(key)
         parents = [sibling(now, parent) for parent in now.parent_shard_ids]
         # AT_TIMESTAMP is no later: a child has no records from before the timestamp that its
@@ -124,7 +125,7 @@ class LeaseChecks:
             )
         if self.replayed.intersection(parents):
             self.replayed.add(key)
-        if key in self._deleted and role == "leader":
+        if key in self._deleted and role == "leader" and not self.scenario.stores_positions:
             # A leader that was paused between its first listing and the creation can create a row
             # that was finished and deleted meanwhile. A creation can only be conditional on the
             # row's absence. This known case needs a pause longer than finished leases are kept
@@ -266,8 +267,12 @@ class LeaseChecks:
         self.excuse(*(key for key, row in self._rows.items() if row.actual_owner == worker_id))
 
     def deleted_by_hand(self, key: str) -> None:
-        """Note that an operator deleted a row: all leases of its lineage may be read again."""
-        self.replayed |= self._lineage(self._rows[key])
+        """Note that an operator deleted a row: all leases of its lineage may be read again.
+
+        Their records come once if the table stores positions.
+        """
+        if not self.scenario.stores_positions:
+            self.replayed |= self._lineage(self._rows[key])
         self.coverage_suspended = True
         self.row_written(key, "hand", "")
 

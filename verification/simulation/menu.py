@@ -29,6 +29,7 @@ class Menu:
         stops_leader: Whether every other graceful stop of a rehearsal comes with a new leader.
         leaderless: Whether some fleets have no leader, and the others fall back when nobody leads.
         positions: Whether half of the fleets store positions in the table.
+        deletes_rows: Whether deleted rows repeat nothing in these fleets.
     """
 
     version: int
@@ -38,6 +39,7 @@ class Menu:
     stops_leader: bool = False
     leaderless: bool = False
     positions: bool = False
+    deletes_rows: bool = False
 
     @property
     def cells(self) -> tuple[tuple[str, Fault], ...]:
@@ -112,6 +114,8 @@ _INCIDENTS_4: Final = (
 
 _INCIDENTS_5: Final = (*_INCIDENTS_4, "no_leader")
 
+_INCIDENTS_7: Final = (*_INCIDENTS_5, "delete_rows")
+
 _SITES_2: Final = (SITES[0], OLD_SITE, *SITES[1:])
 _SITES_1: Final = tuple(site for site in _SITES_2 if site != "leases.TransactWriteItems")
 
@@ -135,6 +139,16 @@ MENUS: Final = {
     4: Menu(4, _INCIDENTS_4, SITES, _FAULTS_2, stops_leader=True),
     5: Menu(5, _INCIDENTS_5, SITES, _FAULTS_2, stops_leader=True, leaderless=True),
     6: Menu(6, _INCIDENTS_5, SITES, _FAULTS_2, stops_leader=True, leaderless=True, positions=True),
+    7: Menu(
+        7,
+        _INCIDENTS_7,
+        SITES,
+        _FAULTS_2,
+        stops_leader=True,
+        leaderless=True,
+        positions=True,
+        deletes_rows=True,
+    ),
 }
 
 CURRENT_MENU: Final = max(MENUS)

@@ -87,6 +87,11 @@ class Scenario:
     leaderless: bool = False
     positions: bool = False
 
+    @property
+    def stores_positions(self) -> bool:
+        """Whether the sink stores positions, and leaders ask it for them."""
+        return self.positions and self.exactly_once and menu_of(self.menu).deletes_rows
+
 
 def scenario_of(seed: int, menu: int = CURRENT_MENU) -> Scenario:
     """The scenario of a seed under a version of the menu."""

@@ -9,7 +9,9 @@ import pyarrow as pa
 from kcl_pipeline.batch import CommitEntry, CommitOutcome, DataFile, TxnVersions, Written
 from kcl_pipeline.clock import Clock
 from kcl_pipeline.errors import SinkError
+from kcl_pipeline.leases.stored_shards import SinkShards, StoredShards
 from kcl_pipeline.testing.sink import FaultHook, InMemorySink, LogEntry, MemoryTable, SinkFault
+from verification.simulation.calls import TXN_VERSIONS_SITE, Calls
 from verification.simulation.checks import Begun, Checks
 
 
@@ -43,6 +45,18 @@ class CheckedTable(MemoryTable):
                 self.append(LogEntry(self.version + 1, files, numbers))
             self.checks.excuse(*numbers)
         return super().land_late() + len(promised)
+
+
+def stored_shards(table: CheckedTable, clock: Clock, calls: Calls) -> StoredShards | None:
+    """Return what a leader asks the table with. None: the table stores no positions."""
+    if not table.checks.scenario.stores_positions:
+        return None
+
+    def fault(_operation: str, _keys: tuple[str, ...]) -> SinkFault | None:
+        return calls.sink_fault(TXN_VERSIONS_SITE)
+
+    sink = InMemorySink(table, clock=clock, faults=fault)
+    return SinkShards(lambda: sink)
 
 
 class NotedSink(InMemorySink):

@@ -44,7 +44,7 @@ from verification.simulation.machines import Machine, SimulatedCpu, SimulatedHos
 from verification.simulation.menu import menu_of
 from verification.simulation.scenario import Scenario, settings
 from verification.simulation.scheduler import Host, Scheduler, SimulatedClock
-from verification.simulation.sinks import CheckedTable, NotedSink, StoreSink
+from verification.simulation.sinks import CheckedTable, NotedSink, StoreSink, stored_shards
 from verification.simulation.stillness import StillnessWatch
 from verification.simulation.streams import Streams
 from verification.simulation.traffic import IS_BROKEN, Producer, transform
@@ -295,6 +295,7 @@ class World:
             resume_own_name=resume_own_name,
             rng=random.Random(f"{self.seed}/{machine.host.name}/leader{process}"),
             leases_per_probe=0 if self.scenario.saves_scans else LEASES_PER_PROBE,
+            stored=stored_shards(self.sink_table, clock, calls),
         )
 
     def settings_of(self, machine: Machine) -> ConsumerSettings:

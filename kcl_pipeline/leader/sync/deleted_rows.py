@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from kcl_pipeline.errors import AwsError
+from kcl_pipeline.errors import AwsError, SinkError
 from kcl_pipeline.events import EventSink, LeasesCreated, LossReason, RecordsLost
 from kcl_pipeline.kinesis.client import KinesisClient
 from kcl_pipeline.kinesis.identity import require_same_stream
@@ -17,7 +17,9 @@ from kcl_pipeline.leader.election.lock import LeaderElection
 from kcl_pipeline.leader.lease_map import LeaseMap
 from kcl_pipeline.leader.phase import CycleContext, LeadershipCheck
 from kcl_pipeline.leader.streams.streams import Streams
+from kcl_pipeline.leader.sync.listing import asks_table
 from kcl_pipeline.leases.lease.values import Lease
+from kcl_pipeline.leases.stored_shards import StoredShards
 from kcl_pipeline.leases.tables import LeaseTable
 from kcl_pipeline.planning.shard_sync import has_not_begun, restored_lease, with_initial_time
 from kcl_pipeline.shards import StreamId
@@ -39,7 +41,9 @@ class DeletedRows:
         election: LeaderElection,
         streams: Streams,
         leadership: LeadershipCheck,
+        stored: StoredShards | None = None,
     ) -> None:
+        self._stored = stored
         self._table = table
         self._kinesis = kinesis
         self._events = events
@@ -52,8 +56,9 @@ class DeletedRows:
     def restore(self, context: CycleContext) -> None:
         """Create missing rows that have a child which has not started.
 
-        With the initial position LATEST, a closed shard is not read. Then the records are reported
-        as lost. Errors are added to `context.errors`, and the next cycle tries again.
+        With the initial position LATEST, a closed shard without a position in the table is not
+        read. Then the records are reported as lost. Errors are added to `context.errors`, and the
+        next cycle tries again.
 
         Raises:
             NotLeadingError: This process does not lead any more.
@@ -76,7 +81,7 @@ class DeletedRows:
                     or not self._settled(context, stream, lease)
                 ):
                     self._unfinished[key] = lease
-            except (AwsError, ValueError) as error:
+            except (AwsError, SinkError, ValueError) as error:
                 self._unfinished[key] = lease
                 context.errors.append(error)
 
@@ -96,7 +101,14 @@ class DeletedRows:
         if not self._is_listed(stream, lease):
             return True
         shard_sync = self._streams.shard_sync_of(stream)
-        found = restored_lease(lease, shard_sync.initial_position_in_stream)
+        position = shard_sync.initial_position_in_stream
+        if asks_table(self._stored, shard_sync):
+            is_ended = self._stored(stream, [lease.shard_id]).get(lease.shard_id)
+            if is_ended is not None:
+                position = "TRIM_HORIZON"
+            if is_ended:
+                return True
+        found = restored_lease(lease, position)
         if found is None:
             self._report(stream, lease, waiting)
             return True

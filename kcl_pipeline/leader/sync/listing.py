@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import TypeGuard
 
 from kcl_pipeline.config import ShardSyncSettings
 from kcl_pipeline.errors import ShardSyncError
@@ -10,6 +11,7 @@ from kcl_pipeline.kinesis.client import KinesisClient
 from kcl_pipeline.leader.phase import keys_of
 from kcl_pipeline.leader.report import StreamCoverage
 from kcl_pipeline.leases.lease.values import Lease
+from kcl_pipeline.leases.stored_shards import StoredShards
 from kcl_pipeline.planning.coverage import covers_everything, hole_in_leases
 from kcl_pipeline.planning.shard_sync import (
     initial_filter,
@@ -17,15 +19,26 @@ from kcl_pipeline.planning.shard_sync import (
     leases_for_new_stream,
     with_initial_time,
 )
+from kcl_pipeline.planning.stored_shards import leases_with_stored
 from kcl_pipeline.shards import Shard, StreamId
 
 
 def initial_leases(
-    kinesis: KinesisClient, settings: ShardSyncSettings, stream: StreamId
+    kinesis: KinesisClient,
+    settings: ShardSyncSettings,
+    stream: StreamId,
+    stored: StoredShards | None = None,
 ) -> tuple[Lease, ...]:
     """Return the leases to create for a stream that has none.
 
+    Args:
+        kinesis: Lists the shards.
+        settings: The initial position.
+        stream: The stream.
+        stored: Asks the table for positions. None: it stores none.
+
     Raises:
+        SinkError: The table cannot be read.
         ShardSyncError: The shards do not cover all hash keys, because of a reshard.
     """
     position = settings.initial_position_in_stream
@@ -39,7 +52,28 @@ def initial_leases(
             "keys; the next cycle lists them again"
         )
     leases = leases_for_new_stream(stream, shards, position)
+    if asks_table(stored, settings):
+        leases = _with_stored(stream, leases, kinesis.list_shards(stream), (), stored)
     return with_initial_time(leases, settings.initial_millis)
+
+
+def asks_table(stored: StoredShards | None, settings: ShardSyncSettings) -> TypeGuard[StoredShards]:
+    """Return whether the positions in the table matter for the leases that are created.
+
+    At TRIM_HORIZON every shard is reached from its oldest ancestor, and starts after its position.
+    """
+    return stored is not None and settings.initial_position_in_stream != "TRIM_HORIZON"
+
+
+def _with_stored(
+    stream: StreamId,
+    wanted: Iterable[Lease],
+    shards: Sequence[Shard],
+    rows: Iterable[Lease],
+    stored: StoredShards,
+) -> tuple[Lease, ...]:
+    known = stored(stream, [shard.shard_id for shard in shards])
+    return leases_with_stored(stream, wanted, shards, {row.shard_id: row for row in rows}, known)
 
 
 def has_unreadable_shards(
@@ -61,11 +95,17 @@ def missing_leases(
     unreadable: Iterable[str],
     shards: Sequence[Shard],
     stream: StreamId,
+    stored: StoredShards | None = None,
 ) -> tuple[Lease, ...]:
     """Return the leases to add to a stream that has leases.
 
     An unreadable row counts as an existing, unfinished lease.
+
+    Raises:
+        ShardSyncError: The list is not consistent.
+        SinkError: The table cannot be read.
     """
+    rows = tuple(rows)
     existing = {row.shard_id: row.ended for row in rows} | {
         key.rsplit(":", 1)[-1]: False for key in unreadable
     }
@@ -76,6 +116,9 @@ def missing_leases(
         settings.initial_position_in_stream,
         ignore_unexpected_child_shards=settings.ignore_unexpected_child_shards,
     )
+    if asks_table(stored, settings):
+        leases = _with_stored(stream, leases, shards, rows, stored)
+        leases = tuple(lease for lease in leases if lease.shard_id not in existing)
     return with_initial_time(leases, settings.initial_millis)
 
 

@@ -28,6 +28,7 @@ from kcl_pipeline.leader.sync.listing import (
     stream_coverage,
 )
 from kcl_pipeline.leases.lease.values import Lease
+from kcl_pipeline.leases.stored_shards import StoredShards
 from kcl_pipeline.leases.tables import LeaseTable
 from kcl_pipeline.planning.cleanup import children_to_fill
 from kcl_pipeline.planning.coverage import Hole, hole_in_leases, ranges_to_fill
@@ -60,7 +61,9 @@ class ShardSync:
         events: EventSink,
         streams: Streams,
         leadership: LeadershipCheck,
+        stored: StoredShards | None = None,
     ) -> None:
+        self._stored = stored
         self._settings = settings.shard_sync
         self._of_stream = streams.shard_sync_of
         self._table = table
@@ -97,7 +100,9 @@ class ShardSync:
                 and not context.of_stream(stream)
                 and not has_unreadable_shards(self._kinesis, stream, context.unreadable)
             ):
-                wanted = initial_leases(self._kinesis, self._of_stream(stream), stream)
+                wanted = initial_leases(
+                    self._kinesis, self._of_stream(stream), stream, self._stored
+                )
                 self._streams.confirm(stream)
             if wanted:
                 self._create_initial(context, stream, wanted)
@@ -267,6 +272,7 @@ class ShardSync:
             keys_of(context.unreadable, stream),
             shards,
             stream,
+            self._stored,
         )
         for begin in range(0, len(wanted), WRITES_AT_ONCE):
             if context.deadline.passed():

@@ -38,7 +38,8 @@ from kcl_pipeline.errors import LeaseLostError, SinkError
 from kcl_pipeline.events import EventSink
 from kcl_pipeline.leases.held import HeldLeases
 from kcl_pipeline.leases.store import MapCallable, serial_map
-from kcl_pipeline.position import Position
+from kcl_pipeline.leases.stored_shards import SinkShards, StoredShards
+from kcl_pipeline.position import LATEST, TRIM_HORIZON, Position
 from kcl_pipeline.worker.commit.protocol import CommitResult
 from kcl_pipeline.worker.commit.two_phase import TwoPhaseCommit
 from kcl_pipeline.worker.consumer import ShardConsumer
@@ -84,6 +85,11 @@ class PositionsCommit(TwoPhaseCommit):
         self._store: PositionStore = sink
         self._flush_seconds = flush_seconds
 
+    @property
+    def stored(self) -> StoredShards | None:
+        """See `CommitProtocol`."""
+        return SinkShards(lambda: self._sink)
+
     def look_up(self, consumers: Iterable[ShardConsumer]) -> dict[str, TxnVersions]:
         """See `CommitProtocol`. `resolve` reports a shard that has no name."""
         return super().look_up(one for one in consumers if one.shard_key is not None)
@@ -110,8 +116,19 @@ class PositionsCommit(TwoPhaseCommit):
                 break
             versions = self._sink.txn_versions([key])[key]
         position = max(position, versions.position or position)
-        consumer.settle(position, versions, consumer.held.lease.checkpoint)
+        checkpoint = consumer.held.lease.checkpoint
+        if position == LATEST and versions.number is None and self._knows_parent(consumer):
+            position = checkpoint = TRIM_HORIZON
+        consumer.settle(position, versions, checkpoint)
         return position
+
+    def _knows_parent(self, consumer: ShardConsumer) -> bool:
+        """Return whether the table stores a position of a parent.
+
+        Then the row is at LATEST because it was created by a leader that does not ask the table.
+        """
+        parents = consumer.held.lease.parent_shard_ids
+        return bool(parents and SinkShards(lambda: self._sink)(consumer.stream, sorted(parents)))
 
     def preparing(
         self,
@@ -155,9 +172,13 @@ class PositionsCommit(TwoPhaseCommit):
         """See `CommitProtocol`. A paused writer of a parent can commit nothing after this call."""
         if seen is not None and seen.number is not None:
             return  # done when the shard was begun
-        keys = [key for one in ended_parents if (key := consumer.sibling_key(one)) is not None]
-        for key, versions in (self._sink.txn_versions(keys) if keys else {}).items():
-            if versions.ended:
+        lease, ended = consumer.held.lease, set(ended_parents)
+        # The row of a parent is deleted after the child has begun. Only then, a parent without a
+        # row has ended.
+        parents = ended if lease.checkpoint.is_sentinel else lease.parent_shard_ids
+        keys = {key: one for one in sorted(parents) if (key := consumer.sibling_key(one))}
+        for key, versions in (self._sink.txn_versions(list(keys)) if keys else {}).items():
+            if versions.ended or (versions.number is None and keys[key] not in ended):
                 continue
             if self._store.move(key, versions, versions.position, ended=True) is None:
                 raise SinkError(f"the position of the parent {key} has moved; it is read again")

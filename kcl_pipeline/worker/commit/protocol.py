@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from kcl_pipeline.batch import Batch, TxnVersions, Written
+from kcl_pipeline.leases.stored_shards import StoredShards
 from kcl_pipeline.position import Position
 from kcl_pipeline.worker.consumer import ShardConsumer
 
@@ -51,6 +52,11 @@ class CommitProtocol(Protocol):
     Not thread-safe: one thread uses it. Every method that takes consumers updates their state.
     Methods without a Raises section raise the errors of `prepare`.
     """
+
+    @property
+    def stored(self) -> StoredShards | None:
+        """Asks the table for positions of shards. None: it stores none."""
+        ...
 
     def look_up(self, consumers: Iterable[ShardConsumer]) -> dict[str, TxnVersions]:
         """Return the table's transaction versions of these leases, for `resolve`.

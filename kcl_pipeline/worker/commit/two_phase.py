@@ -50,6 +50,7 @@ from kcl_pipeline.errors import (
 from kcl_pipeline.events import AwsTrouble, EventSink, PendingResolved, ignore_events
 from kcl_pipeline.leases.held import HeldLeases, pending_number
 from kcl_pipeline.leases.store import MapCallable, serial_map
+from kcl_pipeline.leases.stored_shards import StoredShards
 from kcl_pipeline.position import Position
 from kcl_pipeline.worker.commit.protocol import CommitResult
 from kcl_pipeline.worker.consumer import ShardConsumer
@@ -111,6 +112,11 @@ class TwoPhaseCommit:
         self._prepare_pool = prepare_pool
         self._table_known = False
         self._schema: pa.Schema | None = None
+
+    @property
+    def stored(self) -> StoredShards | None:
+        """See `CommitProtocol`."""
+        return None
 
     def look_up(self, consumers: Iterable[ShardConsumer]) -> dict[str, TxnVersions]:
         """See `CommitProtocol`. One read of the log covers all leases."""

@@ -12,6 +12,7 @@ import pyarrow as pa
 from kcl_pipeline.batch import Batch, BatchWriter, TxnVersions, Written
 from kcl_pipeline.clock import Clock
 from kcl_pipeline.events import HangStep
+from kcl_pipeline.leases.stored_shards import StoredShards
 from kcl_pipeline.position import Position
 from kcl_pipeline.worker.commit.protocol import CommitProtocol, CommitResult
 from kcl_pipeline.worker.consumer import ShardConsumer
@@ -79,6 +80,10 @@ class WatchedCommit:
     def __init__(self, protocol: CommitProtocol, activity: Activity) -> None:
         self._protocol = protocol
         self._activity = activity
+
+    @property
+    def stored(self) -> StoredShards | None:  # noqa: D102 (documented by the protocol)
+        return self._protocol.stored
 
     def look_up(  # noqa: D102 (documented by the protocol, as are the others)
         self, consumers: Iterable[ShardConsumer]

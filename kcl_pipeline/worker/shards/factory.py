@@ -52,7 +52,7 @@ def make_lifecycle(
         leases=leases,
         source=source,
         protocol=protocol,
-        parents=ParentCheck(worker_id, of, table, leases, kinesis, clock, events),
+        parents=ParentCheck(worker_id, of, table, leases, kinesis, clock, events, protocol.stored),
         losses=LossCheck(worker_id, settings, table, kinesis, clock, events, removed, of),
         ended=EndedLeases(settings.shard_sync, table, leases, clock, events),
         clock=clock,

@@ -19,6 +19,7 @@ from kcl_pipeline.kinesis.client import KinesisClient
 from kcl_pipeline.kinesis.identity import StreamIdentityCheck
 from kcl_pipeline.leases.held import HeldLeases
 from kcl_pipeline.leases.lease.values import Lease
+from kcl_pipeline.leases.stored_shards import StoredShards
 from kcl_pipeline.leases.tables import LeaseTable
 from kcl_pipeline.planning.shard_sync import has_not_begun, restored_parents, with_initial_time
 from kcl_pipeline.shards import Shard, StreamId
@@ -53,6 +54,7 @@ class ParentCheck:
         kinesis: Lists the shards of a stream.
         clock: Used to check that a listing is of the right stream.
         events: Receives `LeasesCreated`, and `RecordsLost` if no row can be restored.
+        stored: Asks the table for positions of shards. None: it stores none.
     """
 
     def __init__(
@@ -64,7 +66,9 @@ class ParentCheck:
         kinesis: KinesisClient,
         clock: Clock,
         events: EventSink,
+        stored: StoredShards | None = None,
     ) -> None:
+        self._stored = stored
         self._worker_id = worker_id
         self._shard_sync_of = shard_sync_of
         self._table = table
@@ -114,20 +118,43 @@ class ParentCheck:
                 the child does not matter: it was created again, or edited.
 
         Raises:
-            AwsError: The stream or the table could not be read, or the stream was replaced.
+            AwsError: The stream or the lease table could not be read, or the stream was replaced.
                 Nothing is decided.
+            SinkError: The positions could not be read. Nothing is decided.
             LeaseLostError: The child has begun in another worker.
         """
         lease = consumer.held.lease
-        missing = [p for p in rows.missing if lease.key_of_sibling(p) not in self._closed_cases]
-        if not missing or not has_not_begun(lease) or (seen or TxnVersions()) != TxnVersions():
+        missing = {p for p in rows.missing if lease.key_of_sibling(p) not in self._closed_cases}
+        if not missing or (seen or TxnVersions()) != TxnVersions():
+            return rows.ended
+        unfinished = self._unfinished(consumer, missing)
+        if not has_not_begun(lease):
+            missing &= unfinished
+        if not missing:
             return rows.ended
         listed = self._listed(consumer.stream)
         deleted = {shard.shard_id for shard in listed}.intersection(missing)
-        self._closed_cases |= {lease.key_of_sibling(p) for p in missing if p not in deleted}
+        self._closed_cases |= {lease.key_of_sibling(p) for p in missing - deleted}
         if not deleted:
             return rows.ended
-        return seen is not None and self._restore(consumer, listed, deleted) and rows.ended
+        if seen is None:
+            return False
+        return self._restore(consumer, listed, deleted, unfinished) and rows.ended
+
+    def _unfinished(self, consumer: ShardConsumer, missing: set[str]) -> set[str]:
+        """Return the parents that the table shows as unfinished, and remove the ended ones.
+
+        A child at LATEST or AT_TIMESTAMP waits for an unfinished parent, too.
+        """
+        lease = consumer.held.lease
+        is_begun = lease.pending_checkpoint is not None or not lease.checkpoint.is_sentinel
+        if self._stored is None or is_begun:
+            return set()
+        ends = self._stored(consumer.stream, sorted(missing))
+        ended = {parent for parent, has_ended in ends.items() if has_ended}
+        missing -= ended
+        self._closed_cases |= {lease.key_of_sibling(parent) for parent in ended}
+        return set(ends) - ended
 
     def is_passed_over(self, consumer: ShardConsumer, shard_id: str) -> bool:
         """Return whether nobody reads a shard that follows, because its descendants have begun.
@@ -165,14 +192,22 @@ class ParentCheck:
         return self._listings[stream]
 
     def _restore(
-        self, consumer: ShardConsumer, listed: tuple[Shard, ...], deleted: set[str]
+        self,
+        consumer: ShardConsumer,
+        listed: tuple[Shard, ...],
+        deleted: set[str],
+        unfinished: set[str],
     ) -> bool:
         """Create the rows of deleted parents; return whether the child need not wait for them."""
         lease = consumer.held.lease
         shard_sync = self._shard_sync_of(consumer.stream)
         position = shard_sync.initial_position_in_stream
         restored = with_initial_time(
-            restored_parents(consumer.stream, listed, deleted, position), shard_sync.initial_millis
+            (
+                *restored_parents(consumer.stream, listed, deleted & unfinished, "TRIM_HORIZON"),
+                *restored_parents(consumer.stream, listed, deleted - unfinished, position),
+            ),
+            shard_sync.initial_millis,
         )
         if not restored:
             return self._report(lease, deleted, consumer.stream.name)

@@ -1,0 +1,69 @@
+"""Decide which leases to create from the positions that the table stores.
+
+A lease row can be deleted, also with all others. The table still shows which shards were begun, and
+which of them have ended. A shard that was begun and has not ended is continued. The shards after it
+wait for it and start at TRIM_HORIZON, whatever the initial position is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from kcl_pipeline.leases.lease.values import Lease
+from kcl_pipeline.planning.shard_sync import creation_order, new_lease
+from kcl_pipeline.position import TRIM_HORIZON
+from kcl_pipeline.shards import Shard, StreamId
+
+
+def leases_with_stored(
+    stream: StreamId,
+    wanted: Iterable[Lease],
+    shards: Sequence[Shard],
+    rows: Mapping[str, Lease],
+    stored: Mapping[str, bool],
+) -> tuple[Lease, ...]:
+    """Return the leases to create if the table stores positions.
+
+    Args:
+        stream: The stream.
+        wanted: The leases that the initial position alone requires.
+        shards: All shards of the stream.
+        rows: The existing leases by shard id.
+        stored: The shards in the table, and whether each has ended.
+
+    Returns:
+        The leases in creation order. Those of `wanted` whose shards are finished are left out.
+    """
+    ordered = creation_order(shards)
+    finished = _finished(ordered, rows, stored)
+    followed: dict[str, Shard] = {}
+    for shard in ordered:
+        if shard.shard_id in rows or shard.shard_id in finished:
+            continue
+        if shard.shard_id in stored or any(
+            parent in stored or parent in finished or parent in followed for parent in shard.parents
+        ):
+            followed[shard.shard_id] = shard
+    kept = [
+        lease
+        for lease in wanted
+        if lease.shard_id not in finished and lease.shard_id not in followed
+    ]
+    return (*(new_lease(stream, shard, TRIM_HORIZON) for shard in followed.values()), *kept)
+
+
+def _finished(
+    ordered: Sequence[Shard], rows: Mapping[str, Lease], stored: Mapping[str, bool]
+) -> set[str]:
+    """Return the shards that have ended in the table, and all ancestors of begun shards.
+
+    No shard begins before its parents have ended. A Java worker may have ended a shard that the
+    table shows as unfinished; then its row was deleted after its children had begun.
+    """
+    finished = {shard_id for shard_id, ended in stored.items() if ended}
+    for shard in reversed(ordered):
+        row = rows.get(shard.shard_id)
+        is_begun = row is not None and (row.ended or not row.checkpoint.is_sentinel)
+        if is_begun or shard.shard_id in stored or shard.shard_id in finished:
+            finished.update(shard.parents)
+    return finished
