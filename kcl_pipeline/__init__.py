@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from kcl_pipeline.events import (
         AggregatesRejected,
         AnnouncementRejected,
+        ArrowMemorySkipped,
         AwsTrouble,
         BatchCommitted,
         BatchRefused,
@@ -134,6 +135,7 @@ __all__ = [
     "AnnouncementRejected",
     "ApplicationInUseError",
     "ApplicationPausedError",
+    "ArrowMemorySkipped",
     "AwsClients",
     "AwsError",
     "AwsResource",

@@ -31,7 +31,7 @@ from kcl_pipeline.events.measurements import (
     ReadFinished,
     TaskFinished,
 )
-from kcl_pipeline.events.processing import HangStep, WorkerHung, WorkerResumed
+from kcl_pipeline.events.processing import ArrowMemorySkipped, HangStep, WorkerHung, WorkerResumed
 from kcl_pipeline.events.worker import (
     AggregatesRejected,
     AnnouncementRejected,
@@ -65,6 +65,7 @@ from kcl_pipeline.events.worker import (
 __all__ = [
     "AggregatesRejected",
     "AnnouncementRejected",
+    "ArrowMemorySkipped",
     "AwsTrouble",
     "BatchCommitted",
     "BatchRefused",

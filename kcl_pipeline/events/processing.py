@@ -1,4 +1,4 @@
-"""The events of a worker whose processing thread does not respond."""
+"""The events of processing: a thread that does not respond, and batches that take a slower way."""
 
 from __future__ import annotations
 
@@ -53,3 +53,13 @@ class WorkerResumed(Event):
     """A worker that was hung makes progress again, or no record waits any more."""
 
     worker_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class ArrowMemorySkipped(Event):
+    """Batches are passed to Spark in a slower way than as Arrow columns in memory.
+
+    The rows are the same. The event is emitted again only when the reason changes.
+    """
+
+    reason: str

@@ -93,9 +93,10 @@ class PipelineOutput:
 
         session = self._session(session_factory)
         frames = SparkBatchWriter(
-            session, self.transform, sink.uri, sink.partition_by, sink.storage_options
+            session, self.transform, sink.uri, sink.partition_by, sink.storage_options, events
         )
         if not self.executors_fetch(session.sparkContext.master or ""):
+            frames.prepare()
             return frames, committer, None
         # it needs pyspark
         from kcl_pipeline.spark.executors import FrameRangeJobs, ship_by_value  # noqa: PLC0415

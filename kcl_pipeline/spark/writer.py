@@ -26,6 +26,8 @@ from kcl_pipeline.delta.files import batch_folder, values_of_path
 from kcl_pipeline.delta.schema import delta_schema, partition_misfit, untyped
 from kcl_pipeline.delta.storage.storage import is_local, table_root
 from kcl_pipeline.errors import BrokenTransformError, KclError, SinkError
+from kcl_pipeline.events import EventSink, ignore_events
+from kcl_pipeline.spark.arrow_memory.frames import ArrowMemory
 from kcl_pipeline.spark.failures.job_errors import classified, spark_line
 from kcl_pipeline.spark.failures.probes import SparkProbe
 from kcl_pipeline.spark.file_tasks import FileTask
@@ -61,6 +63,7 @@ class SparkBatchWriter:
         table_uri: Address of the table.
         partition_by: Partition columns of the table.
         storage_options: Options of delta-rs for the table's store.
+        events: Receives `ArrowMemorySkipped`.
     """
 
     def __init__(
@@ -70,8 +73,10 @@ class SparkBatchWriter:
         table_uri: str,
         partition_by: Sequence[str] = (),
         storage_options: Mapping[str, str] | None = None,
+        events: EventSink = ignore_events,
     ) -> None:
         self._session = session
+        self._arrow = ArrowMemory(session, events)
         self._transform = transform
         self._root = table_root(table_uri)
         self._options = dict(storage_options or {})
@@ -80,6 +85,10 @@ class SparkBatchWriter:
         self._probe = SparkProbe(
             session, lambda frame, records: transformed(frame, transform, records), classified
         )
+
+    def prepare(self) -> None:
+        """Load the Java classes that pass batches to Spark, before the first batch needs them."""
+        self._arrow.prepare()
 
     def write(self, batch: Batch) -> Written:
         """Transform and write a batch (see `BatchWriter.write`)."""
@@ -92,6 +101,13 @@ class SparkBatchWriter:
             ),
             1,
         )
+        try:
+            with self._arrow.frame(batch.records, parts) as arrow:
+                if arrow is not None:
+                    return self.write_frame(arrow, batch.batch_id, batch.records.num_rows, parts)
+        except KclError as error:
+            if not self._arrow.caused(error):
+                raise
         with batch_frame(self._session, batch.records, parts) as frame:
             return self.write_frame(frame, batch.batch_id, batch.records.num_rows, parts)
 
@@ -195,7 +211,7 @@ class SparkBatchWriter:
 
 @contextmanager
 def batch_frame(session: SparkSession, records: pa.Table, parts: int) -> Iterator[DataFrame]:
-    """The records as a DataFrame that can be used while the context lasts.
+    """The records as a DataFrame without `ArrowMemory`, to be used while the context lasts.
 
     The faster of the two transfers is chosen by the size of the records.
 

@@ -36,8 +36,9 @@ with in_memory(GIVEN, 2, Path(sys.argv[1])):
 
 @pytest.fixture
 def every_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also small batches are handed over."""
+    """Also small batches are handed over, and not as Arrow."""
     monkeypatch.setattr(writer, "_MIN_FILE_BYTES", 1)
+    monkeypatch.setattr(writer.ArrowMemory, "prepare", lambda _: False)
 
 
 def temporary_files(spark) -> list[Path]:

@@ -48,6 +48,7 @@ SAMPLES = [
     ev.WorkerResumed("w1"),
     ev.WorkerIdShared("w1", "run-2"),
     ev.AnnouncementRejected("_kcl_pipeline/announced/0.json", "it is malformed", True),
+    ev.ArrowMemorySkipped("Spark 5.0.0 is not one of the versions 4.0, 4.1"),
     ev.AwsTrouble("GetRecords of shardId-1", "throttled"),
     ev.LeaderElected("w1"),
     ev.LeadershipLost("w1", "released"),

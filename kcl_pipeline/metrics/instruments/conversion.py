@@ -213,6 +213,7 @@ _CONVERTERS: Final[dict[type[Event], Callable[[Any], Iterable[Observation]]]] = 
     ev.AwsTrouble: lambda e: (errors.AWS_TROUBLE.of(1, ((CALL, e.operation.partition(" ")[0]),)),),
     ev.RowRejected: _one(errors.ROWS_REJECTED),
     ev.AnnouncementRejected: _one(errors.ANNOUNCEMENTS_REJECTED),
+    ev.ArrowMemorySkipped: _one(errors.ARROW_MEMORY_SKIPPED),
     ev.CpuSourceSkipped: _one(errors.CPU_SOURCES_SKIPPED),
 }
 

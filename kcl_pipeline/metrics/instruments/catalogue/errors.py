@@ -45,6 +45,14 @@ ANNOUNCEMENTS_REJECTED: Final = counter(
     ev.AnnouncementRejected,
     in_kcl=False,
 )
+ARROW_MEMORY_SKIPPED: Final = counter(
+    "ArrowMemorySkipped",
+    "ProcessBatch",
+    SUMMARY,
+    "reasons not to pass batches to Spark as Arrow columns in memory",
+    ev.ArrowMemorySkipped,
+    in_kcl=False,
+)
 CPU_SOURCES_SKIPPED: Final = counter(
     "CpuSourcesSkipped",
     "WorkerMetrics",

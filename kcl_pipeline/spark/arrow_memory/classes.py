@@ -1,0 +1,84 @@
+"""Load the Java classes of this package into the running session.
+
+The package contains their source text. Janino, which is part of Spark, compiles it. So neither a
+jar nor a Java compiler is necessary. The class files are in the session's temporary folder.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import threading
+from importlib import resources
+from pathlib import Path
+from typing import Any, Final
+
+from pyspark.sql import SparkSession
+
+from kcl_pipeline.errors import KclError
+from kcl_pipeline.spark.memory_files import can_share_memory
+
+SUPPORTED_SPARK: Final = ("4.0", "4.1", "4.2", "4.3")
+"""Minor versions of Spark whose interfaces the Java classes use."""
+SOURCE_CLASS: Final = "kclpipeline.RecordsInMemory"
+_SOURCE_FILE: Final = "RecordsInMemory.java"
+_LOADING: Final = threading.Lock()
+
+
+class UnsuitableSessionError(KclError):
+    """The session cannot read Arrow columns in memory. It can read the records in other ways."""
+
+
+def records_in_memory(session: SparkSession) -> Any:
+    """The Java class `RecordsInMemory`, compiled on the first call (about a second).
+
+    Raises:
+        UnsuitableSessionError: The session is not on this machine, or its version is unknown.
+        Py4JError: The JVM cannot compile or load the class.
+        OSError: The class files cannot be written.
+    """
+    check_session(session)
+    jvm: Any = session.sparkContext._jvm  # noqa: SLF001 (the only way to Spark's class loader)
+    with _LOADING:
+        loader = jvm.java.lang.Thread.currentThread().getContextClassLoader()
+        if not _loads(loader):
+            _add_classes(jvm, loader, session.sparkContext)
+            loader.loadClass(SOURCE_CLASS)
+    return jvm.kclpipeline.RecordsInMemory
+
+
+def check_session(session: SparkSession) -> None:
+    """Check the version and the master.
+
+    Raises:
+        UnsuitableSessionError: The session is not on this machine, or its version is unknown.
+    """
+    if not can_share_memory(session):
+        raise UnsuitableSessionError(
+            f"tasks of spark.master={session.sparkContext.master} cannot read the memory of this "
+            "process. This needs Linux, local[...] and a session without encryption"
+        )
+    if ".".join(session.version.split(".")[:2]) not in SUPPORTED_SPARK:
+        raise UnsuitableSessionError(
+            f"Spark {session.version} is not one of the versions {', '.join(SUPPORTED_SPARK)}"
+        )
+
+
+def _loads(loader: Any) -> bool:
+    """Whether the class exists. Its file is looked up, because `loadClass` would raise an error."""
+    return loader.getResource(SOURCE_CLASS.replace(".", "/") + ".class") is not None
+
+
+def _add_classes(jvm: Any, loader: Any, context: Any) -> None:
+    text = resources.files(__package__).joinpath(_SOURCE_FILE).read_text(encoding="utf-8")
+    compiler = jvm.org.codehaus.janino.SimpleCompiler()
+    compiler.setParentClassLoader(loader)
+    compiler.setDebuggingInformation(True, True, True)  # names and lines in stack traces
+    compiler.cook(text)
+    files = compiler.getBytecodes()
+    # Spark removes this folder with the JVM.
+    folder = Path(tempfile.mkdtemp(prefix="classes-", dir=context._temp_dir))  # noqa: SLF001
+    for name in files:
+        path = folder / f"{name.replace('.', '/')}.class"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(bytes(files[name]))
+    loader.addURL(jvm.java.io.File(str(folder)).toURI().toURL())

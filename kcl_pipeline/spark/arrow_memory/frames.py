@@ -1,0 +1,191 @@
+"""Open the records of a batch as a DataFrame over Arrow columns in memory.
+
+The bytes are in anonymous files (`memfd_create`), which the kernel frees when the last process that
+uses them ends, also after `kill -9`. Each file begins with the batch's token. The Java class reads
+it, so a DataFrame that is used after its batch fails. It never reads the records of the next batch.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import uuid
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any, Final
+
+import pyarrow as pa
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.pandas.types import from_arrow_schema
+
+from kcl_pipeline.errors import KclError
+from kcl_pipeline.events import ArrowMemorySkipped, EventSink, ignore_events
+from kcl_pipeline.kinesis.client import RECORD_SCHEMA
+from kcl_pipeline.spark.arrow_memory.classes import (
+    SOURCE_CLASS,
+    UnsuitableSessionError,
+    records_in_memory,
+)
+from kcl_pipeline.spark.failures.job_errors import spark_line
+
+_LOG: Final = logging.getLogger(__name__)
+_HEADER_BYTES: Final = 64
+_MAX_FILE_BYTES: Final = 2**31 - 1
+"""A file that Java maps as one buffer."""
+_SMALL_CHUNK_BYTES: Final = 32 * 1024
+"""Chunks that are smaller on average are combined, because each one takes some time to open."""
+_TYPES: Final = frozenset({pa.string(), pa.binary(), pa.int64(), pa.timestamp("us", tz="UTC")})
+
+
+class ArrowMemory:
+    """Open batches as DataFrames, if the session can read them.
+
+    Whether it can is decided once. If it cannot, or if a batch cannot be passed in this way, an
+    event states the reason. It is not repeated while the reason stays the same.
+
+    Args:
+        session: The Spark session.
+        events: Receives `ArrowMemorySkipped`.
+    """
+
+    def __init__(self, session: SparkSession, events: EventSink = ignore_events) -> None:
+        self._session = session
+        self._events = events
+        self._java: Any = None
+        self._unsuitable = False
+        self._reason: str | None = None
+
+    def prepare(self) -> bool:
+        """Load the Java classes and read a few rows with them, unless this was done before.
+
+        Returns:
+            Whether batches can be passed in this way.
+        """
+        if self._java is None and not self._unsuitable:
+            try:
+                self._java = records_in_memory(self._session)
+                self._check()
+            except (UnsuitableSessionError, OSError, PySparkException, Py4JError) as error:
+                self._java, self._unsuitable = None, True
+                self._skipped(error)
+        return self._java is not None
+
+    @contextmanager
+    def frame(self, records: pa.Table, parts: int) -> Iterator[DataFrame | None]:
+        """The records as a DataFrame that can be read while the context lasts.
+
+        It has the schema of `createDataFrame`, including nullability. None: use another way.
+
+        Args:
+            records: The records of a batch.
+            parts: Number of partitions of about equal length, in order.
+        """
+        with ExitStack() as stack:
+            frame = None
+            if self.prepare():
+                try:
+                    frame = stack.enter_context(self._opened(records, parts))
+                except (UnsuitableSessionError, OSError, PySparkException, Py4JError) as error:
+                    self._skipped(error)
+            yield frame
+
+    def caused(self, error: Exception) -> bool:
+        """Whether the failure of a job began in the Java class, and not in the user's function.
+
+        Then the event states it, and the batch must be passed in another way.
+        """
+        cause = error.__cause__
+        java = getattr(cause, "java_exception", None) or getattr(cause, "_origin", None)
+        if self._java is None or java is None or not self._java.caused(java):
+            return False
+        self._skipped(error)
+        return True
+
+    @contextmanager
+    def _opened(self, records: pa.Table, parts: int) -> Iterator[DataFrame]:
+        if not _TYPES.issuperset(records.schema.types):
+            raise UnsuitableSessionError(f"records with the types {records.schema.types}")
+        token = uuid.uuid4().hex
+        with ExitStack() as opened:
+            files, size = [], 0
+            for number in range(parts):
+                start, end = (records.num_rows * edge // parts for edge in (number, number + 1))
+                file = opened.enter_context(_memory_file(records.slice(start, end - start), token))
+                size += os.fstat(file).st_size
+                files.append(f"/proc/{os.getpid()}/fd/{file}")
+            self._java.open(token)
+            opened.callback(self._release, token)
+            yield (
+                self._session.read.format(SOURCE_CLASS)
+                .schema(from_arrow_schema(records.schema))
+                .options(token=token, files=":".join(files), rows=records.num_rows, bytes=size)
+                .load()
+            )
+
+    def _release(self, token: str) -> None:
+        try:
+            self._java.release(token)
+        except (Py4JError, OSError) as error:  # without a JVM there is nothing to unmap
+            _LOG.info("cannot release the records of batch %s: %s", token, spark_line(error))
+
+    def _check(self) -> None:
+        """Read rows of every type through the tasks.
+
+        Raises:
+            UnsuitableSessionError: The rows or their types differ from those of Arrow.
+        """
+        with self._opened(_SAMPLE, 2) as frame:
+            if not frame.toArrow().cast(_SAMPLE.schema).equals(_SAMPLE):
+                raise UnsuitableSessionError("Spark does not read the same rows")
+
+    def _skipped(self, error: Exception) -> None:
+        reason = str(error) if isinstance(error, KclError | OSError) else spark_line(error)
+        if reason != self._reason:
+            self._reason = reason
+            self._events(ArrowMemorySkipped(reason))
+
+
+@contextmanager
+def _memory_file(records: pa.Table, token: str) -> Iterator[int]:
+    """Write the token and the records to a new file in memory. Yields its descriptor."""
+    file = os.memfd_create("records")
+    try:
+        with pa.OSFile(f"/proc/self/fd/{file}", "wb") as target:
+            target.write(token.encode().ljust(_HEADER_BYTES))
+            with pa.ipc.new_stream(target, records.schema) as stream:
+                for batch in _chunks(records):
+                    stream.write_batch(batch)
+        if os.fstat(file).st_size > _MAX_FILE_BYTES:
+            raise UnsuitableSessionError("a partition of the batch has 2 GiB or more")
+        yield file
+    finally:
+        os.close(file)
+
+
+def _chunks(records: pa.Table) -> list[pa.RecordBatch]:
+    chunks = [batch for batch in records.to_batches() if batch.num_rows]
+    if len(chunks) > 1 and records.nbytes // len(chunks) < _SMALL_CHUNK_BYTES:
+        return list(records.combine_chunks().to_batches())
+    return chunks
+
+
+def _sample() -> pa.Table:
+    """Rows in two chunks, with and without nulls."""
+    texts = ["", "a", "ü" * 40]
+    values: dict[pa.DataType, list[Any]] = {
+        pa.string(): texts,
+        pa.binary(): [b"", b"\x00\xff", b"x" * 70],
+        pa.int64(): [-(2**63), 0, 2**63 - 1],
+        pa.timestamp("us", tz="UTC"): [-62_135_596_800_000_000, 0, 1_760_000_000_123_456],
+    }
+    columns = [
+        pa.array([None, *texts[1:]] if field.nullable else values[field.type], field.type)
+        for field in RECORD_SCHEMA
+    ]
+    table = pa.Table.from_arrays(columns, schema=RECORD_SCHEMA)
+    return pa.concat_tables([table, table.slice(1)])
+
+
+_SAMPLE: Final = _sample()

@@ -1,0 +1,131 @@
+"""A user's function gives the same rows and types, whichever way the records reach Spark."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pyarrow as pa
+import pytest
+
+from kcl_pipeline.kinesis.client import RECORD_SCHEMA
+from kcl_pipeline.spark.arrow_memory.frames import ArrowMemory
+from kcl_pipeline.spark.memory_files import frame_in_memory
+from kcl_pipeline.spark.writer import records_frame
+from tests.support.spark_batches import NOW
+from tests.support.spark_functions import FUNCTIONS, rows_of
+
+pytestmark = pytest.mark.spark
+
+
+def numbered(first: int, last: int) -> pa.Table:
+    """Records with JSON, texts that are not ASCII, and nulls."""
+    rows = [
+        {
+            "stream": "orders",
+            "shard_id": f"shardId-{number % 3:012d}",
+            "sequence_number": str(10**37 + number),
+            "sub_sequence_number": number % 5,
+            "partition_key": f"key-{number % 50}" if number % 7 else f"schlüssel-{number}",
+            "explicit_hash_key": None if number % 3 else str(2**100 + number),
+            "data": json.dumps(
+                {
+                    "order": number,
+                    "items": [{"sku": n, "n": n, "price": n / 4} for n in range(number % 4)],
+                    "amount": f"{number}.125",
+                    "tags": {f"t{n}": n for n in range(number % 3)},
+                    "at": "2026-03-29T02:30:00+02:00",
+                }
+            ).encode(),
+            "approximate_arrival_timestamp": NOW + dt.timedelta(milliseconds=number * 137),
+            "encryption_type": "KMS" if number % 4 == 0 else None,
+        }
+        for number in range(first, last)
+    ]
+    return pa.Table.from_pylist(rows, schema=RECORD_SCHEMA)
+
+
+NOTHING = RECORD_SCHEMA.empty_table()
+GIVEN = pa.concat_tables(
+    [NOTHING, numbered(0, 130), NOTHING, numbered(130, 137).slice(3), numbered(137, 300), NOTHING]
+)
+
+
+@pytest.fixture(scope="module")
+def arrow(spark) -> ArrowMemory:
+    skipped: list[object] = []
+    memory = ArrowMemory(spark, skipped.append)
+    assert memory.prepare(), skipped
+    return memory
+
+
+@contextmanager
+def adaptive(spark, *, on: bool) -> Iterator[None]:
+    before = spark.conf.get("spark.sql.adaptive.enabled")
+    spark.conf.set("spark.sql.adaptive.enabled", str(on).lower())
+    try:
+        yield
+    finally:
+        spark.conf.set("spark.sql.adaptive.enabled", before)
+        spark.catalog.clearCache()
+
+
+def by_arrow(arrow: ArrowMemory, name: str, given: pa.Table, parts: int):
+    with arrow.frame(given, parts) as frame:
+        assert frame is not None
+        return rows_of(FUNCTIONS[name](frame))
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_function_gives_the_same_rows(spark, arrow: ArrowMemory, name: str) -> None:
+    with adaptive(spark, on=False):
+        wanted = rows_of(FUNCTIONS[name](records_frame(spark, GIVEN)))
+        assert by_arrow(arrow, name, GIVEN, 2) == wanted
+    with adaptive(spark, on=True):
+        assert by_arrow(arrow, name, GIVEN, 2) == wanted
+    assert arrow._java.mappedBytes() == 0
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("parts", [1, 2, 7])
+@pytest.mark.parametrize("rows", [1, 5, 300])
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_every_transfer_gives_the_same_rows(
+    spark, arrow: ArrowMemory, name: str, rows: int, parts: int
+) -> None:
+    given = GIVEN.slice(0, rows)
+    for on in (False, True):
+        with adaptive(spark, on=on):
+            wanted = rows_of(FUNCTIONS[name](records_frame(spark, given)))
+            assert by_arrow(arrow, name, given, parts) == wanted
+            with frame_in_memory(spark, given, parts) as frame:
+                assert rows_of(FUNCTIONS[name](frame)) == wanted
+
+
+@pytest.mark.parametrize("rows", [0, 1])
+@pytest.mark.parametrize("name", ["identity", "aggregates", "mapInArrow", "whole aggregate"])
+def test_few_rows(spark, arrow: ArrowMemory, name: str, rows: int) -> None:
+    given = GIVEN.slice(0, rows)
+    wanted = rows_of(FUNCTIONS[name](records_frame(spark, given)))
+    assert by_arrow(arrow, name, given, 2) == wanted
+
+
+def test_big_records(spark, arrow: ArrowMemory) -> None:
+    column = GIVEN.schema.get_field_index("data")
+    big = [bytes([number]) * (10 * 2**20 + number) for number in range(4)]
+    given = GIVEN.slice(0, 4).set_column(
+        column, GIVEN.schema.field(column), pa.array(big, pa.binary())
+    )
+    with arrow.frame(given, 2) as frame:
+        assert frame is not None
+        assert frame.where("length(data) > 10485761").count() == 2
+        assert frame.toArrow().column("data").to_pylist() == big
+
+
+def test_many_small_chunks(spark, arrow: ArrowMemory) -> None:
+    chunked = pa.concat_tables([GIVEN.slice(number, 1) for number in range(300)])
+    with arrow.frame(chunked, 3) as frame:
+        assert frame is not None
+        assert frame.toArrow().cast(GIVEN.schema).equals(GIVEN)

@@ -1,0 +1,310 @@
+"""The memory of a batch: read only while the batch lasts, freed at every kind of stop, and a batch
+that cannot be passed as Arrow arrives in another way.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from kcl_pipeline.batch import Batch
+from kcl_pipeline.errors import SinkError, TransformFailedError
+from kcl_pipeline.events import ArrowMemorySkipped, Event
+from kcl_pipeline.spark.arrow_memory import classes, frames
+from kcl_pipeline.spark.arrow_memory.frames import ArrowMemory
+from kcl_pipeline.spark.writer import SparkBatchWriter, records_frame
+from tests.spark.test_memory_files import GIVEN, open_files
+
+pytestmark = pytest.mark.spark
+
+KILLED = """
+import os, signal, sys, time
+from kcl_pipeline.spark.arrow_memory.frames import ArrowMemory
+from kcl_pipeline.spark.session import build_session
+from tests.spark.test_memory_files import GIVEN, open_files
+session = build_session("killed", {"spark.master": "local[1]"})
+context = session.sparkContext
+jvm = context._jvm.java.lang.ProcessHandle.current().pid()
+arrow, reasons = ArrowMemory(session), []
+before = open_files()
+try:
+    with arrow.frame(GIVEN, 2) as frame:
+        assert frame.count() == 1000
+        print(jvm, arrow._java.mappedBytes(), open_files() - before, flush=True)
+        if sys.argv[1] == "python":
+            os.kill(os.getpid(), signal.SIGKILL)
+        os.kill(jvm, signal.SIGKILL)
+        frame.count()
+except Exception as error:
+    print(type(error).__name__, open_files() - before, flush=True)
+os._exit(0)
+"""
+
+
+@pytest.fixture
+def events() -> list[Event]:
+    return []
+
+
+@pytest.fixture
+def arrow(spark, events: list[Event]) -> ArrowMemory:
+    memory = ArrowMemory(spark, events.append)
+    assert memory.prepare(), events
+    return memory
+
+
+def writer(spark, tmp_path: Path, transform, events: list[Event]) -> SparkBatchWriter:
+    return SparkBatchWriter(spark, transform, str(tmp_path / "t"), events=events.append)
+
+
+def rows(tmp_path: Path, written) -> list[str]:
+    tables = [pq.read_table(tmp_path / "t" / file.path) for file in written.files]
+    return sorted(pa.concat_tables(tables).column("sequence_number").to_pylist())
+
+
+WANTED = sorted(GIVEN.column("sequence_number").to_pylist())
+
+
+def test_schema_partitions_columns_and_size_are_those_of_the_batch(
+    spark, arrow: ArrowMemory
+) -> None:
+    with arrow.frame(GIVEN, 3) as frame:
+        assert frame is not None
+        assert frame.schema == records_frame(spark, GIVEN).schema
+        assert frame.rdd.getNumPartitions() == 3
+        assert frame.toArrow().cast(GIVEN.schema).equals(GIVEN), "in order"
+        plan = frame.select("data")._jdf.queryExecution().optimizedPlan()
+        assert plan.output().length() == 1, "only the columns that are used"
+        assert 0 < int(str(plan.stats().sizeInBytes())) < 10**6
+
+
+def test_a_frame_that_is_kept_fails_and_never_reads_the_next_batch(
+    spark, arrow: ArrowMemory
+) -> None:
+    with arrow.frame(GIVEN.slice(0, 400), 1) as frame:
+        kept = frame
+        assert kept.count() == 400
+    with pytest.raises(Exception, match="not in memory any more"):
+        kept.count()
+    with arrow.frame(GIVEN.slice(400), 1) as frame:
+        assert frame.count() == 600
+        with pytest.raises(Exception, match="not in memory any more"):
+            kept.count()
+        with pytest.raises(Exception, match="not in memory any more"):
+            kept.union(frame).count()
+
+
+def test_a_file_with_another_token_is_not_read(spark, arrow: ArrowMemory) -> None:
+    """The descriptor of an ended batch belongs to the next one."""
+    with arrow._opened(GIVEN, 1) as frame, frames._memory_file(GIVEN, "other") as file:
+        others = frame.sparkSession.read.format(classes.SOURCE_CLASS).schema(frame.schema)
+        arrow._java.open("mine")
+        try:
+            mixed = others.options(
+                token="mine", files=f"/proc/{os.getpid()}/fd/{file}", rows=1, bytes=1
+            ).load()
+            with pytest.raises(Exception, match="batch mine are not in memory"):
+                mixed.count()
+        finally:
+            arrow._java.release("mine")
+
+
+def test_a_cached_frame_reads_its_own_rows(spark, tmp_path: Path, events: list[Event]) -> None:
+    kept = []
+
+    def keep(frame):
+        kept.append(frame.cache())
+        return kept[-1]
+
+    one = writer(spark, tmp_path, keep, events)
+    try:
+        halves = [GIVEN.slice(0, 400), GIVEN.slice(400)]
+        assert [one.write(Batch("b", (), half)).rows for half in halves] == [400, 600]
+        assert [frame.count() for frame in kept] == [400, 600]
+    finally:
+        spark.catalog.clearCache()
+    assert events == []
+
+
+def test_a_transform_that_keeps_a_frame_stops_the_batch_and_loses_nothing(
+    spark, tmp_path: Path, events: list[Event]
+) -> None:
+    """An error of the sink: the batch is repeated, and no record becomes a dead letter."""
+    kept = []
+
+    def union_of_all(frame):
+        kept.append(frame)
+        return kept[0].union(frame)
+
+    one = writer(spark, tmp_path, union_of_all, events)
+    assert one.write(Batch("b", (), GIVEN)).rows == 2000
+    with pytest.raises(SinkError, match="Use a DataFrame only while its batch is processed"):
+        one.write(Batch("b", (), GIVEN))
+
+
+def test_memory_is_freed_after_a_batch_and_after_a_failure(
+    spark, tmp_path: Path, arrow: ArrowMemory, events: list[Event]
+) -> None:
+    before = open_files()
+    assert rows(tmp_path, writer(spark, tmp_path, None, events).write(Batch("b", (), GIVEN))) == (
+        WANTED
+    )
+    failing = writer(
+        spark,
+        tmp_path,
+        lambda f: f.selectExpr("cast(raise_error('no good') AS string) AS x"),
+        events,
+    )
+    with pytest.raises(TransformFailedError, match="no good"):
+        failing.write(Batch("b", (), GIVEN))
+    assert events == [], "an error of the user's function does not change the transfer"
+    assert (open_files(), arrow._java.mappedBytes()) == (before, 0)
+
+
+def test_memory_is_mapped_until_the_batch_ends(spark, arrow: ArrowMemory) -> None:
+    with arrow.frame(GIVEN, 2) as frame:
+        assert frame.count() == 1000
+        assert arrow._java.mappedBytes() > 0, "values may be used after their task"
+    assert arrow._java.mappedBytes() == 0
+
+
+@pytest.mark.parametrize("victim", ["python", "jvm"])
+def test_a_killed_process_leaves_no_memory(victim: str) -> None:
+    path = os.pathsep.join([str(Path(__file__).parents[3]), *sys.path])
+    process = subprocess.Popen(
+        [sys.executable, "-c", KILLED, victim],
+        env=os.environ | {"PYTHONPATH": path},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    output, _ = process.communicate(timeout=120)
+    first, *rest = output.splitlines()
+    jvm, mapped, files = map(int, first.split())
+    assert mapped > 0
+    assert files == 2
+    if victim == "python":
+        assert process.returncode == -signal.SIGKILL
+    else:
+        assert rest[0].split()[1] == "0", "the files are closed without a JVM"
+    deadline = time.monotonic() + 60
+    while maps_records(jvm):
+        assert time.monotonic() < deadline, "the JVM still maps the records"
+        time.sleep(0.1)
+
+
+def maps_records(pid: int) -> bool:
+    try:
+        return "memfd:records" in Path(f"/proc/{pid}/maps").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def test_a_file_that_ends_too_early_is_an_error_of_the_transfer(
+    spark, tmp_path: Path, events: list[Event], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rows arrive in another way, and one event says why."""
+    one = writer(spark, tmp_path, None, events)
+    one.prepare()
+    whole = frames._memory_file
+
+    @frames.contextmanager
+    def cut(records: pa.Table, token: str):
+        with whole(records, token) as file:
+            os.ftruncate(file, os.fstat(file).st_size - 8)
+            yield file
+
+    monkeypatch.setattr(frames, "_memory_file", cut)
+    for _ in range(2):
+        assert rows(tmp_path, one.write(Batch("b", (), GIVEN))) == WANTED
+    assert [type(event) for event in events] == [ArrowMemorySkipped] * len(events)
+    assert "end too early" in events[0].reason
+
+
+def test_a_batch_arrives_in_another_way_when_there_is_no_memory(
+    spark, tmp_path: Path, events: list[Event], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> int:
+        raise OSError(28, os.strerror(28))
+
+    one = writer(spark, tmp_path, None, events)
+    one.prepare()
+    monkeypatch.setattr(frames.os, "memfd_create", full)
+    for _ in range(2):
+        assert rows(tmp_path, one.write(Batch("b", (), GIVEN))) == WANTED
+    assert events == [ArrowMemorySkipped("[Errno 28] No space left on device")]
+
+
+def test_large_partitions_and_other_types_take_another_way(
+    spark, arrow: ArrowMemory, events: list[Event], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(frames, "_MAX_FILE_BYTES", 1000)
+    with arrow.frame(GIVEN, 2) as frame:
+        assert frame is None
+    monkeypatch.undo()
+    with arrow.frame(pa.table({"x": pa.array([1], pa.int32())}), 1) as frame:
+        assert frame is None
+    assert [event.reason for event in events] == [
+        "a partition of the batch has 2 GiB or more",
+        "records with the types [DataType(int32)]",
+    ]
+
+
+def test_an_unknown_version_takes_another_way_with_one_event(
+    spark, tmp_path: Path, events: list[Event], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(classes, "SUPPORTED_SPARK", ("3.5",))
+    one = writer(spark, tmp_path, None, events)
+    one.prepare()
+    for _ in range(2):
+        assert rows(tmp_path, one.write(Batch("b", (), GIVEN))) == WANTED
+    assert [event.reason for event in events] == [
+        f"Spark {spark.version} is not one of the versions 3.5"
+    ]
+
+
+def test_classes_that_do_not_compile_take_another_way_with_one_event(
+    spark, tmp_path: Path, events: list[Event], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Text:
+        def joinpath(self, _: str) -> Text:
+            return self
+
+        def read_text(self, encoding: str) -> str:
+            return "package kclpipeline; public class RecordsInMemory extends org.Missing {}"
+
+    monkeypatch.setattr(classes, "_loads", lambda _: False)
+    monkeypatch.setattr(classes.resources, "files", lambda _: Text())
+    one = writer(spark, tmp_path, None, events)
+    for _ in range(2):
+        assert rows(tmp_path, one.write(Batch("b", (), GIVEN))) == WANTED
+    (event,) = events
+    assert "CompileException" in event.reason
+
+
+def test_a_session_that_reads_other_rows_takes_another_way(
+    spark, events: list[Event], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chunks = frames._chunks
+    monkeypatch.setattr(frames, "_chunks", lambda records: chunks(records)[:0])
+    assert not ArrowMemory(spark, events.append).prepare()
+    assert events == [ArrowMemorySkipped("Spark does not read the same rows")]
+
+
+def test_a_cluster_takes_another_way() -> None:
+    class Session:
+        version = "4.3.0"
+
+        class sparkContext:  # noqa: N801 (pyspark's name)
+            master, _encryption_enabled = "spark://host:7077", False
+
+    with pytest.raises(classes.UnsuitableSessionError, match="master=spark://host:7077"):
+        classes.check_session(Session())  # type: ignore[arg-type]
