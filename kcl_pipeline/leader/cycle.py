@@ -144,7 +144,7 @@ class LeaderCycle:
         self._reads = LeaderReads(settings, reads, *seen, clock, events)
         self._migration = TableMigrationPhase(coordinator_table, self._election, clock, events)
         self._upgrade = UpgradeFrom2x(self._version, lease_table, clock, events)
-        self._may_lead = self._busy = False
+        self._may_lead = self._busy = self.misses_table = False
         self._failures = 0
         self._not_leading_until: float | None = None
         self._gate, self._lock = threading.Lock(), clock.lock()
@@ -205,6 +205,7 @@ class LeaderCycle:
             )
         self._not_leading_until = None
         context: CycleContext | None = None
+        self.misses_table = False
         try:
             if not self._lead():
                 if self._election.seen_owner is not None:
@@ -227,6 +228,7 @@ class LeaderCycle:
                 error="another process has acquired the lock",
             )
         except NotFoundError as error:
+            self.misses_table = True
             if context is None:
                 waiting = f"waiting for the first worker, which creates the tables ({error})"
                 return CycleReport(

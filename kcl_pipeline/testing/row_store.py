@@ -254,6 +254,13 @@ class MemoryStore:
             if key in self._rows:
                 self._replace(key, None)
 
+    def drop(self) -> None:
+        """Remove the table with its rows, as an operator would."""
+        with self._lock:
+            for key in list(self._rows):
+                self._replace(key, None)
+            self._state["exists"] = False
+
     def _begin(self, operation: str, key: str) -> None:
         self.before_call(operation, key)
         if not self._state["exists"]:

@@ -7,7 +7,7 @@ from typing import Final
 
 from kcl_pipeline.background import Due
 from kcl_pipeline.clock import StopSignal
-from kcl_pipeline.errors import AwsError
+from kcl_pipeline.errors import AwsError, NotFoundError
 from kcl_pipeline.events import (
     AwsTrouble,
     LagMeasured,
@@ -38,7 +38,7 @@ class LeaseLoop:
     `map` runs the calls for single leases, and does not wait for slow ones. No step waits for the
     lock of a lease: a call that another thread makes for it may hang. In an application that was
     rolled back to KCL 2.x (`is_2x`), there may be no index and no worker metrics row: leases come
-    from `coordination` only.
+    from `coordination` only. `no_table` is called when a table is missing.
     """
 
     def __init__(
@@ -55,7 +55,9 @@ class LeaseLoop:
         hangs: HangWatch,
         lag: Callable[[], Lag],
         is_2x: Callable[[], bool],
+        no_table: Callable[[], None] = lambda: None,
     ) -> None:
+        self._no_table = no_table
         self._worker_id = worker_id
         self._events = parts.events
         self._leases = leases
@@ -124,6 +126,8 @@ class LeaseLoop:
             leases, succeeded = step(), True
         except AwsError as error:
             self._events(AwsTrouble(what, str(error)))
+            if isinstance(error, NotFoundError):
+                self._no_table()
         millis = (self._clock.monotonic() - began) * 1000
         self._events(TaskFinished(self._worker_id, task, millis, leases, succeeded))
 

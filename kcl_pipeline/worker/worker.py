@@ -55,6 +55,7 @@ from kcl_pipeline.worker.stopping.drain import DrainWatch
 from kcl_pipeline.worker.stopping.leaving import Leaving
 from kcl_pipeline.worker.stopping.processing import run_watched
 from kcl_pipeline.worker.summary import StopReason, WorkerProgress, WorkerSummary
+from kcl_pipeline.worker.tables import DeletedTables
 from kcl_pipeline.worker.threads import CurrentStop, Pools
 
 JOIN_SECONDS: Final = 10.0
@@ -116,8 +117,7 @@ class Worker:
         self.hangs = HangWatch(
             worker_id, self._activity, self.stalls.waiting, settings.worker, clock, events
         )
-        self.stats = WorkerStats(worker_id, clock)
-        self._lag = LagTracker(clock)
+        self.stats, self._lag = WorkerStats(worker_id, clock), LagTracker(clock)
         self._drain: DrainWatch | None = None
         self._runner = self._make_runner()
         lookups = self._pools.map_lookups
@@ -133,11 +133,20 @@ class Worker:
             hangs=self.hangs,
             lag=self.lag,
             is_2x=lambda: self.coordination.version.is_2x,
+            no_table=(tables := self._deleted_tables()).note,
         ).tick
-        self.coordination = Coordination(worker_id, parts, self.leases, lookups, self._stop)
+        self.coordination = Coordination(worker_id, parts, self.leases, lookups, self._stop, tables)
         self.lead_tick, self.fetch_tick = self.coordination.tick, self.source.fetch
         own = (self.leases, self.reporter, self.lifecycle)
         self._leaving = Leaving(worker_id, parts, *own, lookups)
+
+    def _deleted_tables(self) -> DeletedTables:
+        return DeletedTables(
+            self._parts,
+            lambda: self._opened(self._stop),
+            self._stop,
+            are_restored=self._protocol.stored is not None,
+        )
 
     def _make_protocol(self) -> CommitProtocol:
         return make_protocol(self._parts, self.worker_id, self.leases, self._stop, self._pools)

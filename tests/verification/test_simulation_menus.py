@@ -98,6 +98,7 @@ SCENARIO_OF_MENU_6 = (*SCENARIO_OF_MENU_5, "saves_scans", "positions")
         (5, SCENARIO_OF_MENU_5, "b3eef1fef98c2c2b", "142fd0ba1c36529a"),
         (6, SCENARIO_OF_MENU_6, "b3eef1fef98c2c2b", "0015dba7ec2bf9a3"),
         (7, SCENARIO_OF_MENU_6, "85d71804c52134c4", "b086fdd2467ff4d0"),
+        (8, SCENARIO_OF_MENU_6, "f81ac89045952ed6", "e1d4000c902e59a6"),
     ],
 )
 def test_a_released_menu_is_never_changed(menu, names, drawn, planned):
@@ -129,6 +130,6 @@ def test_the_newest_menu_has_every_incident_and_no_menu_loses_one():
 
 def test_an_unknown_menu_is_refused():
     with pytest.raises(
-        ValueError, match=r"menu=99 is not a menu. Write one of \[1, 2, 3, 4, 5, 6, 7\]"
+        ValueError, match=r"menu=99 is not a menu. Write one of \[1, 2, 3, 4, 5, 6, 7, 8\]"
     ):
         simulate(1, StormOptions(menu=99))

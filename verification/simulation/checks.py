@@ -121,6 +121,7 @@ class Checks(LeaseChecks):
 
     def landed(self, entry: LogEntry, objects: Mapping[str, pa.Table]) -> None:
         """Check S4 (no repetition) and S5 (parents first, order per key) on one commit."""
+        self.stored |= {names_of(key)[0] for key in entry.positions}
         self._ended |= {names_of(key)[0] for key, one in entry.positions.items() if one.ended}
         for file in entry.files:
             for one, key, number, lease_key, sequence_number, sub in _columns(

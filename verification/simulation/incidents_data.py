@@ -220,6 +220,29 @@ class DataIncidents:
             for key in sorted(self._rows()):
                 self._delete(key)
 
+    def delete_tables(self) -> None:
+        """Delete all three tables, in a fleet that stores positions.
+
+        This does not happen while a process starts that reads other streams: it could record them.
+        Nor does it after a single stream was deleted: its next leases could have no mark then.
+        """
+        world = self.world
+        starting = any(
+            one.streams is not None and not one.stop.is_set() and not one.host.crashed
+            for one in world.machines.values()
+        )
+        current = world.streams.current.values()
+        is_replaced = len(world.configured) == 1 and (
+            not current or any(one.mark is not None for one in current)
+        )
+        if not world.scenario.stores_positions or starting or is_replaced:
+            return
+        self.delete_rows()
+        world.note("deletes the tables")
+        for table in (world.leases, world.workers, world.coordinator):
+            table.store.drop()
+        world.lock_watch.look()
+
     def _delete(self, key: str) -> None:
         self.world.note(f"deletes {key}")
         self.world.leases.erase(key)

@@ -108,7 +108,8 @@ class HostIncidents:
     def foreign_application(self) -> None:
         """Start the application with another stream: a worker or a leader that must be refused."""
         world = self.world
-        if world.coordinator.read_application() is None:
+        exists = world.coordinator.store.exists()
+        if not exists or world.coordinator.read_application() is None:
             return
         model = world.streams.model
         if FOREIGN_STREAM not in model.call("ListStreams")["StreamNames"]:

@@ -76,7 +76,10 @@ class StreamIncidents:
         A single stream that was never recorded is not known to have been another one.
         """
         world = self.world
-        if len(world.configured) == 1 and world.coordinator.read_application() is None:
+        exists = world.coordinator.store.exists()
+        if len(world.configured) == 1 and not (
+            exists and world.coordinator.read_application() is not None
+        ):
             return None
         now = world.streams.model.world.now_millis()
         old = now - _YOUNGEST_SECONDS * 1000

@@ -9,7 +9,7 @@ from typing import Literal
 
 from kcl_pipeline.leases.lease.values import Lease
 from kcl_pipeline.planning.coverage import hole_in_leases
-from kcl_pipeline.position import AT_TIMESTAMP, TRIM_HORIZON, Position
+from kcl_pipeline.position import AT_TIMESTAMP, LATEST, TRIM_HORIZON, Position
 from kcl_pipeline.testing.tables import InMemoryLeaseTable
 from verification.simulation.menu import menu_of
 from verification.simulation.scenario import HANDOFF_SECONDS, Scenario
@@ -45,6 +45,7 @@ class LeaseChecks:
             come twice or out of order.
         shared_ids: Worker ids that two processes share.
         moves: All changes of owners, in order.
+        stored: Leases of which the table stores a position.
     """
 
     table: InMemoryLeaseTable
@@ -56,6 +57,7 @@ class LeaseChecks:
     shared_ids: set[str] = field(default_factory=set)
     coverage_suspended: bool = False
     moves: list[Moved] = field(default_factory=list)
+    stored: set[str] = field(default_factory=set)
     _covered: set[Generation] = field(default_factory=set)
     _settled: dict[str, Position] = field(default_factory=dict)
     _first: dict[str, Position] = field(default_factory=dict)
@@ -104,7 +106,7 @@ class LeaseChecks:
         """S6: a lease whose parent has a lease starts at the beginning of its shard."""
         key = _name(now)
         self.generation_of(now)
-        if not self.scenario.stores_positions or key not in self._created_at:
+        if self._starts_anew(now):
             self._created_at[key] = now.checkpoint
         self._order.append(key)
         parents = [sibling(now, parent) for parent in now.parent_shard_ids]
@@ -131,6 +133,23 @@ class LeaseChecks:
             # row's absence. This known case needs a pause longer than finished leases are kept
             # (docs/guarantees.md).
             self.replayed |= self._lineage(now)
+
+    def _starts_anew(self, now: Lease) -> bool:
+        """Return whether a lease that may have existed before starts at its checkpoint.
+
+        It does not if the table knows the shard or an ancestor. With LATEST, a deleted row of a
+        lineage without a commit starts at LATEST again.
+        """
+        if not self.scenario.stores_positions or _name(now) not in self._created_at:
+            return True
+        if now.checkpoint != LATEST:
+            return False
+        shards = self.streams.settled(self.generation_of(now)).shards
+        parents = {shard.shard_id: shard.parents for shard in shards}
+        lineage = [now.shard_id]
+        for shard_id in lineage:
+            lineage += parents.get(shard_id, ())
+        return self.stored.isdisjoint(sibling(now, shard_id) for shard_id in lineage)
 
     def _changed(self, before: Lease, now: Lease, role: Role, worker_id: str) -> None:
         key = _name(now)

@@ -116,6 +116,8 @@ _INCIDENTS_5: Final = (*_INCIDENTS_4, "no_leader")
 
 _INCIDENTS_7: Final = (*_INCIDENTS_5, "delete_rows")
 
+_INCIDENTS_8: Final = (*_INCIDENTS_7, "delete_tables")
+
 _SITES_2: Final = (SITES[0], OLD_SITE, *SITES[1:])
 _SITES_1: Final = tuple(site for site in _SITES_2 if site != "leases.TransactWriteItems")
 
@@ -142,6 +144,16 @@ MENUS: Final = {
     7: Menu(
         7,
         _INCIDENTS_7,
+        SITES,
+        _FAULTS_2,
+        stops_leader=True,
+        leaderless=True,
+        positions=True,
+        deletes_rows=True,
+    ),
+    8: Menu(
+        8,
+        _INCIDENTS_8,
         SITES,
         _FAULTS_2,
         stops_leader=True,

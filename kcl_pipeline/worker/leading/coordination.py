@@ -16,6 +16,7 @@ from kcl_pipeline.leases.tables import CoordinatorStateTable, LeaderLock, Unread
 from kcl_pipeline.worker.dependencies import WorkerDependencies
 from kcl_pipeline.worker.leading.standby import StandbyLeader
 from kcl_pipeline.worker.retry import attempt
+from kcl_pipeline.worker.tables import DeletedTables
 
 LOOKS: Final = 6
 """Reads of the lock, by a worker that never leads, in the time after which it falls back."""
@@ -36,6 +37,7 @@ class Coordination:
         leases: The leases that it holds.
         map: Reads the leases that it has been given or has taken, possibly in parallel.
         stop: Ends the worker.
+        tables: Creates deleted tables.
 
     Attributes:
         standby: Its standby leader.
@@ -49,7 +51,9 @@ class Coordination:
         leases: HeldLeases,
         map: MapCallable,  # noqa: A002 (it stands for the builtin)
         stop: StopSignal,
+        tables: DeletedTables,
     ) -> None:
+        self._tables = tables
         self._worker_id = worker_id
         self._parts = parts
         self._leases = leases
@@ -76,10 +80,13 @@ class Coordination:
 
     def tick(self) -> float:
         """Run what is due; return the seconds until the next call."""
+        self._tables.restore(self.version.start)
         attempt("look at the client version", self.version.look, self._parts.events)
         self._restore_tables()
         self.standby.may_compete = not self._shares_leases() or self._is_chosen
         pause = self.standby.tick()
+        if self._parts.leader is not None and self._parts.leader.misses_table:
+            self._tables.note()
         if self._stop.is_set() or not self._takes_leases():
             return pause
         now = self._parts.clock.monotonic()

@@ -44,6 +44,17 @@ def make_lifecycle(
     settings, clock, events = parts.settings, parts.clock, parts.events
     table, kinesis = parts.lease_table, parts.kinesis
     removed, of = partial(is_removed, parts.coordinator_table), streams.shard_sync_of
+    losses = LossCheck(
+        worker_id,
+        settings,
+        table,
+        kinesis,
+        clock,
+        events,
+        removed,
+        of,
+        positions=protocol.stored is not None,
+    )
     return Lifecycle(
         worker_id=worker_id,
         settings=settings,
@@ -53,7 +64,7 @@ def make_lifecycle(
         source=source,
         protocol=protocol,
         parents=ParentCheck(worker_id, of, table, leases, kinesis, clock, events, protocol.stored),
-        losses=LossCheck(worker_id, settings, table, kinesis, clock, events, removed, of),
+        losses=losses,
         ended=EndedLeases(settings.shard_sync, table, leases, clock, events),
         clock=clock,
         events=events,

@@ -28,7 +28,7 @@ class LossCheck:
     children, the audit of hash-range coverage finds the gap. Two cases remain, which are reported:
 
     - A child has begun, in a worker that starts a child whose parent has no row (KCL).
-    - Shard sync starts the shard again at `LATEST`.
+    - Shard sync starts the shard again at `LATEST`, because the sink does not store positions.
 
     Thread-safe.
 
@@ -41,6 +41,7 @@ class LossCheck:
         events: Receives `RecordsLost`.
         is_removed: Returns whether a leader removed a stream of several from the record.
         shard_sync_of: Returns the initial position of a stream. None: that of the settings.
+        positions: Whether the sink stores positions.
     """
 
     def __init__(
@@ -53,7 +54,10 @@ class LossCheck:
         events: EventSink,
         is_removed: Callable[[StreamId], bool] = lambda _: False,
         shard_sync_of: Callable[[StreamId], ShardSyncSettings] | None = None,
+        *,
+        positions: bool = False,
     ) -> None:
+        self._positions = positions
         self._is_removed = is_removed
         self._worker_id = worker_id
         self._shard_sync_of = shard_sync_of or settings.shard_sync_of
@@ -102,7 +106,8 @@ class LossCheck:
             require_same_stream(self._kinesis, consumer.stream)
         except (NotFoundError, StreamReplacedError):
             return False  # Nothing of a deleted stream can be read.
-        if self._shard_sync_of(consumer.stream).initial_position_in_stream == "LATEST":
+        initial = self._shard_sync_of(consumer.stream).initial_position_in_stream
+        if initial == "LATEST" and not self._positions:
             return (consumer.committed or lease.checkpoint) != LATEST
         try:
             shards = self._kinesis.list_shards(consumer.stream)
