@@ -36,7 +36,6 @@ _LEVELS: Final[dict[type[Event], int]] = {
     ev.StreamsDiffer: logging.WARNING,
     ev.StreamUnavailable: logging.WARNING,
     ev.AnnouncementRejected: logging.WARNING,
-    ev.ArrowMemorySkipped: logging.WARNING,
     ev.AwsTrouble: logging.WARNING,
     ev.CpuSourceSkipped: logging.WARNING,
     ev.RowRejected: logging.WARNING,
