@@ -1,6 +1,7 @@
 """Capacity units of DynamoDB per lease and second.
 
     python -m benchmarks.dynamodb_cost --json
+    python -m benchmarks.dynamodb_cost --json --protocol positions
 
 Applications of 10 to 10,000 leases with up to 100 leases per worker, all settings at their
 defaults, idle and with batches. The tables are in memory and count capacity units as DynamoDB does
@@ -33,7 +34,7 @@ CASES: Final = ((10, 2), (100, 4), (1_000, 10), (10_000, 100))
 FAST_CASES: Final = ((10, 2),)
 READS_PER_SECOND: Final = 5
 RATES: Final = (0, 1, 10)
-_SECONDS: Final = {0: 30.0, 1: 20.0, 10: 5.0}
+_SECONDS: Final = {0: 30.0, 1: 20.0, 10: 20.0}
 _SETTINGS: Final[dict[int, dict[str, Any]]] = {
     0: {},
     1: {},
@@ -54,8 +55,8 @@ JAVA: Final = {
 }
 
 
-def measure(leases: int, workers: int) -> list[dict[str, Any]]:
-    """Return one result for each rate of `RATES`."""
+def measure(leases: int, workers: int, protocol: str = "two_phase") -> list[dict[str, Any]]:
+    """Return one result for each rate of `RATES`, with a commit protocol."""
     fleet = Fleet(leases, workers, clock=VirtualClock())
     leader = fleet.worker(LEADER, leads=True)
     leader.start_up()
@@ -63,7 +64,7 @@ def measure(leases: int, workers: int) -> list[dict[str, Any]]:
     shared.add(standbys(fleet, workers, 0.0))
     cases = []
     for rate in RATES:
-        own, batches = _worker(leases // workers, rate)
+        own, batches = _worker(leases // workers, rate, protocol)
         total = Meter()
         total.add(shared, 1 / leases)
         total.add(own, workers / leases)
@@ -71,6 +72,7 @@ def measure(leases: int, workers: int) -> list[dict[str, Any]]:
             {
                 "leases": leases,
                 "workers": workers,
+                "commit_protocol": protocol,
                 "target_batches_per_s": rate,
                 "batches_per_s": round(batches, 2),
                 "rcu_per_lease_s": round(total.total_rcu, 4),
@@ -81,10 +83,12 @@ def measure(leases: int, workers: int) -> list[dict[str, Any]]:
     return cases
 
 
-def _worker(leases: int, rate: int) -> tuple[Meter, float]:
+def _worker(leases: int, rate: int, protocol: str) -> tuple[Meter, float]:
     """Return the requests and the batches of one worker per second."""
     kinesis = BusyKinesis(leases) if rate else None
-    fleet = Fleet(leases, 1, begun=True, kinesis=kinesis, clock=VirtualClock(), **_SETTINGS[rate])
+    chosen = _SETTINGS[rate]
+    chosen = chosen | {"batch": {**chosen.get("batch", {}), "commit_protocol": protocol}}
+    fleet = Fleet(leases, 1, begun=True, kinesis=kinesis, clock=VirtualClock(), **chosen)
     worker = fleet.worker(LEADER)
     worker.start_up()
     reads = math.ceil(leases * min(READS_PER_SECOND / max(rate, 1), 1))
@@ -113,10 +117,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.dynamodb_cost", description=__doc__)
     parser.add_argument("--json", action="store_true", help="print only one JSON line")
     parser.add_argument("--fast", action="store_true", help="10 leases only")
+    parser.add_argument(
+        "--protocol",
+        choices=("two_phase", "positions"),
+        default="two_phase",
+        help="batch.commit_protocol of the workers",
+    )
     options = parser.parse_args(arguments)
     cases = []
     for leases, workers in FAST_CASES if options.fast else CASES:
-        cases += measure(leases, workers)
+        cases += measure(leases, workers, options.protocol)
         print(f"{leases} leases done", file=sys.stderr)
     if not options.json:
         for case in cases:

@@ -106,3 +106,15 @@ def test_the_cost_benchmark_counts_a_write_for_each_lease_and_batch(
     assert ten["wcu_per_lease_s"] == pytest.approx(idle["wcu_per_lease_s"] + 5, rel=0.1)
     assert set(idle["operations"]["UpdateItem"]) == {"requests", "rcu", "wcu"}
     assert result["java"]["measured"] is False
+
+
+def test_a_batch_costs_no_write_when_the_table_stores_positions(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert dynamodb_cost.main(["--json", "--fast", "--protocol", "positions"]) == 0
+    result = json.loads(capsys.readouterr().out.splitlines()[-1])
+    idle, one, ten = result["cases"]
+    assert idle["commit_protocol"] == "positions"
+    assert ten["batches_per_s"] == pytest.approx(10, rel=0.1)
+    assert one["wcu_per_lease_s"] == pytest.approx(idle["wcu_per_lease_s"], rel=0.02)
+    assert ten["wcu_per_lease_s"] == pytest.approx(idle["wcu_per_lease_s"], rel=0.02)
