@@ -16,6 +16,7 @@ HEALTHY = {
     ev.LagMeasured,
     ev.ReadFinished,
     ev.CycleFinished,
+    ev.ArrowMemorySkipped,
     ev.MetricsEndpointOpened,
     ev.WorkerResumed,
     ev.ShardResumed,
