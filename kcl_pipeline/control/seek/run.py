@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from kcl_pipeline.batch import PositionStore
 from kcl_pipeline.control.application import ApplicationControl, is_held
 from kcl_pipeline.control.pausing import Pausing
 from kcl_pipeline.control.seek.log import BatchLog
@@ -92,6 +93,12 @@ class Seeking:
     ) -> None:
         if target.kind == "AFTER" and len(shards) != 1:
             raise SettingsError("a sequence number belongs to one shard; write --shard once")
+        protocol = app.settings.batch.commit_protocol
+        if protocol == "positions" and isinstance(sink, PositionStore):
+            raise SettingsError(
+                "seek writes the lease rows, and with batch.commit_protocol='positions' workers "
+                "continue after the later position in the table; replay the records instead"
+            )
         self._app = app
         self._kinesis = kinesis
         self._target = target
