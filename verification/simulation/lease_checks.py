@@ -45,6 +45,8 @@ class LeaseChecks:
             come twice or out of order.
         shared_ids: Worker ids that two processes share.
         moves: All changes of owners, in order.
+        hand_deleted: Leases of a lineage of which a row was deleted by hand. A leader may have
+            seen the row of a begun child before.
         stored: Leases of which the table stores a position.
     """
 
@@ -58,6 +60,7 @@ class LeaseChecks:
     coverage_suspended: bool = False
     moves: list[Moved] = field(default_factory=list)
     stored: set[str] = field(default_factory=set)
+    hand_deleted: set[str] = field(default_factory=set)
     _covered: set[Generation] = field(default_factory=set)
     _settled: dict[str, Position] = field(default_factory=dict)
     _first: dict[str, Position] = field(default_factory=dict)
@@ -224,7 +227,8 @@ class LeaseChecks:
         if not lease.ended:
             raise BrokenInvariantError(f"S8: {lease.lease_key} was deleted at {lease.checkpoint}")
         shards = self.streams.settled(of).shards
-        if _name(lease) in self.replayed or lease.shard_id not in {s.shard_id for s in shards}:
+        excused = self.replayed | self.hand_deleted
+        if _name(lease) in excused or lease.shard_id not in {s.shard_id for s in shards}:
             return
         for child in lease.child_shard_ids:
             row = self.lease(sibling(lease, child))
@@ -290,8 +294,10 @@ class LeaseChecks:
 
         Their records come once if the table stores positions.
         """
+        lineage = self._lineage(self._rows[key])
+        self.hand_deleted |= lineage
         if not self.scenario.stores_positions:
-            self.replayed |= self._lineage(self._rows[key])
+            self.replayed |= lineage
         self.coverage_suspended = True
         self.row_written(key, "hand", "")
 
