@@ -148,9 +148,13 @@ class HostIncidents:
         self.world.start(self._next("m"), strategy=STRATEGIES[0], is_worker=True, mode="drain")
 
     def drain_request(self) -> None:
-        """Request through its row that a worker leaves; another one starts."""
+        """Request through its row that a worker leaves; another one starts.
+
+        While the table does not exist, the operator's command fails.
+        """
         machine = self._one_worker()
-        if machine is not None and machine.mode == "continuous":
+        exists = self.world.workers.store.exists()
+        if exists and machine is not None and machine.mode == "continuous":
             self.world.workers.request_drain(machine.worker_id)
             self.world.start(self._next("r"), strategy=machine.strategy, is_worker=True)
 
