@@ -2,16 +2,18 @@
 
 A lease row can be deleted, also with all others. The table still shows which shards were begun, and
 which of them have ended. A shard that was begun and has not ended is continued. The shards after it
-wait for it and start at TRIM_HORIZON, whatever the initial position is.
+wait for it. They start at TRIM_HORIZON if the initial position is LATEST, and at AT_TIMESTAMP if it
+is that: a child can have records that are older than the timestamp.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from kcl_pipeline.config import InitialPosition
 from kcl_pipeline.leases.lease.values import Lease
 from kcl_pipeline.planning.shard_sync import creation_order, new_lease
-from kcl_pipeline.position import TRIM_HORIZON
+from kcl_pipeline.position import AT_TIMESTAMP, TRIM_HORIZON
 from kcl_pipeline.shards import Shard, StreamId
 
 
@@ -21,6 +23,7 @@ def leases_with_stored(
     shards: Sequence[Shard],
     rows: Mapping[str, Lease],
     stored: Mapping[str, bool],
+    initial: InitialPosition,
 ) -> tuple[Lease, ...]:
     """Return the leases to create if the table stores positions.
 
@@ -30,6 +33,7 @@ def leases_with_stored(
         shards: All shards of the stream.
         rows: The existing leases by shard id.
         stored: The shards in the table, and whether each has ended.
+        initial: The initial position of the settings.
 
     Returns:
         The leases in creation order. Those of `wanted` whose shards are finished are left out.
@@ -49,7 +53,8 @@ def leases_with_stored(
         for lease in wanted
         if lease.shard_id not in finished and lease.shard_id not in followed
     ]
-    return (*(new_lease(stream, shard, TRIM_HORIZON) for shard in followed.values()), *kept)
+    start = AT_TIMESTAMP if initial == "AT_TIMESTAMP" else TRIM_HORIZON
+    return (*(new_lease(stream, shard, start) for shard in followed.values()), *kept)
 
 
 def _finished(

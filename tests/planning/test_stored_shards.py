@@ -28,11 +28,15 @@ def shard(number, parents=(), ended=True, low=True):
 SHARDS = (shard(0), shard(1, ended=False, low=False), shard(2, [A]), shard(3, [C], ended=False))
 
 
+def initial_name(position):
+    return "AT_TIMESTAMP" if position == AT_TIMESTAMP else "LATEST"
+
+
 def created(stored, rows=(), wanted=(B, D), initial=LATEST):
     by_id = {one.shard_id: one for one in SHARDS}
     existing = {key: new_lease(STREAM, by_id[key], at) for key, at in dict(rows).items()}
     initials = [new_lease(STREAM, by_id[key], initial) for key in wanted]
-    found = leases_with_stored(STREAM, initials, SHARDS, existing, stored)
+    found = leases_with_stored(STREAM, initials, SHARDS, existing, stored, initial_name(initial))
     return [(one.lease_key, one.checkpoint) for one in found]
 
 
@@ -43,13 +47,20 @@ def test_without_positions_the_initial_position_decides(initial):
 
 @pytest.mark.parametrize("initial", [LATEST, AT_TIMESTAMP])
 def test_an_unfinished_shard_is_continued_and_its_descendants_follow(initial):
-    following = [(one, TRIM_HORIZON) for one in (A, C, D)]
+    start = AT_TIMESTAMP if initial == AT_TIMESTAMP else TRIM_HORIZON
+    following = [(one, start) for one in (A, C, D)]
     assert created({A: False}, initial=initial) == [*following, (B, initial)]
 
 
 def test_a_shard_after_an_ended_one_starts_at_its_beginning():
     assert created({A: True}) == [(C, TRIM_HORIZON), (D, TRIM_HORIZON), (B, LATEST)]
     assert created({C: True}) == [(D, TRIM_HORIZON), (B, LATEST)]
+
+
+def test_a_shard_after_an_ended_one_gives_no_record_that_is_older_than_the_timestamp():
+    """The ended one may have had no record since that time, and the child older ones."""
+    at = AT_TIMESTAMP
+    assert created({A: True}, initial=at) == [(C, at), (D, at), (B, at)]
 
 
 @pytest.mark.parametrize("stored", [{A: False, C: False}, {A: False, C: True}])

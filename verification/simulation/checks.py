@@ -47,6 +47,7 @@ class Checks(LeaseChecks):
     _landings: int = 0
     _landed_at: dict[str, int] = field(default_factory=dict)
     _numbered_at: dict[str, int] = field(default_factory=dict)
+    _numbered_excuses: dict[str, int] = field(default_factory=dict)
     _waiting: set[str] = field(default_factory=set)
     _ended: set[str] = field(default_factory=set)
     """Shards that have ended in a table that stores positions."""
@@ -171,6 +172,8 @@ class Checks(LeaseChecks):
             self._last_number[key], self._numbered_at[key] = number, self._landings
         excuses = self._excuses if self._begun is None else self._begun.excuses
         self._excused_at[one] = excuses[lease_key]
+        if number == self._last_number[key]:
+            self._numbered_excuses[key] = excuses[lease_key]
 
     def _may_be_late(self, one: str, key: str, event: Published) -> None:
         """S5: whether a first row may come after a later one of its key.
@@ -178,16 +181,27 @@ class Checks(LeaseChecks):
         The next owner of a lease may not read the batch that its paused predecessor still writes.
         With LATEST and no checkpoint, it starts after that batch. With any position, the records
         may have left retention. Those rows are not guaranteed, and their writer is not fenced.
+        An at-least-once sink may get the range of the later row again. Then a record that was a
+        dead letter the first time, because the transform was broken, can land.
         """
         lease_key = event.lease_name
         first = self._first.get(lease_key)
-        if lease_key in self.replayed or (
-            self._is_overtaken(lease_key, self._numbered_at.get(key))
-            and (
-                one in self.lost
-                or (
-                    self._created_at.get(lease_key) == LATEST
-                    and (first is None or event.position < first)
+        is_repeated = (
+            not self.scenario.exactly_once
+            and one in self.lost
+            and self._excuses[lease_key] > self._numbered_excuses.get(key, self._excuses[lease_key])
+        )
+        if (
+            lease_key in self.replayed
+            or is_repeated
+            or (
+                self._is_overtaken(lease_key, self._numbered_at.get(key))
+                and (
+                    one in self.lost
+                    or (
+                        self._created_at.get(lease_key) == LATEST
+                        and (first is None or event.position < first)
+                    )
                 )
             )
         ):

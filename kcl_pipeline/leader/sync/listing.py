@@ -53,7 +53,8 @@ def initial_leases(
         )
     leases = leases_for_new_stream(stream, shards, position)
     if asks_table(stored, settings):
-        leases = _with_stored(stream, leases, kinesis.list_shards(stream), (), stored)
+        listed = kinesis.list_shards(stream)
+        leases = _with_stored(stream, leases, listed, (), stored, settings)
     return with_initial_time(leases, settings.initial_millis)
 
 
@@ -71,9 +72,12 @@ def _with_stored(
     shards: Sequence[Shard],
     rows: Iterable[Lease],
     stored: StoredShards,
+    settings: ShardSyncSettings,
 ) -> tuple[Lease, ...]:
     known = stored(stream, [shard.shard_id for shard in shards])
-    return leases_with_stored(stream, wanted, shards, {row.shard_id: row for row in rows}, known)
+    by_shard = {row.shard_id: row for row in rows}
+    initial = settings.initial_position_in_stream
+    return leases_with_stored(stream, wanted, shards, by_shard, known, initial)
 
 
 def has_unreadable_shards(
@@ -117,7 +121,7 @@ def missing_leases(
         ignore_unexpected_child_shards=settings.ignore_unexpected_child_shards,
     )
     if asks_table(stored, settings):
-        leases = _with_stored(stream, leases, shards, rows, stored)
+        leases = _with_stored(stream, leases, shards, rows, stored, settings)
         leases = tuple(lease for lease in leases if lease.shard_id not in existing)
     return with_initial_time(leases, settings.initial_millis)
 

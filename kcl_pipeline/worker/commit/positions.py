@@ -142,6 +142,10 @@ class PositionsCommit(TwoPhaseCommit):
         self, batch: Batch, consumers: dict[str, ShardConsumer], written: Written
     ) -> CommitResult:
         """See `CommitProtocol`. The next renewal of each lease writes the checkpoint."""
+        if self._schema is None:
+            refused = self._moved_without_files(batch, consumers)
+            if refused:
+                return CommitResult(landed=False, lost=refused)
         result = super().commit(batch, consumers, written)
         if result.landed:
             for part in batch.ranges:
@@ -150,6 +154,30 @@ class PositionsCommit(TwoPhaseCommit):
                     consumer.versions = consumer.versions.moved_to(part.through, ended=False)
                 self._leases.note_processed(consumer.held, part.through)
         return result
+
+    def _moved_without_files(
+        self, batch: Batch, consumers: dict[str, ShardConsumer]
+    ) -> dict[str, str]:
+        """Store the ends of ranges before any columns are known: all records are dead letters.
+
+        Returns:
+            Why leases are lost, by lease key.
+        """
+        refused = self._gone(consumers.values())
+        for part in batch.ranges:
+            consumer = consumers[part.lease_key]
+            if part.lease_key in refused or consumer.versions.position == part.through:
+                continue
+            key, expected = self._key(consumer), consumer.versions
+            moved = self._store.move(key, expected, part.through, ended=False)
+            if moved is None:
+                # A lost answer, or another worker.
+                moved = self._sink.txn_versions([key])[key]
+            if moved not in (expected, expected.moved_to(part.through, ended=False)):
+                refused[part.lease_key] = _OVERTAKEN
+                continue
+            consumer.versions = moved
+        return refused
 
     def end(self, consumer: ShardConsumer) -> None:
         """See `CommitProtocol`. Afterwards the table shows that it has all records of the shard."""
