@@ -56,9 +56,10 @@ class Checks(LeaseChecks):
         """The name of an event's lease, if the columns of its record name the stream and shard."""
         name = self.ledger.events[one].lease_name
         stream = self.streams.of_name(name)
-        if stream is None or not stream.has_column(column) or stream.lease_name(shard_id) != name:
+        if stream is None or stream.lease_name(shard_id) != name:
             return f"{column}:{shard_id}"
-        return name
+        is_alone = column == stream.stream.name and column in self.streams.forgotten
+        return name if stream.has_column(column) or is_alone else f"{column}:{shard_id}"
 
     def begins(self, keys: Iterable[str]) -> Begun:
         """Return the current excuses of these leases, for a write that starts now."""

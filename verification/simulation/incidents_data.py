@@ -242,6 +242,11 @@ class DataIncidents:
         for table in (world.leases, world.workers, world.coordinator):
             table.store.drop()
         world.lock_watch.look()
+        world.streams.forgotten |= {
+            ref
+            for ref in world.configured
+            if not ref.startswith("arn:") and ref not in world.streams.current
+        }
 
     def _delete(self, key: str) -> None:
         self.world.note(f"deletes {key}")

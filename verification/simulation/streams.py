@@ -82,6 +82,8 @@ class Streams:
     Attributes:
         all: Every stream that was created, in order.
         current: The streams that exist, by reference.
+        forgotten: Names of deleted streams of the own account whose record was deleted, too. A
+            stream of this name in the other account has no known namesake.
     """
 
     def __init__(self, clock: Clock, *, is_multi: bool) -> None:
@@ -90,6 +92,7 @@ class Streams:
         self.models = {OWN_ACCOUNT: self.model, OTHER_ACCOUNT: other}
         self.all: list[Generation] = []
         self.current: dict[str, Generation] = {}
+        self.forgotten: set[str] = set()
         self._is_multi = is_multi
         self._of_leases: dict[tuple[str | None, int | None], Generation] = {}
 
