@@ -1,6 +1,6 @@
 """Cost of a micro-batch, and age of a record when its row is committed.
 
-Batches of 0, 1,000 and 100,000 records use the Spark path (DataFrame function, Spark's Parquet
+Batches of 1, 1,000 and 100,000 records use the Spark path (DataFrame function, Spark's Parquet
 writer) and the Arrow path (Arrow function, pyarrow). Each batch ends with the exactly-once commit
 into a local Delta table. The paths alternate with Spark's `range(n).write.parquet`.
 
@@ -51,7 +51,7 @@ from kcl_pipeline.spark.session import build_session
 from kcl_pipeline.spark.warm import warm_up
 from kcl_pipeline.spark.writer import SparkBatchWriter
 
-SIZES = (0, 1_000, 100_000)
+SIZES = (1, 1_000, 100_000)
 RATES = (1, 100, 10_000)
 RECORD_BYTES = 100
 SETTLED_SECONDS = 120.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Final
 
@@ -28,6 +29,11 @@ from kcl_pipeline.worker.sources.batch_source import BatchSource
 SHARED_ID_SECONDS: Final = 60.0
 """How often a worker reports that another process uses its id."""
 FIRST_DISCOVERY_SECONDS: Final = 1.0
+CHANGING_DISCOVERY_SECONDS: Final = 0.5
+"""The default interval for a time after a lease was gained or lost. Other leases often follow, and
+nobody reads a lease from its handoff until its new owner discovers it.
+"""
+CHANGING_SECONDS: Final = 30.0
 SECOND_REPORT_SECONDS: Final = 2.0
 """Short, because a leader considers a worker alive only after its row has changed."""
 
@@ -71,10 +77,10 @@ class LeaseLoop:
         self._stop = stop
         clock, settings = parts.clock, parts.settings
         self._clock = clock
-        discovery_seconds = settings.lease_discovery_interval_millis / 1000
         self._renewal = Due(clock, settings.lease.renewal_interval_millis / 1000)
-        self._discovery = Due(clock, discovery_seconds)
-        self._first_discovery = Due(clock, min(discovery_seconds, FIRST_DISCOVERY_SECONDS))
+        self._discovery_seconds = settings.lease_discovery_interval_millis / 1000
+        self._is_discovery_set = settings.lease.lease_discovery_interval_millis is not None
+        self._discovered_at = -math.inf
         self._capture = Due(
             clock, settings.worker.in_memory_worker_metrics_capture_frequency_millis / 1000
         )
@@ -104,10 +110,9 @@ class LeaseLoop:
             self._reporter.capture()
         if self._report.ready() and not self._is_2x():
             self._run(LeaseTask.REPORT, "worker metrics report", self._report_metrics)
-        discovery = self._discovery if self._leases.held() else self._first_discovery
         return min(
             self._renewal.seconds(),
-            discovery.seconds(),
+            self._seconds_until_discovery(),
             self._capture.seconds(),
             self._report.seconds(),
         )
@@ -132,9 +137,23 @@ class LeaseLoop:
         self._events(TaskFinished(self._worker_id, task, millis, leases, succeeded))
 
     def _is_discovery_due(self) -> bool:
-        """Return whether discovery is due. It is due more often while no lease is held."""
-        is_due, is_first_due = self._discovery.ready(), self._first_discovery.ready()
-        return is_due or (is_first_due and not self._leases.held())
+        """Return whether discovery is due. If it is, the next interval begins."""
+        is_due = self._seconds_until_discovery() <= 0
+        if is_due:
+            self._discovered_at = self._clock.monotonic()
+        return is_due
+
+    def _seconds_until_discovery(self) -> float:
+        """Return the seconds until the next discovery is due, 0 or more.
+
+        It is due more often while no lease is held, and after one was gained or lost.
+        """
+        now, seconds = self._clock.monotonic(), self._discovery_seconds
+        if not self._leases.held():
+            seconds = min(seconds, FIRST_DISCOVERY_SECONDS)
+        if not self._is_discovery_set and now - self._leases.changed_at < CHANGING_SECONDS:
+            seconds = min(seconds, CHANGING_DISCOVERY_SECONDS)
+        return max(self._discovered_at + seconds - now, 0.0)
 
     def _force_handoff(self, held: Held) -> None:
         self._source.end(held.lease_key)

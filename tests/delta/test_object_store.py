@@ -29,6 +29,7 @@ from tests.support.sink_writers import SHARED, run_writers
 
 SCHEMA = pa.schema([("id", pa.int64())])
 NONE = TxnVersions()
+DEADLINE_SECONDS = 30.0
 BUCKET = "object-store"  # bucket names are global in a process
 
 
@@ -163,6 +164,7 @@ def test_checkpoints_and_numbers_in_an_object_store(options: Mapping[str, str]) 
     table = Table("checkpointed", options, table_properties={"delta.checkpointInterval": "3"})
     for ident in range(1, 6):
         assert table.commit(ident) == ident
+    assert table.sink._log.upkeep.wait(DEADLINE_SECONDS)
     assert table.objects("_delta_log", ".checkpoint.parquet") == [
         f"_delta_log/{3:020d}.checkpoint.parquet"
     ]

@@ -249,6 +249,7 @@ def test_checkpoints_come_at_the_interval(tmp_path: Path) -> None:
             ).version
             == turn
         )
+        assert sink._log.upkeep.wait(30)
     assert sorted(
         file.name[:20] for file in (Path(uri) / "_delta_log").glob("*.checkpoint.parquet")
     ) == [f"{50:020d}", f"{100:020d}"]

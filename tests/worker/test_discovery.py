@@ -74,6 +74,24 @@ def test_a_worker_without_leases_asks_once_a_second_and_one_with_leases_at_the_i
     assert len(asked) == 2
 
 
+def test_a_worker_whose_leases_change_asks_twice_a_second_for_half_a_minute():
+    world = World(shards=2, lease={"failover_time_millis": 60_000})
+    world.make_leader("sensor").run_once()
+    lease_ticks(world, 1.1)
+    assert len(world.worker.leases.held()) == 2
+    asked = watched(world)
+    lease_ticks(world, 10)
+    assert len(asked) == 20
+    lease_ticks(world, 25)
+    del asked[:]
+    lease_ticks(world, 60)
+    assert len(asked) == 30
+    world.worker.leases.drop(world.worker.leases.held()[0], "test")
+    del asked[:]
+    lease_ticks(world, 10)
+    assert len(asked) == 20
+
+
 def test_an_interval_shorter_than_a_second_is_kept():
     world = World(
         shards=1, lease={"failover_time_millis": 60_000, "lease_discovery_interval_millis": 250}

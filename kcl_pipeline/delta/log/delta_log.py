@@ -34,6 +34,7 @@ from kcl_pipeline.delta.errors import delta_errors, first_line
 from kcl_pipeline.delta.layout import TableLayout
 from kcl_pipeline.delta.log.entries import MAX_ENTRY_BYTES, entry_facts, entry_path
 from kcl_pipeline.delta.log.transactions import read_transactions
+from kcl_pipeline.delta.log.upkeep import LogUpkeep
 from kcl_pipeline.delta.storage.storage import open_storage, table_root
 from kcl_pipeline.errors import SinkError
 
@@ -48,6 +49,8 @@ _UNSUPPORTED_FEATURES: Final = {
     "columnMapping",
 }
 _ENTRIES_KEPT: Final = 1024
+_REOPEN_EVERY: Final = 8
+"""Number of versions from one attempt to use another writer's log checkpoint to the next."""
 
 
 class DeltaLog:
@@ -57,6 +60,7 @@ class DeltaLog:
         self.root = table_root(uri)
         self.storage = open_storage(self.root, storage_options)
         self._options = dict(storage_options or {})
+        self.upkeep = LogUpkeep(self.root, self.storage, self._options)
         self._table: Any = None
         self._numbers: dict[str, int | None] = {}
         self._numbers_read: bool | None = None
@@ -65,7 +69,7 @@ class DeltaLog:
         self._layout: TableLayout | None = None
         self.metadata_changes = 0
         """Counter of possible changes of the table's metadata or protocol."""
-        self._opened_at = -1
+        self._opened_at = self._asked_at = -1
         self._read_to = -1
         self._recent: dict[int, dict[str, int]] = {}
 
@@ -291,25 +295,12 @@ class DeltaLog:
         self._metadata_changed()
 
     def maintain(self, landed: int) -> None:
-        """Write a log checkpoint if the committed version is a multiple of the table's interval.
+        """Start a log checkpoint if the committed version is a multiple of the table's interval.
 
-        A failure is only logged. The next multiple tries again.
+        It is written in another thread. A failure is only logged. The next multiple tries again.
         """
-        if landed <= 0 or landed % self._interval():
-            return
-        try:
-            with delta_errors(f"could not checkpoint the log of {self.root}", self._options):
-                self._follow()
-                self._table.create_checkpoint()
-                if (
-                    self._table.metadata().configuration.get(
-                        "delta.enableExpiredLogCleanup", "true"
-                    )
-                    != "false"
-                ):
-                    self._table.cleanup_metadata()
-        except SinkError as error:
-            _LOG.warning("%s; the log grows until the next attempt", error)
+        if landed > 0 and landed % self._interval() == 0:
+            self.upkeep.write_checkpoint(landed)
 
     def _interval(self) -> int:
         given = self._table.metadata().configuration.get("delta.checkpointInterval", "")
@@ -320,6 +311,7 @@ class DeltaLog:
         from deltalake import DeltaTable  # noqa: PLC0415 (as above)
         from deltalake.exceptions import TableNotFoundError  # noqa: PLC0415 (as above)
 
+        self.upkeep.discard()
         self._table, self._numbers_read = None, None
         self._numbers, self._landed, self._recent = {}, {}, {}
         self._metadata_changed()
@@ -327,7 +319,7 @@ class DeltaLog:
             self._table = DeltaTable(self.root, storage_options=self._options)
         except TableNotFoundError:
             return False
-        self._opened_at = self._read_to = self.version
+        self._opened_at = self._read_to = self._asked_at = self.version
         return True
 
     def _follow(self) -> bool:
@@ -349,17 +341,19 @@ class DeltaLog:
         """Move the handle to the end of the log.
 
         A handle reads all entries since the checkpoint that it was opened at. It is therefore
-        opened again after the next checkpoint.
+        replaced after the next checkpoint by one that another thread has opened.
         """
-        from deltalake import DeltaTable  # noqa: PLC0415 (as above)
-
-        interval = self._interval()
-        if self.version // interval > self._opened_at // interval and self.version % interval > 1:
-            self._table = DeltaTable(self.root, storage_options=self._options)
+        opened = self.upkeep.take_opened()
+        if opened is not None:
+            self._table = opened
             self._opened_at = self.version
             self._numbers_read = self._numbers_read or None
-        else:
-            self._table.update_incremental()
+        self._table.update_incremental()
+        interval, version = self._interval(), self.version
+        multiple = version - version % interval
+        if multiple > self._opened_at and version >= self._asked_at + _REOPEN_EVERY:
+            self._asked_at = version
+            self.upkeep.reopen(multiple)
 
     def _read_entry(self, version: int, entry: bytes) -> None:
         facts = entry_facts(entry)

@@ -34,6 +34,8 @@ class HeldSet:
         self._events = events
         self._lock = threading.Lock()
         self._held: dict[str, Held] = {}
+        self.changed_at = clock.monotonic()
+        """Monotonic second at which a lease was gained or lost last; at first, now."""
 
     def held(self) -> tuple[Held, ...]:
         """Return the leases that are held and not locally expired, sorted by key."""
@@ -109,6 +111,7 @@ class HeldSet:
             if lease.lease_key in self._held:
                 return None
             self._held[lease.lease_key] = held
+            self.changed_at = self._clock.monotonic()
         self._events(LeaseGained(self._worker_id, lease.lease_key, lease.counter))
         return held
 
@@ -155,4 +158,5 @@ class HeldSet:
             if self._held.get(held.lease_key) is not held:
                 return False
             del self._held[held.lease_key]
+            self.changed_at = self._clock.monotonic()
             return True

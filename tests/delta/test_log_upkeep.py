@@ -1,0 +1,152 @@
+"""Log checkpoints and new handles are made by another thread, and no commit waits for them."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+
+from kcl_pipeline.batch import CommitEntry, TxnVersions
+from kcl_pipeline.delta.log.delta_log import DeltaLog
+from kcl_pipeline.delta.sink import DeltaCommitter
+from tests.support.delta_tables import committer, ids, written
+
+SCHEMA = pa.schema([("id", pa.int64())])
+DEADLINE_SECONDS = 30.0
+
+
+@pytest.fixture
+def uri(tmp_path: Path) -> str:
+    return str(tmp_path / "table")
+
+
+def table(uri: str, interval: str = "5") -> DeltaCommitter:
+    sink = committer(uri, table_properties={"delta.checkpointInterval": interval})
+    sink.ensure_table(SCHEMA)
+    return sink
+
+
+def commit(sink: DeltaCommitter, uri: str, *turns: int) -> None:
+    for turn in turns:
+        entry = CommitEntry("a", turn, TxnVersions(turn - 1 or None))
+        assert sink.commit(written(uri, turn), [entry]).version is not None
+
+
+def checkpoints(uri: str) -> set[int]:
+    found = (Path(uri) / "_delta_log").glob("*.checkpoint.parquet")
+    return {int(file.name[:20]) for file in found}
+
+
+def test_commits_go_on_while_a_checkpoint_is_written(
+    uri: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink, go_on = table(uri), threading.Event()
+    create = DeltaTable.create_checkpoint
+
+    def slow(self: DeltaTable) -> None:
+        assert go_on.wait(DEADLINE_SECONDS)
+        create(self)
+
+    monkeypatch.setattr(DeltaTable, "create_checkpoint", slow)
+    commit(sink, uri, *range(1, 9))
+    assert checkpoints(uri) == set()
+    assert not sink._log.upkeep.wait(0)
+    go_on.set()
+    assert sink._log.upkeep.wait(DEADLINE_SECONDS)
+    assert checkpoints(uri) == {5}
+    commit(sink, uri, 9)
+    assert ids(uri) == list(range(1, 10))
+
+
+def test_the_newest_request_is_kept_while_another_one_runs(
+    uri: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink, begun, go_on = table(uri, "2"), threading.Event(), threading.Event()
+    create = DeltaTable.create_checkpoint
+
+    def slow(self: DeltaTable) -> None:
+        begun.set()
+        assert go_on.wait(DEADLINE_SECONDS)
+        create(self)
+
+    monkeypatch.setattr(DeltaTable, "create_checkpoint", slow)
+    commit(sink, uri, 1, 2)
+    assert begun.wait(DEADLINE_SECONDS)
+    commit(sink, uri, *range(3, 8))
+    go_on.set()
+    assert sink._log.upkeep.wait(DEADLINE_SECONDS)
+    assert checkpoints(uri) == {2, 6}
+
+
+def test_a_handle_from_after_the_checkpoint_is_used(uri: str) -> None:
+    sink = table(uri)
+    commit(sink, uri, *range(1, 6))
+    assert sink._log.upkeep.wait(DEADLINE_SECONDS)
+    before = sink._log._table
+    commit(sink, uri, 6)
+    assert sink._log._table is not before
+    assert sink._log._opened_at == 5
+    assert ids(uri) == list(range(1, 7))
+
+
+def test_another_writers_checkpoint_is_used(uri: str) -> None:
+    sink, reader = table(uri), DeltaLog(uri)
+    assert reader.refresh()
+    before = reader._table
+    commit(sink, uri, *range(1, 10))
+    assert sink._log.upkeep.wait(DEADLINE_SECONDS)
+    assert reader.refresh()
+    assert reader._table is before, "it is opened by another thread"
+    assert reader.upkeep.wait(DEADLINE_SECONDS)
+    assert reader.refresh()
+    assert reader._table is not before
+    assert reader.version == 9
+    assert reader.transaction("app/a") == 9
+
+
+def test_without_a_checkpoint_no_handle_is_opened(uri: str) -> None:
+    log = DeltaLog(uri)
+    table(uri)
+    assert log.refresh()
+    log.upkeep.reopen(5)
+    assert log.upkeep.wait(DEADLINE_SECONDS)
+    assert log.upkeep.take_opened() is None
+
+
+def test_a_handle_of_a_table_that_was_replaced_is_not_used(
+    uri: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink, begun, go_on = table(uri), threading.Event(), threading.Event()
+    create = DeltaTable.create_checkpoint
+
+    def slow(self: DeltaTable) -> None:
+        begun.set()
+        assert go_on.wait(DEADLINE_SECONDS)
+        create(self)
+
+    monkeypatch.setattr(DeltaTable, "create_checkpoint", slow)
+    commit(sink, uri, *range(1, 6))
+    assert begun.wait(DEADLINE_SECONDS)
+    sink._log._open()
+    go_on.set()
+    assert sink._log.upkeep.wait(DEADLINE_SECONDS)
+    assert sink._log.upkeep.take_opened() is None
+
+
+def test_a_failure_leaves_the_former_handle_and_the_next_request_works(
+    uri: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    sink = table(uri)
+    with monkeypatch.context() as patched:
+        patched.setattr(
+            DeltaTable, "create_checkpoint", lambda _self: (_ for _ in ()).throw(OSError("full"))
+        )
+        commit(sink, uri, *range(1, 6))
+        assert sink._log.upkeep.wait(DEADLINE_SECONDS)
+    assert "full; the log grows until the next attempt" in caplog.text
+    commit(sink, uri, *range(6, 11))
+    assert sink._log.upkeep.wait(DEADLINE_SECONDS)
+    assert checkpoints(uri) == {10}
