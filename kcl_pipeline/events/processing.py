@@ -57,7 +57,7 @@ class WorkerResumed(Event):
 
 @dataclass(frozen=True, slots=True)
 class ArrowMemorySkipped(Event):
-    """Batches are passed to Spark in a slower way than as Arrow columns in memory.
+    """Batches or results of Spark are passed in a slower way than as Arrow columns in memory.
 
     The rows are the same. The event is emitted again only when the reason changes.
     """

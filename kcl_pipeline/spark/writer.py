@@ -1,8 +1,10 @@
 """Write batches on the Spark path: apply the user's DataFrame function and write Parquet files.
 
-Spark's Parquet writer writes local tables. For object stores Spark needs jars that are not in its
-distribution. There the tasks write the files (`mapInArrow`, pyarrow and the table's storage
-client), and only names and sizes return to the driver.
+On this machine, the result comes back as Arrow columns in memory (`arrow_memory.results`), and the
+writer of the Arrow path writes the files. Other results need Spark's Parquet writer for local
+tables. For object stores Spark needs jars that are not in its distribution. There the tasks write
+the files (`mapInArrow`, pyarrow and the table's storage client), and only names and sizes return to
+the driver.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import logging
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,20 +25,23 @@ from pyspark.sql import DataFrame, SparkSession
 
 from kcl_pipeline.batch import NOTHING_WRITTEN, Batch, DataFile, Written
 from kcl_pipeline.clock import SystemClock
-from kcl_pipeline.delta.files import batch_folder, values_of_path
-from kcl_pipeline.delta.schema import delta_schema, partition_misfit, untyped
-from kcl_pipeline.delta.storage.storage import is_local, table_root
+from kcl_pipeline.delta.files import batch_folder, values_of_path, write_table
+from kcl_pipeline.delta.schema import delta_schema, partition_misfit, to_delta, untyped
+from kcl_pipeline.delta.storage.storage import is_local, open_storage, table_root
 from kcl_pipeline.errors import BrokenTransformError, KclError, SinkError
 from kcl_pipeline.events import EventSink, ignore_events
 from kcl_pipeline.spark.arrow_memory.frames import ArrowMemory
+from kcl_pipeline.spark.arrow_memory.results import ArrowResults, Pieces
 from kcl_pipeline.spark.failures.job_errors import classified, spark_line
 from kcl_pipeline.spark.failures.probes import SparkProbe
 from kcl_pipeline.spark.file_tasks import FileTask
 from kcl_pipeline.spark.memory_files import can_share_memory, frame_in_memory
 from kcl_pipeline.spark.schema import arrow_schema
-from kcl_pipeline.transform.rejected import rejected_columns
+from kcl_pipeline.transform.rejected import rejected_columns, split_rejected
 
 SparkTransform = Callable[[DataFrame], DataFrame]
+_Files = tuple[tuple[DataFile, ...], pa.Table | None]
+"""Files, and the rejected rows (`batch.REJECTED_SCHEMA`; None without any)."""
 
 _LOG: Final = logging.getLogger(__name__)
 _BYTES_OF_A_TASK: Final = 8 * 1024 * 1024
@@ -77,9 +83,11 @@ class SparkBatchWriter:
     ) -> None:
         self._session = session
         self._arrow = ArrowMemory(session, events)
+        self._results = ArrowResults(session, self._arrow)
         self._transform = transform
         self._root = table_root(table_uri)
         self._options = dict(storage_options or {})
+        self._storage = open_storage(self._root, self._options)
         self._partition_by = tuple(partition_by)
         self._clock = SystemClock()
         self._probe = SparkProbe(
@@ -88,7 +96,7 @@ class SparkBatchWriter:
 
     def prepare(self) -> None:
         """Load the Java classes that pass batches to Spark, before the first batch needs them."""
-        self._arrow.prepare()
+        self._results.prepare()
 
     def write(self, batch: Batch) -> Written:
         """Transform and write a batch (see `BatchWriter.write`)."""
@@ -134,10 +142,10 @@ class SparkBatchWriter:
         columns = list(dict.fromkeys([*schema.names, *(marked.columns if marked else ())]))
         if columns != given.names:
             output = output.select(*[f"`{name.replace('`', '``')}`" for name in columns])
-        if parts is not None:
-            output = output.coalesce(max(parts, 1))
         try:
-            files, rejected = self._write_files(output, batch_id, by_tasks=marked is not None)
+            files, rejected = self._write_files(
+                output, parts, batch_id, by_tasks=marked is not None
+            )
         except KclError:
             raise
         except OSError as error:
@@ -152,29 +160,60 @@ class SparkBatchWriter:
         return self._probe.errors(parts)
 
     def _write_files(
-        self, frame: DataFrame, batch_id: str, *, by_tasks: bool
-    ) -> tuple[tuple[DataFile, ...], pa.Table | None]:
-        folder = batch_folder(batch_id)
+        self, frame: DataFrame, parts: int | None, batch_id: str, *, by_tasks: bool
+    ) -> _Files:
         millis = int(self._clock.wall() * 1000)
-        local = is_local(self._root)
-        try:
-            if local and not by_tasks:
+        # A job of an executor fetch reads in the tasks. On a cluster this needs no event.
+        if parts is not None or can_share_memory(self._session):
+            with self._folder(batch_id) as folder:
+                found = self._results.each(
+                    frame, parts, partial(self._write_partition, folder, millis)
+                )
+                if found is not None:
+                    return _joined(found)
+                self._remove(folder)
+        if parts is not None:
+            frame = frame.coalesce(max(parts, 1))
+        with self._folder(batch_id) as folder:
+            if is_local(self._root) and not by_tasks:
                 return self._write_local(frame, folder, millis)
             return self._write_remote(frame, folder, millis)
+
+    @contextmanager
+    def _folder(self, batch_id: str) -> Iterator[str]:
+        """A new folder, whose files are removed after an error."""
+        folder = batch_folder(batch_id)
+        try:
+            yield folder
         except Exception:
-            if local:  # in an object store, vacuum removes the files
-                shutil.rmtree(Path(self._root) / folder, ignore_errors=True)
+            self._remove(folder)
             raise
 
-    def _write_remote(
-        self, frame: DataFrame, folder: str, millis: int
-    ) -> tuple[tuple[DataFile, ...], pa.Table | None]:
+    def _remove(self, folder: str) -> None:
+        if is_local(self._root):  # in an object store, vacuum removes the files
+            shutil.rmtree(Path(self._root) / folder, ignore_errors=True)
+
+    def _write_partition(self, folder: str, millis: int, number: int, pieces: Pieces) -> _Files:
+        """Write the rows of a partition that came back from Spark."""
+        written = []
+        for turn, piece in enumerate(pieces):
+            kept, rejected = split_rejected(piece)
+            files = write_table(
+                self._storage,
+                folder,
+                to_delta(kept),
+                self._partition_by,
+                modified_millis=millis,
+                part=f"part-{number}-{turn}",
+            )
+            written.append((files, rejected))
+        return _joined(written)
+
+    def _write_remote(self, frame: DataFrame, folder: str, millis: int) -> _Files:
         task = FileTask(self._root, self._options, folder, self._partition_by, millis)
         return task.run_on(frame)
 
-    def _write_local(
-        self, frame: DataFrame, folder: str, millis: int
-    ) -> tuple[tuple[DataFile, ...], pa.Table | None]:
+    def _write_local(self, frame: DataFrame, folder: str, millis: int) -> _Files:
         target = Path(self._root) / folder
         writer = frame.write.option("timeZone", "UTC").mode("error")
         (writer.partitionBy(*self._partition_by) if self._partition_by else writer).parquet(
@@ -287,6 +326,12 @@ def transformed(
             "a DataFrame"
         )
     return result
+
+
+def _joined(parts: Sequence[_Files]) -> _Files:
+    rejected = [rows for _, rows in parts if rows is not None]
+    files = tuple(file for some, _ in parts for file in some)
+    return files, pa.concat_tables(rejected) if rejected else None
 
 
 def _with_nullability(schema: pa.Schema, given: pa.Schema) -> pa.Schema:

@@ -56,6 +56,8 @@ ATTRIBUTES = {
     "kinesis/fan_out/http2.py": {"_raw_stream"},
     # PySpark: the JVM, whose Janino compiles a class; the folder for its files.
     "spark/arrow_memory/classes.py": {"_jvm", "_temp_dir"},
+    # PySpark: the plan of a result; the folder for its files.
+    "spark/arrow_memory/results.py": {"_jdf", "_temp_dir"},
     # PySpark: the files of a plan; its folder for temporary files; whether it encrypts them.
     "spark/memory_files.py": {"_encryption_enabled", "_jdf", "_temp_dir"},
     # PySpark: a job for some partitions, and the outcomes of its tasks.

@@ -79,7 +79,8 @@ def test_the_wheel_has_the_product_only(wheel):
     }
     assert [n for n in names if Path(n).name.startswith(("test_", "conftest"))] == []
     assert "kcl_pipeline/py.typed" in names
-    assert "kcl_pipeline/spark/arrow_memory/RecordsInMemory.java" in names
+    for java in ("RecordsInMemory", "ResultInMemory"):
+        assert f"kcl_pipeline/spark/arrow_memory/{java}.java" in names
     assert not any("hypothesis" in n or "verification" in n for n in names)
 
 

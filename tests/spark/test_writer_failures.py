@@ -69,7 +69,7 @@ def test_what_the_function_raises_is_its_own_fault_and_told_in_a_line(
 def test_what_cannot_be_written_is_the_sinks_fault(spark, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     for transform, where, by, message in [
-        (None, "file/table", (), "not a directory"),
+        (None, "file/table", (), "[Nn]ot a directory"),
         (None, "t", ("day",), "partition_by names day"),
         (lambda frame: frame.selectExpr("interval 1 day gap"), "t", (), "gap"),
         (lambda frame: frame.select(), "t", (), "no columns"),

@@ -91,7 +91,7 @@ public final class RecordsInMemory implements TableProvider {
 
   /** Whether an error began in this class, or states that it does not fit. */
   public static boolean caused(Throwable error) {
-    String here = "kclpipeline.";
+    String here = "kclpipeline.RecordsInMemory";
     for (int depth = 0; error != null && depth < 20; depth++) {
       String message = error.getMessage();
       if (error instanceof LinkageError && message != null && message.indexOf(here) >= 0)

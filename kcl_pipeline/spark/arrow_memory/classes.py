@@ -20,7 +20,7 @@ from kcl_pipeline.spark.memory_files import can_share_memory
 SUPPORTED_SPARK: Final = ("4.0", "4.1", "4.2", "4.3")
 """Minor versions of Spark whose interfaces the Java classes use."""
 SOURCE_CLASS: Final = "kclpipeline.RecordsInMemory"
-_SOURCE_FILE: Final = "RecordsInMemory.java"
+RESULT_CLASS: Final = "kclpipeline.ResultInMemory"
 _LOADING: Final = threading.Lock()
 
 
@@ -36,14 +36,23 @@ def records_in_memory(session: SparkSession) -> Any:
         Py4JError: The JVM cannot compile or load the class.
         OSError: The class files cannot be written.
     """
+    return _loaded(session, SOURCE_CLASS)
+
+
+def result_in_memory(session: SparkSession) -> Any:
+    """The Java class `ResultInMemory`, like `records_in_memory`."""
+    return _loaded(session, RESULT_CLASS)
+
+
+def _loaded(session: SparkSession, name: str) -> Any:
     check_session(session)
     jvm: Any = session.sparkContext._jvm  # noqa: SLF001 (the only way to Spark's class loader)
     with _LOADING:
         loader = jvm.java.lang.Thread.currentThread().getContextClassLoader()
-        if not _loads(loader):
-            _add_classes(jvm, loader, session.sparkContext)
-            loader.loadClass(SOURCE_CLASS)
-    return jvm.kclpipeline.RecordsInMemory
+        if not _loads(loader, name):
+            _add_classes(jvm, loader, session.sparkContext, name)
+            loader.loadClass(name)
+    return getattr(jvm, name)
 
 
 def check_session(session: SparkSession) -> None:
@@ -63,13 +72,14 @@ def check_session(session: SparkSession) -> None:
         )
 
 
-def _loads(loader: Any) -> bool:
+def _loads(loader: Any, name: str) -> bool:
     """Whether the class exists. Its file is looked up, because `loadClass` would raise an error."""
-    return loader.getResource(SOURCE_CLASS.replace(".", "/") + ".class") is not None
+    return loader.getResource(name.replace(".", "/") + ".class") is not None
 
 
-def _add_classes(jvm: Any, loader: Any, context: Any) -> None:
-    text = resources.files(__package__).joinpath(_SOURCE_FILE).read_text(encoding="utf-8")
+def _add_classes(jvm: Any, loader: Any, context: Any, class_name: str) -> None:
+    source = f"{class_name.rpartition('.')[2]}.java"
+    text = resources.files(__package__).joinpath(source).read_text(encoding="utf-8")
     compiler = jvm.org.codehaus.janino.SimpleCompiler()
     compiler.setParentClassLoader(loader)
     compiler.setDebuggingInformation(True, True, True)  # names and lines in stack traces

@@ -20,18 +20,18 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from kcl_pipeline.errors import KclError
-from kcl_pipeline.events import ArrowMemorySkipped, EventSink, ignore_events
+from kcl_pipeline.events import EventSink, ignore_events
 from kcl_pipeline.kinesis.client import RECORD_SCHEMA
 from kcl_pipeline.spark.arrow_memory.classes import (
     SOURCE_CLASS,
     UnsuitableSessionError,
     records_in_memory,
 )
+from kcl_pipeline.spark.arrow_memory.skipped import SkipReport
 from kcl_pipeline.spark.failures.job_errors import spark_line
 
 _LOG: Final = logging.getLogger(__name__)
-_HEADER_BYTES: Final = 64
+HEADER_BYTES: Final = 64
 _MAX_FILE_BYTES: Final = 2**31 - 1
 """A file that Java maps as one buffer."""
 _SMALL_CHUNK_BYTES: Final = 32 * 1024
@@ -52,10 +52,9 @@ class ArrowMemory:
 
     def __init__(self, session: SparkSession, events: EventSink = ignore_events) -> None:
         self._session = session
-        self._events = events
+        self.skipped = SkipReport(events)
         self._java: Any = None
         self._unsuitable = False
-        self._reason: str | None = None
 
     def prepare(self) -> bool:
         """Load the Java classes and read a few rows with them, unless this was done before.
@@ -69,7 +68,7 @@ class ArrowMemory:
                 self._check()
             except (UnsuitableSessionError, OSError, PySparkException, Py4JError) as error:
                 self._java, self._unsuitable = None, True
-                self._skipped(error)
+                self.skipped("records", error)
         return self._java is not None
 
     @contextmanager
@@ -88,7 +87,7 @@ class ArrowMemory:
                 try:
                     frame = stack.enter_context(self._opened(records, parts))
                 except (UnsuitableSessionError, OSError, PySparkException, Py4JError) as error:
-                    self._skipped(error)
+                    self.skipped("records", error)
             yield frame
 
     def caused(self, error: Exception) -> bool:
@@ -100,7 +99,7 @@ class ArrowMemory:
         java = getattr(cause, "java_exception", None) or getattr(cause, "_origin", None)
         if self._java is None or java is None or not self._java.caused(java):
             return False
-        self._skipped(error)
+        self.skipped("records", error)
         return True
 
     @contextmanager
@@ -140,12 +139,6 @@ class ArrowMemory:
             if not frame.toArrow().cast(_SAMPLE.schema).equals(_SAMPLE):
                 raise UnsuitableSessionError("Spark does not read the same rows")
 
-    def _skipped(self, error: Exception) -> None:
-        reason = str(error) if isinstance(error, KclError | OSError) else spark_line(error)
-        if reason != self._reason:
-            self._reason = reason
-            self._events(ArrowMemorySkipped(reason))
-
 
 @contextmanager
 def _memory_file(records: pa.Table, token: str) -> Iterator[int]:
@@ -153,7 +146,7 @@ def _memory_file(records: pa.Table, token: str) -> Iterator[int]:
     file = os.memfd_create("records")
     try:
         with pa.OSFile(f"/proc/self/fd/{file}", "wb") as target:
-            target.write(token.encode().ljust(_HEADER_BYTES))
+            target.write(token.encode().ljust(HEADER_BYTES))
             with pa.ipc.new_stream(target, records.schema) as stream:
                 for batch in _chunks(records):
                     stream.write_batch(batch)

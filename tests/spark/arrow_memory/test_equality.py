@@ -1,4 +1,6 @@
-"""A user's function gives the same rows and types, whichever way the records reach Spark."""
+"""A user's function gives the same rows and types, whichever way the records reach Spark and the
+result reaches the table.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +8,20 @@ import datetime as dt
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from pyspark.sql import DataFrame
 
+from kcl_pipeline.batch import Batch
+from kcl_pipeline.events import Event
 from kcl_pipeline.kinesis.client import RECORD_SCHEMA
 from kcl_pipeline.spark.arrow_memory.frames import ArrowMemory
 from kcl_pipeline.spark.memory_files import frame_in_memory
-from kcl_pipeline.spark.writer import records_frame
+from kcl_pipeline.spark.writer import SparkBatchWriter, records_frame
+from tests.support.result_files import contents, writers
 from tests.support.spark_batches import NOW
 from tests.support.spark_functions import FUNCTIONS, rows_of
 
@@ -78,14 +86,69 @@ def by_arrow(arrow: ArrowMemory, name: str, given: pa.Table, parts: int):
         return rows_of(FUNCTIONS[name](frame))
 
 
+def named(frame: DataFrame) -> DataFrame:
+    """With other names if a name repeats, which a table refuses."""
+    names = {name.lower() for name in frame.columns}
+    if len(names) == len(frame.columns):
+        return frame
+    return frame.toDF(*[f"c{number}" for number in range(len(frame.columns))])
+
+
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_a_function_gives_the_same_rows(spark, arrow: ArrowMemory, name: str) -> None:
+def test_a_function_gives_the_same_rows(spark, tmp_path: Path, name: str) -> None:
+    """In files, with and without adaptive execution, as `createDataFrame` and `toArrow`."""
+    events: list[Event] = []
+    schemas = []
+
+    def noting(frame: DataFrame) -> DataFrame:
+        result = named(FUNCTIONS[name](frame))
+        schemas.append(result.schema)
+        return result
+
+    writer = SparkBatchWriter(spark, noting, str(tmp_path), events=events.append)
     with adaptive(spark, on=False):
-        wanted = rows_of(FUNCTIONS[name](records_frame(spark, GIVEN)))
-        assert by_arrow(arrow, name, GIVEN, 2) == wanted
-    with adaptive(spark, on=True):
-        assert by_arrow(arrow, name, GIVEN, 2) == wanted
-    assert arrow._java.mappedBytes() == 0
+        schema, wanted = rows_of(named(FUNCTIONS[name](records_frame(spark, GIVEN))))
+    for on in (False, True):
+        with adaptive(spark, on=on):
+            files = writer.write(Batch("b", (), GIVEN)).files
+            tables = [pq.read_table(tmp_path / file.path) for file in files]
+            assert sorted(repr(row) for table in tables for row in table.to_pylist()) == wanted
+    assert schemas == [schema, schema]
+    assert events == []
+    assert writer._arrow._java.mappedBytes() == 0
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_function_gives_the_files_of_sparks_writer(spark, tmp_path: Path, name: str) -> None:
+    events: list[Event] = []
+    by_arrow, own = writers(spark, tmp_path, FUNCTIONS[name], events=events)
+    for on in (False, True):
+        with adaptive(spark, on=on):
+            given = Batch("b", (), GIVEN)
+            assert contents(by_arrow, given) == contents(own, given)
+    assert events == []
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("by", [(), ("k",), ("k", "day")])
+@pytest.mark.parametrize("rows", [1, 5, 300])
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_partitioned_files_are_the_same(
+    spark, tmp_path: Path, name: str, rows: int, by: tuple[str, ...]
+) -> None:
+    def keyed(frame: DataFrame) -> DataFrame:
+        return FUNCTIONS[name](frame).selectExpr(
+            "*",
+            "element_at(array('a', null, 'ü/='), 1 + monotonically_increasing_id() % 3) AS k",
+            "date'2026-01-01' AS day",
+        )
+
+    by_arrow, own = writers(spark, tmp_path, FUNCTIONS[name] if not by else keyed, by)
+    given = Batch("b", (), GIVEN.slice(0, rows))
+    for on in (False, True):
+        with adaptive(spark, on=on):
+            assert contents(by_arrow, given) == contents(own, given)
 
 
 @pytest.mark.long

@@ -28,21 +28,27 @@ pytestmark = pytest.mark.spark
 KILLED = """
 import os, signal, sys, time
 from kcl_pipeline.spark.arrow_memory.frames import ArrowMemory
+from kcl_pipeline.spark.arrow_memory.results import ArrowResults
 from kcl_pipeline.spark.session import build_session
 from tests.spark.test_memory_files import GIVEN, open_files
 session = build_session("killed", {"spark.master": "local[1]"})
 context = session.sparkContext
 jvm = context._jvm.java.lang.ProcessHandle.current().pid()
-arrow, reasons = ArrowMemory(session), []
+arrow = ArrowMemory(session)
+results = ArrowResults(session, arrow)
 before = open_files()
+
+def use(number, pieces):
+    assert sum(piece.num_rows for piece in pieces) == 1000
+    print(jvm, arrow._java.mappedBytes(), open_files() - before, flush=True)
+    if sys.argv[1] == "python":
+        os.kill(os.getpid(), signal.SIGKILL)
+    os.kill(jvm, signal.SIGKILL)
+
 try:
     with arrow.frame(GIVEN, 2) as frame:
-        assert frame.count() == 1000
-        print(jvm, arrow._java.mappedBytes(), open_files() - before, flush=True)
-        if sys.argv[1] == "python":
-            os.kill(os.getpid(), signal.SIGKILL)
-        os.kill(jvm, signal.SIGKILL)
-        frame.count()
+        results.each(frame.coalesce(1), 2, use)
+        results.each(frame, 2, use)
 except Exception as error:
     print(type(error).__name__, open_files() - before, flush=True)
 os._exit(0)
@@ -190,20 +196,20 @@ def test_a_killed_process_leaves_no_memory(victim: str) -> None:
     first, *rest = output.splitlines()
     jvm, mapped, files = map(int, first.split())
     assert mapped > 0
-    assert files == 2
+    assert files == 4, "two of the records, and two of the result"
     if victim == "python":
         assert process.returncode == -signal.SIGKILL
     else:
         assert rest[0].split()[1] == "0", "the files are closed without a JVM"
     deadline = time.monotonic() + 60
-    while maps_records(jvm):
-        assert time.monotonic() < deadline, "the JVM still maps the records"
+    while maps_memory(jvm):
+        assert time.monotonic() < deadline, "the JVM still maps a batch"
         time.sleep(0.1)
 
 
-def maps_records(pid: int) -> bool:
+def maps_memory(pid: int) -> bool:
     try:
-        return "memfd:records" in Path(f"/proc/{pid}/maps").read_text()
+        return "memfd:" in Path(f"/proc/{pid}/maps").read_text()
     except (FileNotFoundError, ProcessLookupError):
         return False
 
@@ -281,7 +287,7 @@ def test_classes_that_do_not_compile_take_another_way_with_one_event(
         def read_text(self, encoding: str) -> str:
             return "package kclpipeline; public class RecordsInMemory extends org.Missing {}"
 
-    monkeypatch.setattr(classes, "_loads", lambda _: False)
+    monkeypatch.setattr(classes, "_loads", lambda *_: False)
     monkeypatch.setattr(classes.resources, "files", lambda _: Text())
     one = writer(spark, tmp_path, None, events)
     for _ in range(2):

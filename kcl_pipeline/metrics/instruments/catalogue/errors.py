@@ -49,7 +49,7 @@ ARROW_MEMORY_SKIPPED: Final = counter(
     "ArrowMemorySkipped",
     "ProcessBatch",
     SUMMARY,
-    "reasons not to pass batches to Spark as Arrow columns in memory",
+    "reasons not to pass batches or results of Spark as Arrow columns in memory",
     ev.ArrowMemorySkipped,
     in_kcl=False,
 )

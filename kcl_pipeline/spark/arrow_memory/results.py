@@ -1,0 +1,267 @@
+"""Read the result of a Spark function as Arrow columns in memory, evaluated in one job.
+
+A partition of the result is a stream of Arrow's IPC format in an anonymous file (`memfd_create`).
+When the results of a batch have more than 256 MiB, the tasks continue in temporary files without a
+name, in Spark's temporary folder. The kernel frees both kinds when the last process that uses them
+ends, also after `kill -9`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import tempfile
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final, TypeVar
+
+import pyarrow as pa
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+
+from kcl_pipeline.errors import SinkError
+from kcl_pipeline.spark.arrow_memory.classes import UnsuitableSessionError, result_in_memory
+from kcl_pipeline.spark.arrow_memory.frames import HEADER_BYTES, ArrowMemory
+from kcl_pipeline.spark.arrow_memory.samples import equals_sample, sample_result
+from kcl_pipeline.spark.arrow_memory.types import reason_against
+from kcl_pipeline.spark.failures.job_errors import spark_line
+from kcl_pipeline.spark.schema import arrow_schema
+
+_LOG: Final = logging.getLogger(__name__)
+_BYTES_IN_MEMORY: Final = 256 * 1024 * 1024
+"""Of the result of a batch. Each task may exceed it by one record batch."""
+_MOST_ROWS: Final = 16 * 1024
+_MOST_BYTES: Final = 4 * 1024 * 1024
+"""Limits of a record batch, which a row may exceed."""
+_PIECE_BYTES: Final = 128 * 1024 * 1024
+"""A partition with more is read in pieces."""
+_SETTINGS: Final = {
+    "spark.sql.parquet.compression.codec": "snappy",
+    "spark.sql.parquet.datetimeRebaseModeInWrite": "CORRECTED",
+}
+"""Settings of Spark's Parquet writer. A session with other values uses that writer."""
+
+Pieces = Iterator[pa.Table]
+T = TypeVar("T")
+
+
+class ArrowResults:
+    """Evaluate DataFrames into Arrow columns, if the session can do it.
+
+    Args:
+        session: The Spark session.
+        memory: Decides whether tasks can use the memory of this process, and states why not.
+    """
+
+    def __init__(self, session: SparkSession, memory: ArrowMemory) -> None:
+        self._session = session
+        self._memory = memory
+        self._java: Any = None
+        self._unsuitable = False
+        self._most_files = 1
+        # Kept for later batches: new threads would allocate their encoding memory again.
+        self._pool: ThreadPoolExecutor | None = None
+
+    def prepare(self) -> bool:
+        """Load the Java class and write a few rows with it, unless this was done before.
+
+        Returns:
+            Whether results can be read in this way.
+        """
+        if self._java is None and not self._unsuitable:
+            self._unsuitable = True
+            if self._memory.prepare():
+                try:
+                    self._load()
+                    self._unsuitable = False
+                except (UnsuitableSessionError, OSError, PySparkException, Py4JError) as error:
+                    self._java = None
+                    self._memory.skipped("result", error)
+        return self._java is not None
+
+    def each(
+        self, frame: DataFrame, parts: int | None, use: Callable[[int, Pieces], T]
+    ) -> list[T] | None:
+        """Evaluate the frame in one job, and call `use` for each partition that has rows.
+
+        The calls are in several threads. The rows exist until `each` returns.
+
+        Args:
+            frame: A result.
+            parts: Most partitions; None for one per core.
+            use: Gets the number of a partition and its rows in pieces.
+
+        Returns:
+            The results of the calls in the order of the partitions. None: use another way. An event
+            states the reason.
+
+        Raises:
+            SinkError: `use` raised it.
+            Exception: The job failed, and not in the Java class.
+        """
+        if not self.prepare():
+            return None
+        reason = reason_against(frame.schema)
+        if reason is not None:
+            self._memory.skipped("result", UnsuitableSessionError(f"the result has {reason}"))
+            return None
+        try:
+            with self._opened(self._most_files if parts is None else parts) as files:
+                return self._used(self._evaluated(frame, files), use)
+        except UnsuitableSessionError as error:
+            self._memory.skipped("result", error)
+        return None
+
+    def _load(self) -> None:
+        for name, value in _SETTINGS.items():
+            found = self._session.conf.get(name, value)
+            if (found or "").upper() != value.upper():
+                raise UnsuitableSessionError(f"{name}={found} needs Spark's Parquet writer")
+        self._java = result_in_memory(self._session)
+        self._most_files = max(self._session.sparkContext.defaultParallelism, 1)
+        with self._opened(2) as files:
+            partitions = self._evaluated(sample_result(self._session), files)
+            tables = [table for partition in partitions for table in partition.pieces()]
+            if not equals_sample(tables):
+                raise UnsuitableSessionError("Spark does not write the same rows")
+
+    @contextmanager
+    def _opened(self, parts: int) -> Iterator[_Files]:
+        token = uuid.uuid4().hex
+        with ExitStack() as opened:
+            try:
+                folder = str(self._session.sparkContext._temp_dir)  # noqa: SLF001
+                memory = [opened.enter_context(_memory_file(token)) for _ in range(parts)]
+                disk = [opened.enter_context(_disk_file(token, folder)) for _ in range(parts)]
+            except OSError as error:
+                raise UnsuitableSessionError(str(error)) from error
+            yield _Files(token, memory, disk)
+
+    # Not a context manager: the frames of an error would not be those of the user's function.
+    def _evaluated(self, frame: DataFrame, files: _Files) -> list[_Partition]:
+        try:
+            told = self._java.run(
+                frame._jdf,  # noqa: SLF001 (the only way to the plan)
+                files.token,
+                ":".join(f"/proc/{os.getpid()}/fd/{file}" for file in (*files.memory, *files.disk)),
+                bytearray(arrow_schema(frame.schema).serialize()),
+                _MOST_ROWS,
+                _MOST_BYTES,
+                _BYTES_IN_MEMORY,
+            )
+        except Exception as error:
+            if self._caused(error):
+                raise UnsuitableSessionError(spark_line(error)) from error
+            raise
+        finally:
+            self._release(files.token)
+        return [
+            _Partition(number, ((files.memory[number], in_memory), (files.disk[number], on_disk)))
+            for number, in_memory, on_disk in (
+                map(int, one.split(":")) for one in str(told).split()
+            )
+            if in_memory or on_disk
+        ]
+
+    def _caused(self, error: Exception) -> bool:
+        """Whether the failure of a job began in the Java class, and not in the user's function."""
+        java = getattr(error, "java_exception", None) or getattr(error, "_origin", None)
+        return java is not None and bool(self._java.caused(java))
+
+    def _used(self, partitions: Sequence[_Partition], use: Callable[[int, Pieces], T]) -> list[T]:
+        call = partial(_call, use)
+        if len(partitions) < 2:  # noqa: PLR2004 (a thread would only cost time)
+            return [call(partition) for partition in partitions]
+        self._pool = self._pool or ThreadPoolExecutor(
+            os.cpu_count() or 1, thread_name_prefix="write"
+        )
+        calls = [self._pool.submit(call, partition) for partition in partitions]
+        wait(calls)  # also after a failure, so that no thread writes after this call
+        return [one.result() for one in calls]
+
+    def _release(self, token: str) -> None:
+        try:
+            self._java.release(token)
+        except (Py4JError, OSError) as error:  # without a JVM there is nothing to release
+            _LOG.info("cannot release the result of batch %s: %s", token, spark_line(error))
+
+
+@dataclass(frozen=True, slots=True)
+class _Files:
+    """The descriptors of the files of a result, by partition."""
+
+    token: str
+    memory: Sequence[int]
+    disk: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class _Partition:
+    """The files of a partition in order, with their numbers of rows."""
+
+    number: int
+    files: tuple[tuple[int, int], ...]
+
+    def pieces(self) -> Pieces:
+        """The rows, without a copy.
+
+        Raises:
+            UnsuitableSessionError: The files do not have these rows.
+        """
+        for file, rows in self.files:
+            if rows:
+                yield from _pieces(file, rows)
+
+
+def _pieces(file: int, rows: int) -> Pieces:
+    found = 0
+    with pa.memory_map(f"/proc/self/fd/{file}") as mapped:
+        mapped.seek(HEADER_BYTES)
+        stream = pa.ipc.open_stream(mapped)
+        batches: list[pa.RecordBatch] = []
+        size = 0
+        for batch in stream:
+            batches.append(batch)
+            found, size = found + batch.num_rows, size + batch.nbytes
+            if size >= _PIECE_BYTES:
+                yield pa.Table.from_batches(batches)
+                batches, size = [], 0
+        if found != rows:
+            raise UnsuitableSessionError(f"a partition of the result has {found} of {rows} rows")
+        if batches:
+            yield pa.Table.from_batches(batches)
+
+
+def _call(use: Callable[[int, Pieces], T], partition: _Partition) -> T:
+    try:
+        return use(partition.number, partition.pieces())
+    except (SinkError, UnsuitableSessionError):
+        raise
+    except Exception as error:
+        raise UnsuitableSessionError(
+            f"the result cannot be written: {type(error).__name__}: {error}"
+        ) from error
+
+
+@contextmanager
+def _memory_file(token: str) -> Iterator[int]:
+    """A new file in memory that begins with the token. Yields its descriptor."""
+    file = os.memfd_create("result")
+    try:
+        os.write(file, token.encode().ljust(HEADER_BYTES))
+        yield file
+    finally:
+        os.close(file)
+
+
+@contextmanager
+def _disk_file(token: str, folder: str) -> Iterator[int]:
+    """A new file on the disk that begins with the token and has no name."""
+    with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
+        file.write(token.encode().ljust(HEADER_BYTES))
+        yield file.fileno()

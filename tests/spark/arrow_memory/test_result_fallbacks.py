@@ -1,0 +1,171 @@
+"""A result that cannot come back as Arrow is written in another way, and one event says why."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from kcl_pipeline.batch import Batch
+from kcl_pipeline.errors import SinkError
+from kcl_pipeline.events import ArrowMemorySkipped, Event
+from kcl_pipeline.spark.arrow_memory import classes, frames, results
+from kcl_pipeline.spark.arrow_memory.types import reason_against
+from kcl_pipeline.spark.writer import SparkBatchWriter
+from tests.spark.test_memory_files import GIVEN
+from tests.support.result_files import contents, schema_and_rows, writers
+from tests.support.spark_batches import batch, records
+
+pytestmark = pytest.mark.spark
+
+BATCH = Batch("b", (), GIVEN)
+
+
+@pytest.fixture
+def events() -> list[Event]:
+    return []
+
+
+@pytest.fixture
+def ways(spark, tmp_path: Path, events: list[Event]) -> Callable[..., list[SparkBatchWriter]]:
+    """Two writers for a function: through Arrow, and by Spark's own writer."""
+
+    def build(transform, partition_by: tuple[str, ...] = ()) -> list[SparkBatchWriter]:
+        return writers(spark, tmp_path, transform, partition_by, events)
+
+    return build
+
+
+def test_a_type_that_arrow_does_not_have_takes_the_other_way(ways, events: list[Event]) -> None:
+    arrow, own = ways(lambda frame: frame.selectExpr("parse_json('[1]') v", "sequence_number"))
+    found = [contents(writer, batch(b"1")) for writer in (arrow, own, arrow)]
+    assert found[0] == found[1] == found[2]
+    assert events == [ArrowMemorySkipped("the result has the type variant")]
+
+
+def test_a_partition_value_that_python_cannot_read_takes_the_other_way(
+    ways, events: list[Event]
+) -> None:
+    given = Batch("b", (), records(b"\xff", b"ok"))
+    arrow, own = ways(lambda frame: frame.selectExpr("cast(data AS string) t", "data"), ("t",))
+    assert contents(arrow, given) == contents(own, given)
+    (event,) = events
+    assert "UnicodeDecodeError" in event.reason
+
+
+def test_types_that_are_not_equal(spark) -> None:
+    frame = spark.range(1)
+    for column, reason in [
+        ("interval '1' day", "the type interval day"),
+        ("array(interval '1' month)", "the type interval month"),
+        ("map('a', named_struct('v', parse_json('1')))", "the type variant"),
+        ("struct()", "a struct without fields"),
+        ("named_struct('a', 1, 'A', 2)", "a struct with a field twice"),
+        ("'a' COLLATE UNICODE_CI", "the type string collate UNICODE_CI"),
+        ("map('a', array(named_struct('t', current_timestamp(), 'x', 'y')))", None),
+    ]:
+        assert reason_against(frame.selectExpr(f"{column} AS c").schema) == reason
+
+
+def test_another_setting_of_sparks_writer_keeps_that_writer(
+    spark, ways, events: list[Event]
+) -> None:
+    spark.conf.set("spark.sql.parquet.compression.codec", "zstd")
+    try:
+        arrow, _ = ways(None)
+        (file, *_) = arrow.write(BATCH).files
+    finally:
+        spark.conf.unset("spark.sql.parquet.compression.codec")
+    meta = pq.read_metadata(f"{arrow._root}/{file.path}")
+    assert meta.row_group(0).column(0).compression == "ZSTD"
+    assert [event.reason for event in events] == [
+        "spark.sql.parquet.compression.codec=zstd needs Spark's Parquet writer"
+    ]
+
+
+def falls_back(arrow: SparkBatchWriter, events: list[Event]) -> str:
+    """Every row arrives, and one event says why not by Arrow."""
+    for _ in range(2):
+        written = arrow.write(BATCH)
+        rows = schema_and_rows(arrow, written)[1]
+        assert (written.rows, len(set(map(str, rows)))) == (1000, 1000)
+        folders = {Path(file.path).parent for file in written.files}
+        assert len(folders) == 1
+    assert len(list(Path(arrow._root, "batches").iterdir())) == 2, "no folder of an attempt"
+    (event,) = events
+    assert isinstance(event, ArrowMemorySkipped)
+    return event.reason
+
+
+def test_a_class_that_does_not_compile(ways, events: list[Event], monkeypatch) -> None:
+    def broken(jvm: Any, loader: Any, context: Any, name: str) -> None:
+        jvm.org.codehaus.janino.SimpleCompiler().cook("package kclpipeline; class X extends Y {}")
+
+    loads = classes._loads
+    monkeypatch.setattr(
+        classes, "_loads", lambda loader, name: name != classes.RESULT_CLASS and loads(loader, name)
+    )
+    monkeypatch.setattr(classes, "_add_classes", broken)
+    arrow, _ = ways(None)
+    assert "CompileException" in falls_back(arrow, events)
+
+
+def test_a_session_that_writes_other_rows(ways, events: list[Event], monkeypatch) -> None:
+    whole = results.sample_result
+    monkeypatch.setattr(results, "sample_result", lambda session: whole(session).where("id > 0"))
+    arrow, _ = ways(None)
+    assert falls_back(arrow, events) == "Spark does not write the same rows"
+
+
+def test_a_file_of_another_batch_is_not_written(ways, events: list[Event], monkeypatch) -> None:
+    """The descriptor of an ended batch belongs to the next one."""
+    arrow, _ = ways(None)
+    arrow.prepare()
+    seen: list[bytes] = []
+
+    @results.contextmanager
+    def other(_token: str) -> Iterator[int]:
+        with memory_file("another batch") as file:
+            os.write(file, b"its rows")
+            try:
+                yield file
+            finally:
+                seen.append(os.pread(file, 1000, 0))
+
+    memory_file = results._memory_file
+    monkeypatch.setattr(results, "_memory_file", other)
+    assert "the batch of this result has ended" in falls_back(arrow, events)
+    assert set(seen) == {b"another batch".ljust(frames.HEADER_BYTES) + b"its rows"}
+
+
+def test_a_stream_without_all_rows(ways, events: list[Event], monkeypatch) -> None:
+    arrow, _ = ways(None)
+    arrow.prepare()
+    whole = results._pieces
+    monkeypatch.setattr(results, "_pieces", lambda file, rows: whole(file, rows + 1))
+    assert falls_back(arrow, events).endswith(" rows")
+
+
+def test_no_memory(ways, events: list[Event], monkeypatch) -> None:
+    def full(name: str) -> int:
+        if name == "result":
+            raise OSError(28, os.strerror(28))
+        return create(name)
+
+    arrow, _ = ways(None)
+    arrow.prepare()
+    create = os.memfd_create
+    monkeypatch.setattr(results.os, "memfd_create", full)
+    assert falls_back(arrow, events) == "[Errno 28] No space left on device"
+
+
+def test_a_table_that_cannot_be_written_is_the_sinks_fault(spark, tmp_path: Path, events) -> None:
+    (tmp_path / "file").write_text("in the way")
+    writer = SparkBatchWriter(spark, None, str(tmp_path / "file" / "t"), events=events.append)
+    with pytest.raises(SinkError, match="could not write"):
+        writer.write(BATCH)
+    assert events == []
