@@ -77,7 +77,8 @@ def validation_sentence(error: ValidationError) -> str:
 def _advice(error: KclError) -> str:
     if _caused_by(error, "NoCredentialsError"):
         return f" ({_NO_CREDENTIALS})"
-    if isinstance(error, NotFoundError):
+    # Without a code of AWS, a worker or a lease of an existing application was not found.
+    if isinstance(error, NotFoundError) and error.code:
         return (
             "; check the names, AWS_REGION and AWS_ENDPOINT_URL: the first worker creates the "
             "tables, but not the streams"

@@ -60,8 +60,9 @@ def test_a_worker_is_drained(fleet):
         False
     )
     fleet.tables.workers.deregister("blue-1")
-    assert (
-        "there is no worker blue-1" in run("workers", "drain", "blue-1", "-a", name, code=1).stderr
+    refused = run("workers", "drain", "blue-1", "-a", name, code=1).stderr
+    assert refused == ("Error: there is no worker blue-1; `kcl-pipeline workers` lists them\n"), (
+        "the tables exist: advice about the region and the endpoint does not fit"
     )
     assert "Java KCL" in run("workers", "drain", "blue-2", "-a", name, code=1).stderr
 

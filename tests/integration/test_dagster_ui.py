@@ -98,12 +98,20 @@ def test_the_output_page_shows_the_figures_of_its_materialization_and_its_checks
 
 def test_the_lease_table_page_shows_every_lease_and_that_all_is_well(stage: Stage, looker: Browser):
     looker.open(f"{stage.page.url}/assets/orders/lease_table?view=overview")
-    shown = looker.wait_for("rows", "last_moves", "per_worker", "checkpoint age", "KB/s")
+    shown = looker.wait_for("rows", "last_moves", "per_worker", "checkpoint", "KB/s")
     assert "shardId-" not in shown, "the table has the numbers of the shards"
+    assert looker.cut_off() == {}
     looker.shoot("leases")
     looker.open(f"{stage.page.url}/assets/orders/lease_table?view=checks")
     looker.wait_for("hash_ranges_covered", "leases_renewed")
     looker.shoot("lease-checks")
+
+
+def test_the_worker_metrics_page_shows_every_column(stage: Stage, looker: Browser):
+    looker.open(f"{stage.page.url}/assets/orders/worker_metrics_table?view=overview")
+    looker.wait_for("rows", "problems", "version", "running")
+    assert looker.cut_off() == {}
+    looker.shoot("workers")
 
 
 def test_the_output_page_draws_a_line_for_each_figure(stage: Stage, looker: Browser):

@@ -156,8 +156,10 @@ def test_lag_and_paused_shards_are_those_of_the_workers_rows(instance):
         and event.asset_key.path[-1] == "worker_metrics_table"
     ]
     assert [row.data["lag"] for row in workers.metadata["rows"].records] == ["0.2 s", "90.0 s"]
-    assert [row.data["dead letters"] for row in workers.metadata["rows"].records] == [0, 12]
-    assert [row.data["refused batches"] for row in workers.metadata["rows"].records] == [0, 3]
+    assert [row.data["problems"] for row in workers.metadata["rows"].records] == [
+        "none",
+        "1 paused, 3 refused batches, 12 dead letters",
+    ]
 
 
 def test_of_many_leases_the_first_200_are_shown_and_the_rest_is_counted(instance):

@@ -66,10 +66,21 @@ def test_leases_without_an_owner_come_first_then_the_largest_lag():
     ]
 
 
-def test_the_stream_is_shown_only_if_there_are_several():
+def test_the_stream_is_shown_with_the_shard_and_only_if_there_are_several():
     one, two = leases(1, ["a"], "1:orders:5"), leases(1, ["a"], "1:clicks:5")
-    assert "stream" not in lease_rows(one, [], {}, {})[0]
-    assert [row["stream"] for row in lease_rows([*one, *two], [], {}, {})] == ["clicks", "orders"]
+    assert [row["shard"] for row in lease_rows(one, [], {}, {})] == ["0"]
+    assert [row["shard"] for row in lease_rows([*one, *two], [], {}, {})] == [
+        "clicks:0",
+        "orders:0",
+    ]
+
+
+def test_large_throughput_has_no_decimals():
+    rows = [
+        row.with_(throughput_kbps=kbps)
+        for row, kbps in zip(leases(2, ["a"]), (99.9, 1234.5), strict=True)
+    ]
+    assert [row["KB/s"] for row in lease_rows(rows, [], {}, {})] == ["99.9", "1,234"]
 
 
 def test_a_paused_lease_is_shown_as_paused():
@@ -110,6 +121,7 @@ def test_the_last_moves_have_a_reason_and_an_outcome():
         ("1", "because 1", "handoff from a"),
         ("0", "because 0", "done after 0 s"),
     ]
+    assert {row["workers"] for row in log.rows(105.0)} == {"a → b"}
     log.observe(None, [rows[1].with_(owner="b")], 107.0)
     found = {row["shard"]: row["outcome"] for row in log.rows(110.0)}
     assert (found["1"], found["0"]) == ("done after 7 s", "done after 0 s")
@@ -145,13 +157,12 @@ def test_workers_and_runs_without_a_worker():
         "worker": "orders-1",
         "state": "running",
         "leases": 2,
-        "cpu": "30 %",
+        "cpu": "30%",
         "KB/s": "20.0",
         "lag": "1.5 s",
-        "last batch": "4 s ago",
-        "paused": 0,
-        "dead letters": 2,
-        "refused batches": 0,
+        "batch": "4 s ago",
+        "problems": "2 dead letters",
         "version": "0.2.0",
     }
+    assert [row["problems"] for row in found[1:3]] == [None, "none"]
     assert "[orders-1](/runs/11111111)" in run_links(runs).value

@@ -87,6 +87,20 @@ class Browser:
                 raise AssertionError(f"widths of the plots' lines: {found}")
             CLOCK.sleep(0.2)
 
+    def cut_off(self) -> dict[str, float]:
+        """By its first row: how many points of each table in the metadata are cut off."""
+        script = """
+            return [...document.querySelectorAll("table table")].map(table => {
+                let holder = table.parentElement;
+                while (getComputedStyle(holder).overflowX === "visible") {
+                    holder = holder.parentElement;
+                }
+                const right = holder.getBoundingClientRect().right;
+                return [table.rows[0].innerText, table.getBoundingClientRect().right - right];
+            }).filter(([, points]) => points > 0)
+        """
+        return dict(self.driver.execute_script(script))
+
     def click(self, text: str) -> None:
         """Click the first element whose whole text this is."""
         self.driver.execute_script(

@@ -12,7 +12,7 @@ from kcl_pipeline.assets.names import Names
 from kcl_pipeline.assets.runs.metadata import table_of
 from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.leases.lease.values import Lease
-from kcl_pipeline.planning.explain import explain
+from kcl_pipeline.planning.explain import LoadRow, explain
 from kcl_pipeline.planning.model import Plan, PlanInput
 from kcl_pipeline.sensors.reports.figures.report import Figures
 from kcl_pipeline.sensors.reports.fleet_checks import fleet_checks
@@ -29,6 +29,7 @@ from kcl_pipeline.sensors.reports.tables import (
     lease_rows,
     lease_table,
     lease_text,
+    move_text,
     run_links,
     worker_rows,
 )
@@ -147,8 +148,7 @@ def plan_metadata(plan: Plan, plan_input: PlanInput | None) -> dict[str, Any]:
                 [
                     {
                         "lease": lease_text(m.lease_key),
-                        "from": m.from_worker,
-                        "to": m.to_worker,
+                        "workers": move_text(m.from_worker, m.to_worker),
                         "reason": m.reason,
                     }
                     for m in plan.moves
@@ -157,11 +157,34 @@ def plan_metadata(plan: Plan, plan_input: PlanInput | None) -> dict[str, Any]:
         }
     table = explain(plan_input, plan)
     return {
-        "plan": table_of([row | {"lease": lease_text(str(row["lease"]))} for row in table.rows()]),
+        "plan": table_of(
+            [
+                {
+                    "lease": lease_text(move.lease_key),
+                    "workers": move_text(move.from_worker, move.to_worker),
+                    "KB/s": None if move.kbps is None else f"{move.kbps:.1f}",
+                    "reason": move.reason,
+                }
+                for move in table.moves
+            ]
+        ),
         "plan_summary": dg.MetadataValue.text(table.summary),
-        "plan_workers": table_of(table.worker_rows()),
-        "plan_groups": table_of(table.group_rows()),
+        "plan_workers": table_of(load_rows(table.workers, "worker")),
+        "plan_groups": table_of(load_rows(table.groups, "group")),
     }
+
+
+def load_rows(rows: Sequence[LoadRow], kind: str) -> list[dict[str, Any]]:
+    """Workers or groups with what they have before and after a plan."""
+    return [
+        {
+            kind: row.name,
+            "leases": f"{row.leases_before} → {row.leases_after}",
+            "KB/s": f"{row.kbps_before:.1f} → {row.kbps_after:.1f}",
+            "utilization": f"{row.utilization_before:.2f} → {row.utilization_after:.2f}",
+        }
+        for row in rows
+    ]
 
 
 def worker_table_metadata(view: FleetView) -> dict[str, Any]:
