@@ -30,7 +30,7 @@ from typing import Any, Final, TextIO
 from kcl_pipeline.clock import SystemClock
 from verification.processes import begin_process
 from verification.simulation import Outcome, StormOptions, simulate
-from verification.simulation.menu import CURRENT_MENU, MENUS
+from verification.simulation.incidents.menu import CURRENT_MENU, MENUS
 from verification.simulation.results import Failure, Result, report, result_of
 from verification.simulation.seeds import FIXED, commit_seeds, random_seeds, seed_range, shown
 from verification.simulation.shrink import shrink

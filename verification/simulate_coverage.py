@@ -210,7 +210,7 @@ def report(found: Sequence[Code], known: Sequence[Code], given: Sequence[Reason]
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return the exit code."""
-    from verification.simulation.menu import CURRENT_MENU, MENUS
+    from verification.simulation.incidents.menu import CURRENT_MENU, MENUS
     from verification.simulation.seeds import FIXED, seed_range, shown
 
     parser = argparse.ArgumentParser(

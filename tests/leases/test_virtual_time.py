@@ -13,7 +13,7 @@ from kcl_pipeline.leases.held import HeldLeases, pending_number
 from kcl_pipeline.leases.lease.values import Lease
 from kcl_pipeline.position import TRIM_HORIZON, Position
 from kcl_pipeline.testing.tables import InMemoryLeaseTable, create_lease
-from verification.simulation.scheduler import Host, Scheduler, SimulatedClock
+from verification.simulation.environment.scheduler import Host, Scheduler, SimulatedClock
 
 KEYS = tuple(f"shardId-{n}" for n in range(4))
 WORKERS = ("w0", "w1", "w2")

@@ -1,4 +1,4 @@
-"""The simulation's fixed seeds and those of the commit, beside the tests.
+"""The simulation's fixed seeds and those of the commit, run in parallel with the tests.
 
 The seeds take both cores for minutes, and most other tests wait for something: the seeds get what
 is left over, from the beginning on. The process that starts the tests starts them; with several

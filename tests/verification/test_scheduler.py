@@ -1,6 +1,11 @@
 """The virtual-time scheduler: order by time, one seed one history, crash, pause, locks."""
 
-from verification.simulation.scheduler import Host, HostCrashed, Scheduler, SimulatedClock
+from verification.simulation.environment.scheduler import (
+    Host,
+    HostCrashed,
+    Scheduler,
+    SimulatedClock,
+)
 
 
 def history(seed: int) -> list[str]:

@@ -18,11 +18,11 @@ from kcl_pipeline.leases.lease.rows import LeaseRows
 from kcl_pipeline.testing.clock import VirtualClock
 from kcl_pipeline.testing.kinesis.client import InMemoryKinesis
 from verification.simulation import StormOptions, simulate
-from verification.simulation.menu import CURRENT_MENU
+from verification.simulation.environment.streams import Streams
+from verification.simulation.environment.traffic import Ledger, Producer, aggregated
+from verification.simulation.incidents.menu import CURRENT_MENU
 from verification.simulation.results import cells_of
 from verification.simulation.shrink import shrink
-from verification.simulation.streams import Streams
-from verification.simulation.traffic import Ledger, Producer, aggregated
 
 DIGEST = """
 import hashlib, sys

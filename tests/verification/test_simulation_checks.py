@@ -14,13 +14,13 @@ from kcl_pipeline.testing.clock import VirtualClock
 from kcl_pipeline.testing.sink import LogEntry
 from kcl_pipeline.testing.tables import InMemoryLeaseTable, create_lease
 from verification.simulation import StormOptions, simulate
-from verification.simulation.checks import Checks
-from verification.simulation.leading import LockWatch
-from verification.simulation.lease_checks import BrokenInvariantError, Moved
-from verification.simulation.rehearsal import back_and_forth
+from verification.simulation.checks.leader import LockWatch
+from verification.simulation.checks.leases import BrokenInvariantError, Moved
+from verification.simulation.checks.rehearsal import back_and_forth
+from verification.simulation.checks.sink import Checks
+from verification.simulation.environment.streams import Streams
+from verification.simulation.environment.traffic import EVENT_SCHEMA, Published
 from verification.simulation.scenario import BEGIN_MILLIS, Scenario
-from verification.simulation.streams import Streams
-from verification.simulation.traffic import EVENT_SCHEMA, Published
 
 KEY = "shardId-000000000000"
 

@@ -6,12 +6,12 @@ from dataclasses import replace
 import pytest
 
 from verification.simulation import StormOptions, simulate
-from verification.simulation.incidents_data import DataIncidents
-from verification.simulation.incidents_hosts import HostIncidents
-from verification.simulation.incidents_streams import StreamIncidents
-from verification.simulation.menu import CURRENT_MENU, MENUS
+from verification.simulation.incidents.data import DataIncidents
+from verification.simulation.incidents.hosts import HostIncidents
+from verification.simulation.incidents.menu import CURRENT_MENU, MENUS
+from verification.simulation.incidents.storm import Storm
+from verification.simulation.incidents.streams import StreamIncidents
 from verification.simulation.scenario import scenario_of
-from verification.simulation.storm import Storm
 from verification.simulation.world import World
 
 SEEDS_OF_ISSUE_13 = {

@@ -17,16 +17,16 @@ from kcl_pipeline.leases.lease.values import Lease
 from kcl_pipeline.position import TRIM_HORIZON
 from kcl_pipeline.worker.monitoring.stalls import StallWatch
 from verification.simulation import StormOptions, world
-from verification.simulation.run import simulate
-from verification.simulation.scenario import FAILOVER_SECONDS, STALLED_SECONDS
-from verification.simulation.stillness import (
+from verification.simulation.checks.stillness import (
     GRACE_SECONDS,
     LOOK_SECONDS,
     Holder,
     Renewals,
     owned_by_others,
 )
-from verification.simulation.storm import Storm
+from verification.simulation.incidents.storm import Storm
+from verification.simulation.run import simulate
+from verification.simulation.scenario import FAILOVER_SECONDS, STALLED_SECONDS
 
 KEY, OTHER = "shardId-000000000000", "shardId-000000000001"
 NOTHING: frozenset[str] = frozenset()

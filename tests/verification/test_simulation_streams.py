@@ -15,16 +15,16 @@ from kcl_pipeline.testing.clock import VirtualClock
 from kcl_pipeline.testing.sink import LogEntry
 from kcl_pipeline.testing.tables import InMemoryLeaseTable, create_lease
 from verification.simulation import simulate
-from verification.simulation.calls import TABLE_READS, Fault
-from verification.simulation.checks import Checks
-from verification.simulation.incidents_streams import HANGING, NEW_STREAM
-from verification.simulation.lease_checks import BrokenInvariantError
-from verification.simulation.menu import CURRENT_MENU, MENUS
+from verification.simulation.checks.leases import BrokenInvariantError
+from verification.simulation.checks.sink import Checks
+from verification.simulation.environment.calls import TABLE_READS, Fault
+from verification.simulation.environment.streams import OTHER_ACCOUNT, OWN_ACCOUNT, Streams, arn_of
+from verification.simulation.environment.traffic import EVENT_SCHEMA, Published
+from verification.simulation.incidents.menu import CURRENT_MENU, MENUS
+from verification.simulation.incidents.storm import Storm, StormOptions
+from verification.simulation.incidents.streams import HANGING, NEW_STREAM
 from verification.simulation.run import unsettled
 from verification.simulation.scenario import NEED_SEVERAL, Scenario, scenario_of
-from verification.simulation.storm import Storm, StormOptions
-from verification.simulation.streams import OTHER_ACCOUNT, OWN_ACCOUNT, Streams, arn_of
-from verification.simulation.traffic import EVENT_SCHEMA, Published
 from verification.simulation.world import World
 
 SHARD = "shardId-000000000000"

@@ -6,11 +6,14 @@
 
 Every I/O call is a scheduling point, and one seed decides everything. The simulation runs the
 production code of leases, leader, planning, worker and commit protocol on the in-memory Kinesis,
-tables and sink. Streams come, go and return, in two accounts (`verification.simulation.streams`).
-A direct writer replaces Spark. The scheduler is `verification.simulation.scheduler`.
+tables and sink. Streams come, go and return, in two accounts. A direct writer replaces Spark.
+
+- `environment`: the scheduler, hosts, I/O calls, Kinesis, streams, sinks and the producer.
+- `incidents`: menus of incidents and faults, and the storm that draws from them.
+- `checks`: the invariants.
 """
 
+from verification.simulation.incidents.storm import StormOptions
 from verification.simulation.run import Outcome, simulate
-from verification.simulation.storm import StormOptions
 
 __all__ = ["Outcome", "StormOptions", "simulate"]

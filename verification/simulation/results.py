@@ -6,8 +6,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any, Final, TextIO
 
-from verification.simulation.calls import EXPIRED_ITERATOR, SITES, Fault, applicable
-from verification.simulation.menu import CURRENT_MENU, menu_of
+from verification.simulation.environment.calls import EXPIRED_ITERATOR, SITES, Fault, applicable
+from verification.simulation.incidents.menu import CURRENT_MENU, menu_of
 from verification.simulation.run import Outcome
 
 _SHOWN_CELLS: Final = 10

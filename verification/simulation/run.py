@@ -6,12 +6,12 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Final
 
-from verification.simulation.lease_checks import BrokenInvariantError
-from verification.simulation.menu import menu_of
-from verification.simulation.rehearsal import rehearse
+from verification.simulation.checks.leases import BrokenInvariantError
+from verification.simulation.checks.rehearsal import rehearse
+from verification.simulation.environment.scheduler import TimeIsUpError
+from verification.simulation.incidents.menu import menu_of
+from verification.simulation.incidents.storm import Storm, StormOptions
 from verification.simulation.scenario import Scenario, scenario_of
-from verification.simulation.scheduler import TimeIsUpError
-from verification.simulation.storm import Storm, StormOptions
 from verification.simulation.world import World
 
 REHEARSAL_SECONDS: Final = 120.0

@@ -9,9 +9,9 @@ from functools import lru_cache
 from typing import Final
 
 from kcl_pipeline.config import ConsumerSettings, InitialPosition
-from verification.simulation.calls import OLD_SITE, SINK_SITES, Fault
-from verification.simulation.menu import CURRENT_MENU, menu_of
-from verification.simulation.streams import OTHER_ACCOUNT, arn_of
+from verification.simulation.environment.calls import OLD_SITE, SINK_SITES, Fault
+from verification.simulation.environment.streams import OTHER_ACCOUNT, arn_of
+from verification.simulation.incidents.menu import CURRENT_MENU, menu_of
 
 EPOCH: Final = 1_800_000_000.0
 TIMESTAMP_SECONDS: Final = 2.5

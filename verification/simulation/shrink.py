@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Final
 
+from verification.simulation.incidents.storm import StormOptions
 from verification.simulation.run import Outcome, simulate
-from verification.simulation.storm import StormOptions
 
 SHRINK_RUNS: Final = 60
 _FEW_RECORDS: Final = 5.0

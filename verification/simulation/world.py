@@ -34,20 +34,25 @@ from kcl_pipeline.testing.tables import (
 )
 from kcl_pipeline.worker.dependencies import Mode, WorkerDependencies
 from kcl_pipeline.worker.worker import Worker
-from verification.simulation.calls import TXN_VERSIONS_SITE, Calls, Weather
-from verification.simulation.checks import Checks
-from verification.simulation.hooks import after_hook, before_hook
-from verification.simulation.kinesis import SimulatedKinesis
-from verification.simulation.leading import LockWatch, WatchedLeader
-from verification.simulation.lease_checks import Role
-from verification.simulation.machines import Machine, SimulatedCpu, SimulatedHost
-from verification.simulation.menu import menu_of
+from verification.simulation.checks.leader import LockWatch, WatchedLeader
+from verification.simulation.checks.leases import Role
+from verification.simulation.checks.sink import Checks
+from verification.simulation.checks.stillness import StillnessWatch
+from verification.simulation.environment.calls import TXN_VERSIONS_SITE, Calls, Weather
+from verification.simulation.environment.hooks import after_hook, before_hook
+from verification.simulation.environment.kinesis import SimulatedKinesis
+from verification.simulation.environment.machines import Machine, SimulatedCpu, SimulatedHost
+from verification.simulation.environment.scheduler import Host, Scheduler, SimulatedClock
+from verification.simulation.environment.sinks import (
+    CheckedTable,
+    NotedSink,
+    StoreSink,
+    stored_shards,
+)
+from verification.simulation.environment.streams import Streams
+from verification.simulation.environment.traffic import IS_BROKEN, Producer, transform
+from verification.simulation.incidents.menu import menu_of
 from verification.simulation.scenario import Scenario, settings
-from verification.simulation.scheduler import Host, Scheduler, SimulatedClock
-from verification.simulation.sinks import CheckedTable, NotedSink, StoreSink, stored_shards
-from verification.simulation.stillness import StillnessWatch
-from verification.simulation.streams import Streams
-from verification.simulation.traffic import IS_BROKEN, Producer, transform
 
 QUIET_EVENTS = (BatchCommitted, AwsTrouble, PlanMade, Measurement)
 TRANSFORM_SECONDS = 0.01

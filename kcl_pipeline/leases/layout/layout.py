@@ -212,7 +212,7 @@ class Layout:
         return store.ensure_exists(_nothing)
 
     def refuse_two_layouts(self) -> None:
-        """Refuse rows of a single table beside three tables. Writes nothing.
+        """Refuse rows of a single table when three tables exist. Writes nothing.
 
         Raises:
             IncompatibleTableError: The lease table has a row of the coordinator state, but the

@@ -13,7 +13,7 @@ import math
 from collections.abc import Sequence
 
 from kcl_pipeline.planning.balanced.problem import EPSILON, Problem
-from kcl_pipeline.planning.balanced.score import Score, crowd, heavy_for_all, score
+from kcl_pipeline.planning.balanced.score import Score, heavy_for_all, lease_weight, score
 
 EXACT_LEASES = 12
 EXACT_WORKERS = 4
@@ -57,11 +57,11 @@ class _Search:
         self.free_oversized = sum(1 for i in self.order if i in self.oversized)
         self.has_oversized = [0] * len(problem.workers)
         self.count = [0] * len(problem.workers)
-        self.crowds = [0] * len(problem.workers)
+        self.lease_weights = [0] * len(problem.workers)
         for i, w in enumerate(self.owner):
             if w >= 0:
                 self.count[w] += 1
-                self.crowds[w] += crowd(problem, i)
+                self.lease_weights[w] += lease_weight(problem, i)
         for i in self.oversized:
             if self.owner[i] >= 0:
                 self.has_oversized[self.owner[i]] += 1
@@ -198,7 +198,7 @@ class _Search:
             moves + self._still_to_leave(depth),
             round(kbps, 6),
             round(self._variance(), 8),
-            sum(number * number for number in self.crowds),
+            sum(number * number for number in self.lease_weights),
         )
         if here >= known:
             return
@@ -292,7 +292,7 @@ class _Search:
         before = [load[w] for load in self.load]
         self.owner[i] = w
         self.count[w] += 1
-        self.crowds[w] += crowd(self.problem, i)
+        self.lease_weights[w] += lease_weight(self.problem, i)
         self.has_oversized[w] += i in self.oversized
         for r in self.resources:
             self.load[r][w] += self.problem.loads[r][i]
@@ -301,7 +301,7 @@ class _Search:
     def _take(self, i: int, w: int, before: list[float]) -> None:
         self.owner[i] = -1
         self.count[w] -= 1
-        self.crowds[w] -= crowd(self.problem, i)
+        self.lease_weights[w] -= lease_weight(self.problem, i)
         self.has_oversized[w] -= i in self.oversized
         for r in self.resources:
             self.load[r][w] = before[r]
@@ -357,4 +357,4 @@ def _even_part(known: Score) -> _Even:
 
 
 def _cost_part(known: Score) -> _Cost:
-    return known.moves, known.moved_kbps, known.variance, known.crowding
+    return known.moves, known.moved_kbps, known.variance, known.count_squares

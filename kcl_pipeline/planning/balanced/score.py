@@ -22,7 +22,7 @@ class Score:
         moves: Number of moves, including leases without an owner.
         moved_kbps: Throughput of the moves, without leases without an owner.
         variance: Sum of squared utilizations times capacity.
-        crowding: Sum of squared numbers of leases per worker, weighted by `crowd`.
+        count_squares: Sum of squared numbers of leases per worker, weighted by `lease_weight`.
     """
 
     unplaced: int
@@ -33,11 +33,11 @@ class Score:
     moves: int
     moved_kbps: float
     variance: float
-    crowding: int
+    count_squares: int
 
 
-def crowd(problem: Problem, i: int) -> int:
-    """Return the weight of a lease in `Score.crowding`.
+def lease_weight(problem: Problem, i: int) -> int:
+    """Return the weight of a lease in `Score.count_squares`.
 
     Finished leases only decide between workers with equally many unfinished ones.
     """
@@ -95,8 +95,8 @@ def score(problem: Problem, owner: Sequence[int]) -> Score:
             ),
             8,
         ),
-        crowding=sum(
-            sum(crowd(problem, i) for i, v in enumerate(owner) if v == w) ** 2
+        count_squares=sum(
+            sum(lease_weight(problem, i) for i, v in enumerate(owner) if v == w) ** 2
             for w in range(len(problem.workers))
         ),
     )

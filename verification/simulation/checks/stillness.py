@@ -26,11 +26,11 @@ from kcl_pipeline.events import (
     WorkerStopped,
 )
 from kcl_pipeline.leases.lease.values import Lease
-from verification.simulation.lease_checks import BrokenInvariantError
+from verification.simulation.checks.leases import BrokenInvariantError
 from verification.simulation.scenario import FAILOVER_SECONDS, STALLED_SECONDS
 
 if TYPE_CHECKING:
-    from verification.simulation.machines import Machine
+    from verification.simulation.environment.machines import Machine
     from verification.simulation.world import World
 
 LOOK_SECONDS: Final = 0.5

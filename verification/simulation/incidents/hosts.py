@@ -9,10 +9,10 @@ from typing import Final
 
 from kcl_pipeline.errors import AwsError
 from kcl_pipeline.leader.preview import preview
-from verification.simulation.calls import LOCK_WRITES, Calls
-from verification.simulation.kinesis import SimulatedKinesis
-from verification.simulation.machines import Machine
-from verification.simulation.scheduler import SimulatedClock
+from verification.simulation.environment.calls import LOCK_WRITES, Calls
+from verification.simulation.environment.kinesis import SimulatedKinesis
+from verification.simulation.environment.machines import Machine
+from verification.simulation.environment.scheduler import SimulatedClock
 from verification.simulation.world import World
 
 STRATEGIES: Final = ("balanced", "worker_utilization_aware", "lease_count_based")

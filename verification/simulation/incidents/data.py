@@ -16,7 +16,7 @@ from kcl_pipeline.shards import ChildShard
 from kcl_pipeline.testing.kinesis.errors import KinesisError
 from kcl_pipeline.testing.kinesis.shards import ShardLog
 from kcl_pipeline.testing.kinesis.stream import HOUR_MILLIS, Stream
-from verification.simulation.streams import Generation
+from verification.simulation.environment.streams import Generation
 from verification.simulation.world import World
 
 _READABLE: Final[Item] = {"leaseCounter": {"N": "1"}, "checkpoint": {"S": "TRIM_HORIZON"}}

@@ -13,10 +13,10 @@ import pyarrow as pa
 from kcl_pipeline.batch import names_of
 from kcl_pipeline.position import AT_TIMESTAMP, LATEST, TRIM_HORIZON, Position
 from kcl_pipeline.testing.sink import LogEntry
-from verification.simulation.lease_checks import BrokenInvariantError, LeaseChecks, sibling
+from verification.simulation.checks.leases import BrokenInvariantError, LeaseChecks, sibling
+from verification.simulation.environment.streams import Generation
+from verification.simulation.environment.traffic import EVENT_SCHEMA, IS_BROKEN, Ledger, Published
 from verification.simulation.scenario import BEGIN_MILLIS
-from verification.simulation.streams import Generation
-from verification.simulation.traffic import EVENT_SCHEMA, IS_BROKEN, Ledger, Published
 
 
 @dataclass(frozen=True, slots=True)

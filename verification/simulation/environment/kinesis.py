@@ -7,8 +7,8 @@ from datetime import datetime
 from kcl_pipeline.kinesis.client import IteratorType, LatestIterator, RecordsPage, ShardFilterType
 from kcl_pipeline.shards import Shard, StreamId
 from kcl_pipeline.testing.kinesis.client import InMemoryKinesis
-from verification.simulation.calls import Calls
-from verification.simulation.streams import Streams
+from verification.simulation.environment.calls import Calls
+from verification.simulation.environment.streams import Streams
 
 
 class SimulatedKinesis:

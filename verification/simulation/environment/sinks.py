@@ -11,8 +11,8 @@ from kcl_pipeline.clock import Clock
 from kcl_pipeline.errors import SinkError
 from kcl_pipeline.leases.stored_shards import SinkShards, StoredShards
 from kcl_pipeline.testing.sink import FaultHook, InMemorySink, LogEntry, MemoryTable, SinkFault
-from verification.simulation.calls import TXN_VERSIONS_SITE, Calls
-from verification.simulation.checks import Begun, Checks
+from verification.simulation.checks.sink import Begun, Checks
+from verification.simulation.environment.calls import TXN_VERSIONS_SITE, Calls
 
 
 class CheckedTable(MemoryTable):

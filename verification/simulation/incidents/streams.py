@@ -8,8 +8,8 @@ from functools import partial
 from random import Random
 from typing import Final
 
-from verification.simulation.calls import TABLE_READS
-from verification.simulation.streams import OTHER_ACCOUNT, Generation, arn_of
+from verification.simulation.environment.calls import TABLE_READS
+from verification.simulation.environment.streams import OTHER_ACCOUNT, Generation, arn_of
 from verification.simulation.world import World
 
 NEW_STREAM: Final = "clicks"

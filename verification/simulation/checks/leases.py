@@ -11,9 +11,9 @@ from kcl_pipeline.leases.lease.values import Lease
 from kcl_pipeline.planning.coverage import hole_in_leases
 from kcl_pipeline.position import AT_TIMESTAMP, LATEST, TRIM_HORIZON, Position
 from kcl_pipeline.testing.tables import InMemoryLeaseTable
-from verification.simulation.menu import menu_of
+from verification.simulation.environment.streams import Generation, Streams
+from verification.simulation.incidents.menu import menu_of
 from verification.simulation.scenario import HANDOFF_SECONDS, Scenario
-from verification.simulation.streams import Generation, Streams
 
 Role = Literal["worker", "leader", "hand", "reader"]
 

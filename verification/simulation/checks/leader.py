@@ -10,7 +10,7 @@ from kcl_pipeline.leader.report import CycleReport
 from kcl_pipeline.leases.coordinator_keys import LEADER_KEY
 from kcl_pipeline.leases.tables import LeaderLock
 from kcl_pipeline.testing.tables import InMemoryCoordinatorStateTable
-from verification.simulation.lease_checks import BrokenInvariantError
+from verification.simulation.checks.leases import BrokenInvariantError
 from verification.simulation.scenario import LOCK_SECONDS
 
 _ROUNDING: Final = 1e-6

@@ -6,11 +6,11 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from verification.simulation.incidents_data import DataIncidents
-from verification.simulation.incidents_hosts import SENSOR, STRATEGIES, HostIncidents
-from verification.simulation.incidents_streams import StreamIncidents
-from verification.simulation.machines import CALM_CPU_PERCENT
-from verification.simulation.menu import CURRENT_MENU, menu_of
+from verification.simulation.environment.machines import CALM_CPU_PERCENT
+from verification.simulation.incidents.data import DataIncidents
+from verification.simulation.incidents.hosts import SENSOR, STRATEGIES, HostIncidents
+from verification.simulation.incidents.menu import CURRENT_MENU, menu_of
+from verification.simulation.incidents.streams import StreamIncidents
 from verification.simulation.scenario import REACHED_BY
 from verification.simulation.world import World
 

@@ -8,7 +8,7 @@ from typing import Final
 
 from kcl_pipeline.clock import StopSignal
 from kcl_pipeline.worker.dependencies import Mode
-from verification.simulation.scheduler import Host
+from verification.simulation.environment.scheduler import Host
 
 CALM_CPU_PERCENT: Final = 30.0
 

@@ -4,9 +4,8 @@ A seed draws by index, so one added name changes the plan of every seed. A menu 
 changes; additions go into a new one. `tests/verification/test_simulation_menus.py` has a digest of
 each. `simulate(seed, StormOptions(menu=1))` replays a seed under an older menu.
 
-To add an incident, write the method in `incidents_hosts.HostIncidents`,
-`incidents_data.DataIncidents` or `incidents_streams.StreamIncidents`, and append its name in a new
-menu.
+To add an incident, write the method in `hosts.HostIncidents`, `data.DataIncidents` or
+`streams.StreamIncidents`, and append its name in a new menu.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from verification.simulation.calls import OLD_SITE, SITES, Fault, applicable
+from verification.simulation.environment.calls import OLD_SITE, SITES, Fault, applicable
 
 
 @dataclass(frozen=True, slots=True)

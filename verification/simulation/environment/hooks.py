@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from verification.simulation.calls import Calls
+from verification.simulation.environment.calls import Calls
 
 
 def _nothing(_operation: str, _key: str) -> None:

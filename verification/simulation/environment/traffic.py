@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from kcl_pipeline.position import Position
 from kcl_pipeline.testing.kinesis import data as data_plane
-from verification.simulation.streams import Generation, Streams
+from verification.simulation.environment.streams import Generation, Streams
 
 EVENT_SCHEMA: Final = pa.schema(
     [

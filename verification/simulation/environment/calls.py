@@ -19,7 +19,7 @@ from kcl_pipeline.errors import (
 )
 from kcl_pipeline.testing.row_store import LandsLate
 from kcl_pipeline.testing.sink import SinkFault
-from verification.simulation.scheduler import Host
+from verification.simulation.environment.scheduler import Host
 
 
 class Fault(StrEnum):

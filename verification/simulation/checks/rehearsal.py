@@ -10,9 +10,9 @@ from collections import Counter
 from collections.abc import Callable, Container, Sequence
 from typing import Final
 
-from verification.simulation.calls import LOCK_WRITES
-from verification.simulation.incidents_hosts import SENSOR, STRATEGIES
-from verification.simulation.lease_checks import Moved
+from verification.simulation.checks.leases import Moved
+from verification.simulation.environment.calls import LOCK_WRITES
+from verification.simulation.incidents.hosts import SENSOR, STRATEGIES
 from verification.simulation.scenario import FAILOVER_SECONDS, LEADERLESS_SECONDS
 from verification.simulation.world import World
 

@@ -1,0 +1,1 @@
+"""What a simulated fleet runs on: scheduler, hosts, calls, Kinesis, streams, sinks and producer."""
