@@ -39,8 +39,8 @@ import scala.runtime.AbstractFunction0;
  *
  * <p>Each partition has a file in memory and one on the disk. Both begin with 64 bytes that contain
  * the token of the batch. When the files in memory have the bytes that the batch may use, the tasks
- * continue on the disk. A result is open from {@link #run} to {@link #release}. A task that starts
- * later fails. It never writes to a file of another batch, although its path may lead to it.
+ * continue on the disk. A result is open while {@link #run} runs. A task that starts later fails.
+ * It never writes to a file of another batch, although its path may lead to it.
  *
  * <p>Janino compiles this class in the running session. It has no generic types and no lambdas,
  * because Janino does not infer types.
@@ -100,23 +100,26 @@ public final class ResultInMemory implements Function2 {
     System.arraycopy(paths, 0, memory, 0, parts);
     System.arraycopy(paths, parts, disk, 0, parts);
     Dataset dataset = (Dataset) frame;
-    open(token, bytesInMemory);
     ResultInMemory tasks =
         new ResultInMemory(
             token, memory, disk, arrowSchema, dataset.schema(), mostRows, mostBytes);
     QueryExecution execution = dataset.queryExecution();
-    // The id lets listeners and the user's observations see the job.
-    return (String)
-        SQLExecution.withNewExecutionId(
-            execution, Option.apply("kcl_pipeline result"), new Job(execution, tasks));
+    open(token, bytesInMemory);
+    try {
+      // The id lets listeners and the user's observations see the job.
+      return (String)
+          SQLExecution.withNewExecutionId(
+              execution, Option.apply("kcl_pipeline result"), new Job(execution, tasks));
+    } finally {
+      release(token);
+    }
   }
 
   static synchronized void open(String token, long bytes) {
     OPEN.put(token, new AtomicLong(bytes));
   }
 
-  /** End the result. */
-  public static synchronized void release(String token) {
+  static synchronized void release(String token) {
     OPEN.remove(token);
   }
 

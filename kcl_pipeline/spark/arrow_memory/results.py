@@ -8,7 +8,6 @@ ends, also after `kill -9`.
 
 from __future__ import annotations
 
-import logging
 import os
 import tempfile
 import uuid
@@ -32,7 +31,6 @@ from kcl_pipeline.spark.arrow_memory.types import reason_against
 from kcl_pipeline.spark.failures.job_errors import spark_line
 from kcl_pipeline.spark.schema import arrow_schema
 
-_LOG: Final = logging.getLogger(__name__)
 _BYTES_IN_MEMORY: Final = 256 * 1024 * 1024
 """Of the result of a batch. Each task may exceed it by one record batch."""
 _MOST_ROWS: Final = 16 * 1024
@@ -158,8 +156,6 @@ class ArrowResults:
             if self._caused(error):
                 raise UnsuitableSessionError(spark_line(error)) from error
             raise
-        finally:
-            self._release(files.token)
         return [
             _Partition(number, ((files.memory[number], in_memory), (files.disk[number], on_disk)))
             for number, in_memory, on_disk in (
@@ -183,12 +179,6 @@ class ArrowResults:
         calls = [self._pool.submit(call, partition) for partition in partitions]
         wait(calls)  # also after a failure, so that no thread writes after this call
         return [one.result() for one in calls]
-
-    def _release(self, token: str) -> None:
-        try:
-            self._java.release(token)
-        except (Py4JError, OSError) as error:  # without a JVM there is nothing to release
-            _LOG.info("cannot release the result of batch %s: %s", token, spark_line(error))
 
 
 @dataclass(frozen=True, slots=True)
