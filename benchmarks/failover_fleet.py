@@ -246,11 +246,6 @@ class FailoverFleet:
             return {}
         return {lease.lease_key: lease.actual_owner for lease in leases if not lease.ended}
 
-    def counts(self) -> list[int]:
-        """Return the number of leases of each running worker, largest first."""
-        owners = list(self.owners().values())
-        return sorted((owners.count(name) for name in self.workers), reverse=True)
-
     def wait(self, what: str, condition: Callable[[], bool]) -> None:
         """Wait until a condition holds.
 
@@ -274,18 +269,24 @@ class FailoverFleet:
             self.clock.sleep(POLL_SECONDS)
 
     def wait_settled(self) -> None:
-        """Wait until each worker has its share of the leases and commits all of its shards."""
-        share = [(SHARDS + i) // len(self.workers) for i in reversed(range(len(self.workers)))]
-        self.wait("the share of each worker", lambda: self.counts() == share)
-        self.wait_committed(self.clock.monotonic(), self.owners())
+        """Wait until each worker has its share of the leases and commits all of its shards.
 
-    def wait_committed(self, began: float, owners: dict[str, str | None]) -> None:
-        """Wait until the owner of each of these shards has committed since `began`."""
-        wanted = {(shard, owner) for shard, owner in owners.items() if owner is not None}
-        self.wait(
-            "commits of the owners",
-            lambda: wanted <= {(c.shard_id, c.worker) for c in self.commits.since(began)},
-        )
+        Leases may still move meanwhile. The commits count from the last move on.
+        """
+        share = [(SHARDS + i) // len(self.workers) for i in reversed(range(len(self.workers)))]
+        owners, since = self.owners(), self.clock.monotonic()
+
+        def is_settled() -> bool:
+            nonlocal owners, since
+            now = self.owners()
+            if now != owners:
+                owners, since = now, self.clock.monotonic()
+            counts = Counter(owners.values())
+            if sorted((counts[name] for name in self.workers), reverse=True) != share:
+                return False
+            return owners.items() <= {(c.shard_id, c.worker) for c in self.commits.since(since)}
+
+        self.wait("commits of each worker's share", is_settled)
 
     def wait_taken_over(self, began: float, shards: Iterable[str], former: str) -> None:
         """Wait until others than `former` have committed all of these shards since `began`."""
