@@ -149,6 +149,7 @@ class TxnVersions:
         number: How many times the position was set. None: the table stores no position.
         position: Last position in the table (inclusive). None: the table stores none.
         ended: Whether the table has all records of the shard.
+        table: Id of the table. None: it does not exist, or is not known.
     """
 
     data: int | None = None
@@ -156,6 +157,11 @@ class TxnVersions:
     number: int | None = None
     position: Position | None = None
     ended: bool = False
+    table: str | None = field(default=None, compare=False)
+
+    def fits(self, now: TxnVersions) -> bool:
+        """Return whether a table that has `now` is the expected table with these versions."""
+        return self == now and self.table in (None, now.table)
 
     def moved_to(self, position: Position | None, *, ended: bool) -> TxnVersions:
         """Return the versions after a commit that sets the position.
@@ -164,7 +170,7 @@ class TxnVersions:
         compares only data and fence.
         """
         fence = (self.fence or 0) + 1 if self.number is None else self.fence
-        return TxnVersions(self.data, fence, (self.number or 0) + 1, position, ended)
+        return TxnVersions(self.data, fence, (self.number or 0) + 1, position, ended, self.table)
 
 
 def shard_key(lease_key: str, shard_name: str) -> str:

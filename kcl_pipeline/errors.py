@@ -23,6 +23,7 @@
     ├── TransformFailedError         the user's transform raised
     │   └── BrokenTransformError     the transform cannot process any record
     └── SinkError                    the sink failed; the outcome may be unknown
+        ├── OtherTableError          the table was replaced or restored to an older state
         ├── TableMismatchError       the table does not fit the batch or the settings
         └── CommitStoppedError       the worker stopped between two attempts to commit
 """
@@ -144,6 +145,13 @@ class BrokenTransformError(TransformFailedError):
 
 class SinkError(KclError):
     """The sink failed. Whether the batch landed must be read from the table."""
+
+
+class OtherTableError(SinkError):
+    """The table of the sink was replaced, or restored to an older state.
+
+    The lease stands still until a person decides. The message says how.
+    """
 
 
 class TableMismatchError(SinkError):

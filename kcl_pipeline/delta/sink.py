@@ -185,7 +185,7 @@ class DeltaCommitter:
             self._check.table()
             suspects: tuple[PreparedBatch, ...] = ()
             for attempt in range(MAX_ATTEMPTS):
-                if self._numbers(key) != expected:
+                if not expected.fits(self._numbers(key)):
                     return None
                 announced = () if suspects else self._announced_of(key)
                 try:
@@ -213,7 +213,7 @@ class DeltaCommitter:
 
     def _numbers(self, key: str) -> TxnVersions:
         claim = Claim.of(CommitEntry(key, 0, TxnVersions()), self._application)
-        return claim.versions(self._log.transaction)
+        return replace(claim.versions(self._log.transaction), table=self._log.table_id())
 
     def _decided(self, own: PreparedBatch, entries: Sequence[CommitEntry]) -> CommitOutcome | None:
         """The outcome that the log already shows; None if the batch can be committed.
@@ -232,7 +232,7 @@ class DeltaCommitter:
         if all(entry.is_at(now[entry.lease_key]) for entry in entries):
             return CommitOutcome(self._log.landed_at(next(iter(required))))
         refused = tuple(
-            entry.lease_key for entry in entries if now[entry.lease_key] != entry.expected
+            entry.lease_key for entry in entries if not entry.expected.fits(now[entry.lease_key])
         )
         return CommitOutcome(None, refused) if refused else None
 

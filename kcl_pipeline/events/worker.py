@@ -263,7 +263,10 @@ class RecordsLost(Event):
 
 @dataclass(frozen=True, slots=True)
 class ShardPaused(Event):
-    """A shard is paused because the transform fails on more records than the settings allow.
+    """A shard is paused. The reason says why, and how the pause ends.
+
+    The transform fails on more records than the settings allow, or the table is not the one for
+    which the checkpoint of the lease was written.
 
     The event is repeated at every failed retry. The time between retries grows.
 

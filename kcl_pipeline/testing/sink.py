@@ -83,13 +83,14 @@ FaultHook = Callable[[str, tuple[str, ...]], SinkFault | None]
 class MemoryTable:
     """State that all sinks of one table share: the log, files by path, dead letters.
 
-    `log` is empty until the table is created.
+    `log` is empty until the table is created. `id` is the table's id.
     """
 
     log: list[LogEntry] = field(default_factory=list)
     schema: pa.Schema | None = None
     objects: dict[str, pa.Table] = field(default_factory=dict)
     dead_letters: list[pa.Table] = field(default_factory=list)
+    id: str = "table-0"
     _waiting: list[LogEntry] = field(default_factory=list, init=False)
     _numbers: dict[str, TxnVersions] = field(default_factory=dict, init=False)
     _landed: dict[tuple[str, int], int] = field(default_factory=dict, init=False)
@@ -120,6 +121,8 @@ class MemoryTable:
         """The transaction versions of a lease at the end of the log."""
         lease_key, shard_name = names_of(lease_key)
         found = self._numbers.get(lease_key, TxnVersions())
+        if self.log:
+            found = replace(found, table=self.id)
         stored = self._positions.get(shard_name or "")
         if stored is None:
             return found
@@ -233,7 +236,7 @@ class InMemorySink:
             refused = tuple(
                 entry.lease_key
                 for entry in entries
-                if self.table.txn_versions(entry.lease_key) != entry.expected
+                if not entry.expected.fits(self.table.txn_versions(entry.lease_key))
             )
             if refused:
                 return CommitOutcome(None, refused)
@@ -288,7 +291,7 @@ class InMemorySink:
     ) -> TxnVersions | None:
         if self.table.version < 0:
             return expected
-        while self.table.txn_versions(key) == expected:
+        while expected.fits(self.table.txn_versions(key)):
             if self._land(replace(entry, version=self.table.version + 1), fault) is not None:
                 return raised
             fault = None

@@ -109,7 +109,7 @@ class BatchRunner:
             SinkError: The sink failed `MAX_SINK_FAILURES` times in a row.
         """
         consumers = self._lifecycle.consumers
-        self.pauses.keep(consumers)
+        self.pauses.follow(consumers)
         self._limits.keep(consumers)
         batch_id = f"{self._worker_id}-{self._incarnation}-{self._serial + 1}"
         try:

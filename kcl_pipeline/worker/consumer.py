@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from kcl_pipeline.batch import TxnVersions
+from kcl_pipeline.errors import OtherTableError
 from kcl_pipeline.leases.held import Held
 from kcl_pipeline.leases.stored_shards import position_key
 from kcl_pipeline.position import SHARD_END, Position
@@ -63,6 +64,7 @@ class ShardConsumer:
         in_batch: Whether the batch that is being processed has ranges of this shard.
         restarted: Whether the shard is read again after a failure.
         error: The error of the last failed step.
+        refused: Why the table was refused at the last step (`OtherTableError`). None: it was not.
     """
 
     held: Held
@@ -84,6 +86,7 @@ class ShardConsumer:
     in_batch: bool = False
     restarted: bool = False
     error: str | None = None
+    refused: str | None = None
 
     @property
     def lease_key(self) -> str:
@@ -199,12 +202,14 @@ class ShardConsumer:
     def step_succeeded(self) -> None:
         """Reset the wait. After a restart, the error stays until a batch is committed."""
         self.failures = 0
+        self.refused = None
         if not self.restarted:
             self.error = None
 
     def step_failed(self, error: Exception, now: float, base_seconds: float) -> None:
         """Note the error, and retry the step after a wait."""
         self.error = f"{type(error).__name__}: {error}"
+        self.refused = str(error) if isinstance(error, OtherTableError) else None
         self.back_off(now, base_seconds)
 
     def back_off(self, now: float, base_seconds: float) -> None:

@@ -326,8 +326,8 @@ def _output_checks(
     @dg.asset_check(
         asset=names.output,
         name=health.PAUSED,
-        description="No shard is paused because its transform fails. An execution waits until "
-        "all workers have reported.",
+        description="No shard is paused because its transform fails, or because the table was "
+        "replaced or restored. An execution waits until all workers have reported.",
         required_resource_keys={names.workers_resource},
     )
     def no_shard_paused(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:

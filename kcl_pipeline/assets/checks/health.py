@@ -51,7 +51,8 @@ LAG_ADVICE: Final = (
     "faster; if one does, it is hot or paused. See docs/operations.md"
 )
 PAUSED_ADVICE: Final = (
-    "Repair the transform and deploy it; the shards go on by themselves. See docs/dead-letters.md"
+    "If the transform fails, repair it and deploy it; the shards go on by themselves. See "
+    "docs/dead-letters.md. If the table was replaced or restored, do what the reason says"
 )
 _SHOWN_STREAMS: Final = 3
 
@@ -337,7 +338,7 @@ def _paused_text(count: int, found: Sequence[Mapping[str, object]]) -> str:
 
 
 def paused(workers: Sequence[WorkerMetrics]) -> Health:
-    """Whether no shard of these workers is paused because its transform fails."""
+    """Whether no shard of these workers is paused (see `events.ShardPaused`)."""
     found = [
         {
             "lease": one.lease_key,

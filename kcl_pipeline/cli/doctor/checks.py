@@ -197,14 +197,15 @@ def check_workers(now: Snapshot) -> Iterator[Finding]:
 
 
 def check_paused(now: Snapshot) -> Iterator[Finding]:
-    """Check for shards that are paused because their transform fails."""
+    """Check for shards that are paused: their transform fails, or the table was refused."""
     paused = [(w, one) for w in now.workers if w.status is not None for one in w.status.paused]
     for worker, one in paused[:_SHOWN]:
         yield problem(
             f"shard {one.lease_key}",
             f"paused by {worker.worker_id} for {one.seconds:.0f} s: {one.reason}",
-            "correct the transform and restart the workers; if the records are invalid, increase "
-            "max_dead_letter_share, see docs/dead-letters.md",
+            "do what the reason says; if it is an error of the transform, correct the transform "
+            "and restart the workers; if the records are invalid, increase max_dead_letter_share, "
+            "see docs/dead-letters.md",
         )
     count = sum(w.status.paused_leases for w in now.workers if w.status is not None)
     if count > _SHOWN:

@@ -33,6 +33,7 @@ from kcl_pipeline.batch import DataFile
 from kcl_pipeline.delta.errors import delta_errors, first_line
 from kcl_pipeline.delta.layout import TableLayout
 from kcl_pipeline.delta.log.entries import MAX_ENTRY_BYTES, entry_facts, entry_path
+from kcl_pipeline.delta.log.seen_entries import SeenEntries
 from kcl_pipeline.delta.log.transactions import read_transactions
 from kcl_pipeline.delta.log.upkeep import LogUpkeep
 from kcl_pipeline.delta.storage.storage import open_storage, table_root
@@ -69,8 +70,10 @@ class DeltaLog:
         self._layout: TableLayout | None = None
         self.metadata_changes = 0
         """Counter of possible changes of the table's metadata or protocol."""
+        self._table_id: str | None = None
         self._opened_at = self._asked_at = -1
         self._read_to = -1
+        self._seen = SeenEntries(self.storage)
         self._recent: dict[int, dict[str, int]] = {}
 
     @property
@@ -167,6 +170,14 @@ class DeltaLog:
             digest = hashlib.sha256(json.dumps([metadata.id, columns, text]).encode()).hexdigest()
             self._layout = TableLayout(digest, {name: schema.field(name).type for name in columns})
         return self._layout
+
+    def table_id(self) -> str:
+        """The id of the table, which no other table has."""
+        if self._table_id is None:
+            self._catch_up()
+            with delta_errors(f"could not read the metadata of {self.root}", self._options):
+                self._table_id = str(self._table.metadata().id)
+        return self._table_id
 
     def _catch_up(self) -> None:
         """Move the handle to the entries that `peek` has read: they may change the metadata."""
@@ -320,11 +331,14 @@ class DeltaLog:
         except TableNotFoundError:
             return False
         self._opened_at = self._read_to = self._asked_at = self.version
+        self._seen.begin(self.version)
         return True
 
     def _follow(self) -> bool:
         """Move the handle to the end and read the new entries. False: open the table again."""
         before = self.version
+        if not self._seen.is_same(before):
+            return False
         try:
             self._advance()
             if self.version < before:
@@ -358,6 +372,7 @@ class DeltaLog:
     def _read_entry(self, version: int, entry: bytes) -> None:
         facts = entry_facts(entry)
         self._read_to = version
+        self._seen.note(version, entry)
         self._recent[version] = facts.transactions
         self._recent.pop(version - _ENTRIES_KEPT, None)
         self._numbers |= facts.transactions
@@ -366,5 +381,5 @@ class DeltaLog:
             self._metadata_changed()
 
     def _metadata_changed(self) -> None:
-        self._schema = self._layout = None
+        self._schema = self._layout = self._table_id = None
         self.metadata_changes += 1

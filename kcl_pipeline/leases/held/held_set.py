@@ -12,6 +12,7 @@ from kcl_pipeline.errors import LeaseLostError
 from kcl_pipeline.events import EventSink, LeaseGained
 from kcl_pipeline.events import LeaseLost as LeaseLostEvent
 from kcl_pipeline.leases.held.lease import Held
+from kcl_pipeline.leases.lease.table_mark import TableMark
 from kcl_pipeline.leases.lease.values import Lease
 from kcl_pipeline.position import Position
 
@@ -82,9 +83,15 @@ class HeldSet:
             if held is not None:
                 held.read_up_to_millis = max(millis, held.read_up_to_millis or 0)
 
-    def note_processed(self, held: Held, position: Position) -> None:
-        """Note a position (inclusive) that the table has. A renewal writes it as the checkpoint."""
-        held.processed = position
+    def note_processed(self, held: Held, position: Position, mark: TableMark | None = None) -> None:
+        """Note a position (inclusive) that the table has. A renewal writes it as the checkpoint.
+
+        Args:
+            held: The lease.
+            position: The position.
+            mark: The table that has it. It is written together with this checkpoint.
+        """
+        held.processed, held.mark = position, mark
 
     def drop(self, held: Held, reason: str) -> None:
         """Stop holding the lease without a write.

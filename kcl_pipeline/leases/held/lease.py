@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 
+from kcl_pipeline.leases.lease.table_mark import TableMark
 from kcl_pipeline.leases.lease.throughput import Throughput
 from kcl_pipeline.leases.lease.values import Lease
 from kcl_pipeline.position import Position
@@ -24,6 +25,7 @@ class Held:
         read_up_to_millis: See `Lease`. The next renewal writes it.
         processed: Last position (inclusive) in the table. A renewal writes it as the checkpoint.
             None: only `HeldLeases.checkpoint` and `prepare` move the checkpoint.
+        mark: The table when it had `processed`. It is written together with that checkpoint.
         checkpointed_at: When the checkpoint was last written (monotonic seconds).
     """
 
@@ -34,6 +36,7 @@ class Held:
         "handoff_since",
         "lease",
         "lock",
+        "mark",
         "processed",
         "read_up_to_millis",
         "renewed_at",
@@ -51,6 +54,7 @@ class Held:
         self.unsure: object = None
         self.read_up_to_millis = lease.read_up_to_millis
         self.processed: Position | None = None
+        self.mark: TableMark | None = None
         self.checkpointed_at = read_at
         self.throughput = Throughput(read_at, lease.throughput_kbps)
 

@@ -105,7 +105,9 @@ class LeaseWrites(HeldSet):
         position = held.processed
         interval = self._settings.renewal_interval_millis
         early = self._clock.monotonic() - held.checkpointed_at + interval / 2000
-        if position is None or position <= held.lease.checkpoint:
+        if position is None or position < held.lease.checkpoint:
+            return None
+        if position == held.lease.checkpoint and held.mark in (None, held.lease.table_mark):
             return None
         return position if early * 1000 >= self._settings.checkpoint_lag else None
 
@@ -228,6 +230,9 @@ class LeaseWrites(HeldSet):
         if what.pending is not None and what.checkpoint.is_shard_end:
             self.drop(held, _ENDED)
             raise LeaseLostError(f"the lease {held.lease_key} takes no batch: {_ENDED}")
+        mark = held.mark
+        if mark is not None and mark.position != what.checkpoint:
+            mark = None  # of another checkpoint
         row = self._write(
             held,
             what,
@@ -238,6 +243,7 @@ class LeaseWrites(HeldSet):
                 pending_state=what.pending_state,
                 throughput_kbps=throughput_kbps,
                 read_up_to_millis=read_up_to_millis,
+                table_mark=mark,
             ),
         )
         held.checkpointed_at = held.renewed_at

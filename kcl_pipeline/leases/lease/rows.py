@@ -23,6 +23,7 @@ from kcl_pipeline.leases.lease.serialization import (
     string,
     string_set,
 )
+from kcl_pipeline.leases.lease.table_mark import TableMark
 from kcl_pipeline.leases.lease.values import BadRow, Lease, LeaseListing
 from kcl_pipeline.leases.store import (
     Absent,
@@ -177,6 +178,7 @@ class LeaseRows(LeasePositions):
         pending_state: bytes | None = None,
         throughput_kbps: float | None = None,
         read_up_to_millis: int | None = None,
+        table_mark: TableMark | None = None,
     ) -> Lease | None:
         """Write checkpoint and pending checkpoint, and increment the counter.
 
@@ -184,11 +186,10 @@ class LeaseRows(LeasePositions):
         checkpoint changes, `ownerSwitchesSinceCheckpoint` becomes 0. The child shard ids and hash
         range of `lease` are written, too. Owners and parents are not changed.
 
-        Applied if counter, actual owner and positions are as expected.
-        That is: the counter is one higher, the same worker processes the shard, and both positions
-        and the state are those of this write. The write is conditional on the checkpoint of
-        `lease`, too. So a checkpoint never goes back, even if a row was deleted and created again
-        with the same counter.
+        Applied if the counter is one higher, the same worker processes the shard, and both
+        positions and the state are those of this write. The write is conditional on the checkpoint
+        of `lease`, too. So a checkpoint never goes back, even if a row was deleted and created
+        again with the same counter.
 
         Args:
             lease: The row as the caller knows it.
@@ -197,6 +198,7 @@ class LeaseRows(LeasePositions):
             pending_state: Batch number of the pending checkpoint.
             throughput_kbps: New throughput. None: it is not changed.
             read_up_to_millis: New value of `Lease.read_up_to_millis`. None: it is not changed.
+            table_mark: New value of `Lease.table_mark`. None: it is not changed.
 
         Returns:
             The new lease. None: the lease is lost.
@@ -205,10 +207,8 @@ class LeaseRows(LeasePositions):
             ValueError: `checkpoint` is before that of `lease`.
         """
         if checkpoint < lease.checkpoint:
-            raise ValueError(
-                f"the checkpoint of {lease.lease_key} is {lease.checkpoint} and must not go back "
-                f"to {checkpoint}"
-            )
+            what = f"{lease.lease_key} is {lease.checkpoint} and must not go back to {checkpoint}"
+            raise ValueError(f"the checkpoint of {what}")
         switches = lease.owner_switches_since_checkpoint if checkpoint == lease.checkpoint else 0
         put: Item = {
             rows.COUNTER: number(lease.counter + 1),
@@ -218,6 +218,7 @@ class LeaseRows(LeasePositions):
             **rows.observed_attributes(throughput_kbps, read_up_to_millis),
             **rows.pending_attributes(pending, pending_state),
             **rows.shard_attributes(lease),
+            **rows.table_attributes(table_mark),
         }
         remove = {rows.PENDING, rows.PENDING_SUB, rows.PENDING_STATE} - put.keys()
         conditions = [

@@ -29,6 +29,7 @@ from kcl_pipeline.leases.attributes import (
     text_of,
 )
 from kcl_pipeline.leases.coordinator_keys import COORDINATOR_KEYS
+from kcl_pipeline.leases.lease.table_mark import TableMark
 from kcl_pipeline.leases.lease.values import Lease
 from kcl_pipeline.leases.store import AttributeValue, Item
 from kcl_pipeline.position import Position
@@ -57,6 +58,7 @@ SHARD_ID: Final = "shardId"
 STREAM_CREATED: Final = "kclpStreamCreated"
 READ_UP_TO: Final = "kclpReadUpTo"
 INITIAL_TIMESTAMP: Final = "kclpInitialTimestamp"
+TABLE: Final = "kclpTable"
 SEEK: Final = "kclpSeek"
 """Identifies the last seek of an operator, so that a repeated write is recognised."""
 
@@ -140,6 +142,11 @@ def observed_attributes(throughput_kbps: float | None, read_up_to_millis: int | 
     return put
 
 
+def table_attributes(mark: TableMark | None) -> Item:
+    """Return the attribute of the mark of the table; none without one."""
+    return {} if mark is None else {TABLE: string(str(mark))}
+
+
 def hash_range_attributes(hash_key_range: HashKeyRange) -> Item:
     """Return the two attributes of a hash range, as decimal strings."""
     return {
@@ -173,6 +180,7 @@ def lease_to_item(lease: Lease) -> Item:
         INITIAL_TIMESTAMP: lease.initial_millis,
     }
     item |= {name: number(value) for name, value in own.items() if value is not None}
+    item |= table_attributes(lease.table_mark)
     if lease.owner is not None:
         item[OWNER] = string(lease.owner)
     if lease.checkpoint_owner is not None:
@@ -228,6 +236,7 @@ def lease_from_item(item: Item) -> Lease:
             stream_mark=int_of(item, STREAM_CREATED),
             read_up_to_millis=int_of(item, READ_UP_TO),
             initial_millis=int_of(item, INITIAL_TIMESTAMP, most=MAX_MILLIS),
+            table_mark=_table_mark(item),
         )
 
 
@@ -254,6 +263,11 @@ def _stream_of_key(key: str, item: Item) -> str | None:
 def _pending(item: Item) -> Position | None:
     text = text_of(item, PENDING)
     return None if text is None else Position(text, int_of(item, PENDING_SUB) or 0)
+
+
+def _table_mark(item: Item) -> TableMark | None:
+    text = name_of(item, TABLE)
+    return None if text is None else TableMark.parsed(text)
 
 
 def _hash_range(item: Item) -> HashKeyRange | None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, Self
 
+from kcl_pipeline.leases.lease.table_mark import TableMark
 from kcl_pipeline.position import Position
 from kcl_pipeline.shards import HashKeyRange
 
@@ -37,6 +38,9 @@ class Lease:
         initial_millis: Where the shard is read from while the checkpoint is AT_TIMESTAMP (our own
             attribute `kclpInitialTimestamp` N, epoch milliseconds, which Java readers ignore).
             None: the time of the settings.
+        table_mark: The table of the sink when the checkpoint was written (our own attribute
+            `kclpTable` S, which Java readers ignore). None: unknown, or the sink stores no
+            positions.
     """
 
     lease_key: str
@@ -55,6 +59,7 @@ class Lease:
     stream_mark: int | None = None
     read_up_to_millis: int | None = None
     initial_millis: int | None = None
+    table_mark: TableMark | None = None
 
     @property
     def transaction_key(self) -> str:

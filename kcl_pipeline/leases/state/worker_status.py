@@ -44,7 +44,7 @@ _Large = Annotated[int, msgspec.Meta(ge=0, le=_MAX_LARGE)]
 
 @dataclass(frozen=True, slots=True)
 class PausedLease:
-    """A lease whose shard has been paused for `seconds`, because the transform fails."""
+    """A lease whose shard has been paused for `seconds` (see `events.ShardPaused`)."""
 
     lease_key: str
     reason: str

@@ -34,9 +34,10 @@ from kcl_pipeline.batch import (
     Written,
 )
 from kcl_pipeline.clock import Clock, StopSignal
-from kcl_pipeline.errors import LeaseLostError, SinkError
+from kcl_pipeline.errors import LeaseLostError, OtherTableError, SinkError
 from kcl_pipeline.events import EventSink
 from kcl_pipeline.leases.held import HeldLeases
+from kcl_pipeline.leases.lease.table_mark import TableMark
 from kcl_pipeline.leases.store import MapCallable, serial_map
 from kcl_pipeline.leases.stored_shards import SinkShards, StoredShards
 from kcl_pipeline.position import LATEST, TRIM_HORIZON, Position
@@ -45,6 +46,10 @@ from kcl_pipeline.worker.commit.two_phase import TwoPhaseCommit
 from kcl_pipeline.worker.consumer import ShardConsumer
 
 _OVERTAKEN: Final = "the table has another worker's commit"
+_CURE: Final = (
+    "put the table back, or delete the lease row: then the shard continues after its position in "
+    "the present table"
+)
 
 
 class PositionsCommit(TwoPhaseCommit):
@@ -105,6 +110,7 @@ class PositionsCommit(TwoPhaseCommit):
         """
         key = self._key(consumer)
         versions = seen if seen is not None else self._sink.txn_versions([key])[key]
+        self._require_table(consumer, versions)
         position, versions = self._settled(consumer, key, versions)
         while _depends_on_row(versions, position):
             self._leases.checkpoint(consumer.held, checkpoint=position)
@@ -120,7 +126,31 @@ class PositionsCommit(TwoPhaseCommit):
         if position == LATEST and versions.number is None and self._knows_parent(consumer):
             position = checkpoint = TRIM_HORIZON
         consumer.settle(position, versions, checkpoint)
+        if versions.position is not None:
+            self._leases.note_processed(consumer.held, versions.position, TableMark.of(versions))
         return position
+
+    def _require_table(self, consumer: ShardConsumer, now: TxnVersions) -> None:
+        """Refuse a table that was replaced or restored since the checkpoint was written.
+
+        The row is written again first, unchanged: if a seek lies between the reads of the row and
+        of the table, the write is refused, and the lease is taken again.
+
+        Raises:
+            OtherTableError: A person must decide.
+            LeaseLostError: The row has changed.
+        """
+        lease = consumer.held.lease
+        doubt = None if lease.table_mark is None else lease.table_mark.doubt(now)
+        if doubt is None:
+            return
+        self._leases.checkpoint(
+            consumer.held,
+            checkpoint=lease.checkpoint,
+            pending=lease.pending_checkpoint,
+            pending_state=lease.pending_checkpoint_state,
+        )
+        raise OtherTableError(f"{lease.lease_key} stands still: {doubt}; {_CURE}")
 
     def _knows_parent(self, consumer: ShardConsumer) -> bool:
         """Return whether the table stores a position of a parent.
@@ -152,7 +182,9 @@ class PositionsCommit(TwoPhaseCommit):
                 consumer = consumers[part.lease_key]
                 if self._schema is not None:
                     consumer.versions = consumer.versions.moved_to(part.through, ended=False)
-                self._leases.note_processed(consumer.held, part.through)
+                self._leases.note_processed(
+                    consumer.held, part.through, TableMark.of(consumer.versions)
+                )
         return result
 
     def _moved_without_files(
@@ -173,7 +205,8 @@ class PositionsCommit(TwoPhaseCommit):
             if moved is None:
                 # A lost answer, or another worker.
                 moved = self._sink.txn_versions([key])[key]
-            if moved not in (expected, expected.moved_to(part.through, ended=False)):
+            after = expected.moved_to(part.through, ended=False)
+            if not (expected.fits(moved) or after.fits(moved)):
                 refused[part.lease_key] = _OVERTAKEN
                 continue
             consumer.versions = moved
@@ -198,6 +231,8 @@ class PositionsCommit(TwoPhaseCommit):
         self, consumer: ShardConsumer, ended_parents: Iterable[str], seen: TxnVersions | None
     ) -> None:
         """See `CommitProtocol`. A paused writer of a parent can commit nothing after this call."""
+        if seen is not None:
+            self._require_table(consumer, seen)
         if seen is not None and seen.number is not None:
             return  # done when the shard was begun
         lease, ended = consumer.held.lease, set(ended_parents)
@@ -223,12 +258,24 @@ class PositionsCommit(TwoPhaseCommit):
         since = now - consumer.held.checkpointed_at
         return self._flush_seconds is not None and since >= self._flush_seconds
 
-    def _prepare_all(
-        self,
-        batch: Batch,  # noqa: ARG002
-        consumers: dict[str, ShardConsumer],  # noqa: ARG002
-    ) -> dict[str, str]:
-        return {}
+    def _prepare_all(self, batch: Batch, consumers: dict[str, ShardConsumer]) -> dict[str, str]:
+        """Note the id of a table that did not exist when the leases were taken.
+
+        Returns:
+            Why leases are lost, by lease key.
+        """
+        lost: dict[str, str] = {}
+        new = [
+            c for part in batch.ranges if (c := consumers[part.lease_key]).versions.table is None
+        ]
+        found = self._sink.txn_versions([self._key(c) for c in new]) if new else {}
+        for consumer in new:
+            now = found[self._key(consumer)]
+            if consumer.versions.fits(now):
+                consumer.versions = now
+            else:
+                lost[consumer.lease_key] = _OVERTAKEN
+        return lost
 
     def _key(self, consumer: ShardConsumer) -> str:
         key = consumer.shard_key

@@ -1,4 +1,7 @@
-"""Shards that are paused because their transform fails, with reason and time of the next retry."""
+"""Shards that are paused, with reason and time of the next retry.
+
+Their transform fails, or the table is not the one of their checkpoint (`OtherTableError`).
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from typing import Final
 
 from kcl_pipeline.clock import Clock
 from kcl_pipeline.events import EventSink, ShardPaused, ShardResumed
+from kcl_pipeline.worker.consumer import ConsumerState, ShardConsumer
 
 FIRST_RETRY_SECONDS: Final = 1.0
 LONGEST_RETRY_SECONDS: Final = 60.0
@@ -38,6 +42,7 @@ class PausedShards:
         self._events = events
         self._lock = threading.Lock()
         self._pauses: dict[str, Pause] = {}
+        self._refused: set[str] = set()
 
     def current(self) -> dict[str, Pause]:
         """Return the paused shards by lease key."""
@@ -76,8 +81,24 @@ class PausedShards:
             )
         return pause.retry_seconds
 
+    def follow(self, consumers: Mapping[str, ShardConsumer]) -> None:
+        """Pause the shards for which the table was refused, and resume them when it is accepted.
+
+        Shards that this worker does not hold any more are forgotten.
+        """
+        self.keep(consumers)
+        self._refused &= consumers.keys()
+        for key, consumer in consumers.items():
+            if consumer.refused is not None:
+                wait = self.pause(key, consumer.refused)
+                consumer.due, consumer.refused = self._clock.monotonic() + wait, None
+                self._refused.add(key)
+            elif key in self._refused and consumer.state is ConsumerState.READING:
+                self._refused.discard(key)
+                self.resume([key])
+
     def resume(self, lease_keys: Collection[str]) -> None:
-        """End the pauses of these shards, because they were committed."""
+        """End the pauses of these shards, because they were committed or their table is back."""
         for key in [key for key in self._pauses if key in lease_keys]:
             with self._lock:
                 pause = self._pauses.pop(key)
@@ -102,5 +123,5 @@ def reason_sentence(paused: Mapping[str, str], unread: str | None) -> str:
         return unread or "no shard is paused"
     key = min(paused)
     count = f"{len(paused)} shards are paused" if len(paused) > 1 else "a shard is paused"
-    pauses = f"{count} because the transform fails: {key}: {paused[key]}"
+    pauses = f"{count}: {key}: {paused[key]}"
     return "; ".join(filter(None, (unread, pauses)))
