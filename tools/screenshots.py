@@ -6,6 +6,7 @@ dark. It takes about eight minutes and needs Chromium.
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 import sys
@@ -30,6 +31,9 @@ PROGRESS_LINES: Final = 50
 """Lines of progress, one in five seconds, before the first picture: several reports of the leader,
 so that plots have lines.
 """
+NO_DATA: Final = re.compile(r"committed +0 ")
+FADE_SECONDS: Final = 2.0
+"""Longer than a dialog of the Dagster UI takes to appear."""
 COLOURS: Final = 128
 START: Final = "the Dagster UI is at "
 SHOW: Final = "[Show Markdown]"
@@ -54,6 +58,7 @@ def _open_figures(page: Browser) -> None:
         if CLOCK.monotonic() > deadline:
             raise AssertionError("the figures are not drawn")
         CLOCK.sleep(0.2)
+    CLOCK.sleep(FADE_SECONDS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +134,8 @@ def _take_all(lines: Iterable[str], folder: Path) -> int:
         print(line, end="", flush=True)
         if START in line:
             url = line.partition(START)[2].strip()
-        committed += "committed" in line
+        # Without data, the figures would be empty.
+        committed += NO_DATA.search(line) is None and "committed" in line
         if committed >= PROGRESS_LINES:
             break
     with browser(folder) as looker:

@@ -23,9 +23,6 @@ FIGURES_SECONDS: Final = 600.0
 _FIRST_SAMPLES: Final = 2
 FIRST_SECONDS: Final = 120.0
 """How long the first drawing waits for two observations with a known lag: workers are starting."""
-_LINK_SECONDS: Final = 8.0
-"""Less than the shortest time between two reports of the lease table. The event is stored a moment
-after it was made."""
 
 
 @dataclass(slots=True)
@@ -37,12 +34,18 @@ class Figures:
         plan: The last plan with moves; without one, the last plan.
         drawn_at: Monotonic seconds. None: not yet.
         drawn_wall: Epoch seconds.
+        drawn_with_lag: Whether a lag was known then.
+        stored_wall: Epoch seconds when the event of the figures was stored, and the next one was
+            not. The daemon stores the events of a tick before the next tick, which takes seconds
+            under load. None: no report since.
     """
 
     lags: LagHistory = field(default_factory=LagHistory)
     plan: tuple[PlanInput, Plan] | None = None
     drawn_at: float | None = None
     drawn_wall: float = 0.0
+    drawn_with_lag: bool = False
+    stored_wall: float | None = None
 
     def observe(self, view: FleetView) -> None:
         """Add one observation."""
@@ -67,24 +70,33 @@ class Figures:
             return {}
         if self.drawn_at is None and not self._is_worth_drawing():
             return {}
-        if self.drawn_at is not None and now - self.drawn_at < FIGURES_SECONDS:
-            return {"figures": dg.MetadataValue.md(self._link(key))}
-        self.drawn_at, self.drawn_wall = now, view.wall_seconds
+        # Without this, a figure without a lag stays for ten minutes after a slow start of workers.
+        has_first_lag = self._has_lag() and not self.drawn_with_lag
+        is_due = self.drawn_at is None or now - self.drawn_at >= FIGURES_SECONDS
+        if not is_due and not has_first_lag:
+            if self.stored_wall is None:
+                self.stored_wall = view.wall_seconds
+            return {"figures": dg.MetadataValue.md(self._link(key, self.stored_wall))}
+        self.drawn_at, self.drawn_wall, self.stored_wall = now, view.wall_seconds, None
+        self.drawn_with_lag = self.drawn_with_lag or self._has_lag()
         try:
             return {"figures": dg.MetadataValue.md(self._draw(view))}
         except Exception:  # noqa: BLE001 (a figure must not stop the leader)
             _log.warning("cannot draw the figures of the lease table", exc_info=True)
             return {}
 
+    def _has_lag(self) -> bool:
+        return sum(bool(lags) for _, lags in self.lags.samples) >= _FIRST_SAMPLES
+
     def _is_worth_drawing(self) -> bool:
         samples = self.lags.samples
-        if sum(bool(lags) for _, lags in samples) >= _FIRST_SAMPLES:
+        if self._has_lag():
             return True
         return bool(samples) and samples[-1][0] - samples[0][0] >= FIRST_SECONDS
 
-    def _link(self, key: dg.AssetKey) -> str:
+    def _link(self, key: dg.AssetKey, stored_wall: float) -> str:
         time = f"{datetime.fromtimestamp(self.drawn_wall, UTC):%H:%M} UTC"
-        millis = round((self.drawn_wall + _LINK_SECONDS) * 1000)
+        millis = round(stored_wall * 1000)
         return f"[of {time}](/assets/{'/'.join(key.path)}?view=events&time={millis})"
 
     def _draw(self, view: FleetView) -> str:
