@@ -32,7 +32,11 @@ APPLICATION = {"key": "kcl/application", "value": "orders-eu", "limit": 1}
 EACH = {"key": "kcl/mode", "value": {"applyLimitPerUniqueValue": True}, "limit": 2}
 ANY = {"key": "kcl/mode", "value": {"applyLimitPerUniqueValue": False}, "limit": 3}
 THREE = "the run limit 2 (max_concurrent_runs) is reached by 3 runs in progress"
-UNKNOWN = "no run limit or tag limit is reached, so a pool limit or Dagster's daemon holds it back"
+# A place may have become free a moment ago.
+UNKNOWN = (
+    "no run limit or tag limit is reached now; if it stays queued, a pool limit or Dagster's "
+    "daemon holds it back"
+)
 WITHOUT_VALUE = {"key": "dagster/max_retries", "limit": 2}
 
 

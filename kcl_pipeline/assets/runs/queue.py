@@ -141,7 +141,10 @@ def _limit_text(queue: QueueView) -> str:
         )
     if reached:
         return " and ".join(reached)
-    return "no run limit or tag limit is reached, so a pool limit or Dagster's daemon holds it back"
+    return (
+        "no run limit or tag limit is reached now; if it stays queued, a pool limit or Dagster's "
+        "daemon holds it back"
+    )
 
 
 def observe_queue(instance: DagsterInstance, tags: Mapping[str, str]) -> QueueView:
