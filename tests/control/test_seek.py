@@ -293,10 +293,3 @@ def test_streams_and_shards_that_do_not_exist():
     shard = world.leases.list_leases().leases[0].shard_id
     with pytest.raises(SettingsError, match="is not a sequence number of the shard"):
         seeking(world, after="5", shards=[shard]).plan()
-
-
-def test_positions_in_the_table_are_not_changed_by_a_seek():
-    """A worker continues after the later position, so a seek would silently have no effect."""
-    world = OperatorWorld(batch={"commit_protocol": "positions"})
-    with pytest.raises(SettingsError, match="replay the records"):
-        seeking(world, to="TRIM_HORIZON")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from kcl_pipeline.batch import TxnVersions
+from kcl_pipeline.batch import PositionStore, TxnVersions
 from kcl_pipeline.delta.sink import DeltaCommitter, DeltaSink
 
 
@@ -31,6 +31,11 @@ class NoLog:
     def fence(self, lease_key: str, expected: TxnVersions) -> TxnVersions | None:  # noqa: ARG002
         """Return the expected versions: nothing can be fenced."""
         return expected
+
+
+def position_store(log: object) -> PositionStore | None:
+    """Return the log if it stores positions, else None."""
+    return log if isinstance(log, PositionStore) else None
 
 
 def log_of_sink(sink: object, application_name: str) -> BatchLog:

@@ -21,10 +21,12 @@ class PositionChange:
     Attributes:
         seek: The write.
         note: What is repeated or skipped, as far as it is known.
+        key: The key of the shard in a table that stores positions. None: it stores none.
     """
 
     seek: LeaseSeek
     note: str
+    key: str | None = None
 
     @property
     def lease_key(self) -> str:
@@ -38,6 +40,8 @@ def changes_of_stream(
     listed: Sequence[Shard],
     begin: Iterable[Shard],
     target: SeekTarget,
+    *,
+    also_same: bool = False,
 ) -> tuple[PositionChange, ...]:
     """Return the changes of all leases of a stream, in the order of their shards.
 
@@ -50,6 +54,8 @@ def changes_of_stream(
         listed: All its shards, also closed ones.
         begin: The shards that are open at the position.
         target: TRIM_HORIZON, LATEST or AT_TIMESTAMP.
+        also_same: Whether rows that have the position already are changes, too: the table may have
+            another one.
     """
     rows = {lease.shard_id: lease for lease in leases}
     first = {shard.shard_id for shard in begin}
@@ -57,7 +63,7 @@ def changes_of_stream(
     found: list[PositionChange] = []
     for shard in sorted(listed, key=lambda one: (int(one.starting_sequence_number), one.shard_id)):
         row = rows.pop(shard.shard_id, None)
-        change = _change(stream, shard, row, target, first, later)
+        change = _change(stream, shard, row, target, first, later, also_same=also_same)
         if change is not None:
             found.append(change)
     # Shards that have left retention: their rest cannot be read, and what follows begins above.
@@ -71,6 +77,8 @@ def _change(
     target: SeekTarget,
     first: set[str],
     later: set[str],
+    *,
+    also_same: bool,
 ) -> PositionChange | None:
     position, millis = target.position, target.millis
     if target.kind == "LATEST":
@@ -86,12 +94,15 @@ def _change(
         lease = new_lease(stream, shard, position)
         seek = LeaseSeek(lease, position, millis, exists=False)
         return PositionChange(seek, "its row was deleted; it is created again")
-    if row.checkpoint == position and row.initial_millis == millis and not row.pending_checkpoint:
+    same = row.checkpoint == position and row.initial_millis == millis
+    if same and not row.pending_checkpoint and not also_same:
         return None
     return PositionChange(LeaseSeek(row, position, millis), note_of(row, target))
 
 
-def change_of_shard(lease: Lease, shard: Shard | None, target: SeekTarget) -> PositionChange | None:
+def change_of_shard(
+    lease: Lease, shard: Shard | None, target: SeekTarget, *, also_same: bool = False
+) -> PositionChange | None:
     """Return the change of one lease, for a position of its own shard.
 
     Raises:
@@ -110,7 +121,7 @@ def change_of_shard(lease: Lease, shard: Shard | None, target: SeekTarget) -> Po
                 + (f" and ends at {end}" if end is not None else "")
             )
     same = lease.checkpoint == target.position and lease.initial_millis == target.millis
-    if same and not lease.pending_checkpoint:
+    if same and not lease.pending_checkpoint and not also_same:
         return None
     return PositionChange(LeaseSeek(lease, target.position, target.millis), note_of(lease, target))
 

@@ -12,11 +12,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from kcl_pipeline.batch import PositionStore
 from kcl_pipeline.control.application import ApplicationControl, is_held
 from kcl_pipeline.control.pausing import Pausing
-from kcl_pipeline.control.seek.log import BatchLog
+from kcl_pipeline.control.seek.log import BatchLog, position_store
 from kcl_pipeline.control.seek.plan import PositionChange, change_of_shard, changes_of_stream
+from kcl_pipeline.control.seek.stored import StoredPositions
 from kcl_pipeline.control.seek.target import SeekTarget
 from kcl_pipeline.errors import ApplicationInUseError, SettingsError
 from kcl_pipeline.kinesis.client import ShardFilterType, StreamLister
@@ -25,6 +25,7 @@ from kcl_pipeline.leases.application.identity import marked_streams
 from kcl_pipeline.leases.held import pending_number
 from kcl_pipeline.leases.lease.seek import MAX_SEEKS
 from kcl_pipeline.leases.lease.values import Lease
+from kcl_pipeline.leases.stored_shards import position_key
 from kcl_pipeline.shards import Shard, StreamId
 from kcl_pipeline.text import printable
 
@@ -93,12 +94,10 @@ class Seeking:
     ) -> None:
         if target.kind == "AFTER" and len(shards) != 1:
             raise SettingsError("a sequence number belongs to one shard; write --shard once")
-        protocol = app.settings.batch.commit_protocol
-        if protocol == "positions" and isinstance(sink, PositionStore):
-            raise SettingsError(
-                "seek writes the lease rows, and with batch.commit_protocol='positions' workers "
-                "continue after the later position in the table; replay the records instead"
-            )
+        self._stored: StoredPositions | None = None
+        store = position_store(sink)
+        if app.settings.batch.commit_protocol == "positions" and sink is not None and store:
+            self._stored = StoredPositions(sink, store)
         self._app = app
         self._kinesis = kinesis
         self._target = target
@@ -116,12 +115,21 @@ class Seeking:
         listing = self._app.leases.list_leases()
         if listing.bad_rows:
             raise SettingsError(f"{listing.bad_rows[0].reason}; repair or delete the row first")
+        marked = [one.lease_key for one in listing.leases if one.table_mark is not None]
+        if marked and self._sink is None:
+            raise SettingsError(
+                f"the table of the sink stores the position of {printable(marked[0])}, and a "
+                "worker continues after the later one; write --pipeline instead of --application"
+            )
         changes: list[PositionChange] = []
         known: set[str] = set()
         for stream in self._streams():
             leases = [one for one in listing.leases if _is_of(one, stream)]
             known |= {one.lease_key for one in leases} | {one.shard_id for one in leases}
-            changes += self._of_stream(stream, leases)
+            changes += [
+                replace(one, key=position_key(stream, one.seek.lease))
+                for one in self._of_stream(stream, leases)
+            ]
         unknown = sorted(self._shards - known)
         if unknown:
             raise SettingsError(f"there is no lease of the shard {printable(unknown[0])}")
@@ -199,18 +207,35 @@ class Seeking:
         for change in plan.changes:
             if change.seek.exists and change.seek.lease.pending_checkpoint is not None:
                 (landed if self._has_landed(change.seek.lease) else fenced).append(change.lease_key)
+        changes = plan.changes if self._stored is None else self._stored.begun(plan.changes)
+        refused = self._write_rows(changes, token, control)
+        written = tuple(one for one in changes if one.lease_key not in refused)
+        if self._stored is not None:
+            rows = {one.lease_key: self._app.leases.get(one.lease_key) for one in written}
+            last = [
+                self._stored.moved(one, row)
+                for one in written
+                if (row := rows[one.lease_key]) is not None
+            ]
+            refused += self._write_rows(last, f"{token}/2", control)
+            written = tuple(one for one in written if one.lease_key not in refused)
+        return Sought(written, tuple(refused), tuple(landed), tuple(fenced), is_paused)
+
+    def _write_rows(
+        self, changes: Sequence[PositionChange], token: str, control: Control
+    ) -> list[str]:
+        """Write the rows; return the keys of those that do not fit."""
         proof = self._app.coordinator.proof_of_pause(control)
         refused: list[str] = []
-        for begin in range(0, len(plan.changes), MAX_SEEKS):
-            group = [one.seek for one in plan.changes[begin : begin + MAX_SEEKS]]
+        for begin in range(0, len(changes), MAX_SEEKS):
+            group = [one.seek for one in changes[begin : begin + MAX_SEEKS]]
             found = self._app.leases.seek(group, token, proof)
             if found is None:
                 raise ApplicationInUseError(
                     "the pause ended during the seek; run it again, it continues"
                 )
             refused += found
-        written = tuple(one for one in plan.changes if one.lease_key not in refused)
-        return Sought(written, tuple(refused), tuple(landed), tuple(fenced), is_paused)
+        return refused
 
     def _has_landed(self, lease: Lease) -> bool:
         """Settle the prepared batch of a lease that nobody owns (as `CommitProtocol.resolve`)."""
@@ -234,13 +259,18 @@ class Seeking:
             _FILTERS[self._target.kind],
             self._target.time,
         )
-        return list(changes_of_stream(stream, leases, listed, begin, self._target))
+        same = self._stored is not None
+        return list(changes_of_stream(stream, leases, listed, begin, self._target, also_same=same))
 
     def _of_shards(
         self, leases: Sequence[Lease], listed: Mapping[str, Shard]
     ) -> list[PositionChange]:
         named = [one for one in leases if {one.lease_key, one.shard_id} & self._shards]
-        found = (change_of_shard(one, listed.get(one.shard_id), self._target) for one in named)
+        same = self._stored is not None
+        found = (
+            change_of_shard(one, listed.get(one.shard_id), self._target, also_same=same)
+            for one in named
+        )
         return [one for one in found if one is not None]
 
     def _streams(self) -> tuple[StreamId, ...]:

@@ -9,6 +9,7 @@ from typing import Final
 from kcl_pipeline.leases.lease import serialization as rows
 from kcl_pipeline.leases.lease.creation import LeaseCreation, checkpoint_conditions
 from kcl_pipeline.leases.lease.serialization import lease_to_item, number, string
+from kcl_pipeline.leases.lease.table_mark import TableMark
 from kcl_pipeline.leases.lease.values import Lease
 from kcl_pipeline.leases.store import Absent, Changes, Check, Condition, Equals, Item, Put, Update
 from kcl_pipeline.position import AT_TIMESTAMP, Position
@@ -26,12 +27,14 @@ class LeaseSeek:
         position: The new checkpoint.
         initial_millis: The time of AT_TIMESTAMP.
         exists: Whether there is a row.
+        table_mark: The table of the position. None: the row has no mark afterwards.
     """
 
     lease: Lease
     position: Position
     initial_millis: int | None = None
     exists: bool = True
+    table_mark: TableMark | None = None
 
 
 class LeasePositions(LeaseCreation):
@@ -76,7 +79,11 @@ def _write(seek: LeaseSeek, token: str) -> Put | Update:
     lease = seek.lease
     is_timed = seek.position == AT_TIMESTAMP
     if not seek.exists:
-        created = lease.with_(checkpoint=seek.position, initial_millis=seek.initial_millis)
+        created = lease.with_(
+            checkpoint=seek.position,
+            initial_millis=seek.initial_millis,
+            table_mark=seek.table_mark,
+        )
         item = lease_to_item(created) | {rows.SEEK: string(token)}
         return Put(item, [Absent(rows.LEASE_KEY)])
     put: Item = {
@@ -84,12 +91,15 @@ def _write(seek: LeaseSeek, token: str) -> Put | Update:
         rows.OWNER_SWITCHES: number(0),
         rows.SEEK: string(token),
         **rows.position_attributes(rows.CHECKPOINT, rows.CHECKPOINT_SUB, seek.position),
+        **rows.table_attributes(seek.table_mark),
     }
     remove = [rows.PENDING, rows.PENDING_SUB, rows.PENDING_STATE, rows.READ_UP_TO]
     if is_timed and seek.initial_millis is not None:
         put[rows.INITIAL_TIMESTAMP] = number(seek.initial_millis)
     else:
         remove.append(rows.INITIAL_TIMESTAMP)
+    if seek.table_mark is None:
+        remove.append(rows.TABLE)
     conditions: list[Condition] = [
         Equals(rows.COUNTER, number(lease.counter)),
         Absent(rows.OWNER),

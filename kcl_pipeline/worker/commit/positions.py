@@ -47,8 +47,8 @@ from kcl_pipeline.worker.consumer import ShardConsumer
 
 _OVERTAKEN: Final = "the table has another worker's commit"
 _CURE: Final = (
-    "put the table back, or delete the lease row: then the shard continues after its position in "
-    "the present table"
+    "put the table back, or choose where the shard continues with `kcl-pipeline seek`, or delete "
+    "the lease row: then the shard continues after its position in the present table"
 )
 
 
