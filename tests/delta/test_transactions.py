@@ -230,6 +230,7 @@ def test_a_handle_that_is_renewed_tries_again(
             ).version
             is not None
         )
+        assert sink._log.upkeep.wait(30)
     monkeypatch.setattr(DeltaTable, "transaction_version", lambda *_: pytest.fail("one by one"))
     assert sink.txn_versions(["x", "y"]) == {"x": TxnVersions(11), "y": NONE}
 

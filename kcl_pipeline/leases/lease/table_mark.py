@@ -9,10 +9,12 @@ checkpoint was written for. A checkpoint after the position of the mark was writ
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
-from kcl_pipeline.batch import TxnVersions
 from kcl_pipeline.position import Position
+
+if TYPE_CHECKING:
+    from kcl_pipeline.batch import TxnVersions
 
 _PARTS = 4
 _NONE = "-"

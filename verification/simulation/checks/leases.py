@@ -48,6 +48,9 @@ class LeaseChecks:
         hand_deleted: Leases of a lineage of which a row was deleted by hand. A leader may have
             seen the row of a begun child before.
         stored: Leases of which the table stores a position.
+        passed_over: Leases whose row was deleted by hand before a commit of a fleet that stores
+            positions, and of which a descendant then began at LATEST. Nothing knows that they were
+            begun (docs/guarantees.md, "`LATEST` and a deleted row").
     """
 
     table: InMemoryLeaseTable
@@ -61,6 +64,7 @@ class LeaseChecks:
     moves: list[Moved] = field(default_factory=list)
     stored: set[str] = field(default_factory=set)
     hand_deleted: set[str] = field(default_factory=set)
+    passed_over: set[str] = field(default_factory=set)
     _covered: set[Generation] = field(default_factory=set)
     _settled: dict[str, Position] = field(default_factory=dict)
     _first: dict[str, Position] = field(default_factory=dict)
@@ -112,6 +116,10 @@ class LeaseChecks:
         if self._starts_anew(now):
             self._created_at[key] = now.checkpoint
         self._order.append(key)
+        if now.checkpoint == LATEST and self.scenario.stores_positions:
+            ancestry = self._ancestry(now)
+            if self.stored.isdisjoint(ancestry):
+                self.passed_over |= (ancestry - {key}) & self.hand_deleted
         parents = [sibling(now, parent) for parent in now.parent_shard_ids]
         # AT_TIMESTAMP is no later: a child has no records from before the timestamp that its
         # parents do not have.
@@ -145,14 +153,16 @@ class LeaseChecks:
         """
         if not self.scenario.stores_positions or _name(now) not in self._created_at:
             return True
-        if now.checkpoint != LATEST:
-            return False
-        shards = self.streams.settled(self.generation_of(now)).shards
+        return now.checkpoint == LATEST and self.stored.isdisjoint(self._ancestry(now))
+
+    def _ancestry(self, lease: Lease) -> set[str]:
+        """Names of a lease and of the leases of all its ancestors."""
+        shards = self.streams.settled(self.generation_of(lease)).shards
         parents = {shard.shard_id: shard.parents for shard in shards}
-        lineage = [now.shard_id]
+        lineage = [lease.shard_id]
         for shard_id in lineage:
             lineage += parents.get(shard_id, ())
-        return self.stored.isdisjoint(sibling(now, shard_id) for shard_id in lineage)
+        return {sibling(lease, shard_id) for shard_id in lineage}
 
     def _changed(self, before: Lease, now: Lease, role: Role, worker_id: str) -> None:
         key = _name(now)

@@ -284,6 +284,8 @@ class Checks(LeaseChecks):
         """
         if self.scenario.initial_position == "AT_TIMESTAMP":
             return event.arrival_millis < BEGIN_MILLIS
+        if event.lease_name in self.passed_over:
+            return True
         if self._created_at.get(event.lease_name) != LATEST:
             return event.lease_name in unread
         first = self._first.get(event.lease_name)
