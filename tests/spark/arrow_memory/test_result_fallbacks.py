@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,27 +17,12 @@ from kcl_pipeline.spark.arrow_memory import classes, frames, results
 from kcl_pipeline.spark.arrow_memory.types import reason_against
 from kcl_pipeline.spark.writer import SparkBatchWriter
 from tests.spark.test_memory_files import GIVEN
-from tests.support.result_files import contents, schema_and_rows, writers
+from tests.support.result_files import contents, schema_and_rows
 from tests.support.spark_batches import batch, records
 
 pytestmark = pytest.mark.spark
 
 BATCH = Batch("b", (), GIVEN)
-
-
-@pytest.fixture
-def events() -> list[Event]:
-    return []
-
-
-@pytest.fixture
-def ways(spark, tmp_path: Path, events: list[Event]) -> Callable[..., list[SparkBatchWriter]]:
-    """Two writers for a function: through Arrow, and by Spark's own writer."""
-
-    def build(transform, partition_by: tuple[str, ...] = ()) -> list[SparkBatchWriter]:
-        return writers(spark, tmp_path, transform, partition_by, events)
-
-    return build
 
 
 def test_a_type_that_arrow_does_not_have_takes_the_other_way(ways, events: list[Event]) -> None:

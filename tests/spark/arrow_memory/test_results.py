@@ -8,7 +8,7 @@ import gc
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
@@ -30,21 +30,6 @@ from tests.support.spark_batches import batch, records
 pytestmark = pytest.mark.spark
 
 BATCH = Batch("b", (), GIVEN)
-
-
-@pytest.fixture
-def events() -> list[Event]:
-    return []
-
-
-@pytest.fixture
-def ways(spark, tmp_path: Path, events: list[Event]) -> Callable[..., list[SparkBatchWriter]]:
-    """Two writers for a function: through Arrow, and by Spark's own writer."""
-
-    def build(transform, partition_by: tuple[str, ...] = ()) -> list[SparkBatchWriter]:
-        return writers(spark, tmp_path, transform, partition_by, events)
-
-    return build
 
 
 def test_one_job_runs_and_observations_are_complete(
