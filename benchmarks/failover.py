@@ -163,14 +163,12 @@ class Benchmark(ProcessBenchmark):
         seed: int,
         settings: dict[str, dict[str, object]],
         *,
-        verbose: bool,
         with_sensor: bool,
     ) -> None:
         super().__init__(folder)
         self._with_sensor = with_sensor
         self._rng = random.Random(seed)
         self._settings = settings
-        self._verbose = verbose
         self.seconds: dict[str, list[float]] = {}
         self.missing = self.duplicated = 0
 
@@ -201,8 +199,7 @@ class Benchmark(ProcessBenchmark):
             fleet.stop()
         for key, seconds in found.items():
             self.seconds.setdefault(key, []).append(seconds)
-            if self._verbose:
-                print(f"{key} {number}: {seconds:.2f}", file=sys.stderr, flush=True)
+            print(f"{key} {number}: {seconds:.2f}", file=sys.stderr, flush=True)
 
     def report(self) -> dict[str, Any]:
         """Return the last line of the output."""
@@ -236,7 +233,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             folder,
             options.seed,
             settings,
-            verbose=not options.json,
             with_sensor=options.sensor,
         )
         try:

@@ -229,6 +229,7 @@ class FailoverFleet:
             except subprocess.TimeoutExpired:
                 os.kill(worker.pid, signal.SIGKILL)
         self.workers.clear()
+        self.kinesis.delete_stream(StreamName=self.name)  # the account has a limit of shards
 
     def leader(self) -> str | None:
         """Return the owner of the leader lock."""
