@@ -10,10 +10,11 @@ import pytest
 from deltalake import DeltaTable
 from deltalake.table import TableMerger
 
+from kcl_pipeline import KinesisPipeline
 from kcl_pipeline.aws import AwsClients
 from kcl_pipeline.control.replay import texts
 from kcl_pipeline.delta.dead_letters.replayed import mark_replayed
-from kcl_pipeline.errors import SettingsError
+from kcl_pipeline.errors import NotFoundError, SettingsError
 from kcl_pipeline.events import DeadLettersUnreadable
 from kcl_pipeline.local import EmbeddedAws
 from kcl_pipeline.worker.summary import StopReason
@@ -224,6 +225,46 @@ def test_a_lost_answer_of_the_mark_and_a_kill_after_it(world, monkeypatch):
     times = DeltaTable(world.dead).to_pyarrow_table()["replayed_at"].to_pylist()
     assert len({one for one in times if one is not None}) == 1
     assert world.rows(world.table) == Counter([b"0", b"1", b"2"])
+
+
+def test_a_process_that_begins_after_another_has_ended_the_replay_repeats_nothing(world):
+    store(world.dead, *sequence(range(5)))
+    found, names = plan(world, "r1"), world.table_names()
+    assert world.run(found).is_complete
+    again = world.run(found)
+    assert (again.is_complete, again.total, again.marked) == (True, None, 0)
+    assert world.rows(world.table) == Counter([b"%d" % n for n in range(5)])
+    assert world.table_names() == names
+
+
+def test_a_process_whose_tables_another_one_deletes_at_the_end_is_complete(world, monkeypatch):
+    store(world.dead, *sequence(range(5)))
+    found, ended = plan(world, "r1"), []
+    build = KinesisPipeline.build_worker
+
+    def build_late(*given, **named):
+        worker = build(*given, **named)
+        if not ended:
+            ended.append(None)
+            ended[0] = world.run(found)
+        return worker
+
+    monkeypatch.setattr(KinesisPipeline, "build_worker", build_late)
+    late = world.run(found)
+    assert [(one.is_complete, one.error) for one in (*ended, late)] == [(True, None)] * 2
+    assert late.total is None
+    assert world.rows(world.table) == Counter([b"%d" % n for n in range(5)])
+
+
+def test_a_process_without_tables_reports_them_while_the_replay_has_not_ended(world, monkeypatch):
+    store(world.dead, *sequence(range(5)))
+
+    def missing(*_, **__):
+        raise NotFoundError("the table is not there")
+
+    monkeypatch.setattr(KinesisPipeline, "build_worker", missing)
+    with pytest.raises(NotFoundError):
+        world.run(plan(world, "r1"))
 
 
 def test_two_processes_share_one_replay(world):

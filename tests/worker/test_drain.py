@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from kcl_pipeline.errors import AccessDeniedError
+from kcl_pipeline.errors import AccessDeniedError, NotFoundError
 from kcl_pipeline.events import AwsTrouble, RowRejected
-from kcl_pipeline.worker.stopping.drain import LOOK_SECONDS, UNREADABLE_LIMIT_SECONDS
+from kcl_pipeline.worker.stopping.drain import (
+    LOOK_SECONDS,
+    MISSING_LIMIT_SECONDS,
+    UNREADABLE_LIMIT_SECONDS,
+)
 from tests.support.worker_world import World
 
 
@@ -47,6 +51,21 @@ def test_a_lasting_refusal_ends_the_drain_with_its_error():
     seconds = world.clock.monotonic() - began
     assert UNREADABLE_LIMIT_SECONDS <= seconds <= UNREADABLE_LIMIT_SECONDS + 3 * LOOK_SECONDS
     assert "dynamodb:Scan" in world.of(AwsTrouble)[0].error
+
+
+def test_a_table_that_is_gone_ends_the_drain_sooner():
+    world = drained_world()
+
+    def missing(operation, _key):
+        if operation == "Scan":
+            raise NotFoundError("there is no table")
+
+    world.leases.hook(missing, None)
+    began = world.clock.monotonic()
+    with pytest.raises(NotFoundError, match="there is no table"):
+        looks_until_done(world, world.worker.drain_watch(), UNREADABLE_LIMIT_SECONDS)
+    seconds = world.clock.monotonic() - began
+    assert MISSING_LIMIT_SECONDS <= seconds <= MISSING_LIMIT_SECONDS + 3 * LOOK_SECONDS
 
 
 def test_a_refusal_that_passes_is_an_event_and_the_drain_completes():

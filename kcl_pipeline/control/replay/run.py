@@ -159,7 +159,8 @@ class Replaying:
     ) -> Replayed:
         """Replay the records, and delete the tables of the replay when all have landed.
 
-        Several processes may run the same replay; they share its shards.
+        Several processes may run the same replay; they share its shards. If another one has ended
+        it meanwhile, it is complete, and `total` is None.
 
         Args:
             plan: The replay.
@@ -173,14 +174,35 @@ class Replaying:
             ApplicationInUseError: Another process begins a replay of this id.
             KclError: As `KinesisPipeline.build_worker`.
         """
-        derived, clock = self._derived(plan), self._clock
+        derived = self._derived(plan)
+        try:
+            return self._run(
+                plan, derived, stop, session_factory, events, on_progress, progress_seconds
+            )
+        except NotFoundError:
+            if not self._has_ended(plan, derived.sink):
+                raise
+            # The process that ended the replay has deleted its tables.
+            return Replayed(plan, StopReason.DRAINED, None, is_complete=True)
+
+    def _run(
+        self,
+        plan: ReplayPlan,
+        derived: ReplayPipeline,
+        stop: StopSignal,
+        session_factory: Any,
+        events: EventSink,
+        on_progress: Callable[[WorkerProgress], None],
+        progress_seconds: float,
+    ) -> Replayed:
+        clock = self._clock
         clients = self._letters.reading(plan.record, self._clients(derived.settings), events)
         worker_id = f"replay-{uuid4().hex[:8]}"
         tables = open_tables(derived.settings, clients, clock)
         try:
             derived.ensure_tables(clients=clients, clock=clock, events=events, stop=stop)
             record = self._begin(tables, plan, worker_id)
-            if record.complete:
+            if record.complete or self._has_ended(plan, derived.sink):
                 return self._end(plan, derived, tables, None, events, stop)
             self._settle(record, stop)
             worker = derived.build_worker(
@@ -287,12 +309,20 @@ class Replaying:
 
     def _refuse_ended(self, plan: ReplayPlan, sink: Any) -> None:
         """Refuse the id of a replay that has ended: its records are in this table already."""
-        log = log_of_sink(sink, plan.name)
-        if log.txn_versions([END_MARK])[END_MARK].fence is not None:
+        if self._has_ended(plan, sink):
             raise SettingsError(
                 f"the replay {plan.replay_id!r} has ended, and its records are in the table; write "
                 "another id to replay records once more"
             )
+
+    def _has_ended(self, plan: ReplayPlan, sink: Any) -> bool:
+        """Return whether the table shows that the replay has ended.
+
+        A process that planned the replay before another one ended it finds no tables, and has
+        created them again.
+        """
+        log = log_of_sink(sink, plan.name)
+        return log.txn_versions([END_MARK])[END_MARK].fence is not None
 
     def _recorded(self, name: str) -> ReplayRecord | None:
         # only the names of the tables matter here

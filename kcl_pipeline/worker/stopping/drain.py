@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 from kcl_pipeline.background import Due
-from kcl_pipeline.errors import AwsError
+from kcl_pipeline.errors import AwsError, NotFoundError
 from kcl_pipeline.events import AwsTrouble
 from kcl_pipeline.kinesis.identity import StreamIdentityCheck
 from kcl_pipeline.leases.lease.rejected import RejectedRows
@@ -23,6 +23,8 @@ from kcl_pipeline.worker.sources.batch_source import BatchSource
 LOOK_SECONDS: Final = 1.0
 UNREADABLE_LIMIT_SECONDS: Final = 60.0
 """How long the lease table may be unreadable. After that the drain fails with the last error."""
+MISSING_LIMIT_SECONDS: Final = 15.0
+"""The same for a lease table that does not exist. A worker that creates it again needs less."""
 ATTEMPTS: Final = 3
 """A drain does not wait for a paused shard after this number of attempts."""
 
@@ -90,7 +92,8 @@ class DrainWatch:
         """Return whether the drain is complete; False between two reads of the table.
 
         Raises:
-            AwsError: The lease table could not be read for `UNREADABLE_LIMIT_SECONDS`.
+            AwsError: The lease table could not be read for `UNREADABLE_LIMIT_SECONDS`, or was
+                missing for `MISSING_LIMIT_SECONDS`.
         """
         self._note_read()
         was_through, self._was_through = self._was_through, self._is_through()
@@ -145,7 +148,9 @@ class DrainWatch:
             self._events(AwsTrouble("Scan of the leases for the drain", str(error)))
             if self._unreadable_since is None:
                 self._unreadable_since = now
-            if now - self._unreadable_since >= UNREADABLE_LIMIT_SECONDS:
+            is_missing = isinstance(error, NotFoundError)
+            limit = MISSING_LIMIT_SECONDS if is_missing else UNREADABLE_LIMIT_SECONDS
+            if now - self._unreadable_since >= limit:
                 raise
             return None
         self._unreadable_since = None
