@@ -91,6 +91,10 @@ class IdleKinesis:
         """See `KinesisClient`."""
         return self.shards
 
+    def service_time(self, stream: StreamId) -> datetime | None:
+        """See `KinesisClient`. Unknown."""
+        return None
+
     def get_shard_iterator(
         self,
         stream: StreamId,

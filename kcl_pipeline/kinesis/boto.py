@@ -13,8 +13,7 @@ import random
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
-from email.utils import parsedate_to_datetime
+from datetime import datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, cast
 
@@ -31,10 +30,12 @@ from kcl_pipeline.kinesis.aws_errors import kinesis_errors
 from kcl_pipeline.kinesis.client import IteratorType, LatestIterator, RecordsPage, ShardFilterType
 from kcl_pipeline.kinesis.decode.bodies import CBOR_CONTENT_TYPE, decode_page
 from kcl_pipeline.kinesis.decode.json_columns import MIN_BYTES
-from kcl_pipeline.shards import HashKeyRange, Shard, StreamId
+from kcl_pipeline.kinesis.responses import date_of, shard_of
+from kcl_pipeline.shards import Shard, StreamId
 
 if TYPE_CHECKING:
     from mypy_boto3_kinesis import KinesisClient as BotoKinesisClient
+    from mypy_boto3_kinesis.type_defs import ListShardsOutputTypeDef
 
 _T = TypeVar("_T")
 
@@ -164,17 +165,28 @@ class BotoKinesis:
             )
         shards: list[Shard] = []
         while True:
-            page = self._retry_transient(
-                "ListShards",
-                stream.name,
-                partial(self._client.list_shards, **request),
-                attempts=self._shard_sync.max_list_shards_retry_attempts,
-                throttle_seconds=self._shard_sync.list_shards_backoff_time_millis / 1000,
-            )
-            shards.extend(_shard(item) for item in page["Shards"])
+            page = self._list_shards_page(stream, request)
+            shards.extend(shard_of(item) for item in page["Shards"])
             if not (token := page.get("NextToken")):
                 return tuple(shards)
             request = {"NextToken": token}
+
+    def _list_shards_page(
+        self, stream: StreamId, request: Mapping[str, Any]
+    ) -> ListShardsOutputTypeDef:
+        return self._retry_transient(
+            "ListShards",
+            stream.name,
+            partial(self._client.list_shards, **request),
+            attempts=self._shard_sync.max_list_shards_retry_attempts,
+            throttle_seconds=self._shard_sync.list_shards_backoff_time_millis / 1000,
+        )
+
+    def service_time(self, stream: StreamId) -> datetime | None:
+        """See `KinesisClient`: the Date header of ListShards, in whole seconds. Raises as it."""
+        request = _name(stream) | {"MaxResults": 1}
+        page = self._list_shards_page(stream, request)
+        return date_of(page)
 
     def get_shard_iterator(
         self,
@@ -224,7 +236,7 @@ class BotoKinesis:
                 code="NoIterator",
                 operation="GetShardIterator",
             )
-        return iterator, _date_of(response["ResponseMetadata"]["HTTPHeaders"].get("date"))
+        return iterator, date_of(response)
 
     def get_records(
         self, stream: StreamId, shard_id: str, iterator: str, limit: int
@@ -351,18 +363,6 @@ def _name(stream: StreamId) -> dict[str, Any]:
     )
 
 
-def _shard(item: Mapping[str, Any]) -> Shard:
-    keys, numbers = item["HashKeyRange"], item["SequenceNumberRange"]
-    return Shard(
-        shard_id=item["ShardId"],
-        hash_key_range=HashKeyRange(int(keys["StartingHashKey"]), int(keys["EndingHashKey"])),
-        starting_sequence_number=numbers["StartingSequenceNumber"],
-        ending_sequence_number=numbers.get("EndingSequenceNumber"),
-        parent_shard_id=item.get("ParentShardId"),
-        adjacent_parent_shard_id=item.get("AdjacentParentShardId"),
-    )
-
-
 def _encode_request(params: dict[str, Any], **_: object) -> None:
     """Turn the request into CBOR if CBOR is to be used. Called before the request is signed."""
     if _REQUEST.body_format == "cbor":
@@ -390,11 +390,3 @@ def _take_body(
             ).encode()
         except (cbor2.CBORDecodeError, ValueError, TypeError):
             response_dict["body"] = b"{}"
-
-
-def _date_of(header: str | None) -> datetime | None:
-    """Return the time of a Date header; None if it is missing or cannot be parsed."""
-    try:
-        return None if header is None else parsedate_to_datetime(header).astimezone(UTC)
-    except ValueError:
-        return None

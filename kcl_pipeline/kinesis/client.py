@@ -103,6 +103,14 @@ class StreamLister(Protocol):
         """Return all shards. Without a filter this includes closed shards in retention."""
         ...
 
+    def service_time(self, stream: StreamId) -> datetime | None:
+        """Return a time on the clock of the service, not later than now. None: unknown.
+
+        AT_TIMESTAMP with this time leads to all records that arrive after the call. The clock of
+        this host is not used, because it may differ by minutes.
+        """
+        ...
+
 
 class ShardClient(Protocol):
     """The calls about the records of a shard, see `KinesisClient`."""

@@ -25,7 +25,7 @@ from kcl_pipeline.kinesis.fan_out.subscription import FanOutClient, Spawn
 from kcl_pipeline.kinesis.identity import StreamIdentityCheck
 from kcl_pipeline.kinesis.reader import Resume, ShardReader
 from kcl_pipeline.kinesis.retention import FoundGaps
-from kcl_pipeline.position import Position
+from kcl_pipeline.position import LATEST, Position
 from kcl_pipeline.shards import HashKeyRange, StreamId
 
 
@@ -123,8 +123,8 @@ class Retrieval:
     ) -> ShardReader:
         """Return a reader after `position` (exclusive). Raises as `ShardReader`.
 
-        `read_up_to_millis` is that of an earlier reader of this position. Without
-        `initial_timestamp`, AT_TIMESTAMP is the time of the settings.
+        `read_up_to_millis` is that of an earlier reader of this position. `initial_timestamp` is
+        that of the lease. Without it, AT_TIMESTAMP is the time of the settings, and LATEST is now.
         """
         client: ShardClient = self._kinesis
         reader: type[ShardReader] = ShardReader
@@ -149,7 +149,10 @@ class Retrieval:
             self._settings,
             self._clock,
             initial_timestamp=initial_timestamp or self._shard_sync_of(stream).initial_timestamp,
-            resume=Resume(read_up_to_millis=read_up_to_millis),
+            resume=Resume(
+                latest_since=initial_timestamp if position == LATEST else None,
+                read_up_to_millis=read_up_to_millis,
+            ),
             identity=self.identity,
             on_gap=partial(self.gaps.note, lease_key, stream),
         )

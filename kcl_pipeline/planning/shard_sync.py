@@ -7,6 +7,7 @@ those that no lease of an ancestor will create at its SHARD_END.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from datetime import datetime
 from typing import Literal
 
 from kcl_pipeline.config import InitialPosition
@@ -59,6 +60,19 @@ def with_initial_time(leases: Iterable[Lease], millis: int | None) -> tuple[Leas
     """
     return tuple(
         lease.with_(initial_millis=millis) if lease.checkpoint == AT_TIMESTAMP else lease
+        for lease in leases
+    )
+
+
+def with_latest_time(leases: Iterable[Lease], since: datetime | None) -> tuple[Lease, ...]:
+    """Return the leases; those at LATEST with the time of the service when they were created.
+
+    LATEST alone means the end of the shard when a worker starts to read it. A worker that takes the
+    lease before the first commit would skip what arrived since the former worker started.
+    """
+    millis = None if since is None else int(since.timestamp() * 1000)
+    return tuple(
+        lease.with_(initial_millis=millis) if lease.checkpoint == LATEST else lease
         for lease in leases
     )
 

@@ -200,6 +200,18 @@ def test_a_response_without_a_time(side: Side, date: str | None) -> None:
     assert latest.iterator
 
 
+def test_the_time_of_the_service_leads_to_what_arrives_later(side: Side) -> None:
+    stream = side.stream("orders", records=1)
+    side.aws.clock.advance(3)  # type: ignore[attr-defined]
+    since = side.kinesis.service_time(stream)
+    assert since is not None
+    assert side.aws.clock.wall() - 1 <= since.timestamp() <= side.aws.clock.wall()
+    side.aws.kinesis.call("PutRecord", StreamName="orders", PartitionKey="k", Data=b"later")
+    iterator = side.kinesis.get_shard_iterator(stream, SHARD, "AT_TIMESTAMP", timestamp=since)
+    page = side.kinesis.get_records(stream, SHARD, iterator, 10)
+    assert page.records.column("data").to_pylist() == [b"later"]
+
+
 def test_opened_from_the_applications_settings(aws: EmbeddedAws, side: Side) -> None:
     side.stream("orders", records=1)
     options = SessionOptions(

@@ -40,6 +40,11 @@ class TwoAccounts(ForbiddenStreams):
             return self.other.list_shards(stream, *arguments)
         return super().list_shards(stream, *arguments)
 
+    def service_time(self, stream):
+        if stream.account == OTHER:
+            return self.other.service_time(stream)
+        return super().service_time(stream)
+
 
 class Fleet(StreamsWorld):
     """Both accounts have the streams `a` and `b`. All four are recorded."""

@@ -277,58 +277,6 @@ def test_a_shard_that_was_passed_over_is_not_read_because_a_parent_comes_late():
     assert missing_of_a_shard_between(late_parent=False) == {"event"}
 
 
-def missing_after_deleted_rows(*, positions=True, deleted=True, stored=()):
-    """Two shards at LATEST are merged; their rows are deleted; the child begins at LATEST."""
-    streams = one_stream(2)
-    parents = [f"shardId-{number:012d}" for number in range(2)]
-    checks = Checks(
-        InMemoryLeaseTable(),
-        streams,
-        Scenario(initial_position="LATEST", positions=positions),
-        lambda: 0.0,
-    )
-    for key in parents:
-        create_lease(checks.table, Lease(key, LATEST))
-        checks.row_written(key, "leader", "sensor")
-        row = checks.table.get(key)
-        checks.table.assign(row, "w1")
-        checks.row_written(key, "leader", "sensor")
-        checks._settle(key, Position("1"))
-        checks.table.update_checkpoint(checks.table.get(key), checkpoint=Position("1"))
-        checks.row_written(key, "worker", "w1")
-    streams.model.call(
-        "MergeShards", StreamName="events", ShardToMerge=parents[0], AdjacentShardToMerge=parents[1]
-    )
-    checks.stored |= set(stored)
-    for key in parents if deleted else ():
-        checks.table.erase(key)
-        checks.deleted_by_hand(key)
-    child = "shardId-000000000002"
-    begin = LATEST if deleted else TRIM_HORIZON
-    create_lease(checks.table, Lease(child, begin, parent_shard_ids=frozenset(parents)))
-    checks.row_written(child, "leader", "sensor")
-    checks.published("event", Published(parents[0], Position("1000"), 1, poison=False))
-    return checks.missing()
-
-
-def test_a_shard_whose_row_was_deleted_before_a_commit_may_be_passed_over_at_latest():
-    """Seed 8100001010: all rows were deleted before the table knew a shard, and 0 had closed."""
-    assert missing_after_deleted_rows() == set()
-
-
-def test_with_a_commit_in_its_lineage_it_may_not():
-    assert missing_after_deleted_rows(stored=["shardId-000000000001"]) == {"event"}
-    assert missing_after_deleted_rows(stored=["shardId-000000000002"]) == {"event"}
-
-
-def test_nor_without_a_deleted_row():
-    assert missing_after_deleted_rows(deleted=False) == {"event"}
-
-
-def test_nor_in_a_fleet_that_stores_no_positions():
-    assert missing_after_deleted_rows(positions=False) == {"event"}
-
-
 @pytest.mark.parametrize(
     ("error", "is_missing"), [("ValueError: the transform is broken", False), ("other", True)]
 )

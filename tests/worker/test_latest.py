@@ -64,3 +64,45 @@ def test_a_shard_that_closed_before_its_first_read_ends_whatever_the_hosts_clock
     )
     world.run(60)
     assert [event.lease_key for event in world.of(ShardEnded)] == [SHARD]
+
+
+@pytest.mark.parametrize("buffered", [True, False])
+@pytest.mark.parametrize("protocol", ["positions", "two_phase"])
+def test_a_shard_at_latest_begins_when_its_lease_is_created(buffered, protocol):
+    """Seed 8400000993: the next owner read from a later LATEST than the first one.
+
+    The first worker dies before its first commit.
+    """
+    world = World(
+        shards=1,
+        buffered=buffered,
+        shard_sync={"initial_position_in_stream": "LATEST"},
+        batch={"commit_protocol": protocol},
+    )
+    world.put(b"before")
+    world.clock.advance(5)
+    while world.leases.get(SHARD) is None:
+        world.worker.lead_tick()
+        world.clock.advance(0.25)
+    row = world.leases.rows()[SHARD]
+    assert row["checkpoint"] == {"S": "LATEST"}, "as Java writes it"
+    assert row["kclpInitialTimestamp"] == {"N": str(int(world.clock.wall()) * 1000)}
+    world.clock.advance(3)
+    world.put(*numbered(4))
+    world.clock.advance(60)
+    world.worker = world.make_worker("w-2")
+    world.worker.start_up()
+    world.run(30)
+    assert world.data() == numbered(4)
+
+
+def test_a_time_that_the_service_does_not_tell_is_left_out():
+    world = World(shards=1, shard_sync={"initial_position_in_stream": "LATEST"})
+    world.kinesis.service_time = lambda _stream: None
+    world.put(b"before")
+    world.clock.advance(5)
+    world.run(5)
+    world.put(*numbered(4))
+    world.run(5)
+    assert "kclpInitialTimestamp" not in world.leases.rows()[SHARD]
+    assert world.data() == numbered(4)

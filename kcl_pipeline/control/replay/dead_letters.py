@@ -64,6 +64,10 @@ class DeadLetterKinesis:
             for shard_id, start, end in zip(self._shards, starts, ends, strict=True)
         )
 
+    def service_time(self, stream: StreamId) -> datetime | None:  # noqa: ARG002
+        """See `KinesisClient`. There is no service."""
+        return None
+
     def get_shard_iterator(  # noqa: D102 (documented by the protocol)
         self,
         stream: StreamId,  # noqa: ARG002

@@ -18,8 +18,10 @@ from kcl_pipeline.planning.shard_sync import (
     leases_for_missing_shards,
     leases_for_new_stream,
     with_initial_time,
+    with_latest_time,
 )
 from kcl_pipeline.planning.stored_shards import leases_with_stored
+from kcl_pipeline.position import LATEST
 from kcl_pipeline.shards import Shard, StreamId
 
 
@@ -55,7 +57,20 @@ def initial_leases(
     if asks_table(stored, settings):
         listed = kinesis.list_shards(stream)
         leases = _with_stored(stream, leases, listed, (), stored, settings)
-    return with_initial_time(leases, settings.initial_millis)
+    return since_now(kinesis, stream, with_initial_time(leases, settings.initial_millis))
+
+
+def since_now(
+    kinesis: KinesisClient, stream: StreamId, leases: tuple[Lease, ...]
+) -> tuple[Lease, ...]:
+    """Return the leases that are about to be created; those at LATEST with the present time.
+
+    Raises:
+        AwsError: The service does not respond.
+    """
+    if all(lease.checkpoint != LATEST for lease in leases):
+        return leases
+    return with_latest_time(leases, kinesis.service_time(stream))
 
 
 def asks_table(stored: StoredShards | None, settings: ShardSyncSettings) -> TypeGuard[StoredShards]:

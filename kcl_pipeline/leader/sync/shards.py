@@ -25,6 +25,7 @@ from kcl_pipeline.leader.sync.listing import (
     initial_leases,
     missing_leases,
     needs_listing,
+    since_now,
     stream_coverage,
 )
 from kcl_pipeline.leases.lease.values import Lease
@@ -274,6 +275,7 @@ class ShardSync:
             stream,
             self._stored,
         )
+        wanted = since_now(self._kinesis, stream, wanted)
         for begin in range(0, len(wanted), WRITES_AT_ONCE):
             if context.deadline.passed():
                 break

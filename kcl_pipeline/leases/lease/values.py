@@ -35,9 +35,10 @@ class Lease:
         read_up_to_millis: All records of the shard that arrived by this time are in the table (our
             own attribute `kclpReadUpTo` N, epoch milliseconds, which Java readers ignore). None:
             unknown.
-        initial_millis: Where the shard is read from while the checkpoint is AT_TIMESTAMP (our own
-            attribute `kclpInitialTimestamp` N, epoch milliseconds, which Java readers ignore).
-            None: the time of the settings.
+        initial_millis: Where the shard is read from while the checkpoint is AT_TIMESTAMP or LATEST
+            (our own attribute `kclpInitialTimestamp` N, epoch milliseconds, which Java readers
+            ignore). None: for AT_TIMESTAMP the time of the settings, for LATEST the end of the
+            shard.
         table_mark: The table of the sink when the checkpoint was written (our own attribute
             `kclpTable` S, which Java readers ignore). None: unknown, or the sink stores no
             positions.

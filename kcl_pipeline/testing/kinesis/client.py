@@ -149,6 +149,12 @@ class InMemoryKinesis:
                     return tuple(shards)
                 params = {"NextToken": answer["NextToken"]}
 
+    # documented by the protocol; whole seconds, like the Date header of a real response
+    def service_time(self, stream: StreamId) -> datetime | None:  # noqa: D102
+        with _translated("ListShards"):
+            self.model.call("ListShards", StreamName=stream.name, MaxResults=1)
+        return datetime.fromtimestamp(int(self.model.world.now_millis()) // 1000, UTC)
+
     def get_shard_iterator(  # noqa: D102 (documented by the protocol)
         self,
         stream: StreamId,

@@ -112,7 +112,10 @@ class RangeSource:
             lease.hash_key_range,
             1,
             1,
-            Resume(read_up_to_millis=consumer.held.read_up_to_millis),
+            Resume(
+                latest_since=lease.initial_timestamp if position == LATEST else None,
+                read_up_to_millis=consumer.held.read_up_to_millis,
+            ),
             initial_timestamp=lease.initial_timestamp
             or self._shard_sync_of(consumer.stream).initial_timestamp,
         )

@@ -70,6 +70,7 @@ class LeaseChecks:
     _first: dict[str, Position] = field(default_factory=dict)
     _rows: dict[str, Lease] = field(default_factory=dict)
     _created_at: dict[str, Position] = field(default_factory=dict)
+    _begins_at: dict[str, int | None] = field(default_factory=dict)
     _handoff_began: dict[str, float] = field(default_factory=dict)
     _excuses: Counter[str] = field(default_factory=Counter)
     _order: list[str] = field(default_factory=list)
@@ -115,6 +116,7 @@ class LeaseChecks:
         self.generation_of(now)
         if self._starts_anew(now):
             self._created_at[key] = now.checkpoint
+            self._begins_at[key] = now.initial_millis
         self._order.append(key)
         if now.checkpoint == LATEST and self.scenario.stores_positions:
             ancestry = self._ancestry(now)
@@ -304,12 +306,26 @@ class LeaseChecks:
 
         Their records come once if the table stores positions.
         """
-        lineage = self._lineage(self._rows[key])
+        row = self._rows[key]
+        lineage = self._lineage(row)
         self.hand_deleted |= lineage
+        if self._is_unknown(row, lineage):
+            self._begins_at.pop(_name(row), None)
+            self._first.pop(_name(row), None)
         if not self.scenario.stores_positions:
             self.replayed |= lineage
         self.coverage_suspended = True
         self.row_written(key, "hand", "")
+
+    def _is_unknown(self, row: Lease, lineage: set[str]) -> bool:
+        """Whether nothing but the row knows where its shard begins.
+
+        Without any record in the table the checkpoint may have moved all the same: past dead
+        letters, before there is a table.
+        """
+        if _name(row) not in self._first:
+            return self.stored.isdisjoint(self._ancestry(row))
+        return self.scenario.stores_positions and self.stored.isdisjoint(lineage)
 
     def _lineage(self, lease: Lease) -> set[str]:
         """Names of the leases of a shard's whole lineage: all ancestors and descendants."""

@@ -280,7 +280,9 @@ class Checks(LeaseChecks):
     def _before_the_begin(self, event: Published, unread: set[str]) -> bool:
         """Whether the event is before the position at which its lease starts.
 
-        With LATEST that is the first event that was processed.
+        With LATEST that is the time in the row when it was created, or the first position that was
+        processed if the row had no time. A row that was deleted by hand before anything was
+        committed takes both with it.
         """
         if self.scenario.initial_position == "AT_TIMESTAMP":
             return event.arrival_millis < BEGIN_MILLIS
@@ -288,6 +290,9 @@ class Checks(LeaseChecks):
             return True
         if self._created_at.get(event.lease_name) != LATEST:
             return event.lease_name in unread
+        begin = self._begins_at.get(event.lease_name)
+        if begin is not None:
+            return event.arrival_millis < begin
         first = self._first.get(event.lease_name)
         return first is None or event.position < first
 

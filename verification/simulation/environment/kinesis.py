@@ -41,6 +41,11 @@ class SimulatedKinesis:
         with self._calls.call("kinesis.ListShards"):
             return self._of(stream.arn or stream.name).list_shards(stream, shard_filter, timestamp)
 
+    # documented by the protocol
+    def service_time(self, stream: StreamId) -> datetime | None:  # noqa: D102
+        with self._calls.call("kinesis.ListShards"):
+            return self._of(stream.arn or stream.name).service_time(stream)
+
     def get_shard_iterator(  # noqa: D102 (documented by the protocol)
         self,
         stream: StreamId,
