@@ -6,6 +6,7 @@ renewal skips a lease that another thread is writing, because every write is a r
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterable
 
 from kcl_pipeline.clock import Clock
@@ -19,6 +20,7 @@ from kcl_pipeline.errors import (
 )
 from kcl_pipeline.events import AwsTrouble, EventSink, HandoffCompleted, LeaseReleased
 from kcl_pipeline.leases.held.lease import Held
+from kcl_pipeline.leases.held.rivals import Rivals
 from kcl_pipeline.leases.held.writes import LeaseWrites
 from kcl_pipeline.leases.lease.rejected import RejectedRows
 from kcl_pipeline.leases.lease.values import BadRow, Lease, other_form
@@ -39,6 +41,7 @@ class HeldLeases(LeaseWrites):
         events: Receives gained, lost and released leases, handoffs and errors.
         multi_stream: Leases of the other form are not taken (protocol §1.3). None: both forms are.
         incarnation: See `LeaseWrites`.
+        rng: Draws the waits of two processes with one worker id. None: seeded by `incarnation`.
     """
 
     def __init__(
@@ -51,8 +54,10 @@ class HeldLeases(LeaseWrites):
         *,
         multi_stream: bool | None = None,
         incarnation: int = 0,
+        rng: random.Random | None = None,
     ) -> None:
         super().__init__(table, worker_id, settings, clock, events, incarnation=incarnation)
+        self._rivals = Rivals(rng or random.Random(incarnation))
         self._multi_stream = multi_stream
         self._rejected = RejectedRows(events)
 
@@ -111,13 +116,26 @@ class HeldLeases(LeaseWrites):
             AwsError: The index cannot be queried.
         """
         found = set(self._table.lease_keys_of(self._worker_id) if keys is None else keys)
+        now = self._clock.monotonic()
         with self._lock:
-            unknown = sorted(key for key in found if key not in self._held)
+            unknown = sorted(
+                key for key in found if key not in self._held and self._rivals.may_take(key, now)
+            )
             missing = [key for key in self._held if key not in found]
         if keys is None:
             # The index has another owner: a handoff has begun, or the lease is lost.
             self.note_handoffs(missing, map=map)
         return tuple(held for held in map(self._discover_one, unknown) if held is not None)
+
+    def drop(self, held: Held, reason: str) -> None:
+        """See `HeldSet`. While another process uses the worker id, the lease is not taken at once.
+
+        Which of the two processes has the lease is not known, so both wait.
+        """
+        is_lost = self.shares_its_id and self._is_current(held)
+        super().drop(held, reason)
+        if is_lost:
+            self._rivals.lost(held.lease_key, self._clock.monotonic())
 
     def note_handoffs(
         self,
