@@ -3,7 +3,7 @@
 Worker processes with default settings consume 8 shards of the embedded AWS, 5 records per second
 each. A time ends when every shard concerned is committed again by its new owner.
 
-    python -m benchmarks.failover [--only KEY] [--repetitions N] [--json] [--folder F]
+    python -m benchmarks.failover [--only KEY] [--repetitions N] [--java N] [--json] [--folder F]
 
 Keys:
 
@@ -18,8 +18,10 @@ Keys:
 
 The last line of the output is JSON: `{"p50", "p99", "n"}` per key, and `missing` and `duplicated`
 ids in the tables of all repetitions. A repetition that does not recover within 240 s counts as 240.
-`--fast` sets `failover_time_millis` to 3000. With `--sensor` the leader sensor leads, with ticks
-5 s apart, and there are no keys `leader_*`: no worker leads.
+`--java N` adds N repetitions per key with workers of the Java KCL and its default settings: the key
+`java` has their `{"p50", "p99", "n"}`, where 300 s count as not recovered. Without Maven they are
+skipped with the reason. `--fast` sets `failover_time_millis` to 3000. With `--sensor` the leader
+sensor leads, with ticks 5 s apart, and there are no keys `leader_*`: no worker leads.
 """
 
 from __future__ import annotations
@@ -31,11 +33,15 @@ import random
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.embedded import ProcessBenchmark, working_folder
 from benchmarks.failover_fleet import LIMIT_SECONDS, FailoverFleet, TimedOutError
+from benchmarks.failover_java import FAMILY, JavaFleet
+from benchmarks.peers.setup import NotAvailable
+from tests.interop.java import JavaKcl, fetch
 
 NORMAL_BYTES: Final = 2_000
 IDLE_BYTES: Final = 100
@@ -170,18 +176,19 @@ class Benchmark(ProcessBenchmark):
         self._rng = random.Random(seed)
         self._settings = settings
         self.seconds: dict[str, list[float]] = {}
+        self.java_seconds: dict[str, list[float]] = {}
         self.missing = self.duplicated = 0
 
-    def run(self, keys: tuple[str, ...], number: int) -> None:
-        """Run one repetition of a scenario."""
-        size = IDLE_BYTES if keys == ("scale_out_idle_s",) else NORMAL_BYTES
-        fleet = FailoverFleet(
-            f"{keys[0].removesuffix('_s')}-{number}",
+    def run(self, keys: tuple[str, ...], number: int, java: JavaKcl | None = None) -> None:
+        """Run one repetition of a scenario, with workers of the Java KCL if it is given."""
+        make = FailoverFleet if java is None else partial(JavaFleet, java)
+        fleet = make(
+            f"{'' if java is None else 'java-'}{keys[0].removesuffix('_s')}-{number}",
             self._folder,
             self._processes,
             self._kinesis,
             self.clock,
-            size=size,
+            size=IDLE_BYTES if keys == ("scale_out_idle_s",) else NORMAL_BYTES,
             settings=self._settings,
         )
         fleet.publisher.start()
@@ -194,12 +201,13 @@ class Benchmark(ProcessBenchmark):
             self.duplicated += duplicated
         except TimedOutError as error:
             print(error, file=sys.stderr, flush=True)
-            found = dict.fromkeys(keys, LIMIT_SECONDS)
+            found = dict.fromkeys(keys, fleet.limit_seconds)
         finally:
             fleet.stop()
+        measured, side = (self.seconds, "") if java is None else (self.java_seconds, "java ")
         for key, seconds in found.items():
-            self.seconds.setdefault(key, []).append(seconds)
-            print(f"{key} {number}: {seconds:.2f}", file=sys.stderr, flush=True)
+            measured.setdefault(key, []).append(seconds)
+            print(f"{side}{key} {number}: {seconds:.2f}", file=sys.stderr, flush=True)
 
     def report(self) -> dict[str, Any]:
         """Return the last line of the output."""
@@ -207,7 +215,16 @@ class Benchmark(ProcessBenchmark):
             **{key: summary(values) for key, values in self.seconds.items()},
             "missing": self.missing,
             "duplicated": self.duplicated,
+            "java": {key: summary(values) for key, values in self.java_seconds.items()},
         }
+
+
+def _java_kcl() -> JavaKcl | None:
+    try:
+        return fetch(Path(".run/interop"), FAMILY)
+    except NotAvailable as reason:
+        print(f"the Java KCL is skipped: {reason}", file=sys.stderr)
+        return None
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -216,6 +233,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", action="append", metavar="KEY")
     parser.add_argument("--repetitions", type=int, default=20)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--java", type=int, default=0, metavar="N")
     parser.add_argument("--fast", action="store_true")
     parser.add_argument("--sensor", action="store_true")
     parser.add_argument("--json", action="store_true")
@@ -235,6 +253,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             settings,
             with_sensor=options.sensor,
         )
+        java = _java_kcl() if options.java else None
         try:
             benchmark.start()
             for keys in SCENARIOS:
@@ -243,6 +262,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 if options.only is None or set(keys) & set(options.only):
                     for number in range(options.repetitions):
                         benchmark.run(keys, number)
+                    for number in range(options.java if java else 0):
+                        benchmark.run(keys, number, java)
         finally:
             benchmark.stop()
     report = benchmark.report()

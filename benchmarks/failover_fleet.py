@@ -112,6 +112,7 @@ class Publisher:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="publisher", daemon=True)
         self.acknowledged: list[str] = []
+        self.hash_keys = [(2 * part + 1) * MAX_HASH_KEY // (2 * SHARDS) for part in range(SHARDS)]
 
     def start(self) -> None:
         """Start the thread."""
@@ -134,7 +135,7 @@ class Publisher:
                     {
                         "Data": f"{one} ".ljust(self._size, "x").encode(),
                         "PartitionKey": one,
-                        "ExplicitHashKey": str((2 * part + 1) * MAX_HASH_KEY // (2 * SHARDS)),
+                        "ExplicitHashKey": str(self.hash_keys[part]),
                     }
                     for part, one in enumerate(ids)
                 ],
@@ -181,14 +182,19 @@ class FailoverFleet:
         self.sensor: subprocess.Popen[bytes] | None = None
         kinesis.create_stream(StreamName=name, ShardCount=SHARDS)
         self.publisher = Publisher(kinesis, clock, name, size, PER_SECOND)
+        self.limit_seconds = LIMIT_SECONDS
+        self.open_tables()
+
+    def open_tables(self) -> None:
+        """Open the tables as a new process does."""
         session = SessionOptions(
-            endpoint_url=processes.environment["AWS_ENDPOINT_URL"],
+            endpoint_url=self._processes.environment["AWS_ENDPOINT_URL"],
             region_name="us-east-1",
             aws_access_key_id="embedded",
             aws_secret_access_key="embedded",
         )
-        consumer = ConsumerSettings(application_name=name, streams=(name,))
-        self._tables = open_tables(consumer, AwsClients(consumer, session), clock)
+        consumer = ConsumerSettings(application_name=self.name, streams=(self.name,))
+        self._tables = open_tables(consumer, AwsClients(consumer, session), self.clock)
 
     def start(self, *names: str) -> None:
         """Start workers."""
@@ -253,7 +259,7 @@ class FailoverFleet:
         Raises:
             TimedOutError: It did not hold within the time limit.
         """
-        deadline = self.clock.monotonic() + LIMIT_SECONDS
+        deadline = self.clock.monotonic() + self.limit_seconds
         while True:
             self.commits.poll()
             if condition():
