@@ -94,6 +94,17 @@ def test_a_failing_seed_is_shrunk_and_replays_exactly(monkeypatch):
     assert f"VIOLATION {outcome.violations[0]}" in again.timeline()
 
 
+def test_an_interrupted_run_is_no_failing_seed(monkeypatch):
+    """A signal is handled wherever the process is, also in a task of the simulation."""
+
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("verification.simulation.world.transform", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        simulate(4)
+
+
 def test_a_seed_that_does_not_fail_cannot_be_shrunk():
     with pytest.raises(ValueError, match="seed 4 does not fail"):
         shrink(4)

@@ -56,6 +56,9 @@ def simulate(seed: int, options: StormOptions | None = None) -> Outcome:
     """Run one seed.
 
     The same seed and options give the same outcome, to the last line of the timeline.
+
+    Raises:
+        KeyboardInterrupt: It was interrupted.
     """
     options = options or StormOptions()
     scenario = scenario_of(seed, options.menu)
@@ -137,7 +140,14 @@ def _rehearsed(world: World, options: StormOptions, violations: list[str]) -> No
 
 
 def _broken(world: World) -> list[str]:
-    """Errors that ended tasks: broken invariants, and errors that no worker may end with."""
+    """Errors that ended tasks: broken invariants, and errors that no worker may end with.
+
+    Raises:
+        KeyboardInterrupt: The run was interrupted while a task ran.
+    """
+    for task in world.scheduler.tasks:
+        if isinstance(task.error, KeyboardInterrupt):
+            raise task.error
     found = [
         str(t.error) for t in world.scheduler.tasks if isinstance(t.error, BrokenInvariantError)
     ]
