@@ -150,6 +150,8 @@ class SinkError(KclError):
 class OtherTableError(SinkError):
     """The table of the sink was replaced, or restored to an older state.
 
+    Or it stores the position of a shard, and this worker does not use positions.
+
     The lease stands still until a person decides. The message says how.
     """
 

@@ -52,6 +52,7 @@ from kcl_pipeline.leases.held import HeldLeases, pending_number
 from kcl_pipeline.leases.store import MapCallable, serial_map
 from kcl_pipeline.leases.stored_shards import StoredShards
 from kcl_pipeline.position import Position
+from kcl_pipeline.worker.commit.foreign_positions import key_in, without_position
 from kcl_pipeline.worker.commit.protocol import CommitResult
 from kcl_pipeline.worker.consumer import ShardConsumer
 from kcl_pipeline.worker.retry import RetryPolicy, StoppedWhileRetryingError, retry_transient
@@ -120,7 +121,7 @@ class TwoPhaseCommit:
 
     def look_up(self, consumers: Iterable[ShardConsumer]) -> dict[str, TxnVersions]:
         """See `CommitProtocol`. One read of the log covers all leases."""
-        keys = {consumer.lease_key: self._key(consumer) for consumer in consumers}
+        keys = {one.lease_key: key_in(self._sink, one) for one in consumers}
         try:
             found = self._sink.txn_versions(list(keys.values())) if keys else {}
             return {lease_key: found[key] for lease_key, key in keys.items()}
@@ -134,9 +135,8 @@ class TwoPhaseCommit:
         Others may have changed the versions since they were `seen`. That is safe: a landed batch
         stays landed, and a fence or commit that expects old versions is refused.
         """
-        key = self._key(consumer)
-        versions = seen if seen is not None else self._sink.txn_versions([key])[key]
-        position, versions = self._settled(consumer, key, versions)
+        versions = without_position(self._sink, consumer, seen)
+        position, versions = self._settled(consumer, self._key(consumer), versions)
         consumer.settle(position, versions)
         return position
 
