@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from kcl_pipeline.cli.control.downgrade import downgrade
 from kcl_pipeline.cli.control.moving import drain, move, rebalance
 from kcl_pipeline.cli.control.pausing import pause, resume
 from kcl_pipeline.cli.control.replay import replay
@@ -86,6 +87,7 @@ app.command()(pause)
 app.command()(resume)
 app.command()(rebalance)
 app.command()(seek)
+app.command()(downgrade)
 app.command()(retire)
 app.command()(compact)
 app.command()(vacuum)

@@ -73,12 +73,12 @@ def seek(
     )
     if not yes:
         found = seeking.plan()
-        lines = [] if as_json else _shown(f"Positions at {wanted}", found.changes)
+        lines = [] if as_json else shown(f"Positions at {wanted}", found.changes)
         lines += texts.seek_plan(found)
         report(texts.plan_as_dict(found), lines, as_json=as_json, ok=True)
         return
     done = seeking.write(str(uuid4()), pause=pause, wait_seconds=wait)
-    lines = [] if as_json else _shown(f"Positions at {wanted}", done.written)
+    lines = [] if as_json else shown(f"Positions at {wanted}", done.written)
     lines += texts.sought(done)
     report(texts.sought_as_dict(done), lines, as_json=as_json, ok=not done.refused)
 
@@ -92,7 +92,8 @@ def log_of(app: Target) -> BatchLog | None:
     return log_of_sink(getattr(app.pipeline, "sink", None), app.settings.application_name)
 
 
-def _shown(title: str, changes: tuple[PositionChange, ...]) -> list[str]:
+def shown(title: str, changes: tuple[PositionChange, ...]) -> list[str]:
+    """Print the changes as a table; return no lines."""
     rows = [
         (one.lease_key, str(one.seek.lease.checkpoint), str(one.seek.position), one.note)
         for one in changes

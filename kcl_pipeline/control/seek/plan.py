@@ -22,11 +22,13 @@ class PositionChange:
         seek: The write.
         note: What is repeated or skipped, as far as it is known.
         key: The key of the shard in a table that stores positions. None: it stores none.
+        leaves_table: Whether the table stores no position of the shard afterwards.
     """
 
     seek: LeaseSeek
     note: str
     key: str | None = None
+    leaves_table: bool = False
 
     @property
     def lease_key(self) -> str:

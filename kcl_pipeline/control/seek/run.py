@@ -104,6 +104,7 @@ class Seeking:
         self._stream = stream
         self._shards = frozenset(shards)
         self._sink = sink
+        self._reason = f"seek to {target}"
 
     def plan(self) -> SeekPlan:
         """Compute the changes. Writes nothing.
@@ -161,7 +162,7 @@ class Seeking:
             self._require_free({one.lease_key: one.actual_owner or "" for one in held})
         pausing = Pausing(self._app)
         was_paused = control.pause is not None
-        paused = pausing.pause(f"seek to {self._target}", wait_seconds=wait_seconds)
+        paused = pausing.pause(self._reason, wait_seconds=wait_seconds)
         try:
             self._require_free(self.plan().held)
             control = self._app.coordinator.read_control()

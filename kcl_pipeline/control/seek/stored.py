@@ -14,7 +14,6 @@ from kcl_pipeline.batch import PositionStore, TxnVersions
 from kcl_pipeline.control.seek.log import BatchLog
 from kcl_pipeline.control.seek.plan import PositionChange
 from kcl_pipeline.errors import SettingsError
-from kcl_pipeline.leases.lease.seek import LeaseSeek
 from kcl_pipeline.leases.lease.table_mark import TableMark
 from kcl_pipeline.leases.lease.values import Lease
 
@@ -40,7 +39,7 @@ class StoredPositions:
             SettingsError: A shard has no name in the table.
         """
         found = self._sink.txn_versions([_key(one) for one in changes]) if changes else {}
-        return tuple(_marked(one, _lower(found[_key(one)], one.seek)) for one in changes)
+        return tuple(_marked(one, _lower(found[_key(one)], one)) for one in changes)
 
     def moved(self, change: PositionChange, row: Lease) -> PositionChange:
         """Set the position of a shard in the table; return the change for the last write.
@@ -52,10 +51,11 @@ class StoredPositions:
         now = self._sink.txn_versions([key])[key]
         while True:
             place = now.position if wanted.is_shard_end else wanted
+            is_removed = place is None or place.is_sentinel or change.leaves_table
             moved = self._store.move(
                 key,
                 now,
-                None if place is None or place.is_sentinel else place,
+                None if is_removed else place,
                 ended=wanted.is_shard_end,
             )
             if moved is not None:
@@ -74,16 +74,15 @@ def _key(change: PositionChange) -> str:
     return change.key
 
 
-def _lower(versions: TxnVersions, seek: LeaseSeek) -> TableMark | None:
+def _lower(versions: TxnVersions, change: PositionChange) -> TableMark | None:
     """Return the mark that fits the table before and after the position is set."""
-    mark = TableMark.of(versions)
+    mark, wanted = TableMark.of(versions), change.seek.position
     if mark is None or mark.position is None:
         return mark
-    if seek.position.is_shard_end:
+    if wanted.is_shard_end:
         return mark
-    return replace(
-        mark, position=None if seek.position.is_sentinel else min(seek.position, mark.position)
-    )
+    is_removed = wanted.is_sentinel or change.leaves_table
+    return replace(mark, position=None if is_removed else min(wanted, mark.position))
 
 
 def _marked(change: PositionChange, mark: TableMark | None) -> PositionChange:

@@ -12,7 +12,7 @@ from kcl_pipeline.leases.lease.serialization import lease_to_item, number, strin
 from kcl_pipeline.leases.lease.table_mark import TableMark
 from kcl_pipeline.leases.lease.values import Lease
 from kcl_pipeline.leases.store import Absent, Changes, Check, Condition, Equals, Item, Put, Update
-from kcl_pipeline.position import AT_TIMESTAMP, Position
+from kcl_pipeline.position import Position
 
 MAX_SEEKS: Final = 99
 """A transaction has at most 100 writes. One of them is the proof."""
@@ -25,7 +25,7 @@ class LeaseSeek:
     Attributes:
         lease: The row as it was read; a lease to create has the counter 0 and `exists` False.
         position: The new checkpoint.
-        initial_millis: The time of AT_TIMESTAMP.
+        initial_millis: The time of AT_TIMESTAMP or LATEST.
         exists: Whether there is a row.
         table_mark: The table of the position. None: the row has no mark afterwards.
     """
@@ -77,7 +77,6 @@ class LeasePositions(LeaseCreation):
 
 def _write(seek: LeaseSeek, token: str) -> Put | Update:
     lease = seek.lease
-    is_timed = seek.position == AT_TIMESTAMP
     if not seek.exists:
         created = lease.with_(
             checkpoint=seek.position,
@@ -94,7 +93,7 @@ def _write(seek: LeaseSeek, token: str) -> Put | Update:
         **rows.table_attributes(seek.table_mark),
     }
     remove = [rows.PENDING, rows.PENDING_SUB, rows.PENDING_STATE, rows.READ_UP_TO]
-    if is_timed and seek.initial_millis is not None:
+    if seek.initial_millis is not None:
         put[rows.INITIAL_TIMESTAMP] = number(seek.initial_millis)
     else:
         remove.append(rows.INITIAL_TIMESTAMP)

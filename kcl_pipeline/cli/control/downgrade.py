@@ -1,0 +1,51 @@
+"""`kcl-pipeline downgrade`: move the positions in the table to the lease rows."""
+
+from __future__ import annotations
+
+from typing import Annotated
+from uuid import uuid4
+
+import typer
+
+from kcl_pipeline.cli.control.operator import Wait, operated, report
+from kcl_pipeline.cli.control.seek import WAIT_SECONDS, log_of, shown
+from kcl_pipeline.cli.target import AsJson, OnlyPipeline, Pipeline, target
+from kcl_pipeline.errors import SettingsError
+
+
+def downgrade(
+    application: OnlyPipeline = None,
+    pipeline: Pipeline = None,
+    *,
+    yes: Annotated[
+        bool, typer.Option("--yes", help="Write. Without it, the changes are only shown.")
+    ] = False,
+    wait: Wait = WAIT_SECONDS,
+    as_json: AsJson = False,
+) -> None:
+    """Move the positions in the table to the lease rows; by default only show the changes.
+
+    Afterwards workers with commit_protocol='two_phase', or of a version without positions, continue
+    without a repeated record. The application is paused and stays so. Start these workers, then use
+    `kcl-pipeline resume`. A worker with positions would store them in the table again.
+    """
+    from kcl_pipeline.control import texts  # noqa: PLC0415 (AWS only here)
+    from kcl_pipeline.control.seek.downgrade import Downgrade  # noqa: PLC0415 (likewise)
+
+    if application is not None or pipeline is None:
+        raise SettingsError(
+            "the sink of the pipeline has the positions; write --pipeline module:attribute, "
+            "without --application"
+        )
+    app = target(None, None, pipeline)
+    moving = Downgrade(operated(app), app.kinesis, log_of(app))
+    if not yes:
+        found = moving.plan()
+        lines = [] if as_json else shown("Positions in the table", found.changes)
+        lines += texts.seek_plan(found)
+        report(texts.plan_as_dict(found), lines, as_json=as_json, ok=True)
+        return
+    done = moving.write(str(uuid4()), pause=True, wait_seconds=wait, stay_paused=True)
+    lines = [] if as_json else shown("Positions in the table", done.written)
+    lines += texts.sought(done)
+    report(texts.sought_as_dict(done), lines, as_json=as_json, ok=not done.refused)
