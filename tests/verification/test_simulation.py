@@ -94,6 +94,11 @@ def test_a_failing_seed_is_shrunk_and_replays_exactly(monkeypatch):
     assert f"VIOLATION {outcome.violations[0]}" in again.timeline()
 
 
+def test_a_late_write_to_a_deleted_table_has_no_effect():
+    """Its sender has long given up, and nobody else receives the error."""
+    assert simulate(8900002472).violations == ()
+
+
 def test_an_interrupted_run_is_no_failing_seed(monkeypatch):
     """A signal is handled wherever the process is, also in a task of the simulation."""
 

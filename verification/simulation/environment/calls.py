@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
@@ -14,6 +14,7 @@ from typing import Final
 from kcl_pipeline.errors import (
     AccessDeniedError,
     ExpiredIteratorError,
+    NotFoundError,
     ThrottledError,
     UnavailableError,
 )
@@ -239,13 +240,17 @@ class Calls:
             raise LandsLate(error, partial(self._apply_late, applied))
 
     def _apply_late(self, applied: Callable[[], None], apply: Callable[[], object]) -> None:
-        """Apply a write that is already in the network; a crash of the host does not stop it."""
+        """Apply a write that is already in the network; a crash of the host does not stop it.
+
+        It has no effect on a table that was deleted meanwhile.
+        """
         scheduler = self._host.scheduler
 
         def land() -> None:
             scheduler.pause(self._weather.rng.random() * _LATE_SECONDS)
-            apply()
-            applied()
+            with suppress(NotFoundError):
+                apply()
+                applied()
 
         scheduler.spawn(Host("network", scheduler), "late write", land)
 
