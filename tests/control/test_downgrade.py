@@ -14,7 +14,7 @@ from kcl_pipeline.events import ShardPaused
 from kcl_pipeline.position import SHARD_END, TRIM_HORIZON
 from kcl_pipeline.testing.sink import InMemorySink
 from tests.control.test_seek import batch, counts, three_batches
-from tests.control.test_seek_positions import POSITIONS, stored
+from tests.control.test_seek_positions import POSITIONS, failing_moves, stored
 
 
 def downgrade(world):
@@ -30,6 +30,13 @@ def use(world, protocol):
     given = world.settings
     wanted = given.batch.model_copy(update={"commit_protocol": protocol})
     world.settings = given.model_copy(update={"batch": wanted})
+
+
+def start_two_phase(world):
+    """A worker with the two-phase protocol goes on."""
+    use(world, "two_phase")
+    Pausing(world.app).resume()
+    world.start("w-2")
 
 
 def rows(world):
@@ -51,9 +58,7 @@ def test_workers_with_two_phase_continue_and_repeat_nothing(crashed):
     done = downgraded(world)
     assert (len(done.written), done.refused, done.is_paused) == (3, (), True)
     assert {one.position for one in stored(world).values()} == {None}
-    use(world, "two_phase")
-    Pausing(world.app).resume()
-    world.start("w-2")
+    start_two_phase(world)
     late = batch(world, "late")
     world.work(10)
     assert counts(world) == Counter(old + new + ahead + late)
@@ -63,9 +68,7 @@ def test_workers_with_two_phase_continue_and_repeat_nothing(crashed):
 def test_and_back_again():
     world, _, old, new = three_batches(shards=2, **POSITIONS)
     downgraded(world)
-    use(world, "two_phase")
-    Pausing(world.app).resume()
-    world.start("w-2")
+    start_two_phase(world)
     between = batch(world, "between")
     world.crash("w-2")
     use(world, "positions")
@@ -80,22 +83,11 @@ def test_and_back_again():
 @pytest.mark.parametrize("lands", [True, False])
 def test_a_downgrade_that_stopped_halfway_is_run_again(lands, monkeypatch):
     world, _, old, new = three_batches(shards=2, **POSITIONS)
-    move = InMemorySink.move
-
-    def failing(*args, **options):
-        if lands:
-            move(*args, **options)
-        raise SinkError("no answer")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(InMemorySink, "move", failing)
-        with pytest.raises(SinkError):
-            downgraded(world)
+    with failing_moves(monkeypatch, lands=lands), pytest.raises(SinkError):
+        downgraded(world)
     downgraded(world)
     assert {one.position for one in stored(world).values()} == {None}
-    use(world, "two_phase")
-    Pausing(world.app).resume()
-    world.start("w-2")
+    start_two_phase(world)
     late = batch(world, "late")
     world.work(10)
     assert counts(world) == Counter(old + new + late)
@@ -109,9 +101,7 @@ def test_a_deleted_row_is_created_at_the_position_of_the_table():
     world.leases.erase(key)
     downgraded(world)
     assert rows(world)[key].checkpoint == place
-    use(world, "two_phase")
-    Pausing(world.app).resume()
-    world.start("w-2")
+    start_two_phase(world)
     late = batch(world, "late")
     world.work(10)
     assert counts(world) == Counter(old + new + late)
@@ -129,9 +119,7 @@ def test_ended_shards_stay_ended():
     done = downgraded(world)
     assert parent not in {one.lease_key for one in done.written}
     assert rows(world).get(parent) is None or rows(world)[parent].checkpoint == SHARD_END
-    use(world, "two_phase")
-    Pausing(world.app).resume()
-    world.start("w-2")
+    start_two_phase(world)
     late = batch(world, "late")
     world.work(10)
     assert counts(world) == Counter(old + new + children + late)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
@@ -78,9 +79,9 @@ def test_a_seek_after_one_record_sets_the_row_and_the_table():
     assert counts(world) == Counter(old + new + again)
 
 
-@pytest.mark.parametrize("lands", [True, False])
-def test_a_seek_whose_write_to_the_table_fails_is_run_again(lands, monkeypatch):
-    world, _, old, new = three_batches(shards=2, **POSITIONS)
+@contextmanager
+def failing_moves(monkeypatch, *, lands):
+    """Writes of positions to the table have no answer."""
     move = InMemorySink.move
 
     def failing(*args, **options):
@@ -90,8 +91,14 @@ def test_a_seek_whose_write_to_the_table_fails_is_run_again(lands, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(InMemorySink, "move", failing)
-        with pytest.raises(SinkError):
-            sought(world, to="TRIM_HORIZON")
+        yield
+
+
+@pytest.mark.parametrize("lands", [True, False])
+def test_a_seek_whose_write_to_the_table_fails_is_run_again(lands, monkeypatch):
+    world, _, old, new = three_batches(shards=2, **POSITIONS)
+    with failing_moves(monkeypatch, lands=lands), pytest.raises(SinkError):
+        sought(world, to="TRIM_HORIZON")
     marks = [row.table_mark for row in world.app.leases.list_leases().leases]
     assert [(one.table, one.position) for one in marks] == [(world.table.id, None)] * 2
     assert not any(one.doubt(found) for one, found in zip(marks, tables(world), strict=True))
