@@ -98,6 +98,7 @@ class World:
             steered=steered,
             steered_call=call,
             faults=menu_of(self.scenario.menu).faults,
+            rare_sites=menu_of(self.scenario.menu).rare_sites,
         )
         self.configured = self.scenario.streams
         self._page_rows = self.scenario.scan_page_rows

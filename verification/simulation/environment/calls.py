@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -119,6 +119,7 @@ class Weather:
         down: Services whose calls all fail: "kinesis" or "sink".
         down_sites: Calls that all fail.
         denied: Hosts whose credentials are rejected.
+        rare_sites: How many times `chance` is the probability of a fault at these sites.
     """
 
     rng: random.Random
@@ -137,6 +138,7 @@ class Weather:
     down_sites: set[str] = field(default_factory=set)
     denied: set[str] = field(default_factory=set)
     faults: tuple[Fault, ...] = tuple(Fault)
+    rare_sites: Mapping[str, float] = field(default_factory=dict)
 
     def draw(self, host: Host, site: str) -> Fault | None:
         """Return the fault of this call, or None."""
@@ -157,7 +159,7 @@ class Weather:
             return self._count(host, site, Fault.THROTTLED)
         if self.hanging and (host.name, site) in self.hanging and self.rng.random() < _HUNG_SHARE:
             return self._count(host, site, Fault.HUNG)
-        if self.rng.random() >= self.chance:
+        if self.rng.random() >= self.chance * self.rare_sites.get(site, 1.0):
             return None
         fault = self.rng.choice(self.faults)
         if not applicable(site, fault):
