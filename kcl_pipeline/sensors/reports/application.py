@@ -221,7 +221,11 @@ def asset_events(
     now: float,
     figures: Figures | None = None,
 ) -> list[AssetEvent]:
-    """The events that are due at `now` (monotonic seconds)."""
+    """The events that are due at `now` (monotonic seconds).
+
+    Tables with rows are materialized: the page of an asset that was ever materialized shows the
+    metadata of its latest materialization, never those of a later observation.
+    """
     events: list[AssetEvent] = []
     owners = tuple((le.lease_key, le.owner, le.checkpoint_owner, le.ended) for le in view.leases)
     streams = stream_views(
