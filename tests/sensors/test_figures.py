@@ -226,7 +226,7 @@ class Fleet:
         raise AssertionError("no report of the lease table")
 
 
-def test_the_figures_are_drawn_every_ten_minutes_and_linked_in_between(instance):
+def test_the_figures_are_drawn_when_their_history_doubles_then_every_ten_minutes(instance):
     fleet = Fleet(instance)
     assert fleet.figures() is None, "one observation is no line"
     first = fleet.figures()
@@ -235,6 +235,8 @@ def test_the_figures_are_drawn_every_ten_minutes_and_linked_in_between(instance)
         "Load before and after the last plan",
         "Shards over reshards",
     ]
+    growing = [bool(IMAGE.search(fleet.figures())) for _ in range(15)]
+    assert [n for n, is_drawn in enumerate(growing, 1) if is_drawn] == [1, 3, 7, 15], "doubled"
     drawn = fleet.stage.clock.now
     later = [fleet.figures() for _ in range(20)]
     assert sum(bool(IMAGE.search(one)) for one in later) == 2
@@ -257,7 +259,7 @@ def test_figures_without_a_lag_are_drawn_again_when_the_first_lag_is_known(insta
     ]
     fleet.stage.pipeline.cycle.reports[0] = known
     drawn = [bool(IMAGE.search(fleet.figures())) for _ in range(8)]
-    assert drawn == [False, True, *[False] * 6], "once more, and then every ten minutes"
+    assert drawn == [False, True, *[False] * 4, True, False], "at once, then when it has doubled"
 
 
 def test_without_the_extra_there_are_no_figures(instance, monkeypatch):

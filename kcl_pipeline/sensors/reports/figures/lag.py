@@ -36,6 +36,11 @@ class LagHistory:
 
     samples: deque[tuple[float, dict[str, float]]] = field(default_factory=deque)
 
+    @property
+    def seconds(self) -> float:
+        """How long the history is."""
+        return self.samples[-1][0] - self.samples[0][0] if self.samples else 0.0
+
     def observe(self, workers: Sequence[WorkerMetrics], wall_seconds: float) -> None:
         """Add one observation, unless the last one is too young."""
         if self.samples and 0 <= wall_seconds - self.samples[-1][0] < SAMPLE_SECONDS:

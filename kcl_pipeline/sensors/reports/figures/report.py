@@ -19,7 +19,10 @@ from kcl_pipeline.sensors.reports.fleet_view import FleetView
 _log = logging.getLogger(__name__)
 
 FIGURES_SECONDS: Final = 600.0
-"""Shortest time between two drawings. Each is one entry of three figures in an event."""
+"""Longest time between two drawings. Each is one entry of three figures in an event.
+
+A younger history is drawn when it has doubled: the first drawing has two points only.
+"""
 _FIRST_SAMPLES: Final = 2
 FIRST_SECONDS: Final = 120.0
 """How long the first drawing waits for two observations with a known lag: workers are starting."""
@@ -35,6 +38,7 @@ class Figures:
         drawn_at: Monotonic seconds. None: not yet.
         drawn_wall: Epoch seconds.
         drawn_with_lag: Whether a lag was known then.
+        drawn_gap: Seconds from then to the next drawing.
         stored_wall: Epoch seconds when the event of the figures was stored, and the next one was
             not. The daemon stores the events of a tick before the next tick, which takes seconds
             under load. None: no report since.
@@ -45,6 +49,7 @@ class Figures:
     drawn_at: float | None = None
     drawn_wall: float = 0.0
     drawn_with_lag: bool = False
+    drawn_gap: float = FIGURES_SECONDS
     stored_wall: float | None = None
 
     def observe(self, view: FleetView) -> None:
@@ -72,13 +77,15 @@ class Figures:
             return {}
         # Without this, a figure without a lag stays for ten minutes after a slow start of workers.
         has_first_lag = self._has_lag() and not self.drawn_with_lag
-        is_due = self.drawn_at is None or now - self.drawn_at >= FIGURES_SECONDS
+        is_due = self.drawn_at is None or now - self.drawn_at >= self.drawn_gap
         if not is_due and not has_first_lag:
             if self.stored_wall is None:
                 self.stored_wall = view.wall_seconds
             return {"figures": dg.MetadataValue.md(self._link(key, self.stored_wall))}
         self.drawn_at, self.drawn_wall, self.stored_wall = now, view.wall_seconds, None
-        self.drawn_with_lag = self.drawn_with_lag or self._has_lag()
+        has_lag = self._has_lag()
+        self.drawn_gap = min(self.lags.seconds, FIGURES_SECONDS) if has_lag else FIGURES_SECONDS
+        self.drawn_with_lag = self.drawn_with_lag or has_lag
         try:
             return {"figures": dg.MetadataValue.md(self._draw(view))}
         except Exception:  # noqa: BLE001 (a figure must not stop the leader)
@@ -89,10 +96,7 @@ class Figures:
         return sum(bool(lags) for _, lags in self.lags.samples) >= _FIRST_SAMPLES
 
     def _is_worth_drawing(self) -> bool:
-        samples = self.lags.samples
-        if self._has_lag():
-            return True
-        return bool(samples) and samples[-1][0] - samples[0][0] >= FIRST_SECONDS
+        return self._has_lag() or self.lags.seconds >= FIRST_SECONDS
 
     def _link(self, key: dg.AssetKey, stored_wall: float) -> str:
         time = f"{datetime.fromtimestamp(self.drawn_wall, UTC):%H:%M} UTC"
