@@ -90,6 +90,17 @@ def test_a_paused_lease_is_shown_as_paused():
     assert found["state"] == "paused"
 
 
+def test_leases_of_a_hung_worker_and_leases_without_a_report_are_marked():
+    rows = leases(2, ["a", "b"])
+    hung = WorkerStatus(9_000, hung=HungState("writing", 90.0, 1))
+    workers = [replace(worker("a"), status=hung), replace(worker("b"), status=WorkerStatus())]
+    found = lease_rows(rows, workers, {}, {})
+    assert [(row["state"], row["lag"]) for row in found] == [
+        ("worker is hung", "not read yet"),
+        ("held", "not read yet"),
+    ]
+
+
 def test_the_age_of_a_checkpoint_counts_from_its_last_observed_change():
     ages = CheckpointAges()
     (lease,) = leases(1, ["a"])

@@ -296,6 +296,7 @@ def lag(
     *,
     unread_shards: int = 0,
     age_seconds: float | None = None,
+    worst: str | None = None,
 ) -> Health:
     """Whether the largest reported lag is below the threshold and no shard is stalled.
 
@@ -305,6 +306,7 @@ def lag(
         stalled_shards: Number of shards without progress.
         unread_shards: Number of shards whose lag is not known yet.
         age_seconds: How long ago the lag was reported.
+        worst: Which shard lags most, since when and why; shown if the check fails.
     """
     passed = millis is not None and millis <= threshold_seconds * 1000 and not stalled_shards
     description = (
@@ -320,6 +322,8 @@ def lag(
         description += (
             f"; stalled shards: {stalled_shards} (see shard_stalled in the workers' logs)"
         )
+    if worst is not None and not passed:
+        description += f". {worst}"
     return Health(
         LAG,
         passed,

@@ -115,7 +115,10 @@ class Lags:
         """The lag as text, for example "12.5 s (3 s ago)"."""
         found = self.of(lease)
         if found is None:
-            return show.NONE if lease.ended or lease.owner is None else "unknown"
+            if lease.ended or lease.owner is None:
+                return show.NONE
+            row = self._rows.get(lease.actual_owner or "")
+            return "unknown" if row is None or row.status is None else "not read yet"
         millis, age, at_most = found
         return f"{'<= ' if at_most else ''}{millis / 1000:.1f} s ({show.age(age)} ago)"
 

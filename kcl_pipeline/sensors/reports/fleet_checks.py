@@ -5,6 +5,7 @@ import dagster as dg
 from kcl_pipeline.assets.checks import health, history, unread
 from kcl_pipeline.assets.checks.hangs import hung
 from kcl_pipeline.assets.checks.losses import records_lost
+from kcl_pipeline.assets.checks.worst_shard import worst_shard
 from kcl_pipeline.assets.contract import DagsterOptions
 from kcl_pipeline.assets.names import Names
 from kcl_pipeline.config import ConsumerSettings
@@ -54,6 +55,15 @@ def _data_checks(view: FleetView, options: DagsterOptions) -> list[health.Health
                 view.stalled_shards,
                 unread_shards=view.unread_shards,
                 age_seconds=view.lag_age_seconds,
+                worst=worst_shard(
+                    view.leases,
+                    view.workers,
+                    view.unread_seconds,
+                    view.checkpoint_seconds,
+                    view.waits,
+                    options.lag_threshold_seconds,
+                    view.wall_seconds,
+                ),
             )
         )
     if view.retention_seconds:

@@ -5,7 +5,7 @@ wider is cut off at the right. Cells are wrapped, names of columns are not.
 """
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -138,7 +138,9 @@ def _lags(workers: Sequence[WorkerMetrics]) -> dict[str, tuple[int, str]]:
     return found
 
 
-def _state_of(lease: Lease, waits: Mapping[str, float], paused: Mapping[str, str]) -> str:
+def _state_of(
+    lease: Lease, waits: Mapping[str, float], paused: Mapping[str, str], hung: Container[str]
+) -> str:
     if lease.ended:
         return "finished"
     if lease.lease_key in waits:
@@ -146,7 +148,9 @@ def _state_of(lease: Lease, waits: Mapping[str, float], paused: Mapping[str, str
         return f"{'no owner' if lease.actual_owner is None else 'owner is gone'} for {waited}"
     if lease.in_handoff:
         return f"handoff to {lease.owner}"
-    return "paused" if lease.lease_key in paused else "held"
+    if lease.lease_key in paused:
+        return "paused"
+    return "worker is hung" if lease.actual_owner in hung else "held"
 
 
 def lease_rows(
@@ -173,6 +177,8 @@ def lease_rows(
         if w.status is not None
         for one in w.status.paused
     }
+    reported = {w.worker_id for w in workers if w.status is not None}
+    hung = {w.worker_id for w in workers if w.status is not None and w.status.hung is not None}
     several = len({lease.stream for lease in leases}) > 1
 
     def name_of(lease: Lease) -> str:
@@ -185,7 +191,9 @@ def lease_rows(
         if lease.lease_key in known:
             return known[lease.lease_key]
         most = listed.get(lease.actual_owner or "")
-        return (0, "unknown") if most is None else (most, f"≤ {lag_text(most)}")
+        if most is not None:
+            return most, f"≤ {lag_text(most)}"
+        return 0, "not read yet" if lease.actual_owner in reported else "unknown"
 
     def importance(lease: Lease) -> tuple[float, int, str]:
         return -waits.get(lease.lease_key, 0.0), -lag_of(lease)[0], lease.lease_key
@@ -195,7 +203,7 @@ def lease_rows(
         {
             "shard": name_of(lease),
             "worker": lease.actual_owner,
-            "state": _state_of(lease, waits, paused),
+            "state": _state_of(lease, waits, paused, hung),
             "lag": lag_of(lease)[1],
             "checkpoint": "" if lease.ended else ages.get(lease.lease_key, ""),
             "KB/s": None if lease.throughput_kbps is None else _rate_text(lease.throughput_kbps),
