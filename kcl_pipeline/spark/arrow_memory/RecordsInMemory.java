@@ -61,27 +61,42 @@ import org.apache.spark.util.TaskCompletionListener;
  * Tasks map the file and read the columns in place. A batch is open from {@link #open} to {@link
  * #release}. A task that starts outside of this time fails, so a DataFrame that is kept never
  * sees the records of another batch, although its path may lead to them. A file stays mapped until
- * the batch is released and its task has ended.
+ * the batch is released and its task has ended. Python writes a later batch into it only if {@link
+ * #release} returned that no task reads it.
  *
  * <p>Janino compiles this class in the running session. It has no generic types and no lambdas,
  * because Janino does not infer types.
  */
 public final class RecordsInMemory implements TableProvider {
   static final int HEADER = 64;
-  /** Open batches: from token to the finished mappings. */
+  /** Open batches, by token. */
   private static final Map OPEN = new HashMap();
   private static long mappedBytes = 0;
 
-  /** Start the batch. */
-  public static synchronized void open(String token) {
-    OPEN.put(token, new ArrayList());
+  /** An open batch. */
+  static final class Open {
+    /** Mappings of tasks that have ended. */
+    final List finished = new ArrayList();
+    /** Tasks that have mapped a file and have not ended. */
+    int reading = 0;
   }
 
-  /** End the batch, and unmap what no task uses. */
-  public static synchronized void release(String token) {
-    List finished = (List) OPEN.remove(token);
-    if (finished == null) return;
-    for (int i = 0; i < finished.size(); i++) unmap((MappedByteBuffer) finished.get(i));
+  /** Start the batch. */
+  public static synchronized void open(String token) {
+    OPEN.put(token, new Open());
+  }
+
+  /**
+   * End the batch, and unmap what no task uses.
+   *
+   * @return the number of tasks that still read. While there is one, the files must not change.
+   */
+  public static synchronized int release(String token) {
+    Open batch = (Open) OPEN.remove(token);
+    if (batch == null) return 0;
+    for (int i = 0; i < batch.finished.size(); i++)
+      unmap((MappedByteBuffer) batch.finished.get(i));
+    return batch.reading;
   }
 
   /** Bytes that are mapped now, for tests. */
@@ -104,16 +119,20 @@ public final class RecordsInMemory implements TableProvider {
     return false;
   }
 
-  static synchronized MappedByteBuffer map(String path, String token) throws IOException {
+  static synchronized MappedByteBuffer map(String path, long size, String token)
+      throws IOException {
     String gone =
         "the records of batch " + token + " are not in memory any more. "
             + "Use a DataFrame only while its batch is processed.";
-    if (!OPEN.containsKey(token)) throw new IOException(gone);
+    Open batch = (Open) OPEN.get(token);
+    if (batch == null) throw new IOException(gone);
     RandomAccessFile file = new RandomAccessFile(path, "r");
     MappedByteBuffer mapped;
     try {
       FileChannel channel = file.getChannel();
-      mapped = channel.map(FileChannel.MapMode.READ_ONLY, 0, channel.size());
+      // A file that was used before may be longer than the records.
+      if (channel.size() < size) throw new IOException(cut(token));
+      mapped = channel.map(FileChannel.MapMode.READ_ONLY, 0, size);
     } finally {
       file.close();
     }
@@ -125,13 +144,22 @@ public final class RecordsInMemory implements TableProvider {
       throw new IOException(gone);
     }
     mapped.order(ByteOrder.LITTLE_ENDIAN);
+    batch.reading++;
     return mapped;
   }
 
   static synchronized void finished(String token, MappedByteBuffer mapped) {
-    List kept = (List) OPEN.get(token);
-    if (kept == null) unmap(mapped);
-    else kept.add(mapped);
+    Open batch = (Open) OPEN.get(token);
+    if (batch == null) {
+      unmap(mapped);
+    } else {
+      batch.finished.add(mapped);
+      batch.reading--;
+    }
+  }
+
+  static String cut(String token) {
+    return "the records of batch " + token + " end too early";
   }
 
   private static void unmap(MappedByteBuffer mapped) {
@@ -152,8 +180,8 @@ public final class RecordsInMemory implements TableProvider {
         schema,
         (String) properties.get("token"),
         ((String) properties.get("files")).split(":"),
-        Long.parseLong((String) properties.get("rows")),
-        Long.parseLong((String) properties.get("bytes")));
+        ((String) properties.get("sizes")).split(":"),
+        Long.parseLong((String) properties.get("rows")));
   }
 
   /** The records of a batch. */
@@ -161,15 +189,19 @@ public final class RecordsInMemory implements TableProvider {
     final StructType schema;
     final String token;
     final String[] files;
+    final long[] sizes;
     final long rows;
     final long bytes;
 
-    Records(StructType schema, String token, String[] files, long rows, long bytes) {
+    Records(StructType schema, String token, String[] files, String[] sizes, long rows) {
       this.schema = schema;
       this.token = token;
       this.files = files;
+      this.sizes = new long[sizes.length];
+      long all = 0;
+      for (int i = 0; i < sizes.length; i++) all += this.sizes[i] = Long.parseLong(sizes[i]);
       this.rows = rows;
-      this.bytes = bytes;
+      this.bytes = all;
     }
 
     public String name() {
@@ -230,8 +262,12 @@ public final class RecordsInMemory implements TableProvider {
 
     public InputPartition[] planInputPartitions() {
       InputPartition[] parts = new InputPartition[records.files.length];
-      for (int i = 0; i < parts.length; i++) parts[i] = new Part(records.files[i], records.token);
+      for (int i = 0; i < parts.length; i++) parts[i] = part(i);
       return parts;
+    }
+
+    private Part part(int i) {
+      return new Part(records.files[i], records.sizes[i], records.token);
     }
 
     public PartitionReaderFactory createReaderFactory() {
@@ -271,10 +307,12 @@ public final class RecordsInMemory implements TableProvider {
   /** One file. */
   static final class Part implements InputPartition {
     final String file;
+    final long size;
     final String token;
 
-    Part(String file, String token) {
+    Part(String file, long size, String token) {
       this.file = file;
+      this.size = size;
       this.token = token;
     }
   }
@@ -320,7 +358,7 @@ public final class RecordsInMemory implements TableProvider {
       if (task == null) throw new IOException("the records can be read only by tasks");
       this.token = part.token;
       this.names = names;
-      this.file = map(part.file, part.token);
+      this.file = map(part.file, part.size, part.token);
       this.allocator =
           ArrowUtils.rootAllocator().newChildAllocator("kinesis records", 0, Long.MAX_VALUE);
       task.addTaskCompletionListener(this);
@@ -338,7 +376,7 @@ public final class RecordsInMemory implements TableProvider {
       while (true) {
         // The stream ends with a size of 0. Without this end, records would be missing.
         if (at + 8 > file.limit() || file.getInt(at) != -1)
-          throw new IOException("the records of batch " + token + " end too early");
+          throw new IOException(cut(token));
         int size = file.getInt(at + 4);
         if (size == 0) return false;
         int body = at + 8 + size;

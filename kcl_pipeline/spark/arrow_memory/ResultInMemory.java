@@ -38,7 +38,8 @@ import scala.runtime.AbstractFunction0;
  * IPC format.
  *
  * <p>Each partition has a file in memory and one on the disk. Both begin with 64 bytes that contain
- * the token of the batch. When the files in memory have the bytes that the batch may use, the tasks
+ * the token of the batch. A file in memory may have been used before. Then its old bytes are
+ * overwritten. When the files in memory have grown by the bytes that the batch may use, the tasks
  * continue on the disk. A result is open while {@link #run} runs. A task that starts later fails.
  * It never writes to a file of another batch, although its path may lead to it.
  *
@@ -49,7 +50,8 @@ public final class ResultInMemory implements Function2 {
   static final int HEADER = 64;
   /** Begins the message of an error of this class, which is not one of the user's function. */
   static final String FAILED = "[kclpipeline.ResultInMemory] ";
-  /** Open results: from token to the bytes that are left in memory. */
+  static final String LATE = "the batch of this result has ended";
+  /** Open results, by token. */
   private static final Map OPEN = new HashMap();
 
   final String token;
@@ -83,7 +85,10 @@ public final class ResultInMemory implements Function2 {
    * @param files paths of the files in memory, then of those on the disk, separated by ":"
    * @param mostRows rows of a record batch
    * @param mostBytes bytes after which a record batch ends
-   * @return for each partition, separated by spaces: its number, its rows in memory and on the disk
+   * @param bytesInMemory bytes by which the files in memory may grow
+   * @return separated by spaces: the number of tasks that still write (while there is one, the files
+   *     must not change), and for each partition its number, and its rows and the end of its stream
+   *     in memory and on the disk
    */
   public static String run(
       Object frame,
@@ -104,28 +109,51 @@ public final class ResultInMemory implements Function2 {
         new ResultInMemory(
             token, memory, disk, arrowSchema, dataset.schema(), mostRows, mostBytes);
     QueryExecution execution = dataset.queryExecution();
-    open(token, bytesInMemory);
+    Open result = open(token, bytesInMemory);
+    String told;
     try {
       // The id lets listeners and the user's observations see the job.
-      return (String)
+      told = (String)
           SQLExecution.withNewExecutionId(
               execution, Option.apply("kcl_pipeline result"), new Job(execution, tasks));
     } finally {
       release(token);
     }
+    return result.writing + " " + told;
   }
 
-  static synchronized void open(String token, long bytes) {
-    OPEN.put(token, new AtomicLong(bytes));
+  /** An open result. */
+  static final class Open {
+    /** Bytes by which the files in memory may still grow. */
+    final AtomicLong left;
+    /** Tasks that have begun to write and have not ended. */
+    int writing = 0;
+
+    Open(long bytes) {
+      this.left = new AtomicLong(bytes);
+    }
+  }
+
+  static synchronized Open open(String token, long bytes) {
+    Open result = new Open(bytes);
+    OPEN.put(token, result);
+    return result;
   }
 
   static synchronized void release(String token) {
     OPEN.remove(token);
   }
 
-  /** The bytes that are left in memory; null after the end. */
-  static synchronized AtomicLong left(String token) {
-    return (AtomicLong) OPEN.get(token);
+  /** A task begins to write. */
+  static synchronized Open begin(String token) throws IOException {
+    Open result = (Open) OPEN.get(token);
+    if (result == null) throw new IOException(LATE);
+    result.writing++;
+    return result;
+  }
+
+  static synchronized void end(Open result) {
+    result.writing--;
   }
 
   /** Whether an error is one of this class, or states that it does not fit. */
@@ -158,7 +186,8 @@ public final class ResultInMemory implements Function2 {
     } finally {
       written.close();
     }
-    String told = number + ":" + written.inMemory + ":" + written.onDisk;
+    String told = "" + number;
+    for (int i = 0; i < written.counts.length; i++) told = told + ":" + written.counts[i];
     return Collections.singletonList(told).iterator();
   }
 
@@ -188,13 +217,15 @@ public final class ResultInMemory implements Function2 {
   static final class Rows {
     final ResultInMemory tasks;
     final int number;
-    long inMemory = 0;
-    long onDisk = 0;
+    /** Rows and the end of the stream in memory, and on the disk. */
+    final long[] counts = new long[4];
     private BufferAllocator allocator;
     private VectorSchemaRoot root;
     private ArrowWriter vectors;
     private UnsafeProjection unsafe;
-    private AtomicLong left;
+    private Open result;
+    /** Bytes that the file had before; only more of them count. */
+    private long kept;
     private FileChannel file;
     private ArrowStreamWriter stream;
     private boolean isOnDisk = false;
@@ -229,7 +260,7 @@ public final class ResultInMemory implements Function2 {
       if (root == null) return;
       try {
         if (rows > 0) flush();
-        stream.end();
+        endStream();
       } catch (Throwable error) {
         throw failed(error);
       }
@@ -242,11 +273,14 @@ public final class ResultInMemory implements Function2 {
         if (file != null) file.close();
       } catch (Throwable error) {
         throw failed(error);
+      } finally {
+        if (result != null) ResultInMemory.end(result);
+        result = null;
       }
     }
 
     private void open() throws IOException {
-      left = left(tasks.token);
+      result = begin(tasks.token);
       allocator = ArrowUtils.rootAllocator().newChildAllocator("results", 0, Long.MAX_VALUE);
       root =
           VectorSchemaRoot.create(
@@ -259,36 +293,35 @@ public final class ResultInMemory implements Function2 {
     }
 
     private void start(String path) throws IOException {
-      String late = "the batch of this result has ended";
-      if (left == null) throw new IOException(late);
       file = new RandomAccessFile(path, "rw").getChannel();
       ByteBuffer header = ByteBuffer.allocate(HEADER);
       file.read(header, 0);
       String found = new String(header.array(), StandardCharsets.US_ASCII).trim();
-      if (!found.equals(tasks.token)) throw new IOException(late);
-      // An attempt of this task before may have written.
-      file.truncate(HEADER);
+      if (!found.equals(tasks.token)) throw new IOException(LATE);
+      kept = file.size();
+      // An attempt of this task before may have written. Bytes after the stream are not read.
       file.position(HEADER);
       stream = new ArrowStreamWriter(root, null, file);
       stream.start();
     }
 
+    private void endStream() throws IOException {
+      stream.end();
+      counts[isOnDisk ? 3 : 1] = file.position();
+    }
+
     private void flush() throws IOException {
-      if (!isOnDisk && left.get() <= 0) {
-        stream.end();
+      if (!isOnDisk && result.left.get() <= 0 && file.position() >= kept) {
+        endStream();
         file.close();
         isOnDisk = true;
         start(tasks.disk[number]);
       }
       vectors.finish();
-      long before = file.position();
+      long before = Math.max(file.position(), kept);
       stream.writeBatch();
-      if (isOnDisk) {
-        onDisk += rows;
-      } else {
-        inMemory += rows;
-        left.addAndGet(before - file.position());
-      }
+      counts[isOnDisk ? 2 : 0] += rows;
+      if (!isOnDisk) result.left.addAndGet(Math.min(before - file.position(), 0));
       vectors.reset();
       rows = 0;
       bytes = 0;

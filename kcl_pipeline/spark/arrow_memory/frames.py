@@ -1,16 +1,15 @@
 """Open the records of a batch as a DataFrame over Arrow columns in memory.
 
-The bytes are in anonymous files (`memfd_create`), which the kernel frees when the last process that
-uses them ends, also after `kill -9`. Each file begins with the batch's token. The Java class reads
-it, so a DataFrame that is used after its batch fails. It never reads the records of the next batch.
+The bytes are in memory files, which later batches use again (`pool`). Each file begins with the
+batch's token. The Java class reads it, so a DataFrame that is used after its batch fails. It never
+reads the records of the next batch. A file that a task still reads is not used again.
 """
 
 from __future__ import annotations
 
 import logging
-import os
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, Final
 
@@ -27,11 +26,13 @@ from kcl_pipeline.spark.arrow_memory.classes import (
     UnsuitableSessionError,
     records_in_memory,
 )
+from kcl_pipeline.spark.arrow_memory.pool import HEADER_BYTES, MemoryFile, MemoryPool, header
 from kcl_pipeline.spark.arrow_memory.skipped import SkipReport
 from kcl_pipeline.spark.failures.job_errors import spark_line
 
 _LOG: Final = logging.getLogger(__name__)
-HEADER_BYTES: Final = 64
+_END_BYTES: Final = 8
+"""The end of a stream in Arrow's IPC format."""
 _MAX_FILE_BYTES: Final = 2**31 - 1
 """A file that Java maps as one buffer."""
 _SMALL_CHUNK_BYTES: Final = 32 * 1024
@@ -53,6 +54,7 @@ class ArrowMemory:
     def __init__(self, session: SparkSession, events: EventSink = ignore_events) -> None:
         self._session = session
         self.skipped = SkipReport(events)
+        self.pool = MemoryPool()
         self._java: Any = None
         self._unsuitable = False
 
@@ -106,28 +108,48 @@ class ArrowMemory:
     def _opened(self, records: pa.Table, parts: int) -> Iterator[DataFrame]:
         if not _TYPES.issuperset(records.schema.types):
             raise UnsuitableSessionError(f"records with the types {records.schema.types}")
-        token = uuid.uuid4().hex
-        with ExitStack() as opened:
-            files, size = [], 0
-            for number in range(parts):
-                start, end = (records.num_rows * edge // parts for edge in (number, number + 1))
-                file = opened.enter_context(_memory_file(records.slice(start, end - start), token))
-                size += os.fstat(file).st_size
-                files.append(f"/proc/{os.getpid()}/fd/{file}")
-            self._java.open(token)
-            opened.callback(self._release, token)
-            yield (
-                self._session.read.format(SOURCE_CLASS)
-                .schema(from_arrow_schema(records.schema))
-                .options(token=token, files=":".join(files), rows=records.num_rows, bytes=size)
-                .load()
-            )
-
-    def _release(self, token: str) -> None:
+        chunks = [
+            _chunks(records.slice(start, records.num_rows * (number + 1) // parts - start))
+            for number in range(parts)
+            for start in (records.num_rows * number // parts,)
+        ]
+        sizes = [_file_bytes(records.schema, some) for some in chunks]
+        if max(sizes) > _MAX_FILE_BYTES:
+            raise UnsuitableSessionError("a partition of the batch has 2 GiB or more")
+        token, is_ended = uuid.uuid4().hex, False
+        files = self.pool.take("records", sizes)
         try:
-            self._java.release(token)
+            for file, some in zip(files, chunks, strict=True):
+                _write(file, token, records.schema, some)
+            self._java.open(token)
+            try:
+                yield (
+                    self._session.read.format(SOURCE_CLASS)
+                    .schema(from_arrow_schema(records.schema))
+                    .options(
+                        token=token,
+                        files=":".join(file.path for file in files),
+                        sizes=":".join(map(str, sizes)),
+                        rows=records.num_rows,
+                    )
+                    .load()
+                )
+            finally:
+                is_ended = self._release(token)
+        finally:
+            self.pool.give_back(files, is_ended=is_ended)
+
+    def _release(self, token: str) -> bool:
+        """End the batch in the JVM.
+
+        Returns:
+            Whether no task reads its files any more.
+        """
+        try:
+            return int(self._java.release(token)) == 0
         except (Py4JError, OSError) as error:  # without a JVM there is nothing to unmap
             _LOG.info("cannot release the records of batch %s: %s", token, spark_line(error))
+            return False
 
     def _check(self) -> None:
         """Read rows of every type through the tasks.
@@ -140,21 +162,21 @@ class ArrowMemory:
                 raise UnsuitableSessionError("Spark does not read the same rows")
 
 
-@contextmanager
-def _memory_file(records: pa.Table, token: str) -> Iterator[int]:
-    """Write the token and the records to a new file in memory. Yields its descriptor."""
-    file = os.memfd_create("records")
-    try:
-        with pa.OSFile(f"/proc/self/fd/{file}", "wb") as target:
-            target.write(token.encode().ljust(HEADER_BYTES))
-            with pa.ipc.new_stream(target, records.schema) as stream:
-                for batch in _chunks(records):
-                    stream.write_batch(batch)
-        if os.fstat(file).st_size > _MAX_FILE_BYTES:
-            raise UnsuitableSessionError("a partition of the batch has 2 GiB or more")
-        yield file
-    finally:
-        os.close(file)
+def _file_bytes(schema: pa.Schema, chunks: Sequence[pa.RecordBatch]) -> int:
+    """Bytes of the header and a stream with these chunks."""
+    streamed: int = sum(pa.ipc.get_record_batch_size(chunk) for chunk in chunks)
+    return HEADER_BYTES + int(schema.serialize().size) + streamed + _END_BYTES
+
+
+def _write(
+    file: MemoryFile, token: str, schema: pa.Schema, chunks: Sequence[pa.RecordBatch]
+) -> None:
+    """Write the token and the chunks."""
+    with file.target() as target:
+        target.write(header(token))
+        with pa.ipc.new_stream(target, schema) as stream:
+            for chunk in chunks:
+                stream.write_batch(chunk)
 
 
 def _chunks(records: pa.Table) -> list[pa.RecordBatch]:

@@ -1,9 +1,9 @@
 """Read the result of a Spark function as Arrow columns in memory, evaluated in one job.
 
-A partition of the result is a stream of Arrow's IPC format in an anonymous file (`memfd_create`).
-When the results of a batch have more than 256 MiB, the tasks continue in temporary files without a
-name, in Spark's temporary folder. The kernel frees both kinds when the last process that uses them
-ends, also after `kill -9`.
+A partition of the result is a stream of Arrow's IPC format in a memory file, which later batches
+use again (`pool`). When all files of the pool have its budget, the tasks continue in temporary
+files without a name, in Spark's temporary folder. The kernel frees both kinds when the last process
+that uses them ends, also after `kill -9`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, TypeVar
 
@@ -25,17 +25,16 @@ from pyspark.sql import DataFrame, SparkSession
 
 from kcl_pipeline.errors import SinkError
 from kcl_pipeline.spark.arrow_memory.classes import UnsuitableSessionError, result_in_memory
-from kcl_pipeline.spark.arrow_memory.frames import HEADER_BYTES, ArrowMemory
+from kcl_pipeline.spark.arrow_memory.frames import ArrowMemory
+from kcl_pipeline.spark.arrow_memory.pool import HEADER_BYTES, MemoryFile
 from kcl_pipeline.spark.arrow_memory.samples import equals_sample, sample_result
 from kcl_pipeline.spark.arrow_memory.types import reason_against
 from kcl_pipeline.spark.failures.job_errors import spark_line
 from kcl_pipeline.spark.schema import arrow_schema
 
-_BYTES_IN_MEMORY: Final = 256 * 1024 * 1024
-"""Of the result of a batch. Each task may exceed it by one record batch."""
 _MOST_ROWS: Final = 16 * 1024
 _MOST_BYTES: Final = 4 * 1024 * 1024
-"""Limits of a record batch, which a row may exceed."""
+"""Limits of a record batch, which a row may exceed. A task may exceed the budget by one batch."""
 _PIECE_BYTES: Final = 128 * 1024 * 1024
 """A partition with more is read in pieces."""
 _SETTINGS: Final = {
@@ -110,7 +109,9 @@ class ArrowResults:
             return None
         try:
             with self._opened(self._most_files if parts is None else parts) as files:
-                return self._used(self._evaluated(frame, files), use)
+                found = self._used(self._evaluated(frame, files), use)
+                files.is_ended = files.writing == 0
+                return found
         except UnsuitableSessionError as error:
             self._memory.skipped("result", error)
         return None
@@ -124,21 +125,29 @@ class ArrowResults:
         self._most_files = max(self._session.sparkContext.defaultParallelism, 1)
         with self._opened(2) as files:
             partitions = self._evaluated(sample_result(self._session), files)
-            tables = [table for partition in partitions for table in partition.pieces()]
-            if not equals_sample(tables):
+            if not equals_sample([table for one in partitions for table in one.pieces()]):
                 raise UnsuitableSessionError("Spark does not write the same rows")
 
     @contextmanager
     def _opened(self, parts: int) -> Iterator[_Files]:
         token = uuid.uuid4().hex
+        folder = str(self._session.sparkContext._temp_dir)  # noqa: SLF001
         with ExitStack() as opened:
             try:
-                folder = str(self._session.sparkContext._temp_dir)  # noqa: SLF001
-                memory = [opened.enter_context(_memory_file(token)) for _ in range(parts)]
-                disk = [opened.enter_context(_disk_file(token, folder)) for _ in range(parts)]
+                memory = self._memory.pool.take("result", [HEADER_BYTES] * parts)
+                files = _Files(token, memory)
+                opened.callback(self._give_back, files)
+                for file in memory:
+                    file.start(token)
+                for _ in range(parts):
+                    files.disk.append(opened.enter_context(_disk_file(token, folder)))
             except OSError as error:
                 raise UnsuitableSessionError(str(error)) from error
-            yield _Files(token, memory, disk)
+            yield files
+
+    def _give_back(self, files: _Files) -> None:
+        """Keep the files for the next batch. After an error, a task may still write."""
+        self._memory.pool.give_back(files.memory, is_ended=files.is_ended)
 
     # Not a context manager: the frames of an error would not be those of the user's function.
     def _evaluated(self, frame: DataFrame, files: _Files) -> list[_Partition]:
@@ -146,23 +155,27 @@ class ArrowResults:
             told = self._java.run(
                 frame._jdf,  # noqa: SLF001 (the only way to the plan)
                 files.token,
-                ":".join(f"/proc/{os.getpid()}/fd/{file}" for file in (*files.memory, *files.disk)),
+                ":".join(
+                    [file.path for file in files.memory]
+                    + [f"/proc/{os.getpid()}/fd/{file}" for file in files.disk]
+                ),
                 bytearray(arrow_schema(frame.schema).serialize()),
                 _MOST_ROWS,
                 _MOST_BYTES,
-                _BYTES_IN_MEMORY,
+                self._memory.pool.room(),
             )
         except Exception as error:
             if self._caused(error):
                 raise UnsuitableSessionError(spark_line(error)) from error
             raise
-        return [
-            _Partition(number, ((files.memory[number], in_memory), (files.disk[number], on_disk)))
-            for number, in_memory, on_disk in (
-                map(int, one.split(":")) for one in str(told).split()
-            )
-            if in_memory or on_disk
-        ]
+        writing, *partitions = str(told).split()
+        files.writing = int(writing)
+        found = []
+        for one in partitions:
+            number, *counts = map(int, one.split(":"))
+            if counts[0] or counts[2]:
+                found.append(_Partition(number, files.memory[number], files.disk[number], *counts))
+        return found
 
     def _caused(self, error: Exception) -> bool:
         """Whether the failure of a job began in the Java class, and not in the user's function."""
@@ -181,50 +194,57 @@ class ArrowResults:
         return [one.result() for one in calls]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Files:
-    """The descriptors of the files of a result, by partition."""
+    """The files of a result by partition. Those on the disk are descriptors."""
 
     token: str
-    memory: Sequence[int]
-    disk: Sequence[int]
+    memory: Sequence[MemoryFile]
+    disk: list[int] = field(default_factory=list)
+    writing: int = 1
+    """Tasks that may still write."""
+    is_ended: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class _Partition:
-    """The files of a partition in order, with their numbers of rows."""
+    """The files of a partition, with their numbers of rows and the ends of their streams."""
 
     number: int
-    files: tuple[tuple[int, int], ...]
+    memory: MemoryFile
+    disk: int
+    rows_in_memory: int
+    end_in_memory: int
+    rows_on_disk: int
+    end_on_disk: int
 
     def pieces(self) -> Pieces:
-        """The rows, without a copy.
+        """The rows in order, without a copy.
 
         Raises:
             UnsuitableSessionError: The files do not have these rows.
         """
-        for file, rows in self.files:
-            if rows:
-                yield from _pieces(file, rows)
+        if self.rows_in_memory:
+            yield from _pieces(self.memory.buffer(self.end_in_memory), self.rows_in_memory)
+        if self.rows_on_disk:
+            with pa.memory_map(f"/proc/self/fd/{self.disk}") as mapped:
+                yield from _pieces(mapped.read_buffer(self.end_on_disk), self.rows_on_disk)
 
 
-def _pieces(file: int, rows: int) -> Pieces:
+def _pieces(file: pa.Buffer, rows: int) -> Pieces:
     found = 0
-    with pa.memory_map(f"/proc/self/fd/{file}") as mapped:
-        mapped.seek(HEADER_BYTES)
-        stream = pa.ipc.open_stream(mapped)
-        batches: list[pa.RecordBatch] = []
-        size = 0
-        for batch in stream:
-            batches.append(batch)
-            found, size = found + batch.num_rows, size + batch.nbytes
-            if size >= _PIECE_BYTES:
-                yield pa.Table.from_batches(batches)
-                batches, size = [], 0
-        if found != rows:
-            raise UnsuitableSessionError(f"a partition of the result has {found} of {rows} rows")
-        if batches:
+    batches: list[pa.RecordBatch] = []
+    size = 0
+    for batch in pa.ipc.open_stream(file.slice(HEADER_BYTES)):
+        batches.append(batch)
+        found, size = found + batch.num_rows, size + batch.nbytes
+        if size >= _PIECE_BYTES:
             yield pa.Table.from_batches(batches)
+            batches, size = [], 0
+    if found != rows:
+        raise UnsuitableSessionError(f"a partition of the result has {found} of {rows} rows")
+    if batches:
+        yield pa.Table.from_batches(batches)
 
 
 def _call(use: Callable[[int, Pieces], T], partition: _Partition) -> T:
@@ -236,17 +256,6 @@ def _call(use: Callable[[int, Pieces], T], partition: _Partition) -> T:
         raise UnsuitableSessionError(
             f"the result cannot be written: {type(error).__name__}: {error}"
         ) from error
-
-
-@contextmanager
-def _memory_file(token: str) -> Iterator[int]:
-    """A new file in memory that begins with the token. Yields its descriptor."""
-    file = os.memfd_create("result")
-    try:
-        os.write(file, token.encode().ljust(HEADER_BYTES))
-        yield file
-    finally:
-        os.close(file)
 
 
 @contextmanager
