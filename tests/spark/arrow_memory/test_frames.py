@@ -18,7 +18,7 @@ import pytest
 from kcl_pipeline.batch import Batch
 from kcl_pipeline.errors import SinkError, TransformFailedError
 from kcl_pipeline.events import ArrowMemorySkipped, Event
-from kcl_pipeline.spark.arrow_memory import classes, frames
+from kcl_pipeline.spark.arrow_memory import classes, frames, pool
 from kcl_pipeline.spark.arrow_memory.frames import ArrowMemory
 from kcl_pipeline.spark.writer import SparkBatchWriter, records_frame
 from tests.spark.test_memory_files import GIVEN, open_files
@@ -50,7 +50,9 @@ try:
         results.each(frame.coalesce(1), 2, use)
         results.each(frame, 2, use)
 except Exception as error:
-    print(type(error).__name__, open_files() - before, flush=True)
+    name = type(error).__name__
+del arrow, results, frame
+print(name, open_files() - before, flush=True)
 os._exit(0)
 """
 
@@ -110,13 +112,13 @@ def test_a_frame_that_is_kept_fails_and_never_reads_the_next_batch(
 
 def test_a_file_with_another_token_is_not_read(spark, arrow: ArrowMemory) -> None:
     """The descriptor of an ended batch belongs to the next one."""
-    with arrow._opened(GIVEN, 1) as frame, frames._memory_file(GIVEN, "other") as file:
+    with arrow._opened(GIVEN, 1) as frame:
+        (file,) = arrow.pool._taken
+        file.start("other")
         others = frame.sparkSession.read.format(classes.SOURCE_CLASS).schema(frame.schema)
         arrow._java.open("mine")
         try:
-            mixed = others.options(
-                token="mine", files=f"/proc/{os.getpid()}/fd/{file}", rows=1, bytes=1
-            ).load()
+            mixed = others.options(token="mine", files=file.path, sizes=file.size, rows=1).load()
             with pytest.raises(Exception, match="batch mine are not in memory"):
                 mixed.count()
         finally:
@@ -160,9 +162,8 @@ def test_memory_is_freed_after_a_batch_and_after_a_failure(
     spark, tmp_path: Path, arrow: ArrowMemory, events: list[Event]
 ) -> None:
     before = open_files()
-    assert rows(tmp_path, writer(spark, tmp_path, None, events).write(Batch("b", (), GIVEN))) == (
-        WANTED
-    )
+    one = writer(spark, tmp_path, None, events)
+    assert rows(tmp_path, one.write(Batch("b", (), GIVEN))) == WANTED
     failing = writer(
         spark,
         tmp_path,
@@ -172,7 +173,10 @@ def test_memory_is_freed_after_a_batch_and_after_a_failure(
     with pytest.raises(TransformFailedError, match="no good"):
         failing.write(Batch("b", (), GIVEN))
     assert events == [], "an error of the user's function does not change the transfer"
-    assert (open_files(), arrow._java.mappedBytes()) == (before, 0)
+    assert arrow._java.mappedBytes() == 0
+    assert failing._arrow.pool.kept_bytes() < 2**20, "only what the next batch can use"
+    del one, failing
+    assert open_files() == before
 
 
 def test_memory_is_mapped_until_the_batch_ends(spark, arrow: ArrowMemory) -> None:
@@ -200,7 +204,7 @@ def test_a_killed_process_leaves_no_memory(victim: str) -> None:
     if victim == "python":
         assert process.returncode == -signal.SIGKILL
     else:
-        assert rest[0].split()[1] == "0", "the files are closed without a JVM"
+        assert rest[0].split()[1] == "0", "the files are closed with the writer, without a JVM"
     deadline = time.monotonic() + 60
     while maps_memory(jvm):
         assert time.monotonic() < deadline, "the JVM still maps a batch"
@@ -220,19 +224,36 @@ def test_a_file_that_ends_too_early_is_an_error_of_the_transfer(
     """The rows arrive in another way, and one event says why."""
     one = writer(spark, tmp_path, None, events)
     one.prepare()
-    whole = frames._memory_file
+    write = frames._write
 
-    @frames.contextmanager
-    def cut(records: pa.Table, token: str):
-        with whole(records, token) as file:
-            os.ftruncate(file, os.fstat(file).st_size - 8)
-            yield file
+    def cut(file: pool.MemoryFile, *records: object) -> None:
+        write(file, *records)
+        os.ftruncate(file.descriptor, file.size - 8)
 
-    monkeypatch.setattr(frames, "_memory_file", cut)
+    monkeypatch.setattr(frames, "_write", cut)
     for _ in range(2):
         assert rows(tmp_path, one.write(Batch("b", (), GIVEN))) == WANTED
     assert [type(event) for event in events] == [ArrowMemorySkipped] * len(events)
     assert "end too early" in events[0].reason
+
+
+def test_a_stream_that_ends_too_early_is_an_error_of_the_transfer(
+    spark, tmp_path: Path, events: list[Event], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bytes of an earlier batch after the stream are not read."""
+    one = writer(spark, tmp_path, None, events)
+    one.prepare()
+    size = frames._file_bytes
+    monkeypatch.setattr(frames, "_file_bytes", lambda *of: size(*of) - 8)
+    monkeypatch.setattr(frames.MemoryFile, "target", longer_target)
+    for _ in range(2):
+        assert rows(tmp_path, one.write(Batch("b", (), GIVEN))) == WANTED
+    assert "end too early" in events[0].reason
+
+
+def longer_target(file: pool.MemoryFile) -> pa.NativeFile:
+    file.grow(file.size + 8)
+    return pa.FixedSizeBufferWriter(pa.py_buffer(file._mapped(file.size)))
 
 
 def test_a_batch_arrives_in_another_way_when_there_is_no_memory(
@@ -243,7 +264,7 @@ def test_a_batch_arrives_in_another_way_when_there_is_no_memory(
 
     one = writer(spark, tmp_path, None, events)
     one.prepare()
-    monkeypatch.setattr(frames.os, "memfd_create", full)
+    monkeypatch.setattr(pool.os, "posix_fallocate", full)
     for _ in range(2):
         assert rows(tmp_path, one.write(Batch("b", (), GIVEN))) == WANTED
     assert events == [ArrowMemorySkipped("[Errno 28] No space left on device")]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,8 @@ import pytest
 from kcl_pipeline.batch import Batch
 from kcl_pipeline.errors import SinkError
 from kcl_pipeline.events import ArrowMemorySkipped, Event
-from kcl_pipeline.spark.arrow_memory import classes, frames, results
+from kcl_pipeline.spark.arrow_memory import classes, results
+from kcl_pipeline.spark.arrow_memory.pool import HEADER_BYTES, MemoryFile
 from kcl_pipeline.spark.arrow_memory.types import reason_against
 from kcl_pipeline.spark.writer import SparkBatchWriter
 from tests.spark.test_memory_files import GIVEN
@@ -110,21 +110,24 @@ def test_a_file_of_another_batch_is_not_written(ways, events: list[Event], monke
     """The descriptor of an ended batch belongs to the next one."""
     arrow, _ = ways(None)
     arrow.prepare()
+    start = MemoryFile.start
     seen: list[bytes] = []
 
-    @results.contextmanager
-    def other(_token: str) -> Iterator[int]:
-        with memory_file("another batch") as file:
-            os.write(file, b"its rows")
-            try:
-                yield file
-            finally:
-                seen.append(os.pread(file, 1000, 0))
+    def other(file: MemoryFile, _token: str) -> None:
+        start(file, "another batch")
+        file.grow(1000)
 
-    memory_file = results._memory_file
-    monkeypatch.setattr(results, "_memory_file", other)
+    def seen_after(files: Any, *, is_ended: bool) -> None:
+        seen.extend(os.pread(file.descriptor, 2000, 0) for file in files if file.name == "result")
+        give_back(files, is_ended=is_ended)
+
+    give_back = arrow._arrow.pool.give_back
+    monkeypatch.setattr(MemoryFile, "start", other)
+    monkeypatch.setattr(arrow._arrow.pool, "give_back", seen_after)
+    for file in arrow._arrow.pool._free:
+        os.ftruncate(file.descriptor, 0)
     assert "the batch of this result has ended" in falls_back(arrow, events)
-    assert set(seen) == {b"another batch".ljust(frames.HEADER_BYTES) + b"its rows"}
+    assert set(seen) == {b"another batch".ljust(HEADER_BYTES).ljust(1000, b"\0")}
 
 
 def test_a_stream_without_all_rows(ways, events: list[Event], monkeypatch) -> None:
@@ -144,6 +147,7 @@ def test_no_memory(ways, events: list[Event], monkeypatch) -> None:
     arrow, _ = ways(None)
     arrow.prepare()
     create = os.memfd_create
+    arrow._arrow.pool._free.clear()
     monkeypatch.setattr(results.os, "memfd_create", full)
     assert falls_back(arrow, events) == "[Errno 28] No space left on device"
 

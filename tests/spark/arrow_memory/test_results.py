@@ -90,10 +90,11 @@ def test_a_failed_batch_leaves_no_file(ways, tmp_path: Path) -> None:
         return frame.selectExpr("if(sequence_number LIKE '%99', raise_error('no good'), 'x') AS x")
 
     before = open_files()
-    arrow, _ = ways(last_fails)
+    arrow, own = ways(last_fails)
     with pytest.raises(TransformFailedError, match="no good"):
         arrow.write(BATCH)
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+    del arrow, own
     assert open_files() == before
 
 
@@ -166,43 +167,48 @@ def test_rejected_rows_are_dead_letters_and_the_others_are_written(ways) -> None
 
 
 def test_big_rows_and_the_disk(ways, events: list[Event], monkeypatch) -> None:
-    """More than the memory of a batch continues on the disk, in pieces."""
-    monkeypatch.setattr(results, "_BYTES_IN_MEMORY", 2**20)
+    """More than the budget of a writer continues on the disk, in pieces."""
     monkeypatch.setattr(results, "_MOST_BYTES", 2**16)
     monkeypatch.setattr(results, "_PIECE_BYTES", 2**22)
-    sizes: list[tuple[int, int]] = []
+    sizes: list[tuple[int, int, int]] = []
     each = results.ArrowResults._used
 
     def used(self, partitions, use):
-        sizes.extend(tuple(os.fstat(file).st_size for file, _ in one.files) for one in partitions)
+        disk = sum(os.fstat(one.disk).st_size for one in partitions)
+        sizes.append((self._memory.pool._bytes(), disk, len(partitions)))
         return each(self, partitions, use)
 
     monkeypatch.setattr(results.ArrowResults, "_used", used)
     arrow, own = ways(lambda frame: frame.selectExpr("sequence_number", "repeat('x', 9000) w"))
     assert arrow._results.prepare()
-    sizes.clear()
-    written = arrow.write(BATCH)
-    assert written.rows == 1000
-    memory, disk = map(sum, zip(*sizes, strict=True))
-    assert 2**20 <= memory < 2**20 + 2 * 2**17
-    assert disk > 7 * 2**20
-    assert len(written.files) > len(sizes), "a piece is a file"
-    assert schema_and_rows(arrow, written) == schema_and_rows(own, own.write(BATCH))
+    arrow._arrow.pool._most_bytes = 2**20
+    wanted = schema_and_rows(own, own.write(BATCH))
+    for _turn in range(3):
+        written = arrow.write(BATCH)
+        memory, disk, partitions = sizes[-1]
+        assert 2**20 <= memory < 2**20 + 2**17, "records, results and what was kept"
+        assert disk > 7 * 2**20
+        assert len(written.files) > partitions, "a piece is a file"
+        assert arrow._arrow.pool.kept_bytes() <= 2**20
+        assert schema_and_rows(arrow, written) == wanted
     huge = Batch("b", (), records(*(bytes([n]) * (10 * 2**20 + n) for n in range(4))))
     rows = schema_and_rows(arrow, arrow.write(huge))
     assert len(rows[1]) == 4
+    assert arrow._arrow.pool.kept_bytes() <= 2**20, "a large batch is not kept"
     assert events == []
 
 
 def test_nothing_is_left_in_memory(ways) -> None:
-    before, (arrow, _) = open_files(), ways(None)
+    before, (arrow, own) = open_files(), ways(None)
     for _turn in range(3):
         arrow.write(BATCH)
     gc.collect()
+    assert maps_of(arrow) == ""
+    assert arrow._arrow.pool.kept_bytes() < 2**20
+    del arrow, own
     assert open_files() == before
     maps = Path("/proc/self/maps").read_text()
     assert "memfd:result" not in maps
-    assert maps_of(arrow) == ""
 
 
 def maps_of(writer: SparkBatchWriter) -> str:
@@ -226,12 +232,13 @@ def test_a_job_that_is_cancelled_frees_its_memory(spark, ways) -> None:
             time.sleep(60)
 
     before = open_files()
-    (arrow, _) = ways(lambda frame: frame.mapInArrow(slow, frame.schema))
+    (arrow, own) = ways(lambda frame: frame.mapInArrow(slow, frame.schema))
     arrow.prepare()
+    writing = [arrow]
 
     def write() -> None:
         try:
-            arrow.write(BATCH)
+            writing[0].write(BATCH)
         except BaseException as error:  # noqa: BLE001 (shown below)
             caught.append(error)
 
@@ -246,4 +253,9 @@ def test_a_job_that_is_cancelled_frees_its_memory(spark, ways) -> None:
     thread.join(30)
     assert not thread.is_alive()
     assert [type(error) for error in caught] == [SinkError]
+    kept = [file.name for file in arrow._arrow.pool._free]
+    assert "result" not in kept, "a task may still write"
+    caught.clear()
+    writing.clear()
+    del arrow, own
     assert open_files() == before

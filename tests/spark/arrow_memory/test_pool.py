@@ -1,0 +1,92 @@
+"""Memory files are used again within the budget, and never while somebody uses their bytes."""
+
+from __future__ import annotations
+
+import gc
+import os
+
+import pyarrow as pa
+import pytest
+
+from kcl_pipeline.spark.arrow_memory import pool
+from kcl_pipeline.spark.arrow_memory.pool import HEADER_BYTES, MemoryFile, MemoryPool
+from tests.spark.test_memory_files import open_files
+
+
+def filled(file: MemoryFile, byte: bytes) -> None:
+    with file.target() as target:
+        target.write(byte * file.size)
+
+
+def test_a_file_is_used_again_with_its_pages() -> None:
+    files = MemoryPool()
+    (first,) = files.take("records", [10_000])
+    filled(first, b"a")
+    files.give_back([first], is_ended=True)
+    assert files.kept_bytes() == 10_000
+    assert files.take("result", [64]) != [first], "of another kind"
+    (second,) = files.take("records", [5_000])
+    assert second is first
+    assert second.size == 10_000, "a file never becomes smaller"
+    files.give_back([second], is_ended=True)
+    (third,) = files.take("records", [20_000])
+    assert third is first
+    filled(third, b"c")
+    assert third.buffer(20_000).to_pybytes() == b"c" * 20_000
+
+
+def test_bytes_that_somebody_keeps_do_not_change() -> None:
+    files = MemoryPool()
+    (first,) = files.take("result", [1_000])
+    filled(first, b"a")
+    kept = pa.Array.from_buffers(pa.uint8(), 1_000, [None, first.buffer(1_000)]).slice(10)
+    files.give_back([first], is_ended=True)
+    (second,) = files.take("result", [1_000])
+    filled(second, b"b")
+    del first
+    gc.collect()
+    assert set(kept.to_pylist()) == {ord("a")}
+    del kept
+    files.give_back([second], is_ended=True)
+    assert files.take("result", [1_000]) == [second]
+
+
+def test_a_file_that_a_task_may_use_is_not_used_again() -> None:
+    files = MemoryPool()
+    given = files.take("records", [1_000, 1_000])
+    files.give_back(given, is_ended=False)
+    assert files.kept_bytes() == 0
+    assert not set(given) & set(files.take("records", [1_000, 1_000]))
+
+
+def test_files_have_one_budget() -> None:
+    before = open_files()
+    files = MemoryPool(10_000)
+    records = files.take("records", [4_000, 2_000])
+    assert files.room() == 4_000
+    result = files.take("result", [HEADER_BYTES])
+    result[0].grow(3_000)
+    assert files.room() == 1_000
+    files.give_back(result, is_ended=True)
+    assert files.room() == 1_000, "what is kept counts"
+    files.give_back(records, is_ended=True)
+    large = files.take("records", [8_000])
+    assert files.room() <= 2_000
+    assert files.kept_bytes() <= 2_000, "files that nobody uses are freed first"
+    larger = files.take("records", [20_000])
+    assert files.room() == 0
+    files.give_back([*large, *larger], is_ended=True)
+    assert files.kept_bytes() <= 10_000
+    del records, result, large, larger, files
+    assert open_files() == before
+
+
+def test_no_memory_is_an_error_and_not_a_signal(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, os.strerror(28))
+
+    files = MemoryPool()
+    monkeypatch.setattr(pool.os, "posix_fallocate", full)
+    with pytest.raises(OSError, match="No space"):
+        files.take("records", [1_000])
+    assert files.room() == pool.MOST_BYTES
