@@ -21,7 +21,7 @@ from kcl_pipeline.delta.sink import DeltaCommitter, DeltaSink
 from kcl_pipeline.errors import SinkError
 from kcl_pipeline.kinesis.client import RECORD_SCHEMA
 from kcl_pipeline.spark.executors import joined
-from kcl_pipeline.spark.writer import SparkBatchWriter
+from kcl_pipeline.spark.writer import SparkBatchWriter, records_frame
 from tests.support.spark_batches import NOW, batch, records, spark_writer
 
 
@@ -93,6 +93,15 @@ def test_a_chunk_without_rows_does_not_hide_what_comes_behind_it(
         b"2",
         b"3",
     ]
+
+
+def test_create_data_frame_gets_the_rows_after_an_empty_record_batch(spark) -> None:
+    """Spark stops at an empty one."""
+    given = batch(b"1", b"2").records
+    empty = pa.RecordBatch.from_pylist([], schema=given.schema)
+    first, second = (given.slice(row, 1).to_batches() for row in range(2))
+    parts = pa.Table.from_batches([*first, empty, *second], given.schema)
+    assert records_frame(spark, parts).toArrow().column("data").to_pylist() == [b"1", b"2"]
 
 
 def test_a_transform_is_not_called_for_an_empty_batch(
