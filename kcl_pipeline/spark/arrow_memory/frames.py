@@ -11,6 +11,7 @@ import logging
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from itertools import pairwise
 from typing import Any, Final
 
 import pyarrow as pa
@@ -108,11 +109,8 @@ class ArrowMemory:
     def _opened(self, records: pa.Table, parts: int) -> Iterator[DataFrame]:
         if not _TYPES.issuperset(records.schema.types):
             raise UnsuitableSessionError(f"records with the types {records.schema.types}")
-        chunks = [
-            _chunks(records.slice(start, records.num_rows * (number + 1) // parts - start))
-            for number in range(parts)
-            for start in (records.num_rows * number // parts,)
-        ]
+        edges = [records.num_rows * number // parts for number in range(parts + 1)]
+        chunks = [_chunks(records.slice(begin, end - begin)) for begin, end in pairwise(edges)]
         sizes = [_file_bytes(records.schema, some) for some in chunks]
         if max(sizes) > _MAX_FILE_BYTES:
             raise UnsuitableSessionError("a partition of the batch has 2 GiB or more")

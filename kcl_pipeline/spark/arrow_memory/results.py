@@ -26,7 +26,7 @@ from pyspark.sql import DataFrame, SparkSession
 from kcl_pipeline.errors import SinkError
 from kcl_pipeline.spark.arrow_memory.classes import UnsuitableSessionError, result_in_memory
 from kcl_pipeline.spark.arrow_memory.frames import ArrowMemory
-from kcl_pipeline.spark.arrow_memory.pool import HEADER_BYTES, MemoryFile
+from kcl_pipeline.spark.arrow_memory.pool import HEADER_BYTES, MemoryFile, header
 from kcl_pipeline.spark.arrow_memory.samples import equals_sample, sample_result
 from kcl_pipeline.spark.arrow_memory.types import reason_against
 from kcl_pipeline.spark.failures.job_errors import spark_line
@@ -262,5 +262,5 @@ def _call(use: Callable[[int, Pieces], T], partition: _Partition) -> T:
 def _disk_file(token: str, folder: str) -> Iterator[int]:
     """A new file on the disk that begins with the token and has no name."""
     with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
-        file.write(token.encode().ljust(HEADER_BYTES))
+        file.write(header(token))
         yield file.fileno()

@@ -231,9 +231,13 @@ def test_a_file_that_ends_too_early_is_an_error_of_the_transfer(
         os.ftruncate(file.descriptor, file.size - 8)
 
     monkeypatch.setattr(frames, "_write", cut)
+    arrives_in_another_way(one, tmp_path, events)
+
+
+def arrives_in_another_way(one: SparkBatchWriter, tmp_path: Path, events: list[Event]) -> None:
     for _ in range(2):
         assert rows(tmp_path, one.write(Batch("b", (), GIVEN))) == WANTED
-    assert [type(event) for event in events] == [ArrowMemorySkipped] * len(events)
+    assert {type(event) for event in events} == {ArrowMemorySkipped}
     assert "end too early" in events[0].reason
 
 
@@ -246,9 +250,7 @@ def test_a_stream_that_ends_too_early_is_an_error_of_the_transfer(
     size = frames._file_bytes
     monkeypatch.setattr(frames, "_file_bytes", lambda *of: size(*of) - 8)
     monkeypatch.setattr(frames.MemoryFile, "target", longer_target)
-    for _ in range(2):
-        assert rows(tmp_path, one.write(Batch("b", (), GIVEN))) == WANTED
-    assert "end too early" in events[0].reason
+    arrives_in_another_way(one, tmp_path, events)
 
 
 def longer_target(file: pool.MemoryFile) -> pa.NativeFile:

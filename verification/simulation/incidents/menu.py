@@ -11,7 +11,7 @@ To add an incident, write the method in `hosts.HostIncidents`, `data.DataInciden
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from verification.simulation.environment.calls import OLD_SITE, SITES, Fault, applicable
@@ -147,44 +147,22 @@ _RARE_SITES: Final = {
 }
 """Without it, some cell has no fault in one of some hundred sets of 2,300 seeds."""
 
+_MENU_6: Final = Menu(
+    6, _INCIDENTS_5, SITES, _FAULTS_2, stops_leader=True, leaderless=True, positions=True
+)
+_MENU_7: Final = replace(_MENU_6, version=7, incidents=_INCIDENTS_7, deletes_rows=True)
+_MENU_8: Final = replace(_MENU_7, version=8, incidents=_INCIDENTS_8)
+
 MENUS: Final = {
     1: Menu(1, _INCIDENTS_1, _SITES_1, _FAULTS_1),
     2: Menu(2, _INCIDENTS_2, _SITES_2, _FAULTS_2, stops_leader=True),
     3: Menu(3, _INCIDENTS_3, _SITES_2, _FAULTS_2, stops_leader=True),
     4: Menu(4, _INCIDENTS_4, SITES, _FAULTS_2, stops_leader=True),
     5: Menu(5, _INCIDENTS_5, SITES, _FAULTS_2, stops_leader=True, leaderless=True),
-    6: Menu(6, _INCIDENTS_5, SITES, _FAULTS_2, stops_leader=True, leaderless=True, positions=True),
-    7: Menu(
-        7,
-        _INCIDENTS_7,
-        SITES,
-        _FAULTS_2,
-        stops_leader=True,
-        leaderless=True,
-        positions=True,
-        deletes_rows=True,
-    ),
-    8: Menu(
-        8,
-        _INCIDENTS_8,
-        SITES,
-        _FAULTS_2,
-        stops_leader=True,
-        leaderless=True,
-        positions=True,
-        deletes_rows=True,
-    ),
-    9: Menu(
-        9,
-        _INCIDENTS_8,
-        SITES,
-        _FAULTS_2,
-        stops_leader=True,
-        leaderless=True,
-        positions=True,
-        deletes_rows=True,
-        rare_sites=_RARE_SITES,
-    ),
+    6: _MENU_6,
+    7: _MENU_7,
+    8: _MENU_8,
+    9: replace(_MENU_8, version=9, rare_sites=_RARE_SITES),
 }
 
 CURRENT_MENU: Final = max(MENUS)
