@@ -15,6 +15,7 @@ from kcl_pipeline.cli.running import progress_line, runnable, session, show_log
 from kcl_pipeline.cli.target import AsJson, OnlyPipeline, Pipeline
 from kcl_pipeline.clock import SystemClock
 from kcl_pipeline.signals import stop_on_signals
+from kcl_pipeline.text import counted
 from kcl_pipeline.worker.summary import StopReason, WorkerProgress, WorkerSummary
 
 if TYPE_CHECKING:
@@ -128,7 +129,8 @@ def _report(name: str, summary: WorkerSummary, *, is_drain: bool = False) -> Non
     Exits with 1 when it failed, or a pause came before the end of a drain; with 3 when it was hung.
     """
     total = summary.total
-    result = f"{total.records:,} records in {total.batches:,} batches"
+    batches = counted(total.batches, "batch", "batches")
+    result = f"{total.records:,} records in {batches}"
     if summary.reason is StopReason.STOPPED and summary.error is not None:
         result = summary.error  # it was stopped before it began
     show.echo(f"worker {name} {summary.reason}: {result}", err=True)

@@ -20,3 +20,10 @@ def test_a_worker_that_failed_or_was_hung_has_an_exit_code_of_its_own(reason, co
 def test_a_worker_that_was_stopped_has_none(capsys):
     _report("w-1", WorkerSummary(StopReason.STOPPED, TOTAL))
     assert "w-1 stopped" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("batches", "text"), [(1, "1,200 records in 1 batch"), (2, "2 batches")])
+def test_the_last_line_counts_in_plain_english(batches, text, capsys):
+    total = WorkerProgress("w-1", 1.0, records=1_200, batches=batches)
+    _report("w-1", WorkerSummary(StopReason.DRAINED, total))
+    assert capsys.readouterr().err.splitlines()[-1].endswith(text)

@@ -13,6 +13,7 @@ import dagster as dg
 
 from kcl_pipeline.assets.names import table_uri
 from kcl_pipeline.delta.errors import first_line
+from kcl_pipeline.text import counted
 from kcl_pipeline.worker.summary import WorkerProgress, WorkerSummary
 
 _log = logging.getLogger(__name__)
@@ -167,9 +168,10 @@ def final_metadata(
         "worker": dg.MetadataValue.text(total.worker_id),
         "stopped": dg.MetadataValue.text(str(summary.reason)),
         "whole_run": dg.MetadataValue.text(
-            f"{total.records} records, {total.bytes} bytes, {total.rows_written} rows, "
-            f"{total.batches} batches, "
-            f"{total.dead_letters} dead letters, {total.handoffs} handoffs in {total.seconds:.0f} s"
+            f"{counted(total.records, 'record')}, {counted(total.bytes, 'byte')}, "
+            f"{counted(total.rows_written, 'row')}, {counted(total.batches, 'batch', 'batches')}, "
+            f"{counted(total.dead_letters, 'dead letter')}, {counted(total.handoffs, 'handoff')} "
+            f"in {total.seconds:.0f} s"
         ),
         "positions": table_of(
             [{"lease": key, "position": positions[key]} for key in sorted(positions)]
