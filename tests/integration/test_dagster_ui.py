@@ -116,6 +116,7 @@ def test_the_worker_metrics_page_shows_every_column(stage: Stage, looker: Browse
 
 def test_the_output_page_draws_a_line_for_each_figure(stage: Stage, looker: Browser):
     stage.publish(100)
+    stage.wait("a second report, without which there is no line", lambda: stage.reported(2))
     looker.open(f"{stage.page.url}/assets/orders/events?view=overview")
     looker.wait_for("Plots", "dead_letters", seconds=90)
     looker.click("Plots")

@@ -19,6 +19,8 @@ from tests.support.fleet_processes import CLOCK, PIPELINES, wait_until
 
 JOB = "orders_consume"
 SHARDS = 3
+REPORTED = """query($key: AssetKeyInput!) { assetOrError(assetKey: $key) { ... on Asset {
+  assetMaterializations(limit: 10) { timestamp } } } }"""
 
 
 class Stage:
@@ -70,6 +72,11 @@ class Stage:
         except self.dynamodb.exceptions.ResourceNotFoundException:
             return []
 
+    def reported(self, times: int = 1) -> bool:
+        """Whether so many materializations of the output were reported."""
+        found = self.page._ask(REPORTED, key={"path": ["orders", "events"]})["assetOrError"]
+        return len(found.get("assetMaterializations", ())) >= times
+
     def consuming(self) -> bool:
         """Whether a run of the sensor's holds every lease, and everything published is in the
         table.
@@ -99,6 +106,8 @@ def dagster_stage(folder: Path) -> Iterator[Stage]:
             processes.start_dagster("page_orders", port)
             stage.wait("Dagster to load the code", stage.loaded, 90)
             stage.wait("the sensor's worker to consume", stage.consuming, 90)
+            # A page that is opened before the first report shows it only when it is loaded again.
+            stage.wait("the first report of the output", stage.reported, 90)
             yield stage
         finally:
             processes.stop_all()
