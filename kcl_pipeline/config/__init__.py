@@ -198,12 +198,13 @@ class BatchSettings(StrictSettings):
         "its shards are behind. It does not wait if no read is under way or due in that time. With "
         "enhanced fan-out, the least time between two small batches",
     )
-    commit_protocol: Literal["two_phase", "positions"] = Field(
+    commit_protocol: Literal["two_phase", "positions"] | None = Field(
+        None,
+        description="How batches are committed exactly once. positions: the table itself stores "
+        "the position of each shard, and no row is written before a commit. two_phase: each batch "
+        "first writes its end to the lease rows. None: as the application is recorded; a new one "
+        "gets positions. A sink that cannot store positions, such as ForeachBatchSink, uses "
         "two_phase",
-        description="How batches are committed exactly once. two_phase: each batch first writes "
-        "its end to the lease rows. positions: the table itself stores the position of each shard, "
-        "and no row is written before a commit. A sink that cannot store positions, such as "
-        "ForeachBatchSink, uses two_phase",
     )
     failed_records: Literal["dead_letter", "fail", "skip"] = Field(
         "dead_letter",

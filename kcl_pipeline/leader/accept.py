@@ -11,6 +11,7 @@ requires that all leases are deleted. The steps are conditional and can be repea
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final, NoReturn
 
@@ -26,6 +27,7 @@ from kcl_pipeline.leases.application.identity import (
     ApplicationRecord,
 )
 from kcl_pipeline.leases.lease.rejected import RejectedRows
+from kcl_pipeline.leases.lease.seek import MAX_SEEKS, LeaseSeek
 from kcl_pipeline.leases.lease.values import BadRow, Lease
 from kcl_pipeline.leases.migration import VERSION_3X, ensure_client_version
 from kcl_pipeline.leases.tables import (
@@ -107,7 +109,7 @@ class ApplicationChange:
             )
         record = self._coordinator_table.read_application()
         before = None if record is None else record.identity
-        after = replace(wanted, sink=wanted.sink if before is None else before.sink, changing=False)
+        after = _with_sink(wanted, before)
         if before is not None and before.mode == after.mode == "single_stream":
             known = before.streams[0]
             after = replace(after, streams=(known,)) if known.is_same(after.streams[0]) else after
@@ -127,8 +129,14 @@ class ApplicationChange:
             self._election.release()
         return Acceptance(before, after, deleted)
 
-    def accept_sink(self, wanted: ApplicationIdentity) -> Acceptance:
-        """Replace the recorded sink. The leases do not change: the new sink continues there.
+    def accept_sink(self, wanted: ApplicationIdentity, token: str) -> Acceptance:
+        """Replace the recorded sink. The checkpoints do not change: the new sink continues there.
+
+        The marks of the former table are removed from the leases, so that the new one is accepted.
+
+        Args:
+            wanted: Has the new sink.
+            token: Unique text of this call.
 
         Raises:
             ApplicationInUseError: Workers are running, or a lease has a pending checkpoint. Only
@@ -145,9 +153,28 @@ class ApplicationChange:
                 f"{record.identity.sink} knows whether it landed; run one worker with that sink "
                 "and --drain first"
             )
-        after = replace(record.identity, sink=wanted.sink)
+        self._remove_marks(leases, record, token)
+        # A sink that cannot store positions has a start with `positions` False.
+        positions = record.identity.positions and wanted.positions is not False
+        after = replace(record.identity, sink=wanted.sink, positions=positions)
         self._record(after, record)
         return Acceptance(record.identity, after)
+
+    def _remove_marks(self, leases: Sequence[Lease], record: ApplicationRecord, token: str) -> None:
+        marked = [
+            LeaseSeek(one, one.checkpoint, one.initial_millis)
+            for one in leases
+            if one.table_mark is not None
+        ]
+        proof = self._coordinator_table.proof_of_application(record)
+        for begin in range(0, len(marked), MAX_SEEKS):
+            refused = self._lease_table.seek(marked[begin : begin + MAX_SEEKS], token, proof)
+            if refused is None or refused:
+                changed = "the record" if refused is None else f"the lease {refused[0]}"
+                raise ApplicationInUseError(
+                    f"another process changed {changed} of the application "
+                    f"{self._settings.application_name!r} at this moment; run the command again"
+                )
 
     def _record(self, identity: ApplicationIdentity, record: ApplicationRecord | None) -> None:
         if not self._coordinator_table.put_application(identity, replacing=record):
@@ -217,3 +244,12 @@ class ApplicationChange:
                 "read as leases; delete them by hand, then run the command again"
             )
         return deleted
+
+
+def _with_sink(
+    wanted: ApplicationIdentity, before: ApplicationIdentity | None
+) -> ApplicationIdentity:
+    """Return the identity of a start with the recorded sink and protocol, if there is a record."""
+    if before is None:
+        return wanted.decided
+    return replace(wanted, sink=before.sink, positions=before.positions, changing=False)

@@ -118,7 +118,7 @@ class LeaderCycle:
         self._streams = streams = Streams(settings, kinesis, clock, events, owner_name, selection)
         known = (coordinator_table, lease_table, kinesis, streams)
         self._application = ApplicationGuard(settings, *known)
-        led = (streams, leadership, stored)
+        led = (streams, leadership, streams.asking(stored))
         self._sync = ShardSync(settings, lease_table, kinesis, clock, events, *led)
         self._deleted_rows = DeletedRows(lease_table, kinesis, events, self._election, *led)
         self._cleaning = Cleaning(settings, lease_table, worker_table, events, leadership)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Final
 
+from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.errors import OtherApplicationError
 from kcl_pipeline.leases.application.control import NOTHING_WANTED
 from kcl_pipeline.leases.application.identity import (
@@ -65,7 +66,8 @@ def ensure_application(
     for _ in range(ATTEMPTS):
         record = coordinator_table.read_application()
         if record is None:
-            following = check_leases(name, coordinator_table, lease_table, wanted, list_shards)
+            fitting = check_leases(name, coordinator_table, lease_table, wanted, list_shards)
+            following = fitting.decided
         else:
             following = successor(name, record.identity, wanted)
             if following == record.identity:
@@ -127,6 +129,26 @@ def check_leases(
     return replace(wanted, streams=streams)
 
 
+def wanted_positions(settings: ConsumerSettings, *, stores_positions: bool) -> bool | None:
+    """Return whether the table of a sink stores the positions after a start. None: as recorded.
+
+    Args:
+        settings: The settings of the start.
+        stores_positions: Whether the sink can store positions.
+    """
+    protocol = settings.batch.commit_protocol
+    if protocol is None and stores_positions:
+        return None
+    return stores_positions and protocol == "positions"
+
+
+def protocol_of(identity: ApplicationIdentity) -> str | None:
+    """Return the recorded commit protocol. None: no worker has recorded its sink yet."""
+    if identity.positions is None:
+        return None
+    return "positions" if identity.positions else "two_phase"
+
+
 def as_json(record: ApplicationRecord | None) -> Mapping[str, object] | None:
     """Return the record for the output of `--json`."""
     if record is None:
@@ -139,5 +161,6 @@ def as_json(record: ApplicationRecord | None) -> Mapping[str, object] | None:
             for stream in identity.streams
         ],
         "sink": identity.sink,
+        "commit_protocol": protocol_of(identity),
         "changing": identity.changing,
     }

@@ -228,6 +228,7 @@ class KinesisPipeline:
             tables.workers,
             tables.coordinator,
             sink_address=sink_address(self.sink),
+            stores_positions=isinstance(self.sink, DeltaSink),
             clock=clock,
             rng=random.Random(self.name),
             events=events,

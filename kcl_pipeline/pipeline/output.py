@@ -111,12 +111,12 @@ class PipelineOutput:
         )
 
     def stored_shards(self) -> StoredShards | None:
-        """Return what asks the table for positions. None: the table stores none.
+        """Return what asks the table for positions. None: the table stores none by the settings.
 
         The table is not opened before the first question.
         """
         sink, name = self.sink, self.name
-        if self.settings.batch.commit_protocol != "positions" or not isinstance(sink, DeltaSink):
+        if self.settings.batch.commit_protocol == "two_phase" or not isinstance(sink, DeltaSink):
             return None
         return SinkShards(cache(lambda: DeltaCommitter(sink, name)))
 

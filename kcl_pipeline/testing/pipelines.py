@@ -19,7 +19,7 @@ from kcl_pipeline.delta.sink import DeltaSink
 from kcl_pipeline.errors import KclError, SettingsError
 from kcl_pipeline.events import Event
 from kcl_pipeline.leader.cycle import LeaderCycle
-from kcl_pipeline.pipeline import KinesisPipeline
+from kcl_pipeline.pipeline import KinesisPipeline, sink_address
 from kcl_pipeline.testing.failures import FailingKinesis, Failures, WorkerProcess, failing_sink
 from kcl_pipeline.testing.kinesis.client import InMemoryKinesis
 from kcl_pipeline.testing.kinesis.model import KinesisModel
@@ -237,9 +237,11 @@ class PipelineTest:
                     self.events.append,
                     name,
                     rng=random.Random(self._workers),
+                    stored=output.stored_shards(),
                 ),
                 run_id=f"{name}-run",
                 idle_seconds=0.01,
+                sink_address=sink_address(self._sink),
             ),
         )
 

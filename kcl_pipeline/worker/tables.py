@@ -24,7 +24,7 @@ class DeletedTables:
         parts: The dependencies of the worker.
         application: Returns the application that the worker has opened.
         stop: Ends the worker.
-        are_restored: Whether missing tables are created.
+        are_restored: Returns whether missing tables are created.
     """
 
     def __init__(
@@ -33,7 +33,7 @@ class DeletedTables:
         application: Callable[[], OpenedApplication],
         stop: StopSignal,
         *,
-        are_restored: bool,
+        are_restored: Callable[[], bool],
     ) -> None:
         self._parts = parts
         self._application = application
@@ -57,7 +57,7 @@ class DeletedTables:
             OtherApplicationError: Another application has the tables now.
             ApplicationPausedError: The application is paused.
         """
-        if not (self._is_missed and self._are_restored) or self._stop.is_set():
+        if not (self._is_missed and self._are_restored()) or self._stop.is_set():
             return
         parts, self._is_missed = self._parts, False
         try:

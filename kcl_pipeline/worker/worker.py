@@ -14,6 +14,7 @@ from functools import partial
 from typing import Final
 
 from kcl_pipeline.background import Background
+from kcl_pipeline.batch import PositionStore
 from kcl_pipeline.clock import StopSignal
 from kcl_pipeline.errors import ApplicationPausedError
 from kcl_pipeline.events import (
@@ -109,7 +110,7 @@ class Worker:
         self._retention = RetentionLosses(
             worker_id, self._retrieval.gaps, self._retrieval.identity, clock, events
         )
-        self._protocol = self._make_protocol()
+        self._protocol = WatchedCommit(self._make_protocol(recorded=None), self._activity)
         self.lifecycle = self._make_lifecycle()
         self.stalls = StallWatch(
             worker_id, self.leases, self.lifecycle, self.source, settings.worker, clock, events
@@ -145,11 +146,12 @@ class Worker:
             self._parts,
             lambda: self._opened(self._stop),
             self._stop,
-            are_restored=self._protocol.stored is not None,
+            are_restored=lambda: self._protocol.stored is not None,
         )
 
-    def _make_protocol(self) -> CommitProtocol:
-        return make_protocol(self._parts, self.worker_id, self.leases, self._stop, self._pools)
+    def _make_protocol(self, *, recorded: bool | None) -> CommitProtocol:
+        own = (self._parts, self.worker_id, self.leases, self._stop, self._pools)
+        return make_protocol(*own, recorded=recorded)
 
     def _make_lifecycle(self) -> Lifecycle:
         own = (self.worker_id, self._streams, self.leases, self.source, self._protocol)
@@ -161,7 +163,7 @@ class Worker:
             self.worker_id,
             leases=self.leases,
             source=self.source,
-            protocol=WatchedCommit(self._protocol, self._activity),
+            protocol=self._protocol,
             lifecycle=self.lifecycle,
             stats=self.stats,
             lag=self._lag,
@@ -193,6 +195,7 @@ class Worker:
             self._events(StreamUnavailable(self.worker_id, name, str(error)))
         retried("look at the client version", self.coordination.version.start)
         identity = record_application(application, parts, stop)
+        self._protocol.use(self._make_protocol(recorded=identity.positions))
         self._streams.open(marked_streams(identity, application.streams))
         self._streams.note_record(identity.streams)
         unnamed = application.unnamed(identity)
@@ -214,6 +217,7 @@ class Worker:
                 parts.worker_table,
                 parts.coordinator_table,
                 sink_address=parts.sink_address,
+                stores_positions=isinstance(parts.sink, PositionStore),
                 clock=parts.clock,
                 rng=parts.rng,
                 events=parts.events,

@@ -13,7 +13,7 @@ from kcl_pipeline.errors import SettingsError, SinkError
 from kcl_pipeline.events import ShardPaused
 from kcl_pipeline.position import SHARD_END
 from kcl_pipeline.testing.sink import InMemorySink
-from tests.control.test_seek import batch, counts, three_batches
+from tests.control.test_seek import TWO_PHASE, batch, counts, three_batches
 from tests.control.test_seek_positions import POSITIONS, failing_moves, stored
 
 
@@ -154,7 +154,7 @@ def test_a_prepared_batch_is_settled_by_workers_first():
 
 
 def test_there_is_nothing_to_do_without_positions():
-    world, *_ = three_batches(shards=2)
+    world, *_ = three_batches(shards=2, **TWO_PHASE)
     assert downgrade(world).plan().changes == ()
     with pytest.raises(SettingsError, match="stores no positions"):
         Downgrade(world.app, world.kinesis, NoLog())

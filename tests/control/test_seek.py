@@ -15,6 +15,8 @@ from kcl_pipeline.position import LATEST, TRIM_HORIZON, Position
 from kcl_pipeline.testing.sink import InMemorySink
 from tests.support.operator_world import OperatorWorld
 
+TWO_PHASE = {"batch": {"commit_protocol": "two_phase"}}
+
 
 def batch(world, name, count=12):
     values = [f"{name}-{n}".encode() for n in range(count)]
@@ -126,11 +128,11 @@ def test_a_shard_that_has_ended_and_its_children_are_read_again():
 @pytest.mark.parametrize("landed", [True, False])
 def test_a_prepared_batch_is_settled_first(landed):
     """A worker crashed after the prepare: its commit may still arrive."""
-    world, _, old, new = three_batches(shards=1)
+    world, _, old, new = three_batches(shards=1, **TWO_PHASE)
     (key,) = world.owners()
     late = []
     worker = world.running["w-1"]
-    sink = worker._protocol._sink
+    sink = worker._protocol._protocol._sink
     commit = sink.commit
 
     def stop(written, entries):
@@ -159,7 +161,7 @@ def test_a_prepared_batch_is_settled_first(landed):
 
 
 def test_a_write_of_the_former_owner_is_refused_after_a_seek():
-    world, _, _, _ = three_batches(shards=1)
+    world, _, _, _ = three_batches(shards=1, **TWO_PHASE)
     before = world.leases.list_leases().leases[0]
     Pausing(world.app).pause()
     released = world.leases.row(before.lease_key)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from random import Random
 
 import pytest
@@ -113,7 +114,7 @@ def test_running_workers_are_left_alone(what):
     world.model.create_stream("other", 2)
     before, leases = recorded(world), world.table()
     made = change(world)
-    accept = made.accept_streams if what == "streams" else made.accept_sink
+    accept = made.accept_streams if what == "streams" else partial(made.accept_sink, token="t")
     stream = "other" if what == "streams" else "orders"
     with pytest.raises(ApplicationInUseError, match="belongs to a: stop all workers"):
         accept(identity(world, stream, sink="delta:/elsewhere"))
@@ -216,11 +217,11 @@ def test_a_sink_changes_only_between_batches(world):
     held = world.leases.evict(held)
     wanted = identity(world, "orders", sink="delta:/elsewhere")
     with pytest.raises(ApplicationInUseError, match="has a pending batch"):
-        change(world).accept_sink(wanted)
+        change(world).accept_sink(wanted, "token")
     held = world.leases.assign(held, "w")
     held = world.leases.update_checkpoint(held, checkpoint=Position("7"))
     world.leases.evict(held)
     leases = world.table()
-    change(world).accept_sink(wanted)
+    change(world).accept_sink(wanted, "token")
     assert recorded(world).sink == "delta:/elsewhere"
     assert world.table() == leases

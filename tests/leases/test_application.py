@@ -34,8 +34,9 @@ LATER = RecordedStream(ARN + "clicks", 5_000)
 RENEWED = replace(LATER, renewed=True)
 OTHER = RecordedStream(ARN + "other", 2_000)
 THIRD = RecordedStream(ARN + "third", 3_000)
-SINGLE = ApplicationIdentity("single_stream", (CLICKS,), "delta:/lake/rows")
-SEVERAL = ApplicationIdentity("multi_stream", (CLICKS, OTHER), "delta:/lake/rows")
+SINGLE = ApplicationIdentity("single_stream", (CLICKS,), "delta:/lake/rows", positions=False)
+SEVERAL = ApplicationIdentity("multi_stream", (CLICKS, OTHER), "delta:/lake/rows", positions=False)
+LEADER = replace(SINGLE, sink=None, positions=None)
 WHOLE = HashKeyRange(0, 2**128 - 1)
 HALF = HashKeyRange(0, 2**127 - 1)
 
@@ -76,13 +77,13 @@ def test_the_same_start_writes_nothing_more(started):
     ensured(started, SINGLE)
     before = started.rows(started.coordinator)
     assert ensured(started, SINGLE) == SINGLE
-    assert ensured(started, replace(SINGLE, sink=None)) == SINGLE, "a leader has no sink to compare"
+    assert ensured(started, LEADER) == SINGLE, "a leader has no sink to compare"
     check_application("app", started.coordinator, SINGLE)
     assert started.rows(started.coordinator) == before
 
 
 def test_a_leader_records_the_streams_and_the_first_worker_adds_the_sink(started):
-    ensured(started, replace(SINGLE, sink=None))
+    ensured(started, LEADER)
     assert started.coordinator.read_application().identity.sink is None
     assert ensured(started, SINGLE) == SINGLE
 
@@ -195,6 +196,56 @@ def test_a_start_that_fits_may_extend_the_record(recorded, wanted, expected):
     assert successor("app", recorded, wanted) == expected
 
 
+IN_TABLE = replace(SINGLE, positions=True)
+AS_RECORDED = replace(SINGLE, positions=None)
+
+
+def test_a_new_application_stores_its_positions_in_the_table(started):
+    """Without a setting. An older version reads another sink, and does not start."""
+    assert ensured(started, AS_RECORDED) == IN_TABLE
+    row = started.rows(started.coordinator)["Migration3.0"]
+    assert json.loads(row["kclpApplication"]["S"]) == {
+        "mode": "single_stream",
+        "streams": [{"arn": ARN + "clicks", "created_millis": 1000}],
+        "sink": "positions:delta:/lake/rows",
+        "changing": False,
+    }
+    assert started.coordinator.read_application().identity == IN_TABLE
+    assert ensured(started, AS_RECORDED) == IN_TABLE
+
+
+def test_the_first_worker_decides_also_after_a_leader(started):
+    ensured(started, LEADER)
+    assert started.coordinator.read_application().identity.positions is None
+    assert ensured(started, AS_RECORDED) == IN_TABLE
+    assert ensured(started, LEADER) == IN_TABLE
+
+
+def test_positions_have_names_only_in_streams_with_a_creation_time(started):
+    nameless = replace(AS_RECORDED, streams=(RecordedStream(ARN + "clicks"),))
+    assert ensured(started, nameless) == replace(nameless, positions=False)
+
+
+@pytest.mark.parametrize(
+    ("recorded", "wanted", "expected"),
+    [
+        (SINGLE, AS_RECORDED, SINGLE),
+        (IN_TABLE, AS_RECORDED, IN_TABLE),
+        (SINGLE, IN_TABLE, IN_TABLE),
+        (IN_TABLE, IN_TABLE, IN_TABLE),
+        (IN_TABLE, LEADER, IN_TABLE),
+        (LEADER, SINGLE, SINGLE),
+    ],
+)
+def test_the_recorded_protocol_holds_until_a_setting_names_positions(recorded, wanted, expected):
+    assert successor("app", recorded, wanted) == expected
+
+
+def test_positions_in_the_table_are_given_up_by_a_command_only():
+    with pytest.raises(OtherApplicationError, match="kcl-pipeline downgrade --pipeline"):
+        successor("app", IN_TABLE, SINGLE)
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -227,7 +278,7 @@ def test_a_record_of_another_type_is_not_taken_for_none(started, value):
 
 def test_a_record_survives_a_round_trip():
     renewed = replace(SINGLE, streams=(RENEWED,))
-    for identity in (SINGLE, SEVERAL, replace(SINGLE, changing=True), renewed):
+    for identity in (SINGLE, SEVERAL, replace(SINGLE, changing=True), renewed, IN_TABLE, LEADER):
         record = application_from_text(application_text(identity))
         assert (record.identity, record.text) == (identity, application_text(identity))
 
@@ -308,6 +359,6 @@ def test_a_record_that_appears_while_the_leases_are_read_decides(started):
 
 def test_the_record_of_a_resolved_stream():
     stream = StreamId("clicks", arn=ARN + "clicks", created_millis=1_000)
-    assert ApplicationIdentity.of([stream], is_multi_stream=False) == replace(SINGLE, sink=None)
+    assert ApplicationIdentity.of([stream], is_multi_stream=False) == LEADER
     assert RecordedStream.of(StreamId("plain")).name == "plain"
     assert str(CLICKS) == f"{ARN}clicks (created 1970-01-01T00:00:01+00:00)"

@@ -7,6 +7,7 @@ import random
 from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.errors import AccessDeniedError
 from kcl_pipeline.leader.cycle import LeaderCycle
+from kcl_pipeline.leases.stored_shards import SinkShards
 from kcl_pipeline.testing.clock import VirtualClock
 from kcl_pipeline.testing.kinesis.client import InMemoryKinesis
 from kcl_pipeline.testing.kinesis.model import KinesisModel
@@ -64,6 +65,7 @@ class StreamsWorld:
     ):
         settings = ConsumerSettings(application_name="app", streams=streams, **overrides)
         kinesis = kinesis or InMemoryKinesis(self.model)
+        sink = InMemorySink(self.table, clock=self.clock)
         leader = LeaderCycle(
             settings,
             self.leases,
@@ -75,6 +77,7 @@ class StreamsWorld:
             name,
             rng=random.Random(name),
             selection=selection,
+            stored=SinkShards(lambda: sink),
         )
         worker = Worker(
             name,
@@ -85,7 +88,7 @@ class StreamsWorld:
                 coordinator_table=self.coordinator,
                 kinesis=kinesis,
                 writer=MemoryBatchWriter(self.table),
-                sink=InMemorySink(self.table, clock=self.clock),
+                sink=sink,
                 clock=self.clock,
                 rng=random.Random(name),
                 events=self.events.append,

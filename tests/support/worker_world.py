@@ -46,6 +46,9 @@ LEAD_SECONDS = 0.25
 class World:
     """`buffered`: the worker's own fetch tick reads the shards, instead of range jobs."""
 
+    sink_address: str | None = None
+    """As it is recorded. None: the settings alone decide the commit protocol."""
+
     def __init__(
         self, shards=2, transform=None, metric=None, parallel=False, buffered=False, **settings
     ):
@@ -90,7 +93,7 @@ class World:
         )
 
     def stored(self):
-        if self.settings.batch.commit_protocol != "positions":
+        if self.settings.batch.commit_protocol == "two_phase":
             return None
         return SinkShards(lambda: InMemorySink(self.table, clock=self.clock))
 
@@ -111,6 +114,7 @@ class World:
             parallel=self.parallel,
             range_jobs=None if self.buffered else self.jobs,
             run_id=run_id or f"{name}-run",
+            sink_address=self.sink_address,
         )
         return Worker(name, parts)
 

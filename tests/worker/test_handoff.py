@@ -15,7 +15,7 @@ from tests.support.worker_world import World, numbered
 @pytest.fixture
 def world():
     """One shard. Its last batch is in the table, and its checkpoint is not in the row yet."""
-    world = World(shards=1)
+    world = World(shards=1, batch={"commit_protocol": "two_phase"})
     world.run(3)
     world.put(*numbered(20))
     world.run(0.05)

@@ -325,7 +325,7 @@ def test_the_default_lag_is_the_renewal_interval() -> None:
     assert LeaseSettings().checkpoint_lag == LeaseSettings().renewal_interval_millis
     assert LeaseSettings(checkpoint_lag_millis=0).checkpoint_lag == 0
     settings = ConsumerSettings(application_name="app", streams=("s",))
-    assert settings.batch.commit_protocol == "two_phase"
+    assert settings.batch.commit_protocol is None, "as recorded"
 
 
 def child_of(world: World, *, checkpoint: Position, owner: str = "w") -> ShardConsumer:

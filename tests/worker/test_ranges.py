@@ -133,7 +133,7 @@ def test_a_record_the_transform_cannot_take_is_set_aside_and_the_rest_is_read_ag
 
 
 def test_a_lease_that_is_lost_while_the_job_runs_takes_its_rows_with_it():
-    world = World()
+    world = World(batch={"commit_protocol": "two_phase"})
     world.run()
     world.put(*numbered(40))
     stolen = min(lease.lease_key for lease in world.leases.list_leases().leases)

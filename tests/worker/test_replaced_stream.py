@@ -54,13 +54,15 @@ def test_its_records_are_in_the_table_within_a_minute(streams, shards, position)
     assert world.of(RecordsLost) == []
 
 
-def test_a_stream_that_returns_at_once_is_noticed():
+@pytest.mark.parametrize(("protocol", "seconds"), [("two_phase", 0.1), ("positions", 1.0)])
+def test_a_stream_that_returns_at_once_is_noticed(protocol, seconds):
+    """Positions in a table have the second of the creation time, as KCL's lease keys."""
     world = StreamsWorld(*NAME)
     world.put("orders", 20, "old")
-    world.start("w", *NAME)
+    world.start("w", *NAME, batch={"commit_protocol": protocol})
     world.run_until(world.has_all, 60)
     world.delete("orders")
-    world.clock.advance(0.1)
+    world.clock.advance(seconds)
     world.create("orders", 2)
     world.put("orders", 20, "new")
     world.run_until(world.has_all, 60)

@@ -6,6 +6,7 @@ import os
 import socket
 from random import SystemRandom
 from typing import TYPE_CHECKING, Annotated
+from uuid import uuid4
 
 import typer
 
@@ -26,6 +27,7 @@ from kcl_pipeline.events import Event, ignore_events
 if TYPE_CHECKING:
     from kcl_pipeline.leader.accept import Acceptance, ApplicationChange
     from kcl_pipeline.leases.application.identity import ApplicationIdentity
+    from kcl_pipeline.pipeline import KinesisPipeline
 
 MISMATCH = "the settings differ: "
 
@@ -90,8 +92,10 @@ def _configured(app: Target, pipeline: str | None) -> ApplicationIdentity:
     from kcl_pipeline.leases.application.identity import (  # noqa: PLC0415 (AWS only here)
         ApplicationIdentity,
     )
+    from kcl_pipeline.pipeline import sink_address  # noqa: PLC0415 (likewise)
 
     is_multi_stream = app.settings.is_multi_stream
+    found = _pipeline(pipeline)
     streams = [
         app.kinesis.resolve_stream(name, multi_stream=is_multi_stream)
         for name in app.settings.streams
@@ -99,18 +103,26 @@ def _configured(app: Target, pipeline: str | None) -> ApplicationIdentity:
     return ApplicationIdentity.of(
         streams,
         is_multi_stream=is_multi_stream,
-        sink=_sink(pipeline),
+        sink=None if found is None else sink_address(found.sink),
         shard_sync_of=app.settings.shard_sync_of,
+        positions=None if found is None else _positions(found),
     )
 
 
-def _sink(pipeline: str | None) -> str | None:
+def _positions(found: KinesisPipeline) -> bool | None:
+    from kcl_pipeline.delta.sink import DeltaSink  # noqa: PLC0415 (likewise)
+    from kcl_pipeline.leases.identity_check import wanted_positions  # noqa: PLC0415 (likewise)
+
+    return wanted_positions(found.settings, stores_positions=isinstance(found.sink, DeltaSink))
+
+
+def _pipeline(pipeline: str | None) -> KinesisPipeline | None:
     if pipeline is None:
         return None
-    from kcl_pipeline.pipeline import KinesisPipeline, sink_address  # noqa: PLC0415 (likewise)
+    from kcl_pipeline.pipeline import KinesisPipeline  # noqa: PLC0415 (likewise)
 
     found = load_pipeline(pipeline)
-    return sink_address(found.sink) if isinstance(found, KinesisPipeline) else None
+    return found if isinstance(found, KinesisPipeline) else None
 
 
 def _accept(
@@ -120,7 +132,7 @@ def _accept(
         return []
     change = _change(app)
     accepted = [change.accept_streams(configured)] if streams else []
-    return [*accepted, change.accept_sink(configured)] if sink else accepted
+    return [*accepted, change.accept_sink(configured, str(uuid4()))] if sink else accepted
 
 
 def _change(app: Target) -> ApplicationChange:
@@ -156,6 +168,8 @@ def _problem(
 
 
 def _print(name: str, identity: ApplicationIdentity | None) -> None:
+    from kcl_pipeline.leases.identity_check import protocol_of  # noqa: PLC0415 (likewise)
+
     if identity is None:
         typer.echo(
             f"no streams are recorded for application {name} yet; its first start records them"
@@ -165,6 +179,7 @@ def _print(name: str, identity: ApplicationIdentity | None) -> None:
     for stream in identity.streams:
         typer.echo(f"stream {stream}")
     typer.echo(f"sink {identity.sink or 'not recorded yet'}")
+    typer.echo(f"commit protocol {protocol_of(identity) or 'not recorded yet'}")
     if identity.changing:
         typer.echo("a change of the streams has started and is not finished")
 

@@ -8,16 +8,18 @@ each shard to the position where it is; see `stored`.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from kcl_pipeline.batch import TxnVersions
 from kcl_pipeline.control.application import ApplicationControl
 from kcl_pipeline.control.seek.log import BatchLog, position_store
 from kcl_pipeline.control.seek.plan import PositionChange
-from kcl_pipeline.control.seek.run import Seeking
+from kcl_pipeline.control.seek.run import Seeking, SeekPlan, Sought
 from kcl_pipeline.control.seek.stored import StoredPositions
 from kcl_pipeline.control.seek.target import SeekTarget
-from kcl_pipeline.errors import SettingsError
+from kcl_pipeline.errors import ApplicationInUseError, SettingsError
 from kcl_pipeline.kinesis.client import StreamLister
+from kcl_pipeline.leases.application.control import Control
 from kcl_pipeline.leases.lease.seek import LeaseSeek
 from kcl_pipeline.leases.lease.values import Lease
 from kcl_pipeline.leases.stored_shards import position_key
@@ -48,6 +50,25 @@ class Downgrade(Seeking):
         self._stored = StoredPositions(sink, store)
         self._reason = "downgrade"
         self._log = sink
+
+    def _write(self, plan: SeekPlan, token: str, control: Control, *, is_paused: bool) -> Sought:
+        """Move the positions, then record that the rows have them, while nobody works.
+
+        If some leases changed meanwhile, the record does not change; the next downgrade does it.
+
+        Raises:
+            ApplicationInUseError: Another process changed the record.
+        """
+        done = super()._write(plan, token, control, is_paused=is_paused)
+        record = self._app.coordinator.read_application()
+        if done.refused or record is None or not record.identity.positions:
+            return done
+        after = replace(record.identity, positions=False)
+        if not self._app.coordinator.put_application(after, replacing=record):
+            raise ApplicationInUseError(
+                "another process changed the record of the application; run the command again"
+            )
+        return done
 
     def _of_stream(self, stream: StreamId, leases: Sequence[Lease]) -> list[PositionChange]:
         """Return a change for each shard of which the table stores a position.

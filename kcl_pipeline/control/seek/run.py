@@ -95,9 +95,6 @@ class Seeking:
         if target.kind == "AFTER" and len(shards) != 1:
             raise SettingsError("a sequence number belongs to one shard; write --shard once")
         self._stored: StoredPositions | None = None
-        store = position_store(sink)
-        if app.settings.batch.commit_protocol == "positions" and sink is not None and store:
-            self._stored = StoredPositions(sink, store)
         self._app = app
         self._kinesis = kinesis
         self._target = target
@@ -122,6 +119,7 @@ class Seeking:
                 f"the table of the sink stores the position of {printable(marked[0])}, and a "
                 "worker continues after the later one; write --pipeline instead of --application"
             )
+        self._stored = self._stored or self._positions_of(is_marked=bool(marked))
         changes: list[PositionChange] = []
         known: set[str] = set()
         for stream in self._streams():
@@ -250,6 +248,15 @@ class Seeking:
                 return False
             versions = sink.txn_versions([key])[key]
         return True
+
+    def _positions_of(self, *, is_marked: bool) -> StoredPositions | None:
+        """Return the positions in the table; None if the workers store none."""
+        store, record = position_store(self._sink), self._app.coordinator.read_application()
+        is_recorded = record is not None and bool(record.identity.positions)
+        is_set = self._app.settings.batch.commit_protocol == "positions"
+        if self._sink is None or store is None or not (is_recorded or is_set or is_marked):
+            return None
+        return StoredPositions(self._sink, store)
 
     def _of_stream(self, stream: StreamId, leases: Sequence[Lease]) -> list[PositionChange]:
         listed = self._kinesis.list_shards(stream)

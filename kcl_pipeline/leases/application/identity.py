@@ -34,8 +34,16 @@ MAX_TEXT: Final = 300_000
 MAX_SINK: Final = 4_096
 """Largest number of bytes of the address of a sink (our own limit)."""
 
+POSITIONS: Final = "positions:"
+"""Before the recorded address of a sink whose table stores the positions.
+
+A version that knows no positions, or reads them only by a setting, sees another sink and refuses
+to start.
+"""
+
 ACCEPT_STREAMS: Final = "kcl-pipeline application --pipeline module:attribute --accept-streams"
 ACCEPT_SINK: Final = "kcl-pipeline application --pipeline module:attribute --accept-sink"
+DOWNGRADE: Final = "kcl-pipeline downgrade --pipeline module:attribute"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +55,9 @@ class ApplicationIdentity:
         streams: The streams; exactly one in the mode single_stream.
         sink: Address of the sink. None: not recorded, or unknown to the writer of the record.
         changing: Leases of former streams are being deleted, and no worker may start.
+        positions: Whether the table of the sink stores the positions of the shards. None in a
+            record: not decided, because no worker has recorded its sink. None in a start: as
+            recorded; see `decided`.
 
     Raises:
         ValueError: The values are inconsistent, or outside their limits.
@@ -56,6 +67,7 @@ class ApplicationIdentity:
     streams: tuple[RecordedStream, ...]
     sink: str | None = None
     changing: bool = False
+    positions: bool | None = None
 
     def __post_init__(self) -> None:
         if self.mode == "single_stream" and len(self.streams) != 1:
@@ -73,6 +85,7 @@ class ApplicationIdentity:
         is_multi_stream: bool,
         sink: str | None = None,
         shard_sync_of: Callable[[StreamId], ShardSyncSettings] | None = None,
+        positions: bool | None = None,
     ) -> ApplicationIdentity:
         """Return the identity of a start with these resolved streams.
 
@@ -82,14 +95,27 @@ class ApplicationIdentity:
             sink: Address of the sink.
             shard_sync_of: Returns the initial position of one of several streams. It is recorded
                 with the stream. None: it is not recorded.
+            positions: Whether the table of the sink stores positions. None: as recorded.
         """
         if not is_multi_stream:
-            return cls("single_stream", tuple(RecordedStream.of(one) for one in streams), sink)
+            recorded = tuple(RecordedStream.of(one) for one in streams)
+            return cls("single_stream", recorded, sink, positions=positions)
         of = (
             RecordedStream.of(one, None if shard_sync_of is None else shard_sync_of(one))
             for one in streams
         )
-        return cls("multi_stream", tuple(of), sink)
+        return cls("multi_stream", tuple(of), sink, positions=positions)
+
+    @property
+    def decided(self) -> ApplicationIdentity:
+        """Return the identity that a first start records.
+
+        Without a setting, a new application stores positions in the table of its sink, if every
+        stream has a creation time, which is a part of their names.
+        """
+        if self.sink is None or self.positions is not None:
+            return self
+        return replace(self, positions=all(one.created_millis for one in self.streams))
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +133,8 @@ class ApplicationRecord:
 def application_text(identity: ApplicationIdentity) -> str:
     """Return the value of the attribute."""
     fields = msgspec.to_builtins(identity)
+    if fields.pop("positions") and identity.sink is not None:
+        fields["sink"] = f"{POSITIONS}{identity.sink}"
     for stream in fields["streams"]:
         for name in ("renewed", "initial_position", "initial_millis"):
             if stream[name] is None or stream[name] is False:
@@ -124,13 +152,21 @@ def application_from_text(text: str) -> ApplicationRecord:
     if len(text) > MAX_TEXT:
         raise UnreadableRowError(f"{about} has {len(text)} characters, more than {MAX_TEXT}")
     try:
-        identity = msgspec.json.decode(text, type=ApplicationIdentity)
+        identity = _with_protocol(msgspec.json.decode(text, type=ApplicationIdentity))
     except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:
         raise UnreadableRowError(
             f"{about} cannot be read ({error}); check it and remove it: the next start "
             "records it again, if the leases fit"
         ) from error
     return ApplicationRecord(identity, text)
+
+
+def _with_protocol(identity: ApplicationIdentity) -> ApplicationIdentity:
+    """Split the recorded text of the sink into its address and the commit protocol."""
+    if identity.sink is None:
+        return replace(identity, positions=None)
+    address = identity.sink.removeprefix(POSITIONS)
+    return replace(identity, sink=address, positions=address != identity.sink)
 
 
 def successor(
@@ -171,7 +207,25 @@ def successor(
         if wanted.mode == "multi_stream"
         else _same(name, recorded, wanted)
     )
-    return replace(recorded, streams=streams, sink=recorded.sink or wanted.sink)
+    sink, positions = _sink_of(name, recorded, wanted)
+    return replace(recorded, streams=streams, sink=sink, positions=positions)
+
+
+def _sink_of(
+    name: str, recorded: ApplicationIdentity, wanted: ApplicationIdentity
+) -> tuple[str | None, bool | None]:
+    """Return the sink to record, and whether its table stores positions."""
+    if wanted.sink is None:
+        return recorded.sink, recorded.positions
+    if recorded.sink is None:
+        return wanted.sink, wanted.decided.positions
+    if recorded.positions and wanted.positions is False:
+        raise OtherApplicationError(
+            f"the table of the sink stores the positions of the application {name!r}, which "
+            "batch.commit_protocol='two_phase' does not read; remove this setting, or move the "
+            f"positions to the lease rows with {DOWNGRADE}"
+        )
+    return recorded.sink, bool(recorded.positions or wanted.positions)
 
 
 def _other_mode(name: str, recorded: ApplicationIdentity, wanted: ApplicationIdentity) -> str:

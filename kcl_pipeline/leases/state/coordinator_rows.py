@@ -250,6 +250,10 @@ class CoordinatorRows:
         )
         return outcome.applied or _has(outcome, put)
 
+    def proof_of_application(self, record: ApplicationRecord) -> Check:
+        """Return the condition that the recorded identity is the one that was read."""
+        return self._store.check(MIGRATION_KEY, [Equals(rows.APPLICATION, string(record.text))])
+
     def read_control(self) -> Control:
         """Return the requests of an operator. Strongly consistent."""
         item = self._store.get(MIGRATION_KEY)

@@ -1,4 +1,4 @@
-"""Choose and create the commit protocol of a worker."""
+"""Choose and create the commit protocol of a worker: the recorded one, if one is recorded."""
 
 from __future__ import annotations
 
@@ -13,7 +13,13 @@ from kcl_pipeline.worker.threads import Pools
 
 
 def make_protocol(
-    parts: WorkerDependencies, worker_id: str, leases: HeldLeases, stop: StopSignal, pools: Pools
+    parts: WorkerDependencies,
+    worker_id: str,
+    leases: HeldLeases,
+    stop: StopSignal,
+    pools: Pools,
+    *,
+    recorded: bool | None,
 ) -> CommitProtocol:
     """Create the commit protocol.
 
@@ -23,10 +29,13 @@ def make_protocol(
         leases: Its leases.
         stop: Ends waits.
         pools: Run writes of several rows.
+        recorded: Whether the table stores positions, as the application is recorded. None: that is
+            not recorded, and the settings decide.
     """
     settings = parts.settings
     own = (leases, parts.sink, parts.clock, parts.events, worker_id)
-    if settings.batch.commit_protocol == "positions" and isinstance(parts.sink, PositionStore):
+    wanted = settings.batch.commit_protocol != "two_phase" if recorded is None else recorded
+    if wanted and isinstance(parts.sink, PositionStore):
         lag = settings.lease.checkpoint_lag
         is_short = lag < settings.lease.renewal_interval_millis
         return PositionsCommit(

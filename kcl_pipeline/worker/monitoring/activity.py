@@ -81,6 +81,10 @@ class WatchedCommit:
         self._protocol = protocol
         self._activity = activity
 
+    def use(self, protocol: CommitProtocol) -> None:
+        """Replace the other one, before the first call."""
+        self._protocol = protocol
+
     @property
     def stored(self) -> StoredShards | None:  # noqa: D102 (documented by the protocol)
         return self._protocol.stored

@@ -53,7 +53,7 @@ def make_lifecycle(
         events,
         removed,
         of,
-        positions=protocol.stored is not None,
+        positions=lambda: protocol.stored is not None,
     )
     return Lifecycle(
         worker_id=worker_id,
@@ -63,7 +63,9 @@ def make_lifecycle(
         leases=leases,
         source=source,
         protocol=protocol,
-        parents=ParentCheck(worker_id, of, table, leases, kinesis, clock, events, protocol.stored),
+        parents=ParentCheck(
+            worker_id, of, table, leases, kinesis, clock, events, lambda: protocol.stored
+        ),
         losses=losses,
         ended=EndedLeases(settings.shard_sync, table, leases, clock, events),
         clock=clock,

@@ -41,7 +41,7 @@ class LossCheck:
         events: Receives `RecordsLost`.
         is_removed: Returns whether a leader removed a stream of several from the record.
         shard_sync_of: Returns the initial position of a stream. None: that of the settings.
-        positions: Whether the sink stores positions.
+        positions: Returns whether the sink stores positions.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class LossCheck:
         is_removed: Callable[[StreamId], bool] = lambda _: False,
         shard_sync_of: Callable[[StreamId], ShardSyncSettings] | None = None,
         *,
-        positions: bool = False,
+        positions: Callable[[], bool] = lambda: False,
     ) -> None:
         self._positions = positions
         self._is_removed = is_removed
@@ -107,7 +107,7 @@ class LossCheck:
         except (NotFoundError, StreamReplacedError):
             return False  # Nothing of a deleted stream can be read.
         initial = self._shard_sync_of(consumer.stream).initial_position_in_stream
-        if initial == "LATEST" and not self._positions:
+        if initial == "LATEST" and not self._positions():
             return (consumer.committed or lease.checkpoint) != LATEST
         try:
             shards = self._kinesis.list_shards(consumer.stream)

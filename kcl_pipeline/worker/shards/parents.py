@@ -54,7 +54,7 @@ class ParentCheck:
         kinesis: Lists the shards of a stream.
         clock: Used to check that a listing is of the right stream.
         events: Receives `LeasesCreated`, and `RecordsLost` if no row can be restored.
-        stored: Asks the table for positions of shards. None: it stores none.
+        stored: Returns what asks the table for positions of shards. None: it stores none.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class ParentCheck:
         kinesis: KinesisClient,
         clock: Clock,
         events: EventSink,
-        stored: StoredShards | None = None,
+        stored: Callable[[], StoredShards | None] = lambda: None,
     ) -> None:
         self._stored = stored
         self._worker_id = worker_id
@@ -148,9 +148,10 @@ class ParentCheck:
         """
         lease = consumer.held.lease
         is_begun = lease.pending_checkpoint is not None or not lease.checkpoint.is_sentinel
-        if self._stored is None or is_begun:
+        stored = self._stored()
+        if stored is None or is_begun:
             return set()
-        ends = self._stored(consumer.stream, sorted(missing))
+        ends = stored(consumer.stream, sorted(missing))
         ended = {parent for parent, has_ended in ends.items() if has_ended}
         missing -= ended
         self._closed_cases |= {lease.key_of_sibling(parent) for parent in ended}

@@ -14,6 +14,8 @@ from kcl_pipeline.shards import StreamId
 class LeaseStreams:
     """Find the stream of a lease, also of a stream that the settings of this worker do not name.
 
+    Its ARN names its positions in a table. It follows from that of any other recorded stream.
+
     All workers of an application read all of its leases, as with KCL's default stream
     configuration. No call is needed: a multi-stream lease key has account, name and creation epoch
     (protocol §1.3), and all streams are in one region.
@@ -68,7 +70,7 @@ class LeaseStreams:
 
     def _parsed(self, serialized: str) -> StreamId:
         stream = StreamId.parse(serialized)
-        arn = next((known.arn for known in self._known.values() if known.arn is not None), None)
+        arn = min(self._arns, default=None)  # with its region
         if arn is None or stream.account is None:
             return stream
         fields = arn.split(":")
