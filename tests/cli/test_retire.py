@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from botocore.exceptions import ClientError
 
@@ -38,7 +40,9 @@ class Quiet:
         stream = fleet.kinesis.resolve_stream(self.name, multi_stream=False)
         self.arn = stream.arn
         self.uri = str(folder / "table")
-        identity = ApplicationIdentity.of([stream], is_multi_stream=False, sink=f"delta:{self.uri}")
+        identity = ApplicationIdentity.of(
+            [stream], is_multi_stream=False, sink=f"delta:{self.uri}", positions=False
+        )
         ensure_application(
             self.name, fleet.tables.coordinator, fleet.tables.lease, identity, lambda: ()
         )
@@ -94,6 +98,15 @@ def test_without_a_confirmation_it_only_shows_the_parts(quiet, tmp_path):
     assert quiet.tables() == sorted(SUFFIXES)
     assert quiet.fleet.tables.coordinator.read_control().pause is None
     assert all(quiet.announcements(tmp_path))
+
+
+def test_it_says_where_a_new_application_with_positions_in_the_table_begins(quiet):
+    table = quiet.fleet.tables.coordinator
+    record = table.read_application()
+    table.put_application(replace(record.identity, positions=True), replacing=record)
+    text = run("retire", "-a", quiet.name).stdout
+    assert "a new application of this name continues after them" in text
+    assert "lands once more" not in text
 
 
 def test_it_deletes_what_belongs_to_the_application_and_twice_is_safe(quiet, tmp_path):

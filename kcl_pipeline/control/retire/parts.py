@@ -27,6 +27,10 @@ _TRANSACTIONS: Final = (
     "new application of this name begins at its initial position, so with TRIM_HORIZON each record "
     "that the stream still retains lands once more"
 )
+_POSITIONS: Final = (
+    "the positions of the shards of {name} in its log: a new application of this name continues "
+    "after them. To read records again, use another name, or `kcl-pipeline seek` after its start"
+)
 
 _LETTERS: Final = ": a record that it has is not written a second time"
 
@@ -104,6 +108,7 @@ class PartFinder:
         self._problems: list[Problem] = []
         self._stays: list[str] = []
         self._created: list[float] = []
+        self._has_positions = False
 
     def find(self) -> Parts:
         """Look at everything. A part that cannot be looked at is a problem, not an error."""
@@ -135,7 +140,10 @@ class PartFinder:
                 return None
 
         record = self._attempt(f"record of the streams in the table {table.name}", read)
-        return ((), None) if record is None else (record.identity.streams, record.identity.sink)
+        if record is None:
+            return (), None
+        self._has_positions = bool(record.identity.positions)
+        return record.identity.streams, record.identity.sink
 
     def _table(self, table: TableDeletion) -> Part | None:
         found = self._attempt(f"table {table.name}", table.find)
@@ -170,7 +178,7 @@ class PartFinder:
         if _may_exist(removal.uri, options):
             self._stays += [
                 f"the Delta table {removal.uri} with all its rows",
-                _TRANSACTIONS.format(name=self._app.name),
+                (_POSITIONS if self._has_positions else _TRANSACTIONS).format(name=self._app.name),
             ]
         if letters is None:
             self._stays.append(f"the dead-letter table, if any ({uri}_dead_letters unless set)")
