@@ -104,6 +104,7 @@ SCENARIO_OF_MENU_6 = (*SCENARIO_OF_MENU_5, "saves_scans", "positions")
         (7, SCENARIO_OF_MENU_6, "85d71804c52134c4", "b086fdd2467ff4d0"),
         (8, SCENARIO_OF_MENU_6, "f81ac89045952ed6", "e1d4000c902e59a6"),
         (9, SCENARIO_OF_MENU_6, "f81ac89045952ed6", "e1d4000c902e59a6"),
+        (10, SCENARIO_OF_MENU_6, "749374c2927f277d", "14996c1d27257b2e"),
     ],
 )
 def test_a_released_menu_is_never_changed(menu, names, drawn, planned):
@@ -138,6 +139,19 @@ def test_a_seldom_call_gets_more_faults_from_menu_9_on():
     assert 5 * hits[1.0] < hits[12.0]
 
 
+@pytest.mark.parametrize("seed", [1299, 1507])
+def test_from_menu_10_on_a_fleet_changes_its_protocol_while_it_runs(seed):
+    """Workers with two_phase go on, and are refused when they take another lease."""
+    assert scenario_of(seed, 9).sink_address is None
+    outcome = simulate(seed, StormOptions(menu=10))
+    assert outcome.violations == (), outcome.timeline()
+    texts = [text for _, text in outcome.lines]
+    began = texts.index("-- change_protocol")
+    refused = ["'two_phase' does not read" in text for text in texts]
+    assert not any(refused[:began])
+    assert any(refused)
+
+
 def methods(kind):
     return {name for name, value in vars(kind).items() if name[0] != "_" and callable(value)}
 
@@ -152,6 +166,6 @@ def test_the_newest_menu_has_every_incident_and_no_menu_loses_one():
 
 def test_an_unknown_menu_is_refused():
     with pytest.raises(
-        ValueError, match=r"menu=99 is not a menu. Write one of \[1, 2, 3, 4, 5, 6, 7, 8, 9\]"
+        ValueError, match=r"menu=99 is not a menu. Write one of \[1, 2, 3, 4, 5, 6, 7, 8, 9, 10\]"
     ):
         simulate(1, StormOptions(menu=99))

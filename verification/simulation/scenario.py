@@ -88,6 +88,11 @@ class Scenario:
     positions: bool = False
 
     @property
+    def sink_address(self) -> str | None:
+        """The address that workers record. None: they record none."""
+        return "delta:/table" if self.exactly_once and menu_of(self.menu).records_sink else None
+
+    @property
     def stores_positions(self) -> bool:
         """Whether the sink stores positions, and leaders ask it for them."""
         return self.positions and self.exactly_once and menu_of(self.menu).deletes_rows

@@ -70,6 +70,7 @@ class World:
         configured: The streams in the settings of processes that start from now on.
         unavailable: ARNs of streams that were reported as unavailable.
         returning: Deleted streams that are created again, and with how many shards.
+        upgraded: Workers that start from now on have the setting `positions`.
     """
 
     seed: int
@@ -83,6 +84,7 @@ class World:
     unreadable: set[str] = field(default_factory=set)
     unavailable: set[str] = field(default_factory=set)
     returning: dict[str, int] = field(default_factory=dict)
+    upgraded: bool = False
     index_lag_seconds: float = 0.0
     scan_lag_seconds: float = 0.0
 
@@ -169,6 +171,7 @@ class World:
             in_jobs,
             streams,
             self.configured,
+            positions=self.scenario.positions or self.upgraded,
         )
         self.machines[name] = machine
         host.spawn("main", partial(self._work if is_worker else self._lead, machine))
@@ -206,7 +209,7 @@ class World:
             except OtherApplicationError as error:
                 self.note(f"{host.name} is refused: {error}")
                 machine.stop.set()
-                if machine.streams is None:
+                if machine.streams is None and (machine.positions or not self.upgraded):
                     self.failures.append(f"{host.name} is refused: {error}")
                 return
             except Exception as error:  # noqa: BLE001
@@ -274,6 +277,7 @@ class World:
             spawn=machine.host.spawn,
             parallel=False,
             idle_seconds=0.25,
+            sink_address=self.scenario.sink_address,
         )
 
     def _leader(
@@ -306,7 +310,8 @@ class World:
 
     def settings_of(self, machine: Machine) -> ConsumerSettings:
         """The settings of the process on a machine."""
-        scenario = replace(self.scenario, streams=machine.streams or machine.configured)
+        streams = machine.streams or machine.configured
+        scenario = replace(self.scenario, streams=streams, positions=machine.positions)
         return settings(scenario, machine.strategy, quirky=machine.quirky)
 
     def tables(

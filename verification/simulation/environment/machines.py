@@ -36,6 +36,7 @@ class Machine:
         configured: The streams in its settings, if `streams` is None.
         cpu_percent: The utilization that it reports, if workers report one.
         leaders: Number of processes with a leader that it has run.
+        positions: Its settings name the protocol `positions`.
     """
 
     name: str
@@ -51,6 +52,7 @@ class Machine:
     configured: tuple[str, ...] = ()
     cpu_percent: float = CALM_CPU_PERCENT
     leaders: int = 0
+    positions: bool = False
 
 
 class SimulatedCpu:

@@ -84,6 +84,24 @@ class HostIncidents:
             machine.stop.set()
             self.world.start(self._next("d"), strategy=machine.strategy, is_worker=True)
 
+    def change_protocol(self) -> None:
+        """Deploy the setting `positions`: the workers are replaced one by one.
+
+        Meanwhile, workers with two_phase go on, until they take another lease. Nothing happens in
+        a fleet that has positions, or whose sink cannot store them.
+        """
+        world, scenario = self.world, self.world.scenario
+        if world.upgraded or scenario.positions or scenario.sink_address is None:
+            return
+        world.upgraded = True
+        for machine in world.workers_at_work():
+            self.later(self.rng.uniform(0.0, 10.0), partial(self._replace, machine))
+
+    def _replace(self, machine: Machine) -> None:
+        if machine in self.world.workers_at_work():
+            machine.stop.set()
+            self.world.start(self._next("u"), strategy=machine.strategy, is_worker=True)
+
     def join(self) -> None:
         """Start one more worker."""
         self.world.start(self._next("j"), strategy=STRATEGIES[0], is_worker=True)

@@ -30,6 +30,7 @@ class Menu:
         leaderless: Whether some fleets have no leader, and the others fall back when nobody leads.
         positions: Whether half of the fleets store positions in the table.
         deletes_rows: Whether deleted rows repeat nothing in these fleets.
+        records_sink: Whether workers record the sink, and so the commit protocol.
         rare_sites: How many times as likely a fault is at a call site that is seldom reached.
     """
 
@@ -42,6 +43,7 @@ class Menu:
     positions: bool = False
     deletes_rows: bool = False
     rare_sites: Mapping[str, float] = field(default_factory=dict)
+    records_sink: bool = False
 
     @property
     def cells(self) -> tuple[tuple[str, Fault], ...]:
@@ -120,6 +122,8 @@ _INCIDENTS_7: Final = (*_INCIDENTS_5, "delete_rows")
 
 _INCIDENTS_8: Final = (*_INCIDENTS_7, "delete_tables")
 
+_INCIDENTS_10: Final = (*_INCIDENTS_8, "change_protocol")
+
 _SITES_2: Final = (SITES[0], OLD_SITE, *SITES[1:])
 _SITES_1: Final = tuple(site for site in _SITES_2 if site != "leases.TransactWriteItems")
 
@@ -152,6 +156,7 @@ _MENU_6: Final = Menu(
 )
 _MENU_7: Final = replace(_MENU_6, version=7, incidents=_INCIDENTS_7, deletes_rows=True)
 _MENU_8: Final = replace(_MENU_7, version=8, incidents=_INCIDENTS_8)
+_MENU_9: Final = replace(_MENU_8, version=9, rare_sites=_RARE_SITES)
 
 MENUS: Final = {
     1: Menu(1, _INCIDENTS_1, _SITES_1, _FAULTS_1),
@@ -162,7 +167,8 @@ MENUS: Final = {
     6: _MENU_6,
     7: _MENU_7,
     8: _MENU_8,
-    9: replace(_MENU_8, version=9, rare_sites=_RARE_SITES),
+    9: _MENU_9,
+    10: replace(_MENU_9, version=10, incidents=_INCIDENTS_10, records_sink=True),
 }
 
 CURRENT_MENU: Final = max(MENUS)
