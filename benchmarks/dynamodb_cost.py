@@ -120,8 +120,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--protocol",
         choices=("two_phase", "positions"),
-        default="two_phase",
-        help="batch.commit_protocol of the workers",
+        default="positions",
+        help="batch.commit_protocol of the workers (default: that of new applications)",
     )
     options = parser.parse_args(arguments)
     cases = []

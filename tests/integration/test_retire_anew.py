@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import threading
+from dataclasses import replace
 
 import pyarrow as pa
 import pytest
@@ -51,7 +52,30 @@ def count(application: Application) -> int:
     return int(DeltaTable(str(application.table)).to_pyarrow_table().num_rows)
 
 
-def test_each_retained_record_lands_once_more_after_a_new_start(application: Application) -> None:
+def two_phase(application: Application) -> None:
+    given = application.pipeline.settings_overrides
+    batch = {**given["batch"], "commit_protocol": "two_phase"}
+    application.pipeline = replace(
+        application.pipeline, settings_overrides={**given, "batch": batch}
+    )
+
+
+def test_a_new_application_continues_after_the_positions_in_the_table(
+    application: Application,
+) -> None:
+    assert application.drain() == 20
+    done = retiring(application).retire(application.name)
+    assert done.is_complete, done
+    assert any("continues after them" in text for text in done.parts.stays)
+    application.publish(5)
+    assert application.drain() == 5, "nothing is repeated, and nothing is skipped"
+    assert count(application) == 25
+
+
+def test_with_two_phase_each_retained_record_lands_once_more_after_a_new_start(
+    application: Application,
+) -> None:
+    two_phase(application)
     assert application.drain() == 20
     before = numbers(application)
     assert None not in before.values()
