@@ -17,13 +17,16 @@ from kcl_pipeline.position import LATEST, SHARD_END
 
 SETTINGS = ConsumerSettings(application_name="orders", streams=("orders",))
 FAILOVER, GRACE = 10.0, 10.0 + 9.975
+FAST = ConsumerSettings(
+    application_name="orders", streams=("orders",), lease={"failover_time_millis": 3_000}
+)
 
 
 class Seen:
     """Scans at given times, each instantaneous unless said otherwise."""
 
-    def __init__(self):
-        self.liveness = Liveness(SETTINGS)
+    def __init__(self, settings=SETTINGS):
+        self.liveness = Liveness(settings)
 
     def at(self, now, *rows, answered=None):
         leases = [r for r in rows if isinstance(r, Lease)]
@@ -296,3 +299,36 @@ def test_a_leader_whose_lock_expired_gets_nothing_until_it_reports():
     seen.liveness.begin(25, "a")
     assert seen.at(25, lease(20), row("a", 20)).distrusted == {"a"}
     assert seen.at(30, lease(20), row("a", 30)).distrusted == frozenset()
+
+
+def test_the_leases_of_a_leader_that_died_at_its_start_expire_after_the_failover_time():
+    """Nobody has seen it renew. As the leader it has discovered its leases in its own cycles."""
+    seen, own = Seen(FAST), row("a", 1, run_id="a@1")
+    seen.at(0, lease(1, "a"), own)
+    seen.at(2.4, lease(1, "a"), own)
+    seen.liveness.begin(2.5, "a")
+    assert seen.liveness.next_expiry_seconds(2.5) == pytest.approx(0.5)
+    assert seen.at(3.0, lease(1, "a"), own).expired == frozenset()
+    assert seen.at(3.1, lease(1, "a"), own).expired == {"s"}
+
+
+@pytest.mark.parametrize("how", ["note_move", "scan"])
+def test_a_lease_that_it_is_assigned_later_waits_for_the_discovery(how):
+    seen, own = Seen(FAST), row("a", 1, run_id="a@1")
+    seen.at(0, lease(1, "b"), own)
+    seen.liveness.begin(2.5, "a")
+    seen.at(2.5, lease(1, "b"), own)
+    if how == "note_move":
+        seen.liveness.note_move(lease(2, "a"), 3.0)
+    seen.at(3.0, lease(2, "a"), own)
+    assert seen.at(8.9, lease(2, "a"), own).expired == frozenset()
+    assert seen.at(9.0, lease(2, "a"), own).expired == {"s"}
+
+
+@pytest.mark.parametrize(("replaced", "run_id"), [(None, "a@1"), ("b", "a@1"), ("a", None)])
+def test_leases_of_other_workers_wait_for_the_discovery(replaced, run_id):
+    """A Java worker that leads discovers its leases as one that does not."""
+    seen, own = Seen(FAST), row("a", 1, run_id=run_id)
+    seen.at(0, lease(1, "a"), own)
+    seen.liveness.begin(2.5, replaced)
+    assert seen.at(5.9, lease(1, "a"), own).expired == frozenset()

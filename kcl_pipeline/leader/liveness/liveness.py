@@ -13,6 +13,7 @@ from collections.abc import Hashable, Iterable
 
 from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.leader.liveness.distrust import DistrustedWorkers
+from kcl_pipeline.leader.liveness.grace import GracePeriods
 from kcl_pipeline.leader.liveness.lease_memory import LeaseMemory, Renewals
 from kcl_pipeline.leader.liveness.worker_watch import FRESH_PERIODS, UnreadableRows, WorkerWatch
 from kcl_pipeline.leases.lease.values import BadRow, Lease
@@ -39,21 +40,13 @@ class Liveness:
     def __init__(self, settings: ConsumerSettings, own_id: str | None = None) -> None:
         self._failover_seconds = settings.lease.failover_time_millis / 1000
         self._renewal_seconds = settings.lease.renewal_interval_millis / 1000
-        discovery_seconds = settings.lease_discovery_interval_millis / 1000
-        # A new owner discovers its lease, and then renews it. The renewal is its first write. The
-        # discovery interval of a Java worker is longer than that of this package.
-        self._grace_seconds = self._failover_seconds + max(
-            discovery_seconds, settings.kcl_discovery_interval_millis / 1000
-        )
-        self._own_grace_seconds = max(
-            self._failover_seconds, 2 * (discovery_seconds + self._renewal_seconds)
-        )
         self._handoff_seconds = (
             self._failover_seconds + settings.lease.graceful_lease_handoff_timeout_millis / 1000
         )
         self._workers = WorkerWatch(settings, own_id)
+        self._grace = GracePeriods(settings, self._workers)
         self.settling_seconds = max(
-            self._grace_seconds, FRESH_PERIODS * self._workers.period_seconds
+            self._grace.longest_seconds, FRESH_PERIODS * self._workers.period_seconds
         )
         self.watching_since: float | None = None
         self._watched_until: float | None = None
@@ -77,6 +70,7 @@ class Liveness:
                 was free.
         """
         self._replaced = replaced
+        self._grace.begin(now, replaced)
         if replaced is not None:
             self._distrust.replace_leader(replaced, now)
         self.forget_after_pause(now)
@@ -236,26 +230,17 @@ class Liveness:
         deleted: a stopped worker does not discover leases.
         """
         now = min(now, memory.read_started)
-        if memory.proven:
-            return now - memory.moved_at > self._failover_seconds
-        owner = memory.actual_owner or ""
-        gone_since = self._gone.get(owner, math.inf)
-        return (
-            now - memory.moved_at > self._grace_of(owner)
-            or now - max(gone_since, memory.moved_at) > self._renewal_seconds
-        )
-
-    def _grace_of(self, owner: str) -> float:
-        is_own = self._workers.is_of_this_package(owner)
-        return self._own_grace_seconds if is_own else self._grace_seconds
+        if now - memory.moved_at > self._grace.seconds(memory):
+            return True
+        gone_since = self._gone.get(memory.actual_owner or "", math.inf)
+        return not memory.proven and now - max(gone_since, memory.moved_at) > self._renewal_seconds
 
     def next_expiry_seconds(self, now: float) -> float:
         """Return the seconds until the next lease expires if no owner renews; inf for none."""
         ends = (
-            self.renewals.moved_at(memory)
-            + (self._failover_seconds if memory.proven else self._grace_of(owner))
+            self.renewals.moved_at(memory) + self._grace.seconds(memory)
             for memory in self._leases.values()
-            if (owner := memory.actual_owner) is not None
+            if memory.actual_owner is not None
         )
         return min((end - now for end in ends if end > now), default=math.inf)
 
