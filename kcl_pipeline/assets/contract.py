@@ -88,6 +88,10 @@ class LeaderCycleLike(Protocol):
         """Run one idempotent cycle within the deadline."""
         ...
 
+    def next_expiry_seconds(self) -> float:
+        """Return the seconds until the next lease expires if no owner renews; inf for none."""
+        ...
+
     def release(self) -> None:
         """Release the lock if it is held."""
         ...
@@ -171,7 +175,7 @@ class DagsterOptions:
         lag_threshold_seconds: The check `lag_below_threshold` warns above this lag.
         scale_up_lag_seconds: The sensor starts one more worker above this lag; None keeps
             `workers.min`.
-        tick_deadline_seconds: Longest duration of a leader cycle in a tick.
+        tick_deadline_seconds: Longest duration of the leader cycles of a tick.
         check_limits: When the other checks fail.
     """
 

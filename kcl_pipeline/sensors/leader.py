@@ -1,4 +1,4 @@
-"""Run the leader sensor: each tick runs a leader cycle, scales workers and reconciles runs.
+"""Run the leader sensor: each tick leads the application, scales workers and reconciles runs.
 
 The application does not depend on the sensor: without ticks, a standby leader in a worker leads.
 Everything that a tick does is idempotent. "Preview tick result" in the Dagster UI executes the
@@ -36,6 +36,7 @@ from kcl_pipeline.leases.application.control import Pause
 from kcl_pipeline.leases.lease.rejected import RejectedRows
 from kcl_pipeline.leases.tables import WorkerListing
 from kcl_pipeline.metrics.exporters import level_of, text_of
+from kcl_pipeline.sensors.expiry_wait import run_cycles
 from kcl_pipeline.sensors.observe import TickState, observe_fleet
 from kcl_pipeline.sensors.reports.application import (
     SHORTEST_GAP_SECONDS,
@@ -95,6 +96,8 @@ class LeaderTick:
         self._version = pipeline_version(pipeline)
         self._worker_config = worker_config
         self._clock = clock or SystemClock()
+        failover_millis = pipeline.settings.lease.failover_time_millis
+        self._cycle_seconds = (failover_millis / 1000, options.tick_deadline_seconds)
         self._state: TickState | None = None
 
     def _begin_tick(self, owner: str, clients: Any) -> TickState | None:
@@ -203,7 +206,7 @@ class LeaderTick:
 
     def _lead(self, state: TickState) -> tuple[CycleReport, str | None]:
         try:
-            report = state.cycle.run_once(self._options.tick_deadline_seconds)
+            report = run_cycles(state.cycle, *self._cycle_seconds, self._clock)
         except NotFoundError as error:
             problem = f"waiting for the first worker, which creates the tables ({error})"
             return CycleReport(led=False), problem

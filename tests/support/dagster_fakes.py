@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -79,6 +80,10 @@ class FakeCycle:
         self.reports = list(reports)
         self.calls = 0
         self.deadlines: list[float] = []
+        self.expiries: list[float] = []
+
+    def next_expiry_seconds(self) -> float:
+        return self.expiries.pop(0) if self.expiries else math.inf
 
     def run_once(self, deadline_seconds: float) -> CycleReport:
         self.calls += 1

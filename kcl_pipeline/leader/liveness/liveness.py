@@ -236,13 +236,16 @@ class Liveness:
         return not memory.proven and now - max(gone_since, memory.moved_at) > self._renewal_seconds
 
     def next_expiry_seconds(self, now: float) -> float:
-        """Return the seconds until the next lease expires if no owner renews; inf for none."""
+        """Return the seconds until the next lease expires if no owner renews; inf for none.
+
+        Finished leases do not count: nothing is waiting for them.
+        """
         ends = (
             self.renewals.moved_at(memory) + self._grace.seconds(memory)
             for memory in self._leases.values()
-            if memory.actual_owner is not None
+            if memory.actual_owner is not None and memory.ended_since is None
         )
-        return min((end - now for end in ends if end > now), default=math.inf)
+        return min((end - now for end in ends if end >= now), default=math.inf)
 
     def note_move(self, lease: Lease, now: float) -> None:
         """Note a move that this process has written.
