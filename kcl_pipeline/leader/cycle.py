@@ -132,11 +132,7 @@ class LeaderCycle:
         own = (lease_table, worker_table, clock, self._liveness, run, self._version)
         reads = TableReads(settings, *own, leases_per_probe)
         self._watch = StandbyWatch(settings, owner_name, self._liveness, reads, clock, events)
-        self._balance = BalanceSchedule(
-            settings.assignment.variance_balancing_frequency
-            * settings.lease_assignment_interval_millis
-            / 1000
-        )
+        self._balance = BalanceSchedule.of(settings, self._liveness.sampling_seconds)
         self._requests = OperatorRequests(
             self._application, coordinator_table, worker_table, self._balance, leadership, events
         )
@@ -331,7 +327,9 @@ class LeaderCycle:
             group_separator=self._settings.worker.worker_group_separator,
             balance=False,
         )
-        prepared = self._balance.applied(prepared, began, self._liveness.settling_seconds)
+        prepared = self._balance.applied(
+            prepared, began, self._liveness.settling_seconds, has_settled=not seen.unsettled
+        )
         balance = prepared.given.limits.balance
         plan = whole_plan(self._strategy(prepared.given), prepared)
         context.plan, context.plan_input = plan, prepared.given

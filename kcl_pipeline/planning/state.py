@@ -28,6 +28,8 @@ class Observation:
         distrusted: Workers of expired leases that have not reported since.
         unconfirmed: Workers that may have stopped, because only their row is known. They get no
             leases.
+        unsettled: Keys of leases whose throughput has no weight in a plan yet. Its first samples
+            contain the records that had waited for the first owner.
         unreadable: Living workers whose row cannot be read. They get no leases and keep theirs.
     """
 
@@ -38,6 +40,7 @@ class Observation:
     moved_seconds: Mapping[str, float] = field(default_factory=dict)
     distrusted: frozenset[str] = frozenset()
     unconfirmed: frozenset[str] = frozenset()
+    unsettled: frozenset[str] = frozenset()
     unreadable: frozenset[str] = frozenset()
 
 
@@ -249,7 +252,7 @@ def _lease_state(
     return LeaseState(
         lease_key=key,
         owner=owner,
-        throughput_kbps=lease.throughput_kbps,
+        throughput_kbps=None if key in seen.unsettled else lease.throughput_kbps,
         last_owner=last_owner if owner is None else None,
         waited_seconds=seen.waited_seconds.get(key, 0.0),
         movable=movable,

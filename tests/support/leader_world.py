@@ -27,7 +27,7 @@ from kcl_pipeline.testing.tables import (
 
 class World:
     """Tables, stream, clock, workers and leaders; `run` lets time pass in steps of one second,
-    leaders tick every five.
+    leaders tick every five. `kbps` returns the throughput of a lease at its renewal.
     """
 
     def __init__(self, shards=4, streams=("orders",), tables_exist=True, **overrides):
@@ -47,6 +47,7 @@ class World:
         self.workers: dict[str, FakeWorker] = {}
         self.leaders: dict[str, LeaderCycle] = {}
         self.reports = []
+        self.kbps = lambda key: None
 
     def leader(self, name="leader", **options):
         cycle = LeaderCycle(
@@ -175,7 +176,7 @@ class FakeWorker:
         for key, lease in list(self.held.items()):
             if key in self.silent:
                 continue
-            renewed = self.world.leases.renew(lease)
+            renewed = self.world.leases.renew(lease, throughput_kbps=self.world.kbps(key))
             if renewed is None:
                 del self.held[key]
                 self.handoffs.pop(key, None)

@@ -12,6 +12,8 @@ from kcl_pipeline.leases.lease.values import Lease
 
 _LEAST_SHARE: Final = 0.85
 """Share of the renewal interval after which the next renewal is expected at the earliest."""
+SETTLING_RENEWALS: Final = 9
+"""Renewals after which the first sample of a throughput has no weight any more: one part in 512."""
 _SILENT_SHARE: Final = 0.5
 """Share of the failover time without a known renewal after which a worker may have stopped."""
 
@@ -40,6 +42,13 @@ class LeaseMemory:
     last_owner: str | None = None
     ended_since: float | None = None
     declared_expired: bool = False
+    sampled_at: float | None = None
+    """When the throughput got its first sample; -inf if it had one in the first read."""
+
+    def note_sample(self, lease: Lease, now: float) -> None:
+        """Note whether the throughput has a sample."""
+        if self.sampled_at is None and lease.throughput_kbps is not None:
+            self.sampled_at = now
 
     @property
     def actual_owner(self) -> str | None:

@@ -14,7 +14,7 @@ from collections.abc import Hashable, Iterable
 from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.leader.liveness.distrust import DistrustedWorkers
 from kcl_pipeline.leader.liveness.grace import GracePeriods
-from kcl_pipeline.leader.liveness.lease_memory import LeaseMemory, Renewals
+from kcl_pipeline.leader.liveness.lease_memory import SETTLING_RENEWALS, LeaseMemory, Renewals
 from kcl_pipeline.leader.liveness.worker_watch import FRESH_PERIODS, UnreadableRows, WorkerWatch
 from kcl_pipeline.leases.lease.values import BadRow, Lease
 from kcl_pipeline.leases.tables import WorkerListing, WorkerMetrics
@@ -32,6 +32,7 @@ class Liveness:
         own_id: Worker id of this process. None: it is not a worker.
 
     Attributes:
+        sampling_seconds: Time from the first sample of a throughput until it counts.
         settling_seconds: Time after which owners and workers that do not respond are recognised.
         renewals: The last known renewals of each worker.
         watching_since: Time of the first scan as a leader. None: there was none.
@@ -48,6 +49,7 @@ class Liveness:
         self.settling_seconds = max(
             self._grace.longest_seconds, FRESH_PERIODS * self._workers.period_seconds
         )
+        self.sampling_seconds = SETTLING_RENEWALS * self._renewal_seconds
         self.watching_since: float | None = None
         self._watched_until: float | None = None
         self._never_owned = False
@@ -166,8 +168,10 @@ class Liveness:
                 read_at=now,
                 read_started=now,
             )
+            memory.note_sample(lease, -math.inf)
         else:
             self._compare(memory, lease, now)
+            memory.note_sample(lease, now)
         memory.counter, memory.owner, memory.checkpoint_owner = (
             lease.counter,
             lease.owner,
@@ -344,7 +348,15 @@ class Liveness:
             },
             distrusted=self._distrusted(scan_started),
             unconfirmed=self._unconfirmed(scan_started),
+            unsettled=self._unsettled(scan_started),
             unreadable=self._unreadable.living(scan_started),
+        )
+
+    def _unsettled(self, now: float) -> frozenset[str]:
+        return frozenset(
+            key
+            for key, m in self._leases.items()
+            if m.sampled_at is not None and now - m.sampled_at < self.sampling_seconds
         )
 
     def _distrusted(self, now: float) -> frozenset[str]:

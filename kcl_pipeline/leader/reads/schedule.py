@@ -9,6 +9,7 @@ have renewed since. It scans both tables:
 - when a lease needs the leader: it has no owner, is in a handoff, was not renewed by its owner yet,
   or its owner does not announce changes, as Java workers and older versions;
 - when the last cycle had moves, errors or new leases;
+- when the fleet is balanced once more after a worker has joined;
 - while the application is paused, or an operator wants it to be balanced.
 """
 
@@ -94,6 +95,8 @@ class LeaderReads:
     def _unchanged(self, deadline: Deadline) -> CycleContext | None:
         last = self._last
         if last is None or self._scans_left > 0 or self._is_scan_old(last):
+            return None
+        if self._balance.must_look(self._clock.monotonic()):
             return None
         if self._is_a_stream_new(last) or self._has_changed():
             self._scans_left = SCANS_AFTER_CHANGE + 1
