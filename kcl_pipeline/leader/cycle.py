@@ -180,6 +180,10 @@ class LeaderCycle:
         """When this process last knew that somebody leads. See `LeaderElection`."""
         return self._election.led_at
 
+    def is_a_lease_silent(self) -> bool:
+        """Return whether the last read shows a lease whose owner may have stopped."""
+        return self._liveness.is_a_lease_silent()
+
     def next_expiry_seconds(self) -> float:
         """Return the seconds until the next lease expires if no owner renews; inf for none."""
         return self._liveness.next_expiry_seconds(self._clock.monotonic())

@@ -7,6 +7,9 @@ import threading
 import pytest
 
 from kcl_pipeline.events import BatchCommitted
+from kcl_pipeline.leases.lease.values import Lease
+from kcl_pipeline.position import LATEST
+from kcl_pipeline.testing.tables import create_lease
 from tests.support.worker_world import World
 
 SLOW = {"lease": {"failover_time_millis": 60_000, "lease_discovery_interval_millis": 30_000}}
@@ -90,6 +93,37 @@ def test_a_worker_whose_leases_change_asks_twice_a_second_for_half_a_minute():
     del asked[:]
     lease_ticks(world, 10)
     assert len(asked) == 20
+
+
+def led_ticks(world, sensor, seconds):
+    """As `lease_ticks`, while the sensor leads with a tick every five seconds."""
+    until = world.clock.monotonic() + seconds
+    while world.clock.monotonic() < until:
+        if world.clock.monotonic() >= sensor.due:
+            sensor.due += 5
+            sensor.run_once()
+        world.worker.lead_tick()
+        world.worker.lease_tick()
+        world.clock.advance(0.1)
+
+
+def test_a_worker_that_sees_another_one_stop_asks_twice_a_second():
+    """It is given the leases of that worker soon. Their owner was seen for the last time at 0."""
+    world = World(shards=2, lease={"failover_time_millis": 10_000})
+    sensor = world.make_leader("sensor")
+    sensor.due = world.clock.monotonic()
+    led_ticks(world, sensor, 40)
+    asked = watched(world)
+    led_ticks(world, sensor, 20)
+    assert len(asked) in (10, 11)
+    create_lease(world.leases, Lease("shardId-000000000077", LATEST, owner="dead", counter=3))
+    del asked[:]
+    led_ticks(world, sensor, 4)
+    assert len(asked) <= 2
+    led_ticks(world, sensor, 6)
+    del asked[:]
+    led_ticks(world, sensor, 8)
+    assert 13 <= len(asked) <= 16
 
 
 def test_an_interval_shorter_than_a_second_is_kept():

@@ -17,6 +17,9 @@ SETTLING_RENEWALS: Final = 9
 _SILENT_SHARE: Final = 0.5
 """Share of the failover time without a known renewal after which a worker may have stopped."""
 
+_LONGEST_SILENT_SHARE: Final = 3.0
+"""The same after which a lease is not about to be assigned: it would have been."""
+
 
 @dataclass(slots=True)
 class LeaseMemory:
@@ -54,6 +57,13 @@ class LeaseMemory:
     def actual_owner(self) -> str | None:
         """The owner that renews the lease."""
         return self.checkpoint_owner or self.owner
+
+    def is_silent(self, failover_seconds: float) -> bool:
+        """Return whether the owner has not renewed for half to three times the failover time."""
+        if self.actual_owner is None or self.ended_since is not None:
+            return False
+        silent = (self.read_started - self.moved_at) / failover_seconds
+        return _SILENT_SHARE <= silent <= _LONGEST_SILENT_SHARE
 
     def is_renewed_by(self, lease: Lease) -> bool:
         """Return whether `lease` is a later state with the same owner and another counter."""

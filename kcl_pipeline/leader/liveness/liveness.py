@@ -240,16 +240,17 @@ class Liveness:
         return not memory.proven and now - max(gone_since, memory.moved_at) > self._renewal_seconds
 
     def next_expiry_seconds(self, now: float) -> float:
-        """Return the seconds until the next lease expires if no owner renews; inf for none.
-
-        Finished leases do not count: nothing is waiting for them.
-        """
+        """Return the seconds until the next unfinished lease expires unrenewed; inf for none."""
         ends = (
             self.renewals.moved_at(memory) + self._grace.seconds(memory)
             for memory in self._leases.values()
             if memory.actual_owner is not None and memory.ended_since is None
         )
         return min((end - now for end in ends if end >= now), default=math.inf)
+
+    def is_a_lease_silent(self) -> bool:
+        """Return whether the last read shows a lease whose owner may have stopped."""
+        return any(m.is_silent(self._failover_seconds) for m in self._leases.values())
 
     def note_move(self, lease: Lease, now: float) -> None:
         """Note a move that this process has written.

@@ -36,7 +36,7 @@ class HeldSet:
         self._lock = threading.Lock()
         self._held: dict[str, Held] = {}
         self.changed_at = clock.monotonic()
-        """Monotonic second at which a lease was gained or lost last; at first, now."""
+        """Monotonic second at which a lease was gained, lost or expected last; at first, now."""
 
     def held(self) -> tuple[Held, ...]:
         """Return the leases that are held and not locally expired, sorted by key."""
@@ -101,6 +101,11 @@ class HeldSet:
         """
         if self._remove(held) and not held.lease.ended:
             self._events(LeaseLostEvent(self._worker_id, held.lease_key, reason))
+
+    def expect_changes(self) -> None:
+        """Note that leases may be gained soon. Discovery then runs as often as after a change."""
+        with self._lock:
+            self.changed_at = self._clock.monotonic()
 
     def drop_expired(self) -> None:
         """Stop holding the leases that were not renewed in time.

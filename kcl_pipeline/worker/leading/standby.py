@@ -28,7 +28,8 @@ class StandbyLeader:
     """Run leader cycles when the lock has not been renewed for its duration. One thread calls it.
 
     Leases that a cycle assigns to its own worker are read by key at once, without the index.
-    Handoffs from its own worker are noticed at once, without the next renewal.
+    Handoffs from its own worker are noticed at once, without the next renewal. While another
+    process leads, and a worker seems to have stopped, the own worker looks for leases more often.
     """
 
     def __init__(
@@ -64,6 +65,8 @@ class StandbyLeader:
         self.unavailable = report.unavailable if report.led else None
         if report.scan_age_seconds is None:
             self._take(report)
+        if not report.led and leader.is_a_lease_silent():
+            self._leases.expect_changes()
         return self._pause_seconds(leader, report)
 
     def _pause_seconds(self, leader: LeaderCycle, report: CycleReport) -> float:
