@@ -88,8 +88,8 @@ class LeaderCycleLike(Protocol):
         """Run one idempotent cycle within the deadline."""
         ...
 
-    def next_expiry_seconds(self) -> float:
-        """Return the seconds until the next lease expires if no owner renews; inf for none."""
+    def next_expiry_seconds(self, now: float) -> float:
+        """Return the seconds from `now` until the next lease expires unrenewed; inf for none."""
         ...
 
     def release(self) -> None:

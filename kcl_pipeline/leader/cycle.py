@@ -184,9 +184,9 @@ class LeaderCycle:
         """Return whether the last read shows a lease whose owner may have stopped."""
         return self._liveness.is_a_lease_silent()
 
-    def next_expiry_seconds(self) -> float:
-        """Return the seconds until the next lease expires if no owner renews; inf for none."""
-        return self._liveness.next_expiry_seconds(self._clock.monotonic())
+    def next_expiry_seconds(self, now: float | None = None) -> float:
+        """Return the seconds from `now` until the next lease expires unrenewed; inf for none."""
+        return self._liveness.next_expiry_seconds(self._clock.monotonic() if now is None else now)
 
     def release(self) -> None:
         """Release the lock, if it is held, after the end of a running cycle.

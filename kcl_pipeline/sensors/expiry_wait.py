@@ -42,7 +42,9 @@ def run_cycles(
     seconds = clock.monotonic() - began
     if not report.led or _has_news(report):
         return report
-    wait_seconds = cycle.next_expiry_seconds() + _AFTER_EXPIRY_SECONDS
+    # From the start of the cycle: a lease that expired during the cycle was not seen to expire
+    wait_seconds = cycle.next_expiry_seconds(began) - seconds + _AFTER_EXPIRY_SECONDS
+    wait_seconds = max(wait_seconds, 0.0)
     if wait_seconds > min(LONGEST_SECONDS, _LONGEST_SHARE * failover_seconds):
         return report
     left_seconds = deadline_seconds - seconds - wait_seconds

@@ -53,7 +53,7 @@ def test_leases_of_the_living_cost_no_wait():
 
 
 class Ticking:
-    """One tick with the given expiries and reports of its cycles."""
+    """One tick with the given expiries, from the start of its cycle, and reports."""
 
     def __init__(self, *expiries, reports=(LED,), failover=10.0, seconds=0.0):
         self.clock = ManualClock()
@@ -73,10 +73,28 @@ class Ticking:
 
 def test_the_second_cycle_has_the_rest_of_the_time_and_its_report_counts():
     later = CycleReport(led=True, expired=("s",))
-    tick = Ticking(1.5, reports=(CycleReport(led=True), later), seconds=2.0)
+    tick = Ticking(3.5, reports=(CycleReport(led=True), later), seconds=2.0)
     assert tick.report is later
     assert tick.seconds == pytest.approx(2.0 + 1.52 + 2.0)
     assert tick.cycle.deadlines == [20.0, pytest.approx(20.0 - 2.0 - 1.52)]
+
+
+def test_a_lease_that_expires_during_the_first_cycle_is_not_left_to_the_next_tick():
+    """It had not expired when that cycle began to read."""
+    world = settled(World(shards=4), "a", "b")
+    cycle = world.leaders.pop("leader")
+    ticking = ticks(world, cycle)
+    next(ticking)
+    next(ticking)
+    world.kill("b")
+    seen_at = world.clock.monotonic()
+    world.rows.store.before_call = lambda operation, key: world.clock.advance(
+        0.1 if operation == "Scan" else 0.0
+    )
+    for _ in ticking:
+        if set(world.owners().values()) == {"a"}:
+            break
+    assert 10.0 < world.clock.monotonic() - seen_at < 10.5
 
 
 def test_there_is_one_wait_in_a_tick():
@@ -108,7 +126,8 @@ def test_a_cycle_with_news_is_the_last_one(report):
 
 
 def test_a_slow_cycle_is_not_repeated():
-    assert Ticking(1.0, seconds=9.5).cycle.calls == 1
+    assert Ticking(10.5, seconds=9.0).cycle.calls == 2
+    assert Ticking(10.5, seconds=9.5).cycle.calls == 1
 
 
 def test_the_wait_ends_when_the_process_ends(monkeypatch):

@@ -82,7 +82,7 @@ class FakeCycle:
         self.deadlines: list[float] = []
         self.expiries: list[float] = []
 
-    def next_expiry_seconds(self) -> float:
+    def next_expiry_seconds(self, now: float) -> float:
         return self.expiries.pop(0) if self.expiries else math.inf
 
     def run_once(self, deadline_seconds: float) -> CycleReport:
