@@ -1,7 +1,8 @@
 """Print expected errors as one sentence.
 
 Wrong settings and refused AWS calls are expected. Every other error is a defect of this package
-and keeps its traceback.
+and keeps its traceback. With `--json`, standard output gets the sentence as JSON, too, so that it
+always has one value.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from kcl_pipeline.errors import AwsError, KclError, NotFoundError, UnavailableEr
 from kcl_pipeline.settings_errors import settings_sentence
 from kcl_pipeline.text import printable
 
+JSON_OPTION: Final = "--json"
+INTERRUPTED_TEXT: Final = "interrupted"
 _SPACES: Final = re.compile(r"\s+")
 _NO_CREDENTIALS: Final = (
     "no AWS credentials were found; set AWS_ACCESS_KEY_ID and "
@@ -32,6 +35,21 @@ _NO_CREDENTIALS: Final = (
 
 class SentenceGroup(TyperGroup):
     """Group of commands that prints expected errors as one line and exits with code 1."""
+
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any
+    ) -> Any:
+        """Parse the arguments before the command. An error of the library gets its JSON here."""
+        if parent is not None:  # the outer group answers for its sub-commands
+            return super().make_context(info_name, args, parent, **extra)
+        as_json = JSON_OPTION in args  # before the library consumes the list
+        try:
+            context = super().make_context(info_name, args, parent, **extra)
+        except Exception as error:
+            _print_error(error, as_json=as_json)
+            raise
+        context.meta[JSON_OPTION] = as_json
+        return context
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the arguments and reject those with non-printable characters.
@@ -47,16 +65,35 @@ class SentenceGroup(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command."""
+        if ctx.parent is not None:
+            return super().invoke(ctx)
         try:
             return super().invoke(ctx)
         except (typer.Exit, typer.Abort):
             raise
-        except Exception as error:
+        except (Exception, KeyboardInterrupt) as error:
+            _print_error(error, as_json=ctx.meta[JSON_OPTION])
             text = sentence(error)
             if text is None:
                 raise
             show.echo(f"Error: {text}", err=True)
             raise typer.Exit(FAILED) from None
+
+
+def _print_error(error: BaseException, *, as_json: bool) -> None:
+    """Print the JSON value of a command that ended with an error. It has printed no other one."""
+    if as_json and not isinstance(error, typer.Exit | typer.Abort):
+        show.print_json({"error": _reason(error)})
+
+
+def _reason(error: BaseException) -> str:
+    """The sentence of an error, of wrong arguments, of Ctrl-C or of a defect."""
+    if isinstance(error, KeyboardInterrupt):
+        return INTERRUPTED_TEXT
+    if (text := sentence(error)) is not None:
+        return text
+    usage = getattr(error, "format_message", None)  # typer does not export their base class
+    return _one_line(str(usage()) if callable(usage) else f"{type(error).__name__}: {error}")
 
 
 def sentence(error: BaseException) -> str | None:

@@ -84,7 +84,7 @@ def worker(
         period = progress_seconds
         summary = _run(build, found, name, clock, stop, is_drain=drain, progress_seconds=period)
     if as_json:
-        show.print_json_line(as_dict(name, found.name, summary))
+        show.print_json_line(as_dict(name, found.name, summary, is_drain=drain))
     _report(name, summary, is_drain=drain)
 
 
@@ -134,25 +134,31 @@ def _report(name: str, summary: WorkerSummary, *, is_drain: bool = False) -> Non
     if summary.reason is StopReason.STOPPED and summary.error is not None:
         result = summary.error  # it was stopped before it began
     show.echo(f"worker {name} {summary.reason}: {result}", err=True)
-    if summary.reason is StopReason.FAILED:
-        show.echo(f"Error: {summary.error}", err=True)
-        raise typer.Exit(FAILED)
-    if is_drain and summary.reason is StopReason.APPLICATION_PAUSED:
-        show.echo("Error: the application was paused before all records were read", err=True)
+    is_unfinished = is_drain and summary.reason is StopReason.APPLICATION_PAUSED
+    if summary.reason is StopReason.FAILED or is_unfinished:
+        show.echo(f"Error: {_error(summary, is_drain=is_drain)}", err=True)
         raise typer.Exit(FAILED)
     if summary.reason is StopReason.HUNG:
         show.echo(f"Error: {summary.error}", err=True)
         raise typer.Exit(HUNG)
 
 
-def as_dict(name: str, application: str, summary: WorkerSummary) -> dict[str, object]:
+def _error(summary: WorkerSummary, *, is_drain: bool) -> str | None:
+    if is_drain and summary.reason is StopReason.APPLICATION_PAUSED:
+        return "the application was paused before all records were read"
+    return summary.error
+
+
+def as_dict(
+    name: str, application: str, summary: WorkerSummary, *, is_drain: bool = False
+) -> dict[str, object]:
     """How the worker ended, and the totals of its lifetime, for JSON output."""
     total = summary.total
     return {
         "worker_id": name,
         "application": application,
         "reason": str(summary.reason),
-        "error": summary.error,
+        "error": _error(summary, is_drain=is_drain),
         "seconds": round(total.seconds, 1),
         "records": total.records,
         "bytes": total.bytes,
