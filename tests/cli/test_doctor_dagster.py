@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from dagster import DagsterInstance, DagsterInvalidConfigError
 
 from kcl_pipeline.cli.doctor.dagster_instance import (
     Finding,
@@ -81,6 +82,36 @@ def test_a_run_limit_of_two_with_a_fleet_of_four():
         "a place for other runs"
     )
     assert "max_concurrent_runs: 10 or more" in found.advice
+
+
+@pytest.mark.parametrize(
+    ("settings", "setting"),
+    [
+        ("", "concurrency.runs.max_concurrent_runs"),
+        ("concurrency: {runs: {max_concurrent_runs: 2}}", "concurrency.runs.max_concurrent_runs"),
+        ("concurrency: {pools: {default_limit: 1}}", "concurrency.runs.max_concurrent_runs"),
+        ("run_queue: {max_concurrent_runs: 2}", "run_queue.max_concurrent_runs"),
+        (
+            "run_queue: {tag_concurrency_limits: [{key: team, limit: 30}]}",
+            "run_queue.max_concurrent_runs",
+        ),
+        (
+            "run_coordinator: {class: QueuedRunCoordinator, config: {max_concurrent_runs: 2}}",
+            "run_coordinator.config.max_concurrent_runs",
+        ),
+    ],
+)
+def test_the_advice_names_the_section_that_the_file_has(settings, setting):
+    """Dagster refuses a file with limits in two sections, so another one must not be added."""
+    (found,) = limits(settings, max=20)
+    assert found.advice.startswith(f"write {setting}: 22 or more into dagster.yaml")
+
+
+def test_dagster_refuses_limits_in_two_sections(tmp_path):
+    both = "run_queue: {max_concurrent_runs: 2}\nconcurrency: {runs: {max_concurrent_runs: 6}}\n"
+    (tmp_path / "dagster.yaml").write_text(both)
+    with pytest.raises(DagsterInvalidConfigError, match="incompatible"):
+        DagsterInstance.from_config(str(tmp_path))
 
 
 def test_tag_limits_leave_a_place_for_a_replacement():

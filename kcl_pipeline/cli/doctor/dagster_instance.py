@@ -89,8 +89,8 @@ def check_run_limits(
             f"max_concurrent_runs is {limit}, and {size}: the sensors start at most "
             f"{counted(places, 'worker')} and keep a place for other runs; a replacement takes it "
             "for a minute per worker",
-            f"write concurrency.runs.max_concurrent_runs: {fleet.max + 2} or more into "
-            "dagster.yaml, or a smaller Fleet; count the workers of all pipelines",
+            f"write {limit_setting(settings)}: {fleet.max + 2} or more into dagster.yaml, or a "
+            "smaller Fleet; count the workers of all pipelines",
         )
     for tag, number in tag_limits:
         if number < fleet.max + 1:
@@ -121,6 +121,17 @@ def run_limit(settings: Mapping[str, Any]) -> int | None:
         if number is not None:
             return None if number < 0 else int(number)
     return DEFAULT_RUN_LIMIT
+
+
+def limit_setting(settings: Mapping[str, Any]) -> str:
+    """Return where the run limit is set. Dagster refuses a file with limits in two sections."""
+    places = {
+        "concurrency.runs": _section(settings, "concurrency", "runs"),
+        "run_queue": _section(settings, "run_queue"),
+        "run_coordinator.config": _section(settings, "run_coordinator", "config"),
+    }
+    place = next((name for name, section in places.items() if section), "concurrency.runs")
+    return f"{place}.max_concurrent_runs"
 
 
 def tag_limits(settings: Mapping[str, Any]) -> list[Mapping[str, Any]]:
