@@ -11,6 +11,7 @@ from dagster import DagsterRunStatus as S
 from kcl_pipeline.assets.pipeline_version import pipeline_version
 from kcl_pipeline.errors import AccessDeniedError, NotFoundError, ThrottledError
 from kcl_pipeline.leader.report import CycleReport
+from kcl_pipeline.sensors.scaling.autoscaler import AutoscalerMemory
 from tests.support.dagster_fakes import (
     FakeCycle,
     FakeFleet,
@@ -91,6 +92,26 @@ def test_workers_that_keep_dying_are_replaced_more_slowly_and_the_cursor_remembe
     assert memory["retry_at"] == stage.clock.wall() + 10
     assert not stage(5.0).run_requests
     assert len(stage(5.0).run_requests) == 2
+
+
+def test_a_corrected_version_is_started_without_the_delay_of_the_former_one(instance):
+    stage = Stage(instance)
+    for _ in range(8):
+        instance.report_run_failed(stage.run(**{"kcl/version": "former"}))
+    stage.cursor = AutoscalerMemory(
+        desired=2, open_shards=4, last_death="x", retry_at=stage.clock.wall() + 300
+    ).model_dump_json()
+    result = stage()
+    assert len(result.run_requests) == 2
+    assert "failed" not in json.loads(result.cursor)["tick"]
+    own = {"kcl/version": pipeline_version(stage.pipeline)}
+    for _ in range(2):
+        instance.report_run_failed(stage.run(**own))
+    waiting = stage()
+    assert not waiting.run_requests
+    assert "the last 2 failed within a minute, next start in 10 s" in str(
+        waiting.skip_reason.skip_message
+    )
 
 
 def test_more_workers_than_the_maximum_are_asked_to_drain(instance):

@@ -141,6 +141,14 @@ def recent_runs(instance: DagsterInstance, application: str, separator: str) -> 
     )
 
 
+def runs_of_version(recent: Sequence[RunView], version: str) -> tuple[RunView, ...]:
+    """The runs of this version. Failures of another one say nothing about it.
+
+    A run without a version counts, because it may be of this one.
+    """
+    return tuple(run for run in recent if run.version in (None, version))
+
+
 def worst_lag_millis(runs: tuple[RunView, ...]) -> int | None:
     """The largest lag that a started worker reported; None without a report."""
     return max(

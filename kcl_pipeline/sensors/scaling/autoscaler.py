@@ -189,7 +189,7 @@ def decide(
 
     Args:
         active: All active runs.
-        recent: The newest continuous runs in any status.
+        recent: The newest continuous runs of this version in any status.
         memory: The state of the last decision.
         minimum: Smallest number of workers.
         maximum: Largest number of workers.

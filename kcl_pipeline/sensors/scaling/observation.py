@@ -20,7 +20,12 @@ from kcl_pipeline.assets.runs.queue import (
     queue_problem,
     queued_long,
 )
-from kcl_pipeline.assets.runs.runs import RunView, recent_runs, silence_limit_seconds
+from kcl_pipeline.assets.runs.runs import (
+    RunView,
+    recent_runs,
+    runs_of_version,
+    silence_limit_seconds,
+)
 from kcl_pipeline.sensors.scaling.autoscaler import AutoscalerMemory, ScalingDecision, decide
 from kcl_pipeline.sensors.scaling.reconcile import Heartbeats
 from kcl_pipeline.sensors.scaling.replacement import Replacement, replace, rows_view
@@ -93,15 +98,13 @@ def scale(
     limit = silence_limit_seconds(pipeline.settings)
     outdated = outdated_runs(active, version, location) if fleet.rolling_replacement else ()
     workers = [run for run in active if run.continuous]
-    short = len(workers) < max(memory.desired, fleet.min)
     # The failures are read until a worker has lived for long enough, so that the check is steady.
-    young = any(run.started is None or now - run.started < EARLY_FAILURE_SECONDS for run in workers)
-    recent = (
-        recent_runs(instance, names.application, separator) if short or young or outdated else ()
-    )
+    is_needed = len(workers) < max(memory.desired, fleet.min) or _has_young(workers, now)
+    recent = recent_runs(instance, names.application, separator) if is_needed or outdated else ()
+    own = runs_of_version(recent, version)  # a corrected version starts without a delay
     decision = decide(
         active,
-        recent,
+        own,
         memory,
         minimum=fleet.min,
         maximum=fleet.max,
@@ -128,8 +131,13 @@ def scale(
         now=now,
     )
     queued = _queue_problem(instance, {**fleet.run_tags, **names.worker_run_tags}, workers, now)
-    failed = failure_problem(recent, decision.memory.desired, now)
+    failed = failure_problem(own, decision.memory.desired, now)
     return _scaling(decision, replacement, (queued, unplaced, failed, replacement.problem))
+
+
+def _has_young(workers: list[RunView], now: float) -> bool:
+    """Whether one of the runs may still fail early."""
+    return any(run.started is None or now - run.started < EARLY_FAILURE_SECONDS for run in workers)
 
 
 def _scaling(
