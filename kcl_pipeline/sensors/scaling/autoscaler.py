@@ -10,6 +10,7 @@ active runs and does not use run keys, because Dagster never starts a second run
 """
 
 from collections.abc import Collection, Sequence
+from datetime import UTC, datetime
 from typing import Final, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -17,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from kcl_pipeline.assets.checks.worker_runs import early_failures
 from kcl_pipeline.assets.runs.runs import RunView, worst_lag_millis
 from kcl_pipeline.leases.lease.values import Lease
+from kcl_pipeline.text import counted, duration_text
 
 FIRST_BACKOFF_SECONDS: Final = 10.0
 LONGEST_BACKOFF_SECONDS: Final = 300.0
@@ -44,6 +46,7 @@ class AutoscalerMemory(_Value):
         last_death: The newest run that failed early and was counted.
         retry_at: No replacement starts before this time.
         scaled_at: When `desired` was last changed because of the lag.
+        scaled: How and why it was changed then, for people.
         calm_since: Since when the lag is low enough to drain a worker.
         open_shards: Number of open shards that limits the workers. None: not known yet.
         fewer_since: Since when fewer shards than `open_shards` are open.
@@ -55,6 +58,7 @@ class AutoscalerMemory(_Value):
     )
     retry_at: float = 0.0
     scaled_at: float = 0.0
+    scaled: str | None = None
     calm_since: float | None = None
     open_shards: int | None = Field(None, ge=0)
     fewer_since: float | None = None
@@ -76,12 +80,15 @@ class ScalingDecision(_Value):
         drain: Ids of the workers to drain.
         memory: The next cursor.
         reason: A sentence for the log.
+        limit: Why there are not more workers, as a sentence without a period. None: nothing limits
+            them.
     """
 
     start: int = 0
     drain: tuple[str, ...] = ()
     memory: AutoscalerMemory
     reason: str
+    limit: str | None = None
 
 
 def backoff_seconds(failures: int, desired: int) -> float:
@@ -115,17 +122,28 @@ def _scaled(
         and desired < largest
         and now - memory.scaled_at >= SCALE_COOLDOWN_SECONDS
     ):
-        return memory.model_copy(
-            update={"desired": desired + 1, "scaled_at": now, "calm_since": None}
-        )
+        return _changed(memory, desired + 1, now, _lag_text(lag, scale_up_lag_seconds))
     if lag > scale_up_lag_seconds * 1000 * SCALE_DOWN_BELOW:
         return memory.model_copy(update={"calm_since": None})
     calm_since = now if memory.calm_since is None else min(memory.calm_since, now)
     if desired > smallest and now - calm_since >= SCALE_DOWN_AFTER_SECONDS:
-        return memory.model_copy(
-            update={"desired": desired - 1, "scaled_at": now, "calm_since": now}
-        )
+        most = scale_up_lag_seconds * SCALE_DOWN_BELOW
+        why = f"the lag has been at most {most:g} s for {duration_text(now - calm_since)}"
+        return _changed(memory, desired - 1, now, why)
     return memory.model_copy(update={"calm_since": calm_since})
+
+
+def _changed(memory: AutoscalerMemory, desired: int, now: float, why: str) -> AutoscalerMemory:
+    time = f"{datetime.fromtimestamp(now, UTC):%H:%M} UTC"
+    scaled = f"{memory.desired} to {desired} at {time}: {why}"
+    calm_since = now if desired < memory.desired else None
+    changes = {"desired": desired, "scaled_at": now, "scaled": scaled, "calm_since": calm_since}
+    return memory.model_copy(update=changes)
+
+
+def _lag_text(lag_millis: int, scale_up_lag_seconds: float) -> str:
+    limit = f"scale_up_lag_seconds ({scale_up_lag_seconds:g})"
+    return f"the lag of {lag_millis / 1000:.0f} s is above {limit}"
 
 
 def open_shards(leases: Sequence[Lease]) -> int | None:
@@ -201,42 +219,63 @@ def decide(
         ready: Ids of the workers that report. None: every started run counts as ready.
         outdated: Runs that are being replaced. Meanwhile there may be one run more.
     """
-    workers = [r for r in active if r.continuous]
-    before = memory.desired
+    before = memory
     memory = _with_shards(memory, shards, now)
     largest = max(maximum, minimum)
     if memory.open_shards is not None:
         largest = min(largest, max(memory.open_shards, 1))
     memory = _scaled(memory, active, now, largest, min(minimum, largest), scale_up_lag_seconds)
+    limit = _limit(memory, active, largest, minimum, scale_up_lag_seconds)
+    workers = [r for r in active if r.continuous]
     running = [r for r in workers if r.status.value != "CANCELING"]
-    surplus = len(running) - (memory.desired if before > memory.desired else largest)
+    text = f"{len(workers)} workers, {memory.desired} desired"
+    _, _, why = (memory.scaled or "").rpartition(" UTC: ")
+    because = f", because {why}" if memory.scaled != before.scaled else ""
+    surplus = len(running) - (memory.desired if before.desired > memory.desired else largest)
     surplus -= 1 if outdated else 0
     if surplus > 0:
         drain = _drained(running, surplus, outdated)
-        return ScalingDecision(
-            drain=drain,
-            memory=memory,
-            reason=f"{len(workers)} workers, {memory.desired} desired: draining {len(drain)}",
-        )
-    text = f"{len(workers)} workers, {memory.desired} desired"
-    missing = memory.desired - len(workers)
-    if missing <= 0:
-        return ScalingDecision(memory=memory, reason=text)
-    memory, remaining, failed = _backed_off(memory, recent, now)
-    if remaining > 0:
-        return ScalingDecision(
-            memory=memory,
-            reason=f"{text}: the last {failed} failed within a minute, "
-            f"next start in {remaining:.0f} s",
-        )
-    start = missing
-    if max_starting is not None:
+        reason = f"{text}: draining {len(drain)}{because}"
+        return ScalingDecision(drain=drain, memory=memory, reason=reason, limit=limit)
+    start = memory.desired - len(workers)
+    if start > 0:
+        memory, remaining, failed = _backed_off(memory, recent, now)
+        if remaining > 0:
+            reason = (
+                f"{text}: the last {failed} failed within a minute, next start in {remaining:.0f} s"
+            )
+            return ScalingDecision(memory=memory, reason=reason, limit=limit)
+    if start > 0 and max_starting is not None:
         on_the_way = sum(not is_ready(run, ready) for run in running)
         budget = max_starting - on_the_way
-        start = min(missing, budget if memory.open_shards is not None else 1 - len(workers))
+        start = min(start, budget if memory.open_shards is not None else 1 - len(workers))
     if start <= 0:
-        return ScalingDecision(memory=memory, reason=text)
-    return ScalingDecision(start=start, memory=memory, reason=f"{text}: starting {start}")
+        return ScalingDecision(memory=memory, reason=text, limit=limit)
+    reason = f"{text}: starting {start}{because}"
+    return ScalingDecision(start=start, memory=memory, reason=reason, limit=limit)
+
+
+def _limit(
+    memory: AutoscalerMemory,
+    active: Sequence[RunView],
+    largest: int,
+    minimum: int,
+    scale_up_lag_seconds: float | None,
+) -> str | None:
+    """Why there are not more workers, although the lag or `Fleet.min` asks for them."""
+    shards = memory.open_shards
+    is_short = shards is not None and largest <= shards < minimum
+    lag = worst_lag_millis(tuple(r for r in active if r.continuous))
+    if scale_up_lag_seconds is None or lag is None or lag <= scale_up_lag_seconds * 1000:
+        wanted = f"Fleet.min is {minimum}" if is_short else None
+    else:
+        is_full = memory.desired >= largest
+        wanted = _lag_text(lag, scale_up_lag_seconds) if is_full else None
+    if wanted is None:
+        return None
+    if shards is None or largest < shards:
+        return f"{wanted}, but Fleet.max is {largest}"
+    return f"{wanted}, but only {counted(shards, 'shard')} {'is' if shards == 1 else 'are'} open"
 
 
 def _backed_off(

@@ -50,7 +50,8 @@ class Scaling:
     @property
     def notes(self) -> tuple[str, ...]:
         """What the sentence of the tick says in addition."""
-        return (*([] if self.replacing is None else [self.replacing]), *self.problems)
+        found = (self.replacing, self.decision.limit, *self.problems)
+        return tuple(one for one in found if one is not None)
 
 
 def reporting_workers(
