@@ -10,14 +10,19 @@ import dagster as dg
 from dagster.components import ComponentLoadContext, ComponentTypeSpec, ResolutionContext
 from pydantic import BaseModel
 
+from kcl_pipeline.assets.names import python_name
 from kcl_pipeline.assets.specs import STREAM_GROUP
 from kcl_pipeline.component.resolution import resolved
 from kcl_pipeline.component.scaffold import PipelineScaffolder
 from kcl_pipeline.component.schema import component_attributes
+from kcl_pipeline.errors import SettingsError
 from kcl_pipeline.pipeline import KinesisPipeline
 
 _STREAM_OWNERS: Final[WeakKeyDictionary[object, dict[dg.AssetKey, str]]] = WeakKeyDictionary()
 """By code location, the pipeline whose component has the asset of a stream."""
+
+_PIPELINES: Final[WeakKeyDictionary[object, dict[str, tuple[object, str]]]] = WeakKeyDictionary()
+"""By code location and prefix of names in Dagster, the component of the prefix and its pipeline."""
 
 
 @dg.scaffold_with(PipelineScaffolder)
@@ -71,7 +76,11 @@ class KinesisPipelineComponent(dg.Component, dg.Resolvable):
         A stream that another component of the code location reads too is among the definitions of
         one of them. Dagster adds the file of the component to each asset and refuses two assets
         that differ.
+
+        Raises:
+            SettingsError: Another component has a pipeline with this name.
         """
+        self._refuse_same_name(context)
         defs = self.pipeline.definitions(**self.options)
         owners = _STREAM_OWNERS.setdefault(context.component_tree.state_tracker, {})
         assets = [
@@ -82,3 +91,16 @@ class KinesisPipelineComponent(dg.Component, dg.Resolvable):
         ]
         fields = inspect.signature(dg.Definitions).parameters
         return dg.Definitions(**{name: getattr(defs, name) for name in fields} | {"assets": assets})
+
+    def _refuse_same_name(self, context: ComponentLoadContext) -> None:
+        """Refuse a second pipeline of this name; Dagster would name only a resource of both."""
+        place, name = context.component_path, self.pipeline.name
+        pipelines = _PIPELINES.setdefault(context.component_tree.state_tracker, {})
+        other, other_name = pipelines.setdefault(python_name(name), (place, name))
+        if other == place:
+            return
+        same = "" if name == other_name else f" ({other_name!r} is the same name in Dagster)"
+        raise SettingsError(
+            f"name={name!r} is the name of another pipeline in this code location{same}. "
+            "Write another name, or remove one of the two."
+        )

@@ -189,6 +189,25 @@ def test_two_pipelines_in_one_code_location(project):  # noqa: F811
     assert kinesis[0].description == "The Kinesis stream `orders`."
 
 
+@pytest.mark.parametrize(("name", "other"), [("orders", "orders"), ("orders-eu", "orders_eu")])
+def test_two_pipelines_of_one_name_are_named(project, name, other):  # noqa: F811
+    both = SMALL.format(name=name) + "---\n" + SMALL.format(name=other)
+    project.write("orders", both)
+    with pytest.raises(Exception, match=r"defs.yaml\[1\]") as raised:
+        project.load()
+    chain = "\n".join(_chain(raised.value))
+    assert f"name={other!r} is the name of another pipeline in this code location" in chain
+    assert (f"{name!r} is the same name in Dagster" in chain) is (name != other)
+
+
+def test_a_pipeline_is_loaded_twice(project):  # noqa: F811
+    project.write("orders", SMALL.format(name="orders"))
+    tree = dg.ComponentTree.for_project(project.folder)
+    for _ in range(2):
+        defs = tree.build_defs_at_path("orders")
+        assert defs.resolve_sensor_def("orders_leader")
+
+
 def test_a_component_in_python(project):  # noqa: F811
     project.write(
         "orders",
@@ -244,12 +263,18 @@ def test_a_wrong_attribute_is_named(project, before, after, message):  # noqa: F
     path = project.write("orders", text.replace(before, after))
     with pytest.raises(Exception, match=re.escape(path.name)) as raised:
         project.load()
-    chain, error = [], raised.value
+    chain = "\n".join(_chain(raised.value))
+    expected = message.replace("PACKAGE", project.package)
+    assert re.search(expected if " at " in message else re.escape(expected), chain)
+
+
+def _chain(error: BaseException | None) -> list[str]:
+    """The texts of an error and of its causes."""
+    chain = []
     while error is not None:
         chain.append(str(error))
         error = error.__cause__ or error.__context__
-    expected = message.replace("PACKAGE", project.package)
-    assert re.search(expected if " at " in message else re.escape(expected), "\n".join(chain))
+    return chain
 
 
 def test_the_loaded_class_is_the_public_one(project):  # noqa: F811
