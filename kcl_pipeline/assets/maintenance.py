@@ -54,11 +54,13 @@ def build_maintenance_job(pipeline: PipelineLike, names: Names) -> dg.JobDefinit
         description=f"Merges small files of `{uri}` and removes files that no version uses.",
     )
     def maintain(context: dg.OpExecutionContext, config: MaintenanceConfig) -> None:
-        metadata = _maintain(uri, storage_options, config)
+        exists = table_exists(uri, storage_options)  # the first batch creates it
+        metadata = _maintain(uri, storage_options, config) if exists else {"exists": False}
         if config.dead_letters and dead_letters and table_exists(dead_letters, storage_options):
             found = _maintain(dead_letters, storage_options, config)
             metadata |= {f"dead_letter_{name}": value for name, value in found.items()}
-        context.log.info("%s: %s", uri, metadata)
+        text = metadata if exists else "there is no table yet; the first batch creates it"
+        context.log.info("%s: %s", uri, text)
         context.log_event(dg.AssetObservation(names.output, metadata=metadata))
 
     @dg.job(
