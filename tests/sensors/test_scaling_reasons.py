@@ -49,7 +49,7 @@ def decided(
 
 def test_a_lag_that_adds_a_worker_is_named_and_remembered():
     grown = decided(AutoscalerMemory(desired=1), 130_000, 1)
-    assert grown.reason == f"1 workers, 2 desired: starting 1, because {ABOVE}"
+    assert grown.reason == f"1 worker, 2 desired: starting 1, because {ABOVE}"
     assert grown.memory.scaled == f"1 to 2 at 12:00 UTC: {ABOVE}"
     later = decided(grown.memory, 130_000, 2, now=NOON + 60)
     assert (later.reason, later.memory.scaled) == ("2 workers, 2 desired", grown.memory.scaled)
@@ -82,6 +82,15 @@ def test_what_limits_the_workers_is_named(lag, runs, minimum, maximum, shards, l
     memory = AutoscalerMemory(desired=runs, scaled_at=NOON - 1)
     found = decided(memory, lag, runs, minimum=minimum, maximum=maximum, shards=shards)
     assert (found.limit, found.start, found.drain) == (limit, 0, ())
+
+
+def test_the_rest_of_a_delay_is_never_zero():
+    failed = [RunView("r", S.FAILURE, "w", continuous=True, started=NOON - 20, ended=NOON - 9.6)]
+    memory = AutoscalerMemory(desired=1, open_shards=4, last_death="r", retry_at=NOON + 0.4)
+    found = decide([], failed, memory, minimum=1, maximum=3, now=NOON)
+    assert found.reason == (
+        "0 workers, 1 desired: the last 1 failed within a minute, next start in 1 s"
+    )
 
 
 def test_the_page_says_both(instance):

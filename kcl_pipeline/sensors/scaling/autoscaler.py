@@ -9,6 +9,7 @@ active runs and does not use run keys, because Dagster never starts a second run
   that always fails would start a run every five seconds.
 """
 
+import math
 from collections.abc import Collection, Sequence
 from datetime import UTC, datetime
 from typing import Final, Self
@@ -228,7 +229,7 @@ def decide(
     limit = _limit(memory, active, largest, minimum, scale_up_lag_seconds)
     workers = [r for r in active if r.continuous]
     running = [r for r in workers if r.status.value != "CANCELING"]
-    text = f"{len(workers)} workers, {memory.desired} desired"
+    text = f"{counted(len(workers), 'worker')}, {memory.desired} desired"
     _, _, why = (memory.scaled or "").rpartition(" UTC: ")
     because = f", because {why}" if memory.scaled != before.scaled else ""
     surplus = len(running) - (memory.desired if before.desired > memory.desired else largest)
@@ -241,9 +242,8 @@ def decide(
     if start > 0:
         memory, remaining, failed = _backed_off(memory, recent, now)
         if remaining > 0:
-            reason = (
-                f"{text}: the last {failed} failed within a minute, next start in {remaining:.0f} s"
-            )
+            wait = f"next start in {math.ceil(remaining)} s"
+            reason = f"{text}: the last {failed} failed within a minute, {wait}"
             return ScalingDecision(memory=memory, reason=reason, limit=limit)
     if start > 0 and max_starting is not None:
         on_the_way = sum(not is_ready(run, ready) for run in running)
