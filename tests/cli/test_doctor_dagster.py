@@ -84,6 +84,17 @@ def test_a_run_limit_of_two_with_a_fleet_of_four():
     assert "max_concurrent_runs: 10 or more" in found.advice
 
 
+@pytest.mark.parametrize("most", [1, 4])
+def test_with_a_run_limit_of_one_no_place_is_left(most):
+    (found,) = limits("concurrency: {runs: {max_concurrent_runs: 1}}", min=1, max=most)
+    assert found.level == "warning"
+    assert found.text == (
+        "max_concurrent_runs is 1: one worker takes the only place, and all other runs wait for as "
+        "long as it runs, also a replacement, maintenance and the jobs of an operator"
+    )
+    assert f"max_concurrent_runs: {most + 2} or more" in found.advice
+
+
 @pytest.mark.parametrize(
     ("settings", "setting"),
     [

@@ -82,13 +82,9 @@ def check_run_limits(
     found = True
     if limit is not None and limit < fleet.max + 2:
         found = False
-        places = max(limit - 1, 1)
-        size = f"Fleet.min is {fleet.min}" if places < fleet.min else f"Fleet.max is {fleet.max}"
         yield warning(
             RUN_LIMIT,
-            f"max_concurrent_runs is {limit}, and {size}: the sensors start at most "
-            f"{counted(places, 'worker')} and keep a place for other runs; a replacement takes it "
-            "for a minute per worker",
+            _limit_text(limit, fleet),
             f"write {limit_setting(settings)}: {fleet.max + 2} or more into dagster.yaml, or a "
             "smaller Fleet; count the workers of all pipelines",
         )
@@ -105,6 +101,23 @@ def check_run_limits(
     if found:
         text = "none" if limit is None else f"max_concurrent_runs is {limit}"
         yield ok(RUN_LIMIT, f"{text}; Fleet.max is {fleet.max}")
+
+
+def _limit_text(limit: int, fleet: FleetLike) -> str:
+    """Say what a run limit does that has no place for all workers and other runs."""
+    places = limit - 1  # the sensors keep one place for other runs
+    if places < 1:
+        return (
+            f"max_concurrent_runs is {limit}: one worker takes the only place, and all other runs "
+            "wait for as long as it runs, also a replacement, maintenance and the jobs of an "
+            "operator"
+        )
+    size = f"Fleet.min is {fleet.min}" if places < fleet.min else f"Fleet.max is {fleet.max}"
+    return (
+        f"max_concurrent_runs is {limit}, and {size}: the sensors start at most "
+        f"{counted(places, 'worker')} and keep a place for other runs; a replacement takes it for "
+        "a minute per worker"
+    )
 
 
 def run_limit(settings: Mapping[str, Any]) -> int | None:
