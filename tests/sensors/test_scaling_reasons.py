@@ -55,6 +55,11 @@ def test_a_lag_that_adds_a_worker_is_named_and_remembered():
     assert (later.reason, later.memory.scaled) == ("2 workers, 2 desired", grown.memory.scaled)
 
 
+def test_the_last_possible_worker_is_not_refused_when_it_starts():
+    grown = decided(AutoscalerMemory(desired=2), 130_000, 2, shards=3)
+    assert (grown.start, grown.limit) == (1, None)
+
+
 def test_a_calm_that_drains_a_worker_is_named_and_remembered():
     memory = AutoscalerMemory(desired=2, calm_since=NOON - SCALE_DOWN_AFTER_SECONDS)
     less = decided(memory, 1_000, 2)

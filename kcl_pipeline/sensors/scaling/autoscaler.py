@@ -226,12 +226,12 @@ def decide(
     if memory.open_shards is not None:
         largest = min(largest, max(memory.open_shards, 1))
     memory = _scaled(memory, active, now, largest, min(minimum, largest), scale_up_lag_seconds)
-    limit = _limit(memory, active, largest, minimum, scale_up_lag_seconds)
     workers = [r for r in active if r.continuous]
     running = [r for r in workers if r.status.value != "CANCELING"]
     text = f"{counted(len(workers), 'worker')}, {memory.desired} desired"
     _, _, why = (memory.scaled or "").rpartition(" UTC: ")
     because = f", because {why}" if memory.scaled != before.scaled else ""
+    limit = None if because else _limit(memory, active, largest, minimum, scale_up_lag_seconds)
     surplus = len(running) - (memory.desired if before.desired > memory.desired else largest)
     surplus -= 1 if outdated else 0
     if surplus > 0:
