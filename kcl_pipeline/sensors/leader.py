@@ -47,7 +47,11 @@ from kcl_pipeline.sensors.reports.output import output_events
 from kcl_pipeline.sensors.reports.streams import partition_requests
 from kcl_pipeline.sensors.scaling.autoscaler import AutoscalerMemory, ScalingDecision, open_shards
 from kcl_pipeline.sensors.scaling.observation import Scaling, scale
-from kcl_pipeline.sensors.scaling.reconcile import apply_findings, find_mismatches
+from kcl_pipeline.sensors.scaling.reconcile import (
+    apply_findings,
+    cancel_queued,
+    find_mismatches,
+)
 from kcl_pipeline.sensors.scaling.run_requests import worker_request
 from kcl_pipeline.sensors.sentence import cursor_text, leading_text, runs_text
 
@@ -179,10 +183,11 @@ class LeaderTick:
         if scaling.refused is not None:  # before the drain: the run then ends as a failure
             run_id, reason = scaling.refused
             context.instance.add_run_tags(run_id, {REFUSED_TAG: reason})
+        cancel_queued(context.instance, decision.cancel)
         for worker_id in decision.drain:
             PipelineResources(self._names, context).workers.request_drain(worker_id)
         recent_events = [*_take_all(state.recent_events), *done]
-        if decision.start or decision.drain:
+        if decision.start or decision.drain or decision.cancel:
             recent_events.append("; ".join([decision.reason, *scaling.notes]))
         if recent_events:
             context.log.info("\n".join(recent_events))

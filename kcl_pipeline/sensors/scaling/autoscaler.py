@@ -79,6 +79,7 @@ class ScalingDecision(_Value):
     Attributes:
         start: Number of runs to start.
         drain: Ids of the workers to drain.
+        cancel: Ids of the queued runs to cancel.
         memory: The next cursor.
         reason: A sentence for the log.
         limit: Why there are not more workers, as a sentence without a period. None: nothing limits
@@ -87,6 +88,7 @@ class ScalingDecision(_Value):
 
     start: int = 0
     drain: tuple[str, ...] = ()
+    cancel: tuple[str, ...] = ()
     memory: AutoscalerMemory
     reason: str
     limit: str | None = None
@@ -183,11 +185,17 @@ def is_ready(run: RunView, ready: Collection[str] | None) -> bool:
     return run.status.value == "STARTED" and (ready is None or run.worker_id in ready)
 
 
-def _drained(runs: Sequence[RunView], number: int, outdated: Sequence[RunView]) -> tuple[str, ...]:
-    """The outdated, then the newest started workers. A run that has not started cannot drain."""
-    started = [run for run in runs if run.status.value == "STARTED"]
-    started.sort(key=lambda run: (run in outdated, run.created), reverse=True)
-    return tuple(run.worker_id for run in started[:number])
+def _superfluous(
+    runs: Sequence[RunView], number: int, outdated: Sequence[RunView]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The queued runs to cancel, then the workers to drain: the outdated and the newest first.
+
+    A queued run has no worker yet. One that is starting can neither be canceled nor drained.
+    """
+    newest = sorted(runs, key=lambda run: (run in outdated, run.created), reverse=True)
+    queued = [run.run_id for run in newest if run.status.value == "QUEUED"][:number]
+    started = [run.worker_id for run in newest if run.status.value == "STARTED"]
+    return tuple(queued), tuple(started[: number - len(queued)])
 
 
 def decide(
@@ -235,9 +243,13 @@ def decide(
     surplus = len(running) - (memory.desired if before.desired > memory.desired else largest)
     surplus -= 1 if outdated else 0
     if surplus > 0:
-        drain = _drained(running, surplus, outdated)
-        reason = f"{text}: draining {len(drain)}{because}"
-        return ScalingDecision(drain=drain, memory=memory, reason=reason, limit=limit)
+        cancel, drain = _superfluous(running, surplus, outdated)
+        actions = [f"canceling {counted(len(cancel), 'queued run')}"] if cancel else []
+        actions += [f"draining {len(drain)}"] if drain or not cancel else []
+        reason = f"{text}: {', '.join(actions)}{because}"
+        return ScalingDecision(
+            drain=drain, cancel=cancel, memory=memory, reason=reason, limit=limit
+        )
     start = memory.desired - len(workers)
     if start > 0:
         memory, remaining, failed = _backed_off(memory, recent, now)

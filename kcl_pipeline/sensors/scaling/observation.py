@@ -120,7 +120,7 @@ def scale(
     decision, desired, unplaced = _placed(
         instance, _starting(decision, 0) if refused else decision, len(workers)
     )
-    idle = not (decision.start or decision.drain)
+    idle = not (decision.start or decision.drain or decision.cancel)
     replacement = replace(
         active,
         recent,

@@ -189,3 +189,12 @@ def apply_findings(
             instance.report_run_failed(run, message)
         done.append(f"{finding.reason}: closed run {finding.run_id[:8]}")
     return tuple(done)
+
+
+def cancel_queued(instance: DagsterInstance, run_ids: Iterable[str]) -> None:
+    """Cancel these runs, unless Dagster has taken them from its queue meanwhile."""
+    for run_id in run_ids:
+        run = instance.get_run_by_id(run_id)
+        if run is not None and run.status is DagsterRunStatus.QUEUED:
+            message = "kcl_pipeline leader: there are enough workers without this queued run"
+            instance.report_run_canceled(run, message)
