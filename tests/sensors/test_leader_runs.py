@@ -109,8 +109,9 @@ def test_a_corrected_version_is_started_without_the_delay_of_the_former_one(inst
         instance.report_run_failed(stage.run(**own))
     waiting = stage()
     assert not waiting.run_requests
-    assert "the last 2 failed within a minute, next start in 10 s" in str(
-        waiting.skip_reason.skip_message
+    assert waiting.skip_reason.skip_message.endswith(
+        "0 of 2 workers run: next start in 10 s; "
+        "the last 2 worker runs failed within a minute of the start"
     )
 
 

@@ -252,10 +252,9 @@ def decide(
         )
     start = memory.desired - len(workers)
     if start > 0:
-        memory, remaining, failed = _backed_off(memory, recent, now)
-        if remaining > 0:
-            wait = f"next start in {math.ceil(remaining)} s"
-            reason = f"{text}: the last {failed} failed within a minute, {wait}"
+        memory, remaining = _backed_off(memory, recent, now)
+        if remaining > 0:  # `failure_problem` says why
+            reason = f"{text}: next start in {math.ceil(remaining)} s"
             return ScalingDecision(memory=memory, reason=reason, limit=limit)
     if start > 0 and max_starting is not None:
         on_the_way = sum(not is_ready(run, ready) for run in running)
@@ -292,11 +291,11 @@ def _limit(
 
 def _backed_off(
     memory: AutoscalerMemory, recent: Sequence[RunView], now: float
-) -> tuple[AutoscalerMemory, float, int]:
-    """The memory with the newest early failure, the remaining delay, and how many failed."""
+) -> tuple[AutoscalerMemory, float]:
+    """The memory with the newest early failure, and the remaining delay."""
     failures = early_failures(recent, now)
     backoff = backoff_seconds(len(failures), memory.desired)
     latest = max(failures, key=lambda r: (r.ended or 0.0, r.run_id)).run_id if failures else None
     if latest is not None and latest != memory.last_death:
         memory = memory.model_copy(update={"last_death": latest, "retry_at": now + backoff})
-    return memory, min(memory.retry_at - now, backoff), len(failures)
+    return memory, min(memory.retry_at - now, backoff)
