@@ -12,6 +12,7 @@ from kcl_pipeline.assets.names import (
     CONTINUOUS,
     LAG_AT_TAG,
     LAG_TAG,
+    LOCATION_TAG,
     MODE_TAG,
     PAUSED_TAG,
     REFUSED_TAG,
@@ -109,7 +110,9 @@ def _view(record: RunRecord, application: str, separator: str) -> RunView:
         paused_shards=_count_of(run.tags.get(PAUSED_TAG, "")),
         lag_at=_seconds_of(run.tags.get(LAG_AT_TAG, "")),
         version=run.tags.get(VERSION_TAG),
-        location=run.tags.get(REPOSITORY_TAG, "").partition("@")[2] or None,
+        location=run.tags.get(LOCATION_TAG)
+        or run.tags.get(REPOSITORY_TAG, "").partition("@")[2]
+        or None,
         refused=run.tags.get(REFUSED_TAG),
     )
 

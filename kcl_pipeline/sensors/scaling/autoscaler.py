@@ -211,6 +211,7 @@ def decide(
     max_starting: int | None = None,
     ready: Collection[str] | None = None,
     outdated: Sequence[RunView] = (),
+    spare: bool = False,
 ) -> ScalingDecision:
     """Compare the number of workers with the desired number.
 
@@ -227,6 +228,7 @@ def decide(
             shards is known, it is one worker.
         ready: Ids of the workers that report. None: every started run counts as ready.
         outdated: Runs that are being replaced. Meanwhile there may be one run more.
+        spare: Whether there may be one run more, too, because another code location replaces runs.
     """
     before = memory
     memory = _with_shards(memory, shards, now)
@@ -241,7 +243,7 @@ def decide(
     because = f", because {why}" if memory.scaled != before.scaled else ""
     limit = None if because else _limit(memory, active, largest, minimum, scale_up_lag_seconds)
     surplus = len(running) - (memory.desired if before.desired > memory.desired else largest)
-    surplus -= 1 if outdated else 0
+    surplus -= 1 if outdated or spare else 0
     if surplus > 0:
         cancel, drain = _superfluous(running, surplus, outdated)
         actions = [f"canceling {counted(len(cancel), 'queued run')}"] if cancel else []

@@ -1,5 +1,6 @@
 """Observe what the autoscaler decides on in one tick, and what keeps workers from running."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import dagster as dg
@@ -66,6 +67,17 @@ def reporting_workers(
     )
 
 
+def replaced_elsewhere(workers: Sequence[RunView], location: str | None) -> bool:
+    """Whether another code location replaces its workers: they have two versions."""
+    if location is None:
+        return False
+    versions: dict[str, set[str | None]] = {}
+    for run in workers:
+        if run.location not in (None, location):
+            versions.setdefault(str(run.location), set()).add(run.version)
+    return any(len(found) > 1 for found in versions.values())
+
+
 def scale(
     instance: dg.DagsterInstance,
     pipeline: PipelineLike,
@@ -115,6 +127,7 @@ def scale(
         max_starting=fleet.max_starting,
         ready=reporting_workers(heartbeats, active, limit),
         outdated=outdated,
+        spare=replaced_elsewhere(workers, location),
     )
     refused = bool(outdated) and refusal(recent, version) is not None
     decision, desired, unplaced = _placed(
