@@ -27,6 +27,8 @@ class CheckLimits:
     stream in less than this time. Default: 12 hours. The shortest retention period is 24 hours."""
     retention_error_seconds: float = 10_800.0
     """`data_within_retention` fails with severity ERROR below this time. Default: 3 hours."""
+    lag_error_seconds: float = 900.0
+    """`lag_below_threshold` fails with severity ERROR above this lag. Default: 15 minutes."""
     lag_trend_reports: int = 10
     """`lag_not_growing` compares the older half of this number of output reports with the newer
     half. 4 or more."""
@@ -42,6 +44,7 @@ class CheckLimits:
         for name in (
             "retention_warn_seconds",
             "retention_error_seconds",
+            "lag_error_seconds",
             "checkpoint_age_seconds",
             "leader_absent_seconds",
         ):

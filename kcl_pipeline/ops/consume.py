@@ -123,8 +123,10 @@ def consume_shards(
     stop = clock.signal()
     events = RunEvents()
     hangs = HangReporter(context, Names.of(pipeline), clock)
-    limit, continuous = options.lag_threshold_seconds, mode == CONTINUOUS
-    reporter = RunReporter(context, events, stop, clock, pipeline, limit, continuous=continuous)
+    period, is_continuous = options.progress_seconds, mode == CONTINUOUS
+    reporter = RunReporter(
+        context, events, stop, clock, pipeline, options, continuous=is_continuous
+    )
     with (
         stop_on_signals(stop) as signals,
         stop_when_orphaned(stop, clock, enabled=not in_run_process(context)),
@@ -140,13 +142,11 @@ def consume_shards(
                 run_id=run_id,
                 leads=True,
                 leader_patience_seconds=CONTINUOUS_LEADER_PATIENCE_SECONDS
-                if mode == "continuous"
+                if is_continuous
                 else 0.0,
             )
             context.log.info("starting worker %s of %s in mode %s", worker_id, pipeline.name, mode)
-            summary = worker.run(
-                stop, mode=mode, on_progress=reporter, progress_seconds=options.progress_seconds
-            )
+            summary = worker.run(stop, mode=mode, on_progress=reporter, progress_seconds=period)
         except StoppedWhileRetryingError as error:
             raise _stopped(interrupted=signals.received) from error
         except ApplicationPausedError as error:

@@ -13,13 +13,14 @@ from typing import Final
 import dagster as dg
 
 from kcl_pipeline.assets.checks import health
-from kcl_pipeline.assets.contract import PipelineLike
+from kcl_pipeline.assets.contract import DagsterOptions, PipelineLike
 from kcl_pipeline.assets.names import LAG_AT_TAG, LAG_TAG, PAUSED_TAG, STALLED_TAG, dead_letter_uri
 from kcl_pipeline.assets.runs.metadata import ADDITIVE, period_metadata, table_rows
 from kcl_pipeline.assets.runs.runs import (
     RunView,
     active_runs,
     paused_shards,
+    silent_lag_millis,
     stalled_shards,
     worst_lag_millis,
 )
@@ -90,7 +91,7 @@ class RunReporter:
         stop: StopSignal,
         clock: Clock,
         pipeline: PipelineLike,
-        lag_threshold_seconds: float,
+        options: DagsterOptions,
         *,
         continuous: bool = False,
     ) -> None:
@@ -99,7 +100,7 @@ class RunReporter:
         self._stop = stop
         self._clock = clock
         self._pipeline = pipeline
-        self._lag_threshold_seconds = lag_threshold_seconds
+        self._options = options
         self._continuous = continuous
         self._passed: dict[str, bool] = {}
         self._count_seconds = 0.0
@@ -188,12 +189,21 @@ class RunReporter:
         The evaluation is reported without a run, as the sensor does it: within a run Dagster
         keeps one row per check, which would count as older than those of the sensor.
         """
-        others = self._active_runs()
-        reported = worst_lag_millis(others)
-        worst = None if own_lag_millis is None else max(own_lag_millis, reported or 0)
-        stalled = stalled_shards(others)
+        runs = self._active_runs()
+        others = tuple(run for run in runs if run.run_id != self._context.run.run_id)
+        reported = worst_lag_millis(runs) or 0
+        period = self._options.progress_seconds
+        silent = silent_lag_millis(others, self._clock.wall(), period) or 0
+        worst = None if own_lag_millis is None else max(own_lag_millis, reported, silent)
+        stalled = stalled_shards(runs)
         self._report(
-            health.lag(worst, self._lag_threshold_seconds, stalled, unread_shards=unread_shards)
+            health.lag(
+                worst,
+                self._options.lag_threshold_seconds,
+                stalled,
+                unread_shards=unread_shards,
+                error_seconds=self._options.check_limits.lag_error_seconds,
+            )
         )
 
     def _active_runs(self) -> tuple[RunView, ...]:

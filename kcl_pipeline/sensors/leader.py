@@ -270,7 +270,16 @@ class LeaderTick:
         now = self._clock.monotonic()
         resources = PipelineResources(self._names, context)
         view = observe_fleet(
-            resources, self._settings, state, report, rows, active, streams, self._clock
+            resources,
+            self._settings,
+            state,
+            report,
+            rows,
+            active,
+            streams,
+            clock=self._clock,
+            instance=context.instance,
+            lag_threshold_seconds=self._options.lag_threshold_seconds,
         )
         output = output_events(
             state.totals,
@@ -280,6 +289,7 @@ class LeaderTick:
             wall_seconds=view.wall_seconds,
             period_seconds=max(self._options.progress_seconds, SHORTEST_GAP_SECONDS),
             dead_letter_table=dead_letter_uri(self._pipeline.sink),
+            unowned=[age for key, age in view.ages.items() if key in view.waits],
         )
         state.figures.observe(view)
         state.open_shards = open_shards(view.leases)

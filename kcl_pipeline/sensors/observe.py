@@ -3,24 +3,21 @@
 from collections import deque
 from dataclasses import dataclass, field
 
+import dagster as dg
+
 from kcl_pipeline.assets.access import PipelineResources
 from kcl_pipeline.assets.checks.history import ReportPoint
 from kcl_pipeline.assets.checks.leadership import LeaderAbsence
 from kcl_pipeline.assets.checks.losses import observe_losses
 from kcl_pipeline.assets.checks.unread import retention_by_stream, unread_seconds
 from kcl_pipeline.assets.contract import LeaderCycleLike
-from kcl_pipeline.assets.runs.runs import (
-    RunView,
-    fleet_lag_age_seconds,
-    fleet_lag_millis,
-    silence_limit_seconds,
-    stalled_shards,
-)
+from kcl_pipeline.assets.runs.runs import RunView, last_drain, silence_limit_seconds
 from kcl_pipeline.clock import Clock
 from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.leader.report import CycleReport
 from kcl_pipeline.leases.application.control import Pause
 from kcl_pipeline.leases.lease.rejected import RejectedRows
+from kcl_pipeline.leases.lease.values import BadRow, Lease
 from kcl_pipeline.leases.state.worker_status import UnavailableStream
 from kcl_pipeline.leases.tables import WorkerListing, WorkerMetrics
 from kcl_pipeline.sensors.reports.application import Cadence, LeaseWaits
@@ -81,7 +78,10 @@ def observe_fleet(
     rows: WorkerListing,
     active: tuple[RunView, ...],
     streams: tuple[str, ...],
+    *,
     clock: Clock,
+    instance: dg.DagsterInstance,
+    lag_threshold_seconds: float,
 ) -> FleetView:
     """Return the view of the application after a leader cycle.
 
@@ -94,16 +94,10 @@ def observe_fleet(
         active: The active runs.
         streams: Names or ARNs of all streams.
         clock: The clock.
+        instance: The Dagster instance, which knows the last drain.
+        lag_threshold_seconds: Largest lag that is normal.
     """
-    leases, workers, bad_rows = report.leases, report.workers, report.bad_rows
-    if not report.led or (report.error is not None and not report.leases):
-        table = resources.leases
-        listing = table.list_leases().of_form(
-            settings.lease_table_name, multi_stream=settings.is_multi_stream
-        )
-        leases = tuple(sorted(listing.leases, key=lambda le: le.lease_key))
-        bad_rows = (*bad_rows, *listing.bad_rows, *rows.bad_rows)
-        workers = _living(rows, state.heartbeats, silence_limit_seconds(settings))
+    leases, workers, bad_rows = _rows(resources, settings, state, report, rows)
     if report.led:
         state.retention_seconds = retention_by_stream(report.streams)
     now = clock.monotonic()
@@ -113,16 +107,14 @@ def observe_fleet(
         if le.actual_owner is not None and le.actual_owner not in {w.worker_id for w in workers}
     }
     state.moves.observe(report.plan if report.led else None, leases, now)
+    wall, waits = clock.wall(), state.waits.observe(leases, ownerless | set(report.expired), now)
+    drained_at = last_drain(instance, settings.application_name) if waits else None
     return FleetView(
         leases=leases,
         workers=workers,
         lock_owner=report.lock_owner,
         leads=report.led,
-        waits=state.waits.observe(leases, ownerless | set(report.expired), now),
-        lag_millis=fleet_lag_millis(workers, active),
-        lag_age_seconds=fleet_lag_age_seconds(workers, active, clock.wall()),
-        unread_shards=sum(w.status.unknown_lags for w in workers if w.status is not None),
-        stalled_shards=stalled_shards(active),
+        waits=waits,
         plan=report.plan,
         plan_input=report.plan_input,
         cycle_seconds=report.seconds,
@@ -133,12 +125,33 @@ def observe_fleet(
         streams=streams,
         checkpoint_ages=state.ages.observe(leases, now),
         checkpoint_seconds=state.ages.seconds(now),
-        unread_seconds=unread_seconds(leases, workers, clock.wall()),
+        unread_seconds=unread_seconds(leases, workers, wall, drained_at),
         retention_seconds=state.retention_seconds,
         points=state.points,
-        wall_seconds=clock.wall(),
+        wall_seconds=wall,
+        lag_threshold_seconds=lag_threshold_seconds,
         moves=tuple(state.moves.rows(now)),
         runs=active,
+    )
+
+
+def _rows(
+    resources: PipelineResources,
+    settings: ConsumerSettings,
+    state: TickState,
+    report: CycleReport,
+    rows: WorkerListing,
+) -> tuple[tuple[Lease, ...], tuple[WorkerMetrics, ...], tuple[BadRow, ...]]:
+    """Return the leases, the live workers and the rows that cannot be read."""
+    if report.led and (report.error is None or report.leases):
+        return report.leases, report.workers, report.bad_rows
+    listing = resources.leases.list_leases().of_form(
+        settings.lease_table_name, multi_stream=settings.is_multi_stream
+    )
+    return (
+        tuple(sorted(listing.leases, key=lambda le: le.lease_key)),
+        _living(rows, state.heartbeats, silence_limit_seconds(settings)),
+        (*report.bad_rows, *listing.bad_rows, *rows.bad_rows),
     )
 
 

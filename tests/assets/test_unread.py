@@ -18,6 +18,8 @@ from kcl_pipeline.assets.checks.unread import (
     unread_seconds,
 )
 from kcl_pipeline.assets.limits import CheckLimits
+from kcl_pipeline.events import ignore_events
+from kcl_pipeline.leases.lease.rejected import RejectedRows
 from kcl_pipeline.leases.state.worker_status import LeaseLag, WorkerStatus
 from kcl_pipeline.position import SHARD_END, Position
 from kcl_pipeline.shards import StreamId
@@ -128,13 +130,13 @@ def test_a_checkpoint_that_stands_still_fails_only_while_records_wait():
 
 
 def test_an_execution_waits_only_for_shards_with_old_records():
-    clock, rows = ManualClock(1000 * HOUR), aged(1.0)
+    clock, rows, rejected = ManualClock(1000 * HOUR), aged(1.0), RejectedRows(ignore_events)
     workers = FakeWorkerTable([replace(worker("w"), status=WorkerStatus())])
     fresh = FakeLeaseTable([row.with_(read_up_to_millis=10**12) for row in rows])
-    assert observe_checkpoints(fresh, workers, 900.0, clock).passed
+    assert observe_checkpoints(fresh, workers, 900.0, clock, rejected).passed
     assert clock.now == 1000 * HOUR
     stuck = FakeLeaseTable(rows)
-    assert not observe_checkpoints(stuck, workers, 900.0, clock).passed
+    assert not observe_checkpoints(stuck, workers, 900.0, clock, rejected).passed
     assert 900 < clock.now - 1000 * HOUR <= 900 + 2 * POLL_SECONDS
     clock.now = 1000 * HOUR
 
@@ -142,7 +144,7 @@ def test_an_execution_waits_only_for_shards_with_old_records():
         stuck.leases[-1] = rows[-1].with_(checkpoint=Position("77"))
 
     clock.on_sleep = move
-    assert observe_checkpoints(stuck, workers, 900.0, clock).passed
+    assert observe_checkpoints(stuck, workers, 900.0, clock, rejected).passed
     assert clock.now - 1000 * HOUR == POLL_SECONDS
 
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import dagster as dg
 import pytest
 
 from kcl_pipeline.assets.names import Names
+from kcl_pipeline.assets.runs.runs import RunView
 from kcl_pipeline.worker.summary import StopReason, WorkerProgress, WorkerSummary
-from tests.ops.test_consume import DRAIN, events_of, execute, stopped
+from tests.ops.test_consume import DRAIN, events_of, execute, stopped, verdict
 from tests.support.dagster_fakes import FakePipeline
 
 
@@ -66,3 +68,21 @@ def test_a_continuous_worker_reports_a_check_only_when_its_result_changes(instan
 
     assert results("lag_below_threshold") == [True, False, True]
     assert results("no_shard_paused") == [True]
+
+
+@pytest.mark.parametrize(("age", "passed"), [(120.0, True), (400.0, False)])
+def test_a_worker_does_not_report_success_while_another_one_is_silent(
+    instance, monkeypatch, age, passed
+):
+    """The last report of a hung worker says that it has no lag."""
+    at = time.time() - age
+    other = RunView("another", dg.DagsterRunStatus.STARTED, "w-2", True, lag_millis=0, lag_at=at)
+    monkeypatch.setattr("kcl_pipeline.ops.reporting.active_runs", lambda *_: (other,))
+
+    def script(stop: Any, mode: str, on_progress: Any, worker_id: str) -> WorkerSummary:
+        on_progress(WorkerProgress(worker_id, 60.0, millis_behind_latest={"s-0": 0}))
+        return stopped(worker_id)
+
+    pipeline = FakePipeline(script=script)
+    execute(pipeline, instance)
+    assert verdict(instance, pipeline, "lag_below_threshold").passed is passed

@@ -5,7 +5,6 @@ The leader sensor reports evaluations under the same names.
 
 from collections.abc import Iterable
 from contextlib import suppress
-from typing import Any
 
 import dagster as dg
 
@@ -13,6 +12,8 @@ from kcl_pipeline.assets.access import PipelineResources
 from kcl_pipeline.assets.checks import health
 from kcl_pipeline.assets.checks.hangs import HUNG, hung
 from kcl_pipeline.assets.checks.history_definitions import build_history_checks
+from kcl_pipeline.assets.checks.lag import observe_lag
+from kcl_pipeline.assets.checks.living import observe_live_workers
 from kcl_pipeline.assets.checks.losses import LOSSES, observe_losses, records_lost
 from kcl_pipeline.assets.checks.observing import build_observing_checks
 from kcl_pipeline.assets.checks.unread import (
@@ -25,13 +26,7 @@ from kcl_pipeline.assets.checks.worker_runs import build_worker_run_check
 from kcl_pipeline.assets.contract import DagsterOptions, PipelineLike
 from kcl_pipeline.assets.limits import CheckLimits
 from kcl_pipeline.assets.names import Names
-from kcl_pipeline.assets.runs.runs import (
-    active_runs,
-    lag_age_seconds,
-    silence_limit_seconds,
-    stalled_shards,
-    worst_lag_millis,
-)
+from kcl_pipeline.assets.runs.runs import active_runs, last_drain, silence_limit_seconds
 from kcl_pipeline.aws import open_kinesis
 from kcl_pipeline.clock import Clock, SystemClock
 from kcl_pipeline.config import ConsumerSettings
@@ -42,7 +37,7 @@ from kcl_pipeline.leases.application.unnamed_streams import streams_to_read
 from kcl_pipeline.leases.lease.rejected import RejectedRows
 from kcl_pipeline.leases.lease.values import LeaseListing
 from kcl_pipeline.leases.state.worker_status import UnavailableStream
-from kcl_pipeline.leases.tables import CoordinatorStateTable, LeaseTable, WorkerMetricsTable
+from kcl_pipeline.leases.tables import CoordinatorStateTable, LeaseTable
 from kcl_pipeline.metrics.exporters import level_of, text_of
 from kcl_pipeline.text import duration_text
 
@@ -71,27 +66,6 @@ def find_unrenewed_leases(table: LeaseTable, seconds: float, clock: Clock) -> di
             if key in now and (now[key].counter == counter or now[key].actual_owner is None)
         }
     return dict.fromkeys(suspects, clock.monotonic() - begin)
-
-
-def observe_live_workers(
-    table: WorkerMetricsTable, seconds: float, clock: Clock, rejected: RejectedRows
-) -> tuple[Any, ...]:
-    """Find the workers whose row changes within the given time.
-
-    Rows that cannot be read are reported to `rejected`. They have no values for a check.
-    """
-    begin = clock.monotonic()
-    listing = table.scan_workers()
-    rejected.note_all(listing.bad_rows)
-    first = {row.worker_id: row for row in listing.workers}
-    living: dict[str, Any] = {}
-    while len(living) < len(first) and clock.monotonic() - begin < seconds:
-        clock.sleep(POLL_SECONDS)
-        listing = table.scan_workers()
-        rejected.note_all(listing.bad_rows)
-        rows = listing.workers
-        living |= {row.worker_id: row for row in rows if first.get(row.worker_id) != row}
-    return tuple(living[key] for key in sorted(living))
 
 
 def find_unavailable_streams(
@@ -140,10 +114,10 @@ def build_checks(
         _loss_check(names),
         _hung_check(pipeline.settings, names, clock, rejected),
         *_output_checks(pipeline.settings, names, options, clock, rejected),
-        _retention_check(pipeline.settings, names, options.check_limits, clock),
-        *build_observing_checks(names, options.check_limits, clock),
+        _retention_check(pipeline.settings, names, options.check_limits, clock, rejected),
+        *build_observing_checks(names, options.check_limits, clock, rejected),
         *build_history_checks(names, options, clock),
-        build_worker_run_check(pipeline, names, clock),
+        build_worker_run_check(pipeline, names, clock, rejected),
     ]
 
 
@@ -237,14 +211,19 @@ def _stream_check(
 
 
 def _retention_check(
-    settings: ConsumerSettings, names: Names, limits: CheckLimits, clock: Clock
+    settings: ConsumerSettings,
+    names: Names,
+    limits: CheckLimits,
+    clock: Clock,
+    rejected: RejectedRows,
 ) -> dg.AssetChecksDefinition:
     @dg.asset_check(
         asset=names.output,
         name=RETENTION,
         description="No unread record leaves the retention period of its stream within "
         f"{duration_text(limits.retention_warn_seconds)}. The severity is ERROR below "
-        f"{duration_text(limits.retention_error_seconds)}. The sensor reports it after it has led.",
+        f"{duration_text(limits.retention_error_seconds)}. The sensor reports it after it has led. "
+        "An execution waits until all workers have reported.",
         required_resource_keys={
             names.aws,
             names.leases_resource,
@@ -259,9 +238,11 @@ def _retention_check(
         for name in all_streams(settings, resources.coordinator):
             with suppress(*STREAM_ERRORS):  # streams_available reports it
                 streams.append(kinesis.resolve_stream(name, multi_stream=multi_stream))
+        limit = silence_limit_seconds(settings)
+        workers = observe_live_workers(resources.workers, limit, clock, rejected)
         leases = resources.leases.list_leases().leases
-        workers = resources.workers.scan_workers().workers
-        unread = unread_seconds(leases, workers, clock.wall())
+        drained_at = last_drain(context.instance, names.application)
+        unread = unread_seconds(leases, workers, clock.wall(), drained_at)
         return retention(leases, unread, retention_by_stream(streams), limits).result()
 
     return data_within_retention
@@ -306,21 +287,36 @@ def _output_checks(
     clock: Clock,
     rejected: RejectedRows,
 ) -> list[dg.AssetChecksDefinition]:
+    limits = options.check_limits
+
     @dg.asset_check(
         asset=names.output,
         name=health.LAG,
-        description=f"No running worker is more than {options.lag_threshold_seconds:.0f} s "
-        "behind the end of its shards, and no shard is stalled.",
+        description="Every record that arrived more than "
+        f"{duration_text(options.lag_threshold_seconds)} ago is in the table, and no shard is "
+        f"stalled. The severity is ERROR above {duration_text(limits.lag_error_seconds)}. An "
+        "execution waits until all workers have reported.",
+        required_resource_keys={
+            names.leases_resource,
+            names.workers_resource,
+            names.coordinator_resource,
+        },
     )
     def lag_below_threshold(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
-        runs = active_runs(
-            context.instance, names.application, settings.worker.worker_group_separator
-        )
-        return health.lag(
-            worst_lag_millis(runs),
-            options.lag_threshold_seconds,
-            stalled_shards(runs),
-            age_seconds=lag_age_seconds(runs, clock.wall()),
+        resources, instance = PipelineResources(names, context), context.instance
+        pause = resources.coordinator.read_control().pause
+        separator = settings.worker.worker_group_separator
+        return observe_lag(
+            resources.leases,
+            resources.workers,
+            active_runs(instance, names.application, separator),
+            drained_at=last_drain(instance, names.application),
+            pause=None if pause is None else pause.sentence,
+            threshold_seconds=options.lag_threshold_seconds,
+            error_seconds=limits.lag_error_seconds,
+            silence_seconds=silence_limit_seconds(settings),
+            clock=clock,
+            rejected=rejected,
         ).result()
 
     @dg.asset_check(

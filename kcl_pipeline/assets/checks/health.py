@@ -297,8 +297,11 @@ def lag(
     unread_shards: int = 0,
     age_seconds: float | None = None,
     worst: str | None = None,
+    error_seconds: float | None = None,
+    unowned_shards: int = 0,
+    idle: str | None = None,
 ) -> Health:
-    """Whether the largest reported lag is below the threshold and no shard is stalled.
+    """Whether the largest lag is below the threshold and no shard is stalled.
 
     Args:
         millis: The largest lag of committed data; None (not known) fails.
@@ -307,8 +310,13 @@ def lag(
         unread_shards: Number of shards whose lag is not known yet.
         age_seconds: How long ago the lag was reported.
         worst: Which shard lags most, since when and why; shown if the check fails.
+        error_seconds: The severity is ERROR above this lag. None: always WARN.
+        unowned_shards: Number of shards without a live worker whose lag is not known. They fail.
+        idle: Since when nothing has arrived; shown if the check passes.
     """
-    passed = millis is not None and millis <= threshold_seconds * 1000 and not stalled_shards
+    is_known = millis is not None and not unowned_shards
+    passed = is_known and (millis or 0) <= threshold_seconds * 1000 and not stalled_shards
+    is_late = error_seconds is not None and (millis or 0) > error_seconds * 1000
     description = (
         "no running worker has reported its lag"
         if millis is None
@@ -322,13 +330,19 @@ def lag(
         description += (
             f"; stalled shards: {stalled_shards} (see shard_stalled in the workers' logs)"
         )
+    if unowned_shards:
+        description += (
+            f"; without a worker, so that their lag is not known: {unowned_shards} shards"
+        )
     if worst is not None and not passed:
         description += f". {worst}"
+    if idle is not None and passed:
+        description += f"; {idle}"
     return Health(
         LAG,
         passed,
         description if passed else f"{description}. {LAG_ADVICE}",
-        dg.AssetCheckSeverity.WARN,
+        dg.AssetCheckSeverity.ERROR if is_late else dg.AssetCheckSeverity.WARN,
         ({} if millis is None else {"lag_seconds": millis / 1000})
         | {"stalled_shards": stalled_shards},
     )

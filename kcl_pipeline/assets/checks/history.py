@@ -3,6 +3,7 @@
 The reports are events of Dagster, so a reload of the code loses none.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -24,6 +25,11 @@ DEAD_LETTERS_ADVICE: Final = (
     "The column `error` of the dead-letter table says why, with file and line. Repair the "
     "transform or the producer. See docs/dead-letters.md"
 )
+REPORTS_ADVICE: Final = (
+    "The leader sensor reports it: is the sensor on? See docs/checks-and-events.md"
+)
+LATE_REPORTS: Final = 3
+LEAST_LATE_SECONDS: Final = 180.0
 _HOUR_SECONDS: Final = 3_600.0
 _MAX_EVENTS: Final = 1_000
 
@@ -73,6 +79,28 @@ def recorded_points(
         if (event := record.asset_materialization or record.asset_observation) is not None
     ]
     return tuple(sorted(points, key=lambda point: point.at))
+
+
+def missing_reports(
+    points: Sequence[ReportPoint], progress_seconds: float, now: float
+) -> str | None:
+    """Say that the output has not been reported lately, so that nothing is known; None: it has.
+
+    Args:
+        points: The reports.
+        progress_seconds: Time between two reports.
+        now: Epoch seconds.
+    """
+    age = now - points[-1].at if points else math.inf
+    if age <= max(LATE_REPORTS * progress_seconds, LEAST_LATE_SECONDS):
+        return None
+    since = "in the last hour" if math.isinf(age) else f"for {duration_text(age)}"
+    return f"the output was not reported {since}, so nothing is known. {REPORTS_ADVICE}"
+
+
+def without_reports(check: str, reason: str) -> Health:
+    """The result of a check whose reports are missing: it fails."""
+    return Health(check, False, reason, dg.AssetCheckSeverity.WARN)
 
 
 def trend(

@@ -8,11 +8,12 @@ from kcl_pipeline.assets.checks.unread import CHECKPOINTS, observe_checkpoints
 from kcl_pipeline.assets.limits import CheckLimits
 from kcl_pipeline.assets.names import Names
 from kcl_pipeline.clock import Clock
+from kcl_pipeline.leases.lease.rejected import RejectedRows
 from kcl_pipeline.text import duration_text
 
 
 def build_observing_checks(
-    names: Names, limits: CheckLimits, clock: Clock
+    names: Names, limits: CheckLimits, clock: Clock, rejected: RejectedRows
 ) -> list[dg.AssetChecksDefinition]:
     """Build the checks of checkpoints and of the leader."""
 
@@ -27,7 +28,7 @@ def build_observing_checks(
     def checkpoints_advance(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
         resources = PipelineResources(names, context)
         return observe_checkpoints(
-            resources.leases, resources.workers, limits.checkpoint_age_seconds, clock
+            resources.leases, resources.workers, limits.checkpoint_age_seconds, clock, rejected
         ).result()
 
     @dg.asset_check(

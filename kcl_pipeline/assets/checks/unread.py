@@ -6,9 +6,11 @@ from typing import Any, Final
 import dagster as dg
 
 from kcl_pipeline.assets.checks.health import Health
+from kcl_pipeline.assets.checks.living import LiveWorkers
 from kcl_pipeline.assets.limits import CheckLimits
 from kcl_pipeline.assets.runs.metadata import table_of
 from kcl_pipeline.clock import Clock
+from kcl_pipeline.leases.lease.rejected import RejectedRows
 from kcl_pipeline.leases.lease.values import Lease
 from kcl_pipeline.leases.tables import LeaseTable, WorkerMetrics, WorkerMetricsTable
 from kcl_pipeline.shards import StreamId
@@ -29,18 +31,24 @@ POLL_SECONDS: Final = 10.0
 
 
 def unread_seconds(
-    leases: Sequence[Lease], workers: Sequence[WorkerMetrics], wall_seconds: float
+    leases: Sequence[Lease],
+    workers: Sequence[WorkerMetrics],
+    wall_seconds: float,
+    drained_at: float | None = None,
 ) -> dict[str, float]:
     """Return by lease key how old the oldest unread record can be, in seconds.
 
     It is the lag in the row of the lease's worker. Without one it is the time since all records of
-    the shard were in the table, which workers of this package write to the lease row. Leases for
-    which both are unknown, and finished ones, are left out.
+    the shard were in the table, which workers of this package write to the lease row, and at most
+    the smallest lag that the worker lists. Leases for which all are unknown, and finished ones, are
+    left out.
 
     Args:
         leases: All leases.
-        workers: The live workers.
+        workers: The live workers. The row of a dead worker has a lag that does not grow.
         wall_seconds: Epoch seconds. They are compared with the clocks of the workers.
+        drained_at: When a drain had all records in the table (epoch seconds). It holds for leases
+            without a live owner. None: no drain is known.
     """
     listed = {
         (worker.worker_id, lag.lease_key): lag.millis / 1000
@@ -50,16 +58,37 @@ def unread_seconds(
     }
     # A worker of another implementation leaves the time in the lease row as it is.
     others = {worker.worker_id for worker in workers if worker.status is None}
+    live = {worker.worker_id for worker in workers}
+    largest = largest_unlisted_millis(workers)
     found: dict[str, float] = {}
     for lease in leases:
         if lease.ended or lease.actual_owner in others:
             continue
-        lag = listed.get((lease.actual_owner or "", lease.lease_key))
+        owner = lease.actual_owner or ""
+        lag = listed.get((owner, lease.lease_key))
         if lag is not None:
             found[lease.lease_key] = lag
-        elif lease.read_up_to_millis is not None:
-            found[lease.lease_key] = max(wall_seconds - lease.read_up_to_millis / 1000, 0.0)
+            continue
+        limits = [] if owner not in largest else [largest[owner] / 1000]
+        if lease.read_up_to_millis is not None:
+            limits.append(max(wall_seconds - lease.read_up_to_millis / 1000, 0.0))
+        if drained_at is not None and owner not in live:
+            limits.append(max(wall_seconds - drained_at, 0.0))
+        if limits:
+            found[lease.lease_key] = min(limits)
     return found
+
+
+def largest_unlisted_millis(workers: Sequence[WorkerMetrics]) -> dict[str, int]:
+    """Return by worker id how large a lag can be that its row does not list.
+
+    A row lists the largest lags. Workers that list all of theirs are left out.
+    """
+    return {
+        worker.worker_id: min(lag.millis for lag in worker.status.lags)
+        for worker in workers
+        if worker.status is not None and worker.status.lags and worker.status.more_lags
+    }
 
 
 def retention_by_stream(streams: Sequence[StreamId]) -> dict[str, float]:
@@ -213,17 +242,22 @@ def checkpoints(
 
 
 def observe_checkpoints(
-    table: LeaseTable, workers: WorkerMetricsTable, limit_seconds: float, clock: Clock
+    table: LeaseTable,
+    workers: WorkerMetricsTable,
+    limit_seconds: float,
+    clock: Clock,
+    rejected: RejectedRows,
 ) -> Health:
-    """Evaluate `checkpoints` by observing the leases for the limit.
+    """Evaluate `checkpoints` by observing the leases and the workers for the limit.
 
-    It returns as soon as the checkpoints of all shards with old unread records have changed. A
-    fleet without lag is therefore read once.
+    It returns as soon as no shard is left that has old unread records and its first checkpoint. A
+    fleet without lag is therefore read once. The row of a worker counts only after it has changed:
+    a dead worker leaves a small lag in it.
     """
-    begin = clock.monotonic()
+    begin, living = clock.monotonic(), LiveWorkers(workers, rejected)
+    living.observe()
     leases = table.list_leases().leases
-    # Every row counts: whether a worker is alive would need an observation of its own.
-    unread = unread_seconds(leases, workers.scan_workers().workers, clock.wall())
+    unread = _unread_if_alive_or_dead(leases, living, clock.wall())
     suspects = {
         lease.lease_key: lease.checkpoint
         for lease in leases
@@ -231,8 +265,23 @@ def observe_checkpoints(
     }
     while suspects and clock.monotonic() - begin <= limit_seconds:
         clock.sleep(POLL_SECONDS)
+        living.observe()
         leases = table.list_leases().leases
+        unread = _unread_if_alive_or_dead(leases, living, clock.wall())
         now = {lease.lease_key: lease.checkpoint for lease in leases}
-        suspects = {key: position for key, position in suspects.items() if now.get(key) == position}
+        suspects = {
+            key: position
+            for key, position in suspects.items()
+            if now.get(key) == position and unread.get(key, 0.0) > limit_seconds
+        }
     unchanged = dict.fromkeys(suspects, clock.monotonic() - begin)
     return checkpoints(leases, unchanged, unread, limit_seconds)
+
+
+def _unread_if_alive_or_dead(
+    leases: Sequence[Lease], workers: LiveWorkers, wall_seconds: float
+) -> dict[str, float]:
+    """Return the larger age of two: as if silent workers were alive, and as if they were dead."""
+    alive = unread_seconds(leases, workers.all_rows, wall_seconds)
+    dead = unread_seconds(leases, workers.rows, wall_seconds)
+    return {key: max(alive.get(key, 0.0), dead.get(key, 0.0)) for key in alive | dead}

@@ -1,11 +1,13 @@
 """Evaluate and define the check `workers_running`."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Final
 
 import dagster as dg
 
+from kcl_pipeline.assets.access import PipelineResources
 from kcl_pipeline.assets.checks.health import Health
+from kcl_pipeline.assets.checks.living import observe_live_workers
 from kcl_pipeline.assets.contract import PipelineLike
 from kcl_pipeline.assets.names import Names
 from kcl_pipeline.assets.pipeline_version import pipeline_version
@@ -15,9 +17,15 @@ from kcl_pipeline.assets.runs.queue import (
     places_problem,
     queue_problem,
 )
-from kcl_pipeline.assets.runs.runs import RunView, active_runs, recent_runs
+from kcl_pipeline.assets.runs.runs import (
+    RunView,
+    active_runs,
+    recent_runs,
+    silence_limit_seconds,
+)
 from kcl_pipeline.clock import Clock
-from kcl_pipeline.text import counted
+from kcl_pipeline.leases.lease.rejected import RejectedRows
+from kcl_pipeline.text import counted, printable
 
 WORKERS: Final = "workers_running"
 WORKERS_ADVICE: Final = (
@@ -28,6 +36,8 @@ WORKERS_ADVICE: Final = (
 EARLY_FAILURE_SECONDS: Final = 60.0
 NEW_FAILURE_SECONDS: Final = 300.0
 """A run of a new version that fails within this time speaks against the version."""
+NO_ROW_SECONDS: Final = 120.0
+"""A starting worker writes its row after its Spark session exists."""
 MOST_NEW_FAILURES: Final = 3
 """After so many failures in a row, no further worker is replaced by the new version."""
 
@@ -137,6 +147,33 @@ def replacement_problem(
     )
 
 
+def silent_runs(active: Sequence[RunView], living: Collection[str], now: float) -> str | None:
+    """Say that started runs have no worker that reports. None: all report, or are new.
+
+    Dagster does not notice that the host of a run is gone; the leader sensor closes such runs.
+
+    Args:
+        active: The active runs.
+        living: Ids of the workers whose row changes.
+        now: Epoch seconds.
+    """
+    silent = [
+        run.worker_id
+        for run in active
+        if run.continuous
+        and run.status.value == "STARTED"
+        and run.started is not None
+        and now - run.started > NO_ROW_SECONDS
+        and run.worker_id not in living
+    ]
+    if not silent:
+        return None
+    return (
+        f"the workers of {counted(len(silent), 'run')} do not report; the first is "
+        f"{printable(min(silent))}"
+    )
+
+
 def workers_running(problems: Sequence[str], running: int) -> Health:
     """Whether nothing keeps workers from running.
 
@@ -162,17 +199,20 @@ def running_workers(active: Sequence[RunView]) -> int:
 
 
 def build_worker_run_check(
-    pipeline: PipelineLike, names: Names, clock: Clock
+    pipeline: PipelineLike, names: Names, clock: Clock, rejected: RejectedRows
 ) -> dg.AssetChecksDefinition:
-    """Build the check of the runs of workers. It reads Dagster's runs only."""
-    separator = pipeline.settings.worker.worker_group_separator
+    """Build the check of the runs of workers."""
+    settings = pipeline.settings
+    separator = settings.worker.worker_group_separator
     version, replaces = pipeline_version(pipeline), pipeline.workers.rolling_replacement
 
     @dg.asset_check(
         asset=names.worker_metrics_table,
         name=WORKERS,
         description="No run of a worker waits in Dagster's queue for more than a minute, and the "
-        "runs do not keep failing within a minute of their start. A new version does not fail.",
+        "runs do not keep failing within a minute of their start. A new version does not fail. "
+        "An execution waits until all workers have reported.",
+        required_resource_keys={names.workers_resource},
     )
     def check(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
         instance, now = context.instance, clock.wall()
@@ -181,12 +221,15 @@ def build_worker_run_check(
         queue = observe_queue(instance, {**pipeline.workers.run_tags, **names.worker_run_tags})
         outdated = outdated_runs(active, version, None) if replaces else ()
         workers = [run for run in active if run.continuous]
+        table, limit = PipelineResources(names, context).workers, silence_limit_seconds(settings)
+        living = {w.worker_id for w in observe_live_workers(table, limit, clock, rejected)}
         missing = pipeline.workers.min - len(workers)
         found = (
             queue_problem(workers, queue, now),
             places_problem(missing, observe_places(instance)) if missing > 0 else None,
             failure_problem(recent, pipeline.workers.min, now),
             replacement_problem(outdated, recent, version, now),
+            silent_runs(active, living, now),
         )
         problems = [one for one in found if one is not None]
         return workers_running(problems, running_workers(active)).result()

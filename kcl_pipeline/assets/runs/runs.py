@@ -1,6 +1,6 @@
 """Read the Dagster runs of one application as plain values."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
@@ -10,6 +10,8 @@ from dagster import DagsterInstance, DagsterRunStatus, RunRecord, RunsFilter
 from kcl_pipeline.assets.names import (
     APPLICATION_TAG,
     CONTINUOUS,
+    DRAIN,
+    DRAINED_TAG,
     LAG_AT_TAG,
     LAG_TAG,
     LOCATION_TAG,
@@ -42,6 +44,7 @@ too many.
 
 _RECENT = 20
 MIN_SILENCE_SECONDS: Final = 20.0
+LEAST_SILENT_SECONDS: Final = 180.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,8 +155,25 @@ def runs_of_version(recent: Sequence[RunView], version: str) -> tuple[RunView, .
     return tuple(run for run in recent if run.version in (None, version))
 
 
+def last_drain(instance: DagsterInstance, application: str) -> float | None:
+    """When the newest drain had all records in the table, in epoch seconds; None without one.
+
+    Drains beside workers that held leases do not count.
+    """
+    runs = RunsFilter(
+        tags={APPLICATION_TAG: application, MODE_TAG: DRAIN},
+        statuses=[DagsterRunStatus.STARTED, DagsterRunStatus.SUCCESS],
+    )
+    tags = (record.dagster_run.tags for record in instance.get_run_records(runs, limit=_RECENT))
+    found = (_seconds_of(one.get(DRAINED_TAG, "")) for one in tags)
+    return max((at for at in found if at is not None), default=None)
+
+
 def worst_lag_millis(runs: tuple[RunView, ...]) -> int | None:
-    """The largest lag that a started worker reported; None without a report."""
+    """The largest lag that a started worker reported; None without a report.
+
+    A worker that hangs leaves its last report as it is.
+    """
     return max(
         (
             r.lag_millis
@@ -164,24 +184,51 @@ def worst_lag_millis(runs: tuple[RunView, ...]) -> int | None:
     )
 
 
-def fleet_lag_millis(workers: Sequence[WorkerMetrics], runs: tuple[RunView, ...]) -> int | None:
-    """The largest lag in the rows of these workers.
+def silent_lag_millis(runs: tuple[RunView, ...], now: float, progress_seconds: float) -> int | None:
+    """How large the lag of started workers can be that have stopped to report; None: all report.
 
-    Workers write their row even while a batch hangs. Without a lag in the rows, the largest lag
-    that the runs reported is returned.
+    It is the last reported lag and the time since. A worker that hangs does not report its lag, so
+    its last one says nothing about now.
+
+    Args:
+        runs: The active runs.
+        now: Epoch seconds. They are compared with the clocks of the workers, so a report counts as
+            missing only after three periods and three minutes.
+        progress_seconds: Time between two reports of a worker.
+    """
+    limit = max(3 * progress_seconds, LEAST_SILENT_SECONDS)
+    ages = [
+        (run.lag_millis or 0) + round(1000 * (now - run.lag_at))
+        for run in runs
+        if run.status is DagsterRunStatus.STARTED
+        and run.lag_at is not None
+        and now - run.lag_at > limit
+    ]
+    return max(ages, default=None)
+
+
+def fleet_lag_millis(workers: Sequence[WorkerMetrics], ages: Iterable[float]) -> int | None:
+    """The largest lag in the rows of these workers, or of leases without a live worker.
+
+    Workers write their row even while a batch hangs.
+
+    Args:
+        workers: The live workers.
+        ages: How old the oldest unread records of the leases can be, in seconds.
     """
     lags = [
         worker.status.lag_millis
         for worker in workers
         if worker.status is not None and worker.status.lag_millis is not None
     ]
-    return max(lags) if lags else worst_lag_millis(runs)
+    lags += [round(age * 1000) for age in ages]
+    return max(lags, default=None)
 
 
 def fleet_lag_age_seconds(
     workers: Sequence[WorkerMetrics], runs: tuple[RunView, ...], now: float
 ) -> float | None:
-    """Age of the oldest report that `fleet_lag_millis` uses. For display only."""
+    """Age of the oldest row or report that `fleet_lag_millis` uses. For display only."""
     reported = [
         worker.last_update_seconds
         for worker in workers

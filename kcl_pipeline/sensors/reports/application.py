@@ -110,7 +110,7 @@ def lease_table_metadata(view: FleetView) -> dict[str, Any]:
     """
     unfinished = [le for le in view.leases if not le.ended]
     counts = health.lease_counts(view.leases)
-    rows = lease_rows(view.leases, view.workers, view.waits, view.checkpoint_ages)
+    rows = lease_rows(view.leases, view.workers, view.waits, view.checkpoint_ages, view.ages)
     metadata: dict[str, Any] = lease_table(rows, len(view.leases))
     metadata |= {
         "last_moves": table_of(list(view.moves)),
@@ -229,7 +229,7 @@ def asset_events(
     events: list[AssetEvent] = []
     owners = tuple((le.lease_key, le.owner, le.checkpoint_owner, le.ended) for le in view.leases)
     streams = stream_views(
-        view.streams or settings.streams, view.leases, view.workers, view.lag_millis
+        view.streams or settings.streams, view.leases, view.workers, view.lag_millis, view.ages
     )
     if cadence.due("leases", owners, now):
         metadata = lease_table_metadata(view)
@@ -239,7 +239,7 @@ def asset_events(
             metadata |= figures.metadata(view, names.lease_table, now)
         events.append(dg.AssetMaterialization(names.lease_table, metadata=metadata))
     for stream in _due_streams(streams, cadence, now):
-        events += stream_events(stream, names, view.lag_age_seconds)
+        events += stream_events(stream, names, view.lag.lag_age_seconds)
     states = tuple((w.worker_id, w.drain_requested) for w in view.workers)
     runs = tuple((run.run_id, run.status) for run in view.runs)
     if cadence.due("workers", (states, runs), now):

@@ -4,8 +4,8 @@ import dagster as dg
 
 from kcl_pipeline.assets.checks import health, history, unread
 from kcl_pipeline.assets.checks.hangs import hung
+from kcl_pipeline.assets.checks.lag import lag
 from kcl_pipeline.assets.checks.losses import records_lost
-from kcl_pipeline.assets.checks.worst_shard import worst_shard
 from kcl_pipeline.assets.contract import DagsterOptions
 from kcl_pipeline.assets.names import Names
 from kcl_pipeline.config import ConsumerSettings
@@ -47,25 +47,9 @@ def fleet_checks(
 def _data_checks(view: FleetView, options: DagsterOptions) -> list[health.Health]:
     limits = options.check_limits
     checks = [health.paused(view.workers)]
-    if view.lag_millis is not None or view.stalled_shards:
-        checks.append(
-            health.lag(
-                view.lag_millis,
-                options.lag_threshold_seconds,
-                view.stalled_shards,
-                unread_shards=view.unread_shards,
-                age_seconds=view.lag_age_seconds,
-                worst=worst_shard(
-                    view.leases,
-                    view.workers,
-                    view.unread_seconds,
-                    view.checkpoint_seconds,
-                    view.waits,
-                    options.lag_threshold_seconds,
-                    view.wall_seconds,
-                ),
-            )
-        )
+    behind = lag(view.lag, options.lag_threshold_seconds, limits.lag_error_seconds)
+    if behind is not None:
+        checks.append(behind)
     if view.retention_seconds:
         checks.append(
             unread.retention(view.leases, view.unread_seconds, view.retention_seconds, limits)

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kcl_pipeline.assets.checks.history import ReportPoint
+from kcl_pipeline.assets.checks.lag import LagObservation
 from kcl_pipeline.assets.runs.runs import RunView
 from kcl_pipeline.errors import UnreadableRowError
 from kcl_pipeline.leases.application.control import Pause
@@ -25,10 +26,7 @@ class FleetView:
         lock_owner: The leader; None without one.
         leads: Whether this sensor is the leader.
         waits: By lease key, for how many seconds the lease has had no live owner.
-        lag_millis: The largest lag that a running worker reported.
-        lag_age_seconds: How long ago that lag was reported.
-        stalled_shards: Number of shards without progress.
-        unread_shards: Number of shards whose lag is not known yet.
+        lag_threshold_seconds: Largest lag that is normal.
         plan: The last plan, if this sensor leads.
         plan_input: What the plan was computed from.
         cycle_seconds: Duration of the leader cycle.
@@ -54,10 +52,7 @@ class FleetView:
     lock_owner: str | None
     leads: bool
     waits: dict[str, float]
-    lag_millis: int | None = None
-    lag_age_seconds: float | None = None
-    stalled_shards: int = 0
-    unread_shards: int = 0
+    lag_threshold_seconds: float = 60.0
     plan: Plan | None = None
     plan_input: PlanInput | None = None
     cycle_seconds: float = 0.0
@@ -74,3 +69,27 @@ class FleetView:
     moves: tuple[dict[str, Any], ...] = ()
     runs: tuple[RunView, ...] = ()
     pause: Pause | None = None
+
+    @property
+    def lag(self) -> LagObservation:
+        """What the check `lag_below_threshold` is evaluated from."""
+        return LagObservation(
+            self.leases,
+            self.workers,
+            self.unread_seconds,
+            self.waits,
+            self.checkpoint_seconds,
+            self.runs,
+            self.wall_seconds,
+            None if self.pause is None else self.pause.sentence,
+        )
+
+    @property
+    def ages(self) -> dict[str, float]:
+        """How old the oldest unread record of each lease can be, also without a live worker."""
+        return self.lag.ages(self.lag_threshold_seconds)
+
+    @property
+    def lag_millis(self) -> int | None:
+        """The lag of the application; None if it is not known."""
+        return self.lag.lag_millis(self.lag_threshold_seconds)

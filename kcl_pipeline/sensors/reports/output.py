@@ -154,13 +154,17 @@ def _figures(totals: WorkerTotals, dead_letters: int) -> Figures:
 
 
 def lag_percentiles(
-    workers: Sequence[WorkerMetrics],
+    workers: Sequence[WorkerMetrics], unowned: Sequence[float] = ()
 ) -> tuple[float, float, float] | None:
     """Return p50, p99 and maximum of the leases' lags, in seconds; None without a known lag.
 
     A row has the largest lags of its worker. The other ones count with their median.
+
+    Args:
+        workers: The rows of the live workers.
+        unowned: How old the oldest unread records of leases without a live worker can be.
     """
-    weighted: list[tuple[int, int]] = []
+    weighted: list[tuple[int, int]] = [(round(1000 * age), 1) for age in unowned]
     for worker in workers:
         if worker.status is None:
             continue
@@ -192,6 +196,7 @@ def output_metadata(
     workers: Sequence[WorkerMetrics],
     wall_seconds: float,
     dead_letter_table: str | None = None,
+    unowned: Sequence[float] = (),
 ) -> dict[str, Any]:
     """Metadata of one report. Dagster plots the values that are numbers.
 
@@ -200,6 +205,7 @@ def output_metadata(
         workers: The rows of the live workers.
         wall_seconds: Epoch seconds, for the age of the oldest row. For display only.
         dead_letter_table: Address of the dead-letter table.
+        unowned: See `lag_percentiles`.
     """
     statuses = [worker.status for worker in workers if worker.status is not None]
     totals = [status.totals for status in statuses if status.totals is not None]
@@ -208,7 +214,7 @@ def output_metadata(
         "records_per_second": round(period.records_per_second, 1),
         "mb_per_second": round(period.bytes_per_second / _MEGABYTE, 3),
     }
-    lags = lag_percentiles(workers)
+    lags = lag_percentiles(workers, unowned)
     if lags is not None:
         p50, p99, largest = lags
         metadata |= {
@@ -266,10 +272,11 @@ def output_events(
     wall_seconds: float,
     period_seconds: float,
     dead_letter_table: str | None,
+    unowned: Sequence[float] = (),
 ) -> list[dg.AssetMaterialization | dg.AssetObservation]:
     """Return the report of the output if a period has passed (`now` in monotonic seconds)."""
     if not totals.is_due(now, period_seconds):
         return []
     period = totals.close_period(now)
-    metadata = output_metadata(period, workers, wall_seconds, dead_letter_table)
+    metadata = output_metadata(period, workers, wall_seconds, dead_letter_table, unowned)
     return [output_event(key, period, metadata)]

@@ -29,7 +29,7 @@ class StreamView:
         name: Name or ARN.
         key: Asset key of the stream.
         leases: Its rows of the lease table.
-        lag_millis: The largest lag of its shards that a live worker reported. None: unknown.
+        lag_millis: The largest lag of its shards. None: unknown.
         unread_shards: Number of its shards whose lag is not known yet.
     """
 
@@ -59,6 +59,7 @@ def stream_views(
     leases: Iterable[Lease],
     workers: Iterable[WorkerMetrics],
     lag_millis: int | None,
+    ages: Mapping[str, float] | None = None,
 ) -> tuple[StreamView, ...]:
     """Divide leases and lags by stream.
 
@@ -67,6 +68,7 @@ def stream_views(
         leases: All usable rows of the lease table.
         workers: Rows of the live workers.
         lag_millis: The lag of the application, which is that of a single stream.
+        ages: By lease key, how old its oldest unread record can be, also without a live worker.
     """
     keys, groups = stream_keys(streams), _by_stream(leases)
     single = groups.get(None)
@@ -82,11 +84,13 @@ def stream_views(
         bare = keys[name].path[-1]
         found = [one for one in by_name.get(bare, []) if is_lease_stream(name, one, streams)]
         known = [lag for one in found if (lag := lags.get(one, (None, 0))[0]) is not None]
+        rows = tuple(lease for one in sorted(found) for lease in groups.get(one, ()))
+        known += [round(1000 * ages[le.lease_key]) for le in rows if ages and le.lease_key in ages]
         views.append(
             StreamView(
                 name,
                 keys[name],
-                tuple(lease for one in sorted(found) for lease in groups.get(one, ())),
+                rows,
                 max(known, default=None),
                 sum(lags.get(one, (None, 0))[1] for one in found),
             )

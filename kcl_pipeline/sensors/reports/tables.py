@@ -12,6 +12,7 @@ from typing import Any, Final
 import dagster as dg
 
 from kcl_pipeline.assets.checks import health
+from kcl_pipeline.assets.checks.unread import largest_unlisted_millis
 from kcl_pipeline.assets.runs.metadata import lag_text, table_of
 from kcl_pipeline.assets.runs.runs import RunView
 from kcl_pipeline.leases.lease.values import Lease
@@ -158,19 +159,16 @@ def lease_rows(
     workers: Sequence[WorkerMetrics],
     waits: Mapping[str, float],
     ages: Mapping[str, str],
+    unread: Mapping[str, float] | None = None,
 ) -> list[dict[str, Any]]:
     """Return the leases as rows, at most `MAX_TABLE_ROWS`.
 
     Leases without a live owner come first, then those with the largest lag.
 
-    A lease that its worker does not list has at most the smallest lag that the worker lists.
+    A lease that its worker does not list has at most the smallest lag that the worker lists. One
+    without a live worker has at most the time since all its records were in the table (`unread`).
     """
-    known = _lags(workers)
-    listed = {
-        w.worker_id: min(lag.millis for lag in w.status.lags)
-        for w in workers
-        if w.status is not None and w.status.lags and w.status.more_lags
-    }
+    known, listed = _lags(workers), largest_unlisted_millis(workers)
     paused = {
         one.lease_key: one.reason
         for w in workers
@@ -193,6 +191,9 @@ def lease_rows(
         most = listed.get(lease.actual_owner or "")
         if most is not None:
             return most, f"≤ {lag_text(most)}"
+        if unread and lease.lease_key in waits and lease.lease_key in unread:
+            age = round(1000 * unread[lease.lease_key])
+            return age, f"≤ {lag_text(age)}"
         return 0, "not read yet" if lease.actual_owner in reported else "unknown"
 
     def importance(lease: Lease) -> tuple[float, int, str]:
