@@ -1,8 +1,7 @@
 """Build the Dagster definitions of a pipeline."""
 
 from collections.abc import Mapping, Sequence
-from datetime import timedelta
-from typing import Any, Final, Literal
+from typing import Any
 
 import dagster as dg
 
@@ -27,10 +26,6 @@ from kcl_pipeline.resources.spark import check_spark, spark_resource
 from kcl_pipeline.sensors.leader import build_leader_sensor
 from kcl_pipeline.settings_errors import wrong
 
-DEFAULT_FRESHNESS: Final = dg.FreshnessPolicy.time_window(
-    fail_window=timedelta(minutes=15), warn_window=timedelta(minutes=5)
-)
-
 
 def build_definitions(
     pipeline: PipelineLike,
@@ -43,7 +38,6 @@ def build_definitions(
     output_asset_key: dg.AssetKey | Sequence[str] | str | None = None,
     owners: Sequence[str] = (),
     tags: Mapping[str, str] | None = None,
-    freshness: dg.FreshnessPolicy | Literal["default"] | None = "default",
     lag_threshold_seconds: float = 60.0,
     scale_up_lag_seconds: float | None = 120.0,
     check_limits: CheckLimits | None = None,
@@ -66,8 +60,6 @@ def build_definitions(
             `"lake/orders"`. None: the pipeline's name and the folder of the table.
         owners: E-mail addresses or `team:...`.
         tags: Tags of the assets.
-        freshness: Freshness policy of the output asset. "default": it warns after 5 minutes
-            and fails after 15 minutes without new data. None: no policy.
         lag_threshold_seconds: The lag check fails above this lag.
         scale_up_lag_seconds: The sensor starts more workers above this lag. None: it keeps
             `workers.min` workers.
@@ -84,7 +76,6 @@ def build_definitions(
         group_name=group_name,
         owners=tuple(owners),
         tags={} if tags is None else tags,
-        freshness=DEFAULT_FRESHNESS if freshness == "default" else freshness,
         lag_threshold_seconds=lag_threshold_seconds,
         scale_up_lag_seconds=scale_up_lag_seconds,
         check_limits=CheckLimits() if check_limits is None else check_limits,

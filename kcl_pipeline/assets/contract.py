@@ -8,8 +8,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, Protocol
 
-from dagster import FreshnessPolicy
-
 from kcl_pipeline.arguments import check_flag, check_number, check_options, check_texts
 from kcl_pipeline.assets.limits import CheckLimits
 from kcl_pipeline.clock import Clock, StopSignal
@@ -171,7 +169,6 @@ class DagsterOptions:
         group_name: Asset group; None uses the pipeline's name.
         owners: Owners as Dagster defines them (an e-mail address or `team:...`).
         tags: Tags of the assets.
-        freshness: Freshness policy of the output; None for no policy.
         lag_threshold_seconds: The check `lag_below_threshold` warns above this lag.
         scale_up_lag_seconds: The sensor starts one more worker above this lag; None keeps
             `workers.min`.
@@ -184,7 +181,6 @@ class DagsterOptions:
     group_name: str | None = None
     owners: tuple[str, ...] = ()
     tags: Mapping[str, str] = field(default_factory=dict)
-    freshness: FreshnessPolicy | None = None
     lag_threshold_seconds: float = 60.0
     scale_up_lag_seconds: float | None = 120.0
     tick_deadline_seconds: float = 20.0
@@ -199,10 +195,6 @@ class DagsterOptions:
             raise wrong("group_name", self.group_name, "is not a group name", advice)
         check_texts("owners", self.owners, "Write owners=['team:data', 'me@example.com']")
         check_options("tags", self.tags, "{'domain': 'orders'}")
-        freshness: object = self.freshness
-        if freshness is not None and not isinstance(freshness, FreshnessPolicy):
-            advice = "Write a dagster.FreshnessPolicy, or None"
-            raise wrong("freshness", freshness, "is not a freshness policy", advice)
         limits: object = self.check_limits
         if not isinstance(limits, CheckLimits):
             advice = "Write CheckLimits(lag_trend_reports=20), or leave it out"

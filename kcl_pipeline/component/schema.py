@@ -12,14 +12,12 @@ import math
 import sys
 import types
 from collections.abc import Callable, Mapping
-from datetime import timedelta
 from functools import cache
 from typing import (
     Annotated,
     Any,
     ClassVar,
     Final,
-    Literal,
     Union,
     get_args,
     get_origin,
@@ -57,10 +55,6 @@ _SETTINGS_TEXT: Final = "Settings by section, with the names of KCL in snake_cas
 _TEXTS: Final = {"settings_overrides": _SETTINGS_TEXT}
 """Descriptions that differ from those in Python."""
 
-_FRESHNESS_TEXT: Final = (
-    "Freshness policy of the output asset. default: it warns after 5 minutes and fails after 15 "
-    "minutes without new data. null: no policy."
-)
 _SPARK_TEXT: Final = (
     "A template that returns a SparkResource, or a PySparkResource or LazyPySparkResource of "
     "dagster-pyspark. null: a SparkResource with spark_config."
@@ -86,26 +80,6 @@ class EnvironmentVariable(Attributes):
     target = _variable
 
     env: str = Field(description="Name of the variable. The Dagster UI shows only the name")
-
-
-def _freshness(fail_seconds: float, warn_seconds: float | None = None) -> dg.FreshnessPolicy:
-    return dg.FreshnessPolicy.time_window(
-        fail_window=timedelta(seconds=fail_seconds),
-        warn_window=None if warn_seconds is None else timedelta(seconds=warn_seconds),
-    )
-
-
-class FreshnessAttributes(Attributes):
-    """Times after which the freshness policy warns and fails."""
-
-    target = _freshness
-
-    fail_seconds: float | Template = Field(
-        description="The policy fails after this time without new data, 60 or more"
-    )
-    warn_seconds: float | Template | None = Field(
-        None, description="The policy warns after this time, 60 or more. null: it never warns"
-    )
 
 
 def _sink(**forms: Any) -> Any:
@@ -156,11 +130,10 @@ def _options() -> dict[str, Any]:
         "aws": _aws() | None,
         "spark": Template | None,
         "output_asset_key": list[str] | str | None,
-        "freshness": Literal["default"] | FreshnessAttributes | None,
         "check_limits": _of_class(CheckLimits) | None,
     }
     texts = argument_descriptions(build_definitions)
-    texts |= {"freshness": _FRESHNESS_TEXT, "spark": _SPARK_TEXT}
+    texts |= {"spark": _SPARK_TEXT}
     given = list(inspect.signature(build_definitions, eval_str=True).parameters.values())
     return {
         argument.name: _field(

@@ -50,7 +50,6 @@ def build_output_asset(
         tags=dict(options.tags),
         metadata=metadata,
         required_resource_keys={names.aws, names.spark},
-        freshness_policy=options.freshness,
         output_required=False,
         description=(
             f"Output of `{names.application}`, which reads "

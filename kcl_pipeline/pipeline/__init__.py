@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from kcl_pipeline.arguments import check_text, checked_arguments, checked_options, function_name
 from kcl_pipeline.aws import (
@@ -52,7 +52,7 @@ from kcl_pipeline.worker.starting import OpenedApplication, open_application, re
 if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
-    from dagster import AssetKey, Definitions, FreshnessPolicy
+    from dagster import AssetKey, Definitions
     from pyspark.sql import DataFrame
 
     from kcl_pipeline.assets.limits import CheckLimits
@@ -142,7 +142,6 @@ class KinesisPipeline:
         output_asset_key: AssetKey | Sequence[str] | str | None = None,
         owners: Sequence[str] = (),
         tags: Mapping[str, str] | None = None,
-        freshness: FreshnessPolicy | Literal["default"] | None = "default",
         lag_threshold_seconds: float = 60.0,
         scale_up_lag_seconds: float | None = 120.0,
         check_limits: CheckLimits | None = None,
@@ -164,8 +163,6 @@ class KinesisPipeline:
                 `"lake/orders"`. None: the pipeline's name and the folder of the table.
             owners: E-mail addresses or `team:...`.
             tags: Tags of the assets.
-            freshness: Freshness policy of the output asset. "default": it warns after 5 minutes
-                and fails after 15 minutes without new data. None: no policy.
             lag_threshold_seconds: The lag check fails above this lag.
             scale_up_lag_seconds: The sensor starts more workers above this lag. None: it keeps
                 `workers.min` workers.
@@ -187,7 +184,6 @@ class KinesisPipeline:
             output_asset_key=output_asset_key,
             owners=owners,
             tags=tags,
-            freshness=freshness,
             lag_threshold_seconds=lag_threshold_seconds,
             scale_up_lag_seconds=scale_up_lag_seconds,
             check_limits=check_limits,

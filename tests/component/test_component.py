@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 
 import dagster as dg
 import pytest
@@ -65,7 +65,6 @@ attributes:
   output_asset_key: lake/orders
   owners: ["team:shop"]
   tags: {tier: "1"}
-  freshness: {fail_seconds: 900, warn_seconds: 300}
   lag_threshold_seconds: 90
   scale_up_lag_seconds: null
   check_limits: {lag_trend_reports: 12}
@@ -124,9 +123,6 @@ def test_all_attributes(project, monkeypatch):  # noqa: F811
         "output_asset_key": "lake/orders",
         "owners": ["team:shop"],
         "tags": {"tier": "1"},
-        "freshness": dg.FreshnessPolicy.time_window(
-            fail_window=timedelta(seconds=900), warn_window=timedelta(seconds=300)
-        ),
         "lag_threshold_seconds": 90,
         "scale_up_lag_seconds": None,
         "check_limits": CheckLimits(lag_trend_reports=12),

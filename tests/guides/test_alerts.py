@@ -66,3 +66,44 @@ def test_a_message_is_sent_when_a_check_changes(alerts):
         now = time.time()
         names["time"] = type("Later", (), {"time": staticmethod(lambda: now + 700)})
         assert tick() == ["orders/lease_table:leases_renewed: too old. Is the leader sensor on?"]
+
+
+def test_a_downstream_asset_waits_while_a_check_of_the_output_fails(tmp_path, monkeypatch):
+    (example,) = (one.code for one in snippets("README.md") if one.file == "my_orders.py")
+    (code,) = (one.code for one in snippets(PAGE) if one.file == "my_report.py")
+    (tmp_path / "my_orders.py").write_text(example)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    names: dict[str, object] = {"__name__": "my_report"}
+    exec(compile(code, "my_report.py", "exec"), names)
+    output, orders = names["output"], names["orders"]
+    defs = dg.Definitions.merge(orders.definitions(), names["defs"])
+    cursor = None
+
+    def requested() -> bool:
+        nonlocal cursor
+        selection = dg.AssetSelection.assets("orders_report")
+        result = dg.evaluate_automation_conditions(
+            defs=defs, instance=instance, asset_selection=selection, cursor=cursor
+        )
+        cursor = result.cursor
+        return bool(result.get_num_requested(dg.AssetKey("orders_report")))
+
+    def report(*, passed: bool) -> None:
+        """As the sensor does: the report of the output, then its check."""
+        instance.report_runless_asset_event(dg.AssetMaterialization(output))
+        instance.report_runless_asset_event(
+            dg.AssetCheckEvaluation(
+                asset_key=output, check_name="lag_below_threshold", passed=passed
+            )
+        )
+
+    with dg.DagsterInstance.ephemeral() as instance:
+        requested()
+        report(passed=True)
+        assert requested()
+        instance.report_runless_asset_event(dg.AssetMaterialization("orders_report"))
+        report(passed=False)
+        assert not requested()
+        report(passed=True)
+        assert requested()

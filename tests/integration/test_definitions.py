@@ -79,7 +79,8 @@ def test_what_is_shown_about_the_output():
     )
     assert spec.metadata["dagster/uri"] == "/nowhere/lake/per_minute/"
     assert spec.kinds == {"kinesis", "spark", "deltalake"}
-    assert spec.freshness_policy is not None
+    # It would count materializations: it would pass while a shard waits, and fail in a quiet night.
+    assert spec.freshness_policy is None
 
 
 def test_the_consume_job_has_no_checks_and_runs_in_its_own_process():

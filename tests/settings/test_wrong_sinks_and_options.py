@@ -86,7 +86,6 @@ def test_a_wrong_foreach_batch_sink(arguments, sentence):
         ({"group_name": "my group"}, "group_name='my group' is not a group name."),
         ({"owners": "me@example.com"}, "owners='me@example.com' is a string. Write owners=["),
         ({"tags": {"domain": 5}}, "tags['domain']=5 is not a string. Write '5'."),
-        ({"freshness": 5}, "freshness=5 is not a freshness policy."),
         ({"check_limits": 60}, "check_limits=60 is not a CheckLimits. Write CheckLimits("),
         ({"aws": "eu-central-1"}, "aws='eu-central-1' is not an AwsResource."),
     ],

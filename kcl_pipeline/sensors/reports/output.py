@@ -256,7 +256,7 @@ def output_event(
 ) -> dg.AssetMaterialization | dg.AssetObservation:
     """Return a materialization if data was committed in the period, otherwise an observation.
 
-    The freshness policy counts materializations only, so an idle fleet does not look fresh.
+    Materializations start downstream assets, which have nothing to do without new rows.
     """
     if period.done.batches:
         return dg.AssetMaterialization(key, metadata=metadata)
