@@ -134,6 +134,8 @@ def _report(name: str, summary: WorkerSummary, *, is_drain: bool = False) -> Non
     if summary.reason is StopReason.STOPPED and summary.error is not None:
         result = summary.error  # it was stopped before it began
     show.echo(f"worker {name} {summary.reason}: {result}", err=True)
+    if summary.elsewhere_sentence is not None:
+        show.echo(summary.elsewhere_sentence, err=True)
     is_unfinished = is_drain and summary.reason is StopReason.APPLICATION_PAUSED
     if summary.reason is StopReason.FAILED or is_unfinished:
         show.echo(f"Error: {_error(summary, is_drain=is_drain)}", err=True)
@@ -167,4 +169,5 @@ def as_dict(
         "dead_letters": total.dead_letters,
         "handoffs": total.handoffs,
         "table_version": total.table_version,
+        "elsewhere": dict(summary.elsewhere),
     }

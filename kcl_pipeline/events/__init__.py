@@ -31,7 +31,13 @@ from kcl_pipeline.events.measurements import (
     ReadFinished,
     TaskFinished,
 )
-from kcl_pipeline.events.processing import ArrowMemorySkipped, HangStep, WorkerHung, WorkerResumed
+from kcl_pipeline.events.processing import (
+    ArrowMemorySkipped,
+    HangStep,
+    ShardsLeftToOthers,
+    WorkerHung,
+    WorkerResumed,
+)
 from kcl_pipeline.events.worker import (
     AggregatesRejected,
     AnnouncementRejected,
@@ -108,6 +114,7 @@ __all__ = [
     "ShardPaused",
     "ShardResumed",
     "ShardStalled",
+    "ShardsLeftToOthers",
     "StallStep",
     "StreamUnavailable",
     "StreamsDiffer",

@@ -1,4 +1,4 @@
-"""The events of processing: a thread that does not respond, and batches that take a slower way."""
+"""The events of processing: threads that do not respond, slower ways, and drains beside others."""
 
 from __future__ import annotations
 
@@ -63,3 +63,22 @@ class ArrowMemorySkipped(Event):
     """
 
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ShardsLeftToOthers(Event):
+    """A drain does not wait for the shards that other workers hold and read.
+
+    It is emitted at the start, and at the end if other workers hold other numbers of shards then.
+
+    Attributes:
+        worker_id: The worker that drains.
+        shards: How many shards are not finished.
+        elsewhere: How many of them other workers hold.
+        owners: Those workers with their numbers of shards; the first five.
+    """
+
+    worker_id: str
+    shards: int
+    elsewhere: int
+    owners: str

@@ -201,8 +201,10 @@ def _end(
         total.records,
         total.batches,
     )
+    if summary.elsewhere_sentence is not None:
+        context.log.info(summary.elsewhere_sentence)
     if summary.reason is StopReason.DRAINED:
-        reporter.report_drained()
+        reporter.report_drained(is_alone=not summary.elsewhere)
     ended = summary.reason in (StopReason.DRAINED, StopReason.DRAIN_REQUESTED) or (
         summary.reason is StopReason.APPLICATION_PAUSED and mode == CONTINUOUS
     )

@@ -14,7 +14,14 @@ import dagster as dg
 
 from kcl_pipeline.assets.checks import health
 from kcl_pipeline.assets.contract import DagsterOptions, PipelineLike
-from kcl_pipeline.assets.names import LAG_AT_TAG, LAG_TAG, PAUSED_TAG, STALLED_TAG, dead_letter_uri
+from kcl_pipeline.assets.names import (
+    DRAINED_TAG,
+    LAG_AT_TAG,
+    LAG_TAG,
+    PAUSED_TAG,
+    STALLED_TAG,
+    dead_letter_uri,
+)
 from kcl_pipeline.assets.runs.metadata import ADDITIVE, period_metadata, table_rows
 from kcl_pipeline.assets.runs.runs import (
     RunView,
@@ -149,16 +156,17 @@ class RunReporter:
             )
         )
 
-    def report_drained(self) -> None:
+    def report_drained(self, *, is_alone: bool) -> None:
         """Report a lag of 0 after a drain.
 
-        All records that existed when the drain started are in the table. The lag check in the
-        same run reads this tag.
+        All records that existed when the drain started are in the table, if no other worker holds
+        shards (`is_alone`). The lag check reads this tag for leases without a worker.
         """
+        at = self.reported_at()
+        drained = {DRAINED_TAG: at[LAG_AT_TAG]} if is_alone else {}
         try:
             self._context.instance.add_run_tags(
-                self._context.run.run_id,
-                {LAG_TAG: "0", STALLED_TAG: "0"} | self.reported_at(),
+                self._context.run.run_id, {LAG_TAG: "0", STALLED_TAG: "0"} | drained | at
             )
         except Exception:  # noqa: BLE001 (as for a period's report)
             _log.exception("cannot report the lag after the drain to Dagster")

@@ -5,6 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Final
+
+from kcl_pipeline.text import counted, printable
+
+SHOWN_OWNERS: Final = 5
 
 
 class StopReason(StrEnum):
@@ -60,10 +65,39 @@ class WorkerProgress:
         return max(self.millis_behind_latest.values(), default=None)
 
 
+def owners_text(shards: Mapping[str, int]) -> str:
+    """Return workers with their numbers of shards as text: those with the most, at most five."""
+    ordered = sorted(shards.items(), key=lambda item: (-item[1], item[0]))
+    text = ", ".join(f"{printable(owner)} ({number})" for owner, number in ordered[:SHOWN_OWNERS])
+    more = len(ordered) - SHOWN_OWNERS
+    return f"{text} and {counted(more, 'more worker', 'more workers')}" if more > 0 else text
+
+
 @dataclass(frozen=True, slots=True)
 class WorkerSummary:
-    """Why a worker stopped, and the counters of its lifetime."""
+    """Why a worker stopped, and the counters of its lifetime.
+
+    Attributes:
+        reason: Why it stopped.
+        total: The counters.
+        error: Why it failed. None: it did not.
+        elsewhere: How many unfinished shards each other worker held at the end of a drain. The
+            drain did not wait for their records.
+    """
 
     reason: StopReason
     total: WorkerProgress
     error: str | None = None
+    elsewhere: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def elsewhere_sentence(self) -> str | None:
+        """What a drain left to other workers; None: nothing."""
+        if not self.elsewhere:
+            return None
+        number = sum(self.elsewhere.values())
+        verb, whose = ("is", "its") if number == 1 else ("are", "their")
+        return (
+            f"{counted(number, 'shard')} {verb} held by other workers, which read {whose} records: "
+            f"{owners_text(self.elsewhere)}"
+        )

@@ -333,10 +333,9 @@ class Worker:
         total = self.stats.total(lag=self.lag(), paused=paused)
         if reason is StopReason.HUNG:
             return WorkerSummary(reason, total, self.hangs.sentence())
-        failed = reason is StopReason.FAILED
-        return WorkerSummary(
-            reason, total, reason_sentence(paused, self._unread) if failed else None
-        )
+        error = reason_sentence(paused, self._unread) if reason is StopReason.FAILED else None
+        elsewhere = {} if self._drain is None else self._drain.elsewhere
+        return WorkerSummary(reason, total, error, elsewhere)
 
     def process_tick(self) -> bool:
         """Update the consumers, complete handoffs, and process at most one batch.

@@ -3,7 +3,7 @@
 import pytest
 import typer
 
-from kcl_pipeline.cli.worker import _report
+from kcl_pipeline.cli.worker import _report, as_dict
 from kcl_pipeline.worker.summary import StopReason, WorkerProgress, WorkerSummary
 
 TOTAL = WorkerProgress("w-1", 1.0)
@@ -27,3 +27,28 @@ def test_the_last_line_counts_in_plain_english(batches, text, capsys):
     total = WorkerProgress("w-1", 1.0, records=1_200, batches=batches)
     _report("w-1", WorkerSummary(StopReason.DRAINED, total))
     assert capsys.readouterr().err.splitlines()[-1].endswith(text)
+
+
+@pytest.mark.parametrize(
+    ("elsewhere", "text"),
+    [
+        ({"w-2": 1}, "1 shard is held by other workers, which read its records: w-2 (1)"),
+        (
+            {"w-2": 1, "w-3": 3},
+            "4 shards are held by other workers, which read their records: w-3 (3), w-2 (1)",
+        ),
+        (
+            {f"w-{number}": 2 for number in range(8)},
+            (
+                "16 shards are held by other workers, which read their records: w-0 (2), w-1 (2), "
+                "w-2 (2), w-3 (2), w-4 (2) and 3 more workers"
+            ),
+        ),
+        ({"w\n2": 1}, "1 shard is held by other workers, which read its records: w\\n2 (1)"),
+    ],
+)
+def test_a_drain_says_what_it_leaves_to_other_workers(elsewhere, text, capsys):
+    summary = WorkerSummary(StopReason.DRAINED, TOTAL, elsewhere=elsewhere)
+    _report("w-1", summary)
+    assert capsys.readouterr().err.splitlines()[-1] == text
+    assert as_dict("w-1", "app", summary)["elsewhere"] == elsewhere

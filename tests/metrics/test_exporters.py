@@ -17,6 +17,7 @@ HEALTHY = {
     ev.ReadFinished,
     ev.CycleFinished,
     ev.ArrowMemorySkipped,
+    ev.ShardsLeftToOthers,
     ev.MetricsEndpointOpened,
     ev.WorkerResumed,
     ev.ShardResumed,

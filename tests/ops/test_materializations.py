@@ -9,7 +9,7 @@ import dagster as dg
 import pytest
 
 from kcl_pipeline.assets.names import Names
-from kcl_pipeline.assets.runs.runs import RunView
+from kcl_pipeline.assets.runs.runs import RunView, last_drain
 from kcl_pipeline.worker.summary import StopReason, WorkerProgress, WorkerSummary
 from tests.ops.test_consume import DRAIN, events_of, execute, stopped, verdict
 from tests.support.dagster_fakes import FakePipeline
@@ -86,3 +86,21 @@ def test_a_worker_does_not_report_success_while_another_one_is_silent(
     pipeline = FakePipeline(script=script)
     execute(pipeline, instance)
     assert verdict(instance, pipeline, "lag_below_threshold").passed is passed
+
+
+@pytest.mark.parametrize("elsewhere", [{}, {"w-2": 3}])
+def test_a_drain_beside_a_fleet_says_so_in_the_log_of_its_run(instance, elsewhere):
+    def script(stop: Any, mode: str, on_progress: Any, worker_id: str) -> WorkerSummary:
+        total = WorkerProgress(worker_id, 1.0)
+        return WorkerSummary(StopReason.DRAINED, total, elsewhere=elsewhere)
+
+    result = execute(FakePipeline(script=script), instance, DRAIN)
+    text = "3 shards are held by other workers, which read their records: w-2 (3)"
+    logged = [entry.user_message for entry in instance.all_logs(result.run_id)]
+    assert (text in logged) is bool(elsewhere)
+    (event,) = events_of(instance, result.run_id)
+    assert ("left_to_others" in event.metadata) is bool(elsewhere)
+    # Only a drain that was alone says that everything is in the table.
+    tags = instance.get_run_by_id(result.run_id).tags
+    assert ("kcl/drained_at" in tags) is not bool(elsewhere)
+    assert (last_drain(instance, "orders-eu") is None) is bool(elsewhere)

@@ -24,6 +24,7 @@ SAMPLES = [
     ev.LeaseGained("w1", "shardId-1", 4),
     ev.LeaseLost("w1", "shardId-1", "renewal refused"),
     ev.LeaseReleased("w1", "shardId-1"),
+    ev.ShardsLeftToOthers("w1", 6, 4, "w2 (3), w3 (1)"),
     ev.HandoffStarted("shardId-1", "w1", "w2"),
     ev.HandoffCompleted("shardId-1", "w1", "w2", 1.5),
     ev.ShardEnded("w1", "123:orders:9:shardId-1", ("123:orders:9:shardId-3",)),

@@ -1,16 +1,20 @@
-"""A drain that cannot read the lease table says so and ends."""
+"""A drain that cannot read the lease table says so and ends; one beside a fleet says so, too."""
 
 from __future__ import annotations
+
+from collections import Counter
 
 import pytest
 
 from kcl_pipeline.errors import AccessDeniedError, NotFoundError
-from kcl_pipeline.events import AwsTrouble, RowRejected
+from kcl_pipeline.events import AwsTrouble, RowRejected, ShardsLeftToOthers
 from kcl_pipeline.worker.stopping.drain import (
     LOOK_SECONDS,
     MISSING_LIMIT_SECONDS,
     UNREADABLE_LIMIT_SECONDS,
 )
+from kcl_pipeline.worker.summary import StopReason, owners_text
+from tests.support.streams_world import StreamsWorld
 from tests.support.worker_world import World
 
 
@@ -82,3 +86,49 @@ def test_a_lease_row_that_a_drain_cannot_read_is_reported():
     )
     assert looks_until_done(world, world.worker.drain_watch(), 10)
     assert {event.key for event in world.of(RowRejected)} == {"shardId-000000000099"}
+
+
+def beside_a_fleet(records: int = 10) -> StreamsWorld:
+    """Two workers with two shards each, and a worker that drains."""
+    world = StreamsWorld("a", shards=4)
+    for name in ("w-1", "w-2"):
+        world.start(name, "a")
+    world.run(30)
+    world.put("a", records, "a")
+    world.start("d", "a", drain=True)
+    return world
+
+
+def test_a_drain_beside_a_fleet_says_which_workers_hold_how_many_shards():
+    world = beside_a_fleet()
+    world.run_until(world.drains["d"].done, 60)
+    summary = world.workers["d"].summary(world.workers["d"].reason_of_drain())
+    assert summary.reason is StopReason.DRAINED
+    owners = Counter(row["leaseOwner"]["S"] for row in world.leases.rows().values())
+    owners.pop("d", None)
+    assert summary.elsewhere == owners
+    assert sum(summary.elsewhere.values()) >= 3
+    event = world.of(ShardsLeftToOthers)[-1]
+    assert (event.worker_id, event.shards) == ("d", 4)
+    assert event.elsewhere == sum(owners.values())
+    assert event.owners == owners_text(owners)
+
+
+def test_a_drain_alone_leaves_nothing_to_others():
+    world = StreamsWorld("a", shards=4)
+    world.put("a", 10, "a")
+    world.start("d", "a", drain=True)
+    world.run_until(world.drains["d"].done, 60)
+    assert world.has_all()
+    assert world.workers["d"].summary(StopReason.DRAINED).elsewhere == {}
+    assert world.of(ShardsLeftToOthers) == []
+
+
+def test_a_worker_that_is_dead_does_not_count():
+    world = beside_a_fleet()
+    for name in ("w-1", "w-2"):
+        del world.workers[name]
+    world.run_until(world.drains["d"].done, 120)
+    assert world.has_all()
+    assert world.workers["d"].summary(StopReason.DRAINED).elsewhere == {}
+    assert world.of(ShardsLeftToOthers) == []

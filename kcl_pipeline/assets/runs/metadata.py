@@ -177,6 +177,8 @@ def final_metadata(
             [{"lease": key, "position": positions[key]} for key in sorted(positions)]
         ),
     }
+    if summary.elsewhere_sentence is not None:
+        metadata["left_to_others"] = dg.MetadataValue.text(summary.elsewhere_sentence)
     if version is not None:
         metadata["table_version"] = dg.MetadataValue.text(str(version))
     return metadata

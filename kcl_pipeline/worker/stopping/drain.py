@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 from kcl_pipeline.background import Due
 from kcl_pipeline.errors import AwsError, NotFoundError
-from kcl_pipeline.events import AwsTrouble
+from kcl_pipeline.events import AwsTrouble, ShardsLeftToOthers
 from kcl_pipeline.kinesis.identity import StreamIdentityCheck
 from kcl_pipeline.leases.lease.rejected import RejectedRows
 from kcl_pipeline.leases.lease.values import Lease
@@ -19,6 +20,7 @@ from kcl_pipeline.worker.failures.pauses import Pause
 from kcl_pipeline.worker.shards.drained import DrainedStream
 from kcl_pipeline.worker.shards.lifecycle import Lifecycle
 from kcl_pipeline.worker.sources.batch_source import BatchSource
+from kcl_pipeline.worker.summary import owners_text
 
 LOOK_SECONDS: Final = 1.0
 UNREADABLE_LIMIT_SECONDS: Final = 60.0
@@ -50,7 +52,8 @@ class DrainWatch:
         worker_id: The worker that drains.
         parts: Its dependencies: the lease table, the clock, of which only the monotonic time is
             used, and the sink of events. It receives `AwsTrouble` for each failed read,
-            `RowRejected` for unreadable rows, and the events of `DrainedStream`.
+            `RowRejected` for unreadable rows, `ShardsLeftToOthers`, and the events of
+            `DrainedStream`.
         streams: The streams of the settings that exist.
         lifecycle: The consumers of the worker.
         source: Reports which shards are read to their tip.
@@ -85,6 +88,8 @@ class DrainWatch:
         self._was_through = False
         self._counters: dict[str, int] = {}
         self._renewed: set[str] = set()
+        self._elsewhere: dict[str, int] = {}
+        self._emitted: dict[str, int] | None = None
         self._read: set[str] = set()
         """Transaction keys of leases that were read to their tip since the drain began."""
 
@@ -105,7 +110,37 @@ class DrainWatch:
         self._note_renewals(leases)
         # Each stream notes its leases, also if an earlier one is waited for.
         finished = [self._is_finished(stream, leases) for stream in self._streams]
-        return all(finished)
+        is_done = all(finished)
+        self._note_elsewhere(leases, is_done=is_done)
+        return is_done
+
+    @property
+    def elsewhere(self) -> Mapping[str, int]:
+        """How many unfinished leases each other live worker owned at the last look."""
+        return self._elsewhere
+
+    def _note_elsewhere(self, leases: tuple[Lease, ...], *, is_done: bool) -> None:
+        """Note what other workers own, and emit it at the start and at the end."""
+        unfinished = [
+            lease
+            for lease in leases
+            if not lease.ended and any(stream.owns(lease) for stream in self._streams)
+        ]
+        found = Counter(
+            lease.actual_owner
+            for lease in unfinished
+            if lease.lease_key not in self._lifecycle.consumers
+            and lease.actual_owner not in (None, self._worker_id)
+            and lease.lease_key in self._renewed
+        )
+        self._elsewhere = {owner: number for owner, number in found.items() if owner is not None}
+        if self._elsewhere and (
+            self._emitted is None or (is_done and self._emitted != self._elsewhere)
+        ):
+            self._emitted = self._elsewhere
+            number, owners = sum(self._elsewhere.values()), owners_text(self._elsewhere)
+            event = ShardsLeftToOthers(self._worker_id, len(unfinished), number, owners)
+            self._events(event)
 
     def unread(self) -> str | None:
         """Return a sentence about records of deleted streams that were not read; None: none."""
