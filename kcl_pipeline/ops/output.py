@@ -56,7 +56,10 @@ def build_output_asset(
             f"{', '.join(f'`{s}`' for s in names.streams)}. A materialization runs one worker "
             "that reads up to the current end of every shard, commits, and stops. "
             f"The sensor `{names.leader_sensor}` keeps continuous workers running. Each "
-            "record is in the table exactly once, with any number of workers."
+            "record is in the table exactly once, with any number of workers. "
+            "The values below are those of the last period in which data was committed, with its "
+            "time. While nothing arrives, the plots go on, and the check `lag_below_threshold` "
+            "says since when nothing has arrived, and whether records wait."
         ),
     )
     def consume(

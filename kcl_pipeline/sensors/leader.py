@@ -290,6 +290,7 @@ class LeaderTick:
             period_seconds=max(self._options.progress_seconds, SHORTEST_GAP_SECONDS),
             dead_letter_table=dead_letter_uri(self._pipeline.sink),
             unowned=[age for key, age in view.ages.items() if key in view.waits],
+            idle=view.idle,
         )
         state.figures.observe(view)
         state.open_shards = open_shards(view.leases)

@@ -267,3 +267,22 @@ def test_only_a_drain_that_said_so_is_the_last_drain(instance):
     assert last_drain(instance, "orders-eu") == 10 * 3_600.0
     assert last_drain(instance, "others") is None
     assert len(active_runs(instance, "orders-eu", "-")) == 4
+
+
+def test_reports_without_data_say_since_when_nothing_arrived(instance):
+    totals = WorkerTotals(seconds=900.0, records=5, batches=1, last_batch_seconds=840.0)
+    rows = [row("a", 0.0, KEYS[0], totals=totals), row("b", 0.0, KEYS[1], totals=totals)]
+    stage = Stage(instance, FakePipeline(cycle=FakeCycle([led(ROWS, rows)])))
+    stage.workers.rows = {one.worker_id: one for one in rows}
+    stage.clock.now = NOON - 122.0
+    stage(61.0)
+    (report,) = [
+        event
+        for event in stage(61.0).asset_events
+        if event.asset_key == stage.names.output and not isinstance(event, dg.AssetCheckEvaluation)
+    ]
+    assert isinstance(report, dg.AssetObservation)
+    assert report.metadata["state"].value == (
+        "nothing waits, and nothing has arrived since the last batch was committed at 11:46:00 "
+        "UTC (14 min ago)"
+    )

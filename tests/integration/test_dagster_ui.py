@@ -114,6 +114,22 @@ def test_the_worker_metrics_page_shows_every_column(stage: Stage, looker: Browse
     looker.shoot("workers")
 
 
+def test_the_output_page_says_since_when_nothing_arrives(stage: Stage, looker: Browser):
+    """Nothing is published until now, after the records of the start."""
+    looker.open(f"{stage.page.url}/assets/orders/events?view=overview")
+    shown = looker.wait_for("Latest materialization", "Latest check results", "records_per_second")
+    assert "says since when nothing has arrived" in shown
+    assert not {"Freshness", "Failing", "Overdue"} & set(shown.split()), "nothing is wrong"
+    looker.shoot("idle")
+    looker.open(f"{stage.page.url}/assets/orders/events?view=checks")
+    looker.wait_for("lag_below_threshold")
+    looker.click("lag_below_threshold")
+    # A minute without a batch, and the next report of the check.
+    text = "nothing waits, and nothing has arrived since the last batch was committed at "
+    looker.wait_for("Passed", text, seconds=150)
+    looker.shoot("idle-check")
+
+
 def test_the_output_page_draws_a_line_for_each_figure(stage: Stage, looker: Browser):
     stage.publish(100)
     stage.wait("a second report, without which there is no line", lambda: stage.reported(2))

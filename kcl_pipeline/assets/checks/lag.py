@@ -87,6 +87,16 @@ class LagObservation:
         return found
 
     @property
+    def unread_shards(self) -> int:
+        """Number of shards whose lag their worker does not know yet."""
+        return sum(w.status.unknown_lags for w in self.workers if w.status is not None)
+
+    def idle(self, threshold_seconds: float) -> str | None:
+        """Say since when nothing has arrived; None while data arrives, or if it is not known."""
+        millis = self.lag_millis(threshold_seconds)
+        return idle_text(self.workers, millis, self.unread_shards, self.wall_seconds)
+
+    @property
     def lag_age_seconds(self) -> float | None:
         """How old the reports are that the lag is from. For display only."""
         if self.unread and not self.workers:
@@ -116,12 +126,11 @@ def lag(
     )
     if millis is None and not stalled and not unowned:
         return None
-    unknown = sum(w.status.unknown_lags for w in seen.workers if w.status is not None)
     return health.lag(
         millis,
         threshold_seconds,
         stalled,
-        unread_shards=unknown,
+        unread_shards=seen.unread_shards,
         age_seconds=seen.lag_age_seconds,
         worst=worst_shard(
             seen.leases,
@@ -135,7 +144,7 @@ def lag(
         ),
         error_seconds=error_seconds,
         unowned_shards=unowned,
-        idle=idle_text(seen.workers, millis, unknown, seen.wall_seconds),
+        idle=seen.idle(threshold_seconds),
     )
 
 

@@ -90,6 +90,11 @@ class FleetView:
         return self.lag.ages(self.lag_threshold_seconds)
 
     @property
+    def idle(self) -> str | None:
+        """Since when nothing has arrived; None while data arrives, or if it is not known."""
+        return self.lag.idle(self.lag_threshold_seconds)
+
+    @property
     def lag_millis(self) -> int | None:
         """The lag of the application; None if it is not known."""
         return self.lag.lag_millis(self.lag_threshold_seconds)

@@ -273,10 +273,16 @@ def output_events(
     period_seconds: float,
     dead_letter_table: str | None,
     unowned: Sequence[float] = (),
+    idle: str | None = None,
 ) -> list[dg.AssetMaterialization | dg.AssetObservation]:
-    """Return the report of the output if a period has passed (`now` in monotonic seconds)."""
+    """Return the report of the output if a period has passed (`now` in monotonic seconds).
+
+    `idle` says since when nothing has arrived. It is in the reports without data.
+    """
     if not totals.is_due(now, period_seconds):
         return []
     period = totals.close_period(now)
     metadata = output_metadata(period, workers, wall_seconds, dead_letter_table, unowned)
+    if idle is not None and not period.done.batches:
+        metadata = {"state": dg.MetadataValue.text(idle)} | metadata
     return [output_event(key, period, metadata)]
