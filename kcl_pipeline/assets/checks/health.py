@@ -19,7 +19,7 @@ from kcl_pipeline.leases.lease.values import BadRow, Lease
 from kcl_pipeline.leases.state.worker_status import UnavailableStream
 from kcl_pipeline.leases.tables import WorkerMetrics
 from kcl_pipeline.planning.coverage import hole_in_leases
-from kcl_pipeline.text import printable
+from kcl_pipeline.text import counted, printable
 
 COVERAGE: Final = "hash_ranges_covered"
 STUCK: Final = "leases_renewed"
@@ -280,8 +280,8 @@ def balance(
     return Health(
         BALANCE,
         passed,
-        f"{len(workers)} workers, {min(numbers, default=0)} to {max(numbers, default=0)} "
-        "leases each"
+        f"{counted(len(workers), 'worker')}, {min(numbers, default=0)} to "
+        f"{max(numbers, default=0)} leases each"
         + (", one is idle" if idle else "")
         + ("" if passed else f". {BALANCE_ADVICE}"),
         dg.AssetCheckSeverity.WARN,

@@ -21,6 +21,7 @@ from kcl_pipeline.assets.runs.runs import (
     RunView,
     active_runs,
     recent_runs,
+    runs_of_version,
     silence_limit_seconds,
 )
 from kcl_pipeline.clock import Clock
@@ -227,7 +228,7 @@ def build_worker_run_check(
         found = (
             queue_problem(workers, queue, now),
             places_problem(missing, observe_places(instance)) if missing > 0 else None,
-            failure_problem(recent, pipeline.workers.min, now),
+            failure_problem(runs_of_version(recent, version), pipeline.workers.min, now),
             replacement_problem(outdated, recent, version, now),
             silent_runs(active, living, now),
         )
