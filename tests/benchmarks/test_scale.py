@@ -94,7 +94,7 @@ def test_the_scale_benchmark_prints_its_keys(capsys: pytest.CaptureFixture[str])
 def test_the_cost_benchmark_counts_a_write_for_each_lease_and_batch(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert dynamodb_cost.main(["--json", "--fast"]) == 0
+    assert dynamodb_cost.main(["--json", "--fast", "--protocol", "two_phase"]) == 0
     result = json.loads(capsys.readouterr().out.splitlines()[-1])
     idle, one, ten = result["cases"]
     assert idle["batches_per_s"] == 0
@@ -111,7 +111,7 @@ def test_the_cost_benchmark_counts_a_write_for_each_lease_and_batch(
 def test_a_batch_costs_no_write_when_the_table_stores_positions(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert dynamodb_cost.main(["--json", "--fast", "--protocol", "positions"]) == 0
+    assert dynamodb_cost.main(["--json", "--fast"]) == 0, "positions are the default"
     result = json.loads(capsys.readouterr().out.splitlines()[-1])
     idle, one, ten = result["cases"]
     assert idle["commit_protocol"] == "positions"
