@@ -71,7 +71,10 @@ def runs_text(
     counts = Counter(_kind(run) for run in active if run.continuous)
     runs, desired = counts.pop("run", 0), decision.memory.desired
     parts = [
-        f"{runs} of {counted(desired, 'worker')} {'runs' if runs == 1 else 'run'}",
+        f"{runs} of {counted(desired, 'worker')} {'runs' if runs == 1 else 'run'}"
+        if runs <= desired
+        else f"{counted(runs, 'worker')} {'runs' if runs == 1 else 'run'}, {desired} "
+        f"{'is' if desired == 1 else 'are'} needed",
         *(
             f"{number} {'is' if number == 1 else 'are'} {kind}"
             for kind, number in sorted(counts.items())

@@ -58,6 +58,8 @@ def test_who_leads_instead_and_since_when():
             "0 of 2 workers run, 2 are starting, 1 is stopping: draining 1",
         ),
         ([], "0 workers, 2 desired: starting 2", "0 of 2 workers run: starting 2"),
+        # A person has started one more, or fewer are needed now.
+        ([S.STARTED] * 3, "3 workers, 2 desired", "3 workers run, 2 are needed"),
     ],
 )
 def test_runs_that_wait_are_told_apart(statuses, reason, text):
