@@ -155,8 +155,8 @@ class ApplicationChange:
             )
         self._remove_marks(leases, record, token)
         # A sink that cannot store positions has a start with `positions` False.
-        positions = record.identity.positions and wanted.positions is not False
-        after = replace(record.identity, sink=wanted.sink, positions=positions)
+        positions = False if wanted.positions is False else record.identity.positions
+        after = replace(record.identity, sink=wanted.sink, positions=positions).decided
         self._record(after, record)
         return Acceptance(record.identity, after)
 

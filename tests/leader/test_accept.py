@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from random import Random
 
@@ -12,6 +13,7 @@ from kcl_pipeline.events import RowRejected, ignore_events
 from kcl_pipeline.leader.accept import ApplicationChange
 from kcl_pipeline.leader.election.lock import LeaderElection
 from kcl_pipeline.leases.application.identity import ApplicationIdentity
+from kcl_pipeline.leases.lease.table_mark import TableMark
 from kcl_pipeline.position import Position
 from tests.support.leader_world import World, settled
 
@@ -225,3 +227,56 @@ def test_a_sink_changes_only_between_batches(world):
     change(world).accept_sink(wanted, "token")
     assert recorded(world).sink == "delta:/elsewhere"
     assert world.table() == leases
+
+
+def marked(world):
+    """Return a lease whose row has a mark of the former table."""
+    held = world.leases.assign(world.leases.get(min(world.table())), "w")
+    held = world.leases.update_checkpoint(
+        held, checkpoint=Position("7"), table_mark=TableMark("former", 3, Position("7"))
+    )
+    return world.leases.evict(held)
+
+
+def test_leases_have_no_mark_of_the_former_table_afterwards(world):
+    """A mark of another table would let every lease stand still."""
+    before = marked(world)
+    change(world).accept_sink(identity(world, "orders", sink="delta:/elsewhere"), "token")
+    after = world.leases.get(before.lease_key)
+    assert (after.table_mark, after.checkpoint) == (None, Position("7"))
+    assert [lease for lease in world.table().values() if lease.table_mark] == []
+
+
+def test_marks_stay_if_a_lease_is_taken_meanwhile(world):
+    row = marked(world)
+    made, seek = change(world), world.leases.seek
+
+    def taken_first(*given):
+        world.leases.assign(world.leases.get(row.lease_key), "late")
+        return seek(*given)
+
+    world.leases.seek = taken_first
+    with pytest.raises(ApplicationInUseError, match=f"changed the lease {row.lease_key}"):
+        made.accept_sink(identity(world, "orders", sink="delta:/elsewhere"), "token")
+    assert recorded(world).sink is None
+    assert world.leases.get(row.lease_key).table_mark is not None
+
+
+@pytest.mark.parametrize(
+    ("setting", "former", "expected"),
+    [
+        (None, None, True),
+        (None, False, False),
+        (None, True, True),
+        (False, None, False),
+        (False, True, False),
+    ],
+)
+def test_the_protocol_stays_unless_the_new_sink_cannot_have_it(world, setting, former, expected):
+    if former is not None:
+        record = world.coordinator.read_application()
+        named = replace(record.identity, sink="delta:/former", positions=former)
+        assert world.coordinator.put_application(named, replacing=record)
+    wanted = replace(identity(world, "orders", sink="delta:/new"), positions=setting)
+    change(world).accept_sink(wanted, "token")
+    assert (recorded(world).sink, recorded(world).positions) == ("delta:/new", expected)

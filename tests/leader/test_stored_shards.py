@@ -1,8 +1,12 @@
 """The leader asks the table which shards were begun before it creates missing leases."""
 
+from dataclasses import replace
+
 import pytest
 
 from kcl_pipeline.errors import SinkError
+from kcl_pipeline.leases.application.identity import ApplicationIdentity
+from kcl_pipeline.leases.migration import ensure_client_version
 from kcl_pipeline.position import LATEST, TRIM_HORIZON
 from tests.support.leader_world import World
 
@@ -70,3 +74,25 @@ def test_at_trim_horizon_the_table_is_not_asked():
     cycle = world.leader(stored=lambda *_: pytest.fail("the table was asked"))
     assert cycle.run_once().error is None
     assert positions(world) == {PARENT: TRIM_HORIZON}
+
+
+@pytest.mark.parametrize("protocol", ["two_phase", "positions", None])
+def test_the_table_of_an_application_with_two_phase_is_not_asked(protocol):
+    """A leader may have no permission to read it."""
+    setting = {} if protocol is None else {"batch": {"commit_protocol": protocol}}
+    asked = []
+    world = World(shards=1, shard_sync={"initial_position_in_stream": "LATEST"}, **setting)
+    ensure_client_version(world.coordinator, "w", world.clock)
+    stream = world.kinesis.resolve_stream("orders", multi_stream=False)
+    identity = ApplicationIdentity.of([stream], is_multi_stream=False, sink="delta:/x")
+    recorded = replace(identity, positions=False)
+    assert world.coordinator.put_application(recorded, replacing=None)
+
+    def ask(_stream, shard_ids):
+        asked.extend(shard_ids)
+        return {}
+
+    cycle = world.leader(stored=ask)
+    assert cycle.run_once().error is None
+    assert positions(world) == {PARENT: LATEST}
+    assert bool(asked) == (protocol == "positions"), "a worker will change the record"

@@ -21,7 +21,7 @@ from kcl_pipeline.control.seek.target import SeekTarget
 from kcl_pipeline.errors import ApplicationInUseError, SettingsError
 from kcl_pipeline.kinesis.client import ShardFilterType, StreamLister
 from kcl_pipeline.leases.application.control import Control
-from kcl_pipeline.leases.application.identity import marked_streams
+from kcl_pipeline.leases.application.identity import ApplicationRecord, marked_streams
 from kcl_pipeline.leases.held import pending_number
 from kcl_pipeline.leases.lease.seek import MAX_SEEKS
 from kcl_pipeline.leases.lease.values import Lease
@@ -110,7 +110,7 @@ class Seeking:
             SettingsError: A stream or shard is unknown, or the position does not fit.
             AwsError: The rows or the shards cannot be read.
         """
-        listing = self._app.leases.list_leases()
+        record, listing = self._app.coordinator.read_application(), self._app.leases.list_leases()
         if listing.bad_rows:
             raise SettingsError(f"{listing.bad_rows[0].reason}; repair or delete the row first")
         marked = [one.lease_key for one in listing.leases if one.table_mark is not None]
@@ -119,10 +119,10 @@ class Seeking:
                 f"the table of the sink stores the position of {printable(marked[0])}, and a "
                 "worker continues after the later one; write --pipeline instead of --application"
             )
-        self._stored = self._stored or self._positions_of(is_marked=bool(marked))
+        self._stored = self._stored or self._positions_of(record, is_marked=bool(marked))
         changes: list[PositionChange] = []
         known: set[str] = set()
-        for stream in self._streams():
+        for stream in self._streams(record):
             leases = [one for one in listing.leases if _is_of(one, stream)]
             known |= {one.lease_key for one in leases} | {one.shard_id for one in leases}
             changes += [
@@ -249,9 +249,11 @@ class Seeking:
             versions = sink.txn_versions([key])[key]
         return True
 
-    def _positions_of(self, *, is_marked: bool) -> StoredPositions | None:
+    def _positions_of(
+        self, record: ApplicationRecord | None, *, is_marked: bool
+    ) -> StoredPositions | None:
         """Return the positions in the table; None if the workers store none."""
-        store, record = position_store(self._sink), self._app.coordinator.read_application()
+        store = position_store(self._sink)
         is_recorded = record is not None and bool(record.identity.positions)
         is_set = self._app.settings.batch.commit_protocol == "positions"
         if self._sink is None or store is None or not (is_recorded or is_set or is_marked):
@@ -281,8 +283,7 @@ class Seeking:
         )
         return [one for one in found if one is not None]
 
-    def _streams(self) -> tuple[StreamId, ...]:
-        record = self._app.coordinator.read_application()
+    def _streams(self, record: ApplicationRecord | None) -> tuple[StreamId, ...]:
         if record is None:
             raise SettingsError(
                 f"no streams are recorded for the application {self._app.name!r}: it has never "
