@@ -6,7 +6,7 @@ from typing import Final
 
 import dagster as dg
 
-from kcl_pipeline.assets.checks.hangs import hung
+from kcl_pipeline.assets.checks.hangs import hung, reported_hung
 from kcl_pipeline.assets.names import Names
 from kcl_pipeline.clock import Clock
 from kcl_pipeline.events import Event, WorkerHung, WorkerResumed
@@ -24,7 +24,8 @@ class HangReporter:
     """Event sink that reports hung workers to the log of the run and as a check.
 
     Each report has a thread of its own: a write to Dagster's storage may take a second, and an
-    event sink must not wait. There are at most two reports per `worker.hung_after_millis`.
+    event sink must not wait. There are at most two reports per `worker.hung_after_millis`. A report
+    keeps the other hung workers of the last one. The leader corrects the check within a minute.
 
     Args:
         context: The run's context.
@@ -68,8 +69,10 @@ class HangReporter:
                 status=WorkerStatus(hung=state),
             )
             instance = self._context.instance
+            others = reported_hung(instance, self._key, except_for=event.worker_id)
             last = instance.fetch_materializations(self._key, limit=1).records
-            evaluation = hung([row]).evaluation(self._key, of=last[0] if last else None)
+            health = hung([row, *others])
+            evaluation = health.evaluation(self._key, of=last[0] if last else None)
             instance.report_runless_asset_event(evaluation)
         except Exception:  # noqa: BLE001 (an error of Dagster's storage must not stop the worker)
             _log.exception("cannot report the hung worker to Dagster")

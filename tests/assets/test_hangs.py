@@ -21,7 +21,7 @@ def test_a_hung_worker_fails_with_its_step_and_what_to_do():
     assert not verdict.passed
     assert verdict.severity is dg.AssetCheckSeverity.ERROR
     assert verdict.description == (
-        "1 workers are hung. The first, w-3, has been in step writing for 900 s while records of "
+        "1 worker is hung. The first, w-3, has been in step writing for 900 s while records of "
         f"4 leases wait. {ADVICE}"
     )
     assert [one.data for one in verdict.metadata["workers"].records] == [

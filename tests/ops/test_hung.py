@@ -63,6 +63,38 @@ def test_a_hung_worker_fails_the_check_and_its_stacks_are_in_the_log_of_the_run(
         assert verdict(instance, pipeline).passed, "it goes on"
 
 
+def test_a_worker_that_goes_on_does_not_hide_another_one_that_is_hung():
+    seen = []
+
+    def script(stop: Any, mode: str, on_progress: Any, worker_id: str) -> WorkerSummary:
+        send = pipeline.built_workers[-1]["events"]
+        other = WorkerHung("w-other", HangStep.COMMITTING, 700.4, ("s-1", "s-2"), STACKS)
+        for event in (
+            WorkerHung(worker_id, HangStep.WRITING, 900.0, ("s-0",), STACKS),
+            other,
+            WorkerResumed(worker_id),
+            WorkerResumed("w-other"),
+        ):
+            before = verdict(instance, pipeline)
+            send(event)
+            until(lambda before=before: verdict(instance, pipeline) != before)
+            seen.append(verdict(instance, pipeline))
+        return WorkerSummary(StopReason.DRAIN_REQUESTED, WorkerProgress(worker_id, 1.0))
+
+    with dg.instance_for_test() as instance:
+        pipeline = FakePipeline(script=script)
+        assert execute(pipeline, instance).success
+        one, both, other, none = seen
+        assert [found.passed for found in seen] == [False, False, False, True]
+        assert one.description.startswith("1 worker is hung. The first, orders")
+        assert both.description.startswith("2 workers are hung. The first, orders")
+        assert other.description.startswith(
+            "1 worker is hung. The first, w-other, has been in step committing for 700 s while "
+            "records of 2 leases wait."
+        )
+        assert none.description == "no worker is hung"
+
+
 def test_a_report_that_fails_does_not_fail_the_run(monkeypatch):
     def script(stop: Any, mode: str, on_progress: Any, worker_id: str) -> WorkerSummary:
         pipeline.built_workers[0]["events"](

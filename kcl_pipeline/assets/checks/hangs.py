@@ -7,7 +7,9 @@ import dagster as dg
 
 from kcl_pipeline.assets.checks.health import Health
 from kcl_pipeline.assets.runs.metadata import MAX_ROWS, table_of
+from kcl_pipeline.leases.state.worker_status import HungState, WorkerStatus
 from kcl_pipeline.leases.tables import WorkerMetrics
+from kcl_pipeline.text import counted
 
 HUNG: Final = "no_worker_hung"
 ADVICE: Final = (
@@ -31,10 +33,11 @@ def hung(workers: Sequence[WorkerMetrics]) -> Health:
         if worker.status is not None and worker.status.hung is not None
     ]
     first = found[0] if found else {}
+    count = f"{counted(len(found), 'worker')} {'is' if len(found) == 1 else 'are'} hung"
     return Health(
         HUNG,
         not found,
-        f"{len(found)} workers are hung. The first, {first['worker']}, has been in step "
+        f"{count}. The first, {first['worker']}, has been in step "
         f"{first['step']} for {first['seconds']} s while records of {first['leases']} leases wait. "
         f"{ADVICE}"
         if found
@@ -42,3 +45,38 @@ def hung(workers: Sequence[WorkerMetrics]) -> Health:
         dg.AssetCheckSeverity.ERROR,
         {"hung": len(found), "workers": table_of(found[:MAX_ROWS])},
     )
+
+
+def reported_hung(
+    instance: dg.DagsterInstance, asset: dg.AssetKey, *, except_for: str
+) -> list[WorkerMetrics]:
+    """Return the hung workers of the last evaluation of the check.
+
+    Args:
+        instance: The Dagster instance.
+        asset: The asset of the check.
+        except_for: Id of a worker that is left out.
+    """
+    key = dg.AssetCheckKey(asset, HUNG)
+    record = instance.event_log_storage.get_latest_asset_check_execution_by_key([key]).get(key)
+    event = None if record is None or record.event is None else record.event.dagster_event
+    if event is None:
+        return []
+    table = event.asset_check_evaluation_data.metadata.get("workers")
+    rows = table.records if isinstance(table, dg.TableMetadataValue) else ()
+    return [
+        WorkerMetrics(
+            str(row.data["worker"]),
+            0,
+            run_id=None if row.data["run"] is None else str(row.data["run"]),
+            status=WorkerStatus(
+                hung=HungState(
+                    str(row.data["step"]),
+                    float(str(row.data["seconds"])),
+                    int(str(row.data["leases"])),
+                )
+            ),
+        )
+        for row in rows
+        if row.data["worker"] != except_for
+    ]
