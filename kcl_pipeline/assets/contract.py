@@ -172,6 +172,8 @@ class DagsterOptions:
         lag_threshold_seconds: The check `lag_below_threshold` warns above this lag.
         scale_up_lag_seconds: The sensor starts one more worker above this lag; None keeps
             `workers.min`.
+        scale_up_cpu_percent: The sensor starts one more worker above this mean CPU of the workers.
+            None: 80, or no limit with Dagster's default launcher. 100: no limit.
         tick_deadline_seconds: Longest duration of the leader cycles of a tick.
         check_limits: When the other checks fail.
     """
@@ -183,6 +185,7 @@ class DagsterOptions:
     tags: Mapping[str, str] = field(default_factory=dict)
     lag_threshold_seconds: float = 60.0
     scale_up_lag_seconds: float | None = 120.0
+    scale_up_cpu_percent: float | None = None
     tick_deadline_seconds: float = 20.0
     check_limits: CheckLimits = field(default_factory=CheckLimits)
 
@@ -209,3 +212,5 @@ class DagsterOptions:
             most=_MAX_SECONDS,
             optional=True,
         )
+        percent = self.scale_up_cpu_percent
+        check_number("scale_up_cpu_percent", percent, "a percentage", most=100, optional=True)

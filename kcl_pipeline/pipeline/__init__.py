@@ -144,6 +144,7 @@ class KinesisPipeline:
         tags: Mapping[str, str] | None = None,
         lag_threshold_seconds: float = 60.0,
         scale_up_lag_seconds: float | None = 120.0,
+        scale_up_cpu_percent: float | None = None,
         check_limits: CheckLimits | None = None,
     ) -> Definitions:
         """Build the Dagster definitions: assets, checks, jobs, leader sensor and resources.
@@ -166,6 +167,9 @@ class KinesisPipeline:
             lag_threshold_seconds: The lag check fails above this lag.
             scale_up_lag_seconds: The sensor starts more workers above this lag. None: it keeps
                 `workers.min` workers.
+            scale_up_cpu_percent: The sensor starts more workers above this mean CPU of the workers.
+                None: 80, or no limit with Dagster's default launcher, whose runs share one machine.
+                100: no limit.
             check_limits: When the other checks fail. None: the defaults of `CheckLimits`.
 
         Raises:
@@ -186,6 +190,7 @@ class KinesisPipeline:
             tags=tags,
             lag_threshold_seconds=lag_threshold_seconds,
             scale_up_lag_seconds=scale_up_lag_seconds,
+            scale_up_cpu_percent=scale_up_cpu_percent,
             check_limits=check_limits,
         )
 

@@ -46,6 +46,7 @@ from kcl_pipeline.sensors.reports.application import (
 from kcl_pipeline.sensors.reports.output import output_events
 from kcl_pipeline.sensors.reports.streams import partition_requests
 from kcl_pipeline.sensors.scaling.autoscaler import AutoscalerMemory, ScalingDecision, open_shards
+from kcl_pipeline.sensors.scaling.load import Load
 from kcl_pipeline.sensors.scaling.observation import Scaling, scale
 from kcl_pipeline.sensors.scaling.reconcile import (
     apply_findings,
@@ -294,6 +295,7 @@ class LeaderTick:
         )
         state.figures.observe(view)
         state.open_shards = open_shards(view.leases)
+        state.load = Load.of(view.lag_millis, view.workers)
         if output:
             state.points = self._points(context.instance, output[0].metadata, view.wall_seconds)
             view = replace(view, points=state.points)
@@ -337,6 +339,7 @@ class LeaderTick:
             active,
             memory,
             state.heartbeats,
+            load=state.load,
             shards=state.open_shards,
             now=self._clock.wall(),
             version=self._version,

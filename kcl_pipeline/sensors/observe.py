@@ -25,6 +25,7 @@ from kcl_pipeline.sensors.reports.figures.report import Figures
 from kcl_pipeline.sensors.reports.fleet_view import FleetView
 from kcl_pipeline.sensors.reports.output import FleetTotals
 from kcl_pipeline.sensors.reports.tables import CheckpointAges, MoveLog
+from kcl_pipeline.sensors.scaling.load import Load
 from kcl_pipeline.sensors.scaling.reconcile import Heartbeats
 from kcl_pipeline.sensors.sentence import LeaderSince
 
@@ -41,6 +42,7 @@ class TickState:
         retention_seconds: By serialized stream, as the last cycle that led has found them.
         pause: The pause of the application, as of the last tick that could read it.
         open_shards: Number of open shards of the last observation; None before it.
+        load: The load of the workers in this tick.
         tick_started: When the running tick started (monotonic seconds); None between ticks.
     """
 
@@ -59,6 +61,7 @@ class TickState:
     points: tuple[ReportPoint, ...] | None = None
     retention_seconds: dict[str, float] = field(default_factory=dict)
     open_shards: int | None = None
+    load: Load = field(default_factory=Load)
     tick_started: float | None = None
     pause: Pause | None = None
 
@@ -66,7 +69,7 @@ class TickState:
         """Start a tick; False if an earlier tick, which Dagster gave up on, still runs."""
         if self.tick_started is not None:
             return False
-        self.tick_started = now
+        self.tick_started, self.load = now, Load()
         return True
 
 

@@ -67,6 +67,7 @@ attributes:
   tags: {tier: "1"}
   lag_threshold_seconds: 90
   scale_up_lag_seconds: null
+  scale_up_cpu_percent: 70
   check_limits: {lag_trend_reports: 12}
 """
 
@@ -125,6 +126,7 @@ def test_all_attributes(project, monkeypatch):  # noqa: F811
         "tags": {"tier": "1"},
         "lag_threshold_seconds": 90,
         "scale_up_lag_seconds": None,
+        "scale_up_cpu_percent": 70,
         "check_limits": CheckLimits(lag_trend_reports=12),
     }
     defs = project.load()

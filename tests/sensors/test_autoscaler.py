@@ -17,8 +17,10 @@ from kcl_pipeline.sensors.scaling.autoscaler import (
     decide,
     early_failures,
 )
+from kcl_pipeline.sensors.scaling.load import Load, LoadLimits
 
 NOW = 1_000_000.0
+LAG_LIMIT = LoadLimits(120)
 
 
 def run(
@@ -28,7 +30,6 @@ def run(
     lived: float = 10.0,
     age: float = 100.0,
     continuous: bool = True,
-    lag: int | None = None,
 ) -> RunView:
     ended = None if status in ACTIVE else NOW - age + lived
     return RunView(
@@ -39,7 +40,6 @@ def run(
         NOW - age + number / 1000,
         NOW - age,
         ended,
-        lag,
     )
 
 
@@ -182,7 +182,7 @@ def test_the_wait_grows_with_the_deaths_and_is_bounded(deaths, desired):
 
 
 def test_lag_adds_one_worker_at_a_time():
-    runs = [run(1, lag=500_000), run(2, lag=10)]
+    runs, behind = [run(1), run(2)], Load(500_000)
     grown = decide(
         runs,
         [],
@@ -190,7 +190,8 @@ def test_lag_adds_one_worker_at_a_time():
         minimum=2,
         maximum=4,
         now=NOW,
-        scale_up_lag_seconds=120,
+        load=behind,
+        limits=LAG_LIMIT,
     )
     assert (grown.start, grown.memory.desired) == (1, 3)
     soon = decide(
@@ -200,7 +201,8 @@ def test_lag_adds_one_worker_at_a_time():
         minimum=2,
         maximum=4,
         now=NOW + SCALE_COOLDOWN_SECONDS - 1,
-        scale_up_lag_seconds=120,
+        load=behind,
+        limits=LAG_LIMIT,
     )
     assert (soon.start, soon.memory.desired) == (0, 3)
     later = decide(
@@ -210,7 +212,8 @@ def test_lag_adds_one_worker_at_a_time():
         minimum=2,
         maximum=4,
         now=NOW + SCALE_COOLDOWN_SECONDS,
-        scale_up_lag_seconds=120,
+        load=behind,
+        limits=LAG_LIMIT,
     )
     assert later.start == 1
     full = decide(
@@ -220,13 +223,14 @@ def test_lag_adds_one_worker_at_a_time():
         minimum=2,
         maximum=4,
         now=NOW + 9999,
-        scale_up_lag_seconds=120,
+        load=behind,
+        limits=LAG_LIMIT,
     )
     assert (full.start, full.memory.desired) == (0, 4)
 
 
 def test_a_long_calm_lets_one_worker_go():
-    runs = [run(1, lag=10), run(2, lag=0), run(3, lag=0)]
+    runs, current = [run(1), run(2), run(3)], Load(10)
     calm = decide(
         runs,
         [],
@@ -234,7 +238,8 @@ def test_a_long_calm_lets_one_worker_go():
         minimum=2,
         maximum=4,
         now=NOW,
-        scale_up_lag_seconds=120,
+        load=current,
+        limits=LAG_LIMIT,
     )
     assert (calm.drain, calm.memory.calm_since) == ((), NOW)
     later = decide(
@@ -244,7 +249,8 @@ def test_a_long_calm_lets_one_worker_go():
         minimum=2,
         maximum=4,
         now=NOW + SCALE_DOWN_AFTER_SECONDS,
-        scale_up_lag_seconds=120,
+        load=current,
+        limits=LAG_LIMIT,
     )
     assert (later.drain, later.memory.desired) == (("w-3",), 2)
     assert (
@@ -255,7 +261,8 @@ def test_a_long_calm_lets_one_worker_go():
             minimum=2,
             maximum=4,
             now=NOW + SCALE_DOWN_AFTER_SECONDS + 5,
-            scale_up_lag_seconds=120,
+            load=current,
+            limits=LAG_LIMIT,
         ).drain
         == ()
     )
@@ -265,13 +272,14 @@ def test_a_lag_between_the_two_edges_ends_the_calm():
     memory = AutoscalerMemory(desired=3, calm_since=NOW - 599)
     assert (
         decide(
-            [run(1, lag=60_000)],
+            [run(1)],
             [],
             memory,
             minimum=2,
             maximum=4,
             now=NOW,
-            scale_up_lag_seconds=120,
+            load=Load(60_000),
+            limits=LAG_LIMIT,
         ).memory.calm_since
         is None
     )
@@ -290,7 +298,7 @@ def test_a_cursor_that_is_none_starts_afresh(cursor):
     lag=st.none() | st.integers(0, 10**7),
 )
 def test_never_more_than_the_maximum_and_never_both_ways(active, desired, minimum, extra, lag):
-    runs = [run(i, s, lag=lag) for i, s in enumerate(active)]
+    runs = [run(i, s) for i, s in enumerate(active)]
     decision = decide(
         runs,
         [],
@@ -298,7 +306,8 @@ def test_never_more_than_the_maximum_and_never_both_ways(active, desired, minimu
         minimum=minimum,
         maximum=minimum + extra,
         now=NOW,
-        scale_up_lag_seconds=120,
+        load=Load(lag),
+        limits=LAG_LIMIT,
     )
     assert not (decision.start and decision.drain)
     assert decision.start == 0 or len(runs) + decision.start <= minimum + extra

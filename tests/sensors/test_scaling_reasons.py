@@ -14,6 +14,7 @@ from kcl_pipeline.sensors.scaling.autoscaler import (
     ScalingDecision,
     decide,
 )
+from kcl_pipeline.sensors.scaling.load import Load, LoadLimits
 from tests.support.dagster_fakes import FakeCycle, FakeFleet, FakePipeline, leases, led, worker
 from tests.support.sensor_stage import Stage, instance_fixture  # noqa: F401 (fixture)
 
@@ -32,8 +33,7 @@ def decided(
     now: float = NOON,
 ) -> ScalingDecision:
     active = [
-        RunView(f"r{i}", S.STARTED, f"w-{i}", continuous=True, created=i, lag_millis=lag)
-        for i in range(runs)
+        RunView(f"r{i}", S.STARTED, f"w-{i}", continuous=True, created=i) for i in range(runs)
     ]
     return decide(
         active,
@@ -42,7 +42,8 @@ def decided(
         minimum=minimum,
         maximum=maximum,
         now=now,
-        scale_up_lag_seconds=120,
+        load=Load(lag),
+        limits=LoadLimits(120),
         shards=shards,
     )
 

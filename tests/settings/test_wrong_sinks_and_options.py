@@ -77,6 +77,10 @@ def test_a_wrong_foreach_batch_sink(arguments, sentence):
         ({"progress_seconds": "60"}, "progress_seconds='60' is not a number."),
         ({"lag_threshold_seconds": math.inf}, "lag_threshold_seconds=inf is not a finite number."),
         (
+            {"scale_up_cpu_percent": 101},
+            "scale_up_cpu_percent=101 is too large. Write a percentage, 0 to 100, or None.",
+        ),
+        (
             {"scale_up_lag_seconds": -1},
             (
                 "scale_up_lag_seconds=-1 is too small. Write a time in seconds, 0 to 31536000, "

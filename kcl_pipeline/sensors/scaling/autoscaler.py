@@ -1,7 +1,8 @@
 """Decide how many worker runs to start or to drain.
 
-`decide` is a pure function of Dagster's runs and of the memory in the sensor's cursor. It counts
-active runs and does not use run keys, because Dagster never starts a second run with a used key.
+`decide` is a pure function of Dagster's runs, the load of the workers, and the memory in the
+sensor's cursor. It counts active runs and does not use run keys, because Dagster never starts a
+second run with a used key.
 
 * There are never more runs than open shards, because a worker more would have nothing to read.
 * Only some runs may be on the way at once: queued, starting, or without a worker metrics row.
@@ -17,8 +18,9 @@ from typing import Final, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from kcl_pipeline.assets.checks.worker_runs import early_failures
-from kcl_pipeline.assets.runs.runs import RunView, worst_lag_millis
+from kcl_pipeline.assets.runs.runs import RunView
 from kcl_pipeline.leases.lease.values import Lease
+from kcl_pipeline.sensors.scaling.load import Load, LoadLimits
 from kcl_pipeline.text import counted, duration_text
 
 FIRST_BACKOFF_SECONDS: Final = 10.0
@@ -27,8 +29,10 @@ SCALE_COOLDOWN_SECONDS: Final = 120.0
 SCALE_DOWN_AFTER_SECONDS: Final = 600.0
 FEWER_SHARDS_AFTER_SECONDS: Final = 60.0
 """A smaller number of open shards counts after this time. A reshard changes it several times."""
-SCALE_DOWN_BELOW: Final = 0.1
-"""Share of the scale-up lag. One worker is drained after `SCALE_DOWN_AFTER_SECONDS` below it."""
+LONGEST_CALM_SECONDS: Final = 14_400.0
+"""Longest calm before a worker is drained, in a fleet that needed the drained worker again."""
+NOTHING_KNOWN: Final = Load()
+NO_LIMITS: Final = LoadLimits()
 
 
 class _Value(BaseModel):
@@ -46,9 +50,11 @@ class AutoscalerMemory(_Value):
             the Dagster UI.
         last_death: The newest run that failed early and was counted.
         retry_at: No replacement starts before this time.
-        scaled_at: When `desired` was last changed because of the lag.
+        scaled_at: When `desired` was last changed because of the load.
         scaled: How and why it was changed then, for people.
-        calm_since: Since when the lag is low enough to drain a worker.
+        calm_since: Since when the load is low enough to drain a worker.
+        calm_seconds: How long it must be so. It doubles if the worker is needed again soon.
+        drained_at: When `desired` was last lowered because of the load.
         open_shards: Number of open shards that limits the workers. None: not known yet.
         fewer_since: Since when fewer shards than `open_shards` are open.
     """
@@ -61,6 +67,8 @@ class AutoscalerMemory(_Value):
     scaled_at: float = 0.0
     scaled: str | None = None
     calm_since: float | None = None
+    calm_seconds: float = Field(SCALE_DOWN_AFTER_SECONDS, gt=0, le=LONGEST_CALM_SECONDS)
+    drained_at: float | None = None
     open_shards: int | None = Field(None, ge=0)
     fewer_since: float | None = None
 
@@ -109,31 +117,38 @@ def backoff_seconds(failures: int, desired: int) -> float:
 
 def _scaled(
     memory: AutoscalerMemory,
-    active: Sequence[RunView],
+    load: Load,
+    limits: LoadLimits,
     now: float,
     largest: int,
     smallest: int,
-    scale_up_lag_seconds: float | None,
 ) -> AutoscalerMemory:
     desired = min(max(memory.desired, smallest), largest)
     memory = memory.model_copy(update={"desired": desired, "scaled_at": min(memory.scaled_at, now)})
-    lag = worst_lag_millis(tuple(r for r in active if r.continuous))
-    if scale_up_lag_seconds is None or lag is None or smallest == 0:
+    if not limits.is_known(load) or smallest == 0:
         return memory
-    if (
-        lag > scale_up_lag_seconds * 1000
-        and desired < largest
-        and now - memory.scaled_at >= SCALE_COOLDOWN_SECONDS
-    ):
-        return _changed(memory, desired + 1, now, _lag_text(lag, scale_up_lag_seconds))
-    if lag > scale_up_lag_seconds * 1000 * SCALE_DOWN_BELOW:
+    excess = limits.excess(load)
+    is_settled = now - memory.scaled_at >= SCALE_COOLDOWN_SECONDS
+    if excess is not None and desired < largest and is_settled:
+        return _grown(memory, now, excess)
+    calm = limits.calm(load)
+    if calm is None:
         return memory.model_copy(update={"calm_since": None})
     calm_since = now if memory.calm_since is None else min(memory.calm_since, now)
-    if desired > smallest and now - calm_since >= SCALE_DOWN_AFTER_SECONDS:
-        most = scale_up_lag_seconds * SCALE_DOWN_BELOW
-        why = f"the lag has been at most {most:g} s for {duration_text(now - calm_since)}"
+    if desired > smallest and now - calm_since >= memory.calm_seconds:
+        why = f"{calm} for {duration_text(now - calm_since)}"
+        memory = memory.model_copy(update={"drained_at": now})
         return _changed(memory, desired - 1, now, why)
     return memory.model_copy(update={"calm_since": calm_since})
+
+
+def _grown(memory: AutoscalerMemory, now: float, why: str) -> AutoscalerMemory:
+    """One worker more. If one was drained not long ago, the next calm must last twice as long."""
+    calm_seconds = SCALE_DOWN_AFTER_SECONDS
+    if memory.drained_at is not None and now - memory.drained_at <= 2 * memory.calm_seconds:
+        calm_seconds = min(2 * memory.calm_seconds, LONGEST_CALM_SECONDS)
+    memory = memory.model_copy(update={"calm_seconds": calm_seconds})
+    return _changed(memory, memory.desired + 1, now, why)
 
 
 def _changed(memory: AutoscalerMemory, desired: int, now: float, why: str) -> AutoscalerMemory:
@@ -142,11 +157,6 @@ def _changed(memory: AutoscalerMemory, desired: int, now: float, why: str) -> Au
     calm_since = now if desired < memory.desired else None
     changes = {"desired": desired, "scaled_at": now, "scaled": scaled, "calm_since": calm_since}
     return memory.model_copy(update=changes)
-
-
-def _lag_text(lag_millis: int, scale_up_lag_seconds: float) -> str:
-    limit = f"scale_up_lag_seconds ({scale_up_lag_seconds:g})"
-    return f"the lag of {lag_millis / 1000:.0f} s is above {limit}"
 
 
 def open_shards(leases: Sequence[Lease]) -> int | None:
@@ -206,7 +216,8 @@ def decide(
     minimum: int,
     maximum: int,
     now: float,
-    scale_up_lag_seconds: float | None = None,
+    load: Load = NOTHING_KNOWN,
+    limits: LoadLimits = NO_LIMITS,
     shards: int | None = None,
     max_starting: int | None = None,
     ready: Collection[str] | None = None,
@@ -222,7 +233,8 @@ def decide(
         minimum: Smallest number of workers.
         maximum: Largest number of workers.
         now: Epoch seconds.
-        scale_up_lag_seconds: Lag that starts one more worker; None disables scaling by lag.
+        load: The load of the workers.
+        limits: The load that starts one more worker.
         shards: Number of open shards. None: not known, so the last known number counts.
         max_starting: Largest number of runs on the way; None for no limit. While no number of
             shards is known, it is one worker.
@@ -235,13 +247,13 @@ def decide(
     largest = max(maximum, minimum)
     if memory.open_shards is not None:
         largest = min(largest, max(memory.open_shards, 1))
-    memory = _scaled(memory, active, now, largest, min(minimum, largest), scale_up_lag_seconds)
+    memory = _scaled(memory, load, limits, now, largest, min(minimum, largest))
     workers = [r for r in active if r.continuous]
     running = [r for r in workers if r.status.value != "CANCELING"]
     text = f"{counted(len(workers), 'worker')}, {memory.desired} desired"
     _, _, why = (memory.scaled or "").rpartition(" UTC: ")
     because = f", because {why}" if memory.scaled != before.scaled else ""
-    limit = None if because else _limit(memory, active, largest, minimum, scale_up_lag_seconds)
+    limit = None if because else _limit(memory, limits.excess(load), largest, minimum)
     surplus = len(running) - (memory.desired if before.desired > memory.desired else largest)
     surplus -= 1 if outdated or spare else 0
     if surplus > 0:
@@ -268,22 +280,14 @@ def decide(
     return ScalingDecision(start=start, memory=memory, reason=reason, limit=limit)
 
 
-def _limit(
-    memory: AutoscalerMemory,
-    active: Sequence[RunView],
-    largest: int,
-    minimum: int,
-    scale_up_lag_seconds: float | None,
-) -> str | None:
-    """Why there are not more workers, although the lag or `Fleet.min` asks for them."""
+def _limit(memory: AutoscalerMemory, excess: str | None, largest: int, minimum: int) -> str | None:
+    """Why there are not more workers, although the load or `Fleet.min` asks for them."""
     shards = memory.open_shards
     is_short = shards is not None and largest <= shards < minimum
-    lag = worst_lag_millis(tuple(r for r in active if r.continuous))
-    if scale_up_lag_seconds is None or lag is None or lag <= scale_up_lag_seconds * 1000:
+    if excess is None:
         wanted = f"Fleet.min is {minimum}" if is_short else None
     else:
-        is_full = memory.desired >= largest
-        wanted = _lag_text(lag, scale_up_lag_seconds) if is_full else None
+        wanted = excess if memory.desired >= largest else None
     if wanted is None:
         return None
     if shards is None or largest < shards:

@@ -28,6 +28,7 @@ from kcl_pipeline.assets.runs.runs import (
     silence_limit_seconds,
 )
 from kcl_pipeline.sensors.scaling.autoscaler import AutoscalerMemory, ScalingDecision, decide
+from kcl_pipeline.sensors.scaling.load import Load, LoadLimits, cpu_limit
 from kcl_pipeline.sensors.scaling.reconcile import Heartbeats
 from kcl_pipeline.sensors.scaling.replacement import Replacement, replace, rows_view
 
@@ -87,6 +88,7 @@ def scale(
     memory: AutoscalerMemory,
     heartbeats: Heartbeats,
     *,
+    load: Load,
     shards: int | None,
     now: float,
     version: str,
@@ -102,6 +104,7 @@ def scale(
         active: The active runs.
         memory: The state of the last decision.
         heartbeats: Which workers report.
+        load: The load of the workers.
         shards: Number of open shards; None if it is not known.
         now: Epoch seconds.
         version: The version of the pipeline.
@@ -122,7 +125,8 @@ def scale(
         minimum=fleet.min,
         maximum=fleet.max,
         now=now,
-        scale_up_lag_seconds=options.scale_up_lag_seconds,
+        load=load,
+        limits=_limits(options, instance),
         shards=shards,
         max_starting=fleet.max_starting,
         ready=reporting_workers(heartbeats, active, limit),
@@ -130,14 +134,12 @@ def scale(
         spare=replaced_elsewhere(workers, location),
     )
     refused = bool(outdated) and refusal(recent, version) is not None
-    decision, desired, unplaced = _placed(
-        instance, _starting(decision, 0) if refused else decision, len(workers)
-    )
-    idle = not (decision.start or decision.drain or decision.cancel)
+    decision = _starting(decision, 0) if refused else decision
+    decision, desired, unplaced = _placed(instance, decision, len(workers))
     replacement = replace(
         active,
         recent,
-        outdated if idle else (),
+        () if decision.start or decision.drain or decision.cancel else outdated,
         rows_view(heartbeats, limit),
         version=version,
         desired=desired,
@@ -147,6 +149,11 @@ def scale(
     queued = _queue_problem(instance, {**fleet.run_tags, **names.worker_run_tags}, workers, now)
     failed = failure_problem(own, decision.memory.desired, now)
     return _scaling(decision, replacement, (queued, unplaced, failed, replacement.problem))
+
+
+def _limits(options: DagsterOptions, instance: dg.DagsterInstance) -> LoadLimits:
+    cpu_percent = cpu_limit(options.scale_up_cpu_percent, instance)
+    return LoadLimits(options.scale_up_lag_seconds, cpu_percent)
 
 
 def _has_young(workers: list[RunView], now: float) -> bool:
