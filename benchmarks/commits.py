@@ -1,9 +1,11 @@
 """Concurrent writers of one Delta table: batches per second and commit times.
 
-Single commits are compared with combined commits. Every writer writes a Parquet file of 100 rows
-and commits it with the transaction versions of two leases of its own. It repeats this until the
-time of the cell is over. At the end the log is read. Every file that a writer committed must be in
-the log exactly once.
+Single commits (`alone`) are compared with combined commits (`combined`), both with the numbers of
+the two-phase commit protocol, and with combined commits that store positions (`positions`, the
+default of new applications). Every writer writes a Parquet file of 100 rows and commits it with
+the transaction versions of two leases of its own. It repeats this until the time of the cell is
+over. At the end the log is read. Every file that a writer committed must be in the log exactly
+once. `positions_vs_combined` are the batches per second of both, divided.
 
 `log_growth` measures how long a new reader takes to read the versions of 64 leases, and a single
 writer to commit, as the log grows. `one_by_one_ms` is the time of delta-rs for the same versions.
@@ -28,37 +30,46 @@ from typing import Any
 import pyarrow as pa
 from deltalake import DeltaTable
 
-from kcl_pipeline.batch import Batch, CommitEntry, TxnVersions
+from kcl_pipeline.batch import Batch, CommitEntry, TxnVersions, shard_key
 from kcl_pipeline.delta.arrow_writer import ArrowBatchWriter
 from kcl_pipeline.delta.sink import DeltaCommitter, DeltaSink
+from kcl_pipeline.position import Position
 
+WAYS = ("alone", "combined", "positions")
 SCHEMA = pa.schema([("id", pa.int64()), ("data", pa.binary())])
 
 
 def write_until(
-    uri: str, worker: int, combine: bool, seconds: float, start: Any
+    uri: str, worker: int, way: str, seconds: float, start: Any
 ) -> tuple[list[str], list[float]]:
     """Run one writer and return its committed files and the milliseconds of each commit."""
-    sink = DeltaCommitter(DeltaSink(uri, combined_commits=combine), "bench")
+    sink = DeltaCommitter(DeltaSink(uri, combined_commits=way != "alone"), "bench")
     writer = ArrowBatchWriter(None, uri)
     rows = pa.table(
         {"id": pa.array(range(100), pa.int64()), "data": pa.array([bytes(100)] * 100, pa.binary())},
         schema=SCHEMA,
     )
-    keys = (f"{worker}-x", f"{worker}-y")
+    keys = tuple(shard_key(f"{worker}-{name}", f"{worker}-{name}") for name in "xy")
     numbers = sink.txn_versions(keys)
     start.wait()
     began, paths, millis, turn = time.perf_counter(), [], [], 0
     while time.perf_counter() - began < seconds:
         turn += 1
         written = writer.write(Batch(f"{worker}-{turn}", (), rows))
+        if way == "positions":
+            end = Position(str(10**55 + turn))
+            entries = [CommitEntry.to(key, numbers[key], end) for key in keys]
+        else:
+            entries = [CommitEntry(key, turn, numbers[key]) for key in keys]
         before = time.perf_counter()
-        outcome = sink.commit(written, [CommitEntry(key, turn, numbers[key]) for key in keys])
+        outcome = sink.commit(written, entries)
         millis.append((time.perf_counter() - before) * 1000)
         if outcome.version is None:
             raise AssertionError(f"refused {outcome.refused} on leases that nobody else has")
         paths += [file.path for file in written.files]
-        numbers = dict.fromkeys(keys, TxnVersions(turn))
+        numbers = {
+            key: entry.sets or TxnVersions(turn) for key, entry in zip(keys, entries, strict=True)
+        }
     return paths, millis
 
 
@@ -66,13 +77,13 @@ def _child(queue: Any, *arguments: Any) -> None:
     queue.put(write_until(*arguments))
 
 
-def run_cell(uri: str, writers: int, combine: bool, seconds: float) -> dict[str, float]:
+def run_cell(uri: str, writers: int, way: str, seconds: float) -> dict[str, float]:
     """Measure one cell of the result on a new table."""
     DeltaCommitter(DeltaSink(uri), "bench").ensure_table(SCHEMA)
     context = multiprocessing.get_context("spawn")
     queue, start = context.Queue(), context.Barrier(writers)
     processes = [
-        context.Process(target=_child, args=(queue, uri, worker, combine, seconds, start))
+        context.Process(target=_child, args=(queue, uri, worker, way, seconds, start))
         for worker in range(writers)
     ]
     for process in processes:
@@ -156,17 +167,15 @@ def main() -> None:
     parser.add_argument("--versions", type=int, nargs="*", default=[10, 1000, 3000])
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
-    results: dict[str, Any] = {"alone": {}, "combined": {}}
+    results: dict[str, Any] = {way: {} for way in WAYS}
     with tempfile.TemporaryDirectory() as folder:
         for writers in arguments.writers:
-            for way in ("alone", "combined"):
-                cell = run_cell(
-                    f"{folder}/{way}-{writers}", writers, way == "combined", arguments.seconds
-                )
+            for way in WAYS:
+                cell = run_cell(f"{folder}/{way}-{writers}", writers, way, arguments.seconds)
                 results[way][str(writers)] = cell
                 if not arguments.json:
                     print(
-                        f"{way:>8} {writers:>3} writers: "
+                        f"{way:>9} {writers:>3} writers: "
                         + ", ".join(f"{key} {value}" for key, value in cell.items()),
                         flush=True,
                     )
@@ -179,8 +188,12 @@ def main() -> None:
                     )
                 )
     results |= {
-        key: sum(cell[key] for way in ("alone", "combined") for cell in results[way].values())
+        key: sum(cell[key] for way in WAYS for cell in results[way].values())
         for key in ("missing", "repeated")
+    }
+    results["positions_vs_combined"] = {
+        writers: round(cell["batches_per_s"] / results["combined"][writers]["batches_per_s"], 2)
+        for writers, cell in results["positions"].items()
     }
     if arguments.json:
         print(json.dumps(results))

@@ -4,9 +4,10 @@
 its first line. It ends when its standard input closes. There is one stream per record size:
 `orders-1024` and `orders-100`, or the sizes of `--sizes`. Each stream has `--shards` open shards.
 
-Every GetRecords response holds `--records` records, or as many as fit into 10 MiB. Only the digits
-that differ between responses are rewritten, so that sequence numbers increase. The content type of
-the request selects JSON or CBOR. The server supports HTTP/1.1 and HTTP/2 in cleartext.
+Every GetRecords response holds `--records` records, or as many as fit into 10 MiB. They are random
+bytes, or with `--text` JSON text. Only the digits that differ between responses are rewritten, so
+that sequence numbers increase. The content type of the request selects JSON or CBOR. The server
+supports HTTP/1.1 and HTTP/2 in cleartext.
 
 `GET /cpu` returns the processor seconds of the server. An iterator that consists of a record size
 only always returns response 0, without rewritten digits.
@@ -32,6 +33,7 @@ from typing import Any
 import cbor2
 import numpy as np
 
+from benchmarks.peers.from_json import texts
 from benchmarks.peers.tied import tied
 from benchmarks.replay_http2 import PREFACE, Http2Connection
 
@@ -47,13 +49,14 @@ ARN = "arn:aws:kinesis:us-east-1:123456789012:stream/"
 MAX_HASH = 2**128 - 1
 
 
-def records_of(size: int, records: int) -> list[dict[str, Any]]:
-    """Return the records of response 0; contents are random, sizes exact."""
+def records_of(size: int, records: int, *, text: bool = False) -> list[dict[str, Any]]:
+    """Return the records of response 0; contents are random bytes or JSON text, sizes exact."""
     rng = random.Random(size)
+    contents = texts(size, records) if text else [rng.randbytes(size) for _ in range(records)]
     return [
         {
             "SequenceNumber": sequence_number(0, i),
-            "Data": rng.randbytes(size),
+            "Data": contents[i],
             "PartitionKey": f"key-{rng.randrange(10**8):08d}",
             "ApproximateArrivalTimestamp": ARRIVAL_MILLIS + i,
         }
@@ -93,14 +96,14 @@ class Prepared:
         return memoryview(body)
 
 
-def prepared(size: int, records: int) -> dict[str, Prepared]:
+def prepared(size: int, records: int, *, text: bool = False) -> dict[str, Prepared]:
     """Return the bodies in JSON and CBOR."""
-    rows = records_of(size, records)
+    rows = records_of(size, records, text=text)
     tail = {
         "NextShardIterator": f"{size}{NEXT.decode()}{1:0{DIGITS}d}",
         "MillisBehindLatest": 60_000,
     }
-    texts = [
+    as_json = [
         row
         | {
             "Data": base64.b64encode(row["Data"]).decode(),
@@ -112,7 +115,7 @@ def prepared(size: int, records: int) -> dict[str, Prepared]:
         row | {"ApproximateArrivalTimestamp": cbor2.CBORTag(1, row["ApproximateArrivalTimestamp"])}
         for row in rows
     ]
-    json_body = json.dumps({"Records": texts} | tail, separators=(",", ":")).encode()
+    json_body = json.dumps({"Records": as_json} | tail, separators=(",", ":")).encode()
     return {JSON: Prepared(json_body), CBOR: Prepared(cbor2.dumps({"Records": tagged} | tail))}
 
 
@@ -247,11 +250,11 @@ class Server(socketserver.ThreadingTCPServer):
     request_queue_size = 128
 
 
-def serve(records: int, shards: int, sizes: tuple[int, ...] = SIZES) -> None:
+def serve(records: int, shards: int, sizes: tuple[int, ...] = SIZES, *, text: bool = False) -> None:
     Replay.answers = {
         (kind, str(size)): body
         for size in sizes
-        for kind, body in prepared(size, answer_records(size, records)).items()
+        for kind, body in prepared(size, answer_records(size, records), text=text).items()
     }
     Replay.same = {of: bytes(body.answer(0)) for of, body in Replay.answers.items()}
     Replay.shards = shards
@@ -263,7 +266,9 @@ def serve(records: int, shards: int, sizes: tuple[int, ...] = SIZES) -> None:
 
 
 @contextmanager
-def replay_server(records: int, shards: int = 16, sizes: tuple[int, ...] = SIZES) -> Iterator[str]:
+def replay_server(
+    records: int, shards: int = 16, sizes: tuple[int, ...] = SIZES, *, text: bool = False
+) -> Iterator[str]:
     """Run the server in a separate process and yield its address."""
     command = [
         sys.executable,
@@ -275,6 +280,7 @@ def replay_server(records: int, shards: int = 16, sizes: tuple[int, ...] = SIZES
         str(shards),
     ]
     command += ["--sizes", *map(str, sizes)]
+    command += ["--text"] if text else []
     with subprocess.Popen(tied(command), stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdin is not None
         assert process.stdout is not None
@@ -291,5 +297,6 @@ if __name__ == "__main__":
     parser.add_argument(
         "--sizes", type=int, nargs="+", default=SIZES, help="of a record's data, bytes"
     )
+    parser.add_argument("--text", action="store_true", help="records are JSON text")
     options = parser.parse_args()
-    serve(options.records, options.shards, tuple(options.sizes))
+    serve(options.records, options.shards, tuple(options.sizes), text=options.text)

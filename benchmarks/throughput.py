@@ -1,20 +1,23 @@
 """Throughput of consumers that read an endless stream from the replay server.
 
-Compared are this project, boto3, async-kinesis, kclpy and the Java KCL. Every consumer is a
-separate program (`benchmarks.peers`) that prints how many records it has read. This program reads
-its output and the processor time of its processes. The measurement starts `--warm-up` seconds after
-the first record, when a JIT has warmed up, and takes `--seconds`. Consumers alternate in each
-round, with both record sizes. Results are medians of the rounds.
+Compared are this project, boto3, async-kinesis, kclpy, the Java KCL, and Spark Structured
+Streaming. Every consumer is a separate program (`benchmarks.peers`) that prints how many records it
+has read. This program reads its output and the processor time of its processes. The measurement
+starts `--warm-up` seconds after the first record, when a JIT has warmed up, and takes `--seconds`.
+Consumers alternate in each round, with both record sizes. Results are medians of the rounds.
 
-`ours_driver`, `ours_executors` and `ours_arrow` are whole workers that commit exactly once into a
-Delta table. Their lease rows are in the embedded AWS, like those of the Java peers. A peer that
-cannot be set up has the result null, and `reasons` contains the reason. All processes end with this
-process, even if it is killed.
+`ours_driver`, `ours_from_json`, `ours_executors` and `ours_arrow` are whole workers that commit
+exactly once into a Delta table. Their lease rows are in the embedded AWS, like those of the Java
+peers. `ours_from_json` and `structured_streaming` parse JSON text by one Spark function into the
+same four columns of a Delta table; the second reads the records from text files in the page cache.
+
+A peer that cannot be set up has the result null, and `reasons` contains the reason. All processes
+end with this process, even if it is killed.
 
     python -m benchmarks.throughput [--json] [--rounds 2] [--seconds 5] [--warm-up 4] [--only
     ours_arrow java_kcl] [--folder KEPT]
 
-A round takes about twelve minutes on two idle cores. For a short run, use `--rounds 1 --seconds 3
+A round takes about sixteen minutes on two idle cores. For a short run, use `--rounds 1 --seconds 3
 --warm-up 2`.
 """
 
@@ -45,6 +48,7 @@ from benchmarks.peers.setup import (
     async_kinesis_command,
     java_kcl_command,
     kclpy_command,
+    structured_streaming_command,
 )
 from benchmarks.peers.tied import tied
 from benchmarks.replay_server import SIZES, replay_server
@@ -54,7 +58,8 @@ from kcl_pipeline.local.demo.processes import session_members
 ROOT = Path(__file__).parents[1]
 FIRST_RECORD_SECONDS = 180.0
 SILENCE_SECONDS = 60.0
-WITH_A_JVM = ("ours_driver", "ours_executors", "java_kcl", "kclpy")
+OF_TEXT = ("ours_from_json", "structured_streaming")
+WITH_A_JVM = ("ours_driver", "ours_executors", "java_kcl", "kclpy", *OF_TEXT)
 JIT_FACTOR = 2.5
 """Factor on the warm-up of a consumer with a JVM, because compiled code is compared."""
 SHARDS = 32
@@ -109,10 +114,14 @@ WAYS: dict[str, Command] = {
     "boto3": lambda world: [sys.executable, "-m", "benchmarks.peers.boto3_loop", world.stream],
     "ours_driver": ours("driver"),
     "ours_executors": ours("executors"),
+    "ours_from_json": ours("from_json"),
     "ours_arrow": ours("arrow"),
     "async_kinesis": lambda world: async_kinesis_command(world.kept, world.stream, world.kinesis),
     "java_kcl": lambda world: java_kcl_command(
         world.kept, world.stream, world.kinesis, world.dynamodb
+    ),
+    "structured_streaming": lambda world: structured_streaming_command(
+        world.kept, world.folder, int(world.stream.rpartition("-")[2])
     ),
     "kclpy": lambda world: kclpy_command(
         world.kept, world.folder, world.stream, world.kinesis, world.dynamodb
@@ -235,7 +244,7 @@ def last_line(log: Path) -> str:
 def run_one(way: str, size: int, kept: Path, warm_up: float, seconds: float) -> Sample:
     """Run one consumer with new servers."""
     with (
-        replay_server(10_000, SHARDS) as url,
+        replay_server(10_000, SHARDS, text=way in OF_TEXT) as url,
         EmbeddedAws() as aws,
         tempfile.TemporaryDirectory() as folder,
     ):
@@ -278,7 +287,7 @@ def ratio(of: dict[str, Any], ours_way: str, peer: str, figure: str) -> float | 
 
 
 def ratios(of: dict[str, Any]) -> dict[str, float | None]:
-    """Return the ratios; the targets are 5, 5, 5, 3 (5 at 100 B), 1 (at 1 KB) and 3."""
+    """Return the ratios. Targets of the first six: 5, 5, 5, 3 (5 at 100 B), 1 and 1 (at 1 KB)."""
     return {
         **{
             f"reader_vs_{peer}_records_per_s": ratio(of, "ours_reader", peer, "records_per_s")
@@ -288,6 +297,10 @@ def ratios(of: dict[str, Any]) -> dict[str, float | None]:
             of, "ours_reader", "java_kcl", "records_per_cpu_s"
         ),
         "java_kcl_vs_arrow_cpu_s_per_gb": ratio(of, "java_kcl", "ours_arrow", "cpu_s_per_gb"),
+        "java_kcl_vs_driver_cpu_s_per_gb": ratio(of, "java_kcl", "ours_driver", "cpu_s_per_gb"),
+        "structured_streaming_vs_from_json_cpu_s_per_gb": ratio(
+            of, "structured_streaming", "ours_from_json", "cpu_s_per_gb"
+        ),
         "arrow_vs_driver_records_per_s": ratio(of, "ours_arrow", "ours_driver", "records_per_s"),
     }
 

@@ -2,10 +2,10 @@
 
 `reader` takes Arrow chunks from the prefetcher. The other modes are workers that commit exactly
 once into a Delta table. `arrow` has no transform. `driver` has a DataFrame function and uses driver
-fetch. `executors` uses executor fetch on a local Spark cluster. The environment contains the
-endpoints.
+fetch; `from_json` is the same with a function that parses JSON into four columns. `executors` uses
+executor fetch on a local Spark cluster. The environment contains the endpoints.
 
-    python -m benchmarks.peers.ours reader|arrow|driver|executors STREAM FOLDER
+    python -m benchmarks.peers.ours reader|arrow|driver|from_json|executors STREAM FOLDER
 """
 
 from __future__ import annotations
@@ -14,7 +14,11 @@ import random
 import sys
 import threading
 import time
+from collections.abc import Callable
 
+from pyspark.sql import DataFrame
+
+from benchmarks.peers.from_json import four_columns
 from kcl_pipeline.aws import AwsClients, SessionOptions, open_kinesis
 from kcl_pipeline.clock import SystemClock
 from kcl_pipeline.config import ConsumerSettings
@@ -26,6 +30,10 @@ from kcl_pipeline.pipeline import KinesisPipeline
 from kcl_pipeline.position import TRIM_HORIZON
 
 CLUSTER = "local-cluster[2,1,1024]"
+FUNCTIONS: dict[str, Callable[[DataFrame], DataFrame]] = {
+    "driver": lambda frame: frame,
+    "from_json": four_columns,
+}
 
 
 def read(stream_name: str) -> None:
@@ -84,7 +92,7 @@ def work(way: str, stream_name: str, folder: str) -> None:
         name=f"bench-{way}",
         streams=[stream_name],
         sink=DeltaSink(f"{folder}/table"),
-        transform=(lambda frame: frame) if way == "driver" else None,
+        transform=FUNCTIONS.get(way),
         settings_overrides={"retrieval": {"fetch_on": "executors"}} if way == "executors" else {},
         spark_config={"spark.master": CLUSTER} if way == "executors" else {},
     )

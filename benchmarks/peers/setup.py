@@ -7,6 +7,7 @@ not part of this project's environment.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -14,17 +15,23 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 KCL_VERSION = "3.5.1"
+DELTA_VERSION = "4.4.0"
+"""Its Python package chooses Spark 4.2, the newest one that it supports."""
 SILENT = ("org.slf4j", "slf4j-nop", "2.0.13")
 
 
-def pom(version: str, logger: tuple[str, str, str]) -> str:
+def kcl_pom(version: str, logger: tuple[str, str, str]) -> str:
     """Return a Maven project that needs the Java KCL.
 
     Args:
         version: Version of the KCL, or a range of Maven.
         logger: Group, artifact and version of a logger for SLF4J.
     """
-    parts = [("software.amazon.kinesis", "amazon-kinesis-client", version), logger]
+    return pom([("software.amazon.kinesis", "amazon-kinesis-client", version), logger])
+
+
+def pom(parts: list[tuple[str, str, str]]) -> str:
+    """Return a Maven project that needs the artifacts: group, artifact and version of each."""
     dependencies = "\n".join(
         f"<dependency><groupId>{group}</groupId><artifactId>{artifact}</artifactId>"
         f"<version>{one}</version></dependency>"
@@ -54,7 +61,9 @@ def must(command: list[str], folder: Path) -> None:
         command, cwd=folder, capture_output=True, text=True, timeout=600, check=False
     )
     if done.returncode:
-        lines = [line for line in (done.stdout + done.stderr).splitlines() if line.strip()]
+        text = re.sub(r"\x1b\[[0-9;]*m", "", done.stdout + done.stderr)
+        lines = [line for line in text.splitlines() if line.strip()]
+        lines = [line for line in lines if "ERROR" in line][:1] or lines
         raise NotAvailable(
             f"{Path(command[0]).name} failed: {lines[-1][:300] if lines else done.returncode}"
         )
@@ -92,7 +101,7 @@ def java_kcl_command(kept: Path, stream: str, kinesis: str, dynamodb: str) -> li
     classes = f"{folder / 'classes'}{os.pathsep}{folder / 'lib'}/*"
     if not (folder / "ready").exists():
         folder.mkdir(exist_ok=True)
-        (folder / "pom.xml").write_text(pom(KCL_VERSION, SILENT))
+        (folder / "pom.xml").write_text(kcl_pom(KCL_VERSION, SILENT))
         must(
             [
                 "mvn",
@@ -117,6 +126,29 @@ def java_kcl_command(kept: Path, stream: str, kinesis: str, dynamodb: str) -> li
         )
         (folder / "ready").touch()
     return ["java", "-cp", classes, "CountingConsumer", stream, kinesis, dynamodb, "bench-java"]
+
+
+def structured_streaming_command(kept: Path, folder: Path, size: int) -> list[str]:
+    """Return the command of Spark Structured Streaming, with the newest Spark that Delta supports.
+
+    Its jars come from Maven, in the version of the Python package.
+    """
+    if shutil.which("mvn") is None:
+        raise NotAvailable("there is no mvn on PATH")
+    python = environment_with(kept, f"delta-spark=={DELTA_VERSION}")
+    jars = kept / "delta-jars"
+    if not (jars / "ready").exists():
+        jars.mkdir(exist_ok=True)
+        script = "import pyspark; print('.'.join(pyspark.__version__.split('.')[:2]))"
+        spark = subprocess.check_output([str(python), "-c", script], text=True).strip()
+        one = ("io.delta", f"delta-spark_{spark}_2.13", DELTA_VERSION)
+        (jars / "pom.xml").write_text(pom([one]))
+        copy = ["mvn", "-q", "-B", "dependency:copy-dependencies", "-DincludeScope=runtime"]
+        must([*copy, f"-DoutputDirectory={jars / 'lib'}"], jars)
+        (jars / "ready").touch()
+    names = ",".join(str(jar) for jar in sorted((jars / "lib").glob("*.jar")))
+    script_file = HERE / "structured_streaming.py"
+    return [str(python), str(script_file), str(folder), str(size), names]
 
 
 def kclpy_command(kept: Path, folder: Path, stream: str, kinesis: str, dynamodb: str) -> list[str]:

@@ -21,7 +21,7 @@ from h2.connection import H2Connection
 from h2.events import DataReceived, ResponseReceived, StreamEnded
 
 from benchmarks.peers.tied import tied
-from benchmarks.replay_server import CBOR, JSON, replay_server
+from benchmarks.replay_server import CBOR, JSON, records_of, replay_server
 from benchmarks.throughput import running
 from kcl_pipeline.kinesis.decode.bodies import decode_page
 from kcl_pipeline.local.demo.processes import session_members
@@ -146,3 +146,12 @@ def test_what_a_consumer_left_behind_is_ended_too(tmp_path: Path) -> None:
         process.wait(DEADLINE_SECONDS)
         assert [member.pid for member in session_members(process.pid)] == [left]
     wait_until_gone(left)
+
+
+def test_records_of_text_are_json_of_the_exact_size():
+    for size in (100, 1024):
+        found = [record["Data"] for record in records_of(size, 300, text=True)]
+        assert {len(data) for data in found} == {size}
+        orders = [json.loads(data) for data in found]
+        assert {tuple(order) for order in orders} == {("order_id", "customer", "amount", "note")}
+        assert len({order["order_id"] for order in orders}) == 300

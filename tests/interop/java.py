@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.peers.setup import NotAvailable, must, pom
+from benchmarks.peers.setup import NotAvailable, kcl_pom, must
 
 HERE = Path(__file__).parent
 MAIN = "InteropWorker"
@@ -86,7 +86,7 @@ def fetch(kept: Path, family: str) -> JavaKcl:
     if not (folder / "ready").exists():
         shutil.rmtree(lib, ignore_errors=True)
         _, group, artifact, version = LOGGING
-        (folder / "pom.xml").write_text(pom(VERSIONS[family], (group, artifact, version)))
+        (folder / "pom.xml").write_text(kcl_pom(VERSIONS[family], (group, artifact, version)))
         goal = ["dependency:copy-dependencies", f"-DoutputDirectory={lib}"]
         must(["mvn", "-q", "-B", *goal], folder)
         (folder / "ready").touch()
