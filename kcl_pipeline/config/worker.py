@@ -34,7 +34,7 @@ class WorkerSettings(StrictSettings):
         "and again after each such time. Choose more than the longest batch takes",
     )
     hung_after_millis: int = Field(
-        900_000,
+        300_000,
         ge=10,
         description="A worker whose processing thread has not begun a new step for this time, "
         "while records wait, is hung: event WorkerHung, repeated after each such time, state `hung`"

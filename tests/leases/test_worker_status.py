@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from benchmarks.capacity import size_of
 from kcl_pipeline.leases.lease.serialization import string
-from kcl_pipeline.leases.state.serialization import STATUS
+from kcl_pipeline.leases.state.serialization import STATUS, worker_attributes
 from kcl_pipeline.leases.state.worker_status import (
     MAX_LAGS,
     MAX_PAUSED,
@@ -55,7 +56,7 @@ def test_a_status_comes_back_as_it_was(status: WorkerStatus):
 
 def test_what_is_written_is_bounded():
     long = PausedLease("shardId-1", "\n\x1b[0m" * 1_000, 1.0)
-    lags = furthest_behind({f"shardId-{number}": number for number in range(50)})
+    lags = furthest_behind({f"shardId-{number}": 60_000 + number for number in range(50)})
     failure = "\x1b" * 5_000
     text = status_text(WorkerStatus(49, 0, (long,) * 50, 50, lags, failure=failure))
     assert len(text) < 30_000
@@ -64,7 +65,7 @@ def test_what_is_written_is_bounded():
     assert found.paused[0].reason.isprintable()
     assert found.failure is not None
     assert found.failure.isprintable()
-    assert [one.millis for one in found.lags] == list(range(49, 49 - MAX_LAGS, -1))
+    assert [one.millis for one in found.lags] == list(range(60_049, 60_049 - MAX_LAGS, -1))
 
 
 def test_a_row_of_an_older_version_has_no_totals_and_one_of_a_newer_version_is_read():
@@ -75,8 +76,8 @@ def test_a_row_of_an_older_version_has_no_totals_and_one_of_a_newer_version_is_r
 
 
 def test_lags_that_are_left_out_are_counted_with_their_median():
-    lags = {f"shardId-{number}": number for number in range(50)}
-    assert other_lags(lags) == (30, 14)
+    lags = {f"shardId-{number}": 60_000 + number for number in range(50)}
+    assert other_lags(lags) == (30, 60_014)
     assert other_lags({"shardId-1": 1}) == (0, None)
 
 
@@ -196,3 +197,31 @@ def test_the_lag_of_each_stream_is_that_of_its_worst_shard():
     many = lags_by_stream({f"1:{number}:5:s-0": number for number in range(150)}, ())
     assert len(many) == MAX_STREAMS
     assert (many[0].millis, many[-1].millis) == (149, 50)
+
+
+def test_small_lags_are_fewer_so_that_a_row_costs_one_wcu():
+    small = {f"shardId-{number:012d}": 9_900 + number for number in range(100)}
+    assert [one.millis for one in furthest_behind(small)] == list(range(9_999, 9_989, -1))
+    assert other_lags(small) == (90, 9_944)
+    mixed = small | {f"shardId-{number:012d}": 900_000 + number for number in range(12)}
+    assert [one.millis for one in furthest_behind(mixed)] == list(range(900_011, 899_999, -1))
+    assert other_lags(mixed)[0] == 88
+    totals = WorkerTotals(86_400.5, 10**9, 10**12, 10**9, 10**6, 1.4, 85, 912, 10**6)
+    status = WorkerStatus(
+        9_999,
+        lags=furthest_behind(small),
+        totals=totals,
+        version="0.10.10",
+        more_lags=90,
+        more_lags_millis=9_944,
+    )
+    row = WorkerMetrics(
+        "orders-12345678",
+        1_795_616_694,
+        stats={"C": (99.25,) * 10},
+        operating_range={"C": (80,)},
+        run_id="2e84662b-fc3c-420a-9c82-d7bf4d95a5d5",
+        status=status,
+        changes=10**6,
+    )
+    assert size_of(worker_attributes(row)) + len("wid" + row.worker_id) <= 1_024

@@ -208,9 +208,9 @@ def test_a_worker_that_was_paused_as_a_whole_is_not_hung():
     hanging.end()
 
 
-def test_the_default_is_long():
+def test_the_default_is_five_minutes_and_nothing_is_stopped():
     settings = ConsumerSettings(application_name="orders", streams=("orders",)).worker
-    assert settings.hung_after_millis == 900_000
+    assert settings.hung_after_millis == 300_000
     assert settings.stop_hung_after_millis is None
 
 

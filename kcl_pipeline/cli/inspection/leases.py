@@ -108,8 +108,8 @@ class Lags:
         found = next((one for one in lags if one.lease_key == lease.lease_key), None)
         if found is not None:
             return found.millis, age, False
-        is_complete = len(lags) < MAX_LAGS
-        return None if is_complete else (lags[-1].millis, age, True)
+        is_complete = len(lags) < MAX_LAGS and not row.status.more_lags
+        return None if is_complete or not lags else (lags[-1].millis, age, True)
 
     def text(self, lease: Lease) -> str:
         """The lag as text, for example "12.5 s (3 s ago)"."""

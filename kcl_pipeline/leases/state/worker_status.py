@@ -22,6 +22,9 @@ MAX_PAUSED: Final = 20
 """
 MAX_LAGS: Final = 20
 """Largest number of leases with their lag in a row (our own limit): those with the largest lag."""
+SMALL_LAGS: Final = 10
+"""How many lags up to `SMALL_LAG_MILLIS` a row lists, so that it has less than 1 KB (one WCU)."""
+SMALL_LAG_MILLIS: Final = 10_000
 MAX_UNAVAILABLE: Final = 20
 """Largest number of unavailable streams in a row (our own limit)."""
 MAX_STREAMS: Final = 100
@@ -102,7 +105,7 @@ class HungState:
     leases: int = 0
 
 
-class WorkerTotals(msgspec.Struct, frozen=True, rename="camel"):
+class WorkerTotals(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
     """What a worker has committed since it started, and its recent durations.
 
     The counters only grow while the process lives. Two rows of one process can be subtracted.
@@ -140,7 +143,8 @@ class WorkerStatus:
         unknown_lags: Number of leases whose lag is unknown.
         paused: The first paused leases.
         paused_leases: Number of paused leases.
-        lags: The leases with the largest lag, largest first; at most `MAX_LAGS`.
+        lags: The leases with the largest lag, largest first; at most `MAX_LAGS`, and at most
+            `SMALL_LAGS` if the others are small.
         dead_letters: Records that were written as dead letters or skipped since the worker started.
         failed_batches: Batches in a row that the sink refused.
         failure: Why the sink refused the last batch. None: it accepted it.
@@ -190,14 +194,20 @@ def lags_by_stream(millis: Mapping[str, int], unknown: Iterable[str]) -> tuple[S
 
 def furthest_behind(millis: Mapping[str, int]) -> tuple[LeaseLag, ...]:
     """Return the leases with the largest lag, for `WorkerStatus.lags`."""
-    worst = sorted(millis.items(), key=lambda item: (-item[1], item[0]))[:MAX_LAGS]
+    worst = sorted(millis.items(), key=lambda item: (-item[1], item[0]))[: _listed(millis)]
     return tuple(LeaseLag(key, lag) for key, lag in worst)
 
 
 def other_lags(millis: Mapping[str, int]) -> tuple[int, int | None]:
     """Return the number and the median of the lags that `furthest_behind` leaves out."""
-    others = sorted(millis.values(), reverse=True)[MAX_LAGS:]
+    others = sorted(millis.values(), reverse=True)[_listed(millis) :]
     return len(others), others[len(others) // 2] if others else None
+
+
+def _listed(millis: Mapping[str, int]) -> int:
+    """How many lags a row lists."""
+    large = sum(lag > SMALL_LAG_MILLIS for lag in millis.values())
+    return min(max(large, SMALL_LAGS), MAX_LAGS)
 
 
 class _Paused(msgspec.Struct, frozen=True, rename="camel"):
@@ -228,7 +238,7 @@ class _Hung(msgspec.Struct, frozen=True, rename="camel"):
     leases: _Count = 0
 
 
-class _Status(msgspec.Struct, frozen=True, rename="camel"):
+class _Status(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
     lag_millis: _Large | None = None
     unknown_lags: _Count = 0
     paused: Annotated[list[_Paused], msgspec.Meta(max_length=MAX_PAUSED)] = []
