@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from kcl_pipeline.cli.target import load_pipeline
 from kcl_pipeline.errors import SettingsError
+from kcl_pipeline.text import counted
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -60,8 +61,8 @@ def progress_line(progress: WorkerProgress) -> str:
     unknown = len(progress.lag_unknown)
     parts = [
         f"{progress.records:,} records, {progress.bytes / 1e6:,.1f} MB in {progress.seconds:.0f} s",
-        f"lag {lag}" + (f" ({unknown} shards not read yet)" if unknown else ""),
-        f"{len(progress.leases)} leases",
+        f"lag {lag}" + (f" ({counted(unknown, 'shard')} not read yet)" if unknown else ""),
+        counted(len(progress.leases), "lease"),
     ]
     parts += [f"{len(progress.stalled)} stalled"] if progress.stalled else []
     parts += [f"{len(progress.paused)} paused"] if progress.paused else []

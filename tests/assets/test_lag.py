@@ -153,7 +153,7 @@ def test_a_dead_worker_leaves_a_small_lag_in_its_row_and_fails_the_check():
 def test_without_a_live_worker_an_unknown_age_fails():
     found = executed(workers=[row("a", 0.2, KEYS[0])])
     assert not found.passed
-    assert "without a worker, so that their lag is not known: 1 shards" in found.description
+    assert "without a worker, so that the lag is not known: 1 shard" in found.description
     assert not executed([], []).passed
 
 

@@ -57,7 +57,7 @@ def test_shows_that_nothing_is_recorded_yet(fleet):
 def test_another_stream_is_accepted_with_all_leases_deleted(recorded):
     name = recorded.name
     told = run("application", "-a", name, "-s", f"{name}-other", "--accept-streams")
-    assert "1 leases deleted" in told.stderr
+    assert "1 lease deleted" in told.stderr
     (stream,) = record(recorded).streams
     assert stream.name == f"{name}-other"
     assert record(recorded).sink == "delta:/lake/rows"
@@ -78,7 +78,7 @@ def test_a_change_that_was_cut_off_is_finished_by_the_next_one(recorded, monkeyp
     assert "not finished" in run("application", "-a", name, "-s", name, code=1).output
     monkeypatch.setattr(ApplicationChange, "_delete_leases", delete)
     told = run("application", "-a", name, "-s", f"{name}-other", "--accept-streams")
-    assert "1 leases deleted" in told.stderr
+    assert "1 lease deleted" in told.stderr
     assert not record(recorded).changing
 
 

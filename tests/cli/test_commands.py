@@ -152,7 +152,7 @@ def test_a_paused_shard_is_shown_with_its_reason(fleet):
     first = next(
         line for line in run("workers", "-a", fleet.name).stdout.splitlines() if "blue-1" in line
     )
-    assert "1 shards paused" in first
+    assert "1 shard paused" in first
     assert "the sink refused the last 3 batches" in first
     assert "61.2 s (2 shards unknown)" in first
     assert " 12 " in first
@@ -204,7 +204,7 @@ def test_leases_show_the_lag_of_committed_data_and_its_age(fleet):
                 lag_unknown=("s-1",),
                 paused={"s-0": "why"},
             ),
-            "1,200 records, 2.0 MB in 10 s; lag 0 ms (1 shards not read yet); 2 leases; 1 paused",
+            "1,200 records, 2.0 MB in 10 s; lag 0 ms (1 shard not read yet); 2 leases; 1 paused",
         ),
     ],
 )

@@ -169,7 +169,7 @@ def test_a_lag_that_is_not_known_replaces_the_last_one_and_does_not_pass(instanc
     assert dt.datetime.fromisoformat(tags["kcl/lag_reported_at"]).tzinfo is not None
     evaluation = verdict(instance, pipeline, "lag_below_threshold")
     assert not evaluation.passed
-    assert "not read yet: 1 shards" in evaluation.description
+    assert "not read yet: 1 shard" in evaluation.description
 
 
 def test_a_paused_shard_fails_its_check_until_it_goes_on(instance):

@@ -57,7 +57,7 @@ def test_a_hung_worker_fails_the_check_and_its_stacks_are_in_the_log_of_the_run(
         hung, log = seen
         assert not hung.passed
         assert hung.severity is dg.AssetCheckSeverity.ERROR
-        assert "in step writing for 900 s while records of 1 leases wait" in hung.description
+        assert "in step writing for 900 s while records of 1 lease wait" in hung.description
         assert "worker_hung worker_id=" in log
         assert STACKS in log
         assert verdict(instance, pipeline).passed, "it goes on"

@@ -147,7 +147,7 @@ def test_lag_and_paused_shards_are_those_of_the_workers_rows(instance):
     assert "shardId-3: 16 of 16 records fail" in checks["no_shard_paused"].description
     assert not checks["lag_below_threshold"].passed
     assert checks["lag_below_threshold"].metadata["lag_seconds"].value == 90.0
-    assert "not read yet: 1 shards" in checks["lag_below_threshold"].description
+    assert "not read yet: 1 shard" in checks["lag_below_threshold"].description
     assert ", reported 9999" in checks["lag_below_threshold"].description
     (workers,) = [
         event

@@ -38,7 +38,8 @@ def hung(workers: Sequence[WorkerMetrics]) -> Health:
         HUNG,
         not found,
         f"{count}. The first, {first['worker']}, has been in step "
-        f"{first['step']} for {first['seconds']} s while records of {first['leases']} leases wait. "
+        f"{first['step']} for {first['seconds']} s while records of "
+        f"{counted(int(str(first['leases'])), 'lease')} wait. "
         f"{ADVICE}"
         if found
         else "no worker is hung",

@@ -135,7 +135,8 @@ def coverage(leases: Sequence[Lease], streams: Sequence[str]) -> Health:
         not holes,
         f"{text}. {COVERAGE_ADVICE}"
         if holes
-        else f"{len(groups)} streams are covered by {sum(not le.ended for le in leases)} leases",
+        else f"{counted(len(groups), 'stream')} {_are(len(groups))} covered by "
+        f"{counted(sum(not le.ended for le in leases), 'lease')}",
         dg.AssetCheckSeverity.ERROR,
         {"leases": len(leases), "holes": len(holes), "leases_without_range": rangeless},
     )
@@ -166,7 +167,7 @@ def streams(unavailable: Sequence[UnavailableStream]) -> Health:
     return Health(
         STREAMS,
         not unavailable,
-        f"{len(unavailable)} streams are not read: {text}"
+        f"{counted(len(unavailable), 'stream')} {_are(len(unavailable))} not read: {text}"
         + (f"; and {more} more" if more > 0 else "")
         + f". {STREAM_ADVICE}"
         if unavailable
@@ -193,7 +194,7 @@ def stuck(waits: Mapping[str, float], limit_seconds: float) -> Health:
     return Health(
         STUCK,
         not late,
-        f"{len(late)} leases have had no live owner for more than {limit_seconds:.0f} s: "
+        f"{counted(len(late), 'lease')} without a live owner for more than {limit_seconds:.0f} s: "
         f"{', '.join(late[:5])}. {STUCK_ADVICE}"
         if late
         else "every lease is renewed",
@@ -325,14 +326,14 @@ def lag(
     if millis is not None and age_seconds is not None:
         description += f", reported {max(age_seconds, 0.0):.0f} s ago"
     if unread_shards:
-        description += f"; not read yet: {unread_shards} shards"
+        description += f"; not read yet: {counted(unread_shards, 'shard')}"
     if stalled_shards:
         description += (
             f"; stalled shards: {stalled_shards} (see shard_stalled in the workers' logs)"
         )
     if unowned_shards:
         description += (
-            f"; without a worker, so that their lag is not known: {unowned_shards} shards"
+            f"; without a worker, so that the lag is not known: {counted(unowned_shards, 'shard')}"
         )
     if worst is not None and not passed:
         description += f". {worst}"
@@ -348,11 +349,15 @@ def lag(
     )
 
 
+def _are(count: int) -> str:
+    return "is" if count == 1 else "are"
+
+
 def _paused_text(count: int, found: Sequence[Mapping[str, object]]) -> str:
     if not count:
         return "no shard is paused"
     first = f"; the first, {found[0]['lease']}: {found[0]['reason']}" if found else ""
-    return f"{count} shards are paused{first}. {PAUSED_ADVICE}"
+    return f"{counted(count, 'shard')} {_are(count)} paused{first}. {PAUSED_ADVICE}"
 
 
 def paused(workers: Sequence[WorkerMetrics]) -> Health:

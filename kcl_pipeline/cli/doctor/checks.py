@@ -15,6 +15,7 @@ from kcl_pipeline.leases.dynamodb.leases import OWNER_INDEX
 from kcl_pipeline.leases.tables import UnreadableLock
 from kcl_pipeline.planning.coverage import hole_in_leases
 from kcl_pipeline.spark.java import require_java
+from kcl_pipeline.text import counted
 
 if TYPE_CHECKING:
     from mypy_boto3_dynamodb import DynamoDBClient
@@ -156,7 +157,10 @@ def check_coverage(
             "row, see `kcl-pipeline leader --wait`",
         )
     elif hole is None:
-        yield ok(subject, f"{sum(not lease.ended for lease in mine)} leases cover all hash keys")
+        yield ok(
+            subject,
+            f"{counted(sum(not lease.ended for lease in mine), 'lease')} cover all hash keys",
+        )
     listed = {stream.lease_key(shard.shard_id) for shard in kinesis.list_shards(stream)}
     gone = sorted(
         lease.lease_key for lease in mine if lease.lease_key not in listed and not lease.ended
@@ -229,7 +233,7 @@ def check_lag(now: Snapshot, epoch_seconds: float) -> Iterator[Finding]:
         text += f"; the worst shard is {status.lags[0].lease_key}"
     text += f", reported by {worker.worker_id} {_ago(epoch_seconds, worker)}"
     if unread:
-        text += f"; {unread} shards are not read yet"
+        text += f"; {counted(unread, 'shard')} {'is' if unread == 1 else 'are'} not read yet"
     if millis <= LATE_MILLIS:
         yield ok("lag", text)
     else:

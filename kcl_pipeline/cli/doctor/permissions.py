@@ -16,6 +16,7 @@ from kcl_pipeline.errors import AccessDeniedError, AwsError, KclError, NotFoundE
 from kcl_pipeline.leader.streams.selection import selected_streams
 from kcl_pipeline.leases.aws_errors import ConditionFailed, TransactionRefused, call
 from kcl_pipeline.leases.dynamodb.leases import OWNER_INDEX
+from kcl_pipeline.text import counted
 
 if TYPE_CHECKING:
     from mypy_boto3_dynamodb import DynamoDBClient
@@ -155,7 +156,9 @@ def selection_findings(select: SelectStreams) -> Generator[Finding, None, tuple[
             "correct the argument `streams`; until then, the recorded streams are read",
         )
     else:
-        yield ok("selection of streams", f"{len(names)} streams: {', '.join(names[:20])}")
+        yield ok(
+            "selection of streams", f"{counted(len(names), 'stream')}: {', '.join(names[:20])}"
+        )
         return names
     return ()
 

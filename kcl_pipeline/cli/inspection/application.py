@@ -23,6 +23,7 @@ from kcl_pipeline.cli.target import (
 )
 from kcl_pipeline.errors import OtherApplicationError, SettingsError
 from kcl_pipeline.events import Event, ignore_events
+from kcl_pipeline.text import counted
 
 if TYPE_CHECKING:
     from kcl_pipeline.leader.accept import Acceptance, ApplicationChange
@@ -187,4 +188,4 @@ def _print(name: str, identity: ApplicationIdentity | None) -> None:
 def _result_text(accepted: Acceptance) -> str:
     if accepted.before == accepted.after:
         return "no change: the record has these values already"
-    return f"recorded; {accepted.deleted} leases deleted"
+    return f"recorded; {counted(accepted.deleted, 'lease')} deleted"

@@ -14,6 +14,7 @@ from kcl_pipeline.cli.inspection.leases import group_of
 from kcl_pipeline.cli.target import Application, AsJson, Pipeline, Streams, target
 from kcl_pipeline.leases.state.worker_status import WorkerStatus
 from kcl_pipeline.planning.state import is_failing
+from kcl_pipeline.text import counted
 
 if TYPE_CHECKING:
     from kcl_pipeline.leases.tables import WorkerMetrics
@@ -92,7 +93,7 @@ def lag_of(row: WorkerMetrics) -> str:
     status = row.status
     if status is None or status.lag_millis is None:
         return show.NONE if status is None else "unknown"
-    more = f" ({status.unknown_lags} shards unknown)" if status.unknown_lags else ""
+    more = f" ({counted(status.unknown_lags, 'shard')} unknown)" if status.unknown_lags else ""
     return f"{status.lag_millis / 1000:.1f} s{more}"
 
 
@@ -109,7 +110,7 @@ def states(row: WorkerMetrics) -> list[str]:
     if not row.stats and not row.own_cpu:
         found.append("no metrics")
     if row.status is not None and row.status.paused_leases:
-        found.append(f"{row.status.paused_leases} shards paused")
+        found.append(f"{counted(row.status.paused_leases, 'shard')} paused")
     if row.status is not None and row.status.failed_batches:
         found.append(f"the sink refused the last {row.status.failed_batches} batches")
     return found

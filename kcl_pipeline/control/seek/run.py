@@ -27,7 +27,7 @@ from kcl_pipeline.leases.lease.seek import MAX_SEEKS
 from kcl_pipeline.leases.lease.values import Lease
 from kcl_pipeline.leases.stored_shards import position_key
 from kcl_pipeline.shards import Shard, StreamId
-from kcl_pipeline.text import printable
+from kcl_pipeline.text import counted, printable
 
 _FILTERS: Final[Mapping[str, ShardFilterType]] = {
     "TRIM_HORIZON": "AT_TRIM_HORIZON",
@@ -189,8 +189,9 @@ class Seeking:
     def _require_free(self, held: Mapping[str, str]) -> None:
         if held:
             key, owner = min(held.items())
+            count = f"{counted(len(held), 'lease')} {'is' if len(held) == 1 else 'are'} held"
             raise ApplicationInUseError(
-                f"{len(held)} leases are held, such as {printable(key)} by {printable(owner)}; "
+                f"{count}, such as {printable(key)} by {printable(owner)}; "
                 "pause the application first, or use --pause. A worker of the Java KCL must be "
                 "stopped"
             )

@@ -16,6 +16,7 @@ from kcl_pipeline.assets.names import Names, is_lease_stream, partition_key, str
 from kcl_pipeline.assets.runs.metadata import MAX_ROWS, lag_text
 from kcl_pipeline.leases.lease.values import Lease
 from kcl_pipeline.leases.tables import WorkerMetrics
+from kcl_pipeline.text import counted
 
 STREAMS_PER_MINUTE: Final = 25
 """With more streams, each one is reported less often, because events stay in Dagster's log."""
@@ -140,7 +141,7 @@ def _metadata(view: StreamView, lag_age_seconds: float | None) -> dict[str, Any]
     if view.lag_millis is not None and lag_age_seconds is not None:
         lag += f", reported {lag_age_seconds:.0f} s ago"
     if view.unread_shards:
-        lag += f"; not read yet: {view.unread_shards} shards"
+        lag += f"; not read yet: {counted(view.unread_shards, 'shard')}"
     metadata: dict[str, Any] = {
         "shards_with_lease": len(view.leases),
         "shards_being_read": len(unfinished),
