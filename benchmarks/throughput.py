@@ -6,10 +6,11 @@ has read. This program reads its output and the processor time of its processes.
 starts `--warm-up` seconds after the first record, when a JIT has warmed up, and takes `--seconds`.
 Consumers alternate in each round, with both record sizes. Results are medians of the rounds.
 
-`ours_driver`, `ours_from_json`, `ours_executors` and `ours_arrow` are whole workers that commit
-exactly once into a Delta table. Their lease rows are in the embedded AWS, like those of the Java
-peers. `ours_from_json` and `structured_streaming` parse JSON text by one Spark function into the
-same four columns of a Delta table; the second reads the records from text files in the page cache.
+`ours_driver`, `ours_from_json`, `ours_executors`, `ours_executors_frame` and `ours_arrow` are whole
+workers that commit exactly once into a Delta table. Their lease rows are in the embedded AWS, like
+those of the Java peers. `ours_from_json` and `structured_streaming` parse JSON text by one Spark
+function into the same four columns of a Delta table; the second reads the records from text files
+in the page cache.
 
 A peer that cannot be set up has the result null, and `reasons` contains the reason. All processes
 end with this process, even if it is killed.
@@ -59,7 +60,8 @@ ROOT = Path(__file__).parents[1]
 FIRST_RECORD_SECONDS = 180.0
 SILENCE_SECONDS = 60.0
 OF_TEXT = ("ours_from_json", "structured_streaming")
-WITH_A_JVM = ("ours_driver", "ours_executors", "java_kcl", "kclpy", *OF_TEXT)
+ON_CLUSTER = ("ours_executors", "ours_executors_frame")
+WITH_A_JVM = ("ours_driver", *ON_CLUSTER, "java_kcl", "kclpy", *OF_TEXT)
 JIT_FACTOR = 2.5
 """Factor on the warm-up of a consumer with a JVM, because compiled code is compared."""
 SHARDS = 32
@@ -114,6 +116,7 @@ WAYS: dict[str, Command] = {
     "boto3": lambda world: [sys.executable, "-m", "benchmarks.peers.boto3_loop", world.stream],
     "ours_driver": ours("driver"),
     "ours_executors": ours("executors"),
+    "ours_executors_frame": ours("executors_frame"),
     "ours_from_json": ours("from_json"),
     "ours_arrow": ours("arrow"),
     "async_kinesis": lambda world: async_kinesis_command(world.kept, world.stream, world.kinesis),

@@ -2,10 +2,12 @@
 
 `reader` takes Arrow chunks from the prefetcher. The other modes are workers that commit exactly
 once into a Delta table. `arrow` has no transform. `driver` has a DataFrame function and uses driver
-fetch; `from_json` is the same with a function that parses JSON into four columns. `executors` uses
-executor fetch on a local Spark cluster. The environment contains the endpoints.
+fetch; `from_json` is the same with a function that parses JSON into four columns. `executors` and
+`executors_frame` are `arrow` and `driver` with executor fetch, on a local Spark cluster. The
+environment contains the endpoints.
 
-    python -m benchmarks.peers.ours reader|arrow|driver|from_json|executors STREAM FOLDER
+    python -m benchmarks.peers.ours reader|arrow|driver|from_json|executors|executors_frame STREAM
+    FOLDER
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ from kcl_pipeline.position import TRIM_HORIZON
 CLUSTER = "local-cluster[2,1,1024]"
 FUNCTIONS: dict[str, Callable[[DataFrame], DataFrame]] = {
     "driver": lambda frame: frame,
+    "executors_frame": lambda frame: frame,
     "from_json": four_columns,
 }
 
@@ -88,13 +91,14 @@ def work(way: str, stream_name: str, folder: str) -> None:
             taken += event.records
             print(taken, flush=True)
 
+    on_cluster = way.startswith("executors")
     pipeline = KinesisPipeline(
         name=f"bench-{way}",
         streams=[stream_name],
         sink=DeltaSink(f"{folder}/table"),
         transform=FUNCTIONS.get(way),
-        settings_overrides={"retrieval": {"fetch_on": "executors"}} if way == "executors" else {},
-        spark_config={"spark.master": CLUSTER} if way == "executors" else {},
+        settings_overrides={"retrieval": {"fetch_on": "executors"}} if on_cluster else {},
+        spark_config={"spark.master": CLUSTER} if on_cluster else {},
     )
     pipeline.build_worker("bench-1", events=count).run(threading.Event())
 
