@@ -16,7 +16,7 @@ from kcl_pipeline.batch import NOTHING_WRITTEN, Batch, DataFile, Written
 from kcl_pipeline.clock import SystemClock
 from kcl_pipeline.delta.files import batch_folder, write_table
 from kcl_pipeline.delta.schema import partition_misfit, to_delta, untyped
-from kcl_pipeline.delta.storage.storage import open_storage, table_root
+from kcl_pipeline.delta.storage.storage import Storage, open_storage, table_root
 from kcl_pipeline.errors import SinkError
 from kcl_pipeline.transform.arrow import (
     ArrowTransform,
@@ -32,7 +32,7 @@ class ArrowBatchWriter:
     """A `BatchWriter` without Spark.
 
     Rows with a string in the column `_error` are not written: see `transform.rejected`. A batch
-    becomes one file per 32 MiB, at most one per core (and combination of partition values).
+    becomes one file per 32 MiB, at most one per thread (and combination of partition values).
 
     Args:
         transform_arrow: Gets the batch's records (`RECORD_SCHEMA`, at least one row) and returns a
@@ -41,6 +41,8 @@ class ArrowBatchWriter:
         table_uri: Address of the table.
         partition_by: Partition columns of the table.
         storage_options: Options of delta-rs for the table's store.
+        storage: The table's storage. None: it is opened with `storage_options`.
+        threads: Threads that write files. None: one per core.
     """
 
     def __init__(
@@ -49,10 +51,14 @@ class ArrowBatchWriter:
         table_uri: str,
         partition_by: Sequence[str] = (),
         storage_options: Mapping[str, str] | None = None,
+        *,
+        storage: Storage | None = None,
+        threads: int | None = None,
     ) -> None:
         self._transform = transform_arrow
         self._partition_by = tuple(partition_by)
-        self._storage = open_storage(table_root(table_uri), storage_options)
+        self._storage = storage or open_storage(table_root(table_uri), storage_options)
+        self._threads = threads or os.cpu_count() or 1
         self._clock = SystemClock()
         self._pool: ThreadPoolExecutor | None = None
 
@@ -85,9 +91,7 @@ class ArrowBatchWriter:
 
         One part is encoded while another waits for the disk or the object store.
         """
-        parts = min(
-            1 + table.nbytes // _BYTES_OF_A_FILE, os.cpu_count() or 1, max(table.num_rows, 1)
-        )
+        parts = min(1 + table.nbytes // _BYTES_OF_A_FILE, self._threads, max(table.num_rows, 1))
         edges = [table.num_rows * number // parts for number in range(parts + 1)]
 
         def write(number: int) -> tuple[DataFile, ...]:
@@ -105,9 +109,7 @@ class ArrowBatchWriter:
             return write(0)
         # Kept for later batches: new threads would allocate their encoding memory again, which
         # takes a tenth of the time.
-        self._pool = self._pool or ThreadPoolExecutor(
-            os.cpu_count() or 1, thread_name_prefix="write"
-        )
+        self._pool = self._pool or ThreadPoolExecutor(self._threads, thread_name_prefix="write")
         written = [self._pool.submit(write, number) for number in range(parts)]
         wait(written)  # also after a failure, so that no thread writes after this call
         return tuple(file for files in written for file in files.result())

@@ -30,12 +30,14 @@ from kcl_pipeline.config import RetrievalSettings
 from kcl_pipeline.delta.arrow_writer import ArrowBatchWriter
 from kcl_pipeline.delta.files import batch_folder, unique_name
 from kcl_pipeline.delta.storage.options import StorageOptions
+from kcl_pipeline.delta.storage.storage import table_root
 from kcl_pipeline.errors import SinkError, TransformFailedError
 from kcl_pipeline.kinesis.client import RECORD_SCHEMA, KinesisClient
 from kcl_pipeline.kinesis.ranges import FetchedShard, RangeReader, RangesWritten, ShardFetch
 from kcl_pipeline.spark.failures.job_errors import spark_line
 from kcl_pipeline.spark.pins.pins import PinAddress, Pins
 from kcl_pipeline.spark.pins.server import PinServer
+from kcl_pipeline.spark.task_process import settle, table_storage
 from kcl_pipeline.spark.writer import SparkBatchWriter
 from kcl_pipeline.transform.arrow import ArrowTransform
 
@@ -93,7 +95,10 @@ class ArrowRangeJobs:
         self._context = session.sparkContext
         self._source = source
         self._open_writer = _WriterOf(
-            transform_arrow, table_uri, tuple(partition_by), StorageOptions(storage_options)
+            transform_arrow,
+            table_root(table_uri),
+            tuple(partition_by),
+            StorageOptions(storage_options),
         )
 
     def run(self, batch_id: str, fetches: Sequence[ShardFetch]) -> RangesWritten:
@@ -129,7 +134,14 @@ class _WriterOf:
     storage_options: StorageOptions
 
     def __call__(self) -> ArrowBatchWriter:
-        return ArrowBatchWriter(self.transform, self.uri, self.partition_by, self.storage_options)
+        # One thread: the other cores run the other tasks.
+        return ArrowBatchWriter(
+            self.transform,
+            self.uri,
+            self.partition_by,
+            storage=table_storage(self.uri, self.storage_options),
+            threads=1,
+        )
 
 
 class _ArrowTask:
@@ -153,9 +165,11 @@ class _ArrowTask:
         rows = pa.concat_tables([table for _, table in read])
         try:
             batch, folder = Batch(self._batch_id, (), rows), f"{self._folder}/{unique_name()}"
-            return _Outcome(shards, self._open_writer().write_into(batch, folder))
+            written = self._open_writer().write_into(batch, folder)
         except TransformFailedError as error:
             return _Outcome(shards, failure=str(error))
+        settle("arrow")
+        return _Outcome(shards, written)
 
 
 class FrameRangeJobs:
@@ -214,6 +228,7 @@ class _FrameTask:
             for number in batch.column(0).to_pylist():
                 for table in self._tables(self._groups[number]):
                     yield from (one for one in table.to_batches() if one.num_rows)
+        settle("frame")
 
     def _tables(self, fetches: Sequence[ShardFetch]) -> list[pa.Table]:
         reader = self._source.reader(SystemClock())
