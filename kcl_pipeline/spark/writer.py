@@ -32,9 +32,10 @@ from kcl_pipeline.errors import BrokenTransformError, KclError, SinkError
 from kcl_pipeline.events import EventSink, ignore_events
 from kcl_pipeline.spark.arrow_memory.frames import ArrowMemory
 from kcl_pipeline.spark.arrow_memory.results import ArrowResults, Pieces
+from kcl_pipeline.spark.arrow_memory.types import reason_against, reason_against_session
 from kcl_pipeline.spark.failures.job_errors import classified, spark_line
 from kcl_pipeline.spark.failures.probes import SparkProbe
-from kcl_pipeline.spark.file_tasks import FileTask
+from kcl_pipeline.spark.file_tasks import FileTask, UnwritableResultError
 from kcl_pipeline.spark.memory_files import can_share_memory, frame_in_memory
 from kcl_pipeline.spark.schema import arrow_schema
 from kcl_pipeline.transform.rejected import rejected_columns, split_rejected
@@ -174,10 +175,23 @@ class SparkBatchWriter:
                 self._remove(folder)
         if parts is not None:
             frame = frame.coalesce(max(parts, 1))
+        by_tasks = by_tasks or not is_local(self._root)
+        # Executors that do not fetch may not have this package.
+        if by_tasks or (parts is None and self._is_the_same_by_pyarrow(frame)):
+            try:
+                with self._folder(batch_id) as folder:
+                    return self._write_by_tasks(frame, folder, millis)
+            except UnwritableResultError:
+                if by_tasks:
+                    raise
+        # A new folder: tasks of the failed job may still write to theirs.
         with self._folder(batch_id) as folder:
-            if is_local(self._root) and not by_tasks:
-                return self._write_local(frame, folder, millis)
-            return self._write_remote(frame, folder, millis)
+            return self._write_local(frame, folder, millis)
+
+    def _is_the_same_by_pyarrow(self, frame: DataFrame) -> bool:
+        return (
+            reason_against_session(self._session) is None and reason_against(frame.schema) is None
+        )
 
     @contextmanager
     def _folder(self, batch_id: str) -> Iterator[str]:
@@ -209,7 +223,7 @@ class SparkBatchWriter:
             written.append((files, rejected))
         return _joined(written)
 
-    def _write_remote(self, frame: DataFrame, folder: str, millis: int) -> _Files:
+    def _write_by_tasks(self, frame: DataFrame, folder: str, millis: int) -> _Files:
         task = FileTask(self._root, self._options, folder, self._partition_by, millis)
         return task.run_on(frame)
 

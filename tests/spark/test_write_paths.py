@@ -12,6 +12,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
@@ -38,6 +39,10 @@ def test_every_record_is_in_the_table_once_over_two_workers(aws, spark, tmp_path
         float(len(value)) for value in stage.table().column("data").to_pylist()
     ]
     assert sum(batch.records for batch in stage.of(BatchCommitted)) == 2200
+    files = DeltaTable(stage.uri).file_uris()
+    assert {pq.read_metadata(file).created_by.split()[0] for file in files} == {
+        "parquet-cpp-arrow"
+    }, "pyarrow writes on every path, also in the tasks of a cluster"
 
 
 def test_small_batches_end_inside_aggregates_and_a_reshard_is_followed(

@@ -36,7 +36,7 @@ def plain_writer(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[...
             request.getfixturevalue("spark"), None, str(tmp_path / "t"), partition_by
         )
         if request.param != "spark":
-            writer._write_local = writer._write_remote  # type: ignore[method-assign]
+            writer._write_local = writer._write_by_tasks  # type: ignore[method-assign]
         return writer
 
     return build

@@ -78,7 +78,7 @@ def test_what_cannot_be_written_is_the_sinks_fault(spark, tmp_path: Path) -> Non
             SparkBatchWriter(spark, transform, str(tmp_path / where), by).write(batch(b"1"))
         assert "\n" not in str(caught.value)
     remote = SparkBatchWriter(spark, None, str(tmp_path / "file" / "table"))
-    remote._write_local = remote._write_remote  # type: ignore[method-assign]
+    remote._write_local = remote._write_by_tasks  # type: ignore[method-assign]
     with pytest.raises(SinkError, match="could not write"):
         remote.write(batch(b"1"))
 

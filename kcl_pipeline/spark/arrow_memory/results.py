@@ -28,7 +28,7 @@ from kcl_pipeline.spark.arrow_memory.classes import UnsuitableSessionError, resu
 from kcl_pipeline.spark.arrow_memory.frames import ArrowMemory
 from kcl_pipeline.spark.arrow_memory.pool import HEADER_BYTES, MemoryFile, header
 from kcl_pipeline.spark.arrow_memory.samples import equals_sample, sample_result
-from kcl_pipeline.spark.arrow_memory.types import reason_against
+from kcl_pipeline.spark.arrow_memory.types import reason_against, reason_against_session
 from kcl_pipeline.spark.failures.job_errors import spark_line
 from kcl_pipeline.spark.schema import arrow_schema
 
@@ -37,12 +37,6 @@ _MOST_BYTES: Final = 4 * 1024 * 1024
 """Limits of a record batch, which a row may exceed. A task may exceed the budget by one batch."""
 _PIECE_BYTES: Final = 128 * 1024 * 1024
 """A partition with more is read in pieces."""
-_SETTINGS: Final = {
-    "spark.sql.parquet.compression.codec": "snappy",
-    "spark.sql.parquet.datetimeRebaseModeInWrite": "CORRECTED",
-}
-"""Settings of Spark's Parquet writer. A session with other values uses that writer."""
-
 Pieces = Iterator[pa.Table]
 T = TypeVar("T")
 
@@ -117,10 +111,9 @@ class ArrowResults:
         return None
 
     def _load(self) -> None:
-        for name, value in _SETTINGS.items():
-            found = self._session.conf.get(name, value)
-            if (found or "").upper() != value.upper():
-                raise UnsuitableSessionError(f"{name}={found} needs Spark's Parquet writer")
+        reason = reason_against_session(self._session)
+        if reason is not None:
+            raise UnsuitableSessionError(reason)
         self._java = result_in_memory(self._session)
         self._most_files = max(self._session.sparkContext.defaultParallelism, 1)
         with self._opened(2) as files:

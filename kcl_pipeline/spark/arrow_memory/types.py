@@ -1,9 +1,10 @@
-"""Decide which results have the same values as Arrow columns as in files of Spark's writer."""
+"""Decide which results pyarrow writes with the same values as Spark's Parquet writer."""
 
 from __future__ import annotations
 
 from typing import Final
 
+from pyspark.sql import SparkSession
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
@@ -38,6 +39,21 @@ _EQUAL: Final = (
     TimestampNTZType,
     TimestampType,
 )
+
+_SETTINGS: Final = {
+    "spark.sql.parquet.compression.codec": "snappy",
+    "spark.sql.parquet.datetimeRebaseModeInWrite": "CORRECTED",
+}
+"""Settings of Spark's Parquet writer. A session with other values uses that writer."""
+
+
+def reason_against_session(session: SparkSession) -> str | None:
+    """Which setting of the session needs Spark's writer; None if there is none."""
+    for name, value in _SETTINGS.items():
+        found = session.conf.get(name, value)
+        if (found or "").upper() != value.upper():
+            return f"{name}={found} needs Spark's Parquet writer"
+    return None
 
 
 def reason_against(kind: DataType) -> str | None:
