@@ -1,10 +1,10 @@
 """Write batches on the Spark path: apply the user's DataFrame function and write Parquet files.
 
 On this machine, the result comes back as Arrow columns in memory (`arrow_memory.results`), and the
-writer of the Arrow path writes the files. Other results need Spark's Parquet writer for local
-tables. For object stores Spark needs jars that are not in its distribution. There the tasks write
-the files (`mapInArrow`, pyarrow and the table's storage client), and only names and sizes return to
-the driver.
+writer of the Arrow path writes the files. When executors fetch, and for object stores, the tasks
+write the files (`mapInArrow`, pyarrow and the table's storage client), and only names and sizes
+return to the driver. Other results need Spark's Parquet writer, which needs jars for object stores
+that are not in its distribution.
 """
 
 from __future__ import annotations
