@@ -35,6 +35,7 @@ from kcl_pipeline.delta.arrow_writer import ArrowBatchWriter
 from kcl_pipeline.delta.sink import DeltaCommitter, DeltaSink
 from kcl_pipeline.position import Position
 
+STREAM = "arn:aws:kinesis:us-east-1:111122223333:stream/orders/1760000000"
 WAYS = ("alone", "combined", "positions")
 SCHEMA = pa.schema([("id", pa.int64()), ("data", pa.binary())])
 
@@ -49,7 +50,9 @@ def write_until(
         {"id": pa.array(range(100), pa.int64()), "data": pa.array([bytes(100)] * 100, pa.binary())},
         schema=SCHEMA,
     )
-    keys = tuple(shard_key(f"{worker}-{name}", f"{worker}-{name}") for name in "xy")
+    keys = tuple(f"{worker}-{name}" for name in "xy")
+    if way == "positions":
+        keys = tuple(shard_key(key, f"{STREAM}/{key}") for key in keys)
     numbers = sink.txn_versions(keys)
     start.wait()
     began, paths, millis, turn = time.perf_counter(), [], [], 0
