@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from types import SimpleNamespace
 from typing import Any
 
 import dagster as dg
@@ -165,9 +164,17 @@ def test_runs_that_share_the_machine_of_the_code_server_have_no_default_limit():
         assert isinstance(local.run_launcher, DefaultRunLauncher)
         assert cpu_limit(None, local) is None
         assert cpu_limit(60, local) == 60
-    other: Any = SimpleNamespace(run_launcher=object())
-    assert cpu_limit(None, other) == 80
-    assert cpu_limit(100, other) is None
+    with dg.DagsterInstance.ephemeral() as ephemeral:
+        assert cpu_limit(None, ephemeral) is None
+
+
+def test_a_launcher_whose_package_is_absent_is_not_loaded():
+    launcher = {"module": "not_installed_here", "class": "K8sRunLauncher"}
+    with dg.instance_for_test(overrides={"run_launcher": launcher}) as cluster:
+        assert cpu_limit(None, cluster) == 80
+        assert cpu_limit(100, cluster) is None
+        with pytest.raises(Exception, match="not_installed_here"):
+            _ = cluster.run_launcher
 
 
 def test_the_sensor_starts_a_worker_for_the_cpu_in_the_rows(instance: dg.DagsterInstance):

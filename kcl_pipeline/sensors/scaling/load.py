@@ -129,4 +129,15 @@ def cpu_limit(wanted: float | None, instance: DagsterInstance) -> float | None:
     """
     if wanted is not None:
         return None if wanted >= NO_CPU_PERCENT else wanted
-    return None if isinstance(instance.run_launcher, DefaultRunLauncher) else DEFAULT_CPU_PERCENT
+    return None if _shares_machine(instance) else DEFAULT_CPU_PERCENT
+
+
+def _shares_machine(instance: DagsterInstance) -> bool:
+    """Whether Dagster's default launcher, or a test, starts the runs.
+
+    The launcher is not loaded: its package may be absent where the code is loaded.
+    """
+    if instance.is_ephemeral:
+        return True
+    launcher = instance.get_ref().run_launcher_data
+    return launcher is None or launcher.class_name == DefaultRunLauncher.__name__
