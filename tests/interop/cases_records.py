@@ -10,6 +10,8 @@ from .fleet import SIDES, CaseFailedError, InteropFleet
 
 FOREIGN = "interopForeign"
 KEPT_SECONDS = 15.0
+NOTICED_SECONDS = 4.0
+"""The failover time: until then a worker has renewed its leases, or knows that they are lost."""
 TRIES = 3
 AGGREGATE = 12
 LONG_AGGREGATE = 60
@@ -29,6 +31,9 @@ def aggregate_from_java(fleet: InteropFleet) -> Found:
     """Java checkpoints in the middle of a KPL aggregate and is killed; ours continues."""
     worker = restarted(fleet, "java", checkpoint="middle")
     key = fleet.held_by("java")[0]
+    if fleet.application.leaderless:
+        # Java has taken it, and our worker reads and commits until its next renewal.
+        fleet.clock.sleep(NOTICED_SECONDS)
     ids = fleet.traffic.put_aggregate(
         fleet.streams[0], fleet.traffic.open_shards(fleet.streams[0])[key], AGGREGATE
     )
