@@ -8,7 +8,6 @@ from typing import Any
 import dagster as dg
 import pytest
 from dagster import DagsterRunStatus as S
-from dagster._core.launcher import DefaultRunLauncher
 
 from kcl_pipeline.assets.runs.runs import RunView
 from kcl_pipeline.leases.state.worker_status import (
@@ -161,7 +160,7 @@ def test_a_worker_that_was_needed_again_stays_twice_as_long():
 
 def test_runs_that_share_the_machine_of_the_code_server_have_no_default_limit():
     with dg.instance_for_test() as local:
-        assert isinstance(local.run_launcher, DefaultRunLauncher)
+        assert isinstance(local.run_launcher, dg.DefaultRunLauncher)
         assert cpu_limit(None, local) is None
         assert cpu_limit(60, local) == 60
     with dg.DagsterInstance.ephemeral() as ephemeral:

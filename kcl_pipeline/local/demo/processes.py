@@ -185,6 +185,7 @@ class Processes:
             _, alive = psutil.wait_procs(alive, timeout=5)
             for process in alive:
                 _send(process, signal.SIGKILL)
+            psutil.wait_procs(alive, timeout=10)
             child.wait(10)
         self._children.clear()
 

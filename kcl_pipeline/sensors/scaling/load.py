@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from dagster import DagsterInstance
-from dagster._core.launcher import DefaultRunLauncher
+from dagster import DagsterInstance, DefaultRunLauncher
 
 from kcl_pipeline.leases.tables import WorkerMetrics
 
