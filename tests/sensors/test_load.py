@@ -32,7 +32,7 @@ from tests.support.sensor_stage import Stage, instance_fixture  # noqa: F401 (fi
 NOW = 1_000_000.0
 BOTH = LoadLimits(120, 80)
 ABOVE = "above scale_up_cpu_percent (80)"
-CALM = "the lag has been at most 12 s and a worker less has stayed below 72 % of CPU"
+CALM = "the lag has been at most 12 s and the other workers need at most 72 % of CPU"
 
 
 def measured(worker_id: str, *cpu: float, **status: Any) -> WorkerMetrics:
@@ -107,7 +107,7 @@ def test_which_limit_is_exceeded(limits, load, excess):
         ),
         (BOTH, Load(0, 10, 1), None),
         (BOTH, Load(0), "the lag has been at most 12 s"),
-        (LoadLimits(None, 80), Load(None, 10, 4), "a worker less has stayed below 72 % of CPU"),
+        (LoadLimits(None, 80), Load(None, 10, 4), "the other workers need at most 72 % of CPU"),
         (LoadLimits(), Load(0, 0, 4), None),
     ],
 )

@@ -95,7 +95,7 @@ class LoadLimits:
         return None
 
     def calm(self, load: Load) -> str | None:
-        """Why a worker less is enough, as a phrase. None: it is not, or the load is not known."""
+        """Why one worker less is enough, as a phrase. None: it is not, or the load is not known."""
         seconds, percent = self.lag_seconds, self.cpu_percent
         lag, cpu, measured = load.lag_millis, load.cpu_percent, load.measured
         phrases = []
@@ -107,7 +107,7 @@ class LoadLimits:
             others = measured - 1
             if others < 1 or cpu * measured / others > percent * CALM_CPU:
                 return None
-            phrases.append(f"a worker less has stayed below {percent * CALM_CPU:g} % of CPU")
+            phrases.append(f"the other workers need at most {percent * CALM_CPU:g} % of CPU")
         return " and ".join(phrases) or None
 
     def is_known(self, load: Load) -> bool:
@@ -119,8 +119,8 @@ class LoadLimits:
 def cpu_limit(wanted: float | None, instance: DagsterInstance) -> float | None:
     """Return the limit of the CPU for runs of this Dagster instance.
 
-    Runs of Dagster's default launcher share the machine of the code server, so a worker more does
-    not add CPU there.
+    Runs of Dagster's default launcher share the machine of the code server. One worker more adds no
+    CPU there.
 
     Args:
         wanted: The option `scale_up_cpu_percent`. None: 80, or no limit on a shared machine.
