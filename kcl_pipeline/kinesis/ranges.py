@@ -39,6 +39,10 @@ MAX_CALLS: Final = 20
 """Largest number of calls for one shard in one fetch, so that empty pages do not delay others."""
 
 EXACTLY_SECONDS: Final = 120.0
+
+TIP_SECONDS: Final = 2.0
+"""How long the service must say that no newer record exists before a range counts as incomplete."""
+
 ARRIVAL_SAMPLES: Final = 64
 
 
@@ -210,6 +214,9 @@ class RangeReader:
     def read_exactly(self, fetch: ShardFetch, through: Position, records: int) -> pa.Table:
         """Read the rows of a range again. Transient errors are retried for `EXACTLY_SECONDS`.
 
+        If the end of the range has left the retention period, nothing more comes: reading ends
+        `TIP_SECONDS` after the service says that no newer record exists.
+
         Args:
             fetch: The fetch that read the range before. The range starts after `fetch.after`.
             through: Last position (inclusive).
@@ -222,6 +229,7 @@ class RangeReader:
         reader = self._reader(fetch, self._settings.max_records)
         tables: list[pa.Table] = [NO_RECORDS]
         deadline = self._clock.monotonic() + EXACTLY_SECONDS
+        tip_deadline = deadline
         while reader.position < through:
             try:
                 chunk = reader.read()
@@ -230,11 +238,14 @@ class RangeReader:
                     raise
                 self._clock.sleep(1.0)
                 continue
+            now = self._clock.monotonic()
             if chunk is not None:
                 tables.append(rows_through(chunk.records, through))
-            elif reader.ended or self._clock.monotonic() >= deadline:
+            elif reader.ended or now >= tip_deadline:
                 break
             else:
+                at_tip = reader.millis_behind_latest == 0
+                tip_deadline = min(tip_deadline, now + TIP_SECONDS) if at_tip else deadline
                 self._clock.sleep(MIN_CALL_SECONDS)
         rows = pa.concat_tables(tables)
         if rows.num_rows != records:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -243,8 +244,24 @@ def test_reading_again_gives_up_when_nothing_more_comes():
     world = World()
     world.put(0, b"1")
     far = Position("9" * 56)
+    began = world.clock.monotonic()
     with pytest.raises(errors.UnavailableError, match="has 1 records, not the 2"):
         world.reader.read_exactly(world.fetch(0), far, 2)
+    assert 2.0 <= world.clock.monotonic() - began < 3.0, "the service says that there is no more"
+
+
+def test_reading_again_waits_for_a_service_that_does_not_say_that_there_is_no_more():
+    world = World()
+    world.put(0, b"1")
+    far = Position("9" * 56)
+    began = world.clock.monotonic()
+    answer = world.kinesis.get_records
+    world.kinesis.get_records = lambda *args, **names: replace(
+        answer(*args, **names), millis_behind_latest=1
+    )
+    with pytest.raises(errors.UnavailableError, match="has 1 records, not the 2"):
+        world.reader.read_exactly(world.fetch(0), far, 2)
+    assert 120.0 <= world.clock.monotonic() - began < 121.0
 
 
 def test_rows_are_cut_at_any_position():
