@@ -359,3 +359,27 @@ def test_a_supply_is_not_begun_before_its_position_is_known():
     assert isinstance(world.worker.source, RangeSource)
     with pytest.raises(ValueError, match="no position"):
         world.worker.source.begin(consumer)
+
+
+def test_a_shard_that_is_behind_gets_what_the_others_at_their_tip_do_not_need():
+    """Seed 9950007795: the lag of one shard of six grew, because it got a sixth of each batch."""
+    world = World(shards=4, batch={"max_batch_records": 20})
+    world.run()
+    shard = world.kinesis.list_shards(StreamId("orders"))[0]
+    for number in range(200):
+        world.model.call(
+            "PutRecord",
+            StreamName="orders",
+            PartitionKey="k",
+            ExplicitHashKey=str(shard.hash_key_range.start),
+            Data=f"{number}".encode(),
+        )
+    world.jobs.asked.clear()
+    while len(world.data()) < 200:
+        world.run(0.5)
+    jobs = [{f.lease_key: f.max_records for f in fetches} for fetches in world.jobs.asked]
+    others = [len(job) - 1 for job in jobs if shard.shard_id in job][1:]
+    assert max(others) == 3, "one job has all shards"
+    assert [job[shard.shard_id] for job in jobs if shard.shard_id in job][1:] == [
+        17 if other else 20 for other in others
+    ]

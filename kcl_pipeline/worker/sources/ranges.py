@@ -33,6 +33,7 @@ from kcl_pipeline.kinesis.retention import FoundGaps
 from kcl_pipeline.position import LATEST, Position
 from kcl_pipeline.worker.consumer import ShardConsumer
 from kcl_pipeline.worker.sources.batch_source import SourcedBatch
+from kcl_pipeline.worker.sources.shares import Wanted, shares
 
 _UNKNOWN_BYTES: Final = 1024 * 1024
 _MIN_WAIT_SECONDS: Final = 0.001
@@ -46,6 +47,7 @@ class _Cursor:
     pace: Pace
     succeeded: float
     expected_bytes: int = _UNKNOWN_BYTES
+    wanted: Wanted | None = None
     at_tip: bool = False
     reached_tip: bool = False
     ended: bool = False
@@ -208,13 +210,12 @@ class RangeSource:
         return max(cursor.pace.due, self._batch_at + interval) if cursor.at_tip else cursor.pace.due
 
     def _shares(self, cursors: list[_Cursor]) -> tuple[ShardFetch, ...]:
-        records, size = (
-            self._batch.max_batch_records // len(cursors),
-            self._batch.max_batch_bytes // len(cursors),
-        )
+        wanted = [cursor.wanted for cursor in cursors]
+        records = shares(self._batch.max_batch_records, [one and one.records for one in wanted])
+        sizes = shares(self._batch.max_batch_bytes, [one and one.bytes for one in wanted])
         return tuple(
-            replace(cursor.fetch, max_records=max(records, 1), max_bytes=max(size, 1))
-            for cursor in cursors
+            replace(cursor.fetch, max_records=most, max_bytes=most_bytes)
+            for cursor, most, most_bytes in zip(cursors, records, sizes, strict=True)
         )
 
     def _note(self, chosen: Mapping[str, _Cursor], done: RangesWritten, began: float) -> None:
@@ -232,6 +233,7 @@ class RangeSource:
                 cursor.brought = shard.after != shard.through or shard.shard_end is not None
                 cursor.at_tip, cursor.behind = shard.at_tip, shard.millis_behind_latest
                 cursor.expected_bytes = max(shard.bytes, 1)
+                cursor.wanted = Wanted(2 * shard.records, 2 * shard.bytes) if shard.at_tip else None
             if shard is not None:
                 if shard.rejected is not None:
                     self._events(shard.rejected)
