@@ -100,3 +100,51 @@ def test_nor_without_a_deleted_row():
 
 def test_nor_in_a_fleet_that_stores_no_positions():
     assert missing_after_deleted_rows(positions=False) == {"event"}
+
+
+def missing_behind_a_known_parent(*, deleted=True, stored=(), returns=False):
+    """Shards 0 and 1 are merged; the table knows 1; the child begins at TRIM_HORIZON.
+
+    Args:
+        deleted: Whether the rows of the parents are deleted before; the row of 1 is created again.
+        stored: Shards, besides 1, of which the table stores a position.
+        returns: Whether the row of 0 is created again, after the child.
+    """
+    streams = Streams(VirtualClock(), is_multi=False)
+    streams.create("events", 2)
+    parents = [f"shardId-{number:012d}" for number in range(2)]
+    scenario = Scenario(initial_position="LATEST", positions=True)
+    checks = Checks(InMemoryLeaseTable(), streams, scenario, lambda: 0.0)
+
+    def create(lease):
+        create_lease(checks.table, lease)
+        checks.row_written(lease.lease_key, "leader", "sensor")
+
+    for key in parents:
+        create(Lease(key, LATEST, initial_millis=0))
+    streams.model.call(
+        "MergeShards", StreamName="events", ShardToMerge=parents[0], AdjacentShardToMerge=parents[1]
+    )
+    checks.stored |= {parents[1], *stored}
+    for key in parents if deleted else ():
+        checks.table.erase(key)
+        checks.deleted_by_hand(key)
+    if deleted:
+        create(Lease(parents[1], LATEST, initial_millis=0))
+    child = "shardId-000000000002"
+    create(Lease(child, TRIM_HORIZON, parent_shard_ids=frozenset(parents)))
+    if returns:
+        create(Lease(parents[0], LATEST, initial_millis=0))
+    checks.published("event", Published(parents[0], Position("1000"), 1, poison=False))
+    return checks.missing()
+
+
+def test_an_unknown_shard_may_be_passed_over_behind_a_child_of_a_known_one():
+    """Seed 9950007027: a merged shard followed a known parent, and one whose row was deleted."""
+    assert missing_behind_a_known_parent() == set()
+
+
+def test_a_known_shard_may_not():
+    assert missing_behind_a_known_parent(stored=["shardId-000000000000"]) == {"event"}
+    assert missing_behind_a_known_parent(returns=True) == {"event"}
+    assert missing_behind_a_known_parent(deleted=False) == {"event"}

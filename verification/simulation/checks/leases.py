@@ -48,9 +48,9 @@ class LeaseChecks:
         hand_deleted: Leases of a lineage of which a row was deleted by hand. A leader may have
             seen the row of a begun child before.
         stored: Leases of which the table stores a position.
-        passed_over: Leases whose row was deleted by hand before a commit of a fleet that stores
-            positions, and of which a descendant then began at LATEST. Nothing knows that they were
-            begun (docs/guarantees.md, "`LATEST` and a deleted row").
+        passed_over: Leases whose row, or that of an ancestor, was deleted by hand before a commit
+            of a fleet that stores positions at LATEST, and of which a descendant then began. Nothing
+            knows that they were begun (docs/guarantees.md, "`LATEST` and a deleted row").
     """
 
     table: InMemoryLeaseTable
@@ -118,10 +118,9 @@ class LeaseChecks:
             self._created_at[key] = now.checkpoint
             self._begins_at[key] = now.initial_millis
         self._order.append(key)
-        if now.checkpoint == LATEST and self.scenario.stores_positions:
-            ancestry = self._ancestry(now)
-            if self.stored.isdisjoint(ancestry):
-                self.passed_over |= (ancestry - {key}) & self.hand_deleted
+        if self.scenario.stores_positions:
+            self.passed_over |= self._unknown_ancestors(now)
+            self.passed_over.discard(key)
         parents = [sibling(now, parent) for parent in now.parent_shard_ids]
         # AT_TIMESTAMP is no later: a child has no records from before the timestamp that its
         # parents do not have.
@@ -146,6 +145,27 @@ class LeaseChecks:
             # row's absence. This known case needs a pause longer than finished leases are kept
             # (docs/guarantees.md).
             self.replayed |= self._lineage(now)
+
+    def _unknown_ancestors(self, now: Lease) -> set[str]:
+        """Ancestors of a new lease of which nothing is known since their rows were deleted.
+
+        No record of such a shard, or of a shard before it, was committed. A lease at LATEST begins
+        behind all its ancestors. Another one follows a parent that is known; the shards before its
+        other parent may be unknown.
+        """
+        ancestry = self._ancestry(now)
+        if now.checkpoint == LATEST:
+            known = not self.stored.isdisjoint(ancestry)
+            return set() if known else (ancestry - {_name(now)}) & self.hand_deleted
+        if self.scenario.initial_position != "LATEST":
+            return set()
+        found = set()
+        for name in ancestry - {_name(now)}:
+            before = self._ancestry(now.with_(lease_key=name.partition("@")[0]))
+            is_unknown = self.stored.isdisjoint(before) and self.lease(name) is None
+            if is_unknown and not self.hand_deleted.isdisjoint(before):
+                found.add(name)
+        return found
 
     def _starts_anew(self, now: Lease) -> bool:
         """Return whether a lease that may have existed before starts at its checkpoint.
