@@ -211,8 +211,12 @@ class RangeSource:
 
     def _shares(self, cursors: list[_Cursor]) -> tuple[ShardFetch, ...]:
         wanted = [cursor.wanted for cursor in cursors]
-        records = shares(self._batch.max_batch_records, [one and one.records for one in wanted])
-        sizes = shares(self._batch.max_batch_bytes, [one and one.bytes for one in wanted])
+        records = shares(
+            self._batch.max_batch_records, [None if one is None else one.records for one in wanted]
+        )
+        sizes = shares(
+            self._batch.max_batch_bytes, [None if one is None else one.bytes for one in wanted]
+        )
         return tuple(
             replace(cursor.fetch, max_records=most, max_bytes=most_bytes)
             for cursor, most, most_bytes in zip(cursors, records, sizes, strict=True)

@@ -49,8 +49,8 @@ class LeaseChecks:
             seen the row of a begun child before.
         stored: Leases of which the table stores a position.
         passed_over: Leases whose row, or that of an ancestor, was deleted by hand before a commit
-            of a fleet that stores positions at LATEST, and of which a descendant then began. Nothing
-            knows that they were begun (docs/guarantees.md, "`LATEST` and a deleted row").
+            of a fleet that stores positions at LATEST, and of which a descendant then began.
+            Nothing knows that they were begun (docs/guarantees.md, "`LATEST` and a deleted row").
     """
 
     table: InMemoryLeaseTable
