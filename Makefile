@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 FUZZ_SECONDS ?= 60
 
-.PHONY: setup run screenshots dev test lint simulate simulate-coverage simulation-packages mutate test-long microscope soak failover fuzz audit clean java docs coverage package test-spark40 test-interop hooks
+.PHONY: setup run screenshots dev test lint simulate simulate-coverage simulation-packages mutate test-long microscope soak failover fuzz audit clean java docs coverage package test-spark test-interop hooks
 
 setup: $(STAMP)
 
@@ -91,15 +91,17 @@ package: setup
 	@$(BIN)/python -m build --no-isolation --outdir .run/dist . >/dev/null
 	@$(BIN)/python -m twine check --strict .run/dist/*
 
-# The Spark tests with PySpark 4.0, in an environment of their own. Needs the network once.
-SPARK40 := .run/spark40
-test-spark40: $(SPARK40)/.installed java
-	@PYTHONPATH=$(CURDIR) $(SPARK40)/bin/python -m pytest tests/spark
+# The Spark tests with another PySpark, in an environment of its own: SPARK=4.0, 4.1 or 4.2. Needs
+# the network once.
+SPARK ?= 4.0
+SPARK_VENV := .run/spark-$(SPARK)
+test-spark: $(SPARK_VENV)/.installed java
+	@PYTHONPATH=$(CURDIR) $(SPARK_VENV)/bin/python -m pytest tests/spark
 
-$(SPARK40)/.installed: pyproject.toml constraints.txt
-	@$(PYTHON) -m venv $(SPARK40)
-	@grep -v -i '^pyspark==' constraints.txt > $(SPARK40)/constraints.txt
-	@$(SPARK40)/bin/python -m pip install --quiet --disable-pip-version-check -c $(SPARK40)/constraints.txt -e '.[dev]' 'pyspark==4.0.*'
+$(SPARK_VENV)/.installed: pyproject.toml constraints.txt
+	@$(PYTHON) -m venv $(SPARK_VENV)
+	@grep -v -i '^pyspark==' constraints.txt > $(SPARK_VENV)/constraints.txt
+	@$(SPARK_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c $(SPARK_VENV)/constraints.txt -e '.[dev]' 'pyspark==$(SPARK).*'
 	@touch $@
 
 # Workers of the real Java KCL and ours in one application, ten minutes; ALL=1: every case, an hour.

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
@@ -196,23 +196,31 @@ class FailoverFleet:
         consumer = ConsumerSettings(application_name=self.name, streams=(self.name,))
         self._tables = open_tables(consumer, AwsClients(consumer, session), self.clock)
 
-    def start(self, *names: str) -> None:
-        """Start workers."""
+    def start(self, *names: str, environment: Mapping[str, str] | None = None) -> None:
+        """Start workers.
+
+        Args:
+            names: Their worker ids.
+            environment: More variables of their environment.
+        """
         for name in names:
             arguments = ["kcl_pipeline.cli", "worker", "-p", MODULE, "--worker-id", name]
-            self.workers[name] = self._start(name, arguments)
+            self.workers[name] = self._start(name, arguments, environment)
 
     def start_sensor(self) -> None:
         """Start the leader sensor, and wait until it leads."""
         self.sensor = self._start("sensor", ["benchmarks.failover_sensor"])
         self.wait("the sensor leads", lambda: self.leader() is not None)
 
-    def _start(self, name: str, arguments: Sequence[str]) -> subprocess.Popen[bytes]:
+    def _start(
+        self, name: str, arguments: Sequence[str], extra: Mapping[str, str] | None = None
+    ) -> subprocess.Popen[bytes]:
         environment = {
             "FAILOVER_NAME": self.name,
             "FAILOVER_TABLE": str(self._table),
             "FAILOVER_WORKER": name,
             "FAILOVER_SETTINGS": json.dumps(self._settings),
+            **(extra or {}),
         }
         return self._processes.start(f"{self.name}-{name}", ["-m", *arguments], environment)
 
@@ -244,6 +252,11 @@ class FailoverFleet:
         except KclError:
             return None
         return None if lock is None or lock.is_released else lock.owner_name
+
+    def protocol(self) -> str:
+        """Return the commit protocol that the application's record names."""
+        record = self._tables.coordinator.read_application()
+        return "positions" if record is not None and record.identity.positions else "two_phase"
 
     def owners(self) -> dict[str, str | None]:
         """Return the owner of each unfinished lease; none before there is a table."""

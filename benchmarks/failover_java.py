@@ -8,6 +8,7 @@ before (`python -m tests.interop` keeps them in `.run/interop`).
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -50,8 +51,8 @@ class JavaFleet(FailoverFleet):
         self.commits = self._java_commits
         self.limit_seconds = JAVA_LIMIT_SECONDS
 
-    def start(self, *names: str) -> None:
-        """Start workers."""
+    def start(self, *names: str, environment: Mapping[str, str] | None = None) -> None:
+        """See `FailoverFleet.start`."""
         for name in names:
             command = self._java.command(
                 {
@@ -62,7 +63,7 @@ class JavaFleet(FailoverFleet):
                 }
             )
             log = f"{self.name}-{name}"
-            self.workers[name] = self._processes.start_program(log, command)
+            self.workers[name] = self._processes.start_program(log, command, environment)
             self._java_commits.logs[name] = JavaLog(self._processes.folder / f"{log}.log")
 
     def owners(self) -> dict[str, str | None]:

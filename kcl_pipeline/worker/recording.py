@@ -1,10 +1,11 @@
-"""Record the identity of an application when a worker starts, and refuse a paused one."""
+"""Record the identity of an application when a worker starts, and refuse what does not fit."""
 
 from __future__ import annotations
 
 from kcl_pipeline.clock import StopSignal
+from kcl_pipeline.errors import OtherApplicationError
 from kcl_pipeline.leases.application.identity import ApplicationIdentity
-from kcl_pipeline.leases.identity_check import ensure_application
+from kcl_pipeline.leases.identity_check import ensure_application, protocol_of
 from kcl_pipeline.worker.dependencies import WorkerDependencies
 from kcl_pipeline.worker.retry import retry_transient
 from kcl_pipeline.worker.starting import OpenedApplication, refuse_pause
@@ -37,3 +38,25 @@ def record_application(
     )
     refuse_pause(parts.settings.application_name, recorded.control.pause)
     return recorded.identity
+
+
+def check_protocol(name: str, recorded: ApplicationIdentity, used: str) -> None:
+    """Refuse to take a lease if the record names another commit protocol than this worker uses.
+
+    A worker whose settings name no protocol takes the recorded one at its start, and would not
+    notice a later change. Each shard that it takes would then stand still.
+
+    Args:
+        name: Name of the application.
+        recorded: The record.
+        used: The commit protocol of this worker.
+
+    Raises:
+        OtherApplicationError: The record names another one.
+    """
+    now = protocol_of(recorded)
+    if now is not None and now != used:
+        raise OtherApplicationError(
+            f"the commit protocol of the application {name!r} was changed from {used} to {now} "
+            "after this worker had started; start the worker again, which then uses the other one"
+        )

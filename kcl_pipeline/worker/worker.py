@@ -44,7 +44,7 @@ from kcl_pipeline.worker.monitoring.lag import Lag, LagTracker
 from kcl_pipeline.worker.monitoring.stalls import StallWatch
 from kcl_pipeline.worker.monitoring.stats import WorkerStats
 from kcl_pipeline.worker.monitoring.status import StatusSource
-from kcl_pipeline.worker.recording import record_application
+from kcl_pipeline.worker.recording import check_protocol, record_application
 from kcl_pipeline.worker.retry import StoppedWhileRetryingError, attempt, retry_transient
 from kcl_pipeline.worker.shards.factory import make_lifecycle
 from kcl_pipeline.worker.shards.lifecycle import Lifecycle
@@ -232,6 +232,8 @@ class Worker:
             self._parts.coordinator_table,
             self._opened(self._stop).identity,
         )
+        used = "two_phase" if self._protocol.stored is None else "positions"
+        check_protocol(self._settings.application_name, recorded.identity, used)
         if recorded.control.pause is not None:
             self.reporter.note_pause()
         self._streams.note_record(recorded.identity.streams)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
@@ -11,6 +12,7 @@ from kcl_pipeline.control.seek.downgrade import Downgrade
 from kcl_pipeline.errors import OtherApplicationError
 from kcl_pipeline.events import LeaseLost, ShardPaused
 from kcl_pipeline.leases.identity_check import protocol_of
+from kcl_pipeline.shards import StreamId
 from kcl_pipeline.testing.sink import InMemorySink
 from tests.support.operator_world import OperatorWorld
 
@@ -109,6 +111,48 @@ def test_a_running_worker_with_two_phase_ends_when_it_takes_a_lease_after_the_ch
     world.start("w-3")
     values += batch(world, "c")
     world.work(20)
+    assert Counter(world.data()) == Counter(values)
+
+
+def test_a_running_worker_without_the_setting_ends_too_and_its_successor_follows():
+    """It took two_phase from the record, and would stand still with each shard that it takes."""
+    world = RecordedWorld(shards=2, batch={"commit_protocol": "two_phase"})
+    values = batch(world, "a")
+    world.end("w-1")
+    use(world, None)
+    world.start("w-2")
+    values += batch(world, "b")
+    use(world, "positions")
+    world.start("w-3")
+    values += batch(world, "c")
+    world.crash("w-3")
+    with pytest.raises(OtherApplicationError, match="changed from two_phase to positions"):
+        world.work(60)
+    assert not world.of(ShardPaused)
+    world.crash("w-2")
+    use(world, None)
+    world.start("w-4")
+    values += batch(world, "d")
+    world.work(20)
+    assert Counter(world.data()) == Counter(values)
+
+
+def test_a_running_worker_with_positions_ends_when_it_takes_a_lease_after_a_downgrade():
+    """It may have been paused during the downgrade."""
+    world = RecordedWorld(shards=2)
+    values = batch(world, "a")
+    record = world.coordinator.read_application()
+    world.coordinator.put_application(replace(record.identity, positions=False), replacing=record)
+    values += batch(world, "b")
+    shard = world.kinesis.list_shards(StreamId("orders"))[0]
+    world.model.call(
+        "SplitShard",
+        StreamName="orders",
+        ShardToSplit=shard.shard_id,
+        NewStartingHashKey=str(2**126),
+    )
+    with pytest.raises(OtherApplicationError, match="changed from positions to two_phase"):
+        world.work(60)
     assert Counter(world.data()) == Counter(values)
 
 
