@@ -90,6 +90,20 @@ class SupervisedFleet(FailoverFleet):
 
         super().wait(what, supervised)
 
+    def wait_committed(self, since: float) -> None:
+        """Wait until running workers own all leases and have committed each of them since then.
+
+        Args:
+            since: Monotonic seconds.
+        """
+
+        def is_committed() -> bool:
+            owners = self.owners()
+            found = {(commit.shard_id, commit.worker) for commit in self.commits.since(since)}
+            return set(owners.values()) <= set(self.workers) and owners.items() <= found
+
+        self.wait("commits of all shards by their owners", is_committed)
+
 
 class Upgrade(ProcessBenchmark):
     """Replaces the workers of one application on one embedded AWS."""
@@ -119,7 +133,7 @@ class Upgrade(ProcessBenchmark):
                 self._start(fleet, self._older)
             fleet.wait("leases", lambda: bool(fleet.owners()))
             fleet.publisher.start()
-            fleet.wait_settled()
+            fleet.wait_committed(self.clock.monotonic())
             for stage in STAGES:
                 for name in sorted(fleet.workers):
                     self._replace(fleet, name, stage)
@@ -130,13 +144,13 @@ class Upgrade(ProcessBenchmark):
         finally:
             fleet.stop()
 
-    def _start(self, fleet: FailoverFleet, environment: dict[str, str]) -> str:
+    def _start(self, fleet: SupervisedFleet, environment: dict[str, str]) -> str:
         self._started += 1
         name = f"worker-{self._started}"
         fleet.start(name, environment=environment)
         return name
 
-    def _replace(self, fleet: FailoverFleet, name: str, environment: dict[str, str]) -> None:
+    def _replace(self, fleet: SupervisedFleet, name: str, environment: dict[str, str]) -> None:
         began = self.clock.monotonic()
         number = self._rng.choice([signal.SIGTERM, signal.SIGKILL])
         self.kills += number == signal.SIGKILL
@@ -147,11 +161,11 @@ class Upgrade(ProcessBenchmark):
             self._start(fleet, environment)
             fleet.rest(self._rng.uniform(0.0, 6.0))
             fleet.end(name, number)
-        fleet.wait_settled()
+        fleet.wait_committed(self.clock.monotonic())
         self.seconds.append(self.clock.monotonic() - began)
         print(f"{name} replaced in {self.seconds[-1]:.1f} s", file=sys.stderr, flush=True)
 
-    def _starts_older(self, fleet: FailoverFleet) -> str:
+    def _starts_older(self, fleet: SupervisedFleet) -> str:
         """Start a worker of the older revision and return whether it is refused."""
         name = self._start(fleet, self._older)
         deadline = self.clock.monotonic() + REFUSAL_SECONDS

@@ -105,6 +105,7 @@ SCENARIO_OF_MENU_6 = (*SCENARIO_OF_MENU_5, "saves_scans", "positions")
         (8, SCENARIO_OF_MENU_6, "f81ac89045952ed6", "e1d4000c902e59a6"),
         (9, SCENARIO_OF_MENU_6, "f81ac89045952ed6", "e1d4000c902e59a6"),
         (10, SCENARIO_OF_MENU_6, "749374c2927f277d", "14996c1d27257b2e"),
+        (11, SCENARIO_OF_MENU_6, "749374c2927f277d", "14996c1d27257b2e"),
     ],
 )
 def test_a_released_menu_is_never_changed(menu, names, drawn, planned):
@@ -152,6 +153,18 @@ def test_from_menu_10_on_a_fleet_changes_its_protocol_while_it_runs(seed):
     assert any(refused)
 
 
+@pytest.mark.parametrize("seed", [9960100151, 9960100183])
+def test_from_menu_11_on_a_worker_that_follows_the_record_ends_and_comes_back(seed):
+    """Half of the workers name no commit protocol, as with default settings."""
+    outcome = simulate(seed, StormOptions(menu=11))
+    assert outcome.violations == (), outcome.timeline()
+    texts = [text for _, text in outcome.lines]
+    refused = [n for n, text in enumerate(texts) if "changed from two_phase to positions" in text]
+    assert refused
+    name = texts[refused[0]].partition(" ")[0]
+    assert any(text.startswith(f"{name}: WorkerStarted") for text in texts[refused[0] :])
+
+
 def methods(kind):
     return {name for name, value in vars(kind).items() if name[0] != "_" and callable(value)}
 
@@ -166,6 +179,6 @@ def test_the_newest_menu_has_every_incident_and_no_menu_loses_one():
 
 def test_an_unknown_menu_is_refused():
     with pytest.raises(
-        ValueError, match=r"menu=99 is not a menu. Write one of \[1, 2, 3, 4, 5, 6, 7, 8, 9, 10\]"
+        ValueError, match=r"menu=99 is not a menu. Write one of \[1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11\]"
     ):
         simulate(1, StormOptions(menu=99))

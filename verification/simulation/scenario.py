@@ -160,11 +160,15 @@ _FREQUENT: Final = frozenset(
 
 
 @lru_cache(maxsize=100)
-def settings(scenario: Scenario, strategy: str, *, quirky: bool = False) -> ConsumerSettings:
+def settings(
+    scenario: Scenario, strategy: str, *, quirky: bool = False, follows: bool = False
+) -> ConsumerSettings:
     """Settings with short times, so that a storm of half a minute has many failovers.
 
-    A quirky peer does no handoff and releases nothing at shutdown.
+    A quirky peer does no handoff and releases nothing at shutdown. A worker that follows the record
+    names no commit protocol.
     """
+    protocol = "positions" if scenario.positions else "two_phase"
     shard_sync: dict[str, object] = {
         "completed_lease_cleanup_interval_millis": 1_000,
         "garbage_lease_cleanup_interval_millis": 3_000,
@@ -217,7 +221,7 @@ def settings(scenario: Scenario, strategy: str, *, quirky: bool = False) -> Cons
                 "min_batch_interval_millis": 200,
                 "failed_records": "dead_letter",
                 "max_batch_records": 25,
-                "commit_protocol": "positions" if scenario.positions else "two_phase",
+                "commit_protocol": None if follows else protocol,
             },
         }
     )

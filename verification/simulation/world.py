@@ -10,7 +10,7 @@ from functools import partial
 import pyarrow as pa
 
 from kcl_pipeline.config import ConsumerSettings
-from kcl_pipeline.errors import AwsError, OtherApplicationError, SinkError
+from kcl_pipeline.errors import AwsError, OtherApplicationError
 from kcl_pipeline.events import (
     AwsTrouble,
     BatchCommitted,
@@ -41,7 +41,14 @@ from verification.simulation.checks.stillness import StillnessWatch
 from verification.simulation.environment.calls import TXN_VERSIONS_SITE, Calls, Weather
 from verification.simulation.environment.hooks import after_hook, before_hook
 from verification.simulation.environment.kinesis import SimulatedKinesis
-from verification.simulation.environment.machines import Machine, SimulatedCpu, SimulatedHost
+from verification.simulation.environment.machines import (
+    Machine,
+    SimulatedCpu,
+    SimulatedHost,
+    follows_record,
+    is_drawn,
+    is_expected,
+)
 from verification.simulation.environment.scheduler import Host, Scheduler, SimulatedClock
 from verification.simulation.environment.sinks import (
     CheckedTable,
@@ -57,7 +64,8 @@ from verification.simulation.scenario import Scenario, settings
 QUIET_EVENTS = (BatchCommitted, AwsTrouble, PlanMade, Measurement)
 TRANSFORM_SECONDS = 0.01
 SLOW_TRANSFORM_SECONDS = 3.0
-JOBS_SHARE = 0.3
+JOBS = 0.3
+FOLLOWERS = 0.5
 _LAST_CHECKPOINT = "last checkpoint of "
 
 
@@ -155,10 +163,9 @@ class World:
         host.crashing = partial(self.checks.excuse_worker, worker_id or name)
         # Only a transactional sink accepts files that executors wrote
         in_jobs = (
-            is_worker
-            and self.scenario.exactly_once
-            and random.Random(f"{self.seed}/{name}/jobs").random() < JOBS_SHARE
+            is_worker and self.scenario.exactly_once and is_drawn(self.seed, name, "jobs", JOBS)
         )
+        may_follow = menu_of(self.scenario.menu).follows
         machine = Machine(
             name,
             host,
@@ -172,6 +179,7 @@ class World:
             streams,
             self.configured,
             positions=self.scenario.positions or self.upgraded,
+            follows=may_follow and is_drawn(self.seed, name, "follows", FOLLOWERS),
         )
         self.machines[name] = machine
         host.spawn("main", partial(self._work if is_worker else self._lead, machine))
@@ -208,15 +216,16 @@ class World:
                 return
             except OtherApplicationError as error:
                 self.note(f"{host.name} is refused: {error}")
-                machine.stop.set()
-                if machine.streams is None and (machine.positions or not self.upgraded):
+                is_late = self.upgraded and (machine.follows or not machine.positions)
+                if machine.streams is None and not is_late:
                     self.failures.append(f"{host.name} is refused: {error}")
-                return
-            except Exception as error:  # noqa: BLE001
-                # a worker can fail; the checks decide whether this error is allowed
+                if machine.streams is not None or not is_late or not machine.follows:
+                    machine.stop.set()
+                    return
+            except Exception as error:  # noqa: BLE001 (the checks decide whether it may fail so)
                 self.checks.excuse_worker(machine.worker_id)
                 self.note(f"{host.name} failed: {type(error).__name__}: {error}")
-                if not _expected(error):
+                if not is_expected(error):
                     self.failures.append(f"{host.name} failed: {type(error).__name__}: {error}")
                     return
             clock.sleep(0.5 + 0.1 * min(attempt, 10))
@@ -241,8 +250,7 @@ class World:
     def _parts(self, machine: Machine, clock: SimulatedClock) -> WorkerDependencies:
         calls = Calls(machine.host, self.weather)
         leases, workers, coordinator = self.tables(machine, calls, "worker")
-        # too small for a name of its own
-        faults = lambda op, _keys: calls.sink_fault(  # noqa: E731
+        faults = lambda op, _keys: calls.sink_fault(  # noqa: E731 (too small for a name)
             TXN_VERSIONS_SITE if op == "txn_versions" else f"sink.{op}"
         )
         make_sink = NotedSink if self.scenario.exactly_once else StoreSink
@@ -312,7 +320,8 @@ class World:
         """The settings of the process on a machine."""
         streams = machine.streams or machine.configured
         scenario = replace(self.scenario, streams=streams, positions=machine.positions)
-        return settings(scenario, machine.strategy, quirky=machine.quirky)
+        follows = machine.follows and follows_record(machine, self.coordinator)
+        return settings(scenario, machine.strategy, quirky=machine.quirky, follows=follows)
 
     def tables(
         self, machine: Machine, calls: Calls, role: Role
@@ -389,11 +398,3 @@ class World:
             return transform(self.checks.lease_of, records, hands_back=self.scenario.hands_back)
 
         return run
-
-
-def _expected(error: Exception) -> bool:
-    """Whether a worker may end with this error under faults.
-
-    AWS or the sink did not respond for too long.
-    """
-    return isinstance(error, AwsError | SinkError)

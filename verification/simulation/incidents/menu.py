@@ -31,6 +31,7 @@ class Menu:
         positions: Whether half of the fleets store positions in the table.
         deletes_rows: Whether deleted rows repeat nothing in these fleets.
         records_sink: Whether workers record the sink, and so the commit protocol.
+        follows: Whether half of the workers name no commit protocol, and follow the record.
         rare_sites: How many times as likely a fault is at a call site that is seldom reached.
     """
 
@@ -44,6 +45,7 @@ class Menu:
     deletes_rows: bool = False
     rare_sites: Mapping[str, float] = field(default_factory=dict)
     records_sink: bool = False
+    follows: bool = False
 
     @property
     def cells(self) -> tuple[tuple[str, Fault], ...]:
@@ -157,6 +159,7 @@ _MENU_6: Final = Menu(
 _MENU_7: Final = replace(_MENU_6, version=7, incidents=_INCIDENTS_7, deletes_rows=True)
 _MENU_8: Final = replace(_MENU_7, version=8, incidents=_INCIDENTS_8)
 _MENU_9: Final = replace(_MENU_8, version=9, rare_sites=_RARE_SITES)
+_MENU_10: Final = replace(_MENU_9, version=10, incidents=_INCIDENTS_10, records_sink=True)
 
 MENUS: Final = {
     1: Menu(1, _INCIDENTS_1, _SITES_1, _FAULTS_1),
@@ -168,7 +171,8 @@ MENUS: Final = {
     7: _MENU_7,
     8: _MENU_8,
     9: _MENU_9,
-    10: replace(_MENU_9, version=10, incidents=_INCIDENTS_10, records_sink=True),
+    10: _MENU_10,
+    11: replace(_MENU_10, version=11, follows=True),
 }
 
 CURRENT_MENU: Final = max(MENUS)
