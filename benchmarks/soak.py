@@ -4,6 +4,7 @@ The worker and the embedded AWS run in separate processes. Batches are small and
 data is available.
 
     python -m benchmarks.soak [--paths arrow spark] [--batches 2000] [--json]
+    python -m benchmarks.soak --minutes 10 [--paths spark] [--json]
 
 After every hundredth of the batches the benchmark samples resident memory of the driver, of the JVM
 and of Spark's Python workers. It also samples the JVM heap after a collection, and threads and open
@@ -13,6 +14,9 @@ A value is *flat* if the median of the last quarter exceeds that of the second q
 5 % or a fixed limit, whichever is greater. The limit is `--limit-mb` for memory and `LIMIT_COUNT`
 for threads and files. delta-rs has a thread pool that grows to about 64 threads on demand. The JVM
 heap is committed at the start, so growth of the JVM's resident memory is outside of the heap.
+
+With `--minutes` all settings have their defaults, and the load is steady (`soak_minutes`). The
+result then has the slope of each value in MB per minute.
 
 The exit code is 1 when a value is not flat. `--leak-kb` leaks that much per batch, which tests the
 detection.
@@ -30,15 +34,15 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import psutil
 import pyarrow as pa
 
 from benchmarks.embedded import client, embedded_aws
+from benchmarks.resources import look
+from benchmarks.soak_minutes import soak_for_minutes
 from benchmarks.trends import COUNT_LIMITS, trends
 from kcl_pipeline.aws import AwsClients, SessionOptions
 from kcl_pipeline.delta.sink import DeltaSink
@@ -52,7 +56,6 @@ PUT_RECORDS = 10
 PUT_SECONDS = 0.02
 SAMPLES = 100
 LIMIT_MB = 24.0
-POOL_THREAD = "tokio-rt-worker"
 RETRY_LIMIT_SECONDS = 120.0
 SPARK = {
     "spark.master": "local[2]",
@@ -143,39 +146,6 @@ def run_worker(options: argparse.Namespace) -> None:
 
 # -- the controller
 # ----------------------------------------------------------------------------
-
-
-def look(driver: psutil.Process, heap_mb: float | None) -> dict[str, float]:
-    """Return the current resources of the driver and its descendants."""
-    below = driver.children(recursive=True)
-    jvms = [process for process in below if process.name() == "java"]
-    names = thread_names(driver.pid)
-    pool = names.count(POOL_THREAD)
-    sample = {
-        "driver_mb": driver.memory_info().rss / 1e6,
-        "driver_threads": len(names) - pool,
-        "delta_threads": pool,
-        "driver_files": driver.num_fds(),
-    }
-    for jvm in jvms[:1]:
-        workers = [p for p in jvm.children(recursive=True) if p.name().startswith("python")]
-        sample |= {
-            "jvm_mb": jvm.memory_info().rss / 1e6,
-            "jvm_threads": jvm.num_threads(),
-            "jvm_files": jvm.num_fds(),
-            "jvm_heap_mb": heap_mb or 0.0,
-        }
-        sample["python_workers_mb"] = sum(p.memory_info().rss for p in workers) / 1e6
-    return sample
-
-
-def thread_names(pid: int) -> list[str]:
-    """Return the names of a process's threads from the operating system."""
-    names = []
-    for file in Path(f"/proc/{pid}/task").glob("*/comm"):
-        with suppress(OSError):  # it has ended meanwhile
-            names.append(file.read_text().strip())
-    return names
 
 
 def keep_putting(url: str, stop: threading.Event) -> None:
@@ -281,7 +251,12 @@ def soak(path: str, options: argparse.Namespace) -> dict[str, Any]:
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
     """Run all requested modes."""
-    of = {path: soak(path, options) for path in options.paths}
+    of = {
+        path: soak(path, options)
+        if options.minutes is None
+        else soak_for_minutes(path, options.minutes, options.limit_mb)
+        for path in options.paths
+    }
     return {
         "batches": options.batches,
         "flat": all(one["flat"] for one in of.values()),
@@ -293,11 +268,13 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
 def print_table(result: dict[str, Any]) -> None:
     for path, of in result["paths"].items():
         print(f"{path}: {of['batches']} batches in {of['seconds']} s")
+        slopes = of.get("mb_per_minute", {})
         for name, one in (of["rss_mb"] | of["counts"]).items():
             verdict = "flat" if one["flat"] else "GROWS"
+            rate = f"   {slopes[name]:+.2f} MB/min" if name in slopes else ""
             print(
                 f"  {name:<18} second quarter {one['first']:>8.1f}   last quarter "
-                f"{one['last']:>8.1f}   limit +{one['limit']:<6.1f} {verdict}"
+                f"{one['last']:>8.1f}   limit +{one['limit']:<6.1f} {verdict}{rate}"
             )
 
 
@@ -310,6 +287,9 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--batches", type=int, default=2000, help="of each path")
     parser.add_argument(
         "--paths", nargs="+", choices=["arrow", "spark"], default=["arrow", "spark"]
+    )
+    parser.add_argument(
+        "--minutes", type=float, help="instead of --batches: steady load, default settings"
     )
     parser.add_argument("--limit-mb", type=float, default=LIMIT_MB)
     parser.add_argument("--leak-kb", type=int, default=0)

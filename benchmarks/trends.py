@@ -46,6 +46,11 @@ def trend(values: Sequence[float], smallest_limit: float) -> Trend:
     return Trend(round(first, 1), round(last, 1), round(limit, 1), last - first <= limit)
 
 
+def slope(times: Sequence[float], values: Sequence[float]) -> float:
+    """Return the growth per unit of time: the slope of the line with the least squares."""
+    return statistics.linear_regression(times, values).slope
+
+
 def trends(samples: Sequence[Mapping[str, float]], limit_mb: float) -> dict[str, Trend]:
     """Return the trends of all values of the samples."""
     return {
