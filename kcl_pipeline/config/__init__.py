@@ -42,6 +42,7 @@ __all__ = [
 ]
 
 _DISCOVERY_MILLIS: Final = 2_000
+_RECORD_MEMORY_BYTES: Final = 512 * 1024 * 1024
 MAX_LOCK_DURATION_MILLIS: Final = 600_000
 """Longest duration of the leader lock, in settings and in the lock row.
 
@@ -341,6 +342,12 @@ class ConsumerSettings(StrictSettings):
         given = [one.consumer_arn for one in self.stream_settings.values()]
         arns = [*self.retrieval.consumer_arns.values(), *(arn for arn in given if arn)]
         return {stream_of_consumer(arn) or arn: arn for arn in arns}
+
+    @property
+    def record_memory_bytes(self) -> int:
+        """`worker.record_memory_max_bytes`: 512 MiB, or more for a large prefetch, unless set."""
+        least = max(_RECORD_MEMORY_BYTES, 4 * self.retrieval.prefetch_max_bytes)
+        return self.worker.record_memory_max_bytes or least
 
     @property
     def lease_table_name(self) -> str:

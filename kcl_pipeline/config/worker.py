@@ -49,6 +49,15 @@ class WorkerSettings(StrictSettings):
         "setting the processing thread is not the main thread. None: a hung worker keeps its "
         "leases until the step ends or a person ends the process",
     )
+    record_memory_max_bytes: int | None = Field(
+        None,
+        ge=64 * 1024 * 1024,
+        description="Memory for records and results of a worker: records that wait, reads under "
+        "way, the batch in processing, its copy for Spark, its result, and memory files that are "
+        "kept for the next batch. At the limit, reading waits, and results are written to the "
+        "disk. At most a quarter is used for records that wait, and for the records of a batch. "
+        "None: 536870912, or four times prefetch_max_bytes if that is more",
+    )
     worker_group_separator: str = Field(
         "-", min_length=1, description="The group is the worker id up to the first of these"
     )

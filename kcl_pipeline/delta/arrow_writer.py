@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import AbstractContextManager, nullcontext
 from typing import Final
 
 import pyarrow as pa
@@ -18,6 +19,7 @@ from kcl_pipeline.delta.files import batch_folder, write_table
 from kcl_pipeline.delta.schema import partition_misfit, to_delta, untyped
 from kcl_pipeline.delta.storage.storage import Storage, open_storage, table_root
 from kcl_pipeline.errors import SinkError
+from kcl_pipeline.memory import MemoryBudget
 from kcl_pipeline.transform.arrow import (
     ArrowTransform,
     apply_arrow_transform,
@@ -43,6 +45,7 @@ class ArrowBatchWriter:
         storage_options: Options of delta-rs for the table's store.
         storage: The table's storage. None: it is opened with `storage_options`.
         threads: Threads that write files. None: one per core.
+        memory: Counts the result. None: it is not counted.
     """
 
     def __init__(
@@ -54,6 +57,7 @@ class ArrowBatchWriter:
         *,
         storage: Storage | None = None,
         threads: int | None = None,
+        memory: MemoryBudget | None = None,
     ) -> None:
         self._transform = transform_arrow
         self._partition_by = tuple(partition_by)
@@ -61,6 +65,7 @@ class ArrowBatchWriter:
         self._threads = threads or os.cpu_count() or 1
         self._clock = SystemClock()
         self._pool: ThreadPoolExecutor | None = None
+        self._memory = memory
 
     def write(self, batch: Batch) -> Written:
         """Transform and write a batch (see `BatchWriter.write`)."""
@@ -75,7 +80,8 @@ class ArrowBatchWriter:
         reason = partition_misfit(table.schema, self._partition_by)
         if reason:
             raise SinkError(reason)
-        files = self._files(table, folder, int(self._clock.wall() * 1000))
+        with self._counting(table):
+            files = self._files(table, folder, int(self._clock.wall() * 1000))
         typed = [
             field.with_nullable(table.column(field.name).null_count > 0) for field in table.schema
         ]
@@ -85,6 +91,12 @@ class ArrowBatchWriter:
     def probe(self, parts: Sequence[pa.Table]) -> list[str | None]:
         """Call the transform on each part in turn (see `BatchWriter.probe`)."""
         return probe_arrow_transform(self._transform, parts)
+
+    def _counting(self, result: pa.Table) -> AbstractContextManager[None]:
+        """Count a result that is not the records themselves. It may share their buffers."""
+        if self._memory is None or self._transform is None:
+            return nullcontext()
+        return self._memory.counting("result", result.nbytes)
 
     def _files(self, table: pa.Table, folder: str, millis: int) -> tuple[DataFile, ...]:
         """Write a large table in parts of equal length, in parallel.

@@ -37,6 +37,7 @@ from kcl_pipeline.delta.sink import DeltaSink
 from kcl_pipeline.events import EventSink, ignore_events
 from kcl_pipeline.leader.cycle import LeaderCycle
 from kcl_pipeline.leader.streams.selection import Selection
+from kcl_pipeline.memory import MemoryBudget
 from kcl_pipeline.metrics.opening import observed_leader, observed_worker, require_exporters
 from kcl_pipeline.pipeline.arguments import (
     Fleet,
@@ -342,7 +343,7 @@ class KinesisPipeline:
         from kcl_pipeline.worker.worker import Worker  # noqa: PLC0415
 
         clock, clients = clock or SystemClock(), clients or AwsClients(self.settings)
-        settings = self.settings
+        settings, memory = self.settings, MemoryBudget.of(self.settings)
         require_exporters(settings)
         # Before anything slow, so that the leader can begin
         application = self._open(clients, clock, events, stop or clock.signal())
@@ -353,7 +354,7 @@ class KinesisPipeline:
         leader: LeaderCycle | None = None
         if leads:
             leader = self.build_leader(worker_id, clients=clients, clock=clock, events=events)
-        writer, sink, range_jobs = self.output().open(session_factory, clients, events)
+        writer, sink, range_jobs = self.output().open(session_factory, clients, events, memory)
         dependencies = WorkerDependencies(
             settings=settings,
             lease_table=tables.lease,
@@ -376,6 +377,7 @@ class KinesisPipeline:
             or self.sink.dead_letter_uri is not None,
             sink_address=sink_address(self.sink),
             application=application,
+            memory=memory,
         )
         return Worker(worker_id, dependencies)
 

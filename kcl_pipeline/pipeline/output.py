@@ -17,6 +17,7 @@ from kcl_pipeline.errors import SettingsError
 from kcl_pipeline.events import EventSink, ignore_events
 from kcl_pipeline.leases.application.identity import MAX_SINK
 from kcl_pipeline.leases.stored_shards import SinkShards, StoredShards
+from kcl_pipeline.memory import MemoryBudget
 from kcl_pipeline.text import printable
 
 if TYPE_CHECKING:
@@ -48,11 +49,12 @@ class PipelineOutput:
         session_factory: SessionFactory | None,
         clients: AwsClients,
         events: EventSink = ignore_events,
+        memory: MemoryBudget | None = None,
     ) -> tuple[BatchWriter, TransactionalSink, RangeJobs | None]:
         """Return the writer, the sink, and the jobs of executors that fetch, if they do.
 
         For a `ForeachBatchSink` the writer and the sink are one object. pyspark is loaded only if a
-        session is needed.
+        session is needed. The writer counts what it holds in `memory`.
         """
         sink = self.sink
         if not isinstance(sink, DeltaSink):
@@ -68,7 +70,11 @@ class PipelineOutput:
         committer = DeltaCommitter(sink, self.name, events=events)
         if self.transform is None:
             writer = ArrowBatchWriter(
-                self.transform_arrow, sink.uri, sink.partition_by, sink.storage_options
+                self.transform_arrow,
+                sink.uri,
+                sink.partition_by,
+                sink.storage_options,
+                memory=memory,
             )
             if not self.executors_fetch(self.spark_config.get("spark.master", "local[*]")):
                 return writer, committer, None
@@ -93,7 +99,13 @@ class PipelineOutput:
 
         session = self._session(session_factory)
         frames = SparkBatchWriter(
-            session, self.transform, sink.uri, sink.partition_by, sink.storage_options, events
+            session,
+            self.transform,
+            sink.uri,
+            sink.partition_by,
+            sink.storage_options,
+            events,
+            memory,
         )
         if not self.executors_fetch(session.sparkContext.master or ""):
             frames.prepare()

@@ -30,6 +30,7 @@ from kcl_pipeline.delta.schema import delta_schema, partition_misfit, to_delta, 
 from kcl_pipeline.delta.storage.storage import is_local, open_storage, table_root
 from kcl_pipeline.errors import BrokenTransformError, KclError, SinkError
 from kcl_pipeline.events import EventSink, ignore_events
+from kcl_pipeline.memory import MemoryBudget
 from kcl_pipeline.spark.arrow_memory.frames import ArrowMemory
 from kcl_pipeline.spark.arrow_memory.results import ArrowResults, Pieces
 from kcl_pipeline.spark.arrow_memory.types import reason_against, reason_against_session
@@ -48,6 +49,7 @@ _LOG: Final = logging.getLogger(__name__)
 _BYTES_OF_A_TASK: Final = 8 * 1024 * 1024
 _MIN_FILE_BYTES: Final = 4 * 1024 * 1024
 """Below this size, planning the read of a file takes longer than `createDataFrame`."""
+_MEMORY_BYTES: Final = 512 * 1024 * 1024
 _ZERO: Final[dict[pa.DataType, Any]] = {
     pa.string(): "",
     pa.binary(): b"",
@@ -71,6 +73,7 @@ class SparkBatchWriter:
         partition_by: Partition columns of the table.
         storage_options: Options of delta-rs for the table's store.
         events: Receives `ArrowMemorySkipped`.
+        memory: Counts the records and results that are passed in memory. None: up to 512 MiB.
     """
 
     def __init__(
@@ -81,9 +84,11 @@ class SparkBatchWriter:
         partition_by: Sequence[str] = (),
         storage_options: Mapping[str, str] | None = None,
         events: EventSink = ignore_events,
+        memory: MemoryBudget | None = None,
     ) -> None:
         self._session = session
-        self._arrow = ArrowMemory(session, events)
+        self._memory = memory or MemoryBudget(_MEMORY_BYTES)
+        self._arrow = ArrowMemory(session, self._memory, events)
         self._results = ArrowResults(session, self._arrow)
         self._transform = transform
         self._root = table_root(table_uri)
@@ -117,7 +122,9 @@ class SparkBatchWriter:
         except KclError as error:
             if not self._arrow.caused(error):
                 raise
-        with batch_frame(self._session, batch.records, parts) as frame:
+        # The copy in Parquet files has about the size of the records.
+        copied = self._memory.counting("files", batch.records.nbytes)
+        with copied, batch_frame(self._session, batch.records, parts) as frame:
             return self.write_frame(frame, batch.batch_id, batch.records.num_rows, parts)
 
     def write_frame(

@@ -19,6 +19,7 @@ from kcl_pipeline.delta.sink import DeltaSink
 from kcl_pipeline.errors import KclError, SettingsError
 from kcl_pipeline.events import Event
 from kcl_pipeline.leader.cycle import LeaderCycle
+from kcl_pipeline.memory import MemoryBudget
 from kcl_pipeline.pipeline import KinesisPipeline, sink_address
 from kcl_pipeline.testing.failures import FailingKinesis, Failures, WorkerProcess, failing_sink
 from kcl_pipeline.testing.kinesis.client import InMemoryKinesis
@@ -213,7 +214,8 @@ class PipelineTest:
         coordinator = self._coordinator.view(before_call=before, after_call=after)
         kinesis = FailingKinesis(InMemoryKinesis(self.kinesis), process)
         output = pipeline.output()
-        writer, sink, _ = output.open(spark_session, _no_clients(settings), self.events.append)
+        memory, clients = MemoryBudget.of(settings), _no_clients(settings)
+        writer, sink, _ = output.open(spark_session, clients, self.events.append, memory)
         return Worker(
             name,
             WorkerDependencies(
@@ -242,6 +244,7 @@ class PipelineTest:
                 run_id=f"{name}-run",
                 idle_seconds=0.01,
                 sink_address=sink_address(self._sink),
+                memory=memory,
             ),
         )
 

@@ -18,6 +18,7 @@ from kcl_pipeline.kinesis.ranges import RangeJobs
 from kcl_pipeline.leader.cycle import LeaderCycle
 from kcl_pipeline.leader.streams.selection import SelectStreams
 from kcl_pipeline.leases.tables import CoordinatorStateTable, LeaseTable, WorkerMetricsTable
+from kcl_pipeline.memory import MemoryBudget
 from kcl_pipeline.metrics.provider import MetricProvider
 from kcl_pipeline.worker.starting import OpenedApplication
 from kcl_pipeline.worker.summary import WorkerProgress
@@ -56,6 +57,8 @@ class WorkerDependencies:
         application: None: the worker opens the application when it starts.
         select: Returns the streams when the worker opens the application. None: the settings name
             them.
+        memory: Counts the records and results of the worker. The writer must use the same one.
+            None: one of its own, for a writer that counts nothing.
     """
 
     settings: ConsumerSettings
@@ -81,3 +84,4 @@ class WorkerDependencies:
     sink_address: str | None = None
     application: OpenedApplication | None = None
     select: SelectStreams | None = None
+    memory: MemoryBudget | None = None

@@ -14,6 +14,7 @@ from kcl_pipeline.kinesis.client import Chunk
 from kcl_pipeline.kinesis.decode.bodies import records_table
 from kcl_pipeline.kinesis.prefetch.prefetcher import Prefetcher
 from kcl_pipeline.kinesis.sizes import payload_bytes
+from kcl_pipeline.memory import MemoryBudget
 from kcl_pipeline.position import Position
 from kcl_pipeline.testing.clock import VirtualClock
 
@@ -93,13 +94,21 @@ class FakeReader:
 
 
 class FanOutWorld:
-    def __init__(self, *readers: FakeReader, budget: int = 64 * MIB, idle: int = 1000) -> None:
+    def __init__(
+        self,
+        *readers: FakeReader,
+        budget: int = 64 * MIB,
+        idle: int = 1000,
+        memory: MemoryBudget | None = None,
+    ) -> None:
         self.clock = VirtualClock()
         self.events: list[Event] = []
         chosen = RetrievalSettings(
             prefetch_max_bytes=budget, idle_time_between_reads_in_millis=idle
         )
-        self.prefetcher = Prefetcher(chosen, self.clock, random.Random(7), self.events.append)
+        self.prefetcher = Prefetcher(
+            chosen, self.clock, random.Random(7), self.events.append, memory
+        )
         for reader in readers:
             reader.clock = self.clock
             self.prefetcher.add(reader)

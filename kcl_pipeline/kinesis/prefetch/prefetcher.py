@@ -6,9 +6,7 @@ import math
 import random
 import sys
 import threading
-from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Final
 
 from kcl_pipeline.clock import Clock, StopSignal
@@ -18,7 +16,10 @@ from kcl_pipeline.events import AwsTrouble, Event, EventSink, ReadFinished
 from kcl_pipeline.kinesis.client import Chunk
 from kcl_pipeline.kinesis.prefetch.chunks import split, with_oldest
 from kcl_pipeline.kinesis.prefetch.pacing import LAGGING_FACTOR, Pace
+from kcl_pipeline.kinesis.prefetch.pages import PageMemory
 from kcl_pipeline.kinesis.prefetch.readers import PushedReader, Reader, ReadState
+from kcl_pipeline.kinesis.prefetch.slots import Buffered, Slot
+from kcl_pipeline.memory import MemoryBudget
 
 MAX_WAIT_SECONDS: Final = 0.2
 """Longest wait of a fetch thread, so that a shard that was added is read soon."""
@@ -29,49 +30,32 @@ STOP_CHECK_SECONDS: Final = 0.1
 TOLERATED_THROTTLES: Final = 5
 
 
-@dataclass(slots=True)
-class _Buffered:
-    serial: int
-    chunk: Chunk
-    cost: int
-    fetched: float
-
-
-@dataclass(slots=True, eq=False)
-class _Slot:
-    """One reader and its buffer. All attributes but `reader` need the lock of the prefetcher."""
-
-    reader: Reader
-    pace: Pace
-    succeeded: float
-    pushed: bool
-    buffer: deque[_Buffered] = field(default_factory=deque)
-    busy: bool = False
-    reached_tip: bool = False
-    last_cost: int = 0
-    read_at: float | None = None
-    error: str | None = None
-    behind: int | None = None
-
-
 class Prefetcher:
     """Reads many shards ahead of processing within one limit of bytes. Thread-safe.
 
     A read starts only while the buffer is below `prefetch_max_bytes`. Each running read counts as
     many bytes as the last read of its shard returned. So the limit is exceeded by at most one
-    response per fetch thread. An error of one shard does not stop the others: the shard backs off,
+    response per fetch thread. With a memory budget, a read also needs room in it, and the limit is
+    a quarter of it at most. An error of one shard does not stop the others: the shard backs off,
     and `AwsTrouble` reports it. No lock is held during a read or a call of the event sink.
     """
 
     def __init__(
-        self, settings: RetrievalSettings, clock: Clock, rng: random.Random, events: EventSink
+        self,
+        settings: RetrievalSettings,
+        clock: Clock,
+        rng: random.Random,
+        events: EventSink,
+        memory: MemoryBudget | None = None,
     ) -> None:
         self._settings = settings
+        self._pages = PageMemory(memory)
+        self._max_cost = self._pages.limit(settings.prefetch_max_bytes)
         self._clock = clock
         self._rng = rng
         self._events = events
         self._lock = threading.Lock()
-        self._slots: dict[str, _Slot] = {}
+        self._slots: dict[str, Slot] = {}
         self._serial = 0
         self._bytes = self._records = self._cost = 0
         self._began = clock.monotonic()
@@ -83,6 +67,11 @@ class Prefetcher:
     def buffered_bytes(self) -> int:
         """Payload bytes (`Chunk.bytes`) in the buffer."""
         return self._bytes
+
+    def payload_bytes(self, cost: int) -> int:
+        """Return how many payload bytes of the buffer have about this many bytes in memory."""
+        with self._lock:
+            return cost * self._bytes // self._cost if self._cost else cost
 
     def ready_in(self, settings: BatchSettings) -> float | None:
         """Return the seconds after which the buffer should become a batch; None while it is empty.
@@ -100,7 +89,8 @@ class Prefetcher:
             if (
                 self._records >= settings.max_batch_records
                 or self._bytes >= settings.max_batch_bytes
-                or self._cost >= self._settings.prefetch_max_bytes
+                or self._cost >= self._max_cost
+                or self._pages.is_full()
             ):
                 return 0.0
             latest = min(
@@ -122,7 +112,7 @@ class Prefetcher:
             pace = Pace(reader.poll_seconds, due=now, min_call_seconds=0.0)
         with self._lock:
             dropped = self._drop(reader.lease_key)
-            self._slots[reader.lease_key] = _Slot(
+            self._slots[reader.lease_key] = Slot(
                 reader, pace, now, isinstance(reader, PushedReader)
             )
         if dropped is not reader:
@@ -149,6 +139,7 @@ class Prefetcher:
             if slot is None:
                 return wait
             slot.busy = True
+            self._pages.begin_read()
         chunk: Chunk | None = None
         error: Exception | None = None
         try:
@@ -156,7 +147,9 @@ class Prefetcher:
         except Exception as caught:  # noqa: BLE001 (reported below; the other shards continue)
             error = caught
         except BaseException:
-            slot.busy = False
+            with self._lock:
+                slot.busy = False
+                self._pages.end_read()
             raise
         now = self._clock.monotonic()
         with self._lock:
@@ -215,6 +208,11 @@ class Prefetcher:
             if taken:
                 self._taken_at = self._clock.monotonic()
         return taken
+
+    def release_taken(self) -> None:
+        """Release the memory of all records that were taken. Their batch has ended."""
+        with self._lock:
+            self._pages.release_taken()
 
     def lag(self) -> dict[str, int]:
         """Return the lag of each lease in milliseconds, if it is known.
@@ -282,7 +280,7 @@ class Prefetcher:
 
     # The methods below need the lock.
 
-    def _next(self, now: float) -> tuple[_Slot | None, float]:
+    def _next(self, now: float) -> tuple[Slot | None, float]:
         idle = [slot for slot in self._slots.values() if not slot.busy and not slot.reader.ended]
         if not idle:
             return None, MAX_WAIT_SECONDS
@@ -290,12 +288,12 @@ class Prefetcher:
         if slot.pace.due > now:
             return None, min(max(slot.pace.due - now, MIN_WAIT_SECONDS), MAX_WAIT_SECONDS)
         under_way = sum(s.last_cost for s in self._slots.values() if s.busy)
-        if self._cost + under_way >= self._settings.prefetch_max_bytes:
+        if self._cost + under_way >= self._max_cost or not self._pages.may_read():
             return None, FULL_SECONDS
         return slot, 0.0
 
     def _note_success(
-        self, slot: _Slot, chunk: Chunk | None, began: float, now: float
+        self, slot: Slot, chunk: Chunk | None, began: float, now: float
     ) -> tuple[Event, ...]:
         reader = slot.reader
         behind = reader.millis_behind_latest
@@ -306,17 +304,19 @@ class Prefetcher:
         slot.succeeded = slot.read_at = now
         slot.error, slot.behind = None, behind
         if self._slots.get(reader.lease_key) is not slot:
+            self._pages.end_read()
             return ()
         slot.reached_tip = slot.reached_tip or at_tip or reader.ended
         slot.last_cost = 0
-        if chunk is not None:
+        if chunk is None:
+            self._pages.end_read()
+        else:
             slot.last_cost = max(chunk.bytes, chunk.records.get_total_buffer_size())
             self._serial += 1
             chunk = with_oldest(chunk, now)
-            slot.buffer.append(_Buffered(self._serial, chunk, slot.last_cost, now))
-            self._bytes += chunk.bytes
-            self._records += chunk.records.num_rows
-            self._cost += slot.last_cost
+            page = self._pages.end_read_with(slot.last_cost)
+            slot.buffer.append(Buffered(self._serial, chunk, page, now))
+            self._add_up(slot.buffer[-1], 1)
             if chunk.rejected is not None:
                 return (chunk.rejected,)
         return ()
@@ -328,9 +328,10 @@ class Prefetcher:
             if self._arrival is not None:
                 self._arrival.set()
 
-    def _note_failure(self, slot: _Slot, error: Exception, now: float) -> tuple[Event, ...]:
+    def _note_failure(self, slot: Slot, error: Exception, now: float) -> tuple[Event, ...]:
         throttled = isinstance(error, ThrottledError)
         slot.pace.failed(now, self._rng, throttled=throttled)
+        self._pages.end_read()
         if self._slots.get(slot.reader.lease_key) is not slot:
             return ()
         slot.error = f"{type(error).__name__}: {error}"
@@ -338,7 +339,7 @@ class Prefetcher:
             return ()
         return (AwsTrouble(f"read of {slot.reader.lease_key}", slot.error),)
 
-    def _oldest(self, given: Mapping[str, int], left: Mapping[str, int], turn: int) -> _Slot | None:
+    def _oldest(self, given: Mapping[str, int], left: Mapping[str, int], turn: int) -> Slot | None:
         waiting = [
             (key, slot)
             for key, slot in self._slots.items()
@@ -350,25 +351,27 @@ class Prefetcher:
             default=(None, None),
         )[1]
 
-    def _replace_head(self, slot: _Slot, rest: Chunk | None) -> None:
+    def _replace_head(self, slot: Slot, rest: Chunk | None) -> None:
         head = slot.buffer.popleft()
-        self._bytes -= head.chunk.bytes
-        self._records -= head.chunk.records.num_rows
-        self._cost -= head.cost
+        self._add_up(head, -1)
+        self._pages.take(head.page, is_split=rest is not None)
         if rest is not None:
             # The whole table stays in memory until its last part is taken.
-            slot.buffer.appendleft(_Buffered(head.serial, rest, head.cost, head.fetched))
-            self._bytes += rest.bytes
-            self._records += rest.records.num_rows
-            self._cost += head.cost
+            slot.buffer.appendleft(Buffered(head.serial, rest, head.page, head.fetched))
+            self._add_up(slot.buffer[0], 1)
+
+    def _add_up(self, buffered: Buffered, sign: int) -> None:
+        self._bytes += sign * buffered.chunk.bytes
+        self._records += sign * buffered.chunk.records.num_rows
+        self._cost += sign * buffered.page.cost
 
     def _drop(self, lease_key: str) -> Reader | None:
         slot = self._slots.pop(lease_key, None)
         if slot is None:
             return None
-        self._bytes -= sum(b.chunk.bytes for b in slot.buffer)
-        self._records -= sum(b.chunk.records.num_rows for b in slot.buffer)
-        self._cost -= sum(b.cost for b in slot.buffer)
+        for buffered in slot.buffer:
+            self._add_up(buffered, -1)
+            self._pages.release(buffered.page)
         slot.buffer.clear()
         return slot.reader
 

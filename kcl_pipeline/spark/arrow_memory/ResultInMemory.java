@@ -15,6 +15,7 @@ import java.util.List;
 import java.util.Map;
 import java.util.concurrent.atomic.AtomicLong;
 import org.apache.arrow.memory.BufferAllocator;
+import org.apache.arrow.vector.FieldVector;
 import org.apache.arrow.vector.VectorSchemaRoot;
 import org.apache.arrow.vector.ipc.ArrowStreamWriter;
 import org.apache.arrow.vector.ipc.ReadChannel;
@@ -39,8 +40,8 @@ import scala.runtime.AbstractFunction0;
  *
  * <p>Each partition has a file in memory and one on the disk. Both begin with 64 bytes that contain
  * the token of the batch. A file in memory may have been used before. Then its old bytes are
- * overwritten. When the files in memory have grown by the bytes that the batch may use, the tasks
- * continue on the disk. A result is open while {@link #run} runs. A task that starts later fails.
+ * overwritten. A record batch that does not fit into the bytes by which the files in memory may grow,
+ * and what follows it in its task, is written to the disk. A result is open while {@link #run} runs. A task that starts later fails.
  * It never writes to a file of another batch, although its path may lead to it.
  *
  * <p>Janino compiles this class in the running session. It has no generic types and no lambdas,
@@ -311,20 +312,38 @@ public final class ResultInMemory implements Function2 {
     }
 
     private void flush() throws IOException {
-      if (!isOnDisk && result.left.get() <= 0 && file.position() >= kept) {
+      vectors.finish();
+      long before = isOnDisk ? 0 : Math.max(file.position(), kept);
+      long more = isOnDisk ? 0 : Math.max(file.position() + batchBytes() - before, 0);
+      if (more > 0 && result.left.addAndGet(-more) < 0) {
+        result.left.addAndGet(more);
         endStream();
         file.close();
         isOnDisk = true;
         start(tasks.disk[number]);
       }
-      vectors.finish();
-      long before = Math.max(file.position(), kept);
       stream.writeBatch();
       counts[isOnDisk ? 2 : 0] += rows;
-      if (!isOnDisk) result.left.addAndGet(Math.min(before - file.position(), 0));
+      if (!isOnDisk)
+        result.left.addAndGet(more - Math.max(file.position() - before, 0));
       vectors.reset();
       rows = 0;
       bytes = 0;
+    }
+
+    /** At least the bytes of the record batch in the stream: buffers, their padding, metadata. */
+    private long batchBytes() {
+      List columns = root.getFieldVectors();
+      long all = 1024;
+      for (int i = 0; i < columns.size(); i++) all += paddedBytes((FieldVector) columns.get(i));
+      return all;
+    }
+
+    private static long paddedBytes(FieldVector column) {
+      long all = column.getBufferSize() + 256;
+      List children = column.getChildrenFromFields();
+      for (int i = 0; i < children.size(); i++) all += paddedBytes((FieldVector) children.get(i));
+      return all;
     }
 
     private static Exception failed(Throwable error) {

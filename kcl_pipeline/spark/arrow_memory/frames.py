@@ -22,6 +22,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from kcl_pipeline.events import EventSink, ignore_events
 from kcl_pipeline.kinesis.client import RECORD_SCHEMA
+from kcl_pipeline.memory import MemoryBudget
 from kcl_pipeline.spark.arrow_memory.classes import (
     SOURCE_CLASS,
     UnsuitableSessionError,
@@ -49,13 +50,16 @@ class ArrowMemory:
 
     Args:
         session: The Spark session.
+        memory: Counts the memory files.
         events: Receives `ArrowMemorySkipped`.
     """
 
-    def __init__(self, session: SparkSession, events: EventSink = ignore_events) -> None:
+    def __init__(
+        self, session: SparkSession, memory: MemoryBudget, events: EventSink = ignore_events
+    ) -> None:
         self._session = session
         self.skipped = SkipReport(events)
-        self.pool = MemoryPool()
+        self.pool = MemoryPool(memory)
         self._java: Any = None
         self._unsuitable = False
 

@@ -1,7 +1,8 @@
 """Memory files that the batches of a writer use one after the other.
 
 The kernel clears every page of a new file, and frees it after the batch. Both took a fifth of the
-processor time of a batch. So the files of a batch are kept for the next one, within a budget.
+processor time of a batch. So the files of a batch are kept for the next one, within the memory
+budget of the worker.
 
 A file is only used again when nobody reads or writes it. Its owner states whether a task of Spark
 may still do so. Whether a table in this process still has bytes of the file is known here. A file
@@ -17,15 +18,16 @@ import mmap
 import os
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Final
 
 import pyarrow as pa
 
+from kcl_pipeline.memory import MemoryBudget
+
 HEADER_BYTES: Final = 64
 """A file begins with the token of its batch."""
-MOST_BYTES: Final = 256 * 1024 * 1024
-"""Budget of a writer: records and results in memory, and files kept for the next batch."""
 
 
 def header(token: str) -> bytes:
@@ -99,15 +101,17 @@ class MemoryPool:
     """Keep memory files for the next batch.
 
     Args:
-        most_bytes: Budget of all files, those in use included. Files that are not in use are freed
-            first. A batch may exceed the budget, but then nothing is kept.
+        budget: Counts all files, those in use included. Files that are not in use are freed first.
+            A batch may exceed the limit, but then nothing is kept.
     """
 
-    def __init__(self, most_bytes: int = MOST_BYTES) -> None:
-        self._most_bytes = most_bytes
+    def __init__(self, budget: MemoryBudget) -> None:
+        self._budget = budget
         self._lock = threading.Lock()
         self._free: list[MemoryFile] = []
         self._taken: list[MemoryFile] = []
+        self._counted = 0
+        budget.on_need(self.reclaim)
 
     def take(self, name: str, sizes: Sequence[int]) -> list[MemoryFile]:
         """Return files with at least these sizes. Their contents are arbitrary.
@@ -119,11 +123,19 @@ class MemoryPool:
             kept = [file for file in self._free if file.name == name][: len(sizes)]
             self._free = [file for file in self._free if file not in kept]
             files = [*kept, *(MemoryFile(name) for _ in sizes[len(kept) :])]
-            more = sum(max(size - file.size, 0) for size, file in zip(sizes, files, strict=True))
-            self._shrink(self._most_bytes - more - sum(file.size for file in files))
-            for size, file in zip(sizes, files, strict=True):
-                file.grow(size)
             self._taken += files
+            try:
+                more = sum(
+                    max(size - file.size, 0) for size, file in zip(sizes, files, strict=True)
+                )
+                self._count(more)
+                self._shrink()
+                for size, file in zip(sizes, files, strict=True):
+                    file.grow(size)
+            except OSError:
+                self._taken = [file for file in self._taken if file not in files]
+                self._count()
+                raise
             return files
 
     def give_back(self, files: Sequence[MemoryFile], *, is_ended: bool) -> None:
@@ -138,22 +150,50 @@ class MemoryPool:
             if is_ended:
                 kept = [file for file in files if not file.is_used()]
                 self._free = kept + self._free
-            self._shrink(self._most_bytes)
+            self._count()
+            self._shrink()
 
-    def room(self) -> int:
-        """Bytes by which files may still grow; 0 without any."""
-        with self._lock:
-            return max(self._most_bytes - self._bytes(), 0)
+    @contextmanager
+    def growing(self) -> Iterator[int]:
+        """Yield the bytes by which files may grow while the context lasts; 0 without any."""
+        with self._budget.reserve_result() as room:
+            try:
+                yield room
+            finally:
+                with self._lock:
+                    self._count()
+
+    def reclaim(self, missing: int) -> None:
+        """Free files that are not in use, until this many bytes are free. Does not wait."""
+        if self._lock.acquire(blocking=False):
+            try:
+                while self._free and missing > 0:
+                    missing -= self._free_largest()
+            finally:
+                self._lock.release()
 
     def kept_bytes(self) -> int:
         """Bytes of the files that wait for the next batch."""
         with self._lock:
             return sum(file.size for file in self._free)
 
-    def _bytes(self) -> int:
-        return sum(file.size for file in (*self._free, *self._taken))
+    # The methods below need the lock.
 
-    def _shrink(self, most_bytes: int) -> None:
-        """Free files that are not in use until all have at most these bytes."""
-        while self._free and self._bytes() > most_bytes:
-            self._free.remove(max(self._free, key=lambda file: file.size))
+    def _count(self, more: int = 0) -> None:
+        """Count the files, and as many bytes more, in the budget."""
+        size = sum(file.size for file in (*self._free, *self._taken)) + more
+        self._budget.change({"files": size - self._counted})
+        self._counted = size
+
+    def _shrink(self) -> None:
+        """Free files that are not in use until the limit is kept."""
+        while self._free and self._budget.used_bytes > self._budget.max_bytes:
+            self._free_largest()
+
+    def _free_largest(self) -> int:
+        largest = max(self._free, key=lambda file: file.size)
+        size = largest.size
+        self._free.remove(largest)
+        self._counted -= size
+        self._budget.change({"files": -size})
+        return size

@@ -1,8 +1,8 @@
 """Read the result of a Spark function as Arrow columns in memory, evaluated in one job.
 
 A partition of the result is a stream of Arrow's IPC format in a memory file, which later batches
-use again (`pool`). When all files of the pool have its budget, the tasks continue in temporary
-files without a name, in Spark's temporary folder. The kernel frees both kinds when the last process
+use again (`pool`). When a record batch does not fit into the memory budget, its task continues in
+a temporary file without a name, in Spark's temporary folder. The kernel frees both kinds when the last process
 that uses them ends, also after `kill -9`.
 """
 
@@ -34,7 +34,7 @@ from kcl_pipeline.spark.schema import arrow_schema
 
 _MOST_ROWS: Final = 16 * 1024
 _MOST_BYTES: Final = 4 * 1024 * 1024
-"""Limits of a record batch, which a row may exceed. A task may exceed the budget by one batch."""
+"""Limits of a record batch, which a row may exceed."""
 _PIECE_BYTES: Final = 128 * 1024 * 1024
 """A partition with more is read in pieces."""
 Pieces = Iterator[pa.Table]
@@ -145,18 +145,19 @@ class ArrowResults:
     # Not a context manager: the frames of an error would not be those of the user's function.
     def _evaluated(self, frame: DataFrame, files: _Files) -> list[_Partition]:
         try:
-            told = self._java.run(
-                frame._jdf,  # noqa: SLF001 (the only way to the plan)
-                files.token,
-                ":".join(
-                    [file.path for file in files.memory]
-                    + [f"/proc/{os.getpid()}/fd/{file}" for file in files.disk]
-                ),
-                bytearray(arrow_schema(frame.schema).serialize()),
-                _MOST_ROWS,
-                _MOST_BYTES,
-                self._memory.pool.room(),
-            )
+            with self._memory.pool.growing() as room:
+                told = self._java.run(
+                    frame._jdf,  # noqa: SLF001 (the only way to the plan)
+                    files.token,
+                    ":".join(
+                        [file.path for file in files.memory]
+                        + [f"/proc/{os.getpid()}/fd/{file}" for file in files.disk]
+                    ),
+                    bytearray(arrow_schema(frame.schema).serialize()),
+                    _MOST_ROWS,
+                    _MOST_BYTES,
+                    room,
+                )
         except Exception as error:
             if self._caused(error):
                 raise UnsuitableSessionError(spark_line(error)) from error

@@ -14,6 +14,7 @@ from kcl_pipeline.kinesis.prefetch.prefetcher import Prefetcher
 from kcl_pipeline.kinesis.prefetch.readers import ReadState
 from kcl_pipeline.kinesis.ranges import sampled_arrivals
 from kcl_pipeline.kinesis.reader import ShardReader
+from kcl_pipeline.memory import MemoryBudget
 from kcl_pipeline.position import Position
 from kcl_pipeline.worker.consumer import ShardConsumer
 from kcl_pipeline.worker.sources.batch_source import SourcedBatch
@@ -31,12 +32,14 @@ class BufferedSource:
         writer: BatchWriter,
         settings: BatchSettings,
         fetch_threads: int,
+        memory: MemoryBudget,
     ) -> None:
         self.rewriter = writer
         self.fetch_threads = fetch_threads
         self._prefetcher = prefetcher
         self._make_reader = make_reader
         self._settings = settings
+        self._memory = memory
 
     # The protocol documents this method and the following ones.
     def begin(self, consumer: ShardConsumer) -> None:  # noqa: D102
@@ -51,10 +54,13 @@ class BufferedSource:
     def next(  # noqa: D102
         self, batch_id: str, committed: Mapping[str, Position | None]
     ) -> SourcedBatch | None:
+        # The runner asks for a batch when the one before has ended.
+        self._prefetcher.release_taken()
         if self._prefetcher.ready_in(self._settings) != 0:
             return None
+        fitting = self._prefetcher.payload_bytes(self._memory.share_bytes)
         chunks = self._prefetcher.take(
-            self._settings.max_batch_records, self._settings.max_batch_bytes
+            self._settings.max_batch_records, min(self._settings.max_batch_bytes, fitting)
         )
         if not chunks:
             return None

@@ -8,6 +8,7 @@ from kcl_pipeline.kinesis.prefetch.prefetcher import Prefetcher
 from kcl_pipeline.kinesis.ranges import RangeReader
 from kcl_pipeline.kinesis.reader import ShardReader
 from kcl_pipeline.kinesis.retrieval import Retrieval
+from kcl_pipeline.memory import MemoryBudget
 from kcl_pipeline.worker.consumer import ShardConsumer
 from kcl_pipeline.worker.dependencies import WorkerDependencies
 from kcl_pipeline.worker.sources.batch_source import BatchSource
@@ -55,10 +56,12 @@ def make_source(
             initial_timestamp=lease.initial_timestamp,
         )
 
+    memory = parts.memory or MemoryBudget.of(settings)
     return BufferedSource(
-        Prefetcher(settings.retrieval, parts.clock, parts.rng, parts.events),
+        Prefetcher(settings.retrieval, parts.clock, parts.rng, parts.events, memory),
         make_reader,
         parts.writer,
         settings.batch,
         settings.retrieval.fetch_threads,
+        memory,
     )

@@ -18,6 +18,7 @@ from pyspark.sql import DataFrame
 from kcl_pipeline.batch import Batch
 from kcl_pipeline.events import Event
 from kcl_pipeline.kinesis.client import RECORD_SCHEMA
+from kcl_pipeline.memory import MemoryBudget
 from kcl_pipeline.spark.arrow_memory.frames import ArrowMemory
 from kcl_pipeline.spark.memory_files import frame_in_memory
 from kcl_pipeline.spark.writer import SparkBatchWriter, records_frame
@@ -64,7 +65,7 @@ GIVEN = pa.concat_tables(
 @pytest.fixture(scope="module")
 def arrow(spark) -> ArrowMemory:
     skipped: list[object] = []
-    memory = ArrowMemory(spark, skipped.append)
+    memory = ArrowMemory(spark, MemoryBudget(2**29), skipped.append)
     assert memory.prepare(), skipped
     return memory
 

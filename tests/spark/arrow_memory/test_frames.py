@@ -18,6 +18,7 @@ import pytest
 from kcl_pipeline.batch import Batch
 from kcl_pipeline.errors import SinkError, TransformFailedError
 from kcl_pipeline.events import ArrowMemorySkipped, Event
+from kcl_pipeline.memory import MemoryBudget
 from kcl_pipeline.spark.arrow_memory import classes, frames, pool
 from kcl_pipeline.spark.arrow_memory.frames import ArrowMemory
 from kcl_pipeline.spark.writer import SparkBatchWriter, records_frame
@@ -27,6 +28,7 @@ pytestmark = pytest.mark.spark
 
 KILLED = """
 import os, signal, sys, time
+from kcl_pipeline.memory import MemoryBudget
 from kcl_pipeline.spark.arrow_memory.frames import ArrowMemory
 from kcl_pipeline.spark.arrow_memory.results import ArrowResults
 from kcl_pipeline.spark.session import build_session
@@ -34,7 +36,7 @@ from tests.spark.test_memory_files import GIVEN, open_files
 session = build_session("killed", {"spark.master": "local[1]"})
 context = session.sparkContext
 jvm = context._jvm.java.lang.ProcessHandle.current().pid()
-arrow = ArrowMemory(session)
+arrow = ArrowMemory(session, MemoryBudget(2**29))
 results = ArrowResults(session, arrow)
 before = open_files()
 
@@ -64,7 +66,7 @@ def events() -> list[Event]:
 
 @pytest.fixture
 def arrow(spark, events: list[Event]) -> ArrowMemory:
-    memory = ArrowMemory(spark, events.append)
+    memory = ArrowMemory(spark, MemoryBudget(2**29), events.append)
     assert memory.prepare(), events
     return memory
 
@@ -324,7 +326,7 @@ def test_a_session_that_reads_other_rows_takes_another_way(
 ) -> None:
     chunks = frames._chunks
     monkeypatch.setattr(frames, "_chunks", lambda records: chunks(records)[:0])
-    assert not ArrowMemory(spark, events.append).prepare()
+    assert not ArrowMemory(spark, MemoryBudget(2**29), events.append).prepare()
     assert events == [ArrowMemorySkipped("Spark does not read the same rows")]
 
 

@@ -8,6 +8,7 @@ import os
 import pyarrow as pa
 import pytest
 
+from kcl_pipeline.memory import MemoryBudget
 from kcl_pipeline.spark.arrow_memory import pool
 from kcl_pipeline.spark.arrow_memory.pool import HEADER_BYTES, MemoryFile, MemoryPool
 from tests.spark.test_memory_files import open_files
@@ -19,7 +20,7 @@ def filled(file: MemoryFile, byte: bytes) -> None:
 
 
 def test_a_file_is_used_again_with_its_pages() -> None:
-    files = MemoryPool()
+    files = MemoryPool(MemoryBudget(10**6))
     (first,) = files.take("records", [10_000])
     filled(first, b"a")
     files.give_back([first], is_ended=True)
@@ -36,7 +37,7 @@ def test_a_file_is_used_again_with_its_pages() -> None:
 
 
 def test_bytes_that_somebody_keeps_do_not_change() -> None:
-    files = MemoryPool()
+    files = MemoryPool(MemoryBudget(10**6))
     (first,) = files.take("result", [1_000])
     filled(first, b"a")
     kept = pa.Array.from_buffers(pa.uint8(), 1_000, [None, first.buffer(1_000)]).slice(10)
@@ -52,7 +53,7 @@ def test_bytes_that_somebody_keeps_do_not_change() -> None:
 
 
 def test_a_file_that_a_task_may_use_is_not_used_again() -> None:
-    files = MemoryPool()
+    files = MemoryPool(MemoryBudget(10**6))
     given = files.take("records", [1_000, 1_000])
     files.give_back(given, is_ended=False)
     assert files.kept_bytes() == 0
@@ -61,32 +62,63 @@ def test_a_file_that_a_task_may_use_is_not_used_again() -> None:
 
 def test_files_have_one_budget() -> None:
     before = open_files()
-    files = MemoryPool(10_000)
+    memory = MemoryBudget(10_000)
+    files = MemoryPool(memory)
     records = files.take("records", [4_000, 2_000])
-    assert files.room() == 4_000
+    assert memory.room() == 4_000
     result = files.take("result", [HEADER_BYTES])
-    result[0].grow(3_000)
-    assert files.room() == 1_000
+    with files.growing() as room:
+        assert room == 4_000 - HEADER_BYTES
+        assert memory.room() == 0, "a result counts from its beginning"
+        result[0].grow(3_000)
+    assert memory.room() == 1_000
     files.give_back(result, is_ended=True)
-    assert files.room() == 1_000, "what is kept counts"
+    assert memory.room() == 1_000, "what is kept counts"
     files.give_back(records, is_ended=True)
     large = files.take("records", [8_000])
-    assert files.room() <= 2_000
+    assert memory.room() <= 2_000
     assert files.kept_bytes() <= 2_000, "files that nobody uses are freed first"
     larger = files.take("records", [20_000])
-    assert files.room() == 0
+    assert memory.room() == 0
     files.give_back([*large, *larger], is_ended=True)
     assert files.kept_bytes() <= 10_000
+    assert memory.counts()["files"] == files.kept_bytes()
     del records, result, large, larger, files
     assert open_files() == before
+
+
+def test_kept_files_are_freed_for_records_that_are_read() -> None:
+    memory = MemoryBudget(10_000)
+    files = MemoryPool(memory)
+    (used,) = files.take("records", [3_000])
+    kept = files.take("records", [2_000, 4_000])
+    files.give_back(kept, is_ended=True)
+    assert memory.has_room(1_000)
+    assert files.kept_bytes() == 6_000, "there was room"
+    assert memory.has_room(4_000)
+    assert files.kept_bytes() == 2_000
+    assert memory.has_room(7_000)
+    assert files.kept_bytes() == 0
+    assert not memory.has_room(7_001), "a file in use stays"
+    assert (memory.used_bytes, used.size) == (3_000, 3_000)
+
+
+def test_a_reader_does_not_wait_for_a_batch_that_gets_its_memory() -> None:
+    memory = MemoryBudget(10_000)
+    files = MemoryPool(memory)
+    files.give_back(files.take("records", [8_000]), is_ended=True)
+    with files._lock:  # such as while the kernel provides the pages of a batch
+        assert not memory.has_room(5_000)
+    assert memory.has_room(5_000)
 
 
 def test_no_memory_is_an_error_and_not_a_signal(monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise OSError(28, os.strerror(28))
 
-    files = MemoryPool()
+    memory = MemoryBudget(1_000)
+    files = MemoryPool(memory)
     monkeypatch.setattr(pool.os, "posix_fallocate", full)
     with pytest.raises(OSError, match="No space"):
         files.take("records", [1_000])
-    assert files.room() == pool.MOST_BYTES
+    assert memory.room() == 1_000

@@ -12,6 +12,7 @@ import pytest
 
 from kcl_pipeline.batch import Batch
 from kcl_pipeline.events import Event
+from kcl_pipeline.memory import MemoryBudget
 from kcl_pipeline.spark.arrow_memory.frames import ArrowMemory
 from kcl_pipeline.spark.arrow_memory.results import ArrowResults
 from tests.spark.test_memory_files import GIVEN
@@ -23,7 +24,7 @@ pytestmark = pytest.mark.spark
 
 @pytest.fixture
 def arrow(spark, events: list[Event]) -> ArrowMemory:
-    memory = ArrowMemory(spark, events.append)
+    memory = ArrowMemory(spark, MemoryBudget(2**29), events.append)
     assert memory.prepare(), events
     return memory
 
