@@ -3,8 +3,8 @@
 `python -m benchmarks.soak --minutes 10` calls `soak_for_minutes`, which runs this module as the
 process of the worker. The load is `PUT_RECORDS` records of `RECORD_BYTES` every `PUT_SECONDS`: one
 megabyte per second. Samples are taken from outside every few seconds while the worker runs. The JVM
-decides when it collects its garbage. Only after the warm-up and at the end its heap is also
-measured after a collection.
+decides when it collects its garbage, except for `HEAPS` collections, after which its heap is
+measured.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ import pyarrow as pa
 
 from benchmarks.embedded import client, embedded_aws
 from benchmarks.resources import look
-from benchmarks.trends import COUNT_LIMITS, Trend, slope, trends
+from benchmarks.trends import COUNT_LIMITS, slope, trend, trends
 from kcl_pipeline.aws import AwsClients, SessionOptions
 from kcl_pipeline.delta.sink import DeltaSink
 from kcl_pipeline.events import BatchCommitted, Event
@@ -42,6 +42,7 @@ PUT_RECORDS = 50
 PUT_SECONDS = 0.05
 SAMPLE_SECONDS = 5.0
 MIN_SAMPLES = 24
+HEAPS = 8
 START_SECONDS = 120.0
 STOP_SECONDS = 120.0
 
@@ -191,21 +192,23 @@ def worker_process(path: str, url: str, table: str) -> Iterator[Controlled]:
         raise RuntimeError(f"the worker of the {path} path ended with code {code}")
 
 
-def samples_for(worker: Controlled, minutes: float) -> tuple[list[dict[str, float]], list[float]]:
-    """Return the samples of these minutes, and the heap in MB after the warm-up and at the end."""
+def samples_for(
+    worker: Controlled, minutes: float
+) -> tuple[list[dict[str, float]], list[tuple[float, float]]]:
+    """Return the samples of these minutes, and minutes with the MB of the heap after a collection."""
     worker.wait_for_batch()
     samples: list[dict[str, float]] = []
-    heaps: list[float] = []
+    heaps: list[tuple[float, float]] = []
     count = max(round(minutes * 60 / SAMPLE_SECONDS), MIN_SAMPLES)
     every = minutes * 60 / count
     began = time.monotonic()
     for number in range(count):
         time.sleep(max(began + (number + 1) * every - time.monotonic(), 0))
-        is_measured = number in (count // 4 - 1, count - 1)
+        is_measured = number % (count // HEAPS) == count // HEAPS - 1
         sample = look(worker.driver, None)  # before the collection
         told = worker.ask("collect" if is_measured else "count")
         if is_measured and told["heap_mb"] is not None:
-            heaps.append(told["heap_mb"])
+            heaps.append(((time.monotonic() - began) / 60, told["heap_mb"]))
         at = {"minute": (time.monotonic() - began) / 60}
         samples.append(at | sample | {"batches": told["batches"], "records": told["records"]})
     return samples, heaps
@@ -227,18 +230,20 @@ def soak_for_minutes(path: str, minutes: float, limit_mb: float) -> dict[str, An
 
 
 def judged(
-    samples: Sequence[dict[str, float]], heaps: Sequence[float], limit_mb: float
+    samples: Sequence[dict[str, float]], heaps: Sequence[tuple[float, float]], limit_mb: float
 ) -> dict[str, Any]:
     """Return the trend and the slope (MB per minute after the first quarter) of each value."""
     counted = ("minute", "batches", "records")
     found = trends(
         [{k: v for k, v in one.items() if k not in counted} for one in samples], limit_mb
     )
-    if len(heaps) > 1:
-        growth = heaps[-1] - heaps[0]
-        found["jvm_heap_mb"] = Trend(heaps[0], heaps[-1], limit_mb, growth <= limit_mb)
-    late = samples[len(samples) // 4 :]
-    minutes = [one["minute"] for one in late]
+    if heaps:
+        found["jvm_heap_mb"] = trend([size for _, size in heaps], limit_mb)
+    points = {
+        name: [(one["minute"], one[name]) for one in samples]
+        for name in found
+        if name in samples[0]
+    } | {"jvm_heap_mb": list(heaps)}
     return {
         "batches": samples[-1]["batches"],
         "records": samples[-1]["records"],
@@ -246,11 +251,12 @@ def judged(
         "rss_mb": {name: asdict(one) for name, one in found.items() if name not in COUNT_LIMITS},
         "counts": {name: asdict(one) for name, one in found.items() if name in COUNT_LIMITS},
         "mb_per_minute": {
-            name: round(slope(minutes, [one[name] for one in late]), 3)
+            name: round(slope(points[name][len(points[name]) // 4 :]), 3)
             for name in found
-            if name.endswith("_mb") and name in late[0]
+            if name.endswith("_mb")
         },
         "seconds": round(samples[-1]["minute"] * 60, 1),
+        "heaps": heaps,
     }
 
 

@@ -46,8 +46,9 @@ def trend(values: Sequence[float], smallest_limit: float) -> Trend:
     return Trend(round(first, 1), round(last, 1), round(limit, 1), last - first <= limit)
 
 
-def slope(times: Sequence[float], values: Sequence[float]) -> float:
-    """Return the growth per unit of time: the slope of the line with the least squares."""
+def slope(points: Sequence[tuple[float, float]]) -> float:
+    """Return the growth per unit of time of pairs of time and value, by least squares."""
+    times, values = zip(*points, strict=True)
     return statistics.linear_regression(times, values).slope
 
 

@@ -118,20 +118,16 @@ class MemoryBudget:
         """
         self._reclaims.append(weakref.WeakMethod(reclaim))
 
-    @contextmanager
-    def reserve_result(self) -> Iterator[int]:
-        """Reserve what is free for a result, except for the part of reading.
+    def reserve_result(self) -> int:
+        """Count what is free for a result, except for the part of reading, and return it.
 
-        Yields the bytes. They count while the context lasts.
+        The caller subtracts it again.
         """
         with self._lock:
             room = self._room()
             self._counts["result"] += room
             self._peak = max(self._peak, sum(self._counts.values()))
-        try:
-            yield room
-        finally:
-            self.change({"result": -room})
+            return room
 
     def room(self) -> int:
         """Return the bytes that a result may have; 0 without any."""

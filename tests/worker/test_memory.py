@@ -58,13 +58,17 @@ def test_the_limit_of_a_worker_is_half_a_gibibyte_or_more() -> None:
 def test_results_leave_the_part_of_reading() -> None:
     """With default settings: the prefetch, and a response for each of the four threads."""
     memory = MemoryBudget.of(ConsumerSettings(application_name="orders", streams=("orders",)))
-    with memory.reserve_result() as room:
-        assert room == (512 - 128 - 4 * 12) * MIB
-        memory.change({"prefetch": 128 * MIB})
+    room = memory.reserve_result()
+    assert room == (512 - 128 - 4 * 12) * MIB
+    for _thread in range(4):
         assert memory.may_read(), "reading is not slower while a result is written"
-    with memory.reserve_result() as room:
-        assert room == (512 - 128 - 4 * 12) * MIB
-    assert memory.counts() == {"prefetch": 128 * MIB, "batch": 0, "files": 0, "result": 0}
+        memory.change({"prefetch": 12 * MIB})
+    memory.change({"prefetch": 128 * MIB})
+    assert not memory.may_read()
+    assert memory.used_bytes == memory.max_bytes
+    assert memory.reserve_result() == 0
+    memory.change({"result": -room})
+    assert memory.reserve_result() == room
 
 
 class Slow:

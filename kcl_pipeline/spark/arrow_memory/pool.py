@@ -128,8 +128,8 @@ class MemoryPool:
                 more = sum(
                     max(size - file.size, 0) for size, file in zip(sizes, files, strict=True)
                 )
+                self._shrink(more)
                 self._count(more)
-                self._shrink()
                 for size, file in zip(sizes, files, strict=True):
                     file.grow(size)
             except OSError:
@@ -156,12 +156,12 @@ class MemoryPool:
     @contextmanager
     def growing(self) -> Iterator[int]:
         """Yield the bytes by which files may grow while the context lasts; 0 without any."""
-        with self._budget.reserve_result() as room:
-            try:
-                yield room
-            finally:
-                with self._lock:
-                    self._count()
+        room = self._budget.reserve_result()
+        try:
+            yield room
+        finally:
+            with self._lock:
+                self._count(result=-room)
 
     def reclaim(self, missing: int) -> None:
         """Free files that are not in use, until this many bytes are free. Does not wait."""
@@ -179,15 +179,15 @@ class MemoryPool:
 
     # The methods below need the lock.
 
-    def _count(self, more: int = 0) -> None:
-        """Count the files, and as many bytes more, in the budget."""
+    def _count(self, more: int = 0, result: int = 0) -> None:
+        """Count the files, and as many bytes more, and change the reserved bytes in one step."""
         size = sum(file.size for file in (*self._free, *self._taken)) + more
-        self._budget.change({"files": size - self._counted})
+        self._budget.change({"files": size - self._counted, "result": result})
         self._counted = size
 
-    def _shrink(self) -> None:
-        """Free files that are not in use until the limit is kept."""
-        while self._free and self._budget.used_bytes > self._budget.max_bytes:
+    def _shrink(self, more: int = 0) -> None:
+        """Free files that are not in use until as many bytes more fit."""
+        while self._free and self._budget.used_bytes + more > self._budget.max_bytes:
             self._free_largest()
 
     def _free_largest(self) -> int:

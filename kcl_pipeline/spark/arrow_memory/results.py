@@ -2,8 +2,8 @@
 
 A partition of the result is a stream of Arrow's IPC format in a memory file, which later batches
 use again (`pool`). When a record batch does not fit into the memory budget, its task continues in
-a temporary file without a name, in Spark's temporary folder. The kernel frees both kinds when the last process
-that uses them ends, also after `kill -9`.
+a temporary file without a name, in Spark's temporary folder. The kernel frees both kinds when the
+last process that uses them ends, also after `kill -9`.
 """
 
 from __future__ import annotations
