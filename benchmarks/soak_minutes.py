@@ -195,7 +195,7 @@ def worker_process(path: str, url: str, table: str) -> Iterator[Controlled]:
 def samples_for(
     worker: Controlled, minutes: float
 ) -> tuple[list[dict[str, float]], list[tuple[float, float]]]:
-    """Return the samples of these minutes, and minutes with the MB of the heap after a collection."""
+    """Return the samples, and pairs of minute and MB of the heap after a collection."""
     worker.wait_for_batch()
     samples: list[dict[str, float]] = []
     heaps: list[tuple[float, float]] = []

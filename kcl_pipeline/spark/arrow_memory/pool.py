@@ -122,9 +122,10 @@ class MemoryPool:
         with self._lock:
             kept = [file for file in self._free if file.name == name][: len(sizes)]
             self._free = [file for file in self._free if file not in kept]
-            files = [*kept, *(MemoryFile(name) for _ in sizes[len(kept) :])]
-            self._taken += files
+            files = list(kept)
             try:
+                files += [MemoryFile(name) for _ in sizes[len(kept) :]]
+                self._taken += files
                 more = sum(
                     max(size - file.size, 0) for size, file in zip(sizes, files, strict=True)
                 )
