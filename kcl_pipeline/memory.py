@@ -49,12 +49,10 @@ class MemoryBudget:
     @classmethod
     def of(cls, settings: ConsumerSettings) -> MemoryBudget:
         """Return the budget of a worker with these settings."""
-        budget = cls(settings.record_memory_bytes)
-        retrieval = settings.retrieval
-        waiting = min(retrieval.prefetch_max_bytes, budget.share_bytes)
+        limit, retrieval = settings.record_memory_bytes, settings.retrieval
+        waiting = min(retrieval.prefetch_max_bytes, limit // _SHARES)
         reading = waiting + retrieval.fetch_threads * READ_BYTES
-        budget._reading_bytes = min(reading, budget.max_bytes // 2)
-        return budget
+        return cls(limit, min(reading, limit // 2))
 
     @property
     def share_bytes(self) -> int:
