@@ -4,12 +4,16 @@ batch would be seen.
 
 from __future__ import annotations
 
+import mmap
+import os
 import random
 
 import pytest
 
+from benchmarks.resources import memory_file_bytes
 from benchmarks.soak import arguments, soak
-from benchmarks.trends import MIN_SAMPLES, trend, trends
+from benchmarks.soak_minutes import judged, soak_for_minutes
+from benchmarks.trends import MIN_SAMPLES, slope, trend, trends
 
 
 def test_what_warms_up_and_then_wobbles_is_flat() -> None:
@@ -53,6 +57,54 @@ def test_too_few_samples_are_no_verdict() -> None:
         trend([1.0] * (MIN_SAMPLES - 1), 1)
 
 
+def test_a_slope_is_the_growth_per_unit() -> None:
+    assert slope([(0.5 * n, 100 + 3 * n) for n in range(20)]) == pytest.approx(6)
+    rng = random.Random(1)
+    wobbling = [(n / 12, 300 + 0.5 * n / 12 + rng.uniform(-2, 2)) for n in range(120)]
+    assert slope(wobbling) == pytest.approx(0.5, abs=0.2)
+
+
+def test_the_warm_up_is_no_growth_per_minute() -> None:
+    """Ten minutes that grow in the first quarter, and a heap that grows always."""
+    samples = [
+        {
+            "minute": n / 12,
+            "batches": 2.0 * n,
+            "records": 100.0 * n,
+            "driver_mb": 200 + min(n, 30) + (n / 12 if n > 30 else 0),
+            "driver_files": 30.0,
+        }
+        for n in range(120)
+    ]
+    found = judged(samples, [(1.25 * n, 80 + 10 * n) for n in range(8)], 24)
+    assert found["mb_per_minute"] == {"driver_mb": pytest.approx(1, abs=0.1), "jvm_heap_mb": 8.0}
+    assert (found["batches"], found["records"]) == (238, 11_900)
+    assert found["rss_mb"]["driver_mb"]["flat"]
+    assert not found["rss_mb"]["jvm_heap_mb"]["flat"]
+    assert not found["flat"]
+
+
+def test_memory_files_count_once_while_they_are_open_or_mapped() -> None:
+    before = memory_file_bytes([os.getpid()])
+    file = os.memfd_create("records")
+    os.posix_fallocate(file, 0, 2**20)
+    mapped = mmap.mmap(file, 2**20)
+    assert memory_file_bytes([os.getpid(), os.getpid()]) == before + 2**20
+    os.close(file)
+    assert memory_file_bytes([os.getpid()]) == before + 2**20, "it is mapped"
+    mapped.close()
+    assert memory_file_bytes([os.getpid()]) == before
+
+
+@pytest.mark.processes
+def test_a_worker_under_steady_load_is_measured() -> None:
+    result = soak_for_minutes("arrow", 0.2, 40)
+    assert len(result["samples"]) == 24
+    assert result["records"] > 1_000
+    assert set(result["mb_per_minute"]) == {"driver_mb"}
+    assert result["counts"]["driver_files"]["flat"], result["counts"]
+
+
 @pytest.mark.processes
 def test_the_arrow_path_is_flat_over_sixty_batches() -> None:
     result = soak("arrow", arguments(["--batches", "60", "--limit-mb", "40"]))
@@ -74,6 +126,12 @@ def test_a_worker_that_leaks_is_found() -> None:
 @pytest.mark.long
 def test_spark_is_flat_over_thirty_batches() -> None:
     result = soak("spark", arguments(["--batches", "30", "--limit-mb", "60"]))
-    assert set(result["rss_mb"]) == {"driver_mb", "jvm_mb", "jvm_heap_mb", "python_workers_mb"}
+    assert set(result["rss_mb"]) == {
+        "driver_mb",
+        "jvm_mb",
+        "jvm_heap_mb",
+        "python_workers_mb",
+        "memory_files_mb",
+    }
     assert all(one["flat"] for one in result["rss_mb"].values()), result["rss_mb"]
     assert all(sample["python_workers_mb"] > 0 for sample in result["samples"][-10:])
