@@ -373,8 +373,7 @@ class KinesisPipeline:
             run_id=run_id or f"{worker_id}@{round(clock.wall() * 1000)}",
             fan_out=open_fan_out(settings, clients) if range_jobs is None else None,
             range_jobs=range_jobs,
-            takes_dead_letters=isinstance(self.sink, DeltaSink)
-            or self.sink.dead_letter_uri is not None,
+            takes_dead_letters=self.output().takes_dead_letters,
             sink_address=sink_address(self.sink),
             application=application,
             memory=memory,

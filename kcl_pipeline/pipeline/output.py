@@ -69,32 +69,8 @@ class PipelineOutput:
             return both, both, None
         committer = DeltaCommitter(sink, self.name, events=events)
         if self.transform is None:
-            writer = ArrowBatchWriter(
-                self.transform_arrow,
-                sink.uri,
-                sink.partition_by,
-                sink.storage_options,
-                memory=memory,
-            )
-            if not self.executors_fetch(self.spark_config.get("spark.master", "local[*]")):
-                return writer, committer, None
-            # it needs pyspark
-            from kcl_pipeline.spark.executors import ArrowRangeJobs, ship_by_value  # noqa: PLC0415
-
-            session = self._session(session_factory)
-            ship_by_value(self.transform_arrow)
-            return (
-                writer,
-                committer,
-                ArrowRangeJobs(
-                    session,
-                    self.task_source(clients),
-                    self.transform_arrow,
-                    sink.uri,
-                    sink.partition_by,
-                    sink.storage_options,
-                ),
-            )
+            writer, range_jobs = self._open_arrow(sink, session_factory, clients, memory)
+            return writer, committer, range_jobs
         from kcl_pipeline.spark.writer import SparkBatchWriter  # noqa: PLC0415 (it needs pyspark)
 
         session = self._session(session_factory)
@@ -121,6 +97,31 @@ class PipelineOutput:
                 session, self.task_source(clients), frames, self.settings.retrieval.executors_port
             ),
         )
+
+    def _open_arrow(
+        self,
+        sink: DeltaSink,
+        session_factory: SessionFactory | None,
+        clients: AwsClients,
+        memory: MemoryBudget | None,
+    ) -> tuple[BatchWriter, RangeJobs | None]:
+        """Return the writer of the Arrow path, and the jobs of executors that fetch."""
+        table = (sink.uri, sink.partition_by, sink.storage_options)
+        writer = ArrowBatchWriter(self.transform_arrow, *table, memory=memory)
+        if not self.executors_fetch(self.spark_config.get("spark.master", "local[*]")):
+            return writer, None
+        # it needs pyspark
+        from kcl_pipeline.spark.executors import ArrowRangeJobs, ship_by_value  # noqa: PLC0415
+
+        session = self._session(session_factory)
+        ship_by_value(self.transform_arrow)
+        source = self.task_source(clients)
+        return writer, ArrowRangeJobs(session, source, self.transform_arrow, *table)
+
+    @property
+    def takes_dead_letters(self) -> bool:
+        """Whether the sink can store dead letters."""
+        return isinstance(self.sink, DeltaSink) or self.sink.dead_letter_uri is not None
 
     def stored_shards(self) -> StoredShards | None:
         """Return what asks the table for positions. None: the table stores none by the settings.
