@@ -179,6 +179,7 @@ def test_the_newest_menu_has_every_incident_and_no_menu_loses_one():
 
 def test_an_unknown_menu_is_refused():
     with pytest.raises(
-        ValueError, match=r"menu=99 is not a menu. Write one of \[1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11\]"
+        ValueError,
+        match=r"menu=99 is not a menu. Write one of \[1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11\]",
     ):
         simulate(1, StormOptions(menu=99))
