@@ -173,6 +173,7 @@ NOT_UNDERSTOOD = {
     "no object": '"txn"',
     "deep": '{"txn":{"appId":"app/a","version":1},"x":' + deep(200_000) + "}",
     "cut": '{"txn":{"appId":"app/a","ver',
+    "two on one line": '{"txn":{"appId":"app/a","version":1}} {"txn":{"appId":"c","version":1}}',
     "a name that is no text": '{"txn":{"appId":7,"version":1}}',
 }
 
@@ -208,6 +209,12 @@ def test_a_key_may_be_written_with_escapes(uri: str) -> None:
     assert entry_facts(line).transactions == {"app/a": 7}
     assert entry_facts(b'{"meta\\u0044ata":{"id":"x"}}').changes_table
     assert not entry_facts(b'{"add":{"path":"a\\u0020b"}}').changes_table
+
+
+def test_empty_lines_are_no_actions() -> None:
+    entry = b'\n{"txn":{"appId":"a","version":1}}\r\n \n{"txn":{"appId":"a","version":2}}\n\n'
+    assert entry_facts(entry).transactions == {"a": 2}
+    assert entry_facts(b"").transactions == {}
 
 
 def test_what_stands_in_a_text_of_an_entry_is_no_action() -> None:

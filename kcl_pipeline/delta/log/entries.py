@@ -18,10 +18,8 @@ MAX_NUMBER: Final = 2**63 - 1
 MAX_ENTRY_BYTES: Final = 256 * 1024 * 1024
 """An entry that names about a million files. delta-rs reads larger ones itself."""
 
-_KEYS: Final = (b'"txn"', b'"metaData"', b'"protocol"')
 _NOTHING: Final = msgspec.Raw(b"")
 _NULL: Final = frozenset({b"", b"null"})
-_ESCAPE: Final = b"\\u"  # a key may be written with it
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,17 +60,19 @@ def entry_facts(entry: bytes) -> EntryFacts:
     Raises:
         ValueError: The entry does not follow the Delta protocol.
     """
-    transactions: dict[str, int] = {}
-    changes = False
-    for line in entry.splitlines():
-        if not any(key in line for key in _KEYS) and _ESCAPE not in line:
-            continue
-        line.decode()  # msgspec does not look at what it skips
-        try:
-            action = _ACTION.decode(line)
-        except RecursionError as error:
-            raise ValueError("an action of the Delta log is nested too deeply") from error
-        if action.txn is not None:
-            transactions[action.txn.app_id] = action.txn.version
-        changes = changes or not _NULL.issuperset((bytes(action.meta_data), bytes(action.protocol)))
-    return EntryFacts(transactions, changes)
+    if not entry.isascii():
+        entry.decode()  # msgspec does not look at what it skips
+    try:
+        actions = _ACTION.decode_lines(entry)
+    except RecursionError as error:
+        raise ValueError("an action of the Delta log is nested too deeply") from error
+    if len(actions) != sum(1 for line in entry.splitlines() if line.strip()):
+        raise ValueError("a line of the Delta log is not exactly one action")
+    return EntryFacts(
+        {one.txn.app_id: one.txn.version for one in actions if one.txn is not None},
+        any(_is_set(one.meta_data) or _is_set(one.protocol) for one in actions),
+    )
+
+
+def _is_set(value: msgspec.Raw) -> bool:
+    return value is not _NOTHING and bytes(value) not in _NULL
