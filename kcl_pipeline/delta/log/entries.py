@@ -66,13 +66,19 @@ def entry_facts(entry: bytes) -> EntryFacts:
         actions = _ACTION.decode_lines(entry)
     except RecursionError as error:
         raise ValueError("an action of the Delta log is nested too deeply") from error
-    if len(actions) != sum(1 for line in entry.splitlines() if line.strip()):
-        raise ValueError("a line of the Delta log is not exactly one action")
+    if len(actions) != entry.count(b"\n") + (not entry.endswith(b"\n")):
+        _check_lines(entry, len(actions))
     return EntryFacts(
         {one.txn.app_id: one.txn.version for one in actions if one.txn is not None},
-        any(_is_set(one.meta_data) or _is_set(one.protocol) for one in actions),
+        any(
+            not _NULL.issuperset((bytes(one.meta_data), bytes(one.protocol)))
+            for one in actions
+            if one.meta_data is not _NOTHING or one.protocol is not _NOTHING
+        ),
     )
 
 
-def _is_set(value: msgspec.Raw) -> bool:
-    return value is not _NOTHING and bytes(value) not in _NULL
+def _check_lines(entry: bytes, actions: int) -> None:
+    """Refuse a line with several actions. Empty lines are ignored."""
+    if actions != sum(1 for line in entry.splitlines() if line.strip()):
+        raise ValueError("a line of the Delta log is not exactly one action")
