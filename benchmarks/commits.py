@@ -45,6 +45,7 @@ def write_until(
 ) -> tuple[list[str], list[float]]:
     """Run one writer and return its committed files and the milliseconds of each commit."""
     sink = DeltaCommitter(DeltaSink(uri, combined_commits=way != "alone"), "bench")
+    sink.name_positions(short=True)
     writer = ArrowBatchWriter(None, uri)
     rows = pa.table(
         {"id": pa.array(range(100), pa.int64()), "data": pa.array([bytes(100)] * 100, pa.binary())},

@@ -6,6 +6,7 @@ Batches of 64 shards are committed with their positions until every shard has on
 hundred more. New processes open the table and read the positions of 64 shards.
 
 - `kb_per_commit`: bytes of the log per commit of 64 shards, without log checkpoints.
+- `kb_per_commit_long_names`: the same with the names of applications of older versions.
 - `kb_per_commit_two_phase`: the same with the numbers of the two-phase commit protocol.
 - `mb_per_day`: of one worker with 64 shards that commits `commits_per_s` times per second, the rate
   of a worker that polls with default settings.
@@ -53,9 +54,10 @@ def keys_of(shards: int) -> list[str]:
 class Table:
     """One Delta table, to which batches of shards are committed."""
 
-    def __init__(self, uri: str) -> None:
+    def __init__(self, uri: str, *, short: bool = True) -> None:
         self.log = Path(uri) / "_delta_log"
         self._sink = DeltaCommitter(DeltaSink(uri), "orders")
+        self._sink.name_positions(short=short)
         self._sink.ensure_table(SCHEMA)
         self._writer = ArrowBatchWriter(None, uri)
         self._rows = pa.table(
@@ -123,6 +125,8 @@ def run(folder: str, shards: int) -> dict[str, Any]:
     small.commit(keys[:BATCH_SHARDS])
     others = keys_of(2 * BATCH_SHARDS)[BATCH_SHARDS:]
     two_phase = [small.commit(others, positions=False) for _ in range(COMMITS)]
+    long_names = Table(f"{folder}/long", short=False)
+    long = [long_names.commit(keys[:BATCH_SHARDS]) for _ in range(COMMITS)]
     large = Table(f"{folder}/large")
     for first in range(0, shards, BATCH_SHARDS):
         large.commit(keys[first : first + BATCH_SHARDS])
@@ -136,6 +140,7 @@ def run(folder: str, shards: int) -> dict[str, Any]:
     return {
         "shards": shards,
         "kb_per_commit": round(kb, 1),
+        "kb_per_commit_long_names": round(statistics.mean(long) / 1024, 1),
         "kb_per_commit_two_phase": round(statistics.mean(two_phase) / 1024, 1),
         "commits_per_s": COMMITS_PER_S,
         "mb_per_day": round(kb * COMMITS_PER_S * 86_400 / 1024),

@@ -314,3 +314,37 @@ class PositionStore(Protocol):
             SinkError: The outcome is unknown. The caller reads `txn_versions`.
         """
         ...
+
+
+@runtime_checkable
+class ShortNames(Protocol):
+    """The part of a sink that can store positions under short names.
+
+    Workers of versions that know only long names do not read positions with short ones. So the
+    record of the application says which names a worker may choose. A position keeps its names.
+    """
+
+    def prefers_short_names(self) -> bool:
+        """Return whether an application without a record may choose short names.
+
+        That is not so if its positions in the table have long names, or cannot be listed.
+
+        Raises:
+            SinkError: The table cannot be read.
+        """
+        ...
+
+    def name_positions(self, *, short: bool) -> None:
+        """Set the names of a shard that has no position yet. They are long unless this is called.
+
+        All positions are found in any case.
+        """
+        ...
+
+    def use_long_names(self) -> None:
+        """Give all positions of the application long names, without another change.
+
+        Raises:
+            SinkError: The outcome is unknown. The caller may repeat the call.
+        """
+        ...

@@ -10,7 +10,7 @@ that only lost the race for the next version is tried again, beginning with the 
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -25,6 +25,7 @@ from kcl_pipeline.batch import (
     names_of,
 )
 from kcl_pipeline.clock import Clock, SystemClock
+from kcl_pipeline.delta.commits import names, positions
 from kcl_pipeline.delta.commits.announcements import Claim, PreparedBatch
 from kcl_pipeline.delta.commits.combined import AnnouncementStore, Pace, combined
 from kcl_pipeline.delta.dead_letters.writer import DeadLetterTable
@@ -72,6 +73,7 @@ class DeltaCommitter:
         dead_letters = DeltaSink(sink.dead_letters, storage_options=sink.storage_options)
         self._dead_letters = DeadLetterTable(dead_letters, application_name, self._clock, self._rng)
         self._pace = Pace(self._clock, self._rng)
+        self._prefer_short = False
         self._lock = self._clock.lock()
 
     def ensure_table(self, schema: pa.Schema) -> None:
@@ -96,7 +98,7 @@ class DeltaCommitter:
         with self._lock:
             if not self._log.peek():
                 self._refresh_existing()
-            claims = tuple(Claim.of(entry, self._application) for entry in entries)
+            claims = tuple(self._claim(entry) for entry in entries)
             return self._commit(PreparedBatch(tuple(written.files), claims), entries, written)
 
     def _commit(
@@ -161,22 +163,22 @@ class DeltaCommitter:
         if not _representable(raised.fence or 0):
             raise SinkError(f"cannot increment the fence of {lease_key}: {_NOT_REPRESENTABLE}")
         fence_id = f"{self._application}/{names_of(lease_key)[0]}/fence"
-        return self._replace(lease_key, expected, raised, {fence_id: raised.fence or 0})
+        return self._replace(lease_key, expected, raised, lambda: {fence_id: raised.fence or 0})
 
     def move(
         self, key: str, expected: TxnVersions, position: Position | None, *, ended: bool
     ) -> TxnVersions | None:
         """Set the position without files (see `PositionStore.move`). Announcements: see `fence`."""
         sets = expected.moved_to(position, ended=ended)
-        claim = Claim.of(CommitEntry(key, sets.number or 0, expected, sets), self._application)
-        return self._replace(key, expected, sets, claim.transactions())
+        entry = CommitEntry(key, sets.number or 0, expected, sets)
+        return self._replace(key, expected, sets, lambda: self._claim(entry).transactions())
 
     def _replace(
         self,
         key: str,
         expected: TxnVersions,
         raised: TxnVersions,
-        transactions: Mapping[str, int],
+        transactions: Callable[[], Mapping[str, int]],
     ) -> TxnVersions | None:
         """Commit transactions without files if the table has the expected versions of a lease."""
         with self._lock:
@@ -192,7 +194,7 @@ class DeltaCommitter:
                     if announced:
                         if self._land(announced) is not None:
                             return None
-                    elif self._attempt((), transactions) is not None:
+                    elif self._attempt((), transactions()) is not None:
                         self._announcements.reject((one.name for one in suspects), _SUSPECT)
                         return raised
                 except SinkError:
@@ -206,14 +208,60 @@ class DeltaCommitter:
                 "to other writers"
             )
 
+    def prefers_short_names(self) -> bool:
+        """See `ShortNames.prefers_short_names`."""
+        with self._lock:
+            if not self._log.refresh():
+                return True
+            found = self._log.transactions()
+            return found is not None and names.prefers_short(self._application, found)
+
+    def name_positions(self, *, short: bool) -> None:
+        """See `ShortNames.name_positions`."""
+        with self._lock:
+            self._prefer_short = short
+
+    def use_long_names(self) -> None:
+        """See `ShortNames.use_long_names`."""
+        with self._lock:
+            self._prefer_short = False
+            for attempt in range(MAX_ATTEMPTS):
+                if not self._log.refresh():
+                    return
+                renamed = self._renamed()
+                if not renamed or self._attempt((), renamed) is not None:
+                    return
+                self._back_off(attempt)
+            raise SinkError(f"{self._log.root}: {MAX_ATTEMPTS} attempts lost to other writers")
+
+    def _renamed(self) -> dict[str, int]:
+        """Return the long names and numbers of all positions that have short names now."""
+        transactions = self._log.transactions()
+        if transactions is None:
+            raise SinkError(f"the application transactions of {self._log.root} cannot be listed")
+        found: dict[str, int] = {}
+        for long in names.long_ids_with_marker(self._application, transactions):
+            stored = positions.versions_of(transactions.get, "", "", long, short=True)
+            numbers = positions.encoded(stored, short=False)
+            found |= dict(zip(names.names(long, short=False), numbers, strict=True))
+        return found
+
     def write_dead_letters(self, records: pa.Table) -> None:
         """Append failed records that the table does not have yet (see `DeadLetterTable`)."""
         with self._lock:
             self._dead_letters.append(records)
 
     def _numbers(self, key: str) -> TxnVersions:
-        claim = Claim.of(CommitEntry(key, 0, TxnVersions()), self._application)
+        return self._stored(self._claim(CommitEntry(key, 0, TxnVersions())))
+
+    def _stored(self, claim: Claim) -> TxnVersions:
         return replace(claim.versions(self._log.transaction), table=self._log.table_id())
+
+    def _claim(self, entry: CommitEntry) -> Claim:
+        """Return the claim of an entry with the names that the table has for its shard now."""
+        return Claim.of(
+            entry, self._application, self._log.transaction, prefer_short=self._prefer_short
+        )
 
     def _decided(self, own: PreparedBatch, entries: Sequence[CommitEntry]) -> CommitOutcome | None:
         """The outcome that the log already shows; None if the batch can be committed.
@@ -228,11 +276,15 @@ class DeltaCommitter:
         version = self._log.landed_together(required, after=before)
         if version is not None:
             return CommitOutcome(version)
-        now = {entry.lease_key: self._numbers(entry.lease_key) for entry in entries}
-        if all(entry.is_at(now[entry.lease_key]) for entry in entries):
+        claims = [self._claim(entry) for entry in entries]
+        now = [self._stored(claim) for claim in claims]
+        if all(entry.is_at(found) for entry, found in zip(entries, now, strict=True)):
             return CommitOutcome(self._log.landed_at(next(iter(required))))
         refused = tuple(
-            entry.lease_key for entry in entries if not entry.expected.fits(now[entry.lease_key])
+            entry.lease_key
+            for entry, found, claim, mine in zip(entries, now, claims, own.claims, strict=True)
+            # the position may have got other names since
+            if not entry.expected.fits(found) or claim.is_short != mine.is_short
         )
         return CommitOutcome(None, refused) if refused else None
 
@@ -249,8 +301,12 @@ class DeltaCommitter:
         self, own: PreparedBatch, entries: Sequence[CommitEntry]
     ) -> CommitOutcome | None:
         """Wait a short time for another writer to commit the batch; None if none has done so."""
+        decided_at = None
         for _ in self._pace.polls():
             self._log.peek()
+            if self._log.read_to == decided_at:
+                continue
+            decided_at = self._log.read_to
             outcome = self._decided(own, entries)
             if outcome is not None:
                 if outcome.version is not None:

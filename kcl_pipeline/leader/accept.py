@@ -156,7 +156,8 @@ class ApplicationChange:
         self._remove_marks(leases, record, token)
         # A sink that cannot store positions has a start with `positions` False.
         positions = False if wanted.positions is False else record.identity.positions
-        after = replace(record.identity, sink=wanted.sink, positions=positions).decided
+        after = replace(record.identity, sink=wanted.sink, positions=positions)
+        after = after.decided if positions is None else after
         self._record(after, record)
         return Acceptance(record.identity, after)
 
@@ -252,4 +253,10 @@ def _with_sink(
     """Return the identity of a start with the recorded sink and protocol, if there is a record."""
     if before is None:
         return wanted.decided
-    return replace(wanted, sink=before.sink, positions=before.positions, changing=False)
+    return replace(
+        wanted,
+        sink=before.sink,
+        positions=before.positions,
+        short_names=before.short_names,
+        changing=False,
+    )

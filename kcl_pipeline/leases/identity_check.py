@@ -47,6 +47,7 @@ def ensure_application(
     lease_table: LeaseTable,
     wanted: ApplicationIdentity,
     list_shards: Callable[[], Iterable[Shard]],
+    prefers_short_names: Callable[[], bool] = lambda: False,
 ) -> ApplicationRecord:
     """Record the identity, or the streams that a start adds, and return the record.
 
@@ -59,6 +60,8 @@ def ensure_application(
         wanted: The identity of the start.
         list_shards: Lists all shards of a single stream. Called only if there are leases but no
             record.
+        prefers_short_names: Whether positions get short names (`batch.ShortNames`). Called only if
+            no record says that the table stores positions.
 
     Raises:
         OtherApplicationError: The start does not fit.
@@ -72,6 +75,8 @@ def ensure_application(
             following = successor(name, record.identity, wanted)
             if following == record.identity:
                 return record
+        if following.positions and not (record is not None and record.identity.positions):
+            following = replace(following, short_names=prefers_short_names())
         if coordinator_table.put_application(following, replacing=record):
             control = NOTHING_WANTED if record is None else record.control
             return ApplicationRecord(following, application_text(following), control)

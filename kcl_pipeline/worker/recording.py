@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from kcl_pipeline.batch import ShortNames, TransactionalSink
 from kcl_pipeline.clock import StopSignal
-from kcl_pipeline.errors import OtherApplicationError
+from kcl_pipeline.errors import OtherApplicationError, SinkError
 from kcl_pipeline.leases.application.identity import ApplicationIdentity
 from kcl_pipeline.leases.identity_check import ensure_application, protocol_of
 from kcl_pipeline.worker.dependencies import WorkerDependencies
@@ -16,12 +17,15 @@ def record_application(
 ) -> ApplicationIdentity:
     """Record the identity of a worker that starts, and return the record.
 
+    The sink then names new positions as recorded.
+
     Raises:
         OtherApplicationError: The start does not fit the record.
         ApplicationPausedError: The application is paused.
         AwsError: The record stayed unusable for the time of `retry.START_UP`.
         StoppedWhileRetryingError: `stop` was set while a failed step waited.
     """
+    sink = parts.sink
     recorded = retry_transient(
         "look at the identity of the application",
         lambda: ensure_application(
@@ -30,12 +34,15 @@ def record_application(
             parts.lease_table,
             application.identity,
             lambda: parts.kinesis.list_shards(application.streams[0]),
+            lambda: _prefers_short_names(sink),
         ),
         parts.clock,
         parts.rng,
         parts.events,
         stop,
     )
+    if isinstance(sink, ShortNames):
+        sink.name_positions(short=recorded.identity.short_names)
     refuse_pause(parts.settings.application_name, recorded.control.pause)
     return recorded.identity
 
@@ -60,3 +67,11 @@ def check_protocol(name: str, recorded: ApplicationIdentity, used: str) -> None:
             f"the commit protocol of the application {name!r} was changed from {used} to {now} "
             "after this worker had started; start the worker again, which then uses the other one"
         )
+
+
+def _prefers_short_names(sink: TransactionalSink) -> bool:
+    """Return whether new positions get short names. Long ones are always safe."""
+    try:
+        return isinstance(sink, ShortNames) and sink.prefers_short_names()
+    except SinkError:
+        return False

@@ -14,7 +14,13 @@ from deltalake import DeltaTable
 
 from kcl_pipeline.batch import Batch, CommitEntry, CommitOutcome, TxnVersions
 from kcl_pipeline.delta.arrow_writer import ArrowBatchWriter
-from kcl_pipeline.delta.commits.announcements import FOLDER, FORMAT, Claim, PreparedBatch
+from kcl_pipeline.delta.commits.announcements import (
+    FOLDER,
+    FORMAT,
+    FORMAT_OF_LONG_NAMES,
+    Claim,
+    PreparedBatch,
+)
 from kcl_pipeline.delta.commits.combined import AnnouncementStore, Pace
 from kcl_pipeline.delta.log.delta_log import DeltaLog
 from kcl_pipeline.delta.sink import DeltaCommitter, DeltaSink
@@ -197,7 +203,8 @@ def test_what_is_no_announcement_is_left_alone(uri: str) -> None:
     announce(uri, 1, claim("a", 5))
     folder = Path(uri) / FOLDER
     good = next(folder.glob("*.json")).read_text()
-    later = good.replace(f'"format":{FORMAT}', f'"format":{FORMAT + 1}').replace("app/a", "app/b")
+    format_ = f'"format":{FORMAT_OF_LONG_NAMES}'
+    later = good.replace(format_, f'"format":{FORMAT + 1}').replace("app/a", "app/b")
     assert later != good
     (folder / f"{'1' * 32}.json").write_text(later)
     (folder / f"{'2' * 32}.json").write_text(good[:40])

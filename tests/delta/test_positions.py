@@ -18,9 +18,9 @@ from kcl_pipeline.batch import (
     shard_key,
 )
 from kcl_pipeline.delta.commits.announcements import FOLDER, Claim, PreparedBatch, decoded, encoded
+from kcl_pipeline.delta.commits.names import long_id, names, short_id
 from kcl_pipeline.delta.commits.positions import decoded as position_of
 from kcl_pipeline.delta.commits.positions import encoded as numbers_of
-from kcl_pipeline.delta.commits.positions import ids
 from kcl_pipeline.delta.log.delta_log import DeltaLog
 from kcl_pipeline.delta.sink import DeltaCommitter, DeltaSink
 from kcl_pipeline.errors import SinkError, TableMismatchError
@@ -35,6 +35,8 @@ from tests.delta.test_sink_behaviour import (
 KEY = shard_key("a", "arn:aws:kinesis:eu-west-1:1:stream/s/17/a")
 OTHER = shard_key("b", "arn:aws:kinesis:eu-west-1:1:stream/s/17/b")
 NONE = TxnVersions()
+BASE = long_id("app", names_of(KEY)[1] or "")
+SHORT_BASE = short_id(BASE)
 
 
 def at(text: str, sub: int = 0) -> Position:
@@ -153,63 +155,112 @@ def test_a_takeover_at_any_moment_lands_each_record_once(
 
 
 @given(
-    st.integers(1, 2**63 - 1),
+    st.integers(1, 2**35 - 1),
     st.integers(0, 2**186 - 1),
-    st.integers(0, 2**63 - 1),
+    st.integers(0, 2**28 - 2),
+    st.booleans(),
     st.booleans(),
     st.booleans(),
 )
-def test_a_position_survives_its_encoding(number, sequence, sub, known, ended) -> None:
+def test_a_position_survives_its_encoding(number, sequence, sub, known, ended, short) -> None:
     position = Position(str(sequence), sub) if known else None
     versions = TxnVersions(3, 4, number, position, ended)
-    numbers = numbers_of(versions)
+    numbers = numbers_of(versions, short=short)
+    assert len(numbers) == (4 if short else 5)
     assert all(-(2**63) <= one < 2**63 for one in numbers)
-    assert position_of(3, 4, numbers) == versions
+    assert position_of(3, 4, numbers, short=short) == versions
 
 
-def test_a_sequence_number_that_does_not_fit_is_refused() -> None:
+@given(st.integers(1, 2**63 - 1), st.integers(0, 2**63 - 1))
+def test_long_names_hold_every_number(number, sub) -> None:
+    versions = TxnVersions(3, 4, number, Position("5", sub))
+    assert position_of(3, 4, numbers_of(versions, short=False), short=False) == versions
+
+
+@pytest.mark.parametrize("short", [True, False])
+def test_a_sequence_number_that_does_not_fit_is_refused(short: bool) -> None:
     with pytest.raises(SinkError, match="186 bits"):
-        numbers_of(TxnVersions(number=1, position=at(str(2**186))))
+        numbers_of(TxnVersions(number=1, position=at(str(2**186))), short=short)
+
+
+@pytest.mark.parametrize(("number", "sub"), [(1, 2**28 - 1), (2**35, 0)])
+def test_a_number_that_does_not_fit_a_short_name_is_refused(number: int, sub: int) -> None:
+    with pytest.raises(SinkError, match=r"more than (28|35) bits"):
+        numbers_of(TxnVersions(number=number, position=at("5", sub)), short=True)
+
+
+ONE = 1 << 28
 
 
 @pytest.mark.parametrize(
     "values",
-    [(1, 2, None, 4, 5), (0, 0, 0, 0, 0), (1, 2**62, 0, 0, 0), (1, 0, 0, -1, 0), (1, 0, 0, 0, -2)],
+    [
+        (1, 2, None, 4, 5),
+        (0, 0, 0, 0, 0),
+        (1, 2**62, 0, 0, 0),
+        (1, 0, 0, -1, 0),
+        (1, 0, 0, 0, -2),
+        (ONE, 2, None, 4),
+        (ONE - 1, 0, 0, 0),
+        (-ONE, 0, 0, 0),
+        (ONE, 2**62, 0, 0),
+        (ONE, 0, 0, -1),
+    ],
 )
 def test_a_position_that_another_program_changed_is_refused(values) -> None:
     with pytest.raises(ValueError, match="position"):
-        position_of(None, None, values)
+        position_of(None, None, values, short=len(values) == 4)
 
 
-def test_a_partial_position_in_the_log_stops_the_shard(tmp_path: Path) -> None:
+PARTS = [
+    ({f"{BASE}/v": 4}, "1 of 5"),
+    ({f"{BASE}/p0": 4, f"{BASE}/p1": 4, f"{BASE}/p2": 4, f"{BASE}/s": 4}, "4 of 5"),
+    ({f"{SHORT_BASE}m": 4}, "1 of 4"),
+    ({f"{SHORT_BASE}v": ONE, f"{BASE}/v": 0}, "1 of 4"),
+    ({f"{BASE}/v": 0}, "the marker of short names"),
+    (dict.fromkeys((f"{SHORT_BASE}{one}" for one in "vlmh"), ONE), "the marker of short names"),
+]
+
+
+@pytest.mark.parametrize("short", [True, False])
+@pytest.mark.parametrize(("transactions", "reason"), PARTS)
+def test_a_partial_position_in_the_log_stops_the_shard(
+    tmp_path: Path, transactions: dict[str, int], reason: str, short: bool
+) -> None:
     uri = str(tmp_path / "table")
     sink = DeltaCommitter(DeltaSink(uri), "app")
+    sink.name_positions(short=short)
     sink.ensure_table(SCHEMA)
     log = DeltaLog(uri)
     assert log.refresh()
-    log.append((), {ids(f"app/{names_of(KEY)[1]}")[0]: 4})
-    with pytest.raises(TableMismatchError, match="1 of 5"):
+    log.append((), transactions)
+    with pytest.raises(TableMismatchError, match=reason):
         sink.txn_versions([KEY])
     assert sink.txn_versions([OTHER])[OTHER] == NONE
 
 
-def claim(key: str, expected: TxnVersions, end: str) -> Claim:
-    return Claim.of(CommitEntry.to(key, expected, at(end)), "app")
+def claim(key: str, expected: TxnVersions, end: str, *, short: bool = False) -> Claim:
+    entry = CommitEntry.to(key, expected, at(end))
+    return Claim.of(entry, "app", lambda _: None, prefer_short=short)
 
 
-def test_an_announcement_keeps_the_positions_of_its_batch() -> None:
-    first = claim(KEY, NONE, "5")
-    later = claim(OTHER, TxnVersions(4, 2, 7, at("3", 1), ended=False), "9")
+@pytest.mark.parametrize("short", [True, False])
+def test_an_announcement_keeps_the_positions_of_its_batch(short: bool) -> None:
+    first = claim(KEY, NONE, "5", short=short)
+    later = claim(OTHER, TxnVersions(4, 2, 7, at("3", 1), ended=False), "9", short=short)
     name = f"{FOLDER}/{'0' * 32}.json"
     batch = PreparedBatch((), (first, later), "digest", name)
     assert decoded(encoded(batch), name) == batch
+    numbers = (1, 5, 0, 0, 0) if not short else (ONE + 1, 5, 0, 0)
     assert first.transactions() == {
         "app/a/fence": 1,
-        **dict(zip(ids(f"app/{names_of(KEY)[1]}"), (1, 5, 0, 0, 0), strict=True)),
+        **dict(zip(names(BASE, short=short), numbers, strict=True)),
+        **({f"{BASE}/v": 0} if short else {}),
     }
-    assert "app/b/fence" not in later.transactions()
+    assert set(later.transactions()) == set(names(f"app/{names_of(OTHER)[1]}", short=short))
 
 
+@pytest.mark.parametrize("short", [True, False])
 @pytest.mark.parametrize(
     ("old", "new"),
     [
@@ -219,10 +270,16 @@ def test_an_announcement_keeps_the_positions_of_its_batch() -> None:
         (b'"position":[8,9,', b'"position":[8,-9,'),
     ],
 )
-def test_an_announced_position_that_does_not_follow_is_refused(old: bytes, new: bytes) -> None:
+def test_an_announced_position_that_does_not_follow_is_refused(
+    old: bytes, new: bytes, short: bool
+) -> None:
     name = f"{FOLDER}/{'0' * 32}.json"
-    batch = PreparedBatch((), (claim(KEY, TxnVersions(4, 2, 7, at("3")), "9"),), "digest", name)
+    expected = TxnVersions(4, 2, 7, at("3"))
+    batch = PreparedBatch((), (claim(KEY, expected, "9", short=short),), "digest", name)
     data = encoded(batch)
+    if short:
+        old, new = (one.replace(b"[8,", b"[%d," % (8 * ONE + 1)) for one in (old, new))
+        new = new.replace(b"[9,", b"[%d," % (9 * ONE + 1))
     assert old in data
     with pytest.raises(ValueError, match=r"it is malformed|a position|it names"):
         decoded(data.replace(old, new), name)
@@ -248,4 +305,4 @@ def test_an_announced_batch_lands_only_on_the_expected_position(tmp_path: Path) 
 
 def test_the_sentinels_are_never_stored() -> None:
     with pytest.raises(ValueError, match="invalid literal"):
-        numbers_of(TxnVersions(number=1, position=TRIM_HORIZON))
+        numbers_of(TxnVersions(number=1, position=TRIM_HORIZON), short=True)

@@ -52,7 +52,7 @@ class World:
         return sink
 
 
-@pytest.fixture(name="world", params=["memory", "delta"])
+@pytest.fixture(name="world", params=["memory", "delta", "short names"])
 def world_fixture(request: pytest.FixtureRequest, tmp_path) -> World:
     if request.param == "memory":
         table = MemoryTable()
@@ -72,8 +72,13 @@ def world_fixture(request: pytest.FixtureRequest, tmp_path) -> World:
     def delta_rows(path: str) -> pa.Table:
         return pa.table(DeltaTable(path).to_pyarrow_table())
 
+    def new_sink() -> TransactionalSink:
+        sink = DeltaCommitter(DeltaSink(uri), "app")
+        sink.name_positions(short=request.param == "short names")
+        return sink
+
     return World(
-        lambda: DeltaCommitter(DeltaSink(uri), "app"),
+        new_sink,
         ArrowBatchWriter(None, uri),
         lambda: sorted(delta_rows(uri)["id"].to_pylist()),
         lambda: delta_rows(f"{uri}_dead_letters").num_rows,

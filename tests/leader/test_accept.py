@@ -280,3 +280,16 @@ def test_the_protocol_stays_unless_the_new_sink_cannot_have_it(world, setting, f
     wanted = replace(identity(world, "orders", sink="delta:/new"), positions=setting)
     change(world).accept_sink(wanted, "token")
     assert (recorded(world).sink, recorded(world).positions) == ("delta:/new", expected)
+    assert recorded(world).short_names == (expected and former is None)
+
+
+@pytest.mark.parametrize("short", [True, False])
+def test_the_names_of_positions_stay(world, short):
+    record = world.coordinator.read_application()
+    named = replace(record.identity, sink="delta:/former", positions=True, short_names=short)
+    assert world.coordinator.put_application(named, replacing=record)
+    change(world).accept_sink(identity(world, "orders", sink="delta:/new"), "token")
+    assert (recorded(world).positions, recorded(world).short_names) == (True, short)
+    change(world).accept_streams(identity(world, "other"))
+    assert recorded(world).streams == identity(world, "other").streams
+    assert (recorded(world).positions, recorded(world).short_names) == (True, short)

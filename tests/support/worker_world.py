@@ -97,6 +97,9 @@ class World:
             return None
         return SinkShards(lambda: InMemorySink(self.table, clock=self.clock))
 
+    def make_sink(self):
+        return InMemorySink(self.table, clock=self.clock)
+
     def make_worker(self, name="w-1", run_id=None, events=None):
         parts = WorkerDependencies(
             settings=self.settings,
@@ -105,7 +108,7 @@ class World:
             coordinator_table=self.coordinator,
             kinesis=self.kinesis,
             writer=self.writer,
-            sink=InMemorySink(self.table, clock=self.clock),
+            sink=self.make_sink(),
             clock=self.clock,
             rng=random.Random(name),
             events=events or self.events.append,

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from kcl_pipeline.batch import TxnVersions
+from kcl_pipeline.batch import ShortNames, TxnVersions
 from kcl_pipeline.control.application import ApplicationControl
 from kcl_pipeline.control.seek.log import BatchLog, position_store
 from kcl_pipeline.control.seek.plan import PositionChange
@@ -54,16 +54,20 @@ class Downgrade(Seeking):
     def _write(self, plan: SeekPlan, token: str, control: Control, *, is_paused: bool) -> Sought:
         """Move the positions, then record that the rows have them, while nobody works.
 
+        Versions that know only long names read the table afterwards, so the names become long.
+
         If some leases changed meanwhile, the record does not change; the next downgrade does it.
 
         Raises:
             ApplicationInUseError: Another process changed the record.
         """
+        if isinstance(self._log, ShortNames):
+            self._log.use_long_names()
         done = super()._write(plan, token, control, is_paused=is_paused)
         record = self._app.coordinator.read_application()
         if done.refused or record is None or not record.identity.positions:
             return done
-        after = replace(record.identity, positions=False)
+        after = replace(record.identity, positions=False, short_names=False)
         if not self._app.coordinator.put_application(after, replacing=record):
             raise ApplicationInUseError(
                 "another process changed the record of the application; run the command again"

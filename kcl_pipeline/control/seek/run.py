@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from kcl_pipeline.batch import ShortNames
 from kcl_pipeline.control.application import ApplicationControl, is_held
 from kcl_pipeline.control.pausing import Pausing
 from kcl_pipeline.control.seek.log import BatchLog, position_store
@@ -259,6 +260,8 @@ class Seeking:
         is_set = self._app.settings.batch.commit_protocol == "positions"
         if self._sink is None or store is None or not (is_recorded or is_set or is_marked):
             return None
+        if record is not None and isinstance(self._sink, ShortNames):
+            self._sink.name_positions(short=record.identity.short_names)
         return StoredPositions(self._sink, store)
 
     def _of_stream(self, stream: StreamId, leases: Sequence[Lease]) -> list[PositionChange]:

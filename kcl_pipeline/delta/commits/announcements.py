@@ -19,20 +19,24 @@ commits of other workers.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Annotated, Final
 
 import msgspec
 
 from kcl_pipeline.batch import CommitEntry, DataFile, TxnVersions, names_of
-from kcl_pipeline.delta.commits import positions
+from kcl_pipeline.delta.commits import names, positions
 from kcl_pipeline.delta.files import unique_name
 from kcl_pipeline.delta.layout import TableLayout
 from kcl_pipeline.delta.log.entries import MAX_NUMBER, MIN_NUMBER
 
 FOLDER: Final = "_kcl_pipeline/announced"
-FORMAT: Final = 3
+FORMAT: Final = 4
+FORMAT_OF_LONG_NAMES: Final = 3
+"""Announcements without short names, which older versions of this package commit, too.
+
+Of short names they know neither the position nor the form, so they must not see the others.
+"""
 MAX_ANNOUNCEMENT_BYTES: Final = 1024 * 1024
 """Enough for about 5,000 files. A larger batch is committed by its owner alone."""
 MAX_CLAIMS: Final = 1000
@@ -52,8 +56,7 @@ _Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_NUMBER)]
 _Id = Annotated[str, msgspec.Meta(min_length=1, max_length=4096)]
 """An application name and a DynamoDB key (2,048 bytes), or the name of a shard."""
 _Position = Annotated[
-    list[_Number],
-    msgspec.Meta(min_length=len(positions.NAMES), max_length=len(positions.NAMES)),
+    list[_Number], msgspec.Meta(min_length=len(names.SHORT), max_length=len(names.LONG))
 ]
 
 
@@ -74,8 +77,9 @@ class Claim:
         fence_id: The application transaction of its fence.
         number: The number that the batch sets.
         expected: The versions that the table must have.
-        position_id: Beginning of the names of its position. None: the table stores no position.
+        position_id: The `long_id` of its position. None: the table stores no position.
         sets: What the commit stores if the table stores positions. None: the data number alone.
+        is_short: Whether its position has short names.
     """
 
     data_id: str
@@ -84,43 +88,73 @@ class Claim:
     expected: TxnVersions
     position_id: str | None = None
     sets: TxnVersions | None = None
+    is_short: bool = False
 
     @classmethod
-    def of(cls, entry: CommitEntry, application: str) -> Claim:
-        """Return the claim of a lease of a commit."""
+    def of(
+        cls,
+        entry: CommitEntry,
+        application: str,
+        transaction: names.Transaction,
+        *,
+        prefer_short: bool,
+    ) -> Claim:
+        """Return the claim of a lease of a commit, with the names that its position has.
+
+        Args:
+            entry: The lease.
+            application: The application.
+            transaction: Returns the version of an application transaction in the table.
+            prefer_short: Whether a shard without a position gets short names.
+        """
         lease_key, shard_name = names_of(entry.lease_key)
         data_id = f"{application}/{lease_key}"
-        position_id = None if shard_name is None else f"{application}/{shard_name}"
-        return cls(
-            data_id, f"{data_id}/fence", entry.number, entry.expected, position_id, entry.sets
-        )
+        own = (data_id, f"{data_id}/fence", entry.number, entry.expected)
+        if shard_name is None:
+            return cls(*own, None, entry.sets)
+        long = names.long_id(application, shard_name)
+        short = names.has_short_names(transaction, long, preferred=prefer_short)
+        return cls(*own, long, entry.sets, is_short=short)
 
-    def versions(self, transaction: Callable[[str], int | None]) -> TxnVersions:
+    def versions(self, transaction: names.Transaction) -> TxnVersions:
         """Read the present versions of this lease by the versions of transactions."""
-        return positions.versions_of(transaction, self.data_id, self.fence_id, self.position_id)
+        return positions.versions_of(
+            transaction, self.data_id, self.fence_id, self.position_id, short=self.is_short
+        )
 
     def required(self) -> dict[str, int]:
         """The transactions that show that this claim was committed."""
         if self.position_id is None or self.sets is None:
             return {self.data_id: self.number}
-        names = positions.ids(self.position_id)
-        return dict(zip(names, positions.encoded(self.sets), strict=True))
+        numbers = positions.encoded(self.sets, short=self.is_short)
+        return dict(zip(self._names(self.position_id), numbers, strict=True))
 
     def before(self) -> dict[str, int | None]:
         """The version of the transaction that changes with every commit of this lease."""
         if self.position_id is None or self.sets is None:
             return {self.data_id: self.expected.data}
-        return {positions.ids(self.position_id)[0]: self.expected.number}
+        first = None
+        if self.expected.number is not None:
+            first = positions.encoded(self.expected, short=self.is_short)[0]
+        return {self._names(self.position_id)[0]: first}
 
     def transactions(self) -> dict[str, int]:
         """The transactions that the commit sets for this lease.
 
         Without a position, the fence is set to its present version, so that the conflict check of
-        any Delta client covers both transactions. The first commit with a position raises it.
+        any Delta client covers both transactions. The first commit with a position raises it, and
+        writes the marker of short names.
         """
         fence = self.expected.fence if self.sets is None else self.sets.fence
         is_set = fence is not None and (self.sets is None or fence != self.expected.fence)
-        return {**self.required(), **({self.fence_id: fence or 0} if is_set else {})}
+        found = {**self.required(), **({self.fence_id: fence or 0} if is_set else {})}
+        is_first = self.sets is not None and self.expected.number is None
+        if self.position_id is not None and self.is_short and is_first:
+            found[names.marker_name(self.position_id)] = names.MARKER
+        return found
+
+    def _names(self, position_id: str) -> tuple[str, ...]:
+        return names.names(position_id, short=self.is_short)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +188,7 @@ class _File(msgspec.Struct, forbid_unknown_fields=True, rename="camel"):
     modified_millis: _Count
 
 
-class _Claim(msgspec.Struct, forbid_unknown_fields=True, rename="camel"):
+class _Claim(msgspec.Struct, forbid_unknown_fields=True, rename="camel", omit_defaults=True):
     data_id: _Id
     fence_id: _Id
     number: _Number
@@ -163,6 +197,7 @@ class _Claim(msgspec.Struct, forbid_unknown_fields=True, rename="camel"):
     position_id: _Id | None = None
     expected_position: _Position | None = None
     position: _Position | None = None
+    is_short: bool = False
 
 
 class _Announcement(msgspec.Struct, forbid_unknown_fields=True, rename="camel"):
@@ -204,7 +239,9 @@ def encoded(batch: PreparedBatch) -> bytes:
         for one in batch.files
     ]
     claims = [_encoded_claim(one) for one in batch.claims]
-    return msgspec.json.encode(_Announcement(FORMAT, batch.layout, files, claims))
+    is_short = any(one.is_short for one in batch.claims)
+    number = FORMAT if is_short else FORMAT_OF_LONG_NAMES
+    return msgspec.json.encode(_Announcement(number, batch.layout, files, claims))
 
 
 def decoded(data: bytes, name: str) -> PreparedBatch:
@@ -217,7 +254,7 @@ def decoded(data: bytes, name: str) -> PreparedBatch:
     if len(data) > MAX_ANNOUNCEMENT_BYTES:
         raise AnnouncementError(f"it has more than {MAX_ANNOUNCEMENT_BYTES} bytes")
     try:
-        if _HEADER.decode(data).format != FORMAT:
+        if _HEADER.decode(data).format not in (FORMAT, FORMAT_OF_LONG_NAMES):
             raise OtherFormatError(f"its format is not {FORMAT}")
         content = _DECODER.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -234,12 +271,17 @@ def decoded(data: bytes, name: str) -> PreparedBatch:
     batch = PreparedBatch(files, claims, content.layout, name)
     _check_files(batch)
     _check_claims(batch)
+    if content.format != FORMAT and any(one.is_short for one in claims):
+        raise AnnouncementError("its format has no short names")
     return batch
 
 
 def _encoded_claim(one: Claim) -> _Claim:
-    before = None if one.expected.number is None else list(positions.encoded(one.expected))
-    after = None if one.sets is None else list(positions.encoded(one.sets))
+    def numbers(versions: TxnVersions | None) -> list[int] | None:
+        if versions is None or versions.number is None:
+            return None
+        return list(positions.encoded(versions, short=one.is_short))
+
     return _Claim(
         one.data_id,
         one.fence_id,
@@ -247,19 +289,20 @@ def _encoded_claim(one: Claim) -> _Claim:
         one.expected.data,
         one.expected.fence,
         one.position_id,
-        before,
-        after,
+        numbers(one.expected),
+        numbers(one.sets),
+        one.is_short,
     )
 
 
 def _decoded_claim(one: _Claim) -> Claim:
-    data, fence = one.expected_data, one.expected_fence
-    expected = positions.decoded(data, fence, one.expected_position)
+    data, fence, short = one.expected_data, one.expected_fence, one.is_short
+    expected = positions.decoded(data, fence, one.expected_position, short=short)
     sets = None
     if one.position is not None:
-        sets = positions.decoded(data, fence, one.position)
+        sets = positions.decoded(data, fence, one.position, short=short)
         sets = replace(sets, fence=expected.moved_to(sets.position, ended=False).fence)
-    return Claim(one.data_id, one.fence_id, one.number, expected, one.position_id, sets)
+    return Claim(one.data_id, one.fence_id, one.number, expected, one.position_id, sets, short)
 
 
 def check_layout(batch: PreparedBatch, layout: TableLayout) -> None:
@@ -301,7 +344,7 @@ def _check_claims(batch: PreparedBatch) -> None:
     if any(one.number == one.expected.data for one in batch.claims if one.sets is None):
         raise AnnouncementError("a new number equals the expected number")
     for one in batch.claims:
-        is_position = one.sets is not None or one.expected.number is not None
+        is_position = one.sets is not None or one.expected.number is not None or one.is_short
         if is_position and one.position_id is None:
             raise AnnouncementError("a position belongs to no shard")
     if any(

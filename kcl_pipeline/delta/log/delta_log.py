@@ -72,7 +72,7 @@ class DeltaLog:
         """Counter of possible changes of the table's metadata or protocol."""
         self._table_id: str | None = None
         self._opened_at = self._asked_at = -1
-        self._read_to = -1
+        self.read_to = -1
         self._seen = SeenEntries(self.storage)
         self._recent: dict[int, dict[str, int]] = {}
 
@@ -105,8 +105,8 @@ class DeltaLog:
             return False
         while True:
             try:
-                entry = self.storage.read(entry_path(self._read_to + 1), MAX_ENTRY_BYTES)
-                self._read_entry(self._read_to + 1, entry)
+                entry = self.storage.read(entry_path(self.read_to + 1), MAX_ENTRY_BYTES)
+                self._read_entry(self.read_to + 1, entry)
             except (OSError, ValueError):  # does not exist, or only delta-rs can parse it
                 return True
 
@@ -135,18 +135,29 @@ class DeltaLog:
 
     def transaction(self, application_id: str) -> int | None:
         """Version of an application transaction at `version`, or as far as `peek` has read."""
-        if application_id not in self._numbers and self._numbers_read is None:
-            found = read_transactions(self.storage, self.version)
-            self._numbers, self._numbers_read = (
-                {**(found or {}), **self._numbers},
-                found is not None,
-            )
+        if application_id not in self._numbers:
+            self._read_numbers()
         if application_id not in self._numbers:
             if self._numbers_read:
                 return None
             with delta_errors(f"could not read the transactions of {self.root}", self._options):
                 self._numbers[application_id] = self._table.transaction_version(application_id)
         return self._numbers[application_id]
+
+    def transactions(self) -> dict[str, int] | None:
+        """All application transactions at `version`; None if they cannot be listed."""
+        self._read_numbers()
+        if not self._numbers_read:
+            return None
+        return {name: number for name, number in self._numbers.items() if number is not None}
+
+    def _read_numbers(self) -> None:
+        if self._numbers_read is None:
+            found = read_transactions(self.storage, self.version)
+            self._numbers, self._numbers_read = (
+                {**(found or {}), **self._numbers},
+                found is not None,
+            )
 
     def landed_at(self, application_id: str) -> int:
         """Table version whose commit set the transaction last; `version` if it was not read."""
@@ -181,7 +192,7 @@ class DeltaLog:
 
     def _catch_up(self) -> None:
         """Move the handle to the entries that `peek` has read: they may change the metadata."""
-        if self._read_to > self.version:
+        if self.read_to > self.version:
             self.refresh()
 
     def paths(self) -> list[str]:
@@ -330,7 +341,7 @@ class DeltaLog:
             self._table = DeltaTable(self.root, storage_options=self._options)
         except TableNotFoundError:
             return False
-        self._opened_at = self._read_to = self._asked_at = self.version
+        self._opened_at = self.read_to = self._asked_at = self.version
         self._seen.begin(self.version)
         return True
 
@@ -343,7 +354,7 @@ class DeltaLog:
             self._advance()
             if self.version < before:
                 return False
-            for version in range(self._read_to + 1, self.version + 1):
+            for version in range(self.read_to + 1, self.version + 1):
                 self._read_entry(version, self.storage.read(entry_path(version), MAX_ENTRY_BYTES))
         except Exception as error:  # noqa: BLE001
             # After any error the table is opened again, which raises an error of its own.
@@ -371,7 +382,7 @@ class DeltaLog:
 
     def _read_entry(self, version: int, entry: bytes) -> None:
         facts = entry_facts(entry)
-        self._read_to = version
+        self.read_to = version
         self._seen.note(version, entry)
         self._recent[version] = facts.transactions
         self._recent.pop(version - _ENTRIES_KEPT, None)

@@ -35,11 +35,14 @@ MAX_SINK: Final = 4_096
 """Largest number of bytes of the address of a sink (our own limit)."""
 
 POSITIONS: Final = "positions:"
-"""Before the recorded address of a sink whose table stores the positions.
+"""Before the recorded address of a sink whose table stores the positions, with long names.
 
 A version that knows no positions, or reads them only by a setting, sees another sink and refuses
 to start.
 """
+
+SHORT_POSITIONS: Final = "positions-2:"
+"""The same with short names (`batch.ShortNames`). A version that knows only long ones refuses."""
 
 ACCEPT_STREAMS: Final = "kcl-pipeline application --pipeline module:attribute --accept-streams"
 ACCEPT_SINK: Final = "kcl-pipeline application --pipeline module:attribute --accept-sink"
@@ -58,6 +61,8 @@ class ApplicationIdentity:
         positions: Whether the table of the sink stores the positions of the shards. None in a
             record: not decided, because no worker has recorded its sink. None in a start: as
             recorded; see `decided`.
+        short_names: Whether new positions get short names in the table. False in a start: as
+            recorded.
 
     Raises:
         ValueError: The values are inconsistent, or outside their limits.
@@ -68,6 +73,7 @@ class ApplicationIdentity:
     sink: str | None = None
     changing: bool = False
     positions: bool | None = None
+    short_names: bool = False
 
     def __post_init__(self) -> None:
         if self.mode == "single_stream" and len(self.streams) != 1:
@@ -110,12 +116,13 @@ class ApplicationIdentity:
     def decided(self) -> ApplicationIdentity:
         """Return the identity that a first start records.
 
-        Without a setting, a new application stores positions in the table of its sink, if every
-        stream has a creation time, which is a part of their names.
+        Without a setting, a new application stores positions in the table of its sink, with short
+        names, if every stream has a creation time, which is a part of their names.
         """
-        if self.sink is None or self.positions is not None:
+        if self.sink is None or self.positions is False:
             return self
-        return replace(self, positions=all(one.created_millis for one in self.streams))
+        positions = self.positions or all(one.created_millis for one in self.streams)
+        return replace(self, positions=positions, short_names=positions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,8 +140,9 @@ class ApplicationRecord:
 def application_text(identity: ApplicationIdentity) -> str:
     """Return the value of the attribute."""
     fields = msgspec.to_builtins(identity)
+    prefix = SHORT_POSITIONS if fields.pop("short_names") else POSITIONS
     if fields.pop("positions") and identity.sink is not None:
-        fields["sink"] = f"{POSITIONS}{identity.sink}"
+        fields["sink"] = f"{prefix}{identity.sink}"
     for stream in fields["streams"]:
         for name in ("renewed", "initial_position", "initial_millis"):
             if stream[name] is None or stream[name] is False:
@@ -164,9 +172,11 @@ def application_from_text(text: str) -> ApplicationRecord:
 def _with_protocol(identity: ApplicationIdentity) -> ApplicationIdentity:
     """Split the recorded text of the sink into its address and the commit protocol."""
     if identity.sink is None:
-        return replace(identity, positions=None)
-    address = identity.sink.removeprefix(POSITIONS)
-    return replace(identity, sink=address, positions=address != identity.sink)
+        return replace(identity, positions=None, short_names=False)
+    is_short = identity.sink.startswith(SHORT_POSITIONS)
+    address = identity.sink.removeprefix(SHORT_POSITIONS if is_short else POSITIONS)
+    stored = address != identity.sink
+    return replace(identity, sink=address, positions=stored, short_names=is_short)
 
 
 def successor(
@@ -178,11 +188,6 @@ def successor(
     that a start does not name stay in the record, because workers with another version of the code
     may read them. A single stream that was deleted and created again is recorded as renewed; the
     leader then replaces its leases.
-
-    Args:
-        name: Name of the application.
-        recorded: The recorded identity.
-        wanted: The identity of the start.
 
     Returns:
         The new record; equal to `recorded` if nothing changes.
@@ -207,25 +212,24 @@ def successor(
         if wanted.mode == "multi_stream"
         else _same(name, recorded, wanted)
     )
-    sink, positions = _sink_of(name, recorded, wanted)
-    return replace(recorded, streams=streams, sink=sink, positions=positions)
+    return replace(_with_sink(name, recorded, wanted), streams=streams)
 
 
-def _sink_of(
+def _with_sink(
     name: str, recorded: ApplicationIdentity, wanted: ApplicationIdentity
-) -> tuple[str | None, bool | None]:
-    """Return the sink to record, and whether its table stores positions."""
+) -> ApplicationIdentity:
+    """Return the record with the sink of a start, and whether its table stores positions."""
     if wanted.sink is None:
-        return recorded.sink, recorded.positions
-    if recorded.sink is None:
-        return wanted.sink, wanted.decided.positions
+        return recorded
     if recorded.positions and wanted.positions is False:
         raise OtherApplicationError(
             f"the table of the sink stores the positions of the application {name!r}, which "
             "batch.commit_protocol='two_phase' does not read; remove this setting, or move the "
             f"positions to the lease rows with {DOWNGRADE}"
         )
-    return recorded.sink, bool(recorded.positions or wanted.positions)
+    if recorded.sink is not None and (recorded.positions or not wanted.positions):
+        return recorded
+    return replace(recorded, sink=wanted.sink, positions=wanted.decided.positions)
 
 
 def _other_mode(name: str, recorded: ApplicationIdentity, wanted: ApplicationIdentity) -> str:

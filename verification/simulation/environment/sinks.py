@@ -74,6 +74,16 @@ class NotedSink(InMemorySink):
         super().__init__(table, clock=clock, faults=faults, latency_seconds=latency_seconds)
         self._checks = table.checks
 
+    def prefers_short_names(self) -> bool:
+        """See `ShortNames`. So applications are recorded with short names."""
+        return True
+
+    def name_positions(self, *, short: bool) -> None:
+        """See `ShortNames`. A table in memory has no names."""
+
+    def use_long_names(self) -> None:
+        """See `ShortNames`."""
+
     def write_dead_letters(self, records: pa.Table) -> None:
         """See `TransactionalSink.write_dead_letters`."""
         super().write_dead_letters(records)
