@@ -154,6 +154,13 @@ def protocol_of(identity: ApplicationIdentity) -> str | None:
     return "positions" if identity.positions else "two_phase"
 
 
+def position_names_of(identity: ApplicationIdentity) -> str | None:
+    """Return which names new positions get in the table. None: it stores no positions."""
+    if not identity.positions:
+        return None
+    return "short" if identity.short_names else "long"
+
+
 def as_json(record: ApplicationRecord | None) -> Mapping[str, object] | None:
     """Return the record for the output of `--json`."""
     if record is None:
@@ -167,5 +174,6 @@ def as_json(record: ApplicationRecord | None) -> Mapping[str, object] | None:
         ],
         "sink": identity.sink,
         "commit_protocol": protocol_of(identity),
+        "position_names": position_names_of(identity),
         "changing": identity.changing,
     }

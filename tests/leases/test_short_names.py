@@ -13,7 +13,7 @@ from kcl_pipeline.leases.application.identity import (
     application_text,
     successor,
 )
-from kcl_pipeline.leases.identity_check import ensure_application
+from kcl_pipeline.leases.identity_check import as_json, ensure_application
 from tests.leases.test_application import (
     AS_RECORDED,
     IN_TABLE,
@@ -90,3 +90,12 @@ def test_recorded_names_stay(started, recorded):
         assert found.identity == recorded
     with pytest.raises(OtherApplicationError, match="kcl-pipeline downgrade"):
         ensured(started, SINGLE)
+
+
+@pytest.mark.parametrize(
+    ("identity", "names"), [(SHORT, "short"), (IN_TABLE, "long"), (SINGLE, None), (LEADER, None)]
+)
+def test_the_names_are_shown(identity, names):
+    shown = as_json(application_from_text(application_text(identity)))
+    assert shown is not None
+    assert shown["position_names"] == names

@@ -169,7 +169,8 @@ def _problem(
 
 
 def _print(name: str, identity: ApplicationIdentity | None) -> None:
-    from kcl_pipeline.leases.identity_check import protocol_of  # noqa: PLC0415 (likewise)
+    # likewise
+    from kcl_pipeline.leases.identity_check import position_names_of, protocol_of  # noqa: PLC0415
 
     if identity is None:
         typer.echo(
@@ -181,6 +182,9 @@ def _print(name: str, identity: ApplicationIdentity | None) -> None:
         typer.echo(f"stream {stream}")
     typer.echo(f"sink {identity.sink or 'not recorded yet'}")
     typer.echo(f"commit protocol {protocol_of(identity) or 'not recorded yet'}")
+    names = position_names_of(identity)
+    if names is not None:
+        typer.echo(f"position names {names}")
     if identity.changing:
         typer.echo("a change of the streams has started and is not finished")
 

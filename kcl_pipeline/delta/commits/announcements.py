@@ -297,10 +297,11 @@ def _encoded_claim(one: Claim) -> _Claim:
 
 def _decoded_claim(one: _Claim) -> Claim:
     data, fence, short = one.expected_data, one.expected_fence, one.is_short
-    expected = positions.decoded(data, fence, one.expected_position, short=short)
+    before = None if one.expected_position is None else tuple(one.expected_position)
+    expected = positions.decoded(data, fence, before, short=short)
     sets = None
     if one.position is not None:
-        sets = positions.decoded(data, fence, one.position, short=short)
+        sets = positions.decoded(data, fence, tuple(one.position), short=short)
         sets = replace(sets, fence=expected.moved_to(sets.position, ended=False).fence)
     return Claim(one.data_id, one.fence_id, one.number, expected, one.position_id, sets, short)
 

@@ -60,6 +60,7 @@ def short_id(long: str) -> str:
     return f"{hashed}.{int(canonical[1])}" if canonical else f"{hashed}:{shard}"
 
 
+@lru_cache(maxsize=20_000)
 def names(long: str, *, short: bool) -> tuple[str, ...]:
     """Return the names of the transactions of a shard, in the order of `SHORT` or `LONG`."""
     if not short:

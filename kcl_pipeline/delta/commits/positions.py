@@ -13,7 +13,7 @@ v · 2²⁸ + s + 1.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from functools import lru_cache
 from typing import Final
 
 from kcl_pipeline.batch import TxnVersions
@@ -71,8 +71,9 @@ def _too_large(what: str, value: int, bits: int) -> str:
     )
 
 
+@lru_cache(maxsize=10_000)
 def decoded(
-    data: int | None, fence: int | None, position: Sequence[int | None] | None, *, short: bool
+    data: int | None, fence: int | None, position: tuple[int | None, ...] | None, *, short: bool
 ) -> TxnVersions:
     """Return the versions of a lease.
 
@@ -123,7 +124,9 @@ def versions_of(
         TableMismatchError: The position cannot be read, because another program removed or
             changed some of its transactions, or it has the names of the other scheme.
     """
-    position = None if long is None else [transaction(one) for one in names(long, short=short)]
+    position = None
+    if long is not None:
+        position = tuple(map(transaction, names(long, short=short)))
     try:
         found = decoded(transaction(data_id), transaction(fence_id), position, short=short)
         if long is not None and short:
