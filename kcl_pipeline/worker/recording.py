@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Final
+
 from kcl_pipeline.batch import ShortNames, TransactionalSink
 from kcl_pipeline.clock import StopSignal
-from kcl_pipeline.errors import OtherApplicationError, SinkError
-from kcl_pipeline.leases.application.identity import ApplicationIdentity
+from kcl_pipeline.errors import (
+    STREAM_ERRORS,
+    ApplicationPausedError,
+    OtherApplicationError,
+    SinkError,
+)
+from kcl_pipeline.events import AwsTrouble
+from kcl_pipeline.leases.application.identity import ApplicationIdentity, ApplicationRecord
+from kcl_pipeline.leases.application.recorded_stream import RecordedStream
 from kcl_pipeline.leases.identity_check import ensure_application, protocol_of
 from kcl_pipeline.worker.dependencies import WorkerDependencies
-from kcl_pipeline.worker.retry import retry_transient
+from kcl_pipeline.worker.retry import StoppedWhileRetryingError, retry_transient
 from kcl_pipeline.worker.starting import OpenedApplication, refuse_pause
+
+_RECORDING: Final = "recording streams that the record lacks"
 
 
 def record_application(
@@ -45,6 +57,52 @@ def record_application(
         sink.name_positions(short=recorded.identity.short_names)
     refuse_pause(parts.settings.application_name, recorded.control.pause)
     return recorded.identity
+
+
+def record_missing_streams(
+    application: OpenedApplication,
+    recorded: ApplicationRecord,
+    parts: WorkerDependencies,
+    stop: StopSignal,
+) -> ApplicationIdentity:
+    """Record the streams of this worker again that the record lacks, and return the record.
+
+    After all tables were deleted, a process that does not name a new stream may have recorded the
+    application. A stream that does not exist any more stays out, because a leader removed it.
+
+    Raises:
+        OtherApplicationError: The application does not fit the record.
+        AwsError: The record cannot be used now, or the service does not describe a stream now.
+    """
+    identity, wanted = recorded.identity, application.identity
+    if identity.mode == "single_stream" or recorded.control.pause is not None:
+        return identity
+    known = {one.account_and_name for one in identity.streams}
+    lacking = [one for one in wanted.streams if one.account_and_name not in known]
+    existing = [found for one in lacking if (found := _existing(one, parts)) is not None]
+    if not existing:
+        return identity
+    kept = [one for one in wanted.streams if one.account_and_name in known]
+    following = replace(wanted, streams=(*kept, *existing))
+    try:
+        return record_application(replace(application, identity=following), parts, stop)
+    except (ApplicationPausedError, StoppedWhileRetryingError) as error:
+        parts.events(AwsTrouble(_RECORDING, str(error)))
+        return identity
+
+
+def _existing(stream: RecordedStream, parts: WorkerDependencies) -> RecordedStream | None:
+    """Return the stream as it is now: it may have been created again. None: it cannot be used.
+
+    Raises:
+        AwsError: The service does not describe it now.
+    """
+    try:
+        found = parts.kinesis.resolve_stream(stream.arn, multi_stream=True)
+    except STREAM_ERRORS as error:
+        parts.events(AwsTrouble(_RECORDING, f"{stream.arn}: {error}"))
+        return None
+    return RecordedStream.of(found, parts.settings.shard_sync_of(found))
 
 
 def check_protocol(name: str, recorded: ApplicationIdentity, used: str) -> None:

@@ -44,7 +44,11 @@ from kcl_pipeline.worker.monitoring.lag import Lag, LagTracker
 from kcl_pipeline.worker.monitoring.stalls import StallWatch
 from kcl_pipeline.worker.monitoring.stats import WorkerStats
 from kcl_pipeline.worker.monitoring.status import StatusSource
-from kcl_pipeline.worker.recording import check_protocol, record_application
+from kcl_pipeline.worker.recording import (
+    check_protocol,
+    record_application,
+    record_missing_streams,
+)
 from kcl_pipeline.worker.retry import StoppedWhileRetryingError, attempt, retry_transient
 from kcl_pipeline.worker.shards.factory import make_lifecycle
 from kcl_pipeline.worker.shards.lifecycle import Lifecycle
@@ -227,16 +231,15 @@ class Worker:
         return self._application
 
     def _check_application(self) -> None:
-        recorded = check_application(
-            self._settings.application_name,
-            self._parts.coordinator_table,
-            self._opened(self._stop).identity,
-        )
+        application, parts = self._opened(self._stop), self._parts
+        name = self._settings.application_name
+        recorded = check_application(name, parts.coordinator_table, application.identity)
         used = "two_phase" if self._protocol.stored is None else "positions"
-        check_protocol(self._settings.application_name, recorded.identity, used)
+        check_protocol(name, recorded.identity, used)
         if recorded.control.pause is not None:
             self.reporter.note_pause()
-        self._streams.note_record(recorded.identity.streams)
+        current = record_missing_streams(application, recorded, parts, self._stop)
+        self._streams.note_record(current.streams)
 
     def run(
         self,

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from kcl_pipeline.errors import AccessDeniedError, NotFoundError
-from kcl_pipeline.events import LeadershipLost, StreamsDiffer, StreamUnavailable
+from kcl_pipeline.events import AwsTrouble, LeadershipLost, StreamsDiffer, StreamUnavailable
 from kcl_pipeline.leases.application.recorded_stream import RecordedStream
 from kcl_pipeline.leases.lease.values import Lease
 from kcl_pipeline.position import TRIM_HORIZON
@@ -185,3 +185,57 @@ def test_a_start_with_the_one_known_stream_missing_fits_the_record():
     world.put("c", 10, "c")
     world.start("new", "a", "c")
     world.run_until(world.has_all, 120)
+
+
+def record_without(world, name):
+    """The record after the tables were deleted and a worker with a former list was first."""
+    record = world.coordinator.read_application()
+    kept = tuple(one for one in record.identity.streams if one.name != name)
+    assert len(kept) == 2
+    world.coordinator.put_application(replace(record.identity, streams=kept), replacing=record)
+    for key, row in world.leases.rows().items():
+        if row["streamName"]["S"].split(":")[1] == name:
+            world.leases.erase(key)
+
+
+def recorded(world):
+    return {one.name for one in world.coordinator.read_application().identity.streams}
+
+
+def split(world, stream):
+    world.model.call(
+        "SplitShard",
+        StreamName=stream,
+        ShardToSplit="shardId-000000000000",
+        NewStartingHashKey=str(2**126),
+    )
+
+
+def test_a_worker_records_its_stream_again_when_it_takes_a_lease():
+    """Seed 9961000182: nobody read the stream of a deploy any more after the tables were lost."""
+    world = StreamsWorld("a", "b", "c")
+    world.start("old", "a", "b")
+    world.start("new", "a", "b", "c")
+    world.run(30)
+    record_without(world, "c")
+    world.put("c", 30, "c")
+    world.run(30)
+    assert recorded(world) == {"a", "b"}
+    for stream in ("a", "b"):
+        split(world, stream)
+    world.run_until(world.has_all, 90)
+    assert recorded(world) == {"a", "b", "c"}
+
+
+def test_a_stream_that_is_deleted_stays_out_of_the_record_and_stops_nobody():
+    world = StreamsWorld("a", "b", "c")
+    world.start("new", "a", "b", "c")
+    world.run(30)
+    record_without(world, "c")
+    world.delete("c")
+    for stream in ("a", "b"):
+        split(world, stream)
+        world.put(stream, 30, stream)
+    world.run_until(world.has_all, 90)
+    assert recorded(world) == {"a", "b"}
+    assert any("recording streams" in one.operation for one in world.of(AwsTrouble))
