@@ -234,15 +234,21 @@ def test_a_killed_replay_is_continued_with_its_id_and_nothing_lands_twice(tmp_pa
             world.plan("again", *times, **where)
 
 
-def test_a_run_that_was_killed_before_the_deletion_only_deletes(world, monkeypatch):
+@pytest.mark.parametrize(("step", "call"), [("log_of_sink", 2), ("delete_tables", 1)])
+def test_a_run_that_was_killed_before_the_deletion_only_deletes(world, monkeypatch, step, call):
+    """Once the record says that the replay is complete, also before the sink says so."""
     first, last = put_three_groups(world)
     plan = world.plan("r1", first, last + MILLI, into=world.side)
+    original, left = getattr(replay_run, step), [call]
 
-    def killed(*_):
-        raise KeyboardInterrupt
+    def killed(*given):
+        left[0] -= 1
+        if left[0] == 0:
+            raise KeyboardInterrupt
+        return original(*given)
 
     with monkeypatch.context() as patched:
-        patched.setattr(replay_run, "delete_tables", killed)
+        patched.setattr(replay_run, step, killed)
         with pytest.raises(KeyboardInterrupt):
             world.run(plan)
     assert len(world.table_names()) == 3

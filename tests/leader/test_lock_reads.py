@@ -71,3 +71,18 @@ def test_a_stale_read_of_an_expired_lock_is_repeated_consistently(world):
     assert not b.try_lead()
     assert table.read_lock().owner_name == "a"
     assert b.unchanged_share() == 0.0
+
+
+def test_a_stale_read_without_the_lock_does_not_take_it(world):
+    """The lock is read again, consistently, and is watched for its whole time."""
+    clock, table, candidate = world
+    a, b = candidate("a"), candidate("b")
+    assert a.try_lead()
+    assert not b.try_lead()
+    observe = table.observe_lock
+    table.observe_lock = lambda *, consistent=True: observe() if consistent else None
+    for _ in range(3):
+        clock.advance(9)
+        assert not b.try_lead()
+    clock.advance(4)
+    assert b.try_lead()

@@ -362,3 +362,13 @@ def test_the_record_of_a_resolved_stream():
     assert ApplicationIdentity.of([stream], is_multi_stream=False) == LEADER
     assert RecordedStream.of(StreamId("plain")).name == "plain"
     assert str(CLICKS) == f"{ARN}clicks (created 1970-01-01T00:00:01+00:00)"
+
+
+def test_another_stream_of_the_recorded_name_gets_no_leases():
+    """The service may describe a former stream for a moment."""
+    arn = "arn:aws:kinesis:us-east-1:1:stream/orders"
+    recorded = RecordedStream(arn, 2_000, renewed=True)
+    now = StreamId("orders", arn=arn, created_millis=2_000)
+    assert recorded.marked(now) == replace(now, lease_mark=2_000)
+    assert recorded.marked(replace(now, created_millis=1_000)) is None
+    assert recorded.marked(replace(now, created_millis=None)) is not None

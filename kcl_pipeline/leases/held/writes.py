@@ -282,7 +282,7 @@ class LeaseWrites(HeldSet):
         began = self._clock.monotonic()
         with self._noting(held, what):
             row = write(held.lease)
-        if row is None or row.actual_owner != self._worker_id:
+        if row is None:
             self.drop(held, self._taken)
             raise LeaseLostError(f"the lease {held.lease_key} is lost: {self._taken}")
         held.lease = row
