@@ -97,6 +97,17 @@ def test_an_end_is_not_believed_before_the_stream_is_proven_to_be_the_same() -> 
     assert not chunk.lost
 
 
+def test_the_end_of_an_empty_shard_of_another_stream_is_not_believed() -> None:
+    """Its page has no first record, which would be doubted, too."""
+    world = World()
+    reader = world.reader(TRIM_HORIZON, identity=StreamIdentityCheck(world.kinesis, world.clock))
+    world.create_again()
+    world.split()
+    with pytest.raises(errors.StreamReplacedError):
+        drain(reader)
+    assert not reader.ended
+
+
 def test_an_end_whose_proof_fails_is_read_again() -> None:
     world = World()
     world.put(b"0")
