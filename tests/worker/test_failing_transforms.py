@@ -193,12 +193,17 @@ def test_the_transform_is_never_called_without_records(world: World):
 
 @pytest.fixture
 def failing_commits(world: World, monkeypatch: pytest.MonkeyPatch) -> World:
-    """The first five batches fail at their first commit."""
+    """After the first dead letters, five batches fail at their first commit."""
     monkeypatch.setattr(two_phase, "COMMIT", replace(two_phase.COMMIT, limit_seconds=0.0))
-    failures = iter([True] * 5)
-    world.worker._parts.sink.faults = lambda call, _keys: (
-        SinkFault.FAIL if call == "commit" and next(failures, False) else None
-    )
+    failures, written = iter([True] * 5), []
+
+    def fault(call: str, _keys: tuple[str, ...]) -> SinkFault | None:
+        if call == "write_dead_letters":
+            written.append(call)
+        fails = call == "commit" and written and next(failures, False)
+        return SinkFault.FAIL if fails else None
+
+    world.worker._parts.sink.faults = fault
     return world
 
 
