@@ -94,7 +94,7 @@ package: setup
 # The Spark tests with another PySpark, in an environment of its own: SPARK=4.0, 4.1 or 4.2. Needs
 # the network once.
 SPARK ?= 4.0
-SPARK_VENV := .run/spark-$(SPARK)
+SPARK_VENV := $(VENV)-spark-$(SPARK)
 test-spark: $(SPARK_VENV)/.installed java
 	@PYTHONPATH=$(CURDIR) $(SPARK_VENV)/bin/python -m pytest tests/spark
 
@@ -122,4 +122,4 @@ docs: setup
 	@echo "the site is .run/docs/docs/index.html"
 
 clean:
-	rm -rf $(VENV) .run .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(VENV)-spark-* .run .mypy_cache .ruff_cache
