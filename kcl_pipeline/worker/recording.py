@@ -13,7 +13,7 @@ from kcl_pipeline.errors import (
     OtherApplicationError,
     SinkError,
 )
-from kcl_pipeline.events import AwsTrouble
+from kcl_pipeline.events import AwsTrouble, EventSink
 from kcl_pipeline.leases.application.identity import ApplicationIdentity, ApplicationRecord
 from kcl_pipeline.leases.application.recorded_stream import RecordedStream
 from kcl_pipeline.leases.identity_check import ensure_application, protocol_of
@@ -46,7 +46,7 @@ def record_application(
             parts.lease_table,
             application.identity,
             lambda: parts.kinesis.list_shards(application.streams[0]),
-            lambda: _prefers_short_names(sink),
+            lambda: _prefers_short_names(sink, parts.events),
         ),
         parts.clock,
         parts.rng,
@@ -127,9 +127,10 @@ def check_protocol(name: str, recorded: ApplicationIdentity, used: str) -> None:
         )
 
 
-def _prefers_short_names(sink: TransactionalSink) -> bool:
+def _prefers_short_names(sink: TransactionalSink, events: EventSink) -> bool:
     """Return whether new positions get short names. Long ones are always safe."""
     try:
         return isinstance(sink, ShortNames) and sink.prefers_short_names()
-    except SinkError:
+    except SinkError as error:
+        events(AwsTrouble("choice of the names of positions; they are long", str(error)))
         return False

@@ -10,6 +10,7 @@ from kcl_pipeline.control.seek.downgrade import Downgrade
 from kcl_pipeline.control.seek.run import Seeking
 from kcl_pipeline.control.seek.target import SeekTarget
 from kcl_pipeline.errors import SinkError
+from kcl_pipeline.events import AwsTrouble
 from kcl_pipeline.position import TRIM_HORIZON
 from kcl_pipeline.testing.sink import InMemorySink
 from tests.support.operator_world import OperatorWorld
@@ -65,6 +66,8 @@ class Failing(NamingWorld):
 def test_the_first_worker_asks_the_table_and_the_others_follow(make, name):
     world = make()
     assert world.recorded() == (True, name == "short")
+    failures = [one.error for one in world.of(AwsTrouble) if "names of positions" in one.operation]
+    assert failures == ["the table cannot be read on demand"] * (make is Failing)
     world.has_long_names, world.failing = not world.has_long_names, False
     world.start("w-2")
     assert world.recorded() == (True, name == "short")

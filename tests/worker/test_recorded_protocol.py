@@ -96,37 +96,31 @@ def test_one_worker_with_the_setting_changes_the_record(crashed):
     assert Counter(world.data()) == Counter(values)
 
 
-def test_a_running_worker_with_two_phase_ends_when_it_takes_a_lease_after_the_change():
-    """It reads the record before it begins a lease."""
-    world = RecordedWorld(shards=2, batch={"commit_protocol": "two_phase"})
-    values = batch(world, "a")
-    use(world, "positions")
-    world.start("w-2")
-    values += batch(world, "b")
-    world.crash("w-2")
-    with pytest.raises(OtherApplicationError, match="'two_phase' does not read"):
-        world.work(60)
-    world.crash("w-1")
-    use(world, None)
-    world.start("w-3")
-    values += batch(world, "c")
-    world.work(20)
-    assert Counter(world.data()) == Counter(values)
+@pytest.mark.parametrize(
+    ("setting", "sentence"),
+    [
+        ("two_phase", "'two_phase' does not read"),
+        (None, "changed from two_phase to positions"),
+    ],
+)
+def test_a_running_worker_with_two_phase_ends_when_it_takes_a_lease_after_the_change(
+    setting, sentence
+):
+    """It reads the record before it begins a lease. Without a setting it had followed the record.
 
-
-def test_a_running_worker_without_the_setting_ends_too_and_its_successor_follows():
-    """It took two_phase from the record, and would stand still with each shard that it takes."""
+    Otherwise it would stand still with each shard that it takes.
+    """
     world = RecordedWorld(shards=2, batch={"commit_protocol": "two_phase"})
     values = batch(world, "a")
     world.end("w-1")
-    use(world, None)
+    use(world, setting)
     world.start("w-2")
     values += batch(world, "b")
     use(world, "positions")
     world.start("w-3")
     values += batch(world, "c")
     world.crash("w-3")
-    with pytest.raises(OtherApplicationError, match="changed from two_phase to positions"):
+    with pytest.raises(OtherApplicationError, match=sentence):
         world.work(60)
     assert not world.of(ShardPaused)
     world.crash("w-2")
