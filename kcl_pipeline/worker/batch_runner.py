@@ -173,8 +173,12 @@ class BatchRunner:
         self, part: SplitBatch, sourced: SourcedBatch, done: Committed | None, written_millis: float
     ) -> None:
         self._sink_failures = 0
-        if done is None or len(done.lease_keys) < len(part.batch.ranges):
+        landed = () if done is None else done.lease_keys
+        lost = [r.lease_key for r in part.batch.ranges if r.lease_key not in landed]
+        if lost:
             self._stats.refused()
+            # Their records left the source. Without this, a drain takes the shards as committed.
+            self._restart(lost)
         if done is None:
             return
         self.pauses.resume(done.lease_keys)

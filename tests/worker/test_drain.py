@@ -8,6 +8,7 @@ import pytest
 
 from kcl_pipeline.errors import AccessDeniedError, NotFoundError
 from kcl_pipeline.events import AwsTrouble, RowRejected, ShardsLeftToOthers
+from kcl_pipeline.leases.store import Changes
 from kcl_pipeline.worker.stopping.drain import (
     LOOK_SECONDS,
     MISSING_LIMIT_SECONDS,
@@ -132,3 +133,48 @@ def test_a_worker_that_is_dead_does_not_count():
     assert world.has_all()
     assert world.workers["d"].summary(StopReason.DRAINED).elsewhere == {}
     assert world.of(ShardsLeftToOthers) == []
+
+
+@pytest.mark.parametrize("protocol", ["two_phase", "positions"])
+@pytest.mark.parametrize("buffered", [True, False])
+def test_a_batch_whose_lease_is_lost_and_taken_again_is_waited_for(protocol, buffered):
+    """Its records were read, and are not in the table."""
+    world = World(shards=1, buffered=buffered, batch={"commit_protocol": protocol})
+    world.put(b"a")
+    drain, write, lost = world.worker.drain_watch(), world.writer.write, []
+    world.worker.lead_tick()
+
+    def loses_the_lease(batch):
+        for held in [] if lost else world.worker.leases.held():
+            lost.append(held)
+            world.worker.leases.drop(held, "it was not renewed in time")
+            world.worker.leases.discover()
+        return write(batch)
+
+    world.writer.write = loses_the_lease
+    assert looks_until_done(world, drain, 60)
+    assert lost
+    assert world.data() == [b"a"]
+
+
+def test_a_row_that_was_deleted_is_waited_for():
+    """The leader creates it again; until then nobody reads its shard."""
+    audit = {"leases_recovery_auditor_execution_frequency_millis": 1000}
+    world = World(shards=2, buffered=True, shard_sync=audit)
+    world.run(2)
+    world.put(*(b"%d" % number for number in range(20)))
+    drain = world.worker.drain_watch()
+    world.leases.store.delete("shardId-000000000001", [])
+    assert not looks_until_done(world, drain, 5)
+    assert len(world.data()) < 20
+    world.run(15)
+    assert looks_until_done(world, drain, 10)
+    assert len(world.data()) == 20
+
+
+def test_rows_without_hash_ranges_do_not_hold_a_drain():
+    world = World(shards=2, buffered=True)
+    world.run(2)
+    for key in world.leases.rows():
+        world.leases.store.update(key, [], Changes(remove=("startingHashKey", "endingHashKey")))
+    assert looks_until_done(world, world.worker.drain_watch(), 10)

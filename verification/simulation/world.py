@@ -34,6 +34,7 @@ from kcl_pipeline.testing.tables import (
 )
 from kcl_pipeline.worker.dependencies import Mode, WorkerDependencies
 from kcl_pipeline.worker.worker import Worker
+from verification.simulation.checks.drains import DrainCheck
 from verification.simulation.checks.leader import LockWatch, WatchedLeader
 from verification.simulation.checks.leases import Role
 from verification.simulation.checks.sink import Checks
@@ -208,9 +209,9 @@ class World:
         clock = SimulatedClock(host)
         for attempt in range(200):
             try:
-                summary = Worker(machine.worker_id, self._parts(machine, clock)).run(
-                    machine.stop, mode=machine.mode
-                )
+                drain, parts = DrainCheck(self.checks, machine), self._parts(machine, clock)
+                summary = Worker(machine.worker_id, parts).run(machine.stop, mode=machine.mode)
+                self.failures += drain.failures(summary)
                 machine.stop.set()
                 self.note(f"{host.name} has ended: {summary.reason}")
                 return
@@ -231,12 +232,11 @@ class World:
             clock.sleep(0.5 + 0.1 * min(attempt, 10))
 
     def _lead(self, machine: Machine) -> None:
-        clock = SimulatedClock(machine.host)
         leader = self._leader(
             machine,
             "dagster/sensor" if machine.streams is None else f"dagster/{machine.name}",
             Calls(machine.host, self.weather),
-            clock,
+            SimulatedClock(machine.host),
             resume_own_name=True,
         )
         while not machine.stop.wait(0.8 + 0.4 * self.rng.random()):

@@ -12,6 +12,7 @@ from kcl_pipeline.events import AwsTrouble, ShardsLeftToOthers
 from kcl_pipeline.kinesis.identity import StreamIdentityCheck
 from kcl_pipeline.leases.lease.rejected import RejectedRows
 from kcl_pipeline.leases.lease.values import Lease
+from kcl_pipeline.planning.coverage import hole_in_leases
 from kcl_pipeline.position import Position
 from kcl_pipeline.shards import StreamId
 from kcl_pipeline.worker.consumer import ConsumerState, ShardConsumer
@@ -35,8 +36,9 @@ class DrainWatch:
     """Check whether a drain is complete.
 
     The lease table is read once a second, and once more when all shards held here are read and
-    committed. A drain is complete when every stream has leases and each lease is settled, or the
-    stream is deleted (`DrainedStream`). A lease is settled in these cases:
+    committed. A drain is complete when the leases of every stream cover all hash keys and each
+    lease is settled, or the stream is deleted (`DrainedStream`). If a row is missing, the leader
+    creates it. A lease is settled in these cases:
 
     - It is at SHARD_END.
     - Or another worker owns and renews it.
@@ -157,7 +159,7 @@ class DrainWatch:
         stream.look(leases, len(own), fails=any(map(self._fails, unsettled)))
         if stream.is_deleted:
             return len(here) == len(unsettled)
-        return bool(own) and not unsettled
+        return bool(own) and not unsettled and not _has_hole(own)
 
     def _fails(self, lease: Lease) -> bool:
         """Return whether the last step of a shard that is held here has failed."""
@@ -244,3 +246,13 @@ class DrainWatch:
             and consumer.prepared is None
             and self._source.caught_up(consumer.lease_key)
         )
+
+
+def _has_hole(own: Iterable[Lease]) -> bool:
+    """Return whether a row was deleted, or not yet seen: a scan is no snapshot.
+
+    Rows that Java 2.x wrote may have no hash range until the leader adds it. Then nothing is known.
+    """
+    unfinished = [lease for lease in own if not lease.ended]
+    has_ranges = all(lease.hash_key_range is not None for lease in unfinished)
+    return has_ranges and hole_in_leases(unfinished) is not None

@@ -1,0 +1,69 @@
+"""A drain that ends as drained has committed what the streams had at its start (L10)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from kcl_pipeline.worker.summary import StopReason, WorkerSummary
+
+if TYPE_CHECKING:
+    from verification.simulation.checks.leases import LeaseChecks
+    from verification.simulation.checks.sink import Checks
+    from verification.simulation.environment.machines import Machine
+
+SHUTDOWN_SECONDS: Final = 10.0
+"""In this time before the summary, other workers owned what the drain did not wait for."""
+
+
+class DrainCheck:
+    """Create it when a drain starts. The events that are not committed then are waited for."""
+
+    def __init__(self, checks: Checks, machine: Machine) -> None:
+        self._checks = checks
+        self._machine = machine
+        self._waiting = checks.missing() if machine.mode == "drain" else set()
+
+    def failures(self, summary: WorkerSummary) -> list[str]:
+        """Return the failed check, if the drain says that it is complete and it is not."""
+        if summary.reason is not StopReason.DRAINED:
+            return []
+        events, elsewhere = self._checks.ledger.events, self._elsewhere(self._checks)
+        left = sorted(
+            one
+            for one in self._waiting & self._checks.missing()
+            if self._reads(events[one].lease_name) and events[one].lease_name not in elsewhere
+        )
+        if not left:
+            return []
+        name = self._machine.host.name
+        return [f"L10: {name} says that it has drained; {len(left)} events are left: {left[:3]}"]
+
+    def _reads(self, lease_name: str) -> bool:
+        stream = self._checks.streams.of_name(lease_name)
+        return stream is not None and stream.ref in self._machine.configured
+
+    def _elsewhere(self, checks: LeaseChecks) -> set[str]:
+        """Names of leases that another worker owns, or owned when the drain looked last.
+
+        Also those of their descendants, which may have no row yet.
+        """
+        own = (None, self._machine.worker_id)
+        begin = checks.now() - SHUTDOWN_SECONDS
+        owned = {row.transaction_key for row in checks.rows() if row.actual_owner not in own}
+        owned |= {
+            move.lease_key for move in checks.moves if move.at >= begin and move.before not in own
+        }
+        names = {self._checks.ledger.events[one].lease_name for one in self._waiting}
+        return {one for one in names if not owned.isdisjoint(self._ancestry(one))}
+
+    def _ancestry(self, lease_name: str) -> set[str]:
+        """Names of a lease and of the leases of all its ancestors."""
+        stream = self._checks.streams.of_name(lease_name)
+        if stream is None:
+            return {lease_name}
+        shards = self._checks.streams.settled(stream).shards
+        parents = {stream.lease_name(one.shard_id): one.parents for one in shards}
+        lineage = [lease_name]
+        for one in lineage:
+            lineage += [stream.lease_name(parent) for parent in parents.get(one, ())]
+        return set(lineage)
