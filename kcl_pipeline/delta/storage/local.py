@@ -18,6 +18,7 @@ from typing import Final
 import pyarrow as pa
 
 from kcl_pipeline.delta.storage.objects import StoredObject, UnsafeObjectError
+from kcl_pipeline.delta.storage.page_cache import WrittenFiles
 
 _FOLDER_FLAGS: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _LINK_REFUSED: Final = frozenset({errno.ELOOP, errno.ENOTDIR, errno.EMLINK})
@@ -32,6 +33,7 @@ class LocalStorage:
 
     def __init__(self, root: Path) -> None:
         self.root = root
+        self._written = WrittenFiles()
 
     # The protocol `Storage` documents these methods.
     def read(self, path: str, limit: int | None = None) -> bytes:  # noqa: D102
@@ -66,6 +68,7 @@ class LocalStorage:
             with pa.OSFile(str(partial), "wb") as stream:
                 yield stream
             partial.replace(target)
+            self._written.add(target)
         except BaseException:
             partial.unlink(missing_ok=True)
             raise
