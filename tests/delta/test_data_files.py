@@ -36,9 +36,9 @@ def test_a_file_has_every_row_in_order(sizes: list[int]) -> None:
 
 @pytest.mark.parametrize(
     ("size", "least", "most"),
-    [(0, 2048, 2048), (100, 1000, 2048), (1024, 200, 256), (10 * 2**20, 1, 1)],
+    [(0, 2048, 2048), (100, 2048, 2048), (1024, 900, 1024), (10 * 2**20, 1, 1)],
 )
-def test_rows_are_encoded_in_portions_that_fit_into_the_cache(
+def test_rows_are_encoded_in_portions_and_pages_of_one_megabyte(
     monkeypatch: pytest.MonkeyPatch, size: int, least: int, most: int
 ) -> None:
     asked: list[int] = []
@@ -46,6 +46,7 @@ def test_rows_are_encoded_in_portions_that_fit_into_the_cache(
 
     def noting(*args: Any, **options: Any) -> None:
         asked.append(options["write_batch_size"])
+        assert options["data_page_size"] == 2**20
         write(*args, **options)
 
     monkeypatch.setattr(pq, "write_table", noting)
