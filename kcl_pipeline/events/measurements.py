@@ -62,6 +62,20 @@ class LagMeasured(Measurement):
 
 
 @dataclass(frozen=True, slots=True)
+class MemoryMeasured(Measurement):
+    """A worker has measured the memory of its records and results, whenever it renews its leases.
+
+    Attributes:
+        used_bytes: Bytes that are counted (`memory.MemoryBudget`).
+        max_bytes: The limit (`worker.record_memory_max_bytes`).
+    """
+
+    worker_id: str
+    used_bytes: int
+    max_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class ReadFinished(Measurement):
     """One call for records of a polled shard has ended.
 

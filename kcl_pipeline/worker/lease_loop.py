@@ -13,6 +13,7 @@ from kcl_pipeline.events import (
     AwsTrouble,
     LagMeasured,
     LeaseTask,
+    MemoryMeasured,
     TaskFinished,
     WorkerIdShared,
 )
@@ -65,6 +66,7 @@ class LeaseLoop:
     ) -> None:
         self._no_table = no_table
         self._worker_id = worker_id
+        self._memory = parts.memory
         self._events = parts.events
         self._leases = leases
         self._reporter = reporter
@@ -100,6 +102,9 @@ class LeaseLoop:
             self._hangs.look()
             lag = self._lag()
             self._events(LagMeasured(self._worker_id, lag.millis, len(lag.unknown)))
+            if self._memory is not None:
+                used, limit = self._memory.used_bytes, self._memory.max_bytes
+                self._events(MemoryMeasured(self._worker_id, used, limit))
         if self._is_discovery_due() and not (self._stop.is_set() or self._is_2x()):
             self._run(
                 LeaseTask.DISCOVERY,

@@ -14,6 +14,7 @@ from tests.support.event_samples import BATCH, SAMPLES
 HEALTHY = {
     ev.TaskFinished,
     ev.LagMeasured,
+    ev.MemoryMeasured,
     ev.ReadFinished,
     ev.CycleFinished,
     ev.ArrowMemorySkipped,

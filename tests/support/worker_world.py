@@ -10,6 +10,7 @@ from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.kinesis.ranges import RangeReader
 from kcl_pipeline.leader.cycle import LeaderCycle
 from kcl_pipeline.leases.stored_shards import SinkShards
+from kcl_pipeline.memory import MemoryBudget
 from kcl_pipeline.testing.clock import VirtualClock
 from kcl_pipeline.testing.kinesis.client import InMemoryKinesis
 from kcl_pipeline.testing.kinesis.model import KinesisModel
@@ -48,6 +49,7 @@ class World:
 
     sink_address: str | None = None
     """As it is recorded. None: the settings alone decide the commit protocol."""
+    memory: MemoryBudget | None = None
 
     def __init__(
         self, shards=2, transform=None, metric=None, parallel=False, buffered=False, **settings
@@ -118,6 +120,7 @@ class World:
             range_jobs=None if self.buffered else self.jobs,
             run_id=run_id or f"{name}-run",
             sink_address=self.sink_address,
+            memory=self.memory,
         )
         return Worker(name, parts)
 

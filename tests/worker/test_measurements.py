@@ -6,6 +6,8 @@ import pytest
 
 from kcl_pipeline import events as ev
 from kcl_pipeline.errors import UnavailableError
+from kcl_pipeline.memory import MIB, MemoryBudget
+from kcl_pipeline.metrics.instruments.conversion import observations
 from kcl_pipeline.testing.tables import InMemoryLeaseTable
 from tests.support.worker_world import World, numbered
 
@@ -59,6 +61,25 @@ def test_the_lag_of_every_lease_is_measured_with_each_renewal(buffered):
         "shardId-000000000001": 0,
     }
     assert lags[-1].unknown == 0
+
+
+def test_the_memory_of_records_is_measured_with_each_renewal():
+    class LimitedWorld(World):
+        memory = MemoryBudget(64 * MIB)
+
+    world = LimitedWorld(buffered=True)
+    world.run(5)
+    world.events.clear()
+    with world.memory.counting("result", 5 * MIB):
+        world.run(5)
+    found = of(world, ev.MemoryMeasured)
+    assert len(found) == len(of(world, ev.LagMeasured)) >= 3
+    assert {(one.worker_id, one.max_bytes) for one in found} == {("w-1", 64 * MIB)}
+    assert max(one.used_bytes for one in found) >= 5 * MIB
+    assert {one.instrument.name: one.value for one in observations(found[-1])} == {
+        "RecordMemory": found[-1].used_bytes,
+        "RecordMemoryLimit": 64 * MIB,
+    }
 
 
 def test_reads_of_polled_shards_are_measured():

@@ -82,6 +82,12 @@ def _lag(e: ev.LagMeasured) -> Iterator[Observation]:
         yield processing.APPLICATION_LAG.of(max(e.millis_behind_latest.values(), default=0))
 
 
+def _memory(e: ev.MemoryMeasured) -> Iterator[Observation]:
+    worker = ((WORKER, e.worker_id),)
+    yield processing.RECORD_MEMORY.of(e.used_bytes, worker)
+    yield processing.RECORD_MEMORY_LIMIT.of(e.max_bytes, worker)
+
+
 def _read(e: ev.ReadFinished) -> Iterator[Observation]:
     lease = dimensions_of(e.lease_key)
     yield processing.GET_RECORDS_SUCCESS.of(int(e.succeeded), lease)
@@ -184,6 +190,7 @@ _CONVERTERS: Final[dict[type[Event], Callable[[Any], Iterable[Observation]]]] = 
     ev.BatchCommitted: _committed,
     ev.BatchRefused: _refused,
     ev.LagMeasured: _lag,
+    ev.MemoryMeasured: _memory,
     ev.ReadFinished: _read,
     ev.RecordsDeadLettered: _dead_letters,
     ev.AggregatesRejected: _aggregates,

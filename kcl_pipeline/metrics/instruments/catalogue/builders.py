@@ -52,6 +52,7 @@ def gauge(
     description: str,
     *events: type[Event],
     dimensions: tuple[str, ...] = (),
+    unit: Unit = Unit.COUNT,
     in_kcl: bool = True,
 ) -> Instrument:
     """Return a gauge of level SUMMARY."""
@@ -59,7 +60,7 @@ def gauge(
         name,
         operation,
         Kind.GAUGE,
-        Unit.COUNT,
+        unit,
         SUMMARY,
         events,
         description,

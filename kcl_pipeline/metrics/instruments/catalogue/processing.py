@@ -227,6 +227,24 @@ HUNG_WORKERS: Final = gauge(
     dimensions=OF_WORKER,
     in_kcl=False,
 )
+RECORD_MEMORY: Final = gauge(
+    "RecordMemory",
+    _PROCESS,
+    "bytes of records and results in the worker",
+    ev.MemoryMeasured,
+    dimensions=OF_WORKER,
+    unit=Unit.BYTES,
+    in_kcl=False,
+)
+RECORD_MEMORY_LIMIT: Final = gauge(
+    "RecordMemoryLimit",
+    _PROCESS,
+    "limit of `RecordMemory`, at which reading waits",
+    ev.MemoryMeasured,
+    dimensions=OF_WORKER,
+    unit=Unit.BYTES,
+    in_kcl=False,
+)
 SHUTDOWN_SUCCESS: Final = counter(
     "Success",
     "ShutdownTask",
