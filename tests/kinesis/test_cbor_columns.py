@@ -279,3 +279,19 @@ def test_a_length_beyond_the_body_is_refused(length: int, head: bytes) -> None:
     assert cbor_columns_of(broken) is None
     with pytest.raises(UnavailableError):
         decode_page(broken, CBOR_CONTENT_TYPE, "orders", "shard-0")
+
+
+@given(st.integers(16, 300), st.lists(st.integers(0, 40), max_size=12), st.integers(0, 7))
+def test_every_place_of_the_first_bytes_is_found_in_order(
+    size: int, gaps: list[int], start: int
+) -> None:
+    """Also at the ends of pieces and of a body of odd length, and beside other bytes of them."""
+    first = b"\xa4nSequen"
+    body = bytearray(b"nS\xa4n" * 100)[:size]
+    for gap in gaps:
+        body += b"\xa4n" * gap + first
+    found = cbor_columns._find_words(bytes(body), start, first).tolist()
+    places = [at for at in range(start, len(body)) if body.startswith(first, at)]
+    assert set(places) <= set(found)
+    assert found == sorted(set(found))
+    assert all(start <= at <= len(body) - len(first) for at in found)

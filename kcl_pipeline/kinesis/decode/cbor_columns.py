@@ -40,7 +40,8 @@ _TIME_HEADS: Final = (b"\xc1\x1b", b"\x1b")
 
 _MAX_MILLIS: Final = np.uint64(MAX_ARRIVAL_SECONDS * 1000)
 
-_WORD: Final = 4
+_WORD: Final = 2
+_GROUP: Final = 8
 
 _LENGTHS: Final = ((24, "u1"), (25, ">u2"), (26, ">u4"))
 """Values in a head which announce that the length follows, and its type."""
@@ -166,27 +167,30 @@ def _record_starts(body: bytes, start: int, layout: _Layout) -> Positions:
 
 
 def _find_words(body: bytes, start: int, first: bytes) -> Positions:
-    """Return offsets, in order, among which are all of the eight bytes `first` after `start`.
+    """Return offsets, in order, among which are all of the bytes `first` after `start`.
 
-    These bytes contain one of four words of four bytes at an offset that is a multiple of four. To
-    compare only those needs half of the time of a search for one byte, and finds hardly any others.
+    The first three of these bytes contain one of two words of two bytes at an even offset. To
+    compare only those, and then to look at eight results at a time, needs a third of the time of a
+    search for one byte, and finds hardly any other offsets. The words differ: a map and a text have
+    different heads.
     """
-    words = np.frombuffer(body, "<u4", len(body) // _WORD)
-    wanted = [np.frombuffer(first, "<u4", 1, offset=at) for at in range(_WORD)]
-    of_piece = PIECE_BYTES // _WORD // 2
-    is_any, is_equal = np.empty(of_piece, np.bool_), np.empty(of_piece, np.bool_)
+    words = np.frombuffer(body, "<u2", len(body) // _WORD)
+    even, odd = (np.frombuffer(first, "<u2", 1, offset=at)[0] for at in range(_WORD))
+    of_piece = PIECE_BYTES // _WORD
+    is_any, is_odd = np.empty(of_piece, np.bool_), np.empty(of_piece, np.bool_)
     found = []
     for at in range(start // _WORD, len(words), of_piece):
         piece = words[at : at + of_piece]
-        flags = is_any[: len(piece)]
-        flags.fill(False)
-        for word in wanted:
-            flags |= np.equal(piece, word, out=is_equal[: len(piece)])
-        found.append(np.flatnonzero(flags) + at)
+        size = len(piece)
+        np.equal(piece, even, out=is_any[:size])
+        np.equal(piece, odd, out=is_odd[:size])
+        is_any[:size] |= is_odd[:size]
+        is_any[size:] = False
+        groups = np.flatnonzero(is_any.view(np.uint64) != 0)
+        rows, columns = np.nonzero(is_any.reshape(-1, _GROUP)[groups])
+        found.append(groups[rows] * _GROUP + columns + at)
     hits = np.concatenate(found)
-    offsets = np.sort(
-        np.concatenate([hits[words[hits] == word] * _WORD - at for at, word in enumerate(wanted)])
-    )
+    offsets: Positions = hits * _WORD - (words[hits] == odd)
     return offsets[(offsets >= start) & (offsets <= len(body) - len(first))]
 
 
