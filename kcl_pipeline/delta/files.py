@@ -27,8 +27,8 @@ BATCH_FOLDER: Final = "batches"
 _PAGE_BYTES: Final = 1024 * 1024
 """Size of a data page.
 
-With smaller ones, pyarrow's buffers begin at the same offset of a memory page. Then glibc before
-2.39 copies at a third of the speed on AMD processors, which doubles the time to write a file.
+With smaller ones, pyarrow's buffers begin at the same offset of a memory page. Then glibc (2.36)
+copies at a third of the speed on AMD processors, which doubles the time to write a file.
 """
 _ENCODED_BYTES: Final = 1024 * 1024
 _MAX_ENCODED_ROWS: Final = 2048
