@@ -8,57 +8,14 @@ from typing import Protocol
 
 from kcl_pipeline.batch import Batch, BatchWriter, Written
 from kcl_pipeline.clock import StopSignal
+from kcl_pipeline.kinesis.client import Chunk
 from kcl_pipeline.kinesis.prefetch.readers import ReadState
+from kcl_pipeline.kinesis.ranges import FetchedShard
 from kcl_pipeline.position import Position
-from kcl_pipeline.shards import ChildShard
 from kcl_pipeline.worker.consumer import ShardConsumer
 
-
-class ShardPart(Protocol):
-    """A part of one shard that was read, whether it is in a batch or not.
-
-    Implemented by `kinesis.client.Chunk` and `kinesis.ranges.FetchedShard`.
-    """
-
-    @property
-    def lease_key(self) -> str:
-        """Key of the lease under which it was read."""
-        ...
-
-    @property
-    def after(self) -> Position:
-        """First position (exclusive)."""
-        ...
-
-    @property
-    def through(self) -> Position:
-        """Last position (inclusive)."""
-        ...
-
-    @property
-    def bytes(self) -> int:
-        """Payload in bytes."""
-        ...
-
-    @property
-    def record_count(self) -> int:
-        """Number of records."""
-        ...
-
-    @property
-    def data_bytes(self) -> int:
-        """Bytes of the records' data, without partition keys."""
-        ...
-
-    @property
-    def shard_end(self) -> tuple[ChildShard, ...] | None:
-        """The children of the shard, if it ends here. None: it does not end here."""
-        ...
-
-    @property
-    def lost(self) -> bool:
-        """Whether the shard ends here because the stream does not list it any more."""
-        ...
+ShardPart = Chunk | FetchedShard
+"""A part of one shard that was read, whether it is in a batch or not."""
 
 
 @dataclass(frozen=True, slots=True)
