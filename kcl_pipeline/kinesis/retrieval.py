@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from datetime import datetime
 from functools import partial
 
+from kcl_pipeline.background import Spawn
 from kcl_pipeline.clock import Clock
 from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.errors import AwsError, SettingsError
@@ -21,7 +22,7 @@ from kcl_pipeline.events import AwsTrouble, EventSink
 from kcl_pipeline.kinesis.client import KinesisClient, ShardClient
 from kcl_pipeline.kinesis.fan_out.consumers import Consumers
 from kcl_pipeline.kinesis.fan_out.source import FanOutReader, SubscribedShard
-from kcl_pipeline.kinesis.fan_out.subscription import FanOutClient, Spawn
+from kcl_pipeline.kinesis.fan_out.subscription import FanOutClient
 from kcl_pipeline.kinesis.identity import StreamIdentityCheck
 from kcl_pipeline.kinesis.reader import Resume, ShardReader
 from kcl_pipeline.kinesis.retention import FoundGaps

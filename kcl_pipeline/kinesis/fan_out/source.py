@@ -12,6 +12,7 @@ import threading
 from datetime import UTC, datetime
 from typing import Any, Final, cast
 
+from kcl_pipeline.background import Spawn
 from kcl_pipeline.clock import Clock
 from kcl_pipeline.config import RetrievalSettings
 from kcl_pipeline.errors import ExpiredIteratorError, NotFoundError, UnavailableError
@@ -23,7 +24,7 @@ from kcl_pipeline.kinesis.client import (
     RecordsPage,
 )
 from kcl_pipeline.kinesis.fan_out.consumers import Consumers
-from kcl_pipeline.kinesis.fan_out.subscription import FanOutClient, Spawn, Subscribed
+from kcl_pipeline.kinesis.fan_out.subscription import FanOutClient, Subscribed
 from kcl_pipeline.kinesis.reader import ShardReader
 from kcl_pipeline.shards import StreamId
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Final, Protocol
 
+from kcl_pipeline.background import Spawn
 from kcl_pipeline.clock import Clock, StopSignal
 from kcl_pipeline.kinesis.client import IteratorType, RecordsPage
 from kcl_pipeline.shards import StreamId
@@ -134,17 +135,6 @@ class FanOutClient(Protocol):
             NotFoundError: The shard, the stream or the consumer does not exist.
         """
         ...
-
-
-class Joinable(Protocol):
-    """A thread, or its replacement in the simulation."""
-
-    def join(self, timeout: float | None = None) -> None:
-        """Wait until the thread has ended, at most `timeout` seconds."""
-        ...
-
-
-Spawn = Callable[[str, Callable[[], None]], Joinable]
 
 
 class Subscription:
