@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from kcl_pipeline.aws_errors import aws_errors
 from kcl_pipeline.cli.doctor.finding import Finding, ok, problem
@@ -12,20 +12,13 @@ from kcl_pipeline.errors import AccessDeniedError, AwsError, InvalidRequestError
 from kcl_pipeline.extras import MODULES, is_installed
 
 if TYPE_CHECKING:
+    from kcl_pipeline.aws import AwsClients
     from kcl_pipeline.config import ConsumerSettings
 
 ACTION: Final = "cloudwatch:PutMetricData"
 
 
-class HasCloudWatch(Protocol):
-    """What the check needs of `AwsClients`."""
-
-    @property
-    def cloudwatch(self) -> Any:
-        """A client of CloudWatch."""
-
-
-def check_metrics(settings: ConsumerSettings, clients: HasCloudWatch) -> Iterator[Finding]:
+def check_metrics(settings: ConsumerSettings, clients: AwsClients) -> Iterator[Finding]:
     """One finding for each backend of `metrics_backends`; nothing is written."""
     for backend in dict.fromkeys(settings.metrics.metrics_backends):
         if backend == "cloudwatch":
@@ -42,7 +35,7 @@ def check_metrics(settings: ConsumerSettings, clients: HasCloudWatch) -> Iterato
             yield ok(f"metrics {backend}", "installed")
 
 
-def _check_cloudwatch(namespace: str, clients: HasCloudWatch) -> Finding:
+def _check_cloudwatch(namespace: str, clients: AwsClients) -> Finding:
     """CloudWatch checks the permission first, and then rejects a value that is not a number."""
     subject = "metrics cloudwatch"
     allowed = ok(subject, f"allowed: {ACTION} for the namespace {namespace}")
