@@ -217,7 +217,7 @@ def plan_trace(path: Path, *, as_json: bool) -> int:
     milliseconds = (time.perf_counter() - begin) * 1_000
     shown, found = explain(case, plan), quality_of(case, plan)
     if not as_json:
-        print(text_of(shown, found.lower_bound))
+        print(text_of(plan, shown, found.lower_bound))
         print(f"\nplanned in {milliseconds:.1f} ms")
         return 0
     print(

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 
 from kcl_pipeline.planning.model import Plan, PlanInput
 
-Value = str | int | float | None
-
 
 @dataclass(frozen=True, slots=True)
 class MoveRow:
@@ -51,31 +49,8 @@ class PlanTable:
     moves: tuple[MoveRow, ...]
     workers: tuple[LoadRow, ...]
     groups: tuple[LoadRow, ...]
-    spilled: tuple[str, ...]
-    notes: tuple[str, ...]
     max_over_mean_before: float
     max_over_mean: float
-
-    def rows(self) -> list[dict[str, Value]]:
-        """Return the moves as rows with the columns lease, from, to, kbps and reason."""
-        return [
-            {
-                "lease": row.lease_key,
-                "from": row.from_worker,
-                "to": row.to_worker,
-                "kbps": row.kbps,
-                "reason": row.reason,
-            }
-            for row in self.moves
-        ]
-
-    def worker_rows(self) -> list[dict[str, Value]]:
-        """Return the workers as rows."""
-        return [_load_row(row, "worker") for row in self.workers]
-
-    def group_rows(self) -> list[dict[str, Value]]:
-        """Return the groups as rows."""
-        return [_load_row(row, "group") for row in self.groups]
 
     @property
     def summary(self) -> str:
@@ -141,8 +116,6 @@ def explain(plan_input: PlanInput, plan: Plan) -> PlanTable:
             )
         ),
         groups=_group_rows(plan_input, workers),
-        spilled=plan.spilled,
-        notes=plan.notes,
         max_over_mean_before=max_over_mean(plan_input, before),
         max_over_mean=max_over_mean(plan_input, after),
     )
@@ -203,17 +176,3 @@ def _group_rows(plan_input: PlanInput, workers: Sequence[LoadRow]) -> tuple[Load
             )
         )
     return tuple(found)
-
-
-def _load_row(row: LoadRow, kind: str) -> dict[str, Value]:
-    found: dict[str, Value] = {kind: row.name}
-    if kind != "group":
-        found["group"] = row.group
-    return found | {
-        "leases before": row.leases_before,
-        "leases after": row.leases_after,
-        "kbps before": round(row.kbps_before, 1),
-        "kbps after": round(row.kbps_after, 1),
-        "utilization before": round(row.utilization_before, 3),
-        "utilization after": round(row.utilization_after, 3),
-    }

@@ -51,14 +51,10 @@ class Prepared:
     Attributes:
         given: The input.
         forced: Moves that end overdue handoffs, or handoffs whose old owner has stopped.
-        failing: Workers whose metrics fail.
-        invalid: Workers whose row cannot be used.
     """
 
     given: PlanInput
     forced: tuple[Move, ...]
-    failing: tuple[str, ...]
-    invalid: tuple[str, ...]
 
 
 def prepare(
@@ -110,8 +106,6 @@ def prepare(
             limits=limits_of(settings, balance=balance),
         ),
         forced=tuple(sorted(forced, key=lambda item: item.lease_key)),
-        failing=tuple(sorted(row.worker_id for row in usable if is_failing(row))),
-        invalid=tuple(sorted(row.worker_id for row in workers if not is_valid(row))),
     )
 
 

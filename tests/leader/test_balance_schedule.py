@@ -17,7 +17,7 @@ class Fleet:
         leases = tuple(LeaseState(f"s{n}", owner) for n, owner in enumerate(owners))
         states = tuple(WorkerState(name.lower(), accepts_leases=name.islower()) for name in workers)
         given = PlanInput(leases, states, PlanLimits(balance=False))
-        prepared = Prepared(given, (), (), ())
+        prepared = Prepared(given, ())
         applied = self.schedule.applied(prepared, now, SETTLING, has_settled=has_settled)
         return applied.given.limits
 

@@ -29,8 +29,8 @@ def case() -> PlanInput:
 def test_the_table_adds_up(case: PlanInput) -> None:
     plan = balanced(case)
     table = explain(case, plan)
-    assert [row["lease"] for row in table.rows()] == [move.lease_key for move in plan.moves]
-    assert all(row["reason"] for row in table.rows())
+    assert [row.lease_key for row in table.moves] == [move.lease_key for move in plan.moves]
+    assert all(row.reason for row in table.moves)
     for rows in (table.workers, table.groups):
         assert (
             sum(row.leases_before for row in rows) == sum(row.leases_after for row in rows) == 200
@@ -47,21 +47,21 @@ def test_the_table_adds_up(case: PlanInput) -> None:
 def test_the_text_names_moves_workers_groups_and_the_bound(case: PlanInput) -> None:
     plan = balanced(case)
     table, bound = explain(case, plan), quality_of(case, plan).lower_bound
-    text = text_of(table, bound)
+    text = text_of(plan, table, bound)
     first = plan.moves[0]
     assert first.lease_key in text
     assert first.reason in text
     assert f"at least {bound} moves are needed" in text
     assert "utilization after" in text
-    assert "more" in text_of(table, bound, most_rows=3)
+    assert "more" in text_of(plan, table, bound, most_rows=3)
 
 
 def test_a_plan_of_any_strategy_and_an_empty_fleet_can_be_explained(case: PlanInput) -> None:
     assert explain(case, Plan("other", ())).moves == ()
     empty = PlanInput((LeaseState("s", None, 5.0),), ())
-    table = explain(empty, balanced(empty))
-    assert table.spilled == ("s",)
-    assert "s" in text_of(table, 0)
+    plan = balanced(empty)
+    assert plan.spilled == ("s",)
+    assert "s" in text_of(plan, explain(empty, plan), 0)
 
 
 def test_the_bound_of_a_lesser_plan_is_lower(case: PlanInput) -> None:

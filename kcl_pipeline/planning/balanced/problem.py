@@ -27,7 +27,6 @@ class Problem:
         limits: The limits.
         mode: "load", "count" (no lease has a sample) or "idle" (the traffic is negligible:
             leases are counted).
-        resources: Names of the resources.
         home: Owner of each lease; -1: none.
         free: Whether each lease may be assigned or moved.
         loads: `loads[r][i]` in fair shares.
@@ -45,7 +44,6 @@ class Problem:
     workers: list[WorkerState]
     limits: PlanLimits
     mode: str
-    resources: list[str]
     home: list[int]
     free: list[bool]
     loads: list[list[float]]
@@ -123,7 +121,6 @@ def build(plan_input: PlanInput) -> Problem | None:
         workers=workers,
         limits=limits,
         mode=measured.mode,
-        resources=measured.resources,
         home=[index[lease.owner] if lease.owner is not None else -1 for lease in leases],
         free=[
             lease.movable
