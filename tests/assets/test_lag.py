@@ -112,9 +112,9 @@ def test_the_button_in_the_dagster_ui_reads_the_rows_and_not_the_tags(instance):
     names, table = Names.of(pipeline), FakeWorkerTable(HANGS)
 
     class Reporting(FakeWorkerTable):
-        def list_workers(self):
+        def scan_workers(self):
             self.beat("a", "b")
-            return super().list_workers()
+            return super().scan_workers()
 
     table = Reporting(HANGS)
     stage = Stage(instance, pipeline)

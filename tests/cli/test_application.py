@@ -32,7 +32,7 @@ def recorded(fleet):
         fleet.name, fleet.tables.coordinator, fleet.tables.lease, identity, lambda: ()
     )
     fleet.tables.coordinator.release_lock(fleet.tables.coordinator.read_lock())
-    for row in fleet.tables.workers.list_workers():
+    for row in fleet.tables.workers.scan_workers().workers:
         fleet.tables.workers.deregister(row.worker_id)
     fleet.clients.kinesis.create_stream(StreamName=f"{fleet.name}-other", ShardCount=2)
     return fleet

@@ -44,7 +44,7 @@ def seen(fleet: Mixed) -> str:
     found = check_client_version(
         fleet.coordinator,
         fleet.leases.list_leases().leases,
-        tuple(fleet.rows.list_workers()),
+        tuple(fleet.rows.scan_workers().workers),
         fleet.clock.wall(),
     )
     lines = [f"{found.level}: {found.text}", found.advice]

@@ -120,9 +120,9 @@ def test_the_checks_with_a_button_have_the_names_that_the_leader_reports(monkeyp
             return super().list_leases()
 
     class Reporting(FakeWorkerTable):
-        def list_workers(self):
+        def scan_workers(self):
             self.beat("w-1")
-            return super().list_workers()
+            return super().scan_workers()
 
     defs = build_definitions(pipeline, check_limits=CheckLimits(leader_absent_seconds=0.5))
     bound = dg.Definitions(

@@ -357,9 +357,9 @@ def test_rows_of_workers_long_gone_are_deleted():
     )
     world.kill("b")
     world.run(50)
-    assert {w.worker_id for w in world.rows.list_workers()} == {"a", "b"}
+    assert {w.worker_id for w in world.rows.scan_workers().workers} == {"a", "b"}
     world.run(30)
-    assert {w.worker_id for w in world.rows.list_workers()} == {"a"}
+    assert {w.worker_id for w in world.rows.scan_workers().workers} == {"a"}
 
 
 def test_rows_of_workers_long_gone_are_deleted_although_leaders_change():
@@ -370,7 +370,7 @@ def test_rows_of_workers_long_gone_are_deleted_although_leaders_change():
     world.kill("c")
     world.run(40)
     world.leaders.pop("leader").release()
-    assert world.run_until(lambda: len(world.rows.list_workers()) == 2, limit=60) <= 40
+    assert world.run_until(lambda: len(world.rows.scan_workers().workers) == 2, limit=60) <= 40
     assert world.coordinator.read_lock().owner_name == "a"
 
 

@@ -137,7 +137,7 @@ def test_a_worker_row_keeps_what_others_added() -> None:
     row = world.rows.rows()["w1"]
     assert "sup" not in row
     assert row["theirs"] == {"S": "kept"}
-    (listed,) = world.rows.list_workers()
+    (listed,) = world.rows.scan_workers().workers
     assert listed.worker_id == "w1"
 
 

@@ -319,4 +319,4 @@ def test_a_paused_application_is_scanned_in_every_cycle():
     world = calm("a", "b")
     assert world.coordinator.put_pause(Pause("operator"), replacing=NOTHING_WANTED)
     assert scans(counted(world, 3)) == 3
-    assert all(row.drain_requested for row in world.rows.list_workers())
+    assert all(row.drain_requested for row in world.rows.scan_workers().workers)

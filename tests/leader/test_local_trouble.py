@@ -119,7 +119,7 @@ def test_a_row_that_cannot_be_deleted_does_not_keep_the_others(error):
     finished(world, BAD, other)
     world.run(120)
     assert [event.lease_key for event in world.happened(LeaseDeleted)] == [other]
-    assert {row.worker_id for row in world.rows.list_workers()} == {"a"}
+    assert {row.worker_id for row in world.rows.scan_workers().workers} == {"a"}
     troubles = [t for t in world.happened(AwsTrouble) if t.operation == f"deletion of {BAD}"]
     assert troubles
     assert not world.happened(LeadershipLost)
@@ -136,7 +136,7 @@ def test_a_worker_row_that_cannot_be_deleted_does_not_keep_the_others():
 
     world.rows.store.before_call = fail
     world.run(120)
-    assert {row.worker_id for row in world.rows.list_workers()} == {"a", "0-gone"}
+    assert {row.worker_id for row in world.rows.scan_workers().workers} == {"a", "0-gone"}
     assert [t for t in world.happened(AwsTrouble) if t.operation == "deletion of the row of 0-gone"]
     assert not world.happened(LeadershipLost)
 

@@ -326,7 +326,7 @@ def test_a_leader_meets_any_coordinator_row(lock: dict, migration: dict) -> None
 def test_garbage_is_left_out_of_the_lists() -> None:
     workers, coordinator = InMemoryWorkerMetricsTable(), InMemoryCoordinatorStateTable()
     workers.plant({"wid": {"S": "w"}, "lut": {"S": "yesterday"}})
-    assert workers.list_workers() == ()
+    assert workers.scan_workers().workers == ()
     coordinator.plant({"key": {"S": "Leader"}, "ownerName": {"N": "1"}})
     with pytest.raises(UnreadableRowError, match="ownerName is missing, or has another type"):
         coordinator.read_lock()

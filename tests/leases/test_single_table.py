@@ -99,7 +99,7 @@ def test_the_single_table_in_dynamodb(app, client):
     assert [one.lease_key for one in joined.lease.list_leases().leases] == [KEY]
     assert joined.lease.list_leases().bad_rows == ()
     assert joined.workers.scan_workers().bad_rows == ()
-    assert [one.worker_id for one in joined.workers.list_workers()] == ["w1"]
+    assert [one.worker_id for one in joined.workers.scan_workers().workers] == ["w1"]
     assert joined.coordinator.read_lock() == LOCK
     assert joined.lease.get("Leader") is joined.lease.get("w1") is None
     assert joined.workers.name == joined.coordinator.name == "one"
@@ -126,7 +126,7 @@ def test_a_process_joins_the_layout_that_it_finds():
     assert not joined.workers.request_drain("w2")
     assert joined.workers.report(W1).drain_requested
     assert joined.workers.delete(W1)
-    assert joined.workers.list_workers() == ()
+    assert joined.workers.scan_workers().workers == ()
 
     three = LayoutWorld()
     fill(three.start(), three.clock)

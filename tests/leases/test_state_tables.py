@@ -37,7 +37,7 @@ def test_a_worker_without_a_metric_of_java_has_an_attribute_of_its_own(tables):
     found = workers(tables)["w1"]
     assert (found["sts"], found["opr"]) == ({"M": {}}, {"M": {}})
     assert found["kclpCpu"] == {"L": [{"N": "10.5"}, {"N": "-1"}]}
-    assert tables.workers.list_workers() == (own,)
+    assert tables.workers.scan_workers().workers == (own,)
     restarted = dataclasses.replace(W1, run_id="elsewhere")
     tables.workers.report(dataclasses.replace(own, run_id="here"))
     assert tables.workers.report(restarted).own_cpu == ()
@@ -67,7 +67,7 @@ def test_appendix_a9_rows(tables):
             "slu": {"N": "1760000003"},
         },
     }
-    assert sorted(tables.workers.list_workers(), key=lambda w: w.worker_id) == [
+    assert sorted(tables.workers.scan_workers().workers, key=lambda w: w.worker_id) == [
         W1,
         WorkerMetrics("w2", 1760000003, support_code=1),
     ]
@@ -103,7 +103,7 @@ def test_rows_that_cannot_be_read_are_left_out(tables):
     tables.plant(
         tables.workers, {"wid": {"S": "other"}, "lut": {"N": "7"}, "entityType": {"S": "STREAM"}}
     )
-    assert tables.workers.list_workers() == (
+    assert tables.workers.scan_workers().workers == (
         WorkerMetrics("old", 7, {"C": (1.0,)}, support_code=None),
     )
 
@@ -115,7 +115,7 @@ def test_drain_reaches_the_run_it_was_meant_for(tables):
     assert not tables.workers.report(run).drain_requested
     assert tables.workers.request_drain("w1")
     assert tables.workers.report(run).drain_requested
-    assert tables.workers.list_workers()[0].drain_requested
+    assert tables.workers.scan_workers().workers[0].drain_requested
     successor = tables.workers.report(dataclasses.replace(W1, run_id="run-2"))
     assert (successor.drain_requested, successor.run_id) == (False, "run-2")
     assert "kclpDrain" not in workers(tables)["w1"]
@@ -125,12 +125,12 @@ def test_only_the_process_of_a_row_announces_changes(tables):
     assert not tables.workers.announce("w1", "run-1", 1)
     assert workers(tables) == {}
     tables.workers.report(dataclasses.replace(W1, run_id="run-1", changes=0))
-    assert tables.workers.list_workers()[0].changes == 0
+    assert tables.workers.scan_workers().workers[0].changes == 0
     assert tables.workers.announce("w1", "run-1", 1)
-    (row,) = tables.workers.list_workers()
+    (row,) = tables.workers.scan_workers().workers
     assert row == dataclasses.replace(W1, run_id="run-1", changes=1)
     assert not tables.workers.announce("w1", "run-2", 7)
-    assert tables.workers.list_workers()[0].changes == 1
+    assert tables.workers.scan_workers().workers[0].changes == 1
 
 
 def test_delete_only_the_row_that_was_read(tables):

@@ -79,7 +79,7 @@ def test_rows_are_written_where_the_status_says(status, migrates, written, lock_
     assert world.places("w1") == [written]
     assert tables.coordinator.put_lock(LOCK, replacing=None)
     assert world.places("Leader") == [lock_in]
-    assert [one.worker_id for one in tables.workers.list_workers()] == ["w1"]
+    assert [one.worker_id for one in tables.workers.scan_workers().workers] == ["w1"]
     proof = tables.coordinator.proof_of_lock(LOCK)
     assert tables.lease.create_leases([FRESH], proof) == (FRESH.lease_key,)
 
@@ -92,19 +92,19 @@ def test_a_fleet_whose_workers_write_to_different_tables(status):
     world.report(former, "former")
     world.report(moving, "moving")
     for tables in (former, moving):
-        names = sorted(one.worker_id for one in tables.workers.list_workers())
+        names = sorted(one.worker_id for one in tables.workers.scan_workers().workers)
         assert names == ["former", "moving"]
         assert tables.coordinator.read_lock() == LOCK
     assert former.workers.request_drain("moving")
     assert moving.workers.request_drain("former")
     world.clock.advance(10)
     world.report(moving, "former")  # restarted with the setting
-    found = {one.worker_id: one for one in former.workers.list_workers()}
+    found = {one.worker_id: one for one in former.workers.scan_workers().workers}
     assert found["former"].last_update_seconds == int(world.clock.wall())
     assert former.workers.delete(found["former"])
     moving.workers.deregister("moving")
     moving.workers.deregister("former")
-    assert former.workers.list_workers() == ()
+    assert former.workers.scan_workers().workers == ()
 
 
 def test_a_row_that_java_has_moved_is_changed_where_it_is():

@@ -51,7 +51,7 @@ def test_a_status_comes_back_as_it_was(status: WorkerStatus):
     assert status_of(status_text(status)) == status
     table = InMemoryWorkerMetricsTable()
     table.report(WorkerMetrics("w-1", 1, status=status))
-    assert table.list_workers() == (WorkerMetrics("w-1", 1, status=status),)
+    assert table.scan_workers().workers == (WorkerMetrics("w-1", 1, status=status),)
 
 
 def test_what_is_written_is_bounded():
@@ -118,7 +118,7 @@ def test_a_status_beyond_its_limits_makes_the_row_unusable_and_the_next_report_r
     assert listing.workers == ()
     assert [row.key for row in listing.bad_rows] == ["w-1"]
     table.report(WorkerMetrics("w-1", 2, status=WorkerStatus(2)))
-    assert table.list_workers()[0].status == WorkerStatus(2)
+    assert table.scan_workers().workers[0].status == WorkerStatus(2)
 
 
 def test_a_worker_reports_its_lag_and_its_paused_shards():
@@ -128,7 +128,7 @@ def test_a_worker_reports_its_lag_and_its_paused_shards():
     world = World(shards=1, transform=broken, buffered=True)
     world.put(*numbered(40))
     world.run(40)
-    (row,) = world.rows.list_workers()
+    (row,) = world.rows.scan_workers().workers
     assert row.status is not None
     assert row.status.paused_leases == 1
     (pause,) = row.status.paused
@@ -140,7 +140,7 @@ def test_a_worker_reports_its_lag_and_its_paused_shards():
     assert row.status.lags == (LeaseLag("shardId-000000000000", row.status.lag_millis),)
     world.writer._transform = None
     world.run(80)
-    (row,) = world.rows.list_workers()
+    (row,) = world.rows.scan_workers().workers
     lags = (LeaseLag("shardId-000000000000", 0),)
     assert row.status is not None
     assert row.status.totals is not None
@@ -161,7 +161,7 @@ def test_a_worker_reports_its_dead_letters():
     world = World(shards=1, transform=picky, buffered=True)
     world.put(*numbered(40))
     world.run(40)
-    (row,) = world.rows.list_workers()
+    (row,) = world.rows.scan_workers().workers
     assert row.status is not None
     assert (row.status.dead_letters, row.status.failed_batches) == (4, 0)
 
@@ -170,7 +170,7 @@ def test_a_worker_reports_what_it_committed_since_it_started():
     world = World(shards=1, buffered=True)
     world.put(*numbered(40))
     world.run(40)
-    (row,) = world.rows.list_workers()
+    (row,) = world.rows.scan_workers().workers
     assert row.status is not None
     totals = row.status.totals
     assert totals is not None

@@ -39,7 +39,7 @@ def watch(
     memory = Heartbeats()
     now = 0.0
     while now <= seconds:
-        memory.observe(table.list_workers(), [run(status)], now)
+        memory.observe(table.scan_workers().workers, [run(status)], now)
         if beats:
             table.beat("w-1")
         now += step

@@ -172,13 +172,10 @@ class FakeWorkerTable:
         self.drained: list[str] = []
         self.error: Exception | None = None
 
-    def list_workers(self) -> tuple[WorkerMetrics, ...]:
+    def scan_workers(self) -> WorkerListing:
         if self.error:
             raise self.error
-        return tuple(self.rows.values())
-
-    def scan_workers(self) -> WorkerListing:
-        return WorkerListing(self.list_workers(), tuple(self.bad_rows))
+        return WorkerListing(tuple(self.rows.values()), tuple(self.bad_rows))
 
     def request_drain(self, worker_id: str) -> bool:
         self.drained.append(worker_id)

@@ -8,7 +8,7 @@ from tests.support.worker_world import World, numbered
 
 
 def announced(world):
-    (row,) = world.rows.list_workers()
+    (row,) = world.rows.scan_workers().workers
     return row.changes
 
 

@@ -168,10 +168,10 @@ def test_a_worker_with_metrics_is_given_leases_as_soon_as_it_is_there():
     world = World(shards=2, metric=Half())
     world.run(0.2)
     assert len(world.worker.leases.held()) == 2
-    (row,) = world.rows.list_workers()
+    (row,) = world.rows.scan_workers().workers
     assert row.stats == {"C": (50.0,)}
     world.run(world.settings.worker.worker_metrics_reporter_freq_in_millis / 1000)
-    (row,) = world.rows.list_workers()
+    (row,) = world.rows.scan_workers().workers
     assert row.stats == {"C": (50.0, 50.0)}
 
 

@@ -91,13 +91,13 @@ def test_a_transform_that_blocks_is_reported_while_its_leases_are_renewed(hangin
     step = HangStep.WRITING if world.buffered else HangStep.READING
     hanging.renew(AFTER - 2)
     assert world.of(WorkerHung) == []
-    (row,) = world.rows.list_workers()
+    (row,) = world.rows.scan_workers().workers
     assert row.status.hung is None
     hanging.renew(15)
     (told,) = world.of(WorkerHung)
     assert (told.worker_id, told.step, told.lease_keys) == ("w-1", step, (ZERO,))
     assert AFTER <= told.seconds < AFTER + 2
-    (row,) = world.rows.list_workers()
+    (row,) = world.rows.scan_workers().workers
     assert (row.status.hung.step, row.status.hung.leases) == (step, 1)
     assert AFTER <= row.status.hung.seconds < AFTER + 15
     assert [held.lease_key for held in world.worker.leases.held()] == [ZERO], "it is renewed"
@@ -127,7 +127,7 @@ def test_it_is_repeated_at_a_bounded_rate_and_ends_with_the_step(hanging):
     hanging.world.run(15)
     assert len(hanging.world.of(WorkerResumed)) == 1
     assert hanging.world.data() == numbered(3)
-    (row,) = hanging.world.rows.list_workers()
+    (row,) = hanging.world.rows.scan_workers().workers
     assert row.status.hung is None
 
 
@@ -253,6 +253,6 @@ def test_leases_are_released_without_their_consumers():
     hanging.world.worker._leaving.leave(hung=True)
     assert hanging.world.worker.lifecycle.consumers == consumers
     assert hanging.world.leases.get(ZERO).owner is None
-    assert hanging.world.rows.list_workers() == ()
+    assert hanging.world.rows.scan_workers().workers == ()
     hanging.end()
     assert hanging.world.data() == []

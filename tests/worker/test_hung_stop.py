@@ -55,7 +55,7 @@ def test_it_ends_and_its_lease_is_free_and_the_thread_that_wakes_commits_nothing
     assert world.of(WorkerStopped)[-1].reason == "hung"
     row = world.leases.get(KEY)
     assert (row.owner, row.checkpoint_owner) == (None, None)
-    assert world.rows.list_workers() == ()
+    assert world.rows.scan_workers().workers == ()
     (thread,) = processing_threads()
     world.blocking.release.set()
     thread.join(30)

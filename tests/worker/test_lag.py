@@ -41,7 +41,7 @@ def test_while_commits_fail_the_lag_grows(world: World, monkeypatch: pytest.Monk
         assert lags[-1] == pytest.approx(expected, abs=1_500)
     assert lags == sorted(lags)
     assert world.worker._progress().lag_millis == pytest.approx(lags[-1], abs=1_500)
-    (row,) = world.rows.list_workers()
+    (row,) = world.rows.scan_workers().workers
     assert row.status is not None
     assert row.status.failed_batches > 1
     assert row.status.failure is not None
@@ -50,7 +50,7 @@ def test_while_commits_fail_the_lag_grows(world: World, monkeypatch: pytest.Monk
     world.run(20)
     assert world.worker.lag().worst_millis == 0
     world.run(40)
-    (row,) = world.rows.list_workers()
+    (row,) = world.rows.scan_workers().workers
     assert row.status is not None
     assert (row.status.failed_batches, row.status.failure) == (0, None)
     assert world.data() == sorted(world.sent)

@@ -72,6 +72,6 @@ def test_a_leader_notices_a_handoff_from_its_own_worker_at_once():
 def test_the_row_of_a_leading_worker_has_the_streams_that_it_cannot_use():
     world = World(shards=1)
     world.run(40.0)
-    (row,) = world.rows.list_workers()
+    (row,) = world.rows.scan_workers().workers
     assert row.status is not None
     assert row.status.unavailable == ()

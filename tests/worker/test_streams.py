@@ -96,7 +96,7 @@ def test_a_worker_reports_the_lag_of_each_stream():
     world.start("w", "a", "b")
     world.run_until(world.has_all, 60)
     world.run(30)
-    (row,) = world.rows.list_workers()
+    (row,) = world.rows.scan_workers().workers
     found = {one.stream.split(":")[1]: (one.millis, one.unknown) for one in row.status.streams}
     assert found == {"a": (0, 0), "b": (0, 0)}
 

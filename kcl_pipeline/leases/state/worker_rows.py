@@ -77,10 +77,6 @@ class WorkerRows:
             Changes({state.CHANGES: number(changes)}),
         ).applied
 
-    def list_workers(self) -> tuple[WorkerMetrics, ...]:
-        """Return all rows that can be read. Eventually consistent."""
-        return self.scan_workers().workers
-
     def scan_workers(self) -> WorkerListing:
         """Return all rows, including those that cannot be read. Eventually consistent.
 
