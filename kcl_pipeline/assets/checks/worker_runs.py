@@ -1,6 +1,6 @@
 """Evaluate and define the check `workers_running`."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Final
 
 import dagster as dg
@@ -43,19 +43,22 @@ MOST_NEW_FAILURES: Final = 3
 """After so many failures in a row, no further worker is replaced by the new version."""
 
 
-def early_failures(recent: Sequence[RunView], now: float) -> tuple[RunView, ...]:
-    """Consecutive failures, from the newest run back, of runs that lived less than a minute.
+def early_failures(
+    recent: Iterable[RunView], now: float, limit_seconds: float = EARLY_FAILURE_SECONDS
+) -> tuple[RunView, ...]:
+    """Consecutive failures, from the newest run back, of runs that lived less than the limit.
 
-    Active runs younger than a minute are ignored: they may still fail early.
+    Active runs younger than the limit are ignored: they may still fail early. An older one ends the
+    list.
     """
     failures: list[RunView] = []
     for run in sorted(recent, key=lambda r: r.created, reverse=True):
         lived = run.lived_seconds
         if run.active:
-            if run.started is not None and now - run.started >= EARLY_FAILURE_SECONDS:
+            if run.started is not None and now - run.started >= limit_seconds:
                 break
             continue
-        if run.status.value != "FAILURE" or lived is None or lived >= EARLY_FAILURE_SECONDS:
+        if run.status.value != "FAILURE" or lived is None or lived >= limit_seconds:
             break
         failures.append(run)
     return tuple(failures)
@@ -95,23 +98,9 @@ def outdated_runs(
 
 
 def new_failures(recent: Sequence[RunView], version: str, now: float) -> int:
-    """Count consecutive failures, from the newest run back, of runs with this version.
-
-    Active runs younger than `NEW_FAILURE_SECONDS` are ignored; an older one ends the count.
-    """
-    count = 0
-    for run in sorted(recent, key=lambda r: r.created, reverse=True):
-        if run.version != version:
-            continue
-        lived = run.lived_seconds
-        if run.active:
-            if run.started is not None and now - run.started >= NEW_FAILURE_SECONDS:
-                break
-            continue
-        if run.status.value != "FAILURE" or lived is None or lived >= NEW_FAILURE_SECONDS:
-            break
-        count += 1
-    return count
+    """Count the failures of this version within `NEW_FAILURE_SECONDS`, as in `early_failures`."""
+    own = (run for run in recent if run.version == version)
+    return len(early_failures(own, now, NEW_FAILURE_SECONDS))
 
 
 def refusal(recent: Sequence[RunView], version: str) -> str | None:
