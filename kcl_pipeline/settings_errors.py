@@ -150,7 +150,7 @@ def _sentence(
         return _unknown_setting(path, location, model)
     if kind == "value_error":
         return f"{problem.get('ctx', {}).get('error', problem['msg'])}".rstrip(".") + "."
-    field = _field(location, model)
+    _, field = _innermost(location, model)
     if field is not None and kind == "literal_error" and isinstance(value, str):
         close = nearest(value, [str(choice) for choice in get_args(_kind(field)[0])])
         if close is not None:
@@ -175,7 +175,7 @@ def _path(location: Sequence[str | int], renamed: Mapping[str, str]) -> str:
 
 
 def _unknown_setting(path: str, location: Sequence[str | int], model: type[BaseModel]) -> str:
-    group, last = _model_at(location[:-1], model), str(location[-1])
+    (group, _), last = _innermost(location[:-1], model), str(location[-1])
     prefix = path[: len(path) - len(printable(last, SHOWN_VALUE))]
     close = nearest(last, group.model_fields)
     if close is not None:
@@ -198,17 +198,10 @@ def setting_names(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
             yield from setting_names(group, f"{prefix}{name}.")
 
 
-def _model_at(location: Sequence[str | int], model: type[BaseModel]) -> type[BaseModel]:
-    for part in location:
-        field = model.model_fields.get(str(part))
-        group = None if field is None else _group(field)
-        if group is None:
-            break
-        model = group
-    return model
-
-
-def _field(location: Sequence[str | int], model: type[BaseModel]) -> FieldInfo | None:
+def _innermost(
+    location: Sequence[str | int], model: type[BaseModel]
+) -> tuple[type[BaseModel], FieldInfo | None]:
+    """The innermost group of settings on the way to a location, and the last field on it."""
     found: FieldInfo | None = None
     for part in location:
         found = model.model_fields.get(str(part))
@@ -216,7 +209,7 @@ def _field(location: Sequence[str | int], model: type[BaseModel]) -> FieldInfo |
         if group is None:
             break
         model = group
-    return found
+    return model, found
 
 
 def _group(field: FieldInfo) -> type[BaseModel] | None:
