@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -80,23 +80,16 @@ def as_dict(found: Preview) -> dict[str, Any]:
             {"lease_key": lease.lease_key, "checkpoint": str(lease.checkpoint)}
             for lease in found.create
         ],
-        "delete": [asdict(deletion) for deletion in _deletions(found)],
+        "delete": [
+            {"lease_key": deletion.lease.lease_key, "reason": deletion.reason}
+            for deletion in found.delete
+        ],
         "expired": list(found.expired),
         "bad_rows": [asdict(row) for row in found.bad_rows],
         "coverage": [asdict(coverage) for coverage in found.coverage],
         "unavailable": [asdict(stream) for stream in found.unavailable],
         "observed_seconds": found.observed_seconds,
     }
-
-
-@dataclass(frozen=True, slots=True)
-class _Deletion:
-    lease_key: str
-    reason: str
-
-
-def _deletions(found: Preview) -> list[_Deletion]:
-    return [_Deletion(deletion.lease.lease_key, deletion.reason) for deletion in found.delete]
 
 
 def _print(found: Preview) -> None:
@@ -113,7 +106,7 @@ def _print(found: Preview) -> None:
     _print_if(
         "Leases to delete after their retention time",
         ["lease", "reason"],
-        [[d.lease_key, d.reason] for d in _deletions(found)],
+        [[d.lease.lease_key, d.reason] for d in found.delete],
     )
     table = explain(found.plan_input, found.plan)
     moves = [
