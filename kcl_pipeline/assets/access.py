@@ -1,7 +1,9 @@
 """Give assets, sensors and ops typed access to the resources of one pipeline."""
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
+
+import dagster as dg
 
 from kcl_pipeline.assets.names import Names
 from kcl_pipeline.leases.tables import CoordinatorStateTable, LeaseTable, WorkerMetricsTable
@@ -13,14 +15,13 @@ from kcl_pipeline.resources import (
     WorkerMetricsTableResource,
 )
 
-
-class HasResources(Protocol):
-    """A Dagster context with resources."""
-
-    @property
-    def resources(self) -> Any:
-        """The resources by their key."""
-        ...
+Context = (
+    dg.AssetCheckExecutionContext
+    | dg.AssetExecutionContext
+    | dg.OpExecutionContext
+    | dg.SensorEvaluationContext
+)
+"""The Dagster contexts that have resources."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +32,7 @@ class PipelineResources:
     """
 
     names: Names
-    context: HasResources
+    context: Context
 
     @property
     def aws(self) -> AwsResource:
