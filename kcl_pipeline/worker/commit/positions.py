@@ -246,13 +246,6 @@ class PositionsCommit(TwoPhaseCommit):
             if self._store.move(key, versions, versions.position, ended=True) is None:
                 raise SinkError(f"the position of the parent {key} has moved; it is read again")
 
-    def checkpoint(self, consumer: ShardConsumer) -> None:
-        """See `CommitProtocol`."""
-        if consumer.committed is None or not consumer.flush_needed:
-            return
-        self._leases.checkpoint(consumer.held, checkpoint=consumer.committed)
-        consumer.note_checkpointed()
-
     def flush_due(self, consumer: ShardConsumer, now: float, *, idle: bool) -> bool:  # noqa: ARG002
         """See `CommitProtocol`."""
         since = now - consumer.held.checkpointed_at
