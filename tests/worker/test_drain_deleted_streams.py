@@ -120,6 +120,18 @@ def test_what_was_read_before_the_deletion_is_no_loss():
     assert summary(world).error is None
 
 
+def test_a_deleted_stream_of_which_a_row_is_missing_is_not_waited_for():
+    """Nobody can create the row again."""
+    world, kinesis = draining(SEVERAL, "a")
+    world.run(4)
+    world.delete("b")
+    world.leases.store.delete(min(keys_of(world, "b")), [])
+    kinesis.held.clear()
+    world.run_until(world.drains["w"].done, LIMIT)
+    assert world.has_all()
+    assert "w" in {event.reporter for event in world.of(StreamUnavailable)}
+
+
 @pytest.mark.parametrize(
     "refusal",
     [

@@ -104,7 +104,7 @@ class DrainedStream:
         Args:
             leases: All leases in the table.
             own: Number of those of this stream.
-            fails: Whether a step of an unread shard has failed.
+            fails: Whether a step of an unread shard has failed, or a lease is missing.
         """
         if not self.is_deleted:
             if any(not self.owns(lease) and self._is_followed_by(lease) for lease in leases):

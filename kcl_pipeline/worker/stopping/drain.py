@@ -156,10 +156,11 @@ class DrainWatch:
         here = [one for one in unsettled if one.actual_owner in (None, self._worker_id)]
         unread = [one for one in here if one.transaction_key not in self._read]
         stream.note(own, [(lease, self._reached(lease)) for lease in unread])
-        stream.look(leases, len(own), fails=any(map(self._fails, unsettled)))
+        has_hole = _has_hole(own)
+        stream.look(leases, len(own), fails=has_hole or any(map(self._fails, unsettled)))
         if stream.is_deleted:
             return len(here) == len(unsettled)
-        return bool(own) and not unsettled and not _has_hole(own)
+        return bool(own) and not unsettled and not has_hole
 
     def _fails(self, lease: Lease) -> bool:
         """Return whether the last step of a shard that is held here has failed."""
