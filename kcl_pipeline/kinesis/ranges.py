@@ -17,10 +17,11 @@ import numpy as np
 import pyarrow as pa
 
 from kcl_pipeline.batch import Written
-from kcl_pipeline.clock import Clock
+from kcl_pipeline.clock import Clock, StopSignal
 from kcl_pipeline.config import RetrievalSettings
 from kcl_pipeline.errors import (
     AwsError,
+    CommitStoppedError,
     InvalidRequestError,
     NotFoundError,
     ThrottledError,
@@ -211,7 +212,13 @@ class RangeReader:
         """
         self._reader(fetch, self._settings.max_records)
 
-    def read_exactly(self, fetch: ShardFetch, through: Position, records: int) -> pa.Table:
+    def read_exactly(
+        self,
+        fetch: ShardFetch,
+        through: Position,
+        records: int,
+        stop: StopSignal | None = None,
+    ) -> pa.Table:
         """Read the rows of a range again. Transient errors are retried for `EXACTLY_SECONDS`.
 
         If the end of the range has left the retention period, nothing more comes: reading ends
@@ -221,22 +228,27 @@ class RangeReader:
             fetch: The fetch that read the range before. The range starts after `fetch.after`.
             through: Last position (inclusive).
             records: Number of records that were read before.
+            stop: Ends the waits. None: nothing ends them early.
 
         Raises:
+            CommitStoppedError: `stop` was set during a wait.
             UnavailableError: A transient error lasts, or the range has another number of records.
             AwsError: The service refused a call.
         """
         reader = self._reader(fetch, self._settings.max_records)
         tables: list[pa.Table] = [NO_RECORDS]
+        stop = stop or self._clock.signal()
         deadline = self._clock.monotonic() + EXACTLY_SECONDS
         tip_deadline = deadline
         while reader.position < through:
+            if stop.is_set():
+                raise CommitStoppedError(f"{fetch.lease_key} was not read again: the worker stops")
             try:
                 chunk = reader.read()
             except (ThrottledError, UnavailableError):
                 if self._clock.monotonic() >= deadline:
                     raise
-                self._clock.sleep(1.0)
+                stop.wait(1.0)
                 continue
             now = self._clock.monotonic()
             if chunk is not None:
@@ -246,7 +258,7 @@ class RangeReader:
             else:
                 at_tip = reader.millis_behind_latest == 0
                 tip_deadline = min(tip_deadline, now + TIP_SECONDS) if at_tip else deadline
-                self._clock.sleep(MIN_CALL_SECONDS)
+                stop.wait(MIN_CALL_SECONDS)
         rows = pa.concat_tables(tables)
         if rows.num_rows != records:
             message = (

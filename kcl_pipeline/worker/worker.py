@@ -110,7 +110,7 @@ class Worker:
         self._retrieval = Retrieval(
             settings, parts.kinesis, parts.fan_out, clock, events, parts.spawn
         )
-        self.source = make_source(parts, self._retrieval, lambda: len(self.leases.held()))
+        self.source = make_source(parts, self._retrieval, self.leases.held, self._stop)
         self._retention = RetentionLosses(
             worker_id, self._retrieval.gaps, self._retrieval.identity, clock, events
         )

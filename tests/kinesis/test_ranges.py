@@ -240,6 +240,28 @@ def test_reading_again_waits_for_what_passes_and_refuses_what_is_different():
         world.reader.read_exactly(fetch, fetched.through, 4)
 
 
+@pytest.mark.parametrize("answers", ["throttled", "empty"])
+def test_reading_again_ends_soon_after_a_stop(answers):
+    world = World()
+    world.put(0, b"1")
+    stop, began, calls = world.clock.signal(), world.clock.monotonic(), []
+    answer = world.kinesis.get_records
+
+    def slow(*args, **names):
+        calls.append(args)
+        if len(calls) == 3:
+            stop.set()
+        if answers == "throttled":
+            raise errors.ThrottledError("slow down")
+        return replace(answer(*args, **names), millis_behind_latest=1)
+
+    world.kinesis.get_records = slow
+    with pytest.raises(errors.CommitStoppedError, match="the worker stops"):
+        world.reader.read_exactly(world.fetch(0), Position("9" * 56), 2, stop)
+    assert len(calls) == 3
+    assert world.clock.monotonic() - began < 5.0
+
+
 def test_reading_again_gives_up_when_nothing_more_comes():
     world = World()
     world.put(0, b"1")

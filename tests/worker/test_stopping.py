@@ -7,7 +7,7 @@ from __future__ import annotations
 import pytest
 
 from kcl_pipeline.background import Background
-from kcl_pipeline.errors import ThrottledError
+from kcl_pipeline.errors import CommitStoppedError, ThrottledError
 from kcl_pipeline.events import AwsTrouble
 from kcl_pipeline.worker.stopping.leaving import LEAVE_SECONDS
 from kcl_pipeline.worker.summary import StopReason
@@ -186,3 +186,27 @@ def test_leases_that_are_to_be_kept_are_not_waited_for():
     world.run(5)
     assert stop(world) == 0
     assert set(owners(world).values()) == {("w-1", None)}
+
+
+def test_a_batch_that_is_read_again_does_not_delay_a_stop():
+    """The executors have rejected records, and Kinesis throttles the driver."""
+    world = World(shards=1)
+    world.run(3)
+    world.put(*numbered(5))
+    world.clock.advance(2)
+    committed = {key: one.committed for key, one in world.worker.lifecycle.consumers.items()}
+    sourced = world.worker.source.next("b", committed)
+    signal, calls = world.clock.signal(), []
+
+    def throttled(*_args, **_names):
+        calls.append(None)
+        if len(calls) == 2:
+            signal.set()
+        raise ThrottledError("slow down")
+
+    world.worker._stop.signal = signal
+    world.kinesis.get_records = throttled
+    began = world.clock.monotonic()
+    with pytest.raises(CommitStoppedError):
+        world.worker.source.load(sourced.batch)
+    assert world.clock.monotonic() - began < 5.0

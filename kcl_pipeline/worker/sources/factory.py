@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
+from kcl_pipeline.clock import StopSignal
 from kcl_pipeline.kinesis.prefetch.prefetcher import Prefetcher
 from kcl_pipeline.kinesis.ranges import RangeReader
 from kcl_pipeline.kinesis.reader import ShardReader
 from kcl_pipeline.kinesis.retrieval import Retrieval
+from kcl_pipeline.leases.held import Held
 from kcl_pipeline.memory import MemoryBudget
 from kcl_pipeline.worker.consumer import ShardConsumer
 from kcl_pipeline.worker.dependencies import WorkerDependencies
@@ -17,14 +19,18 @@ from kcl_pipeline.worker.sources.ranges import RangeSource
 
 
 def make_source(
-    parts: WorkerDependencies, retrieval: Retrieval, count_held: Callable[[], int]
+    parts: WorkerDependencies,
+    retrieval: Retrieval,
+    held: Callable[[], Sequence[Held]],
+    stop: StopSignal,
 ) -> BatchSource:
     """Create the batch source that the dependencies require.
 
     Args:
         parts: If `range_jobs` is set, executors read the shards.
         retrieval: Creates the readers of this process.
-        count_held: Returns how many leases are held now.
+        held: Returns the leases that are held now.
+        stop: Ends the waits of the processing thread.
     """
     settings = parts.settings
     if parts.range_jobs is not None:
@@ -41,6 +47,7 @@ def make_source(
             parts.events,
             identity=retrieval.identity,
             gaps=retrieval.gaps,
+            stop=stop,
         )
 
     def make_reader(consumer: ShardConsumer) -> ShardReader:
@@ -51,7 +58,7 @@ def make_source(
             lease.shard_id,
             consumer.settled_position(),
             lease.hash_key_range,
-            held_leases=count_held(),
+            held_leases=len(held()),
             read_up_to_millis=consumer.held.read_up_to_millis,
             initial_timestamp=lease.initial_timestamp,
         )

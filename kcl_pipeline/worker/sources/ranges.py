@@ -77,8 +77,10 @@ class RangeSource:
         *,
         identity: StreamIdentityCheck,
         gaps: FoundGaps,
+        stop: StopSignal,
     ) -> None:
         self.fetch_threads = 0
+        self._stop = stop
         self.rewriter: BatchWriter = _LoadingWriter(self, writer)
         self._jobs = jobs
         self._reader = reader
@@ -306,11 +308,12 @@ class RangeSource:
         for part in batch.ranges:
             fetch, shard = self._read[part.lease_key]
             try:
-                tables.append(self._reader.read_exactly(fetch, part.through, shard.records))
+                rows = self._reader.read_exactly(fetch, part.through, shard.records, self._stop)
             except AwsError as error:
                 raise SinkError(
                     f"the batch {batch.batch_id} could not be read again: {error}"
                 ) from error
+            tables.append(rows)
         return replace(
             batch,
             ranges=tuple(
