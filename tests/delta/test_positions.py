@@ -285,6 +285,25 @@ def test_an_announced_position_that_does_not_follow_is_refused(
         decoded(data.replace(old, new), name)
 
 
+@pytest.mark.parametrize("short", [True, False])
+@pytest.mark.parametrize("number", [7, 9])
+def test_an_announced_position_that_repeats_or_leaves_out_a_number_is_refused(
+    number: int, short: bool
+) -> None:
+    """Its parts agree with each other, but not with the expected number 7."""
+    name = f"{FOLDER}/{'0' * 32}.json"
+    batch = PreparedBatch(
+        (), (claim(KEY, TxnVersions(4, 2, 7, at("3")), "9", short=short),), "d", name
+    )
+    data = encoded(batch)
+    before, after = (b"[%d," % (one * ONE + 1 if short else one) for one in (8, number))
+    changed = data.replace(b'"number":8', b'"number":%d' % number)
+    changed = changed.replace(b'"position":' + before, b'"position":' + after)
+    assert data.count(b'"number":8') == data.count(b'"position":' + before) == 1
+    with pytest.raises(ValueError, match="a position does not follow the expected one"):
+        decoded(changed, name)
+
+
 def test_an_announced_batch_lands_only_on_the_expected_position(tmp_path: Path) -> None:
     uri = str(tmp_path / "table")
     author, taker = (DeltaCommitter(DeltaSink(uri), "app") for _ in range(2))
