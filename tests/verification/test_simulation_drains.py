@@ -6,7 +6,7 @@ import pytest
 
 from kcl_pipeline.worker.summary import StopReason, WorkerProgress, WorkerSummary
 from verification.simulation.checks.drains import SHUTDOWN_SECONDS, DrainCheck
-from verification.simulation.checks.leases import Moved
+from verification.simulation.checks.leases import LeaseChecks, Moved
 
 SHARD, OTHER, CHILD = (f"shardId-{number:012}" for number in range(3))
 SHARDS = [SimpleNamespace(shard_id=CHILD, parents=(OTHER, SHARD))]
@@ -24,6 +24,8 @@ class Events:
         self.streams = SimpleNamespace(
             of_name=lambda _: orders, settled=lambda _: SimpleNamespace(shards=SHARDS)
         )
+
+    ancestry = LeaseChecks.ancestry
 
     def missing(self):
         return set(self.left)

@@ -170,9 +170,9 @@ def _find_words(body: bytes, start: int, first: bytes) -> Positions:
     """Return offsets, in order, among which are all of the bytes `first` after `start`.
 
     The first three of these bytes contain one of two words of two bytes at an even offset. To
-    compare only those, and then to look at eight results at a time, needs a third of the time of a
-    search for one byte, and finds hardly any other offsets. The words differ: a map and a text have
-    different heads.
+    compare only those, and then to look at eight results at a time, needs less than half of the
+    time of a search for one byte, and finds hardly any other offsets. The words differ: a map and a
+    text have different heads. `PIECE_BYTES` is a multiple of 16.
     """
     words = np.frombuffer(body, "<u2", len(body) // _WORD)
     even, odd = (np.frombuffer(first, "<u2", 1, offset=at)[0] for at in range(_WORD))

@@ -96,20 +96,19 @@ class DrainedStream:
             self._unread.pop(lease.transaction_key, None)
         self._unread.update({pair[0].transaction_key: pair for pair in unread})
 
-    def look(self, leases: Iterable[Lease], own: int, *, fails: bool) -> None:
+    def look(self, leases: Iterable[Lease], *, is_in_doubt: bool) -> None:
         """Find out whether the stream was deleted, and report what is lost then.
 
-        The stream is described only if it has no leases, or if `fails`.
+        The stream is described only if `is_in_doubt`.
 
         Args:
             leases: All leases in the table.
-            own: Number of those of this stream.
-            fails: Whether a step of an unread shard has failed, or a lease is missing.
+            is_in_doubt: Whether a step of an unread shard has failed, or a lease is missing.
         """
         if not self.is_deleted:
             if any(not self.owns(lease) and self._is_followed_by(lease) for lease in leases):
                 self._deleted("the table has leases of a later stream of this name")
-            elif fails or not own:
+            elif is_in_doubt:
                 self._describe()
         if self.is_deleted:
             self._report()

@@ -157,10 +157,10 @@ class DrainWatch:
         unread = [one for one in here if one.transaction_key not in self._read]
         stream.note(own, [(lease, self._reached(lease)) for lease in unread])
         has_hole = _has_hole(own)
-        stream.look(leases, len(own), fails=has_hole or any(map(self._fails, unsettled)))
+        stream.look(leases, is_in_doubt=has_hole or any(map(self._fails, unsettled)))
         if stream.is_deleted:
             return len(here) == len(unsettled)
-        return bool(own) and not unsettled and not has_hole
+        return not unsettled and not has_hole
 
     def _fails(self, lease: Lease) -> bool:
         """Return whether the last step of a shard that is held here has failed."""
@@ -250,7 +250,7 @@ class DrainWatch:
 
 
 def _has_hole(own: Iterable[Lease]) -> bool:
-    """Return whether a row was deleted, or not yet seen: a scan is no snapshot.
+    """Return whether a row is missing: not created yet, deleted, or not seen by a scan.
 
     Rows that Java 2.x wrote may have no hash range until the leader adds it. Then nothing is known.
     """

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Final
+from typing import Final, Protocol
 
 from kcl_pipeline.errors import ThrottledError, UnavailableError
 from kcl_pipeline.events import AwsTrouble
@@ -21,6 +20,14 @@ Its own leases are released before this wait.
 """
 LEAVE_POLL_SECONDS: Final = 0.1
 _LAST: Final = "last discovery"
+
+
+class Release(Protocol):
+    """Releases the leases that are held."""
+
+    def __call__(self, *, last: bool) -> None:
+        """Release them. `last`: there is no further call."""
+        ...
 
 
 class Leaving:
@@ -72,7 +79,7 @@ class Leaving:
             )
         self._leases.drop(held, "the worker is hung")
 
-    def _release_late_leases(self, release: Callable[..., None]) -> None:
+    def _release_late_leases(self, release: Release) -> None:
         """Release leases that still name this worker, or are assigned to it during shutdown.
 
         Otherwise they would stay unread until they expire. These are leases that expired locally

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Final
 from kcl_pipeline.worker.summary import StopReason, WorkerSummary
 
 if TYPE_CHECKING:
-    from verification.simulation.checks.leases import LeaseChecks
     from verification.simulation.checks.sink import Checks
     from verification.simulation.environment.machines import Machine
 
@@ -27,7 +26,7 @@ class DrainCheck:
         """Return the failed check, if the drain says that it is complete and it is not."""
         if summary.reason is not StopReason.DRAINED:
             return []
-        events, elsewhere = self._checks.ledger.events, self._elsewhere(self._checks)
+        events, elsewhere = self._checks.ledger.events, self._elsewhere()
         left = sorted(
             one
             for one in self._waiting & self._checks.missing()
@@ -42,28 +41,16 @@ class DrainCheck:
         stream = self._checks.streams.of_name(lease_name)
         return stream is not None and stream.ref in self._machine.configured
 
-    def _elsewhere(self, checks: LeaseChecks) -> set[str]:
+    def _elsewhere(self) -> set[str]:
         """Names of leases that another worker owns, or owned when the drain looked last.
 
         Also those of their descendants, which may have no row yet.
         """
-        own = (None, self._machine.worker_id)
+        checks, own = self._checks, (None, self._machine.worker_id)
         begin = checks.now() - SHUTDOWN_SECONDS
         owned = {row.transaction_key for row in checks.rows() if row.actual_owner not in own}
         owned |= {
             move.lease_key for move in checks.moves if move.at >= begin and move.before not in own
         }
-        names = {self._checks.ledger.events[one].lease_name for one in self._waiting}
-        return {one for one in names if not owned.isdisjoint(self._ancestry(one))}
-
-    def _ancestry(self, lease_name: str) -> set[str]:
-        """Names of a lease and of the leases of all its ancestors."""
-        stream = self._checks.streams.of_name(lease_name)
-        if stream is None:
-            return {lease_name}
-        shards = self._checks.streams.settled(stream).shards
-        parents = {stream.lease_name(one.shard_id): one.parents for one in shards}
-        lineage = [lease_name]
-        for one in lineage:
-            lineage += [stream.lease_name(parent) for parent in parents.get(one, ())]
-        return set(lineage)
+        names = {checks.ledger.events[one].lease_name for one in self._waiting}
+        return {one for one in names if not owned.isdisjoint(checks.ancestry(one))}

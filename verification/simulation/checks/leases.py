@@ -153,7 +153,7 @@ class LeaseChecks:
         behind all its ancestors. Another one follows a parent that is known; the shards before its
         other parent may be unknown.
         """
-        ancestry = self._ancestry(now)
+        ancestry = self.ancestry(_name(now))
         if now.checkpoint == LATEST:
             known = not self.stored.isdisjoint(ancestry)
             return set() if known else (ancestry - {_name(now)}) & self.hand_deleted
@@ -161,7 +161,7 @@ class LeaseChecks:
             return set()
         found = set()
         for name in ancestry - {_name(now)}:
-            before = self._ancestry(now.with_(lease_key=name.partition("@")[0]))
+            before = self.ancestry(name)
             is_unknown = self.stored.isdisjoint(before) and self.lease(name) is None
             if is_unknown and not self.hand_deleted.isdisjoint(before):
                 found.add(name)
@@ -175,16 +175,19 @@ class LeaseChecks:
         """
         if not self.scenario.stores_positions or _name(now) not in self._created_at:
             return True
-        return now.checkpoint == LATEST and self.stored.isdisjoint(self._ancestry(now))
+        return now.checkpoint == LATEST and self.stored.isdisjoint(self.ancestry(_name(now)))
 
-    def _ancestry(self, lease: Lease) -> set[str]:
+    def ancestry(self, name: str) -> set[str]:
         """Names of a lease and of the leases of all its ancestors."""
-        shards = self.streams.settled(self.generation_of(lease)).shards
-        parents = {shard.shard_id: shard.parents for shard in shards}
-        lineage = [lease.shard_id]
-        for shard_id in lineage:
-            lineage += parents.get(shard_id, ())
-        return {sibling(lease, shard_id) for shard_id in lineage}
+        stream = self.streams.of_name(name)
+        if stream is None:
+            return {name}
+        shards = self.streams.settled(stream).shards
+        parents = {stream.lease_name(shard.shard_id): shard.parents for shard in shards}
+        lineage = [name]
+        for one in lineage:
+            lineage += [stream.lease_name(parent) for parent in parents.get(one, ())]
+        return set(lineage)
 
     def _changed(self, before: Lease, now: Lease, role: Role, worker_id: str) -> None:
         key = _name(now)
@@ -344,7 +347,7 @@ class LeaseChecks:
         letters, before there is a table.
         """
         if _name(row) not in self._first:
-            return self.stored.isdisjoint(self._ancestry(row))
+            return self.stored.isdisjoint(self.ancestry(_name(row)))
         return self.scenario.stores_positions and self.stored.isdisjoint(lineage)
 
     def _lineage(self, lease: Lease) -> set[str]:
