@@ -13,7 +13,9 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from decimal import Decimal, InvalidOperation
 from types import TracebackType
-from typing import Any, Final
+from typing import Any, Final, TypeVar
+
+import msgspec
 
 from kcl_pipeline.errors import UnreadableRowError
 from kcl_pipeline.leases.store import Item
@@ -66,6 +68,7 @@ Kinesis has two of each. KCL only adds children to a row, so more than two are n
 _WHOLE: Final = re.compile(r"[0-9]{1,38}")
 _PLAIN: Final = frozenset({"S", "N", "B"})
 _NO_SIZE: Final = frozenset({"BOOL", "NULL"})
+_T = TypeVar("_T")
 _UNREADABLE: Final = (
     ValueError,
     ArithmeticError,
@@ -277,6 +280,28 @@ def list_of(item: Item, name: str, most: int) -> list[Any]:
     if len(value) > most:
         raise ValueError(f"{name} has {len(value)} values, more than {most}")
     return value
+
+
+def record_of(text: str, kind: type[_T], name: str, most: int, advice: str) -> _T:
+    """Parse an attribute of the client-version row that is a JSON document.
+
+    Args:
+        text: Value of the attribute.
+        kind: Type of the document.
+        name: Name of the attribute.
+        most: Largest number of characters.
+        advice: End of the message: what an operator does about an unreadable record.
+
+    Raises:
+        UnreadableRowError: The value is not such a document.
+    """
+    about = f"the attribute {name} of the row Migration3.0"
+    if len(text) > most:
+        raise UnreadableRowError(f"{about} has {len(text)} characters, more than {most}")
+    try:
+        return msgspec.json.decode(text, type=kind)
+    except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:
+        raise UnreadableRowError(f"{about} cannot be read ({error}); {advice}") from error
 
 
 def _value(item: Item, name: str, kind: str) -> Any:

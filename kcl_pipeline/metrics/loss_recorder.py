@@ -11,7 +11,8 @@ from typing import Final
 from kcl_pipeline.background import Joinable, Spawn
 from kcl_pipeline.clock import Clock
 from kcl_pipeline.events import AwsTrouble, Event, EventSink, RecordsLost, WorkerStopped
-from kcl_pipeline.leases.application.losses import Loss, LossLog, LossTable, change_losses
+from kcl_pipeline.leases.application.losses import Loss, LossLog
+from kcl_pipeline.leases.tables import CoordinatorStateTable
 
 RETRY_SECONDS: Final = 30.0
 MAX_PENDING: Final = 500
@@ -27,7 +28,7 @@ def _spawn(name: str, target: Callable[[], None]) -> Joinable:
     return thread
 
 
-def recording_losses(events: EventSink, table: LossTable, clock: Clock) -> EventSink:
+def recording_losses(events: EventSink, table: CoordinatorStateTable, clock: Clock) -> EventSink:
     """Return a sink that records losses and passes all events on to `events`.
 
     A sink that records already is returned as it is.
@@ -50,7 +51,7 @@ class LossRecorder:
     """
 
     def __init__(
-        self, events: EventSink, table: LossTable, clock: Clock, spawn: Spawn = _spawn
+        self, events: EventSink, table: CoordinatorStateTable, clock: Clock, spawn: Spawn = _spawn
     ) -> None:
         self._events = events
         self._table = table
@@ -93,7 +94,7 @@ class LossRecorder:
                     return
             try:
                 losses = tuple(taken.values())
-                change_losses(self._table, partial(LossLog.with_losses, losses=losses))
+                self._table.change_losses(partial(LossLog.with_losses, losses=losses))
             except Exception as error:  # noqa: BLE001 (the worker reads on; the error is reported)
                 self._failed(error)
                 return

@@ -11,7 +11,7 @@ from kcl_pipeline.clock import Clock
 from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.events import Event, EventSink, MetricsExportFailed, WorkerStarted, WorkerStopped
 from kcl_pipeline.extras import MODULES, require
-from kcl_pipeline.leases.application.losses import LossTable
+from kcl_pipeline.leases.tables import CoordinatorStateTable
 from kcl_pipeline.metrics.exporters import fan_out
 from kcl_pipeline.metrics.exporters.exporter import Exporter
 from kcl_pipeline.metrics.feed import MetricsFeed
@@ -61,7 +61,7 @@ class WorkerMetrics:
 
 def observed_worker(
     events: EventSink,
-    losses: LossTable,
+    losses: CoordinatorStateTable,
     settings: ConsumerSettings,
     clock: Clock,
     worker_id: str,
@@ -84,7 +84,7 @@ def observed_worker(
 
 def observed_leader(
     events: EventSink,
-    losses: LossTable,
+    losses: CoordinatorStateTable,
     settings: ConsumerSettings,
     clock: Clock,
     owner_name: str,

@@ -9,7 +9,7 @@ from kcl_pipeline import clock as clock_module
 from kcl_pipeline.cli.doctor import checks as checks_module
 from kcl_pipeline.events import LossReason, RecordsLost
 from kcl_pipeline.leases.application.identity import ApplicationIdentity
-from kcl_pipeline.leases.application.losses import Loss, change_losses
+from kcl_pipeline.leases.application.losses import Loss
 from kcl_pipeline.leases.state.worker_status import LeaseLag, PausedLease, WorkerStatus
 from kcl_pipeline.leases.tables import MigrationState, WorkerMetrics
 from kcl_pipeline.local.faults import FaultRule
@@ -199,8 +199,8 @@ def test_doctor_names_lost_records_until_they_are_acknowledged(fleet):
         RecordsLost("w-1", key, LossReason.LEFT_RETENTION, Position("7"), before=Position("9"))
         for key in ("shardId-1", "shardId-2", "shardId-3", "shardId-4")
     ]
-    change_losses(
-        fleet.tables.coordinator, lambda log: log.with_losses(Loss.of(one, 1_000) for one in lost)
+    fleet.tables.coordinator.change_losses(
+        lambda log: log.with_losses(Loss.of(one, 1_000) for one in lost)
     )
     found = finding(1)
     assert found["level"] == "problem"

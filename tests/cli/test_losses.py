@@ -7,7 +7,7 @@ import pytest
 from kcl_pipeline.cli import show
 from kcl_pipeline.clock import SystemClock
 from kcl_pipeline.events import LossReason, RecordsLost
-from kcl_pipeline.leases.application.losses import Loss, change_losses
+from kcl_pipeline.leases.application.losses import Loss
 from kcl_pipeline.leases.migration import ensure_client_version
 from kcl_pipeline.position import Position
 from tests.support.cli_fleet import run, run_json
@@ -20,7 +20,7 @@ def lose(fleet, key):
     event = RecordsLost(
         "w-1", key, LossReason.LEFT_RETENTION, Position("7"), stream="orders", before=Position("9")
     )
-    change_losses(fleet.tables.coordinator, lambda log: log.with_losses([Loss.of(event, 1_000)]))
+    fleet.tables.coordinator.change_losses(lambda log: log.with_losses([Loss.of(event, 1_000)]))
 
 
 def test_losses_are_shown_until_they_are_acknowledged(fleet):
@@ -57,7 +57,7 @@ def test_what_another_process_acknowledges_meanwhile_is_not_counted(fleet, monke
     lose(fleet, "shardId-1")
 
     def acknowledge(*_):
-        change_losses(table, lambda log: log.with_acknowledged(log, 2_000))
+        table.change_losses(lambda log: log.with_acknowledged(log, 2_000))
 
     monkeypatch.setattr(show, "print_table", acknowledge)
     text = run("losses", "-a", fleet.name, "--acknowledge").stdout

@@ -11,7 +11,6 @@ from kcl_pipeline.leases.application.losses import (
     MAX_TEXT,
     Loss,
     LossLog,
-    change_losses,
     losses_from_text,
     losses_text,
     time_text,
@@ -47,7 +46,7 @@ def test_a_loss_is_an_attribute_of_the_client_version_row(started):
     table = started.coordinator
     before = started.rows(table)["Migration3.0"]
     assert table.read_losses().log == LossLog()
-    change_losses(table, lambda log: log.with_losses([lost()]))
+    table.change_losses(lambda log: log.with_losses([lost()]))
     (found,) = table.read_losses().log.losses
     assert found == lost()
     assert (found.shard_id, found.after, found.reason) == ("shardId-1", "7/2", "left_retention")
@@ -59,22 +58,22 @@ def test_a_loss_is_an_attribute_of_the_client_version_row(started):
 
 def test_a_write_between_read_and_write_is_kept(started):
     table, others = started.coordinator, [[lost(2)]]
-    change_losses(table, lambda log: log.with_losses([lost(0)]))
+    table.change_losses(lambda log: log.with_losses([lost(0)]))
 
     def change(log):
         if others:
             new = others.pop()
-            change_losses(table, lambda other: other.with_losses(new))
+            table.change_losses(lambda other: other.with_losses(new))
         return log.with_losses([lost(1)])
 
-    change_losses(table, change)
+    table.change_losses(change)
     found = [loss.shard_id for loss in table.read_losses().log.losses]
     assert found == ["shardId-0", "shardId-2", "shardId-1"]
 
 
 def test_without_the_row_nothing_is_written(tables):
     with pytest.raises(UnavailableError, match="is missing"):
-        change_losses(tables.coordinator, lambda log: log.with_losses([lost()]))
+        tables.coordinator.change_losses(lambda log: log.with_losses([lost()]))
     assert tables.rows(tables.coordinator) == {}
 
 

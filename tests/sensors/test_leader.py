@@ -12,7 +12,7 @@ from kcl_pipeline.assets.names import Names
 from kcl_pipeline.definitions import build_definitions
 from kcl_pipeline.events import LeaderElected, LossReason, PlanMade, RecordsLost
 from kcl_pipeline.leader.report import CycleReport
-from kcl_pipeline.leases.application.losses import Loss, change_losses
+from kcl_pipeline.leases.application.losses import Loss
 from kcl_pipeline.leases.lease.values import BadRow
 from kcl_pipeline.leases.migration import ensure_client_version
 from kcl_pipeline.leases.state.worker_status import PausedLease, UnavailableStream, WorkerStatus
@@ -252,7 +252,7 @@ def test_lost_records_fail_the_check_until_they_are_acknowledged(instance):
 
     assert check().passed
     event = RecordsLost("w-1", "s-1", LossReason.ROW_DELETED, Position("7"), stream="orders")
-    shown = change_losses(stage.coordinator, lambda log: log.with_losses([Loss.of(event, 1_000)]))
+    shown = stage.coordinator.change_losses(lambda log: log.with_losses([Loss.of(event, 1_000)]))
     failed = check()
     assert not failed.passed
     assert failed.severity == dg.AssetCheckSeverity.ERROR
@@ -261,7 +261,7 @@ def test_lost_records_fail_the_check_until_they_are_acknowledged(instance):
     (row,) = (record.data for record in failed.metadata["losses"].records)
     assert (row["stream"], row["shard"], row["after"]) == ("orders", "s-1", "7")
     assert (row["reason"], row["reporter"]) == ("row_deleted", "w-1")
-    change_losses(stage.coordinator, lambda log: log.with_acknowledged(shown, 2_000))
+    stage.coordinator.change_losses(lambda log: log.with_acknowledged(shown, 2_000))
     passed = check()
     assert passed.passed
     assert "1 loss of records acknowledged, the last at 1970-01-01T00:00:02" in (passed.description)

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import dagster as dg
 import pytest
+from msgspec import structs
 
 from kcl_pipeline.assets.runs.runs import worker_id_of
 from kcl_pipeline.leases.state.worker_status import (
@@ -180,7 +181,9 @@ def test_what_is_reported():
     one = replace(
         one,
         last_update_seconds=970,
-        status=replace(one.status, dead_letters=3, lags=(LeaseLag("s-0", 4_000),), unknown_lags=2),
+        status=structs.replace(
+            one.status, dead_letters=3, lags=(LeaseLag("s-0", 4_000),), unknown_lags=2
+        ),
     )
     two = replace(two, last_update_seconds=990)
     totals.observe([one, two], 1_000.0)

@@ -10,13 +10,13 @@ from kcl_pipeline.leases.application.losses import Loss, LossLog, time_text
 from kcl_pipeline.text import counted, printable
 
 if TYPE_CHECKING:
-    from kcl_pipeline.leases.application.losses import LossTable
+    from kcl_pipeline.leases.tables import CoordinatorStateTable
 
 _SUBJECT = "lost records"
 _SHOWN = 3
 
 
-def check_losses(table: LossTable, options: str) -> Finding:
+def check_losses(table: CoordinatorStateTable, options: str) -> Finding:
     """Check that every loss of records is acknowledged.
 
     Args:

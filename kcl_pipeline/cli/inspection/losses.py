@@ -12,10 +12,9 @@ from kcl_pipeline.cli.target import Application, AsJson, Pipeline, Streams, targ
 from kcl_pipeline.leases.application.losses import (
     Loss,
     LossLog,
-    LossTable,
-    change_losses,
     time_text,
 )
+from kcl_pipeline.leases.tables import CoordinatorStateTable
 from kcl_pipeline.text import counted
 
 COLUMNS = ("shard", "reason", "after", "until", "before", "arrived", "recorded", "acknowledged")
@@ -60,7 +59,9 @@ def losses(
         show.echo(f"{losses} acknowledged; {after.unacknowledged} not acknowledged")
 
 
-def _acknowledge(table: LossTable, shown: LossLog, now_millis: int) -> tuple[LossLog, int]:
+def _acknowledge(
+    table: CoordinatorStateTable, shown: LossLog, now_millis: int
+) -> tuple[LossLog, int]:
     """Return the changed record, and how many losses this command has acknowledged.
 
     Losses that another process acknowledged since `shown` was read are not counted.
@@ -73,7 +74,7 @@ def _acknowledge(table: LossTable, shown: LossLog, now_millis: int) -> tuple[Los
         marked = changed.acknowledged - log.acknowledged
         return changed
 
-    return change_losses(table, change), marked
+    return table.change_losses(change), marked
 
 
 def _print(found: LossLog) -> None:

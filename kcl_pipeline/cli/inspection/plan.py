@@ -87,7 +87,7 @@ def as_dict(found: Preview) -> dict[str, Any]:
         "expired": list(found.expired),
         "bad_rows": [asdict(row) for row in found.bad_rows],
         "coverage": [asdict(coverage) for coverage in found.coverage],
-        "unavailable": [asdict(stream) for stream in found.unavailable],
+        "unavailable": [{"stream": one.stream, "reason": one.reason} for one in found.unavailable],
         "observed_seconds": found.observed_seconds,
     }
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Annotated, Final
+from typing import Annotated, Final, TypeVar
 
 import msgspec
 
@@ -26,6 +26,7 @@ MAX_TEXT: Final = 10_000
 MAX_WORDS: Final = 500
 """Largest number of characters of a name or a reason."""
 
+_T = TypeVar("_T")
 _Words = Annotated[str, msgspec.Meta(max_length=MAX_TEXT)]
 _Millis = Annotated[int, msgspec.Meta(ge=0, le=MAX_MILLIS)]
 
@@ -103,8 +104,8 @@ def control_of(item: Item) -> Control:
         return NOTHING_WANTED
     pause, balance = item.get(PAUSE), item.get(BALANCE)
     return Control(
-        None if pause is None else _pause(pause),
-        None if balance is None else _balance(balance),
+        None if pause is None else _read(pause, Pause, Pause(UNREADABLE)),
+        None if balance is None else _read(balance, BalanceRequest, BalanceRequest("", UNREADABLE)),
         pause,
         balance,
     )
@@ -115,25 +116,14 @@ def words(text: str) -> str:
     return printable(text, MAX_WORDS)
 
 
-def _pause(value: AttributeValue) -> Pause:
-    try:
-        return msgspec.json.decode(_text(value), type=Pause)
-    except (msgspec.MsgspecError, RecursionError, ValueError):
-        return Pause(UNREADABLE)
-
-
-def _balance(value: AttributeValue) -> BalanceRequest:
-    try:
-        return msgspec.json.decode(_text(value), type=BalanceRequest)
-    except (msgspec.MsgspecError, RecursionError, ValueError):
-        return BalanceRequest("", UNREADABLE)
-
-
-def _text(value: AttributeValue) -> str:
+def _read(value: AttributeValue, kind: type[_T], unreadable: _T) -> _T:
     text = value.get("S")
     if not isinstance(text, str) or len(text) > MAX_TEXT:
-        raise ValueError("it is not a string of a permitted length")
-    return text
+        return unreadable
+    try:
+        return msgspec.json.decode(text, type=kind)
+    except (msgspec.MsgspecError, RecursionError, ValueError):
+        return unreadable
 
 
 def _since(millis: int | None) -> str:

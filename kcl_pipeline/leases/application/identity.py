@@ -15,14 +15,14 @@ from typing import Final, Literal
 import msgspec
 
 from kcl_pipeline.config.shard_sync import ShardSyncSettings
-from kcl_pipeline.errors import OtherApplicationError, UnreadableRowError
+from kcl_pipeline.errors import OtherApplicationError
 from kcl_pipeline.leases.application.control import NOTHING_WANTED, Control
 from kcl_pipeline.leases.application.recorded_stream import (
     AccountAndName,
     RecordedStream,
     account_and_name_of_arn,
 )
-from kcl_pipeline.leases.attributes import checked_name
+from kcl_pipeline.leases.attributes import checked_name, record_of
 from kcl_pipeline.leases.lease.values import Lease
 from kcl_pipeline.shards import Shard, StreamId
 
@@ -156,17 +156,9 @@ def application_from_text(text: str) -> ApplicationRecord:
     Raises:
         UnreadableRowError: The value is not an identity.
     """
-    about = "the attribute kclpApplication of the row Migration3.0"
-    if len(text) > MAX_TEXT:
-        raise UnreadableRowError(f"{about} has {len(text)} characters, more than {MAX_TEXT}")
-    try:
-        identity = _with_protocol(msgspec.json.decode(text, type=ApplicationIdentity))
-    except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:
-        raise UnreadableRowError(
-            f"{about} cannot be read ({error}); check it and remove it: the next start "
-            "records it again, if the leases fit"
-        ) from error
-    return ApplicationRecord(identity, text)
+    advice = "check it and remove it: the next start records it again, if the leases fit"
+    found = record_of(text, ApplicationIdentity, "kclpApplication", MAX_TEXT, advice)
+    return ApplicationRecord(_with_protocol(found), text)
 
 
 def _with_protocol(identity: ApplicationIdentity) -> ApplicationIdentity:

@@ -1,20 +1,21 @@
 """The record of lost records, until a person acknowledges them.
 
 It is the attribute `kclpLosses` of the client-version row `Migration3.0`, next to the identity
-of the application (`application`), for the same reasons. `change_losses` writes it conditionally.
+of the application (`application`), for the same reasons. `CoordinatorRows.change_losses` writes it
+conditionally.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import Annotated, Final, Protocol
+from typing import Annotated, Final
 
 import msgspec
 
-from kcl_pipeline.errors import UnavailableError, UnreadableRowError
 from kcl_pipeline.events import LossReason, RecordsLost
+from kcl_pipeline.leases.attributes import record_of
 from kcl_pipeline.position import Position
 from kcl_pipeline.text import printable
 
@@ -22,7 +23,6 @@ MAX_LOSSES: Final = 50
 """Largest number of losses in the record (our own limit). Older ones are only counted."""
 MAX_TEXT: Final = 60_000
 """Largest number of characters of the record. With the identity, the row has at most 400 KB."""
-ATTEMPTS: Final = 10
 
 _MAX_NAME: Final = 2048
 _MAX_POSITION: Final = 150
@@ -188,23 +188,6 @@ class LossRecord:
     text: str | None
 
 
-class LossTable(Protocol):
-    """The table with the record: `CoordinatorStateTable`."""
-
-    @property
-    def name(self) -> str:
-        """Name of the table."""
-        ...
-
-    def read_losses(self) -> LossRecord:
-        """Return the record."""
-        ...
-
-    def put_losses(self, log: LossLog, *, replacing: LossRecord) -> bool:
-        """Write the record, if it equals `replacing`."""
-        ...
-
-
 def losses_text(log: LossLog) -> str:
     """Return the value of the attribute, without members that are None."""
     fields = msgspec.to_builtins(log)
@@ -221,16 +204,8 @@ def losses_from_text(text: str) -> LossRecord:
     Raises:
         UnreadableRowError: The value is not a record of losses.
     """
-    about = "the attribute kclpLosses of the row Migration3.0"
-    if len(text) > MAX_TEXT:
-        raise UnreadableRowError(f"{about} has {len(text)} characters, more than {MAX_TEXT}")
-    try:
-        return LossRecord(msgspec.json.decode(text, type=LossLog), text)
-    except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:
-        raise UnreadableRowError(
-            f"{about} cannot be read ({error}); check it and remove it: the workers' logs have the "
-            "losses as records_lost"
-        ) from error
+    advice = "check it and remove it: the workers' logs have the losses as records_lost"
+    return LossRecord(record_of(text, LossLog, "kclpLosses", MAX_TEXT, advice), text)
 
 
 def time_text(millis: int | None) -> str:
@@ -241,26 +216,3 @@ def time_text(millis: int | None) -> str:
         return datetime.fromtimestamp(millis / 1000, UTC).isoformat(timespec="seconds")
     except (ValueError, OverflowError, OSError):  # outside the calendar
         return f"{millis} ms"
-
-
-def change_losses(table: LossTable, change: Callable[[LossLog], LossLog]) -> LossLog:
-    """Change the record by conditional writes, and return it.
-
-    Args:
-        table: The coordinator-state table.
-        change: Called again with the new record if another process wrote meanwhile.
-
-    Raises:
-        AwsError: The record is not known to be written.
-        UnreadableRowError: The record cannot be read.
-    """
-    for _ in range(ATTEMPTS):
-        found = table.read_losses()
-        wanted = change(found.log)
-        if wanted == found.log or table.put_losses(wanted, replacing=found):
-            return wanted
-    raise UnavailableError(
-        f"the lost records were not recorded in the row Migration3.0 of the table {table.name}: "
-        f"it changed {ATTEMPTS} times, or is missing",
-        operation="UpdateItem",
-    )

@@ -12,8 +12,7 @@ from typing import Annotated, Final
 
 import msgspec
 
-from kcl_pipeline.errors import UnreadableRowError
-from kcl_pipeline.leases.attributes import MAX_MILLIS
+from kcl_pipeline.leases.attributes import MAX_MILLIS, record_of
 
 REPLAY: Final = "kclpReplay"
 MAX_TEXT: Final = 20_000
@@ -79,12 +78,5 @@ def replay_from_text(text: str) -> ReplayRecord:
     Raises:
         UnreadableRowError: The value is not a record of a replay.
     """
-    about = f"the attribute {REPLAY} of the row Migration3.0"
-    if len(text) > MAX_TEXT:
-        raise UnreadableRowError(f"{about} has {len(text)} characters, more than {MAX_TEXT}")
-    try:
-        return msgspec.json.decode(text, type=ReplayRecord)
-    except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:
-        raise UnreadableRowError(
-            f"{about} cannot be read ({error}); begin another replay with another id"
-        ) from error
+    advice = "begin another replay with another id"
+    return record_of(text, ReplayRecord, REPLAY, MAX_TEXT, advice)

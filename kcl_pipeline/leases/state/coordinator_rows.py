@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Final
 
-from kcl_pipeline.errors import IncompatibleTableError, UnreadableRowError
+from kcl_pipeline.errors import IncompatibleTableError, UnavailableError, UnreadableRowError
 from kcl_pipeline.leases.application.control import (
     BALANCE,
     PAUSE,
@@ -55,6 +56,7 @@ from kcl_pipeline.leases.store import (
     same_value,
 )
 
+LOSS_ATTEMPTS: Final = 10
 _MOVED_AWAY = frozenset({"TABLE_MIGRATION_STATUS_PENDING", "TABLE_MIGRATION_STATUS_COMPLETE"})
 
 
@@ -241,14 +243,8 @@ class CoordinatorRows:
 
         Applied if the attribute has this value.
         """
-        put = {rows.APPLICATION: string(application_text(identity))}
-        before: Condition = Absent(rows.APPLICATION)
-        if replacing is not None:
-            before = Equals(rows.APPLICATION, string(replacing.text))
-        outcome = self._store.update(
-            MIGRATION_KEY, [Present(self._store.key_name), before], Changes(put)
-        )
-        return outcome.applied or _has(outcome, put)
+        before = None if replacing is None else string(replacing.text)
+        return self._put_attribute(rows.APPLICATION, string(application_text(identity)), before)
 
     def proof_of_application(self, record: ApplicationRecord) -> Check:
         """Return the condition that the recorded identity is the one that was read."""
@@ -267,12 +263,12 @@ class CoordinatorRows:
         Applied if the attribute has this value, or is absent after None.
         """
         value = None if pause is None else pause.value
-        return self._put_request(PAUSE, value, replacing.pause_value)
+        return self._put_attribute(PAUSE, value, replacing.pause_value)
 
     def put_balance(self, request: BalanceRequest | None, *, replacing: Control) -> bool:
         """Request balancing, or remove the request with None. As `put_pause`."""
         value = None if request is None else request.value
-        return self._put_request(BALANCE, value, replacing.balance_value)
+        return self._put_attribute(BALANCE, value, replacing.balance_value)
 
     def proof_of_pause(self, paused: Control) -> Check:
         """Return the condition that the pause is the one that was read.
@@ -284,18 +280,6 @@ class CoordinatorRows:
             raise ValueError("the application is not paused")
         unchanged = Equals(PAUSE, paused.pause_value or paused.pause.value)
         return self._store.check(MIGRATION_KEY, [unchanged])
-
-    def _put_request(
-        self, name: str, value: AttributeValue | None, before: AttributeValue | None
-    ) -> bool:
-        condition: Condition = Absent(name) if before is None else Equals(name, before)
-        changes = Changes(remove=(name,)) if value is None else Changes({name: value})
-        outcome = self._store.update(
-            MIGRATION_KEY, [Present(self._store.key_name), condition], changes
-        )
-        if outcome.applied or outcome.item is None:
-            return outcome.applied
-        return same_value(outcome.item.get(name), value)
 
     def read_replay(self) -> ReplayRecord | None:
         """Return what this application replays; None if it is no replay. Strongly consistent.
@@ -316,14 +300,8 @@ class CoordinatorRows:
 
         Applied if the attribute has this value.
         """
-        put = {REPLAY: string(replay_text(record))}
-        before: Condition = Absent(REPLAY)
-        if replacing is not None:
-            before = Equals(REPLAY, string(replay_text(replacing)))
-        outcome = self._store.update(
-            MIGRATION_KEY, [Present(self._store.key_name), before], Changes(put)
-        )
-        return outcome.applied or _has(outcome, put)
+        before = None if replacing is None else string(replay_text(replacing))
+        return self._put_attribute(REPLAY, string(replay_text(record)), before)
 
     def read_losses(self) -> LossRecord:
         """Return the recorded losses; without a record an empty one. Strongly consistent.
@@ -343,14 +321,42 @@ class CoordinatorRows:
 
         Applied if the attribute has this value.
         """
-        put = {rows.LOSSES: string(losses_text(log))}
-        before: Condition = Absent(rows.LOSSES)
-        if replacing.text is not None:
-            before = Equals(rows.LOSSES, string(replacing.text))
-        outcome = self._store.update(
-            MIGRATION_KEY, [Present(self._store.key_name), before], Changes(put)
+        before = None if replacing.text is None else string(replacing.text)
+        return self._put_attribute(rows.LOSSES, string(losses_text(log)), before)
+
+    def change_losses(self, change: Callable[[LossLog], LossLog]) -> LossLog:
+        """Change the record of losses by conditional writes, and return it.
+
+        Args:
+            change: Called again with the new record if another process wrote meanwhile.
+
+        Raises:
+            AwsError: The record is not known to be written.
+            UnreadableRowError: The record cannot be read.
+        """
+        for _ in range(LOSS_ATTEMPTS):
+            found = self.read_losses()
+            wanted = change(found.log)
+            if wanted == found.log or self.put_losses(wanted, replacing=found):
+                return wanted
+        raise UnavailableError(
+            f"the lost records were not recorded in the row Migration3.0 of the table {self.name}: "
+            f"it changed {LOSS_ATTEMPTS} times, or is missing",
+            operation="UpdateItem",
         )
-        return outcome.applied or _has(outcome, put)
+
+    def _put_attribute(
+        self, name: str, value: AttributeValue | None, before: AttributeValue | None
+    ) -> bool:
+        """Write an attribute of the client-version row, or remove it with None, if it is `before`."""
+        condition: Condition = Absent(name) if before is None else Equals(name, before)
+        changes = Changes(remove=(name,)) if value is None else Changes({name: value})
+        outcome = self._store.update(
+            MIGRATION_KEY, [Present(self._store.key_name), condition], changes
+        )
+        if outcome.applied or outcome.item is None:
+            return outcome.applied
+        return same_value(outcome.item.get(name), value)
 
 
 def _replaceable(key: str, found: LeaderLock | UnreadableLock | None) -> list[Condition]:

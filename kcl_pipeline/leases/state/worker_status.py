@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Annotated, Final
 
 import msgspec
+from msgspec.structs import replace
 
 from kcl_pipeline.text import printable
 
@@ -45,25 +45,22 @@ _Large = Annotated[int, msgspec.Meta(ge=0, le=_MAX_LARGE)]
 """Milliseconds, or a counter that only grows."""
 
 
-@dataclass(frozen=True, slots=True)
-class PausedLease:
+class PausedLease(msgspec.Struct, frozen=True, rename="camel"):
     """A lease whose shard has been paused for `seconds` (see `events.ShardPaused`)."""
 
-    lease_key: str
-    reason: str
-    seconds: float
+    lease_key: _Key
+    reason: _Reason
+    seconds: _Seconds
 
 
-@dataclass(frozen=True, slots=True)
-class LeaseLag:
+class LeaseLag(msgspec.Struct, frozen=True, rename="camel"):
     """The age of the oldest record of a lease that is not committed, in milliseconds."""
 
-    lease_key: str
-    millis: int
+    lease_key: _Key
+    millis: _Large
 
 
-@dataclass(frozen=True, slots=True)
-class StreamLag:
+class StreamLag(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
     """The lag of one stream in one worker.
 
     Attributes:
@@ -72,13 +69,12 @@ class StreamLag:
         unknown: Number of its leases whose lag is unknown.
     """
 
-    stream: str
-    millis: int | None
-    unknown: int = 0
+    stream: _Key
+    millis: _Large | None = None
+    unknown: _Count = 0
 
 
-@dataclass(frozen=True, slots=True)
-class UnavailableStream:
+class UnavailableStream(msgspec.Struct, frozen=True, rename="camel"):
     """A stream that is missing or forbidden, so that its shards cannot be listed or read.
 
     Attributes:
@@ -86,12 +82,11 @@ class UnavailableStream:
         reason: The error.
     """
 
-    stream: str
-    reason: str
+    stream: _Key
+    reason: _Reason
 
 
-@dataclass(frozen=True, slots=True)
-class HungState:
+class HungState(msgspec.Struct, frozen=True, rename="camel"):
     """The processing thread of a worker has made no progress while records wait.
 
     Attributes:
@@ -100,9 +95,9 @@ class HungState:
         leases: Number of held leases that may have records that are not committed.
     """
 
-    step: str
-    seconds: float
-    leases: int = 0
+    step: Annotated[str, msgspec.Meta(min_length=1, max_length=_MAX_STEP)]
+    seconds: _Seconds
+    leases: _Count = 0
 
 
 class WorkerTotals(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
@@ -134,8 +129,7 @@ class WorkerTotals(msgspec.Struct, frozen=True, rename="camel", omit_defaults=Tr
     table_version: _Large | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerStatus:
+class WorkerStatus(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
     """The status of a worker.
 
     Attributes:
@@ -158,20 +152,22 @@ class WorkerStatus:
         hung: Set while the worker is hung. None: it is not, or an older version wrote the row.
     """
 
-    lag_millis: int | None = None
-    unknown_lags: int = 0
-    paused: tuple[PausedLease, ...] = ()
-    paused_leases: int = 0
-    lags: tuple[LeaseLag, ...] = ()
-    dead_letters: int = 0
-    failed_batches: int = 0
-    failure: str | None = None
-    unavailable: tuple[UnavailableStream, ...] | None = None
+    lag_millis: _Large | None = None
+    unknown_lags: _Count = 0
+    paused: Annotated[tuple[PausedLease, ...], msgspec.Meta(max_length=MAX_PAUSED)] = ()
+    paused_leases: _Count = 0
+    lags: Annotated[tuple[LeaseLag, ...], msgspec.Meta(max_length=MAX_LAGS)] = ()
+    dead_letters: _Large = 0
+    failed_batches: _Count = 0
+    failure: _Reason | None = None
+    unavailable: (
+        Annotated[tuple[UnavailableStream, ...], msgspec.Meta(max_length=MAX_UNAVAILABLE)] | None
+    ) = None
     totals: WorkerTotals | None = None
-    version: str | None = None
-    more_lags: int = 0
-    more_lags_millis: int | None = None
-    streams: tuple[StreamLag, ...] = ()
+    version: Annotated[str, msgspec.Meta(max_length=MAX_VERSION_CHARACTERS)] | None = None
+    more_lags: _Count = 0
+    more_lags_millis: _Large | None = None
+    streams: Annotated[tuple[StreamLag, ...], msgspec.Meta(max_length=MAX_STREAMS)] = ()
     hung: HungState | None = None
 
 
@@ -210,90 +206,35 @@ def _listed(millis: Mapping[str, int]) -> int:
     return min(max(large, SMALL_LAGS), MAX_LAGS)
 
 
-class _Paused(msgspec.Struct, frozen=True, rename="camel"):
-    lease_key: _Key
-    reason: _Reason
-    seconds: _Seconds
-
-
-class _Lag(msgspec.Struct, frozen=True, rename="camel"):
-    lease_key: _Key
-    millis: _Large
-
-
-class _Stream(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
-    stream: _Key
-    millis: _Large | None = None
-    unknown: _Count = 0
-
-
-class _Unavailable(msgspec.Struct, frozen=True, rename="camel"):
-    stream: _Key
-    reason: _Reason
-
-
-class _Hung(msgspec.Struct, frozen=True, rename="camel"):
-    step: Annotated[str, msgspec.Meta(min_length=1, max_length=_MAX_STEP)]
-    seconds: _Seconds
-    leases: _Count = 0
-
-
-class _Status(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
-    lag_millis: _Large | None = None
-    unknown_lags: _Count = 0
-    paused: Annotated[list[_Paused], msgspec.Meta(max_length=MAX_PAUSED)] = []
-    paused_leases: _Count = 0
-    lags: Annotated[list[_Lag], msgspec.Meta(max_length=MAX_LAGS)] = []
-    dead_letters: _Large = 0
-    failed_batches: _Count = 0
-    failure: _Reason | None = None
-    unavailable: Annotated[list[_Unavailable], msgspec.Meta(max_length=MAX_UNAVAILABLE)] | None = (
-        None
-    )
-    totals: WorkerTotals | None = None
-    version: Annotated[str, msgspec.Meta(max_length=MAX_VERSION_CHARACTERS)] | None = None
-    more_lags: _Count = 0
-    more_lags_millis: _Large | None = None
-    streams: Annotated[list[_Stream], msgspec.Meta(max_length=MAX_STREAMS)] = []
-    hung: _Hung | None = None
-
-
 def status_text(status: WorkerStatus) -> str:
     """Return the status as JSON, cut to the limits."""
-    paused = [
-        _Paused(lease.lease_key, _shortened(lease.reason), round(lease.seconds, 1))
-        for lease in status.paused[:MAX_PAUSED]
-    ]
-    found = _Status(
-        status.lag_millis,
-        status.unknown_lags,
-        paused,
-        status.paused_leases,
-        [_Lag(lag.lease_key, lag.millis) for lag in status.lags[:MAX_LAGS]],
-        status.dead_letters,
-        status.failed_batches,
-        None if status.failure is None else _shortened(status.failure),
-        None
-        if status.unavailable is None
-        else [
-            _Unavailable(one.stream, _shortened(one.reason))
-            for one in status.unavailable[:MAX_UNAVAILABLE]
-        ],
-        None if status.totals is None else _rounded(status.totals),
-        None if status.version is None else printable(status.version)[:MAX_VERSION_CHARACTERS],
-        status.more_lags,
-        status.more_lags_millis,
-        [_Stream(one.stream, one.millis, one.unknown) for one in status.streams[:MAX_STREAMS]],
-        None
-        if status.hung is None
-        else _Hung(status.hung.step[:_MAX_STEP], round(status.hung.seconds, 1), status.hung.leases),
+    hung, version, unavailable = status.hung, status.version, status.unavailable
+    cut = replace(
+        status,
+        paused=tuple(
+            replace(one, reason=_shortened(one.reason), seconds=round(one.seconds, 1))
+            for one in status.paused[:MAX_PAUSED]
+        ),
+        lags=status.lags[:MAX_LAGS],
+        failure=None if status.failure is None else _shortened(status.failure),
+        unavailable=None
+        if unavailable is None
+        else tuple(
+            replace(one, reason=_shortened(one.reason)) for one in unavailable[:MAX_UNAVAILABLE]
+        ),
+        totals=None if status.totals is None else _rounded(status.totals),
+        version=None if version is None else printable(version)[:MAX_VERSION_CHARACTERS],
+        streams=status.streams[:MAX_STREAMS],
+        hung=None
+        if hung is None
+        else replace(hung, step=hung.step[:_MAX_STEP], seconds=round(hung.seconds, 1)),
     )
-    return msgspec.json.encode(found).decode()
+    return msgspec.json.encode(cut).decode()
 
 
 def _rounded(totals: WorkerTotals) -> WorkerTotals:
     age = totals.last_batch_seconds
-    return msgspec.structs.replace(
+    return replace(
         totals,
         seconds=round(totals.seconds, 1),
         last_batch_seconds=None if age is None else round(age, 1),
@@ -314,37 +255,28 @@ def status_of(text: str) -> WorkerStatus:
     if len(text) > _MAX_CHARACTERS:
         raise ValueError(f"the status has {len(text)} characters, more than {_MAX_CHARACTERS}")
     try:
-        found = msgspec.json.decode(text, type=_Status)
+        found = msgspec.json.decode(text, type=WorkerStatus)
     except (msgspec.DecodeError, RecursionError) as error:
         raise ValueError(f"the status is invalid: {error}") from error
-    paused = tuple(
-        PausedLease(printable(lease.lease_key, _MAX_KEY), printable(lease.reason), lease.seconds)
-        for lease in found.paused
-    )
-    return WorkerStatus(
-        found.lag_millis,
-        found.unknown_lags,
-        paused,
-        found.paused_leases,
-        tuple(LeaseLag(printable(lag.lease_key, _MAX_KEY), lag.millis) for lag in found.lags),
-        found.dead_letters,
-        found.failed_batches,
-        None if found.failure is None else printable(found.failure),
-        None
+    return replace(
+        found,
+        paused=tuple(
+            replace(one, lease_key=printable(one.lease_key, _MAX_KEY), reason=printable(one.reason))
+            for one in found.paused
+        ),
+        lags=tuple(
+            replace(one, lease_key=printable(one.lease_key, _MAX_KEY)) for one in found.lags
+        ),
+        failure=None if found.failure is None else printable(found.failure),
+        unavailable=None
         if found.unavailable is None
         else tuple(
             UnavailableStream(printable(one.stream, _MAX_KEY), printable(one.reason))
             for one in found.unavailable
         ),
-        found.totals,
-        None if found.version is None else printable(found.version),
-        found.more_lags,
-        found.more_lags_millis,
-        tuple(
-            StreamLag(printable(one.stream, _MAX_KEY), one.millis, one.unknown)
-            for one in found.streams
+        version=None if found.version is None else printable(found.version),
+        streams=tuple(
+            replace(one, stream=printable(one.stream, _MAX_KEY)) for one in found.streams
         ),
-        None
-        if found.hung is None
-        else HungState(printable(found.hung.step), found.hung.seconds, found.hung.leases),
+        hung=None if found.hung is None else replace(found.hung, step=printable(found.hung.step)),
     )
