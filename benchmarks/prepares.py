@@ -27,7 +27,7 @@ from kcl_pipeline.aws import AwsClients, SessionOptions
 from kcl_pipeline.batch import Batch, ShardRange
 from kcl_pipeline.clock import SystemClock
 from kcl_pipeline.config import ConsumerSettings, LeaseSettings
-from kcl_pipeline.leases.dynamodb.leases import lease_store
+from kcl_pipeline.leases.dynamodb.opening import lease_store
 from kcl_pipeline.leases.held import HeldLeases
 from kcl_pipeline.leases.lease.rows import LeaseRows
 from kcl_pipeline.leases.lease.values import Lease

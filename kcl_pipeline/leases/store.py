@@ -168,22 +168,14 @@ class RowStore(Protocol):
         """Name of the primary key."""
         ...
 
-    def exists(self) -> bool:
-        """Return whether the table exists. Changes nothing.
-
-        Raises:
-            IncompatibleTableError: It has another key.
-        """
-        ...
-
-    def ensure_exists(self, check: Callable[[], None]) -> bool:
+    def ensure_exists(self) -> bool:
         """Create the table and its index if they are missing, and wait until they can be used.
-
-        Args:
-            check: Called for an existing table, before it is changed.
 
         Returns:
             Whether this call created the table.
+
+        Raises:
+            IncompatibleTableError: The existing table has another key.
         """
         ...
 
@@ -218,6 +210,10 @@ class RowStore(Protocol):
     def scan(self, *, consistent: bool = False) -> Iterator[Item]:
         """Yield all rows, in no particular order."""
         ...
+
+
+class LeaseStore(RowStore, Protocol):
+    """The lease table, which has an index."""
 
     def keys_by_owner(self, owner: str) -> tuple[str, ...]:
         """Return the primary keys in the index by `leaseOwner`. Eventually consistent."""

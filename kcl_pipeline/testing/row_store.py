@@ -101,18 +101,16 @@ class MemoryStore:
         self._history: dict[str, list[tuple[float, Item | None]]] = {}
 
     def exists(self) -> bool:
-        """See `store.RowStore`."""
+        """Return whether the table exists."""
         return self._state["exists"]
 
-    def ensure_exists(self, check: Callable[[], None]) -> bool:
+    def ensure_exists(self) -> bool:
         """See `store.RowStore`."""
         self.before_call("DescribeTable", "")
         with self._lock:
             created = not self._state["exists"]
             self._state["exists"] = True
         self.after_call("DescribeTable", "")
-        if not created:
-            check()
         return created
 
     def get(self, key: str, *, consistent: bool = True) -> Item | None:

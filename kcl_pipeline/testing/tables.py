@@ -7,7 +7,7 @@ simulation use them. `row_store` describes hooks and lags.
 from __future__ import annotations
 
 import copy
-from typing import Final, Self
+from typing import Any, Final, Self
 
 from kcl_pipeline.clock import Clock
 from kcl_pipeline.leases.lease.rows import LeaseRows
@@ -15,7 +15,7 @@ from kcl_pipeline.leases.lease.serialization import LEASE_KEY, lease_from_item, 
 from kcl_pipeline.leases.lease.values import Lease
 from kcl_pipeline.leases.state.coordinator_rows import CoordinatorRows
 from kcl_pipeline.leases.state.worker_rows import WorkerRows
-from kcl_pipeline.leases.store import Absent, Item, RowStore, same_item
+from kcl_pipeline.leases.store import Absent, Item, same_item
 from kcl_pipeline.testing.row_store import CallHook, Lag, MemoryStore, no_hook
 
 _MOST_DECODED: Final = 10_000
@@ -59,7 +59,7 @@ class _Inspectable:
     `store` has the hooks and lags.
     """
 
-    _store: RowStore
+    _store: Any
 
     def __init__(
         self, store: MemoryStore, before_call: CallHook | None, after_call: CallHook | None

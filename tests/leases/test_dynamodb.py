@@ -3,10 +3,12 @@
 import botocore.exceptions as botocore
 import pytest
 
+from kcl_pipeline.config import ConsumerSettings, TableSettings
 from kcl_pipeline.errors import (
     IncompatibleTableError,
     UnavailableError,
 )
+from kcl_pipeline.leases.dynamodb.opening import open_dynamodb
 from kcl_pipeline.testing.clock import VirtualClock
 from tests.support.dynamodb_tables import lease_table
 
@@ -103,8 +105,15 @@ def test_a_refused_table_is_not_changed(client):
         BillingMode="PAY_PER_REQUEST",
     )
     client.put_item(TableName="single", Item={"leaseKey": {"S": "Leader"}})
-    with pytest.raises(IncompatibleTableError, match="the lease table single has the row Leader"):
-        lease_table(client, "single", point_in_time_recovery_enabled=True).ensure_exists()
+    settings = ConsumerSettings(
+        application_name="single",
+        streams=("s",),
+        table_layout="three",
+        lease_table=TableSettings(point_in_time_recovery_enabled=True),
+    )
+    tables = open_dynamodb(client, settings, VirtualClock())
+    with pytest.raises(IncompatibleTableError, match="table_layout='three', but the application"):
+        tables.lease.ensure_exists()
     assert not describe(client, "single").get("GlobalSecondaryIndexes")
     assert recovery(client, "single") == "DISABLED"
 

@@ -13,7 +13,7 @@ from kcl_pipeline.errors import (
     UnavailableError,
 )
 from kcl_pipeline.leases.aws_errors import ConditionFailed, refused_condition
-from kcl_pipeline.leases.dynamodb.leases import lease_store
+from kcl_pipeline.leases.dynamodb.opening import lease_store
 from kcl_pipeline.leases.dynamodb.store import Expression
 from kcl_pipeline.leases.lease.rows import LeaseRows
 from kcl_pipeline.leases.lease.values import Lease

@@ -207,14 +207,14 @@ def test_a_worker_before_3_5_is_refused_before_anything_is_written(row):
 def test_a_worker_before_3_5_that_has_made_its_own_tables_is_refused():
     world = LayoutWorld()
     fill(world.start("single"), world.clock)
-    world.workers.ensure_exists(lambda: None)
+    world.workers.ensure_exists()
     world.workers.plant({"wid": {"S": "w9"}, "lut": {"N": "1000"}, "sts": {"M": {}}})
     world.start()  # the row is old: the application has moved since
     now = {"N": str(int(world.clock.wall()))}
     world.workers.plant({"wid": {"S": "w9"}, "lut": now, "sts": {"M": {}}})
     with pytest.raises(IncompatibleTableError, match="the worker w9 in the table app-W"):
         world.start()
-    world.state.ensure_exists(lambda: None)
+    world.state.ensure_exists()
     with pytest.raises(IncompatibleTableError, match=f"table {LEGACY_STATE} without a migration"):
         world.start()
 
@@ -241,7 +241,7 @@ def test_without_permission_to_look_for_older_workers_only_the_setting_helps(wan
 def test_a_start_waits_while_another_program_may_be_creating_a_single_table():
     """Java creates the lease table first, and its first row some seconds later."""
     world = LayoutWorld()
-    world.leases.ensure_exists(lambda: None)
+    world.leases.ensure_exists()
     tables = world.open()
     with pytest.raises(UnavailableError, match="may be creating the application"):
         tables.lease.ensure_exists()
@@ -250,7 +250,7 @@ def test_a_start_waits_while_another_program_may_be_creating_a_single_table():
     assert tables.layout.placement().is_single
 
     other = LayoutWorld()
-    other.leases.ensure_exists(lambda: None)
+    other.leases.ensure_exists()
     tables = other.open()
     with pytest.raises(UnavailableError):
         tables.lease.ensure_exists()
@@ -261,7 +261,7 @@ def test_a_start_waits_while_another_program_may_be_creating_a_single_table():
 
 def test_leases_of_kcl_2_get_three_tables():
     world = LayoutWorld()
-    world.leases.ensure_exists(lambda: None)
+    world.leases.ensure_exists()
     world.leases.plant(FRESH_ITEM)
     tables = world.start()
     assert world.existing() == ["app", LEGACY_WORKERS, LEGACY_STATE]

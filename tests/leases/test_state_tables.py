@@ -7,9 +7,8 @@ import dataclasses
 
 import pytest
 
-from kcl_pipeline.errors import IncompatibleTableError, UnavailableError
+from kcl_pipeline.errors import UnavailableError
 from kcl_pipeline.leases.tables import LeaderLock, MigrationState, WorkerMetrics
-from kcl_pipeline.testing.tables import InMemoryLeaseTable
 
 # fixtures
 from tests.support.lease_tables import aws_fixture, client_fixture, tables_fixture  # noqa: F401
@@ -286,51 +285,3 @@ def test_appendix_a11_client_version_row(tables):
     assert not tables.coordinator.put_migration(
         other, replacing=dataclasses.replace(V3, client_version="CLIENT_VERSION_2X")
     )
-
-
-@pytest.mark.parametrize("status", ["PENDING", "COMPLETE"])
-def test_rows_moved_into_the_lease_table_are_refused(tables, status):
-    tables.plant(
-        tables.coordinator,
-        {"key": {"S": "TableMigration3.5"}, "tm": {"S": f"TABLE_MIGRATION_STATUS_{status}"}},
-    )
-    with pytest.raises(IncompatibleTableError, match="single-table layout"):
-        tables.coordinator.ensure_exists()
-
-
-@pytest.mark.parametrize("status", ["INIT", "DEPLOYED"])
-def test_a_move_that_has_not_begun_is_fine(tables, status):
-    tables.plant(
-        tables.coordinator,
-        {"key": {"S": "TableMigration3.5"}, "tm": {"S": f"TABLE_MIGRATION_STATUS_{status}"}},
-    )
-    assert not tables.coordinator.ensure_exists()
-
-
-@pytest.mark.parametrize(
-    "item",
-    [
-        {"leaseKey": {"S": "Leader"}, "ownerName": {"S": "w1"}},
-        {"leaseKey": {"S": "Migration3.0"}, "entityType": {"S": "CLIENT_VERSION_MIGRATION"}},
-        {"leaseKey": {"S": "TableMigration3.5"}, "entityType": {"S": "TABLE_MIGRATION"}},
-    ],
-)
-def test_the_single_table_layout_is_refused_in_one_sentence(tables, item):
-    tables.plant(tables.leases, item)
-    with pytest.raises(IncompatibleTableError) as refused:
-        tables.leases.ensure_exists()
-    text = str(refused.value)
-    assert item["leaseKey"]["S"] in text
-    assert tables.leases.name in text
-    assert ". " not in text.replace("3.5,", "")
-
-
-def test_a_start_looks_for_three_rows_and_scans_nothing(monkeypatch):
-    table, asked = InMemoryLeaseTable(exists=True), []
-    get = table._store.get
-    monkeypatch.setattr(
-        table._store, "get", lambda key, **more: (asked.append(key), get(key, **more))[1]
-    )
-    monkeypatch.setattr(table._store, "scan", lambda **_: pytest.fail("a full scan"))
-    assert not table.ensure_exists()
-    assert asked == ["Leader", "TableMigration3.5", "Migration3.0"]

@@ -9,7 +9,7 @@ import pytest
 from kcl_pipeline.aws.configs import dynamodb_config
 from kcl_pipeline.config import ConsumerSettings, LeaseSettings, TableSettings
 from kcl_pipeline.errors import UnavailableError
-from kcl_pipeline.leases.dynamodb.leases import lease_store
+from kcl_pipeline.leases.dynamodb.opening import lease_store
 from kcl_pipeline.leases.dynamodb.schema import TableShape
 from kcl_pipeline.leases.dynamodb.store import DynamoDbStore
 from kcl_pipeline.leases.lease.rows import LeaseRows

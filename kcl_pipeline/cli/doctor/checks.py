@@ -11,7 +11,7 @@ from kcl_pipeline.cli.show import age
 from kcl_pipeline.config import MAX_LOCK_DURATION_MILLIS
 from kcl_pipeline.errors import KclError, NotFoundError, SettingsError
 from kcl_pipeline.leases.aws_errors import call
-from kcl_pipeline.leases.dynamodb.leases import OWNER_INDEX
+from kcl_pipeline.leases.dynamodb.opening import OWNER_INDEX
 from kcl_pipeline.leases.tables import UnreadableLock
 from kcl_pipeline.planning.coverage import hole_in_leases
 from kcl_pipeline.spark.java import require_java

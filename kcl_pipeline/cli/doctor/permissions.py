@@ -15,7 +15,7 @@ from kcl_pipeline.cli.doctor.finding import Finding, ok, problem, unknown
 from kcl_pipeline.errors import AccessDeniedError, AwsError, KclError, NotFoundError
 from kcl_pipeline.leader.streams.selection import selected_streams
 from kcl_pipeline.leases.aws_errors import ConditionFailed, TransactionRefused, call
-from kcl_pipeline.leases.dynamodb.leases import OWNER_INDEX
+from kcl_pipeline.leases.dynamodb.opening import OWNER_INDEX
 from kcl_pipeline.text import counted
 
 if TYPE_CHECKING:

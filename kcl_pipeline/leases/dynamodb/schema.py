@@ -69,11 +69,8 @@ class TableCreator:
         self._settings = settings
         self._clock = clock
 
-    def ensure(self, check: Callable[[], None]) -> bool:
+    def ensure(self) -> bool:
         """Create the table and its index if they are missing.
-
-        Args:
-            check: Checks the rows of an existing table, before any change.
 
         Returns:
             Whether this call created the table.
@@ -89,7 +86,6 @@ class TableCreator:
         )
         if not created:
             self._check_key(table)
-            check()
         if self._settings.point_in_time_recovery_enabled:
             self._await("point-in-time recovery", TABLE_WAIT_SECONDS, self._enable_recovery)
         index = self._shape.index
@@ -98,17 +94,6 @@ class TableCreator:
                 f"index {index.name}", INDEX_WAIT_SECONDS, lambda: self._index_usable(index)
             )
         return created
-
-    def exists(self) -> bool:
-        """Return whether the table exists.
-
-        Raises:
-            IncompatibleTableError: It has another key.
-        """
-        found = self._describe()
-        if found is not None:
-            self._check_key(found)
-        return found is not None
 
     def size_bytes(self) -> int:
         """Return the size of the table, which DynamoDB updates about every six hours.

@@ -165,13 +165,9 @@ class DynamoDbStore:
         self._rng = rng or random.SystemRandom()
         self._segments: tuple[int, float] | None = None
 
-    def exists(self) -> bool:
+    def ensure_exists(self) -> bool:
         """See `store.RowStore`."""
-        return self._creator.exists()
-
-    def ensure_exists(self, check: Callable[[], None]) -> bool:
-        """See `store.RowStore`."""
-        return self._creator.ensure(check)
+        return self._creator.ensure()
 
     def get(self, key: str, *, consistent: bool = True) -> Item | None:
         """See `store.RowStore`."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from kcl_pipeline.errors import SettingsError
@@ -45,13 +45,9 @@ class EntityRows:
         self.key_name = key_name
         self._inner = inner
 
-    def exists(self) -> bool:
+    def ensure_exists(self) -> bool:
         """See `store.RowStore`."""
-        return self._inner.exists()
-
-    def ensure_exists(self, check: Callable[[], None]) -> bool:
-        """See `store.RowStore`."""
-        return self._inner.ensure_exists(check)
+        return self._inner.ensure_exists()
 
     def get(self, key: str, *, consistent: bool = True) -> Item | None:
         """See `store.RowStore`."""
@@ -83,10 +79,6 @@ class EntityRows:
             found = self._outside(item)
             if found is not None:
                 yield found
-
-    def keys_by_owner(self, owner: str) -> tuple[str, ...]:
-        """See `store.RowStore`."""
-        return self._inner.keys_by_owner(owner)
 
     def _is_own(self, item: Item) -> bool:
         return text_of(item, self._inner.key_name) in COORDINATOR_KEYS

@@ -23,20 +23,19 @@ from kcl_pipeline.errors import (
 )
 from kcl_pipeline.leases.attributes import int_of, text_of
 from kcl_pipeline.leases.coordinator_keys import COORDINATOR_KEYS, TABLE_MIGRATION_KEY
-from kcl_pipeline.leases.layout.entity_rows import EntityRows, WorkerEntityRows
+from kcl_pipeline.leases.layout.entity_rows import WorkerEntityRows
 from kcl_pipeline.leases.layout.migration_row import (
     MigrationStatus,
     TableMigration,
     migration_from_item,
 )
 from kcl_pipeline.leases.layout.placement import Placement, Where
-from kcl_pipeline.leases.layout.routed import RoutedStore
 from kcl_pipeline.leases.state.serialization import (
     LAST_UPDATE,
     SUPPORT_CODE,
     SUPPORT_CODE_UPDATE,
 )
-from kcl_pipeline.leases.store import Item, RowStore
+from kcl_pipeline.leases.store import Item, LeaseStore, RowStore
 from kcl_pipeline.text import printable
 
 TableLayout = Literal["auto", "three", "single"]
@@ -91,7 +90,7 @@ class Layout:
 
     def __init__(
         self,
-        leases: RowStore,
+        leases: LeaseStore,
         workers: RowStore,
         coordinator: RowStore,
         *,
@@ -112,10 +111,7 @@ class Layout:
         self._is_settled = False
         self._ensured: list[RowStore] = []
         """Tables that a start has looked at together with the lease table."""
-        self.shared_state = EntityRows(leases, coordinator.key_name)
         self.shared_workers = WorkerEntityRows(leases, workers.key_name)
-        self.state = RoutedStore(self, coordinator, self.shared_state, clock)
-        self.worker_rows = RoutedStore(self, workers, self.shared_workers, clock)
 
     @property
     def known(self) -> Placement:
@@ -197,19 +193,19 @@ class Layout:
         here = self.placement() if self._is_settled else self._settle()
         self._is_settled = True
         if here.is_single:
-            return store is self.leases and store.ensure_exists(_nothing)
+            return store is self.leases and store.ensure_exists()
         if here.where is Where.PENDING and store is self.workers:
             return False
         if store is not self.leases:
             if store in self._ensured:
                 self._ensured.remove(store)
                 return False
-            return store.ensure_exists(_nothing)
+            return store.ensure_exists()
         for former in (self.workers, self.coordinator):
             self.ensure(former)
         self._ensured = [self.workers, self.coordinator]
         self.refuse_two_layouts()
-        return store.ensure_exists(_nothing)
+        return store.ensure_exists()
 
     def refuse_two_layouts(self) -> None:
         """Refuse rows of a single table when three tables exist. Writes nothing.
@@ -339,9 +335,11 @@ class Layout:
         return here
 
     def _await_creator(self) -> None:
-        if not self.leases.exists():
+        try:
+            is_empty = next(self.leases.scan(consistent=True), None) is None
+        except NotFoundError:
             return
-        if next(self.leases.scan(consistent=True), None) is not None:
+        if not is_empty:
             return
         now = self._clock.monotonic()
         if self._first_empty is None:
@@ -377,7 +375,3 @@ def seconds_of(item: Item, name: str) -> int | None:
         return int_of(item, name)
     except ValueError:
         return None
-
-
-def _nothing() -> None:
-    """Check nothing."""

@@ -7,8 +7,10 @@ from typing import Final
 
 from kcl_pipeline.clock import Clock
 from kcl_pipeline.leases.coordinator_keys import LEADER_KEY
+from kcl_pipeline.leases.layout.entity_rows import EntityRows
 from kcl_pipeline.leases.layout.layout import Layout
 from kcl_pipeline.leases.layout.migrator import Leading, TableMigrator
+from kcl_pipeline.leases.layout.routed import RoutedStore
 from kcl_pipeline.leases.lease.rows import LeaseRows
 from kcl_pipeline.leases.state.coordinator_rows import CoordinatorRows
 from kcl_pipeline.leases.state.values import LeaderLock
@@ -53,10 +55,13 @@ def open_rows(layout: Layout, clock: Clock, bake_seconds: float = BAKE_SECONDS) 
         proof = layout.coordinator.check(LEADER_KEY, coordinator.held_conditions(lock))
         return migrator.advance(Leading(lock.owner_name, proof), owners)
 
-    coordinator = CoordinatorRows(layout.state, migrate)
+    leases, workers, state = layout.leases, layout.workers, layout.coordinator
+    shared_state = EntityRows(leases, state.key_name)
+    coordinator = CoordinatorRows(RoutedStore(layout, state, shared_state, clock), migrate)
+    worker_rows = RoutedStore(layout, workers, layout.shared_workers, clock)
     return Tables(
-        LeaseRows(layout.leases, layout),
-        WorkerRows(layout.worker_rows, SINGLE_TABLE_SUPPORT),
+        LeaseRows(leases, lambda: layout.ensure(leases), layout.refuse_two_layouts),
+        WorkerRows(worker_rows, SINGLE_TABLE_SUPPORT),
         coordinator,
         layout,
     )

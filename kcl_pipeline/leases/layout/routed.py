@@ -6,14 +6,14 @@ See protocol §4.4.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Final, Protocol, TypeVar
+from typing import Final, TypeVar
 
 from kcl_pipeline.clock import Clock
 from kcl_pipeline.errors import NotFoundError
 from kcl_pipeline.leases.attributes import int_of, text_of
 from kcl_pipeline.leases.coordinator_keys import LEADER_KEY
 from kcl_pipeline.leases.layout.entity_rows import EntityRows
-from kcl_pipeline.leases.layout.placement import Placement
+from kcl_pipeline.leases.layout.layout import Layout
 from kcl_pipeline.leases.state.serialization import (
     LAST_UPDATE,
 )
@@ -34,31 +34,6 @@ EMPTY_SCAN_SECONDS: Final = 30.0
 _T = TypeVar("_T")
 
 
-class Routing(Protocol):
-    """What the routes need of the layout; see `layout.Layout`."""
-
-    @property
-    def known(self) -> Placement:
-        """The placement as last seen, without a call."""
-        ...
-
-    def placement(self) -> Placement:
-        """Return the placement."""
-        ...
-
-    def look_again(self) -> None:
-        """Read the status before the next use."""
-        ...
-
-    def forget(self) -> None:
-        """Find the layout anew at the next use."""
-        ...
-
-    def ensure(self, store: RowStore) -> bool:
-        """Create one of the tables."""
-        ...
-
-
 class RoutedStore:
     """The rows of one entity, wherever the layout has them.
 
@@ -72,7 +47,7 @@ class RoutedStore:
         clock: The clock.
     """
 
-    def __init__(self, layout: Routing, own: RowStore, shared: EntityRows, clock: Clock) -> None:
+    def __init__(self, layout: Layout, own: RowStore, shared: EntityRows, clock: Clock) -> None:
         self.key_name = own.key_name
         self._layout = layout
         self._own = own
@@ -85,13 +60,8 @@ class RoutedStore:
         """Name of the table that is written to, as far as it is known. Calls nothing."""
         return (self._shared if self._layout.known.writes_to_lease_table else self._own).name
 
-    def exists(self) -> bool:
-        """See `store.RowStore`."""
-        return self._target().exists()
-
-    def ensure_exists(self, check: Callable[[], None]) -> bool:
-        """See `store.RowStore`. The layout checks the existing tables, instead of `check`."""
-        del check
+    def ensure_exists(self) -> bool:
+        """See `store.RowStore`. The layout checks the existing tables."""
         return self._layout.ensure(self._own)
 
     def get(self, key: str, *, consistent: bool = True) -> Item | None:
@@ -162,10 +132,6 @@ class RoutedStore:
                 if key not in found or _updated(item) >= _updated(found[key]):
                     found[key] = item
         yield from found.values()
-
-    def keys_by_owner(self, owner: str) -> tuple[str, ...]:
-        """See `store.RowStore`."""
-        return self._target().keys_by_owner(owner)
 
     def _places(self, key: str = "") -> tuple[RowStore, ...]:
         """Return where a row of this key is, in the order of reading."""

@@ -6,7 +6,6 @@ A row that exists is never changed. A write counts as applied if the rows exist 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
 from kcl_pipeline.leases.lease import serialization as rows
 from kcl_pipeline.leases.lease.serialization import (
@@ -24,30 +23,18 @@ from kcl_pipeline.leases.store import (
     Condition,
     Differs,
     Equals,
+    LeaseStore,
     Present,
     Put,
-    RowStore,
     Update,
 )
 from kcl_pipeline.position import SHARD_END
 
 
-class LeaseLayout(Protocol):
-    """What creates and checks the lease table of an application; see `layout.layout`."""
-
-    def ensure(self, store: RowStore) -> bool:
-        """Create the tables of the layout. Returns whether the lease table was created."""
-        ...
-
-    def refuse_two_layouts(self) -> None:
-        """Raise `IncompatibleTableError` if rows of both layouts exist."""
-        ...
-
-
 class LeaseCreation:
     """The methods of a lease table that create rows."""
 
-    def __init__(self, store: RowStore) -> None:
+    def __init__(self, store: LeaseStore) -> None:
         self.name = store.name
         self._store = store
 

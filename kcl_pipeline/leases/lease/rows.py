@@ -10,11 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from kcl_pipeline.errors import IncompatibleTableError, UnreadableRowError
+from kcl_pipeline.errors import UnreadableRowError
 from kcl_pipeline.leases.attributes import text_of
-from kcl_pipeline.leases.coordinator_keys import COORDINATOR_KEYS
 from kcl_pipeline.leases.lease import serialization as rows
-from kcl_pipeline.leases.lease.creation import LeaseLayout, checkpoint_conditions, mark_condition
+from kcl_pipeline.leases.lease.creation import checkpoint_conditions, mark_condition
 from kcl_pipeline.leases.lease.seek import LeasePositions
 from kcl_pipeline.leases.lease.serialization import (
     is_lease,
@@ -32,8 +31,8 @@ from kcl_pipeline.leases.store import (
     Equals,
     FirstEquals,
     Item,
+    LeaseStore,
     Present,
-    RowStore,
 )
 from kcl_pipeline.position import Position
 from kcl_pipeline.shards import HashKeyRange
@@ -43,12 +42,23 @@ class LeaseRows(LeasePositions):
     """The lease table of one application, on a row store.
 
     A `Lease` argument is the row as the caller knows it. Writes compare its counter or owners with
-    those of the row. Without a layout, the table is one of three.
+    those of the row.
+
+    Args:
+        store: The rows.
+        ensure: Creates the tables of the layout. None: creates this table alone.
+        refuse_other_layout: Raises `IncompatibleTableError` if rows of both layouts exist.
     """
 
-    def __init__(self, store: RowStore, layout: LeaseLayout | None = None) -> None:
+    def __init__(
+        self,
+        store: LeaseStore,
+        ensure: Callable[[], bool] | None = None,
+        refuse_other_layout: Callable[[], None] = lambda: None,
+    ) -> None:
         super().__init__(store)
-        self._layout = layout
+        self._ensure = ensure
+        self._refuse_other_layout = refuse_other_layout
         self._decode: Callable[[Item], Lease] = lease_from_item
 
     def _lease(self, item: Item | None) -> Lease | None:
@@ -63,23 +73,11 @@ class LeaseRows(LeasePositions):
         Raises:
             IncompatibleTableError: The layout is not the one of the settings (protocol §4.2).
         """
-        if self._layout is not None:
-            return self._layout.ensure(self._store)
-        return self._store.ensure_exists(self.refuse_other_layout)
+        return self._store.ensure_exists() if self._ensure is None else self._ensure()
 
     def refuse_other_layout(self) -> None:
         """Raise `IncompatibleTableError` if the table has rows that the layout does not have."""
-        if self._layout is not None:
-            self._layout.refuse_two_layouts()
-            return
-        for key in COORDINATOR_KEYS:  # every single table has one of these rows
-            item = self._store.get(key)
-            if item is not None:
-                entity = text_of(item, rows.ENTITY_TYPE) or "LEADER"
-                raise IncompatibleTableError(
-                    f"the lease table {self.name} has the row {key} of type {entity}, so it has "
-                    "the single-table layout of KCL 3.5; open it with its layout"
-                )
+        self._refuse_other_layout()
 
     def get(self, lease_key: str, *, consistent: bool = True) -> Lease | None:
         """Return a lease, or None. Raises `UnreadableRowError` if the row cannot be read.

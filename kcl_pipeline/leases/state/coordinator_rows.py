@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
-from kcl_pipeline.errors import IncompatibleTableError, UnavailableError, UnreadableRowError
+from kcl_pipeline.errors import UnavailableError, UnreadableRowError
 from kcl_pipeline.leases.application.control import (
     BALANCE,
     PAUSE,
@@ -37,7 +37,7 @@ from kcl_pipeline.leases.application.replay_record import (
     replay_text,
 )
 from kcl_pipeline.leases.attributes import text_of
-from kcl_pipeline.leases.coordinator_keys import LEADER_KEY, MIGRATION_KEY, TABLE_MIGRATION_KEY
+from kcl_pipeline.leases.coordinator_keys import LEADER_KEY, MIGRATION_KEY
 from kcl_pipeline.leases.lease.serialization import string
 from kcl_pipeline.leases.state import serialization as rows
 from kcl_pipeline.leases.state.values import LeaderLock, MigrationState, UnreadableLock
@@ -57,7 +57,6 @@ from kcl_pipeline.leases.store import (
 )
 
 LOSS_ATTEMPTS: Final = 10
-_MOVED_AWAY = frozenset({"TABLE_MIGRATION_STATUS_PENDING", "TABLE_MIGRATION_STATUS_COMPLETE"})
 
 
 Migrate = Callable[[LeaderLock, frozenset[str]], str | None]
@@ -84,23 +83,8 @@ class CoordinatorRows:
         return self._store.name
 
     def ensure_exists(self) -> bool:
-        """Create the table if it is missing, wait for it, and return whether it was created.
-
-        Raises:
-            IncompatibleTableError: A Java fleet has moved the rows into the lease table (protocol
-                §4.3).
-        """
-        return self._store.ensure_exists(self._refuse_moved_rows)
-
-    def _refuse_moved_rows(self) -> None:
-        item = self._store.get(TABLE_MIGRATION_KEY)
-        status = text_of(item, "tm") if item is not None else None
-        if status in _MOVED_AWAY:
-            raise IncompatibleTableError(
-                f"the row {TABLE_MIGRATION_KEY} of the table {self.name} has the status "
-                f"{status}: the rows of the application have the single-table layout of KCL 3.5; "
-                "open it with its layout"
-            )
+        """Create the table if it is missing, wait for it, and return whether it was created."""
+        return self._store.ensure_exists()
 
     def read_lock(self) -> LeaderLock | None:
         """Return the leader lock; None if there is no row. Strongly consistent.
@@ -348,7 +332,7 @@ class CoordinatorRows:
     def _put_attribute(
         self, name: str, value: AttributeValue | None, before: AttributeValue | None
     ) -> bool:
-        """Write an attribute of the client-version row, or remove it with None, if it is `before`."""
+        """Write an attribute of the client-version row, or remove it, if it is `before`."""
         condition: Condition = Absent(name) if before is None else Equals(name, before)
         changes = Changes(remove=(name,)) if value is None else Changes({name: value})
         outcome = self._store.update(

@@ -35,7 +35,7 @@ class WorkerRows:
 
     def ensure_exists(self) -> bool:
         """Create the table if it is missing, wait for it, and return whether it was created."""
-        return self._store.ensure_exists(lambda: None)
+        return self._store.ensure_exists()
 
     def report(self, row: WorkerMetrics) -> WorkerMetrics:
         """Update the row of this worker. Returns the stored row, with a drain request if any.

@@ -16,7 +16,7 @@ from botocore.awsrequest import AWSResponse
 from kcl_pipeline.clock import SystemClock
 from kcl_pipeline.config import TableSettings
 from kcl_pipeline.errors import AwsError
-from kcl_pipeline.leases.dynamodb.leases import OWNER_INDEX
+from kcl_pipeline.leases.dynamodb.opening import OWNER_INDEX
 from kcl_pipeline.leases.dynamodb.schema import TableShape
 from kcl_pipeline.leases.dynamodb.store import DynamoDbStore
 from kcl_pipeline.leases.lease.rows import LeaseRows
