@@ -20,7 +20,6 @@ class LeaseState:
         movable: False: it cannot move now, because of a handoff.
         ended: Whether it is at SHARD_END. Then it has no load and is not balanced. It counts only
             against `PlanLimits.max_leases_for_worker` and `max_leases_for_group`.
-        records_per_s: Records per second. None: unknown.
         seconds_since_move: Time since the last move between living workers.
     """
 
@@ -31,7 +30,6 @@ class LeaseState:
     waited_seconds: float = 0.0
     movable: bool = True
     ended: bool = False
-    records_per_s: float | None = None
     seconds_since_move: float = math.inf
 
 
@@ -49,8 +47,6 @@ class WorkerState:
         accepts_leases: False: it keeps its leases and gets no other ones. Reasons: one of its
             leases has just expired, it has not reported yet, it drains, it is hung, or its metrics
             fail.
-        worker_class: Workers of one class, such as an instance type, need the same CPU for the same
-            leases.
     """
 
     worker_id: str
@@ -59,7 +55,6 @@ class WorkerState:
     limits: Mapping[str, float] = field(default_factory=dict)
     capacity: float = 1.0
     accepts_leases: bool = True
-    worker_class: str = ""
     own_cpu: float | None = None
 
 

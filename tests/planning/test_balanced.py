@@ -303,30 +303,23 @@ def test_capacity_counts() -> None:
 
 @pytest.mark.parametrize("is_own", [False, True])
 def test_the_worse_of_cpu_and_throughput_counts(is_own: bool) -> None:
-    # Equal bytes; the leases of five workers have ten times the records, and their CPU shows it.
+    # Equal bytes; the leases of five workers cost more, and their CPU shows it.
     crew, leases = [], []
     for w in range(20):
         heavy = w < 5
         cpu = 70.0 if heavy else 25.0
         seen = {"own_cpu": cpu} if is_own else {"metrics": {"C": cpu}, "limits": {"C": 80.0}}
         crew.append(WorkerState(f"w{w:02}", **seen))
-        leases += [
-            LeaseState(
-                f"s{w:02}-{k:02}", f"w{w:02}", 100.0, records_per_s=1_000.0 if heavy else 100.0
-            )
-            for k in range(20)
-        ]
+        leases += [LeaseState(f"s{w:02}-{k:02}", f"w{w:02}", 100.0) for k in range(20)]
     plan = balanced(PlanInput(tuple(leases), tuple(crew)))
     assert plan.moves
     to = {move.lease_key: move.to_worker for move in plan.moves}
-    records: Counter[str] = Counter()
+    points: Counter[str] = Counter()  # of CPU, if each lease keeps its share
     for lease in leases:
-        records[to.get(lease.lease_key, lease.owner or "")] += int(lease.records_per_s or 0)
-    assert (
-        max(records.values()) / (sum(records.values()) / 20)
-        < 1.35
-        < 20_000 / (sum(records.values()) / 20)
-    )
+        owner = lease.owner or ""
+        points[to.get(lease.lease_key, owner)] += 70.0 / 20 if owner < "w05" else 25.0 / 20
+    mean = sum(points.values()) / 20
+    assert max(points.values()) / mean < 1.35 < 70.0 / mean
 
 
 def test_the_churn_budget_is_kept_and_spent_where_it_helps_most() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from kcl_pipeline.planning.cost import CostModel, WorkerSample, fit
+from kcl_pipeline.planning.cost import WorkerSample, fit
 from kcl_pipeline.planning.model import LeaseState, PlanLimits, WorkerState
 
 CPU_METRIC = "C"
@@ -24,7 +24,6 @@ class Loads:
         base: Per resource, the load of each worker that no lease explains.
         dead_bands: Per resource, the absolute dead-band in its unit.
         kbps: Throughput of each lease in KiB/s.
-        cost: The cost model. None: no worker reports CPU.
     """
 
     mode: str
@@ -33,18 +32,13 @@ class Loads:
     base: list[dict[str, float]]
     dead_bands: list[float]
     kbps: list[float]
-    cost: CostModel | None
 
     def capacity(self, resource: int, worker: WorkerState) -> float:
-        """Return the capacity of a worker. Only ratios between workers matter.
-
-        CPU is in percent of a worker of capacity 1.
-        """
+        """Return the capacity of a worker. Only ratios between workers matter."""
         if self.resources[resource] != CPU:
             return worker.capacity
         limit = worker.limits.get(CPU_METRIC, 100.0)
-        factor = self.cost.factor(worker.worker_class) if self.cost else 1.0
-        return max(limit, 1.0) * worker.capacity / factor
+        return max(limit, 1.0) * worker.capacity
 
 
 def quantile(values: list[float], q: float) -> float:
@@ -76,7 +70,7 @@ def lease_loads(
         else _sane(lease.throughput_kbps)
         for lease in leases
     ]
-    cost, cpu, base = _cpu(leases, kbps, workers)
+    measured = _cpu(leases, kbps, workers)
     counts = [0.0 if lease.ended else 1.0 for lease in leases]
     if not samples:
         mode, first = "count", counts
@@ -91,12 +85,11 @@ def lease_loads(
         [{}],
         [limits.dead_band_kbps if mode == "load" else 0.0],
         kbps,
-        cost,
     )
-    if cost is not None and mode != "idle":
+    if measured is not None and mode != "idle":
         loads.resources.append(CPU)
-        loads.loads.append(cpu)
-        loads.base.append(base)
+        loads.loads.append(measured[0])
+        loads.base.append(measured[1])
         loads.dead_bands.append(limits.dead_band_cpu_percentage)
     return loads
 
@@ -119,65 +112,50 @@ def _sane(value: float) -> float:
 
 def _cpu(
     leases: list[LeaseState], kbps: list[float], workers: list[WorkerState]
-) -> tuple[CostModel | None, list[float], dict[str, float]]:
-    """Return the cost model, the CPU of each lease, and the CPU of each worker without leases.
+) -> tuple[list[float], dict[str, float]] | None:
+    """Return the CPU of each lease, and the CPU of each worker without its leases.
 
-    CPU is in points of a worker of class factor 1.
+    None: no worker reports CPU.
     """
     reporting = {
         worker.worker_id: worker for worker in workers if 0.0 <= _cpu_of(worker) < math.inf
     }
     if not reporting:
-        return None, [], {}
+        return None
     held: dict[str, list[int]] = {worker_id: [] for worker_id in reporting}
     for i, lease in enumerate(leases):
         if lease.owner in held and not lease.ended:
             held[lease.owner].append(i)
     samples = {
-        worker_id: _sample(worker, held[worker_id], leases, kbps)
+        worker_id: WorkerSample(
+            _cpu_of(worker) * worker.capacity,
+            math.fsum(kbps[i] for i in held[worker_id]),
+            len(held[worker_id]),
+        )
         for worker_id, worker in reporting.items()
     }
     model = fit(list(samples.values()))
     costs = [
-        0.0 if lease.ended else model.lease_percentage(kbps[i], lease.records_per_s)
+        0.0 if lease.ended else model.per_lease + model.per_kbps * kbps[i]
         for i, lease in enumerate(leases)
     ]
     base: dict[str, float] = {}
     for worker in workers:
-        factor = model.factor(worker.worker_class)
         if worker.worker_id not in samples:
-            base[worker.worker_id] = model.idle_percentage / factor
+            base[worker.worker_id] = model.idle_percentage
             continue
         if not held[worker.worker_id]:
             # It has just started: its CPU says little about its CPU later
-            base[worker.worker_id] = (
-                min(_cpu_of(worker) * worker.capacity, model.idle_percentage) / factor
-            )
+            base[worker.worker_id] = min(_cpu_of(worker) * worker.capacity, model.idle_percentage)
             continue
         adjust = model.residual_factor(samples[worker.worker_id])
         for i in held[worker.worker_id]:
             costs[i] *= adjust
-        explained = factor * math.fsum(costs[i] for i in held[worker.worker_id])
-        base[worker.worker_id] = max(_cpu_of(worker) * worker.capacity - explained, 0.0) / factor
-    return model, costs, base
+        explained = math.fsum(costs[i] for i in held[worker.worker_id])
+        base[worker.worker_id] = max(_cpu_of(worker) * worker.capacity - explained, 0.0)
+    return costs, base
 
 
 def _cpu_of(worker: WorkerState) -> float:
     own = -1.0 if worker.own_cpu is None else worker.own_cpu
     return worker.metrics.get(CPU_METRIC, own)
-
-
-def _sample(
-    worker: WorkerState, held: list[int], leases: list[LeaseState], kbps: list[float]
-) -> WorkerSample:
-    records: float | None = 0.0
-    for i in held:
-        known = leases[i].records_per_s
-        records = None if records is None or known is None else records + known
-    return WorkerSample(
-        worker.worker_class,
-        _cpu_of(worker) * worker.capacity,
-        math.fsum(kbps[i] for i in held),
-        records,
-        len(held),
-    )
