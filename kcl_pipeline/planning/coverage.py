@@ -47,11 +47,6 @@ def hole_in_leases(leases: Iterable[Lease]) -> Hole | None:
     )
 
 
-def covers_everything(shards: Iterable[Shard]) -> bool:
-    """Return whether these shards cover all hash keys (protocol §7.3)."""
-    return find_hole(shard.hash_key_range for shard in shards) is None
-
-
 def ranges_to_fill(
     leases: Iterable[Lease], shards: Iterable[Shard], stream: StreamId
 ) -> Mapping[str, HashKeyRange]:

@@ -18,22 +18,12 @@ from kcl_pipeline.shards import ChildShard, HashKeyRange, Shard, StreamId
 
 ShardFilter = Literal["AT_LATEST", "AT_TRIM_HORIZON", "AT_TIMESTAMP"]
 
-_SENTINELS: Mapping[InitialPosition, Position] = {
-    "LATEST": LATEST,
-    "TRIM_HORIZON": TRIM_HORIZON,
-    "AT_TIMESTAMP": AT_TIMESTAMP,
-}
 _FILTERS: Mapping[InitialPosition, ShardFilter] = {
     "LATEST": "AT_LATEST",
     "TRIM_HORIZON": "AT_TRIM_HORIZON",
     "AT_TIMESTAMP": "AT_TIMESTAMP",
 }
 _MERGE_PARENTS = 2
-
-
-def sentinel(position: InitialPosition) -> Position:
-    """Return the checkpoint of a lease that starts at this initial position."""
-    return _SENTINELS[position]
 
 
 def initial_filter(position: InitialPosition) -> ShardFilter:
@@ -94,7 +84,7 @@ def leases_for_new_stream(
     Returns:
         The leases in creation order.
     """
-    checkpoint = sentinel(position)
+    checkpoint = Position(position)
     return tuple(new_lease(stream, shard, checkpoint) for shard in creation_order(shards))
 
 
@@ -150,7 +140,7 @@ def leases_for_missing_shards(
     search = _AncestorSearch(listed, existing, position)
     for shard_id in sorted(begin):
         if not search.visit(shard_id):
-            search.found[shard_id] = sentinel(position)
+            search.found[shard_id] = Position(position)
     found = {**search.found, **dict.fromkeys(_orphans(listed, existing), TRIM_HORIZON)}
     return tuple(
         new_lease(stream, shard, found[shard.shard_id])
@@ -210,7 +200,7 @@ class _AncestorSearch:
                 continue
             if parent in self.found or parent in self._wanted or parent not in reached:
                 from_horizon = parent in reached and self._position != "AT_TIMESTAMP"
-                self.found[parent] = TRIM_HORIZON if from_horizon else sentinel(self._position)
+                self.found[parent] = TRIM_HORIZON if from_horizon else Position(self._position)
         return True
 
 
@@ -263,7 +253,7 @@ def restored_parents(
         The leases in creation order; none at LATEST.
     """
     found = creation_order(shard for shard in shards if shard.shard_id in missing)
-    leases = (new_lease(stream, shard, sentinel(position)) for shard in found)
+    leases = (new_lease(stream, shard, Position(position)) for shard in found)
     return tuple(lease for lease in leases if restored_lease(lease, position) is not None)
 
 
@@ -276,7 +266,7 @@ def restored_lease(lease: Lease, position: InitialPosition) -> Lease | None:
         return None
     return Lease(
         lease_key=lease.lease_key,
-        checkpoint=sentinel(position),
+        checkpoint=Position(position),
         parent_shard_ids=lease.parent_shard_ids,
         hash_key_range=lease.hash_key_range,
         stream=lease.stream,

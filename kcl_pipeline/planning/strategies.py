@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 from typing import Final
 
 from kcl_pipeline.errors import SettingsError
+from kcl_pipeline.planning.balanced.strategy import balanced
 from kcl_pipeline.planning.kcl.lease_count import lease_count_based
 from kcl_pipeline.planning.kcl.variance import worker_utilization_aware
 from kcl_pipeline.planning.model import Strategy
 
 _REGISTRY: Final[dict[str, Strategy]] = {
+    "balanced": balanced,
     "worker_utilization_aware": worker_utilization_aware,
     "lease_count_based": lease_count_based,
 }
-_OWN_MODULES: Final = {"balanced": "kcl_pipeline.planning.balanced.strategy"}
-"""Modules that register their strategy when they are imported."""
 
 
 def register(name: str, strategy: Strategy) -> None:
@@ -30,10 +28,7 @@ def get(name: str) -> Strategy:
     Raises:
         SettingsError: There is no such strategy. The message names all strategies.
     """
-    wanted = name.lower()
-    if wanted not in _REGISTRY:
-        _load_own_modules()
-    for candidate in (name, wanted):
+    for candidate in (name, name.lower()):
         if candidate in _REGISTRY:
             return _REGISTRY[candidate]
     raise SettingsError(
@@ -44,11 +39,4 @@ def get(name: str) -> Strategy:
 
 def names() -> tuple[str, ...]:
     """Return all names, sorted."""
-    _load_own_modules()
     return tuple(sorted(_REGISTRY))
-
-
-def _load_own_modules() -> None:
-    for module in _OWN_MODULES.values():
-        if importlib.util.find_spec(module) is not None:
-            importlib.import_module(module)

@@ -6,7 +6,6 @@ import math
 from dataclasses import dataclass
 
 from kcl_pipeline.planning.balanced.problem import EPSILON, build
-from kcl_pipeline.planning.balanced.reasons import utilizations
 from kcl_pipeline.planning.balanced.score import heavy_for_all
 from kcl_pipeline.planning.balanced.targets import OVERSIZED_SLACK
 from kcl_pipeline.planning.explain import max_over_mean, owners_after
@@ -66,7 +65,7 @@ def lower_bound(plan_input: PlanInput, plan: Plan) -> int:
     oversized = heavy_for_all(problem)
     if len(oversized) >= len(problem.workers):
         oversized = set()
-    used = utilizations(problem, owner)
+    used = problem.utilizations(problem.loads_of(owner))
     alone = {owner[i]: 0.0 for i in oversized if owner[i] >= 0}
     for i in oversized:
         if owner[i] >= 0:

@@ -12,7 +12,7 @@ from kcl_pipeline.leader.phase import keys_of
 from kcl_pipeline.leader.report import StreamCoverage
 from kcl_pipeline.leases.lease.values import Lease
 from kcl_pipeline.leases.stored_shards import StoredShards
-from kcl_pipeline.planning.coverage import covers_everything, hole_in_leases
+from kcl_pipeline.planning.coverage import find_hole, hole_in_leases
 from kcl_pipeline.planning.shard_sync import (
     initial_filter,
     leases_for_missing_shards,
@@ -48,7 +48,7 @@ def initial_leases(
         # The application followed the former stream. All records of this one are new to it.
         position = "TRIM_HORIZON"
     shards = kinesis.list_shards(stream, initial_filter(position), settings.initial_timestamp)
-    if not covers_everything(shards):
+    if find_hole(shard.hash_key_range for shard in shards) is not None:
         raise ShardSyncError(
             f"the {len(shards)} shards of {stream.name} at {position} do not cover all hash "
             "keys; the next cycle lists them again"

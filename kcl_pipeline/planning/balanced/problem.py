@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kcl_pipeline.planning.balanced.loads import Loads, lease_loads
@@ -90,6 +91,25 @@ class Problem:
             if w >= 0 and not self.free[i]:
                 fixed[w] += self.loads[resource][i]
         return fixed
+
+    def loads_of(self, owner: Sequence[int]) -> list[list[float]]:
+        """Return the load of each worker in an assignment: `loads[r][w]` in fair shares."""
+        load = [list(base) for base in self.base]
+        for row, loads in zip(load, self.loads, strict=True):
+            for w, one in zip(owner, loads, strict=True):
+                if w >= 0:
+                    row[w] += one
+        return load
+
+    def utilizations(self, load: list[list[float]]) -> list[float]:
+        """Return load over capacity of each worker in its most loaded resource; 1.0 is fair."""
+        return [
+            max(
+                row[w] / capacities[w]
+                for row, capacities in zip(load, self.capacities, strict=True)
+            )
+            for w in range(len(self.workers))
+        ]
 
 
 def build(plan_input: PlanInput) -> Problem | None:

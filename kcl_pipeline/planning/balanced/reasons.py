@@ -11,7 +11,7 @@ def moves_of(problem: Problem, owner: list[int]) -> tuple[Move, ...]:
 
     The former are sorted by decreasing wait, the latter by decreasing load.
     """
-    before, after = utilizations(problem, problem.home), utilizations(problem, owner)
+    before, after = (problem.utilizations(problem.loads_of(one)) for one in (problem.home, owner))
     counts = [0] * len(problem.workers)
     for w in problem.home:
         if w >= 0:
@@ -37,21 +37,6 @@ def moves_of(problem: Problem, owner: list[int]) -> tuple[Move, ...]:
         )
         for i in sorted(moved, key=importance)
     )
-
-
-def utilizations(problem: Problem, owner: list[int]) -> list[float]:
-    """Return load over capacity of each worker in its most loaded resource; 1.0 is fair."""
-    load = [list(base) for base in problem.base]
-    for row, loads in zip(load, problem.loads, strict=True):
-        for w, one in zip(owner, loads, strict=True):
-            if w >= 0:
-                row[w] += one
-    return [
-        max(
-            row[w] / capacities[w] for row, capacities in zip(load, problem.capacities, strict=True)
-        )
-        for w in range(len(problem.workers))
-    ]
 
 
 def _group_utilizations(problem: Problem) -> list[float]:

@@ -56,18 +56,9 @@ def heavy_for_all(problem: Problem) -> set[int]:
 
 def score(problem: Problem, owner: Sequence[int]) -> Score:
     """Return the score of an assignment: the index of a worker per lease; -1: none."""
-    load = [list(base) for base in problem.base]
-    for i, w in enumerate(owner):
-        if w >= 0:
-            for r, loads in enumerate(problem.loads):
-                load[r][w] += loads[i]
+    load = problem.loads_of(owner)
     hosts = {owner[i] for i in heavy_for_all(problem)}
-    used = [
-        max(
-            row[w] / capacities[w] for row, capacities in zip(load, problem.capacities, strict=True)
-        )
-        for w in range(len(problem.workers))
-    ]
+    used = problem.utilizations(load)
     group_peak = 1.0
     if len(problem.groups) > 1:
         for g, size_target in enumerate(problem.group_targets):

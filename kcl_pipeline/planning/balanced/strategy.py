@@ -22,7 +22,6 @@ from kcl_pipeline.planning.balanced.reasons import moves_of
 from kcl_pipeline.planning.balanced.score import score, violations
 from kcl_pipeline.planning.balanced.targets import OVERSIZED_SLACK, Targets, compute
 from kcl_pipeline.planning.model import Plan, PlanInput
-from kcl_pipeline.planning.strategies import register
 
 NAME = "balanced"
 _STRETCHES = (1.01, 1.025, 1.05, 1.1, 1.2, 1.4, 1.8, 3.0, 10.0)
@@ -145,15 +144,8 @@ class _Stress:
     """The unevenness of an assignment: utilizations, and load above `reach` in fair shares."""
 
     def __init__(self, problem: Problem, targets: Targets, owner: list[int], reach: float) -> None:
-        load = [list(base) for base in problem.base]
-        for row, loads in zip(load, problem.loads, strict=True):
-            for w, one in zip(owner, loads, strict=True):
-                if w >= 0:
-                    row[w] += one
-        used = [
-            max(row[w] / caps[w] for row, caps in zip(load, problem.capacities, strict=True))
-            for w in range(len(problem.workers))
-        ]
+        load = problem.loads_of(owner)
+        used = problem.utilizations(load)
         hosts: dict[int, float] = {}
         for i in targets.oversized:
             if (w := owner[i]) >= 0:
@@ -333,6 +325,3 @@ def _fill_empty(problem: Problem, calm: list[int], most: int | None = None) -> l
                 break
             assignment.move(lease, w)
     return assignment.owner
-
-
-register(NAME, balanced)

@@ -16,6 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kcl_pipeline.planning.balanced.problem import EPSILON, Problem
+from kcl_pipeline.planning.balanced.score import heavy_for_all
 
 OVERSIZED_SLACK = 0.02
 _MOST_STEPS = 40
@@ -37,16 +38,7 @@ def size(problem: Problem, lease: int) -> float:
 def compute(problem: Problem) -> Targets:
     """Return the targets of a problem. They are lower bounds: no assignment is better."""
     target = problem.target
-    top = [max(capacities) for capacities in problem.capacities]
-    oversized = [
-        i
-        for i in range(len(problem.leases))
-        if any(
-            loads[i] > target * most + EPSILON
-            for loads, most in zip(problem.loads, top, strict=True)
-        )
-    ]
-    oversized.sort(key=lambda i: (-size(problem, i), i))
+    oversized = sorted(heavy_for_all(problem), key=lambda i: (-size(problem, i), i))
     if len(oversized) >= len(problem.workers):
         oversized = []
     rest = target
