@@ -174,12 +174,11 @@ class LeaderSettings(StrictSettings):
         if self.leader_lease_duration_millis >= needed:
             return self
         if "leader_lease_duration_millis" in self.model_fields_set:
-            msg = (
+            raise ValueError(
                 f"leader.leader_lease_duration_millis={self.leader_lease_duration_millis} is below "
                 f"two heartbeats. Write {needed} or more, or a "
                 "shorter leader.leader_heartbeat_period_millis"
             )
-            raise ValueError(msg)
         # The default follows the heartbeat, and stays a default: see `leader.lock_times`.
         object.__setattr__(self, "leader_lease_duration_millis", needed)
         return self
@@ -294,35 +293,34 @@ class ConsumerSettings(StrictSettings):
         if not value and not info.data.get("selects_streams"):
             raise PydanticCustomError("too_short", "no stream")
         if len(set(value)) != len(value):
-            msg = f"streams={list(value)} names a stream twice. Write each stream once"
-            raise ValueError(msg)
+            raise ValueError(f"streams={list(value)} names a stream twice. Write each stream once")
         for number, name in enumerate(value):
             if not is_stream(name):
-                msg = f"streams[{number}]={name!r} is not a stream. Write {STREAM_FORMS}"
-                raise ValueError(msg)
+                raise ValueError(
+                    f"streams[{number}]={name!r} is not a stream. Write {STREAM_FORMS}"
+                )
         return value
 
     @model_validator(mode="after")
     def _consumers_belong_to_streams(self) -> Self:
         for name, of_stream in self.stream_settings.items():
             if name not in self.streams:
-                msg = f"stream_settings[{name!r}] is not in streams={list(self.streams)}"
-                raise ValueError(msg)
+                raise ValueError(
+                    f"stream_settings[{name!r}] is not in streams={list(self.streams)}"
+                )
             arn = of_stream.consumer_arn
             if arn is None:
                 continue
             if not names_stream(name, stream_of_consumer(arn) or ""):
-                msg = (
+                raise ValueError(
                     f"consumer_arn={arn!r} is a consumer of another stream than {name!r}. Write "
                     "the ARN of a consumer of this stream"
                 )
-                raise ValueError(msg)
             if self.retrieval.retrieval_mode == "polling":
-                msg = (
+                raise ValueError(
                     f"consumer_arn={arn!r} is not used with retrieval.retrieval_mode='polling'. "
                     "Write retrieval_mode='fan_out' or 'auto', or omit the consumer"
                 )
-                raise ValueError(msg)
         return self
 
     def settings_of(self, stream: StreamId) -> StreamSettings | None:

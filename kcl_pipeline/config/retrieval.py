@@ -113,25 +113,22 @@ class RetrievalSettings(StrictSettings):
     @classmethod
     def _has_a_zone(cls, value: datetime | None) -> datetime | None:
         if value is not None and value.tzinfo is None:
-            msg = (
+            raise ValueError(
                 f"retrieval: the time {value.isoformat()} has no time zone. Write "
                 f"{value.isoformat()}+00:00 for UTC"
             )
-            raise ValueError(msg)
         return value
 
     @model_validator(mode="after")
     def _range_is_polled(self) -> Self:
         begin, end = self.arrived_from, self.arrived_before
         if begin is not None and end is not None and begin >= end:
-            msg = f"retrieval.arrived_from={begin} is not before arrived_before={end}"
-            raise ValueError(msg)
+            raise ValueError(f"retrieval.arrived_from={begin} is not before arrived_before={end}")
         if self.is_bounded and self.retrieval_mode != "polling":
-            msg = (
+            raise ValueError(
                 f"retrieval.retrieval_mode={self.retrieval_mode!r} reads no time range. Write "
                 "'polling', or omit arrived_from and arrived_before"
             )
-            raise ValueError(msg)
         return self
 
     @property
@@ -145,15 +142,13 @@ class RetrievalSettings(StrictSettings):
         for stream, arn in value.items():
             of_stream = stream_of_consumer(arn)
             if of_stream is None:
-                msg = (
+                raise ValueError(
                     f"retrieval.consumer_arns[{stream!r}]={arn!r} is not the ARN of a consumer. "
                     f"Write {CONSUMER_FORM}"
                 )
-                raise ValueError(msg)
             if not names_stream(stream, of_stream):
-                msg = (
+                raise ValueError(
                     f"retrieval.consumer_arns[{stream!r}]={arn!r} is a consumer of another stream. "
                     "Write the ARN of a consumer of this stream"
                 )
-                raise ValueError(msg)
         return value

@@ -91,11 +91,10 @@ class ShardSyncSettings(StrictSettings):
     @classmethod
     def _has_a_zone(cls, value: datetime | None) -> datetime | None:
         if value is not None and value.tzinfo is None:
-            msg = (
+            raise ValueError(
                 f"shard_sync.initial_timestamp={value.isoformat()} has no time zone. Write "
                 f"{value.isoformat()}+00:00 for UTC"
             )
-            raise ValueError(msg)
         return value
 
     @model_validator(mode="after")
@@ -104,7 +103,7 @@ class ShardSyncSettings(StrictSettings):
             self.initial_timestamp is not None
         ):
             position = self.initial_position_in_stream
-            msg = (
+            raise ValueError(
                 f"shard_sync.initial_timestamp={self.initial_timestamp} does not fit "
                 f"initial_position_in_stream={position!r}. "
                 + (
@@ -113,23 +112,23 @@ class ShardSyncSettings(StrictSettings):
                     else "Write initial_position_in_stream='AT_TIMESTAMP', or omit the time"
                 )
             )
-            raise ValueError(msg)
         return self
 
     @model_validator(mode="after")
     def _former_streams_where_used(self) -> Self:
         strategy = self.former_streams_leases_deletion_strategy
         if (strategy == "PROVIDED_STREAMS_DEFERRED_DELETION") != bool(self.former_streams):
-            msg = (
+            raise ValueError(
                 f"shard_sync.former_streams={list(self.former_streams)} does not fit "
                 f"former_streams_leases_deletion_strategy={strategy!r}. Write a list of streams "
                 "with PROVIDED_STREAMS_DEFERRED_DELETION, or omit it"
             )
-            raise ValueError(msg)
         for number, name in enumerate(self.former_streams):
             if not is_stream(name):
-                msg = f"shard_sync.former_streams[{number}]={name!r} is not a stream"
-                raise ValueError(f"{msg}. Write {STREAM_FORMS}")
+                raise ValueError(
+                    f"shard_sync.former_streams[{number}]={name!r} is not a stream. "
+                    f"Write {STREAM_FORMS}"
+                )
         return self
 
     @property
@@ -172,19 +171,18 @@ class StreamSettings(StrictSettings):
     def _is_consistent(self) -> Self:
         time = self.initial_timestamp
         if (self.initial_position_in_stream == "AT_TIMESTAMP") != (time is not None):
-            msg = (
+            raise ValueError(
                 f"stream_settings: initial_timestamp={time} does not fit "
                 f"initial_position_in_stream={self.initial_position_in_stream!r}. Write a time "
                 "and AT_TIMESTAMP, or omit both"
             )
-            raise ValueError(msg)
         if time is not None and time.tzinfo is None:
-            msg = f"stream_settings: initial_timestamp={time.isoformat()} has no time zone"
-            raise ValueError(msg)
+            raise ValueError(
+                f"stream_settings: initial_timestamp={time.isoformat()} has no time zone"
+            )
         if self.consumer_arn is not None and stream_of_consumer(self.consumer_arn) is None:
-            msg = (
+            raise ValueError(
                 f"stream_settings: consumer_arn={self.consumer_arn!r} is not the ARN of a "
                 f"consumer. Write {CONSUMER_FORM}"
             )
-            raise ValueError(msg)
         return self

@@ -66,9 +66,8 @@ class WorkerSettings(StrictSettings):
     def _stop_follows_the_report(self) -> Self:
         stop = self.stop_hung_after_millis
         if stop is not None and stop < self.hung_after_millis:
-            msg = (
+            raise ValueError(
                 f"stop_hung_after_millis={stop} is below hung_after_millis="
                 f"{self.hung_after_millis}. Write a time that is not below it"
             )
-            raise ValueError(msg)
         return self

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from kcl_pipeline.clock import Clock
@@ -11,7 +10,6 @@ from kcl_pipeline.leases.lease.values import Lease
 from kcl_pipeline.leases.tables import (
     CoordinatorStateTable,
     LeaseTable,
-    WorkerMetrics,
     WorkerMetricsTable,
 )
 
@@ -59,8 +57,3 @@ class ApplicationControl:
 def is_held(lease: Lease) -> bool:
     """Return whether a worker owns the lease, and its shard is not finished."""
     return not lease.ended and (lease.owner is not None or lease.checkpoint_owner is not None)
-
-
-def java_workers(rows: Iterable[WorkerMetrics]) -> tuple[str, ...]:
-    """Return the workers of the Java KCL, sorted. Their rows have no run id."""
-    return tuple(sorted(row.worker_id for row in rows if row.run_id is None))

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from kcl_pipeline.control.application import ApplicationControl, java_workers
+from kcl_pipeline.control.application import ApplicationControl
 from kcl_pipeline.errors import ApplicationInUseError
 from kcl_pipeline.leases.application.control import Control, Pause, words
 from kcl_pipeline.leases.lease.values import Lease
@@ -92,7 +92,7 @@ class Pausing:
         for row in rows:
             if row.run_id is not None and not row.drain_requested:
                 self._app.workers.request_drain(row.worker_id, for_pause=True)
-        java_ids = set(java_workers(rows))
+        java_ids = {row.worker_id for row in rows if row.run_id is None}
         held: dict[str, str] = {}
         java: dict[str, str] = {}
         for lease in self._app.held_leases():

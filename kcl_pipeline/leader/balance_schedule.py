@@ -37,11 +37,7 @@ class BalanceSchedule:
     def __init__(self, interval_seconds: float, again_seconds: float) -> None:
         self._interval_seconds = interval_seconds
         self._again_seconds = again_seconds
-        self._due_at: float | None = None
-        self._empty: frozenset[str] = frozenset()
-        self._joining_until = -math.inf
-        self._again_at = math.inf
-        self._was_blind = False
+        self.restart()
 
     @classmethod
     def of(cls, settings: ConsumerSettings, again_seconds: float) -> Self:
@@ -51,8 +47,8 @@ class BalanceSchedule:
 
     def restart(self) -> None:
         """Forget everything, at the start of a term without earlier observations."""
-        self._due_at = None
-        self._empty = frozenset()
+        self._due_at: float | None = None
+        self._empty: frozenset[str] = frozenset()
         self._joining_until = -math.inf
         self._again_at = math.inf
         self._was_blind = False

@@ -8,12 +8,12 @@ from functools import partial
 from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.errors import AwsError
 from kcl_pipeline.events import AwsTrouble, EventSink, LeaseDeleted
-from kcl_pipeline.leader.phase import CycleContext, LeadershipCheck
+from kcl_pipeline.leader.election.lock import LeaderElection
+from kcl_pipeline.leader.phase import CycleContext
 from kcl_pipeline.leases.tables import LeaseTable, WorkerMetrics, WorkerMetricsTable
 from kcl_pipeline.planning.cleanup import (
     Deletion,
     completed_leases,
-    former_leases,
     garbage_leases,
 )
 from kcl_pipeline.shards import Shard, StreamId
@@ -28,7 +28,7 @@ class Cleaning:
         lease_table: LeaseTable,
         worker_table: WorkerMetricsTable,
         events: EventSink,
-        leadership: LeadershipCheck,
+        leadership: LeaderElection,
     ) -> None:
         self._settings = settings
         self._lease_table = lease_table
@@ -52,19 +52,17 @@ class Cleaning:
     ) -> None:
         """Delete the leases of finished shards, unless a child has not started."""
         found: dict[str, Deletion] = {}
+        keep = self._settings.shard_sync.garbage_lease_cleanup_interval_millis / 1000
         for stream, shards in listings.items():
-            keep = self._settings.shard_sync.garbage_lease_cleanup_interval_millis / 1000
-            garbage = garbage_leases(context.of_stream(stream), shards, stream, ended_seconds, keep)
+            garbage = garbage_leases(
+                context.leases.of_stream(stream), shards, stream, ended_seconds, keep
+            )
             found |= {deletion.lease.lease_key: deletion for deletion in garbage}
         if self._settings.shard_sync.cleanup_leases_upon_shard_completion:
             keep = self._settings.shard_sync.completed_lease_cleanup_interval_millis / 1000
             completed = completed_leases(context.leases.values(), ended_seconds, keep)
             found |= {deletion.lease.lease_key: deletion for deletion in completed}
         self.delete_leases(context, [found[key] for key in sorted(found)])
-
-    def former_leases(self, context: CycleContext, streams: Iterable[StreamId]) -> None:
-        """Delete the leases of streams that were deleted and created again."""
-        self.delete_leases(context, former_leases(context.leases.values(), streams))
 
     def delete_leases(self, context: CycleContext, deletions: Iterable[Deletion]) -> None:
         """Delete leases whose checkpoint is as it was read."""

@@ -20,20 +20,13 @@ from kcl_pipeline.events.leader import TOO_MANY_FAILURES
 from kcl_pipeline.kinesis.client import KinesisClient
 from kcl_pipeline.leader.balance_schedule import BalanceSchedule
 from kcl_pipeline.leader.cleaning import Cleaning
-from kcl_pipeline.leader.election.lock import LeaderElection
+from kcl_pipeline.leader.election.lock import LeaderElection, NotLeadingError
 from kcl_pipeline.leader.election.times import lock_settings
 from kcl_pipeline.leader.liveness.liveness import Liveness
 from kcl_pipeline.leader.migration.client_version import UpgradeFrom2x, followed_version
 from kcl_pipeline.leader.migration.tables import TableMigrationPhase
 from kcl_pipeline.leader.moves import MoveWriter
-from kcl_pipeline.leader.phase import (
-    CycleContext,
-    Deadline,
-    LeadershipCheck,
-    Map,
-    NotLeadingError,
-    is_local,
-)
+from kcl_pipeline.leader.phase import CycleContext, Deadline, Map, is_local
 from kcl_pipeline.leader.reads.schedule import LeaderReads
 from kcl_pipeline.leader.reads.standby import StandbyWatch
 from kcl_pipeline.leader.reads.tables import LEASES_PER_PROBE, TableReads
@@ -50,6 +43,7 @@ from kcl_pipeline.leases.lease.values import BadRow
 from kcl_pipeline.leases.stored_shards import StoredShards
 from kcl_pipeline.leases.tables import CoordinatorStateTable, LeaseTable, WorkerMetricsTable
 from kcl_pipeline.planning import strategies
+from kcl_pipeline.planning.cleanup import former_leases
 from kcl_pipeline.planning.kcl.take import TAKE_AND_STEAL
 from kcl_pipeline.planning.model import Plan
 from kcl_pipeline.planning.state import prepare, whole_plan
@@ -113,20 +107,19 @@ class LeaderCycle:
             rng or SystemRandom(),
             resume_own_name=resume_own_name,
         )
-        leadership = LeadershipCheck(self._election)
         self._liveness = Liveness(settings, owner_name)
         self._streams = streams = Streams(settings, kinesis, clock, events, owner_name, selection)
         known = (coordinator_table, lease_table, kinesis, streams)
         self._application = ApplicationGuard(settings, *known)
-        led = (streams, leadership, streams.asking(stored))
+        led = (streams, self._election, streams.asking(stored))
         self._sync = ShardSync(settings, lease_table, kinesis, clock, events, *led)
-        self._deleted_rows = DeletedRows(lease_table, kinesis, events, self._election, *led)
-        self._cleaning = Cleaning(settings, lease_table, worker_table, events, leadership)
+        self._deleted_rows = DeletedRows(lease_table, kinesis, events, *led)
+        self._cleaning = Cleaning(settings, lease_table, worker_table, events, self._election)
         self._former = FormerStreams(
-            settings, coordinator_table, clock, streams, leadership, self._cleaning
+            settings, coordinator_table, clock, streams, self._election, self._cleaning
         )
         self._moves = MoveWriter(
-            settings.lease, lease_table, clock, events, self._liveness, leadership, run
+            settings.lease, lease_table, clock, events, self._liveness, self._election, run
         )
         self._version = followed_version(settings, coordinator_table, owner_name, clock, events)
         own = (lease_table, worker_table, clock, self._liveness, run, self._version)
@@ -134,7 +127,12 @@ class LeaderCycle:
         self._watch = StandbyWatch(settings, owner_name, self._liveness, reads, clock, events)
         self._balance = BalanceSchedule.of(settings, self._liveness.sampling_seconds)
         self._requests = OperatorRequests(
-            self._application, coordinator_table, worker_table, self._balance, leadership, events
+            self._application,
+            coordinator_table,
+            worker_table,
+            self._balance,
+            self._election,
+            events,
         )
         seen = (self._liveness, streams, self._sync, self._balance)
         self._reads = LeaderReads(settings, reads, *seen, clock, events)
@@ -292,7 +290,8 @@ class LeaderCycle:
             return
         # New leases are created before the plan, so that it assigns them. Audit and cleanup are not
         # urgent and run after it.
-        self._cleaning.former_leases(context, self._streams.known())
+        former = former_leases(context.leases.values(), self._streams.known())
+        self._cleaning.delete_leases(context, former)
         self._former.clean(context)
         self._sync.start(context)
         self._deleted_rows.restore(context)
@@ -392,6 +391,6 @@ class LeaderCycle:
             coverage=self._sync.coverage(context),
             unavailable=self._streams.unavailable(),
             streams=self._streams.known(),
-            pause=self._requests.control.pause,
+            pause=self._application.control.pause,
             seconds=self._clock.monotonic() - began,
         )

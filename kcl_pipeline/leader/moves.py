@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
 from kcl_pipeline.clock import Clock
 from kcl_pipeline.config import LeaseSettings
 from kcl_pipeline.events import EventSink, LeaseMoved, MoveRefused
+from kcl_pipeline.leader.election.lock import WRITES_AT_ONCE, LeaderElection
 from kcl_pipeline.leader.liveness.liveness import Liveness
-from kcl_pipeline.leader.phase import WRITES_AT_ONCE, CycleContext, LeadershipCheck, Map
+from kcl_pipeline.leader.phase import CycleContext, Map
 from kcl_pipeline.leases.lease.values import Lease
 from kcl_pipeline.leases.tables import LeaseTable
 from kcl_pipeline.planning.model import Move
@@ -54,15 +54,6 @@ def how_to_move(
     return "assign"
 
 
-@dataclass(frozen=True, slots=True)
-class _Written:
-    move: Move
-    before: Lease
-    graceful: bool
-    lease: Lease | None
-    error: Exception | None = None
-
-
 class MoveWriter:
     """Writes moves, in parallel if `map_` is parallel."""
 
@@ -73,7 +64,7 @@ class MoveWriter:
         clock: Clock,
         events: EventSink,
         liveness: Liveness,
-        leadership: LeadershipCheck,
+        leadership: LeaderElection,
         map_: Map = map,
     ) -> None:
         self._settings = settings
@@ -109,46 +100,50 @@ class MoveWriter:
             if context.deadline.passed():
                 return
             self._leadership.check()
-            for written in self._map(write, wanted[begin : begin + WRITES_AT_ONCE]):
-                self._note_written(context, written)
+            group = wanted[begin : begin + WRITES_AT_ONCE]
+            for item, found in zip(group, self._map(write, group), strict=True):
+                self._note_written(context, *item, found)
 
-    def _write_one(self, expired: frozenset[str], item: tuple[Move, Lease, How]) -> _Written:
-        """Write one move.
+    def _write_one(
+        self, expired: frozenset[str], item: tuple[Move, Lease, How]
+    ) -> Lease | Exception | None:
+        """Write one move. Return the new row, an error, or None if the write was refused.
 
         An expired lease is assigned only if it has not been renewed since. If the lock may have
         expired, the move is not written.
         """
         move, lease, how = item
-        graceful = how == "hand off"
         try:
-            if not self._leadership.is_current():
-                row = None
-            elif graceful:
-                row = self._table.initiate_handoff(lease, move.to_worker)
-            else:
-                row = self._table.assign(
-                    lease, move.to_worker, unrenewed=lease.lease_key in expired
-                )
+            if self._leadership.may_have_expired():
+                return None
+            if how == "hand off":
+                return self._table.initiate_handoff(lease, move.to_worker)
+            return self._table.assign(lease, move.to_worker, unrenewed=lease.lease_key in expired)
         except Exception as error:  # noqa: BLE001 (the cycle counts and reports it)
-            return _Written(move, lease, graceful, lease=None, error=error)
-        return _Written(move, lease, graceful, lease=row)
+            return error
 
-    def _note_written(self, context: CycleContext, written: _Written) -> None:
-        move = written.move
-        if written.error is not None:
-            context.errors.append(written.error)
-        elif written.lease is None:
+    def _note_written(
+        self,
+        context: CycleContext,
+        move: Move,
+        before: Lease,
+        how: How,
+        found: Lease | Exception | None,
+    ) -> None:
+        if isinstance(found, Exception):
+            context.errors.append(found)
+        elif found is None:
             context.failed_moves += 1
             self._events(MoveRefused(move.lease_key, move.to_worker))
         else:
-            context.leases[move.lease_key] = written.lease
-            self._liveness.note_move(written.lease, self._clock.monotonic())
+            context.leases[move.lease_key] = found
+            self._liveness.note_move(found, self._clock.monotonic())
             self._events(
                 LeaseMoved(
                     move.lease_key,
-                    written.before.actual_owner,
+                    before.actual_owner,
                     move.to_worker,
-                    written.graceful,
+                    how == "hand off",
                     move.reason,
                 )
             )

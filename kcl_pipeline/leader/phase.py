@@ -1,4 +1,4 @@
-"""The context of the phases of a leader cycle: rows, deadline and leadership check."""
+"""The context of the phases of a leader cycle: rows and deadline."""
 
 from __future__ import annotations
 
@@ -15,10 +15,8 @@ from kcl_pipeline.errors import (
     StreamReplacedError,
     UnreadableRowError,
 )
-from kcl_pipeline.leader.election.lock import LeaderElection
 from kcl_pipeline.leader.lease_map import LeaseMap
 from kcl_pipeline.leases.lease.values import BadRow, Lease
-from kcl_pipeline.leases.store import Check
 from kcl_pipeline.leases.tables import (
     LeaseTable,
     WorkerListing,
@@ -28,15 +26,8 @@ from kcl_pipeline.leases.tables import (
 from kcl_pipeline.planning.model import Plan, PlanInput
 from kcl_pipeline.shards import StreamId
 
-WRITES_AT_ONCE = 64
-"""Number of writes between two checks of lock and deadline."""
-
 Map = Callable[[Callable[[Any], Any], Iterable[Any]], Iterable[Any]]
 """`map`, or a parallel version with results in order, such as `ThreadPoolExecutor.map`."""
-
-
-class NotLeadingError(Exception):
-    """Another process has the lock. This cycle must not write any more."""
 
 
 class Deadline:
@@ -86,10 +77,6 @@ class CycleContext:
     failed_moves: int = 0
     errors: list[Exception] = field(default_factory=list)
     age_seconds: float | None = None
-
-    def of_stream(self, stream: StreamId) -> list[Lease]:
-        """Return the leases of one stream."""
-        return self.leases.of_stream(stream)
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,52 +159,3 @@ _LOCAL_ERRORS: Final = (
     UnreadableRowError,
     ValueError,
 )
-
-
-class LeadershipCheck:
-    """Checks before every group of writes that this process still leads.
-
-    A check is valid for the duration of the lock. A write may take longer than that.
-    """
-
-    def __init__(self, election: LeaderElection) -> None:
-        self._election = election
-
-    @property
-    def term(self) -> int:
-        """Number of acquisitions of the lock. State of a former term is outdated."""
-        return self._election.term
-
-    def check(self) -> None:
-        """Send a heartbeat of the lock.
-
-        Raises:
-            NotLeadingError: Another process has the lock.
-        """
-        if not self._election.confirm():
-            raise NotLeadingError
-
-    def proof(self) -> Check:
-        """Send a heartbeat of the lock, and return the condition that the lock is still held.
-
-        Raises:
-            NotLeadingError: Another process has the lock.
-        """
-        self.check()
-        proof = self._election.proof()
-        if proof is None:
-            raise NotLeadingError
-        return proof
-
-    def is_current(self) -> bool:
-        """Return whether no other process can have acquired the lock since the last check."""
-        return not self._election.may_have_expired()
-
-    def keep(self, number: int) -> None:
-        """Check before the first write of each group, and if the last check is too old.
-
-        Args:
-            number: Index of the next write, from 0.
-        """
-        if number % WRITES_AT_ONCE == 0 or not self.is_current():
-            self.check()

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from kcl_pipeline.errors import AwsError
 from kcl_pipeline.events import DrainRequested, EventSink
 from kcl_pipeline.leader.balance_schedule import BalanceSchedule
-from kcl_pipeline.leader.phase import CycleContext, LeadershipCheck
+from kcl_pipeline.leader.election.lock import LeaderElection
+from kcl_pipeline.leader.phase import CycleContext
 from kcl_pipeline.leader.streams.application import ApplicationGuard
-from kcl_pipeline.leases.application.control import Control
 from kcl_pipeline.leases.tables import CoordinatorStateTable, WorkerMetricsTable
 
 
@@ -34,7 +34,7 @@ class OperatorRequests:
         coordinator_table: CoordinatorStateTable,
         worker_table: WorkerMetricsTable,
         balance: BalanceSchedule,
-        leadership: LeadershipCheck,
+        leadership: LeaderElection,
         events: EventSink,
     ) -> None:
         self._guard = guard
@@ -45,14 +45,10 @@ class OperatorRequests:
         self._events = events
 
     @property
-    def control(self) -> Control:
-        """The requests as of this cycle."""
-        return self._guard.control
-
-    @property
     def are_open(self) -> bool:
         """Whether the leader must follow a wish in this cycle."""
-        return self.control.pause is not None or self.control.balance is not None
+        wanted = self._guard.control
+        return wanted.pause is not None or wanted.balance is not None
 
     def assign(self, context: CycleContext, assign: Callable[[CycleContext], None]) -> None:
         """Call `assign`, unless the application is paused.
@@ -61,7 +57,7 @@ class OperatorRequests:
             NotLeadingError: This process does not lead any more.
             AwsError: The request to balance could not be removed. The next cycle balances again.
         """
-        wanted = self.control
+        wanted = self._guard.control
         if wanted.pause is not None:
             self._request_drains(context)
             return

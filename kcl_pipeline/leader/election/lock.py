@@ -22,6 +22,12 @@ from kcl_pipeline.leases.tables import CoordinatorStateTable, LeaderLock, Unread
 _CYCLES_NOTED: Final = 3
 _CYCLES_PER_LOCK: Final = 4
 UNKNOWN_OWNER: Final = "(unknown: its row cannot be read)"
+WRITES_AT_ONCE: Final = 64
+"""Number of writes between two checks of lock and deadline."""
+
+
+class NotLeadingError(Exception):
+    """Another process has the lock. This cycle must not write any more."""
 
 
 class LeaderElection:
@@ -156,9 +162,34 @@ class LeaderElection:
         self._events(LeadershipLost(self.owner_name, "another process has acquired the lock"))
         return False
 
-    def proof(self) -> Check | None:
-        """Return the condition that this candidate still has the lock. None: it does not."""
-        return None if self.held is None else self._table.proof_of_lock(self.held)
+    def check(self) -> None:
+        """Send a heartbeat of the lock before a group of writes.
+
+        Raises:
+            NotLeadingError: Another process has the lock.
+        """
+        if not self.confirm():
+            raise NotLeadingError
+
+    def proof(self) -> Check:
+        """Send a heartbeat of the lock, and return the condition that the lock is still held.
+
+        Raises:
+            NotLeadingError: Another process has the lock.
+        """
+        self.check()
+        if self.held is None:
+            raise NotLeadingError
+        return self._table.proof_of_lock(self.held)
+
+    def keep(self, number: int) -> None:
+        """Check before the first write of each group, and if the last check is too old.
+
+        Args:
+            number: Index of the next write, from 0.
+        """
+        if number % WRITES_AT_ONCE == 0 or self.may_have_expired():
+            self.check()
 
     def note_cycle(self, seconds: float) -> None:
         """Note the duration of a cycle. A lock lasts at least four of the shortest recent cycles.

@@ -53,6 +53,12 @@ class LeaseMemory:
         if self.sampled_at is None and lease.throughput_kbps is not None:
             self.sampled_at = now
 
+    def note_row(self, lease: Lease, now: float) -> None:
+        """Note a row that was read or written now."""
+        self.counter, self.owner = lease.counter, lease.owner
+        self.checkpoint_owner = lease.checkpoint_owner
+        self.read_at = self.read_started = now
+
     @property
     def actual_owner(self) -> str | None:
         """The owner that renews the lease."""

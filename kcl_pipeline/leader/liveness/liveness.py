@@ -172,24 +172,10 @@ class Liveness:
         else:
             self._compare(memory, lease, now)
             memory.note_sample(lease, now)
-        memory.counter, memory.owner, memory.checkpoint_owner = (
-            lease.counter,
-            lease.owner,
-            lease.checkpoint_owner,
-        )
-        memory.read_at = memory.read_started = now
-        if lease.actual_owner is not None:
-            memory.waiting_since = None
-        elif memory.waiting_since is None:
-            memory.waiting_since = now
-        if not lease.in_handoff:
-            memory.handoff_since = None
-        elif memory.handoff_since is None:
-            memory.handoff_since = now
-        if not lease.ended:
-            memory.ended_since = None
-        elif memory.ended_since is None:
-            memory.ended_since = now
+        memory.note_row(lease, now)
+        memory.waiting_since = _since(memory.waiting_since, now, is_on=lease.actual_owner is None)
+        memory.handoff_since = _since(memory.handoff_since, now, is_on=lease.in_handoff)
+        memory.ended_since = _since(memory.ended_since, now, is_on=lease.ended)
 
     def _compare(self, memory: LeaseMemory, lease: Lease, now: float) -> None:
         before = memory.actual_owner
@@ -264,13 +250,8 @@ class Liveness:
         if lease.counter != memory.counter:
             memory.moved_at = now
             memory.proven = memory.declared_expired = False
-        memory.counter, memory.owner, memory.checkpoint_owner = (
-            lease.counter,
-            lease.owner,
-            lease.checkpoint_owner,
-        )
+        memory.note_row(lease, now)
         memory.handoff_since = now if lease.in_handoff else None
-        memory.read_at = memory.read_started = now
 
     def living(self, now: float) -> tuple[WorkerMetrics, ...]:
         """Return the workers whose row changed within three reporting periods, sorted by id.
@@ -397,3 +378,10 @@ class Liveness:
             and not memory.declared_expired
             and self._workers.announces(owner)
         )
+
+
+def _since(before: float | None, now: float, *, is_on: bool) -> float | None:
+    """Return the time since which a state holds; None if it does not."""
+    if not is_on:
+        return None
+    return now if before is None else before

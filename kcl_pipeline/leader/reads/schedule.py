@@ -94,7 +94,11 @@ class LeaderReads:
 
     def _unchanged(self, deadline: Deadline) -> CycleContext | None:
         last = self._last
-        if last is None or self._scans_left > 0 or self._is_scan_old(last):
+        if (
+            last is None
+            or self._scans_left > 0
+            or self._clock.monotonic() - last.scan_started >= self._interval_seconds
+        ):
             return None
         if self._balance.must_look(self._clock.monotonic()):
             return None
@@ -114,14 +118,11 @@ class LeaderReads:
             age_seconds=now - last.scan_started,
         )
 
-    def _is_scan_old(self, last: CycleContext) -> bool:
-        return self._clock.monotonic() - last.scan_started >= self._interval_seconds
-
     def _is_a_stream_new(self, last: CycleContext) -> bool:
         """Resolve the streams. Return whether one cannot be resolved, or has no leases."""
         errors: list[Exception] = []
         self._streams.for_each(lambda _stream: None, errors)
-        return bool(errors) or not all(last.of_stream(one) for one in self._streams.known())
+        return bool(errors) or not all(last.leases.of_stream(one) for one in self._streams.known())
 
     def _has_changed(self) -> bool:
         renewals, began = self._liveness.renewals, self._clock.monotonic()

@@ -121,14 +121,14 @@ class StandbyWatch:
             self._scan(leader, now)
         elif not self.is_watcher:
             self._rank_among(self._reads.workers().workers, leader, now)
-        elif self._must_scan or now - self._scanned_at >= _SCAN_SECONDS or self._has_forgotten:
+        elif (
+            self._must_scan
+            or now - self._scanned_at >= _SCAN_SECONDS
+            or self._liveness.watching_since is None
+        ):
             self._scan(leader, now)
         else:
             self._probe(leader, now)
-
-    @property
-    def _has_forgotten(self) -> bool:
-        return self._liveness.watching_since is None
 
     def _scan(self, leader: str | None, now: float) -> None:
         found = self._reads.scan()

@@ -8,7 +8,8 @@ from typing import Final
 from kcl_pipeline.clock import Clock
 from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.leader.cleaning import Cleaning
-from kcl_pipeline.leader.phase import CycleContext, LeadershipCheck
+from kcl_pipeline.leader.election.lock import LeaderElection
+from kcl_pipeline.leader.phase import CycleContext
 from kcl_pipeline.leader.streams.streams import Streams
 from kcl_pipeline.leases.application.recorded_stream import AccountAndName, RecordedStream
 from kcl_pipeline.leases.tables import CoordinatorStateTable
@@ -42,7 +43,7 @@ class FormerStreams:
         coordinator_table: CoordinatorStateTable,
         clock: Clock,
         streams: Streams,
-        leadership: LeadershipCheck,
+        leadership: LeaderElection,
         cleaning: Cleaning,
     ) -> None:
         self._settings = settings.shard_sync
@@ -134,7 +135,7 @@ class FormerStreams:
         for text in sorted(context.leases.streams()):
             stream = StreamId.parse(text)
             if (stream.account, stream.name) in self._removing:
-                found += context.of_stream(stream)
+                found += context.leases.of_stream(stream)
         self._cleaning.delete_leases(
             context, [Deletion(lease, "its stream is not read any more") for lease in found]
         )

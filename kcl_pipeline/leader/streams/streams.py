@@ -18,8 +18,8 @@ from kcl_pipeline.errors import (
 )
 from kcl_pipeline.events import EventSink, StreamUnavailable
 from kcl_pipeline.kinesis.client import KinesisClient
-from kcl_pipeline.kinesis.identity import require_same_stream
-from kcl_pipeline.leader.phase import STREAM_OPERATIONS, NotLeadingError
+from kcl_pipeline.leader.election.lock import NotLeadingError
+from kcl_pipeline.leader.phase import STREAM_OPERATIONS
 from kcl_pipeline.leader.streams.selection import Selection
 from kcl_pipeline.leases.application.identity import ApplicationIdentity
 from kcl_pipeline.leases.application.recorded_stream import (
@@ -267,7 +267,8 @@ class Streams:
             raise
         if wait is not None and wait.error.operation == "DescribeStreamSummary":
             del self._waits[name_or_arn]
-        if known is None or not _is_older(found, known.stream):
+        # Creation times only grow. A smaller one is a response about a former stream of this name.
+        if known is None or (found.created_millis or 0) >= (known.stream.created_millis or 0):
             self._known[name_or_arn] = known = _Known(found, now)
         known.looked_at = now
         return known.stream
@@ -286,18 +287,6 @@ class Streams:
             reported_at = now
             self._events(StreamUnavailable(self._reporter, name, str(error)))
         self._waits[name] = _Wait(error, seconds, now + seconds, reported_at)
-
-    def confirm(self, stream: StreamId) -> None:
-        """Check that the name still belongs to the resolved stream.
-
-        Call this after ListShards, before a write that depends on the list.
-
-        Raises:
-            StreamReplacedError: The name belongs to another stream now.
-            NotFoundError: The stream does not exist any more.
-            AwsError: The call failed.
-        """
-        require_same_stream(self._kinesis, stream)
 
     def forget(self) -> None:
         """Forget all streams. They are resolved again when needed."""
@@ -336,8 +325,3 @@ class Streams:
 def _is_of_stream(error: Exception) -> TypeGuard[AwsError]:
     """Return whether a call about the stream failed, and not one about a table."""
     return isinstance(error, STREAM_ERRORS) and error.operation in STREAM_OPERATIONS
-
-
-def _is_older(found: StreamId, known: StreamId) -> bool:
-    """Return whether a response is about a former stream of this name. Creation times only grow."""
-    return (found.created_millis or 0) < (known.created_millis or 0)

@@ -15,7 +15,7 @@ from kcl_pipeline.kinesis.client import KinesisClient
 from kcl_pipeline.kinesis.identity import require_same_stream
 from kcl_pipeline.leader.election.lock import LeaderElection
 from kcl_pipeline.leader.lease_map import LeaseMap
-from kcl_pipeline.leader.phase import CycleContext, LeadershipCheck
+from kcl_pipeline.leader.phase import CycleContext
 from kcl_pipeline.leader.streams.streams import Streams
 from kcl_pipeline.leader.sync.listing import asks_table
 from kcl_pipeline.leases.lease.values import Lease
@@ -38,16 +38,14 @@ class DeletedRows:
         table: LeaseTable,
         kinesis: KinesisClient,
         events: EventSink,
-        election: LeaderElection,
         streams: Streams,
-        leadership: LeadershipCheck,
+        leadership: LeaderElection,
         stored: StoredShards | None = None,
     ) -> None:
         self._stored = stored
         self._table = table
         self._kinesis = kinesis
         self._events = events
-        self._election = election
         self._streams = streams
         self._leadership = leadership
         self._term = 0
@@ -63,8 +61,8 @@ class DeletedRows:
         Raises:
             NotLeadingError: This process does not lead any more.
         """
-        if self._term != self._election.term:
-            self._term = self._election.term
+        if self._term != self._leadership.term:
+            self._term = self._leadership.term
             self._unfinished.clear()
         known, self._unfinished = self._unfinished, {}
         self._unfinished = {key: row for key, row in context.leases.items() if not row.ended}
@@ -92,7 +90,7 @@ class DeletedRows:
         parent's row was deleted by hand. (The worker deletes the lease of a shard that is not
         listed.) The conditions of the write cover both rows.
         """
-        children = _children_of(lease, context.of_stream(stream))
+        children = _children_of(lease, context.leases.of_stream(stream))
         waiting = [child for child in children if has_not_begun(child)]
         if not waiting:
             return bool(children)
@@ -125,7 +123,7 @@ class DeletedRows:
         rows = (self._table.get(child.lease_key) for child in waiting)
         if any(row is not None and has_not_begun(row) for row in rows):
             after = None if lease.checkpoint.is_sentinel else lease.checkpoint
-            name = self._election.owner_name
+            name = self._leadership.owner_name
             self._events(
                 RecordsLost(
                     name, lease.lease_key, LossReason.ROW_DELETED, after, stream=stream.name

@@ -11,13 +11,9 @@ from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.errors import AwsError, InvalidRequestError, ShardSyncError, ThrottledError
 from kcl_pipeline.events import EventSink, HoleFound, LeasesCreated
 from kcl_pipeline.kinesis.client import KinesisClient
-from kcl_pipeline.leader.phase import (
-    WRITES_AT_ONCE,
-    CycleContext,
-    LeadershipCheck,
-    NotLeadingError,
-    keys_of,
-)
+from kcl_pipeline.kinesis.identity import require_same_stream
+from kcl_pipeline.leader.election.lock import WRITES_AT_ONCE, LeaderElection, NotLeadingError
+from kcl_pipeline.leader.phase import CycleContext, keys_of
 from kcl_pipeline.leader.report import StreamCoverage
 from kcl_pipeline.leader.streams.streams import Streams
 from kcl_pipeline.leader.sync.listing import (
@@ -61,7 +57,7 @@ class ShardSync:
         clock: Clock,
         events: EventSink,
         streams: Streams,
-        leadership: LeadershipCheck,
+        leadership: LeaderElection,
         stored: StoredShards | None = None,
     ) -> None:
         self._stored = stored
@@ -98,13 +94,13 @@ class ShardSync:
             wanted = self._unfinished.get(stream)
             if (
                 wanted is None
-                and not context.of_stream(stream)
+                and not context.leases.of_stream(stream)
                 and not has_unreadable_shards(self._kinesis, stream, context.unreadable)
             ):
                 wanted = initial_leases(
                     self._kinesis, self._of_stream(stream), stream, self._stored
                 )
-                self._streams.confirm(stream)
+                require_same_stream(self._kinesis, stream)
             if wanted:
                 self._create_initial(context, stream, wanted)
 
@@ -219,7 +215,7 @@ class ShardSync:
             self._audit_due[stream] = (
                 time + self._settings.leases_recovery_auditor_execution_frequency_millis / 1000
             )
-            rows = context.of_stream(stream)
+            rows = context.leases.of_stream(stream)
             if any(needs_listing(row) or row.lease_key in stale for row in rows):
                 listings[stream] = self._listed(stream)
                 self._fill_in(context, stream, listings[stream])
@@ -234,13 +230,13 @@ class ShardSync:
     def _listed(self, stream: StreamId) -> tuple[Shard, ...]:
         """Return all shards, after checking that the name still belongs to this stream."""
         shards = self._kinesis.list_shards(stream)
-        self._streams.confirm(stream)
+        require_same_stream(self._kinesis, stream)
         return shards
 
     def _fill_in(self, context: CycleContext, stream: StreamId, shards: Sequence[Shard]) -> None:
         """Set missing hash ranges and children of rows, like KCL's meta updates."""
-        ranges = ranges_to_fill(context.of_stream(stream), shards, stream)
-        children = children_to_fill(context.of_stream(stream), shards, stream)
+        ranges = ranges_to_fill(context.leases.of_stream(stream), shards, stream)
+        children = children_to_fill(context.leases.of_stream(stream), shards, stream)
         if ranges or children:
             self._leadership.check()
         for key, hash_key_range in ranges.items():
@@ -253,7 +249,7 @@ class ShardSync:
                 )
 
     def _count_hole(self, context: CycleContext, stream: StreamId) -> bool:
-        hole = hole_in_leases(context.of_stream(stream))
+        hole = hole_in_leases(context.leases.of_stream(stream))
         if hole is None:
             self._holes.pop(stream, None)
             return False
@@ -269,7 +265,7 @@ class ShardSync:
         """Create missing leases, ancestors first; see `leases_for_missing_shards`."""
         wanted = missing_leases(
             self._of_stream(stream),
-            context.of_stream(stream),
+            context.leases.of_stream(stream),
             keys_of(context.unreadable, stream),
             shards,
             stream,
@@ -291,7 +287,7 @@ class ShardSync:
         return tuple(
             stream_coverage(
                 stream,
-                context.of_stream(stream),
+                context.leases.of_stream(stream),
                 self._holes[stream].times if stream in self._holes else 0,
             )
             for stream in self._streams.known()

@@ -18,7 +18,6 @@ from kcl_pipeline.config.shard_sync import ShardSyncSettings
 from kcl_pipeline.errors import OtherApplicationError
 from kcl_pipeline.leases.application.control import NOTHING_WANTED, Control
 from kcl_pipeline.leases.application.recorded_stream import (
-    AccountAndName,
     RecordedStream,
     account_and_name_of_arn,
 )
@@ -353,7 +352,8 @@ def _other_streams(leases: Sequence[Lease], wanted: ApplicationIdentity) -> str 
             f"the lease {single.lease_key} has no stream in its key: the application reads one "
             f"stream, but streams={_names(wanted)} names several"
         )
-    named = {_account_and_name(StreamId.parse(lease.stream)) for lease in leases if lease.stream}
+    streams = (StreamId.parse(lease.stream) for lease in leases if lease.stream)
+    named = {(one.account, one.name) for one in streams}
     if (
         not named
         or not wanted.streams
@@ -364,10 +364,6 @@ def _other_streams(leases: Sequence[Lease], wanted: ApplicationIdentity) -> str 
         f"its leases are those of {sorted(name for _, name in named)}, and none of these is in "
         f"streams={_names(wanted)}"
     )
-
-
-def _account_and_name(stream: StreamId) -> AccountAndName:
-    return stream.account, stream.name
 
 
 def _not_of_shard(lease: Lease, shard: Shard) -> str | None:

@@ -242,18 +242,20 @@ class DynamoDbStore:
     def _part_of_transaction(self, write: Write) -> dict[str, Any]:
         expression = Expression()
         condition = expression.condition(write.conditions)
-        if isinstance(write, Elsewhere):
-            return _elsewhere(write, expression, condition)
-        if not isinstance(write, Update):
+        if isinstance(write, Put):
             request = expression.parameters(ConditionExpression=condition)
-            if isinstance(write, Put):
-                return {"Put": {"TableName": self.name, "Item": write.item, **request}}
-            key = {write.store.key_name: {"S": write.key}}
-            return {"ConditionCheck": {"TableName": write.store.name, "Key": key, **request}}
-        request = expression.parameters(
-            ConditionExpression=condition, UpdateExpression=expression.update(write.changes)
-        )
-        return {"Update": {"TableName": self.name, "Key": self._key(write.key), **request}}
+            return {"Put": {"TableName": self.name, "Item": write.item, **request}}
+        store = self if isinstance(write, Update) else write.store
+        changes = None if isinstance(write, Check) else write.changes
+        update = "" if changes is None else expression.update(changes)
+        request = {
+            "TableName": store.name,
+            "Key": {store.key_name: {"S": write.key}},
+            **expression.parameters(ConditionExpression=condition, UpdateExpression=update),
+        }
+        if isinstance(write, Check):
+            return {"ConditionCheck": request}
+        return {"Delete" if changes is None else "Update": request}
 
     def scan(self, *, consistent: bool = False) -> Iterator[Item]:
         """See `store.RowStore`."""
@@ -350,13 +352,3 @@ class DynamoDbStore:
 
     def _call(self, method: Callable[..., Any], operation: str, **request: Any) -> dict[str, Any]:
         return call(method, operation, self.name, TableName=self.name, **request)
-
-
-def _elsewhere(write: Elsewhere, expression: Expression, condition: str) -> dict[str, Any]:
-    row = {"TableName": write.store.name, "Key": {write.store.key_name: {"S": write.key}}}
-    if write.changes is None:
-        return {"Delete": {**row, **expression.parameters(ConditionExpression=condition)}}
-    request = expression.parameters(
-        ConditionExpression=condition, UpdateExpression=expression.update(write.changes)
-    )
-    return {"Update": {**row, **request}}

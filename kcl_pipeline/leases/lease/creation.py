@@ -38,19 +38,29 @@ class LeaseCreation:
         self.name = store.name
         self._store = store
 
-    def create_leases(self, leases: Sequence[Lease], proof: Check) -> tuple[str, ...] | None:
+    def create_leases(
+        self, leases: Sequence[Lease], proof: Check | Update
+    ) -> tuple[str, ...] | None:
         """Put the rows that do not exist, in one transaction whose condition is `proof`.
 
         Applied if all rows exist; see `create_successors`.
 
         Args:
             leases: The new rows, at most 99.
-            proof: The condition, see `CoordinatorStateTable.proof_of_lock`.
+            proof: The condition, see `CoordinatorStateTable.proof_of_lock`; or an update of another
+                row with its conditions.
 
         Returns:
             The keys that this call created. None if `proof` does not hold; nothing was written.
         """
-        return self._put_missing(proof, leases)
+        missing = list(leases)
+        while refused := self._store.transact(
+            [proof, *(Put(lease_to_item(lease), [Absent(rows.LEASE_KEY)]) for lease in missing)]
+        ):
+            if 0 in refused:
+                return None
+            missing = [lease for index, lease in enumerate(missing, 1) if index not in refused]
+        return tuple(lease.lease_key for lease in missing)
 
     def create_successors(self, lease: Lease, successors: Sequence[Lease]) -> bool:
         """Put the rows of the shards that follow the shard of `lease`, and set its children.
@@ -78,7 +88,7 @@ class LeaseCreation:
         ]
         children = string_set(successor.shard_id for successor in successors)
         parent = Update(lease.lease_key, unfinished, Changes({rows.CHILDREN: children}))
-        return self._put_missing(parent, successors) is not None
+        return self.create_leases(successors, parent) is not None
 
     def restore_parents(self, child: Lease, parents: Sequence[Lease]) -> tuple[str, ...] | None:
         """Put the missing rows of the parents of `child`.
@@ -99,24 +109,7 @@ class LeaseCreation:
         has_not_begun = [*checkpoint_conditions(child), Absent(rows.PENDING)]
         # An update in a transaction needs a change; the parents are set to the same value.
         same = Changes({rows.PARENTS: string_set(child.parent_shard_ids)})
-        return self._put_missing(Update(child.lease_key, has_not_begun, same), parents)
-
-    def _put_missing(
-        self, proof: Update | Check, leases: Sequence[Lease]
-    ) -> tuple[str, ...] | None:
-        """Create the leases that have no row, in one transaction with `proof`.
-
-        Returns:
-            The keys that this call created. None if `proof` was refused.
-        """
-        missing = list(leases)
-        while refused := self._store.transact(
-            [proof, *(Put(lease_to_item(lease), [Absent(rows.LEASE_KEY)]) for lease in missing)]
-        ):
-            if 0 in refused:
-                return None
-            missing = [lease for index, lease in enumerate(missing, 1) if index not in refused]
-        return tuple(lease.lease_key for lease in missing)
+        return self.create_leases(parents, Update(child.lease_key, has_not_begun, same))
 
 
 def checkpoint_conditions(lease: Lease) -> list[Condition]:

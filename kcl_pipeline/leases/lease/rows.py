@@ -263,14 +263,11 @@ class LeaseRows(LeasePositions):
             (rows.CHECKPOINT_OWNER,),
             {rows.COUNTER: 1, **_switch(lease, owner)},
         )
-        outcome = self._store.update(lease.lease_key, conditions, changes)
-        row = self._lease(outcome.item)
-        if outcome.applied or row is None:
-            return row
-        return (
-            row
-            if row.owner == owner and not row.in_handoff and row.counter > lease.counter
-            else None
+        return self._update(
+            lease,
+            conditions,
+            changes,
+            lambda row: row.owner == owner and not row.in_handoff and row.counter > lease.counter,
         )
 
     def initiate_handoff(self, lease: Lease, owner: str) -> Lease | None:
@@ -284,13 +281,12 @@ class LeaseRows(LeasePositions):
         """
         if lease.owner is None or lease.in_handoff or lease.owner == owner:
             return None
-        conditions = [Present(rows.LEASE_KEY), *_owners_of(lease)]
-        changes = Changes({rows.OWNER: string(owner), rows.CHECKPOINT_OWNER: string(lease.owner)})
-        outcome = self._store.update(lease.lease_key, conditions, changes)
-        row = self._lease(outcome.item)
-        if outcome.applied or row is None:
-            return row
-        return row if row.owner == owner and row.checkpoint_owner == lease.owner else None
+        return self._update(
+            lease,
+            [Present(rows.LEASE_KEY), *_owners_of(lease)],
+            Changes({rows.OWNER: string(owner), rows.CHECKPOINT_OWNER: string(lease.owner)}),
+            lambda row: row.owner == owner and row.checkpoint_owner == lease.owner,
+        )
 
     def evict(self, lease: Lease) -> Lease | None:
         """Remove the owner and increment the counter.
@@ -310,18 +306,27 @@ class LeaseRows(LeasePositions):
             *_owners_of(lease),
             Equals(rows.COUNTER, number(lease.counter)),
         ]
-        outcome = self._store.update(
-            lease.lease_key, conditions, Changes(remove=remove, add={rows.COUNTER: 1})
-        )
-        row = self._lease(outcome.item)
-        if outcome.applied or row is None:
-            return row
         remaining = lease.owner if lease.in_handoff else None
-        return (
-            row
-            if row.owner == remaining and not row.in_handoff and row.counter == lease.counter + 1
-            else None
+        return self._update(
+            lease,
+            conditions,
+            Changes(remove=remove, add={rows.COUNTER: 1}),
+            lambda row: (
+                row.owner == remaining and not row.in_handoff and row.counter == lease.counter + 1
+            ),
         )
+
+    def _update(
+        self,
+        lease: Lease,
+        conditions: Sequence[Condition],
+        changes: Changes,
+        is_applied: Callable[[Lease], bool],
+    ) -> Lease | None:
+        """Update a row. A refused write counts as applied if `is_applied` holds for the row."""
+        outcome = self._store.update(lease.lease_key, conditions, changes)
+        row = self._lease(outcome.item)
+        return row if outcome.applied or (row is not None and is_applied(row)) else None
 
     def set_child_shard_ids(self, lease_key: str, child_shard_ids: Sequence[str]) -> bool:
         """Set the children of a row, without changing the counter. False if there is no row.

@@ -134,12 +134,9 @@ def shard_attributes(lease: Lease) -> Item:
 
 def observed_attributes(throughput_kbps: float | None, read_up_to_millis: int | None) -> Item:
     """Return the attributes that report what the owner has read."""
-    put: Item = {}
-    if throughput_kbps is not None:
-        put[THROUGHPUT] = number(float(throughput_kbps))
-    if read_up_to_millis is not None:
-        put[READ_UP_TO] = number(read_up_to_millis)
-    return put
+    kbps = None if throughput_kbps is None else float(throughput_kbps)
+    observed = {THROUGHPUT: kbps, READ_UP_TO: read_up_to_millis}
+    return {name: number(value) for name, value in observed.items() if value is not None}
 
 
 def table_attributes(mark: TableMark | None) -> Item:
@@ -166,33 +163,24 @@ def stream_attributes(lease: Lease) -> Item:
 
 def lease_to_item(lease: Lease) -> Item:
     """Return the complete row of a lease, as it is put when the lease is created."""
-    item: Item = {
+    numbers = {STREAM_CREATED: lease.stream_mark, INITIAL_TIMESTAMP: lease.initial_millis}
+    owners = {OWNER: lease.owner, CHECKPOINT_OWNER: lease.checkpoint_owner}
+    parents = lease.parent_shard_ids
+    return {
         LEASE_KEY: string(lease.lease_key),
         ENTITY_TYPE: string(LEASE_ENTITY),
         COUNTER: number(lease.counter),
         OWNER_SWITCHES: number(lease.owner_switches_since_checkpoint),
         **position_attributes(CHECKPOINT, CHECKPOINT_SUB, lease.checkpoint),
         **stream_attributes(lease),
+        **{name: number(value) for name, value in numbers.items() if value is not None},
+        **table_attributes(lease.table_mark),
+        **{name: string(value) for name, value in owners.items() if value is not None},
+        **pending_attributes(lease.pending_checkpoint, lease.pending_checkpoint_state),
+        **({PARENTS: string_set(parents)} if parents else {}),
+        **shard_attributes(lease),
+        **observed_attributes(lease.throughput_kbps, lease.read_up_to_millis),
     }
-    own = {
-        STREAM_CREATED: lease.stream_mark,
-        READ_UP_TO: lease.read_up_to_millis,
-        INITIAL_TIMESTAMP: lease.initial_millis,
-    }
-    item |= {name: number(value) for name, value in own.items() if value is not None}
-    item |= table_attributes(lease.table_mark)
-    if lease.owner is not None:
-        item[OWNER] = string(lease.owner)
-    if lease.checkpoint_owner is not None:
-        item[CHECKPOINT_OWNER] = string(lease.checkpoint_owner)
-    if lease.pending_checkpoint is not None:
-        item |= pending_attributes(lease.pending_checkpoint, lease.pending_checkpoint_state)
-    if lease.parent_shard_ids:
-        item[PARENTS] = string_set(lease.parent_shard_ids)
-    item |= shard_attributes(lease)
-    if lease.throughput_kbps is not None:
-        item[THROUGHPUT] = number(float(lease.throughput_kbps))
-    return item
 
 
 def is_lease(item: Item) -> bool:

@@ -43,7 +43,9 @@ class TableMark:
 
     def __str__(self) -> str:
         place = self.position
-        number, sub = (_NONE, 0) if place is None else (place.sequence_number, _sub_of(place))
+        number, sub = (
+            (_NONE, 0) if place is None else (place.sequence_number, place.sub_sequence_number)
+        )
         return f"{self.number} {number} {sub} {self.table}"
 
     @classmethod
@@ -80,7 +82,3 @@ class TableMark:
                 f"it was {self.position}"
             )
         return None
-
-
-def _sub_of(position: Position) -> int:
-    return position.sub_sequence_number

@@ -118,26 +118,22 @@ def worker_from_item(item: Item, key_name: str) -> WorkerMetrics:
     """
     key = printable(text_of(item, key_name) or "without a key")
     with readable(f"the row {key} is not a worker metrics row that can be read"):
-        return _worker(item, key_name)
-
-
-def _worker(item: Item, key_name: str) -> WorkerMetrics:
-    return WorkerMetrics(
-        worker_id=required(name_of(item, key_name, MAX_KEY_BYTES), key_name),
-        last_update_seconds=required(int_of(item, LAST_UPDATE), LAST_UPDATE),
-        stats=_lists_of(item, STATS, least=-1.0),
-        operating_range={
-            name: tuple(int(v) for v in values)
-            for name, values in _lists_of(item, OPERATING_RANGE, least=0.0).items()
-        },
-        support_code=int_of(item, SUPPORT_CODE),
-        drain_requested=int_of(item, DRAIN) == 1,
-        drains_for_pause=text_of(item, DRAIN_REASON) == FOR_PAUSE,
-        run_id=name_of(item, RUN_ID, MAX_KEY_BYTES),
-        status=None if (text := text_of(item, STATUS)) is None else status_of(text),
-        changes=int_of(item, CHANGES),
-        own_cpu=_averages_of(item, OWN_CPU, least=-1.0),
-    )
+        return WorkerMetrics(
+            worker_id=required(name_of(item, key_name, MAX_KEY_BYTES), key_name),
+            last_update_seconds=required(int_of(item, LAST_UPDATE), LAST_UPDATE),
+            stats=_lists_of(item, STATS, least=-1.0),
+            operating_range={
+                name: tuple(int(v) for v in values)
+                for name, values in _lists_of(item, OPERATING_RANGE, least=0.0).items()
+            },
+            support_code=int_of(item, SUPPORT_CODE),
+            drain_requested=int_of(item, DRAIN) == 1,
+            drains_for_pause=text_of(item, DRAIN_REASON) == FOR_PAUSE,
+            run_id=name_of(item, RUN_ID, MAX_KEY_BYTES),
+            status=None if (text := text_of(item, STATUS)) is None else status_of(text),
+            changes=int_of(item, CHANGES),
+            own_cpu=_averages_of(item, OWN_CPU, least=-1.0),
+        )
 
 
 def is_worker(item: Item) -> bool:

@@ -81,7 +81,8 @@ def _balance(problem: Problem, calm: list[int]) -> tuple[list[int], str]:
         else targets.rest
     )
     loaded = any(
-        w < 0 and problem.free[i] and _weighs(problem, i) for i, w in enumerate(problem.home)
+        w < 0 and problem.free[i] and any(loads[i] > 0 for loads in problem.loads)
+        for i, w in enumerate(problem.home)
     )
     patience = 0.0 if loaded else problem.hysteresis
     now = _Stress(problem, targets, calm, reach)
@@ -182,18 +183,10 @@ class _Stress:
                 )
         self.group_is_over = (
             self.group_peak > 1.0 + problem.limits.group_threshold_percentage / 100.0 + EPSILON
-            and _several_per_group(problem)
+            # Groups of one worker each need no balance of their own.
+            and 1 < len(problem.groups) < len(problem.workers)
             and (not targets.oversized or is_small(problem))
         )
-
-
-def _several_per_group(problem: Problem) -> bool:
-    # Groups of one worker each need no balance of their own.
-    return 1 < len(problem.groups) < len(problem.workers)
-
-
-def _weighs(problem: Problem, i: int) -> bool:
-    return any(loads[i] > 0 for loads in problem.loads)
 
 
 def _solve_small(problem: Problem, targets: Targets, calm: list[int]) -> list[int]:
