@@ -337,9 +337,9 @@ class ConsumerSettings(StrictSettings):
     @property
     def consumers_by_stream(self) -> dict[str, str]:
         """ARNs of registered fan-out consumers by the ARN of their stream."""
-        given = [one.consumer_arn for one in self.stream_settings.values()]
-        arns = [*self.retrieval.consumer_arns.values(), *(arn for arn in given if arn)]
-        return {stream_of_consumer(arn) or arn: arn for arn in arns}
+        of_streams = (one.consumer_arn for one in self.stream_settings.values())
+        arns = (*self.retrieval.consumer_arns.values(), *of_streams)
+        return {stream_of_consumer(arn) or arn: arn for arn in arns if arn}
 
     @property
     def record_memory_bytes(self) -> int:

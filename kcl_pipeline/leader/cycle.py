@@ -228,11 +228,10 @@ class LeaderCycle:
         except NotFoundError as error:
             self.misses_table = True
             if context is None:
-                waiting = f"waiting for the first worker, which creates the tables ({error})"
                 return CycleReport(
                     led=self._election.held is not None,
                     lock_owner=self._election.seen_owner,
-                    error=waiting,
+                    error=f"waiting for the first worker, which creates the tables ({error})",
                 )
             context.errors.append(error)
         except Exception as error:  # noqa: BLE001
@@ -385,9 +384,8 @@ class LeaderCycle:
             self._events(CycleFailed(f"release of the leader lock: {error_sentence(error)}", 0))
 
     def _report(self, context: CycleContext, began: float, error: str | None) -> CycleReport:
-        report = report_of(context, self._owner_name, error)
         return replace(
-            report,
+            report_of(context, self._owner_name, error),
             coverage=self._sync.coverage(context),
             unavailable=self._streams.unavailable(),
             streams=self._streams.known(),

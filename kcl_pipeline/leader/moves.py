@@ -85,13 +85,12 @@ class MoveWriter:
         for move in moves:
             lease = context.leases.get(move.lease_key)
             if lease is not None:
-                has_to_move = move.from_worker is None
                 how = how_to_move(
                     lease,
                     move.to_worker,
                     seen,
                     graceful_enabled=self._settings.is_graceful_lease_handoff_enabled,
-                    has_to_move=has_to_move,
+                    has_to_move=move.from_worker is None,
                 )
                 if how != "leave":
                     wanted.append((move, lease, how))

@@ -107,13 +107,12 @@ def preview(
     if observe_seconds < liveness.settling_seconds:
         seen = replace(seen, unconfirmed=frozenset())
     workers = liveness.living(found.scan_started)
-    separator = settings.worker.worker_group_separator
     prepared = prepare(
         (*found.leases, *create),
         workers,
         seen,
         settings.assignment,
-        group_separator=separator,
+        group_separator=settings.worker.worker_group_separator,
         balance=True,
     )
     return Preview(

@@ -121,8 +121,7 @@ class LeaseTaker:
             self._events(PlanMade(TAKE_AND_STEAL, *counts, millis))
         leases = {lease.lease_key: lease for lease in found}
         taken = [one.lease_key for one in takings.takes if self._take(one, leases[one.lease_key])]
-        owners = {lease.owner for lease in found if lease.owner is not None}
-        chosen = shard_sync_worker(owners)
+        chosen = shard_sync_worker({lease.owner for lease in found if lease.owner is not None})
         return TakeResult(
             tuple(taken),
             must_repeat=len(taken) < len(takings.takes),

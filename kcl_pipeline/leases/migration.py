@@ -139,8 +139,7 @@ class ClientVersion:
             IncompatibleTableError: The stored version is unknown.
             AwsError: The row cannot be read or written.
         """
-        found = ensure_client_version(self._table, self._worker_id, self._clock, self._config)
-        self._follow(found)
+        self._follow(ensure_client_version(self._table, self._worker_id, self._clock, self._config))
 
     def look(self) -> None:
         """Read the version if it is time to. The version 3X is final.

@@ -61,8 +61,7 @@ def fit(samples: Sequence[WorkerSample]) -> CostModel:
     total_cpu = sum(sample.cpu_percentage for sample in samples)
     total_kbps = sum(sample.throughput_kbps for sample in samples)
     if total_kbps <= 0:
-        per_lease = total_cpu / max(sum(sample.leases for sample in samples), 1)
-        return CostModel(0.0, 0.0, per_lease)
+        return CostModel(0.0, 0.0, total_cpu / max(sum(sample.leases for sample in samples), 1))
     if len(samples) >= MIN_WORKERS:
         fitted = _regress(samples, total_kbps / len(samples))
         if fitted is not None:

@@ -79,7 +79,6 @@ def prepare(
         group_separator: Separates the group in a worker id.
         balance: Whether leases may move for balance.
     """
-    usable = [row for row in workers if is_valid(row)]
     states = {
         row.worker_id: worker_state(
             row,
@@ -87,7 +86,8 @@ def prepare(
             group_separator,
             seen.distrusted | seen.unconfirmed,
         )
-        for row in usable
+        for row in workers
+        if is_valid(row)
     }
     draining = frozenset(row.worker_id for row in workers if row.drain_requested)
     living = frozenset(row.worker_id for row in workers) | seen.unreadable

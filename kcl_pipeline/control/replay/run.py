@@ -321,8 +321,7 @@ class Replaying:
         A process that planned the replay before another one ended it finds no tables, and has
         created them again.
         """
-        log = log_of_sink(sink, plan.name)
-        return log.txn_versions([END_MARK])[END_MARK].fence is not None
+        return log_of_sink(sink, plan.name).txn_versions([END_MARK])[END_MARK].fence is not None
 
     def _recorded(self, name: str) -> ReplayRecord | None:
         # only the names of the tables matter here

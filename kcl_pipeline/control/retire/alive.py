@@ -137,8 +137,7 @@ class Liveness:
             return None, 0.0
         match lock:
             case LeaderLock(is_released=False):
-                owner = (lock.owner_name, lock.version)
-                return owner, lock.lease_duration_millis / 1000
+                return (lock.owner_name, lock.version), lock.lease_duration_millis / 1000
             case UnreadableLock():
                 values = tuple(sorted((name, str(v)) for name, v in lock.attributes.items()))
                 return ("an unknown process", values), _MOST_LOCK_SECONDS

@@ -114,14 +114,12 @@ class PartFinder:
         """Look at everything. A part that cannot be looked at is a problem, not an error."""
         self._problems, self._stays, self._created = [], [], []
         streams, recorded_sink = self._record()
-        named = f"tables of the application {self._app.name}"
-        tables = self._attempt(named, self._removals.tables)
+        tables = self._attempt(f"tables of the application {self._app.name}", self._removals.tables)
         former, state = ((), None) if tables is None else tables
         before = [self._table(one) for one in former]
         last = None if state is None else self._table(state)
         announcements = self._announcements(recorded_sink)
-        consumers = [self._consumer(arn) for arn in self._arns(streams)]
-        first = [announcements, *consumers, *before]
+        first = [announcements, *[self._consumer(arn) for arn in self._arns(streams)], *before]
         self._streams_stay(streams)
         return Parts(
             tuple(part for part in first if part is not None),

@@ -126,8 +126,7 @@ class LeaderElection:
         """
         if self._observed is None or self._observed_millis is None:
             return 0.0
-        unchanged = self._clock.monotonic() - self._observed[1]
-        return unchanged / (self._observed_millis / 1000)
+        return (self._clock.monotonic() - self._observed[1]) / (self._observed_millis / 1000)
 
     def confirm(self) -> bool:
         """Send a conditional heartbeat.

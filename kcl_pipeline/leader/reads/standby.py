@@ -137,8 +137,7 @@ class StandbyWatch:
         self._must_scan = self._reads.is_small(
             len(found.leases), len(self._probes)
         ) or not self._liveness.announce_changes(self._probes)
-        owners = {lease.actual_owner for lease in found.leases}
-        self._rank_among(found.workers, leader, now, owners)
+        self._rank_among(found.workers, leader, now, {lease.actual_owner for lease in found.leases})
 
     def _probe(self, leader: str | None, now: float) -> None:
         """Read a lease of the leader, which dates the renewals of all its leases."""

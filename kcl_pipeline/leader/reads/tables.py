@@ -87,8 +87,7 @@ class TableReads:
         workers = self.workers() if with_workers else None
         get = partial(self._lease_table.get, consistent=False)
         leases = {one.lease_key: one for one in self._run(get, tuple(keys)) if one is not None}
-        times = (began, self._clock.monotonic())
-        self._liveness.observe_some(leases.values(), workers, *times)
+        self._liveness.observe_some(leases.values(), workers, began, self._clock.monotonic())
         return leases, workers
 
     def is_small(self, leases: int, owners: int) -> bool:

@@ -166,8 +166,7 @@ def _with_protocol(identity: ApplicationIdentity) -> ApplicationIdentity:
         return replace(identity, positions=None, short_names=False)
     is_short = identity.sink.startswith(SHORT_POSITIONS)
     address = identity.sink.removeprefix(SHORT_POSITIONS if is_short else POSITIONS)
-    stored = address != identity.sink
-    return replace(identity, sink=address, positions=stored, short_names=is_short)
+    return replace(identity, sink=address, positions=address != identity.sink, short_names=is_short)
 
 
 def successor(

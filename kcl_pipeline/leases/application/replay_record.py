@@ -78,5 +78,4 @@ def replay_from_text(text: str) -> ReplayRecord:
     Raises:
         UnreadableRowError: The value is not a record of a replay.
     """
-    advice = "begin another replay with another id"
-    return record_of(text, ReplayRecord, REPLAY, MAX_TEXT, advice)
+    return record_of(text, ReplayRecord, REPLAY, MAX_TEXT, "begin another replay with another id")

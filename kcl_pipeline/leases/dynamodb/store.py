@@ -293,8 +293,7 @@ class DynamoDbStore:
         start: dict[str, Any] = {}
         retry = PageRetry(self._clock, self._rng)
         while True:
-            following = {**request, **start}
-            response = retry.page(partial(self._call, method, operation, **following))
+            response = retry.page(partial(self._call, method, operation, **request, **start))
             yield from response.get("Items", [])
             last = response.get("LastEvaluatedKey")
             if not last:

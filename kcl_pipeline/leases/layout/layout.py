@@ -267,8 +267,7 @@ class Layout:
             if self.wanted != "single":
                 raise
             return self._without_coordinator()
-        stored = None if item is None else migration_from_item(item)
-        return self._keep(self._effective(stored))
+        return self._keep(self._effective(None if item is None else migration_from_item(item)))
 
     def _without_coordinator(self) -> Placement:
         try:

@@ -99,8 +99,7 @@ class LeaseRows(LeasePositions):
             try:
                 leases.append(self._decode(item))
             except UnreadableRowError as error:
-                key = text_of(item, rows.LEASE_KEY) or ""
-                bad_rows.append(BadRow(self.name, key, str(error)))
+                bad_rows.append(BadRow(self.name, text_of(item, rows.LEASE_KEY) or "", str(error)))
         return LeaseListing(tuple(leases), tuple(bad_rows))
 
     def lease_keys_of(self, owner: str) -> tuple[str, ...]:
@@ -371,11 +370,11 @@ def _is_next(row: Lease, lease: Lease) -> bool:
 
 
 def _same_progress(row: Lease, lease: Lease) -> bool:
-    pending = (
-        row.pending_checkpoint == lease.pending_checkpoint
+    return (
+        row.checkpoint == lease.checkpoint
+        and row.pending_checkpoint == lease.pending_checkpoint
         and row.pending_checkpoint_state == lease.pending_checkpoint_state
     )
-    return pending and row.checkpoint == lease.checkpoint
 
 
 def _owners_of(lease: Lease) -> list[Condition]:

@@ -83,8 +83,7 @@ def _write(seek: LeaseSeek, token: str) -> Put | Update:
             initial_millis=seek.initial_millis,
             table_mark=seek.table_mark,
         )
-        item = lease_to_item(created) | {rows.SEEK: string(token)}
-        return Put(item, [Absent(rows.LEASE_KEY)])
+        return Put(lease_to_item(created) | {rows.SEEK: string(token)}, [Absent(rows.LEASE_KEY)])
     put: Item = {
         rows.COUNTER: number(lease.counter + 1),
         rows.OWNER_SWITCHES: number(0),

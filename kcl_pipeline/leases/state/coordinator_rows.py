@@ -236,8 +236,7 @@ class CoordinatorRows:
 
     def read_control(self) -> Control:
         """Return the requests of an operator. Strongly consistent."""
-        item = self._store.get(MIGRATION_KEY)
-        return control_of(item or {})
+        return control_of(self._store.get(MIGRATION_KEY) or {})
 
     def put_pause(self, pause: Pause | None, *, replacing: Control) -> bool:
         """Pause the application, or resume it with None, if the pause is as in `replacing`.

@@ -280,9 +280,8 @@ class _Search:
 
     def _allowed(self) -> bool:
         """Return whether all workers and groups that receive a lease are within their caps."""
-        limits = self.problem.limits
         if not self.capped or (
-            self.only_worker_counts and max(self.count) <= limits.max_leases_for_worker
+            self.only_worker_counts and max(self.count) <= self.problem.limits.max_leases_for_worker
         ):
             return True
         return not breaks_caps(self.problem, self.owner)
@@ -316,8 +315,7 @@ def breaks_caps(problem: Problem, owner: Sequence[int]) -> bool:
     heavy = [
         i for i, w in enumerate(owner) if w >= 0 and w != problem.home[i] and problem.kbps[i] > 0
     ]
-    arrived = {w for i, w in enumerate(owner) if w >= 0 and w != problem.home[i]}
-    for w in arrived:
+    for w in {w for i, w in enumerate(owner) if w >= 0 and w != problem.home[i]}:
         mine = [i for i, v in enumerate(owner) if v == w]
         busy = [problem.kbps[i] for i in mine if problem.kbps[i] > 0]
         if len(mine) > limits.max_leases_for_worker or (

@@ -37,8 +37,7 @@ class Loads:
         """Return the capacity of a worker. Only ratios between workers matter."""
         if self.resources[resource] != CPU:
             return worker.capacity
-        limit = worker.limits.get(CPU_METRIC, 100.0)
-        return max(limit, 1.0) * worker.capacity
+        return max(worker.limits.get(CPU_METRIC, 100.0), 1.0) * worker.capacity
 
 
 def quantile(values: list[float], q: float) -> float:
@@ -157,5 +156,4 @@ def _cpu(
 
 
 def _cpu_of(worker: WorkerState) -> float:
-    own = -1.0 if worker.own_cpu is None else worker.own_cpu
-    return worker.metrics.get(CPU_METRIC, own)
+    return worker.metrics.get(CPU_METRIC, -1.0 if worker.own_cpu is None else worker.own_cpu)

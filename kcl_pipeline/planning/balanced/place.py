@@ -58,8 +58,7 @@ def place(state: Assignment, leases: list[int]) -> list[int]:
 
 
 def _filled(state: Assignment, w: int, overhead: float) -> float:
-    finished = state.count[w] - state.open[w]
-    extra = overhead * (state.open[w] + _FINISHED * finished)
+    extra = overhead * (state.open[w] + _FINISHED * (state.count[w] - state.open[w]))
     return max((state.load[r][w] + extra) / state.problem.capacities[r][w] for r in state.resources)
 
 

@@ -92,9 +92,8 @@ def _reason(
         return f"frees capacity of {giver} for another lease; {taker}"
     from_group, to_group = problem.group_of[home], problem.group_of[to]
     if from_group != to_group and groups[from_group] > groups[to_group]:
-        uneven = (
+        return (
             f"group {problem.groups[from_group]} is at {groups[from_group]:.2f} of its "
-            f"share, group {problem.groups[to_group]} at {groups[to_group]:.2f}"
+            f"share, group {problem.groups[to_group]} at {groups[to_group]:.2f}; {taker}"
         )
-        return f"{uneven}; {taker}"
     return f"{giver} is at {before[home]:.2f} of its fair share; {taker}"

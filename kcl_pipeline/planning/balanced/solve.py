@@ -253,8 +253,7 @@ def _push(state: Assignment, w: int, r: int, excess: float, pieces: int, once: s
     first = bisect_left(held, (excess / pieces - EPSILON, -1))
     if first == len(held):
         return -1
-    most = state.slacks[-1][0]
-    fitting = held[: bisect_left(held, (most, len(state.owner)))]
+    fitting = held[: bisect_left(held, (state.slacks[-1][0], len(state.owner)))]
     lighter = (
         pieces_needed(fitting, excess) - pieces
         if sum(load for load, _ in fitting) >= excess

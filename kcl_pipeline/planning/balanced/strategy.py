@@ -202,8 +202,7 @@ def _solve(problem: Problem, targets: Targets, calm: list[int]) -> list[int]:
     if done:
         return best
     rank = (_unplaced(problem, best), violations(problem, best), peak)
-    calm_peak = _Stress(problem, targets, calm, targets.rest).peak
-    failed, reached = targets.rest, min(peak, calm_peak)
+    failed, reached = targets.rest, min(peak, _Stress(problem, targets, calm, targets.rest).peak)
     for stretch in _STRETCHES:
         rest = targets.rest * stretch
         if rest >= reached:

@@ -34,8 +34,7 @@ def lease_count_based(given: PlanInput) -> Plan:
         target.add(lease, weights[lease.lease_key])
         moves.append(Move(lease.lease_key, None, target.worker_id, placement_reason(lease)))
     if given.limits.balance:
-        placed = {move.lease_key for move in moves}
-        moves += _even_out(fleet, placed, given.limits)
+        moves += _even_out(fleet, {move.lease_key for move in moves}, given.limits)
     return Plan(NAME, tuple(moves), tuple(spilled))
 
 

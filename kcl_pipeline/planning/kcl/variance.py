@@ -44,8 +44,7 @@ def worker_utilization_aware(given: PlanInput) -> Plan:
         fleet.give(lease, target)
         moves.append(Move(lease.lease_key, None, target.worker_id, placement_reason(lease)))
     if given.limits.balance:
-        placed = {move.lease_key for move in moves}
-        moves += _balance(fleet, placed)
+        moves += _balance(fleet, {move.lease_key for move in moves})
         moves += _start_idle_workers(fleet, {move.lease_key for move in moves})
     return Plan(NAME, tuple(moves), tuple(spilled))
 
@@ -227,8 +226,7 @@ def _candidates(fleet: _Fleet, source: _Source, placed: set[str]) -> list[LeaseS
     stays, because an idle worker would get another one. Both rules do not apply if the worker is
     above its operating range.
     """
-    given_up = 0 if source.over_limit else 1
-    spare = source.holder.live - given_up
+    spare = source.holder.live - (0 if source.over_limit else 1)
     movable = [
         item
         for key, item in source.holder.leases.items()
@@ -276,10 +274,9 @@ def _start_idle_workers(fleet: _Fleet, moved: set[str]) -> list[Move]:
 
 
 def _is_calm(fleet: _Fleet, holder: Holder) -> bool:
-    values = fleet.values[holder.worker_id]
     return all(
         value <= fleet.means[metric] + fleet.band(metric) and value <= fleet.limit(holder, metric)
-        for metric, value in values.items()
+        for metric, value in fleet.values[holder.worker_id].items()
     )
 
 
