@@ -66,25 +66,25 @@ class Cleaning:
 
     def delete_leases(self, context: CycleContext, deletions: Iterable[Deletion]) -> None:
         """Delete leases whose checkpoint is as it was read."""
-        for number, deletion in enumerate(deletions):
-            if context.deadline.passed():
-                return
-            self._leadership.keep(number)
-            what = f"deletion of {deletion.lease.lease_key}"
-            self._delete(what, partial(self._delete_lease, context, deletion))
+        self._delete_all(
+            context,
+            (
+                (f"deletion of {one.lease.lease_key}", partial(self._delete_lease, context, one))
+                for one in deletions
+            ),
+        )
 
     def worker_rows(self, context: CycleContext, unchanged: Iterable[WorkerMetrics]) -> None:
         """Delete the rows of workers that have not reported for
         `stale_worker_metrics_entry_cleanup_millis`.
         """
-        for number, row in enumerate(unchanged):
-            if context.deadline.passed():
-                return
-            self._leadership.keep(number)
-            self._delete(
-                f"deletion of the row of {row.worker_id}",
-                partial(self._worker_table.delete, row),
-            )
+        self._delete_all(
+            context,
+            (
+                (f"deletion of the row of {row.worker_id}", partial(self._worker_table.delete, row))
+                for row in unchanged
+            ),
+        )
 
     def _delete_lease(self, context: CycleContext, deletion: Deletion) -> None:
         key = deletion.lease.lease_key
@@ -93,9 +93,15 @@ class Cleaning:
             context.deleted.append(key)
             self._events(LeaseDeleted(key, deletion.reason))
 
-    def _delete(self, what: str, delete: Callable[[], object]) -> None:
-        """Delete a row. After an error, a later cycle tries again."""
-        try:
-            delete()
-        except (AwsError, ValueError) as error:
-            self._events(AwsTrouble(what, str(error)))
+    def _delete_all(
+        self, context: CycleContext, deletions: Iterable[tuple[str, Callable[[], object]]]
+    ) -> None:
+        """Delete rows one by one. After an error of one, a later cycle tries again."""
+        for number, (what, delete) in enumerate(deletions):
+            if context.deadline.passed():
+                return
+            self._leadership.keep(number)
+            try:
+                delete()
+            except (AwsError, ValueError) as error:
+                self._events(AwsTrouble(what, str(error)))

@@ -24,6 +24,7 @@ from kcl_pipeline.leases.deletion import Presence, TableFound
 from kcl_pipeline.leases.lease.serialization import string
 from kcl_pipeline.leases.tables import LeaderLock, WorkerMetrics
 from kcl_pipeline.testing.sink import MemoryTable
+from tests.support.layouts import LayoutWorld
 from tests.support.operator_world import OperatorWorld
 
 CREATED = 1_000.0
@@ -318,14 +319,15 @@ def test_consumers_of_others_stay():
     assert "consumer" not in {part.kind for part in plan.all}
 
 
-def test_the_single_table_layout_is_refused():
-    """Its workers and its leader are in the lease table, where they are not seen."""
-    world = dead_world()
-    world.leases.plant({"leaseKey": string("Leader"), "entityType": string("LEADER")})
+def test_rows_of_both_layouts_are_refused():
+    """Workers and a leader may be in the lease table, where they are not seen."""
+    world, layouts = dead_world(), LayoutWorld()
+    app = replace(world.app, leases=layouts.start().lease)
+    layouts.leases.plant({"leaseKey": string("Leader"), "entityType": string("LEADER")})
     with pytest.raises(IncompatibleTableError, match=r"single-table layout of KCL 3\.5"):
-        world.retiring().plan()
+        world.retiring(app).plan()
     with pytest.raises(IncompatibleTableError):
-        world.retiring().retire("orders")
+        world.retiring(app).retire("orders")
     assert not world.parts.calls
 
 

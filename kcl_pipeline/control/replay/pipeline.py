@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Final, Protocol, cast
+from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
 from kcl_pipeline.clock import Clock, StopSignal
 from kcl_pipeline.config import ConsumerSettings
@@ -14,7 +14,9 @@ from kcl_pipeline.errors import SettingsError
 from kcl_pipeline.events import EventSink
 from kcl_pipeline.kinesis.bounded import TOLERANCE
 from kcl_pipeline.leases.application.replay_record import ReplayRecord
-from kcl_pipeline.worker.summary import WorkerProgress, WorkerSummary
+
+if TYPE_CHECKING:
+    from kcl_pipeline.worker.worker import Worker
 
 _OF_ARGUMENTS: Final = ("application_name", "streams", "stream_settings", "selects_streams")
 _TABLES: Final = ("lease_table", "worker_metrics_table", "coordinator_state_table")
@@ -29,21 +31,6 @@ _OF_POSITION: Final = ("former_streams", "former_streams_leases_deletion_strateg
 _OF_FAN_OUT: Final = ("consumer_name", "consumer_arns", "retrieval_mode")
 MAX_BATCH_RECORDS: Final = 10_000
 """Most dead letters of a batch: all of them may fail again, and each has to be isolated."""
-
-
-class ReplayWorker(Protocol):
-    """The worker of a replay."""
-
-    def run(
-        self,
-        stop: StopSignal,
-        *,
-        mode: Any,
-        on_progress: Callable[[WorkerProgress], None],
-        progress_seconds: float,
-    ) -> WorkerSummary:
-        """See `worker.Worker.run`."""
-        ...
 
 
 class ReplayPipeline(Protocol):
@@ -75,7 +62,7 @@ class ReplayPipeline(Protocol):
         events: EventSink,
         stop: StopSignal,
         run_id: str,
-    ) -> ReplayWorker:
+    ) -> Worker:
         """See `KinesisPipeline.build_worker`."""
         ...
 

@@ -9,7 +9,7 @@ from kcl_pipeline.control.seek.target import SeekTarget
 from kcl_pipeline.errors import SettingsError
 from kcl_pipeline.leases.lease.seek import LeaseSeek
 from kcl_pipeline.leases.lease.values import Lease
-from kcl_pipeline.planning.shard_sync import new_lease
+from kcl_pipeline.planning.shard_sync import creation_order, new_lease
 from kcl_pipeline.position import LATEST, SHARD_END, TRIM_HORIZON
 from kcl_pipeline.shards import Shard, StreamId
 
@@ -62,14 +62,12 @@ def changes_of_stream(
     rows = {lease.shard_id: lease for lease in leases}
     first = {shard.shard_id for shard in begin}
     later = _descendants(first, listed)
-    found: list[PositionChange] = []
-    for shard in sorted(listed, key=lambda one: (int(one.starting_sequence_number), one.shard_id)):
-        row = rows.pop(shard.shard_id, None)
-        change = _change(stream, shard, row, target, first, later, also_same=also_same)
-        if change is not None:
-            found.append(change)
-    # Shards that have left retention: their rest cannot be read, and what follows begins above.
-    return tuple(found)
+    # Shards that have left retention are left out: their rest cannot be read.
+    changes = (
+        _change(stream, one, rows.get(one.shard_id), target, first, later, also_same=also_same)
+        for one in creation_order(listed)
+    )
+    return tuple(change for change in changes if change is not None)
 
 
 def _change(

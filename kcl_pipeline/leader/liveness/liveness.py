@@ -330,15 +330,12 @@ class Liveness:
             },
             distrusted=self._distrusted(scan_started),
             unconfirmed=self._unconfirmed(scan_started),
-            unsettled=self._unsettled(scan_started),
+            unsettled=frozenset(
+                k
+                for k, m in self._leases.items()
+                if m.sampled_at is not None and scan_started - m.sampled_at < self.sampling_seconds
+            ),
             unreadable=self._unreadable.living(scan_started),
-        )
-
-    def _unsettled(self, now: float) -> frozenset[str]:
-        return frozenset(
-            key
-            for key, m in self._leases.items()
-            if m.sampled_at is not None and now - m.sampled_at < self.sampling_seconds
         )
 
     def _distrusted(self, now: float) -> frozenset[str]:

@@ -131,11 +131,11 @@ class FormerStreams:
     def _delete_leases(self, context: CycleContext) -> None:
         if not self._removing:
             return
-        found = []
-        for text in sorted(context.leases.streams()):
-            stream = StreamId.parse(text)
-            if (stream.account, stream.name) in self._removing:
-                found += context.leases.of_stream(stream)
-        self._cleaning.delete_leases(
-            context, [Deletion(lease, "its stream is not read any more") for lease in found]
-        )
+        streams = (StreamId.parse(text) for text in sorted(context.leases.streams()))
+        found = [
+            Deletion(lease, "its stream is not read any more")
+            for stream in streams
+            if (stream.account, stream.name) in self._removing
+            for lease in context.leases.of_stream(stream)
+        ]
+        self._cleaning.delete_leases(context, found)

@@ -102,14 +102,13 @@ class ApplicationIdentity:
                 with the stream. None: it is not recorded.
             positions: Whether the table of the sink stores positions. None: as recorded.
         """
-        if not is_multi_stream:
-            recorded = tuple(RecordedStream.of(one) for one in streams)
-            return cls("single_stream", recorded, sink, positions=positions)
-        of = (
-            RecordedStream.of(one, None if shard_sync_of is None else shard_sync_of(one))
+        position_of = shard_sync_of if is_multi_stream else None
+        recorded = tuple(
+            RecordedStream.of(one, None if position_of is None else position_of(one))
             for one in streams
         )
-        return cls("multi_stream", tuple(of), sink, positions=positions)
+        mode: Mode = "multi_stream" if is_multi_stream else "single_stream"
+        return cls(mode, recorded, sink, positions=positions)
 
     @property
     def decided(self) -> ApplicationIdentity:

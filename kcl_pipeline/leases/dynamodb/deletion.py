@@ -8,6 +8,7 @@ that the table is being deleted, or gone.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from kcl_pipeline.clock import Clock
@@ -31,31 +32,25 @@ STREAM_ENTITY: Final = "STREAM"
 _NO_ROWS: Final = frozenset({"CREATING", "DELETING"})
 
 
-def is_own_lease(item: Item) -> bool:
-    """Return whether the row of a lease table is a lease, readable or not."""
-    return leases.is_lease(item) and (leases.CHECKPOINT in item or leases.COUNTER in item)
-
-
-def is_own_worker(item: Item) -> bool:
-    """Return whether the row of a worker-metrics table is of a worker, readable or not."""
-    return state.is_worker(item) and (state.LAST_UPDATE in item or state.STATS in item)
-
-
-def is_own_state(item: Item) -> bool:
-    """Return whether the row is of the coordinator state, or of a stream (`streamInfoMode`)."""
+def is_own(use: TableUse, item: Item) -> bool:
+    """Return whether a row, readable or not, belongs to the application that uses the table."""
     key = text_of(item, "key") or text_of(item, leases.LEASE_KEY)
-    return key in COORDINATOR_KEYS or text_of(item, leases.ENTITY_TYPE) == STREAM_ENTITY
-
-
-def is_own(use: TableUse) -> Callable[[Item], bool]:
-    """Return whether a row of a table belongs to the application that uses the table."""
-    kinds = (
-        (use.has_leases, is_own_lease),
-        (use.has_workers, is_own_worker),
-        (use.has_state, is_own_state),
+    return (
+        (
+            use.has_leases
+            and leases.is_lease(item)
+            and (leases.CHECKPOINT in item or leases.COUNTER in item)
+        )
+        or (
+            use.has_workers
+            and state.is_worker(item)
+            and (state.LAST_UPDATE in item or state.STATS in item)
+        )
+        or (
+            use.has_state
+            and (key in COORDINATOR_KEYS or text_of(item, leases.ENTITY_TYPE) == STREAM_ENTITY)
+        )
     )
-    wanted = [is_kind for is_used, is_kind in kinds if is_used]
-    return lambda item: any(is_kind(item) for is_kind in wanted)
 
 
 class DynamoDbDeletion:
@@ -163,7 +158,9 @@ def deletions(
     first = [one for one in (*former, used[0]) if one.name != last.name]
 
     def deletion(use: TableUse) -> DynamoDbDeletion:
-        return DynamoDbDeletion(client, TableShape(use.name, use.key_name), is_own(use), clock)
+        return DynamoDbDeletion(
+            client, TableShape(use.name, use.key_name), partial(is_own, use), clock
+        )
 
     return tuple(deletion(one) for one in first), deletion(last)
 

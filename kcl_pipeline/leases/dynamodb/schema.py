@@ -250,7 +250,7 @@ def _usable(table: dict[str, Any] | None) -> dict[str, Any] | None:
 
 
 def _index_status(table: Mapping[str, Any], index: Index) -> str | None:
-    for found in table.get("GlobalSecondaryIndexes", []):
-        if found["IndexName"] == index.name:
-            return str(found.get("IndexStatus", "ACTIVE"))
-    return None
+    found = (
+        one for one in table.get("GlobalSecondaryIndexes", []) if one["IndexName"] == index.name
+    )
+    return next((str(one.get("IndexStatus", "ACTIVE")) for one in found), None)

@@ -304,10 +304,8 @@ class Layout:
 
     def _shared_key(self) -> str | None:
         """Return the key of a coordinator-state row in the lease table, if there is one."""
-        for key in reversed(COORDINATOR_KEYS):
-            if self.leases.get(key) is not None:
-                return key
-        return None
+        keys = reversed(COORDINATOR_KEYS)
+        return next((key for key in keys if self.leases.get(key) is not None), None)
 
     def _settle(self) -> Placement:
         """Find the layout at a start, and refuse what does not fit. Writes nothing."""

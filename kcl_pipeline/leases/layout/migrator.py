@@ -205,10 +205,12 @@ class TableMigrator:
                 moved.setdefault(ENTITY_TYPE, string(MIGRATION_ENTITY))
             unchanged = [Equals(one, value) for one, value in row.items() if one != key]
             absent = [Absent(one) for one in _MAY_APPEAR if one not in row]
-            writes.append(
-                Put({self._leases.key_name: string(name), **moved}, [Absent(self._leases.key_name)])
+            writes += (
+                Put(
+                    {self._leases.key_name: string(name), **moved}, [Absent(self._leases.key_name)]
+                ),
+                Elsewhere(self._state, name, [*unchanged, *absent]),
             )
-            writes.append(Elsewhere(self._state, name, [*unchanged, *absent]))
         return writes
 
     def _former_rows(self) -> list[Item]:

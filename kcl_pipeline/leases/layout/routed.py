@@ -151,12 +151,8 @@ class RoutedStore:
 
     def _target(self, key: str = "") -> RowStore:
         """Return where a new row of this key is written."""
-        placement = self._layout.placement()
-        if placement.is_single:
-            return self._shared
-        if key == LEADER_KEY or not placement.writes_to_lease_table:
-            return self._own
-        return self._shared
+        places = self._places(key)
+        return places[-1] if self._layout.known.writes_to_lease_table else places[0]
 
     def _read(self, place: RowStore, call: Callable[[RowStore], _T]) -> _T | None:
         """Read a table that may be missing while the rows are in two tables."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, insort
+from itertools import chain
 from typing import Final
 
 from kcl_pipeline.planning.balanced.problem import EPSILON, Problem
@@ -193,15 +194,9 @@ class Assignment:
     def best_fit(self, i: int, *, without: tuple[int, ...] = ()) -> int:
         """Return the worker with the least free capacity that fits the lease; -1 if none does."""
         slacks = self.slacks
-        for k in range(
-            bisect_left(slacks, (self.sizes[i], -1)),
-            min(len(slacks), bisect_left(slacks, (self.sizes[i], -1)) + _PROBES),
-        ):
-            w = slacks[k][1]
-            if w != self.owner[i] and w not in without and self.fits(i, w):
-                return w
-        for k in range(len(slacks) - 1, max(len(slacks) - 1 - _PROBES // 4, -1), -1):
-            w = slacks[k][1]
+        first = bisect_left(slacks, (self.sizes[i], -1))
+        tightest = slacks[first : first + _PROBES]
+        for _, w in chain(tightest, reversed(slacks[-(_PROBES // 4) :])):
             if w != self.owner[i] and w not in without and self.fits(i, w):
                 return w
         return -1

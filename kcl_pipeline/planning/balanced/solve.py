@@ -70,10 +70,8 @@ def obey(state: Assignment) -> None:
 
 def _roomiest(state: Assignment, i: int) -> int:
     """Return the worker with the most free capacity within the caps; -1 if there is none."""
-    for _, w in reversed(state.slacks):
-        if w != state.owner[i] and state.fits_hard(i, w):
-            return w
-    return -1
+    roomiest = (w for _, w in reversed(state.slacks))
+    return next((w for w in roomiest if w != state.owner[i] and state.fits_hard(i, w)), -1)
 
 
 def spread_oversized(state: Assignment, targets: Targets) -> None:

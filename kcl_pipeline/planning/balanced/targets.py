@@ -13,6 +13,8 @@ before the search:
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from kcl_pipeline.planning.balanced.problem import EPSILON, Problem
@@ -59,9 +61,7 @@ def _pigeonhole(loads: list[float], capacities: list[float], at_least: float) ->
 
     `loads` are sorted, heaviest first.
     """
-    classes: dict[float, int] = {}
-    for capacity in capacities:
-        classes[capacity] = classes.get(capacity, 0) + 1
+    classes = Counter(capacities)
     best = at_least
     workers = len(capacities)
     for step in range(1, _MOST_STEPS):
@@ -75,7 +75,9 @@ def _pigeonhole(loads: list[float], capacities: list[float], at_least: float) ->
     return best
 
 
-def _utilization_for(classes: dict[float, int], load: float, leases: int, at_least: float) -> float:
+def _utilization_for(
+    classes: Mapping[float, int], load: float, leases: int, at_least: float
+) -> float:
     """Return the smallest T >= at_least at which `leases` of `load` each fit."""
 
     def fitting(utilization: float) -> int:

@@ -137,13 +137,11 @@ class _Fleet:
 
     def stays_average(self, lease: LeaseState, target: Holder) -> bool:
         """Return whether all metrics stay within mean and operating range with the lease."""
-        if not target.fits(lease, self.limits):
-            return False
-        for metric, value in self.values[target.worker_id].items():
-            ceiling = min(self.means[metric], self.limit(target, metric))
-            if value + self.growth(lease, metric) > ceiling * (1 + _ROUNDING):
-                return False
-        return True
+        return target.fits(lease, self.limits) and all(
+            value + self.growth(lease, metric)
+            <= min(self.means[metric], self.limit(target, metric)) * (1 + _ROUNDING)
+            for metric, value in self.values[target.worker_id].items()
+        )
 
 
 @dataclass(frozen=True, slots=True)
