@@ -132,7 +132,6 @@ class MoveWriter:
         if isinstance(found, Exception):
             context.errors.append(found)
         elif found is None:
-            context.failed_moves += 1
             self._events(MoveRefused(move.lease_key, move.to_worker))
         else:
             context.leases[move.lease_key] = found

@@ -58,7 +58,6 @@ class CycleContext:
         expired: Keys of expired leases, sorted.
         plan: The plan, if one was computed.
         plan_input: The input of the plan.
-        failed_moves: Number of moves that were refused.
         errors: Errors of single rows and streams.
         age_seconds: Age of the scan. None: this cycle has scanned.
     """
@@ -74,7 +73,6 @@ class CycleContext:
     expired: tuple[str, ...] = ()
     plan: Plan | None = None
     plan_input: PlanInput | None = None
-    failed_moves: int = 0
     errors: list[Exception] = field(default_factory=list)
     age_seconds: float | None = None
 

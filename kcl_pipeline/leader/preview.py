@@ -23,7 +23,7 @@ from kcl_pipeline.leader.sync.listing import (
 from kcl_pipeline.leases.application.identity import ApplicationRecord
 from kcl_pipeline.leases.lease.values import BadRow, Lease
 from kcl_pipeline.leases.state.worker_status import UnavailableStream
-from kcl_pipeline.leases.tables import LeaseTable, WorkerMetrics, WorkerMetricsTable
+from kcl_pipeline.leases.tables import LeaseTable, WorkerMetricsTable
 from kcl_pipeline.planning import strategies
 from kcl_pipeline.planning.cleanup import Deletion, completed_leases
 from kcl_pipeline.planning.model import Plan, PlanInput
@@ -32,12 +32,10 @@ from kcl_pipeline.planning.state import prepare, whole_plan
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """The rows that were found, and the actions of a leader.
+    """The actions of a leader.
 
     Attributes:
-        leases: The existing leases, sorted by key.
         bad_rows: Rows of both tables that cannot be used.
-        workers: The living workers.
         expired: Keys of expired leases. Known only if `observed_seconds` is longer than the grace
             period of owners.
         coverage: Hash-range coverage of each stream.
@@ -49,9 +47,7 @@ class Preview:
         observed_seconds: Time between the two scans. 0: one scan.
     """
 
-    leases: tuple[Lease, ...]
     bad_rows: tuple[BadRow, ...]
-    workers: tuple[WorkerMetrics, ...]
     expired: tuple[str, ...]
     coverage: tuple[StreamCoverage, ...]
     unavailable: tuple[UnavailableStream, ...]
@@ -106,19 +102,16 @@ def preview(
     seen = liveness.observation(found.scan_started)
     if observe_seconds < liveness.settling_seconds:
         seen = replace(seen, unconfirmed=frozenset())
-    workers = liveness.living(found.scan_started)
     prepared = prepare(
         (*found.leases, *create),
-        workers,
+        liveness.living(found.scan_started),
         seen,
         settings.assignment,
         group_separator=settings.worker.worker_group_separator,
         balance=True,
     )
     return Preview(
-        leases=tuple(sorted(found.leases, key=lambda lease: lease.lease_key)),
         bad_rows=found.bad_rows,
-        workers=workers,
         expired=tuple(sorted(seen.expired)),
         coverage=coverage,
         unavailable=streams.unavailable(),

@@ -52,7 +52,6 @@ class CycleReport:
         streams: Streams that are resolved, with their retention period.
         plan: The plan. None: none was computed.
         plan_input: The input of the plan.
-        failed_moves: Number of moves that were refused.
         created: Keys of leases that the cycle created.
         deleted: Keys of leases that the cycle deleted.
         seconds: Duration of the cycle.
@@ -75,7 +74,6 @@ class CycleReport:
     streams: tuple[StreamId, ...] = ()
     plan: Plan | None = None
     plan_input: PlanInput | None = None
-    failed_moves: int = 0
     created: tuple[str, ...] = ()
     deleted: tuple[str, ...] = ()
     seconds: float = 0.0
@@ -124,7 +122,6 @@ def report_of(context: CycleContext, owner_name: str, error: str | None) -> Cycl
         bad_rows=context.bad_rows,
         plan=context.plan,
         plan_input=context.plan_input,
-        failed_moves=context.failed_moves,
         created=tuple(context.created),
         deleted=tuple(context.deleted),
         error=error,

@@ -14,7 +14,7 @@ from kcl_pipeline.kinesis.client import KinesisClient
 from kcl_pipeline.leader.streams.selection import SelectStreams, selected_streams
 from kcl_pipeline.leases.application.control import Pause
 from kcl_pipeline.leases.application.identity import ApplicationIdentity, with_recorded
-from kcl_pipeline.leases.application.unnamed_streams import unnamed_streams
+from kcl_pipeline.leases.application.recorded_stream import unnamed_labels
 from kcl_pipeline.leases.identity_check import (
     check_application,
     check_leases,
@@ -44,7 +44,7 @@ class OpenedApplication:
     def unnamed(self, recorded: ApplicationIdentity) -> tuple[str, ...]:
         """Return the recorded streams that the settings do not name."""
         arns = (stream.arn or stream.name for stream in self.streams)
-        return unnamed_streams(recorded, (*arns, *self.unavailable))
+        return unnamed_labels(recorded.streams, (*arns, *self.unavailable))
 
 
 def open_application(

@@ -136,11 +136,11 @@ def test_rows_of_workers_that_stopped_do_not_count():
     """The first scan counts the owners of leases, and later reads the rows that change."""
     standby = Standby("d", OWNERS, changes=0, rows=["0", "1", "2"])
     assert standby.watch.look("leader", 0.0) is None
-    assert standby.watch.workers == 4
+    assert standby.watch._workers == 4
     standby.names = ["leader", "c", "d", "e"]
     assert not standby.watch.is_watcher
     standby.run(200)
-    assert standby.watch.workers == 3
+    assert standby.watch._workers == 3
     assert standby.watch.is_watcher
 
 

@@ -5,9 +5,13 @@ from __future__ import annotations
 import pytest
 
 from kcl_pipeline.config import ConsumerSettings
-from kcl_pipeline.leases.application.identity import ApplicationIdentity, ApplicationRecord
-from kcl_pipeline.leases.application.recorded_stream import InitialPositions, RecordedStream
-from kcl_pipeline.leases.application.unnamed_streams import streams_to_read, unnamed_streams
+from kcl_pipeline.leases.application.identity import ApplicationIdentity
+from kcl_pipeline.leases.application.recorded_stream import (
+    InitialPositions,
+    RecordedStream,
+    streams_to_read,
+    unnamed_labels,
+)
 from kcl_pipeline.shards import StreamId
 
 
@@ -33,16 +37,16 @@ def recorded(*arns):
     ],
 )
 def test_the_streams_to_read(names, others):
-    record = ApplicationRecord(recorded(OWN_A, OTHER_A, OWN_B), "")
-    assert streams_to_read(names, record, is_multi_stream=True) == (*names, *others)
-    assert streams_to_read(names, record, is_multi_stream=False) == names
-    assert streams_to_read(names, None, is_multi_stream=True) == names
+    streams = recorded(OWN_A, OTHER_A, OWN_B).streams
+    assert streams_to_read(names, streams, is_multi_stream=True) == (*names, *others)
+    assert streams_to_read(names, streams, is_multi_stream=False) == names
+    assert streams_to_read(names, (), is_multi_stream=True) == names
 
 
 def test_a_stream_is_told_by_its_name_unless_another_account_has_one_of_that_name():
     identity = recorded(OWN_A, OTHER_A, OWN_B)
-    assert unnamed_streams(identity, (OWN_A,)) == (OTHER_A, "b")
-    assert unnamed_streams(recorded(OWN_A, OWN_B), ("a",)) == ("b",)
+    assert unnamed_labels(identity.streams, (OWN_A,)) == (OTHER_A, "b")
+    assert unnamed_labels(recorded(OWN_A, OWN_B).streams, ("a",)) == ("b",)
 
 
 @pytest.mark.parametrize(

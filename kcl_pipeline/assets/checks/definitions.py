@@ -33,7 +33,7 @@ from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.errors import STREAM_ERRORS
 from kcl_pipeline.events import Event
 from kcl_pipeline.kinesis.client import KinesisClient
-from kcl_pipeline.leases.application.unnamed_streams import streams_to_read
+from kcl_pipeline.leases.application.recorded_stream import streams_to_read
 from kcl_pipeline.leases.lease.rejected import RejectedRows
 from kcl_pipeline.leases.lease.values import LeaseListing
 from kcl_pipeline.leases.state.worker_status import UnavailableStream
@@ -94,7 +94,11 @@ def all_streams(settings: ConsumerSettings, table: CoordinatorStateTable) -> tup
     """
     multi_stream = settings.is_multi_stream
     record = table.read_application() if multi_stream else None
-    return streams_to_read(settings.streams, record, is_multi_stream=multi_stream)
+    return streams_to_read(
+        settings.streams,
+        () if record is None else record.identity.streams,
+        is_multi_stream=multi_stream,
+    )
 
 
 def build_checks(

@@ -267,13 +267,14 @@ def _streams(app: Target) -> Generator[Finding, None, list[StreamId]]:
 def _recorded_streams(app: Target) -> Iterator[Finding]:
     """Check streams that other workers have recorded, because every worker reads every lease."""
     from kcl_pipeline.cli.doctor.permissions import stream_findings  # noqa: PLC0415 (likewise)
-    from kcl_pipeline.leases.application.unnamed_streams import (  # noqa: PLC0415 (likewise)
+    from kcl_pipeline.leases.application.recorded_stream import (  # noqa: PLC0415 (likewise)
         streams_to_read,
     )
 
     own, multi_stream = app.settings.streams, app.settings.is_multi_stream
     record = app.tables.coordinator.read_application() if multi_stream else None
-    for name in streams_to_read(own, record, is_multi_stream=multi_stream)[len(own) :]:
+    recorded = () if record is None else record.identity.streams
+    for name in streams_to_read(own, recorded, is_multi_stream=multi_stream)[len(own) :]:
         yield from stream_findings(app.kinesis, name, multi_stream=multi_stream)
 
 

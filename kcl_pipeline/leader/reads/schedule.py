@@ -113,7 +113,6 @@ class LeaderReads:
             created=[],
             deleted=[],
             plan=None if last.plan is None else replace(last.plan, moves=()),
-            failed_moves=0,
             errors=[],
             age_seconds=now - last.scan_started,
         )

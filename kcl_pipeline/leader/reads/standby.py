@@ -84,11 +84,6 @@ class StandbyWatch:
         """Whether this standby is one of those that read all the time."""
         return self._rank < WATCHERS
 
-    @property
-    def workers(self) -> int:
-        """Number of living workers in the last read, without the leader."""
-        return self._workers
-
     def look(self, leader: str | None, unchanged_share: float) -> None:
         """Read the tables if it is time to.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
@@ -131,6 +131,26 @@ def unnamed(recorded: Iterable[RecordedStream], names: Iterable[str]) -> list[Re
     others = [one for one in recorded if one.arn not in named]
     counts = Counter(one.name for one in others)
     return [one for one in others if one.name not in named or counts[one.name] > 1]
+
+
+def unnamed_labels(recorded: Sequence[RecordedStream], names: Iterable[str]) -> tuple[str, ...]:
+    """Return the labels of the recorded streams that are not in `names` (stream names or ARNs).
+
+    Returns:
+        Their names; the ARN if two accounts have a stream of that name.
+    """
+    counts = Counter(one.name for one in recorded)
+    found = unnamed(recorded, names)
+    return tuple(one.name if counts[one.name] == 1 else one.arn for one in found)
+
+
+def streams_to_read(
+    names: Sequence[str], recorded: Sequence[RecordedStream], *, is_multi_stream: bool
+) -> tuple[str, ...]:
+    """Return names or ARNs: those of the settings, then the recorded streams that these lack."""
+    if not is_multi_stream:
+        return tuple(names)
+    return (*names, *(one.arn for one in unnamed(recorded, names)))
 
 
 def account_and_name_of_arn(arn: str) -> AccountAndName:
