@@ -69,6 +69,7 @@ _WHOLE: Final = re.compile(r"[0-9]{1,38}")
 _PLAIN: Final = frozenset({"S", "N", "B"})
 _NO_SIZE: Final = frozenset({"BOOL", "NULL"})
 _T = TypeVar("_T")
+_C = TypeVar("_C", list[Any], dict[str, Any])
 _UNREADABLE: Final = (
     ValueError,
     ArithmeticError,
@@ -233,12 +234,8 @@ def shard_ids_of(item: Item, name: str) -> frozenset[str]:
     Raises:
         ValueError: It has more than `MAX_RELATED_SHARDS` values, or one is not a shard id.
     """
-    value = _value(item, name, "SS")
-    if not isinstance(value, list):
-        return frozenset()
-    if len(value) > MAX_RELATED_SHARDS:
-        raise ValueError(f"{name} has {len(value)} shards, more than {MAX_RELATED_SHARDS}")
-    return frozenset(checked_shard_id(shard_id, name) for shard_id in value)
+    found: list[Any] = _bounded(item, name, "SS", list, MAX_RELATED_SHARDS, "shards")
+    return frozenset(checked_shard_id(shard_id, name) for shard_id in found)
 
 
 def checked_shard_id(value: object, name: str) -> str:
@@ -260,12 +257,7 @@ def map_of(item: Item, name: str, most: int) -> dict[str, Any]:
     Raises:
         ValueError: It has more than `most` names.
     """
-    value = _value(item, name, "M")
-    if not isinstance(value, dict):
-        return {}
-    if len(value) > most:
-        raise ValueError(f"{name} has {len(value)} names, more than {most}")
-    return value
+    return _bounded(item, name, "M", dict, most, "names")
 
 
 def list_of(item: Item, name: str, most: int) -> list[Any]:
@@ -274,11 +266,15 @@ def list_of(item: Item, name: str, most: int) -> list[Any]:
     Raises:
         ValueError: It has more than `most` values.
     """
-    value = _value(item, name, "L")
-    if not isinstance(value, list):
-        return []
+    return _bounded(item, name, "L", list, most, "values")
+
+
+def _bounded(item: Item, name: str, tag: str, kind: type[_C], most: int, what: str) -> _C:
+    value = _value(item, name, tag)
+    if not isinstance(value, kind):
+        return kind()
     if len(value) > most:
-        raise ValueError(f"{name} has {len(value)} values, more than {most}")
+        raise ValueError(f"{name} has {len(value)} {what}, more than {most}")
     return value
 
 

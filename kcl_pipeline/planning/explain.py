@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -125,11 +126,7 @@ def _worker_rows(
     plan_input: PlanInput, before: Mapping[str, str | None], after: Mapping[str, str | None]
 ) -> list[LoadRow]:
     loads_before, loads_after = worker_loads(plan_input, before), worker_loads(plan_input, after)
-    count_before, count_after = dict.fromkeys(loads_before, 0), dict.fromkeys(loads_before, 0)
-    for owners, counts in ((before, count_before), (after, count_after)):
-        for owner in owners.values():
-            if owner in counts:
-                counts[owner] += 1
+    count_before, count_after = Counter(before.values()), Counter(after.values())
     capacity_sum = sum(worker.capacity for worker in plan_input.workers) or 1.0
     fair_before, fair_after = (
         sum(loads.values()) / capacity_sum or 1.0 for loads in (loads_before, loads_after)

@@ -18,8 +18,6 @@ from kcl_pipeline.leases.state.worker_rows import WorkerRows
 
 SINGLE_TABLE_SUPPORT: Final = 1
 """The support code of a worker that can work on, and move to, the single table (§2.2)."""
-BAKE_SECONDS: Final = 86_400.0
-"""Java's default of `table_migration_complete_bake_time_seconds`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +37,7 @@ class Tables:
     layout: Layout
 
 
-def open_rows(layout: Layout, clock: Clock, bake_seconds: float = BAKE_SECONDS) -> Tables:
+def open_rows(layout: Layout, clock: Clock, bake_seconds: float) -> Tables:
     """Return the rows of an application. This reads no table.
 
     Args:

@@ -76,11 +76,11 @@ class LeasePositions(LeaseCreation):
 
 
 def _write(seek: LeaseSeek, token: str) -> Put | Update:
-    lease = seek.lease
+    lease, millis = seek.lease, seek.initial_millis
     if not seek.exists:
         created = lease.with_(
             checkpoint=seek.position,
-            initial_millis=seek.initial_millis,
+            initial_millis=millis,
             table_mark=seek.table_mark,
         )
         return Put(lease_to_item(created) | {rows.SEEK: string(token)}, [Absent(rows.LEASE_KEY)])
@@ -90,18 +90,14 @@ def _write(seek: LeaseSeek, token: str) -> Put | Update:
         rows.SEEK: string(token),
         **rows.position_attributes(rows.CHECKPOINT, rows.CHECKPOINT_SUB, seek.position),
         **rows.table_attributes(seek.table_mark),
+        **({rows.INITIAL_TIMESTAMP: number(millis)} if millis is not None else {}),
     }
-    remove = [rows.PENDING, rows.PENDING_SUB, rows.PENDING_STATE, rows.READ_UP_TO]
-    if seek.initial_millis is not None:
-        put[rows.INITIAL_TIMESTAMP] = number(seek.initial_millis)
-    else:
-        remove.append(rows.INITIAL_TIMESTAMP)
-    if seek.table_mark is None:
-        remove.append(rows.TABLE)
+    others = {rows.PENDING, rows.PENDING_SUB, rows.PENDING_STATE, rows.READ_UP_TO}
+    remove = (others | {rows.INITIAL_TIMESTAMP, rows.TABLE}) - put.keys()
     conditions: list[Condition] = [
         Equals(rows.COUNTER, number(lease.counter)),
         Absent(rows.OWNER),
         Absent(rows.CHECKPOINT_OWNER),
         *checkpoint_conditions(lease),
     ]
-    return Update(lease.lease_key, conditions, Changes(put, tuple(remove)))
+    return Update(lease.lease_key, conditions, Changes(put, tuple(sorted(remove))))

@@ -155,16 +155,14 @@ def heartbeat_of(item: Item) -> str:
 
 def lock_to_item(lock: LeaderLock, key_name: str) -> Item:
     """Return the complete lock row. The duration is a string, as in the Java lock library."""
-    item: Item = {
+    return {
         key_name: string(LEADER_KEY),
         ENTITY_TYPE: string(LEADER_ENTITY),
         LOCK_OWNER: string(lock.owner_name),
         LOCK_DURATION: string(str(lock.lease_duration_millis)),
         LOCK_VERSION: string(lock.version),
+        **({LOCK_RELEASED: string("1")} if lock.is_released else {}),
     }
-    if lock.is_released:
-        item[LOCK_RELEASED] = string("1")
-    return item
 
 
 def lock_from_item(item: Item) -> LeaderLock:

@@ -24,13 +24,12 @@ def lease_weights(leases: tuple[LeaseState, ...]) -> Mapping[str, float]:
     if total <= 0:
         return weights | {lease.lease_key: 1.0 for lease in live}
     mean = total / len(known)
-    for lease in live:
-        weights[lease.lease_key] = (
-            mean
-            if lease.throughput_kbps is None
-            else max(lease.throughput_kbps, mean * _IDLE_SHARE)
-        )
-    return weights
+    return weights | {
+        lease.lease_key: mean
+        if lease.throughput_kbps is None
+        else max(lease.throughput_kbps, mean * _IDLE_SHARE)
+        for lease in live
+    }
 
 
 @dataclass(slots=True)
