@@ -159,7 +159,7 @@ def _removed(settings: MetricsSettings) -> frozenset[str]:
 def _is_gauge_of_leader(instrument: Instrument, attributes: Attributes) -> bool:
     # A process that does not lead any more would show its last values for ever.
     del attributes
-    return instrument.kind is Kind.GAUGE and instrument.events == (CycleFinished,)
+    return instrument.kind is Kind.GAUGE and instrument.events.keys() == {CycleFinished}
 
 
 class MetricsFeed:

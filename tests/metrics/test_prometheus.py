@@ -132,7 +132,7 @@ def test_a_process_that_does_not_lead_any_more_has_no_gauges_of_the_leader(fed):
     fed.feed(ev.CycleFinished("w1", False, 1.0, True))
     after = scraped(fed.exporter)[0]
     gone = {name for name, samples in before.items() if samples and not after[name]}
-    gauges = {one for one in INSTRUMENTS if one.events == (ev.CycleFinished,)}
+    gauges = {one for one in INSTRUMENTS if one.events.keys() == {ev.CycleFinished}}
     assert gone == {prometheus_name(one) for one in gauges if one.kind is Kind.GAUGE}
     fed.feed(led)
     assert scraped(fed.exporter)[0]["aws_kinesis_client_unowned_leases"][0][2] == 3

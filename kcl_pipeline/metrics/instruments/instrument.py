@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum, StrEnum
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from kcl_pipeline.events import Event
 
@@ -20,6 +21,12 @@ CALL: Final = "Call"
 
 Attributes = tuple[tuple[str, str], ...]
 """Names and values of dimensions. A tuple, because a series is found by it."""
+
+
+Measure = Callable[[Any], float | Mapping[str, float] | None]
+"""The value of an event; or its values by lease key. None: it has none."""
+
+FedBy = type[Event] | Mapping[type[Event], Measure]
 
 
 class Kind(StrEnum):
@@ -61,7 +68,7 @@ class Instrument:
         kind: Type of the metric, as in KCL's OpenTelemetry backend.
         unit: Unit of the values.
         level: The least detailed level that emits it.
-        events: Types of the events that feed it.
+        fed_by: The events that feed it, and the value of each. A type: each event counts 1.
         description: What it counts or measures.
         dimensions: Dimensions other than `Operation` that a value may have.
         in_kcl: Whether the Java KCL has this metric.
@@ -73,11 +80,16 @@ class Instrument:
     kind: Kind
     unit: Unit
     level: Level
-    events: tuple[type[Event], ...]
+    fed_by: FedBy
     description: str
     dimensions: tuple[str, ...] = ()
     in_kcl: bool = True
     prometheus: Kind | None = None
+
+    @property
+    def events(self) -> Mapping[type[Event], Measure]:
+        """Types of the events that feed it, and the value of each."""
+        return {self.fed_by: _one} if isinstance(self.fed_by, type) else self.fed_by
 
     @property
     def prometheus_kind(self) -> Kind:
@@ -87,6 +99,10 @@ class Instrument:
     def of(self, value: float, attributes: Attributes = ()) -> Observation:
         """Return one value."""
         return Observation(self, value, attributes)
+
+
+def _one(_: Event) -> int:
+    return 1
 
 
 class Observation(NamedTuple):

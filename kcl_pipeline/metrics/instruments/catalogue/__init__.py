@@ -9,14 +9,11 @@ from __future__ import annotations
 from typing import Final
 
 from kcl_pipeline.metrics.instruments.catalogue import errors, leader, leases, processing
-from kcl_pipeline.metrics.instruments.instrument import Instrument
 
-INSTRUMENTS: Final = tuple(
-    one
-    for module in (processing, leases, leader, errors)
-    for one in vars(module).values()
-    if isinstance(one, Instrument)
+INSTRUMENTS: Final = (
+    *processing.INSTRUMENTS,
+    *leases.INSTRUMENTS,
+    *leader.INSTRUMENTS,
+    *errors.INSTRUMENTS,
 )
 """All instruments, in the order of the documented table."""
-
-__all__ = ["INSTRUMENTS"]

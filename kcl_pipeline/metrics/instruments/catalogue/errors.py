@@ -11,53 +11,55 @@ from kcl_pipeline.metrics.instruments.catalogue.builders import (
 )
 from kcl_pipeline.metrics.instruments.instrument import CALL, REASON
 
-RECORDS_LOST: Final = counter(
-    "RecordsLost",
-    "LeaseCleanup",
-    SUMMARY,
-    "ranges of records that never reach the table",
-    ev.RecordsLost,
-    dimensions=(REASON,),
-    in_kcl=False,
-)
-AWS_TROUBLE: Final = counter(
-    "AwsTrouble",
-    "AwsCalls",
-    SUMMARY,
-    "calls that failed and are retried",
-    ev.AwsTrouble,
-    dimensions=(CALL,),
-    in_kcl=False,
-)
-ROWS_REJECTED: Final = counter(
-    "RowsRejected",
-    "AwsCalls",
-    SUMMARY,
-    "rows of the tables that cannot be used",
-    ev.RowRejected,
-    in_kcl=False,
-)
-ANNOUNCEMENTS_REJECTED: Final = counter(
-    "AnnouncementsRejected",
-    "SinkCommit",
-    SUMMARY,
-    "announcements that cannot be used",
-    ev.AnnouncementRejected,
-    in_kcl=False,
-)
-ARROW_MEMORY_SKIPPED: Final = counter(
-    "ArrowMemorySkipped",
-    "ProcessBatch",
-    SUMMARY,
-    "reasons not to pass batches or results of Spark as Arrow columns in memory",
-    ev.ArrowMemorySkipped,
-    in_kcl=False,
-)
-CPU_SOURCES_SKIPPED: Final = counter(
-    "CpuSourcesSkipped",
-    "WorkerMetrics",
-    SUMMARY,
-    "CPU sources that cannot be read",
-    ev.CpuSourceSkipped,
-    in_kcl=False,
+INSTRUMENTS: Final = (
+    counter(
+        "RecordsLost",
+        "LeaseCleanup",
+        SUMMARY,
+        "ranges of records that never reach the table",
+        ev.RecordsLost,
+        dimensions=(REASON,),
+        in_kcl=False,
+    ),
+    counter(
+        "AwsTrouble",
+        "AwsCalls",
+        SUMMARY,
+        "calls that failed and are retried",
+        ev.AwsTrouble,
+        dimensions=(CALL,),
+        in_kcl=False,
+    ),
+    counter(
+        "RowsRejected",
+        "AwsCalls",
+        SUMMARY,
+        "rows of the tables that cannot be used",
+        ev.RowRejected,
+        in_kcl=False,
+    ),
+    counter(
+        "AnnouncementsRejected",
+        "SinkCommit",
+        SUMMARY,
+        "announcements that cannot be used",
+        ev.AnnouncementRejected,
+        in_kcl=False,
+    ),
+    counter(
+        "ArrowMemorySkipped",
+        "ProcessBatch",
+        SUMMARY,
+        "reasons not to pass batches or results of Spark as Arrow columns in memory",
+        ev.ArrowMemorySkipped,
+        in_kcl=False,
+    ),
+    counter(
+        "CpuSourcesSkipped",
+        "WorkerMetrics",
+        SUMMARY,
+        "CPU sources that cannot be read",
+        ev.CpuSourceSkipped,
+        in_kcl=False,
+    ),
 )

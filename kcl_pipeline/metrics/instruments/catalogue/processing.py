@@ -14,242 +14,255 @@ from kcl_pipeline.metrics.instruments.catalogue.builders import (
     gauge,
     histogram,
 )
-from kcl_pipeline.metrics.instruments.instrument import STEP, Kind, Unit
+from kcl_pipeline.metrics.instruments.instrument import STEP, FedBy, Kind, Unit
 
 _PROCESS: Final = "ProcessTask"
-RECORDS_PROCESSED: Final = counter(
-    "RecordsProcessed",
-    _PROCESS,
-    SUMMARY,
-    "records in committed batches",
-    ev.BatchCommitted,
-    dimensions=OF_LEASE,
-)
-DATA_BYTES_PROCESSED: Final = histogram(
-    "DataBytesProcessed",
-    _PROCESS,
-    SUMMARY,
-    "bytes of their data",
-    ev.BatchCommitted,
-    dimensions=OF_LEASE,
-    unit=Unit.BYTES,
-    prometheus=Kind.COUNTER,
-)
+
+
+def _phase(name: str) -> FedBy:
+    """The duration of a phase of a batch."""
+    return {ev.BatchCommitted: lambda e: e.milliseconds.get(name)}
+
+
+def _largest_lag(e: ev.LagMeasured) -> float | None:
+    if not e.millis_behind_latest and e.unknown:
+        return None
+    return max(e.millis_behind_latest.values(), default=0)
+
+
 MILLIS_BEHIND_LATEST: Final = histogram(
     "MillisBehindLatest",
     _PROCESS,
     SUMMARY,
     "age of the oldest record of a shard that is not committed",
-    ev.LagMeasured,
+    {ev.LagMeasured: lambda e: e.millis_behind_latest},
     dimensions=OF_LEASE,
     prometheus=Kind.GAUGE,
 )
-APPLICATION_LAG: Final = histogram(
-    "MillisBehindLatest",
-    "ApplicationTracker",
-    SUMMARY,
-    "largest lag of the worker's shards",
-    ev.LagMeasured,
-    prometheus=Kind.GAUGE,
-)
-PROCESS_SUCCESS: Final = counter(
-    "Success",
-    _PROCESS,
-    SUMMARY,
-    "1 per shard of a committed batch, 0 per shard of a refused one",
-    ev.BatchCommitted,
-    ev.BatchRefused,
-    dimensions=OF_LEASE,
-)
-PROCESS_TIME: Final = histogram(
-    "Time",
-    _PROCESS,
-    SUMMARY,
-    "from reading a batch to its commit, per shard",
-    ev.BatchCommitted,
-    dimensions=OF_LEASE,
-)
-PROCESS_RECORDS_TIME: Final = histogram(
-    "RecordProcessor.processRecords.Time",
-    _PROCESS,
-    SUMMARY,
-    "transform of a batch and write of its files, per shard",
-    ev.BatchCommitted,
-    dimensions=OF_LEASE,
-)
-UPDATE_LEASE_SUCCESS: Final = counter(
-    "UpdateLease.Success",
-    _PROCESS,
-    DETAILED,
-    "prepares of a shard",
-    ev.BatchCommitted,
-    dimensions=OF_LEASE,
-)
-UPDATE_LEASE_TIME: Final = histogram(
-    "UpdateLease.Time",
-    _PROCESS,
-    DETAILED,
-    "prepare of a batch, after its files were written, per shard",
-    ev.BatchCommitted,
-    dimensions=OF_LEASE,
-)
-GET_RECORDS_SUCCESS: Final = counter(
-    "KinesisDataFetcher.getRecords.Success",
-    _PROCESS,
-    DETAILED,
-    "1 per successful read of a polled shard, 0 per failed one",
-    ev.ReadFinished,
-    dimensions=OF_LEASE,
-)
-GET_RECORDS_TIME: Final = histogram(
-    "KinesisDataFetcher.getRecords.Time",
-    _PROCESS,
-    DETAILED,
-    "one read of a polled shard, with de-aggregation",
-    ev.ReadFinished,
-    dimensions=OF_LEASE,
-)
-EXECUTOR_FETCH_TIME: Final = histogram(
-    "ExecutorFetch.Time",
-    _PROCESS,
-    SUMMARY,
-    "Spark job of an executor fetch",
-    ev.BatchCommitted,
-    dimensions=OF_WORKER,
-    in_kcl=False,
-)
-SINK_COMMIT_TIME: Final = histogram(
-    "SinkCommit.Time",
-    _PROCESS,
-    SUMMARY,
-    "commit of a batch to the sink",
-    ev.BatchCommitted,
-    dimensions=OF_WORKER,
-    in_kcl=False,
-)
-REWRITE_TIME: Final = histogram(
-    "Rewrite.Time",
-    _PROCESS,
-    DETAILED,
-    "writes after a lease of a batch was lost",
-    ev.BatchCommitted,
-    dimensions=OF_WORKER,
-    in_kcl=False,
-)
-BATCHES_REFUSED: Final = counter(
-    "BatchesRefused",
-    _PROCESS,
-    SUMMARY,
-    "batches not committed with all shards",
-    ev.BatchRefused,
-    dimensions=OF_WORKER,
-    in_kcl=False,
-)
-RECORDS_DEAD_LETTERED: Final = counter(
-    "RecordsDeadLettered",
-    _PROCESS,
-    SUMMARY,
-    "records written as dead letters",
-    ev.RecordsDeadLettered,
-    dimensions=OF_LEASE,
-    in_kcl=False,
-)
-RECORDS_SKIPPED: Final = counter(
-    "RecordsSkipped",
-    _PROCESS,
-    SUMMARY,
-    "failing records that were skipped",
-    ev.RecordsDeadLettered,
-    dimensions=OF_LEASE,
-    in_kcl=False,
-)
-AGGREGATES_OVER_LIMIT: Final = counter(
-    "AggregatesOverLimit",
-    _PROCESS,
-    SUMMARY,
-    "KPL aggregates above a limit",
-    ev.AggregatesRejected,
-    dimensions=OF_LEASE,
-    in_kcl=False,
-)
-AGGREGATES_MISPLACED: Final = counter(
-    "AggregatesMisplaced",
-    _PROCESS,
-    SUMMARY,
-    "KPL aggregates of another shard, dropped",
-    ev.AggregatesRejected,
-    dimensions=OF_LEASE,
-    in_kcl=False,
-)
-USER_RECORDS_WITHOUT_KEY: Final = counter(
-    "UserRecordsWithoutKey",
-    _PROCESS,
-    SUMMARY,
-    "user records without a partition key",
-    ev.AggregatesRejected,
-    dimensions=OF_LEASE,
-    in_kcl=False,
-)
-SHARD_PAUSED: Final = counter(
-    "ShardPaused",
-    _PROCESS,
-    SUMMARY,
-    "failed attempts of paused shards",
-    ev.ShardPaused,
-    dimensions=OF_LEASE,
-    in_kcl=False,
-)
-SHARD_STALLED: Final = counter(
-    "ShardStalled",
-    _PROCESS,
-    SUMMARY,
-    "reports of a shard without progress",
-    ev.ShardStalled,
-    dimensions=(*OF_LEASE, STEP),
-    in_kcl=False,
-)
-WORKER_HUNG: Final = counter(
-    "WorkerHung",
-    _PROCESS,
-    SUMMARY,
-    "reports of a hung processing thread",
-    ev.WorkerHung,
-    dimensions=OF_WORKER,
-    in_kcl=False,
-)
-HUNG_WORKERS: Final = gauge(
-    "HungWorkers",
-    _PROCESS,
-    "1 while the worker is hung, otherwise 0",
-    ev.WorkerStarted,
-    ev.WorkerHung,
-    ev.WorkerResumed,
-    dimensions=OF_WORKER,
-    in_kcl=False,
-)
-RECORD_MEMORY: Final = gauge(
-    "RecordMemory",
-    _PROCESS,
-    "bytes of records and results in the worker",
-    ev.MemoryMeasured,
-    dimensions=OF_WORKER,
-    unit=Unit.BYTES,
-    in_kcl=False,
-)
-RECORD_MEMORY_LIMIT: Final = gauge(
-    "RecordMemoryLimit",
-    _PROCESS,
-    "limit of `RecordMemory`, at which reading waits",
-    ev.MemoryMeasured,
-    dimensions=OF_WORKER,
-    unit=Unit.BYTES,
-    in_kcl=False,
-)
-SHUTDOWN_SUCCESS: Final = counter(
-    "Success",
-    "ShutdownTask",
-    SUMMARY,
-    "shards committed and checkpointed to their end",
-    ev.ShardEnded,
-    dimensions=OF_LEASE,
+INSTRUMENTS: Final = (
+    counter(
+        "RecordsProcessed",
+        _PROCESS,
+        SUMMARY,
+        "records in committed batches",
+        {ev.BatchCommitted: lambda e: e.records_by_lease},
+        dimensions=OF_LEASE,
+    ),
+    histogram(
+        "DataBytesProcessed",
+        _PROCESS,
+        SUMMARY,
+        "bytes of their data",
+        {ev.BatchCommitted: lambda e: e.data_bytes_by_lease},
+        dimensions=OF_LEASE,
+        unit=Unit.BYTES,
+        prometheus=Kind.COUNTER,
+    ),
+    MILLIS_BEHIND_LATEST,
+    histogram(
+        "MillisBehindLatest",
+        "ApplicationTracker",
+        SUMMARY,
+        "largest lag of the worker's shards",
+        {ev.LagMeasured: _largest_lag},
+        prometheus=Kind.GAUGE,
+    ),
+    counter(
+        "Success",
+        _PROCESS,
+        SUMMARY,
+        "1 per shard of a committed batch, 0 per shard of a refused one",
+        {ev.BatchCommitted: lambda _: 1, ev.BatchRefused: lambda _: 0},
+        dimensions=OF_LEASE,
+    ),
+    histogram(
+        "Time",
+        _PROCESS,
+        SUMMARY,
+        "from reading a batch to its commit, per shard",
+        {ev.BatchCommitted: lambda e: sum(e.milliseconds.values())},
+        dimensions=OF_LEASE,
+    ),
+    histogram(
+        "RecordProcessor.processRecords.Time",
+        _PROCESS,
+        SUMMARY,
+        "transform of a batch and write of its files, per shard",
+        _phase("write"),
+        dimensions=OF_LEASE,
+    ),
+    counter(
+        "UpdateLease.Success",
+        _PROCESS,
+        DETAILED,
+        "prepares of a shard",
+        {ev.BatchCommitted: lambda e: 1 if "prepare" in e.milliseconds else None},
+        dimensions=OF_LEASE,
+    ),
+    histogram(
+        "UpdateLease.Time",
+        _PROCESS,
+        DETAILED,
+        "prepare of a batch, after its files were written, per shard",
+        _phase("prepare"),
+        dimensions=OF_LEASE,
+    ),
+    counter(
+        "KinesisDataFetcher.getRecords.Success",
+        _PROCESS,
+        DETAILED,
+        "1 per successful read of a polled shard, 0 per failed one",
+        {ev.ReadFinished: lambda e: int(e.succeeded)},
+        dimensions=OF_LEASE,
+    ),
+    histogram(
+        "KinesisDataFetcher.getRecords.Time",
+        _PROCESS,
+        DETAILED,
+        "one read of a polled shard, with de-aggregation",
+        {ev.ReadFinished: lambda e: e.milliseconds},
+        dimensions=OF_LEASE,
+    ),
+    histogram(
+        "ExecutorFetch.Time",
+        _PROCESS,
+        SUMMARY,
+        "Spark job of an executor fetch",
+        _phase("job"),
+        dimensions=OF_WORKER,
+        in_kcl=False,
+    ),
+    histogram(
+        "SinkCommit.Time",
+        _PROCESS,
+        SUMMARY,
+        "commit of a batch to the sink",
+        _phase("commit"),
+        dimensions=OF_WORKER,
+        in_kcl=False,
+    ),
+    histogram(
+        "Rewrite.Time",
+        _PROCESS,
+        DETAILED,
+        "writes after a lease of a batch was lost",
+        _phase("rewrite"),
+        dimensions=OF_WORKER,
+        in_kcl=False,
+    ),
+    counter(
+        "BatchesRefused",
+        _PROCESS,
+        SUMMARY,
+        "batches not committed with all shards",
+        ev.BatchRefused,
+        dimensions=OF_WORKER,
+        in_kcl=False,
+    ),
+    counter(
+        "RecordsDeadLettered",
+        _PROCESS,
+        SUMMARY,
+        "records written as dead letters",
+        {ev.RecordsDeadLettered: lambda e: None if e.skipped else e.records},
+        dimensions=OF_LEASE,
+        in_kcl=False,
+    ),
+    counter(
+        "RecordsSkipped",
+        _PROCESS,
+        SUMMARY,
+        "failing records that were skipped",
+        {ev.RecordsDeadLettered: lambda e: e.records if e.skipped else None},
+        dimensions=OF_LEASE,
+        in_kcl=False,
+    ),
+    counter(
+        "AggregatesOverLimit",
+        _PROCESS,
+        SUMMARY,
+        "KPL aggregates above a limit",
+        {ev.AggregatesRejected: lambda e: e.over_limit},
+        dimensions=OF_LEASE,
+        in_kcl=False,
+    ),
+    counter(
+        "AggregatesMisplaced",
+        _PROCESS,
+        SUMMARY,
+        "KPL aggregates of another shard, dropped",
+        {ev.AggregatesRejected: lambda e: e.misplaced},
+        dimensions=OF_LEASE,
+        in_kcl=False,
+    ),
+    counter(
+        "UserRecordsWithoutKey",
+        _PROCESS,
+        SUMMARY,
+        "user records without a partition key",
+        {ev.AggregatesRejected: lambda e: e.unknown_keys},
+        dimensions=OF_LEASE,
+        in_kcl=False,
+    ),
+    counter(
+        "ShardPaused",
+        _PROCESS,
+        SUMMARY,
+        "failed attempts of paused shards",
+        ev.ShardPaused,
+        dimensions=OF_LEASE,
+        in_kcl=False,
+    ),
+    counter(
+        "ShardStalled",
+        _PROCESS,
+        SUMMARY,
+        "reports of a shard without progress",
+        ev.ShardStalled,
+        dimensions=(*OF_LEASE, STEP),
+        in_kcl=False,
+    ),
+    counter(
+        "WorkerHung",
+        _PROCESS,
+        SUMMARY,
+        "reports of a hung processing thread",
+        ev.WorkerHung,
+        dimensions=OF_WORKER,
+        in_kcl=False,
+    ),
+    gauge(
+        "HungWorkers",
+        _PROCESS,
+        "1 while the worker is hung, otherwise 0",
+        {ev.WorkerStarted: lambda _: 0, ev.WorkerHung: lambda _: 1, ev.WorkerResumed: lambda _: 0},
+        dimensions=OF_WORKER,
+        in_kcl=False,
+    ),
+    gauge(
+        "RecordMemory",
+        _PROCESS,
+        "bytes of records and results in the worker",
+        {ev.MemoryMeasured: lambda e: e.used_bytes},
+        dimensions=OF_WORKER,
+        unit=Unit.BYTES,
+        in_kcl=False,
+    ),
+    gauge(
+        "RecordMemoryLimit",
+        _PROCESS,
+        "limit of `RecordMemory`, at which reading waits",
+        {ev.MemoryMeasured: lambda e: e.max_bytes},
+        dimensions=OF_WORKER,
+        unit=Unit.BYTES,
+        in_kcl=False,
+    ),
+    counter(
+        "Success",
+        "ShutdownTask",
+        SUMMARY,
+        "shards committed and checkpointed to their end",
+        ev.ShardEnded,
+        dimensions=OF_LEASE,
+    ),
 )
