@@ -3,29 +3,20 @@
 The leader sensor reports evaluations under the same names.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
+from dataclasses import dataclass
 
 import dagster as dg
 
 from kcl_pipeline.assets.access import PipelineResources
-from kcl_pipeline.assets.checks import health
+from kcl_pipeline.assets.checks import health, history, leadership, losses, unread, worker_runs
 from kcl_pipeline.assets.checks.hangs import HUNG, hung
-from kcl_pipeline.assets.checks.history_definitions import build_history_checks
 from kcl_pipeline.assets.checks.lag import observe_lag
 from kcl_pipeline.assets.checks.living import observe_live_workers
-from kcl_pipeline.assets.checks.losses import LOSSES, observe_losses, records_lost
-from kcl_pipeline.assets.checks.observing import build_observing_checks
-from kcl_pipeline.assets.checks.unread import (
-    RETENTION,
-    retention,
-    retention_by_stream,
-    unread_seconds,
-)
-from kcl_pipeline.assets.checks.worker_runs import build_worker_run_check
 from kcl_pipeline.assets.contract import DagsterOptions, PipelineLike
-from kcl_pipeline.assets.limits import CheckLimits
 from kcl_pipeline.assets.names import Names
+from kcl_pipeline.assets.pipeline_version import pipeline_version
 from kcl_pipeline.assets.runs.runs import active_runs, last_drain, silence_limit_seconds
 from kcl_pipeline.aws import open_kinesis
 from kcl_pipeline.clock import Clock, SystemClock
@@ -37,11 +28,55 @@ from kcl_pipeline.leases.application.recorded_stream import streams_to_read
 from kcl_pipeline.leases.lease.rejected import RejectedRows
 from kcl_pipeline.leases.lease.values import LeaseListing
 from kcl_pipeline.leases.state.worker_status import UnavailableStream
-from kcl_pipeline.leases.tables import CoordinatorStateTable, LeaseTable
+from kcl_pipeline.leases.tables import CoordinatorStateTable, LeaseTable, WorkerMetrics
 from kcl_pipeline.metrics.exporters import level_of, text_of
 from kcl_pipeline.text import duration_text
 
 POLL_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One check that can be executed.
+
+    Attributes:
+        name: Its name.
+        resources: Keys of the resources that an execution needs.
+        evaluate: Reads what the check needs, and evaluates it.
+        description: What holds if it passes, and how long an execution takes.
+    """
+
+    name: str
+    resources: set[str]
+    evaluate: Callable[[PipelineResources], health.Health]
+    description: str
+
+
+def build_checks(
+    pipeline: PipelineLike, names: Names, options: DagsterOptions
+) -> list[dg.AssetChecksDefinition]:
+    """Build the checks of a pipeline, by the asset that they belong to."""
+    checks = _Checks(pipeline, names, options)
+    by_asset = {
+        names.lease_table: checks.of_leases(),
+        names.worker_metrics_table: checks.of_workers(),
+        names.coordinator_state_table: checks.of_leader(),
+        names.output: checks.of_output(),
+    }
+    return [_definition(names, asset, one) for asset, ones in by_asset.items() for one in ones]
+
+
+def _definition(names: Names, asset: dg.AssetKey, check: Check) -> dg.AssetChecksDefinition:
+    @dg.asset_check(
+        asset=asset,
+        name=check.name,
+        description=check.description,
+        required_resource_keys=check.resources,
+    )
+    def execute(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
+        return check.evaluate(PipelineResources(names, context)).result()
+
+    return execute
 
 
 def find_unrenewed_leases(table: LeaseTable, seconds: float, clock: Clock) -> dict[str, float]:
@@ -101,238 +136,244 @@ def all_streams(settings: ConsumerSettings, table: CoordinatorStateTable) -> tup
     )
 
 
-def build_checks(
-    pipeline: PipelineLike, names: Names, options: DagsterOptions
-) -> list[dg.AssetChecksDefinition]:
-    """Build the checks of a pipeline.
-
-    Hash-range coverage, stuck leases, checkpoints, usable rows, available streams and lost records
-    belong to the lease table, balance and hung workers to the worker-metrics table, the leader to
-    the coordinator-state table, and lag, retention, paused shards and dead letters to the output.
-    """
-    clock = SystemClock()
-    rejected = RejectedRows(_log_event)
-    return [
-        *_table_checks(pipeline.settings, names, clock, rejected),
-        _stream_check(pipeline.settings, names, clock),
-        _loss_check(names),
-        _hung_check(pipeline.settings, names, clock, rejected),
-        *_output_checks(pipeline.settings, names, options, clock, rejected),
-        _retention_check(pipeline.settings, names, options.check_limits, clock, rejected),
-        *build_observing_checks(names, options.check_limits, clock, rejected),
-        *build_history_checks(names, options, clock),
-        build_worker_run_check(pipeline, names, clock, rejected),
-    ]
-
-
 def _log_event(event: Event) -> None:
     dg.get_dagster_logger().log(level_of(event), text_of(event))
 
 
-def _table_checks(
-    settings: ConsumerSettings, names: Names, clock: Clock, rejected: RejectedRows
-) -> list[dg.AssetChecksDefinition]:
-    def usable_leases(table: LeaseTable) -> LeaseListing:
-        return table.list_leases().of_form(table.name, multi_stream=settings.is_multi_stream)
+class _Checks:
+    """The checks of a pipeline."""
 
-    @dg.asset_check(
-        asset=names.lease_table,
-        name=health.COVERAGE,
-        description="The unfinished leases of every stream cover all hash keys, so that every "
-        "record is read.",
-        required_resource_keys={names.leases_resource, names.coordinator_resource},
-    )
-    def hash_ranges_covered(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
-        resources = PipelineResources(names, context)
-        streams = all_streams(settings, resources.coordinator)
-        return health.coverage(usable_leases(resources.leases).leases, streams).result()
+    def __init__(self, pipeline: PipelineLike, names: Names, options: DagsterOptions) -> None:
+        self._pipeline = pipeline
+        self._settings = pipeline.settings
+        self._names = names
+        self._options = options
+        self._limits = options.check_limits
+        self._version = pipeline_version(pipeline)
+        self._clock = SystemClock()
+        self._rejected = RejectedRows(_log_event)
 
-    @dg.asset_check(
-        asset=names.lease_table,
-        name=health.STUCK,
-        description="A worker renews every unfinished lease. An execution observes the leases "
-        "for the failover time.",
-        required_resource_keys={names.leases_resource},
-    )
-    def leases_renewed(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
-        table = PipelineResources(names, context).leases
-        seconds = settings.lease.failover_time_millis / 1000
-        return health.stuck(find_unrenewed_leases(table, seconds, clock), seconds / 2).result()
+    def of_leases(self) -> list[Check]:
+        clock, lease_resource = self._clock, self._names.leases_resource
+        coordinator, workers = self._names.coordinator_resource, self._names.workers_resource
+        failover_seconds = self._settings.lease.failover_time_millis / 1000
+        age_seconds = self._limits.checkpoint_age_seconds
+        return [
+            Check(
+                health.COVERAGE,
+                {lease_resource, coordinator},
+                lambda found: health.coverage(self._listing(found).leases, self._streams(found)),
+                "The unfinished leases of every stream cover all hash keys, so that every record "
+                "is read.",
+            ),
+            Check(
+                health.STUCK,
+                {lease_resource},
+                lambda found: health.stuck(
+                    find_unrenewed_leases(found.leases, failover_seconds, clock),
+                    failover_seconds / 2,
+                ),
+                "A worker renews every unfinished lease. An execution observes the leases for the "
+                "failover time.",
+            ),
+            Check(
+                unread.CHECKPOINTS,
+                {lease_resource, workers},
+                lambda found: unread.observe_checkpoints(
+                    found.leases, found.workers, age_seconds, clock, self._rejected
+                ),
+                "The checkpoint of every shard with old unread records changes within "
+                f"{duration_text(age_seconds)}. An execution observes those shards for this time "
+                "at most, and ends at once if there are none.",
+            ),
+            Check(
+                health.ROWS,
+                {lease_resource, workers},
+                lambda found: health.rows(
+                    (*self._listing(found).bad_rows, *found.workers.scan_workers().bad_rows)
+                ),
+                "Every row of the lease and worker-metrics tables can be parsed. Other rows are "
+                "ignored.",
+            ),
+            Check(
+                health.STREAMS,
+                {self._names.aws, coordinator},
+                lambda found: health.streams(
+                    find_unavailable_streams(
+                        self._kinesis(found),
+                        self._streams(found),
+                        multi_stream=self._settings.is_multi_stream,
+                    )
+                ),
+                "Every stream of the application can be described and listed. Otherwise its "
+                "records are not read. The sensor reports it while it or a worker leads.",
+            ),
+            Check(
+                losses.LOSSES,
+                {coordinator},
+                lambda found: losses.records_lost(losses.observe_losses(found.coordinator)),
+                "No records were lost, or a person has acknowledged every loss with "
+                "`kcl-pipeline losses --acknowledge`.",
+            ),
+        ]
 
-    @dg.asset_check(
-        asset=names.worker_metrics_table,
-        name=health.BALANCE,
-        description="Work is spread evenly over the live workers. An execution waits until all "
-        "workers have reported.",
-        required_resource_keys={names.leases_resource, names.workers_resource},
-    )
-    def balanced(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
-        workers = observe_live_workers(
-            PipelineResources(names, context).workers,
-            silence_limit_seconds(settings),
-            clock,
-            rejected,
+    def of_workers(self) -> list[Check]:
+        workers = self._names.workers_resource
+        return [
+            Check(
+                health.BALANCE,
+                {self._names.leases_resource, workers},
+                self._balance,
+                "Work is spread evenly over the live workers. An execution waits until all "
+                "workers have reported.",
+            ),
+            Check(
+                HUNG,
+                {workers},
+                lambda found: hung(self._live_workers(found)),
+                "The processing thread of every worker makes progress while records wait. An "
+                "execution waits until all workers have reported.",
+            ),
+            Check(
+                worker_runs.WORKERS,
+                {workers},
+                lambda found: worker_runs.observe_worker_runs(
+                    self._pipeline,
+                    self._names,
+                    found.context.instance,
+                    {worker.worker_id for worker in self._live_workers(found)},
+                    self._version,
+                    self._clock.wall(),
+                ),
+                "No run of a worker waits in Dagster's queue for more than a minute, and the runs "
+                "do not keep failing within a minute of their start. A new version does not fail. "
+                "An execution waits until all workers have reported.",
+            ),
+        ]
+
+    def of_leader(self) -> list[Check]:
+        seconds = self._limits.leader_absent_seconds
+        return [
+            Check(
+                leadership.LEADER,
+                {self._names.coordinator_resource},
+                lambda found: leadership.observe_leader(found.coordinator, seconds, self._clock),
+                "A leader renews its lock. An execution observes the lock for "
+                f"{duration_text(seconds)} at most.",
+            )
+        ]
+
+    def of_output(self) -> list[Check]:
+        names, limits, threshold = self._names, self._limits, self._options.lag_threshold_seconds
+        tables = {names.leases_resource, names.workers_resource, names.coordinator_resource}
+        return [
+            Check(
+                health.LAG,
+                tables,
+                self._lag,
+                f"Every record that arrived more than {duration_text(threshold)} ago is in the "
+                "table, and no shard is stalled. The severity is ERROR above "
+                f"{duration_text(limits.lag_error_seconds)}. An execution waits until all workers "
+                "have reported.",
+            ),
+            Check(
+                health.PAUSED,
+                {names.workers_resource},
+                lambda found: health.paused(self._live_workers(found)),
+                "No shard is paused because its transform fails, or because the table was replaced "
+                "or restored. An execution waits until all workers have reported.",
+            ),
+            Check(
+                unread.RETENTION,
+                {names.aws, *tables},
+                self._retention,
+                "No unread record leaves the retention period of its stream within "
+                f"{duration_text(limits.retention_warn_seconds)}. The severity is ERROR below "
+                f"{duration_text(limits.retention_error_seconds)}. The sensor reports it after it "
+                "has led. An execution waits until all workers have reported.",
+            ),
+            Check(
+                history.TREND,
+                set(),
+                self._of_reports(
+                    history.TREND, lambda points, _: history.trend(points, limits, threshold)
+                ),
+                "The largest lag does not grow. Compared are the last "
+                f"{limits.lag_trend_reports} reports of the output.",
+            ),
+            Check(
+                history.DEAD_LETTERS,
+                set(),
+                self._of_reports(
+                    history.DEAD_LETTERS,
+                    lambda points, now: history.dead_letters(points, limits, now),
+                ),
+                f"At most {limits.dead_letters_per_hour} records became dead letters in the last "
+                "hour.",
+            ),
+        ]
+
+    def _live_workers(self, found: PipelineResources) -> tuple[WorkerMetrics, ...]:
+        limit = silence_limit_seconds(self._settings)
+        return observe_live_workers(found.workers, limit, self._clock, self._rejected)
+
+    def _listing(self, found: PipelineResources) -> LeaseListing:
+        table, multi_stream = found.leases, self._settings.is_multi_stream
+        return table.list_leases().of_form(table.name, multi_stream=multi_stream)
+
+    def _kinesis(self, found: PipelineResources) -> KinesisClient:
+        return open_kinesis(self._settings, found.aws.clients(self._settings), self._clock)
+
+    def _streams(self, found: PipelineResources) -> tuple[str, ...]:
+        return all_streams(self._settings, found.coordinator)
+
+    def _balance(self, found: PipelineResources) -> health.Health:
+        workers = self._live_workers(found)
+        threshold = self._settings.assignment.re_balance_threshold_percentage
+        return health.balance(found.leases.list_leases().leases, workers, threshold)
+
+    def _lag(self, found: PipelineResources) -> health.Health:
+        instance, application = found.context.instance, self._names.application
+        pause = found.coordinator.read_control().pause
+        separator = self._settings.worker.worker_group_separator
+        return observe_lag(
+            found.leases,
+            found.workers,
+            active_runs(instance, application, separator),
+            drained_at=last_drain(instance, application),
+            pause=None if pause is None else pause.sentence,
+            threshold_seconds=self._options.lag_threshold_seconds,
+            error_seconds=self._limits.lag_error_seconds,
+            silence_seconds=silence_limit_seconds(self._settings),
+            clock=self._clock,
+            rejected=self._rejected,
         )
-        leases = PipelineResources(names, context).leases.list_leases().leases
-        return health.balance(
-            leases, workers, settings.assignment.re_balance_threshold_percentage
-        ).result()
 
-    @dg.asset_check(
-        asset=names.lease_table,
-        name=health.ROWS,
-        description="Every row of the lease and worker-metrics tables can be parsed. Other "
-        "rows are ignored.",
-        required_resource_keys={names.leases_resource, names.workers_resource},
-    )
-    def rows_usable(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
-        leases = usable_leases(PipelineResources(names, context).leases)
-        workers = PipelineResources(names, context).workers.scan_workers()
-        return health.rows((*leases.bad_rows, *workers.bad_rows)).result()
-
-    return [hash_ranges_covered, leases_renewed, balanced, rows_usable]
-
-
-def _stream_check(
-    settings: ConsumerSettings, names: Names, clock: Clock
-) -> dg.AssetChecksDefinition:
-    @dg.asset_check(
-        asset=names.lease_table,
-        name=health.STREAMS,
-        description="Every stream of the application can be described and listed. Otherwise its "
-        "records are not read. The sensor reports it while it or a worker leads.",
-        required_resource_keys={names.aws, names.coordinator_resource},
-    )
-    def streams_available(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
-        resources, multi_stream = PipelineResources(names, context), settings.is_multi_stream
-        wanted = all_streams(settings, resources.coordinator)
-        kinesis = open_kinesis(settings, resources.aws.clients(settings), clock)
-        return health.streams(
-            find_unavailable_streams(kinesis, wanted, multi_stream=multi_stream)
-        ).result()
-
-    return streams_available
-
-
-def _retention_check(
-    settings: ConsumerSettings,
-    names: Names,
-    limits: CheckLimits,
-    clock: Clock,
-    rejected: RejectedRows,
-) -> dg.AssetChecksDefinition:
-    @dg.asset_check(
-        asset=names.output,
-        name=RETENTION,
-        description="No unread record leaves the retention period of its stream within "
-        f"{duration_text(limits.retention_warn_seconds)}. The severity is ERROR below "
-        f"{duration_text(limits.retention_error_seconds)}. The sensor reports it after it has led. "
-        "An execution waits until all workers have reported.",
-        required_resource_keys={
-            names.aws,
-            names.leases_resource,
-            names.workers_resource,
-            names.coordinator_resource,
-        },
-    )
-    def data_within_retention(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
-        resources, multi_stream = PipelineResources(names, context), settings.is_multi_stream
-        kinesis = open_kinesis(settings, resources.aws.clients(settings), clock)
+    def _retention(self, found: PipelineResources) -> health.Health:
+        kinesis, multi_stream = self._kinesis(found), self._settings.is_multi_stream
         streams = []
-        for name in all_streams(settings, resources.coordinator):
+        for name in self._streams(found):
             with suppress(*STREAM_ERRORS):  # streams_available reports it
                 streams.append(kinesis.resolve_stream(name, multi_stream=multi_stream))
-        limit = silence_limit_seconds(settings)
-        workers = observe_live_workers(resources.workers, limit, clock, rejected)
-        leases = resources.leases.list_leases().leases
-        drained_at = last_drain(context.instance, names.application)
-        unread = unread_seconds(leases, workers, clock.wall(), drained_at)
-        return retention(leases, unread, retention_by_stream(streams), limits).result()
+        workers, leases = self._live_workers(found), found.leases.list_leases().leases
+        drained_at = last_drain(found.context.instance, self._names.application)
+        ages = unread.unread_seconds(leases, workers, self._clock.wall(), drained_at)
+        return unread.retention(leases, ages, unread.retention_by_stream(streams), self._limits)
 
-    return data_within_retention
+    def _of_reports(
+        self,
+        check: str,
+        evaluate: Callable[[tuple[history.ReportPoint, ...], float], health.Health],
+    ) -> Callable[[PipelineResources], health.Health]:
+        """Return the evaluation of a check that fails if the output was not reported lately."""
 
+        def evaluated(found: PipelineResources) -> health.Health:
+            now, period = self._clock.wall(), self._options.progress_seconds
+            since = now - history.kept_seconds(self._limits, period)
+            points = history.recorded_points(found.context.instance, self._names.output, since)
+            missing = history.missing_reports(points, period, now)
+            if missing is not None:
+                return health.Health(check, False, missing, dg.AssetCheckSeverity.WARN)
+            return evaluate(points, now)
 
-def _loss_check(names: Names) -> dg.AssetChecksDefinition:
-    @dg.asset_check(
-        asset=names.lease_table,
-        name=LOSSES,
-        description="No records were lost, or a person has acknowledged every loss with "
-        "`kcl-pipeline losses --acknowledge`.",
-        required_resource_keys={names.coordinator_resource},
-    )
-    def no_records_lost(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
-        return records_lost(observe_losses(PipelineResources(names, context).coordinator)).result()
-
-    return no_records_lost
-
-
-def _hung_check(
-    settings: ConsumerSettings, names: Names, clock: Clock, rejected: RejectedRows
-) -> dg.AssetChecksDefinition:
-    @dg.asset_check(
-        asset=names.worker_metrics_table,
-        name=HUNG,
-        description="The processing thread of every worker makes progress while records wait. An "
-        "execution waits until all workers have reported.",
-        required_resource_keys={names.workers_resource},
-    )
-    def no_worker_hung(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
-        table = PipelineResources(names, context).workers
-        limit = silence_limit_seconds(settings)
-        return hung(observe_live_workers(table, limit, clock, rejected)).result()
-
-    return no_worker_hung
-
-
-def _output_checks(
-    settings: ConsumerSettings,
-    names: Names,
-    options: DagsterOptions,
-    clock: Clock,
-    rejected: RejectedRows,
-) -> list[dg.AssetChecksDefinition]:
-    limits = options.check_limits
-
-    @dg.asset_check(
-        asset=names.output,
-        name=health.LAG,
-        description="Every record that arrived more than "
-        f"{duration_text(options.lag_threshold_seconds)} ago is in the table, and no shard is "
-        f"stalled. The severity is ERROR above {duration_text(limits.lag_error_seconds)}. An "
-        "execution waits until all workers have reported.",
-        required_resource_keys={
-            names.leases_resource,
-            names.workers_resource,
-            names.coordinator_resource,
-        },
-    )
-    def lag_below_threshold(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
-        resources, instance = PipelineResources(names, context), context.instance
-        pause = resources.coordinator.read_control().pause
-        separator = settings.worker.worker_group_separator
-        return observe_lag(
-            resources.leases,
-            resources.workers,
-            active_runs(instance, names.application, separator),
-            drained_at=last_drain(instance, names.application),
-            pause=None if pause is None else pause.sentence,
-            threshold_seconds=options.lag_threshold_seconds,
-            error_seconds=limits.lag_error_seconds,
-            silence_seconds=silence_limit_seconds(settings),
-            clock=clock,
-            rejected=rejected,
-        ).result()
-
-    @dg.asset_check(
-        asset=names.output,
-        name=health.PAUSED,
-        description="No shard is paused because its transform fails, or because the table was "
-        "replaced or restored. An execution waits until all workers have reported.",
-        required_resource_keys={names.workers_resource},
-    )
-    def no_shard_paused(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
-        table = PipelineResources(names, context).workers
-        limit = silence_limit_seconds(settings)
-        return health.paused(observe_live_workers(table, limit, clock, rejected)).result()
-
-    return [lag_below_threshold, no_shard_paused]
+        return evaluated

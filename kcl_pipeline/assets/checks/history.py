@@ -98,11 +98,6 @@ def missing_reports(
     return f"the output was not reported {since}, so nothing is known. {REPORTS_ADVICE}"
 
 
-def without_reports(check: str, reason: str) -> Health:
-    """The result of a check whose reports are missing: it fails."""
-    return Health(check, False, reason, dg.AssetCheckSeverity.WARN)
-
-
 def trend(
     points: Sequence[ReportPoint], limits: CheckLimits, lag_threshold_seconds: float
 ) -> Health:

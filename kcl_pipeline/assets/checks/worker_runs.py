@@ -1,16 +1,13 @@
-"""Evaluate and define the check `workers_running`."""
+"""Evaluate the check `workers_running`."""
 
 from collections.abc import Collection, Iterable, Sequence
 from typing import Final
 
 import dagster as dg
 
-from kcl_pipeline.assets.access import PipelineResources
 from kcl_pipeline.assets.checks.health import Health
-from kcl_pipeline.assets.checks.living import observe_live_workers
 from kcl_pipeline.assets.contract import PipelineLike
 from kcl_pipeline.assets.names import Names
-from kcl_pipeline.assets.pipeline_version import pipeline_version
 from kcl_pipeline.assets.runs.queue import (
     observe_places,
     observe_queue,
@@ -22,10 +19,7 @@ from kcl_pipeline.assets.runs.runs import (
     active_runs,
     recent_runs,
     runs_of_version,
-    silence_limit_seconds,
 )
-from kcl_pipeline.clock import Clock
-from kcl_pipeline.leases.lease.rejected import RejectedRows
 from kcl_pipeline.text import counted, printable
 
 WORKERS: Final = "workers_running"
@@ -188,40 +182,37 @@ def running_workers(active: Sequence[RunView]) -> int:
     return sum(run.continuous and run.status.value == "STARTED" for run in active)
 
 
-def build_worker_run_check(
-    pipeline: PipelineLike, names: Names, clock: Clock, rejected: RejectedRows
-) -> dg.AssetChecksDefinition:
-    """Build the check of the runs of workers."""
-    settings = pipeline.settings
-    separator = settings.worker.worker_group_separator
-    version, replaces = pipeline_version(pipeline), pipeline.workers.rolling_replacement
+def observe_worker_runs(
+    pipeline: PipelineLike,
+    names: Names,
+    instance: dg.DagsterInstance,
+    living: Collection[str],
+    version: str,
+    now: float,
+) -> Health:
+    """Evaluate the check by observing the runs and the run queue.
 
-    @dg.asset_check(
-        asset=names.worker_metrics_table,
-        name=WORKERS,
-        description="No run of a worker waits in Dagster's queue for more than a minute, and the "
-        "runs do not keep failing within a minute of their start. A new version does not fail. "
-        "An execution waits until all workers have reported.",
-        required_resource_keys={names.workers_resource},
+    Args:
+        pipeline: The pipeline.
+        names: Its names in Dagster.
+        instance: The Dagster instance.
+        living: Ids of the workers whose row changes.
+        version: The version of the pipeline.
+        now: Epoch seconds.
+    """
+    fleet, separator = pipeline.workers, pipeline.settings.worker.worker_group_separator
+    active = active_runs(instance, names.application, separator)
+    recent = recent_runs(instance, names.application, separator)
+    queue = observe_queue(instance, {**fleet.run_tags, **names.worker_run_tags})
+    outdated = outdated_runs(active, version, None) if fleet.rolling_replacement else ()
+    workers = [run for run in active if run.continuous]
+    missing = fleet.min - len(workers)
+    found = (
+        queue_problem(workers, queue, now),
+        places_problem(missing, observe_places(instance)) if missing > 0 else None,
+        failure_problem(runs_of_version(recent, version), fleet.min, now),
+        replacement_problem(outdated, recent, version, now),
+        silent_runs(active, living, now),
     )
-    def check(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
-        instance, now = context.instance, clock.wall()
-        active = active_runs(instance, names.application, separator)
-        recent = recent_runs(instance, names.application, separator)
-        queue = observe_queue(instance, {**pipeline.workers.run_tags, **names.worker_run_tags})
-        outdated = outdated_runs(active, version, None) if replaces else ()
-        workers = [run for run in active if run.continuous]
-        table, limit = PipelineResources(names, context).workers, silence_limit_seconds(settings)
-        living = {w.worker_id for w in observe_live_workers(table, limit, clock, rejected)}
-        missing = pipeline.workers.min - len(workers)
-        found = (
-            queue_problem(workers, queue, now),
-            places_problem(missing, observe_places(instance)) if missing > 0 else None,
-            failure_problem(runs_of_version(recent, version), pipeline.workers.min, now),
-            replacement_problem(outdated, recent, version, now),
-            silent_runs(active, living, now),
-        )
-        problems = [one for one in found if one is not None]
-        return workers_running(problems, running_workers(active)).result()
-
-    return check
+    problems = [one for one in found if one is not None]
+    return workers_running(problems, running_workers(active))
