@@ -3,8 +3,6 @@
 Heavy modules (boto3, pyspark, pyarrow) are imported inside the commands that need them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Annotated
 
@@ -70,26 +68,12 @@ def _group(show: Callable[..., None], commands: Mapping[str, Callable[..., None]
     return group
 
 
-app.command()(init)
-app.command()(run)
-app.command()(dev)
-app.command()(worker)
-app.command()(local)
 app.add_typer(_group(leases, {"move": move}), name="leases")
 app.add_typer(_group(workers, {"drain": drain}), name="workers")
-app.command()(top)
-app.command()(leader)
-app.command()(plan)
-app.command()(application)
-app.command(name="dead-letters")(dead_letters)
-app.command()(losses)
-app.command()(pause)
-app.command()(resume)
-app.command()(rebalance)
-app.command()(seek)
-app.command()(downgrade)
-app.command()(retire)
-app.command()(compact)
-app.command()(vacuum)
-app.command()(replay)
-app.command()(doctor)
+for _command in (
+    *(init, run, dev, worker, local),
+    *(top, leader, plan, application, dead_letters, losses),
+    *(pause, resume, rebalance, seek, downgrade, retire),
+    *(compact, vacuum, replay, doctor),
+):
+    app.command()(_command)

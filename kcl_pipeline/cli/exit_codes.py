@@ -1,7 +1,5 @@
 """The exit codes of the command line. docs/commands.md has them in a table."""
 
-from __future__ import annotations
-
 from typing import Final
 
 DONE: Final = 0

@@ -5,8 +5,6 @@ and keeps its traceback. With `--json`, standard output gets the sentence as JSO
 always has one value.
 """
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """`kcl-pipeline init`: write a small project that runs."""
 
-from __future__ import annotations
-
 import keyword
 import os
 import re

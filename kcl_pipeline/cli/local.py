@@ -10,12 +10,11 @@ import typer
 
 from kcl_pipeline.cli import show
 from kcl_pipeline.cli.target import AsJson
-from kcl_pipeline.clock import SystemClock
+from kcl_pipeline.clock import StopSignal, SystemClock
 from kcl_pipeline.errors import SettingsError
 from kcl_pipeline.signals import stop_on_signals
 
 if TYPE_CHECKING:
-    from kcl_pipeline.clock import StopSignal
     from kcl_pipeline.local import EmbeddedAws
     from kcl_pipeline.local.faults import FaultRule
 

@@ -1,7 +1,5 @@
 """`kcl-pipeline compact` and `kcl-pipeline vacuum`: maintain the tables of a pipeline."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 

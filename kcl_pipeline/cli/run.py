@@ -3,10 +3,8 @@
 `dev` keeps the Dagster UI running after the verdict.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -15,9 +13,7 @@ from kcl_pipeline.cli.exit_codes import DONE, FAILED
 from kcl_pipeline.cli.target import AsJson
 from kcl_pipeline.clock import SystemClock
 from kcl_pipeline.extras import require
-
-if TYPE_CHECKING:
-    from kcl_pipeline.local.demo.run import DemoOptions
+from kcl_pipeline.spark.java import require_java
 
 Events = Annotated[int, typer.Option(min=1_000, help="Orders to publish.")]
 PerSecond = Annotated[int, typer.Option(min=100, help="Orders per second.")]
@@ -45,8 +41,7 @@ def run(
     is 1 if an event is missing or repeated. With --json the last line of standard output is the
     verdict.
     """
-    options = _options(events, per_second, folder, page_port)
-    _demo(options, stay_open=False, as_json=as_json)
+    _demo(events, per_second, folder, page_port, stay_open=False, as_json=as_json)
 
 
 def dev(
@@ -57,27 +52,22 @@ def dev(
     as_json: AsJson = False,
 ) -> None:
     """Run the demonstration, then keep the Dagster UI running until Ctrl-C."""
-    options = _options(events, per_second, folder, page_port)
-    _demo(options, stay_open=True, as_json=as_json)
+    _demo(events, per_second, folder, page_port, stay_open=True, as_json=as_json)
 
 
-def _options(events: int, per_second: int, folder: Path, page_port: int) -> DemoOptions:
+def _demo(
+    events: int, per_second: int, folder: Path, page_port: int, *, stay_open: bool, as_json: bool
+) -> None:
     require("local", "the demonstration")
     require("webserver", "the Dagster UI of the demonstration")
-    from kcl_pipeline.local.demo.run import DemoOptions  # noqa: PLC0415 (boto3 only here)
-
-    return DemoOptions(events=events, per_second=per_second, folder=folder, page_port=page_port)
-
-
-def _demo(options: DemoOptions, *, stay_open: bool, as_json: bool) -> None:
-    from kcl_pipeline.local.demo.run import run_demo  # noqa: PLC0415 (likewise)
-    from kcl_pipeline.spark.java import require_java  # noqa: PLC0415 (likewise)
+    from kcl_pipeline.local.demo.run import DemoOptions, run_demo  # noqa: PLC0415 (boto3 only here)
 
     require_java()
 
     def say(text: str) -> None:
         typer.echo(text, err=as_json)
 
+    options = DemoOptions(events=events, per_second=per_second, folder=folder, page_port=page_port)
     found = run_demo(options, SystemClock(), say, stay_open=stay_open)
     if as_json:
         show.print_json_line(found.as_dict())

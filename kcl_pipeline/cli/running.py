@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING
 
 from kcl_pipeline.cli.target import load_pipeline
 from kcl_pipeline.errors import SettingsError
+from kcl_pipeline.spark.java import require_java
 from kcl_pipeline.text import counted
+from kcl_pipeline.worker.summary import WorkerProgress
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from kcl_pipeline.pipeline import KinesisPipeline
-    from kcl_pipeline.worker.summary import WorkerProgress
 
 
 def show_log() -> None:
@@ -38,7 +39,6 @@ def runnable(application: str | None, pipeline: str | None) -> KinesisPipeline:
         SettingsError: The options name no pipeline, or no usable Java was found.
     """
     from kcl_pipeline.pipeline import KinesisPipeline  # noqa: PLC0415 (loaded only here)
-    from kcl_pipeline.spark.java import require_java  # noqa: PLC0415 (likewise)
 
     if application is not None or pipeline is None:
         raise SettingsError(

@@ -5,21 +5,17 @@ non-printable characters are escaped, so that a value cannot move the cursor, ch
 the terminal or start a new line.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import typer
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from kcl_pipeline.leases.lease.values import BadRow
 from kcl_pipeline.text import printable
-
-if TYPE_CHECKING:
-    from kcl_pipeline.leases.lease.values import BadRow
 
 WIDTH_WITHOUT_TERMINAL: Final = 200
 MAX_CELL_CHARACTERS: Final = 2_100

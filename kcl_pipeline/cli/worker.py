@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -13,15 +14,14 @@ from kcl_pipeline.cli.control.waiting import run_between_pauses
 from kcl_pipeline.cli.exit_codes import FAILED, HUNG
 from kcl_pipeline.cli.running import progress_line, runnable, session, show_log
 from kcl_pipeline.cli.target import AsJson, OnlyPipeline, Pipeline
-from kcl_pipeline.clock import SystemClock
+from kcl_pipeline.clock import Clock, StopSignal, SystemClock
+from kcl_pipeline.metrics.exporters import LoggingEvents
 from kcl_pipeline.signals import stop_on_signals
 from kcl_pipeline.text import counted
+from kcl_pipeline.worker.retry import StoppedWhileRetryingError
 from kcl_pipeline.worker.summary import StopReason, WorkerProgress, WorkerSummary
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from kcl_pipeline.clock import Clock, StopSignal
     from kcl_pipeline.pipeline import KinesisPipeline
     from kcl_pipeline.worker.worker import Worker
 
@@ -68,7 +68,6 @@ def worker(
     with stop_on_signals(stop) as signals:
 
         def build(run_id: str) -> Worker:
-            from kcl_pipeline.metrics.exporters import LoggingEvents  # noqa: PLC0415
 
             return found.build_worker(
                 name,
@@ -99,7 +98,6 @@ def _run(
     progress_seconds: float,
 ) -> WorkerSummary:
     """Build and run the worker, again after each pause unless it drains."""
-    from kcl_pipeline.worker.retry import StoppedWhileRetryingError  # noqa: PLC0415
 
     def run_once() -> WorkerSummary:
         # A new run id: a drain request for an earlier run does not apply to this one.

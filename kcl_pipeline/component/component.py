@@ -1,7 +1,5 @@
 """Define `KinesisPipelineComponent`."""
 
-from __future__ import annotations
-
 import inspect
 from typing import Any, Final, Self
 from weakref import WeakKeyDictionary

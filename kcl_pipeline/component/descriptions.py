@@ -3,8 +3,6 @@
 The schema of the component shows them. They are written once, as docstrings.
 """
 
-from __future__ import annotations
-
 import ast
 import inspect
 import re

@@ -1,7 +1,5 @@
 """Turn attributes into the objects that they describe."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Annotated, Any, Final, get_args, get_origin

@@ -1,7 +1,5 @@
 """Write a new component: `dg scaffold defs kcl_pipeline.KinesisPipelineComponent NAME`."""
 
-from __future__ import annotations
-
 from typing import Any, Final
 
 from dagster.components import Scaffolder, ScaffoldRequest

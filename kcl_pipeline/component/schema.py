@@ -4,8 +4,6 @@ Fields, types, defaults and descriptions come from the classes that users write 
 field of such a class is therefore also an attribute.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import inspect
 import math

@@ -1,7 +1,5 @@
 """Measure the CPU of a container by its control group, version 1 or 2 (protocol §11.4, §11.5)."""
 
-from __future__ import annotations
-
 import posixpath
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

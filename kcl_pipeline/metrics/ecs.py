@@ -1,7 +1,5 @@
 """Measure the CPU of an Amazon ECS container by the task metadata endpoint 4 (protocol §11.3)."""
 
-from __future__ import annotations
-
 import http.client
 import json
 from collections.abc import Callable, Mapping

@@ -5,8 +5,6 @@ while this process measures its lag, so it holds its lease. Free texts have at m
 values, and shards and streams at most `MAX_SHARDS`.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final

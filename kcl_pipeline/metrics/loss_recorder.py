@@ -1,7 +1,5 @@
 """Record `RecordsLost` in the coordinator-state table, until a person acknowledges it."""
 
-from __future__ import annotations
-
 import logging
 import threading
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Open the exporters that the settings name, and connect them with the events of a process."""
 
-from __future__ import annotations
-
 import atexit
 import threading
 from collections.abc import Callable

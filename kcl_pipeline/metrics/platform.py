@@ -6,8 +6,6 @@ CPU has a name that KCL does not read. EC2 is recognised by its firmware, so tha
 instance metadata service is needed.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping

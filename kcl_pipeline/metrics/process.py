@@ -5,8 +5,6 @@ whole machine is the same for all of them, so the planner could not compare thei
 each worker's processes (Python, the JVM, Spark's Python workers) can be compared.
 """
 
-from __future__ import annotations
-
 import psutil
 
 from kcl_pipeline.clock import Clock

@@ -1,7 +1,5 @@
 """Define the interface of a source of worker metrics."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final, Protocol

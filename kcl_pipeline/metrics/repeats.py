@@ -4,8 +4,6 @@ While a table is deleted or a service is unavailable, every call of a worker fai
 failure would hide all other lines.
 """
 
-from __future__ import annotations
-
 import re
 import threading
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Capture a worker's CPU, and report averages in its metrics row (protocol §2.2, §2.3)."""
 
-from __future__ import annotations
-
 import logging
 import math
 import random

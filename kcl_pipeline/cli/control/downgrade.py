@@ -1,7 +1,5 @@
 """`kcl-pipeline downgrade`: move the positions in the table to the lease rows."""
 
-from __future__ import annotations
-
 from typing import Annotated
 from uuid import uuid4
 
@@ -10,6 +8,7 @@ import typer
 from kcl_pipeline.cli.control.operator import Wait, operated, report
 from kcl_pipeline.cli.control.seek import WAIT_SECONDS, log_of, shown
 from kcl_pipeline.cli.target import AsJson, OnlyPipeline, Pipeline, target
+from kcl_pipeline.control import texts
 from kcl_pipeline.errors import SettingsError
 
 
@@ -29,7 +28,6 @@ def downgrade(
     without a repeated record. The application is paused and stays so. Start these workers, then use
     `kcl-pipeline resume`. A worker with positions would store them in the table again.
     """
-    from kcl_pipeline.control import texts  # noqa: PLC0415 (AWS only here)
     from kcl_pipeline.control.seek.downgrade import Downgrade  # noqa: PLC0415 (likewise)
 
     if application is not None or pipeline is None:

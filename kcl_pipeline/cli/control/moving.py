@@ -1,7 +1,5 @@
 """`kcl-pipeline workers drain`, `kcl-pipeline leases move` and `kcl-pipeline rebalance`."""
 
-from __future__ import annotations
-
 from dataclasses import asdict
 from typing import Annotated
 from uuid import uuid4

@@ -1,20 +1,16 @@
 """The options and the results that the commands of an operator share."""
 
-from __future__ import annotations
-
 import getpass
 import socket
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from kcl_pipeline.cli import show
 from kcl_pipeline.cli.exit_codes import FAILED
+from kcl_pipeline.cli.target import Target
 from kcl_pipeline.control.application import ApplicationControl
 from kcl_pipeline.errors import SettingsError
-
-if TYPE_CHECKING:
-    from kcl_pipeline.cli.target import Target
 
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Change nothing; show what would happen.")]
 Wait = Annotated[

@@ -1,9 +1,8 @@
 """`kcl-pipeline pause` and `kcl-pipeline resume`."""
 
-from __future__ import annotations
-
+from collections.abc import Callable
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -13,9 +12,6 @@ from kcl_pipeline.cli.target import Application, AsJson, Pipeline, Streams, targ
 from kcl_pipeline.control import texts
 from kcl_pipeline.control.pausing import WAIT_SECONDS, Pausing
 from kcl_pipeline.text import counted
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 def pause(

@@ -11,6 +11,9 @@ from kcl_pipeline.cli.control.operator import DryRun, operated, report
 from kcl_pipeline.cli.running import progress_line, runnable, session, show_log
 from kcl_pipeline.cli.target import AsJson, OnlyPipeline, Pipeline, Target, target
 from kcl_pipeline.clock import SystemClock
+from kcl_pipeline.control.replay import texts
+from kcl_pipeline.control.replay.request import ReplayRequest
+from kcl_pipeline.metrics.exporters import LoggingEvents
 from kcl_pipeline.signals import stop_on_signals
 
 if TYPE_CHECKING:
@@ -77,8 +80,6 @@ def replay(
     is 1 if the replay is not complete; continue it with --id.
     """
     from kcl_pipeline.aws import AwsClients  # noqa: PLC0415 (AWS only here)
-    from kcl_pipeline.control.replay import texts  # noqa: PLC0415 (likewise)
-    from kcl_pipeline.control.replay.request import ReplayRequest  # noqa: PLC0415 (likewise)
     from kcl_pipeline.control.replay.run import Replaying  # noqa: PLC0415 (likewise)
 
     found = runnable(application, pipeline)
@@ -101,7 +102,6 @@ def replay(
 def _run(
     replaying: Replaying, plan: ReplayPlan, pipeline: KinesisPipeline, progress_seconds: float
 ) -> Replayed:
-    from kcl_pipeline.metrics.exporters import LoggingEvents  # noqa: PLC0415 (as in `worker`)
 
     show_log()
     stop = SystemClock().signal()

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from kcl_pipeline.cli import show
 from kcl_pipeline.cli.control.operator import DryRun, operated, report
-from kcl_pipeline.cli.target import NO_STREAM, Application, AsJson, Pipeline, Streams, target
+from kcl_pipeline.cli.target import (
+    NO_STREAM,
+    Application,
+    AsJson,
+    Pipeline,
+    Streams,
+    Target,
+    target,
+)
+from kcl_pipeline.control import texts
 from kcl_pipeline.errors import SettingsError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from kcl_pipeline.cli.target import Target
     from kcl_pipeline.control.retire.run import Retiring
 
 
@@ -39,8 +46,6 @@ def retire(
     Without a confirmation, it only shows what would be deleted. It is refused while a worker or a
     leader is alive. The output table, the dead letters and the streams stay.
     """
-    from kcl_pipeline.control import texts  # noqa: PLC0415 (AWS only here)
-
     if dry_run and confirm is not None:
         raise SettingsError("--dry-run and --confirm contradict each other; remove one of them")
     app = target(application, stream, pipeline)

@@ -10,10 +10,12 @@ import typer
 from kcl_pipeline.cli import show
 from kcl_pipeline.cli.control.operator import Wait, operated, report
 from kcl_pipeline.cli.target import Application, AsJson, Pipeline, Streams, Target, target
+from kcl_pipeline.control import texts
+from kcl_pipeline.control.seek.plan import PositionChange
+from kcl_pipeline.control.seek.target import seek_target
 
 if TYPE_CHECKING:
     from kcl_pipeline.control.seek.log import BatchLog
-    from kcl_pipeline.control.seek.plan import PositionChange
 
 WAIT_SECONDS = 120.0
 COLUMNS = ("lease", "from", "to", "what happens")
@@ -57,9 +59,7 @@ def seek(
     After a seek back, each record of the range lands in the table once more. A seek forward skips
     records. It is refused while a worker holds a lease, unless --pause is given.
     """
-    from kcl_pipeline.control import texts  # noqa: PLC0415 (AWS only here)
     from kcl_pipeline.control.seek.run import Seeking  # noqa: PLC0415 (likewise)
-    from kcl_pipeline.control.seek.target import seek_target  # noqa: PLC0415 (likewise)
 
     app = target(application, stream, pipeline)
     wanted = seek_target(to, ago, after, app.clock.wall())

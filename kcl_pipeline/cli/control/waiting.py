@@ -6,18 +6,18 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from kcl_pipeline.cli import show
+from kcl_pipeline.clock import Clock, StopSignal
 from kcl_pipeline.errors import (
     ApplicationPausedError,
     NotFoundError,
     ThrottledError,
     UnavailableError,
 )
+from kcl_pipeline.leases.application.control import Pause
 from kcl_pipeline.worker.retry import StoppedWhileRetryingError
 from kcl_pipeline.worker.summary import StopReason, WorkerSummary
 
 if TYPE_CHECKING:
-    from kcl_pipeline.clock import Clock, StopSignal
-    from kcl_pipeline.leases.application.control import Pause
     from kcl_pipeline.pipeline import KinesisPipeline
 
 POLL_SECONDS: Final = 2.0

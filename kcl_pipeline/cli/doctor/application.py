@@ -1,18 +1,13 @@
 """Check the recorded streams and sink of the application."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from kcl_pipeline.cli.doctor.finding import Finding, ok, problem, warning
+from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.errors import OtherApplicationError, UnreadableRowError
 from kcl_pipeline.leases.application.identity import ApplicationIdentity, successor
-
-if TYPE_CHECKING:
-    from kcl_pipeline.config import ConsumerSettings
-    from kcl_pipeline.leases.tables import CoordinatorStateTable
-    from kcl_pipeline.shards import StreamId
+from kcl_pipeline.leases.tables import CoordinatorStateTable
+from kcl_pipeline.shards import StreamId
 
 
 def check_application(

@@ -10,20 +10,19 @@ from kcl_pipeline.cli.doctor.finding import Finding, ok, problem, unknown, warni
 from kcl_pipeline.cli.show import age
 from kcl_pipeline.config import MAX_LOCK_DURATION_MILLIS
 from kcl_pipeline.errors import KclError, NotFoundError, SettingsError
+from kcl_pipeline.kinesis.client import KinesisClient
 from kcl_pipeline.leases.aws_errors import call
 from kcl_pipeline.leases.dynamodb.opening import OWNER_INDEX
-from kcl_pipeline.leases.tables import UnreadableLock
+from kcl_pipeline.leases.lease.values import BadRow, Lease
+from kcl_pipeline.leases.tables import CoordinatorStateTable, UnreadableLock, WorkerMetrics
 from kcl_pipeline.planning.coverage import hole_in_leases
+from kcl_pipeline.shards import StreamId
 from kcl_pipeline.spark.java import require_java
 from kcl_pipeline.text import counted
 
 if TYPE_CHECKING:
     from mypy_boto3_dynamodb import DynamoDBClient
 
-    from kcl_pipeline.kinesis.client import KinesisClient
-    from kcl_pipeline.leases.lease.values import BadRow, Lease
-    from kcl_pipeline.leases.tables import CoordinatorStateTable, WorkerMetrics
-    from kcl_pipeline.shards import StreamId
 
 _SHOWN: Final = 5
 MAX_BAD_ROWS: Final = 20

@@ -1,36 +1,23 @@
-"""Run the checks of `kcl-pipeline doctor` and print the findings."""
+"""`kcl-pipeline doctor`: run the checks, and print the findings."""
 
-from __future__ import annotations
-
-import os
-from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import asdict
-from itertools import chain
 from shlex import quote
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import Annotated, Final
 
 import typer
 from rich.text import Text
 
 from kcl_pipeline.cli import show
-from kcl_pipeline.cli.doctor.finding import Finding, Level, ok, problem, unknown
+from kcl_pipeline.cli.doctor.finding import Finding, Level
 from kcl_pipeline.cli.exit_codes import FAILED
-from kcl_pipeline.cli.inspection.dead_letters import dead_letter_table
 from kcl_pipeline.cli.target import (
     Application,
     AsJson,
     Pipeline,
     Streams,
-    Target,
-    load_pipeline,
     target,
 )
-from kcl_pipeline.errors import KclError, SettingsError
 from kcl_pipeline.text import counted
-
-if TYPE_CHECKING:
-    from kcl_pipeline.cli.doctor.checks import Snapshot
-    from kcl_pipeline.shards import StreamId
 
 MARGIN_SECONDS: Final = 1.0
 _STYLES: Final = {
@@ -65,22 +52,18 @@ def doctor(
     The exit code is 1 if there is a problem.
     """
     app = target(application, stream, pipeline, needs_streams=True)
-    needs_java = (
-        pipeline is not None and getattr(load_pipeline(pipeline), "transform", None) is not None
-    )
+    needs_java = getattr(app.pipeline, "transform", None) is not None
     watch = (
         app.settings.lease.failover_time_millis / 1000 + MARGIN_SECONDS
         if watch_seconds is None
         else watch_seconds
     )
+    # Loaded here: other commands do not need botocore.
+    from kcl_pipeline.cli.doctor.run import run_checks  # noqa: PLC0415
+
     found: list[Finding] = []
-    letters = None if pipeline is None else dead_letter_table(load_pipeline(pipeline))
     named = f"-a {quote(application or '')}" if pipeline is None else f"-p {quote(pipeline)}"
-    for finding in chain(
-        run_checks(app, needs_java=needs_java, watch_seconds=watch, named=named),
-        _dead_letters(app, letters),
-        () if pipeline is None else _dagster(app, load_pipeline(pipeline)),
-    ):
+    for finding in run_checks(app, needs_java=needs_java, watch_seconds=watch, named=named):
         found.append(finding)
         if not as_json:
             print_finding(finding)
@@ -105,229 +88,3 @@ def print_finding(finding: Finding) -> None:
     out.print(line, soft_wrap=True)
     if finding.advice:
         out.print(Text.assemble(" " * 9 + "→ ", show.plain(finding.advice)), soft_wrap=True)
-
-
-def run_checks(
-    app: Target, *, needs_java: bool, watch_seconds: float, named: str
-) -> Iterator[Finding]:
-    """Run all checks, cheapest first. Checks that depend on a failed one are skipped.
-
-    `named` has the options that name the application, for commands in advice.
-    """
-    # Loaded here: other commands do not need botocore.
-    from kcl_pipeline.cli.doctor.checks import check_java  # noqa: PLC0415
-    from kcl_pipeline.cli.doctor.metrics import check_metrics  # noqa: PLC0415
-
-    yield from _settings(app)
-    yield check_java(needed=needs_java)
-    credentials = _credentials(app)
-    yield credentials
-    if credentials.level is Level.PROBLEM:
-        yield unknown("AWS", "tables and streams were not checked: there are no credentials")
-        return
-    usable = yield from _tables(app)
-    streams = yield from _streams(app)
-    yield from check_metrics(app.settings, app.clients)
-    if usable:
-        yield from _rows(app, streams, watch_seconds, named)
-
-
-def _dead_letters(app: Target, table: tuple[str, Mapping[str, str]] | None) -> Iterator[Finding]:
-    if table is not None:
-        from kcl_pipeline.cli.doctor.dead_letters import check_dead_letters  # noqa: PLC0415 (Delta)
-
-        yield from check_dead_letters(*table, app.clock)
-
-
-def _dagster(app: Target, pipeline: Any) -> Iterator[Finding]:
-    """Check the Dagster instance. The code of a pipeline has loaded Dagster already."""
-    from kcl_pipeline.assets.names import Names  # noqa: PLC0415 (see above)
-    from kcl_pipeline.assets.runs.queue import tag_limits_of  # noqa: PLC0415 (likewise)
-    from kcl_pipeline.cli.doctor.dagster_instance import (  # noqa: PLC0415 (likewise)
-        check_instance,
-        longest_stop_seconds,
-    )
-
-    tags = {**pipeline.workers.run_tags, **Names.of(pipeline).worker_run_tags}
-
-    def limits(found: Sequence[Mapping[str, Any]]) -> list[tuple[str, int]]:
-        return [
-            (key if value is None else f"{key}: {value}", limit)
-            for key, value, limit in tag_limits_of(found, tags)
-        ]
-
-    stop = longest_stop_seconds(app.settings.retrieval.fetch_threads)
-    home = os.environ.get("DAGSTER_HOME")
-    yield from check_instance(
-        home, pipeline.workers, limits, stop, _longest_batch_seconds(app) if home else None
-    )
-
-
-def _longest_batch_seconds(app: Target) -> float | None:
-    """The 99th percentile of a batch in five minutes, of the slowest worker. None: not known."""
-    try:
-        rows = app.tables.workers.scan_workers().workers
-    except KclError:  # the checks of the tables have reported it
-        return None
-    totals = [row.status.totals for row in rows if row.status is not None and row.status.totals]
-    millis = [one.commit_millis_p99 for one in totals if one.commit_millis_p99 is not None]
-    return max(millis) / 1000 if millis else None
-
-
-def _settings(app: Target) -> Iterator[Finding]:
-    from kcl_pipeline.planning import strategies  # noqa: PLC0415 (likewise)
-
-    try:
-        strategies.get(app.settings.assignment.lease_assignment_strategy)
-    except SettingsError as error:
-        yield problem("settings", str(error), "write one of the names above")
-    else:
-        yield ok(
-            "settings",
-            f"application {app.settings.application_name}, streams "
-            f"{', '.join(app.settings.streams) or 'selected at run time'}",
-        )
-
-
-def _credentials(app: Target) -> Finding:
-    try:
-        client = app.clients.dynamodb
-        if not app.clients.has_credentials():
-            return problem(
-                "credentials",
-                "not found",
-                "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, or use an "
-                "instance role",
-            )
-    except SettingsError as error:
-        return problem(
-            "AWS session", str(error), "set AWS_REGION, and an existing AWS_PROFILE or access keys"
-        )
-    return ok(
-        "credentials",
-        f"found; region {client.meta.region_name}, DynamoDB at {client.meta.endpoint_url}",
-    )
-
-
-def _tables(app: Target) -> Generator[Finding, None, bool]:
-    """Check the tables and the permissions on them. Returns whether all can be used."""
-    from kcl_pipeline.cli.doctor import permissions  # noqa: PLC0415 (likewise)
-    from kcl_pipeline.cli.doctor.checks import check_table  # noqa: PLC0415 (likewise)
-    from kcl_pipeline.cli.doctor.migration import check_layout  # noqa: PLC0415 (likewise)
-
-    client, layout = app.clients.dynamodb, app.tables.layout
-    try:
-        tables = layout.tables()
-    except KclError:  # the checks of the tables find the reason
-        tables = layout.three_tables()
-    usable = True
-    for use in tables:
-        table, key_name = use.name, use.key_name
-        finding, exists = check_table(client, table, key_name, has_index=use.has_leases)
-        yield finding
-        if not exists:
-            usable = False
-            yield unknown(
-                f"table {table}",
-                "permissions were not checked; to create the table, the first worker also needs "
-                "dynamodb:CreateTable and dynamodb:UpdateTable",
-            )
-            continue
-        allowed = True
-        probes = permissions.table_probes(client, table, key_name, permissions.actions_on(use))
-        for found in permissions.probe_all(f"table {table}", probes):
-            allowed = allowed and found.level is Level.OK
-            yield found
-        usable = usable and allowed
-        if use.has_leases and allowed:
-            bake_seconds = app.settings.leader.table_migration_complete_bake_time_seconds
-            yield check_layout(layout, table, bake_seconds)
-    return usable
-
-
-def _streams(app: Target) -> Generator[Finding, None, list[StreamId]]:
-    """Check the permissions on the streams. Returns the streams that can be read."""
-    from kcl_pipeline.cli.doctor.permissions import (  # noqa: PLC0415 (likewise)
-        selection_findings,
-        stream_findings,
-    )
-
-    readable: list[StreamId] = []
-    multi_stream = app.settings.is_multi_stream
-    names = app.settings.streams
-    if app.select is not None:
-        names = yield from selection_findings(app.select)
-    for name in names:
-        stream = yield from stream_findings(app.kinesis, name, multi_stream=multi_stream)
-        if stream is not None:
-            readable.append(stream)
-    return readable
-
-
-def _recorded_streams(app: Target) -> Iterator[Finding]:
-    """Check streams that other workers have recorded, because every worker reads every lease."""
-    from kcl_pipeline.cli.doctor.permissions import stream_findings  # noqa: PLC0415 (likewise)
-    from kcl_pipeline.leases.application.recorded_stream import (  # noqa: PLC0415 (likewise)
-        streams_to_read,
-    )
-
-    own, multi_stream = app.settings.streams, app.settings.is_multi_stream
-    record = app.tables.coordinator.read_application() if multi_stream else None
-    recorded = () if record is None else record.identity.streams
-    for name in streams_to_read(own, recorded, is_multi_stream=multi_stream)[len(own) :]:
-        yield from stream_findings(app.kinesis, name, multi_stream=multi_stream)
-
-
-def _rows(
-    app: Target, streams: list[StreamId], watch_seconds: float, named: str
-) -> Iterator[Finding]:
-    """Check the rows: version, leader, workers, coverage and stuck leases."""
-    from kcl_pipeline.cli.doctor import checks  # noqa: PLC0415 (likewise)
-    from kcl_pipeline.cli.doctor.application import (  # noqa: PLC0415 (likewise)
-        check_application,
-        check_pause,
-    )
-    from kcl_pipeline.cli.doctor.losses import check_losses  # noqa: PLC0415 (likewise)
-    from kcl_pipeline.cli.doctor.migration import check_client_version  # noqa: PLC0415 (likewise)
-
-    try:
-        before = _snapshot(app)
-        rows = (before.leases, before.workers)
-        yield check_client_version(app.tables.coordinator, *rows, app.clock.wall())
-        recorded = check_application(app.tables.coordinator, app.settings, streams)
-        yield recorded
-        if recorded.level is not Level.PROBLEM:
-            yield from _recorded_streams(app)
-        yield check_pause(app.tables.coordinator, named)
-        yield check_losses(app.tables.coordinator, named)
-        yield checks.check_leader(app.tables.coordinator, workers=len(before.workers))
-        yield from checks.check_workers(before)
-        yield from checks.check_paused(before)
-        yield from checks.check_batches(before, app.clock.wall())
-        yield from checks.check_lag(before, app.clock.wall())
-        yield from checks.check_readable(before)
-        for stream in streams:
-            yield from checks.check_coverage(
-                app.kinesis, stream, before.leases, multi_stream=app.settings.is_multi_stream
-            )
-        if not before.leases:
-            return
-        app.clock.sleep(watch_seconds)
-        yield from checks.check_movement(
-            before, _snapshot(app), watch_seconds, app.settings.lease.failover_time_millis / 1000
-        )
-    except KclError as error:
-        yield problem(
-            "rows",
-            str(error),
-            "try again; if it fails again, check the permissions above and the network",
-        )
-
-
-def _snapshot(app: Target) -> Snapshot:
-    from kcl_pipeline.cli.doctor.checks import Snapshot  # noqa: PLC0415 (likewise)
-
-    multi_stream, table = app.settings.is_multi_stream, app.tables.lease
-    listing = table.list_leases().of_form(table.name, multi_stream=multi_stream)
-    workers = app.tables.workers.scan_workers()
-    return Snapshot(listing.leases, workers.workers, (*listing.bad_rows, *workers.bad_rows))

@@ -3,23 +3,19 @@
 Only `dagster.yaml` is read. Opening the instance would create its database.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import yaml
 
+from kcl_pipeline.assets.contract import FleetLike
 from kcl_pipeline.cli.doctor.finding import Finding, ok, problem, unknown, warning
 from kcl_pipeline.text import counted
-
-if TYPE_CHECKING:
-    from kcl_pipeline.assets.contract import FleetLike
 
 DEFAULT_RUN_LIMIT: Final = 10
 DEFAULT_CANCEL_SECONDS: Final = 180.0

@@ -1,7 +1,5 @@
 """Check the dead-letter table: its records, its growth, and whether it can be read."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 
 from kcl_pipeline.cli.doctor.finding import Finding, ok, problem, warning

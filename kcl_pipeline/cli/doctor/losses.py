@@ -1,16 +1,10 @@
 """Check the record of lost records."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 from kcl_pipeline.cli.doctor.finding import Finding, ok, problem
 from kcl_pipeline.errors import UnreadableRowError
 from kcl_pipeline.leases.application.losses import Loss, LossLog, time_text
+from kcl_pipeline.leases.tables import CoordinatorStateTable
 from kcl_pipeline.text import counted, printable
-
-if TYPE_CHECKING:
-    from kcl_pipeline.leases.tables import CoordinatorStateTable
 
 _SUBJECT = "lost records"
 _SHOWN = 3

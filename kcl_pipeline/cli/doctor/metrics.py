@@ -1,19 +1,15 @@
 """Check the backends that metrics are exported to."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from kcl_pipeline.aws import AwsClients
 from kcl_pipeline.aws_errors import aws_errors
 from kcl_pipeline.cli.doctor.finding import Finding, ok, problem
+from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.errors import AccessDeniedError, AwsError, InvalidRequestError
 from kcl_pipeline.extras import MODULES, is_installed
-
-if TYPE_CHECKING:
-    from kcl_pipeline.aws import AwsClients
-    from kcl_pipeline.config import ConsumerSettings
 
 ACTION: Final = "cloudwatch:PutMetricData"
 

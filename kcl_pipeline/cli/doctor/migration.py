@@ -1,15 +1,15 @@
 """Check the client version and the table layout: what they are, what comes next, and when."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from kcl_pipeline.cli.doctor.finding import Finding, ok, problem, warning
 from kcl_pipeline.errors import KclError, UnreadableRowError
 from kcl_pipeline.leader.migration.client_version import READY_SECONDS
-from kcl_pipeline.leases.layout.migration_row import MigrationStatus
+from kcl_pipeline.leases.layout.layout import Layout
+from kcl_pipeline.leases.layout.migration_row import MigrationStatus, TableMigration
 from kcl_pipeline.leases.layout.migrator import ACTIVE_SECONDS, INIT_SECONDS
+from kcl_pipeline.leases.lease.values import Lease
 from kcl_pipeline.leases.migration import (
     CONFIG_3X,
     VERSION_2X,
@@ -18,12 +18,7 @@ from kcl_pipeline.leases.migration import (
     VERSION_INIT,
     VERSION_UPGRADE_FROM_2X,
 )
-
-if TYPE_CHECKING:
-    from kcl_pipeline.leases.layout.layout import Layout
-    from kcl_pipeline.leases.layout.migration_row import TableMigration
-    from kcl_pipeline.leases.lease.values import Lease
-    from kcl_pipeline.leases.tables import CoordinatorStateTable, WorkerMetrics
+from kcl_pipeline.leases.tables import CoordinatorStateTable, WorkerMetrics
 
 TOOL: Final = "KclMigrationTool.py of the Java KCL"
 _READY: Final = f"{READY_SECONDS / 60:.0f} minutes"

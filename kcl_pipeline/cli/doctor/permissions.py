@@ -13,18 +13,17 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kcl_pipeline.cli.doctor.finding import Finding, ok, problem, unknown
 from kcl_pipeline.errors import AccessDeniedError, AwsError, KclError, NotFoundError
-from kcl_pipeline.leader.streams.selection import selected_streams
+from kcl_pipeline.kinesis.client import KinesisClient
+from kcl_pipeline.leader.streams.selection import SelectStreams, selected_streams
 from kcl_pipeline.leases.aws_errors import ConditionFailed, TransactionRefused, call
 from kcl_pipeline.leases.dynamodb.opening import OWNER_INDEX
+from kcl_pipeline.leases.layout.layout import TableUse
+from kcl_pipeline.shards import StreamId
 from kcl_pipeline.text import counted
 
 if TYPE_CHECKING:
     from mypy_boto3_dynamodb import DynamoDBClient
 
-    from kcl_pipeline.kinesis.client import KinesisClient
-    from kcl_pipeline.leader.streams.selection import SelectStreams
-    from kcl_pipeline.leases.layout.layout import TableUse
-    from kcl_pipeline.shards import StreamId
 
 NO_SUCH_KEY: Final = "kcl-pipeline-doctor"
 _NEVER: Final = "attribute_exists(#k) AND attribute_not_exists(#k)"

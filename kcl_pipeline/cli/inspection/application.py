@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from random import SystemRandom
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 from uuid import uuid4
 
 import typer
@@ -18,17 +18,17 @@ from kcl_pipeline.cli.target import (
     Pipeline,
     Streams,
     Target,
-    load_pipeline,
     target,
 )
 from kcl_pipeline.errors import OtherApplicationError, SettingsError
 from kcl_pipeline.events import Event, ignore_events
+from kcl_pipeline.leader.accept import Acceptance, ApplicationChange
+from kcl_pipeline.leader.election.lock import LeaderElection
+from kcl_pipeline.leases.application.identity import ApplicationIdentity, successor
+from kcl_pipeline.leases.identity_check import as_json as record_as_json
+from kcl_pipeline.leases.identity_check import position_names_of, protocol_of, wanted_positions
+from kcl_pipeline.metrics.exporters import text_of
 from kcl_pipeline.text import counted
-
-if TYPE_CHECKING:
-    from kcl_pipeline.leader.accept import Acceptance, ApplicationChange
-    from kcl_pipeline.leases.application.identity import ApplicationIdentity
-    from kcl_pipeline.pipeline import KinesisPipeline
 
 MISMATCH = "the settings differ: "
 
@@ -60,14 +60,10 @@ def application(
 
     The exit code is 1 if they differ.
     """
-    from kcl_pipeline.leases.identity_check import (  # noqa: PLC0415 (below)
-        as_json as record_as_json,
-    )
-
     app = target(application, stream, pipeline, needs_streams=accept_streams)
     configured = None
     if pipeline is not None or stream:
-        configured = _configured(app, pipeline)
+        configured = _configured(app)
     if accept_sink and (configured is None or configured.sink is None):
         raise SettingsError("--accept-sink needs the sink; write --pipeline module:attribute")
     if accept_streams and app.settings.selects_streams:
@@ -89,14 +85,15 @@ def application(
         raise typer.Exit(FAILED)
 
 
-def _configured(app: Target, pipeline: str | None) -> ApplicationIdentity:
-    from kcl_pipeline.leases.application.identity import (  # noqa: PLC0415 (AWS only here)
-        ApplicationIdentity,
-    )
-    from kcl_pipeline.pipeline import sink_address  # noqa: PLC0415 (likewise)
+def _configured(app: Target) -> ApplicationIdentity:
+    from kcl_pipeline.delta.sink import DeltaSink  # noqa: PLC0415 (AWS and Delta only here)
+    from kcl_pipeline.pipeline import KinesisPipeline, sink_address  # noqa: PLC0415 (likewise)
 
-    is_multi_stream = app.settings.is_multi_stream
-    found = _pipeline(pipeline)
+    is_multi_stream, found = app.settings.is_multi_stream, app.pipeline
+    sink = positions = None
+    if isinstance(found, KinesisPipeline):
+        sink, stores = sink_address(found.sink), isinstance(found.sink, DeltaSink)
+        positions = wanted_positions(found.settings, stores_positions=stores)
     streams = [
         app.kinesis.resolve_stream(name, multi_stream=is_multi_stream)
         for name in app.settings.streams
@@ -104,26 +101,10 @@ def _configured(app: Target, pipeline: str | None) -> ApplicationIdentity:
     return ApplicationIdentity.of(
         streams,
         is_multi_stream=is_multi_stream,
-        sink=None if found is None else sink_address(found.sink),
+        sink=sink,
         shard_sync_of=app.settings.shard_sync_of,
-        positions=None if found is None else _positions(found),
+        positions=positions,
     )
-
-
-def _positions(found: KinesisPipeline) -> bool | None:
-    from kcl_pipeline.delta.sink import DeltaSink  # noqa: PLC0415 (likewise)
-    from kcl_pipeline.leases.identity_check import wanted_positions  # noqa: PLC0415 (likewise)
-
-    return wanted_positions(found.settings, stores_positions=isinstance(found.sink, DeltaSink))
-
-
-def _pipeline(pipeline: str | None) -> KinesisPipeline | None:
-    if pipeline is None:
-        return None
-    from kcl_pipeline.pipeline import KinesisPipeline  # noqa: PLC0415 (likewise)
-
-    found = load_pipeline(pipeline)
-    return found if isinstance(found, KinesisPipeline) else None
 
 
 def _accept(
@@ -137,8 +118,6 @@ def _accept(
 
 
 def _change(app: Target) -> ApplicationChange:
-    from kcl_pipeline.leader.accept import ApplicationChange  # noqa: PLC0415 (likewise)
-    from kcl_pipeline.leader.election.lock import LeaderElection  # noqa: PLC0415 (likewise)
 
     tables, settings = app.tables, app.settings
     owner = f"kcl-pipeline-application/{socket.gethostname()}/{os.getpid()}"
@@ -151,7 +130,6 @@ def _change(app: Target) -> ApplicationChange:
 
 
 def _show_event(event: Event) -> None:
-    from kcl_pipeline.metrics.exporters import text_of  # noqa: PLC0415 (likewise)
 
     typer.echo(text_of(event), err=True)
 
@@ -159,7 +137,6 @@ def _show_event(event: Event) -> None:
 def _problem(
     app: Target, recorded: ApplicationIdentity, configured: ApplicationIdentity
 ) -> str | None:
-    from kcl_pipeline.leases.application.identity import successor  # noqa: PLC0415 (likewise)
 
     try:
         successor(app.settings.application_name, recorded, configured)
@@ -169,8 +146,6 @@ def _problem(
 
 
 def _print(name: str, identity: ApplicationIdentity | None) -> None:
-    # likewise
-    from kcl_pipeline.leases.identity_check import position_names_of, protocol_of  # noqa: PLC0415
 
     if identity is None:
         typer.echo(

@@ -1,21 +1,16 @@
 """`kcl-pipeline leader`: show the leader's lock and whether the leader is alive."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import Annotated, Final
 
 import typer
 
 from kcl_pipeline.cli import show
 from kcl_pipeline.cli.exit_codes import FAILED
 from kcl_pipeline.cli.target import Application, AsJson, Pipeline, Streams, target
+from kcl_pipeline.clock import Clock
 from kcl_pipeline.config import MAX_LOCK_DURATION_MILLIS
 from kcl_pipeline.errors import UnreadableRowError
-from kcl_pipeline.leases.tables import UnreadableLock
-
-if TYPE_CHECKING:
-    from kcl_pipeline.clock import Clock
-    from kcl_pipeline.leases.tables import CoordinatorStateTable, LeaderLock
+from kcl_pipeline.leases.tables import CoordinatorStateTable, LeaderLock, UnreadableLock
 
 POLL_SECONDS: Final = 0.5
 

@@ -1,22 +1,18 @@
 """`kcl-pipeline leases`: show the leases with owner, state, checkpoint and lag."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from kcl_pipeline.cli import show
 from kcl_pipeline.cli.control.operator import refuse_options_before
 from kcl_pipeline.cli.target import Application, AsJson, Pipeline, Streams, target
+from kcl_pipeline.leases.lease.values import Lease
 from kcl_pipeline.leases.state.worker_status import MAX_LAGS
-
-if TYPE_CHECKING:
-    from kcl_pipeline.leases.lease.values import Lease
-    from kcl_pipeline.leases.tables import WorkerMetrics
+from kcl_pipeline.leases.tables import WorkerMetrics
 
 NO_OWNER = "(no owner)"
 

@@ -1,7 +1,5 @@
 """`kcl-pipeline losses`: show lost records, and acknowledge them."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import msgspec

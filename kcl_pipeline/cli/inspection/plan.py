@@ -11,11 +11,10 @@ import typer
 from kcl_pipeline.cli import show
 from kcl_pipeline.cli.inspection.leases import NO_OWNER
 from kcl_pipeline.cli.target import Application, AsJson, Pipeline, Streams, target
-from kcl_pipeline.planning.explain import explain
+from kcl_pipeline.planning.explain import LoadRow, explain
 
 if TYPE_CHECKING:
     from kcl_pipeline.leader.preview import Preview
-    from kcl_pipeline.planning.explain import LoadRow
 
 
 def plan(

@@ -1,10 +1,8 @@
 """`kcl-pipeline workers`: show the rows of the worker-metrics table."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
 
@@ -13,11 +11,9 @@ from kcl_pipeline.cli.control.operator import refuse_options_before
 from kcl_pipeline.cli.inspection.leases import group_of
 from kcl_pipeline.cli.target import Application, AsJson, Pipeline, Streams, target
 from kcl_pipeline.leases.state.worker_status import WorkerStatus
+from kcl_pipeline.leases.tables import WorkerMetrics
 from kcl_pipeline.planning.state import is_failing
 from kcl_pipeline.text import counted
-
-if TYPE_CHECKING:
-    from kcl_pipeline.leases.tables import WorkerMetrics
 
 CPU = "C"
 COLUMNS = (

@@ -1,14 +1,12 @@
 """Refresh and show the page until the user quits."""
 
-from __future__ import annotations
-
 import signal
 import sys
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -16,11 +14,9 @@ from kcl_pipeline.cli import show
 from kcl_pipeline.cli.failures import sentence
 from kcl_pipeline.cli.target import Application, AsJson, Pipeline, Streams, target
 from kcl_pipeline.cli.top.keys import Keyboard, Sort, ViewState
+from kcl_pipeline.cli.top.snapshot import MoveLog, Snapshot, read_snapshot
+from kcl_pipeline.clock import StopSignal
 from kcl_pipeline.signals import STOP_SIGNALS, stop_on_signals
-
-if TYPE_CHECKING:
-    from kcl_pipeline.cli.top.snapshot import Snapshot
-    from kcl_pipeline.clock import StopSignal
 
 KEY_SECONDS: Final = 0.2
 """Longest time until a signal, a new snapshot or a new size of the terminal has an effect."""
@@ -56,7 +52,6 @@ def top(
     """
     app = target(application, stream, pipeline)
     # Loaded here: --help does not need them.
-    from kcl_pipeline.cli.top.snapshot import MoveLog, read_snapshot  # noqa: PLC0415
     from kcl_pipeline.cli.top.view import render  # noqa: PLC0415
 
     moves = MoveLog()

@@ -10,10 +10,8 @@ import termios
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Final, Self
-
-if TYPE_CHECKING:
-    from types import TracebackType
+from types import TracebackType
+from typing import Any, Final, Self
 
 MAX_FILTER: Final = 100
 ESCAPE: Final = "\x1b"

@@ -1,22 +1,18 @@
 """Read what `kcl-pipeline top` shows."""
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from kcl_pipeline.cli.inspection.leader import describe
 from kcl_pipeline.cli.inspection.leases import Lags, Paused, paused_leases, state
 from kcl_pipeline.cli.inspection.workers import newest, states
+from kcl_pipeline.cli.target import Target
+from kcl_pipeline.leases.lease.values import Lease
 from kcl_pipeline.leases.state.values import UnreadableLock
 from kcl_pipeline.leases.state.worker_status import WorkerStatus
-
-if TYPE_CHECKING:
-    from kcl_pipeline.cli.target import Target
-    from kcl_pipeline.leases.lease.values import Lease
-    from kcl_pipeline.leases.tables import WorkerMetrics
+from kcl_pipeline.leases.tables import WorkerMetrics
 
 MAX_MOVES: Final = 20
 HANDOFF: Final = "in handoff"

@@ -1,11 +1,9 @@
 """Draw a snapshot: a pure function of the snapshot and of what the user has chosen."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -14,10 +12,8 @@ from rich.text import Text
 from kcl_pipeline.cli import show
 from kcl_pipeline.cli.inspection.leases import NO_OWNER
 from kcl_pipeline.cli.top.keys import Sort, ViewState
+from kcl_pipeline.cli.top.snapshot import LeaseRow, MoveRow, Snapshot, WorkerRow
 from kcl_pipeline.text import counted
-
-if TYPE_CHECKING:
-    from kcl_pipeline.cli.top.snapshot import LeaseRow, MoveRow, Snapshot, WorkerRow
 
 WORKER_COLUMNS: Final = ("worker", "leases", "KiB/s", "CPU %", "lag", "report", "state")
 LEASE_COLUMNS: Final = ("lease", "worker", "state", "lag", "KiB/s", "checkpoint")

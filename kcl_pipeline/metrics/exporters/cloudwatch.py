@@ -4,8 +4,6 @@ Values of the same metric are merged into a statistic set. A thread of its own s
 enough metrics wait, and at least once per buffer time.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

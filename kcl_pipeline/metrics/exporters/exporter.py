@@ -1,7 +1,5 @@
 """The interface of an exporter of metrics."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 

@@ -1,7 +1,5 @@
 """Export events: as structured log lines, and to several event sinks."""
 
-from __future__ import annotations
-
 import logging
 import re
 from collections.abc import Callable

@@ -5,8 +5,6 @@ attributes are those of the Java KCL's OpenTelemetry backend (protocol §12.3). 
 at once.
 """
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Callable, Sequence
 from functools import lru_cache

@@ -4,8 +4,6 @@ Every series has the labels `application` and `worker`. Histograms have no label
 would have a dozen series per shard.
 """
 
-from __future__ import annotations
-
 import importlib
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence

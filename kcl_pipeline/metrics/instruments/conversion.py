@@ -4,8 +4,6 @@ All functions are pure. A value has the dimensions of its instrument; settings m
 them later.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache

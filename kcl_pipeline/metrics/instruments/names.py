@@ -1,7 +1,5 @@
 """The names of the instruments in OpenTelemetry (protocol §12.3) and in Prometheus."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from typing import Final

@@ -3,8 +3,6 @@
 They are in the wheel, so that they fit the metrics of the installed version.
 """
 
-from __future__ import annotations
-
 from importlib.resources import files
 from pathlib import Path
 from typing import Final

@@ -1,7 +1,5 @@
 """Copy the Grafana dashboard and the alert rules: python -m kcl_pipeline.metrics.monitoring DIR."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

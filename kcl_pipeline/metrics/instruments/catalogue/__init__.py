@@ -4,8 +4,6 @@ Metrics of the Java KCL have its name, operation, dimensions and level, so its d
 others have names of the same form and `in_kcl=False`.
 """
 
-from __future__ import annotations
-
 from typing import Final
 
 from kcl_pipeline.metrics.instruments.catalogue import errors, leader, leases, processing

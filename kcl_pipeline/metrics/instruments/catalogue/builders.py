@@ -1,7 +1,5 @@
 """Short forms of the constructor of `Instrument`."""
 
-from __future__ import annotations
-
 from typing import Final
 
 from kcl_pipeline.metrics.instruments.instrument import (

@@ -1,7 +1,5 @@
 """The metrics of lost records, and of calls and rows that fail."""
 
-from __future__ import annotations
-
 from typing import Final
 
 from kcl_pipeline import events as ev

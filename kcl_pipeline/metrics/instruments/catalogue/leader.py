@@ -1,7 +1,5 @@
 """The metrics of the leader: cycles, plans, streams."""
 
-from __future__ import annotations
-
 from typing import Final
 
 from kcl_pipeline import events as ev

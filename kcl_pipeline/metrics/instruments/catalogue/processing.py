@@ -1,7 +1,5 @@
 """The metrics of a worker's batches."""
 
-from __future__ import annotations
-
 from typing import Final
 
 from kcl_pipeline import events as ev

@@ -1,0 +1,221 @@
+"""Run the checks of `kcl-pipeline doctor`, cheapest first."""
+
+import os
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from typing import Any
+
+from kcl_pipeline.cli.doctor import checks, permissions
+from kcl_pipeline.cli.doctor.application import check_application, check_pause
+from kcl_pipeline.cli.doctor.dagster_instance import check_instance, longest_stop_seconds
+from kcl_pipeline.cli.doctor.finding import Finding, Level, ok, problem, unknown
+from kcl_pipeline.cli.doctor.losses import check_losses
+from kcl_pipeline.cli.doctor.metrics import check_metrics
+from kcl_pipeline.cli.doctor.migration import check_client_version, check_layout
+from kcl_pipeline.cli.inspection.dead_letters import dead_letter_table
+from kcl_pipeline.cli.target import Target
+from kcl_pipeline.errors import KclError, SettingsError
+from kcl_pipeline.leases.application.recorded_stream import streams_to_read
+from kcl_pipeline.planning import strategies
+from kcl_pipeline.shards import StreamId
+
+
+def run_checks(
+    app: Target, *, needs_java: bool, watch_seconds: float, named: str
+) -> Iterator[Finding]:
+    """Run all checks, cheapest first. Checks that depend on a failed one are skipped.
+
+    `named` has the options that name the application, for commands in advice.
+    """
+    yield from _settings(app)
+    yield checks.check_java(needed=needs_java)
+    credentials = _credentials(app)
+    yield credentials
+    if credentials.level is Level.PROBLEM:
+        yield unknown("AWS", "tables and streams were not checked: there are no credentials")
+    else:
+        yield from _aws(app, watch_seconds, named)
+    if app.pipeline is not None:
+        yield from _dead_letters(app)
+        yield from _dagster(app, app.pipeline)
+
+
+def _aws(app: Target, watch_seconds: float, named: str) -> Iterator[Finding]:
+    usable = yield from _tables(app)
+    streams = yield from _streams(app)
+    yield from check_metrics(app.settings, app.clients)
+    if usable:
+        yield from _rows(app, streams, watch_seconds, named)
+
+
+def _dead_letters(app: Target) -> Iterator[Finding]:
+    table = dead_letter_table(app.pipeline)
+    if table is not None:
+        from kcl_pipeline.cli.doctor.dead_letters import check_dead_letters  # noqa: PLC0415 (Delta)
+
+        yield from check_dead_letters(*table, app.clock)
+
+
+def _dagster(app: Target, pipeline: Any) -> Iterator[Finding]:
+    """Check the Dagster instance. The code of a pipeline has loaded Dagster already."""
+    from kcl_pipeline.assets.names import Names  # noqa: PLC0415 (see above)
+    from kcl_pipeline.assets.runs.queue import tag_limits_of  # noqa: PLC0415 (likewise)
+
+    tags = {**pipeline.workers.run_tags, **Names.of(pipeline).worker_run_tags}
+
+    def limits(found: Sequence[Mapping[str, Any]]) -> list[tuple[str, int]]:
+        return [
+            (key if value is None else f"{key}: {value}", limit)
+            for key, value, limit in tag_limits_of(found, tags)
+        ]
+
+    stop = longest_stop_seconds(app.settings.retrieval.fetch_threads)
+    home = os.environ.get("DAGSTER_HOME")
+    yield from check_instance(
+        home, pipeline.workers, limits, stop, _longest_batch_seconds(app) if home else None
+    )
+
+
+def _longest_batch_seconds(app: Target) -> float | None:
+    """The 99th percentile of a batch in five minutes, of the slowest worker. None: not known."""
+    try:
+        rows = app.tables.workers.scan_workers().workers
+    except KclError:  # the checks of the tables have reported it
+        return None
+    totals = [row.status.totals for row in rows if row.status is not None and row.status.totals]
+    millis = [one.commit_millis_p99 for one in totals if one.commit_millis_p99 is not None]
+    return max(millis) / 1000 if millis else None
+
+
+def _settings(app: Target) -> Iterator[Finding]:
+    try:
+        strategies.get(app.settings.assignment.lease_assignment_strategy)
+    except SettingsError as error:
+        yield problem("settings", str(error), "write one of the names above")
+    else:
+        yield ok(
+            "settings",
+            f"application {app.settings.application_name}, streams "
+            f"{', '.join(app.settings.streams) or 'selected at run time'}",
+        )
+
+
+def _credentials(app: Target) -> Finding:
+    try:
+        client = app.clients.dynamodb
+        if not app.clients.has_credentials():
+            return problem(
+                "credentials",
+                "not found",
+                "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, or use an "
+                "instance role",
+            )
+    except SettingsError as error:
+        return problem(
+            "AWS session", str(error), "set AWS_REGION, and an existing AWS_PROFILE or access keys"
+        )
+    return ok(
+        "credentials",
+        f"found; region {client.meta.region_name}, DynamoDB at {client.meta.endpoint_url}",
+    )
+
+
+def _tables(app: Target) -> Generator[Finding, None, bool]:
+    """Check the tables and the permissions on them. Returns whether all can be used."""
+    client, layout = app.clients.dynamodb, app.tables.layout
+    try:
+        tables = layout.tables()
+    except KclError:  # the checks of the tables find the reason
+        tables = layout.three_tables()
+    usable = True
+    for use in tables:
+        table, key_name = use.name, use.key_name
+        finding, exists = checks.check_table(client, table, key_name, has_index=use.has_leases)
+        yield finding
+        if not exists:
+            usable = False
+            yield unknown(
+                f"table {table}",
+                "permissions were not checked; to create the table, the first worker also needs "
+                "dynamodb:CreateTable and dynamodb:UpdateTable",
+            )
+            continue
+        allowed = True
+        probes = permissions.table_probes(client, table, key_name, permissions.actions_on(use))
+        for found in permissions.probe_all(f"table {table}", probes):
+            allowed = allowed and found.level is Level.OK
+            yield found
+        usable = usable and allowed
+        if use.has_leases and allowed:
+            bake_seconds = app.settings.leader.table_migration_complete_bake_time_seconds
+            yield check_layout(layout, table, bake_seconds)
+    return usable
+
+
+def _streams(app: Target) -> Generator[Finding, None, list[StreamId]]:
+    """Check the permissions on the streams. Returns the streams that can be read."""
+    readable: list[StreamId] = []
+    multi_stream = app.settings.is_multi_stream
+    names = app.settings.streams
+    if app.select is not None:
+        names = yield from permissions.selection_findings(app.select)
+    for name in names:
+        stream = yield from permissions.stream_findings(
+            app.kinesis, name, multi_stream=multi_stream
+        )
+        if stream is not None:
+            readable.append(stream)
+    return readable
+
+
+def _recorded_streams(app: Target) -> Iterator[Finding]:
+    """Check streams that other workers have recorded, because every worker reads every lease."""
+    own, multi_stream = app.settings.streams, app.settings.is_multi_stream
+    record = app.tables.coordinator.read_application() if multi_stream else None
+    recorded = () if record is None else record.identity.streams
+    for name in streams_to_read(own, recorded, is_multi_stream=multi_stream)[len(own) :]:
+        yield from permissions.stream_findings(app.kinesis, name, multi_stream=multi_stream)
+
+
+def _rows(
+    app: Target, streams: list[StreamId], watch_seconds: float, named: str
+) -> Iterator[Finding]:
+    """Check the rows: version, leader, workers, coverage and stuck leases."""
+    try:
+        before = _snapshot(app)
+        rows = (before.leases, before.workers)
+        yield check_client_version(app.tables.coordinator, *rows, app.clock.wall())
+        recorded = check_application(app.tables.coordinator, app.settings, streams)
+        yield recorded
+        if recorded.level is not Level.PROBLEM:
+            yield from _recorded_streams(app)
+        yield check_pause(app.tables.coordinator, named)
+        yield check_losses(app.tables.coordinator, named)
+        yield checks.check_leader(app.tables.coordinator, workers=len(before.workers))
+        yield from checks.check_workers(before)
+        yield from checks.check_paused(before)
+        yield from checks.check_batches(before, app.clock.wall())
+        yield from checks.check_lag(before, app.clock.wall())
+        yield from checks.check_readable(before)
+        for stream in streams:
+            yield from checks.check_coverage(
+                app.kinesis, stream, before.leases, multi_stream=app.settings.is_multi_stream
+            )
+        if not before.leases:
+            return
+        app.clock.sleep(watch_seconds)
+        yield from checks.check_movement(
+            before, _snapshot(app), watch_seconds, app.settings.lease.failover_time_millis / 1000
+        )
+    except KclError as error:
+        yield problem(
+            "rows",
+            str(error),
+            "try again; if it fails again, check the permissions above and the network",
+        )
+
+
+def _snapshot(app: Target) -> checks.Snapshot:
+    multi_stream, table = app.settings.is_multi_stream, app.tables.lease
+    listing = table.list_leases().of_form(table.name, multi_stream=multi_stream)
+    workers = app.tables.workers.scan_workers()
+    return checks.Snapshot(listing.leases, workers.workers, (*listing.bad_rows, *workers.bad_rows))
