@@ -1,19 +1,13 @@
 """Give assets, sensors and ops typed access to the resources of one pipeline."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import dagster as dg
 
 from kcl_pipeline.assets.names import Names
 from kcl_pipeline.leases.tables import CoordinatorStateTable, LeaseTable, WorkerMetricsTable
-from kcl_pipeline.resources import (
-    AwsResource,
-    CoordinatorStateTableResource,
-    LeaseTableResource,
-    SparkSource,
-    WorkerMetricsTableResource,
-)
+from kcl_pipeline.resources import AwsResource, SparkSource
 
 Context = (
     dg.AssetCheckExecutionContext
@@ -37,32 +31,27 @@ class PipelineResources:
     @property
     def aws(self) -> AwsResource:
         """The AWS session."""
-        found: AwsResource = self._find(self.names.aws)
-        return found
+        return cast("AwsResource", self._find(self.names.aws))
 
     @property
     def spark(self) -> SparkSource:
         """The resource with the Spark session."""
-        found: SparkSource = self._find(self.names.spark)
-        return found
+        return cast("SparkSource", self._find(self.names.spark))
 
     @property
     def leases(self) -> LeaseTable:
         """The lease table."""
-        found: LeaseTableResource = self._find(self.names.leases_resource)
-        return found.table()
+        return cast("LeaseTable", self._find(self.names.leases_resource).table())
 
     @property
     def workers(self) -> WorkerMetricsTable:
         """The worker-metrics table."""
-        found: WorkerMetricsTableResource = self._find(self.names.workers_resource)
-        return found.table()
+        return cast("WorkerMetricsTable", self._find(self.names.workers_resource).table())
 
     @property
     def coordinator(self) -> CoordinatorStateTable:
         """The coordinator-state table."""
-        found: CoordinatorStateTableResource = self._find(self.names.coordinator_resource)
-        return found.table()
+        return cast("CoordinatorStateTable", self._find(self.names.coordinator_resource).table())
 
     def _find(self, key: str) -> Any:
         return getattr(self.context.resources, key)

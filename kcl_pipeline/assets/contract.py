@@ -32,32 +32,26 @@ class FleetLike(Protocol):
     @property
     def min(self) -> int:
         """Kept running while the leader sensor is on."""
-        ...
 
     @property
     def max(self) -> int:
         """Never exceeded by the leader sensor."""
-        ...
 
     @property
     def run_tags(self) -> Mapping[str, str]:
         """The user's tags of the runs that the leader sensor starts."""
-        ...
 
     @property
     def max_starting(self) -> int:
         """How many runs may be queued or starting at once."""
-        ...
 
     @property
     def rolling_replacement(self) -> bool:
         """Whether the leader sensor replaces workers of another version."""
-        ...
 
     @property
     def code_version(self) -> str | None:
         """The version of the user's code; None for a digest of its files."""
-        ...
 
 
 class WorkerLike(Protocol):
@@ -76,7 +70,6 @@ class WorkerLike(Protocol):
         In mode `drain` the worker also stops at the end that every shard had at the start. It
         releases its leases before it raises an error.
         """
-        ...
 
 
 class LeaderCycleLike(Protocol):
@@ -84,15 +77,12 @@ class LeaderCycleLike(Protocol):
 
     def run_once(self, deadline_seconds: float) -> CycleReport:
         """Run one idempotent cycle within the deadline."""
-        ...
 
     def next_expiry_seconds(self, now: float) -> float:
         """Return the seconds from `now` until the next lease expires unrenewed; inf for none."""
-        ...
 
     def release(self) -> None:
         """Release the lock if it is held."""
-        ...
 
 
 class PipelineLike(Protocol):
@@ -101,27 +91,22 @@ class PipelineLike(Protocol):
     @property
     def name(self) -> str:
         """The application name."""
-        ...
 
     @property
     def settings(self) -> ConsumerSettings:
         """All settings of the application."""
-        ...
 
     @property
     def workers(self) -> FleetLike:
         """Number of continuous workers."""
-        ...
 
     @property
     def sink(self) -> Any:
         """Where batches go. A `DeltaSink` has the table's address."""
-        ...
 
     @property
     def transform(self) -> Callable[..., Any] | None:
         """The user's function of a Spark DataFrame; None on the Arrow path, without a session."""
-        ...
 
     def build_worker(
         self,
@@ -141,7 +126,6 @@ class PipelineLike(Protocol):
         With `leads` it contains a standby leader, which takes a lock that is absent for
         `leader_patience_seconds`.
         """
-        ...
 
     def build_leader(
         self,
@@ -156,7 +140,6 @@ class PipelineLike(Protocol):
 
         With `resume_own_name` it takes a lock that already has `owner_name` without waiting.
         """
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,8 @@ import dagster as dg
 from pydantic import Field
 
 from kcl_pipeline.assets.contract import PipelineLike
-from kcl_pipeline.assets.names import Names, dead_letter_uri, table_uri
+from kcl_pipeline.assets.names import Names, table_uri
+from kcl_pipeline.batch import dead_letter_address
 from kcl_pipeline.delta.maintenance import (
     DEFAULT_RETENTION_HOURS,
     MINIMUM_RETENTION_HOURS,
@@ -47,7 +48,7 @@ def build_maintenance_job(pipeline: PipelineLike, names: Names) -> dg.JobDefinit
     if uri is None:
         return None
     storage_options: dict[str, str] = dict(getattr(pipeline.sink, "storage_options", {}))
-    dead_letters = dead_letter_uri(pipeline.sink)
+    dead_letters = dead_letter_address(pipeline.sink)
 
     @dg.op(
         name=f"{names.prefix}_maintain",

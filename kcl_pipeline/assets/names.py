@@ -11,7 +11,6 @@ from dagster import AssetKey
 
 from kcl_pipeline.arguments import check_texts
 from kcl_pipeline.assets.contract import PipelineLike
-from kcl_pipeline.batch import dead_letter_address
 from kcl_pipeline.settings_errors import wrong
 
 APPLICATION_TAG = "kcl/application"
@@ -53,22 +52,15 @@ def stream_name(name_or_arn: str) -> str:
     return name_or_arn.rsplit("/", 1)[-1] if name_or_arn.startswith("arn:") else name_or_arn
 
 
-def stream_key(name_or_arn: str) -> AssetKey:
-    """The asset key of a stream.
-
-    All pipelines that read the stream share this asset, so that Dagster draws one lineage.
-    """
-    return AssetKey(["kinesis", stream_name(name_or_arn)])
-
-
 def stream_keys(streams: Iterable[str]) -> dict[str, AssetKey]:
     """The asset keys of the streams of one pipeline, by name or ARN.
 
-    The key has the account, too, if an earlier stream has the same name.
+    All pipelines that read a stream share its asset, so that Dagster draws one lineage. The key has
+    the account, too, if an earlier stream has the same name.
     """
     keys: dict[str, AssetKey] = {}
     for one in streams:
-        key = stream_key(one)
+        key = AssetKey(["kinesis", stream_name(one)])
         if key in keys.values() and one not in keys:
             key = AssetKey(["kinesis", _account_of(one) or "other", stream_name(one)])
         keys.setdefault(one, key)
@@ -107,11 +99,6 @@ def table_uri(sink: object) -> str | None:
     return str(uri) if uri else None
 
 
-def dead_letter_uri(sink: object) -> str | None:
-    """The address of the sink's dead-letter table; None for a sink without one."""
-    return dead_letter_address(sink)
-
-
 def worker_id_of(application: str, run_id: str, separator: str = "-") -> str:
     """The worker id of a run.
 
@@ -146,12 +133,52 @@ def output_key(given: AssetKey | Sequence[str] | str | None) -> AssetKey | None:
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """All names of one pipeline."""
+    """All names of one pipeline.
+
+    Resource keys contain the pipeline's name, so that one code location can have several pipelines.
+
+    Attributes:
+        application: The application.
+        prefix: The application as a Python name.
+        streams: Names or ARNs of the streams in the settings.
+        streams_keys: Asset keys of these streams.
+        selects_streams: Whether the streams are selected at run time.
+        selected_streams: Asset key of the streams that are selected at run time, one partition per
+            stream.
+        stream_partitions: Name of the dynamic partitions of `selected_streams`.
+        output: Asset key of the output.
+        lease_table: Asset key of the lease table.
+        worker_metrics_table: Asset key of the worker-metrics table.
+        coordinator_state_table: Asset key of the coordinator-state table.
+        consume_job: Name of the job whose runs are workers.
+        maintenance_job: Name of the job that compacts and vacuums the output.
+        leader_sensor: Name of the leader sensor.
+        aws: Resource key of the AWS session.
+        spark: Resource key of the Spark session.
+        leases_resource: Resource key of the lease table.
+        workers_resource: Resource key of the worker-metrics table.
+        coordinator_resource: Resource key of the coordinator-state table.
+    """
 
     application: str
+    prefix: str
     streams: tuple[str, ...]
+    streams_keys: tuple[AssetKey, ...]
+    selects_streams: bool
+    selected_streams: AssetKey
+    stream_partitions: str
     output: AssetKey
-    selects_streams: bool = False
+    lease_table: AssetKey
+    worker_metrics_table: AssetKey
+    coordinator_state_table: AssetKey
+    consume_job: str
+    maintenance_job: str
+    leader_sensor: str
+    aws: str
+    spark: str
+    leases_resource: str
+    workers_resource: str
+    coordinator_resource: str
 
     @classmethod
     def of(cls, pipeline: PipelineLike, output: AssetKey | None = None) -> "Names":
@@ -162,52 +189,32 @@ class Names:
             output: Asset key of the output. None: the application and the last part of the
                 table's address, with underscores for characters that Dagster does not allow.
         """
+        name, prefix, settings = pipeline.name, python_name(pipeline.name), pipeline.settings
         if output is None:
             uri = table_uri(pipeline.sink) or "output"
             folder = uri.rstrip("/").rsplit("/", 1)[-1]
-            output = AssetKey([pipeline.name, _INVALID_IN_KEY.sub("_", folder) or "output"])
-        settings = pipeline.settings
-        return cls(pipeline.name, tuple(settings.streams), output, settings.selects_streams)
-
-    @property
-    def prefix(self) -> str:
-        """The application as a Python name."""
-        return python_name(self.application)
-
-    @property
-    def lease_table(self) -> AssetKey:
-        """Asset key of the lease table."""
-        return AssetKey([self.application, "lease_table"])
-
-    @property
-    def worker_metrics_table(self) -> AssetKey:
-        """Asset key of the worker-metrics table."""
-        return AssetKey([self.application, "worker_metrics_table"])
-
-    @property
-    def coordinator_state_table(self) -> AssetKey:
-        """Asset key of the coordinator-state table."""
-        return AssetKey([self.application, "coordinator_state_table"])
-
-    @property
-    def streams_keys(self) -> tuple[AssetKey, ...]:
-        """Asset keys of the streams in the settings."""
-        return tuple(stream_keys(self.streams).values())
-
-    @property
-    def selected_streams(self) -> AssetKey:
-        """Asset key of the streams that are selected at run time, one partition per stream."""
-        return AssetKey([self.application, "streams"])
-
-    @property
-    def stream_partitions(self) -> str:
-        """Name of the dynamic partitions of `selected_streams`."""
-        return f"{self.prefix}_streams"
-
-    @property
-    def consume_job(self) -> str:
-        """Name of the job whose runs are workers."""
-        return f"{self.prefix}_consume"
+            output = AssetKey([name, _INVALID_IN_KEY.sub("_", folder) or "output"])
+        return cls(
+            application=name,
+            prefix=prefix,
+            streams=tuple(settings.streams),
+            streams_keys=tuple(stream_keys(settings.streams).values()),
+            selects_streams=settings.selects_streams,
+            selected_streams=AssetKey([name, "streams"]),
+            stream_partitions=f"{prefix}_streams",
+            output=output,
+            lease_table=AssetKey([name, "lease_table"]),
+            worker_metrics_table=AssetKey([name, "worker_metrics_table"]),
+            coordinator_state_table=AssetKey([name, "coordinator_state_table"]),
+            consume_job=f"{prefix}_consume",
+            maintenance_job=f"{prefix}_maintenance",
+            leader_sensor=f"{prefix}_leader",
+            aws=f"{prefix}_aws",
+            spark=f"{prefix}_spark",
+            leases_resource=f"{prefix}_lease_table",
+            workers_resource=f"{prefix}_worker_metrics_table",
+            coordinator_resource=f"{prefix}_coordinator_state_table",
+        )
 
     @property
     def worker_run_tags(self) -> dict[str, str]:
@@ -223,45 +230,6 @@ class Names:
             MAX_RUNTIME_TAG: UNLIMITED,
         }
 
-    @property
-    def maintenance_job(self) -> str:
-        """Name of the job that compacts and vacuums the output."""
-        return f"{self.prefix}_maintenance"
-
     def operator_job(self, operation: str) -> str:
         """Name of the job of an operator, such as `pause`."""
         return f"{self.prefix}_{operation}"
-
-    @property
-    def leader_sensor(self) -> str:
-        """Name of the leader sensor."""
-        return f"{self.prefix}_leader"
-
-    @property
-    def aws(self) -> str:
-        """Resource key of the AWS session.
-
-        Resource keys contain the pipeline's name, so that one code location can have several
-        pipelines.
-        """
-        return f"{self.prefix}_aws"
-
-    @property
-    def leases_resource(self) -> str:
-        """Resource key of the lease table."""
-        return f"{self.prefix}_lease_table"
-
-    @property
-    def workers_resource(self) -> str:
-        """Resource key of the worker-metrics table."""
-        return f"{self.prefix}_worker_metrics_table"
-
-    @property
-    def coordinator_resource(self) -> str:
-        """Resource key of the coordinator-state table."""
-        return f"{self.prefix}_coordinator_state_table"
-
-    @property
-    def spark(self) -> str:
-        """Resource key of the Spark session."""
-        return f"{self.prefix}_spark"

@@ -213,11 +213,6 @@ class GroupCpu:
         )
 
 
-def is_limited(limit: CpuLimit, machine_cores: int) -> bool:
-    """Whether the group may use fewer cores than the machine has."""
-    return limit.cores(machine_cores) < machine_cores
-
-
 def detect_group(read: ReadText = read_text) -> Group | None:
     """Find the control group of this process, version 2 before version 1.
 

@@ -25,7 +25,6 @@ class HasCloudWatch(Protocol):
     @property
     def cloudwatch(self) -> Any:
         """The CloudWatch client, created on first use."""
-        ...
 
 
 class WorkerMetrics:

@@ -14,7 +14,7 @@ from typing import Final
 
 from kcl_pipeline.clock import Clock
 from kcl_pipeline.events import CpuSourceSkipped, EventSink, ignore_events
-from kcl_pipeline.metrics.cgroup import Group, GroupCpu, detect_group, is_limited
+from kcl_pipeline.metrics.cgroup import GroupCpu, detect_group
 from kcl_pipeline.metrics.cpu import proc_stat_cpu
 from kcl_pipeline.metrics.ecs import ENDPOINT_VARIABLE, EcsCpu, HttpGet, http_get
 from kcl_pipeline.metrics.process import ProcessCpu
@@ -66,15 +66,11 @@ def _candidates(clock: Clock, host: Host) -> Iterator[MetricProvider]:
             yield EcsCpu(host.variable(ENDPOINT_VARIABLE), host.get)
         group = detect_group(host.read)
         has_token, on_ec2 = host.exists(KUBERNETES_TOKEN), is_ec2(host.read)
-        if group is not None and (has_token or _has_limit(group, host.cores)):
+        if group is not None and (has_token or group.limit().cores(host.cores) < host.cores):
             yield GroupCpu(group, clock, host.cores, CPU if has_token or on_ec2 else OWN_CPU)
         if on_ec2:
             yield proc_stat_cpu(host.read)
     yield ProcessCpu(clock, host.cores)
-
-
-def _has_limit(group: Group, cores: int) -> bool:
-    return is_limited(group.limit(), cores)
 
 
 def is_ec2(read: ReadText) -> bool:

@@ -30,7 +30,6 @@ class MetricProvider(Protocol):
         None without an earlier call, or if no time has passed. Any exception counts as a failed
         capture.
         """
-        ...
 
 
 def read_text(path: str) -> str:

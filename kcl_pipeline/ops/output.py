@@ -12,10 +12,10 @@ from kcl_pipeline.assets.names import (
     CONTINUOUS,
     VERSION_TAG,
     Names,
-    dead_letter_uri,
     table_uri,
 )
 from kcl_pipeline.assets.specs import group_of
+from kcl_pipeline.batch import dead_letter_address
 from kcl_pipeline.ops.consume import consume_shards
 
 
@@ -35,7 +35,7 @@ def build_output_asset(
     """The asset whose computation is one KCL worker."""
     uri = table_uri(pipeline.sink)
     metadata: dict[str, Any] = {"dagster/uri": uri} if uri else {}
-    letters = dead_letter_uri(pipeline.sink)
+    letters = dead_letter_address(pipeline.sink)
     if letters is not None:
         metadata["dead_letters"] = dg.MetadataValue.path(letters)
 

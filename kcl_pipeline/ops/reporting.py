@@ -20,7 +20,6 @@ from kcl_pipeline.assets.names import (
     LAG_TAG,
     PAUSED_TAG,
     STALLED_TAG,
-    dead_letter_uri,
 )
 from kcl_pipeline.assets.runs.metadata import ADDITIVE, period_metadata, table_rows
 from kcl_pipeline.assets.runs.runs import (
@@ -31,6 +30,7 @@ from kcl_pipeline.assets.runs.runs import (
     stalled_shards,
     worst_lag_millis,
 )
+from kcl_pipeline.batch import dead_letter_address
 from kcl_pipeline.clock import Clock, StopSignal
 from kcl_pipeline.events import Event, EventSink
 from kcl_pipeline.leases.state.worker_status import PausedLease, WorkerStatus
@@ -233,7 +233,7 @@ class RunReporter:
 
     def dead_letter_table(self, dead_letters: int) -> dict[str, dg.MetadataValue]:
         """Return the address of the dead-letter table for a materialization with dead letters."""
-        uri = dead_letter_uri(self._pipeline.sink)
+        uri = dead_letter_address(self._pipeline.sink)
         if not dead_letters or uri is None:
             return {}
         return {"dead_letter_table": dg.MetadataValue.path(uri)}

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final
+from uuid import uuid4
 
 import dagster as dg
 
@@ -20,9 +21,10 @@ from kcl_pipeline.assets.checks.definitions import all_streams
 from kcl_pipeline.assets.checks.history import ReportPoint, kept_seconds, point_of, recorded_points
 from kcl_pipeline.assets.checks.worker_runs import running_workers, workers_running
 from kcl_pipeline.assets.contract import DagsterOptions, PipelineLike
-from kcl_pipeline.assets.names import REFUSED_TAG, Names, dead_letter_uri
+from kcl_pipeline.assets.names import REFUSED_TAG, VERSION_TAG, Names
 from kcl_pipeline.assets.pipeline_version import pipeline_version
 from kcl_pipeline.assets.runs.runs import RunView, active_runs, silence_limit_seconds
+from kcl_pipeline.batch import dead_letter_address
 from kcl_pipeline.clock import Clock, SystemClock
 from kcl_pipeline.errors import (
     NotFoundError,
@@ -53,7 +55,6 @@ from kcl_pipeline.sensors.scaling.reconcile import (
     cancel_queued,
     find_mismatches,
 )
-from kcl_pipeline.sensors.scaling.run_requests import worker_request
 from kcl_pipeline.sensors.sentence import cursor_text, leading_text, runs_text
 
 INTERVAL_SECONDS: Final = 4
@@ -207,8 +208,13 @@ class LeaderTick:
         )
 
     def _request(self) -> dg.RunRequest:
-        fleet = self._pipeline.workers
-        return worker_request(self._names, fleet, self._worker_config, self._version)
+        """The request of one worker run. Dagster never starts a second run with a used key."""
+        tags = {**self._pipeline.workers.run_tags, **self._names.worker_run_tags}
+        return dg.RunRequest(
+            run_key=f"{self._names.application}-{uuid4().hex}",
+            run_config=self._worker_config,
+            tags={**tags, VERSION_TAG: self._version},
+        )
 
     def _lead(self, state: TickState) -> tuple[CycleReport, str | None]:
         try:
@@ -226,8 +232,7 @@ class LeaderTick:
         now, limit = self._clock.monotonic(), self._options.check_limits.leader_absent_seconds
         state.absence.observe(led=report.led, owner=report.lock_owner, problem=problem, now=now)
         check = state.absence.health(report.lock_owner, now, limit)
-        key = self._names.coordinator_state_table
-        return check_events(check, key, state.cadence, now)
+        return check_events(check, self._names.coordinator_state_table, state.cadence, now)
 
     def _pause(
         self, context: dg.SensorEvaluationContext, report: CycleReport, state: TickState
@@ -289,7 +294,7 @@ class LeaderTick:
             now=now,
             wall_seconds=view.wall_seconds,
             period_seconds=max(self._options.progress_seconds, SHORTEST_GAP_SECONDS),
-            dead_letter_table=dead_letter_uri(self._pipeline.sink),
+            dead_letter_table=dead_letter_address(self._pipeline.sink),
             unowned=[age for key, age in view.ages.items() if key in view.waits],
             idle=view.idle,
         )

@@ -18,6 +18,11 @@ from kcl_pipeline.sensors.scaling.autoscaler import AutoscalerMemory, ScalingDec
 from kcl_pipeline.text import counted
 
 TICK = "tick"
+_KINDS = {
+    DagsterRunStatus.STARTED: "run",
+    DagsterRunStatus.QUEUED: "queued",
+    DagsterRunStatus.CANCELING: "stopping",
+}
 
 
 @dataclass(slots=True)
@@ -68,7 +73,7 @@ def runs_text(
     active: Sequence[RunView], decision: ScalingDecision, problems: Sequence[str] = ()
 ) -> str:
     """How many of the desired workers run, what the other runs wait for, and the problems."""
-    counts = Counter(_kind(run) for run in active if run.continuous)
+    counts = Counter(_KINDS.get(run.status, "starting") for run in active if run.continuous)
     runs, desired = counts.pop("run", 0), decision.memory.desired
     parts = [
         f"{runs} of {counted(desired, 'worker')} {'runs' if runs == 1 else 'run'}"
@@ -82,14 +87,6 @@ def runs_text(
     ]
     _, _, action = decision.reason.partition(": ")
     return "; ".join([", ".join(parts) + (f": {action}" if action else ""), *problems])
-
-
-def _kind(run: RunView) -> str:
-    if run.status is DagsterRunStatus.STARTED:
-        return "run"
-    if run.status is DagsterRunStatus.QUEUED:
-        return "queued"
-    return "stopping" if run.status is DagsterRunStatus.CANCELING else "starting"
 
 
 def cursor_text(sentence: str, memory: AutoscalerMemory) -> str:

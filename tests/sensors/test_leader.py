@@ -8,7 +8,6 @@ from types import SimpleNamespace
 
 import dagster as dg
 
-from kcl_pipeline.assets.names import Names
 from kcl_pipeline.definitions import build_definitions
 from kcl_pipeline.events import LeaderElected, LossReason, PlanMade, RecordsLost
 from kcl_pipeline.leader.report import CycleReport
@@ -74,7 +73,7 @@ def test_deployments_of_dagster_plus_lead_under_different_names(monkeypatch):
         location = SimpleNamespace(location_name="orders")
         without_id = SimpleNamespace(run_storage=object())
         context = SimpleNamespace(instance=without_id, code_location_origin=location)
-        return owner_name(context, Names("orders-eu", ("orders",), dg.AssetKey("orders")))
+        return owner_name(context, SimpleNamespace(leader_sensor="orders_eu_leader"))
 
     assert name("prod") == "dagster/prod/orders/orders_eu_leader"
     assert name("staging") == "dagster/staging/orders/orders_eu_leader"

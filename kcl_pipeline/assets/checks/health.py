@@ -3,7 +3,7 @@
 The executable checks and the leader sensor use the same functions.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -95,14 +95,12 @@ class Health:
             severity=self.severity,
             description=self.description,
             metadata=self.metadata,
-            target_materialization_data=None if of is None else _target(of),
+            target_materialization_data=None
+            if of is None
+            else AssetCheckEvaluationTargetMaterializationData(
+                storage_id=of.storage_id, run_id=of.run_id, timestamp=of.timestamp
+            ),
         )
-
-
-def _target(of: dg.EventLogRecord) -> AssetCheckEvaluationTargetMaterializationData:
-    return AssetCheckEvaluationTargetMaterializationData(
-        storage_id=of.storage_id, run_id=of.run_id, timestamp=of.timestamp
-    )
 
 
 def lease_counts(leases: Iterable[Lease]) -> Counter[str]:
@@ -110,6 +108,15 @@ def lease_counts(leases: Iterable[Lease]) -> Counter[str]:
     return Counter(
         lease.actual_owner for lease in leases if not lease.ended and lease.actual_owner is not None
     )
+
+
+def kbps_by_owner(leases: Iterable[Lease]) -> Mapping[str | None, float]:
+    """Throughput of the unfinished leases per worker that processes them; 0 for other workers."""
+    found: defaultdict[str | None, float] = defaultdict(float)
+    for lease in leases:
+        if not lease.ended:
+            found[lease.actual_owner] += lease.throughput_kbps or 0.0
+    return found
 
 
 def coverage(leases: Sequence[Lease], streams: Sequence[str]) -> Health:
@@ -253,14 +260,9 @@ def balance(
     """
     counts = lease_counts(leases)
     numbers = [counts.get(w.worker_id, 0) for w in workers]
-    flow: dict[str, float] = {}
-    for lease in leases:
-        if not lease.ended and lease.actual_owner is not None:
-            flow[lease.actual_owner] = flow.get(lease.actual_owner, 0.0) + (
-                lease.throughput_kbps or 0.0
-            )
+    flow = kbps_by_owner(leases)
     cpus = [cpu for w in workers if (cpu := cpu_percent(w)) is not None]
-    flows = [flow.get(w.worker_id, 0.0) for w in workers]
+    flows = [flow[w.worker_id] for w in workers]
     even = len(workers) < 2 or (  # noqa: PLR2004 (two make a comparison)
         max(numbers) - min(numbers) <= 1
         or (any(flows) and _within(flows, threshold_percentage, 1.0))
@@ -272,7 +274,7 @@ def balance(
         {
             "worker": w.worker_id,
             "leases": counts.get(w.worker_id, 0),
-            "kbps": round(flow.get(w.worker_id, 0.0), 1),
+            "kbps": round(flow[w.worker_id], 1),
             "cpu": "" if (cpu := cpu_percent(w)) is None else f"{cpu:.0f} %",
         }
         for w in workers

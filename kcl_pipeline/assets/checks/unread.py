@@ -8,7 +8,7 @@ import dagster as dg
 from kcl_pipeline.assets.checks.health import Health
 from kcl_pipeline.assets.checks.living import LiveWorkers
 from kcl_pipeline.assets.limits import CheckLimits
-from kcl_pipeline.assets.runs.metadata import table_of
+from kcl_pipeline.assets.runs.metadata import known, table_of
 from kcl_pipeline.clock import Clock
 from kcl_pipeline.leases.lease.rejected import RejectedRows
 from kcl_pipeline.leases.lease.values import Lease
@@ -119,7 +119,7 @@ def retention(
     passed = left is None or left >= limits.retention_warn_seconds
     is_error = left is not None and left < limits.retention_error_seconds
     unknown = sum(not lease.ended and lease.lease_key not in unread for lease in leases)
-    metadata: dict[str, Any] = {
+    metadata = {
         "leases_without_age": unknown,
         "streams": table_of(
             [
@@ -133,15 +133,14 @@ def retention(
                 for row in rows
             ]
         ),
+        "hours_left": None if left is None else round(left / 3600, 2),
     }
-    if left is not None:
-        metadata["hours_left"] = round(left / 3600, 2)
     return Health(
         RETENTION,
         passed,
         _retention_text(rows) + ("" if passed else f". {RETENTION_ADVICE}"),
         dg.AssetCheckSeverity.ERROR if is_error else dg.AssetCheckSeverity.WARN,
-        metadata,
+        known(metadata),
     )
 
 

@@ -31,6 +31,11 @@ ADDITIVE: Final = (
 """The counters of a worker that add up over periods and workers."""
 
 
+def known(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the metadata without values that are None."""
+    return {name: value for name, value in metadata.items() if value is not None}
+
+
 def lag_text(millis: int | None) -> str:
     """A lag as text."""
     return "unknown" if millis is None else f"{millis / 1000:.1f} s"
@@ -98,7 +103,8 @@ def table_rows(sink: Any) -> int | None:
 
 def period_metadata(progress: WorkerProgress) -> dict[str, Any]:
     """Metadata of one reporting period of one worker."""
-    metadata: dict[str, Any] = {
+    p50, p99 = progress.put_to_commit_millis_p50, progress.put_to_commit_millis_p99
+    metadata = {
         "records": progress.records,
         "bytes": progress.bytes,
         "rows": progress.rows_written,
@@ -118,19 +124,16 @@ def period_metadata(progress: WorkerProgress) -> dict[str, Any]:
         ),
         "paused_shards": len(progress.paused),
         "shards": _shards(progress),
+        "table_version": _text(progress.table_version),
+        "put_to_commit": None
+        if p50 is None or p99 is None
+        else dg.MetadataValue.text(f"p50 {p50:.0f} ms, p99 {p99:.0f} ms"),
     }
-    if progress.table_version is not None:
-        metadata["table_version"] = dg.MetadataValue.text(str(progress.table_version))
-    if (
-        progress.put_to_commit_millis_p50 is not None
-        and progress.put_to_commit_millis_p99 is not None
-    ):
-        text = (
-            f"p50 {progress.put_to_commit_millis_p50:.0f} ms, p99 "
-            f"{progress.put_to_commit_millis_p99:.0f} ms"
-        )
-        metadata["put_to_commit"] = dg.MetadataValue.text(text)
-    return metadata
+    return known(metadata)
+
+
+def _text(value: object) -> dg.TextMetadataValue | None:
+    return None if value is None else dg.MetadataValue.text(str(value))
 
 
 def _rest(total: WorkerProgress, reported: Mapping[str, int]) -> dict[str, Any]:
@@ -176,9 +179,7 @@ def final_metadata(
         "positions": table_of(
             [{"lease": key, "position": positions[key]} for key in sorted(positions)]
         ),
+        "left_to_others": _text(summary.elsewhere_sentence),
+        "table_version": _text(version),
     }
-    if summary.elsewhere_sentence is not None:
-        metadata["left_to_others"] = dg.MetadataValue.text(summary.elsewhere_sentence)
-    if version is not None:
-        metadata["table_version"] = dg.MetadataValue.text(str(version))
-    return metadata
+    return known(metadata)

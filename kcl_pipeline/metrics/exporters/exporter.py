@@ -20,12 +20,9 @@ class Exporter(Protocol):
 
     def record(self, values: Sequence[Observation]) -> None:
         """Take the values of one event. The settings have removed metrics and dimensions."""
-        ...
 
     def forget(self, is_gone: IsGone) -> None:
         """Remove the series that are gone, if the exporter keeps series."""
-        ...
 
     def close(self, seconds: float) -> None:
         """Export what is left, and end, within about this time."""
-        ...

@@ -74,5 +74,4 @@ def _attributes(operation: str, attributes: Attributes) -> dict[str, str]:
 
 def _global_meter() -> Any:
     require("otel", "metrics.metrics_backends with 'otel'", "remove 'otel' from the setting")
-    metrics = importlib.import_module("opentelemetry.metrics")
-    return metrics.get_meter(SCOPE, __version__)
+    return importlib.import_module("opentelemetry.metrics").get_meter(SCOPE, __version__)

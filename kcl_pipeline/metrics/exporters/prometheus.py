@@ -30,6 +30,7 @@ BUCKETS_MILLIS: Final = (
     *(1, 2.5, 5, 10, 25, 50, 100, 250, 500),
     *(1_000, 2_500, 5_000, 10_000, 30_000, 60_000, 300_000),
 )
+_METHODS: Final = {Kind.COUNTER: "inc", Kind.GAUGE: "set", Kind.HISTOGRAM: "observe"}
 COMMON_LABELS: Final = ("application", "worker", "operation")
 
 
@@ -53,19 +54,6 @@ class Family:
     def labels(self) -> tuple[str, ...]:
         """Names of the labels."""
         return (*COMMON_LABELS, *(prometheus_label(name) for name in self.dimensions))
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Series:
-    """One series of the library.
-
-    Attributes:
-        put: Takes a value.
-        is_gauge: Whether a value replaces the former one.
-    """
-
-    put: Callable[[float], None]
-    is_gauge: bool
 
 
 def families(instruments: Iterable[Instrument] = INSTRUMENTS) -> dict[str, Family]:
@@ -113,7 +101,7 @@ class PrometheusExporter:
         self._library = importlib.import_module("prometheus_client")
         self._families = families()
         self._metrics: dict[str, Any] = {}
-        self._series: dict[tuple[Instrument, Attributes], _Series] = {}
+        self._series: dict[tuple[Instrument, Attributes], Callable[[float], None]] = {}
         registry = self._library.CollectorRegistry()
         registry.register(self)
         self._server, self._thread, address = _serve(self._library, registry, settings)
@@ -134,17 +122,17 @@ class PrometheusExporter:
 
     def record(self, values: Sequence[Observation]) -> None:
         """Record values. Of several gauges of one series, the largest counts."""
-        gauges: dict[_Series, float] = {}
+        gauges: dict[Callable[[float], None], float] = {}
         known = self._series
         for instrument, value, attributes in values:
             key = (instrument, attributes)
-            series = known.get(key) or self._make_series(key)
-            if series.is_gauge:
-                gauges[series] = max(value, gauges.get(series, value))
+            put = known.get(key) or self._make_series(key)
+            if instrument.prometheus_kind is Kind.GAUGE:
+                gauges[put] = max(value, gauges.get(put, value))
             else:
-                series.put(value)
-        for series, value in gauges.items():
-            series.put(value)
+                put(value)
+        for put, value in gauges.items():
+            put(value)
 
     def forget(self, is_gone: IsGone) -> None:
         """Remove the series that are gone. A histogram counts several shards, and is kept."""
@@ -164,7 +152,7 @@ class PrometheusExporter:
         self._server.server_close()
         self._thread.join(seconds)
 
-    def _make_series(self, key: tuple[Instrument, Attributes]) -> _Series:
+    def _make_series(self, key: tuple[Instrument, Attributes]) -> Callable[[float], None]:
         instrument, attributes = key
         with self._lock:
             family = self._families[prometheus_name(instrument)]
@@ -172,15 +160,9 @@ class PrometheusExporter:
                 self._metrics[family.name] = self._make(family)
             labels = self._labels(family, instrument, dict(attributes))
             child = self._metrics[family.name].labels(**labels)
-            match family.kind:
-                case Kind.COUNTER:
-                    series = _Series(child.inc, is_gauge=False)
-                case Kind.HISTOGRAM:
-                    series = _Series(child.observe, is_gauge=False)
-                case Kind.GAUGE:
-                    series = _Series(child.set, is_gauge=True)
-            self._series[key] = series
-            return series
+            put: Callable[[float], None] = getattr(child, _METHODS[family.kind])
+            self._series[key] = put
+            return put
 
     def _labels(self, family: Family, instrument: Instrument, attributes: Any) -> dict[str, str]:
         own = {prometheus_label(name): attributes.get(name, "") for name in family.dimensions}
@@ -188,14 +170,10 @@ class PrometheusExporter:
 
     def _make(self, family: Family) -> Any:
         given: dict[str, Any] = {"labelnames": family.labels, "registry": None}
-        match family.kind:
-            case Kind.COUNTER:
-                return self._library.Counter(family.name, family.description, **given)
-            case Kind.GAUGE:
-                return self._library.Gauge(family.name, family.description, **given)
-            case Kind.HISTOGRAM:
-                given["buckets"] = BUCKETS_MILLIS
-                return self._library.Histogram(family.name, family.description, **given)
+        if family.kind is Kind.HISTOGRAM:
+            given["buckets"] = BUCKETS_MILLIS
+        make = getattr(self._library, family.kind.value.capitalize())
+        return make(family.name, family.description, **given)
 
 
 def _serve(library: Any, registry: Any, settings: MetricsSettings) -> tuple[Any, Any, str]:

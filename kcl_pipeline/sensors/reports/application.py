@@ -9,7 +9,7 @@ import dagster as dg
 from kcl_pipeline.assets.checks import health
 from kcl_pipeline.assets.contract import DagsterOptions
 from kcl_pipeline.assets.names import Names
-from kcl_pipeline.assets.runs.metadata import table_of
+from kcl_pipeline.assets.runs.metadata import known, table_of
 from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.leases.lease.values import Lease
 from kcl_pipeline.planning.explain import LoadRow, explain
@@ -191,13 +191,14 @@ def worker_table_metadata(view: FleetView) -> dict[str, Any]:
     """The live workers with their state, CPU, leases, throughput and batches, and their runs."""
     rows = worker_rows(view.workers, view.leases, view.runs)
     cpus = [cpu for w in view.workers if (cpu := health.cpu_percent(w)) is not None]
-    metadata: dict[str, Any] = {
-        "workers": len(view.workers),
-        "rows": table_of(rows, MAX_TABLE_ROWS),
-    }
-    if view.runs:
-        metadata["runs"] = run_links(view.runs)
-    return metadata | ({"cpu_spread": round(max(cpus) - min(cpus), 1)} if cpus else {})
+    return known(
+        {
+            "workers": len(view.workers),
+            "rows": table_of(rows, MAX_TABLE_ROWS),
+            "runs": run_links(view.runs) if view.runs else None,
+            "cpu_spread": round(max(cpus) - min(cpus), 1) if cpus else None,
+        }
+    )
 
 
 def _due_streams(

@@ -5,12 +5,13 @@ so that the figures of all workers are one series. They are computed without an 
 """
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import astuple, dataclass, field
+from operator import add, lt, sub
 from typing import Any, Final
 
 import dagster as dg
 
-from kcl_pipeline.leases.state.worker_status import WorkerTotals
+from kcl_pipeline.assets.runs.metadata import known
 from kcl_pipeline.leases.tables import WorkerMetrics
 
 FORGET_SECONDS: Final = 3600.0
@@ -29,18 +30,14 @@ class Figures:
     dead_letters: int = 0
 
     def __add__(self, other: "Figures") -> "Figures":
-        return Figures(*(a + b for a, b in zip(_values(self), _values(other), strict=True)))
+        return Figures(*map(add, astuple(self), astuple(other)))
 
     def __sub__(self, other: "Figures") -> "Figures":
-        return Figures(*(a - b for a, b in zip(_values(self), _values(other), strict=True)))
+        return Figures(*map(sub, astuple(self), astuple(other)))
 
     def below(self, other: "Figures") -> bool:
         """Whether any figure is smaller than in `other`."""
-        return any(a < b for a, b in zip(_values(self), _values(other), strict=True))
-
-
-def _values(figures: Figures) -> tuple[int, ...]:
-    return tuple(getattr(figures, one.name) for one in fields(figures))
+        return any(map(lt, astuple(self), astuple(other)))
 
 
 @dataclass(slots=True)
@@ -109,7 +106,10 @@ class FleetTotals:
             totals = None if row.status is None else row.status.totals
             if row.status is None or totals is None or row.worker_id in self.left_out:
                 continue
-            figures = _figures(totals, row.status.dead_letters)
+            figures = Figures(
+                *(totals.records, totals.bytes, totals.rows, totals.batches),
+                row.status.dead_letters,
+            )
             key = (row.worker_id, row.run_id)
             known = self.processes.get(key)
             if known is not None and not figures.below(known.latest):
@@ -147,10 +147,6 @@ class FleetTotals:
             key: seen for key, seen in self.left_out.items() if now - seen < FORGET_SECONDS
         }
         return period
-
-
-def _figures(totals: WorkerTotals, dead_letters: int) -> Figures:
-    return Figures(totals.records, totals.bytes, totals.rows, totals.batches, dead_letters)
 
 
 def lag_percentiles(
@@ -209,46 +205,37 @@ def output_metadata(
     """
     statuses = [worker.status for worker in workers if worker.status is not None]
     totals = [status.totals for status in statuses if status.totals is not None]
-    done = period.done
-    metadata: dict[str, Any] = {
-        "records_per_second": round(period.records_per_second, 1),
-        "mb_per_second": round(period.bytes_per_second / _MEGABYTE, 3),
-    }
-    lags = lag_percentiles(workers, unowned)
-    if lags is not None:
-        p50, p99, largest = lags
-        metadata |= {
+    done, commit = period.done, _largest([one.commit_millis_p99 for one in totals])
+    put_to_commit = _largest([one.put_to_commit_millis_p99 for one in totals])
+    oldest = min((worker.last_update_seconds for worker in workers), default=None)
+    p50, p99, largest = lag_percentiles(workers, unowned) or (None, None, None)
+    has_letters = done.dead_letters and dead_letter_table is not None
+    return known(
+        {
+            "records_per_second": round(period.records_per_second, 1),
+            "mb_per_second": round(period.bytes_per_second / _MEGABYTE, 3),
             "lag_seconds_max": largest,
             "lag_seconds_p99": p99,
             "lag_seconds_p50": p50,
+            "leases_without_lag": sum(status.unknown_lags for status in statuses) or None,
+            "oldest_report_seconds": None
+            if oldest is None
+            else round(max(wall_seconds - oldest, 0.0)),
+            "workers": len(workers),
+            "records": done.records,
+            "bytes": done.bytes,
+            "rows": done.rows,
+            "batches": done.batches,
+            "dead_letters": done.dead_letters,
+            "period": dg.MetadataValue.text(f"{period.seconds:.0f} s"),
+            "commit_seconds_p99": None if commit is None else commit / 1000,
+            "put_to_commit_seconds_p99": None if put_to_commit is None else put_to_commit / 1000,
+            "table_version": _largest([one.table_version for one in totals]),
+            "dead_letter_table": dg.MetadataValue.path(str(dead_letter_table))
+            if has_letters
+            else None,
         }
-    unknown = sum(status.unknown_lags for status in statuses)
-    if unknown:
-        metadata["leases_without_lag"] = unknown
-    if workers:
-        oldest = wall_seconds - min(worker.last_update_seconds for worker in workers)
-        metadata["oldest_report_seconds"] = round(max(oldest, 0.0))
-    metadata |= {
-        "workers": len(workers),
-        "records": done.records,
-        "bytes": done.bytes,
-        "rows": done.rows,
-        "batches": done.batches,
-        "dead_letters": done.dead_letters,
-        "period": dg.MetadataValue.text(f"{period.seconds:.0f} s"),
-    }
-    commit = _largest([one.commit_millis_p99 for one in totals])
-    if commit is not None:
-        metadata["commit_seconds_p99"] = commit / 1000
-    put_to_commit = _largest([one.put_to_commit_millis_p99 for one in totals])
-    if put_to_commit is not None:
-        metadata["put_to_commit_seconds_p99"] = put_to_commit / 1000
-    version = _largest([one.table_version for one in totals])
-    if version is not None:
-        metadata["table_version"] = version
-    if done.dead_letters and dead_letter_table is not None:
-        metadata["dead_letter_table"] = dg.MetadataValue.path(dead_letter_table)
-    return metadata
+    )
 
 
 def output_event(

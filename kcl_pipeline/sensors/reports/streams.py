@@ -13,7 +13,7 @@ from typing import Any, Final
 import dagster as dg
 
 from kcl_pipeline.assets.names import Names, is_lease_stream, partition_key, stream_keys
-from kcl_pipeline.assets.runs.metadata import MAX_ROWS, lag_text
+from kcl_pipeline.assets.runs.metadata import MAX_ROWS, known, lag_text
 from kcl_pipeline.leases.lease.values import Lease
 from kcl_pipeline.leases.tables import WorkerMetrics
 from kcl_pipeline.text import counted
@@ -142,13 +142,15 @@ def _metadata(view: StreamView, lag_age_seconds: float | None) -> dict[str, Any]
         lag += f", reported {lag_age_seconds:.0f} s ago"
     if view.unread_shards:
         lag += f"; not read yet: {counted(view.unread_shards, 'shard')}"
-    metadata: dict[str, Any] = {
-        "shards_with_lease": len(view.leases),
-        "shards_being_read": len(unfinished),
-        "kbps": round(sum(lease.throughput_kbps or 0.0 for lease in unfinished), 1),
-        "lag": dg.MetadataValue.text(lag),
-    }
-    return metadata | ({} if view.lag_millis is None else {"lag_seconds": view.lag_millis / 1000})
+    return known(
+        {
+            "shards_with_lease": len(view.leases),
+            "shards_being_read": len(unfinished),
+            "kbps": round(sum(lease.throughput_kbps or 0.0 for lease in unfinished), 1),
+            "lag": dg.MetadataValue.text(lag),
+            "lag_seconds": None if view.lag_millis is None else view.lag_millis / 1000,
+        }
+    )
 
 
 def worst_streams(views: Sequence[StreamView]) -> list[dict[str, Any]]:

@@ -26,7 +26,11 @@ MAX_TABLE_ROWS: Final = 200
 MAX_MOVES: Final = 20
 _NO_DECIMALS_FROM: Final = 100.0
 _SHARD_PREFIX: Final = "shardId-"
-_STARTING: Final = ("QUEUED", "NOT_STARTED", "MANAGED", "STARTING")
+_RUN_STATES: Final = {
+    "QUEUED": "queued",
+    "CANCELING": "stopping",
+    **dict.fromkeys(("NOT_STARTED", "MANAGED", "STARTING"), "starting"),
+}
 
 
 def shard_text(shard_id: str) -> str:
@@ -179,10 +183,6 @@ def lease_rows(
     hung = {w.worker_id for w in workers if w.status is not None and w.status.hung is not None}
     several = len({lease.stream for lease in leases}) > 1
 
-    def name_of(lease: Lease) -> str:
-        shard = shard_text(lease.shard_id)
-        return f"{_stream_text(lease)}:{shard}" if several else shard
-
     def lag_of(lease: Lease) -> tuple[int, str]:
         if lease.ended:
             return -1, ""
@@ -202,7 +202,7 @@ def lease_rows(
     ordered = sorted(leases, key=importance)
     return [
         {
-            "shard": name_of(lease),
+            "shard": lease_text(lease.lease_key) if several else shard_text(lease.shard_id),
             "worker": lease.actual_owner,
             "state": _state_of(lease, waits, paused, hung),
             "lag": lag_of(lease)[1],
@@ -215,11 +215,6 @@ def lease_rows(
 
 def _rate_text(kbps: float) -> str:
     return f"{kbps:.1f}" if kbps < _NO_DECIMALS_FROM else f"{kbps:,.0f}"
-
-
-def _stream_text(lease: Lease) -> str:
-    """The name of the stream in `account:name:epoch`."""
-    return ":".join((lease.stream or "").split(":")[1:2])
 
 
 def lease_table(rows: list[dict[str, Any]], count: int) -> dict[str, Any]:
@@ -258,12 +253,7 @@ def worker_rows(
 ) -> list[dict[str, Any]]:
     """Return the live workers as rows, then the runs that have no worker yet."""
     counts = health.lease_counts(leases)
-    flow: dict[str, float] = {}
-    for lease in leases:
-        if not lease.ended and lease.actual_owner is not None:
-            flow[lease.actual_owner] = flow.get(lease.actual_owner, 0) + (
-                lease.throughput_kbps or 0
-            )
+    flow = health.kbps_by_owner(leases)
     rows: list[dict[str, Any]] = []
     for w in workers:
         totals = None if w.status is None else w.status.totals
@@ -274,7 +264,7 @@ def worker_rows(
                 "state": worker_state(w),
                 "leases": counts.get(w.worker_id, 0),
                 "cpu": None if (cpu := health.cpu_percent(w)) is None else f"{cpu:.0f}%",
-                "KB/s": _rate_text(flow.get(w.worker_id, 0.0)),
+                "KB/s": _rate_text(flow[w.worker_id]),
                 "lag": None if w.status is None else lag_text(w.status.lag_millis),
                 "batch": None if age is None else f"{duration_text(age)} ago",
                 "problems": problems_text(w),
@@ -293,12 +283,7 @@ def worker_rows(
 
 def run_state(run: RunView) -> str:
     """The state of a run without a live worker."""
-    status = run.status.value
-    if status == "QUEUED":
-        return "queued"
-    if status == "CANCELING":
-        return "stopping"
-    return "starting" if status in _STARTING else "started, no report yet"
+    return _RUN_STATES.get(run.status.value, "started, no report yet")
 
 
 def run_links(runs: Sequence[RunView]) -> dg.MarkdownMetadataValue:

@@ -129,38 +129,21 @@ def find_mismatches(
             continue
         canceling = run.status is DagsterRunStatus.CANCELING
         silent = heartbeats.silent_seconds(run.worker_id)
-        gone: Action = "report_canceled" if canceling else "report_failed"
+        action: Action = "report_canceled" if canceling else "report_failed"
         if silent is not None and silent > limit_seconds:
-            findings.append(
-                Finding(
-                    run.run_id,
-                    run.worker_id,
-                    gone,
-                    f"worker {run.worker_id} has not reported for {silent:.0f} s",
-                )
-            )
+            reason = f"has not reported for {silent:.0f} s"
         elif silent is None and heartbeats.absent.get(run.run_id, 0.0) > MISSING_ROW_SECONDS:
-            findings.append(
-                Finding(
-                    run.run_id,
-                    run.worker_id,
-                    gone,
-                    f"worker {run.worker_id} has had no row for {MISSING_ROW_SECONDS:.0f} s",
-                )
-            )
+            reason = f"has had no row for {MISSING_ROW_SECONDS:.0f} s"
         elif (
             silent is not None
             and canceling
             and heartbeats.canceling.get(run.run_id, 0.0) > STUCK_CANCELING_SECONDS
         ):
-            findings.append(
-                Finding(
-                    run.run_id,
-                    run.worker_id,
-                    "request_drain",
-                    f"worker {run.worker_id} keeps running while its run is being cancelled",
-                )
-            )
+            action, reason = "request_drain", "keeps running while its run is being cancelled"
+        else:
+            continue
+        reason = f"worker {run.worker_id} {reason}"
+        findings.append(Finding(run.run_id, run.worker_id, action, reason))
     return tuple(findings)
 
 
