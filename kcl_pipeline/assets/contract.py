@@ -6,16 +6,18 @@
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 
 from kcl_pipeline.arguments import check_flag, check_number, check_options, check_texts
 from kcl_pipeline.assets.limits import CheckLimits
 from kcl_pipeline.clock import Clock, StopSignal
 from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.events import EventSink
-from kcl_pipeline.leader.report import CycleReport
 from kcl_pipeline.settings_errors import wrong
-from kcl_pipeline.worker.summary import WorkerProgress, WorkerSummary
+
+if TYPE_CHECKING:
+    from kcl_pipeline.leader.cycle import LeaderCycle
+    from kcl_pipeline.worker.worker import Worker
 
 Mode = Literal["drain", "continuous"]
 
@@ -54,37 +56,6 @@ class FleetLike(Protocol):
         """The version of the user's code; None for a digest of its files."""
 
 
-class WorkerLike(Protocol):
-    """One worker, ready to run."""
-
-    def run(
-        self,
-        stop: StopSignal,
-        *,
-        mode: Mode,
-        on_progress: Callable[[WorkerProgress], None],
-        progress_seconds: float,
-    ) -> WorkerSummary:
-        """Consume until `stop` is set or a drain is requested.
-
-        In mode `drain` the worker also stops at the end that every shard had at the start. It
-        releases its leases before it raises an error.
-        """
-
-
-class LeaderCycleLike(Protocol):
-    """The leader. Its cycle is called repeatedly."""
-
-    def run_once(self, deadline_seconds: float) -> CycleReport:
-        """Run one idempotent cycle within the deadline."""
-
-    def next_expiry_seconds(self, now: float) -> float:
-        """Return the seconds from `now` until the next lease expires unrenewed; inf for none."""
-
-    def release(self) -> None:
-        """Release the lock if it is held."""
-
-
 class PipelineLike(Protocol):
     """A pipeline, as the user defines it."""
 
@@ -120,7 +91,7 @@ class PipelineLike(Protocol):
         run_id: str | None,
         leads: bool,
         leader_patience_seconds: float,
-    ) -> WorkerLike:
+    ) -> "Worker":
         """Build a worker of this application.
 
         With `leads` it contains a standby leader, which takes a lock that is absent for
@@ -135,7 +106,7 @@ class PipelineLike(Protocol):
         clients: Any,
         clock: Clock,
         events: EventSink,
-    ) -> LeaderCycleLike:
+    ) -> "LeaderCycle":
         """Build a leader of this application.
 
         With `resume_own_name` it takes a lock that already has `owner_name` without waiting.

@@ -8,9 +8,6 @@ from kcl_pipeline.errors import SettingsError
 
 _SECONDS: Final = "a time in seconds"
 _MAX_SECONDS: Final = 365 * 86_400.0
-_MAX_REPORTS: Final = 1_000
-_MAX_DEAD_LETTERS: Final = 10**12
-_FEWEST_REPORTS: Final = 4
 
 
 @checked_arguments
@@ -49,21 +46,12 @@ class CheckLimits:
             "leader_absent_seconds",
         ):
             check_number(name, getattr(self, name), _SECONDS, most=_MAX_SECONDS)
-        check_number(
-            "lag_trend_reports",
-            self.lag_trend_reports,
-            "a number of reports",
-            least=_FEWEST_REPORTS,
-            most=_MAX_REPORTS,
-            whole=True,
-        )
-        check_number(
-            "dead_letters_per_hour",
-            self.dead_letters_per_hour,
-            "a number of records",
-            most=_MAX_DEAD_LETTERS,
-            whole=True,
-        )
+        reports, letters = self.lag_trend_reports, self.dead_letters_per_hour
+        for name, value, unit, least, most in (
+            ("lag_trend_reports", reports, "a number of reports", 4, 1_000),
+            ("dead_letters_per_hour", letters, "a number of records", 0, 10**12),
+        ):
+            check_number(name, value, unit, least=least, most=most, whole=True)
         if self.retention_error_seconds > self.retention_warn_seconds:
             raise SettingsError(
                 f"retention_error_seconds={self.retention_error_seconds:g} is more than "

@@ -7,7 +7,6 @@ always has one value.
 
 import re
 import sys
-from collections.abc import Mapping
 from typing import Any, Final
 
 import typer
@@ -97,16 +96,11 @@ def _reason(error: BaseException) -> str:
 def sentence(error: BaseException) -> str | None:
     """The message of an expected error; None for a defect of this package."""
     if isinstance(error, ValidationError):
-        return validation_sentence(error)
+        options = {"application_name": "--application", "streams": "--stream"}
+        return settings_sentence(error, ConsumerSettings, options)
     if isinstance(error, KclError):
         return _one_line(str(error)) + _advice(error)
     return _botocore_sentence(error)
-
-
-def validation_sentence(error: ValidationError) -> str:
-    """The wrong settings, each with its value and what to write instead."""
-    options = {"application_name": "--application", "streams": "--stream"}
-    return settings_sentence(error, ConsumerSettings, options)
 
 
 def _advice(error: KclError) -> str:
@@ -139,17 +133,12 @@ def _botocore_sentence(error: BaseException) -> str | None:
     if isinstance(error, exceptions.NoCredentialsError):
         return _NO_CREDENTIALS
     if isinstance(error, exceptions.ClientError):
-        return _client_error(error.response, error.operation_name)
+        detail = error.response.get("Error", {})
+        code, message = detail.get("Code", ""), detail.get("Message", "")
+        return _one_line(f"AWS refused {error.operation_name}: {code} {message}")
     if isinstance(error, exceptions.BotoCoreError):
         return f"{_one_line(str(error))}; check AWS_ENDPOINT_URL, AWS_REGION and the network"
     return None
-
-
-def _client_error(response: Mapping[str, Any], operation: str) -> str:
-    detail = response.get("Error", {})
-    return _one_line(
-        f"AWS refused {operation}: {detail.get('Code', '')} {detail.get('Message', '')}"
-    )
 
 
 def _one_line(text: str) -> str:

@@ -124,7 +124,12 @@ def target(
                 "--stream"
             )
         found = load_pipeline(pipeline)
-        return Target(_settings_of(found, pipeline), SystemClock(), found)
+        settings = getattr(found, "settings", None)
+        if not isinstance(settings, ConsumerSettings):
+            raise SettingsError(
+                f"--pipeline {pipeline} is a {type(found).__name__}; name a KinesisPipeline"
+            )
+        return Target(settings, SystemClock(), found)
     if application is None:
         raise SettingsError(
             "--application is missing; write --application NAME, or --pipeline module:attribute"
@@ -138,15 +143,6 @@ def target(
         ConsumerSettings(application_name=application, streams=tuple(streams or [NO_STREAM])),
         SystemClock(),
     )
-
-
-def _settings_of(found: object, text: str) -> ConsumerSettings:
-    settings = getattr(found, "settings", None)
-    if not isinstance(settings, ConsumerSettings):
-        raise SettingsError(
-            f"--pipeline {text} is a {type(found).__name__}; name a KinesisPipeline"
-        )
-    return settings
 
 
 def load_pipeline(text: str) -> object:

@@ -69,8 +69,10 @@ class WorkerMetricsReporter:
         self._has_value = False
         self._tried = False
         self._warned = False
-        self._drain_requested = False
-        self._drains_for_pause = False
+        self.drain_requested = False
+        """Whether the stored row contained a drain request. It is never reset."""
+        self.drains_for_pause = False
+        """Whether the reason of the drain request is that the application is paused."""
         self._deregistered = False
         self._was_stored = False
         self._changes = 0
@@ -82,19 +84,9 @@ class WorkerMetricsReporter:
         report is ignored, because that run may have ended.
         """
 
-    @property
-    def drain_requested(self) -> bool:
-        """Whether the stored row contained a drain request. It is never reset."""
-        return self._drain_requested
-
-    @property
-    def drains_for_pause(self) -> bool:
-        """Whether the reason of the drain request is that the application is paused."""
-        return self._drains_for_pause
-
     def note_pause(self) -> None:
         """Note that the application is paused, as if the row contained a request for it."""
-        self._drain_requested = self._drains_for_pause = True
+        self.drain_requested = self.drains_for_pause = True
 
     def capture(self) -> None:
         """Capture one value.
@@ -146,8 +138,8 @@ class WorkerMetricsReporter:
         self._was_stored = True
         if row.changes is not None and row.changes != self._changes:
             self.note_change()  # this report has overwritten an announcement
-        if stored.drain_requested and not self._drain_requested:
-            self._drain_requested, self._drains_for_pause = True, stored.drains_for_pause
+        if stored.drain_requested and not self.drain_requested:
+            self.drain_requested, self.drains_for_pause = True, stored.drains_for_pause
         return stored
 
     def note_change(self) -> None:

@@ -6,11 +6,13 @@ stays without a living owner until the next one.
 
 import threading
 from collections.abc import Callable
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from kcl_pipeline.assets.contract import LeaderCycleLike
 from kcl_pipeline.clock import Clock
 from kcl_pipeline.leader.report import CycleReport
+
+if TYPE_CHECKING:
+    from kcl_pipeline.leader.cycle import LeaderCycle
 
 LONGEST_SECONDS: Final = 2.0
 """Longest time that a tick waits for the expiry of a lease."""
@@ -21,7 +23,7 @@ _STEP_SECONDS: Final = 0.1
 
 
 def run_cycles(
-    cycle: LeaderCycleLike, failover_seconds: float, deadline_seconds: float, clock: Clock
+    cycle: "LeaderCycle", failover_seconds: float, deadline_seconds: float, clock: Clock
 ) -> CycleReport:
     """Run a cycle; if a lease expires shortly, wait for that, and run another one.
 

@@ -2,6 +2,7 @@
 
 from collections import deque
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import dagster as dg
 
@@ -10,7 +11,6 @@ from kcl_pipeline.assets.checks.history import ReportPoint
 from kcl_pipeline.assets.checks.leadership import LeaderAbsence
 from kcl_pipeline.assets.checks.losses import observe_losses
 from kcl_pipeline.assets.checks.unread import retention_by_stream, unread_seconds
-from kcl_pipeline.assets.contract import LeaderCycleLike
 from kcl_pipeline.assets.runs.runs import RunView, last_drain, silence_limit_seconds
 from kcl_pipeline.clock import Clock
 from kcl_pipeline.config import ConsumerSettings
@@ -29,6 +29,9 @@ from kcl_pipeline.sensors.scaling.load import Load
 from kcl_pipeline.sensors.scaling.reconcile import Heartbeats
 from kcl_pipeline.sensors.sentence import LeaderSince
 
+if TYPE_CHECKING:
+    from kcl_pipeline.leader.cycle import LeaderCycle
+
 
 @dataclass(slots=True)
 class TickState:
@@ -46,7 +49,7 @@ class TickState:
         tick_started: When the running tick started (monotonic seconds); None between ticks.
     """
 
-    cycle: LeaderCycleLike
+    cycle: "LeaderCycle"
     recent_events: deque[str]
     rejected: RejectedRows
     heartbeats: Heartbeats = field(default_factory=Heartbeats)
@@ -127,12 +130,12 @@ def observe_fleet(
         losses=observe_losses(resources.coordinator),
         streams=streams,
         checkpoint_ages=state.ages.observe(leases, now),
-        checkpoint_seconds=state.ages.seconds(now),
-        unread_seconds=unread_seconds(leases, workers, wall, drained_at),
+        unchanged=state.ages.seconds(now),
+        unread=unread_seconds(leases, workers, wall, drained_at),
         retention_seconds=state.retention_seconds,
         points=state.points,
         wall_seconds=wall,
-        lag_threshold_seconds=lag_threshold_seconds,
+        threshold_seconds=lag_threshold_seconds,
         moves=tuple(state.moves.rows(now)),
         runs=active,
     )

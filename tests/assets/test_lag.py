@@ -169,7 +169,7 @@ def test_a_drain_that_left_no_lease_to_others_counts_for_leases_without_a_worker
 
 def test_a_pause_is_the_cause_while_it_lasts():
     pause = Pause("me", reason="maintenance")
-    found = executed([one.with_(owner=None) for one in read_up_to(70.0)], pause=pause.sentence)
+    found = executed([one.with_(owner=None) for one in read_up_to(70.0)], pause=pause)
     assert "the application is paused by me: maintenance" in found.description
 
 
@@ -214,7 +214,7 @@ def test_an_idle_fleet_passes_and_says_since_when_nothing_arrived(last, text):
     totals = WorkerTotals(seconds=3_600.0, last_batch_seconds=last)
     workers = [row("a", 0.0, KEYS[0], totals=totals), row("b", 0.0, KEYS[1], totals=totals)]
     unread = unread_seconds(ROWS, workers, NOON)
-    found = lag(LagObservation(ROWS, workers, unread, {}, {}, (), NOON), 60.0, 900.0)
+    found = lag(LagObservation(ROWS, workers, unread, {}, {}, (), NOON, 60.0), 900.0)
     assert found is not None
     assert found.passed
     assert found.description.startswith("0.0 s behind the end of the stream, reported 0 s ago")

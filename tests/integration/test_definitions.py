@@ -162,7 +162,19 @@ def test_the_checks_with_a_button_have_the_names_that_the_leader_reports(monkeyp
     names, settings = Names.of(pipeline), pipeline.settings
     retention = {"orders": 86_400.0}
     unread = {row.lease_key: 0.0 for row in rows}
-    view = FleetView(tuple(rows), (), None, leads=True, waits={}, unread_seconds=unread, points=())
+    view = FleetView(
+        leases=tuple(rows),
+        workers=(),
+        unread=unread,
+        waits={},
+        unchanged={},
+        runs=(),
+        wall_seconds=0.0,
+        threshold_seconds=60.0,
+        lock_owner=None,
+        leads=True,
+        points=(),
+    )
     view = replace(view, retention_seconds=retention)
     reported = asset_events(view, names, settings, DagsterOptions(), Cadence(), now=0.0)
     leader = (names.coordinator_state_table.to_user_string(), LEADER)

@@ -89,11 +89,9 @@ def test_values_of_a_batch():
         "SinkCommit.Time": 6.0,
         "Rewrite.Time": 1.0,
     }
-    assert found["Time"].dimensions == {"Operation": "ProcessTask", "ShardId": "shardId-1"}
-    assert found["SinkCommit.Time"].dimensions == {
-        "Operation": "ProcessTask",
-        "WorkerIdentifier": "w1",
-    }
+    assert found["Time"].attributes == (("ShardId", "shardId-1"),)
+    assert found["SinkCommit.Time"].attributes == (("WorkerIdentifier", "w1"),)
+    assert {one.instrument.operation for one in found.values()} == {"ProcessTask"}
 
 
 def test_a_batch_of_several_shards_has_values_for_each():

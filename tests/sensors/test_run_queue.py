@@ -13,10 +13,8 @@ from dagster._utils.tags import TagConcurrencyLimitsCounter
 from kcl_pipeline.assets.names import VERSION_TAG, Names
 from kcl_pipeline.assets.runs.queue import (
     IN_PROGRESS,
-    QueueView,
-    TagLimit,
-    observe_queue,
     queue_problem,
+    reached_limits,
 )
 from kcl_pipeline.assets.runs.runs import RunView
 from kcl_pipeline.definitions import build_definitions
@@ -37,6 +35,9 @@ UNKNOWN = (
     "no run limit or tag limit is reached now; if it stays queued, a pool limit or Dagster's "
     "daemon holds it back"
 )
+CONTINUOUS_RUNS = {"key": "kcl/mode", "value": "continuous", "limit": 1}
+TEAM = {"key": "team", "limit": 1}
+LETTER = {"key": "letter", "value": "b", "limit": 2}
 WITHOUT_VALUE = {"key": "dagster/max_retries", "limit": 2}
 
 
@@ -58,26 +59,37 @@ def test_the_statuses_that_count_are_those_of_dagster():
 
 
 @pytest.mark.parametrize(
-    ("queue", "reason"),
+    ("config", "running", "reason"),
     [
-        (QueueView(2, 2), "the run limit 2 (max_concurrent_runs) is reached by 2 runs in progress"),
         (
-            QueueView(25, 9, (TagLimit("kcl/mode", "continuous", 8, 8),)),
-            "the tag limit 8 of kcl/mode: continuous is reached",
+            {"max_concurrent_runs": 2},
+            [{}, {}],
+            "the run limit 2 (max_concurrent_runs) is reached by 2 runs in progress",
         ),
         (
-            QueueView(2, 3, (TagLimit("team", None, 1, 1), TagLimit("a", "b", 2, 1))),
+            {"max_concurrent_runs": 25, "tag_concurrency_limits": [CONTINUOUS_RUNS]},
+            [TAGS],
+            "the tag limit 1 of kcl/mode: continuous is reached",
+        ),
+        (
+            {"max_concurrent_runs": 2, "tag_concurrency_limits": [TEAM, LETTER]},
+            [{"team": "data"}, {"letter": "b"}, {}],
             f"{THREE} and the tag limit 1 of team is reached",
         ),
-        (QueueView(25, 3), UNKNOWN),
-        (QueueView(), UNKNOWN),
+        ({"max_concurrent_runs": 25}, [{}, {}, {}], UNKNOWN),
+        ({"max_concurrent_runs": -1}, [{}], UNKNOWN),
     ],
 )
-def test_the_limit_is_named(queue, reason):
-    assert queue_problem([queued(61), queued(200)], queue, NOW) == (
+def test_the_limit_is_named(config, running, reason):
+    with queued_instance(**config) as instance:
+        stage = Stage(instance)
+        for tags in running:
+            stage.run(S.STARTED, **tags)
+        reached = reached_limits(instance, {**TAGS, "team": "data", "letter": "b"})
+    assert queue_problem([queued(61), queued(200)], reached, NOW) == (
         f"2 worker runs have been queued for up to 3 min: {reason}"
     )
-    assert queue_problem([queued(60)], queue, NOW) is None
+    assert queue_problem([queued(60)], reached, NOW) is None
 
 
 @pytest.mark.parametrize("limit", [APPLICATION, EACH, ANY, WITHOUT_VALUE])
@@ -91,18 +103,19 @@ def test_a_tag_limit_is_judged_as_dagster_judges_it(limit, running):
         waiting = stage.run(S.QUEUED, **TAGS)
         progressing = instance.get_runs(dg.RunsFilter(statuses=list(IN_PROGRESS_RUN_STATUSES)))
         counter = TagConcurrencyLimitsCounter([limit], progressing)
-        (found,) = observe_queue(instance, TAGS).tag_limits
-        assert (found.running >= found.limit) == counter.is_blocked(waiting)
+        assert bool(reached_limits(instance, TAGS)) == counter.is_blocked(waiting)
 
 
 def test_limits_of_other_runs_are_left_out():
     other = {"key": "kcl/application", "value": "clicks", "limit": 1}
     with queued_instance(max_concurrent_runs=-1, tag_concurrency_limits=[other]) as instance:
-        assert observe_queue(instance, TAGS) == QueueView(None, 0, ())
+        Stage(instance).run(S.STARTED, **{"kcl/application": "clicks"})
+        assert reached_limits(instance, TAGS) == ()
 
 
 def test_an_instance_without_a_queue_has_no_limits(instance):
-    assert observe_queue(instance, TAGS) == QueueView()
+    Stage(instance).run(S.STARTED, **TAGS)
+    assert reached_limits(instance, TAGS) == ()
 
 
 def evaluation(result: dg.SensorResult) -> dg.AssetCheckEvaluation | None:

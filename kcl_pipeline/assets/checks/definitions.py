@@ -334,14 +334,13 @@ class _Checks:
 
     def _lag(self, found: PipelineResources) -> health.Health:
         instance, application = found.context.instance, self._names.application
-        pause = found.coordinator.read_control().pause
         separator = self._settings.worker.worker_group_separator
         return observe_lag(
             found.leases,
             found.workers,
             active_runs(instance, application, separator),
             drained_at=last_drain(instance, application),
-            pause=None if pause is None else pause.sentence,
+            pause=found.coordinator.read_control().pause,
             threshold_seconds=self._options.lag_threshold_seconds,
             error_seconds=self._limits.lag_error_seconds,
             silence_seconds=silence_limit_seconds(self._settings),

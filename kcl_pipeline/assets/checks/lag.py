@@ -28,6 +28,7 @@ from kcl_pipeline.assets.runs.runs import (
     worst_lag_millis,
 )
 from kcl_pipeline.clock import Clock
+from kcl_pipeline.leases.application.control import Pause
 from kcl_pipeline.leases.lease.rejected import RejectedRows
 from kcl_pipeline.leases.lease.values import Lease
 from kcl_pipeline.leases.tables import LeaseTable, WorkerMetrics, WorkerMetricsTable
@@ -51,7 +52,8 @@ class LagObservation:
         unchanged: By lease key, for how long its checkpoint was observed not to change.
         runs: The active runs.
         wall_seconds: Epoch seconds.
-        pause: Since when the application is paused, by whom and why. None: it is not.
+        threshold_seconds: Largest lag that is normal.
+        pause: The pause of the application. None: it is not paused.
     """
 
     leases: Sequence[Lease]
@@ -61,28 +63,31 @@ class LagObservation:
     unchanged: Mapping[str, float]
     runs: tuple[RunView, ...]
     wall_seconds: float
-    pause: str | None = None
+    threshold_seconds: float
+    pause: Pause | None = None
 
-    def ages(self, threshold_seconds: float) -> dict[str, float]:
-        """Return `unread`, and the time without a live owner where it is unknown and too long."""
+    @property
+    def ages(self) -> dict[str, float]:
+        """`unread`, and the time without a live owner where it is unknown and too long."""
         waits = {
             lease.lease_key: seconds
             for lease in self.leases
             if not lease.ended
-            and (seconds := self.waits.get(lease.lease_key, 0.0)) > threshold_seconds
+            and (seconds := self.waits.get(lease.lease_key, 0.0)) > self.threshold_seconds
             and not math.isinf(seconds)
         }
         return waits | dict(self.unread)
 
-    def lag_millis(self, threshold_seconds: float) -> int | None:
-        """Return the lag of the application; None if it is not known.
+    @property
+    def lag_millis(self) -> int | None:
+        """The lag of the application; None if it is not known.
 
         The last lag that a run reported counts only if it is above the threshold: a worker that
         hangs, or is gone, does not change it.
         """
-        found = fleet_lag_millis(self.workers, self.ages(threshold_seconds).values())
+        found = fleet_lag_millis(self.workers, self.ages.values())
         reported = worst_lag_millis(self.runs)
-        if found is None and reported is not None and reported > threshold_seconds * 1000:
+        if found is None and reported is not None and reported > self.threshold_seconds * 1000:
             return reported
         return found
 
@@ -91,10 +96,10 @@ class LagObservation:
         """Number of shards whose lag their worker does not know yet."""
         return sum(w.status.unknown_lags for w in self.workers if w.status is not None)
 
-    def idle(self, threshold_seconds: float) -> str | None:
-        """Say since when nothing has arrived; None while data arrives, or if it is not known."""
-        millis = self.lag_millis(threshold_seconds)
-        return idle_text(self.workers, millis, self.unread_shards, self.wall_seconds)
+    @property
+    def idle(self) -> str | None:
+        """Since when nothing has arrived; None while data arrives, or if it is not known."""
+        return idle_text(self.workers, self.lag_millis, self.unread_shards, self.wall_seconds)
 
     @property
     def lag_age_seconds(self) -> float | None:
@@ -104,20 +109,17 @@ class LagObservation:
         return fleet_lag_age_seconds(self.workers, self.runs, self.wall_seconds)
 
 
-def lag(
-    seen: LagObservation, threshold_seconds: float, error_seconds: float
-) -> health.Health | None:
+def lag(seen: LagObservation, error_seconds: float) -> health.Health | None:
     """Whether every record that is older than the threshold is in the table.
 
     Args:
         seen: The observation.
-        threshold_seconds: Largest lag that passes.
         error_seconds: The severity is ERROR above this lag.
 
     Returns:
         The result. None: nothing is known about any shard.
     """
-    millis, ages = seen.lag_millis(threshold_seconds), seen.ages(threshold_seconds)
+    millis, ages, threshold_seconds = seen.lag_millis, seen.ages, seen.threshold_seconds
     stalled = stalled_shards(seen.runs)
     unowned = sum(
         math.isinf(seen.waits.get(lease.lease_key, 0.0)) and lease.lease_key not in ages
@@ -140,11 +142,11 @@ def lag(
             seen.waits,
             threshold_seconds,
             seen.wall_seconds,
-            seen.pause,
+            None if seen.pause is None else seen.pause.sentence,
         ),
         error_seconds=error_seconds,
         unowned_shards=unowned,
-        idle=seen.idle(threshold_seconds),
+        idle=seen.idle,
     )
 
 
@@ -172,7 +174,7 @@ def observe_lag(
     runs: tuple[RunView, ...],
     *,
     drained_at: float | None,
-    pause: str | None,
+    pause: Pause | None,
     threshold_seconds: float,
     error_seconds: float,
     silence_seconds: float,
@@ -194,15 +196,15 @@ def observe_lag(
         if not lease.ended and lease.actual_owner not in live
     }
     unread = unread_seconds(listed, living, now, drained_at)
-    seen = LagObservation(listed, living, unread, unowned, {}, runs, now, pause)
-    found = lag(seen, threshold_seconds, error_seconds)
+    seen = LagObservation(listed, living, unread, unowned, {}, runs, now, threshold_seconds, pause)
+    found = lag(seen, error_seconds)
     if found is None:
         return health.lag(None, threshold_seconds)
     late = late_leases(listed, unread, threshold_seconds)
     if found.passed or not late or stands_still(late[0], living, {}, unowned) is not None:
         return found
     unchanged = {late[0].lease_key: _still_seconds(leases, late[0], clock)}
-    return lag(replace(seen, unchanged=unchanged), threshold_seconds, error_seconds) or found
+    return lag(replace(seen, unchanged=unchanged), error_seconds) or found
 
 
 def _still_seconds(table: LeaseTable, lease: Lease, clock: Clock) -> float:

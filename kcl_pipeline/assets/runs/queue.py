@@ -12,50 +12,16 @@ from kcl_pipeline.text import counted, duration_text, printable
 
 QUEUED_LONG_SECONDS: Final = 60.0
 """A run that waits longer is reported. Dagster takes runs from its queue every 5 seconds."""
+_NO_LIMIT_REACHED: Final = (
+    "no run limit or tag limit is reached now; if it stays queued, a pool limit or Dagster's "
+    "daemon holds it back"
+)
 IN_PROGRESS: Final = (
     DagsterRunStatus.STARTING,
     DagsterRunStatus.STARTED,
     DagsterRunStatus.CANCELING,
 )
 """Statuses of the runs that count against the limits of Dagster's run queue."""
-
-
-@dataclass(frozen=True, slots=True)
-class TagLimit:
-    """A limit of the run queue for runs with a tag.
-
-    Attributes:
-        key: Key of the tag.
-        value: Value of the tag. None: runs with any value count together.
-        limit: Largest number of runs in progress.
-        running: Number of runs in progress.
-    """
-
-    key: str
-    value: str | None
-    limit: int
-    running: int
-
-    @property
-    def text(self) -> str:
-        """The limit as a person writes it in `dagster.yaml`."""
-        tag = self.key if self.value is None else f"{self.key}: {printable(self.value)}"
-        return f"the tag limit {self.limit} of {tag} is reached"
-
-
-@dataclass(frozen=True, slots=True)
-class QueueView:
-    """The limits of Dagster's run queue, as far as the worker runs are concerned.
-
-    Attributes:
-        max_runs: Largest number of runs in progress. None: no limit, or not known.
-        running: Number of all runs in progress.
-        tag_limits: The limits for tags that the runs have.
-    """
-
-    max_runs: int | None = None
-    running: int = 0
-    tag_limits: tuple[TagLimit, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,12 +74,12 @@ def queued_long(active: Sequence[RunView], now: float) -> tuple[RunView, ...]:
     return tuple(sorted(waiting, key=lambda run: run.created))
 
 
-def queue_problem(active: Sequence[RunView], queue: QueueView, now: float) -> str | None:
+def queue_problem(active: Sequence[RunView], reached: Sequence[str], now: float) -> str | None:
     """Say that runs wait in the queue for long, and which limit keeps them there.
 
     Args:
         active: The active runs.
-        queue: The limits.
+        reached: See `reached_limits`.
         now: Epoch seconds.
 
     Returns:
@@ -123,32 +89,16 @@ def queue_problem(active: Sequence[RunView], queue: QueueView, now: float) -> st
     if not waiting:
         return None
     seconds = now - waiting[0].created
-    number = len(waiting)
-    verb = "has" if number == 1 else "have"
+    verb = "has" if len(waiting) == 1 else "have"
+    reason = " and ".join(reached) or _NO_LIMIT_REACHED
     return (
-        f"{counted(number, 'worker run')} {verb} been queued for up to {duration_text(seconds)}: "
-        f"{_limit_text(queue)}"
+        f"{counted(len(waiting), 'worker run')} {verb} been queued for up to "
+        f"{duration_text(seconds)}: {reason}"
     )
 
 
-def _limit_text(queue: QueueView) -> str:
-    reached = [limit.text for limit in queue.tag_limits if limit.running >= limit.limit]
-    if queue.max_runs is not None and queue.running >= queue.max_runs:
-        reached.insert(
-            0,
-            f"the run limit {queue.max_runs} (max_concurrent_runs) is reached by "
-            f"{counted(queue.running, 'run')} in progress",
-        )
-    if reached:
-        return " and ".join(reached)
-    return (
-        "no run limit or tag limit is reached now; if it stays queued, a pool limit or Dagster's "
-        "daemon holds it back"
-    )
-
-
-def observe_queue(instance: DagsterInstance, tags: Mapping[str, str]) -> QueueView:
-    """Read the limits of the run queue and count the runs in progress.
+def reached_limits(instance: DagsterInstance, tags: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the limits of the run queue that are reached, as phrases.
 
     Args:
         instance: The Dagster instance.
@@ -156,16 +106,19 @@ def observe_queue(instance: DagsterInstance, tags: Mapping[str, str]) -> QueueVi
     """
     limits = _limits(instance)
     if limits is None:
-        return QueueView()
-    most = int(limits.max_concurrent_runs)
-    return QueueView(
-        max_runs=None if most < 0 else most,
-        running=_running(instance, {}),
-        tag_limits=tuple(
-            TagLimit(key, value, limit, _running(instance, {key: value} if value else {}, key))
-            for key, value, limit in tag_limits_of(limits.tag_concurrency_limits, tags)
-        ),
-    )
+        return ()
+    found = []
+    most, running = int(limits.max_concurrent_runs), _running(instance, {})
+    if 0 <= most <= running:
+        found.append(
+            f"the run limit {most} (max_concurrent_runs) is reached by {counted(running, 'run')} "
+            "in progress"
+        )
+    for key, value, limit in tag_limits_of(limits.tag_concurrency_limits, tags):
+        if _running(instance, {key: value} if value else {}, key) >= limit:
+            tag = key if value is None else f"{key}: {printable(value)}"
+            found.append(f"the tag limit {limit} of {tag} is reached")
+    return tuple(found)
 
 
 def observe_places(instance: DagsterInstance) -> Places:

@@ -228,22 +228,22 @@ def fleet_lag_millis(workers: Sequence[WorkerMetrics], ages: Iterable[float]) ->
 def fleet_lag_age_seconds(
     workers: Sequence[WorkerMetrics], runs: tuple[RunView, ...], now: float
 ) -> float | None:
-    """Age of the oldest row or report that `fleet_lag_millis` uses. For display only."""
-    reported = [
+    """Age of the oldest row that `fleet_lag_millis` uses, or else of the oldest report of a run.
+
+    For display only, because it compares the clocks of two hosts.
+    """
+    reported: list[float] = [
         worker.last_update_seconds
         for worker in workers
         if worker.status is not None and worker.status.lag_millis is not None
     ]
-    return max(now - min(reported), 0.0) if reported else lag_age_seconds(runs, now)
-
-
-def lag_age_seconds(runs: tuple[RunView, ...], now: float) -> float | None:
-    """Age of the oldest lag report at `now` (epoch seconds); None without a report.
-
-    For display only, because it compares the clocks of two hosts.
-    """
-    started = [r for r in runs if r.status is DagsterRunStatus.STARTED]
-    reported = [r.lag_at for r in started if r.lag_millis is not None and r.lag_at is not None]
+    reported = reported or [
+        r.lag_at
+        for r in runs
+        if r.status is DagsterRunStatus.STARTED
+        and r.lag_millis is not None
+        and r.lag_at is not None
+    ]
     return max(now - min(reported), 0.0) if reported else None
 
 

@@ -5,10 +5,9 @@ from uuid import uuid4
 
 import typer
 
-from kcl_pipeline.cli.control.operator import Wait, operated, report
-from kcl_pipeline.cli.control.seek import WAIT_SECONDS, log_of, shown
+from kcl_pipeline.cli.control.operator import Wait, operated
+from kcl_pipeline.cli.control.seek import WAIT_SECONDS, log_of, report_plan, report_sought
 from kcl_pipeline.cli.target import AsJson, OnlyPipeline, Pipeline, target
-from kcl_pipeline.control import texts
 from kcl_pipeline.errors import SettingsError
 
 
@@ -37,13 +36,8 @@ def downgrade(
         )
     app = target(None, None, pipeline)
     moving = Downgrade(operated(app), app.kinesis, log_of(app))
-    if not yes:
-        found = moving.plan()
-        lines = [] if as_json else shown("Positions in the table", found.changes)
-        lines += texts.seek_plan(found)
-        report(texts.plan_as_dict(found), lines, as_json=as_json, ok=True)
-        return
-    done = moving.write(str(uuid4()), pause=True, wait_seconds=wait, stay_paused=True)
-    lines = [] if as_json else shown("Positions in the table", done.written)
-    lines += texts.sought(done)
-    report(texts.sought_as_dict(done), lines, as_json=as_json, ok=not done.refused)
+    if yes:
+        done = moving.write(str(uuid4()), pause=True, wait_seconds=wait, stay_paused=True)
+        report_sought("Positions in the table", done, as_json=as_json)
+    else:
+        report_plan("Positions in the table", moving.plan(), as_json=as_json)

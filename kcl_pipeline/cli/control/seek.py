@@ -16,6 +16,7 @@ from kcl_pipeline.control.seek.target import seek_target
 
 if TYPE_CHECKING:
     from kcl_pipeline.control.seek.log import BatchLog
+    from kcl_pipeline.control.seek.run import SeekPlan, Sought
 
 WAIT_SECONDS = 120.0
 COLUMNS = ("lease", "from", "to", "what happens")
@@ -71,16 +72,26 @@ def seek(
         shards=shard or (),
         sink=log_of(app),
     )
-    if not yes:
-        found = seeking.plan()
-        lines = [] if as_json else shown(f"Positions at {wanted}", found.changes)
-        lines += texts.seek_plan(found)
-        report(texts.plan_as_dict(found), lines, as_json=as_json, ok=True)
-        return
-    done = seeking.write(str(uuid4()), pause=pause, wait_seconds=wait)
-    lines = [] if as_json else shown(f"Positions at {wanted}", done.written)
-    lines += texts.sought(done)
-    report(texts.sought_as_dict(done), lines, as_json=as_json, ok=not done.refused)
+    title = f"Positions at {wanted}"
+    if yes:
+        done = seeking.write(str(uuid4()), pause=pause, wait_seconds=wait)
+        report_sought(title, done, as_json=as_json)
+    else:
+        report_plan(title, seeking.plan(), as_json=as_json)
+
+
+def report_plan(title: str, plan: SeekPlan, *, as_json: bool) -> None:
+    """Print the positions that would change."""
+    if not as_json:
+        _print_changes(title, plan.changes)
+    report(texts.plan_as_dict(plan), texts.seek_plan(plan), as_json=as_json, ok=True)
+
+
+def report_sought(title: str, done: Sought, *, as_json: bool) -> None:
+    """Print the positions that have changed. Exits with 1 if some were refused."""
+    if not as_json:
+        _print_changes(title, done.written)
+    report(texts.sought_as_dict(done), texts.sought(done), as_json=as_json, ok=not done.refused)
 
 
 def log_of(app: Target) -> BatchLog | None:
@@ -92,11 +103,9 @@ def log_of(app: Target) -> BatchLog | None:
     return log_of_sink(getattr(app.pipeline, "sink", None), app.settings.application_name)
 
 
-def shown(title: str, changes: tuple[PositionChange, ...]) -> list[str]:
-    """Print the changes as a table; return no lines."""
+def _print_changes(title: str, changes: tuple[PositionChange, ...]) -> None:
     rows = [
         (one.lease_key, str(one.seek.lease.checkpoint), str(one.seek.position), one.note)
         for one in changes
     ]
     show.print_table(title, COLUMNS, rows)
-    return []

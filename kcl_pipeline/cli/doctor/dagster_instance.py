@@ -121,35 +121,29 @@ def run_limit(settings: Mapping[str, Any]) -> int | None:
     coordinator = _section(settings, "run_coordinator")
     if coordinator.get("class", "QueuedRunCoordinator") != "QueuedRunCoordinator":
         return None
-    for place in (
-        _section(settings, "concurrency", "runs"),
-        _section(settings, "run_queue"),
-        _section(coordinator, "config"),
-    ):
+    for place in _places(settings).values():
         number = _number(place.get("max_concurrent_runs"))
         if number is not None:
             return None if number < 0 else int(number)
     return DEFAULT_RUN_LIMIT
 
 
+def _places(settings: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """The sections that may have the limits of the run queue."""
+    names = ("concurrency.runs", "run_queue", "run_coordinator.config")
+    return {name: _section(settings, *name.split(".")) for name in names}
+
+
 def limit_setting(settings: Mapping[str, Any]) -> str:
     """Return where the run limit is set. Dagster refuses a file with limits in two sections."""
-    places = {
-        "concurrency.runs": _section(settings, "concurrency", "runs"),
-        "run_queue": _section(settings, "run_queue"),
-        "run_coordinator.config": _section(settings, "run_coordinator", "config"),
-    }
-    place = next((name for name, section in places.items() if section), "concurrency.runs")
+    set_in = (name for name, section in _places(settings).items() if section)
+    place = next(set_in, "concurrency.runs")
     return f"{place}.max_concurrent_runs"
 
 
 def tag_limits(settings: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """Return the limits of the run queue for tags."""
-    for place in (
-        _section(settings, "concurrency", "runs"),
-        _section(settings, "run_queue"),
-        _section(settings, "run_coordinator", "config"),
-    ):
+    for place in _places(settings).values():
         found = place.get("tag_concurrency_limits")
         if found and isinstance(found, list):
             return [one for one in found if isinstance(one, Mapping)]

@@ -7,7 +7,6 @@ permission first and then rejects the condition.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -29,13 +28,8 @@ NO_SUCH_KEY: Final = "kcl-pipeline-doctor"
 _NEVER: Final = "attribute_exists(#k) AND attribute_not_exists(#k)"
 
 
-@dataclass(frozen=True, slots=True)
-class Probe:
-    """One action on one resource, with a call of it that changes nothing."""
-
-    action: str
-    call: Callable[[], object]
-
+Probe = tuple[str, Callable[[], object]]
+"""One action on one resource, with a call of it that changes nothing."""
 
 LEASE_ACTIONS: Final = ("GetItem", "Scan", "PutItem", "UpdateItem", "DeleteItem", "Query")
 WORKER_METRICS_ACTIONS: Final = ("GetItem", "Scan", "UpdateItem", "DeleteItem")
@@ -90,17 +84,17 @@ def table_probes(
         else:
             method, request = calls[action]
             request = {"TableName": table, **request}
-        yield Probe(f"dynamodb:{action}", partial(call, method, action, table, **request))
+        yield f"dynamodb:{action}", partial(call, method, action, table, **request)
 
 
 def probe_all(subject: str, probes: Iterator[Probe]) -> Iterator[Finding]:
     """Return one finding if all actions are allowed, otherwise one per action that failed."""
     allowed: list[str] = []
     has_failed = False
-    for probe in probes:
-        found = _probe(subject, probe)
+    for action, try_it in probes:
+        found = _probe(subject, action, try_it)
         if found is None:
-            allowed.append(probe.action)
+            allowed.append(action)
         else:
             has_failed = True
             yield found
@@ -108,27 +102,27 @@ def probe_all(subject: str, probes: Iterator[Probe]) -> Iterator[Finding]:
         yield ok(subject, f"allowed: {', '.join(allowed)}")
 
 
-def _probe(subject: str, probe: Probe) -> Finding | None:
+def _probe(subject: str, action: str, try_it: Callable[[], object]) -> Finding | None:
     try:
-        probe.call()
+        try_it()
     except (ConditionFailed, TransactionRefused):
         return None
     except AccessDeniedError as error:
         return problem(
             subject,
-            f"{probe.action} is denied: {error}",
-            f"allow {probe.action} on {subject} in the IAM policy of these credentials",
+            f"{action} is denied: {error}",
+            f"allow {action} on {subject} in the IAM policy of these credentials",
         )
     except NotFoundError:
         return problem(
             subject,
-            f"{probe.action}: the resource does not exist",
+            f"{action}: the resource does not exist",
             "start a worker, which creates the tables and the index; create streams yourself",
         )
     except AwsError as error:
         return problem(
             subject,
-            f"{probe.action} fails: {error}",
+            f"{action} fails: {error}",
             "try again; if it fails again, check the AWS health status and the network",
         )
     return None

@@ -5,10 +5,9 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import Any
 
 from kcl_pipeline.cli.doctor import checks, permissions
-from kcl_pipeline.cli.doctor.application import check_application, check_pause
+from kcl_pipeline.cli.doctor.application import check_application, check_losses, check_pause
 from kcl_pipeline.cli.doctor.dagster_instance import check_instance, longest_stop_seconds
 from kcl_pipeline.cli.doctor.finding import Finding, Level, ok, problem, unknown
-from kcl_pipeline.cli.doctor.losses import check_losses
 from kcl_pipeline.cli.doctor.metrics import check_metrics
 from kcl_pipeline.cli.doctor.migration import check_client_version, check_layout
 from kcl_pipeline.cli.inspection.dead_letters import dead_letter_table

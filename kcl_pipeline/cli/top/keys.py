@@ -10,7 +10,6 @@ import termios
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from types import TracebackType
 from typing import Any, Final, Self
 
 MAX_FILTER: Final = 100
@@ -110,12 +109,7 @@ class Keyboard:
         termios.tcsetattr(self._fd, termios.TCSADRAIN, changed)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         with suppress(termios.error):  # the terminal may be gone
             # Keys that nobody has read do not go to the shell.
             termios.tcsetattr(self._fd, termios.TCSAFLUSH, self._before)

@@ -14,7 +14,7 @@ from kcl_pipeline.background import Spawn, spawn_thread
 from kcl_pipeline.clock import Clock
 from kcl_pipeline.config.metrics import MetricsSettings
 from kcl_pipeline.events import EventSink, MetricsDropped
-from kcl_pipeline.metrics.exporters.exporter import IsGone
+from kcl_pipeline.metrics.exporters.exporter import Exporter
 from kcl_pipeline.metrics.instruments.instrument import Attributes, Instrument, Observation
 
 BATCH_SIZE: Final = 20
@@ -62,7 +62,7 @@ class Statistics:
         }
 
 
-class CloudWatchExporter:
+class CloudWatchExporter(Exporter):
     """Sends values to CloudWatch. Thread-safe. No lock is held during a call.
 
     A full queue drops the oldest metric. As in KCL, the metrics of a failed call are dropped. Both
@@ -116,9 +116,6 @@ class CloudWatchExporter:
             is_due = len(waiting) >= self._settings.publisher_flush_buffer
         if is_due:
             self._due.set()
-
-    def forget(self, is_gone: IsGone) -> None:
-        """Do nothing: no series are kept."""
 
     def close(self, seconds: float) -> None:
         """Send what waits, within about this time. The rest is dropped."""

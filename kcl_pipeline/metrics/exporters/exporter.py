@@ -1,7 +1,7 @@
-"""The interface of an exporter of metrics."""
+"""The base class of the exporters of metrics."""
 
 from collections.abc import Callable, Sequence
-from typing import Final, Protocol
+from typing import Final
 
 from kcl_pipeline.metrics.instruments.instrument import Attributes, Instrument, Observation
 
@@ -13,8 +13,11 @@ IsGone = Callable[[Instrument, Attributes], bool]
 """Whether the series of an instrument with these attributes will get no further value."""
 
 
-class Exporter(Protocol):
-    """Takes values of metrics. Thread-safe. No method makes a call that may block."""
+class Exporter:
+    """Takes values of metrics. Thread-safe. No method makes a call that may block.
+
+    An exporter that keeps no series, or needs no end, inherits the methods that do nothing.
+    """
 
     name: str
 

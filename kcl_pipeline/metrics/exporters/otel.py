@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import Any, Final
 
 from kcl_pipeline.extras import require
-from kcl_pipeline.metrics.exporters.exporter import IsGone
+from kcl_pipeline.metrics.exporters.exporter import Exporter
 from kcl_pipeline.metrics.instruments.instrument import (
     OPERATION,
     Attributes,
@@ -26,8 +26,10 @@ SCOPE: Final = "software.amazon.kinesis"
 _METHODS: Final = {Kind.COUNTER: "add", Kind.GAUGE: "set", Kind.HISTOGRAM: "record"}
 
 
-class OtelExporter:
+class OtelExporter(Exporter):
     """Records values in the instruments of a meter.
+
+    The SDK of the application keeps the series, and the application closes it.
 
     Args:
         meter: The meter. None: of the global provider.
@@ -48,12 +50,6 @@ class OtelExporter:
         for one in values:
             put = self._instruments.get(one.instrument) or self._make(one.instrument)
             put(one.value, _attributes(one.instrument.operation, one.attributes))
-
-    def forget(self, is_gone: IsGone) -> None:
-        """Do nothing: the SDK of the application keeps the series."""
-
-    def close(self, seconds: float) -> None:
-        """Do nothing: the application closes its SDK."""
 
     def _make(self, instrument: Instrument) -> Callable[[float, dict[str, str]], None]:
         key = (instrument.name, instrument.kind)

@@ -13,7 +13,7 @@ from typing import Any, Final
 from kcl_pipeline.config.metrics import MetricsSettings
 from kcl_pipeline.events import EventSink, MetricsEndpointOpened
 from kcl_pipeline.extras import require
-from kcl_pipeline.metrics.exporters.exporter import IsGone
+from kcl_pipeline.metrics.exporters.exporter import Exporter, IsGone
 from kcl_pipeline.metrics.instruments.catalogue import INSTRUMENTS
 from kcl_pipeline.metrics.instruments.instrument import (
     OPERATION,
@@ -72,7 +72,7 @@ def families(instruments: Iterable[Instrument] = INSTRUMENTS) -> dict[str, Famil
     return found
 
 
-class PrometheusExporter:
+class PrometheusExporter(Exporter):
     """Keeps the series of one application in this process, and serves them.
 
     Args:

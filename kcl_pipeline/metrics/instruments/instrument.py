@@ -117,8 +117,3 @@ class Observation(NamedTuple):
     instrument: Instrument
     value: float
     attributes: Attributes = ()
-
-    @property
-    def dimensions(self) -> dict[str, str]:
-        """All dimensions, `Operation` first."""
-        return {OPERATION: self.instrument.operation, **dict(self.attributes)}

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from uuid import uuid4
 
 import dagster as dg
@@ -104,12 +105,6 @@ def build_operator_jobs(
     """Build the jobs of one pipeline."""
     who = names.application
 
-    def seek(app: ApplicationControl, config: SeekConfig, found: PipelineResources) -> Outcome:
-        return _seek(app, config, found, pipeline)
-
-    def retire(app: ApplicationControl, config: RetireConfig, found: PipelineResources) -> Outcome:
-        return _retire(app, config, found, pipeline)
-
     def job(
         name: str,
         config: type[C],
@@ -147,13 +142,13 @@ def build_operator_jobs(
         job(
             "seek",
             SeekConfig,
-            seek,
+            partial(_seek, pipeline),
             f"Sets the positions of {who} by time or sequence number; by default only shows them.",
         ),
         job(
             "retire",
             RetireConfig,
-            retire,
+            partial(_retire, pipeline),
             f"Ends {who}: deletes its tables, announcements and fan-out consumers; by default only "
             "shows them. The output table stays.",
         ),
@@ -196,7 +191,7 @@ def _rebalance(app: ApplicationControl, config: RebalanceConfig, _: PipelineReso
 
 
 def _seek(
-    app: ApplicationControl, config: SeekConfig, found: PipelineResources, pipeline: PipelineLike
+    pipeline: PipelineLike, app: ApplicationControl, config: SeekConfig, found: PipelineResources
 ) -> Outcome:
     seeking = Seeking(
         app,
@@ -216,7 +211,7 @@ def _seek(
 
 
 def _retire(
-    app: ApplicationControl, config: RetireConfig, found: PipelineResources, pipeline: PipelineLike
+    pipeline: PipelineLike, app: ApplicationControl, config: RetireConfig, found: PipelineResources
 ) -> Outcome:
     finder = PartFinder(
         app,

@@ -18,21 +18,6 @@ Outcome = tuple[dict[str, Any], Sequence[str], bool]
 """The result as JSON, its sentences, and whether the operation is complete."""
 
 
-def application_of(
-    context: dg.OpExecutionContext, pipeline: PipelineLike, names: Names, clock: Clock
-) -> ApplicationControl:
-    """The application of a job, changed by its run."""
-    found = PipelineResources(names, context)
-    return ApplicationControl(
-        pipeline.settings,
-        found.leases,
-        found.workers,
-        found.coordinator,
-        clock,
-        f"Dagster run {context.run_id[:8]}",
-    )
-
-
 def operation_job(
     pipeline: PipelineLike,
     names: Names,
@@ -51,9 +36,17 @@ def operation_job(
     """
 
     def operate(context: dg.OpExecutionContext, config: C) -> None:
-        app = application_of(context, pipeline, names, clock or SystemClock())
+        found = PipelineResources(names, context)
+        app = ApplicationControl(
+            pipeline.settings,
+            found.leases,
+            found.workers,
+            found.coordinator,
+            clock or SystemClock(),
+            f"Dagster run {context.run_id[:8]}",
+        )
         try:
-            result, sentences, is_complete = run(app, config, PipelineResources(names, context))
+            result, sentences, is_complete = run(app, config, found)
         except KclError as error:
             raise dg.Failure(str(error), allow_retries=False) from error
         text = "\n".join(sentences)

@@ -1,5 +1,6 @@
 """Define the job that replays a time range or dead letters, as `kcl-pipeline replay` does."""
 
+from functools import partial
 from typing import cast
 
 import dagster as dg
@@ -57,10 +58,6 @@ class ReplayConfig(dg.Config):
 
 def replay_job(pipeline: PipelineLike, names: Names, clock: Clock | None) -> dg.JobDefinition:
     """Build the job of one pipeline."""
-
-    def replay(app: ApplicationControl, config: ReplayConfig, found: PipelineResources) -> Outcome:
-        return _replay(app, config, found, pipeline)
-
     return operation_job(
         pipeline,
         names,
@@ -68,14 +65,14 @@ def replay_job(pipeline: PipelineLike, names: Names, clock: Clock | None) -> dg.
         ReplayConfig,
         f"Replays a time range of the streams of {names.application}, or its dead letters, into a "
         "side table or its own table; by default only shows what it would do.",
-        replay,
+        partial(_replay, pipeline),
         clock,
         needs_spark=True,
     )
 
 
 def _replay(
-    app: ApplicationControl, config: ReplayConfig, found: PipelineResources, pipeline: PipelineLike
+    pipeline: PipelineLike, app: ApplicationControl, config: ReplayConfig, found: PipelineResources
 ) -> Outcome:
     context = cast("dg.OpExecutionContext", found.context)
     root = context.run.root_run_id or context.run_id

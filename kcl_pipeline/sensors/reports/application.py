@@ -6,7 +6,10 @@ from typing import Any, Final
 
 import dagster as dg
 
-from kcl_pipeline.assets.checks import health
+from kcl_pipeline.assets.checks import health, history, unread
+from kcl_pipeline.assets.checks.hangs import hung
+from kcl_pipeline.assets.checks.lag import lag
+from kcl_pipeline.assets.checks.losses import records_lost
 from kcl_pipeline.assets.contract import DagsterOptions
 from kcl_pipeline.assets.names import Names
 from kcl_pipeline.assets.runs.metadata import known, table_of
@@ -15,7 +18,6 @@ from kcl_pipeline.leases.lease.values import Lease
 from kcl_pipeline.planning.explain import LoadRow, explain
 from kcl_pipeline.planning.model import Plan, PlanInput
 from kcl_pipeline.sensors.reports.figures.report import Figures
-from kcl_pipeline.sensors.reports.fleet_checks import fleet_checks
 from kcl_pipeline.sensors.reports.fleet_view import FleetView
 from kcl_pipeline.sensors.reports.streams import (
     STREAMS_PER_MINUTE,
@@ -123,38 +125,13 @@ def lease_table_metadata(view: FleetView) -> dict[str, Any]:
             [{"worker": worker, "leases": count} for worker, count in sorted(counts.items())]
         ),
     }
-    if view.plan is not None:
+    if view.plan is not None and view.plan_input is not None:
         metadata |= plan_metadata(view.plan, view.plan_input)
-        metadata["plan_notes"] = dg.MetadataValue.text(
-            "; ".join(
-                (
-                    f"strategy {view.plan.strategy}",
-                    *view.plan.notes,
-                    *(f"no worker can take {k}" for k in view.plan.spilled),
-                )
-            )
-        )
     return metadata
 
 
-def plan_metadata(plan: Plan, plan_input: PlanInput | None) -> dict[str, Any]:
-    """The moves with their reasons.
-
-    With `plan_input` also the load of each worker and group before and after.
-    """
-    if plan_input is None:
-        return {
-            "plan": table_of(
-                [
-                    {
-                        "lease": lease_text(m.lease_key),
-                        "workers": move_text(m.from_worker, m.to_worker),
-                        "reason": m.reason,
-                    }
-                    for m in plan.moves
-                ]
-            )
-        }
+def plan_metadata(plan: Plan, plan_input: PlanInput) -> dict[str, Any]:
+    """The moves with their reasons, and the load of each worker and group before and after."""
     table = explain(plan_input, plan)
     return {
         "plan": table_of(
@@ -171,6 +148,15 @@ def plan_metadata(plan: Plan, plan_input: PlanInput | None) -> dict[str, Any]:
         "plan_summary": dg.MetadataValue.text(table.summary),
         "plan_workers": table_of(load_rows(table.workers, "worker")),
         "plan_groups": table_of(load_rows(table.groups, "group")),
+        "plan_notes": dg.MetadataValue.text(
+            "; ".join(
+                (
+                    f"strategy {plan.strategy}",
+                    *plan.notes,
+                    *(f"no worker can take {key}" for key in plan.spilled),
+                )
+            )
+        ),
     }
 
 
@@ -240,7 +226,7 @@ def asset_events(
             metadata |= figures.metadata(view, names.lease_table, now)
         events.append(dg.AssetMaterialization(names.lease_table, metadata=metadata))
     for stream in _due_streams(streams, cadence, now):
-        events += stream_events(stream, names, view.lag.lag_age_seconds)
+        events += stream_events(stream, names, view.lag_age_seconds)
     states = tuple((w.worker_id, w.drain_requested) for w in view.workers)
     runs = tuple((run.run_id, run.status) for run in view.runs)
     if cadence.due("workers", (states, runs), now):
@@ -266,6 +252,72 @@ def asset_events(
         if (check.check != health.COVERAGE or hole_lasts or not hole)
         and cadence.due(check.check, check.content, now)
     ]
+
+
+def stuck_limit_seconds(settings: ConsumerSettings) -> float:
+    """After how long a lease without a live owner is stuck.
+
+    Twice the sum of the failover time, the assignment interval and the discovery interval.
+    """
+    millis = (
+        settings.lease.failover_time_millis
+        + settings.lease_assignment_interval_millis
+        + settings.lease_discovery_interval_millis
+    )
+    return 2 * millis / 1000
+
+
+def fleet_checks(
+    view: FleetView, names: Names, settings: ConsumerSettings, options: DagsterOptions
+) -> list[tuple[dg.AssetKey, health.Health]]:
+    """Return the checks whose input is known, with the assets that they belong to."""
+    return [
+        *((names.output, check) for check in _data_checks(view, options)),
+        *((names.lease_table, check) for check in _lease_checks(view, settings, options)),
+        (names.worker_metrics_table, hung(view.workers)),
+        (
+            names.worker_metrics_table,
+            health.balance(
+                view.leases, view.workers, settings.assignment.re_balance_threshold_percentage
+            ),
+        ),
+    ]
+
+
+def _data_checks(view: FleetView, options: DagsterOptions) -> list[health.Health]:
+    limits = options.check_limits
+    checks = [health.paused(view.workers)]
+    behind = lag(view, limits.lag_error_seconds)
+    if behind is not None:
+        checks.append(behind)
+    if view.retention_seconds:
+        checks.append(unread.retention(view.leases, view.unread, view.retention_seconds, limits))
+    if view.points is not None:
+        checks += [
+            history.trend(view.points, limits, options.lag_threshold_seconds),
+            history.dead_letters(view.points, limits, view.wall_seconds),
+        ]
+    return checks
+
+
+def _lease_checks(
+    view: FleetView, settings: ConsumerSettings, options: DagsterOptions
+) -> list[health.Health]:
+    checks = [
+        health.coverage(view.leases, view.streams or settings.streams),
+        health.stuck(view.waits, stuck_limit_seconds(settings)),
+        unread.checkpoints(
+            view.leases,
+            view.unchanged,
+            view.unread,
+            options.check_limits.checkpoint_age_seconds,
+        ),
+        health.rows(view.bad_rows),
+        records_lost(view.losses),
+    ]
+    if view.unavailable is not None:
+        checks.append(health.streams(view.unavailable))
+    return checks
 
 
 def check_events(

@@ -17,7 +17,7 @@ from kcl_pipeline.assets.runs.metadata import lag_text, table_of
 from kcl_pipeline.assets.runs.runs import RunView
 from kcl_pipeline.leases.lease.values import Lease
 from kcl_pipeline.leases.tables import WorkerMetrics
-from kcl_pipeline.planning.model import Plan
+from kcl_pipeline.planning.model import Move, Plan
 from kcl_pipeline.position import Position
 from kcl_pipeline.text import duration_text
 
@@ -78,10 +78,7 @@ class CheckpointAges:
 @dataclass(slots=True)
 class _Moved:
     at: float
-    lease_key: str
-    from_worker: str | None
-    to_worker: str
-    reason: str
+    move: Move
     outcome: str = "requested"
     is_final: bool = False
 
@@ -94,25 +91,24 @@ class MoveLog:
 
     def observe(self, plan: Plan | None, leases: Sequence[Lease], now: float) -> None:
         """Add the moves of a plan, and update the outcomes from the lease table."""
-        for move in () if plan is None else plan.moves:
-            self.moves.append(
-                _Moved(now, move.lease_key, move.from_worker, move.to_worker, move.reason)
-            )
+        if plan is not None:
+            self.moves.extend(_Moved(now, move) for move in plan.moves)
         by_key = {lease.lease_key: lease for lease in leases}
         for moved in self.moves:
             if not moved.is_final:
-                moved.outcome, moved.is_final = _outcome(moved, by_key.get(moved.lease_key), now)
+                lease = by_key.get(moved.move.lease_key)
+                moved.outcome, moved.is_final = _outcome(moved, lease, now)
 
     def rows(self, now: float) -> list[dict[str, Any]]:
         """Return the moves as rows, newest first."""
         return [
             {
                 "ago": duration_text(now - one.at),
-                "shard": lease_text(one.lease_key),
-                "workers": move_text(one.from_worker, one.to_worker),
+                "shard": lease_text(one.move.lease_key),
+                "workers": move_text(one.move.from_worker, one.move.to_worker),
                 "outcome": one.outcome,
                 # The longest text is last: a narrow page cuts the right side off.
-                "reason": one.reason,
+                "reason": one.move.reason,
             }
             for one in reversed(self.moves)
         ]
@@ -126,9 +122,9 @@ def move_text(from_worker: str | None, to_worker: str) -> str:
 def _outcome(moved: _Moved, lease: Lease | None, now: float) -> tuple[str, bool]:
     if lease is None:
         return "the lease was deleted", True
-    if lease.actual_owner == moved.to_worker:
+    if lease.actual_owner == moved.move.to_worker:
         return f"done after {duration_text(now - moved.at)}", True
-    if lease.owner == moved.to_worker:
+    if lease.owner == moved.move.to_worker:
         return f"handoff from {lease.checkpoint_owner}", False
     # The leader writes moves within its cycle: another owner afterwards is the result.
     return f"not done: the owner is {lease.owner or 'nobody'}", True

@@ -16,10 +16,10 @@ from kcl_pipeline.assets.names import Names
 from kcl_pipeline.assets.runs.queue import (
     Places,
     observe_places,
-    observe_queue,
     places_problem,
     queue_problem,
     queued_long,
+    reached_limits,
 )
 from kcl_pipeline.assets.runs.runs import (
     RunView,
@@ -206,4 +206,4 @@ def _queue_problem(
 ) -> str | None:
     if not queued_long(workers, now):  # the limits are read only then
         return None
-    return queue_problem(workers, observe_queue(instance, tags), now)
+    return queue_problem(workers, reached_limits(instance, tags), now)
