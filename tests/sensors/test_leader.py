@@ -15,7 +15,7 @@ from kcl_pipeline.leases.application.losses import Loss
 from kcl_pipeline.leases.lease.values import BadRow
 from kcl_pipeline.leases.migration import ensure_client_version
 from kcl_pipeline.leases.state.worker_status import PausedLease, UnavailableStream, WorkerStatus
-from kcl_pipeline.planning.model import Move, Plan
+from kcl_pipeline.planning.model import LeaseState, Move, Plan, PlanInput, WorkerState
 from kcl_pipeline.position import Position
 from kcl_pipeline.sensors.leader import owner_name
 from tests.support.dagster_fakes import (
@@ -88,7 +88,12 @@ def test_tells_streams_tables_and_checks(instance):
         (Move(rows[0].lease_key, "w-1", "w-2", "w-1 has too much"),),
         notes=("one move",),
     )
-    pipeline.cycle = FakeCycle([led(rows, [worker("w-1", 30.0), worker("w-2", 40.0)], plan=plan)])
+    given = PlanInput(
+        tuple(LeaseState(row.lease_key, row.owner) for row in rows),
+        (WorkerState("w-1", "w"), WorkerState("w-2", "w")),
+    )
+    workers = [worker("w-1", 30.0), worker("w-2", 40.0)]
+    pipeline.cycle = FakeCycle([led(rows, workers, plan=plan, plan_input=given)])
     result = Stage(instance, pipeline)()
     assert kinds(result) == {
         "orders-eu/lease_table": 1,

@@ -83,20 +83,13 @@ def observe_leader(table: CoordinatorStateTable, limit_seconds: float, clock: Cl
     """
     begin = clock.monotonic()
     first = found = table.observe_lock()
-    while not _is_present(first, found):
+    while not isinstance(found, LeaderLock) or found.is_released or found == first:
         seconds = clock.monotonic() - begin
         if seconds > limit_seconds:
             return leader(None, seconds, limit_seconds, _reason(found))
         clock.sleep(POLL_SECONDS)
         found = table.observe_lock()
-    owner = found.owner_name if isinstance(found, LeaderLock) else None
-    return leader(owner, 0.0, limit_seconds, "")
-
-
-def _is_present(
-    first: LeaderLock | UnreadableLock | None, found: LeaderLock | UnreadableLock | None
-) -> bool:
-    return isinstance(found, LeaderLock) and not found.is_released and found != first
+    return leader(found.owner_name, 0.0, limit_seconds, "")
 
 
 def _reason(found: LeaderLock | UnreadableLock | None) -> str:

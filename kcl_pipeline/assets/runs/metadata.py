@@ -136,13 +136,6 @@ def _text(value: object) -> dg.TextMetadataValue | None:
     return None if value is None else dg.MetadataValue.text(str(value))
 
 
-def _rest(total: WorkerProgress, reported: Mapping[str, int]) -> dict[str, Any]:
-    return {
-        "rows" if name == "rows_written" else name: getattr(total, name) - count
-        for name, count in reported.items()
-    }
-
-
 def final_metadata(
     summary: WorkerSummary, reported: Mapping[str, int] | None, last: WorkerProgress | None
 ) -> dict[str, Any]:
@@ -164,8 +157,10 @@ def final_metadata(
         if total.table_version is not None
         else (last.table_version if last else None)
     )
-    metadata: dict[str, Any] = {} if reported is None else _rest(total, reported)
-    metadata |= {
+    metadata = {
+        "rows" if name == "rows_written" else name: getattr(total, name) - count
+        for name, count in (reported or {}).items()
+    } | {
         "run_records": total.records,
         "run_handoffs": total.handoffs,
         "worker": dg.MetadataValue.text(total.worker_id),

@@ -3,11 +3,12 @@
 from typing import Final
 
 from kcl_pipeline import events as ev
-from kcl_pipeline.metrics.instruments.catalogue.builders import (
+from kcl_pipeline.metrics.instruments.instrument import (
+    CALL,
+    REASON,
     SUMMARY,
     counter,
 )
-from kcl_pipeline.metrics.instruments.instrument import CALL, REASON
 
 INSTRUMENTS: Final = (
     counter(

@@ -4,14 +4,17 @@ from typing import Final
 
 from kcl_pipeline import events as ev
 from kcl_pipeline.events.leader import TOO_MANY_FAILURES
-from kcl_pipeline.metrics.instruments.catalogue.builders import (
+from kcl_pipeline.metrics.instruments.instrument import (
     DETAILED,
+    STREAM,
     SUMMARY,
+    FedBy,
+    Kind,
+    Measure,
     counter,
     gauge,
     histogram,
 )
-from kcl_pipeline.metrics.instruments.instrument import STREAM, FedBy, Kind, Measure
 
 _ASSIGN: Final = "LeaseAssignmentManager"
 _SYNC: Final = "PeriodicShardSyncManager"

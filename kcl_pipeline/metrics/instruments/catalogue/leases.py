@@ -4,15 +4,18 @@ from typing import Final
 
 from kcl_pipeline import events as ev
 from kcl_pipeline.events import LeaseTask
-from kcl_pipeline.metrics.instruments.catalogue.builders import (
+from kcl_pipeline.metrics.instruments.instrument import (
     DETAILED,
+    FORCED,
     OF_WORKER,
     SUMMARY,
+    WORKER,
+    FedBy,
+    Measure,
     counter,
     gauge,
     histogram,
 )
-from kcl_pipeline.metrics.instruments.instrument import FORCED, WORKER, FedBy, Measure
 
 _RENEW: Final = "RenewAllLeases"
 _DISCOVERY: Final = "LeaseDiscovery"

@@ -3,16 +3,19 @@
 from typing import Final
 
 from kcl_pipeline import events as ev
-from kcl_pipeline.metrics.instruments.catalogue.builders import (
+from kcl_pipeline.metrics.instruments.instrument import (
     DETAILED,
     OF_LEASE,
     OF_WORKER,
+    STEP,
     SUMMARY,
+    FedBy,
+    Kind,
+    Unit,
     counter,
     gauge,
     histogram,
 )
-from kcl_pipeline.metrics.instruments.instrument import STEP, FedBy, Kind, Unit
 
 _PROCESS: Final = "ProcessTask"
 

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-Place = Literal["outside right upper", "outside upper right"]
-
 MAX_BYTES: Final = 40_000
 """Largest size of a figure in an event, as a data URI."""
 
@@ -67,7 +65,10 @@ def name_axes(axes: "Axes", title: str, x: str, y: str) -> None:
 
 
 def add_legend(
-    figure: "Figure", entries: Sequence[tuple["Artist", str]], place: Place, columns: int = 1
+    figure: "Figure",
+    entries: Sequence[tuple["Artist", str]],
+    place: Literal["outside right upper", "outside upper right"],
+    columns: int = 1,
 ) -> None:
     """Write the legend next to the panels.
 
