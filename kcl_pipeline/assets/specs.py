@@ -21,22 +21,20 @@ def group_of(names: Names, options: DagsterOptions) -> str:
 def stream_specs(names: Names, options: DagsterOptions) -> list[dg.AssetSpec]:
     """The assets of the streams: of those in the settings, or of the selected ones."""
     if names.selects_streams:
-        return [_selected_streams(names, options)]
+        return [
+            dg.AssetSpec(
+                names.selected_streams,
+                description="The Kinesis streams that are selected at run time, one partition per "
+                "stream. The leader sensor adds and removes partitions. Each stream also has the "
+                "page `kinesis/<name>`.",
+                partitions_def=dg.DynamicPartitionsDefinition(name=names.stream_partitions),
+                group_name=group_of(names, options),
+                owners=list(options.owners),
+                tags=dict(options.tags),
+                kinds={"kinesis"},
+            )
+        ]
     return [_stream_spec(name, key) for name, key in stream_keys(names.streams).items()]
-
-
-def _selected_streams(names: Names, options: DagsterOptions) -> dg.AssetSpec:
-    return dg.AssetSpec(
-        names.selected_streams,
-        description="The Kinesis streams that are selected at run time, one partition per stream. "
-        "The leader sensor adds and removes partitions. Each stream also has the page "
-        "`kinesis/<name>`.",
-        partitions_def=dg.DynamicPartitionsDefinition(name=names.stream_partitions),
-        group_name=group_of(names, options),
-        owners=list(options.owners),
-        tags=dict(options.tags),
-        kinds={"kinesis"},
-    )
 
 
 def _stream_spec(name_or_arn: str, key: dg.AssetKey) -> dg.AssetSpec:

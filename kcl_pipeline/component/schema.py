@@ -228,17 +228,14 @@ def _created(
 def _field(kind: Any, default: Any, description: str) -> tuple[Any, Any]:
     text = description.replace("None: ", "null: ")
     kinds = alternatives(kind)
+    has_names = any(isinstance(one, type) and issubclass(one, Attributes) for one in kinds)
     if REFERENCE in str(kind):
         text = f"{text.rstrip('.')}. {_REFERENCE_TEXT}"
-    elif kind is not Any and str not in kinds and not any(map(_has_names, kinds)):
+    elif kind is not Any and str not in kinds and not has_names:
         kind |= Template
     if default is ... or default is None or _is_plain(default):
         return kind, Field(default, description=text)
     return kind, Field(default_factory=_not_given, description=text)
-
-
-def _has_names(kind: Any) -> bool:
-    return isinstance(kind, type) and issubclass(kind, Attributes)
 
 
 def _is_plain(default: object) -> bool:

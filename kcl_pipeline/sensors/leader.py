@@ -188,7 +188,8 @@ class LeaderTick:
         cancel_queued(context.instance, decision.cancel)
         for worker_id in decision.drain:
             PipelineResources(self._names, context).workers.request_drain(worker_id)
-        recent_events = [*_take_all(state.recent_events), *done]
+        told = state.recent_events
+        recent_events = [*(told.popleft() for _ in range(len(told))), *done]
         if decision.start or decision.drain or decision.cancel:
             recent_events.append("; ".join([decision.reason, *scaling.notes]))
         if recent_events:
@@ -360,10 +361,6 @@ def _recorder(recent_events: deque[str]) -> Callable[[Event], None]:
             recent_events.append(text_of(event))
 
     return record
-
-
-def _take_all(recent_events: deque[str]) -> list[str]:
-    return [recent_events.popleft() for _ in range(len(recent_events))]
 
 
 def build_leader_sensor(

@@ -85,11 +85,11 @@ def test_the_limit_is_named(config, running, reason):
         stage = Stage(instance)
         for tags in running:
             stage.run(S.STARTED, **tags)
-        reached = reached_limits(instance, {**TAGS, "team": "data", "letter": "b"})
-    assert queue_problem([queued(61), queued(200)], reached, NOW) == (
-        f"2 worker runs have been queued for up to 3 min: {reason}"
-    )
-    assert queue_problem([queued(60)], reached, NOW) is None
+        wanted = {**TAGS, "team": "data", "letter": "b"}
+        assert queue_problem([queued(61), queued(200)], instance, wanted, NOW) == (
+            f"2 worker runs have been queued for up to 3 min: {reason}"
+        )
+        assert queue_problem([queued(60)], instance, wanted, NOW) is None
 
 
 @pytest.mark.parametrize("limit", [APPLICATION, EACH, ANY, WITHOUT_VALUE])

@@ -12,7 +12,6 @@ from kcl_pipeline.assets.runs.queue import (
     observe_places,
     places_problem,
     queue_problem,
-    reached_limits,
 )
 from kcl_pipeline.assets.runs.runs import (
     RunView,
@@ -203,12 +202,11 @@ def observe_worker_runs(
     fleet, separator = pipeline.workers, pipeline.settings.worker.worker_group_separator
     active = active_runs(instance, names.application, separator)
     recent = recent_runs(instance, names.application, separator)
-    reached = reached_limits(instance, {**fleet.run_tags, **names.worker_run_tags})
     outdated = outdated_runs(active, version, None) if fleet.rolling_replacement else ()
     workers = [run for run in active if run.continuous]
     missing = fleet.min - len(workers)
     found = (
-        queue_problem(workers, reached, now),
+        queue_problem(workers, instance, {**fleet.run_tags, **names.worker_run_tags}, now),
         places_problem(missing, observe_places(instance)) if missing > 0 else None,
         failure_problem(runs_of_version(recent, version), fleet.min, now),
         replacement_problem(outdated, recent, version, now),

@@ -74,12 +74,15 @@ def queued_long(active: Sequence[RunView], now: float) -> tuple[RunView, ...]:
     return tuple(sorted(waiting, key=lambda run: run.created))
 
 
-def queue_problem(active: Sequence[RunView], reached: Sequence[str], now: float) -> str | None:
+def queue_problem(
+    active: Sequence[RunView], instance: DagsterInstance, tags: Mapping[str, str], now: float
+) -> str | None:
     """Say that runs wait in the queue for long, and which limit keeps them there.
 
     Args:
         active: The active runs.
-        reached: See `reached_limits`.
+        instance: The Dagster instance. Its limits are read only if a run waits for long.
+        tags: Tags of the runs of workers.
         now: Epoch seconds.
 
     Returns:
@@ -90,7 +93,7 @@ def queue_problem(active: Sequence[RunView], reached: Sequence[str], now: float)
         return None
     seconds = now - waiting[0].created
     verb = "has" if len(waiting) == 1 else "have"
-    reason = " and ".join(reached) or _NO_LIMIT_REACHED
+    reason = " and ".join(reached_limits(instance, tags)) or _NO_LIMIT_REACHED
     return (
         f"{counted(len(waiting), 'worker run')} {verb} been queued for up to "
         f"{duration_text(seconds)}: {reason}"

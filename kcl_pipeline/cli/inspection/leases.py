@@ -189,7 +189,18 @@ def _print_sums(rows: Iterable[Lease], by: By, separator: str, *, as_json: bool)
         held[
             NO_OWNER if owner is None else owner if by is By.WORKER else group_of(owner, separator)
         ].append(lease)
-    sums = [_sum_of(by, name, mine) for name, mine in sorted(held.items())]
+    sums: list[dict[str, Any]] = [
+        {
+            by.value: name,
+            "leases": sum(not lease.ended for lease in mine),
+            "ended": sum(lease.ended for lease in mine),
+            "handing_over": sum(lease.in_handoff for lease in mine),
+            "throughput_kbps": round(
+                sum(lease.throughput_kbps or 0.0 for lease in mine if not lease.ended), 1
+            ),
+        }
+        for name, mine in sorted(held.items())
+    ]
     if as_json:
         show.print_json(sums)
         return
@@ -200,15 +211,3 @@ def _print_sums(rows: Iterable[Lease], by: By, separator: str, *, as_json: bool)
         [[str(value) for value in s.values()] for s in sums],
         numbers=columns[1:],
     )
-
-
-def _sum_of(by: By, name: str, mine: Sequence[Lease]) -> dict[str, Any]:
-    return {
-        by.value: name,
-        "leases": sum(not lease.ended for lease in mine),
-        "ended": sum(lease.ended for lease in mine),
-        "handing_over": sum(lease.in_handoff for lease in mine),
-        "throughput_kbps": round(
-            sum(lease.throughput_kbps or 0.0 for lease in mine if not lease.ended), 1
-        ),
-    }

@@ -127,7 +127,8 @@ def _show(refresher: Refresher, state: ViewState, stop: StopSignal) -> None:
     console = show.console()
     with ExitStack() as terminal:
         # The keyboard is restored last, when nothing is drawn any more.
-        keyboard = terminal.enter_context(Keyboard(sys.stdin.fileno())) if _has_keys() else None
+        has_keys = sys.stdin is not None and sys.stdin.isatty()
+        keyboard = terminal.enter_context(Keyboard(sys.stdin.fileno())) if has_keys else None
         live = terminal.enter_context(Live(console=console, screen=True, auto_refresh=False))
         drawn: Any = None
         while not (stop.is_set() or state.is_done):
@@ -145,7 +146,3 @@ def _show(refresher: Refresher, state: ViewState, stop: StopSignal) -> None:
                 return
             for key in keys:
                 state = state.after(key)
-
-
-def _has_keys() -> bool:
-    return sys.stdin is not None and sys.stdin.isatty()

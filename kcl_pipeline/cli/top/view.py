@@ -206,11 +206,7 @@ def _worker_cells(row: WorkerRow) -> tuple[str, ...]:
 
 
 def _lease_cells(row: LeaseRow) -> tuple[str, ...]:
-    lag = (
-        show.NONE
-        if row.owner is None
-        else _lag(row.lag_millis, is_upper_bound=row.lag_is_upper_bound)
-    )
+    lag = _lag(row.lag_millis, is_upper_bound=row.lag_is_upper_bound)
     return (
         row.lease_key,
         row.owner or NO_OWNER,

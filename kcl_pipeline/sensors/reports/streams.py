@@ -71,7 +71,7 @@ def stream_views(
         lag_millis: The lag of the application, which is that of a single stream.
         ages: By lease key, how old its oldest unread record can be, also without a live worker.
     """
-    keys, groups = stream_keys(streams), _by_stream(leases)
+    keys, groups = stream_keys(streams), by_stream(leases)
     single = groups.get(None)
     if single is not None and len(streams) == 1:
         return (StreamView(streams[0], keys[streams[0]], tuple(single), lag_millis),)
@@ -99,7 +99,8 @@ def stream_views(
     return tuple(views)
 
 
-def _by_stream(leases: Iterable[Lease]) -> dict[str | None, list[Lease]]:
+def by_stream(leases: Iterable[Lease]) -> dict[str | None, list[Lease]]:
+    """Divide leases by serialized stream. Leases of a single stream have None."""
     groups: dict[str | None, list[Lease]] = {}
     for lease in leases:
         groups.setdefault(lease.stream, []).append(lease)

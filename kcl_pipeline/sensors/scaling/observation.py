@@ -18,8 +18,6 @@ from kcl_pipeline.assets.runs.queue import (
     observe_places,
     places_problem,
     queue_problem,
-    queued_long,
-    reached_limits,
 )
 from kcl_pipeline.assets.runs.runs import (
     RunView,
@@ -146,7 +144,7 @@ def scale(
         most_runs=fleet.max + 1,
         now=now,
     )
-    queued = _queue_problem(instance, {**fleet.run_tags, **names.worker_run_tags}, workers, now)
+    queued = queue_problem(workers, instance, {**fleet.run_tags, **names.worker_run_tags}, now)
     failed = failure_problem(own, decision.memory.desired, now)
     return _scaling(decision, replacement, (queued, unplaced, failed, replacement.problem))
 
@@ -199,11 +197,3 @@ def _with_replacement(decision: ScalingDecision, replacement: Replacement) -> Sc
     if not (replacement.start or replacement.drain):
         return decision
     return decision.model_copy(update={"start": replacement.start, "drain": replacement.drain})
-
-
-def _queue_problem(
-    instance: dg.DagsterInstance, tags: dict[str, str], workers: list[RunView], now: float
-) -> str | None:
-    if not queued_long(workers, now):  # the limits are read only then
-        return None
-    return queue_problem(workers, reached_limits(instance, tags), now)

@@ -84,7 +84,8 @@ def rows_view(heartbeats: Heartbeats, limit_seconds: float) -> WorkerRowsView:
             and (not is_busy or _has_committed(row) or seconds >= COMMITTED_SECONDS)
             and is_valid(row)
             and not (row.drain_requested or is_failing(row) or is_hung(row))
-            and not (key in paused or _is_refused_by_sink(row))
+            and key not in paused
+            and not (row.status is not None and row.status.failed_batches)  # refused by the sink
         ),
         draining=frozenset(key for key, row in rows.items() if row.drain_requested),
         paused=paused,
@@ -104,10 +105,6 @@ def _paused(row: WorkerMetrics) -> str | None:
         return None
     reasons = [printable(one.reason) for one in row.status.paused[:1]]
     return ": ".join([f"has paused {counted(row.status.paused_leases, 'shard')}", *reasons])
-
-
-def _is_refused_by_sink(row: WorkerMetrics) -> bool:
-    return row.status is not None and row.status.failed_batches > 0
 
 
 def replace(

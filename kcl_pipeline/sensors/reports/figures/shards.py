@@ -18,6 +18,7 @@ from kcl_pipeline.sensors.reports.figures.drawing import (
     new_figure,
     plain,
 )
+from kcl_pipeline.sensors.reports.streams import by_stream
 from kcl_pipeline.sensors.reports.tables import shard_text
 from kcl_pipeline.shards import MAX_HASH_KEY
 
@@ -56,14 +57,12 @@ class Box:
 
 def stream_to_draw(leases: Sequence[Lease]) -> str | None:
     """Return the stream with the most reshards, then the most leases; None for a single stream."""
-    by_stream: dict[str | None, list[Lease]] = {}
-    for lease in leases:
-        by_stream.setdefault(lease.stream, []).append(lease)
+    groups = by_stream(leases)
     return max(
-        by_stream,
+        groups,
         key=lambda name: (
-            sum(bool(one.parent_shard_ids) for one in by_stream[name]),
-            len(by_stream[name]),
+            sum(bool(one.parent_shard_ids) for one in groups[name]),
+            len(groups[name]),
             name or "",
         ),
         default=None,
