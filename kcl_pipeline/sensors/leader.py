@@ -210,12 +210,10 @@ class LeaderTick:
 
     def _request(self) -> dg.RunRequest:
         """The request of one worker run. Dagster never starts a second run with a used key."""
+        key = f"{self._names.application}-{uuid4().hex}"
         tags = {**self._pipeline.workers.run_tags, **self._names.worker_run_tags}
-        return dg.RunRequest(
-            run_key=f"{self._names.application}-{uuid4().hex}",
-            run_config=self._worker_config,
-            tags={**tags, VERSION_TAG: self._version},
-        )
+        tags[VERSION_TAG] = self._version
+        return dg.RunRequest(run_key=key, run_config=self._worker_config, tags=tags)
 
     def _lead(self, state: TickState) -> tuple[CycleReport, str | None]:
         try:
@@ -263,7 +261,7 @@ class LeaderTick:
         if not self._names.selects_streams or not streams:
             return []
         existing = context.instance.get_dynamic_partitions(self._names.stream_partitions)
-        return [*partition_requests(self._names, streams, existing)]
+        return partition_requests(self._names, streams, existing)
 
     def _events(
         self,

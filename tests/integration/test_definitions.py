@@ -43,6 +43,16 @@ from tests.support.dagster_fakes import (
 
 ARN = "arn:aws:kinesis:eu-central-1:123456789012:stream/clicks"
 
+NOTHING_SEEN = {
+    "workers": (),
+    "waits": {},
+    "unchanged": {},
+    "runs": (),
+    "wall_seconds": 0.0,
+    "threshold_seconds": 60.0,
+    "lock_owner": None,
+}
+
 
 def parents(defs: dg.Definitions, key: dg.AssetKey) -> set[str]:
     return {k.to_user_string() for k in defs.resolve_asset_graph().get(key).parent_keys}
@@ -162,19 +172,7 @@ def test_the_checks_with_a_button_have_the_names_that_the_leader_reports(monkeyp
     names, settings = Names.of(pipeline), pipeline.settings
     retention = {"orders": 86_400.0}
     unread = {row.lease_key: 0.0 for row in rows}
-    view = FleetView(
-        leases=tuple(rows),
-        workers=(),
-        unread=unread,
-        waits={},
-        unchanged={},
-        runs=(),
-        wall_seconds=0.0,
-        threshold_seconds=60.0,
-        lock_owner=None,
-        leads=True,
-        points=(),
-    )
+    view = FleetView(**NOTHING_SEEN, leases=tuple(rows), unread=unread, leads=True, points=())
     view = replace(view, retention_seconds=retention)
     reported = asset_events(view, names, settings, DagsterOptions(), Cadence(), now=0.0)
     leader = (names.coordinator_state_table.to_user_string(), LEADER)
