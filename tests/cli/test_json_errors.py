@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from typing import Any
 
 import pytest
@@ -88,7 +89,7 @@ def test_other_commands_are_json(tmp_path, monkeypatch):
     def refuse() -> None:
         raise SettingsError("Java 17 is missing")
 
-    monkeypatch.setattr("kcl_pipeline.spark.java.require_java", refuse)
+    monkeypatch.setattr(sys.modules["kcl_pipeline.cli.run"], "require_java", refuse)
     assert error_of("run", code=exit_codes.FAILED) == "Java 17 is missing"
 
 

@@ -15,7 +15,7 @@ import pytest
 import typer
 
 from kcl_pipeline.cli import app, exit_codes
-from kcl_pipeline.cli.run import _demo
+from kcl_pipeline.cli.run import run as run_demonstration
 from kcl_pipeline.cli.worker import as_dict
 from kcl_pipeline.local.demo import run as demo
 from kcl_pipeline.worker.summary import StopReason, WorkerProgress, WorkerSummary
@@ -146,9 +146,9 @@ def test_the_demonstration_ends_with_its_verdict(verdict, code, is_json, monkeyp
         return verdict
 
     monkeypatch.setattr(demo, "run_demo", run_demo)
-    monkeypatch.setattr("kcl_pipeline.spark.java.require_java", lambda: None)
+    monkeypatch.setattr(sys.modules["kcl_pipeline.cli.run"], "require_java", lambda: None)
     with pytest.raises(typer.Exit) as ended:
-        _demo(demo.DemoOptions(), stay_open=False, as_json=is_json)
+        run_demonstration(as_json=is_json)
     assert ended.value.exit_code == code
     shown = capsys.readouterr()
     if not is_json:
