@@ -157,7 +157,7 @@ def _run_between_pauses(
 
 def _is_resumed(pipeline: KinesisPipeline, clock: Clock, stop: StopSignal) -> bool:
     """Wait while the application is paused. False: a stop, or its tables were deleted."""
-    from kcl_pipeline.aws import AwsClients, open_tables  # noqa: PLC0415 (as in the other commands)
+    from kcl_pipeline.aws import AwsClients, open_tables  # noqa: PLC0415 (AWS only here)
 
     table = open_tables(pipeline.settings, AwsClients(pipeline.settings), clock).coordinator
     shown: Pause | None = None

@@ -27,7 +27,7 @@ def downgrade(
     without a repeated record. The application is paused and stays so. Start these workers, then use
     `kcl-pipeline resume`. A worker with positions would store them in the table again.
     """
-    from kcl_pipeline.control.seek.downgrade import Downgrade  # noqa: PLC0415 (likewise)
+    from kcl_pipeline.control.seek.downgrade import Downgrade  # noqa: PLC0415 (it needs pyarrow)
 
     if application is not None or pipeline is None:
         raise SettingsError(

@@ -60,7 +60,7 @@ def seek(
     After a seek back, each record of the range lands in the table once more. A seek forward skips
     records. It is refused while a worker holds a lease, unless --pause is given.
     """
-    from kcl_pipeline.control.seek.run import Seeking  # noqa: PLC0415 (likewise)
+    from kcl_pipeline.control.seek.run import Seeking  # noqa: PLC0415 (it needs pyarrow)
 
     app = target(application, stream, pipeline)
     wanted = seek_target(to, ago, after, app.clock.wall())
@@ -96,7 +96,7 @@ def report_sought(title: str, done: Sought, *, as_json: bool) -> None:
 
 def log_of(app: Target) -> BatchLog | None:
     """The log of the sink of a pipeline. None: the options name no pipeline."""
-    from kcl_pipeline.control.seek.log import log_of_sink  # noqa: PLC0415 (likewise)
+    from kcl_pipeline.control.seek.log import log_of_sink  # noqa: PLC0415 (as above)
 
     if app.pipeline is None:
         return None
