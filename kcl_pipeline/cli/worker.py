@@ -119,12 +119,12 @@ def _run(
         )
 
     try:
-        return run_once() if is_drain else _run_between_pauses(run_once, pipeline, clock, stop)
+        return run_once() if is_drain else run_between_pauses(run_once, pipeline, clock, stop)
     except StoppedWhileRetryingError as error:
         return WorkerSummary(StopReason.STOPPED, WorkerProgress(name, 0.0), str(error))
 
 
-def _run_between_pauses(
+def run_between_pauses(
     run_once: Callable[[], WorkerSummary], pipeline: KinesisPipeline, clock: Clock, stop: StopSignal
 ) -> WorkerSummary:
     """Run the worker, and run it again after each pause. Returns the summary of the last run.

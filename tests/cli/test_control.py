@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kcl_pipeline.cli.control import waiting
+from kcl_pipeline.cli.worker import POLL_SECONDS, run_between_pauses
 from kcl_pipeline.clock import SystemClock
 from kcl_pipeline.errors import ApplicationPausedError
 from kcl_pipeline.leases.application.control import Pause
@@ -157,7 +157,7 @@ class ResumingStop:
         raise AssertionError("nobody stops the worker")
 
     def wait(self, timeout=None):
-        assert timeout == waiting.POLL_SECONDS
+        assert timeout == POLL_SECONDS
         set_pause(self.table, None)
         return False
 
@@ -176,7 +176,7 @@ def test_a_worker_waits_for_the_end_of_the_pause_and_runs_again(fleet, capsys):
         return summary(reason)
 
     stop = ResumingStop(table)
-    last = waiting.run_between_pauses(run_once, FakePipeline(fleet), SystemClock(), stop)
+    last = run_between_pauses(run_once, FakePipeline(fleet), SystemClock(), stop)
     assert last.reason is StopReason.DRAIN_REQUESTED, "a drain ends the process"
     assert table.read_control().pause is None
     shown = capsys.readouterr().err
@@ -190,19 +190,19 @@ def test_a_stop_ends_the_wait(fleet):
     stop = clock.signal()
     stop.set()
     paused = summary(StopReason.APPLICATION_PAUSED)
-    found = waiting.run_between_pauses(lambda: paused, FakePipeline(fleet), clock, stop)
+    found = run_between_pauses(lambda: paused, FakePipeline(fleet), clock, stop)
     assert found is paused
 
     def refuse():
         raise ApplicationPausedError("paused")
 
     with pytest.raises(StoppedWhileRetryingError, match="stopped while"):
-        waiting.run_between_pauses(refuse, FakePipeline(fleet), clock, stop)
+        run_between_pauses(refuse, FakePipeline(fleet), clock, stop)
 
 
 def test_deleted_tables_end_the_wait(fleet):
     clock = SystemClock()
     fleet.clients.dynamodb.delete_table(TableName=fleet.settings.coordinator_state_table_name)
     paused = summary(StopReason.APPLICATION_PAUSED)
-    found = waiting.run_between_pauses(lambda: paused, FakePipeline(fleet), clock, clock.signal())
+    found = run_between_pauses(lambda: paused, FakePipeline(fleet), clock, clock.signal())
     assert found is paused
