@@ -14,11 +14,9 @@ class Joinable(Protocol):
 
     def join(self, timeout: float | None = None) -> None:
         """Wait until the thread has ended, at most `timeout` seconds."""
-        ...
 
     def is_alive(self) -> bool:
         """Whether the thread has not ended."""
-        ...
 
 
 Spawn = Callable[[str, Callable[[], None]], Joinable]

@@ -122,7 +122,6 @@ class BatchWriter(Protocol):
             TransformFailedError: The transform raised.
             SinkError: The files could not be written.
         """
-        ...
 
     def probe(self, parts: Sequence[pa.Table]) -> Sequence[str | None]:
         """Run the transform on each part of a batch alone, and write nothing.
@@ -136,7 +135,6 @@ class BatchWriter(Protocol):
         Raises:
             SinkError: The transform could not be run.
         """
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,14 +244,12 @@ class TransactionalSink(Protocol):
             SinkError: The table exists, and its columns do not fit this schema. The message names
                 the columns.
         """
-        ...
 
     def txn_versions(self, lease_keys: Sequence[str]) -> dict[str, TxnVersions]:
         """Return the newest versions of these leases. Always reads the end of the log.
 
         If the table does not exist, no lease has versions.
         """
-        ...
 
     def commit(self, written: Written, entries: Sequence[CommitEntry]) -> CommitOutcome:
         """Add the files and set all data versions in one commit, if all versions are as expected.
@@ -263,7 +259,6 @@ class TransactionalSink(Protocol):
         Raises:
             SinkError: The outcome is unknown. The caller reads `txn_versions`.
         """
-        ...
 
     def fence(self, lease_key: str, expected: TxnVersions) -> TxnVersions | None:
         """Commit a fence: increment the fence version, without files.
@@ -275,7 +270,6 @@ class TransactionalSink(Protocol):
             again. `expected` if the table does not exist, because then nothing can have landed in
             it.
         """
-        ...
 
     def write_dead_letters(self, records: pa.Table) -> None:
         """Append failed records to the dead-letter table, unless the table has them already.
@@ -289,7 +283,6 @@ class TransactionalSink(Protocol):
         Raises:
             SinkError: The caller may repeat the call.
         """
-        ...
 
 
 @runtime_checkable
@@ -313,7 +306,6 @@ class PositionStore(Protocol):
         Raises:
             SinkError: The outcome is unknown. The caller reads `txn_versions`.
         """
-        ...
 
 
 @runtime_checkable
@@ -332,14 +324,12 @@ class ShortNames(Protocol):
         Raises:
             SinkError: The table cannot be read.
         """
-        ...
 
     def name_positions(self, *, short: bool) -> None:
         """Set the names of a shard that has no position yet. They are long unless this is called.
 
         All positions are found in any case.
         """
-        ...
 
     def use_long_names(self) -> None:
         """Give all positions of the application long names, without another change.
@@ -347,4 +337,3 @@ class ShortNames(Protocol):
         Raises:
             SinkError: The outcome is unknown. The caller may repeat the call.
         """
-        ...

@@ -22,15 +22,12 @@ class StopSignal(Protocol):
 
     def is_set(self) -> bool:
         """Whether a stop was requested."""
-        ...
 
     def set(self) -> None:
         """Request a stop. Do not call it in a signal handler; see `signals`."""
-        ...
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until the flag is set or `timeout` seconds have passed; return whether it is set."""
-        ...
 
 
 class Clock(Protocol):
@@ -38,23 +35,18 @@ class Clock(Protocol):
 
     def monotonic(self) -> float:
         """Return seconds that never decrease. Compare them only within one process."""
-        ...
 
     def wall(self) -> float:
         """Return epoch seconds. They may jump. Never compare the wall clocks of two hosts."""
-        ...
 
     def sleep(self, seconds: float) -> None:
         """Pause this thread for `seconds` (0 or more)."""
-        ...
 
     def signal(self) -> StopSignal:
         """Return a new stop signal, not set, whose `wait` uses this clock."""
-        ...
 
     def lock(self) -> AbstractContextManager[object]:
         """Return a lock (for `with`) that may be held across I/O."""
-        ...
 
 
 class _StopEvent(threading.Event):

@@ -53,7 +53,6 @@ class KinesisOpener(Protocol):
 
     def open(self) -> KinesisClient:
         """Return the client of this process. Every call returns the same one."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

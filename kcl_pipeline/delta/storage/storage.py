@@ -35,7 +35,6 @@ class Storage(Protocol):
         Raises:
             UnsafeObjectError: It has more than `limit` bytes, or is not a regular file.
         """
-        ...
 
     def read_each(
         self, folder: str, names: Iterable[str], limit: int
@@ -45,26 +44,21 @@ class Storage(Protocol):
         Raises:
             OSError: The folder cannot be read.
         """
-        ...
 
     def open(self, path: str) -> pa.NativeFile:
         """Open the object to read parts of it. The caller closes it."""
-        ...
 
     def write(self, path: str, data: bytes | memoryview) -> None:
         """Create or replace the object atomically."""
-        ...
 
     def create(self, path: str) -> AbstractContextManager[pa.NativeFile]:
         """Open a stream that writes the object.
 
         The object exists after the `with` block has ended without an error.
         """
-        ...
 
     def size(self, path: str) -> int | None:
         """The object's size in bytes; None if it does not exist or is not a regular file."""
-        ...
 
     def list(
         self, folder: str, limit: int | None = None, *, partial: bool = False
@@ -78,11 +72,9 @@ class Storage(Protocol):
             limit: Most objects to return; which ones is not defined.
             partial: Include objects that are being written, or that a killed process was writing.
         """
-        ...
 
     def delete(self, path: str) -> None:
         """Remove the object, if it exists."""
-        ...
 
 
 def is_local(uri: str) -> bool:
