@@ -11,7 +11,7 @@ from functools import wraps
 from typing import Any, Final, ParamSpec, TypeVar
 
 from kcl_pipeline.errors import SettingsError
-from kcl_pipeline.settings_errors import check_names, shown, unknown, wrong
+from kcl_pipeline.settings_errors import check_names, shown, wrong
 
 MAX_TEXT: Final = 4_096
 """Largest number of characters of a string argument (our own limit)."""
@@ -31,16 +31,13 @@ def checked_arguments(cls: type[_T]) -> type[_T]:
     `SettingsError`.
     """
     original = cls.__init__
-    parameters = [p for p in inspect.signature(cls).parameters.values() if p.name != "self"]
-    names = [parameter.name for parameter in parameters]
-    required = [parameter.name for parameter in parameters if parameter.default is parameter.empty]
+    parameters = inspect.signature(cls).parameters
+    names = list(parameters)
+    required = [name for name, one in parameters.items() if one.default is one.empty]
 
     @wraps(original)
     def construct(self: _T, *given: Any, **named: Any) -> None:
-        what = f"an argument of {cls.__name__}"
-        for name in named:
-            if name not in names:
-                raise SettingsError(unknown(name, names, what))
+        check_names(named, names, f"an argument of {cls.__name__}")
         if len(given) > len(names):
             raise SettingsError(
                 f"{cls.__name__} has {len(names)} arguments, but {len(given)} are given. Write "
@@ -156,9 +153,8 @@ def check_number(
     """
     if value is None and optional:
         return
-    span = f", {_plain(least)} or more" if most == math.inf else f", {_plain(least)} to "
-    span += "" if most == math.inf else _plain(most)
-    advice = f"Write {unit}{span}{', or None' if optional else ''}"
+    span = "or more" if most == math.inf else f"to {_plain(most)}"
+    advice = f"Write {unit}, {_plain(least)} {span}{', or None' if optional else ''}"
     kinds = int if whole else (int, float)
     if isinstance(value, bool) or not isinstance(value, kinds):
         raise wrong(name, value, f"is not {'a whole' if whole else 'a'} number", advice)

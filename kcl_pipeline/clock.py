@@ -71,17 +71,11 @@ class _StopEvent(threading.Event):
 class SystemClock:
     """The clock of this machine."""
 
-    def monotonic(self) -> float:  # noqa: D102 (documented by the protocol)
-        return time.monotonic()
-
-    def wall(self) -> float:  # noqa: D102
-        return time.time()
+    # The protocol documents these methods.
+    monotonic = staticmethod(time.monotonic)
+    wall = staticmethod(time.time)
+    signal = staticmethod(_StopEvent)
+    lock = staticmethod(threading.Lock)
 
     def sleep(self, seconds: float) -> None:  # noqa: D102
         time.sleep(seconds)
-
-    def signal(self) -> StopSignal:  # noqa: D102
-        return _StopEvent()
-
-    def lock(self) -> AbstractContextManager[object]:  # noqa: D102
-        return threading.Lock()

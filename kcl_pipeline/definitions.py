@@ -88,20 +88,15 @@ def build_definitions(
     names = Names.of(pipeline, output_key(output_asset_key))
     output = build_output_asset(pipeline, names, options)
     job = build_consume_job(output, names, pipeline_version(pipeline))
+    maintenance = build_maintenance_job(pipeline, names)
     external = [*stream_specs(names, options), *table_specs(pipeline, names, options)]
     return dg.Definitions(
         assets=[output, *external],
         asset_checks=build_checks(pipeline, names, options),
-        jobs=[job, *_other_jobs(pipeline, names)],
+        jobs=[job, *([maintenance] if maintenance else []), *build_operator_jobs(pipeline, names)],
         sensors=[build_leader_sensor(pipeline, names, options, job, continuous_config(output))],
         resources=build_resources(pipeline, names, aws or AwsResource(), spark),
     )
-
-
-def _other_jobs(pipeline: PipelineLike, names: Names) -> list[dg.JobDefinition]:
-    maintenance = build_maintenance_job(pipeline, names)
-    operator_jobs = build_operator_jobs(pipeline, names)
-    return operator_jobs if maintenance is None else [maintenance, *operator_jobs]
 
 
 def _check_resources(aws: object, spark: object) -> None:

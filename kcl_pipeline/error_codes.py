@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from http import HTTPStatus
 from typing import Final
 
 from kcl_pipeline.errors import (
@@ -70,8 +71,6 @@ CODES: Final[dict[type[AwsError], frozenset[str]]] = {
 
 _CLASS_OF: Final = {code: kind for kind, codes in CODES.items() for code in codes}
 _HTTP_STATUS: Final = re.compile(r"[1-5]\d\d")
-_TOO_MANY_REQUESTS: Final = 429
-_FIRST_SERVER_ERROR: Final = 500
 
 
 def class_of(code: str, status: int = 0) -> type[AwsError]:
@@ -83,9 +82,9 @@ def class_of(code: str, status: int = 0) -> type[AwsError]:
     """
     if not status and _HTTP_STATUS.fullmatch(code):
         status = int(code)
-    known = _CLASS_OF.get(code)
-    if known is not None:
-        return known
-    if status == _TOO_MANY_REQUESTS:
+    if code in _CLASS_OF:
+        return _CLASS_OF[code]
+    if status == HTTPStatus.TOO_MANY_REQUESTS:
         return ThrottledError
-    return UnavailableError if status >= _FIRST_SERVER_ERROR else InvalidRequestError
+    is_unavailable = status >= HTTPStatus.INTERNAL_SERVER_ERROR
+    return UnavailableError if is_unavailable else InvalidRequestError

@@ -22,7 +22,6 @@ from kcl_pipeline.errors import SettingsError
 from kcl_pipeline.text import printable
 
 SHOWN_VALUE: Final = 100
-HIDDEN: Final = "'***'"
 MAX_SENTENCES: Final = 8
 SIMILARITY: Final = 0.6
 """Smallest similarity of a suggested name, from 0 to 1 (difflib's default)."""
@@ -33,13 +32,17 @@ _SECRET: Final = re.compile(
     re.IGNORECASE,
 )
 _USER_IN_URL: Final = re.compile(r"(?<=://)[^/@\s]+@")
-_TOO_SMALL: Final = frozenset({"greater_than", "greater_than_equal"})
-_TOO_LARGE: Final = frozenset({"less_than", "less_than_equal"})
-_LENGTHS: Final = {
+_PROBLEMS: Final = {
+    "greater_than": "is too small",
+    "greater_than_equal": "is too small",
+    "less_than": "is too large",
+    "less_than_equal": "is too large",
     "string_too_short": "is too short",
     "string_too_long": "is too long",
     "too_short": "is empty",
     "too_long": "has too many entries",
+    "string_pattern_mismatch": "has characters that are not allowed",
+    "finite_number": "is not a finite number",
 }
 _UNITS: Final = (
     ("_millis", "a time in milliseconds"),
@@ -74,7 +77,7 @@ def without_user(value: Any) -> Any:
 def shown(value: object, name: str = "") -> str:
     """Return the value for a message: one line, of limited length, without secrets."""
     if is_secret(name):
-        return HIDDEN
+        return "'***'"
     try:
         text = repr(without_user(value))
     except Exception:  # noqa: BLE001 (the value may be of any class)
@@ -96,11 +99,14 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
 
 def unknown(name: str, known: Sequence[str], what: str) -> str:
     """Return `name is not what. Did you mean ...?`, or the same with a list of known names."""
-    close = nearest(name, known)
-    if close is not None:
-        return f"{printable(name, SHOWN_VALUE)} is not {what}. Did you mean {close}?"
-    listed = ", ".join(sorted(known))
-    return f"{printable(name, SHOWN_VALUE)} is not {what}. Write one of {listed}."
+    return f"{printable(name, SHOWN_VALUE)} is not {what}. {suggestion(name, known)}"
+
+
+def suggestion(name: str, known: Iterable[str]) -> str:
+    """Return `Did you mean ...?`, or `Write one of ...` with all known names."""
+    names = sorted(known)
+    close = nearest(name, names)
+    return f"Did you mean {close}?" if close else f"Write one of {', '.join(names)}."
 
 
 def check_names(given: Iterable[str], known: Sequence[str], what: str) -> None:
@@ -136,8 +142,9 @@ def settings_sentence(
         if not any(other != location and other[: len(location)] == location for other in locations)
     ]
     more = len(sentences) - MAX_SENTENCES
-    rest = [f"{more} more settings are wrong."] if more > 0 else []
-    return " ".join(sentences[:MAX_SENTENCES] + rest)
+    if more > 0:
+        sentences[MAX_SENTENCES:] = [f"{more} more settings are wrong."]
+    return " ".join(sentences)
 
 
 def _sentence(
@@ -157,7 +164,7 @@ def _sentence(
             return f"{path}={shown(value, path)} is not one of its values. Did you mean {close!r}?"
     advice = "Write another value"
     if field is not None:
-        advice = f"Write {_wanted(field, location, above=kind in _TOO_LARGE)}"
+        advice = f"Write {_wanted(field, location, above=kind.startswith('less_than'))}"
     if kind == "missing":
         return f"{path} is missing. {advice}."
     return f"{path}={shown(value, path)} {_problem(kind, field, problem)}. {advice}."
@@ -227,16 +234,8 @@ def _kind(field: FieldInfo) -> tuple[Any, bool]:
 
 
 def _problem(kind: str, field: FieldInfo | None, problem: Mapping[str, Any]) -> str:
-    if kind in _TOO_SMALL:
-        return "is too small"
-    if kind in _TOO_LARGE:
-        return "is too large"
-    if kind in _LENGTHS:
-        return _LENGTHS[kind]
-    if kind == "string_pattern_mismatch":
-        return "has characters that are not allowed"
-    if kind == "finite_number":
-        return "is not a finite number"
+    if kind in _PROBLEMS:
+        return _PROBLEMS[kind]
     if field is not None:
         return "is not a string" if kind == "string_type" else f"is not {_noun(field)}"
     return f"cannot be used ({printable(str(problem['msg']), SHOWN_VALUE)})"

@@ -55,10 +55,9 @@ def frame_of(raised_at: TracebackType | None) -> str | None:
 
     Without such a frame, the innermost frame outside this package and Spark's client; else None.
     """
-    frames = [
-        (frame.filename, frame.lineno or 0, frame.name) for frame in traceback.extract_tb(raised_at)
-    ]
-    return _innermost(frames)
+    return _innermost(
+        [(one.filename, one.lineno or 0, one.name) for one in traceback.extract_tb(raised_at)]
+    )
 
 
 def frame_in(text: str) -> str | None:
@@ -72,17 +71,14 @@ def _innermost(frames: list[tuple[str, int, str]]) -> str | None:
         for frame in frames
         if not frame[0].startswith(_PACKAGE + os.sep) and not _SPARK_CLIENT.search(frame[0])
     ]
-    own = [frame for frame in foreign if not _is_installed(frame[0])]
-    for file, line, name in reversed(own or foreign):
-        return printable(f"{_shown(file)}:{line} in {name}")
-    return None
-
-
-def _is_installed(file: str) -> bool:
-    return _INSTALLED.search(file) is not None or file.startswith(_STANDARD_LIBRARY)
-
-
-def _shown(file: str) -> str:
-    """The path, relative to the working directory if the file is below it."""
-    here = os.getcwd() + os.sep  # noqa: PTH109 (a string is compared)
-    return file.removeprefix(here)
+    own = [
+        frame
+        for frame in foreign
+        if not _INSTALLED.search(frame[0]) and not frame[0].startswith(_STANDARD_LIBRARY)
+    ]
+    if not foreign:
+        return None
+    file, line, name = (own or foreign)[-1]
+    # relative to the working directory if the file is below it
+    path = file.removeprefix(os.getcwd() + os.sep)  # noqa: PTH109 (a string is compared)
+    return printable(f"{path}:{line} in {name}")

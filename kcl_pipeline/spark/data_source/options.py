@@ -19,7 +19,7 @@ from pydantic.alias_generators import to_camel
 from kcl_pipeline.config import ConsumerSettings, RetrievalSettings
 from kcl_pipeline.config.model import MAX_BYTES, MAX_NUMBER, STREAM_FORMS, is_stream
 from kcl_pipeline.errors import SettingsError
-from kcl_pipeline.settings_errors import nearest, shown
+from kcl_pipeline.settings_errors import shown, suggestion
 from kcl_pipeline.spark.data_source.offsets import Offset, offset_from_json
 from kcl_pipeline.text import printable
 
@@ -258,10 +258,7 @@ def _unknown(name: str, value: str, names: Mapping[str, str]) -> str:
             f"load({value!r}) names a path, which format('kinesis') does not have; write "
             f"option('streamName', {value!r}) and load()"
         )
-    close = nearest(name, names.values())
-    advice = (
-        f"Did you mean {close}?" if close else f"Write one of {', '.join(sorted(names.values()))}."
-    )
+    advice = suggestion(name, names.values())
     return f"option {printable(name)}={shown(value, name)} is not known. {advice}"
 
 
