@@ -19,6 +19,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 import pyarrow as pa
@@ -31,7 +32,7 @@ from kcl_pipeline.kinesis.reader import ShardReader
 from kcl_pipeline.position import TRIM_HORIZON
 from kcl_pipeline.spark.data_source.options import parse_options
 from kcl_pipeline.spark.data_source.source import KinesisDataSource
-from kcl_pipeline.spark.data_source.tasks import open_clients, open_reading
+from kcl_pipeline.spark.data_source.tasks import open_reading
 from kcl_pipeline.spark.session import build_session
 
 SHARDS = 16
@@ -136,8 +137,8 @@ def batch(spark: SparkSession, url: str, size: int, _seconds: float) -> tuple[in
 def driver(spark: SparkSession, url: str, size: int, seconds: float) -> tuple[int, float]:
     """Read one shard after the other, with one DataFrame of about 40 MB at a time."""
     parsed = parse_options(options(url, size))
-    clients, clock = open_clients(parsed), SystemClock()
-    kinesis = open_reading(parsed, clients, clock)
+    opened, clock = ExitStack(), SystemClock()
+    kinesis = opened.enter_context(open_reading(parsed, clock))
     name = kinesis.resolve_stream(f"orders-{size}", multi_stream=False)
     shards = kinesis.list_shards(name)
     readers = [
@@ -165,7 +166,7 @@ def driver(spark: SparkSession, url: str, size: int, seconds: float) -> tuple[in
         spark.createDataFrame(table).write.format("noop").mode("overwrite").save()
         rows += table.num_rows
     elapsed = time.perf_counter() - began
-    clients.close()
+    opened.close()
     return rows, elapsed
 
 

@@ -9,18 +9,16 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from kcl_pipeline.clock import SystemClock
-from kcl_pipeline.errors import SettingsError
 from kcl_pipeline.kinesis.client import KinesisClient
 from kcl_pipeline.position import AT_TIMESTAMP, TRIM_HORIZON
 from kcl_pipeline.shards import Shard, StreamId
 from kcl_pipeline.spark.data_source.lineage import family
 from kcl_pipeline.spark.data_source.offsets import ShardOffset
-from kcl_pipeline.spark.data_source.options import Place, SourceOptions
+from kcl_pipeline.spark.data_source.options import SourceOptions
 from kcl_pipeline.spark.data_source.plan import Piece, read_rules
 from kcl_pipeline.spark.data_source.read import ReadRange, ReadRules
 from kcl_pipeline.spark.data_source.streams import resolve_streams
 from kcl_pipeline.spark.data_source.tasks import (
-    open_clients,
     open_reading,
     partitions_of,
     read_partition,
@@ -36,18 +34,13 @@ class KinesisBatchReader(DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         """One task per shard that may have something to read."""
-        clients = open_clients(self._options)
-        try:
-            kinesis = open_reading(self._options, clients, SystemClock())
-            streams = resolve_streams(kinesis, self._options.streams)
-            ranges = [
-                wanted
-                for stream in streams.values()
+        with open_reading(self._options, SystemClock()) as kinesis:
+            pieces = [
+                Piece((), 0, wanted)
+                for stream in resolve_streams(kinesis, self._options.streams).values()
                 for wanted in plan_ranges(kinesis, stream, self._options)
             ]
-        finally:
-            clients.close()
-        return partitions_of([Piece((), 0, wanted) for wanted in ranges])
+        return partitions_of(pieces)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of a task."""
@@ -64,36 +57,18 @@ def plan_ranges(
     """
     shards = kinesis.list_shards(stream)
     start, end = options.starting_position, options.ending_position
+    position = TRIM_HORIZON if start.millis is None else AT_TIMESTAMP
+    first = ShardOffset(position, timestamp_millis=start.millis)
     ranges = [
-        ReadRange(stream, shard.shard_id, shard.hash_key_range, _start(start))
+        ReadRange(stream, shard.shard_id, shard.hash_key_range, first, before_millis=end.millis)
         for shard in sorted(shards, key=lambda s: s.shard_id)
     ]
     if start.kind == "OFFSETS":
-        ranges = _after(
-            ranges, _written(start, "startingPosition", stream), shards, read_rules(options)
-        )
+        written = start.offsets_of(stream.name, "startingPosition")
+        ranges = _after(ranges, written, shards, read_rules(options))
     if end.kind == "OFFSETS":
-        return _through(ranges, _written(end, "endingPosition", stream), shards)
-    if end.timestamp is not None:
-        millis = round(end.timestamp.timestamp() * 1000)
-        return [replace(wanted, before_millis=millis) for wanted in ranges]
+        return _through(ranges, end.offsets_of(stream.name, "endingPosition"), shards)
     return ranges
-
-
-def _start(place: Place) -> ShardOffset:
-    if place.timestamp is None:
-        return ShardOffset(TRIM_HORIZON)
-    return ShardOffset(AT_TIMESTAMP, timestamp_millis=round(place.timestamp.timestamp() * 1000))
-
-
-def _written(place: Place, option: str, stream: StreamId) -> dict[str, ShardOffset]:
-    written = (place.offsets or {}).get(stream.name)
-    if not written:
-        raise SettingsError(
-            f"option {option} has no offsets of stream {stream.name}; add them, or remove the "
-            "stream from streamName"
-        )
-    return written
 
 
 def _after(
@@ -111,12 +86,12 @@ def _after(
     if gone:
         rules.lost(f"shards of option startingPosition do not exist (any more): {', '.join(gone)}")
     unread = family(written, shards, ancestors=False)
-    begun = [
-        replace(wanted, start=written.get(wanted.shard_id, wanted.start))
+    return [
+        replace(wanted, start=start)
         for wanted in ranges
         if wanted.shard_id in unread
+        and not (start := written.get(wanted.shard_id, wanted.start)).ended
     ]
-    return [wanted for wanted in begun if not wanted.start.ended]
 
 
 def _through(

@@ -5,7 +5,6 @@ A permanent error of a shard is raised instead of retried without end.
 
 from __future__ import annotations
 
-import math
 import random
 from collections.abc import Iterable, Mapping
 from typing import Final
@@ -16,14 +15,12 @@ from kcl_pipeline.errors import KclError, ThrottledError, UnavailableError
 from kcl_pipeline.events import Event
 from kcl_pipeline.kinesis.client import Chunk, KinesisClient
 from kcl_pipeline.kinesis.prefetch.prefetcher import Prefetcher
-from kcl_pipeline.kinesis.reader import ShardReader
 from kcl_pipeline.position import Position
 from kcl_pipeline.spark.data_source.offsets import ShardOffset
 from kcl_pipeline.spark.data_source.read import (
     LOG,
     ReadRange,
     ReadRules,
-    StartCheck,
     StartWatch,
     open_reader,
     reached,
@@ -50,7 +47,7 @@ class ShardFeed:
         clock: Clock,
         tip_moment: float | None,
     ) -> None:
-        watch = self._watch = StartWatch(kinesis, rules, wanted.first_sequence_number)
+        self._watch = StartWatch(kinesis, wanted, rules)
         self.lease_key = feed_key((wanted.stream.name, wanted.shard_id))
         self.millis_behind_latest: int | None = None
         self.ended = False
@@ -64,10 +61,7 @@ class ShardFeed:
         self._about = wanted
         self._rules = rules
         self._clock = clock
-        self._check = StartCheck(wanted, rules, watch)
-        self._reader: ShardReader = open_reader(
-            watch, wanted, rules.retrieval, clock, self.lease_key
-        )
+        self._reader = open_reader(self._watch, wanted, rules.retrieval, clock, self.lease_key)
 
     @property
     def read_up_to_millis(self) -> int | None:
@@ -101,7 +95,7 @@ class ShardFeed:
         behind = self.millis_behind_latest = reader.millis_behind_latest
         self.last_bytes = reader.last_bytes
         at_tip = reader.ended or reached(behind, 0.0, full=self._watch.full)
-        self._check.look(round(wall * 1000), at_tip=at_tip)
+        self._watch.check(round(wall * 1000), at_tip=at_tip)
         if behind is not None:
             self.read_up_to = (reader.position, round(wall * 1000) - behind)
         done = self.tip_moment is not None and reached(
@@ -195,10 +189,6 @@ class Feeds:
             for feed in self._feeds.values()
         )
         return asked and self._idle(self._feeds.values())
-
-    def begun(self) -> bool:
-        """Whether each shard has ended or completed its first read."""
-        return self.asked_since(-math.inf)
 
     def drained(self) -> bool:
         """Whether each shard has ended and has no buffered records."""

@@ -19,11 +19,6 @@ ShardOffsets = dict[str, ShardOffset]
 """Shard id to offset, of one stream."""
 
 
-def begin_all(shards: Iterable[Shard], start: ShardOffset) -> ShardOffsets:
-    """Start every shard of a (filtered) listing at the same offset."""
-    return {shard.shard_id: start for shard in shards}
-
-
 def begin_as_written(
     written: Mapping[str, ShardOffset], shards: Sequence[Shard], now_millis: int, stream: str
 ) -> ShardOffsets:

@@ -20,11 +20,10 @@ from kcl_pipeline.config import ConsumerSettings, RetrievalSettings
 from kcl_pipeline.config.model import MAX_BYTES, MAX_NUMBER, STREAM_FORMS, is_stream
 from kcl_pipeline.errors import SettingsError
 from kcl_pipeline.settings_errors import shown, suggestion
-from kcl_pipeline.spark.data_source.offsets import Offset, offset_from_json
+from kcl_pipeline.spark.data_source.offsets import Offset, ShardOffset, offset_from_json
 from kcl_pipeline.text import printable
 
 Mode = Literal["batch", "stream"]
-PlaceKind = Literal["TRIM_HORIZON", "LATEST", "AT_TIMESTAMP", "OFFSETS"]
 
 MEBIBYTE: Final = 1024 * 1024
 _SIZE: Final = re.compile(r"^\s*(\d+)\s*([kmg]?)(?:i?b)?\s*$", re.IGNORECASE)
@@ -48,9 +47,28 @@ class Place:
     `timestamp` belongs to AT_TIMESTAMP, `offsets` to OFFSETS.
     """
 
-    kind: PlaceKind
+    kind: Literal["TRIM_HORIZON", "LATEST", "AT_TIMESTAMP", "OFFSETS"]
     timestamp: datetime | None = None
     offsets: Offset | None = None
+
+    @property
+    def millis(self) -> int | None:
+        """The timestamp in epoch milliseconds."""
+        return None if self.timestamp is None else round(self.timestamp.timestamp() * 1000)
+
+    def offsets_of(self, stream: str, option: str) -> dict[str, ShardOffset]:
+        """Return the offsets of a stream, at least one.
+
+        Raises:
+            SettingsError: This option has none.
+        """
+        written = (self.offsets or {}).get(stream)
+        if not written:
+            raise SettingsError(
+                f"option {option} has no offsets of stream {stream}; add them, or remove the "
+                "stream from streamName"
+            )
+        return written
 
 
 class SourceOptions(BaseModel):

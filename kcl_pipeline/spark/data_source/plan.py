@@ -7,8 +7,9 @@ restart, or beyond the memory limit): a batch is one range per shard, wherever i
 
 from __future__ import annotations
 
+import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -120,8 +121,10 @@ class StreamPlanner:
             self._initial = self._streams.initial(self._now_millis())
             if self._options.starting_position.kind == "LATEST":
                 self._adopt(self._initial, latest=True)
-                asked = self._clock.monotonic()
-                self._until(lambda: self._feeds.asked_since(asked), self.rules.retry_seconds)
+                asked, seconds = self._clock.monotonic(), self.rules.retry_seconds
+                deadline = asked + seconds
+                while not self._feeds.asked_since(asked) and self._clock.monotonic() < deadline:
+                    self._feeds.wait(seconds)
         return self._initial
 
     def plan(self, start: Offset, limit: Limit) -> Offset | None:
@@ -156,20 +159,12 @@ class StreamPlanner:
         Shards without records are left out. The call may list shards.
         """
         found = []
-        for name in sorted(end):
-            for shard_id in sorted(end[name]):
-                to, since = (
-                    end[name][shard_id],
-                    start.get(name, {}).get(shard_id, ShardOffset(TRIM_HORIZON)),
-                )
+        for name, shards in sorted(end.items()):
+            for shard_id, to in sorted(shards.items()):
+                since = start.get(name, {}).get(shard_id, ShardOffset(TRIM_HORIZON))
                 if not to.position.is_sentinel and to.position != since.position:
                     found.append(self._piece((name, shard_id), since, to))
         return [piece for piece in found if piece is not None]
-
-    def forget(self) -> None:
-        """Drop the held records."""
-        self._held.clear()
-        self._held_bytes = 0
 
     def close(self) -> None:
         """Stop reading."""
@@ -183,7 +178,7 @@ class StreamPlanner:
         idle = self.rules.retrieval.idle_time_between_reads_in_millis / 1000 + SLACK_SECONDS
         to_the_tip = self._feeds.tip_moment is not None
         chunks: list[Chunk] = []
-        while not self._feeds.begun() and self._clock.monotonic() - began < idle:
+        while not self._feeds.asked_since(-math.inf) and self._clock.monotonic() - began < idle:
             # Otherwise the first batch has records of one shard only, and its watermark makes the
             # records of the others late.
             self._feeds.wait(idle)
@@ -262,13 +257,13 @@ class StreamPlanner:
         return end
 
     def _known_times(self, end: Offset) -> dict[ShardKey, tuple[ShardOffset, int]]:
-        known = {}
-        for name, shards in end.items():
-            for shard_id, offset in shards.items():
-                until = self._feeds.read_up_to((name, shard_id), offset)
-                if until is not None and offset.read_up_to_millis is not None:
-                    known[name, shard_id] = (offset, until)
-        return known
+        return {
+            (name, shard_id): (offset, until)
+            for name, shards in end.items()
+            for shard_id, offset in shards.items()
+            if offset.read_up_to_millis is not None
+            and (until := self._feeds.read_up_to((name, shard_id), offset)) is not None
+        }
 
     def _piece(self, key: ShardKey, since: ShardOffset, to: ShardOffset) -> Piece | None:
         held = self._held.get(key)
@@ -306,7 +301,8 @@ class StreamPlanner:
         If `start` is not the end of the last plan, all feeds start again. Returns the completed
         offset (see `ListedStreams.complete`).
         """
-        self.forget()
+        self._held.clear()
+        self._held_bytes = 0
         if self._planned == start:
             return start
         self._feeds.end(self._feeds.keys)
@@ -335,11 +331,6 @@ class StreamPlanner:
                     begin,
                 ),
             )
-
-    def _until(self, happened: Callable[[], bool], seconds: float) -> None:
-        deadline = self._clock.monotonic() + seconds
-        while not happened() and self._clock.monotonic() < deadline:
-            self._feeds.wait(seconds)
 
     def _now_millis(self) -> int:
         return round(self._clock.wall() * 1000)

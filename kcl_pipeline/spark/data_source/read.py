@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import random
+from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -98,24 +99,28 @@ class ReadRange:
 
 
 class StartWatch:
-    """A `ShardClient` for one reader of one shard that notes the first record.
+    """A `ShardClient` for one reader of one range that notes the first record.
 
     With `first_sequence_number`, an iterator for TRIM_HORIZON starts there. If Kinesis does not
     know a requested sequence number, the iterator starts at the trim horizon.
+
+    `check` finds out whether records of the range have left the retention period. A range that
+    starts at a sequence number is read from that number on, so its record comes first unless it has
+    left the retention period. Then no record is lost if the offset proves that no other record
+    arrived up to a time within the retention period.
 
     Attributes:
         first: Sequence number of the first record, and its arrival in epoch milliseconds.
         full: Whether a limit may have shortened the last response.
     """
 
-    def __init__(
-        self, kinesis: ShardClient, rules: ReadRules, first_sequence_number: str | None = None
-    ) -> None:
+    def __init__(self, kinesis: ShardClient, wanted: ReadRange, rules: ReadRules) -> None:
         self.first: tuple[str, int] | None = None
         self.full = False
         self._kinesis = kinesis
+        self._wanted = wanted
         self._rules = rules
-        self._first_sequence_number = first_sequence_number
+        self._done = False
 
     def get_shard_iterator(
         self,
@@ -127,8 +132,9 @@ class StartWatch:
         timestamp: datetime | None = None,
     ) -> str:
         """See the class. Raises as `ShardClient`."""
-        if iterator_type == "TRIM_HORIZON" and self._first_sequence_number is not None:
-            iterator_type, sequence_number = "AT_SEQUENCE_NUMBER", self._first_sequence_number
+        if iterator_type == "TRIM_HORIZON" and self._wanted.first_sequence_number is not None:
+            iterator_type = "AT_SEQUENCE_NUMBER"
+            sequence_number = self._wanted.first_sequence_number
         try:
             return self._kinesis.get_shard_iterator(
                 stream,
@@ -164,27 +170,12 @@ class StartWatch:
             )
         return page
 
-
-class StartCheck:
-    """Check by the first record whether records of the range have left the retention period.
-
-    A range that starts at a sequence number is read from that number on, so its record comes first
-    unless it has left the retention period. Then no record is lost if the offset proves that no
-    other record arrived up to a time within the retention period.
-    """
-
-    def __init__(self, about: ReadRange, rules: ReadRules, watch: StartWatch) -> None:
-        self._about = about
-        self._rules = rules
-        self._watch = watch
-        self._done = False
-
-    def look(self, now_millis: int, *, at_tip: bool) -> None:
+    def check(self, now_millis: int, *, at_tip: bool) -> None:
         """Check after a read until the result is known; raise `RecordsLostError` or warn once."""
-        first = self._watch.first
+        first = self.first
         if self._done or (first is None and not at_tip):
             return
-        start, expected = self._about.start, self._about.first_sequence_number
+        start, expected = self._wanted.start, self._wanted.first_sequence_number
         if not start.position.is_sentinel:
             expected = start.position.sequence_number
         elif expected is None and start.read_up_to_millis is None:
@@ -193,7 +184,7 @@ class StartCheck:
         if first is not None and expected is not None and int(first[0]) <= int(expected):
             self._done = True
             return
-        exact = expected is not None and self._about.first_sequence_number == expected
+        exact = expected is not None and self._wanted.first_sequence_number == expected
         lost = exact or _is_past(start, now_millis if first is None else max(now_millis, first[1]))
         self._done = lost or first is not None
         if lost:
@@ -202,7 +193,7 @@ class StartCheck:
                 if first is None
                 else f"its oldest record is {first[0]}"
             )
-            self._rules.lost(f"records of {self._about} have left retention, or may have: {where}")
+            self._rules.lost(f"records of {self._wanted} have left retention, or may have: {where}")
 
 
 def _is_past(start: ShardOffset, now_millis: int) -> bool:
@@ -264,9 +255,8 @@ def read_range(
         ThrottledError: The shard was throttled for `retry_seconds`.
         UnavailableError: The shard did not respond for `retry_seconds`.
     """
-    watch = StartWatch(kinesis, rules, wanted.first_sequence_number)
+    watch = StartWatch(kinesis, wanted, rules)
     reader = open_reader(watch, wanted, rules.retrieval, clock, wanted.shard_id)
-    check = StartCheck(wanted, rules, watch)
     pace = Pace(rules.retrieval.idle_time_between_reads_in_millis / 1000, due=clock.monotonic())
     began = clock.monotonic()
     while True:
@@ -275,7 +265,7 @@ def read_range(
         at_tip = reader.ended or reached(
             reader.millis_behind_latest, asked - began, full=watch.full
         )
-        check.look(round(clock.wall() * 1000), at_tip=at_tip)
+        watch.check(round(clock.wall() * 1000), at_tip=at_tip)
         rows = None if chunk is None else _wanted_rows(chunk.records, wanted)
         if rows is not None and rows.num_rows:
             yield rows
@@ -334,11 +324,8 @@ def _wanted_rows(records: pa.Table, wanted: ReadRange) -> pa.Table:
 def up_to_position(records: pa.Table, position: Position) -> pa.Table:
     """The rows up to `position` (inclusive) of a table in shard order."""
     numbers, subs = records.column("sequence_number"), records.column("sub_sequence_number")
-    low, high = 0, records.num_rows
-    while low < high:
-        middle = (low + high) // 2
-        if Position(numbers[middle].as_py(), subs[middle].as_py()) <= position:
-            low = middle + 1
-        else:
-            high = middle
-    return records.slice(0, low)
+
+    def position_of(row: int) -> Position:
+        return Position(numbers[row].as_py(), subs[row].as_py())
+
+    return records.slice(0, bisect_right(range(records.num_rows), position, key=position_of))

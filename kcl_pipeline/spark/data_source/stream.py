@@ -6,7 +6,8 @@ import os
 import random
 import sys
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from contextlib import ExitStack
+from typing import Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
@@ -24,14 +25,10 @@ from kcl_pipeline.spark.data_source.offsets import Offset, offset_from_json, off
 from kcl_pipeline.spark.data_source.options import SourceOptions
 from kcl_pipeline.spark.data_source.plan import Limit, StreamPlanner
 from kcl_pipeline.spark.data_source.tasks import (
-    open_clients,
     open_reading,
     partitions_of,
     read_partition,
 )
-
-if TYPE_CHECKING:
-    from kcl_pipeline.aws import AwsClients
 
 
 class KinesisStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -44,7 +41,7 @@ class KinesisStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: SourceOptions, schema: pa.Schema) -> None:
         self._options = options
         self._schema = schema
-        self._opened: tuple[AwsClients, StreamPlanner] | None = None
+        self._opened: tuple[ExitStack, StreamPlanner] | None = None
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 (Spark's name)
         """The first offset of a query without a checkpoint."""
@@ -92,7 +89,6 @@ class KinesisStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Release the planner after the query has ended."""
         opened, self._opened = self._opened, None
         if opened is not None:
-            opened[1].close()
             opened[0].close()
         if isinstance(sys.exc_info()[1], BrokenPipeError | ConnectionResetError):
             # Spark closed the connection while a plan waited for records. Its runner would now
@@ -102,18 +98,11 @@ class KinesisStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     @property
     def _planner(self) -> StreamPlanner:
         if self._opened is None:
-            clients, clock = open_clients(self._options), SystemClock()
-            kinesis = open_reading(self._options, clients, clock)
-            self._opened = (
-                clients,
-                StreamPlanner(
-                    kinesis,
-                    self._options,
-                    clock,
-                    random.Random(),
-                    threads=self._options.fetch_threads,
-                ),
-            )
+            opened, clock, threads = ExitStack(), SystemClock(), self._options.fetch_threads
+            kinesis = opened.enter_context(open_reading(self._options, clock))
+            planner = StreamPlanner(kinesis, self._options, clock, random.Random(), threads=threads)
+            opened.callback(planner.close)
+            self._opened = (opened, planner)
         return self._opened[1]
 
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from kcl_pipeline.errors import SettingsError
-from kcl_pipeline.kinesis.client import KinesisClient
+from kcl_pipeline.kinesis.client import KinesisClient, ShardFilterType
 from kcl_pipeline.position import AT_TIMESTAMP, TRIM_HORIZON
 from kcl_pipeline.shards import ChildShard, HashKeyRange, Shard, StreamId
 from kcl_pipeline.spark.data_source.feed import ShardKey
 from kcl_pipeline.spark.data_source.lineage import (
     ShardOffsets,
-    begin_all,
     begin_as_written,
     children_in,
     missing,
@@ -19,8 +19,14 @@ from kcl_pipeline.spark.data_source.lineage import (
     without,
 )
 from kcl_pipeline.spark.data_source.offsets import Offset, ShardOffset
-from kcl_pipeline.spark.data_source.options import Place, SourceOptions
+from kcl_pipeline.spark.data_source.options import SourceOptions
 from kcl_pipeline.spark.data_source.read import ReadRules
+
+_FILTERS: Final[dict[str, ShardFilterType]] = {
+    "TRIM_HORIZON": "AT_TRIM_HORIZON",
+    "LATEST": "AT_LATEST",
+    "AT_TIMESTAMP": "AT_TIMESTAMP",
+}
 
 
 class ListedStreams:
@@ -102,32 +108,19 @@ class ListedStreams:
     def _initial_shards(self, name: str, now_millis: int) -> ShardOffsets:
         place, stream = self._options.starting_position, self.by_name()[name]
         if place.kind == "OFFSETS":
-            written = (place.offsets or {}).get(name)
-            if written is None:
-                raise SettingsError(
-                    f"option startingPosition has no offsets of stream {name}; add them, or "
-                    "remove the stream from streamName"
-                )
+            written = place.offsets_of(name, "startingPosition")
             return begin_as_written(written, self._list(stream), now_millis, name)
-        if place.kind == "TRIM_HORIZON":
-            return begin_all(
-                self._kinesis.list_shards(stream, "AT_TRIM_HORIZON"), ShardOffset(TRIM_HORIZON)
-            )
-        moment = _millis(place, now_millis)
-        if place.kind == "LATEST":
-            return begin_all(
-                self._kinesis.list_shards(stream, "AT_LATEST"),
-                ShardOffset(AT_TIMESTAMP, timestamp_millis=moment),
-            )
+        moment = now_millis if place.millis is None else place.millis
         if moment > now_millis:
             raise SettingsError(
                 f"option startingPosition='AT_TIMESTAMP {place.timestamp}' is in the future; "
                 "write LATEST"
             )
-        return begin_all(
-            self._kinesis.list_shards(stream, "AT_TIMESTAMP", place.timestamp),
-            ShardOffset(AT_TIMESTAMP, timestamp_millis=moment),
-        )
+        start = ShardOffset(AT_TIMESTAMP, timestamp_millis=moment)
+        if place.kind == "TRIM_HORIZON":
+            start = ShardOffset(TRIM_HORIZON)
+        shards = self._kinesis.list_shards(stream, _FILTERS[place.kind], place.timestamp)
+        return {shard.shard_id: start for shard in shards}
 
     def _list(self, stream: StreamId) -> tuple[Shard, ...]:
         shards = self._kinesis.list_shards(stream)
@@ -152,7 +145,3 @@ def resolve_streams(kinesis: KinesisClient, names: Sequence[str]) -> dict[str, S
             "them as two sources"
         )
     return by_name
-
-
-def _millis(place: Place, now_millis: int) -> int:
-    return now_millis if place.timestamp is None else round(place.timestamp.timestamp() * 1000)

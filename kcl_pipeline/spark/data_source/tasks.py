@@ -7,20 +7,18 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
 from kcl_pipeline.clock import Clock, SystemClock
+from kcl_pipeline.kinesis.client import KinesisClient
 from kcl_pipeline.spark.data_source.options import MEBIBYTE, SourceOptions
 from kcl_pipeline.spark.data_source.plan import Piece, read_rules
 from kcl_pipeline.spark.data_source.read import ReadRange, read_range
-
-if TYPE_CHECKING:
-    from kcl_pipeline.aws import AwsClients
-    from kcl_pipeline.kinesis.client import KinesisClient
 
 TASK_BYTES: Final = 4 * MEBIBYTE
 """Held records of several shards go to one task up to this size, because each task has a cost."""
@@ -81,41 +79,28 @@ def read_partition(
     """
     if not isinstance(partition, KinesisPartition):
         return
-    clients: AwsClients | None = None
-    clock: Clock = SystemClock()
-    try:
+    rules, clock, rng = read_rules(options), SystemClock(), random.Random()
+    kinesis: KinesisClient | None = None
+    with ExitStack() as opened:
         for part in partition.parts:
             if part.held is not None:
                 yield from _as_batches(pa.ipc.open_stream(part.held).read_all(), schema)
             if part.rest is not None:
-                clients = clients or open_clients(options)
-                kinesis = open_reading(options, clients, clock)
-                for table in read_range(
-                    kinesis, part.rest, read_rules(options), clock, random.Random()
-                ):
+                kinesis = kinesis or opened.enter_context(open_reading(options, clock))
+                for table in read_range(kinesis, part.rest, rules, clock, rng):
                     yield from _as_batches(table, schema)
-    finally:
-        if clients is not None:
-            clients.close()
 
 
-def open_clients(options: SourceOptions) -> AwsClients:
-    """The AWS clients of this process. Missing options come from the standard environment."""
+@contextmanager
+def open_reading(options: SourceOptions, clock: Clock) -> Iterator[KinesisClient]:
+    """Open the Kinesis client. Missing options come from the standard environment."""
     # Loaded here: a task with held records does not need boto3, whose import is slow.
-    from kcl_pipeline.aws import AwsClients, SessionOptions  # noqa: PLC0415
+    from kcl_pipeline.aws import AwsClients, SessionOptions, open_kinesis  # noqa: PLC0415
 
     keys = options.access_key_id, options.secret_access_key, options.session_token
-    return AwsClients(
-        options.consumer,
-        SessionOptions(options.region, options.profile, options.endpoint_url, *keys),
-    )
-
-
-def open_reading(options: SourceOptions, clients: AwsClients, clock: Clock) -> KinesisClient:
-    """The Kinesis client on top of the AWS clients."""
-    from kcl_pipeline.aws import open_kinesis  # noqa: PLC0415 (likewise)
-
-    return open_kinesis(options.consumer, clients, clock)
+    session = SessionOptions(options.region, options.profile, options.endpoint_url, *keys)
+    with closing(AwsClients(options.consumer, session)) as clients:
+        yield open_kinesis(options.consumer, clients, clock)
 
 
 def _to_ipc(tables: Sequence[pa.Table]) -> bytes:
