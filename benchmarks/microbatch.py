@@ -47,8 +47,7 @@ from kcl_pipeline.events import BatchCommitted, Event, ReadFinished
 from kcl_pipeline.kinesis.decode.bodies import records_table
 from kcl_pipeline.local import EmbeddedAws
 from kcl_pipeline.pipeline import KinesisPipeline
-from kcl_pipeline.spark.session import build_session
-from kcl_pipeline.spark.warm import warm_up
+from kcl_pipeline.spark.session import build_session, warm_up
 from kcl_pipeline.spark.writer import SparkBatchWriter
 
 SIZES = (1, 1_000, 100_000)

@@ -115,8 +115,9 @@ class PipelineOutput:
 
         session = self._session(session_factory)
         ship_by_value(self.transform_arrow)
-        source = self.task_source(clients)
-        return writer, ArrowRangeJobs(session, source, self.transform_arrow, *table)
+        return writer, ArrowRangeJobs(
+            session, self.task_source(clients), self.transform_arrow, *table
+        )
 
     @property
     def takes_dead_letters(self) -> bool:
@@ -161,8 +162,8 @@ class PipelineOutput:
         )
 
     def _session(self, session_factory: SessionFactory | None) -> SparkSession:
-        from kcl_pipeline.spark.session import build_session  # noqa: PLC0415 (it needs pyspark)
-        from kcl_pipeline.spark.warm import warm_up  # noqa: PLC0415 (it needs pyspark)
+        # it needs pyspark
+        from kcl_pipeline.spark.session import build_session, warm_up  # noqa: PLC0415
 
         session = (
             session_factory() if session_factory else build_session(self.name, self.spark_config)
@@ -178,5 +179,4 @@ def sink_address(sink: DeltaSink | ForeachBatchSink) -> str:
     """
     if not isinstance(sink, DeltaSink):
         return "foreach_batch"
-    root = table_root(sink.uri)
-    return "delta:" + printable(re.sub(r"^s3a://", "s3://", root), MAX_SINK)
+    return "delta:" + printable(re.sub(r"^s3a://", "s3://", table_root(sink.uri)), MAX_SINK)

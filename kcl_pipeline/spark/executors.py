@@ -14,16 +14,19 @@ from __future__ import annotations
 import sys
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 import pyarrow as pa
 from pyspark import cloudpickle
 from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
+from kcl_pipeline.aws import KinesisSource
 from kcl_pipeline.batch import NOTHING_WRITTEN, Batch, Written
 from kcl_pipeline.clock import Clock, SystemClock
 from kcl_pipeline.config import RetrievalSettings
@@ -32,7 +35,7 @@ from kcl_pipeline.delta.files import batch_folder, unique_name
 from kcl_pipeline.delta.storage.options import StorageOptions
 from kcl_pipeline.delta.storage.storage import table_root
 from kcl_pipeline.errors import SinkError, TransformFailedError
-from kcl_pipeline.kinesis.client import RECORD_SCHEMA, KinesisClient
+from kcl_pipeline.kinesis.client import RECORD_SCHEMA
 from kcl_pipeline.kinesis.ranges import FetchedShard, RangeReader, RangesWritten, ShardFetch
 from kcl_pipeline.spark.failures.job_errors import spark_line
 from kcl_pipeline.spark.pins.pins import PinAddress, Pins
@@ -48,31 +51,17 @@ FETCH_SECONDS: Final = 5.0
 _INSTALLED: Final = frozenset({"site-packages", "dist-packages", "kcl_pipeline"})
 
 
-class KinesisOpener(Protocol):
-    """Open the Kinesis client in any process. It can be pickled."""
-
-    def open(self) -> KinesisClient:
-        """Return the client of this process. Every call returns the same one."""
-
-
 @dataclass(frozen=True, slots=True)
 class TaskSource:
     """The objects that a task needs to read shards. They are sent with every job."""
 
-    kinesis: KinesisOpener
+    kinesis: KinesisSource
     retrieval: RetrievalSettings
     initial_timestamp: datetime | None = None
 
     def reader(self, clock: Clock) -> RangeReader:
         """Create a reader in this process."""
         return RangeReader(self.kinesis.open(), self.retrieval, self.initial_timestamp, clock)
-
-
-@dataclass(frozen=True, slots=True)
-class _Outcome:
-    shards: tuple[FetchedShard, ...]
-    written: Written | None = None
-    failure: str | None = None
 
 
 class ArrowRangeJobs:
@@ -93,7 +82,8 @@ class ArrowRangeJobs:
     ) -> None:
         self._context = session.sparkContext
         self._source = source
-        self._open_writer = _WriterOf(
+        self._open_writer = partial(
+            _task_writer,
             transform_arrow,
             table_root(table_uri),
             tuple(partition_by),
@@ -103,72 +93,53 @@ class ArrowRangeJobs:
     def run(self, batch_id: str, fetches: Sequence[ShardFetch]) -> RangesWritten:
         """See `RangeJobs.run`."""
         groups = spread(fetches, self._context.defaultParallelism)
+        task = partial(
+            _arrow_task, self._source, self._open_writer, batch_id, batch_folder(batch_id)
+        )
         try:
-            outcomes = (
-                self._context.parallelize(groups, len(groups))
-                .map(_ArrowTask(self._source, self._open_writer, batch_id, batch_folder(batch_id)))
-                .collect()
-            )
+            outcomes = self._context.parallelize(groups, len(groups)).map(task).collect()
         except Exception as error:
             raise SinkError(f"the job of batch {batch_id} failed: {spark_line(error)}") from error
         shards = tuple(shard for outcome in outcomes for shard in outcome.shards)
-        failure = next(
-            (outcome.failure for outcome in outcomes if outcome.failure is not None), None
-        )
+        failure = next((one.failure for one in outcomes if one.failure is not None), None)
         if failure is not None:
             return RangesWritten(shards, None, failure)
-        return joined(
-            shards, [outcome.written for outcome in outcomes if outcome.written is not None]
-        )
+        return joined(shards, [one.written for one in outcomes if one.written is not None])
 
     def close(self) -> None:
         """Do nothing: no resource is open."""
 
 
-@dataclass(frozen=True, slots=True)
-class _WriterOf:
-    transform: ArrowTransform | None
-    uri: str
-    partition_by: tuple[str, ...]
-    storage_options: StorageOptions
-
-    def __call__(self) -> ArrowBatchWriter:
-        # One thread: the other cores run the other tasks.
-        return ArrowBatchWriter(
-            self.transform,
-            self.uri,
-            self.partition_by,
-            storage=table_storage(self.uri, self.storage_options),
-            threads=1,
-        )
+def _task_writer(
+    transform: ArrowTransform | None,
+    uri: str,
+    partition_by: tuple[str, ...],
+    storage_options: StorageOptions,
+) -> ArrowBatchWriter:
+    storage = table_storage(uri, storage_options)
+    # One thread: the other cores run the other tasks.
+    return ArrowBatchWriter(transform, uri, partition_by, storage=storage, threads=1)
 
 
-class _ArrowTask:
+def _arrow_task(
+    source: TaskSource,
+    open_writer: Callable[[], ArrowBatchWriter],
+    batch_id: str,
+    folder: str,
+    fetches: Sequence[ShardFetch],
+) -> RangesWritten:
     """One task of the Arrow path: read several shards, write files to a new folder in `folder`."""
-
-    def __init__(
-        self,
-        source: TaskSource,
-        open_writer: Callable[[], ArrowBatchWriter],
-        batch_id: str,
-        folder: str,
-    ) -> None:
-        self._source, self._open_writer = source, open_writer
-        self._batch_id, self._folder = batch_id, folder
-
-    def __call__(self, fetches: Sequence[ShardFetch]) -> _Outcome:
-        read = self._source.reader(SystemClock()).fetch(fetches, FETCH_SECONDS)
-        shards = tuple(shard for shard, _ in read)
-        if all(shard.after == shard.through for shard in shards):
-            return _Outcome(shards)
-        rows = pa.concat_tables([table for _, table in read])
-        try:
-            batch, folder = Batch(self._batch_id, (), rows), f"{self._folder}/{unique_name()}"
-            written = self._open_writer().write_into(batch, folder)
-        except TransformFailedError as error:
-            return _Outcome(shards, failure=str(error))
-        settle("arrow")
-        return _Outcome(shards, written)
+    read = source.reader(SystemClock()).fetch(fetches, FETCH_SECONDS)
+    shards = tuple(shard for shard, _ in read)
+    if all(shard.after == shard.through for shard in shards):
+        return RangesWritten(shards, None)
+    batch = Batch(batch_id, (), pa.concat_tables([table for _, table in read]))
+    try:
+        written = open_writer().write_into(batch, f"{folder}/{unique_name()}")
+    except TransformFailedError as error:
+        return RangesWritten(shards, None, str(error))
+    settle("arrow")
+    return RangesWritten(shards, written)
 
 
 class FrameRangeJobs:
@@ -194,7 +165,7 @@ class FrameRangeJobs:
         job = uuid.uuid4().hex
         self._pins.begin(job, [fetch.lease_key for fetch in fetches])
         try:
-            task = _FrameTask(self._source, groups, self._pins.address, job)
+            task = partial(_frame_task, self._source, groups, self._pins.address, job)
             frame = self._session.range(0, len(groups), 1, len(groups)).mapInArrow(
                 task, from_arrow_schema(RECORD_SCHEMA)
             )
@@ -210,44 +181,40 @@ class FrameRangeJobs:
         self._pins.close()
 
 
-class _FrameTask:
+def _frame_task(
+    source: TaskSource,
+    groups: Sequence[tuple[ShardFetch, ...]],
+    address: PinAddress,
+    job: str,
+    batches: Iterator[pa.RecordBatch],
+) -> Iterator[pa.RecordBatch]:
     """One partition of the records' DataFrame. It reads its shards, or their pinned ranges."""
+    for batch in batches:
+        for number in batch.column(0).to_pylist():
+            for table in _tables(source.reader(SystemClock()), address, job, groups[number]):
+                yield from (one for one in table.to_batches() if one.num_rows)
+    settle("frame")
 
-    def __init__(
-        self,
-        source: TaskSource,
-        groups: Sequence[tuple[ShardFetch, ...]],
-        address: PinAddress,
-        job: str,
-    ) -> None:
-        self._source, self._groups, self._address, self._job = source, groups, address, job
 
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            for number in batch.column(0).to_pylist():
-                for table in self._tables(self._groups[number]):
-                    yield from (one for one in table.to_batches() if one.num_rows)
-        settle("frame")
-
-    def _tables(self, fetches: Sequence[ShardFetch]) -> list[pa.Table]:
-        reader = self._source.reader(SystemClock())
-        with Pins(self._address, self._job) as pins:
-            pinned = {fetch.lease_key: pins.get(fetch.lease_key) for fetch in fetches}
-            tables = []
-            for shard, table in reader.fetch(
-                [fetch for fetch in fetches if pinned[fetch.lease_key] is None], FETCH_SECONDS
-            ):
-                counts = pins.pin(shard)
-                if (counts.through, counts.records) == (shard.through, shard.records):
-                    tables.append(table)
-                else:
-                    pinned[shard.lease_key] = counts
-        again = [
-            (fetch, known) for fetch in fetches if (known := pinned[fetch.lease_key]) is not None
-        ]
-        return tables + [
-            reader.read_exactly(fetch, known.through, known.records) for fetch, known in again
-        ]
+def _tables(
+    reader: RangeReader, address: PinAddress, job: str, fetches: Sequence[ShardFetch]
+) -> list[pa.Table]:
+    tables = []
+    with closing(Pins(address, job)) as pins:
+        pinned = {fetch.lease_key: pins.get(fetch.lease_key) for fetch in fetches}
+        for shard, table in reader.fetch(
+            [fetch for fetch in fetches if pinned[fetch.lease_key] is None], FETCH_SECONDS
+        ):
+            counts = pins.pin(shard)
+            if (counts.through, counts.records) == (shard.through, shard.records):
+                tables.append(table)
+            else:
+                pinned[shard.lease_key] = counts
+    return tables + [
+        reader.read_exactly(fetch, known.through, known.records)
+        for fetch in fetches
+        if (known := pinned[fetch.lease_key]) is not None
+    ]
 
 
 def ship_by_value(function: Callable[..., object] | None) -> None:

@@ -65,20 +65,13 @@ class FileTask:
         for row in reports:
             if row.path == "":
                 raise UnwritableResultError(row.partition_values)
-        return self._files(reports), _rejected(reports)
-
-    def _files(self, reports: Sequence[Any]) -> tuple[DataFile, ...]:
-        return tuple(
-            DataFile(
-                row.path,
-                row.size,
-                row.rows,
-                json.loads(row.partition_values),
-                self._modified_millis,
-            )
-            for row in reports
-            if row.path is not None
-        )
+        millis = self._modified_millis
+        files = [
+            DataFile(one.path, one.size, one.rows, json.loads(one.partition_values), millis)
+            for one in reports
+            if one.path is not None
+        ]
+        return tuple(files), _rejected(reports)
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Write the rows of one task."""
@@ -86,7 +79,7 @@ class FileTask:
 
         context = TaskContext.get()
         part = f"part-{context.partitionId():05d}-{context.taskAttemptId()}" if context else "part"
-        for number, piece in enumerate(_pieces(batches)):
+        for number, piece in enumerate(in_pieces(batches)):
             kept, rejected = split_rejected(piece)
             try:
                 yield from _reported(self._write(kept, f"{part}-{number}"))
@@ -100,23 +93,21 @@ class FileTask:
         settle("files")
 
     def _write(self, rows: pa.Table, part: str) -> pa.Table:
-        written = write_table(
-            table_storage(self._root, self._options),
-            self._folder,
-            to_delta(rows),
-            self._partition_by,
-            modified_millis=self._modified_millis,
-            part=part,
-        )
         return _file_rows(
-            [
-                (file.path, file.size, file.rows, json.dumps(dict(file.partition_values)))
-                for file in written
-            ]
+            (file.path, file.size, file.rows, json.dumps(dict(file.partition_values)))
+            for file in write_table(
+                table_storage(self._root, self._options),
+                self._folder,
+                to_delta(rows),
+                self._partition_by,
+                modified_millis=self._modified_millis,
+                part=part,
+            )
         )
 
 
-def _pieces(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
+def in_pieces(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
+    """Join the batches that have rows into tables of about `_PIECE_BYTES`."""
     piece: list[pa.RecordBatch] = []
     size = 0
     for batch in batches:
@@ -131,11 +122,10 @@ def _pieces(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
         yield pa.Table.from_batches(piece)
 
 
-def _file_rows(files: Sequence[tuple[str, int, int, str]]) -> pa.Table:
-    names = [field.name for field in _FILE_FIELDS]
-    return pa.Table.from_pylist(
-        [dict(zip(names, file, strict=True)) for file in files], schema=pa.schema(_FILE_FIELDS)
-    )
+def _file_rows(files: Iterable[tuple[str, int, int, str]]) -> pa.Table:
+    schema = pa.schema(_FILE_FIELDS)
+    rows = [dict(zip(schema.names, file, strict=True)) for file in files]
+    return pa.Table.from_pylist(rows, schema=schema)
 
 
 def _reported(table: pa.Table) -> Iterable[pa.RecordBatch]:
@@ -145,11 +135,8 @@ def _reported(table: pa.Table) -> Iterable[pa.RecordBatch]:
         else pa.nulls(table.num_rows, field.type)
         for field in _REPORT
     ]
-    return [
-        batch
-        for batch in pa.Table.from_arrays(columns, schema=_REPORT).to_batches()
-        if batch.num_rows
-    ]
+    report = pa.Table.from_arrays(columns, schema=_REPORT)
+    return [batch for batch in report.to_batches() if batch.num_rows]
 
 
 def _rejected(reports: Sequence[Any]) -> pa.Table | None:

@@ -69,9 +69,6 @@ class BatchIdentity:
     """By lease key, the number of the batch in the lease row."""
 
 
-ForeachBatchFunction = Callable[[DataFrame, BatchIdentity], None]
-
-
 @checked_arguments
 @dataclass(frozen=True, slots=True)
 class ForeachBatchSink:
@@ -81,7 +78,7 @@ class ForeachBatchSink:
         SettingsError: An argument is invalid.
     """
 
-    function: ForeachBatchFunction
+    function: Callable[[DataFrame, BatchIdentity], None]
     """Gets the transformed DataFrame and the identity, at least once. It must finish its work
     before it returns."""
     dead_letter_uri: str | None = None
@@ -140,7 +137,7 @@ class ForeachBatch:
         self._dead_letters: DeadLetterTable | None = None
         self._kept: dict[str, _Kept] = {}
         self._probe = SparkProbe(
-            session, lambda frame, records: transformed(frame, transform, records), classified
+            session, lambda frame, records: transformed(frame, transform, records)
         )
         self._numbers: dict[str, TxnVersions] = {}
         self._written = self._version = 0
@@ -167,7 +164,7 @@ class ForeachBatch:
         name = f"kept/{self._written}"
         self._kept[name] = _Kept(batch, kept, frame)
         for old in list(self._kept)[:-_BATCHES_KEPT]:
-            self._forget(old)
+            self._kept.pop(old).persisted.unpersist()
         return Written((DataFile(name, batch.records.nbytes, rows),), schema, rows, rejected)
 
     def probe(self, parts: Sequence[pa.Table]) -> list[str | None]:
@@ -217,7 +214,7 @@ class ForeachBatch:
                 f"the foreach_batch function failed on batch {identity.batch_id}: "
                 f"{spark_line(error)}"
             ) from error
-        self._forget(name)
+        self._kept.pop(name).persisted.unpersist()
 
     def fence(self, lease_key: str, expected: TxnVersions) -> TxnVersions | None:
         """Return the expected numbers, if they match. There is no log for a fence.
@@ -246,9 +243,6 @@ class ForeachBatch:
             )
         self._dead_letters.append(records)
 
-    def _forget(self, name: str) -> None:
-        self._kept.pop(name).persisted.unpersist()
-
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
@@ -263,6 +257,5 @@ def _split(frame: DataFrame, marked: RejectedColumns) -> tuple[DataFrame, pa.Tab
     """The rows for the function, and the rejected ones (`batch.REJECTED_SCHEMA`)."""
     names = dict.fromkeys(marked.columns)
     marked_rows = frame.where(f"{ERROR_COLUMN} is not null").select(*names).toArrow()
-    _, rejected = split_rejected(marked_rows)
     kept = frame.where(f"{ERROR_COLUMN} is null").drop(*marked.dropped)
-    return kept, rejected
+    return kept, split_rejected(marked_rows)[1]

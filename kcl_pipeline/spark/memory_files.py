@@ -105,23 +105,21 @@ def in_memory(records: pa.Table, parts: int, folder: Path) -> Iterator[int]:
             open_files.callback(os.close, file)
             start, end = (records.num_rows * edge // parts for edge in (number, number + 1))
             with pa.OSFile(f"/proc/self/fd/{file}", "wb") as target:
-                _write(records.slice(start, end - start), target)
+                # Without compression, because the files exist for about a second
+                pq.write_table(
+                    records.slice(start, end - start),
+                    target,
+                    compression="none",
+                    use_dictionary=[
+                        one for one in _REPEATED_COLUMNS if one in records.schema.names
+                    ],
+                    write_statistics=False,
+                    store_schema=False,
+                    row_group_size=max(end - start, 1),
+                )
             size += os.fstat(file).st_size
             (folder / f"part-{number:05d}.parquet").symlink_to(f"/proc/{os.getpid()}/fd/{file}")
         yield size
-
-
-def _write(records: pa.Table, target: pa.NativeFile) -> None:
-    """Write without compression, because the files exist for about a second."""
-    pq.write_table(
-        records,
-        target,
-        compression="none",
-        use_dictionary=[name for name in _REPEATED_COLUMNS if name in records.schema.names],
-        write_statistics=False,
-        store_schema=False,
-        row_group_size=max(records.num_rows, 1),
-    )
 
 
 def _bytes_found(frame: DataFrame) -> int:

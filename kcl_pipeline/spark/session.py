@@ -4,6 +4,8 @@ On `local[*]`, a small batch takes a quarter less time without adaptive executio
 shuffle partitions as cores. Domain sockets save a third of the time of every job that starts
 Python. Spark's Parquet writer is up to twice as fast without a dictionary for the payload. It is a
 fifth faster without a dictionary for the sequence number. All settings can be overridden.
+
+A worker warms its session up before it takes leases (`warm_up`).
 """
 
 from __future__ import annotations
@@ -12,15 +14,20 @@ import logging
 import os
 import socket
 import sys
+import tempfile
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Final
 
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from kcl_pipeline.errors import SettingsError
+from kcl_pipeline.kinesis.client import RECORD_SCHEMA
 from kcl_pipeline.spark.java import require_java
 from kcl_pipeline.text import printable
 
+_LOG: Final = logging.getLogger(__name__)
 _ALWAYS: Final = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
@@ -89,15 +96,13 @@ def build_session(app_name: str, config: Mapping[str, str] | None = None) -> Spa
                 active.conf.set(key, value)
         return active
     prepare_process()
-    require_master(session_settings(config)["spark.master"])
-    if session_settings(config)["spark.master"].startswith("local"):
+    settings = session_settings(config)
+    require_master(settings["spark.master"])
+    if settings["spark.master"].startswith("local"):
         # Otherwise Spark resolves the host name, warns, and listens on a public address.
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-    builder = SparkSession.builder.appName(app_name)
-    for key, value in session_settings(config).items():
-        builder = builder.config(key, value)
-    session = builder.getOrCreate()
-    session.sparkContext.setLogLevel(session_settings(config)["spark.log.level"])
+    session = SparkSession.builder.appName(app_name).config(map={**settings}).getOrCreate()
+    session.sparkContext.setLogLevel(settings["spark.log.level"])
     _quiet(session)
     return session
 
@@ -125,6 +130,24 @@ def adopt_session(session: SparkSession) -> SparkSession:
             session.conf.set(key, value)
     _quiet(session)
     return session
+
+
+def warm_up(session: SparkSession) -> None:
+    """Write one artificial record from Arrow to a temporary Parquet file.
+
+    The first batch of a session is slow, because classes are loaded and code is generated.
+
+    It never raises: the first batch will report an unusable session.
+    """
+    from kcl_pipeline.spark.writer import one_row  # noqa: PLC0415 (it loads all of Spark's path)
+
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            session.createDataFrame(one_row(RECORD_SCHEMA)).selectExpr(
+                "*", "from_json(cast(data as string), 'a string') as parsed"
+            ).write.parquet((Path(folder) / "warm").as_uri())
+        except PySparkException as error:
+            _LOG.warning("cannot warm up the Spark session: %s", printable(str(error)))
 
 
 def require_master(master: str) -> None:

@@ -97,7 +97,7 @@ class SparkBatchWriter:
         self._partition_by = tuple(partition_by)
         self._clock = SystemClock()
         self._probe = SparkProbe(
-            session, lambda frame, records: transformed(frame, transform, records), classified
+            session, lambda frame, records: transformed(frame, transform, records)
         )
 
     def prepare(self) -> None:
@@ -108,13 +108,8 @@ class SparkBatchWriter:
         """Transform and write a batch (see `BatchWriter.write`)."""
         if not batch.records.num_rows:
             return NOTHING_WRITTEN
-        parts = max(
-            min(
-                1 + batch.records.nbytes // _BYTES_OF_A_TASK,
-                self._session.sparkContext.defaultParallelism,
-            ),
-            1,
-        )
+        cores = max(self._session.sparkContext.defaultParallelism, 1)
+        parts = min(1 + batch.records.nbytes // _BYTES_OF_A_TASK, cores)
         try:
             with self._arrow.frame(batch.records, parts) as arrow:
                 if arrow is not None:
@@ -143,7 +138,12 @@ class SparkBatchWriter:
         marked = rejected_columns(given)
         dropped = marked.dropped if marked else ()
         for_table = pa.schema([field for field in given if field.name not in dropped])
-        schema = _with_nullability(delta_schema(for_table), for_table)
+        schema = pa.schema(
+            [
+                field.with_nullable(for_table.field(field.name).nullable)
+                for field in delta_schema(for_table)
+            ]
+        )
         reason = partition_misfit(schema, self._partition_by)
         if reason:
             raise SinkError(reason)
@@ -160,8 +160,8 @@ class SparkBatchWriter:
             raise SinkError(f"cannot write the batch to {self._root}: {error}") from error
         except Exception as error:
             raise classified(error, records) from error
-        told = pa.schema([*schema, *untyped(for_table)])
-        return Written(files, told, sum(file.rows for file in files), rejected)
+        rows = sum(file.rows for file in files)
+        return Written(files, pa.schema([*schema, *untyped(for_table)]), rows, rejected)
 
     def probe(self, parts: Sequence[pa.Table]) -> list[str | None]:
         """Evaluate the transform on each part (see `BatchWriter.probe`)."""
@@ -231,8 +231,7 @@ class SparkBatchWriter:
         return _joined(written)
 
     def _write_by_tasks(self, frame: DataFrame, folder: str, millis: int) -> _Files:
-        task = FileTask(self._root, self._options, folder, self._partition_by, millis)
-        return task.run_on(frame)
+        return FileTask(self._root, self._options, folder, self._partition_by, millis).run_on(frame)
 
     def _write_local(self, frame: DataFrame, folder: str, millis: int) -> _Files:
         target = Path(self._root) / folder
@@ -241,9 +240,7 @@ class SparkBatchWriter:
             target.as_uri()
         )
         files = []
-        for path in sorted(target.rglob("*")):
-            if path.is_dir():
-                continue
+        for path in sorted(one for one in target.rglob("*") if not one.is_dir()):
             rows = (
                 pq.read_metadata(path).num_rows
                 if path.suffix == ".parquet" and not path.name.startswith(".")
@@ -257,15 +254,8 @@ class SparkBatchWriter:
             values = dict.fromkeys(self._partition_by) | dict(
                 values_of_path(path.relative_to(target).as_posix(), self._partition_by)
             )
-            files.append(
-                DataFile(
-                    path.relative_to(self._root).as_posix(),
-                    path.stat().st_size,
-                    rows,
-                    values,
-                    millis,
-                )
-            )
+            name = path.relative_to(self._root).as_posix()
+            files.append(DataFile(name, path.stat().st_size, rows, values, millis))
         return tuple(files), None
 
 
@@ -298,14 +288,14 @@ def records_frame(session: SparkSession, records: pa.Table) -> DataFrame:
         if records.num_rows:
             return session.createDataFrame(without_empty_chunks(records))
         # Spark's optimizer removes this plan. An empty list would start Python tasks.
-        return session.createDataFrame(_one_row(records.schema)).where("false")
+        return session.createDataFrame(one_row(records.schema)).where("false")
     except Exception as error:
         raise SinkError(
             f"cannot pass {records.num_rows} records to Spark: {spark_line(error)}"
         ) from error
 
 
-def _one_row(schema: pa.Schema) -> pa.Table:
+def one_row(schema: pa.Schema) -> pa.Table:
     """A row of zeros, empty strings and nulls."""
     columns = [
         pa.nulls(1, field.type) if field.nullable else pa.array([_ZERO[field.type]], field.type)
@@ -353,7 +343,3 @@ def _joined(parts: Sequence[_Files]) -> _Files:
     rejected = [rows for _, rows in parts if rows is not None]
     files = tuple(file for some, _ in parts for file in some)
     return files, pa.concat_tables(rejected) if rejected else None
-
-
-def _with_nullability(schema: pa.Schema, given: pa.Schema) -> pa.Schema:
-    return pa.schema([field.with_nullable(given.field(field.name).nullable) for field in schema])

@@ -9,6 +9,7 @@ import pickle
 import pprint
 import traceback
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -23,7 +24,7 @@ from kcl_pipeline.delta.storage.options import StorageOptions
 from kcl_pipeline.delta.storage.storage import ObjectStorage
 from kcl_pipeline.errors import SettingsError, SinkError
 from kcl_pipeline.pipeline import KinesisPipeline
-from kcl_pipeline.spark.executors import _WriterOf
+from kcl_pipeline.spark.executors import _task_writer
 from kcl_pipeline.spark.foreach import ForeachBatchSink
 
 SECRET = "hXq81tZsTopSecret/+"
@@ -39,12 +40,7 @@ HOLDERS: dict[str, Callable[[], Any]] = {
     "fields": lambda: dataclasses.asdict(SINK),
     "function": lambda: ForeachBatchSink(print, storage_options=OPTIONS),
     "pipeline": lambda: KinesisPipeline(name="orders", streams=["s"], sink=SINK),
-    "task": lambda: _WriterOf(
-        None,  # type: ignore[arg-type]
-        "s3://lake/orders",
-        (),
-        SINK.storage_options,
-    ),
+    "task": lambda: partial(_task_writer, None, "s3://lake/orders", (), SINK.storage_options),
     "committer": lambda: DeltaCommitter(SINK, "app"),
     "options": lambda: SINK.storage_options,
 }

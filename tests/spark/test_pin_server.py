@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from datetime import UTC, datetime
 from typing import Any
 
@@ -64,7 +65,7 @@ def hello(server: PinServer) -> bytes:
 
 def test_the_first_report_counts(server: PinServer) -> None:
     second = FetchedShard("k", TRIM_HORIZON, TRIM_HORIZON, 2)
-    with Pins(server.address, "job") as pins:
+    with closing(Pins(server.address, "job")) as pins:
         assert pins.get("k") is None
         assert (pins.pin(FIRST), pins.pin(second), pins.get("k")) == (FIRST, FIRST, FIRST)
         assert server.end("job") == (FIRST,)
@@ -77,9 +78,15 @@ def test_tasks_without_the_token_or_after_the_job_are_refused(server: PinServer)
         Pins(PinAddress("127.0.0.1", server.address.port, "guess"), "job")
     with pytest.raises(SinkError, match="the token is wrong"):
         Pins(PinAddress("127.0.0.1", server.address.port, "é" * 32), "job")
-    with Pins(server.address, "other") as pins, pytest.raises(SinkError, match="the job is over"):
+    with (
+        closing(Pins(server.address, "other")) as pins,
+        pytest.raises(SinkError, match="the job is over"),
+    ):
         pins.get("k")
-    with Pins(server.address, "job") as pins, pytest.raises(SinkError, match="does not read"):
+    with (
+        closing(Pins(server.address, "job")) as pins,
+        pytest.raises(SinkError, match="does not read"),
+    ):
         pins.get("m")
     server.close()
     with pytest.raises(SinkError, match="cannot reach the driver"):
@@ -121,7 +128,7 @@ def test_before_the_token_nothing_is_answered_and_nothing_printed(
             except OSError:  # the other side has hung up in the middle of a long line
                 pass
             assert answer(stranger) in (b"", b'{"report":null,"error":"the token is wrong"}\n')
-    with Pins(server.address, "job") as pins:
+    with closing(Pins(server.address, "job")) as pins:
         assert pins.pin(FIRST) == FIRST
     captured = capfd.readouterr()
     assert captured.out + captured.err == ""
@@ -153,7 +160,7 @@ REPORTS: dict[str, str] = {
 def test_a_malformed_request_ends_its_connection_alone(
     server: PinServer, message: Any, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    with connected(server) as task, Pins(server.address, "job") as other:
+    with connected(server) as task, closing(Pins(server.address, "job")) as other:
         task.sendall(hello(server))
         assert answer(task) == b'{"report":null,"error":null}\n'
         task.sendall(json.dumps(message).encode() + b"\n")
@@ -210,10 +217,10 @@ def test_many_connections_that_say_nothing_keep_no_task_out(
     server: PinServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pin_server, "MAX_WAITING", 10)
-    with Pins(server.address, "job") as early:
+    with closing(Pins(server.address, "job")) as early:
         strangers = [connected(server) for _ in range(100)]
         try:
-            with Pins(server.address, "job") as late:
+            with closing(Pins(server.address, "job")) as late:
                 assert late.pin(FIRST) == FIRST
             assert early.get("k") == FIRST
             assert len(server._waiting) <= 10
@@ -227,7 +234,7 @@ def test_many_connections_that_say_nothing_keep_no_task_out(
 def test_the_number_of_tasks_is_bounded(server: PinServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pin_server, "MAX_CONNECTIONS", 2)
     monkeypatch.setattr("kcl_pipeline.spark.pins.pins._RETRY_SECONDS", 0.01)
-    with Pins(server.address, "job") as one, Pins(server.address, "job") as two:
+    with closing(Pins(server.address, "job")) as one, closing(Pins(server.address, "job")) as two:
         with pytest.raises(SinkError, match="cannot reach"):
             Pins(server.address, "job")
         assert (one.get("k"), two.get("k")) == (None, None)
@@ -235,7 +242,7 @@ def test_the_number_of_tasks_is_bounded(server: PinServer, monkeypatch: pytest.M
         if not server._authenticated:
             break
         time.sleep(0.02)
-    with Pins(server.address, "job") as three:
+    with closing(Pins(server.address, "job")) as three:
         assert three.get("k") is None
 
 
@@ -250,7 +257,7 @@ def test_a_task_tries_again_when_it_is_cut_off_before_the_token_counts(
         return len(refused) > 2 and admit(connection)
 
     monkeypatch.setattr(server, "admit", admit_third)
-    with Pins(server.address, "job") as pins:
+    with closing(Pins(server.address, "job")) as pins:
         assert pins.get("k") is None
     assert len(refused) == 3
 
@@ -266,7 +273,7 @@ def test_the_token_is_compared_in_constant_time(
         return compare(one, other)
 
     monkeypatch.setattr(pin_server.hmac, "compare_digest", noted)
-    with Pins(server.address, "job"):
+    with closing(Pins(server.address, "job")):
         pass
     token = server.address.token.encode()
     assert compared == [(token, token)]

@@ -16,7 +16,6 @@ from pyspark.sql import functions as f
 
 from kcl_pipeline.errors import SinkError, TransformFailedError
 from kcl_pipeline.spark.failures import outcomes, probes
-from kcl_pipeline.spark.failures.job_errors import classified
 from kcl_pipeline.spark.failures.probes import SparkProbe, _Job
 from kcl_pipeline.spark.writer import SparkBatchWriter, transformed
 from tests.spark.test_writer import batch, records
@@ -90,7 +89,7 @@ def test_a_part_is_one_partition_and_the_setting_for_it_is_put_back(spark):
 
     key = "spark.sql.execution.arrow.localRelationThreshold"
     before = spark.conf.get(key, None)
-    probe = SparkProbe(spark, lambda frame, n: transformed(frame, counted, n), classified)
+    probe = SparkProbe(spark, lambda frame, n: transformed(frame, counted, n))
     chunked = pa.concat_tables([records(GOOD), records(GOOD, GOOD)])
     assert probe.errors([chunked] * 10) == [None] * 10
     assert seen == [10]
@@ -105,7 +104,7 @@ def test_the_transform_is_called_in_the_callers_thread_only(spark):
         threads.add(threading.get_ident())
         return grouped(frame)
 
-    probe = SparkProbe(spark, lambda frame, n: transformed(frame, noting, n), classified)
+    probe = SparkProbe(spark, lambda frame, n: transformed(frame, noting, n))
     assert probe.errors([records(GOOD)] * 4) == [None] * 4
     assert threads == {threading.get_ident()}
 
@@ -198,14 +197,13 @@ class Scripted(SparkProbe):
         super().__init__(
             SimpleNamespace(sparkContext=SimpleNamespace(setLocalProperty=lambda *_: None)),
             lambda frame, _n: frame,
-            lambda error, _n: TransformFailedError(str(error), detail=str(error)),
         )
         self.fails, self.script, self.ran = fails, list(outcomes), []
 
     def _error_of(self, jobs):
         self.ran.append([job.part for job in jobs])
         failing = [job.part for job in jobs if job.part in self.fails]
-        return ValueError(f"part {failing[0]}") if failing else None
+        return TransformFailedError(f"part {failing[0]}") if failing else None
 
     def _outcomes(self, _group_id):
         done, failed = self.script.pop(0)
@@ -235,11 +233,12 @@ def test_without_statuses_every_part_gets_a_job():
     assert sorted(probe.ran[1:]) == [[0], [1], [2]]
 
 
-def test_an_error_of_spark_itself_is_raised(spark):
+def test_an_error_of_spark_itself_is_raised(spark, monkeypatch: pytest.MonkeyPatch):
     def failing(error: Exception, _records: int) -> SinkError:
         return SinkError(f"Spark is gone: {type(error).__name__}")
 
-    probe = SparkProbe(spark, lambda frame, n: transformed(frame, failfast, n), failing)
+    monkeypatch.setattr(probes, "classified", failing)
+    probe = SparkProbe(spark, lambda frame, n: transformed(frame, failfast, n))
     with pytest.raises(SinkError, match="Spark is gone"):
         probe.errors([records(GOOD), records(BAD)])
 

@@ -9,6 +9,7 @@ import pyarrow.parquet as pq
 
 from kcl_pipeline.batch import Batch, Written
 from kcl_pipeline.errors import KclError
+from kcl_pipeline.spark.arrow_memory.pool import MemoryPool
 from kcl_pipeline.spark.writer import SparkBatchWriter
 
 
@@ -20,6 +21,11 @@ def writers(spark, folder: Path, transform, by=(), events=None) -> list[SparkBat
     )
     own._arrow.prepare = lambda: False  # type: ignore[method-assign]
     return [arrow, own]
+
+
+def kept_bytes(pool: MemoryPool) -> int:
+    """Bytes of the files that wait for the next batch."""
+    return sum(file.size for file in pool._free)
 
 
 def contents(writer: SparkBatchWriter, given: Batch) -> Any:

@@ -28,23 +28,14 @@ class UnsuitableSessionError(KclError):
     """The session cannot read Arrow columns in memory. It can read the records in other ways."""
 
 
-def records_in_memory(session: SparkSession) -> Any:
-    """The Java class `RecordsInMemory`, compiled on the first call (about a second).
+def java_class(session: SparkSession, name: str) -> Any:
+    """A Java class of this package, compiled on the first call (about a second).
 
     Raises:
         UnsuitableSessionError: The session is not on this machine, or its version is unknown.
         Py4JError: The JVM cannot compile or load the class.
         OSError: The class files cannot be written.
     """
-    return _loaded(session, SOURCE_CLASS)
-
-
-def result_in_memory(session: SparkSession) -> Any:
-    """The Java class `ResultInMemory`, like `records_in_memory`."""
-    return _loaded(session, RESULT_CLASS)
-
-
-def _loaded(session: SparkSession, name: str) -> Any:
     check_session(session)
     jvm: Any = session.sparkContext._jvm  # noqa: SLF001 (the only way to Spark's class loader)
     with _LOADING:

@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import pairwise
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import pyarrow as pa
 from py4j.protocol import Py4JError
@@ -20,16 +20,16 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from kcl_pipeline.events import EventSink, ignore_events
+from kcl_pipeline.errors import KclError
+from kcl_pipeline.events import ArrowMemorySkipped, EventSink, ignore_events
 from kcl_pipeline.kinesis.client import RECORD_SCHEMA
 from kcl_pipeline.memory import MemoryBudget
 from kcl_pipeline.spark.arrow_memory.classes import (
     SOURCE_CLASS,
     UnsuitableSessionError,
-    records_in_memory,
+    java_class,
 )
 from kcl_pipeline.spark.arrow_memory.pool import HEADER_BYTES, MemoryFile, MemoryPool, header
-from kcl_pipeline.spark.arrow_memory.skipped import SkipReport
 from kcl_pipeline.spark.failures.job_errors import spark_line
 
 _LOG: Final = logging.getLogger(__name__)
@@ -58,7 +58,8 @@ class ArrowMemory:
         self, session: SparkSession, memory: MemoryBudget, events: EventSink = ignore_events
     ) -> None:
         self._session = session
-        self.skipped = SkipReport(events)
+        self._events = events
+        self._reasons: dict[str, str] = {}
         self.pool = MemoryPool(memory)
         self._java: Any = None
         self._unsuitable = False
@@ -71,7 +72,7 @@ class ArrowMemory:
         """
         if self._java is None and not self._unsuitable:
             try:
-                self._java = records_in_memory(self._session)
+                self._java = java_class(self._session, SOURCE_CLASS)
                 self._check()
             except (UnsuitableSessionError, OSError, PySparkException, Py4JError) as error:
                 self._java, self._unsuitable = None, True
@@ -96,6 +97,13 @@ class ArrowMemory:
                 except (UnsuitableSessionError, OSError, PySparkException, Py4JError) as error:
                     self.skipped("records", error)
             yield frame
+
+    def skipped(self, what: Literal["records", "result"], error: Exception) -> None:
+        """State in an event the error that prevents this direction, once for each reason."""
+        reason = str(error) if isinstance(error, KclError | OSError) else spark_line(error)
+        if reason not in self._reasons.values():
+            self._events(ArrowMemorySkipped(reason))
+        self._reasons[what] = reason
 
     def caused(self, error: Exception) -> bool:
         """Whether the failure of a job began in the Java class, and not in the user's function.

@@ -43,7 +43,7 @@ class MemoryFile:
         self.descriptor = os.memfd_create(name)
         weakref.finalize(self, os.close, self.descriptor)
         self._mapping: mmap.mmap | None = None
-        self._uses: list[weakref.ref[_Use]] = []
+        self._uses: list[weakref.ref[memoryview]] = []
 
     @property
     def path(self) -> str:
@@ -74,9 +74,9 @@ class MemoryFile:
 
     def buffer(self, size: int) -> pa.Buffer:
         """The first bytes of the file, without a copy. `is_used` while the buffer exists."""
-        use = _Use(self._mapped(size))
+        use = memoryview(self._mapped(size))
         self._uses.append(weakref.ref(use))
-        return pa.foreign_buffer(pa.py_buffer(use.mapping).address, size, use)
+        return pa.foreign_buffer(pa.py_buffer(use).address, size, use)
 
     def is_used(self) -> bool:
         """Whether buffers of the file exist, or tables over them."""
@@ -88,13 +88,6 @@ class MemoryFile:
         if self._mapping is None or len(self._mapping) < size:
             self._mapping = mmap.mmap(self.descriptor, self.size)
         return self._mapping
-
-
-class _Use:
-    """Keeps the mapping of a buffer. It exists as long as the buffer."""
-
-    def __init__(self, mapping: mmap.mmap) -> None:
-        self.mapping = mapping
 
 
 class MemoryPool:
@@ -172,11 +165,6 @@ class MemoryPool:
                     missing -= self._free_largest()
             finally:
                 self._lock.release()
-
-    def kept_bytes(self) -> int:
-        """Bytes of the files that wait for the next batch."""
-        with self._lock:
-            return sum(file.size for file in self._free)
 
     # The methods below need the lock.
 

@@ -24,19 +24,22 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from kcl_pipeline.errors import SinkError
-from kcl_pipeline.spark.arrow_memory.classes import UnsuitableSessionError, result_in_memory
+from kcl_pipeline.spark.arrow_memory.classes import (
+    RESULT_CLASS,
+    UnsuitableSessionError,
+    java_class,
+)
 from kcl_pipeline.spark.arrow_memory.frames import ArrowMemory
 from kcl_pipeline.spark.arrow_memory.pool import HEADER_BYTES, MemoryFile, header
 from kcl_pipeline.spark.arrow_memory.samples import equals_sample, sample_result
 from kcl_pipeline.spark.arrow_memory.types import reason_against, reason_against_session
 from kcl_pipeline.spark.failures.job_errors import spark_line
+from kcl_pipeline.spark.file_tasks import in_pieces
 from kcl_pipeline.spark.schema import arrow_schema
 
 _MOST_ROWS: Final = 16 * 1024
 _MOST_BYTES: Final = 4 * 1024 * 1024
 """Limits of a record batch, which a row may exceed."""
-_PIECE_BYTES: Final = 128 * 1024 * 1024
-"""A partition with more is read in pieces."""
 Pieces = Iterator[pa.Table]
 T = TypeVar("T")
 
@@ -53,7 +56,7 @@ class ArrowResults:
         self._session = session
         self._memory = memory
         self._java: Any = None
-        self._unsuitable = False
+        self._is_tried = False
         self._most_files = 1
         # Kept for later batches: new threads would allocate their encoding memory again.
         self._pool: ThreadPoolExecutor | None = None
@@ -64,12 +67,11 @@ class ArrowResults:
         Returns:
             Whether results can be read in this way.
         """
-        if self._java is None and not self._unsuitable:
-            self._unsuitable = True
+        if not self._is_tried:
+            self._is_tried = True
             if self._memory.prepare():
                 try:
                     self._load()
-                    self._unsuitable = False
                 except (UnsuitableSessionError, OSError, PySparkException, Py4JError) as error:
                     self._java = None
                     self._memory.skipped("result", error)
@@ -114,7 +116,7 @@ class ArrowResults:
         reason = reason_against_session(self._session)
         if reason is not None:
             raise UnsuitableSessionError(reason)
-        self._java = result_in_memory(self._session)
+        self._java = java_class(self._session, RESULT_CLASS)
         self._most_files = max(self._session.sparkContext.defaultParallelism, 1)
         with self._opened(2) as files:
             partitions = self._evaluated(sample_result(self._session), files)
@@ -129,18 +131,19 @@ class ArrowResults:
             try:
                 memory = self._memory.pool.take("result", [HEADER_BYTES] * parts)
                 files = _Files(token, memory)
-                opened.callback(self._give_back, files)
+                # After an error, a task may still write
+                opened.callback(
+                    lambda: self._memory.pool.give_back(files.memory, is_ended=files.is_ended)
+                )
                 for file in memory:
                     file.start(token)
                 for _ in range(parts):
-                    files.disk.append(opened.enter_context(_disk_file(token, folder)))
+                    disk = opened.enter_context(tempfile.TemporaryFile(dir=folder, buffering=0))
+                    disk.write(header(token))
+                    files.disk.append(disk.fileno())
             except OSError as error:
                 raise UnsuitableSessionError(str(error)) from error
             yield files
-
-    def _give_back(self, files: _Files) -> None:
-        """Keep the files for the next batch. After an error, a task may still write."""
-        self._memory.pool.give_back(files.memory, is_ended=files.is_ended)
 
     # Not a context manager: the frames of an error would not be those of the user's function.
     def _evaluated(self, frame: DataFrame, files: _Files) -> list[_Partition]:
@@ -159,22 +162,19 @@ class ArrowResults:
                     room,
                 )
         except Exception as error:
-            if self._caused(error):
+            # Whether it began in the Java class, and not in the user's function
+            java = getattr(error, "java_exception", None) or getattr(error, "_origin", None)
+            if java is not None and self._java.caused(java):
                 raise UnsuitableSessionError(spark_line(error)) from error
             raise
         writing, *partitions = str(told).split()
         files.writing = int(writing)
-        found = []
-        for one in partitions:
-            number, *counts = map(int, one.split(":"))
-            if counts[0] or counts[2]:
-                found.append(_Partition(number, files.memory[number], files.disk[number], *counts))
-        return found
-
-    def _caused(self, error: Exception) -> bool:
-        """Whether the failure of a job began in the Java class, and not in the user's function."""
-        java = getattr(error, "java_exception", None) or getattr(error, "_origin", None)
-        return java is not None and bool(self._java.caused(java))
+        counted = (map(int, one.split(":")) for one in partitions)
+        return [
+            _Partition(number, files.memory[number], files.disk[number], *counts)
+            for number, *counts in counted
+            if counts[0] or counts[2]
+        ]
 
     def _used(self, partitions: Sequence[_Partition], use: Callable[[int, Pieces], T]) -> list[T]:
         call = partial(_call, use)
@@ -227,18 +227,11 @@ class _Partition:
 
 def _pieces(file: pa.Buffer, rows: int) -> Pieces:
     found = 0
-    batches: list[pa.RecordBatch] = []
-    size = 0
-    for batch in pa.ipc.open_stream(file.slice(HEADER_BYTES)):
-        batches.append(batch)
-        found, size = found + batch.num_rows, size + batch.nbytes
-        if size >= _PIECE_BYTES:
-            yield pa.Table.from_batches(batches)
-            batches, size = [], 0
+    for piece in in_pieces(pa.ipc.open_stream(file.slice(HEADER_BYTES))):
+        found += piece.num_rows
+        yield piece
     if found != rows:
         raise UnsuitableSessionError(f"a partition of the result has {found} of {rows} rows")
-    if batches:
-        yield pa.Table.from_batches(batches)
 
 
 def _call(use: Callable[[int, Pieces], T], partition: _Partition) -> T:
@@ -250,11 +243,3 @@ def _call(use: Callable[[int, Pieces], T], partition: _Partition) -> T:
         raise UnsuitableSessionError(
             f"the result cannot be written: {type(error).__name__}: {error}"
         ) from error
-
-
-@contextmanager
-def _disk_file(token: str, folder: str) -> Iterator[int]:
-    """A new file on the disk that begins with the token and has no name."""
-    with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
-        file.write(header(token))
-        yield file.fileno()

@@ -106,8 +106,7 @@ def _java_line(causes: list[tuple[str, str]]) -> str:
 
 def _line(error: Exception, messages: str) -> str:
     prefix = "" if isinstance(error, PySparkException) else f"{type(error).__name__}: "
-    lines = _lines(messages)
-    return _python_line(messages) or prefix + (lines[0] if lines else "")
+    return _python_line(messages) or prefix + next(iter(_lines(messages)), "")
 
 
 def _python_line(messages: str) -> str | None:
@@ -116,9 +115,8 @@ def _python_line(messages: str) -> str | None:
     if not any(line.endswith(_TRACEBACK) for line in lines):
         return None
     lines = [line for line in lines if not line.startswith(_SQL_STATE)]
-    indented = (n for n, line in enumerate(reversed(lines)) if line.startswith(" "))
-    last = len(lines) - 1 - next(indented, 0)
-    return lines[min(last + 1, len(lines) - 1)]
+    after = max((n for n, line in enumerate(lines, 1) if line.startswith(" ")), default=len(lines))
+    return lines[min(after, len(lines) - 1)]
 
 
 def _lines(messages: str) -> list[str]:

@@ -14,7 +14,8 @@ Spark evaluates only requested columns. A hash of all columns requests all of th
 and logs nothing if a task fails.
 
 Concurrent jobs must not share an RDD: if one fails, Spark fails every job whose lineage contains
-the failed stage's RDD, and valid parts would count as failed. Each thread has its own DataFrame.
+the failed stage's RDD, and valid parts would count as failed. Only jobs of parts that are planned
+alone run at the same time.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ from pyspark.sql import functions as f
 from pyspark.sql.types import ArrayType, DataType, MapType, StructType, VariantType
 
 from kcl_pipeline.errors import KclError, TransformFailedError
-from kcl_pipeline.spark.failures.job_errors import spark_line
+from kcl_pipeline.spark.failures.job_errors import classified, spark_line
 from kcl_pipeline.spark.failures.outcomes import errors_of, with_outcomes
 
 _LOG = logging.getLogger(__name__)
@@ -54,12 +55,6 @@ _MOST_STAGES: Final = 100
 _ONE_TO_ONE: Final = "OneToOneDependency"
 _LOCAL_RELATION_BYTES: Final = "spark.sql.execution.arrow.localRelationThreshold"
 """Below this size Spark keeps Arrow rows in the plan and evaluates all of them while planning."""
-
-Apply = Callable[[DataFrame, int], DataFrame]
-"""Applies the transform to a DataFrame with this many records; raises `TransformFailedError`."""
-
-Classify = Callable[[Exception, int], KclError]
-"""Converts an error of a job: `TransformFailedError` for the transform's, others for Spark's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,12 +70,16 @@ class SparkProbe:
     """Evaluate a transform on parts of a batch.
 
     Not thread-safe. The transform is called only in the caller's thread.
+
+    Args:
+        session: The Spark session.
+        apply: Applies the transform to a DataFrame with this many records, without evaluating it.
+            Raises `TransformFailedError`.
     """
 
-    def __init__(self, session: SparkSession, apply: Apply, classify: Classify) -> None:
+    def __init__(self, session: SparkSession, apply: Callable[[DataFrame, int], DataFrame]) -> None:
         self._session = session
         self._apply = apply
-        self._classify = classify
 
     def errors(self, parts: Sequence[pa.Table]) -> list[str | None]:
         """The error of each part; None for a part without an error.
@@ -90,18 +89,14 @@ class SparkProbe:
         """
         if not parts:
             return []
-        whole = self._together(parts, range(len(parts)))
+        whole = self._together(parts)
         reported = self._reported(parts, whole) if whole else None
         if reported is not None:
             return reported
         cores = max(self._session.sparkContext.defaultParallelism, 1)
         threads = min(cores, MAX_JOBS_AT_ONCE, len(parts))
         found: list[str | None] = [None] * len(parts)
-        planned: list[list[_Job]] = []
-        for first in range(threads):
-            numbers = range(first, len(parts), threads)
-            some = self._together(parts, numbers) if whole else []
-            planned.append(some or self._alone(parts, numbers, found))
+        planned = [whole] if whole else self._alone(parts, threads, found)
         if not any(planned):
             return found
         with ThreadPoolExecutor(threads, thread_name_prefix="probe") as pool:
@@ -126,32 +121,32 @@ class SparkProbe:
             for number, part in enumerate(parts)
         ]
 
-    def _together(self, parts: Sequence[pa.Table], numbers: Sequence[int]) -> list[_Job]:
-        """Plan several parts together; empty if the transform needs a plan for each part."""
-        batches = [batch for number in numbers for batch in _one_batch(parts[number])]
+    def _together(self, parts: Sequence[pa.Table]) -> list[_Job]:
+        """Plan all parts together; empty if the transform needs a plan for each part."""
+        batches = [batch for part in parts for batch in _one_batch(part)]
         with _rows_outside_the_plan(self._session):
             frame = self._session.createDataFrame(pa.Table.from_batches(batches))
             try:
                 rdd = evaluated(self._apply(frame, sum(batch.num_rows for batch in batches)))
-                whole = rdd.getNumPartitions() == len(numbers) and _is_narrow(rdd.rdd())
+                whole = rdd.getNumPartitions() == len(parts) and _is_narrow(rdd.rdd())
             except Exception:  # noqa: BLE001
                 # The failed part is not known. Each part is planned alone and raises again.
                 return []
-        return [_Job(number, rdd, index) for index, number in enumerate(numbers)] if whole else []
+        return [_Job(number, rdd, number) for number in range(len(parts))] if whole else []
 
     def _alone(
-        self, parts: Sequence[pa.Table], numbers: Sequence[int], found: list[str | None]
-    ) -> list[_Job]:
-        """Plan each part alone. Errors of the planning are stored in `found`."""
-        jobs = []
-        for number in numbers:
-            part = pa.Table.from_batches(_one_batch(parts[number]))
+        self, parts: Sequence[pa.Table], threads: int, found: list[str | None]
+    ) -> list[list[_Job]]:
+        """Plan each part alone, by thread. Errors of the planning are stored in `found`."""
+        planned: list[list[_Job]] = [[] for _ in range(threads)]
+        for number, given in enumerate(parts):
+            part = pa.Table.from_batches(_one_batch(given))
             try:
                 frame = self._apply(self._session.createDataFrame(part), part.num_rows)
-                jobs.append(_Job(number, evaluated(frame), None))
+                planned[number % threads].append(_Job(number, evaluated(frame), None))
             except Exception as error:  # noqa: BLE001 (classified, and raised if it is Spark's own)
                 found[number] = self._text(error, part.num_rows)
-        return jobs
+        return planned
 
     def _run(self, parts: Sequence[pa.Table], jobs: Sequence[_Job]) -> dict[int, str]:
         """Return the error of each part that fails."""
@@ -215,7 +210,7 @@ class SparkProbe:
         return found[0], found[1]
 
     def _text(self, error: Exception, records: int) -> str:
-        found = error if isinstance(error, KclError) else self._classify(error, records)
+        found = error if isinstance(error, KclError) else classified(error, records)
         if isinstance(found, TransformFailedError):
             return found.detail
         raise found from error
@@ -249,8 +244,8 @@ def evaluated(frame: DataFrame) -> Any:
         for field in named.schema.fields
     ]
     whole: Any = named.select(f.xxhash64(*columns)) if columns else named
-    plan: Any = whole._jdf.queryExecution()  # noqa: SLF001 (the only way to a job for a partition)
-    return plan.toRdd().toJavaRDD()
+    # The only way to a job for a partition
+    return whole._jdf.queryExecution().toRdd().toJavaRDD()  # noqa: SLF001
 
 
 def _can_hash(kind: DataType) -> bool:
@@ -276,8 +271,7 @@ def _is_narrow(rdd: Any) -> bool:
 
 def _one_batch(part: pa.Table) -> list[pa.RecordBatch]:
     """The rows as one record batch, which becomes one partition in Spark."""
-    batches: list[pa.RecordBatch] = part.combine_chunks().to_batches()
-    return batches
+    return list(part.combine_chunks().to_batches())
 
 
 @contextmanager

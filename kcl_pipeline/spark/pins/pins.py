@@ -14,8 +14,7 @@ from __future__ import annotations
 import random
 import socket
 from dataclasses import dataclass, field
-from types import TracebackType
-from typing import Annotated, Final, Self
+from typing import Annotated, Final
 
 import msgspec
 from pydantic import TypeAdapter
@@ -70,7 +69,7 @@ class PinAddress:
 
 
 class Pins:
-    """A task's connection to the pin server for one job. A context manager.
+    """A task's connection to the pin server for one job. Close it after use.
 
     Raises:
         SinkError: The driver cannot be reached, or the job has ended.
@@ -79,7 +78,6 @@ class Pins:
     def __init__(self, address: PinAddress, job: str) -> None:
         self._address = address
         self._job = job
-        clock = SystemClock()
         for attempt in range(1, _ATTEMPTS + 1):
             try:
                 self._connect()
@@ -90,7 +88,7 @@ class Pins:
                         f"a task cannot reach the driver at {address.host}:{address.port}: "
                         f"{error}; see spark.driver.host and retrieval.executors_port"
                     ) from error
-            clock.sleep(random.SystemRandom().uniform(0, _RETRY_SECONDS))
+            SystemClock().sleep(random.SystemRandom().uniform(0, _RETRY_SECONDS))
 
     def get(self, lease_key: str) -> FetchedShard | None:
         """The pinned range of this shard; None if no task of this job has read it."""
@@ -104,16 +102,17 @@ class Pins:
         return pinned
 
     def _connect(self) -> None:
-        address = self._address.host, self._address.port
-        self._socket = socket.create_connection(address, CONNECT_SECONDS)
+        self._socket = socket.create_connection(
+            (self._address.host, self._address.port), CONNECT_SECONDS
+        )
         self._lines = self._socket.makefile("rb")
         try:
             answer = self._exchange(Hello(self._address.token))
         except BaseException:
-            self._close()
+            self.close()
             raise
         if answer.error is not None:
-            self._close()
+            self.close()
             raise SinkError(f"the driver refuses a task: {answer.error}")
 
     def _exchange(self, message: Hello | Request) -> Answer:
@@ -133,19 +132,7 @@ class Pins:
             raise SinkError(f"the driver refuses the range of {lease_key}: {answer.error}")
         return None if answer.report is None else FETCHED.validate_json(answer.report)
 
-    def _close(self) -> None:
+    def close(self) -> None:
+        """Close the connection."""
         self._lines.close()
         self._socket.close()
-
-    def __enter__(self) -> Self:
-        """Itself."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Close the connection."""
-        self._close()

@@ -15,6 +15,7 @@ import socket
 import socketserver
 import threading
 from collections.abc import Collection
+from contextlib import suppress
 from typing import Final
 
 import msgspec
@@ -252,7 +253,5 @@ class _Lines:
 
 
 def _hang_up(connection: socket.socket) -> None:
-    try:
+    with suppress(OSError):
         connection.shutdown(socket.SHUT_RDWR)
-    except OSError:
-        return

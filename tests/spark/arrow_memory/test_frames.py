@@ -23,6 +23,7 @@ from kcl_pipeline.spark.arrow_memory import classes, frames, pool
 from kcl_pipeline.spark.arrow_memory.frames import ArrowMemory
 from kcl_pipeline.spark.writer import SparkBatchWriter, records_frame
 from tests.spark.test_memory_files import GIVEN, open_files
+from tests.support.result_files import kept_bytes
 
 pytestmark = pytest.mark.spark
 
@@ -176,7 +177,7 @@ def test_memory_is_freed_after_a_batch_and_after_a_failure(
         failing.write(Batch("b", (), GIVEN))
     assert events == [], "an error of the user's function does not change the transfer"
     assert arrow._java.mappedBytes() == 0
-    assert failing._arrow.pool.kept_bytes() < 2**20, "only what the next batch can use"
+    assert kept_bytes(failing._arrow.pool) < 2**20, "only what the next batch can use"
     del one, failing
     assert open_files() == before
 

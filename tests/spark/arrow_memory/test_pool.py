@@ -12,6 +12,7 @@ from kcl_pipeline.memory import MemoryBudget
 from kcl_pipeline.spark.arrow_memory import pool
 from kcl_pipeline.spark.arrow_memory.pool import HEADER_BYTES, MemoryFile, MemoryPool
 from tests.spark.test_memory_files import open_files
+from tests.support.result_files import kept_bytes
 
 
 def filled(file: MemoryFile, byte: bytes) -> None:
@@ -24,7 +25,7 @@ def test_a_file_is_used_again_with_its_pages() -> None:
     (first,) = files.take("records", [10_000])
     filled(first, b"a")
     files.give_back([first], is_ended=True)
-    assert files.kept_bytes() == 10_000
+    assert kept_bytes(files) == 10_000
     assert files.take("result", [64]) != [first], "of another kind"
     (second,) = files.take("records", [5_000])
     assert second is first
@@ -56,7 +57,7 @@ def test_a_file_that_a_task_may_use_is_not_used_again() -> None:
     files = MemoryPool(MemoryBudget(10**6))
     given = files.take("records", [1_000, 1_000])
     files.give_back(given, is_ended=False)
-    assert files.kept_bytes() == 0
+    assert kept_bytes(files) == 0
     assert not set(given) & set(files.take("records", [1_000, 1_000]))
 
 
@@ -65,24 +66,24 @@ def test_files_have_one_budget() -> None:
     memory = MemoryBudget(10_000)
     files = MemoryPool(memory)
     records = files.take("records", [4_000, 2_000])
-    assert memory.room() == 4_000
+    assert memory._room() == 4_000
     result = files.take("result", [HEADER_BYTES])
     with files.growing() as room:
         assert room == 4_000 - HEADER_BYTES
-        assert memory.room() == 0, "a result counts from its beginning"
+        assert memory._room() == 0, "a result counts from its beginning"
         result[0].grow(3_000)
-    assert memory.room() == 1_000
+    assert memory._room() == 1_000
     files.give_back(result, is_ended=True)
-    assert memory.room() == 1_000, "what is kept counts"
+    assert memory._room() == 1_000, "what is kept counts"
     files.give_back(records, is_ended=True)
     large = files.take("records", [8_000])
-    assert memory.room() <= 2_000
-    assert files.kept_bytes() <= 2_000, "files that nobody uses are freed first"
+    assert memory._room() <= 2_000
+    assert kept_bytes(files) <= 2_000, "files that nobody uses are freed first"
     larger = files.take("records", [20_000])
-    assert memory.room() == 0
+    assert memory._room() == 0
     files.give_back([*large, *larger], is_ended=True)
-    assert files.kept_bytes() <= 10_000
-    assert memory.counts()["files"] == files.kept_bytes()
+    assert kept_bytes(files) <= 10_000
+    assert memory.counts()["files"] == kept_bytes(files)
     del records, result, large, larger, files
     assert open_files() == before
 
@@ -94,11 +95,11 @@ def test_kept_files_are_freed_for_records_that_are_read() -> None:
     kept = files.take("records", [2_000, 4_000])
     files.give_back(kept, is_ended=True)
     assert memory.has_room(1_000)
-    assert files.kept_bytes() == 6_000, "there was room"
+    assert kept_bytes(files) == 6_000, "there was room"
     assert memory.has_room(4_000)
-    assert files.kept_bytes() == 2_000
+    assert kept_bytes(files) == 2_000
     assert memory.has_room(7_000)
-    assert files.kept_bytes() == 0
+    assert kept_bytes(files) == 0
     assert not memory.has_room(7_001), "a file in use stays"
     assert (memory.used_bytes, used.size) == (3_000, 3_000)
 
@@ -121,4 +122,4 @@ def test_no_memory_is_an_error_and_not_a_signal(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(pool.os, "posix_fallocate", full)
     with pytest.raises(OSError, match="No space"):
         files.take("records", [1_000])
-    assert memory.room() == 1_000
+    assert memory._room() == 1_000

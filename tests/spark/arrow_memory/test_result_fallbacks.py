@@ -12,6 +12,7 @@ import pytest
 from kcl_pipeline.batch import Batch
 from kcl_pipeline.errors import SinkError
 from kcl_pipeline.events import ArrowMemorySkipped, Event
+from kcl_pipeline.spark import file_tasks
 from kcl_pipeline.spark.arrow_memory import classes, results
 from kcl_pipeline.spark.arrow_memory.pool import HEADER_BYTES, MemoryFile
 from kcl_pipeline.spark.arrow_memory.types import reason_against
@@ -134,7 +135,7 @@ def test_a_stream_without_all_rows(ways, events: list[Event], monkeypatch) -> No
     arrow, _ = ways(None)
     arrow.prepare()
     whole = results._pieces
-    monkeypatch.setattr(results, "_PIECE_BYTES", 1)  # a file is written before the count differs
+    monkeypatch.setattr(file_tasks, "_PIECE_BYTES", 1)  # a file is written before the count differs
     monkeypatch.setattr(results, "_pieces", lambda file, rows: whole(file, rows + 1))
     assert falls_back(arrow, events).endswith(" rows")
 

@@ -20,11 +20,12 @@ from pyspark.sql import functions as f
 from kcl_pipeline.batch import Batch
 from kcl_pipeline.errors import KclError, SinkError, TransformFailedError
 from kcl_pipeline.events import Event
+from kcl_pipeline.spark import file_tasks
 from kcl_pipeline.spark.arrow_memory import results
 from kcl_pipeline.spark.writer import SparkBatchWriter
 from tests.spark.test_memory_files import GIVEN, open_files
 from tests.spark.test_writer_failures import _arrow_error, _crash, _python_error
-from tests.support.result_files import contents, schema_and_rows, writers
+from tests.support.result_files import contents, kept_bytes, schema_and_rows, writers
 from tests.support.spark_batches import batch, records
 
 pytestmark = pytest.mark.spark
@@ -169,7 +170,7 @@ def test_rejected_rows_are_dead_letters_and_the_others_are_written(ways) -> None
 def test_big_rows_and_the_disk(ways, events: list[Event], monkeypatch) -> None:
     """More than the budget of a writer continues on the disk, in pieces."""
     monkeypatch.setattr(results, "_MOST_BYTES", 2**16)
-    monkeypatch.setattr(results, "_PIECE_BYTES", 2**22)
+    monkeypatch.setattr(file_tasks, "_PIECE_BYTES", 2**22)
     sizes: list[tuple[int, int, int]] = []
     each = results.ArrowResults._used
 
@@ -189,12 +190,12 @@ def test_big_rows_and_the_disk(ways, events: list[Event], monkeypatch) -> None:
         assert 2**20 - 2**17 < memory <= 2**20, "records, results and what was kept"
         assert disk > 7 * 2**20
         assert len(written.files) > partitions, "a piece is a file"
-        assert arrow._arrow.pool.kept_bytes() <= 2**20
+        assert kept_bytes(arrow._arrow.pool) <= 2**20
         assert schema_and_rows(arrow, written) == wanted
     huge = Batch("b", (), records(*(bytes([n]) * (10 * 2**20 + n) for n in range(4))))
     rows = schema_and_rows(arrow, arrow.write(huge))
     assert len(rows[1]) == 4
-    assert arrow._arrow.pool.kept_bytes() <= 2**20, "a large batch is not kept"
+    assert kept_bytes(arrow._arrow.pool) <= 2**20, "a large batch is not kept"
     assert events == []
 
 
@@ -204,7 +205,7 @@ def test_nothing_is_left_in_memory(ways) -> None:
         arrow.write(BATCH)
     gc.collect()
     assert maps_of(arrow) == ""
-    assert arrow._arrow.pool.kept_bytes() < 2**20
+    assert kept_bytes(arrow._arrow.pool) < 2**20
     del arrow, own
     assert open_files() == before
     maps = Path("/proc/self/maps").read_text()
