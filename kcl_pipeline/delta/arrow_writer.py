@@ -80,7 +80,11 @@ class ArrowBatchWriter:
         reason = partition_misfit(table.schema, self._partition_by)
         if reason:
             raise SinkError(reason)
-        with self._counting(table):
+        counting: AbstractContextManager[None] = nullcontext()
+        # The records themselves are counted already. A result may share their buffers.
+        if self._memory is not None and self._transform is not None:
+            counting = self._memory.counting("result", table.nbytes)
+        with counting:
             files = self._files(table, folder, int(self._clock.wall() * 1000))
         typed = [
             field.with_nullable(table.column(field.name).null_count > 0) for field in table.schema
@@ -91,12 +95,6 @@ class ArrowBatchWriter:
     def probe(self, parts: Sequence[pa.Table]) -> list[str | None]:
         """Call the transform on each part in turn (see `BatchWriter.probe`)."""
         return probe_arrow_transform(self._transform, parts)
-
-    def _counting(self, result: pa.Table) -> AbstractContextManager[None]:
-        """Count a result that is not the records themselves. It may share their buffers."""
-        if self._memory is None or self._transform is None:
-            return nullcontext()
-        return self._memory.counting("result", result.nbytes)
 
     def _files(self, table: pa.Table, folder: str, millis: int) -> tuple[DataFile, ...]:
         """Write a large table in parts of equal length, in parallel.

@@ -12,6 +12,7 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from decimal import Decimal
 from typing import Any, Final
+from urllib.parse import unquote
 
 import numpy as np
 import pyarrow as pa
@@ -90,12 +91,11 @@ def split_by(
     starts = np.flatnonzero(np.diff(combined[order], prepend=-1))
     rest = table.drop_columns(list(partition_by))
     for begin, end in zip(starts, [*starts[1:], len(order)], strict=True):
-        rows = pa.array(order[begin:end])
         values = {
             name: partition_value(table.column(name)[int(order[begin])].as_py())
             for name in partition_by
         }
-        yield values, rest.take(rows)
+        yield values, rest.take(pa.array(order[begin:end]))
 
 
 def write_parquet(table: pa.Table, into: pa.NativeFile) -> int:
@@ -108,6 +108,7 @@ def write_parquet(table: pa.Table, into: pa.NativeFile) -> int:
         for field in table.schema
         if not pa.types.is_binary(field.type) and field.name != "sequence_number"
     ]
+    row_bytes = max(int(table.nbytes) // max(int(table.num_rows), 1), 1)
     pq.write_table(
         table,
         into,
@@ -116,14 +117,9 @@ def write_parquet(table: pa.Table, into: pa.NativeFile) -> int:
         coerce_timestamps="us",
         store_schema=False,
         data_page_size=_PAGE_BYTES,
-        write_batch_size=_encoded_rows(table),
+        write_batch_size=max(min(_ENCODED_BYTES // row_bytes, _MAX_ENCODED_ROWS), 1),
     )
     return int(into.tell())
-
-
-def _encoded_rows(table: pa.Table) -> int:
-    row_bytes = max(int(table.nbytes) // max(int(table.num_rows), 1), 1)
-    return max(min(_ENCODED_BYTES // row_bytes, _MAX_ENCODED_ROWS), 1)
 
 
 def write_table(
@@ -165,10 +161,7 @@ def values_of_path(path: str, partition_by: Sequence[str]) -> Mapping[str, str |
     values: dict[str, str | None] = {}
     for step in path.split("/")[:-1]:
         name, equals, value = step.partition("=")
-        if equals and (column := _unescape(name)) in partition_by:
-            values[column] = None if value == "__HIVE_DEFAULT_PARTITION__" else _unescape(value)
+        if equals and (column := unquote(name, "latin-1")) in partition_by:
+            is_null = value == "__HIVE_DEFAULT_PARTITION__"
+            values[column] = None if is_null else unquote(value, "latin-1")
     return values
-
-
-def _unescape(text: str) -> str:
-    return re.sub(r"%([0-9A-Fa-f]{2})", lambda match: chr(int(match[1], 16)), text)

@@ -6,7 +6,6 @@ column's type makes the table unreadable. Values from outside are therefore chec
 
 from __future__ import annotations
 
-import datetime as dt
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -15,13 +14,18 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-_INTEGER: Final = re.compile(r"-?[0-9]{1,19}")
-_NUMBER: Final = re.compile(r"-?[0-9]{1,40}(\.[0-9]{1,40})?([eE][+-]?[0-9]{1,3})?")
-_WORDS_OF_FLOATS: Final = frozenset({"NaN", "Infinity", "-Infinity", "inf", "-inf", "nan"})
-_DATE: Final = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
-_TIMESTAMP: Final = re.compile(
-    r"[0-9]{4}-[0-9]{2}-[0-9]{2}[ T][0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]{1,6})?Z?"
+_DATE: Final = r"(?!0000)[0-9]{4}-[0-9]{2}-[0-9]{2}"
+_NUMBER: Final = r"-?[0-9]{1,40}(\.[0-9]{1,40})?([eE][+-]?[0-9]{1,3})?"
+_FORMS: Final[tuple[tuple[Callable[[Any], bool], str], ...]] = (
+    (pa.types.is_string, r"[^\0]*"),
+    (pa.types.is_signed_integer, r"-?[0-9]{1,19}"),
+    (pa.types.is_date32, _DATE),
+    (pa.types.is_timestamp, _DATE + r"[ T][0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]{1,6})?Z?"),
+    (pa.types.is_boolean, "true|false"),
+    (pa.types.is_decimal, _NUMBER),
+    (pa.types.is_floating, _NUMBER + "|-?(Infinity|inf)|NaN|nan"),
 )
+"""The form of a value by the type of its column. pyarrow alone accepts more than readers do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,55 +53,16 @@ class TableLayout:
 
 
 def _fits(value: str, kind: pa.DataType) -> bool:
-    for applies, check in _CHECKS:
-        if applies(kind):
-            return check(value, kind)
-    return False
-
-
-def _is_integer(value: str, kind: pa.DataType) -> bool:
-    limit = 1 << (kind.bit_width - 1)
-    return _INTEGER.fullmatch(value) is not None and -limit <= int(value) < limit
-
-
-def _is_float(value: str, _kind: pa.DataType) -> bool:
-    return _NUMBER.fullmatch(value) is not None or value in _WORDS_OF_FLOATS
-
-
-def _is_decimal(value: str, kind: pa.DataType) -> bool:
-    if _NUMBER.fullmatch(value) is None:
+    form = next((form for applies, form in _FORMS if applies(kind)), None)
+    if form is None or re.fullmatch(form, value, re.DOTALL) is None:
         return False
     try:
-        pa.scalar(Decimal(value), kind)
+        if pa.types.is_decimal(kind):  # the cast of a string does not notice an overflow
+            pa.scalar(Decimal(value), kind)
+        elif pa.types.is_timestamp(kind):  # the cast wants a zone for one of the two kinds alone
+            pa.scalar(value.removesuffix("Z")).cast(pa.timestamp("us"))
+        else:
+            pa.scalar(value).cast(kind)
     except (InvalidOperation, pa.ArrowInvalid):
         return False
     return True
-
-
-def _is_date(value: str, _kind: pa.DataType) -> bool:
-    return _DATE.fullmatch(value) is not None and _parses(dt.date.fromisoformat, value)
-
-
-def _is_timestamp(value: str, _kind: pa.DataType) -> bool:
-    return _TIMESTAMP.fullmatch(value) is not None and _parses(
-        dt.datetime.fromisoformat, value.removesuffix("Z")
-    )
-
-
-def _parses(parse: Callable[[str], object], value: str) -> bool:
-    try:
-        parse(value)
-    except ValueError:
-        return False
-    return True
-
-
-_CHECKS: Final[tuple[tuple[Callable[[Any], bool], Callable[[str, Any], bool]], ...]] = (
-    (pa.types.is_string, lambda value, _: "\0" not in value),
-    (pa.types.is_signed_integer, _is_integer),
-    (pa.types.is_date32, _is_date),
-    (pa.types.is_timestamp, _is_timestamp),
-    (pa.types.is_boolean, lambda value, _: value in ("true", "false")),
-    (pa.types.is_decimal, _is_decimal),
-    (pa.types.is_floating, _is_float),
-)

@@ -14,7 +14,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import unquote
 
-from kcl_pipeline.clock import Clock, SystemClock
+import pyarrow as pa
+
+from kcl_pipeline.clock import SystemClock
 from kcl_pipeline.delta.commits.announcements import (
     FOLDER,
     MAX_ANNOUNCEMENT_BYTES,
@@ -79,12 +81,12 @@ def small_files(uri: str, storage_options: Mapping[str, str] | None = None) -> S
     with delta_errors(f"could not read {uri}", storage_options):
         configuration = table.metadata().configuration
         target = int(configuration.get("delta.targetFileSize") or DEFAULT_FILE_BYTES)
-        rows = _rows_of(table.get_add_actions(flatten=True))
+        rows = pa.table(table.get_add_actions(flatten=True)).to_pylist()
     groups: dict[tuple[str, ...], list[int]] = defaultdict(list)
     for row in rows:
         if row["size_bytes"] < target:
-            values = (f"{k}={v}" for k, v in row.items() if k.startswith("partition."))
-            groups[tuple(values)].append(row["size_bytes"])
+            partition = tuple(f"{k}={v}" for k, v in row.items() if k.startswith("partition."))
+            groups[partition].append(row["size_bytes"])
     merged = [size for sizes in groups.values() if len(sizes) > 1 for size in sizes]
     return SmallFiles(len(merged), sum(merged))
 
@@ -158,7 +160,7 @@ def vacuum(
         )
     retention_hours = guarded_retention(uri, retention_hours, storage_options)
     if not dry_run:
-        _delete_old_announcements(uri, retention_hours, storage_options, SystemClock())
+        _delete_old_announcements(uri, retention_hours, storage_options)
     table = _open(uri, storage_options)
     with delta_errors(f"could not vacuum {uri}", storage_options):
         return tuple(
@@ -234,7 +236,7 @@ def guarded_retention(
 
 
 def _delete_old_announcements(
-    uri: str, retention_hours: int, storage_options: Mapping[str, str] | None, clock: Clock
+    uri: str, retention_hours: int, storage_options: Mapping[str, str] | None
 ) -> None:
     """Delete announcements older than the retention time.
 
@@ -242,25 +244,16 @@ def _delete_old_announcements(
     time must cover the difference.
     """
     storage = open_storage(table_root(uri), storage_options)
-    oldest = int(clock.wall() * 1000) - retention_hours * _HOUR_MILLIS
+    oldest = int(SystemClock().wall() * 1000) - retention_hours * _HOUR_MILLIS
     with delta_errors(f"could not remove old announcements of {uri}", storage_options):
         for stored in storage.list(FOLDER, partial=True):
             if stored.modified_millis < oldest:
                 storage.delete(stored.path)
 
 
-def _rows_of(actions: Any) -> list[dict[str, Any]]:
-    """Return the rows of the library's table of files."""
-    import pyarrow as pa  # noqa: PLC0415 (only here)
-
-    rows: list[dict[str, Any]] = pa.table(actions).to_pylist()
-    return rows
-
-
 def _open(uri: str, storage_options: Mapping[str, str] | None) -> Any:
     # As in `compact`.
     from deltalake import DeltaTable  # noqa: PLC0415
 
-    log = DeltaLog(uri, storage_options)
     with delta_errors(f"could not open {uri}", storage_options):
-        return DeltaTable(log.root, storage_options=dict(storage_options or {}))
+        return DeltaTable(table_root(uri), storage_options=dict(storage_options or {}))

@@ -124,30 +124,25 @@ def to_delta(table: pa.Table) -> pa.Table:
         SinkError: A value does not fit, for example an unsigned number above the signed range.
     """
     schema = delta_schema(table.schema)
-    columns = []
-    for field in schema:
-        column = table.column(field.name)
-        if column.type == field.type:
-            columns.append(column)
-            continue
-        try:
-            if pa.types.is_dictionary(column.type):
-                column = column.cast(column.type.value_type)
-            lossy = pa.types.is_timestamp(field.type) or pa.types.is_date(
-                field.type
-            )  # below a microsecond Delta has nothing
-            columns.append(
-                pc.cast(
-                    column,
-                    options=pc.CastOptions(target_type=field.type, allow_time_truncate=lossy),
-                )
-            )
-        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-            raise SinkError(
-                f"column {field.name} ({column.type}) of the transform's output does not fit "
-                f"{field.type}: {first_line(error)}"
-            ) from error
+    columns = [_converted(table.column(field.name), field) for field in schema]
     return pa.Table.from_arrays(columns, schema=schema)
+
+
+def _converted(column: pa.ChunkedArray, field: pa.Field) -> pa.ChunkedArray:
+    if column.type == field.type:
+        return column
+    # below a microsecond Delta has nothing
+    lossy = pa.types.is_timestamp(field.type) or pa.types.is_date(field.type)
+    options = pc.CastOptions(target_type=field.type, allow_time_truncate=lossy)
+    try:
+        if pa.types.is_dictionary(column.type):
+            column = column.cast(column.type.value_type)
+        return pc.cast(column, options=options)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise SinkError(
+            f"column {field.name} ({column.type}) of the transform's output does not fit "
+            f"{field.type}: {first_line(error)}"
+        ) from error
 
 
 def untyped(schema: pa.Schema) -> list[pa.Field]:
@@ -202,7 +197,8 @@ def misfit(table: pa.Schema, batch: pa.Schema) -> str | None:
     reasons += [
         f"{field.name} is not nullable in the table, but nullable or missing in the output"
         for field in table
-        if not _nullability_fits(field, batch)
+        if not field.nullable
+        and (field.name not in batch.names or batch.field(field.name).nullable)
     ]
     return bounded("; ".join(reasons)) or None
 
@@ -233,10 +229,6 @@ def partition_misfit(schema: pa.Schema, partition_by: Sequence[str]) -> str | No
         if partition_by and len(partition_by) == len(names)
         else None
     )
-
-
-def _nullability_fits(field: pa.Field, batch: pa.Schema) -> bool:
-    return field.nullable or (field.name in batch.names and not batch.field(field.name).nullable)
 
 
 def _named(kind: Any) -> str:

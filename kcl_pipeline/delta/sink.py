@@ -242,8 +242,7 @@ class DeltaCommitter:
         found: dict[str, int] = {}
         for long in names.long_ids_with_marker(self._application, transactions):
             stored = positions.versions_of(transactions.get, "", "", long, short=True)
-            numbers = positions.encoded(stored, short=False)
-            found |= dict(zip(names.names(long, short=False), numbers, strict=True))
+            found |= positions.named(long, stored, short=False)
         return found
 
     def write_dead_letters(self, records: pa.Table) -> None:
@@ -255,7 +254,7 @@ class DeltaCommitter:
         return self._stored(self._claim(CommitEntry(key, 0, TxnVersions())))
 
     def _stored(self, claim: Claim) -> TxnVersions:
-        return replace(claim.versions(self._log.transaction), table=self._log.table_id())
+        return replace(claim.versions(self._log.transaction), table=self._log.table_id)
 
     def _claim(self, entry: CommitEntry) -> Claim:
         """Return the claim of an entry with the names that the table has for its shard now."""

@@ -97,13 +97,13 @@ class TableCheck:
         for attempt in range(MAX_ATTEMPTS):
             if self._fitting is not None and self._fitting.equals(schema):
                 return
-            reason = misfit(self._log.schema(), schema)
+            reason = misfit(self._log.schema, schema)
             if reason is None:
                 self._fitting = schema
                 return
-            added = missing_columns(self._log.schema(), schema)
+            added = missing_columns(self._log.schema, schema)
             allowed = self._sink.schema_evolution
-            if not allowed or not added or misfit(pa.schema([*self._log.schema(), *added]), schema):
+            if not allowed or not added or misfit(pa.schema([*self._log.schema, *added]), schema):
                 hint = "; set schema_evolution=True to add columns" if added and not allowed else ""
                 raise TableMismatchError(
                     f"the transform's output does not fit {self._log.root}: {reason}{hint}"

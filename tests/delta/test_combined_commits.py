@@ -233,7 +233,7 @@ def test_a_store_of_announcements_that_fails_only_costs_the_company(
     def broken(*_: object) -> None:
         raise OSError("no space left")
 
-    for method in ("write", "list", "delete"):
+    for method in ("create", "list", "delete"):
         monkeypatch.setattr(sink._log.storage, method, broken)
     assert sink.commit(written(uri, 1), [CommitEntry("a", 1, NONE)]).version == 1
     assert ids(uri) == [1]

@@ -12,7 +12,7 @@ from deltalake import DeltaTable
 from kcl_pipeline.batch import CommitEntry, TxnVersions
 from kcl_pipeline.delta.log.delta_log import DeltaLog
 from kcl_pipeline.delta.sink import DeltaCommitter
-from tests.support.delta_tables import committer, ids, written
+from tests.support.delta_tables import committer, ids, upkeep_ended, written
 
 SCHEMA = pa.schema([("id", pa.int64())])
 DEADLINE_SECONDS = 30.0
@@ -53,9 +53,9 @@ def test_commits_go_on_while_a_checkpoint_is_written(
     monkeypatch.setattr(DeltaTable, "create_checkpoint", slow)
     commit(sink, uri, *range(1, 9))
     assert checkpoints(uri) == set()
-    assert not sink._log.upkeep.wait(0)
+    assert not upkeep_ended(sink._log, 0)
     go_on.set()
-    assert sink._log.upkeep.wait(DEADLINE_SECONDS)
+    assert upkeep_ended(sink._log, DEADLINE_SECONDS)
     assert checkpoints(uri) == {5}
     commit(sink, uri, 9)
     assert ids(uri) == list(range(1, 10))
@@ -77,14 +77,14 @@ def test_the_newest_request_is_kept_while_another_one_runs(
     assert begun.wait(DEADLINE_SECONDS)
     commit(sink, uri, *range(3, 8))
     go_on.set()
-    assert sink._log.upkeep.wait(DEADLINE_SECONDS)
+    assert upkeep_ended(sink._log, DEADLINE_SECONDS)
     assert checkpoints(uri) == {2, 6}
 
 
 def test_a_handle_from_after_the_checkpoint_is_used(uri: str) -> None:
     sink = table(uri)
     commit(sink, uri, *range(1, 6))
-    assert sink._log.upkeep.wait(DEADLINE_SECONDS)
+    assert upkeep_ended(sink._log, DEADLINE_SECONDS)
     before = sink._log._table
     commit(sink, uri, 6)
     assert sink._log._table is not before
@@ -97,10 +97,10 @@ def test_another_writers_checkpoint_is_used(uri: str) -> None:
     assert reader.refresh()
     before = reader._table
     commit(sink, uri, *range(1, 10))
-    assert sink._log.upkeep.wait(DEADLINE_SECONDS)
+    assert upkeep_ended(sink._log, DEADLINE_SECONDS)
     assert reader.refresh()
     assert reader._table is before, "it is opened by another thread"
-    assert reader.upkeep.wait(DEADLINE_SECONDS)
+    assert upkeep_ended(reader, DEADLINE_SECONDS)
     assert reader.refresh()
     assert reader._table is not before
     assert reader.version == 9
@@ -112,7 +112,7 @@ def test_without_a_checkpoint_no_handle_is_opened(uri: str) -> None:
     table(uri)
     assert log.refresh()
     log.upkeep.reopen(5)
-    assert log.upkeep.wait(DEADLINE_SECONDS)
+    assert upkeep_ended(log, DEADLINE_SECONDS)
     assert log.upkeep.take_opened() is None
 
 
@@ -132,7 +132,7 @@ def test_a_handle_of_a_table_that_was_replaced_is_not_used(
     assert begun.wait(DEADLINE_SECONDS)
     sink._log._open()
     go_on.set()
-    assert sink._log.upkeep.wait(DEADLINE_SECONDS)
+    assert upkeep_ended(sink._log, DEADLINE_SECONDS)
     assert sink._log.upkeep.take_opened() is None
 
 
@@ -145,8 +145,8 @@ def test_a_failure_leaves_the_former_handle_and_the_next_request_works(
             DeltaTable, "create_checkpoint", lambda _self: (_ for _ in ()).throw(OSError("full"))
         )
         commit(sink, uri, *range(1, 6))
-        assert sink._log.upkeep.wait(DEADLINE_SECONDS)
+        assert upkeep_ended(sink._log, DEADLINE_SECONDS)
     assert "full; the log grows until the next attempt" in caplog.text
     commit(sink, uri, *range(6, 11))
-    assert sink._log.upkeep.wait(DEADLINE_SECONDS)
+    assert upkeep_ended(sink._log, DEADLINE_SECONDS)
     assert checkpoints(uri) == {10}

@@ -24,7 +24,7 @@ from kcl_pipeline.delta.sink import DeltaCommitter
 from kcl_pipeline.delta.storage.storage import Storage, open_storage
 from kcl_pipeline.local import EmbeddedAws
 from tests.support.announcing import announce
-from tests.support.delta_tables import committer
+from tests.support.delta_tables import committer, upkeep_ended
 from tests.support.sink_writers import SHARED, run_writers
 
 SCHEMA = pa.schema([("id", pa.int64())])
@@ -164,7 +164,7 @@ def test_checkpoints_and_numbers_in_an_object_store(options: Mapping[str, str]) 
     table = Table("checkpointed", options, table_properties={"delta.checkpointInterval": "3"})
     for ident in range(1, 6):
         assert table.commit(ident) == ident
-    assert table.sink._log.upkeep.wait(DEADLINE_SECONDS)
+    assert upkeep_ended(table.sink._log, DEADLINE_SECONDS)
     assert table.objects("_delta_log", ".checkpoint.parquet") == [
         f"_delta_log/{3:020d}.checkpoint.parquet"
     ]

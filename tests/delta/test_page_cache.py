@@ -12,6 +12,7 @@ import pytest
 from kcl_pipeline.delta.storage import page_cache
 from kcl_pipeline.delta.storage.local import LocalStorage
 from kcl_pipeline.delta.storage.page_cache import LARGE_BYTES, drop_pages
+from tests.support.delta_tables import put
 
 LARGE = bytes(LARGE_BYTES)
 
@@ -33,24 +34,24 @@ def advised(monkeypatch, tmp_path):
 def test_a_file_is_dropped_again_after_others_were_written(tmp_path, advised):
     storage = LocalStorage(tmp_path)
     for name in "abcd":
-        storage.write(f"batches/{name}", LARGE)
+        put(storage, f"batches/{name}", LARGE)
     assert advised == ["a", "b", "c", "a", "d", "b"]
 
 
 def test_small_files_stay(tmp_path, advised):
     storage = LocalStorage(tmp_path)
-    storage.write("small", LARGE[1:])
+    put(storage, "small", LARGE[1:])
     for name in "abc":
-        storage.write(name, LARGE)
+        put(storage, name, LARGE)
     assert advised == ["a", "b", "c", "a"]
 
 
 def test_a_file_that_was_removed_is_passed_over(tmp_path, advised):
     storage = LocalStorage(tmp_path)
-    storage.write("a", LARGE)
+    put(storage, "a", LARGE)
     storage.delete("a")
     for name in "bcd":
-        storage.write(name, LARGE)
+        put(storage, name, LARGE)
     assert advised == ["a", "b", "c", "d", "b"]
 
 
@@ -64,7 +65,7 @@ def test_a_link_is_not_followed(tmp_path, advised):
 def test_a_system_without_this_advice_keeps_the_pages(tmp_path, monkeypatch):
     monkeypatch.delattr(os, "posix_fadvise")
     storage = LocalStorage(tmp_path)
-    storage.write("a", LARGE)
+    put(storage, "a", LARGE)
     assert storage.read("a") == LARGE
 
 

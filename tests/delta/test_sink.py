@@ -17,7 +17,7 @@ from kcl_pipeline.delta.arrow_writer import ArrowBatchWriter
 from kcl_pipeline.delta.log.delta_log import DeltaLog
 from kcl_pipeline.delta.sink import DeltaCommitter, DeltaSink
 from kcl_pipeline.errors import SettingsError, SinkError, TableMismatchError
-from tests.support.delta_tables import committer, ids, log_lines, written
+from tests.support.delta_tables import committer, ids, log_lines, upkeep_ended, written
 from tests.support.sink_writers import SHARED, run_creators, run_writers
 
 SCHEMA = pa.schema([("id", pa.int64())])
@@ -166,7 +166,7 @@ def test_numbers_survive_a_checkpoint_and_a_cleaned_log(uri: str) -> None:
     assert slower.txn_versions([]) == {}
     for turn in range(4, 12):
         sink.commit(written(uri, turn), [CommitEntry("a", turn, TxnVersions(turn - 1, 1))])
-        assert sink._log.upkeep.wait(DEADLINE_SECONDS)
+        assert upkeep_ended(sink._log, DEADLINE_SECONDS)
     log = Path(uri) / "_delta_log"
     assert {file.name[:20].lstrip("0") for file in log.glob("*.checkpoint.parquet")} == {"5", "10"}
     for version in range(9):
@@ -189,7 +189,7 @@ def test_a_checkpoint_that_fails_does_not_spoil_the_commit(
         DeltaTable, "create_checkpoint", lambda _self: (_ for _ in ()).throw(OSError("disk full"))
     )
     assert sink.commit(written(uri, 1), [CommitEntry("a", 1, NONE)]).version == 1
-    assert sink._log.upkeep.wait(DEADLINE_SECONDS)
+    assert upkeep_ended(sink._log, DEADLINE_SECONDS)
     assert "disk full" in caplog.text
 
 

@@ -17,6 +17,7 @@ from kcl_pipeline.delta.files import write_table
 from kcl_pipeline.delta.storage.objects import UnsafeObjectError
 from kcl_pipeline.delta.storage.storage import Storage, open_storage
 from kcl_pipeline.local import EmbeddedAws
+from tests.support.delta_tables import put
 
 BUCKET = "storage-of-parts"  # bucket names are global, and other tests have theirs in this process
 OPTIONS = {
@@ -86,14 +87,14 @@ def test_the_size_of_a_file_is_what_is_stored(storage: Storage) -> None:
 
 
 def test_a_limit_is_a_limit(storage: Storage) -> None:
-    storage.write("a/b.json", b"x" * 100)
+    put(storage, "a/b.json", b"x" * 100)
     assert storage.read("a/b.json", 100) == b"x" * 100
     with pytest.raises(UnsafeObjectError, match="more than 99 bytes"):
         storage.read("a/b.json", 99)
     assert storage.size("a/b.json") == 100
     assert storage.size("a") is None
     for number in range(5):
-        storage.write(f"a/{number}.json", b"")
+        put(storage, f"a/{number}.json", b"")
     assert len(storage.list("a", 3)) == 3
 
 

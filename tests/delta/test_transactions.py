@@ -19,7 +19,7 @@ from kcl_pipeline.delta.log.delta_log import DeltaLog
 from kcl_pipeline.delta.log.transactions import read_transactions
 from kcl_pipeline.delta.storage.storage import LocalStorage
 from kcl_pipeline.errors import SinkError
-from tests.support.delta_tables import committer, written
+from tests.support.delta_tables import committer, upkeep_ended, written
 
 SCHEMA = pa.schema([("id", pa.int64())])
 NONE = TxnVersions()
@@ -230,7 +230,7 @@ def test_a_handle_that_is_renewed_tries_again(
             ).version
             is not None
         )
-        assert sink._log.upkeep.wait(30)
+        assert upkeep_ended(sink._log, 30)
     monkeypatch.setattr(DeltaTable, "transaction_version", lambda *_: pytest.fail("one by one"))
     assert sink.txn_versions(["x", "y"]) == {"x": TxnVersions(11), "y": NONE}
 
@@ -247,7 +247,7 @@ def test_checkpoints_come_at_the_interval(tmp_path: Path) -> None:
             ).version
             == turn
         )
-        assert sink._log.upkeep.wait(30)
+        assert upkeep_ended(sink._log, 30)
     assert sorted(
         file.name[:20] for file in (Path(uri) / "_delta_log").glob("*.checkpoint.parquet")
     ) == [f"{50:020d}", f"{100:020d}"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import threading
+from concurrent.futures import wait
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,9 @@ from kcl_pipeline.batch import Batch, Written
 from kcl_pipeline.clock import StopSignal
 from kcl_pipeline.delta.arrow_writer import ArrowBatchWriter
 from kcl_pipeline.delta.dead_letters.writer import DeadLetterTable
+from kcl_pipeline.delta.log.delta_log import DeltaLog
 from kcl_pipeline.delta.sink import DeltaCommitter, DeltaSink
+from kcl_pipeline.delta.storage.storage import Storage
 
 
 class NoWait:
@@ -44,6 +47,17 @@ class NoWait:
 def committer(uri: str, **settings: Any) -> DeltaCommitter:
     sink = DeltaSink(uri, **settings)
     return DeltaCommitter(sink, "app", clock=NoWait(), rng=random.Random(1))
+
+
+def put(storage: Storage, path: str, data: bytes) -> None:
+    with storage.create(path) as stream:
+        stream.write(data)
+
+
+def upkeep_ended(log: DeltaLog, timeout_seconds: float) -> bool:
+    """Wait until nothing runs. False: something still runs after this time."""
+    running = log.upkeep._last
+    return running is None or not wait([running], timeout_seconds).not_done
 
 
 def dead_letter_table(uri: str, application: str = "app") -> DeadLetterTable:

@@ -113,8 +113,8 @@ class Claim:
         if shard_name is None:
             return cls(*own, None, entry.sets)
         long = names.long_id(application, shard_name)
-        short = names.has_short_names(transaction, long, preferred=prefer_short)
-        return cls(*own, long, entry.sets, is_short=short)
+        is_short = names.has_short_names(transaction, long, preferred=prefer_short)
+        return cls(*own, long, entry.sets, is_short)
 
     def versions(self, transaction: names.Transaction) -> TxnVersions:
         """Read the present versions of this lease by the versions of transactions."""
@@ -126,8 +126,7 @@ class Claim:
         """The transactions that show that this claim was committed."""
         if self.position_id is None or self.sets is None:
             return {self.data_id: self.number}
-        numbers = positions.encoded(self.sets, short=self.is_short)
-        return dict(zip(self._names(self.position_id), numbers, strict=True))
+        return positions.named(self.position_id, self.sets, short=self.is_short)
 
     def before(self) -> dict[str, int | None]:
         """The version of the transaction that changes with every commit of this lease."""
@@ -136,7 +135,7 @@ class Claim:
         first = None
         if self.expected.number is not None:
             first = positions.encoded(self.expected, short=self.is_short)[0]
-        return {self._names(self.position_id)[0]: first}
+        return {names.names(self.position_id, short=self.is_short)[0]: first}
 
     def transactions(self) -> dict[str, int]:
         """The transactions that the commit sets for this lease.
@@ -152,9 +151,6 @@ class Claim:
         if self.position_id is not None and self.is_short and is_first:
             found[names.marker_name(self.position_id)] = names.MARKER
         return found
-
-    def _names(self, position_id: str) -> tuple[str, ...]:
-        return names.names(position_id, short=self.is_short)
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,8 +172,12 @@ class PreparedBatch:
     @property
     def transaction_ids(self) -> frozenset[str]:
         """What no other batch of the same commit may name: the transactions of every lease."""
-        named = ((one.data_id, one.fence_id, one.position_id) for one in self.claims)
-        return frozenset(id_ for ids in named for id_ in ids if id_ is not None)
+        return frozenset(
+            id_
+            for one in self.claims
+            for id_ in (one.data_id, one.fence_id, one.position_id)
+            if id_ is not None
+        )
 
 
 class _File(msgspec.Struct, forbid_unknown_fields=True, rename="camel"):

@@ -130,11 +130,11 @@ class AnnouncementStore:
             The batch with the name of its announcement; unchanged if that failed.
         """
         try:
-            named = replace(batch, layout=log.layout().digest)
-            named = replace(named, name=announcement_name(named))
+            named = replace(batch, layout=log.layout.digest, name=announcement_name(batch))
             data = encoded(named)
-            check_layout(decoded(data, named.name), log.layout())  # as other writers will do
-            self._storage.write(named.name, data)
+            check_layout(decoded(data, named.name), log.layout)  # as other writers will do
+            with self._storage.create(named.name) as stream:
+                stream.write(data)
         except (OSError, AnnouncementError) as error:
             _LOG.warning("cannot announce a batch, committing it alone: %s", first_line(error))
             return batch
@@ -189,7 +189,7 @@ class AnnouncementStore:
 
     def _check(self, batch: PreparedBatch, log: DeltaLog) -> None:
         """Raise `AnnouncementError` if a matching batch does not fit the table or its files."""
-        check_layout(batch, log.layout())
+        check_layout(batch, log.layout)
         for file in batch.files:
             size = self._storage.size(file.path)
             if size != file.size:
@@ -282,7 +282,7 @@ class AnnouncementStore:
 def _matches(batch: PreparedBatch, log: DeltaLog) -> bool:
     """Whether the table has exactly the metadata and the versions that this batch expects."""
     try:
-        return batch.layout == log.layout().digest and all(
+        return batch.layout == log.layout.digest and all(
             claim.versions(log.transaction) == claim.expected for claim in batch.claims
         )
     except TableMismatchError:  # a position that another program changed

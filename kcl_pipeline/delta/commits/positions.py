@@ -63,6 +63,11 @@ def encoded(sets: TxnVersions, *, short: bool) -> tuple[int, ...]:
     return ((number << _SUB_BITS) + sub + 1, *parts)
 
 
+def named(long: str, sets: TxnVersions, *, short: bool) -> dict[str, int]:
+    """Return the transactions of the shard with this `long_id`, by name; see `encoded`."""
+    return dict(zip(names(long, short=short), encoded(sets, short=short), strict=True))
+
+
 def _too_large(what: str, value: int, bits: int) -> str:
     return (
         f"the {what} {value} has more than {bits} bits, which the table cannot store; move the "

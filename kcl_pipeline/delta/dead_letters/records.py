@@ -12,7 +12,7 @@ the same record, which is written at least once, count as one record.
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
@@ -40,7 +40,6 @@ MAX_LAYERS: Final = 64
 MAX_PAGE_RECORDS: Final = 10_000
 MAX_PAGE_BYTES: Final = 8 * 1024 * 1024
 
-_QUERY: Final = "select {columns} from rows where {condition}"
 _RECORD: Final = ", ".join(RECORD_SCHEMA.names)
 _SIZE: Final = "octet_length(encode(data, 'hex')) / 2 + octet_length(partition_key) as size"
 _VALID: Final = (
@@ -205,8 +204,7 @@ class DeadLetterRecords:
             SinkError: The table cannot be read.
         """
         if self._table is None:
-            schema = pa.schema([pa.field(name, _TYPES[name]) for name in NAMED])
-            return pa.Table.from_batches([], schema=schema)
+            return _schema(NAMED).empty_table()
         return self._indexed()[0].select(NAMED)
 
     def _arrange(self) -> None:
@@ -229,8 +227,9 @@ class DeadLetterRecords:
             mine = records.filter(pc.equal(records["bucket"], bucket))
             for layer in np.unique(mine["layer"].to_numpy()).tolist():
                 one = mine.filter(pc.equal(mine["layer"], layer))
-                of = tuple(origins[bucket::MAX_SHARDS])
-                shards.append(DeadLetterShard(of, layer, self._pages(one)))
+                shards.append(
+                    DeadLetterShard(tuple(origins[bucket::MAX_SHARDS]), layer, self._pages(one))
+                )
         self.shards = tuple(shards)
 
     def _indexed(self) -> tuple[pa.Table, pa.Table, list[tuple[str, str]]]:
@@ -238,12 +237,11 @@ class DeadLetterRecords:
 
         Records beyond `MAX_LAYERS` count as rows that are no records.
         """
-        names = ", ".join(NAMED)
-        found = self._query(f"{names}, {_SIZE}, {_VALID} as valid", self._condition)
+        found = self._query(f"{', '.join(NAMED)}, {_SIZE}, {_VALID} as valid", self._condition)
         rows, invalid = found.filter(found["valid"]), found.filter(pc.invert(found["valid"]))
-        origins = _origins(rows)
+        pairs = list(zip(rows["stream"].to_pylist(), rows["shard_id"].to_pylist(), strict=True))
+        origins = sorted(set(pairs))
         places = {one: n % MAX_SHARDS for n, one in enumerate(origins)}
-        pairs = zip(rows["stream"].to_pylist(), rows["shard_id"].to_pylist(), strict=True)
         buckets = np.fromiter((places[one] for one in pairs), np.int64, rows.num_rows)
         rows = _sorted(rows.append_column("bucket", pa.array(buckets)))
         is_over = _layers(rows)[1] >= MAX_LAYERS
@@ -264,8 +262,8 @@ class DeadLetterRecords:
         pages = []
         start = 0
         while start < rows:
-            most = int(np.searchsorted(sizes, sizes[start] + MAX_PAGE_BYTES, side="right")) - 1
-            wanted = min(most, start + self._page_records)
+            fits = int(np.searchsorted(sizes, sizes[start] + MAX_PAGE_BYTES, side="right")) - 1
+            wanted = min(fits, start + self._page_records)
             # the last cut that fits, or else the next one
             cut = int(cuts[np.searchsorted(cuts, wanted, side="right") - 1])
             if cut <= start:
@@ -277,56 +275,47 @@ class DeadLetterRecords:
         return tuple(pages)
 
     def _query(self, columns: str, condition: str) -> pa.Table:
-        query = _QUERY.format(columns=columns, condition=condition)
         if self._table is None:
             raise ValueError("there is no table")
+        query = f"select {columns} from rows where {condition}"  # noqa: S608 (from this module)
         doing = f"reading the dead-letter table {self.root} at version {self.version}"
         # One query at a time: each may need the memory of a page.
         with self._lock, delta_errors(doing, self._options):
-            return _plain(read_rows(self._table, query))
+            rows = read_rows(self._table, query)
+        # With the types of records, because queries return views of bytes
+        return rows.cast(_schema(rows.column_names))
 
 
-def _plain(rows: pa.Table) -> pa.Table:
-    """Return the rows with the types of records, because queries return views of bytes."""
-    return rows.cast(pa.schema([pa.field(name, _TYPES[name]) for name in rows.column_names]))
-
-
-def _origins(rows: pa.Table) -> list[tuple[str, str]]:
-    """Return the streams and shard ids of the rows, sorted."""
-    found = rows.group_by(["stream", "shard_id"]).aggregate([])
-    return sorted(zip(found["stream"].to_pylist(), found["shard_id"].to_pylist(), strict=True))
+def _schema(names: Sequence[str]) -> pa.Schema:
+    return pa.schema([pa.field(name, _TYPES[name]) for name in names])
 
 
 def _sorted(rows: pa.Table) -> pa.Table:
     """Sort by bucket and position; the rows of one record follow each other."""
     keyed = rows.append_column("length", pc.utf8_length(rows["sequence_number"]))
-    names = ("bucket", "length", "sequence_number", "sub_sequence_number", *_ORDER)
-    order = [*((name, "ascending") for name in names), ("failed_at", "descending")]
-    return keyed.sort_by([*order, ("batch_id", "ascending"), ("lease_key", "ascending")])
+    position = ("bucket", "length", "sequence_number", "sub_sequence_number", *_ORDER)
+    names = (*position, "failed_at", "batch_id", "lease_key")
+    return keyed.sort_by(
+        [(name, "descending" if name == "failed_at" else "ascending") for name in names]
+    )
 
 
 def _layers(rows: pa.Table) -> tuple[_Flags, _Numbers]:
     """Return which sorted rows are the first of a record, and the layer of each row's record."""
-    is_position, is_record = _changes(rows, ("bucket", "sequence_number", "sub_sequence_number"))
-    is_record |= is_position
+    is_position = _changes(rows, ("bucket", "sequence_number", "sub_sequence_number"))
+    is_record = is_position | _changes(rows, _ORDER)
     places: _Numbers = np.cumsum(is_record)
     starts: _Numbers = np.where(is_position, np.arange(rows.num_rows), 0)
     return is_record, places - places[np.maximum.accumulate(starts)]
 
 
-def _changes(rows: pa.Table, position: tuple[str, ...]) -> tuple[_Flags, _Flags]:
-    """Return where the position, and where the record, differs from those of the row before."""
-    found = []
-    for names in (position, _ORDER):
-        changed = np.ones(rows.num_rows, np.bool_)
-        if rows.num_rows > 1:
-            changed[1:] = False
-            for name in names:
-                values = rows[name].combine_chunks()
-                differ = pc.not_equal(values[1:], values[:-1])
-                changed[1:] |= differ.to_numpy(zero_copy_only=False)
-        found.append(changed)
-    return found[0], found[1]
+def _changes(rows: pa.Table, names: tuple[str, ...]) -> _Flags:
+    """Return where one of these columns differs from the row before."""
+    changed: _Flags = np.arange(rows.num_rows) == 0
+    for name in names:
+        values = rows[name].combine_chunks()
+        changed[1:] |= pc.not_equal(values[1:], values[:-1]).to_numpy(zero_copy_only=False)
+    return changed
 
 
 def _records(rows: pa.Table, first: int, end: int) -> pa.Table:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final
+from typing import Final
 
 import pyarrow as pa
 from deltalake import DeltaTable
@@ -86,7 +86,7 @@ def count_dead_letters(
             return None
         began = round((now_seconds - RECENT.total_seconds()) * 1e6)
         counts = read_rows(found, _COUNTS.format(began=began))
-    return DeadLetterCounts(**counts.to_pylist()[0])
+        return DeadLetterCounts(**counts.to_pylist()[0])
 
 
 def mark_replayed(
@@ -122,10 +122,8 @@ def mark_replayed(
         conditions.append(f"batch_id = {sql_text(batch_id)}")
 
     def mark(found: DeltaTable) -> int:
-        done = found.update(
-            updates={"replayed_at": sql_time(replayed_at)}, predicate=" AND ".join(conditions)
-        )
-        return int(done["num_updated_rows"])
+        time = {"replayed_at": sql_time(replayed_at)}
+        return int(found.update(time, predicate=" AND ".join(conditions))["num_updated_rows"])
 
     return _marked(uri, storage_options, mark)
 
@@ -196,18 +194,12 @@ def open_dead_letters(
     """
     root = table_root(uri)
     with delta_errors(f"reading the dead-letter table {root}", storage_options):
-        return _opened(root, storage_options, version)
-
-
-def _opened(
-    root: str, storage_options: Mapping[str, str] | None, version: int | None
-) -> DeltaTable | None:
-    options = dict(storage_options or {})
-    if not DeltaTable.is_deltatable(root, options):
-        return None
-    found = DeltaTable(root, version=version, storage_options=options)
-    schema: Any = found.schema()
-    missing = [name for name in _TIMES if name not in {field.name for field in schema.fields}]
+        options = dict(storage_options or {})
+        if not DeltaTable.is_deltatable(root, options):
+            return None
+        found = DeltaTable(root, version=version, storage_options=options)
+        names = {field.name for field in found.schema().fields}
+    missing = [name for name in _TIMES if name not in names]
     if missing:
         raise SinkError(
             f"{root} is no dead-letter table: it has no column {missing[0]}; write the address of "

@@ -20,7 +20,7 @@ import hashlib
 import logging
 import random
 import re
-from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Final
 
@@ -102,21 +102,25 @@ class DeadLetterTable:
         """
         if not records.num_rows:
             return 0
-        positions = _positions(records)
+        found = _identified(records)
+        positions: dict[str, set[Position]] = {key: set() for key, _ in found}
+        for key, position in found:
+            if position is not None:
+                positions[key].add(position)
         check: TableCheck | None = None
         written: tuple[list[int], tuple[DataFile, ...]] | None = None
         for attempt in range(MAX_ATTEMPTS):
             check = self._refreshed(records.schema, check)
-            numbers = {key: self._number(key) for key in positions}
+            numbers = {key: self._log.transaction(self._id(key)) for key in positions}
             compared = self._log.version
             known = {key: self._in_table(key, numbers[key], positions[key]) for key in positions}
-            rows = _new_rows(records, positions, known)
+            rows = [row for row, (key, position) in enumerate(found) if position not in known[key]]
             if not rows:
                 self._remember(positions, known, numbers)
                 return 0
             if written is None or written[0] != rows:
                 written = rows, self._write(records.take(pa.array(rows, pa.int64())))
-            raised = {key: (numbers[key] or 0) + 1 for key in _keys_of(records, rows)}
+            raised = {key: (numbers[key] or 0) + 1 for key in {found[row][0] for row in rows}}
             try:
                 self._log.append(written[1], {self._id(key): n for key, n in raised.items()})
             except SinkError:
@@ -136,21 +140,15 @@ class DeadLetterTable:
             self._log.create(delta_schema(schema), (), TABLE_PROPERTIES)
             self._log.refresh()
         if check is None:
-            check = TableCheck(self._settings(), self._log, self._back_off)
+            # A user may have created the table with partition columns
+            columns, options = self._log.partition_columns(), self._sink.storage_options
+            sink = DeltaSink(self._sink.uri, columns, options, schema_evolution=True)
+            check = TableCheck(sink, self._log, self._back_off)
         check.fit(schema)
         return check
 
-    def _settings(self) -> DeltaSink:
-        """Settings with the partition columns of the table, which a user may have created."""
-        return DeltaSink(
-            self._sink.uri,
-            self._log.partition_columns(),
-            self._sink.storage_options,
-            schema_evolution=True,
-        )
-
     def _in_table(
-        self, lease_key: str, number: int | None, positions: Sequence[Position | None]
+        self, lease_key: str, number: int | None, positions: AbstractSet[Position]
     ) -> frozenset[Position]:
         """The records of a lease in the table, from the first of these positions on."""
         first = _first(positions)
@@ -176,7 +174,7 @@ class DeadLetterTable:
                 # Records that are not found are written again.
                 _LOG.warning("cannot read the dead letters in %s: %s", path, first_line(error))
                 continue
-            found.update(one for one in _positions(rows).get(lease_key, ()) if one is not None)
+            found |= {one for key, one in _identified(rows) if key == lease_key and one is not None}
         return frozenset(found)
 
     def _is_mine(self, match: re.Match[str]) -> bool:
@@ -184,7 +182,7 @@ class DeadLetterTable:
 
     def _remember(
         self,
-        positions: dict[str, list[Position | None]],
+        positions: dict[str, set[Position]],
         known: dict[str, frozenset[Position]],
         numbers: dict[str, int | None],
     ) -> None:
@@ -193,16 +191,13 @@ class DeadLetterTable:
             number, first = numbers[key], _first(found)
             if number is None or first is None:
                 continue
-            here = {one for one in found if one is not None}
-            here |= {one for one in known[key] if int(one[0]) >= first}
+            here = found | {one for one in known[key] if int(one[0]) >= first}
             self._known.pop(key, None)
             if len(here) <= MAX_KNOWN:
                 self._known[key] = _Known(number, first, frozenset(here))
 
     def _write(self, rows: pa.Table) -> tuple[DataFile, ...]:
-        numbers = [
-            int(one[0]) for group in _positions(rows).values() for one in group if one is not None
-        ]
+        numbers = [int(one[0]) for _, one in _identified(rows) if one is not None]
         span = f"{min(numbers):x}-{max(numbers):x}" if numbers else "unknown"
         return write_table(
             self._log.storage,
@@ -213,9 +208,6 @@ class DeadLetterTable:
             part=span,
         )
 
-    def _number(self, lease_key: str) -> int | None:
-        return self._log.transaction(self._id(lease_key))
-
     def _id(self, lease_key: str) -> str:
         return f"{self._application}/{lease_key}/dead_letters"
 
@@ -224,44 +216,18 @@ class DeadLetterTable:
         self._log.refresh()
 
 
-def _positions(records: pa.Table) -> dict[str, list[Position | None]]:
-    """By lease, the position of each record in order; None for a record without one."""
+def _identified(records: pa.Table) -> list[tuple[str, Position | None]]:
+    """The lease and the position of each record; None for a record without a position."""
     if not set(_POSITION) <= set(records.column_names):
-        return {"": [None] * records.num_rows}
-    found: dict[str, list[Position | None]] = {}
+        return [("", None)] * records.num_rows
+    found: list[tuple[str, Position | None]] = []
     for key, number, sub in zip(
         *(records.column(name).to_pylist() for name in _POSITION), strict=True
     ):
         is_valid = isinstance(number, str) and _NUMBER.fullmatch(number) and isinstance(sub, int)
-        found.setdefault(key or "", []).append((number, sub) if is_valid else None)
+        found.append((key or "", (number, sub) if is_valid else None))
     return found
 
 
-def _new_rows(
-    records: pa.Table,
-    positions: dict[str, list[Position | None]],
-    known: dict[str, frozenset[Position]],
-) -> list[int]:
-    """Indices of the rows whose records are not known."""
-    remaining = {key: iter(found) for key, found in positions.items()}
-    rows = []
-    for row, key in enumerate(_keys(records)):
-        position = next(remaining[key])
-        if position is None or position not in known[key]:
-            rows.append(row)
-    return rows
-
-
-def _keys_of(records: pa.Table, rows: Sequence[int]) -> set[str]:
-    keys = _keys(records)
-    return {keys[row] for row in rows}
-
-
-def _keys(records: pa.Table) -> list[str]:
-    if not set(_POSITION) <= set(records.column_names):
-        return [""] * records.num_rows
-    return [key or "" for key in records.column("lease_key").to_pylist()]
-
-
-def _first(positions: Sequence[Position | None]) -> int | None:
-    return min((int(one[0]) for one in positions if one is not None), default=None)
+def _first(positions: AbstractSet[Position]) -> int | None:
+    return min((int(one[0]) for one in positions), default=None)

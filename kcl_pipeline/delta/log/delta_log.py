@@ -25,6 +25,7 @@ import json
 import logging
 import re
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any, Final
 
 import pyarrow as pa
@@ -65,12 +66,8 @@ class DeltaLog:
         self._table: Any = None
         self._numbers: dict[str, int | None] = {}
         self._numbers_read: bool | None = None
-        self._landed: dict[str, int] = {}
-        self._schema: pa.Schema | None = None
-        self._layout: TableLayout | None = None
         self.metadata_changes = 0
         """Counter of possible changes of the table's metadata or protocol."""
-        self._table_id: str | None = None
         self._opened_at = self._asked_at = -1
         self.read_to = -1
         self._seen = SeenEntries(self.storage)
@@ -91,9 +88,7 @@ class DeltaLog:
             SinkError: The log cannot be read.
         """
         with delta_errors(f"could not read the log of {self.root}", self._options):
-            if self._table is not None and self._follow():
-                return True
-            return self._open()
+            return (self._table is not None and self._follow()) or self._open()
 
     def peek(self) -> bool:
         """Read the existing entries after the last one that was read.
@@ -161,34 +156,34 @@ class DeltaLog:
 
     def landed_at(self, application_id: str) -> int:
         """Table version whose commit set the transaction last; `version` if it was not read."""
-        return self._landed.get(application_id, self.version)
+        recent = reversed(self._recent.items())
+        return next((version for version, one in recent if application_id in one), self.version)
 
+    # Kept until `_metadata_changed`.
+
+    @cached_property
     def schema(self) -> pa.Schema:
         """The table's columns."""
-        if self._schema is None:
-            self._catch_up()
-            with delta_errors(f"could not read the schema of {self.root}", self._options):
-                self._schema = pa.schema(self._table.schema().to_arrow())
-        return self._schema
+        self._catch_up()
+        with delta_errors(f"could not read the schema of {self.root}", self._options):
+            return pa.schema(self._table.schema().to_arrow())
 
+    @cached_property
     def layout(self) -> TableLayout:
         """The metadata that a file must fit."""
-        if self._layout is None:
-            schema = self.schema()
-            with delta_errors(f"could not read the metadata of {self.root}", self._options):
-                metadata, text = self._table.metadata(), self._table.schema().to_json()
-                columns = list(metadata.partition_columns)
-            digest = hashlib.sha256(json.dumps([metadata.id, columns, text]).encode()).hexdigest()
-            self._layout = TableLayout(digest, {name: schema.field(name).type for name in columns})
-        return self._layout
+        schema = self.schema
+        with delta_errors(f"could not read the metadata of {self.root}", self._options):
+            metadata, text = self._table.metadata(), self._table.schema().to_json()
+            columns = list(metadata.partition_columns)
+        digest = hashlib.sha256(json.dumps([metadata.id, columns, text]).encode()).hexdigest()
+        return TableLayout(digest, {name: schema.field(name).type for name in columns})
 
+    @cached_property
     def table_id(self) -> str:
         """The id of the table, which no other table has."""
-        if self._table_id is None:
-            self._catch_up()
-            with delta_errors(f"could not read the metadata of {self.root}", self._options):
-                self._table_id = str(self._table.metadata().id)
-        return self._table_id
+        self._catch_up()
+        with delta_errors(f"could not read the metadata of {self.root}", self._options):
+            return str(self._table.metadata().id)
 
     def _catch_up(self) -> None:
         """Move the handle to the entries that `peek` has read: they may change the metadata."""
@@ -233,12 +228,8 @@ class DeltaLog:
 
     def create(
         self, schema: pa.Schema, partition_by: Sequence[str], properties: Mapping[str, str]
-    ) -> bool:
-        """Write version 0 if it does not exist.
-
-        Returns:
-            False if another writer created the table, or the outcome is not known. Read again.
-        """
+    ) -> None:
+        """Write version 0 if it does not exist. Another writer may do so at the same time."""
         # deltalake starts threads when it is loaded: load it only in the process that uses it.
         from deltalake import CommitProperties, DeltaTable  # noqa: PLC0415
 
@@ -254,10 +245,8 @@ class DeltaLog:
                     commit_properties=CommitProperties(max_commit_retries=0),
                 )
         except SinkError:
-            if self.refresh():
-                return False
-            raise
-        return True
+            if not self.refresh():
+                raise
 
     def append(self, files: Sequence[DataFile], transactions: Mapping[str, int]) -> None:
         """Write an entry with these files and transactions at `version` + 1.
@@ -335,7 +324,7 @@ class DeltaLog:
 
         self.upkeep.discard()
         self._table, self._numbers_read = None, None
-        self._numbers, self._landed, self._recent = {}, {}, {}
+        self._numbers, self._recent = {}, {}
         self._metadata_changed()
         try:
             self._table = DeltaTable(self.root, storage_options=self._options)
@@ -387,10 +376,10 @@ class DeltaLog:
         self._recent[version] = facts.transactions
         self._recent.pop(version - _ENTRIES_KEPT, None)
         self._numbers |= facts.transactions
-        self._landed |= dict.fromkeys(facts.transactions, version)
         if facts.changes_table:
             self._metadata_changed()
 
     def _metadata_changed(self) -> None:
-        self._schema = self._layout = self._table_id = None
+        for name in ("schema", "layout", "table_id"):
+            self.__dict__.pop(name, None)
         self.metadata_changes += 1

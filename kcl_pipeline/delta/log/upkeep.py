@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Final
 
 from kcl_pipeline.delta.errors import delta_errors
@@ -35,8 +35,7 @@ class LogUpkeep:
         self._options = dict(options)
         self._pool = ThreadPoolExecutor(1, "delta-log")
         self._lock = threading.Lock()
-        self._running: Future[None] | None = None
-        self._next: Callable[[int], None] | None = None
+        self._last: Future[None] | None = None
         self._opened: Any = None
         self._generation = 0
 
@@ -60,26 +59,11 @@ class LogUpkeep:
             self._opened = None
             self._generation += 1
 
-    def wait(self, timeout_seconds: float) -> bool:
-        """Wait until nothing runs. False: something still runs after `timeout_seconds`."""
-        with self._lock:
-            running = self._running
-        return running is None or not wait([running], timeout_seconds).not_done
-
     def _start(self, job: Callable[[int], None]) -> None:
         with self._lock:
-            self._next = job
-            if self._running is None:
-                self._running = self._pool.submit(self._run)
-
-    def _run(self) -> None:
-        while True:
-            with self._lock:
-                job, self._next, generation = self._next, None, self._generation
-                if job is None:
-                    self._running = None
-                    return
-            job(generation)
+            if self._last is not None:
+                self._last.cancel()  # No effect if it runs already
+            self._last = self._pool.submit(lambda: job(self._generation))
 
     def _write_checkpoint(self, version: int, generation: int) -> None:
         from deltalake import DeltaTable  # noqa: PLC0415 (it starts threads when it is loaded)

@@ -10,8 +10,9 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Iterable, Iterator, MutableSequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from itertools import islice
 from pathlib import Path
 from typing import Final
 
@@ -54,10 +55,6 @@ class LocalStorage:
     def open(self, path: str) -> pa.NativeFile:  # noqa: D102
         return pa.OSFile(str(self.root / path))
 
-    def write(self, path: str, data: bytes | memoryview) -> None:  # noqa: D102
-        with self.create(path) as stream:
-            stream.write(data)
-
     @contextmanager
     def create(self, path: str) -> Iterator[pa.NativeFile]:  # noqa: D102
         target = self.root / path
@@ -89,28 +86,24 @@ class LocalStorage:
     def list(  # noqa: D102
         self, folder: str, limit: int | None = None, *, partial: bool = False
     ) -> list[StoredObject]:
-        found: list[StoredObject] = []
         hidden = () if partial else (_PARTIAL,)
-        folders = [folder.strip("/")]
-        while folders:
-            for stored in self._list_one(folders.pop(), folders):
-                if limit is not None and len(found) >= limit:
-                    break
-                if not stored.path.endswith(hidden):
-                    found.append(stored)
-        return sorted(found, key=lambda stored: stored.path)
+        found = (one for one in self._walk(folder.strip("/")) if not one.path.endswith(hidden))
+        return sorted(islice(found, limit), key=lambda stored: stored.path)
 
     def delete(self, path: str) -> None:  # noqa: D102
-        try:
-            with self._folder_of(path) as (folder, name):
-                os.unlink(name, dir_fd=folder)
-        except FileNotFoundError:
-            return
+        with suppress(FileNotFoundError), self._folder_of(path) as (folder, name):
+            os.unlink(name, dir_fd=folder)
 
-    def _list_one(self, path: str, folders: MutableSequence[str]) -> Iterator[StoredObject]:
-        """Yield the objects of one folder. Its subfolders are appended to `folders`."""
-        try:
-            with self._folder(path) as folder, os.scandir(folder) as entries:
+    def _walk(self, folder: str) -> Iterator[StoredObject]:
+        """Yield the objects of a folder and of its subfolders, however deep these are."""
+        folders = [folder]
+        while folders:
+            path = folders.pop()
+            with (
+                suppress(FileNotFoundError, NotADirectoryError),
+                self._folder(path) as opened,
+                os.scandir(opened) as entries,
+            ):
                 for entry in entries:
                     inner = f"{path}/{entry.name}" if path else entry.name
                     try:
@@ -120,10 +113,7 @@ class LocalStorage:
                     if stat.S_ISDIR(known.st_mode):
                         folders.append(inner)
                     elif not entry.name.startswith("."):
-                        millis = known.st_mtime_ns // 1_000_000
-                        yield StoredObject(inner, known.st_size, millis)
-        except (FileNotFoundError, NotADirectoryError):
-            return
+                        yield StoredObject(inner, known.st_size, known.st_mtime_ns // 1_000_000)
 
     @contextmanager
     def _folder_of(self, path: str) -> Iterator[tuple[int, str]]:

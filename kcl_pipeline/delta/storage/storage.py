@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final, Protocol
 from urllib.parse import unquote
@@ -48,11 +48,8 @@ class Storage(Protocol):
     def open(self, path: str) -> pa.NativeFile:
         """Open the object to read parts of it. The caller closes it."""
 
-    def write(self, path: str, data: bytes | memoryview) -> None:
-        """Create or replace the object atomically."""
-
     def create(self, path: str) -> AbstractContextManager[pa.NativeFile]:
-        """Open a stream that writes the object.
+        """Open a stream that creates or replaces the object atomically.
 
         The object exists after the `with` block has ended without an error.
         """
@@ -116,11 +113,7 @@ class ObjectStorage:
 
     # The protocol `Storage` documents these methods.
     def read(self, path: str, limit: int | None = None) -> bytes:  # noqa: D102
-        store, root = self._store()
-        with (
-            _os_errors(f"{self._uri}/{path}", self._options),
-            store.open_input_stream(f"{root}/{path}") as stream,
-        ):
+        with self._at(path) as (store, inner), store.open_input_stream(inner) as stream:
             data = bytes(stream.read() if limit is None else stream.read(limit + 1))
         if limit is not None and len(data) > limit:
             raise UnsafeObjectError(f"{path} has more than {limit} bytes")
@@ -137,17 +130,8 @@ class ObjectStorage:
                 yield path, error
 
     def open(self, path: str) -> pa.NativeFile:  # noqa: D102
-        store, root = self._store()
-        with _os_errors(f"{self._uri}/{path}", self._options):
-            return store.open_input_file(f"{root}/{path}")
-
-    def write(self, path: str, data: bytes | memoryview) -> None:  # noqa: D102
-        store, root = self._store()
-        with (
-            _os_errors(f"{self._uri}/{path}", self._options),
-            store.open_output_stream(f"{root}/{path}") as stream,
-        ):
-            stream.write(data)
+        with self._at(path) as (store, inner):
+            return store.open_input_file(inner)
 
     @contextmanager
     def create(self, path: str) -> Iterator[pa.NativeFile]:  # noqa: D102
@@ -155,12 +139,12 @@ class ObjectStorage:
         # object.
         stream = pa.BufferOutputStream()
         yield stream
-        self.write(path, memoryview(stream.getvalue()))
+        with self._at(path) as (store, inner), store.open_output_stream(inner) as target:
+            target.write(stream.getvalue())
 
     def size(self, path: str) -> int | None:  # noqa: D102
-        store, root = self._store()
-        with _os_errors(f"{self._uri}/{path}", self._options):
-            found = store.get_file_info(f"{root}/{path}")
+        with self._at(path) as (store, inner):
+            found = store.get_file_info(inner)
         return int(found.size) if found.type == pafs.FileType.File else None
 
     def list(  # noqa: D102
@@ -170,38 +154,39 @@ class ObjectStorage:
         *,
         partial: bool = False,  # noqa: ARG002 (an object of the store is complete or not there)
     ) -> list[StoredObject]:
-        store, root = self._store()
-        with _os_errors(f"{self._uri}/{folder}", self._options):
+        with self._at(folder) as (store, inner):
             found = store.get_file_info(
-                pafs.FileSelector(f"{root}/{folder}", recursive=True, allow_not_found=True)
+                pafs.FileSelector(inner, recursive=True, allow_not_found=True)
             )
-        files = [info for info in found if info.type == pafs.FileType.File]
-        return sorted(
-            (
-                StoredObject(
-                    info.path.removeprefix(f"{root}/"), info.size, (info.mtime_ns or 0) // 1_000_000
-                )
-                for info in files[:limit]
-            ),
-            key=lambda one: one.path,
-        )
+        root = inner.removesuffix(folder)
+        files = [
+            StoredObject(info.path.removeprefix(root), info.size, (info.mtime_ns or 0) // 1_000_000)
+            for info in found
+            if info.type == pafs.FileType.File
+        ]
+        return sorted(files[:limit], key=lambda one: one.path)
 
     def delete(self, path: str) -> None:  # noqa: D102
-        store, root = self._store()
-        try:
-            with _os_errors(f"{self._uri}/{path}", self._options):
-                store.delete_file(f"{root}/{path}")
-        except FileNotFoundError:
-            return
+        with suppress(FileNotFoundError), self._at(path) as (store, inner):
+            store.delete_file(inner)
 
-    def _store(self) -> tuple[pafs.FileSystem, str]:
+    @contextmanager
+    def _at(self, path: str) -> Iterator[tuple[pafs.FileSystem, str]]:
+        """The store, and the object's path in it. Its errors become `OSError` with the address."""
         if self._opened is None:
             scheme, _, root = self._uri.partition("://")
             if scheme in ("s3", "s3a"):
                 self._opened = pafs.S3FileSystem(**s3_settings(self._options)), root
             else:
                 self._opened = pafs.FileSystem.from_uri(self._uri)
-        return self._opened
+        store, root = self._opened
+        try:
+            yield store, f"{root}/{path}"
+        except OSError:
+            raise
+        except Exception as error:  # noqa: BLE001 (the client's errors have no common class)
+            message = f"{self._uri}/{path}: {first_line(error, self._options)}"
+            raise OSError(message) from cause_of(error, self._options)
 
 
 def s3_settings(options: Mapping[str, str]) -> dict[str, Any]:
@@ -228,14 +213,3 @@ def s3_settings(options: Mapping[str, str]) -> dict[str, Any]:
         "force_virtual_addressing": given("virtual_hosted_style_request") == "true" or None,
     }
     return {name: value for name, value in settings.items() if value is not None}
-
-
-@contextmanager
-def _os_errors(what: str, options: Mapping[str, str]) -> Iterator[None]:
-    """Convert the client's errors to `OSError` with the object's name."""
-    try:
-        yield
-    except OSError:
-        raise
-    except Exception as error:  # noqa: BLE001 (the client's errors have no common class)
-        raise OSError(f"{what}: {first_line(error, options)}") from cause_of(error, options)

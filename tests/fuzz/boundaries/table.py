@@ -230,7 +230,7 @@ def check_folder(value: list[dict[str, Any]]) -> str:
     folder = at.root / FOLDER
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    layout = at.sink._log.layout().digest.encode()
+    layout = at.sink._log.layout.digest.encode()
     for one in value:
         body = one["body"].replace(b'"layout":"d"', b'"layout":"%s"' % layout)
         _put(folder, {**one, "body": body.replace(b"app/a", b"app/a%d" % at.turn)})
