@@ -13,15 +13,13 @@ import itertools
 import socket
 import threading
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import Any, Final, cast
 
 import urllib3
+from botocore.awsrequest import AWSPreparedRequest, AWSResponse
 from botocore.exceptions import HTTPClientError
 
 from kcl_pipeline.clock import Clock, SystemClock
-
-if TYPE_CHECKING:
-    from botocore.awsrequest import AWSPreparedRequest, AWSResponse
 
 CHECK_SECONDS: Final = 1.0
 _LENGTH_DIGITS: Final = 18
@@ -119,9 +117,8 @@ def read_body(response: Any) -> bytes:
     Raises `OSError` when it has more than `MAX_BODY_BYTES`, without reading more than these.
     """
     if _has_length(response):
-        whole: bytes = response.read()
-        return whole
-    body: bytes = response.read(MAX_BODY_BYTES + 1)
+        return bytes(response.read())
+    body = bytes(response.read(MAX_BODY_BYTES + 1))
     if len(body) > MAX_BODY_BYTES:
         raise OSError(f"the body has more than {MAX_BODY_BYTES} bytes")
     return body

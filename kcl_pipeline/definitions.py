@@ -89,9 +89,8 @@ def build_definitions(
     output = build_output_asset(pipeline, names, options)
     job = build_consume_job(output, names, pipeline_version(pipeline))
     maintenance = build_maintenance_job(pipeline, names)
-    external = [*stream_specs(names, options), *table_specs(pipeline, names, options)]
     return dg.Definitions(
-        assets=[output, *external],
+        assets=[output, *stream_specs(names, options), *table_specs(pipeline, names, options)],
         asset_checks=build_checks(pipeline, names, options),
         jobs=[job, *([maintenance] if maintenance else []), *build_operator_jobs(pipeline, names)],
         sensors=[build_leader_sensor(pipeline, names, options, job, continuous_config(output))],
@@ -110,11 +109,11 @@ def build_resources(
     pipeline: PipelineLike, names: Names, aws: AwsResource, spark: SparkSource | None = None
 ) -> dict[str, Any]:
     """Build the resources of one pipeline. Their keys contain its name."""
-    spark_config = dict(getattr(pipeline, "spark_config", {}))
     return {
         names.aws: aws,
         names.leases_resource: LeaseTableResource.of(pipeline.settings, aws),
         names.workers_resource: WorkerMetricsTableResource.of(pipeline.settings, aws),
         names.coordinator_resource: CoordinatorStateTableResource.of(pipeline.settings, aws),
-        names.spark: spark or spark_resource(pipeline.name, spark_config),
+        names.spark: spark
+        or spark_resource(pipeline.name, dict(getattr(pipeline, "spark_config", {}))),
     }

@@ -127,11 +127,6 @@ class MemoryBudget:
             self._peak = max(self._peak, sum(self._counts.values()))
             return room
 
-    def room(self) -> int:
-        """Return the bytes that a result may have; 0 without any."""
-        with self._lock:
-            return self._room()
-
     # The methods below need the lock, or get it.
 
     def _room(self) -> int:

@@ -44,14 +44,14 @@ class Position:
     def __post_init__(self) -> None:
         text = self.sequence_number
         if not (text in _SENTINEL_RANK or text == _SHARD_END or _is_number(text)):
-            msg = (
+            raise ValueError(
                 f"'{printable(text, MAX_SEQUENCE_NUMBER_DIGITS)}' is neither a Kinesis sequence "
                 f"number nor one of {[*_SENTINEL_RANK, _SHARD_END]}"
             )
-            raise ValueError(msg)
         if not 0 <= self.sub_sequence_number <= MAX_SUB_SEQUENCE_NUMBER:
-            msg = f"sub-sequence number {self.sub_sequence_number} is not from 0 to 2^63 - 1"
-            raise ValueError(msg)
+            raise ValueError(
+                f"sub-sequence number {self.sub_sequence_number} is not from 0 to 2^63 - 1"
+            )
 
     @property
     def is_sentinel(self) -> bool:

@@ -27,11 +27,10 @@ class HashKeyRange:
 
     def __post_init__(self) -> None:
         if not 0 <= self.start < self.end <= MAX_HASH_KEY:
-            msg = (
+            raise ValueError(
                 f"hash key range {self.start}..{self.end} is not inside 0..2^128-1 with "
                 "start below end"
             )
-            raise ValueError(msg)
 
     def contains(self, hash_key: int) -> bool:
         """Return whether the key is in the range."""
@@ -94,8 +93,9 @@ class StreamId:
         if match and int(match["epoch"]) > 0:
             return cls(match["name"], match["account"], int(match["epoch"]))
         if ":" in text or not text:
-            msg = f"{text!r} is not a stream name and not account:name:creationEpochSeconds"
-            raise ValueError(msg)
+            raise ValueError(
+                f"{text!r} is not a stream name and not account:name:creationEpochSeconds"
+            )
         return cls(text)
 
     def lease_key(self, shard_id: str) -> str:

@@ -56,9 +56,12 @@ class StreamConfig:
                 f"StreamConfig initial_position={position!r} is not one of its values. {advice}"
             )
         if time is not None and (not isinstance(time, datetime) or time.tzinfo is None):
-            example = "datetime(2026, 1, 31, 12, tzinfo=UTC)"
-            problem = "is not a time with a time zone"
-            raise wrong("StreamConfig timestamp", time, problem, f"Write {example}")
+            raise wrong(
+                "StreamConfig timestamp",
+                time,
+                "is not a time with a time zone",
+                "Write datetime(2026, 1, 31, 12, tzinfo=UTC)",
+            )
         if (position == "AT_TIMESTAMP") != (time is not None):
             raise SettingsError(
                 f"StreamConfig timestamp={time} does not fit initial_position={position!r}. Write "
@@ -103,8 +106,12 @@ class StreamSelector:
 
     def __post_init__(self) -> None:
         if not isinstance(self.prefix, str) or (self.prefix and not is_stream(self.prefix)):
-            advice = "Write the first characters of stream names, such as 'orders-'"
-            raise wrong("StreamSelector prefix", self.prefix, "is not a prefix", advice)
+            raise wrong(
+                "StreamSelector prefix",
+                self.prefix,
+                "is not a prefix",
+                "Write the first characters of stream names, such as 'orders-'",
+            )
         check_options("StreamSelector tags", self.tags, "{'team': 'orders'}")
         if not self.prefix and not self.tags:
             raise SettingsError(

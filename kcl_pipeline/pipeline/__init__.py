@@ -39,6 +39,7 @@ from kcl_pipeline.leader.cycle import LeaderCycle
 from kcl_pipeline.leader.streams.selection import Selection
 from kcl_pipeline.memory import MemoryBudget
 from kcl_pipeline.metrics.opening import observed_leader, observed_worker, require_exporters
+from kcl_pipeline.metrics.platform import select_provider
 from kcl_pipeline.pipeline.arguments import (
     Fleet,
     check_arguments,
@@ -57,7 +58,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from kcl_pipeline.assets.limits import CheckLimits
-    from kcl_pipeline.metrics.provider import MetricProvider
     from kcl_pipeline.resources import AwsResource, SparkSource
     from kcl_pipeline.spark.foreach import ForeachBatchSink
     from kcl_pipeline.worker.worker import Worker
@@ -290,8 +290,9 @@ class KinesisPipeline:
         # Its threads start with the first scan of several segments or the first moves
         pool = ThreadPoolExecutor(LEADER_THREADS, "leader-calls")
         tables = open_tables(self.settings, clients, clock, map_=pool.map)
-        observed = (self.settings, clock, owner_name, clients)
-        events = observed_leader(events, tables.coordinator, *observed)
+        events = observed_leader(
+            events, tables.coordinator, self.settings, clock, owner_name, clients
+        )
         kinesis = open_kinesis(self.settings, clients, clock)
         select = select_function(self.streams, clients, clock)
         return LeaderCycle(
@@ -350,24 +351,24 @@ class KinesisPipeline:
         refuse_pause(self.name, application.pause)
         tables = open_tables(self.settings, clients, clock)
         events = observed_worker(events, tables.coordinator, settings, clock, worker_id, clients)
-        kinesis = open_kinesis(self.settings, clients, clock)
         leader: LeaderCycle | None = None
         if leads:
             leader = self.build_leader(worker_id, clients=clients, clock=clock, events=events)
         writer, sink, range_jobs = self.output().open(session_factory, clients, events, memory)
+        has_metrics = not settings.worker.disable_worker_metrics
         dependencies = WorkerDependencies(
             settings=settings,
             lease_table=tables.lease,
             worker_table=tables.workers,
             coordinator_table=tables.coordinator,
-            kinesis=kinesis,
+            kinesis=open_kinesis(settings, clients, clock),
             writer=writer,
             sink=sink,
             clock=clock,
             # Not seeded by the worker id: processes that share it must draw different numbers
             rng=random.SystemRandom(),
             events=events,
-            metric=self._metric(clock, events),
+            metric=select_provider(clock, events=events) if has_metrics else None,
             leader=leader,
             leader_patience_seconds=leader_patience_seconds,
             run_id=run_id or f"{worker_id}@{round(clock.wall() * 1000)}",
@@ -390,10 +391,3 @@ class KinesisPipeline:
             self.transform_arrow,
             self.spark_config,
         )
-
-    def _metric(self, clock: Clock, events: EventSink) -> MetricProvider | None:
-        from kcl_pipeline.metrics.platform import select_provider  # noqa: PLC0415 (it reads files)
-
-        if self.settings.worker.disable_worker_metrics:
-            return None
-        return select_provider(clock, events=events)

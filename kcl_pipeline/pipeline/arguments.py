@@ -6,7 +6,7 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from pydantic import ValidationError
 
@@ -18,18 +18,16 @@ from kcl_pipeline.arguments import (
     check_text,
     checked_arguments,
 )
+from kcl_pipeline.aws import AwsClients
+from kcl_pipeline.clock import Clock
 from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.config.model import STREAM_FORMS
 from kcl_pipeline.delta.settings import DeltaSink
 from kcl_pipeline.errors import SettingsError
+from kcl_pipeline.leader.streams.selection import SelectStreams
 from kcl_pipeline.planning import strategies
 from kcl_pipeline.settings_errors import nearest, refuse_settings, shown, unknown, wrong
 from kcl_pipeline.stream_config import StreamConfig, StreamForms, StreamSelector, stream_settings
-
-if TYPE_CHECKING:
-    from kcl_pipeline.aws import AwsClients
-    from kcl_pipeline.clock import Clock
-    from kcl_pipeline.leader.streams.selection import SelectStreams
 
 _OWN_ARGUMENTS: Final = {
     "application_name": "name",
@@ -72,18 +70,21 @@ class Fleet:
     """Version of your code, such as a Git commit. None: a digest of the files of its package."""
 
     def __post_init__(self) -> None:
-        check_number("Fleet min", self.min, "a number of workers", least=1, whole=True)
-        check_number("Fleet max", self.max, "a number of workers", least=1, whole=True)
-        starting = self.max_starting
-        check_number("Fleet max_starting", starting, "a number of runs", least=1, whole=True)
+        for name, unit in (("min", "workers"), ("max", "workers"), ("max_starting", "runs")):
+            value = getattr(self, name)
+            check_number(f"Fleet {name}", value, f"a number of {unit}", least=1, whole=True)
         if self.max < self.min:
             raise SettingsError(
                 f"Fleet max={self.max} is less than min={self.min}. Write max={self.min} or more."
             )
         check_run_tags(self.run_tags)
         check_flag("Fleet rolling_replacement", self.rolling_replacement)
-        advice = "Write the version of your code, such as a Git commit, or None"
-        check_text("Fleet code_version", self.code_version, advice, optional=True)
+        check_text(
+            "Fleet code_version",
+            self.code_version,
+            "Write the version of your code, such as a Git commit, or None",
+            optional=True,
+        )
 
 
 def check_run_tags(tags: object) -> None:
@@ -181,15 +182,20 @@ def _check_streams(streams: object) -> None:
         check_function("streams", streams, [], "a list, or a function that returns one")
         return
     if not isinstance(streams, Sequence) or isinstance(streams, bytes | bytearray):
-        advice = f"Write a list with {STREAM_FORMS}, such as streams=['orders']"
-        raise wrong("streams", streams, "is not a list", advice)
+        raise wrong(
+            "streams",
+            streams,
+            "is not a list",
+            f"Write a list with {STREAM_FORMS}, such as streams=['orders']",
+        )
 
 
 def _check_workers(workers: object) -> None:
     if not isinstance(workers, Fleet):
         most = workers if isinstance(workers, int) and workers > 0 else 8
-        advice = f"Write workers=Fleet(min=1, max={most:d})"
-        raise wrong("workers", workers, "is not a Fleet", advice)
+        raise wrong(
+            "workers", workers, "is not a Fleet", f"Write workers=Fleet(min=1, max={most:d})"
+        )
 
 
 def _check_sink(sink: object) -> None:
@@ -198,8 +204,12 @@ def _check_sink(sink: object) -> None:
     if isinstance(sink, str):
         raise wrong("sink", sink, "is a string", f"Write sink=DeltaSink({shown(sink)})")
     if isinstance(sink, type) or callable(sink):
-        advice = "Write sink=ForeachBatchSink(function) or sink=DeltaSink('s3://lake/orders')"
-        raise wrong("sink", sink, "is a class or function", advice)
+        raise wrong(
+            "sink",
+            sink,
+            "is a class or function",
+            "Write sink=ForeachBatchSink(function) or sink=DeltaSink('s3://lake/orders')",
+        )
     raise wrong("sink", sink, "is not a sink", f"Write sink={_SINKS}")
 
 

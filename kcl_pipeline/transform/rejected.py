@@ -106,10 +106,11 @@ def split_rejected(output: pa.Table) -> tuple[pa.Table, pa.Table | None]:
 def _fits(kind: pa.DataType, required: pa.DataType) -> bool:
     if pa.types.is_dictionary(kind):
         return _fits(kind.value_type, required)
-    if pa.types.is_null(kind):
-        return True
     if pa.types.is_integer(required):
-        return bool(pa.types.is_integer(kind))
+        return bool(pa.types.is_integer(kind) or pa.types.is_null(kind))
     return bool(
-        pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
+        pa.types.is_string(kind)
+        or pa.types.is_large_string(kind)
+        or pa.types.is_string_view(kind)
+        or pa.types.is_null(kind)
     )
