@@ -39,6 +39,7 @@ from kcl_pipeline.testing.tables import create_lease
 from kcl_pipeline.worker.batch_runner import CommitSteps
 from kcl_pipeline.worker.commit.two_phase import TwoPhaseCommit
 from kcl_pipeline.worker.consumer import ShardConsumer
+from kcl_pipeline.worker.monitoring.activity import Activity
 
 LATENCIES_MILLIS = (0.0, 5.0)
 BATCHES = 5
@@ -94,7 +95,9 @@ class OneWorker:
         protocol = TwoPhaseCommit(
             held, InMemorySink(rows), clock, lambda _event: None, "w", map=map_calls
         )
-        self._commit = CommitSteps(protocol, self._writer, held, clock, lambda _event: None, "w")
+        self._commit = CommitSteps(
+            protocol, self._writer, held, clock, lambda _event: None, "w", Activity(clock)
+        )
         self._consumers = {
             held.lease_key: ShardConsumer(held, StreamId("s")) for held in held.recover()
         }

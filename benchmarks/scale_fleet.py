@@ -242,8 +242,8 @@ class Fleet:
         """Return a worker without threads."""
         table = MemoryTable()
         return Worker(
-            name,
             WorkerDependencies(
+                worker_id=name,
                 settings=self.settings,
                 lease_table=self.lease_table,
                 worker_table=self.worker_table,

@@ -357,6 +357,7 @@ class KinesisPipeline:
         writer, sink, range_jobs = self.output().open(session_factory, clients, events, memory)
         has_metrics = not settings.worker.disable_worker_metrics
         dependencies = WorkerDependencies(
+            worker_id=worker_id,
             settings=settings,
             lease_table=tables.lease,
             worker_table=tables.workers,
@@ -379,7 +380,7 @@ class KinesisPipeline:
             application=application,
             memory=memory,
         )
-        return Worker(worker_id, dependencies)
+        return Worker(dependencies)
 
     def output(self) -> PipelineOutput:
         """Return the fields that decide how batches are written."""

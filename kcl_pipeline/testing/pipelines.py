@@ -217,8 +217,8 @@ class PipelineTest:
         memory, clients = MemoryBudget.of(settings), _no_clients(settings)
         writer, sink, _ = output.open(spark_session, clients, self.events.append, memory)
         return Worker(
-            name,
             WorkerDependencies(
+                worker_id=name,
                 settings=settings,
                 lease_table=leases,
                 worker_table=workers,

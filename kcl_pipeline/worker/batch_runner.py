@@ -16,18 +16,19 @@ from kcl_pipeline.errors import (
     SinkError,
     TransformFailedError,
 )
-from kcl_pipeline.events import AwsTrouble, BatchRefused, EventSink
+from kcl_pipeline.events import AwsTrouble, BatchRefused, EventSink, HangStep
 from kcl_pipeline.leases.held import HeldLeases
 from kcl_pipeline.worker.batches import without
 from kcl_pipeline.worker.commit.protocol import CommitProtocol, Committed
 from kcl_pipeline.worker.consumer import ConsumerState, ShardConsumer
 from kcl_pipeline.worker.dependencies import WorkerDependencies
-from kcl_pipeline.worker.failures.dead_letters import DeadLetters
+from kcl_pipeline.worker.failures.dead_letters import write_dead_letters
 from kcl_pipeline.worker.failures.failed_records import FailureLimits
 from kcl_pipeline.worker.failures.isolation import IsolationStoppedError
 from kcl_pipeline.worker.failures.pauses import PausedShards
 from kcl_pipeline.worker.failures.splitting import FailureIsolation, SplitBatch, all_paused
-from kcl_pipeline.worker.monitoring.accounts import CommitAccounts
+from kcl_pipeline.worker.monitoring.accounts import count_commit
+from kcl_pipeline.worker.monitoring.activity import Activity
 from kcl_pipeline.worker.monitoring.lag import LagTracker
 from kcl_pipeline.worker.monitoring.stats import WorkerStats
 from kcl_pipeline.worker.shards.lifecycle import Lifecycle
@@ -51,43 +52,41 @@ class BatchRunner:
     def __init__(
         self,
         parts: WorkerDependencies,
-        worker_id: str,
-        *,
         leases: HeldLeases,
         source: BatchSource,
-        protocol: CommitProtocol,
         lifecycle: Lifecycle,
+        activity: Activity,
+        *,
         stats: WorkerStats,
         lag: LagTracker,
         stop: Callable[[], bool],
     ) -> None:
-        self._settings = parts.settings.batch
-        self._worker_id = worker_id
+        self._parts = parts
+        self._leases = leases
         self._source = source
-        self._protocol = protocol
         self._lifecycle = lifecycle
         self._stats = stats
         self._lag = lag
-        self._clock = parts.clock
-        self._events = parts.events
-        self._limits = FailureLimits(self._settings, parts.takes_dead_letters)
+        self._limits = FailureLimits(parts.settings.batch, parts.takes_dead_letters)
         self._write = WriteSteps(parts.writer, self._limits, source.load, parts.rng, stop)
-        self._dead_letters = DeadLetters(
-            worker_id,
-            parts.sink,
+        self._commit = CommitSteps(
+            lifecycle.protocol,
+            source.rewriter,
+            leases,
             parts.clock,
             parts.events,
-            skip=self._settings.failed_records == "skip",
+            parts.worker_id,
+            activity,
         )
-        self._commit = CommitSteps(
-            protocol, source.rewriter, leases, parts.clock, parts.events, worker_id
-        )
-        self._accounts = CommitAccounts(worker_id, stats, leases, parts.events)
-        self.pauses = PausedShards(worker_id, parts.clock, parts.events)
+        self.pauses = PausedShards(parts)
         self._serial = 0
         self._incarnation = int(parts.clock.wall() * 1000)
         self._sink_failures = 0
         self._sink_error: str | None = None
+
+    def use(self, protocol: CommitProtocol) -> None:
+        """Replace the commit protocol, before the first batch."""
+        self._lifecycle.protocol = self._commit.protocol = protocol
 
     @property
     def sink_failures(self) -> tuple[int, str | None]:
@@ -111,7 +110,7 @@ class BatchRunner:
         consumers = self._lifecycle.consumers
         self.pauses.follow(consumers)
         self._limits.keep(consumers)
-        batch_id = f"{self._worker_id}-{self._incarnation}-{self._serial + 1}"
+        batch_id = f"{self._parts.worker_id}-{self._incarnation}-{self._serial + 1}"
         try:
             sourced = self._source.next(
                 batch_id, {key: c.committed for key, c in consumers.items()}
@@ -136,24 +135,24 @@ class BatchRunner:
         consumers = {r.lease_key: self._lifecycle.consumers[r.lease_key] for r in batch.ranges}
         waiting = set(consumers)
         self._lag.took(sourced.oldest_at)
-        began = self._clock.monotonic()
+        began = self._parts.clock.monotonic()
         try:
             with _in_batch(list(consumers.values())):
                 # Steps 1 to 3. Step 4 runs at the same time if the protocol allows it.
                 parts = self._write.run(sourced)
-                with self._protocol.preparing(self._expected(batch), consumers):
+                with self._lifecycle.protocol.preparing(self._expected(batch), consumers):
                     part = next(parts, None)
                 while part is not None:
                     self._pause(part.paused, consumers)
                     waiting -= part.paused.keys()
                     # Steps 4 and 5
-                    self._dead_letters.set_aside(part, consumers)
+                    write_dead_letters(self._parts, part, consumers)
                     if part.batch.ranges:
-                        written_millis = (self._clock.monotonic() - began) * 1000
+                        written_millis = (self._parts.clock.monotonic() - began) * 1000
                         done = self._commit.run(part.batch, consumers, part.written)
                         self._note_done(part, sourced, done, written_millis)
                     waiting -= {r.lease_key for r in part.batch.ranges}
-                    began = self._clock.monotonic()
+                    began = self._parts.clock.monotonic()
                     part = next(parts, None)
         except SinkError as error:
             self._sink_failed(batch.batch_id, waiting, error)
@@ -183,13 +182,13 @@ class BatchRunner:
             return
         self.pauses.resume(done.lease_keys)
         self._lag.committed(done.lease_keys)
-        records_of = sourced.records_of_leases
+        records_of = sourced.by_lease(lambda shard: shard.record_count)
         for r in part.batch.ranges:
             failed = part.failed.get(r.lease_key)
             self._limits.note(
                 r.lease_key, records_of[r.lease_key], 0 if failed is None else failed.num_rows
             )
-        self._accounts.note(part, sourced, done, written_millis)
+        count_commit(self._parts, self._stats, self._leases, part, sourced, done, written_millis)
 
     def _pause(self, paused: Mapping[str, str], consumers: dict[str, ShardConsumer]) -> None:
         """Pause these shards. They are not read until their next attempt."""
@@ -199,12 +198,12 @@ class BatchRunner:
                 continue
             seconds = self.pauses.pause(key, reason)
             self._restart([key], reason)
-            consumer.due = self._clock.monotonic() + seconds
+            consumer.due = self._parts.clock.monotonic() + seconds
 
     def _sink_failed(self, batch_id: str, lease_keys: Iterable[str], error: SinkError) -> None:
         """Restart the shards of a batch of unknown outcome. They are resolved before reading."""
         self._stats.refused()
-        self._events(AwsTrouble(f"batch {batch_id}", str(error)))
+        self._parts.events(AwsTrouble(f"batch {batch_id}", str(error)))
         if isinstance(error, CommitStoppedError):
             return
         self._sink_error = f"{type(error).__name__}: {error}"
@@ -232,7 +231,7 @@ class BatchRunner:
                 or part.after == consumer.committed
             ):
                 continue
-            self._events(
+            self._parts.events(
                 AwsTrouble(
                     f"read of {part.lease_key}",
                     f"records after {part.after} do not follow {consumer.committed}",
@@ -314,6 +313,10 @@ class CommitSteps:
         clock: Measures the duration of the steps.
         events: Receives `BatchRefused`.
         worker_id: Names this worker in events.
+        activity: Receives the steps.
+
+    Attributes:
+        protocol: It may be replaced before the first batch.
     """
 
     def __init__(
@@ -324,13 +327,15 @@ class CommitSteps:
         clock: Clock,
         events: EventSink,
         worker_id: str,
+        activity: Activity,
     ) -> None:
-        self._protocol = protocol
+        self.protocol = protocol
         self._writer = writer
         self._leases = leases
         self._clock = clock
         self._events = events
         self._worker_id = worker_id
+        self._activity = activity
 
     def run(
         self, batch: Batch, consumers: dict[str, ShardConsumer], written: Written
@@ -345,12 +350,14 @@ class CommitSteps:
         timings: dict[str, float] = {}
         for _ in range(len(batch.ranges) + 1):
             # 4. Prepare
+            self._activity.enter(HangStep.PREPARING)
             with self._timed(timings, "prepare"):
-                lost = self._protocol.prepare(batch, consumers, written)
+                lost = self.protocol.prepare(batch, consumers, written)
             # 5. Commit
             if not lost:
+                self._activity.enter(HangStep.COMMITTING)
                 with self._timed(timings, "commit"):
-                    result = self._protocol.commit(batch, consumers, written)
+                    result = self.protocol.commit(batch, consumers, written)
                 if result.landed:
                     keys = tuple(r.lease_key for r in batch.ranges)
                     return Committed(keys, written.rows, result.version, timings)

@@ -32,6 +32,7 @@ class WorkerDependencies:
     """The dependencies of a worker.
 
     Attributes:
+        worker_id: Name of the worker, unique in the application.
         settings: The settings of the application.
         lease_table: The lease table.
         worker_table: The worker-metrics table.
@@ -61,6 +62,7 @@ class WorkerDependencies:
             None: one of its own, for a writer that counts nothing.
     """
 
+    worker_id: str
     settings: ConsumerSettings
     lease_table: LeaseTable
     worker_table: WorkerMetricsTable

@@ -50,7 +50,6 @@ class LeaseLoop:
 
     def __init__(
         self,
-        worker_id: str,
         parts: WorkerDependencies,
         leases: HeldLeases,
         reporter: WorkerMetricsReporter,
@@ -62,12 +61,10 @@ class LeaseLoop:
         hangs: HangWatch,
         lag: Callable[[], Lag],
         is_2x: Callable[[], bool],
-        no_table: Callable[[], None] = lambda: None,
+        no_table: Callable[[], None],
     ) -> None:
         self._no_table = no_table
-        self._worker_id = worker_id
-        self._memory = parts.memory
-        self._events = parts.events
+        self._parts = parts
         self._leases = leases
         self._reporter = reporter
         self._stalls = stalls
@@ -78,7 +75,6 @@ class LeaseLoop:
         self._map = map
         self._stop = stop
         clock, settings = parts.clock, parts.settings
-        self._clock = clock
         self._renewal = Due(clock, settings.lease.renewal_interval_millis / 1000)
         self._discovery_seconds = settings.lease_discovery_interval_millis / 1000
         self._is_discovery_set = settings.lease.lease_discovery_interval_millis is not None
@@ -101,10 +97,12 @@ class LeaseLoop:
             self._stalls.look()
             self._hangs.look()
             lag = self._lag()
-            self._events(LagMeasured(self._worker_id, lag.millis, len(lag.unknown)))
-            if self._memory is not None:
-                used, limit = self._memory.used_bytes, self._memory.max_bytes
-                self._events(MemoryMeasured(self._worker_id, used, limit))
+            self._parts.events(LagMeasured(self._parts.worker_id, lag.millis, len(lag.unknown)))
+            memory = self._parts.memory
+            if memory is not None:
+                self._parts.events(
+                    MemoryMeasured(self._parts.worker_id, memory.used_bytes, memory.max_bytes)
+                )
         if self._is_discovery_due() and not (self._stop.is_set() or self._is_2x()):
             self._run(
                 LeaseTask.DISCOVERY,
@@ -130,22 +128,22 @@ class LeaseLoop:
             what: The task in the event of an error.
             step: Runs it; returns the number of leases that it renewed or found.
         """
-        began = self._clock.monotonic()
+        began = self._parts.clock.monotonic()
         leases, succeeded = 0, False
         try:
             leases, succeeded = step(), True
         except AwsError as error:
-            self._events(AwsTrouble(what, str(error)))
+            self._parts.events(AwsTrouble(what, str(error)))
             if isinstance(error, NotFoundError):
                 self._no_table()
-        millis = (self._clock.monotonic() - began) * 1000
-        self._events(TaskFinished(self._worker_id, task, millis, leases, succeeded))
+        millis = (self._parts.clock.monotonic() - began) * 1000
+        self._parts.events(TaskFinished(self._parts.worker_id, task, millis, leases, succeeded))
 
     def _is_discovery_due(self) -> bool:
         """Return whether discovery is due. If it is, the next interval begins."""
         is_due = self._seconds_until_discovery() <= 0
         if is_due:
-            self._discovered_at = self._clock.monotonic()
+            self._discovered_at = self._parts.clock.monotonic()
         return is_due
 
     def _seconds_until_discovery(self) -> float:
@@ -153,7 +151,7 @@ class LeaseLoop:
 
         It is due more often while no lease is held, and after one was gained or lost.
         """
-        now, seconds = self._clock.monotonic(), self._discovery_seconds
+        now, seconds = self._parts.clock.monotonic(), self._discovery_seconds
         if not self._leases.held():
             seconds = min(seconds, FIRST_DISCOVERY_SECONDS)
         if not self._is_discovery_set and now - self._leases.changed_at < CHANGING_SECONDS:
@@ -165,7 +163,7 @@ class LeaseLoop:
         attempt(
             "handoff time-out",
             lambda: self._leases.complete_handoff(held, forced=True),
-            self._events,
+            self._parts.events,
         )
 
     def _report_metrics(self) -> int:
@@ -173,5 +171,5 @@ class LeaseLoop:
         other, self._reporter.other_run_id = self._reporter.other_run_id, None
         self._leases.shares_its_id = other is not None
         if other is not None and self._shared_due.ready():
-            self._events(WorkerIdShared(self._worker_id, other))
+            self._parts.events(WorkerIdShared(self._parts.worker_id, other))
         return 0

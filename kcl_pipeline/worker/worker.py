@@ -37,20 +37,19 @@ from kcl_pipeline.worker.dependencies import Mode, ProgressCallback, WorkerDepen
 from kcl_pipeline.worker.failures.pauses import Pause, reason_sentence
 from kcl_pipeline.worker.leading.coordination import Coordination
 from kcl_pipeline.worker.lease_loop import LeaseLoop
-from kcl_pipeline.worker.monitoring.activity import Activity, WatchedCommit, WatchedWriter
+from kcl_pipeline.worker.monitoring.activity import Activity, WatchedWriter
 from kcl_pipeline.worker.monitoring.changes import noting_changes
 from kcl_pipeline.worker.monitoring.hangs import HangWatch
 from kcl_pipeline.worker.monitoring.lag import Lag, LagTracker
 from kcl_pipeline.worker.monitoring.stalls import StallWatch
 from kcl_pipeline.worker.monitoring.stats import WorkerStats
-from kcl_pipeline.worker.monitoring.status import StatusSource
+from kcl_pipeline.worker.monitoring.status import worker_status
 from kcl_pipeline.worker.recording import (
     check_protocol,
     record_application,
     record_missing_streams,
 )
 from kcl_pipeline.worker.retry import StoppedWhileRetryingError, attempt, retry_transient
-from kcl_pipeline.worker.shards.factory import make_lifecycle
 from kcl_pipeline.worker.shards.lifecycle import Lifecycle
 from kcl_pipeline.worker.shards.retention import RetentionLosses
 from kcl_pipeline.worker.shards.streams import LeaseStreams
@@ -58,7 +57,6 @@ from kcl_pipeline.worker.sources.factory import make_source
 from kcl_pipeline.worker.starting import OpenedApplication, open_application
 from kcl_pipeline.worker.stopping.drain import DrainWatch
 from kcl_pipeline.worker.stopping.leaving import Leaving
-from kcl_pipeline.worker.stopping.processing import run_watched
 from kcl_pipeline.worker.summary import StopReason, WorkerProgress, WorkerSummary
 from kcl_pipeline.worker.tables import DeletedTables
 from kcl_pipeline.worker.threads import CurrentStop, Pools
@@ -70,12 +68,11 @@ class Worker:
     """One worker. Call `run` once.
 
     Args:
-        worker_id: Name of the worker, unique in the application.
         parts: Its dependencies.
     """
 
-    def __init__(self, worker_id: str, parts: WorkerDependencies) -> None:
-        self.worker_id = worker_id
+    def __init__(self, parts: WorkerDependencies) -> None:
+        self.worker_id = parts.worker_id
         self._activity = Activity(parts.clock)
         # A lambda, because the reporter is created below
         events = noting_changes(parts.events, lambda: self.reporter.note_change())  # noqa: PLW0108
@@ -90,7 +87,7 @@ class Worker:
         self._pools = Pools(settings.lease.max_lease_renewal_threads, parallel=parts.parallel)
         self.leases = HeldLeases(
             parts.lease_table,
-            worker_id,
+            self.worker_id,
             settings.lease,
             clock,
             events,
@@ -99,7 +96,7 @@ class Worker:
         )
         self.reporter = WorkerMetricsReporter(
             parts.worker_table,
-            worker_id,
+            self.worker_id,
             settings.worker,
             clock,
             parts.rng,
@@ -112,22 +109,39 @@ class Worker:
         )
         self.source = make_source(parts, self._retrieval, self.leases.held, self._stop)
         self._retention = RetentionLosses(
-            worker_id, self._retrieval.gaps, self._retrieval.identity, clock, events
+            self.worker_id, self._retrieval.gaps, self._retrieval.identity, clock, events
         )
-        self._protocol = WatchedCommit(self._make_protocol(recorded=None), self._activity)
-        self.lifecycle = self._make_lifecycle()
-        self.stalls = StallWatch(
-            worker_id, self.leases, self.lifecycle, self.source, settings.worker, clock, events
+        self.lifecycle = Lifecycle(
+            parts,
+            self.leases,
+            self.source,
+            self._make_protocol(recorded=None),
+            self._streams,
+            self._check_application,
+            self._pools.map_commits,
         )
-        self.hangs = HangWatch(
-            worker_id, self._activity, self.stalls.waiting, settings.worker, clock, events
-        )
-        self.stats, self._lag = WorkerStats(worker_id, clock), LagTracker(clock)
+        self.stalls = StallWatch(parts, self.leases, self.lifecycle, self.source)
+        self.hangs = HangWatch(parts, self._activity, self.stalls.waiting)
+        self.stats, self._lag = WorkerStats(self.worker_id, clock), LagTracker(clock)
         self._drain: DrainWatch | None = None
-        self._runner = self._make_runner()
+        self._runner = BatchRunner(
+            parts,
+            self.leases,
+            self.source,
+            self.lifecycle,
+            self._activity,
+            stats=self.stats,
+            lag=self._lag,
+            stop=self._stop.is_set,
+        )
         lookups = self._pools.map_lookups
+        tables = DeletedTables(
+            parts,
+            lambda: self._opened(self._stop),
+            self._stop,
+            are_restored=lambda: self.lifecycle.protocol.stored is not None,
+        )
         self.lease_tick = LeaseLoop(
-            worker_id,
             parts,
             self.leases,
             self.reporter,
@@ -138,41 +152,14 @@ class Worker:
             hangs=self.hangs,
             lag=self.lag,
             is_2x=lambda: self.coordination.version.is_2x,
-            no_table=(tables := self._deleted_tables()).note,
+            no_table=tables.note,
         ).tick
-        self.coordination = Coordination(worker_id, parts, self.leases, lookups, self._stop, tables)
+        self.coordination = Coordination(parts, self.leases, lookups, self._stop, tables)
         self.lead_tick, self.fetch_tick = self.coordination.tick, self.source.fetch
-        own = (self.leases, self.reporter, self.lifecycle)
-        self._leaving = Leaving(worker_id, parts, *own, lookups)
-
-    def _deleted_tables(self) -> DeletedTables:
-        return DeletedTables(
-            self._parts,
-            lambda: self._opened(self._stop),
-            self._stop,
-            are_restored=lambda: self._protocol.stored is not None,
-        )
+        self._leaving = Leaving(parts, self.leases, self.reporter, self.lifecycle, lookups)
 
     def _make_protocol(self, *, recorded: bool | None) -> CommitProtocol:
-        own = (self._parts, self.worker_id, self.leases, self._stop, self._pools)
-        return make_protocol(*own, recorded=recorded)
-
-    def _make_lifecycle(self) -> Lifecycle:
-        own = (self.worker_id, self._streams, self.leases, self.source, self._protocol)
-        return make_lifecycle(self._parts, *own, self._check_application, self._pools.map_commits)
-
-    def _make_runner(self) -> BatchRunner:
-        return BatchRunner(
-            self._parts,
-            self.worker_id,
-            leases=self.leases,
-            source=self.source,
-            protocol=self._protocol,
-            lifecycle=self.lifecycle,
-            stats=self.stats,
-            lag=self._lag,
-            stop=self._stop.is_set,
-        )
+        return make_protocol(self._parts, self.leases, self._stop, self._pools, recorded=recorded)
 
     def start_up(self, stop: StopSignal | None = None) -> None:
         """Run the steps before the first lease. Transient errors are retried.
@@ -199,7 +186,7 @@ class Worker:
             self._events(StreamUnavailable(self.worker_id, name, str(error)))
         retried("look at the client version", self.coordination.version.start)
         identity = record_application(application, parts, stop)
-        self._protocol.use(self._make_protocol(recorded=identity.positions))
+        self._runner.use(self._make_protocol(recorded=identity.positions))
         self._streams.open(marked_streams(identity, application.streams))
         self._streams.note_record(identity.streams)
         unnamed = application.unnamed(identity)
@@ -234,7 +221,7 @@ class Worker:
         application, parts = self._opened(self._stop), self._parts
         name = self._settings.application_name
         recorded = check_application(name, parts.coordinator_table, application.identity)
-        used = "two_phase" if self._protocol.stored is None else "positions"
+        used = "two_phase" if self.lifecycle.protocol.stored is None else "positions"
         check_protocol(name, recorded.identity, used)
         if recorded.control.pause is not None:
             self.reporter.note_pause()
@@ -270,7 +257,7 @@ class Worker:
             self._start(background)
             drain = self.drain_watch() if mode == "drain" else None
             loop = partial(self._loop, stop, background, drain, on_progress, progress_seconds)
-            reason = run_watched(loop, self.hangs, self._parts.spawn, self._events)
+            reason = self.hangs.run(loop)
         except StoppedWhileRetryingError:
             reason = StopReason.STOPPED
         except ApplicationPausedError:
@@ -314,7 +301,6 @@ class Worker:
     def drain_watch(self) -> DrainWatch:
         """Return a watch that reports when all records now in the streams are in the table."""
         self._drain = DrainWatch(
-            self.worker_id,
             self._parts,
             self._streams.opened(),
             self.lifecycle,
@@ -366,15 +352,17 @@ class Worker:
 
     def _status(self) -> WorkerStatus:
         """Return the status for the worker metrics row. The thread that renews leases calls it."""
-        own = (self.leases, self.source, self.stats, self._clock)
-        return StatusSource(
-            *own,
-            lag=self.lag,
-            paused=self.paused,
-            sink_failures=lambda: self._runner.sink_failures,
+        return worker_status(
+            self._parts,
+            self.leases,
+            self.source,
+            self.stats,
+            self.lag(),
+            self.paused(),
+            sink_failures=self._runner.sink_failures,
             unavailable=self.coordination.standby.unavailable,
             hung=self.hangs.hung,
-        ).current()
+        )
 
     def paused(self) -> dict[str, Pause]:
         """Return the shards whose transform fails, by lease key. Any thread may call it."""

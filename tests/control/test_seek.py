@@ -132,7 +132,7 @@ def test_a_prepared_batch_is_settled_first(landed):
     (key,) = world.owners()
     late = []
     worker = world.running["w-1"]
-    sink = worker._protocol._protocol._sink
+    sink = worker.lifecycle.protocol._sink
     commit = sink.commit
 
     def stop(written, entries):

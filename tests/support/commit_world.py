@@ -21,6 +21,7 @@ from kcl_pipeline.testing.tables import InMemoryLeaseTable, create_lease
 from kcl_pipeline.worker.batch_runner import CommitSteps
 from kcl_pipeline.worker.commit.two_phase import TwoPhaseCommit
 from kcl_pipeline.worker.consumer import ShardConsumer
+from kcl_pipeline.worker.monitoring.activity import Activity
 
 DEADLINE_SECONDS = 60
 KEYS = tuple(f"shardId-{number:012d}" for number in range(12))
@@ -71,7 +72,15 @@ class World:
         self.table.hook(self._before, None)
 
     def steps_of(self, protocol):
-        return CommitSteps(protocol, self.writer, self.leases, self.clock, self.events.append, "w")
+        return CommitSteps(
+            protocol,
+            self.writer,
+            self.leases,
+            self.clock,
+            self.events.append,
+            "w",
+            Activity(self.clock),
+        )
 
     def _before(self, called: str, key: str) -> None:
         if called == "UpdateItem":

@@ -80,8 +80,8 @@ class StreamsWorld:
             stored=SinkShards(lambda: sink),
         )
         worker = Worker(
-            name,
             WorkerDependencies(
+                worker_id=name,
                 settings=settings,
                 lease_table=self.leases,
                 worker_table=self.rows,

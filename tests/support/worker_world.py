@@ -104,6 +104,7 @@ class World:
 
     def make_worker(self, name="w-1", run_id=None, events=None):
         parts = WorkerDependencies(
+            worker_id=name,
             settings=self.settings,
             lease_table=self.leases,
             worker_table=self.rows,
@@ -122,7 +123,7 @@ class World:
             sink_address=self.sink_address,
             memory=self.memory,
         )
-        return Worker(name, parts)
+        return Worker(parts)
 
     def put(self, *values: bytes, key=None):
         for value in values:

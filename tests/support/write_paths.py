@@ -149,6 +149,7 @@ class Stage:
         writer, sink, jobs = pipeline.output().open(lambda: self.spark, clients)
         assert (jobs is not None) == (self.place == "executors")
         parts = WorkerDependencies(
+            worker_id=name,
             settings=pipeline.settings,
             lease_table=self.tables[0],
             worker_table=self.tables[1],
@@ -164,7 +165,7 @@ class Stage:
             ),
             range_jobs=jobs,
         )
-        return Worker(name, parts)
+        return Worker(parts)
 
     def drain(self) -> None:
         assert self.worker().run(self.clock.signal(), mode="drain").error is None

@@ -20,7 +20,7 @@ def started(world, name, sink_address=None):
     """A worker as another process would start it."""
     worker = world.make_worker(name)
     parts = dataclasses.replace(worker._parts, sink_address=sink_address)
-    return Worker(name, parts)
+    return Worker(parts)
 
 
 def test_a_worker_of_another_stream_does_not_start_and_leaves_no_trace():

@@ -74,6 +74,7 @@ class Running:
         leader = LeaderCycle(shape, *tables, kinesis, clock, self.events.append, "w", rng=rng)
         sink = InMemorySink(self.table, clock=clock, faults=gate)
         parts = WorkerDependencies(
+            "w",
             shape,
             *tables,
             kinesis,
@@ -84,7 +85,7 @@ class Running:
             self.events.append,
             leader=leader,
         )
-        self.worker = Worker("w", parts)
+        self.worker = Worker(parts)
         self.stop = clock.signal()
         self._thread = threading.Thread(
             target=self.worker.run, args=(self.stop,), name="processing"

@@ -30,7 +30,7 @@ def test_while_commits_fail_the_lag_grows(world: World, monkeypatch: pytest.Monk
     world.run()
     sink = world.worker._parts.sink
     sink.faults = lambda call, _keys: SinkFault.FAIL if call == "ensure_table" else None
-    world.worker._protocol._protocol._table_known = False
+    world.worker.lifecycle.protocol._table_known = False
     arrived = world.clock.monotonic()
     world.put(*numbered(5, "s"))
     lags = []

@@ -23,6 +23,7 @@ from kcl_pipeline.pipeline import KinesisPipeline
 from kcl_pipeline.position import TRIM_HORIZON
 from kcl_pipeline.shards import StreamId
 from kcl_pipeline.worker.sources.ranges import RangeSource
+from kcl_pipeline.worker.summary import StopReason
 from tests.support.worker_world import World, numbered
 
 
@@ -44,7 +45,11 @@ def test_everything_is_in_the_table_once_and_nothing_is_read_ahead():
     batches = world.of(BatchCommitted)
     assert sum(batch.records for batch in batches) == 150
     assert all("job" in batch.milliseconds for batch in batches)
-    assert world.worker.stats.total().bytes == sum(batch.bytes for batch in batches) > 0
+    assert (
+        world.worker.summary(StopReason.STOPPED).total.bytes
+        == sum(batch.bytes for batch in batches)
+        > 0
+    )
 
 
 def test_bytes_are_those_of_each_lease_and_not_a_share_of_the_batch():

@@ -36,7 +36,7 @@ def steps(world):
 
 
 def fail_the_sink(world, times=10**9):
-    commit, left = world.worker._protocol._protocol._sink.commit, [times]
+    commit, left = world.worker.lifecycle.protocol._sink.commit, [times]
 
     def failing(*batch):
         if left[0] > 0:
@@ -44,7 +44,7 @@ def fail_the_sink(world, times=10**9):
             raise SinkError("the store is away")
         return commit(*batch)
 
-    world.worker._protocol._protocol._sink.commit = failing
+    world.worker.lifecycle.protocol._sink.commit = failing
 
 
 def test_an_idle_shard_is_never_stalled(world):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Final, cast
@@ -14,14 +15,15 @@ from kcl_pipeline.config import ConsumerSettings, InitialPosition
 from kcl_pipeline.kinesis.client import NO_RECORDS, KinesisClient
 from kcl_pipeline.leases.held import HeldLeases
 from kcl_pipeline.leases.lease.values import Lease
+from kcl_pipeline.leases.tables import CoordinatorStateTable, WorkerMetricsTable
 from kcl_pipeline.position import TRIM_HORIZON, Position
 from kcl_pipeline.shards import ChildShard, HashKeyRange, Shard, StreamId
 from kcl_pipeline.worker.batch_runner import CommitSteps
 from kcl_pipeline.worker.commit.two_phase import TwoPhaseCommit
 from kcl_pipeline.worker.consumer import ConsumerState, ShardConsumer
-from kcl_pipeline.worker.shards.ended import EndedLeases
+from kcl_pipeline.worker.dependencies import WorkerDependencies
+from kcl_pipeline.worker.monitoring.activity import Activity
 from kcl_pipeline.worker.shards.lifecycle import Lifecycle
-from kcl_pipeline.worker.shards.losses import LossCheck
 from kcl_pipeline.worker.shards.parents import ParentCheck, ParentRows
 from kcl_pipeline.worker.shards.streams import LeaseStreams
 from kcl_pipeline.worker.sources.batch_source import BatchSource
@@ -104,7 +106,6 @@ class LineageProcess:
         table = stepped_view(bench.table, bench.turns, {} if number else scenario.lost_answers)
         settings = _settings(scenario.position)
         events, clock = bench.events.append, bench.clock
-        kinesis = cast("KinesisClient", LineageKinesis())
         self._bench = bench
         self._worker_id = worker_id
         self._leases = HeldLeases(
@@ -113,26 +114,29 @@ class LineageProcess:
         sink = SteppedSink(bench.log, bench.turns, lambda *_: None)
         sink.ensure_table(pa.schema([("id", pa.int64())]))
         protocol = TwoPhaseCommit(self._leases, sink, clock, events, worker_id)
-        self._commit = CommitSteps(protocol, bench.writer, self._leases, clock, events, worker_id)
-        check = ParentCheck if scenario.log_seen else BlindParentCheck
+        self._commit = CommitSteps(
+            protocol, bench.writer, self._leases, clock, events, worker_id, Activity(clock)
+        )
         streams = LeaseStreams(settings)
         streams.open((STREAM,))
-        self._lifecycle = Lifecycle(
+        parts = WorkerDependencies(
             worker_id=worker_id,
             settings=settings,
-            streams=streams,
-            table=table,
-            leases=self._leases,
-            source=cast("BatchSource", NoSource()),
-            protocol=protocol,
-            parents=check(
-                worker_id, streams.shard_sync_of, table, self._leases, kinesis, clock, events
-            ),
-            losses=LossCheck(worker_id, settings, table, kinesis, clock, events),
-            ended=EndedLeases(settings.shard_sync, table, self._leases, clock, events),
+            lease_table=table,
+            worker_table=cast("WorkerMetricsTable", None),
+            coordinator_table=cast("CoordinatorStateTable", None),
+            kinesis=cast("KinesisClient", LineageKinesis()),
+            writer=bench.writer,
+            sink=sink,
             clock=clock,
+            rng=random.Random(number),
             events=events,
         )
+        source = cast("BatchSource", NoSource())
+        self._lifecycle = Lifecycle(parts, self._leases, source, protocol, streams, lambda: None)
+        if not scenario.log_seen:
+            of = streams.shard_sync_of
+            self._lifecycle.parents = BlindParentCheck(parts, self._leases, of, lambda: None)
 
     def holds(self, key: str, worker_id: str) -> bool:
         """Whether this process has the worker id and believes that it holds the lease."""

@@ -32,6 +32,7 @@ from kcl_pipeline.testing.tables import InMemoryLeaseTable, create_lease
 from kcl_pipeline.worker.batch_runner import CommitSteps
 from kcl_pipeline.worker.commit.two_phase import TwoPhaseCommit
 from kcl_pipeline.worker.consumer import ShardConsumer
+from kcl_pipeline.worker.monitoring.activity import Activity
 from verification.interleavings.explorer import Actor, Turns
 from verification.interleavings.ranges import SCHEMA, RangeWriter, contiguous, number_of, range_of
 from verification.interleavings.stepping import StepClock, SteppedSink, stepped_view
@@ -256,7 +257,9 @@ class Process:
     ) -> None:
         self._leases = leases
         self._protocol = TwoPhaseCommit(leases, sink, clock, events, worker_id)
-        self._commit = CommitSteps(self._protocol, writer, leases, clock, events, worker_id)
+        self._commit = CommitSteps(
+            self._protocol, writer, leases, clock, events, worker_id, Activity(clock)
+        )
         sink.ensure_table(SCHEMA)
         self._writer = writer
         self._size = size

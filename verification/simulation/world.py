@@ -210,7 +210,7 @@ class World:
         for attempt in range(200):
             try:
                 drain, parts = DrainCheck(self.checks, machine), self._parts(machine, clock)
-                summary = Worker(machine.worker_id, parts).run(machine.stop, mode=machine.mode)
+                summary = Worker(parts).run(machine.stop, mode=machine.mode)
                 self.failures += drain.failures(summary)
                 machine.stop.set()
                 self.note(f"{host.name} has ended: {summary.reason}")
@@ -255,12 +255,11 @@ class World:
         )
         make_sink = NotedSink if self.scenario.exactly_once else StoreSink
         chosen = self.settings_of(machine)
-        kinesis, writer = (
-            SimulatedKinesis(self.streams, calls),
-            MemoryBatchWriter(self.sink_table, self._transform_on(machine.host)),
-        )
+        kinesis = SimulatedKinesis(self.streams, calls)
+        writer = MemoryBatchWriter(self.sink_table, self._transform_on(machine.host))
         reader = RangeReader(kinesis, chosen.retrieval, chosen.shard_sync.initial_timestamp, clock)
         return WorkerDependencies(
+            worker_id=machine.worker_id,
             settings=chosen,
             lease_table=leases,
             worker_table=workers,

@@ -14,7 +14,6 @@ from kcl_pipeline.worker.threads import Pools
 
 def make_protocol(
     parts: WorkerDependencies,
-    worker_id: str,
     leases: HeldLeases,
     stop: StopSignal,
     pools: Pools,
@@ -25,15 +24,14 @@ def make_protocol(
 
     Args:
         parts: The dependencies of the worker.
-        worker_id: Names the worker in events.
-        leases: Its leases.
+        leases: The leases of the worker.
         stop: Ends waits.
         pools: Run writes of several rows.
         recorded: Whether the table stores positions, as the application is recorded. None: that is
             not recorded, and the settings decide.
     """
     settings = parts.settings
-    own = (leases, parts.sink, parts.clock, parts.events, worker_id)
+    own = (leases, parts.sink, parts.clock, parts.events, parts.worker_id)
     wanted = settings.batch.commit_protocol != "two_phase" if recorded is None else recorded
     if wanted and isinstance(parts.sink, PositionStore):
         lag = settings.lease.checkpoint_lag

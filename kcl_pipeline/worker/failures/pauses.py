@@ -10,9 +10,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from kcl_pipeline.clock import Clock
-from kcl_pipeline.events import EventSink, ShardPaused, ShardResumed
+from kcl_pipeline.events import ShardPaused, ShardResumed
 from kcl_pipeline.worker.consumer import ConsumerState, ShardConsumer
+from kcl_pipeline.worker.dependencies import WorkerDependencies
 
 FIRST_RETRY_SECONDS: Final = 1.0
 LONGEST_RETRY_SECONDS: Final = 60.0
@@ -36,10 +36,8 @@ class Pause:
 class PausedShards:
     """The paused shards of one worker. Any thread may call `current` and `reasons`."""
 
-    def __init__(self, worker_id: str, clock: Clock, events: EventSink) -> None:
-        self._worker_id = worker_id
-        self._clock = clock
-        self._events = events
+    def __init__(self, parts: WorkerDependencies) -> None:
+        self._parts = parts
         self._lock = threading.Lock()
         self._pauses: dict[str, Pause] = {}
         self._refused: set[str] = set()
@@ -58,7 +56,7 @@ class PausedShards:
 
         The event is repeated when the reason changes, and after 2, 4, 8, ... attempts.
         """
-        now = self._clock.monotonic()
+        now = self._parts.clock.monotonic()
         before = self._pauses.get(lease_key)
         pause = (
             Pause(reason, now)
@@ -69,9 +67,9 @@ class PausedShards:
             self._pauses[lease_key] = pause
         is_power_of_two = pause.attempts & (pause.attempts - 1) == 0
         if before is None or before.reason != reason or is_power_of_two:
-            self._events(
+            self._parts.events(
                 ShardPaused(
-                    self._worker_id,
+                    self._parts.worker_id,
                     lease_key,
                     reason,
                     pause.attempts,
@@ -91,7 +89,7 @@ class PausedShards:
         for key, consumer in consumers.items():
             if consumer.refused is not None:
                 wait = self.pause(key, consumer.refused)
-                consumer.due, consumer.refused = self._clock.monotonic() + wait, None
+                consumer.due, consumer.refused = self._parts.clock.monotonic() + wait, None
                 self._refused.add(key)
             elif key in self._refused and consumer.state is ConsumerState.READING:
                 self._refused.discard(key)
@@ -102,8 +100,8 @@ class PausedShards:
         for key in [key for key in self._pauses if key in lease_keys]:
             with self._lock:
                 pause = self._pauses.pop(key)
-            seconds = self._clock.monotonic() - pause.since
-            self._events(ShardResumed(self._worker_id, key, pause.attempts, seconds))
+            seconds = self._parts.clock.monotonic() - pause.since
+            self._parts.events(ShardResumed(self._parts.worker_id, key, pause.attempts, seconds))
 
     def keep(self, lease_keys: Collection[str] | Mapping[str, object]) -> None:
         """Forget the shards that this worker does not hold any more."""

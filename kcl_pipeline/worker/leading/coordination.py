@@ -32,8 +32,7 @@ class Coordination:
     does.
 
     Args:
-        worker_id: The worker.
-        parts: Its dependencies.
+        parts: The dependencies of the worker.
         leases: The leases that it holds.
         map: Reads the leases that it has been given or has taken, possibly in parallel.
         stop: Ends the worker.
@@ -46,7 +45,6 @@ class Coordination:
 
     def __init__(
         self,
-        worker_id: str,
         parts: WorkerDependencies,
         leases: HeldLeases,
         map: MapCallable,  # noqa: A002 (it stands for the builtin)
@@ -54,16 +52,15 @@ class Coordination:
         tables: DeletedTables,
     ) -> None:
         self._tables = tables
-        self._worker_id = worker_id
         self._parts = parts
         self._leases = leases
-        self.standby = StandbyLeader(worker_id, parts, leases, map, stop)
+        self.standby = StandbyLeader(parts, leases, map, stop)
         self._map = map
         self._stop = stop
         settings = parts.settings
         self._is_leaderless = settings.coordination == "leaderless"
         self.version = followed_version(
-            settings, parts.coordinator_table, worker_id, parts.clock, parts.events
+            settings, parts.coordinator_table, parts.worker_id, parts.clock, parts.events
         )
         self._was_2x = self._is_chosen = False
         self._after_seconds = settings.assignment.leaderless_after_millis / 1000
@@ -71,7 +68,7 @@ class Coordination:
         failover_millis = settings.lease.failover_time_millis + settings.lease.epsilon_millis
         self._usual_seconds = 2 * failover_millis / 1000
         self._taker = LeaseTaker(
-            worker_id, settings, parts.lease_table, parts.clock, parts.events, parts.rng
+            parts.worker_id, settings, parts.lease_table, parts.clock, parts.events, parts.rng
         )
         looks = self._after_seconds / LOOKS
         self._watch = LockWatch(parts.coordinator_table, parts.clock, looks)
@@ -122,7 +119,7 @@ class Coordination:
             self._has_fallen_back = is_absent
             self._taker.forget()
             reason = f"nobody has led for {seconds:.0f} s" if is_absent else "somebody leads"
-            self._parts.events(CoordinationChanged(self._worker_id, is_absent, reason))
+            self._parts.events(CoordinationChanged(self._parts.worker_id, is_absent, reason))
         return is_absent
 
     def _led_at(self) -> float:

@@ -34,13 +34,11 @@ class StandbyLeader:
 
     def __init__(
         self,
-        worker_id: str,
         parts: WorkerDependencies,
         leases: HeldLeases,
         map: MapCallable,  # noqa: A002 (it stands for the builtin)
         stop: StopSignal,
     ) -> None:
-        self._worker_id = worker_id
         self._parts = parts
         self._leases = leases
         self._map = map
@@ -99,14 +97,16 @@ class StandbyLeader:
 
     def _take(self, report: CycleReport) -> None:
         leaving = [
-            lease.lease_key for lease in report.leases if lease.checkpoint_owner == self._worker_id
+            lease.lease_key
+            for lease in report.leases
+            if lease.checkpoint_owner == self._parts.worker_id
         ]
         if leaving:
             self._leases.note_handoffs(leaving, map=self._map)
         mine = [
             lease.lease_key
             for lease in report.leases
-            if lease.owner == self._worker_id and not lease.in_handoff
+            if lease.owner == self._parts.worker_id and not lease.in_handoff
         ]
         if mine and not self._stop.is_set():
             self._leases.discover(mine, map=self._map)

@@ -1,16 +1,17 @@
-"""Report a worker whose processing thread makes no progress while records wait."""
+"""Report, or end, a worker whose processing thread makes no progress while records wait."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Final
 
-from kcl_pipeline.clock import Clock, StopSignal
-from kcl_pipeline.config import WorkerSettings
-from kcl_pipeline.events import EventSink, WorkerHung, WorkerResumed
+from kcl_pipeline.clock import StopSignal
+from kcl_pipeline.events import AwsTrouble, WorkerHung, WorkerResumed
 from kcl_pipeline.leases.state.worker_status import HungState
+from kcl_pipeline.worker.dependencies import WorkerDependencies
 from kcl_pipeline.worker.monitoring.activity import Activity, Doing
 from kcl_pipeline.worker.monitoring.stacks import thread_stacks
+from kcl_pipeline.worker.summary import StopReason
 
 _SHORTEST_GAP_SECONDS: Final = 5.0
 """A time between two looks that counts in full, however short `hung_after_millis` is."""
@@ -24,13 +25,10 @@ class HangWatch:
     (SIGSTOP), its processing thread cannot make progress.
 
     Args:
-        worker_id: Names this worker in events.
+        parts: The dependencies of the worker.
         activity: What the processing thread does.
         waiting: Returns the held leases that may have records that are not committed, unless they
             were read to their end after a time (monotonic seconds).
-        settings: When a worker is hung.
-        clock: Only its monotonic time is used.
-        events: Receives `WorkerHung` and `WorkerResumed`.
 
     Attributes:
         hung: The state at the last look. None: the worker is not hung.
@@ -40,19 +38,15 @@ class HangWatch:
 
     def __init__(
         self,
-        worker_id: str,
+        parts: WorkerDependencies,
         activity: Activity,
         waiting: Callable[[float], tuple[str, ...]],
-        settings: WorkerSettings,
-        clock: Clock,
-        events: EventSink,
     ) -> None:
-        self._worker_id = worker_id
+        self._parts = parts
         self._activity = activity
         self._waiting = waiting
+        settings = parts.settings.worker
         self._after_seconds = settings.hung_after_millis / 1000
-        self._clock = clock
-        self._events = events
         self._longest_gap_seconds = max(self._after_seconds / 4, _SHORTEST_GAP_SECONDS)
         self._seen: Doing | None = None
         self._seen_at = 0.0
@@ -61,12 +55,12 @@ class HangWatch:
         self.hung: HungState | None = None
         stop_millis = settings.stop_hung_after_millis
         self._stop_seconds = None if stop_millis is None else stop_millis / 1000
-        self.over: StopSignal | None = None if stop_millis is None else clock.signal()
+        self.over: StopSignal | None = None if stop_millis is None else parts.clock.signal()
         self.gave_up = False
 
     def look(self) -> None:
         """Check the processing thread once."""
-        now, doing = self._clock.monotonic(), self._activity.now
+        now, doing = self._parts.clock.monotonic(), self._activity.now
         seconds = self._seconds_in(doing, now)
         if doing.step is None or seconds < self._after_seconds:
             self._resume()
@@ -80,11 +74,45 @@ class HangWatch:
         if told is None or told[0] != doing.since or now - told[1] >= self._after_seconds:
             self._told = (doing.since, now)
             stacks = thread_stacks(doing.thread)
-            self._events(WorkerHung(self._worker_id, doing.step, seconds, waiting, stacks))
+            self._parts.events(
+                WorkerHung(self._parts.worker_id, doing.step, seconds, waiting, stacks)
+            )
         if self._stop_seconds is not None and self.over is not None:
             self.gave_up = self.gave_up or seconds >= self._stop_seconds
             if self.gave_up:
                 self.over.set()
+
+    def run(self, loop: Callable[[], StopReason]) -> StopReason:
+        """Run the processing loop; return HUNG, and leave its thread alone, if it is given up.
+
+        Without `worker.stop_hung_after_millis` the loop runs on the calling thread. A thread cannot
+        be ended from outside. One that was given up and goes on later finds that its leases are
+        lost.
+
+        Raises:
+            BaseException: The error of the loop.
+        """
+        over = self.over
+        if over is None:
+            return loop()
+        outcome: list[StopReason | BaseException] = []
+
+        def process() -> None:
+            try:
+                outcome.append(loop())
+            except BaseException as error:  # noqa: BLE001 (the calling thread raises it)
+                outcome.append(error)
+                if self.gave_up:
+                    self._parts.events(AwsTrouble("processing that was given up", str(error)))
+            over.set()
+
+        self._parts.spawn("processing", process)
+        over.wait()
+        if not outcome:
+            return StopReason.HUNG
+        if isinstance(outcome[0], BaseException):
+            raise outcome[0]
+        return outcome[0]
 
     def _seconds_in(self, doing: Doing, now: float) -> float:
         """Return for how long the step has lasted while this worker ran."""
@@ -108,4 +136,4 @@ class HangWatch:
         self.hung = None
         if self._told is not None:
             self._told = None
-            self._events(WorkerResumed(self._worker_id))
+            self._parts.events(WorkerResumed(self._parts.worker_id))

@@ -6,11 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from kcl_pipeline.clock import Clock
-from kcl_pipeline.config import WorkerSettings
-from kcl_pipeline.events import EventSink, ShardStalled, StallStep
+from kcl_pipeline.events import ShardStalled, StallStep
 from kcl_pipeline.leases.held import Held, HeldLeases
 from kcl_pipeline.worker.consumer import ConsumerState, ShardConsumer
+from kcl_pipeline.worker.dependencies import WorkerDependencies
 from kcl_pipeline.worker.shards.lifecycle import Lifecycle
 from kcl_pipeline.worker.sources.batch_source import BatchSource
 
@@ -45,39 +44,31 @@ class StallWatch:
     one call late.
 
     Args:
-        worker_id: Names this worker in events.
+        parts: The dependencies of the worker.
         leases: The leases that are held.
         lifecycle: The consumers of the leases.
         source: Reports the read state of each shard.
-        settings: When a shard is stalled.
-        clock: Only its monotonic time is used.
-        events: Receives `ShardStalled`.
     """
 
     def __init__(
         self,
-        worker_id: str,
+        parts: WorkerDependencies,
         leases: HeldLeases,
         lifecycle: Lifecycle,
         source: BatchSource,
-        settings: WorkerSettings,
-        clock: Clock,
-        events: EventSink,
     ) -> None:
-        self._worker_id = worker_id
+        self._parts = parts
         self._leases = leases
         self._lifecycle = lifecycle
         self._source = source
-        self._after_seconds = settings.shard_stalled_after_millis / 1000
-        self._clock = clock
-        self._events = events
+        self._after_seconds = parts.settings.worker.shard_stalled_after_millis / 1000
         self._watched: dict[str, _Watched] = {}
         self.stalled: Mapping[str, StallStep] = {}
         """Stalled leases at the last check, and the step that each waits in."""
 
     def look(self) -> None:
         """Check all held leases once."""
-        now = self._clock.monotonic()
+        now = self._parts.clock.monotonic()
         consumers = dict(self._lifecycle.consumers)
         watched: dict[str, _Watched] = {}
         stalled: dict[str, StallStep] = {}
@@ -98,7 +89,7 @@ class StallWatch:
             stalled[key] = step
             if one.told_at is None or now - one.told_at >= self._after_seconds:
                 one.told_at = now
-                self._events(ShardStalled(self._worker_id, key, step, seconds, error))
+                self._parts.events(ShardStalled(self._parts.worker_id, key, step, seconds, error))
         self._watched, self.stalled = watched, stalled
 
     def waiting(self, since: float) -> tuple[str, ...]:

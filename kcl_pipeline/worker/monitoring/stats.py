@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections import deque
+import threading
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 import numpy as np
 
 from kcl_pipeline.clock import Clock
 from kcl_pipeline.leases.state.worker_status import WorkerTotals
 from kcl_pipeline.worker.monitoring.lag import Lag
-from kcl_pipeline.worker.monitoring.totals import RecentBatches
 from kcl_pipeline.worker.summary import WorkerProgress
 
-_LATENCY_SAMPLES = 10_000
+_LATENCY_SAMPLES: Final = 10_000
+RECENT_SECONDS: Final = 300.0
+"""Percentiles cover the batches of this time."""
+_BATCHES: Final = 1_000
+_SAMPLES: Final = 100
 
 
 @dataclass(slots=True)
@@ -23,54 +28,13 @@ class Period:
 
     Attributes:
         began: Start of the period (monotonic seconds).
+        counts: Numbers by their name in `WorkerProgress`.
         latencies: Put-to-commit milliseconds of at most the last 10,000 sampled records.
     """
 
     began: float
-    records: int = 0
-    bytes: int = 0
-    rows_written: int = 0
-    batches: int = 0
-    dead_letters: int = 0
-    refused_batches: int = 0
-    handoffs: int = 0
+    counts: Counter[str] = field(default_factory=Counter)
     latencies: deque[float] = field(default_factory=lambda: deque(maxlen=_LATENCY_SAMPLES))
-
-    def progress(
-        self,
-        worker_id: str,
-        now: float,
-        *,
-        lag: Lag,
-        positions: Mapping[str, str],
-        stalled: Mapping[str, str],
-        table_version: int | None,
-        paused: Mapping[str, str],
-    ) -> WorkerProgress:
-        """Combine the counters with the newest gauges."""
-        p50, p99 = (
-            np.percentile(self.latencies, [50, 99]).tolist() if self.latencies else (None, None)
-        )
-        return WorkerProgress(
-            worker_id=worker_id,
-            seconds=now - self.began,
-            records=self.records,
-            bytes=self.bytes,
-            rows_written=self.rows_written,
-            batches=self.batches,
-            dead_letters=self.dead_letters,
-            refused_batches=self.refused_batches,
-            handoffs=self.handoffs,
-            leases=tuple(sorted(positions)),
-            millis_behind_latest=dict(lag.millis),
-            lag_unknown=lag.unknown,
-            paused=dict(paused),
-            positions=dict(positions),
-            stalled=dict(stalled),
-            table_version=table_version,
-            put_to_commit_millis_p50=p50,
-            put_to_commit_millis_p99=p99,
-        )
 
 
 class WorkerStats:
@@ -96,7 +60,7 @@ class WorkerStats:
         rows_written: int,
         dead_letters: int,
         version: int | None,
-        commit_millis: float = 0.0,
+        commit_millis: float,
     ) -> None:
         """Count a batch that landed.
 
@@ -107,27 +71,33 @@ class WorkerStats:
         """
         now_millis = self._clock.wall() * 1000
         waits = [max(now_millis - micros / 1000, 0.0) for micros in arrival_micros]
+        self._count(
+            records=records,
+            bytes=bytes_read,
+            rows_written=rows_written,
+            batches=1,
+            dead_letters=dead_letters,
+        )
         for period in (self._period, self._life):
-            period.records += records
-            period.bytes += bytes_read
-            period.rows_written += rows_written
-            period.batches += 1
-            period.dead_letters += dead_letters
             period.latencies.extend(waits)
         if version is not None:
             self.table_version = version
         self._recent.note(commit_millis, waits)
 
+    def _count(self, **more: int) -> None:
+        for period in (self._period, self._life):
+            period.counts.update(more)
+
     def totals(self) -> WorkerTotals:
         """Return what the worker has committed since it started. Any thread may call it."""
         commit, put_to_commit = self._recent.percentiles_99()
-        life = self._life
+        counts = self._life.counts
         return WorkerTotals(
-            seconds=self._clock.monotonic() - life.began,
-            records=life.records,
-            bytes=life.bytes,
-            rows=life.rows_written,
-            batches=life.batches,
+            seconds=self._clock.monotonic() - self._life.began,
+            records=counts["records"],
+            bytes=counts["bytes"],
+            rows=counts["rows_written"],
+            batches=counts["batches"],
             last_batch_seconds=self._recent.last_age_seconds(),
             commit_millis_p99=commit,
             put_to_commit_millis_p99=put_to_commit,
@@ -137,17 +107,15 @@ class WorkerStats:
     @property
     def dead_letters(self) -> int:
         """Number of dead letters in the worker's lifetime. Any thread may read it."""
-        return self._life.dead_letters
+        return self._life.counts["dead_letters"]
 
     def refused(self) -> None:
         """Count a batch that was not committed with all its leases."""
-        self._period.refused_batches += 1
-        self._life.refused_batches += 1
+        self._count(refused_batches=1)
 
     def handoffs(self, count: int) -> None:
         """Count leases that a handoff gave to other workers."""
-        self._period.handoffs += count
-        self._life.handoffs += count
+        self._count(handoffs=count)
 
     def period_seconds(self) -> float:
         """Return the seconds since the current period began."""
@@ -162,32 +130,84 @@ class WorkerStats:
         paused: Mapping[str, str],
     ) -> WorkerProgress:
         """End the period and begin the next; return the counters and gauges of the ended one."""
-        now = self._clock.monotonic()
-        done, self._period = self._period, Period(now)
-        return self._progress(done, now, lag, positions, paused, stalled)
+        done, self._period = self._period, Period(self._clock.monotonic())
+        return self._progress(done, lag, paused, positions, stalled)
 
-    def total(
-        self, *, lag: Lag | None = None, paused: Mapping[str, str] | None = None
-    ) -> WorkerProgress:
+    def total(self, *, lag: Lag, paused: Mapping[str, str]) -> WorkerProgress:
         """Return the counters of the worker's lifetime."""
-        now = self._clock.monotonic()
-        return self._progress(self._life, now, lag or Lag(), {}, paused or {})
+        return self._progress(self._life, lag, paused, {}, {})
 
     def _progress(
         self,
         period: Period,
-        now: float,
         lag: Lag,
-        positions: Mapping[str, str],
         paused: Mapping[str, str],
-        stalled: Mapping[str, str] | None = None,
+        positions: Mapping[str, str],
+        stalled: Mapping[str, str],
     ) -> WorkerProgress:
-        return period.progress(
-            self._worker_id,
-            now,
-            lag=lag,
-            positions=positions,
-            stalled=stalled or {},
-            table_version=self.table_version,
-            paused=paused,
+        """Combine the counters of a period with the newest gauges."""
+        p50, p99 = (
+            np.percentile(period.latencies, [50, 99]).tolist() if period.latencies else (None, None)
         )
+        return WorkerProgress(
+            worker_id=self._worker_id,
+            seconds=self._clock.monotonic() - period.began,
+            **period.counts,
+            leases=tuple(sorted(positions)),
+            millis_behind_latest=dict(lag.millis),
+            lag_unknown=lag.unknown,
+            paused=dict(paused),
+            positions=dict(positions),
+            stalled=dict(stalled),
+            table_version=self.table_version,
+            put_to_commit_millis_p50=p50,
+            put_to_commit_millis_p99=p99,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    at: float
+    commit_millis: float
+    waits: tuple[float, ...]
+
+
+class RecentBatches:
+    """Durations of the newest committed batches. Thread-safe."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._batches: deque[_Batch] = deque(maxlen=_BATCHES)
+
+    def note(self, commit_millis: float, waits: Sequence[float]) -> None:
+        """Add a batch.
+
+        Args:
+            commit_millis: Time to write and commit it.
+            waits: Put-to-commit milliseconds of its sampled records. About 100 are kept.
+        """
+        kept = tuple(waits[:: len(waits) // _SAMPLES + 1])
+        with self._lock:
+            self._batches.append(_Batch(self._clock.monotonic(), commit_millis, kept))
+
+    def last_age_seconds(self) -> float | None:
+        """Return the age of the last batch; None without one."""
+        with self._lock:
+            last = self._batches[-1].at if self._batches else None
+        return None if last is None else max(self._clock.monotonic() - last, 0.0)
+
+    def percentiles_99(self) -> tuple[int | None, int | None]:
+        """Return the p99 of the commit time and of put-to-commit, in milliseconds.
+
+        None: no batch was committed in the last `RECENT_SECONDS`.
+        """
+        begin = self._clock.monotonic() - RECENT_SECONDS
+        with self._lock:
+            recent = [batch for batch in self._batches if batch.at >= begin]
+        commits = [batch.commit_millis for batch in recent]
+        return _p99(commits), _p99([wait for batch in recent for wait in batch.waits])
+
+
+def _p99(values: Sequence[float]) -> int | None:
+    return round(float(np.percentile(values, 99))) if values else None

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from kcl_pipeline.clock import Clock
 from kcl_pipeline.errors import AwsError, UnreadableRowError
-from kcl_pipeline.events import AwsTrouble, EventSink
+from kcl_pipeline.events import AwsTrouble
+from kcl_pipeline.worker.dependencies import WorkerDependencies
 
 RETRY_SECONDS: Final = 0.5
 _WHAT: Final = "look at the identity of the application"
@@ -21,15 +21,13 @@ class Admission:
     one. So the identity record is read after each gain.
 
     Args:
+        parts: The dependencies of the worker.
         check: Compares the record. It raises `OtherApplicationError` if the application differs.
-        clock: Measures the wait after a failed read.
-        events: Receives `AwsTrouble`.
     """
 
-    def __init__(self, check: Callable[[], None], clock: Clock, events: EventSink) -> None:
+    def __init__(self, parts: WorkerDependencies, check: Callable[[], None]) -> None:
+        self._parts = parts
         self._check = check
-        self._clock = clock
-        self._events = events
         self._due = 0.0
 
     def admits(self) -> bool:
@@ -43,15 +41,15 @@ class Admission:
         Raises:
             OtherApplicationError: The application has other streams or another sink now.
         """
-        now = self._clock.monotonic()
+        now = self._parts.clock.monotonic()
         if now < self._due:
             return False
         try:
             self._check()
         except UnreadableRowError as error:
-            self._events(AwsTrouble(_WHAT, str(error)))
+            self._parts.events(AwsTrouble(_WHAT, str(error)))
         except AwsError as error:
-            self._events(AwsTrouble(_WHAT, str(error)))
+            self._parts.events(AwsTrouble(_WHAT, str(error)))
             self._due = now + RETRY_SECONDS
             return False
         return True

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from kcl_pipeline.clock import Clock
 from kcl_pipeline.errors import AwsError, NotFoundError, StreamReplacedError
 from kcl_pipeline.events import (
     AwsTrouble,
-    EventSink,
     LossReason,
     RecordsLost,
     StreamUnavailable,
@@ -18,6 +16,7 @@ from kcl_pipeline.kinesis.identity import StreamIdentityCheck
 from kcl_pipeline.leases.lease.values import Lease
 from kcl_pipeline.position import Position
 from kcl_pipeline.shards import StreamId
+from kcl_pipeline.worker.dependencies import WorkerDependencies
 
 LOOK_SECONDS: Final = 5.0
 """Time between two descriptions of a stream that may be deleted."""
@@ -32,11 +31,9 @@ class DrainedStream:
 
     Args:
         stream: The stream as it was resolved at the start of the worker.
-        worker_id: Names this worker in events.
+        parts: The dependencies of the worker. Their sink of events receives `StreamUnavailable` and
+            `RecordsLost` for a deleted stream, and `AwsTrouble` for a description that fails.
         identity: Confirms that the stream exists.
-        clock: Measures the time between two descriptions.
-        events: Receives `StreamUnavailable` and `RecordsLost` for a deleted stream, and
-            `AwsTrouble` for a description that fails.
 
     Attributes:
         is_deleted: Whether the stream is proven to be deleted.
@@ -44,21 +41,14 @@ class DrainedStream:
     """
 
     def __init__(
-        self,
-        stream: StreamId,
-        worker_id: str,
-        identity: StreamIdentityCheck,
-        clock: Clock,
-        events: EventSink,
+        self, stream: StreamId, parts: WorkerDependencies, identity: StreamIdentityCheck
     ) -> None:
         self.is_deleted = False
         self.lost = 0
         self._stream = stream
-        self._worker_id = worker_id
+        self._parts = parts
         self._identity = identity
-        self._clock = clock
-        self._events = events
-        self._due = clock.monotonic() + LOOK_SECONDS
+        self._due = parts.clock.monotonic() + LOOK_SECONDS
         self._had_leases = False
         self._unread: dict[str, tuple[Lease, Position | None]] = {}
         self._reported: set[str] = set()
@@ -114,7 +104,7 @@ class DrainedStream:
             self._report()
 
     def _describe(self) -> None:
-        now = self._clock.monotonic()
+        now = self._parts.clock.monotonic()
         if now < self._due:
             return
         self._due = now + LOOK_SECONDS
@@ -123,20 +113,20 @@ class DrainedStream:
         except (NotFoundError, StreamReplacedError) as error:
             self._deleted(str(error))
         except AwsError as error:
-            self._events(AwsTrouble(f"look for {self._stream.name} in the drain", str(error)))
+            self._parts.events(AwsTrouble(f"look for {self._stream.name} in the drain", str(error)))
 
     def _deleted(self, reason: str) -> None:
         self.is_deleted = True
         name = self._stream.arn or self._stream.name
-        self._events(StreamUnavailable(self._worker_id, name, reason))
+        self._parts.events(StreamUnavailable(self._parts.worker_id, name, reason))
 
     def _report(self) -> None:
         for key, (lease, after) in sorted(self._unread.items()):
             if key not in self._reported:
                 self._reported.add(key)
-                self._events(
+                self._parts.events(
                     RecordsLost(
-                        self._worker_id,
+                        self._parts.worker_id,
                         lease.lease_key,
                         LossReason.STREAM_DELETED,
                         after,

@@ -11,15 +11,14 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from kcl_pipeline.clock import Clock, StopSignal
-from kcl_pipeline.config.shard_sync import ShardSyncSettings
+from kcl_pipeline.clock import StopSignal
 from kcl_pipeline.errors import LeaseLostError
-from kcl_pipeline.events import AwsTrouble, EventSink, LeaseDeleted
+from kcl_pipeline.events import AwsTrouble, LeaseDeleted
 from kcl_pipeline.leases.held import HeldLeases
 from kcl_pipeline.leases.lease.values import Lease
-from kcl_pipeline.leases.tables import LeaseTable
 from kcl_pipeline.planning.cleanup import Deletion, completed_leases
 from kcl_pipeline.worker.consumer import ConsumerState, ShardConsumer
+from kcl_pipeline.worker.dependencies import WorkerDependencies
 
 PAUSE_SECONDS: Final = 60.0
 """Time between two passes, as in KCL."""
@@ -33,27 +32,16 @@ class EndedLeases:
     Only the processing thread uses it.
 
     Args:
-        settings: Whether finished leases are deleted, and how long they are kept.
-        table: The lease table.
+        parts: The dependencies of the worker.
         leases: The leases held by this worker.
-        clock: Measures the time since the end of a shard.
-        events: Receives `LeaseDeleted`.
     """
 
-    def __init__(
-        self,
-        settings: ShardSyncSettings,
-        table: LeaseTable,
-        leases: HeldLeases,
-        clock: Clock,
-        events: EventSink,
-    ) -> None:
+    def __init__(self, parts: WorkerDependencies, leases: HeldLeases) -> None:
+        settings = parts.settings.shard_sync
         self._keep_seconds = 2 * settings.completed_lease_cleanup_interval_millis / 1000
         self._is_on = settings.cleanup_leases_upon_shard_completion
-        self._table = table
+        self._parts = parts
         self._leases = leases
-        self._clock = clock
-        self._events = events
         self._ended_at: dict[str, float] = {}
         self._next_pass = -math.inf
 
@@ -72,7 +60,7 @@ class EndedLeases:
             stop: Ends the pass before the next lease.
             forget: Called with the key of each deleted lease.
         """
-        now = self._clock.monotonic()
+        now = self._parts.clock.monotonic()
         if not self._is_on or now < self._next_pass:
             return
         self._next_pass = now + PAUSE_SECONDS
@@ -96,18 +84,18 @@ class EndedLeases:
             self._leases.drop(consumer.held, str(error))
             return False
         except Exception as error:  # noqa: BLE001 (it must not stop the other shards)
-            self._events(AwsTrouble(f"deletion of {consumer.lease_key}", str(error)))
+            self._parts.events(AwsTrouble(f"deletion of {consumer.lease_key}", str(error)))
             return False
-        self._events(LeaseDeleted(deletion.lease.lease_key, deletion.reason))
+        self._parts.events(LeaseDeleted(deletion.lease.lease_key, deletion.reason))
         return True
 
     def _deletion(self, lease: Lease) -> Deletion | None:
-        row = self._table.get(lease.lease_key)
+        row = self._parts.lease_table.get(lease.lease_key)
         if row is None:
             return None  # the next renewal finds out
         family = [row]
         for shard_id in (*row.parent_shard_ids, *row.child_shard_ids):
-            other = self._table.get(row.key_of_sibling(shard_id))
+            other = self._parts.lease_table.get(row.key_of_sibling(shard_id))
             family += [] if other is None else [other]
         found = completed_leases(family, {row.lease_key: math.inf}, self._keep_seconds)
         return found[0] if found else None

@@ -6,19 +6,19 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from kcl_pipeline.batch import TxnVersions
-from kcl_pipeline.clock import Clock, StopSignal
-from kcl_pipeline.config import ConsumerSettings
+from kcl_pipeline.clock import StopSignal
 from kcl_pipeline.errors import AwsError, LeaseLostError, ShardSyncError
-from kcl_pipeline.events import AwsTrouble, EventSink, LossReason, RecordsLost, ShardEnded
+from kcl_pipeline.events import AwsTrouble, LossReason, RecordsLost, ShardEnded
 from kcl_pipeline.leases.held import Held, HeldLeases
 from kcl_pipeline.leases.lease.values import Lease
 from kcl_pipeline.leases.store import MapCallable, serial_map
-from kcl_pipeline.leases.tables import LeaseTable
 from kcl_pipeline.planning.shard_sync import child_leases, leases_after_loss
 from kcl_pipeline.position import SHARD_END
 from kcl_pipeline.shards import ChildShard
 from kcl_pipeline.worker.commit.protocol import CommitProtocol
 from kcl_pipeline.worker.consumer import ConsumerState, ShardConsumer
+from kcl_pipeline.worker.dependencies import WorkerDependencies
+from kcl_pipeline.worker.shards.admission import Admission
 from kcl_pipeline.worker.shards.ended import EndedLeases
 from kcl_pipeline.worker.shards.losses import LossCheck
 from kcl_pipeline.worker.shards.parents import ParentCheck, ParentRows
@@ -35,42 +35,45 @@ _WITHOUT_STEPS: Final = frozenset(
 class Lifecycle:
     """Move consumers from state to state, one bounded step per call.
 
-    Only the processing thread uses it. `map` runs reads and writes of several lease rows.
+    Only the processing thread uses it.
+
+    Args:
+        parts: The dependencies of the worker.
+        leases: The leases that are held.
+        source: Reads the shards.
+        protocol: Resolves and checkpoints.
+        streams: The streams of the leases.
+        check_application: Raises if the application has other streams or another sink now.
+        map: Runs reads and writes of several lease rows.
+
+    Attributes:
+        protocol: It may be replaced until the first consumer is created.
+        consumers: The consumers by lease key.
+        parents: Decides when a blocked consumer may start.
     """
 
     def __init__(
         self,
-        *,
-        worker_id: str,
-        settings: ConsumerSettings,
-        streams: LeaseStreams,
-        table: LeaseTable,
+        parts: WorkerDependencies,
         leases: HeldLeases,
         source: BatchSource,
         protocol: CommitProtocol,
-        parents: ParentCheck,
-        losses: LossCheck,
-        ended: EndedLeases,
-        clock: Clock,
-        events: EventSink,
-        admits: Callable[[], bool] = lambda: True,
+        streams: LeaseStreams,
+        check_application: Callable[[], None],
         map: MapCallable = serial_map,  # noqa: A002 (it stands for the builtin)
     ) -> None:
-        self._worker_id = worker_id
-        self._admits = admits
-        self._settings = settings
-        self._backoff_seconds = settings.worker.task_backoff_time_millis / 1000
-        self._streams = streams
-        self._table = table
+        self._parts = parts
         self._leases = leases
         self._source = source
-        self._protocol = protocol
-        self._parents = parents
-        self._losses = losses
-        self._ended = ended
-        self._clock = clock
-        self._events = events
+        self.protocol = protocol
+        self._streams = streams
+        self._admission = Admission(parts, check_application)
         self._map = map
+        initial = streams.shard_sync_of
+        self.parents = ParentCheck(parts, leases, initial, lambda: self.protocol.stored)
+        self._losses = LossCheck(parts, initial, lambda: self.protocol.stored)
+        self._ended = EndedLeases(parts, leases)
+        self._backoff_seconds = parts.settings.worker.task_backoff_time_millis / 1000
         self.consumers: dict[str, ShardConsumer] = {}
 
     def positions(self) -> dict[str, str]:
@@ -109,7 +112,7 @@ class Lifecycle:
             and not lease.lease.in_handoff
             and self.reads_stream_of(lease.lease)
         }
-        if gained and self._admits():
+        if gained and self._admission.admits():
             for key, lease in gained.items():
                 self._begin(key, lease)
         list(self._map(self._losses.look, lost))
@@ -132,12 +135,12 @@ class Lifecycle:
         its error. Finished leases that nobody deletes are deleted.
         """
         self._ended.clean(self.consumers, stop, self.consumers.pop)
-        now = self._clock.monotonic()
+        now = self._parts.clock.monotonic()
         due = [c for c in self.consumers.values() if c.state not in _WITHOUT_STEPS and c.due <= now]
         if not due:
             return
         blocked = [c for c in due if c.state is ConsumerState.BLOCKED]
-        self._parents.begin_pass()
+        self.parents.begin_pass()
         parents = dict(
             zip(
                 (c.lease_key for c in blocked),
@@ -145,7 +148,7 @@ class Lifecycle:
                 strict=True,
             )
         )
-        seen = self._protocol.look_up(c for c in due if c.state is not ConsumerState.ENDING)
+        seen = self.protocol.look_up(c for c in due if c.state is not ConsumerState.ENDING)
         for consumer in due:
             if stop.is_set():
                 return
@@ -155,7 +158,7 @@ class Lifecycle:
             except LeaseLostError as error:
                 self._leases.drop(consumer.held, str(error))
             except Exception as error:  # noqa: BLE001 (it must not stop the other shards)
-                self._events(AwsTrouble(f"{consumer.state} {consumer.lease_key}", str(error)))
+                self._parts.events(AwsTrouble(f"{consumer.state} {consumer.lease_key}", str(error)))
                 consumer.step_failed(error, now, self._backoff_seconds)
                 if consumer.state is ConsumerState.ENDING and consumer.failures >= ENDING_ATTEMPTS:
                     # The reported children may have been wrong. Reading again reports them anew.
@@ -170,19 +173,19 @@ class Lifecycle:
         if isinstance(parents, AwsError):
             raise parents
         if parents is not None:
-            consumer.note_parents(parents.reached, self._clock.monotonic())
+            consumer.note_parents(parents.reached, self._parts.clock.monotonic())
         if consumer.state is ConsumerState.BLOCKED:
-            if parents is None or not self._parents.may_start(consumer, parents, seen):
+            if parents is None or not self.parents.may_start(consumer, parents, seen):
                 consumer.due = (
-                    self._clock.monotonic()
-                    + self._settings.worker.parent_shard_poll_interval_millis / 1000
+                    self._parts.clock.monotonic()
+                    + self._parts.settings.worker.parent_shard_poll_interval_millis / 1000
                 )
                 return
             ended = consumer.held.lease.parent_shard_ids.difference(parents.missing)
-            self._protocol.begin(consumer, ended, seen)
+            self.protocol.begin(consumer, ended, seen)
             consumer.unblock()
         if consumer.state is ConsumerState.RESOLVING:
-            if self._protocol.resolve(consumer, seen).is_shard_end:
+            if self.protocol.resolve(consumer, seen).is_shard_end:
                 # A write of the end whose answer was lost turned out to have been applied.
                 consumer.end()
                 return
@@ -193,14 +196,14 @@ class Lifecycle:
     def _look_at_parents(self, consumer: ShardConsumer) -> ParentRows | AwsError:
         """Return the parents' rows or the error, so that one error does not delay other shards."""
         try:
-            return self._parents.look(consumer)
+            return self.parents.look(consumer)
         except AwsError as error:
             return error
 
     def restart(self, consumer: ShardConsumer) -> None:
         """Resolve and read the shard again, after a batch that failed or has no known outcome."""
         self._source.end(consumer.lease_key)
-        consumer.restart(self._clock.monotonic(), self._backoff_seconds)
+        consumer.restart(self._parts.clock.monotonic(), self._backoff_seconds)
 
     def _end(self, consumer: ShardConsumer) -> None:
         """Create the children's leases, then write SHARD_END (protocol §6.7).
@@ -211,20 +214,21 @@ class Lifecycle:
         if consumer.children:
             self._await_keys(lease, consumer.children)
             if any(
-                self._table.get(lease.key_of_sibling(c.shard_id)) is None for c in consumer.children
+                self._parts.lease_table.get(lease.key_of_sibling(c.shard_id)) is None
+                for c in consumer.children
             ):
                 self._create_children(consumer)
             else:
-                self._table.set_child_shard_ids(
+                self._parts.lease_table.set_child_shard_ids(
                     lease.lease_key, [c.shard_id for c in consumer.children]
                 )
-        self._protocol.end(consumer)
+        self.protocol.end(consumer)
         self._leases.checkpoint(consumer.held, checkpoint=SHARD_END)
         consumer.end()
         self._source.end(lease.lease_key)
-        self._events(
+        self._parts.events(
             ShardEnded(
-                self._worker_id,
+                self._parts.worker_id,
                 lease.lease_key,
                 tuple(lease.key_of_sibling(c.shard_id) for c in consumer.children),
             )
@@ -242,7 +246,7 @@ class Lifecycle:
         if lease.stream_mark is None:
             return
         for child in children:
-            row = self._table.get(lease.key_of_sibling(child.shard_id))
+            row = self._parts.lease_table.get(lease.key_of_sibling(child.shard_id))
             if row is not None and row.stream_mark != lease.stream_mark:
                 raise ShardSyncError(
                     f"{row.lease_key} is still the key of a lease of the former stream; the leader "
@@ -259,7 +263,7 @@ class Lifecycle:
         try:
             successors = child_leases(lease, consumer.children, existing=existing)
         except ShardSyncError:
-            if not self._parents.is_passed_over(consumer, consumer.children[0].shard_id):
+            if not self.parents.is_passed_over(consumer, consumer.children[0].shard_id):
                 raise
             return
         self._leases.create_successors(consumer.held, successors)
@@ -272,9 +276,9 @@ class Lifecycle:
         """
         lease = consumer.held.lease
         if not consumer.loss_reported:
-            self._events(
+            self._parts.events(
                 RecordsLost(
-                    self._worker_id,
+                    self._parts.worker_id,
                     lease.lease_key,
                     LossReason.SHARD_NOT_LISTED,
                     after=consumer.committed,
@@ -294,7 +298,8 @@ class Lifecycle:
         return frozenset(
             p
             for p in parents
-            if p == lease.shard_id or self._table.get(lease.key_of_sibling(p)) is not None
+            if p == lease.shard_id
+            or self._parts.lease_table.get(lease.key_of_sibling(p)) is not None
         )
 
     def hand_over(self) -> int:
@@ -303,7 +308,7 @@ class Lifecycle:
         The processing thread is between batches here. A consumer is kept until its lease has left.
         If its checkpoint cannot be written, a later call writes it before the transfer.
         """
-        now = self._clock.monotonic()
+        now = self._parts.clock.monotonic()
         leaving: list[tuple[Held, ShardConsumer | None]] = []
         for held in self._leases.handoffs():
             consumer = self.consumers.get(held.lease_key)
@@ -318,14 +323,14 @@ class Lifecycle:
         held, consumer = leaving
         try:
             if consumer is not None and consumer.held is held:
-                self._protocol.checkpoint(consumer)
+                self.protocol.checkpoint(consumer)
             return self._leases.complete_handoff(held)
         except LeaseLostError as error:
             self._leases.drop(held, str(error))
         except AwsError as error:
-            self._events(AwsTrouble(f"handoff of {held.lease.lease_key}", str(error)))
+            self._parts.events(AwsTrouble(f"handoff of {held.lease.lease_key}", str(error)))
             if consumer is not None:
-                consumer.step_failed(error, self._clock.monotonic(), self._backoff_seconds)
+                consumer.step_failed(error, self._parts.clock.monotonic(), self._backoff_seconds)
         return False
 
     def flush(self, *, idle: bool) -> None:
@@ -334,25 +339,25 @@ class Lifecycle:
         Args:
             idle: Whether there is no next batch.
         """
-        now = self._clock.monotonic()
+        now = self._parts.clock.monotonic()
         waiting = [
             c
             for c in self.consumers.values()
             if c.flush_needed
             and c.state is not ConsumerState.LEAVING
-            and self._protocol.flush_due(c, now, idle=idle)
+            and self.protocol.flush_due(c, now, idle=idle)
             and c.due <= now
         ]
         list(self._map(self._flush, waiting))
 
     def _flush(self, consumer: ShardConsumer) -> None:
         try:
-            self._protocol.checkpoint(consumer)
+            self.protocol.checkpoint(consumer)
         except LeaseLostError as error:
             self._leases.drop(consumer.held, str(error))
         except AwsError as error:
-            self._events(AwsTrouble(f"checkpoint of {consumer.lease_key}", str(error)))
-            consumer.back_off(self._clock.monotonic(), self._backoff_seconds)
+            self._parts.events(AwsTrouble(f"checkpoint of {consumer.lease_key}", str(error)))
+            consumer.back_off(self._parts.clock.monotonic(), self._backoff_seconds)
 
     def release_all(self, *, last: bool = True) -> None:
         """Write checkpoints and release all leases, at the end of a worker.
@@ -374,7 +379,7 @@ class Lifecycle:
         self.consumers.clear()
         if last:
             for key in kept:
-                self._events(AwsTrouble(f"last checkpoint of {key}", _NOT_CHECKPOINTED))
+                self._parts.events(AwsTrouble(f"last checkpoint of {key}", _NOT_CHECKPOINTED))
         else:
             self.consumers.update(kept)
         list(
@@ -385,9 +390,9 @@ class Lifecycle:
 
     def _release(self, held: Held) -> None:
         try:
-            if self._settings.lease.release_leases_on_shutdown:
+            if self._parts.settings.lease.release_leases_on_shutdown:
                 self._leases.release(held)
             else:
                 self._leases.drop(held, "the worker stopped")
         except (AwsError, LeaseLostError) as error:
-            self._events(AwsTrouble(f"release of {held.lease.lease_key}", str(error)))
+            self._parts.events(AwsTrouble(f"release of {held.lease.lease_key}", str(error)))

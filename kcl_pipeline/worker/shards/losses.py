@@ -5,18 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from kcl_pipeline.clock import Clock
-from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.config.shard_sync import ShardSyncSettings
 from kcl_pipeline.errors import AwsError, NotFoundError, StreamReplacedError
-from kcl_pipeline.events import AwsTrouble, EventSink, LossReason, RecordsLost
-from kcl_pipeline.kinesis.client import KinesisClient
+from kcl_pipeline.events import AwsTrouble, LossReason, RecordsLost
 from kcl_pipeline.kinesis.identity import require_same_stream
-from kcl_pipeline.leases.tables import LeaseTable
+from kcl_pipeline.leases.identity_check import is_removed
+from kcl_pipeline.leases.stored_shards import StoredShards
 from kcl_pipeline.planning.shard_sync import has_not_begun
 from kcl_pipeline.position import AT_TIMESTAMP, LATEST, Position
 from kcl_pipeline.shards import StreamId
 from kcl_pipeline.worker.consumer import ConsumerState, ShardConsumer
+from kcl_pipeline.worker.dependencies import WorkerDependencies
 
 _COMMITTED: Final = (ConsumerState.ENDING, ConsumerState.ENDED)
 
@@ -33,49 +32,32 @@ class LossCheck:
     Thread-safe.
 
     Args:
-        worker_id: Names this worker in events.
-        settings: Initial position, failover time and how long finished leases are kept.
-        table: The lease table.
-        kinesis: Lists the children of the shard.
-        clock: Measures whether another worker could have taken the lease.
-        events: Receives `RecordsLost`.
-        is_removed: Returns whether a leader removed a stream of several from the record.
-        shard_sync_of: Returns the initial position of a stream. None: that of the settings.
-        positions: Returns whether the sink stores positions.
+        parts: The dependencies of the worker.
+        shard_sync_of: Returns the initial position of a stream.
+        stored: Returns what asks the table for positions of shards. None: it stores none.
     """
 
     def __init__(
         self,
-        worker_id: str,
-        settings: ConsumerSettings,
-        table: LeaseTable,
-        kinesis: KinesisClient,
-        clock: Clock,
-        events: EventSink,
-        is_removed: Callable[[StreamId], bool] = lambda _: False,
-        shard_sync_of: Callable[[StreamId], ShardSyncSettings] | None = None,
-        *,
-        positions: Callable[[], bool] = lambda: False,
+        parts: WorkerDependencies,
+        shard_sync_of: Callable[[StreamId], ShardSyncSettings],
+        stored: Callable[[], StoredShards | None],
     ) -> None:
-        self._positions = positions
-        self._is_removed = is_removed
-        self._worker_id = worker_id
-        self._shard_sync_of = shard_sync_of or settings.shard_sync_of
+        self._parts = parts
+        self._shard_sync_of = shard_sync_of
+        self._stored = stored
+        settings = parts.settings
         self._failover_seconds = settings.lease.failover_time_millis / 1000
         keep_seconds = settings.shard_sync.completed_lease_cleanup_interval_millis / 1000
         self._can_tell = keep_seconds > self._failover_seconds
-        self._table = table
-        self._kinesis = kinesis
-        self._clock = clock
-        self._events = events
 
     def look(self, consumer: ShardConsumer) -> None:
         """Check a lease that is not held any more. An error is reported as `AwsTrouble`."""
         try:
             if self._is_deleted(consumer) and self._is_lost(consumer):
-                self._events(
+                self._parts.events(
                     RecordsLost(
-                        self._worker_id,
+                        self._parts.worker_id,
                         consumer.lease_key,
                         LossReason.ROW_DELETED,
                         _reached(consumer),
@@ -83,7 +65,7 @@ class LossCheck:
                     )
                 )
         except AwsError as error:
-            self._events(AwsTrouble(f"look for the row of {consumer.lease_key}", str(error)))
+            self._parts.events(AwsTrouble(f"look for the row of {consumer.lease_key}", str(error)))
 
     def _is_deleted(self, consumer: ShardConsumer) -> bool:
         """Return whether the row was deleted by hand.
@@ -93,28 +75,29 @@ class LossCheck:
         """
         if consumer.state in _COMMITTED or not self._can_tell or self._is_expired(consumer):
             return False
-        return self._table.get(consumer.lease_key) is None and not self._is_expired(consumer)
+        row = self._parts.lease_table.get(consumer.lease_key)
+        return row is None and not self._is_expired(consumer)
 
     def _is_expired(self, consumer: ShardConsumer) -> bool:
-        return self._clock.monotonic() - consumer.held.renewed_at >= self._failover_seconds
+        return self._parts.clock.monotonic() - consumer.held.renewed_at >= self._failover_seconds
 
     def _is_lost(self, consumer: ShardConsumer) -> bool:
         lease = consumer.held.lease
-        if self._is_removed(consumer.stream):
+        if is_removed(self._parts.coordinator_table, consumer.stream):
             return False  # The leader deleted the leases of a former stream.
         try:
-            require_same_stream(self._kinesis, consumer.stream)
+            require_same_stream(self._parts.kinesis, consumer.stream)
         except (NotFoundError, StreamReplacedError):
             return False  # Nothing of a deleted stream can be read.
         initial = self._shard_sync_of(consumer.stream).initial_position_in_stream
-        if initial == "LATEST" and not self._positions():
+        if initial == "LATEST" and self._stored() is None:
             return (consumer.committed or lease.checkpoint) != LATEST
         try:
-            shards = self._kinesis.list_shards(consumer.stream)
+            shards = self._parts.kinesis.list_shards(consumer.stream)
         except NotFoundError:
             return False
         rows = [
-            self._table.get(lease.key_of_sibling(shard.shard_id))
+            self._parts.lease_table.get(lease.key_of_sibling(shard.shard_id))
             for shard in shards
             if lease.shard_id in shard.parents
         ]

@@ -12,18 +12,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from kcl_pipeline.batch import TxnVersions
-from kcl_pipeline.clock import Clock
 from kcl_pipeline.config.shard_sync import ShardSyncSettings
-from kcl_pipeline.events import EventSink, LeasesCreated, LossReason, RecordsLost
-from kcl_pipeline.kinesis.client import KinesisClient
+from kcl_pipeline.events import LeasesCreated, LossReason, RecordsLost
 from kcl_pipeline.kinesis.identity import StreamIdentityCheck
 from kcl_pipeline.leases.held import HeldLeases
 from kcl_pipeline.leases.lease.values import Lease
 from kcl_pipeline.leases.stored_shards import StoredShards
-from kcl_pipeline.leases.tables import LeaseTable
 from kcl_pipeline.planning.shard_sync import has_not_begun, restored_parents, with_initial_time
 from kcl_pipeline.shards import Shard, StreamId
 from kcl_pipeline.worker.consumer import ShardConsumer
+from kcl_pipeline.worker.dependencies import WorkerDependencies
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,36 +45,24 @@ class ParentCheck:
     Any thread may call `look`. One thread calls the other methods.
 
     Args:
-        worker_id: Names this worker in events.
-        shard_sync_of: Returns the initial position of a stream.
-        table: The lease table.
+        parts: The dependencies of the worker.
         leases: The leases held by this worker.
-        kinesis: Lists the shards of a stream.
-        clock: Used to check that a listing is of the right stream.
-        events: Receives `LeasesCreated`, and `RecordsLost` if no row can be restored.
+        shard_sync_of: Returns the initial position of a stream.
         stored: Returns what asks the table for positions of shards. None: it stores none.
     """
 
     def __init__(
         self,
-        worker_id: str,
-        shard_sync_of: Callable[[StreamId], ShardSyncSettings],
-        table: LeaseTable,
+        parts: WorkerDependencies,
         leases: HeldLeases,
-        kinesis: KinesisClient,
-        clock: Clock,
-        events: EventSink,
-        stored: Callable[[], StoredShards | None] = lambda: None,
+        shard_sync_of: Callable[[StreamId], ShardSyncSettings],
+        stored: Callable[[], StoredShards | None],
     ) -> None:
-        self._stored = stored
-        self._worker_id = worker_id
-        self._shard_sync_of = shard_sync_of
-        self._table = table
+        self._parts = parts
         self._leases = leases
-        self._kinesis = kinesis
-        self._clock = clock
-        self._identity = StreamIdentityCheck(kinesis, clock)
-        self._events = events
+        self._shard_sync_of = shard_sync_of
+        self._stored = stored
+        self._identity = StreamIdentityCheck(parts.kinesis, parts.clock)
         self._listings: dict[StreamId, tuple[Shard, ...]] = {}
         self._closed_cases: set[str] = set()
         """Lease keys of parents that are not restored: not listed any more, or reported as lost."""
@@ -93,7 +79,7 @@ class ParentCheck:
         """
         lease = consumer.held.lease
         rows = {
-            parent: self._table.get(lease.key_of_sibling(parent))
+            parent: self._parts.lease_table.get(lease.key_of_sibling(parent))
             for parent in sorted(lease.parent_shard_ids)
         }
         return ParentRows(
@@ -176,7 +162,7 @@ class ParentCheck:
             parent = without_row.pop()
             children = [shard.shard_id for shard in listed if parent in shard.parents]
             for child in children:
-                row = self._table.get(consumer.held.lease.key_of_sibling(child))
+                row = self._parts.lease_table.get(consumer.held.lease.key_of_sibling(child))
                 if row is None:
                     without_row.append(child)
                 elif has_not_begun(row):
@@ -187,8 +173,8 @@ class ParentCheck:
 
     def _listed(self, stream: StreamId) -> tuple[Shard, ...]:
         if stream not in self._listings:
-            shards = self._kinesis.list_shards(stream)
-            self._identity.confirm(stream, self._clock.monotonic())
+            shards = self._parts.kinesis.list_shards(stream)
+            self._identity.confirm(stream, self._parts.clock.monotonic())
             self._listings[stream] = shards
         return self._listings[stream]
 
@@ -214,16 +200,18 @@ class ParentCheck:
             return self._report(lease, deleted, consumer.stream.name)
         for key in self._leases.restore_parents(consumer.held, restored):
             reason = f"the row was deleted before its child {lease.shard_id} had begun"
-            self._events(LeasesCreated(consumer.stream.name, (key,), reason))
+            self._parts.events(LeasesCreated(consumer.stream.name, (key,), reason))
         return False
 
     def _report(self, lease: Lease, deleted: set[str], stream: str) -> bool:
         """Report each deleted parent once, if the child's row, read after theirs, confirms it."""
-        row = self._table.get(lease.lease_key)
+        row = self._parts.lease_table.get(lease.lease_key)
         if row is None or not has_not_begun(row):
             return False
         lost = sorted(lease.key_of_sibling(parent) for parent in deleted)
         self._closed_cases.update(lost)
         for key in lost:
-            self._events(RecordsLost(self._worker_id, key, LossReason.ROW_DELETED, stream=stream))
+            self._parts.events(
+                RecordsLost(self._parts.worker_id, key, LossReason.ROW_DELETED, stream=stream)
+            )
         return True

@@ -43,22 +43,8 @@ class SourcedBatch:
     milliseconds: Mapping[str, float] = field(default_factory=dict)
     oldest_at: Mapping[str, float] = field(default_factory=dict)
 
-    @property
-    def bytes_of_leases(self) -> Mapping[str, int]:
-        """Payload bytes of the batch by lease key."""
-        return self._by_lease(lambda part: part.bytes)
-
-    @property
-    def data_bytes_of_leases(self) -> Mapping[str, int]:
-        """Bytes of the data of the batch by lease key."""
-        return self._by_lease(lambda part: part.data_bytes)
-
-    @property
-    def records_of_leases(self) -> Mapping[str, int]:
-        """Number of records of the batch by lease key."""
-        return self._by_lease(lambda part: part.record_count)
-
-    def _by_lease(self, amount: Callable[[ShardPart], int]) -> Mapping[str, int]:
+    def by_lease(self, amount: Callable[[ShardPart], int]) -> Mapping[str, int]:
+        """Return the sum of an amount, such as bytes, over the parts of the batch by lease key."""
         found = {part.lease_key: 0 for part in self.batch.ranges}
         for part in self.parts:
             if part.lease_key in found:

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 
 from kcl_pipeline.clock import StopSignal
 from kcl_pipeline.kinesis.prefetch.prefetcher import Prefetcher
-from kcl_pipeline.kinesis.ranges import RangeReader
 from kcl_pipeline.kinesis.reader import ShardReader
 from kcl_pipeline.kinesis.retrieval import Retrieval
 from kcl_pipeline.leases.held import Held
@@ -34,21 +33,7 @@ def make_source(
     """
     settings = parts.settings
     if parts.range_jobs is not None:
-        reader = RangeReader(
-            parts.kinesis, settings.retrieval, settings.shard_sync.initial_timestamp, parts.clock
-        )
-        return RangeSource(
-            parts.range_jobs,
-            reader,
-            parts.writer,
-            settings,
-            parts.clock,
-            parts.rng,
-            parts.events,
-            identity=retrieval.identity,
-            gaps=retrieval.gaps,
-            stop=stop,
-        )
+        return RangeSource(parts.range_jobs, parts, retrieval, stop)
 
     def make_reader(consumer: ShardConsumer) -> ShardReader:
         lease = consumer.held.lease

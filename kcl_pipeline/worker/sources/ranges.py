@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import random
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,12 +11,10 @@ from typing import Final
 import pyarrow as pa
 
 from kcl_pipeline.batch import Batch, BatchWriter, ShardRange, Written
-from kcl_pipeline.clock import Clock, StopSignal
-from kcl_pipeline.config import ConsumerSettings
+from kcl_pipeline.clock import StopSignal
 from kcl_pipeline.errors import AwsError, SinkError
-from kcl_pipeline.events import AwsTrouble, EventSink
+from kcl_pipeline.events import AwsTrouble
 from kcl_pipeline.kinesis.client import NO_RECORDS
-from kcl_pipeline.kinesis.identity import StreamIdentityCheck
 from kcl_pipeline.kinesis.prefetch.pacing import Pace
 from kcl_pipeline.kinesis.prefetch.prefetcher import TOLERATED_THROTTLES
 from kcl_pipeline.kinesis.prefetch.readers import ReadState
@@ -29,9 +26,10 @@ from kcl_pipeline.kinesis.ranges import (
     ShardFetch,
 )
 from kcl_pipeline.kinesis.reader import Resume
-from kcl_pipeline.kinesis.retention import FoundGaps
+from kcl_pipeline.kinesis.retrieval import Retrieval
 from kcl_pipeline.position import LATEST, Position
 from kcl_pipeline.worker.consumer import ShardConsumer
+from kcl_pipeline.worker.dependencies import WorkerDependencies
 from kcl_pipeline.worker.sources.batch_source import SourcedBatch
 from kcl_pipeline.worker.sources.shares import Wanted, shares
 
@@ -68,34 +66,26 @@ class RangeSource:
     def __init__(
         self,
         jobs: RangeJobs,
-        reader: RangeReader,
-        writer: BatchWriter,
-        settings: ConsumerSettings,
-        clock: Clock,
-        rng: random.Random,
-        events: EventSink,
-        *,
-        identity: StreamIdentityCheck,
-        gaps: FoundGaps,
+        parts: WorkerDependencies,
+        retrieval: Retrieval,
         stop: StopSignal,
     ) -> None:
+        settings = parts.settings
         self.fetch_threads = 0
-        self._stop = stop
-        self.rewriter: BatchWriter = _LoadingWriter(self, writer)
+        self.rewriter: BatchWriter = _LoadingWriter(self, parts.writer)
         self._jobs = jobs
-        self._reader = reader
+        self._parts = parts
+        self._retrieval = retrieval
+        self._stop = stop
         self._batch = settings.batch
-        self._shard_sync_of = settings.shard_sync_of
+        self._reader = RangeReader(
+            parts.kinesis, settings.retrieval, settings.shard_sync.initial_timestamp, parts.clock
+        )
         self._idle_seconds = settings.retrieval.idle_time_between_reads_in_millis / 1000
-        self._clock = clock
-        self._rng = rng
-        self._events = events
-        self._identity = identity
-        self._gaps = gaps
         self._lock = threading.Lock()
         self._cursors: dict[str, _Cursor] = {}
         self._read: dict[str, tuple[ShardFetch, FetchedShard]] = {}
-        self._began = clock.monotonic()
+        self._began = parts.clock.monotonic()
         self._batch_at = -math.inf
 
     def begin(self, consumer: ShardConsumer) -> None:
@@ -121,13 +111,13 @@ class RangeSource:
                 read_up_to_millis=consumer.held.read_up_to_millis,
             ),
             initial_timestamp=lease.initial_timestamp
-            or self._shard_sync_of(consumer.stream).initial_timestamp,
+            or self._parts.settings.shard_sync_of(consumer.stream).initial_timestamp,
         )
         self._reader.check(fetch)
         if position == LATEST:
             # A repeated task would request LATEST again, and skip the records between.
             fetch = self._reader.opened(fetch)
-        now = self._clock.monotonic()
+        now = self._parts.clock.monotonic()
         with self._lock:
             pace = Pace(self._idle_seconds, due=now, common_time=self._began)
             self._cursors[lease.lease_key] = _Cursor(fetch, pace, now)
@@ -143,7 +133,7 @@ class RangeSource:
     def next(  # noqa: D102
         self, batch_id: str, committed: Mapping[str, Position | None]
     ) -> SourcedBatch | None:
-        began = self._clock.monotonic()
+        began = self._parts.clock.monotonic()
         chosen = self._choose(began)
         if not chosen:
             return None
@@ -153,7 +143,7 @@ class RangeSource:
         except SinkError as error:
             for cursor in chosen.values():
                 cursor.error = str(error)
-                cursor.pace.failed(self._clock.monotonic(), self._rng, throttled=False)
+                cursor.pace.failed(self._parts.clock.monotonic(), self._parts.rng, throttled=False)
             raise
         by_key = {fetch.lease_key: fetch for fetch in fetches}
         done = replace(
@@ -164,7 +154,7 @@ class RangeSource:
         if sourced is not None:
             self._batch_at = began
         return sourced and replace(
-            sourced, milliseconds={"job": (self._clock.monotonic() - began) * 1000}
+            sourced, milliseconds={"job": (self._parts.clock.monotonic() - began) * 1000}
         )
 
     def _proven(self, fetch: ShardFetch, shard: FetchedShard) -> FetchedShard:
@@ -177,9 +167,9 @@ class RangeSource:
         is_first = fetch.after.is_sentinel and shard.through != shard.after
         try:
             if shard.shard_end is not None or is_first:
-                self._identity.confirm(fetch.stream, self._clock.monotonic())
+                self._retrieval.identity.confirm(fetch.stream, self._parts.clock.monotonic())
             elif shard.not_found:
-                following = self._identity.successors_of_gone(
+                following = self._retrieval.identity.successors_of_gone(
                     fetch.stream, fetch.shard_id, fetch.hash_key_range
                 )
                 if following is not None:
@@ -226,7 +216,7 @@ class RangeSource:
 
     def _note(self, chosen: Mapping[str, _Cursor], done: RangesWritten, began: float) -> None:
         """Advance the cursors, and report failures."""
-        now = self._clock.monotonic()
+        now = self._parts.clock.monotonic()
         found = {shard.lease_key: shard for shard in done.shards}
         for key, cursor in chosen.items():
             shard = found.get(key)
@@ -242,9 +232,9 @@ class RangeSource:
                 cursor.wanted = Wanted(2 * shard.records, 2 * shard.bytes) if shard.at_tip else None
             if shard is not None:
                 if shard.rejected is not None:
-                    self._events(shard.rejected)
+                    self._parts.events(shard.rejected)
                 if shard.gap is not None:
-                    self._gaps.note(key, cursor.fetch.stream, shard.gap)
+                    self._retrieval.gaps.note(key, cursor.fetch.stream, shard.gap)
                 cursor.fetch = replace(cursor.fetch, after=shard.through, resume=shard.resume)
                 cursor.ended = shard.shard_end is not None
                 cursor.reached_tip = cursor.reached_tip or cursor.ended or shard.at_tip
@@ -252,10 +242,10 @@ class RangeSource:
     def _note_failure(self, cursor: _Cursor, shard: FetchedShard | None, now: float) -> None:
         throttled = shard is not None and shard.throttled
         key = cursor.fetch.lease_key
-        cursor.pace.failed(now, self._rng, throttled=throttled)
+        cursor.pace.failed(now, self._parts.rng, throttled=throttled)
         cursor.error = "no answer" if shard is None else shard.error
         if shard is not None and (not throttled or cursor.pace.failures % TOLERATED_THROTTLES == 0):
-            self._events(AwsTrouble(f"read of {key}", shard.error or ""))
+            self._parts.events(AwsTrouble(f"read of {key}", shard.error or ""))
 
     def _sourced(
         self,
@@ -294,7 +284,7 @@ class RangeSource:
 
     def _oldest_of(self, shards: list[FetchedShard]) -> dict[str, float]:
         """Estimate the arrival of each shard's oldest record from its samples."""
-        now = self._clock.monotonic()
+        now = self._parts.clock.monotonic()
         return {
             shard.lease_key: now
             - (shard.millis_behind_latest or 0) / 1000
@@ -325,7 +315,7 @@ class RangeSource:
         )
 
     def lag(self) -> dict[str, int]:  # noqa: D102
-        now = self._clock.monotonic()
+        now = self._parts.clock.monotonic()
         with self._lock:
             known = [
                 (key, cursor) for key, cursor in self._cursors.items() if cursor.behind is not None
@@ -356,7 +346,7 @@ class RangeSource:
         return cursor is not None and cursor.reached_tip
 
     def wait(self, stop: StopSignal, seconds: float) -> bool:  # noqa: D102
-        now = self._clock.monotonic()
+        now = self._parts.clock.monotonic()
         with self._lock:
             due = min(
                 (self._due(cursor) for cursor in self._cursors.values() if not cursor.ended),

@@ -51,21 +51,21 @@ class DrainWatch:
     paused because its transform fails counts as settled after `ATTEMPTS`.
 
     Args:
-        worker_id: The worker that drains.
-        parts: Its dependencies: the lease table, the clock, of which only the monotonic time is
-            used, and the sink of events. It receives `AwsTrouble` for each failed read,
-            `RowRejected` for unreadable rows, `ShardsLeftToOthers`, and the events of
-            `DrainedStream`.
+        parts: The dependencies of the worker that drains. The sink of events receives `AwsTrouble`
+            for each failed read of the lease table, `RowRejected` for unreadable rows,
+            `ShardsLeftToOthers`, and the events of `DrainedStream`.
         streams: The streams of the settings that exist.
         lifecycle: The consumers of the worker.
         source: Reports which shards are read to their tip.
         paused: Returns the paused shards by lease key.
         identity: Confirms that a stream exists.
+
+    Attributes:
+        elsewhere: How many unfinished leases each other live worker owned at the last look.
     """
 
     def __init__(
         self,
-        worker_id: str,
         parts: WorkerDependencies,
         streams: Iterable[StreamId],
         lifecycle: Lifecycle,
@@ -73,24 +73,18 @@ class DrainWatch:
         paused: Callable[[], Mapping[str, Pause]],
         identity: StreamIdentityCheck,
     ) -> None:
-        clock, events = parts.clock, parts.events
-        self._worker_id = worker_id
-        self._streams = [
-            DrainedStream(stream, worker_id, identity, clock, events) for stream in streams
-        ]
-        self._table = parts.lease_table
+        self._parts = parts
+        self._streams = [DrainedStream(stream, parts, identity) for stream in streams]
         self._lifecycle = lifecycle
         self._source = source
         self._paused = paused
-        self._clock = clock
-        self._events = events
-        self._rejected = RejectedRows(events)
-        self._due = Due(clock, LOOK_SECONDS, first_seconds=LOOK_SECONDS)
+        self._rejected = RejectedRows(parts.events)
+        self._due = Due(parts.clock, LOOK_SECONDS, first_seconds=LOOK_SECONDS)
         self._unreadable_since: float | None = None
         self._was_through = False
         self._counters: dict[str, int] = {}
         self._renewed: set[str] = set()
-        self._elsewhere: dict[str, int] = {}
+        self.elsewhere: dict[str, int] = {}
         self._emitted: dict[str, int] | None = None
         self._read: set[str] = set()
         """Transaction keys of leases that were read to their tip since the drain began."""
@@ -116,11 +110,6 @@ class DrainWatch:
         self._note_elsewhere(leases, is_done=is_done)
         return is_done
 
-    @property
-    def elsewhere(self) -> Mapping[str, int]:
-        """How many unfinished leases each other live worker owned at the last look."""
-        return self._elsewhere
-
     def _note_elsewhere(self, leases: tuple[Lease, ...], *, is_done: bool) -> None:
         """Note what other workers own, and emit it at the start and at the end."""
         unfinished = [
@@ -132,17 +121,17 @@ class DrainWatch:
             lease.actual_owner
             for lease in unfinished
             if lease.lease_key not in self._lifecycle.consumers
-            and lease.actual_owner not in (None, self._worker_id)
+            and lease.actual_owner not in (None, self._parts.worker_id)
             and lease.lease_key in self._renewed
         )
-        self._elsewhere = {owner: number for owner, number in found.items() if owner is not None}
-        if self._elsewhere and (
-            self._emitted is None or (is_done and self._emitted != self._elsewhere)
+        self.elsewhere = {owner: number for owner, number in found.items() if owner is not None}
+        if self.elsewhere and (
+            self._emitted is None or (is_done and self._emitted != self.elsewhere)
         ):
-            self._emitted = self._elsewhere
-            number, owners = sum(self._elsewhere.values()), owners_text(self._elsewhere)
-            event = ShardsLeftToOthers(self._worker_id, len(unfinished), number, owners)
-            self._events(event)
+            self._emitted = self.elsewhere
+            number, owners = sum(self.elsewhere.values()), owners_text(self.elsewhere)
+            event = ShardsLeftToOthers(self._parts.worker_id, len(unfinished), number, owners)
+            self._parts.events(event)
 
     def unread(self) -> str | None:
         """Return a sentence about records of deleted streams that were not read; None: none."""
@@ -153,7 +142,7 @@ class DrainWatch:
         own = [lease for lease in leases if stream.owns(lease)]
         unsettled = [lease for lease in own if not self._is_settled(lease)]
         # Another worker that is known to be the owner reads its lease, or the leader assigns it.
-        here = [one for one in unsettled if one.actual_owner in (None, self._worker_id)]
+        here = [one for one in unsettled if one.actual_owner in (None, self._parts.worker_id)]
         unread = [one for one in here if one.transaction_key not in self._read]
         stream.note(own, [(lease, self._reached(lease)) for lease in unread])
         has_hole = _has_hole(own)
@@ -179,11 +168,11 @@ class DrainWatch:
 
     def _read_leases(self) -> tuple[Lease, ...] | None:
         """Return all leases; None when the table cannot be read now."""
-        now = self._clock.monotonic()
+        now = self._parts.clock.monotonic()
         try:
-            listing = self._table.list_leases()
+            listing = self._parts.lease_table.list_leases()
         except AwsError as error:
-            self._events(AwsTrouble("Scan of the leases for the drain", str(error)))
+            self._parts.events(AwsTrouble("Scan of the leases for the drain", str(error)))
             if self._unreadable_since is None:
                 self._unreadable_since = now
             is_missing = isinstance(error, NotFoundError)
@@ -216,7 +205,7 @@ class DrainWatch:
         consumer = self._lifecycle.consumers.get(lease.lease_key)
         if consumer is None:
             return (
-                lease.actual_owner not in (None, self._worker_id)
+                lease.actual_owner not in (None, self._parts.worker_id)
                 and lease.lease_key in self._renewed
             )
         return self._is_read(consumer) or self._is_given_up(lease)

@@ -35,16 +35,13 @@ class Leaving:
 
     def __init__(
         self,
-        worker_id: str,
         parts: WorkerDependencies,
         leases: HeldLeases,
         reporter: WorkerMetricsReporter,
         lifecycle: Lifecycle,
         map: MapCallable,  # noqa: A002 (it stands for the builtin)
     ) -> None:
-        self._worker_id = worker_id
         self._parts = parts
-        self._events = parts.events
         self._leases = leases
         self._reporter = reporter
         self._lifecycle = lifecycle
@@ -59,12 +56,12 @@ class Leaving:
         An error of one step does not prevent the next. The row is deleted first, so that a leader
         assigns no more leases to this worker, in particular not the released ones.
         """
-        attempt("deregistration", self._reporter.deregister, self._events)
+        attempt("deregistration", self._reporter.deregister, self._parts.events)
         release = self._abandon if hung else self._lifecycle.release_all
-        attempt("release", lambda: release(last=False), self._events)
+        attempt("release", lambda: release(last=False), self._parts.events)
         if self._parts.leader is not None:
-            attempt("release of the leader lock", self._parts.leader.release, self._events)
-        attempt(_LAST, lambda: self._release_late_leases(release), self._events)
+            attempt("release of the leader lock", self._parts.leader.release, self._parts.events)
+        attempt(_LAST, lambda: self._release_late_leases(release), self._parts.events)
 
     def _abandon(self, *, last: bool) -> None:  # noqa: ARG002 (as `Lifecycle.release_all`)
         """Release all leases of a hung worker. None of its own writes is possible afterwards."""
@@ -75,7 +72,7 @@ class Leaving:
             attempt(
                 f"release of {held.lease_key}",
                 lambda: self._leases.release(held, wait=False),
-                self._events,
+                self._parts.events,
             )
         self._leases.drop(held, "the worker is hung")
 
@@ -94,7 +91,7 @@ class Leaving:
                 or clock.monotonic() >= deadline
             )
             self._leases.drop_expired()
-            attempt(_LAST, lambda: self._leases.discover(map=self._map), self._events)
+            attempt(_LAST, lambda: self._leases.discover(map=self._map), self._parts.events)
             release(last=last)
             # A lease that is not in a handoff is released by now, or another process with this
             # worker id holds it. There is no reason to wait for it.
@@ -105,10 +102,10 @@ class Leaving:
     def _is_something_on_its_way(self) -> bool:
         """Return whether a handoff to this worker is in progress, or this is unknown now."""
         try:
-            keys = self._parts.lease_table.lease_keys_of(self._worker_id)
+            keys = self._parts.lease_table.lease_keys_of(self._parts.worker_id)
             return any(self._is_on_its_way(key) for key in keys)
         except (ThrottledError, UnavailableError) as error:
-            self._events(AwsTrouble(_LAST, str(error)))
+            self._parts.events(AwsTrouble(_LAST, str(error)))
             return True
 
     def _is_on_its_way(self, lease_key: str) -> bool:
@@ -116,4 +113,4 @@ class Leaving:
             row = self._parts.lease_table.get(lease_key)
         except ValueError:  # Discovery has just reported that the row is unreadable.
             return False
-        return row is not None and row.in_handoff and row.owner == self._worker_id
+        return row is not None and row.in_handoff and row.owner == self._parts.worker_id
