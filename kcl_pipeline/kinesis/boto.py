@@ -121,18 +121,20 @@ class BotoKinesis:
         """
         arn = name_or_arn if name_or_arn.startswith("arn:") else None
         request: dict[str, Any] = {"StreamARN": arn} if arn else {"StreamName": name_or_arn}
-        response = self._retry_transient(
+        summary = self._retry_transient(
             "DescribeStreamSummary",
             name_or_arn,
             lambda: self._client.describe_stream_summary(**request),
-        )
-        summary = response["StreamDescriptionSummary"]
-        name = summary["StreamName"]
+        )["StreamDescriptionSummary"]
         arn = arn or summary.get("StreamARN")
         created = summary.get("StreamCreationTimestamp")
         millis = None if created is None else round(created.timestamp() * 1000)
-        hours = summary.get("RetentionPeriodHours")
-        stream = StreamId(name, arn=arn, created_millis=millis, retention_hours=hours)
+        stream = StreamId(
+            summary["StreamName"],
+            arn=arn,
+            created_millis=millis,
+            retention_hours=summary.get("RetentionPeriodHours"),
+        )
         if not multi_stream:
             return stream
         if arn is None:
@@ -158,11 +160,11 @@ class BotoKinesis:
             NotFoundError: The stream does not exist.
             ThrottledError: The service throttled all attempts (protocol §7.5).
         """
-        request: dict[str, Any] = _name(stream)
-        if shard_filter is not None:
-            request["ShardFilter"] = {"Type": shard_filter} | (
-                {"Timestamp": timestamp} if timestamp is not None else {}
-            )
+        request = given(
+            StreamName=stream.name,
+            StreamARN=stream.arn,
+            ShardFilter=shard_filter and given(Type=shard_filter, Timestamp=timestamp),
+        )
         shards: list[Shard] = []
         while True:
             page = self._list_shards_page(stream, request)
@@ -184,9 +186,8 @@ class BotoKinesis:
 
     def service_time(self, stream: StreamId) -> datetime | None:
         """See `KinesisClient`: the Date header of ListShards, in whole seconds. Raises as it."""
-        request = _name(stream) | {"MaxResults": 1}
-        page = self._list_shards_page(stream, request)
-        return date_of(page)
+        request = given(StreamName=stream.name, StreamARN=stream.arn, MaxResults=1)
+        return date_of(self._list_shards_page(stream, request))
 
     def get_shard_iterator(
         self,
@@ -198,12 +199,13 @@ class BotoKinesis:
         timestamp: datetime | None = None,
     ) -> str:
         """See `KinesisClient`. One attempt."""
-        more: dict[str, Any] = {}
-        if sequence_number is not None:
-            more["StartingSequenceNumber"] = sequence_number
-        if timestamp is not None:
-            more["Timestamp"] = timestamp
-        iterator, _ = self._shard_iterator(stream, shard_id, iterator_type, more)
+        iterator, _ = self._shard_iterator(
+            stream,
+            shard_id,
+            iterator_type,
+            StartingSequenceNumber=sequence_number,
+            Timestamp=timestamp,
+        )
         return iterator
 
     def latest_iterator(self, stream: StreamId, shard_id: str) -> LatestIterator:
@@ -213,20 +215,21 @@ class BotoKinesis:
         request, because the service may have determined the position at its beginning.
         """
         began = self._clock.monotonic()
-        iterator, date = self._shard_iterator(stream, shard_id, "LATEST", {})
+        iterator, date = self._shard_iterator(stream, shard_id, "LATEST")
         took = timedelta(seconds=self._clock.monotonic() - began)
         return LatestIterator(iterator, None if date is None else date - took)
 
     def _shard_iterator(
-        self, stream: StreamId, shard_id: str, kind: IteratorType, more: Mapping[str, Any]
+        self, stream: StreamId, shard_id: str, kind: IteratorType, **more: object
     ) -> tuple[str, datetime | None]:
         """Return the iterator, and the time of the response on the clock of the service."""
-        request: dict[str, Any] = {
-            **_name(stream),
-            "ShardId": shard_id,
-            "ShardIteratorType": kind,
+        request = given(
+            StreamName=stream.name,
+            StreamARN=stream.arn,
+            ShardId=shard_id,
+            ShardIteratorType=kind,
             **more,
-        }
+        )
         with kinesis_errors("GetShardIterator", f"{shard_id} of {stream.name}"):
             response = self._client.get_shard_iterator(**request)
         iterator = response.get("ShardIterator")
@@ -357,10 +360,9 @@ def account_of(arn: str) -> str:
     return parts[4]
 
 
-def _name(stream: StreamId) -> dict[str, Any]:
-    return {"StreamName": stream.name} | (
-        {"StreamARN": stream.arn} if stream.arn is not None else {}
-    )
+def given(**fields: Any) -> dict[str, Any]:
+    """Return the fields of a request that are not None."""
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 def _encode_request(params: dict[str, Any], **_: object) -> None:

@@ -92,7 +92,6 @@ class StreamLister(Protocol):
         Raises:
             NotFoundError: The stream does not exist.
         """
-        ...
 
     def list_shards(
         self,
@@ -101,7 +100,6 @@ class StreamLister(Protocol):
         timestamp: datetime | None = None,
     ) -> tuple[Shard, ...]:
         """Return all shards. Without a filter this includes closed shards in retention."""
-        ...
 
     def service_time(self, stream: StreamId) -> datetime | None:
         """Return a time on the clock of the service, not later than now. None: unknown.
@@ -109,7 +107,6 @@ class StreamLister(Protocol):
         AT_TIMESTAMP with this time leads to all records that arrive after the call. The clock of
         this host is not used, because it may differ by minutes.
         """
-        ...
 
 
 class ShardClient(Protocol):
@@ -125,14 +122,12 @@ class ShardClient(Protocol):
         timestamp: datetime | None = None,
     ) -> str:
         """Return an iterator, which is valid for five minutes."""
-        ...
 
     def latest_iterator(self, stream: StreamId, shard_id: str) -> LatestIterator:
         """Return an iterator at LATEST and its time on the clock of the service.
 
         The clock of this host is not used, because it may differ by minutes.
         """
-        ...
 
     def get_records(
         self, stream: StreamId, shard_id: str, iterator: str, limit: int
@@ -145,7 +140,6 @@ class ShardClient(Protocol):
             NotFoundError: The stream or the shard does not exist.
             UnavailableError: The call failed, or the response cannot be read.
         """
-        ...
 
 
 class KinesisClient(StreamLister, ShardClient, Protocol):

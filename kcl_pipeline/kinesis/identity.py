@@ -9,7 +9,7 @@ about that stream, too.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
 from typing import Final
 
 from kcl_pipeline.clock import Clock
@@ -29,12 +29,6 @@ _Key = tuple[str, int | None, int | None]
 """A stream and its creation time, which the equality of `StreamId` ignores."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Refusal:
-    at: float
-    error: NotFoundError | StreamReplacedError
-
-
 class StreamIdentityCheck:
     """Confirms ends and losses of shards. Thread-safe; one call at a time."""
 
@@ -43,7 +37,7 @@ class StreamIdentityCheck:
         self._clock = clock
         self._lock = clock.lock()
         self._confirmed: dict[_Key, float] = {}
-        self._refused: dict[_Key, _Refusal] = {}
+        self._refused: dict[_Key, tuple[float, NotFoundError | StreamReplacedError]] = {}
         self._listings: dict[_Key, tuple[float, tuple[Shard, ...]]] = {}
 
     def confirm(self, stream: StreamId, since: float) -> None:
@@ -67,14 +61,13 @@ class StreamIdentityCheck:
             if self._confirmed.get(key, since - 1) >= since:
                 return
             now = self._clock.monotonic()
-            refused = self._refused.get(key)
-            if refused is not None and now - refused.at < REFUSAL_KEPT_SECONDS:
-                error = refused.error
-                raise type(error)(str(error), code=error.code, operation=error.operation)
+            refused_at, refusal = self._refused.get(key, (-math.inf, None))
+            if refusal is not None and now - refused_at < REFUSAL_KEPT_SECONDS:
+                raise type(refusal)(str(refusal), code=refusal.code, operation=refusal.operation)
             try:
                 require_same_stream(self._kinesis, stream)
             except (NotFoundError, StreamReplacedError) as error:
-                self._refused[key] = _Refusal(now, error)
+                self._refused[key] = now, error
                 raise
             self._confirmed[key] = now
 
@@ -90,8 +83,7 @@ class StreamIdentityCheck:
             AwsError: As in `confirm`, or ListShards failed. It is not known whether the shard
                 exists.
         """
-        began = self._clock.monotonic()
-        shards = self._listed(stream, began)
+        shards = self._listed(stream, self._clock.monotonic())
         self.confirm(stream, self._clock.monotonic())
         if not shards or any(shard.shard_id == shard_id for shard in shards):
             return None

@@ -152,11 +152,9 @@ class RangeJobs(Protocol):
         Raises:
             SinkError: The job failed. Every fetch can be repeated.
         """
-        ...
 
     def close(self) -> None:
         """Release resources. No job runs afterwards."""
-        ...
 
 
 class RangeReader:
@@ -261,11 +259,12 @@ class RangeReader:
                 stop.wait(MIN_CALL_SECONDS)
         rows = pa.concat_tables(tables)
         if rows.num_rows != records:
-            message = (
+            raise UnavailableError(
                 f"{fetch.lease_key} after {fetch.after} through {through} has "
-                f"{rows.num_rows} records, not the {records} that were read before"
+                f"{rows.num_rows} records, not the {records} that were read before",
+                code="RangeChanged",
+                operation="GetRecords",
             )
-            raise UnavailableError(message, code="RangeChanged", operation="GetRecords")
         return rows
 
     def _reading(self, fetch: ShardFetch) -> _Reading:

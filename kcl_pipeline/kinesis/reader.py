@@ -77,6 +77,7 @@ class ShardReader:
         millis_behind_latest: Lag of the last response. None: unknown.
         ended: Whether the shard was read to its end.
         last_bytes: Payload bytes of the last response.
+        position: Last position (inclusive) that was returned.
 
     Raises:
         SettingsError: `initial_timestamp` is missing.
@@ -114,7 +115,7 @@ class ShardReader:
         self._kinesis = kinesis
         self._stream = stream
         self._start = position
-        self._position = position
+        self.position = position
         self._hash_key_range = hash_key_range
         self._settings = settings
         self._clock = clock
@@ -125,11 +126,6 @@ class ShardReader:
         self._last_sequence_number = resume.last_sequence_number
         self._latest_since = resume.latest_since
         self._gaps = GapWatch(clock, on_gap, resume.read_up_to_millis, resume.anchor)
-
-    @property
-    def position(self) -> Position:
-        """Last position (inclusive) that was returned."""
-        return self._position
 
     @property
     def resume(self) -> Resume:
@@ -147,13 +143,14 @@ class ShardReader:
         """See `GapWatch.read_up_to_millis`."""
         return self._gaps.read_up_to_millis
 
-    def open(self) -> None:
-        """Request the iterator now instead of with the first read.
+    def open(self) -> str:
+        """Return the iterator of the next read. It is requested now if there is none.
 
         Raises:
             AwsError: GetShardIterator failed.
         """
-        self._opened()
+        iterator = self._iterator = self._iterator or self._make_iterator()
+        return iterator
 
     def read(self) -> Chunk | None:
         """Call GetRecords once.
@@ -188,7 +185,7 @@ class ShardReader:
             self._confirm_stream()
         chunk = self._chunk(page)
         # After de-aggregation: if that fails, the same page is read again.
-        self._gaps.look(page, self._position, asked_millis)
+        self._gaps.look(page, self.position, asked_millis)
         self._iterator = page.next_iterator
         self.ended = page.next_iterator is None
         self.millis_behind_latest = page.millis_behind_latest
@@ -198,7 +195,7 @@ class ShardReader:
                 page.records.num_rows - 1
             ].as_py()
         if chunk is not None:
-            self._position = chunk.through
+            self.position = chunk.through
         return chunk
 
     def _is_first(self, page: RecordsPage) -> bool:
@@ -214,20 +211,17 @@ class ShardReader:
             return self._get_records()
         except ExpiredIteratorError as error:
             self._iterator = None
-            self._refuse_to_skip(error)
+            # Without its time, a position at LATEST cannot be found again. The caller reports this
+            # error once; the next read starts at the current LATEST.
+            if self._is_at_forgotten_latest:
+                raise UnavailableError(
+                    f"the iterator of {self.lease_key} at LATEST expired before its first record, "
+                    "and its time is unknown (the response had no Date header): reading continues "
+                    "at the current LATEST, and records that arrived in between are skipped",
+                    code="LatestForgotten",
+                    operation="GetRecords",
+                ) from error
         return self._get_records()
-
-    def _refuse_to_skip(self, error: ExpiredIteratorError) -> None:
-        # Without its time, a position at LATEST cannot be found again. The caller reports this
-        # error once; the next read starts at the current LATEST.
-        if self._is_at_forgotten_latest:
-            raise UnavailableError(
-                f"the iterator of {self.lease_key} at LATEST expired before its first record, and "
-                "its time is unknown (the response had no Date header): reading continues at the "
-                "current LATEST, and records that arrived in between are skipped",
-                code="LatestForgotten",
-                operation="GetRecords",
-            ) from error
 
     @property
     def _is_at_forgotten_latest(self) -> bool:
@@ -237,14 +231,10 @@ class ShardReader:
 
     def _get_records(self) -> RecordsPage:
         page = self._kinesis.get_records(
-            self._stream, self.shard_id, self._opened(), self._settings.max_records
+            self._stream, self.shard_id, self.open(), self._settings.max_records
         )
         _check(page, self.shard_id)
         return page
-
-    def _opened(self) -> str:
-        iterator = self._iterator = self._iterator or self._make_iterator()
-        return iterator
 
     def _make_iterator(self) -> str:
         """Request an iterator after the last record that was read, or at the start.
@@ -297,21 +287,21 @@ class ShardReader:
         records = whole.records
         is_resumed = self._last_sequence_number is None and not self._start.is_sentinel
         if is_resumed or self._gaps.anchor is not None:
-            records = after_position(records, self._position)
+            records = after_position(records, self.position)
         last, last_sub = (
             page.records.column(name)[page.records.num_rows - 1].as_py()
             for name in ("sequence_number", "sub_sequence_number")
         )
         # Stored records, unlike those of Kinesis, may have a sub-sequence number already
         last_sub = max(last_sub, whole.last_sub_sequence_number)
-        through = max(self._position, Position(last, last_sub))
-        if through == self._position and not ended:
+        through = max(self.position, Position(last, last_sub))
+        if through == self.position and not ended:
             return None
         size = page.bytes if records is page.records else payload_bytes(records)
         return Chunk(
             self.lease_key,
             records,
-            self._position,
+            self.position,
             through,
             size,
             page.millis_behind_latest,
@@ -353,8 +343,8 @@ class ShardReader:
         return Chunk(
             self.lease_key,
             NO_RECORDS,
-            self._position,
-            self._position,
+            self.position,
+            self.position,
             0,
             behind,
             children,
@@ -379,8 +369,9 @@ def _check(page: RecordsPage, shard_id: str) -> None:
     if (page.next_iterator is None) != bool(page.child_shards) or not all(
         child.parents for child in page.child_shards
     ):
-        message = (
+        raise UnavailableError(
             f"the response for {shard_id} is invalid: next iterator "
-            f"{page.next_iterator!r} with {len(page.child_shards)} child shards"
+            f"{page.next_iterator!r} with {len(page.child_shards)} child shards",
+            code="InvalidAnswer",
+            operation="GetRecords",
         )
-        raise UnavailableError(message, code="InvalidAnswer", operation="GetRecords")

@@ -106,9 +106,8 @@ class GapWatch:
             asked_millis: Time of the request on the wall clock.
         """
         behind = page.millis_behind_latest
-        rows = page.records.num_rows
         if self.needs_anchor:
-            if not rows and behind != 0 and page.next_iterator is not None:
+            if not page.records.num_rows and behind != 0 and page.next_iterator is not None:
                 return
             self._decide(page, after)
         if behind is not None:
@@ -155,14 +154,11 @@ class FoundGaps:
 
     def note(self, lease_key: str, stream: StreamId, gap: Gap) -> None:
         """Add a gap."""
-        found = FoundGap(lease_key, stream, gap, self._clock.monotonic())
         with self._lock:
-            self._found.append(found)
+            self._found.append(FoundGap(lease_key, stream, gap, self._clock.monotonic()))
 
     def take(self) -> list[FoundGap]:
         """Remove and return all gaps."""
-        if not self._found:
-            return []
         with self._lock:
             found, self._found = self._found, []
         return found

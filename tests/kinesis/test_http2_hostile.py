@@ -26,6 +26,7 @@ from kcl_pipeline.kinesis.fan_out.http2_exchange import Exchange
 from kcl_pipeline.local.http.http2 import Http2Connection
 from kcl_pipeline.local.http.messages import Request, Response
 from kcl_pipeline.local.kinesis.event_stream import event
+from tests.support.fan_out_world import connections_of
 
 
 def exchange_of() -> tuple[Exchange, list[int]]:
@@ -173,7 +174,7 @@ def test_an_address_without_a_listener_or_a_response() -> None:
             client.request("POST", f"http://127.0.0.1:{port}/", {}, b"")
     with pytest.raises(BotoCoreError, match="Could not connect"):
         client.request("POST", f"http://127.0.0.1:{port}/", {}, b"")
-    assert client.connections == 0
+    assert connections_of(client) == []
     client.close()
 
 
@@ -226,7 +227,7 @@ def test_a_connection_that_is_silent_is_asked_and_then_closed(
 
         monkeypatch.setattr(http2._Connection, "_check_alive", check_alive)
         assert living.wait(10)
-        assert client.connections == 1
+        assert len(connections_of(client)) == 1
         assert len(accepted) == 1
     with socket.create_server(("127.0.0.1", 0)) as listener:
         thread = threading.Thread(

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -27,6 +27,9 @@ from kcl_pipeline.position import TRIM_HORIZON, Position
 from kcl_pipeline.shards import HashKeyRange
 from kcl_pipeline.testing.clock import ShiftedClock
 from tests.support.local_aws import ZERO
+
+if TYPE_CHECKING:
+    from kcl_pipeline.kinesis.fan_out.http2_connections import Http2Connections
 
 DEADLINE_SECONDS = 15.0
 
@@ -122,10 +125,21 @@ def subscriptions() -> int:
     """Number of subscription threads, and of responses in progress over HTTP/2."""
     threads = sum(t.name.startswith("subscription-") for t in threading.enumerate())
     return threads + sum(
-        world.clients.http2_fan_out.connections.streams
+        streams_of(world.clients.http2_fan_out.connections)
         for world in WORLDS
         if world.settings.retrieval.fan_out_http == "2"
     )
+
+
+def connections_of(client: Http2Connections) -> list[Any]:
+    """The open connections."""
+    found = {} if client._loop is None else client._loop.open
+    return [one for of_address in list(found.values()) for one in list(of_address) if one.is_open]
+
+
+def streams_of(client: Http2Connections) -> int:
+    """Number of responses that are being received."""
+    return sum(len(one.exchanges) for one in connections_of(client))
 
 
 def wait_for(condition: Callable[[], bool], what: str) -> None:

@@ -15,19 +15,26 @@ from botocore.exceptions import BotoCoreError, ClientError
 from urllib3.exceptions import HTTPError
 
 from kcl_pipeline.clock import Clock
-from kcl_pipeline.errors import AwsError, InvalidRequestError, ThrottledError, UnavailableError
+from kcl_pipeline.errors import (
+    AwsError,
+    InvalidRequestError,
+    NotFoundError,
+    ThrottledError,
+    UnavailableError,
+)
 from kcl_pipeline.kinesis.aws_errors import from_client_error, kinesis_errors
+from kcl_pipeline.kinesis.boto import given
 from kcl_pipeline.kinesis.client import IteratorType, RecordsPage
 from kcl_pipeline.kinesis.decode.bodies import decode_event
-from kcl_pipeline.kinesis.fan_out.subscription import Consumer, EventStream, Subscription
+from kcl_pipeline.kinesis.fan_out.subscription import Consumer, Subscribed, Subscription
 from kcl_pipeline.shards import StreamId
 
 if TYPE_CHECKING:
     from mypy_boto3_kinesis import KinesisClient as BotoKinesisClient
+    from mypy_boto3_kinesis.type_defs import ConsumerDescriptionTypeDef
 
 _OPERATION: Final = "SubscribeToShard"
-_IN_USE: Final = "ResourceInUseException"
-_NOT_FOUND: Final = "ResourceNotFoundException"
+IN_USE: Final = "ResourceInUseException"
 _EVENT: Final = "SubscribeToShardEvent"
 
 
@@ -38,29 +45,23 @@ class BotoFanOut:
 
     Args:
         client: The boto3 client.
-        events: Creates an `EventStream` from botocore's event stream, the name of the stream and
-            the id of the shard. None: `BotoEventStream`.
+        subscription: Creates a subscription from botocore's event stream, the name of the stream,
+            the id of the shard, and the clock. None: one with a thread.
     """
 
     def __init__(
         self,
         client: BotoKinesisClient,
-        events: Callable[[Any, str, str], EventStream] | None = None,
+        subscription: Callable[[Any, str, str, Clock], Subscribed] | None = None,
     ) -> None:
         self._client = client
-        self._events = events or BotoEventStream
+        self._subscription = subscription or _with_thread
 
     def describe_consumer(self, stream: StreamId, name: str) -> Consumer | None:
         """See `FanOutClient`. Returns None also if the stream does not exist."""
-        try:
-            with kinesis_errors("DescribeStreamConsumer", f"consumer {name} of {stream.name}"):
-                found = self._client.describe_stream_consumer(
-                    StreamARN=_arn(stream), ConsumerName=name
-                )["ConsumerDescription"]
-        except AwsError as error:
-            if error.code == _NOT_FOUND:
-                return None
-            raise
+        found = described_consumer(self._client, _arn(stream), name)
+        if found is None:
+            return None
         return Consumer(found["ConsumerARN"], found["ConsumerStatus"] == "ACTIVE")
 
     def register_consumer(self, stream: StreamId, name: str) -> None:
@@ -69,7 +70,7 @@ class BotoFanOut:
             with kinesis_errors("RegisterStreamConsumer", f"consumer {name} of {stream.name}"):
                 self._client.register_stream_consumer(StreamARN=_arn(stream), ConsumerName=name)
         except AwsError as error:
-            if error.code != _IN_USE:
+            if error.code != IN_USE:
                 raise
 
     def subscribe(
@@ -78,22 +79,35 @@ class BotoFanOut:
         stream: StreamId,
         shard_id: str,
         kind: IteratorType,
+        clock: Clock,
         *,
         sequence_number: str | None = None,
         timestamp: datetime | None = None,
-    ) -> EventStream:
+    ) -> Subscribed:
         """See `FanOutClient`."""
-        position: dict[str, Any] = {"Type": kind}
-        if sequence_number is not None:
-            position["SequenceNumber"] = sequence_number
-        if timestamp is not None:
-            position["Timestamp"] = timestamp
-        about = f"{shard_id} of {stream.name}"
-        with subscription_errors(about):
+        position = {"Type": kind} | given(SequenceNumber=sequence_number, Timestamp=timestamp)
+        with subscription_errors(f"{shard_id} of {stream.name}"):
             response: Any = self._client.subscribe_to_shard(
                 ConsumerARN=consumer_arn, ShardId=shard_id, StartingPosition=cast("Any", position)
             )
-        return self._events(response["EventStream"], stream.column, shard_id)
+        return self._subscription(response["EventStream"], stream.column, shard_id, clock)
+
+
+def described_consumer(
+    client: BotoKinesisClient, stream_arn: str, name: str
+) -> ConsumerDescriptionTypeDef | None:
+    """Return the consumer of a stream. None also if the stream does not exist."""
+    try:
+        with kinesis_errors("DescribeStreamConsumer", f"consumer {name} of {stream_arn}"):
+            return client.describe_stream_consumer(StreamARN=stream_arn, ConsumerName=name)[
+                "ConsumerDescription"
+            ]
+    except NotFoundError:
+        return None
+
+
+def _with_thread(events: Any, stream_name: str, shard_id: str, clock: Clock) -> Subscription:
+    return Subscription(BotoEventStream(events, stream_name, shard_id), clock)
 
 
 class BotoEventStream:
@@ -106,10 +120,6 @@ class BotoEventStream:
         self._raw: Any = events._raw_stream  # noqa: SLF001
         self._stream_name = stream_name
         self._shard_id = shard_id
-
-    def subscription(self, clock: Clock) -> Subscription:
-        """See `EventStream`. The subscription has a thread that reads from the connection."""
-        return Subscription(self, clock)
 
     def pages(self) -> Iterator[RecordsPage]:
         """See `PulledEvents`."""
@@ -166,7 +176,7 @@ def subscription_errors(about: str) -> Iterator[None]:
         yield
     except ClientError as error:
         ours = from_client_error(error, _OPERATION, about)
-        if isinstance(ours, InvalidRequestError) and ours.code == _IN_USE:
+        if isinstance(ours, InvalidRequestError) and ours.code == IN_USE:
             raise ThrottledError(str(ours), code=ours.code, operation=_OPERATION) from error
         raise ours from error
     except (HTTPError, BotoCoreError, ParserError, OSError) as error:

@@ -44,7 +44,7 @@ class Http2FanOut(BotoFanOut):
     """
 
     def __init__(self, client: BotoKinesisClient) -> None:
-        super().__init__(client, Http2Events)
+        super().__init__(client, Http2Subscription)
         # The stubs of botocore declare neither the options of a Config nor that the return value
         # of a before-send handler replaces the response.
         config: Any = client.meta.config
@@ -109,25 +109,15 @@ class _Body:
         self.exchange.close()
 
 
-class Http2Events:
-    """The `EventStream` of a subscription over HTTP/2. botocore has read its first message."""
+class Http2Subscription:
+    """A `Subscribed` without a thread: `take` decodes the next event in the caller's thread.
 
-    def __init__(self, events: Any, stream_name: str, shard_id: str) -> None:
+    botocore has read the first message of `events`.
+    """
+
+    def __init__(self, events: Any, stream_name: str, shard_id: str, clock: Clock) -> None:
         # the body that `Http2FanOut` returned to botocore
         self._exchange: Exchange = events._raw_stream.exchange  # noqa: SLF001
-        self._stream_name = stream_name
-        self._shard_id = shard_id
-
-    def subscription(self, clock: Clock) -> Http2Subscription:
-        """See `EventStream`."""
-        return Http2Subscription(self._exchange, self._stream_name, self._shard_id, clock)
-
-
-class Http2Subscription:
-    """A `Subscribed` without a thread: `take` decodes the next event in the caller's thread."""
-
-    def __init__(self, exchange: Exchange, stream_name: str, shard_id: str, clock: Clock) -> None:
-        self._exchange = exchange
         self._stream_name = stream_name
         self._shard_id = shard_id
         self._clock = clock

@@ -10,12 +10,12 @@ from __future__ import annotations
 import asyncio
 import ssl
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import CancelledError
 from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 from urllib.parse import urlsplit
 
 from botocore.exceptions import ConnectTimeoutError, EndpointConnectionError
@@ -108,32 +108,24 @@ class Http2Connections:
             (":method", method),
             (":scheme", address.scheme),
             (":authority", address.netloc.rpartition("@")[2]),
-            (":path", _path(url)),
+            (":path", (address.path or "/") + (f"?{address.query}" if address.query else "")),
         ]
         fields += [
             (name.lower(), _text(value))
             for name, value in headers.items()
             if name.lower() not in _NOT_IN_HTTP2
         ]
-        return self._wait_for(lambda loop: self._begin(loop, key, fields, body), url)
-
-    @property
-    def connections(self) -> int:
-        """Number of open connections."""
-        return sum(connection.is_open for connection in self._all())
-
-    @property
-    def streams(self) -> int:
-        """Number of responses that are being received."""
-        return sum(len(connection.exchanges) for connection in self._all())
-
-    def _all(self) -> list[_Connection]:
-        loop = self._loop
-        return (
-            []
-            if loop is None
-            else [connection for found in list(loop.open.values()) for connection in list(found)]
-        )
+        with self._guard:
+            if self._loop is None:
+                self._loop = _Loop(asyncio.new_event_loop())
+                threading.Thread(target=self._loop.run, name="http2", daemon=True).start()
+            work = self._begin(self._loop, key, fields, body)
+            future = asyncio.run_coroutine_threadsafe(work, self._loop.loop)
+        try:
+            return future.result(2 * self._connect_timeout_seconds + PING_SECONDS)
+        except (FutureTimeout, CancelledError) as error:
+            future.cancel()  # otherwise the request may be sent after the caller has given up
+            raise EndpointConnectionError(endpoint_url=url, error=error) from error
 
     def close(self) -> None:
         """Close all connections, which ends their responses, and end the thread.
@@ -144,18 +136,6 @@ class Http2Connections:
             loop, self._loop = self._loop, None
         if loop is not None:
             loop.loop.call_soon_threadsafe(loop.loop.stop)
-
-    def _wait_for(self, work: Callable[[_Loop], Coroutine[Any, Any, _T]], url: str) -> _T:
-        with self._guard:
-            if self._loop is None:
-                self._loop = _Loop(asyncio.new_event_loop())
-                threading.Thread(target=self._loop.run, name="http2", daemon=True).start()
-            future = asyncio.run_coroutine_threadsafe(work(self._loop), self._loop.loop)
-        try:
-            return future.result(2 * self._connect_timeout_seconds + PING_SECONDS)
-        except (FutureTimeout, CancelledError) as error:
-            future.cancel()  # otherwise the request may be sent after the caller has given up
-            raise EndpointConnectionError(endpoint_url=url, error=error) from error
 
     # In the thread of the connections
 
@@ -236,12 +216,14 @@ class _Connection(asyncio.Protocol):
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._h2 = H2Connection(H2Configuration(client_side=True, header_encoding="utf-8"))
-        values = {
-            SettingCodes.ENABLE_PUSH: 0,
-            SettingCodes.INITIAL_WINDOW_SIZE: WINDOW_BYTES,
-            SettingCodes.MAX_FRAME_SIZE: _FRAME_BYTES,
-        }
-        self._h2.local_settings = Settings(client=True, initial_values=values)
+        self._h2.local_settings = Settings(
+            client=True,
+            initial_values={
+                SettingCodes.ENABLE_PUSH: 0,
+                SettingCodes.INITIAL_WINDOW_SIZE: WINDOW_BYTES,
+                SettingCodes.MAX_FRAME_SIZE: _FRAME_BYTES,
+            },
+        )
         self._h2.max_inbound_frame_size = _FRAME_BYTES
         self._transport: asyncio.Transport | None = None
         self._has_received = True
@@ -384,11 +366,6 @@ class _Connection(asyncio.Protocol):
             self._flush()
         self._has_received = False
         self._timer = self._loop.call_later(PING_SECONDS, self._check_alive)
-
-
-def _path(url: str) -> str:
-    address = urlsplit(url)
-    return (address.path or "/") + (f"?{address.query}" if address.query else "")
 
 
 def _text(value: str | bytes) -> str:

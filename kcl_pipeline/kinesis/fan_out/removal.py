@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from kcl_pipeline.errors import AwsError, NotFoundError
 from kcl_pipeline.kinesis.aws_errors import kinesis_errors
+from kcl_pipeline.kinesis.fan_out.boto import IN_USE, described_consumer
 
 if TYPE_CHECKING:
     from mypy_boto3_kinesis import KinesisClient as BotoKinesisClient
-
-_NOT_FOUND: Final = "ResourceNotFoundException"
-_IN_USE: Final = "ResourceInUseException"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,16 +46,9 @@ class ConsumerRemoval:
 
     def find(self, stream_arn: str) -> RegisteredConsumer | None:
         """Return the consumer of a stream. None also if the stream does not exist."""
-        about = f"consumer {self.name} of {stream_arn}"
-        try:
-            with kinesis_errors("DescribeStreamConsumer", about):
-                found = self._client.describe_stream_consumer(
-                    StreamARN=stream_arn, ConsumerName=self.name
-                )["ConsumerDescription"]
-        except AwsError as error:
-            if error.code == _NOT_FOUND:
-                return None
-            raise
+        found = described_consumer(self._client, stream_arn, self.name)
+        if found is None:
+            return None
         created = found.get("ConsumerCreationTimestamp")
         return RegisteredConsumer(
             stream_arn,
@@ -72,9 +63,9 @@ class ConsumerRemoval:
         try:
             with kinesis_errors("DescribeStreamSummary", stream_name):
                 found = self._client.describe_stream_summary(StreamName=stream_name)
+                return found["StreamDescriptionSummary"]["StreamARN"]
         except NotFoundError:
             return None
-        return found["StreamDescriptionSummary"]["StreamARN"]
 
     def deregister(self, consumer: RegisteredConsumer) -> None:
         """Request the deregistration once.
@@ -83,10 +74,13 @@ class ConsumerRemoval:
         name meanwhile is not deregistered. The caller repeats it until `find` returns another one
         or none.
         """
-        about = f"consumer {consumer.name} of {consumer.stream_arn}"
         try:
-            with kinesis_errors("DeregisterStreamConsumer", about):
+            with kinesis_errors(
+                "DeregisterStreamConsumer", f"consumer {consumer.name} of {consumer.stream_arn}"
+            ):
                 self._client.deregister_stream_consumer(ConsumerARN=consumer.arn)
+        except NotFoundError:
+            return
         except AwsError as error:
-            if error.code not in (_NOT_FOUND, _IN_USE):
+            if error.code != IN_USE:
                 raise

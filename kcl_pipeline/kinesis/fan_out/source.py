@@ -184,10 +184,11 @@ class SubscribedShard:
             start["sequence_number"] = argument
         arn = self._consumers.arn(stream)
         try:
-            events = self._fan_out.subscribe(arn, stream, shard_id, _KINDS[kind], **start)
+            subscription = self._fan_out.subscribe(
+                arn, stream, shard_id, cast("IteratorType", kind), self._clock, **start
+            )
         except NotFoundError as error:
             raise self._explained(error, stream, shard_id) from error
-        subscription = events.subscription(self._clock)
         with self._guard:
             closed = self._closed
             if not closed:
@@ -217,15 +218,6 @@ class SubscribedShard:
             code="NoConsumer",
             operation=error.operation,
         )
-
-
-_KINDS: Final[dict[str, IteratorType]] = {
-    "LATEST": "LATEST",
-    "TRIM_HORIZON": "TRIM_HORIZON",
-    "AT_TIMESTAMP": "AT_TIMESTAMP",
-    "AT_SEQUENCE_NUMBER": "AT_SEQUENCE_NUMBER",
-    "AFTER_SEQUENCE_NUMBER": "AFTER_SEQUENCE_NUMBER",
-}
 
 
 class FanOutReader(ShardReader):

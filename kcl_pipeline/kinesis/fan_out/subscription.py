@@ -50,31 +50,18 @@ class Subscribed(Protocol):
     @property
     def is_over(self) -> bool:
         """Whether the subscription has ended and all events were taken."""
-        ...
 
     def start(self, name: str, spawn: Spawn) -> None:
         """Start to read, in a thread of this name if it needs one."""
-        ...
 
     def take(self) -> RecordsPage | None:
         """Remove and return the oldest event; None if there is none."""
-        ...
 
     def silent_seconds(self) -> float:
         """Return the time without data; 0 while events are buffered, and after the end."""
-        ...
 
     def close(self) -> None:
         """End the subscription and drop its events. Thread-safe; does not wait."""
-        ...
-
-
-class EventStream(Protocol):
-    """The response to SubscribeToShard."""
-
-    def subscription(self, clock: Clock) -> Subscribed:
-        """Return the subscription with its buffer. Called once."""
-        ...
 
 
 class PulledEvents(Protocol):
@@ -88,14 +75,12 @@ class PulledEvents(Protocol):
         Raises:
             AwsError: The subscription failed.
         """
-        ...
 
     def close(self) -> None:
         """End the subscription. A thread that waits in `pages` returns.
 
         Thread-safe; does not wait. May be called repeatedly.
         """
-        ...
 
 
 class FanOutClient(Protocol):
@@ -106,7 +91,6 @@ class FanOutClient(Protocol):
 
     def describe_consumer(self, stream: StreamId, name: str) -> Consumer | None:
         """Return the consumer of this name; None if it is not registered."""
-        ...
 
     def register_consumer(self, stream: StreamId, name: str) -> None:
         """Register a consumer, which becomes active some seconds later.
@@ -116,7 +100,6 @@ class FanOutClient(Protocol):
         Raises:
             ThrottledError: The limits of the service are exceeded.
         """
-        ...
 
     def subscribe(
         self,
@@ -124,17 +107,17 @@ class FanOutClient(Protocol):
         stream: StreamId,
         shard_id: str,
         kind: IteratorType,
+        clock: Clock,
         *,
         sequence_number: str | None = None,
         timestamp: datetime | None = None,
-    ) -> EventStream:
-        """Subscribe to a shard.
+    ) -> Subscribed:
+        """Subscribe to a shard. `start` of the result begins to read.
 
         Raises:
             ThrottledError: The last subscription to the shard is less than five seconds old.
             NotFoundError: The shard, the stream or the consumer does not exist.
         """
-        ...
 
 
 class Subscription:

@@ -23,7 +23,6 @@ class Reader(Protocol):
 
     def read(self) -> Chunk | None:
         """Read once, in bounded time; return None if there is nothing new."""
-        ...
 
 
 @runtime_checkable
@@ -37,7 +36,6 @@ class PushedReader(Reader, Protocol):
 
     def close(self) -> None:
         """End reading. Must not wait. May be called by another thread than `read`."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,7 +56,6 @@ class CommitProtocol(Protocol):
     @property
     def stored(self) -> StoredShards | None:
         """Asks the table for positions of shards. None: it stores none."""
-        ...
 
     def look_up(self, consumers: Iterable[ShardConsumer]) -> dict[str, TxnVersions]:
         """Return the table's transaction versions of these leases, for `resolve`.
@@ -66,7 +65,6 @@ class CommitProtocol(Protocol):
         Returns:
             The versions by lease key. Empty: the table cannot be read now.
         """
-        ...
 
     def resolve(self, consumer: ShardConsumer, seen: TxnVersions | None = None) -> Position:
         """Find out whether the pending batch of the previous owner landed.
@@ -83,7 +81,6 @@ class CommitProtocol(Protocol):
             SinkError: The table cannot be used now. Nothing is decided. Call again.
             AwsError: The lease row cannot be written now. Nothing is decided. Call again.
         """
-        ...
 
     def preparing(
         self, batch: Batch, consumers: dict[str, ShardConsumer]
@@ -93,7 +90,6 @@ class CommitProtocol(Protocol):
         Errors are ignored here; `prepare` meets them again. If writing the files fails, the batch
         stays prepared, as after a crash. Then `resolve` settles it.
         """
-        ...
 
     def prepare(
         self, batch: Batch, consumers: dict[str, ShardConsumer], written: Written
@@ -107,13 +103,11 @@ class CommitProtocol(Protocol):
             CommitStoppedError: The worker stops.
             SinkError: The sink cannot take the batch.
         """
-        ...
 
     def commit(
         self, batch: Batch, consumers: dict[str, ShardConsumer], written: Written
     ) -> CommitResult:
         """Commit a prepared batch to the table, with all of its ranges or none."""
-        ...
 
     def checkpoint(self, consumer: ShardConsumer) -> None:
         """Write the committed position to the lease row, unless it is there already.
@@ -124,7 +118,6 @@ class CommitProtocol(Protocol):
             LeaseLostError: Another worker has the lease.
             AwsError: The lease row cannot be written now. Call again.
         """
-        ...
 
     def flush_due(self, consumer: ShardConsumer, now: float, *, idle: bool) -> bool:
         """Return whether a checkpoint that is not written yet must be written now.
@@ -134,7 +127,6 @@ class CommitProtocol(Protocol):
             now: Monotonic seconds.
             idle: Whether there is no next batch.
         """
-        ...
 
     def begin(
         self, consumer: ShardConsumer, ended_parents: Iterable[str], seen: TxnVersions | None
@@ -149,7 +141,6 @@ class CommitProtocol(Protocol):
         Raises:
             SinkError: The table cannot be used now. Call again.
         """
-        ...
 
     def end(self, consumer: ShardConsumer) -> None:
         """Note in the table that it has all records of the shard. SHARD_END is written after this.
@@ -158,4 +149,3 @@ class CommitProtocol(Protocol):
             LeaseLostError: Another worker has the lease.
             SinkError: The table cannot be used now. Call again.
         """
-        ...

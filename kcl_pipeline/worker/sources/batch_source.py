@@ -66,15 +66,12 @@ class BatchSource(Protocol):
 
     def begin(self, consumer: ShardConsumer) -> None:
         """Read a shard after its committed position. Its earlier state is dropped."""
-        ...
 
     def end(self, lease_key: str) -> None:
         """Stop reading a shard and drop its buffered records. Unknown keys are ignored."""
-        ...
 
     def fetch(self) -> float:
         """Run one step of a fetch thread; return the seconds until the next one is useful."""
-        ...
 
     def next(self, batch_id: str, committed: Mapping[str, Position | None]) -> SourcedBatch | None:
         """Return the next batch, if it is large enough or has waited for the batch interval.
@@ -89,7 +86,6 @@ class BatchSource(Protocol):
         Raises:
             SinkError: A job failed.
         """
-        ...
 
     def load(self, batch: Batch) -> Batch:
         """Return the batch with its records.
@@ -97,19 +93,15 @@ class BatchSource(Protocol):
         Raises:
             SinkError: The records cannot be read again now.
         """
-        ...
 
     def lag(self) -> dict[str, int]:
         """Return how far each lease's next record is behind the tip, in milliseconds if known."""
-        ...
 
     def state_of(self, lease_key: str) -> ReadState | None:
         """Return the read state of a shard; None if it is not read. Any thread may call it."""
-        ...
 
     def caught_up(self, lease_key: str) -> bool:
         """Return whether the shard was read to its tip or end, and no record of it waits here."""
-        ...
 
     def wait(self, stop: StopSignal, seconds: float) -> bool:
         """Wait until a batch may be available, `stop` is set, or `seconds` have passed.
@@ -117,4 +109,3 @@ class BatchSource(Protocol):
         Returns:
             Whether a batch may be available.
         """
-        ...

@@ -27,7 +27,6 @@ class Release(Protocol):
 
     def __call__(self, *, last: bool) -> None:
         """Release them. `last`: there is no further call."""
-        ...
 
 
 class Leaving:
