@@ -96,7 +96,7 @@ class OneWorker:
             held, InMemorySink(rows), clock, lambda _event: None, "w", map=map_calls
         )
         self._commit = CommitSteps(
-            protocol, self._writer, held, clock, lambda _event: None, "w", Activity(clock)
+            protocol, self._writer.write, held, clock, lambda _event: None, "w", Activity(clock)
         )
         self._consumers = {
             held.lease_key: ShardConsumer(held, StreamId("s")) for held in held.recover()

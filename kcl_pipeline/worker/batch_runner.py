@@ -71,7 +71,7 @@ class BatchRunner:
         self._write = WriteSteps(parts.writer, self._limits, source.load, parts.rng, stop)
         self._commit = CommitSteps(
             lifecycle.protocol,
-            source.rewriter,
+            lambda batch: parts.writer.write(source.load(batch)),
             leases,
             parts.clock,
             parts.events,
@@ -308,7 +308,7 @@ class CommitSteps:
 
     Args:
         protocol: Prepares and commits.
-        writer: Writes the rest of a batch again. It loads the records if necessary.
+        write: Writes the rest of a batch again. It loads the records if necessary.
         leases: The leases of this worker.
         clock: Measures the duration of the steps.
         events: Receives `BatchRefused`.
@@ -322,7 +322,7 @@ class CommitSteps:
     def __init__(
         self,
         protocol: CommitProtocol,
-        writer: BatchWriter,
+        write: Callable[[Batch], Written],
         leases: HeldLeases,
         clock: Clock,
         events: EventSink,
@@ -330,7 +330,7 @@ class CommitSteps:
         activity: Activity,
     ) -> None:
         self.protocol = protocol
-        self._writer = writer
+        self._write = write
         self._leases = leases
         self._clock = clock
         self._events = events
@@ -367,7 +367,7 @@ class CommitSteps:
             if not batch.ranges:
                 return None
             with self._timed(timings, "rewrite"):
-                written = self._writer.write(batch)
+                written = self._write(batch)
         raise SinkError(f"batch {batch.batch_id} was refused more often than it has leases")
 
     def _drop(

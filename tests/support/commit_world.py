@@ -74,7 +74,7 @@ class World:
     def steps_of(self, protocol):
         return CommitSteps(
             protocol,
-            self.writer,
+            self.writer.write,
             self.leases,
             self.clock,
             self.events.append,

@@ -177,7 +177,7 @@ def test_a_checkpoint_never_overwrites_a_batch_of_unknown_outcome(consumer):
 def test_a_prepare_avoids_the_number_that_the_table_has(consumer):
     leases = Leases()
     consumer.versions = TxnVersions(42)
-    committer(leases)._prepare(consumer, Position("8"))
+    committer(leases)._try_prepare((consumer, Position("8")))
     [(call, what)] = leases.calls
     assert (call, what["checkpoint"], what["end"], what["avoid_number"]) == (
         "prepare",

@@ -5,7 +5,6 @@ from __future__ import annotations
 from kcl_pipeline.config import BatchSettings, ConsumerSettings
 from kcl_pipeline.memory import MemoryBudget
 from kcl_pipeline.position import Position
-from kcl_pipeline.testing.sink import MemoryBatchWriter, MemoryTable
 from kcl_pipeline.worker.sources.buffered import BufferedSource
 from tests.support.prefetching import MIB, FakeReader, FanOutWorld
 
@@ -27,7 +26,6 @@ class Source:
         self.source = BufferedSource(
             self.world.prefetcher,
             lambda _consumer: readers[0],  # type: ignore[arg-type, return-value]
-            MemoryBatchWriter(MemoryTable()),
             BatchSettings(max_batch_bytes=1024 * MIB, min_batch_interval_millis=0),
             fetch_threads=4,
             memory=self.memory,

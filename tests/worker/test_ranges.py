@@ -296,13 +296,13 @@ def test_latest_is_settled_by_this_process_and_tried_again_when_it_cannot_be():
 def test_lag_and_drain_know_where_the_shards_are():
     world = World(shards=1)
     key = world.kinesis.list_shards(StreamId("orders"))[0].shard_id
-    assert world.worker.source.caught_up(key) is False
+    assert world.worker.source.state_of(key) is None
     world.put(*numbered(5))
     world.run()
-    assert world.worker.source.caught_up(key) is True
+    assert world.worker.source.state_of(key).caught_up is True
     assert world.worker.source.lag() == {key: 0}
     world.worker.source.end(key)
-    assert world.worker.source.caught_up(key) is False
+    assert world.worker.source.state_of(key) is None
 
 
 def test_waiting_ends_when_a_shard_is_due():

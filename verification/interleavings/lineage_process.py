@@ -115,7 +115,7 @@ class LineageProcess:
         sink.ensure_table(pa.schema([("id", pa.int64())]))
         protocol = TwoPhaseCommit(self._leases, sink, clock, events, worker_id)
         self._commit = CommitSteps(
-            protocol, bench.writer, self._leases, clock, events, worker_id, Activity(clock)
+            protocol, bench.writer.write, self._leases, clock, events, worker_id, Activity(clock)
         )
         streams = LeaseStreams(settings)
         streams.open((STREAM,))

@@ -258,7 +258,7 @@ class Process:
         self._leases = leases
         self._protocol = TwoPhaseCommit(leases, sink, clock, events, worker_id)
         self._commit = CommitSteps(
-            self._protocol, writer, leases, clock, events, worker_id, Activity(clock)
+            self._protocol, writer.write, leases, clock, events, worker_id, Activity(clock)
         )
         sink.ensure_table(SCHEMA)
         self._writer = writer

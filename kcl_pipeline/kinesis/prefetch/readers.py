@@ -44,8 +44,9 @@ class ReadState:
 
     Attributes:
         read_at: Time of the last successful read in monotonic seconds. None: never.
-        has_waiting: Whether records are buffered.
-        caught_up: Whether the shard was read to its latest record, and no record is buffered.
+        has_waiting: Whether records are buffered, or are in the last batch of an executor fetch.
+        caught_up: Whether the shard was read to its latest record or its end, and no record is
+            buffered.
         error: Error of the last read. None: it succeeded.
         read_up_to_millis: See `retention.GapWatch`.
     """

@@ -23,7 +23,7 @@ import random
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future, wait
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 import pyarrow as pa
@@ -63,13 +63,8 @@ FLUSH_IDLE_SECONDS: Final = 1.0
 _NOT_WRITTEN: Final = "the lease could not be written before it expired"
 _EXPIRED: Final = "the lease expired before the commit"
 
-
-@dataclass(frozen=True, slots=True)
-class _Prepare:
-    """A prepare that is not written yet: the lease, and the end of its range (inclusive)."""
-
-    consumer: ShardConsumer
-    end: Position
+_Prepare = tuple[ShardConsumer, Position]
+"""A prepare that is not written yet: the lease, and the end of its range (inclusive)."""
 
 
 class TwoPhaseCommit:
@@ -238,8 +233,8 @@ class TwoPhaseCommit:
         lease is held.
         """
         lost: dict[str, str] = {}
-        todo = [_Prepare(consumers[part.lease_key], part.through) for part in batch.ranges]
-        todo = [one for one in todo if not one.consumer.is_prepared_to(one.end)]
+        todo = [(consumers[part.lease_key], part.through) for part in batch.ranges]
+        todo = [one for one in todo if not one[0].is_prepared_to(one[1])]
 
         def one_round() -> None:
             nonlocal todo
@@ -248,16 +243,21 @@ class TwoPhaseCommit:
             if failure is not None:
                 raise failure
 
-        what = f"batch {batch.batch_id} was not prepared"
         try:
             # `_note_prepared` emits an event for each lease.
             retry_transient(
-                what, one_round, self._clock, self._rng, ignore_events, self._stop, PREPARE
+                f"batch {batch.batch_id} was not prepared",
+                one_round,
+                self._clock,
+                self._rng,
+                ignore_events,
+                self._stop,
+                PREPARE,
             )
         except StoppedWhileRetryingError as error:
             raise CommitStoppedError(str(error)) from error
         except (ThrottledError, UnavailableError):
-            lost |= {one.consumer.lease_key: _NOT_WRITTEN for one in todo}
+            lost |= {consumer.lease_key: _NOT_WRITTEN for consumer, _ in todo}
         return lost
 
     def _try_prepare(self, one: _Prepare) -> int | Exception:
@@ -265,20 +265,18 @@ class TwoPhaseCommit:
 
         An error raised here would abandon the batch while writes of other leases still run.
         """
+        consumer, end = one
         try:
-            return self._prepare(one.consumer, one.end)
+            return self._leases.prepare(
+                consumer.held,
+                checkpoint=consumer.committed if consumer.flush_needed else None,
+                end=end,
+                avoid_number=consumer.versions.data,
+                expects=_named(consumer.versions),
+            )
         except Exception as error:  # noqa: BLE001
             # Collected, not raised: `_note_prepared` sees the outcomes of all leases together.
             return error
-
-    def _prepare(self, consumer: ShardConsumer, end: Position) -> int:
-        return self._leases.prepare(
-            consumer.held,
-            checkpoint=consumer.committed if consumer.flush_needed else None,
-            end=end,
-            avoid_number=consumer.versions.data,
-            expects=_named(consumer.versions),
-        )
 
     def _note_prepared(
         self, tried: Sequence[_Prepare], outcomes: Sequence[int | Exception], lost: dict[str, str]
@@ -292,10 +290,10 @@ class TwoPhaseCommit:
         transient: list[Exception] = []
         failures: list[Exception] = []
         for one, outcome in zip(tried, outcomes, strict=True):
-            consumer = one.consumer
+            consumer, end = one
             match outcome:
                 case int():
-                    consumer.note_prepared(one.end, outcome)
+                    consumer.note_prepared(end, outcome)
                 case LeaseLostError() | UnreadableRowError() | InvalidRequestError():
                     lost[consumer.lease_key] = str(outcome)
                 case ThrottledError() | UnavailableError():
@@ -356,8 +354,8 @@ class TwoPhaseCommit:
         if maybe_landed and self._has_landed(entries):
             return CommitResult(landed=True)
         reason = outcome.reason or "the table has another worker's commit or fence"
-        refused = [c.lease_key for c in batched if self._key(c) in outcome.refused]
-        return CommitResult(landed=False, lost=dict.fromkeys(refused, reason))
+        lost = {c.lease_key: reason for c in batched if self._key(c) in outcome.refused}
+        return CommitResult(landed=False, lost=lost)
 
     def _has_landed(self, entries: Sequence[CommitEntry]) -> bool:
         versions = self._sink.txn_versions([e.lease_key for e in entries])

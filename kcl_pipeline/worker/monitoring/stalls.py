@@ -111,7 +111,7 @@ class StallWatch:
         if consumer.state is not ConsumerState.READING:
             return consumer.state is not ConsumerState.ENDED
         reading = self._source.state_of(consumer.lease_key)
-        if reading is None or not reading.caught_up:
+        if reading is None or reading.has_waiting or not reading.caught_up:
             return True
         return (reading.read_at or 0.0) <= since
 

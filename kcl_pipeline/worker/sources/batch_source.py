@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from kcl_pipeline.batch import Batch, BatchWriter, Written
+from kcl_pipeline.batch import Batch, Written
 from kcl_pipeline.clock import StopSignal
 from kcl_pipeline.kinesis.client import Chunk
 from kcl_pipeline.kinesis.prefetch.readers import ReadState
@@ -58,9 +58,6 @@ class BatchSource(Protocol):
     The processing thread calls it. Any thread may call `fetch`, `end` and `state_of`.
     """
 
-    rewriter: BatchWriter
-    """Writes a batch, and loads its records first if necessary."""
-
     fetch_threads: int
     """Number of threads that must call `fetch`."""
 
@@ -88,7 +85,7 @@ class BatchSource(Protocol):
         """
 
     def load(self, batch: Batch) -> Batch:
-        """Return the batch with its records.
+        """Return the batch with its records: the same one if they are loaded.
 
         Raises:
             SinkError: The records cannot be read again now.
@@ -99,9 +96,6 @@ class BatchSource(Protocol):
 
     def state_of(self, lease_key: str) -> ReadState | None:
         """Return the read state of a shard; None if it is not read. Any thread may call it."""
-
-    def caught_up(self, lease_key: str) -> bool:
-        """Return whether the shard was read to its tip or end, and no record of it waits here."""
 
     def wait(self, stop: StopSignal, seconds: float) -> bool:
         """Wait until a batch may be available, `stop` is set, or `seconds` have passed.

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 import pyarrow as pa
 
-from kcl_pipeline.batch import Batch, BatchWriter, ShardRange
+from kcl_pipeline.batch import Batch, ShardRange
 from kcl_pipeline.clock import StopSignal
 from kcl_pipeline.config import BatchSettings
 from kcl_pipeline.kinesis.client import NO_RECORDS, Chunk
@@ -29,12 +29,10 @@ class BufferedSource:
         self,
         prefetcher: Prefetcher,
         make_reader: ReaderFactory,
-        writer: BatchWriter,
         settings: BatchSettings,
         fetch_threads: int,
         memory: MemoryBudget,
     ) -> None:
-        self.rewriter = writer
         self.fetch_threads = fetch_threads
         self._prefetcher = prefetcher
         self._make_reader = make_reader
@@ -87,9 +85,6 @@ class BufferedSource:
 
     def state_of(self, lease_key: str) -> ReadState | None:  # noqa: D102
         return self._prefetcher.state_of(lease_key)
-
-    def caught_up(self, lease_key: str) -> bool:  # noqa: D102
-        return self._prefetcher.caught_up(lease_key)
 
     def wait(self, stop: StopSignal, seconds: float) -> bool:  # noqa: D102
         ready_in = self._prefetcher.ready_in(self._settings)

@@ -52,7 +52,6 @@ def make_source(
     return BufferedSource(
         Prefetcher(settings.retrieval, parts.clock, parts.rng, parts.events, memory),
         make_reader,
-        parts.writer,
         settings.batch,
         settings.retrieval.fetch_threads,
         memory,

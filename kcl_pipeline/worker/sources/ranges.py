@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
 import pyarrow as pa
 
-from kcl_pipeline.batch import Batch, BatchWriter, ShardRange, Written
+from kcl_pipeline.batch import Batch, ShardRange, Written
 from kcl_pipeline.clock import StopSignal
 from kcl_pipeline.errors import AwsError, SinkError
 from kcl_pipeline.events import AwsTrouble
@@ -72,7 +72,6 @@ class RangeSource:
     ) -> None:
         settings = parts.settings
         self.fetch_threads = 0
-        self.rewriter: BatchWriter = _LoadingWriter(self, parts.writer)
         self._jobs = jobs
         self._parts = parts
         self._retrieval = retrieval
@@ -294,6 +293,8 @@ class RangeSource:
         }
 
     def load(self, batch: Batch) -> Batch:  # noqa: D102
+        if batch.loaded:
+            return batch
         tables = []
         for part in batch.ranges:
             fetch, shard = self._read[part.lease_key]
@@ -331,19 +332,13 @@ class RangeSource:
             cursor = self._cursors.get(lease_key)
         if cursor is None:
             return None
-        caught_up = cursor.reached_tip and not cursor.brought
         return ReadState(
             cursor.read_at,
             cursor.brought,
-            caught_up,
+            cursor.reached_tip,
             cursor.error,
             cursor.fetch.resume.read_up_to_millis,
         )
-
-    def caught_up(self, lease_key: str) -> bool:  # noqa: D102
-        with self._lock:
-            cursor = self._cursors.get(lease_key)
-        return cursor is not None and cursor.reached_tip
 
     def wait(self, stop: StopSignal, seconds: float) -> bool:  # noqa: D102
         now = self._parts.clock.monotonic()
@@ -354,23 +349,3 @@ class RangeSource:
             )
         stop.wait(min(max(due - now, _MIN_WAIT_SECONDS), seconds))
         return due <= now and not stop.is_set()
-
-
-class _LoadingWriter:
-    """`BatchWriter` that first reads the records of a batch again if they are not loaded."""
-
-    def __init__(self, source: RangeSource, writer: BatchWriter) -> None:
-        self._source = source
-        self._writer = writer
-
-    def write(self, batch: Batch) -> Written:
-        """See `BatchWriter.write`.
-
-        Raises:
-            SinkError: The records cannot be read again now, or writing failed.
-        """
-        return self._writer.write(batch if batch.loaded else self._source.load(batch))
-
-    def probe(self, parts: Sequence[pa.Table]) -> Sequence[str | None]:
-        """See `BatchWriter.probe`."""
-        return self._writer.probe(parts)

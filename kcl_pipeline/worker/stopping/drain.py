@@ -231,11 +231,10 @@ class DrainWatch:
         )
 
     def _is_read(self, consumer: ShardConsumer) -> bool:
-        return (
-            consumer.state is ConsumerState.READING
-            and consumer.prepared is None
-            and self._source.caught_up(consumer.lease_key)
-        )
+        if consumer.state is not ConsumerState.READING or consumer.prepared is not None:
+            return False
+        reading = self._source.state_of(consumer.lease_key)
+        return reading is not None and reading.caught_up
 
 
 def _has_hole(own: Iterable[Lease]) -> bool:
