@@ -335,7 +335,7 @@ class _Reading:
 
     def result(self) -> tuple[FetchedShard, pa.Table]:
         rows = pa.concat_tables(self._tables) if self._tables else NO_RECORDS
-        fetched = FetchedShard(
+        return FetchedShard(
             lease_key=self._fetch.lease_key,
             after=self._fetch.after,
             through=self._reader.position,
@@ -353,8 +353,7 @@ class _Reading:
             rejected=self._rejected,
             gap=next(iter(self._gaps), None),
             data_bytes=data_bytes(rows),
-        )
-        return fetched, rows
+        ), rows
 
 
 def both(

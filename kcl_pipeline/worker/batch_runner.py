@@ -22,12 +22,10 @@ from kcl_pipeline.worker.batches import without
 from kcl_pipeline.worker.commit.protocol import CommitProtocol, Committed
 from kcl_pipeline.worker.consumer import ConsumerState, ShardConsumer
 from kcl_pipeline.worker.dependencies import WorkerDependencies
-from kcl_pipeline.worker.failures.dead_letters import write_dead_letters
-from kcl_pipeline.worker.failures.failed_records import FailureLimits
+from kcl_pipeline.worker.failures.failed_records import FailureLimits, write_dead_letters
 from kcl_pipeline.worker.failures.isolation import IsolationStoppedError
 from kcl_pipeline.worker.failures.pauses import PausedShards
 from kcl_pipeline.worker.failures.splitting import FailureIsolation, SplitBatch, all_paused
-from kcl_pipeline.worker.monitoring.accounts import count_commit
 from kcl_pipeline.worker.monitoring.activity import Activity
 from kcl_pipeline.worker.monitoring.lag import LagTracker
 from kcl_pipeline.worker.monitoring.stats import WorkerStats
@@ -62,7 +60,6 @@ class BatchRunner:
         stop: Callable[[], bool],
     ) -> None:
         self._parts = parts
-        self._leases = leases
         self._source = source
         self._lifecycle = lifecycle
         self._stats = stats
@@ -146,7 +143,7 @@ class BatchRunner:
                     self._pause(part.paused, consumers)
                     waiting -= part.paused.keys()
                     # Steps 4 and 5
-                    write_dead_letters(self._parts, part, consumers)
+                    write_dead_letters(self._parts, part.failed, batch.batch_id, consumers)
                     if part.batch.ranges:
                         written_millis = (self._parts.clock.monotonic() - began) * 1000
                         done = self._commit.run(part.batch, consumers, part.written)
@@ -188,7 +185,7 @@ class BatchRunner:
             self._limits.note(
                 r.lease_key, records_of[r.lease_key], 0 if failed is None else failed.num_rows
             )
-        count_commit(self._parts, self._stats, self._leases, part, sourced, done, written_millis)
+        self._stats.note_commit(part, sourced, done, written_millis)
 
     def _pause(self, paused: Mapping[str, str], consumers: dict[str, ShardConsumer]) -> None:
         """Pause these shards. They are not read until their next attempt."""

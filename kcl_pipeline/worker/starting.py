@@ -102,8 +102,9 @@ def open_application(
         recorded = check_application(settings.application_name, coordinator_table, wanted)
         return wanted, recorded.control.pause
 
-    what = "look at the identity of the application"
-    identity, pause = retry_transient(what, compare, clock, rng, events, stop)
+    identity, pause = retry_transient(
+        "look at the identity of the application", compare, clock, rng, events, stop
+    )
     return OpenedApplication(tuple(found), identity, unavailable, pause)
 
 

@@ -96,8 +96,7 @@ class HangingCalls:
         self._pool.shutdown(wait=False)
         self._pool = ThreadPoolExecutor(self._slots, "renew")
         self._in_slots.clear()
-        waiting = [key for key, future in self._calls.items() if future.cancel()]
-        for key in waiting:
+        for key in [key for key, future in self._calls.items() if future.cancel()]:
             self._submit(key)
 
     def shut_down(self) -> None:

@@ -53,7 +53,9 @@ from kcl_pipeline.worker.retry import StoppedWhileRetryingError, attempt, retry_
 from kcl_pipeline.worker.shards.lifecycle import Lifecycle
 from kcl_pipeline.worker.shards.retention import RetentionLosses
 from kcl_pipeline.worker.shards.streams import LeaseStreams
-from kcl_pipeline.worker.sources.factory import make_source
+from kcl_pipeline.worker.sources.batch_source import BatchSource
+from kcl_pipeline.worker.sources.buffered import BufferedSource
+from kcl_pipeline.worker.sources.ranges import RangeSource
 from kcl_pipeline.worker.starting import OpenedApplication, open_application
 from kcl_pipeline.worker.stopping.drain import DrainWatch
 from kcl_pipeline.worker.stopping.leaving import Leaving
@@ -107,7 +109,11 @@ class Worker:
         self._retrieval = Retrieval(
             settings, parts.kinesis, parts.fan_out, clock, events, parts.spawn
         )
-        self.source = make_source(parts, self._retrieval, self.leases.held, self._stop)
+        self.source: BatchSource = (
+            BufferedSource(parts, self._retrieval, self.leases.held)
+            if parts.range_jobs is None
+            else RangeSource(parts.range_jobs, parts, self._retrieval, self._stop)
+        )
         self._retention = RetentionLosses(
             self.worker_id, self._retrieval.gaps, self._retrieval.identity, clock, events
         )
@@ -122,7 +128,7 @@ class Worker:
         )
         self.stalls = StallWatch(parts, self.leases, self.lifecycle, self.source)
         self.hangs = HangWatch(parts, self._activity, self.stalls.waiting)
-        self.stats, self._lag = WorkerStats(self.worker_id, clock), LagTracker(clock)
+        self.stats, self._lag = WorkerStats(parts, self.leases), LagTracker(clock)
         self._drain: DrainWatch | None = None
         self._runner = BatchRunner(
             parts,
@@ -256,8 +262,9 @@ class Worker:
             self.start_up(stop)
             self._start(background)
             drain = self.drain_watch() if mode == "drain" else None
-            loop = partial(self._loop, stop, background, drain, on_progress, progress_seconds)
-            reason = self.hangs.run(loop)
+            reason = self.hangs.run(
+                partial(self._loop, stop, background, drain, on_progress, progress_seconds)
+            )
         except StoppedWhileRetryingError:
             reason = StopReason.STOPPED
         except ApplicationPausedError:
@@ -294,7 +301,7 @@ class Worker:
             if on_progress is not None and self.stats.period_seconds() >= progress_seconds:
                 self._activity.enter(HangStep.REPORTING)
                 on_progress(self._progress())
-                self._activity.rest()
+                self._activity.enter(None)
             if drain is not None and drain.done():
                 return self.reason_of_drain()
 
@@ -343,7 +350,7 @@ class Worker:
         self._activity.enter(HangStep.READING)
         was_batch = self._runner.step()
         attempt("announcement of changes", self.reporter.announce_changes, self._events)
-        self._activity.rest()
+        self._activity.enter(None)
         return was_batch
 
     def lag(self) -> Lag:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from kcl_pipeline.config import BatchSettings, ConsumerSettings
+import random
+from types import SimpleNamespace
+
+from kcl_pipeline.config import ConsumerSettings
 from kcl_pipeline.memory import MemoryBudget
 from kcl_pipeline.position import Position
 from kcl_pipeline.worker.sources.buffered import BufferedSource
@@ -19,17 +22,20 @@ class Source:
             application_name="orders",
             streams=("orders",),
             worker={"record_memory_max_bytes": LIMIT},
+            batch={"max_batch_bytes": 1024 * MIB, "min_batch_interval_millis": 0},
         )
         self.memory = MemoryBudget.of(settings)
         self.world = FanOutWorld(*readers, budget=1024 * MIB, memory=self.memory)
         self.committed = {reader.lease_key: Position("99") for reader in readers}
-        self.source = BufferedSource(
-            self.world.prefetcher,
-            lambda _consumer: readers[0],  # type: ignore[arg-type, return-value]
-            BatchSettings(max_batch_bytes=1024 * MIB, min_batch_interval_millis=0),
-            fetch_threads=4,
+        parts = SimpleNamespace(
+            settings=settings,
+            clock=self.world.clock,
+            rng=random.Random(7),
+            events=self.world.events.append,
             memory=self.memory,
         )
+        self.source = BufferedSource(parts, retrieval=None, held=list)
+        self.source._prefetcher = self.world.prefetcher
 
     def next_keys(self) -> list[str]:
         found = self.source.next("b", self.committed)

@@ -123,11 +123,12 @@ def _unreadable_is_unavailable(
         AttributeError,
         RecursionError,
     ) as error:
-        message = (
+        raise UnavailableError(
             f"the {operation} response for {about} ({len(body)} bytes, "
-            f"{content_type or 'no content type'}) cannot be read: {error}"
-        )
-        raise UnavailableError(message, code="BrokenBody", operation=operation) from error
+            f"{content_type or 'no content type'}) cannot be read: {error}",
+            code="BrokenBody",
+            operation=operation,
+        ) from error
 
 
 def _from_json(

@@ -173,9 +173,10 @@ class Http2Subscription:
             self._parser.add_data(raw)
             message = next(self._parser, None)
             if message is None:
-                text = f"an event of {self._shard_id} of {self._stream_name} is truncated"
                 raise self._exchange.error or UnavailableError(
-                    text, code="BrokenEvent", operation="SubscribeToShard"
+                    f"an event of {self._shard_id} of {self._stream_name} is truncated",
+                    code="BrokenEvent",
+                    operation="SubscribeToShard",
                 )
             page = page_of(message, self._stream_name, self._shard_id)
             if page is not None:

@@ -1,4 +1,4 @@
-"""Limits for failed records, and the schema of dead letters."""
+"""Limits for failed records, and the dead letters that they become."""
 
 from __future__ import annotations
 
@@ -14,8 +14,11 @@ import pyarrow.compute as pc
 from kcl_pipeline.batch import Batch
 from kcl_pipeline.config import BatchSettings
 from kcl_pipeline.errors import BrokenTransformError
+from kcl_pipeline.events import RecordsDeadLettered
 from kcl_pipeline.kinesis.client import RECORD_SCHEMA
 from kcl_pipeline.worker.batches import records_of
+from kcl_pipeline.worker.consumer import ShardConsumer
+from kcl_pipeline.worker.dependencies import WorkerDependencies
 
 JUDGED_RECORDS: Final = 20
 """Limits by share use at least this many records: one failed record of one would be 100 %."""
@@ -115,8 +118,9 @@ def positions_of(records: pa.Table) -> list[tuple[str, int]]:
 def failed_rows(records: pa.Table, errors: Mapping[int, str]) -> pa.Table:
     """Return the rows that have an error, in order, with their errors (`FAILED_SCHEMA`)."""
     rows = sorted(errors)
-    found = records.take(pa.array(rows, pa.int64()))
-    return found.append_column(_ERROR, pa.array([errors[row] for row in rows], pa.string()))
+    return records.take(pa.array(rows, pa.int64())).append_column(
+        _ERROR, pa.array([errors[row] for row in rows], pa.string())
+    )
 
 
 def rejected_records(batch: Batch, rejected: pa.Table) -> dict[str, pa.Table]:
@@ -186,3 +190,41 @@ def dead_letters(failed: Mapping[str, pa.Table], batch_id: str, failed_at: float
         ]
         tables.append(pa.Table.from_arrays(columns, schema=DEAD_LETTER_SCHEMA))
     return pa.concat_tables(tables) if tables else DEAD_LETTER_SCHEMA.empty_table()
+
+
+def write_dead_letters(
+    parts: WorkerDependencies,
+    failed: Mapping[str, pa.Table],
+    batch_id: str,
+    consumers: Mapping[str, ShardConsumer],
+) -> None:
+    """Write failed records to the dead letters, except those that an earlier attempt wrote.
+
+    Call it before the rest of the batch is committed. With the policy `skip`, the records are only
+    reported.
+
+    Args:
+        parts: The dependencies of the worker.
+        failed: The records by lease key (`FAILED_SCHEMA`).
+        batch_id: Their batch.
+        consumers: The consumers of the leases.
+
+    Raises:
+        SinkError: The records could not be written. Call again.
+    """
+    skip = parts.settings.batch.failed_records == "skip"
+    new = {}
+    for key, records in failed.items():
+        fresh = records.filter(
+            pa.array([place not in consumers[key].set_aside for place in positions_of(records)])
+        )
+        if fresh.num_rows:
+            new[key] = fresh
+    if new and not skip:
+        parts.sink.write_dead_letters(dead_letters(new, batch_id, parts.clock.wall()))
+    for key, records in new.items():
+        consumers[key].set_aside.update(positions_of(records))
+        error = records["error"][0].as_py()
+        parts.events(
+            RecordsDeadLettered(parts.worker_id, key, records.num_rows, error, skipped=skip)
+        )

@@ -121,5 +121,4 @@ def reason_sentence(paused: Mapping[str, str], unread: str | None) -> str:
         return unread or "no shard is paused"
     key = min(paused)
     count = f"{len(paused)} shards are paused" if len(paused) > 1 else "a shard is paused"
-    pauses = f"{count}: {key}: {paused[key]}"
-    return "; ".join(filter(None, (unread, pauses)))
+    return "; ".join(filter(None, (unread, f"{count}: {key}: {paused[key]}")))

@@ -63,8 +63,7 @@ class FailureIsolation:
             SinkError: Writing failed, or Spark did.
             IsolationStoppedError: The worker stops.
         """
-        keys = [part.lease_key for part in batch.ranges]
-        shards = {key: records_of(batch, [key]) for key in keys}
+        shards = {r.lease_key: records_of(batch, [r.lease_key]) for r in batch.ranges}
         healthy = self._healthy(shards)
         if healthy:
             yield from self._together_or_alone(_only(batch, healthy))

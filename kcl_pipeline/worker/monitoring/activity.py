@@ -31,7 +31,7 @@ class Doing:
 class Activity:
     """The step of the processing thread.
 
-    The processing thread calls `enter` and `rest`. Any thread may read `now`, which is replaced as
+    The processing thread calls `enter`. Any thread may read `now`, which is replaced as
     a whole.
     """
 
@@ -39,13 +39,12 @@ class Activity:
         self._clock = clock
         self.now = Doing(None, clock.monotonic(), threading.get_ident())
 
-    def enter(self, step: HangStep) -> None:
-        """Begin a step. This is progress, also when the last step was the same."""
-        self.now = Doing(step, self._clock.monotonic(), threading.get_ident())
+    def enter(self, step: HangStep | None) -> None:
+        """Begin a step; None: end the last one.
 
-    def rest(self) -> None:
-        """End the step."""
-        self.now = Doing(None, self._clock.monotonic(), threading.get_ident())
+        This is progress, also when the last step was the same.
+        """
+        self.now = Doing(step, self._clock.monotonic(), threading.get_ident())
 
 
 class WatchedWriter:

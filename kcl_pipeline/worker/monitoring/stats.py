@@ -11,8 +11,15 @@ from typing import Final
 import numpy as np
 
 from kcl_pipeline.clock import Clock
+from kcl_pipeline.events import BatchCommitted
+from kcl_pipeline.kinesis.ranges import sampled_arrivals
+from kcl_pipeline.leases.held import HeldLeases
 from kcl_pipeline.leases.state.worker_status import WorkerTotals
+from kcl_pipeline.worker.commit.protocol import Committed
+from kcl_pipeline.worker.dependencies import WorkerDependencies
+from kcl_pipeline.worker.failures.splitting import SplitBatch
 from kcl_pipeline.worker.monitoring.lag import Lag
+from kcl_pipeline.worker.sources.batch_source import SourcedBatch
 from kcl_pipeline.worker.summary import WorkerProgress
 
 _LATENCY_SAMPLES: Final = 10_000
@@ -43,46 +50,65 @@ class WorkerStats:
     Only the processing thread uses it, except where a method says otherwise.
     """
 
-    def __init__(self, worker_id: str, clock: Clock) -> None:
-        self._worker_id = worker_id
-        self._clock = clock
-        self._life = Period(clock.monotonic())
-        self._period = Period(clock.monotonic())
-        self._recent = RecentBatches(clock)
+    def __init__(self, parts: WorkerDependencies, leases: HeldLeases) -> None:
+        self._parts = parts
+        self._leases = leases
+        self._life = Period(parts.clock.monotonic())
+        self._period = Period(parts.clock.monotonic())
+        self._recent = RecentBatches(parts.clock)
         self.table_version: int | None = None
 
-    def batch(
-        self,
-        records: int,
-        arrival_micros: Sequence[int],
-        *,
-        bytes_read: int,
-        rows_written: int,
-        dead_letters: int,
-        version: int | None,
-        commit_millis: float,
+    def note_commit(
+        self, part: SplitBatch, sourced: SourcedBatch, done: Committed, written_millis: float
     ) -> None:
-        """Count a batch that landed.
-
-        `commit_millis` is the time to write and commit it.
+        """Count a part of a batch that landed, and note the throughput of its leases.
 
         Put-to-commit compares this host's clock with the arrival time of Kinesis. It is reported
         only; no decision depends on it.
+
+        Args:
+            part: The part.
+            sourced: The whole batch.
+            done: The commit of the part.
+            written_millis: How long it took to load and write the part.
         """
-        now_millis = self._clock.wall() * 1000
-        waits = [max(now_millis - micros / 1000, 0.0) for micros in arrival_micros]
+        bytes_of = sourced.by_lease(lambda shard: shard.bytes)
+        data_of = sourced.by_lease(lambda shard: shard.data_bytes)
+        records_of = sourced.by_lease(lambda shard: shard.record_count)
+        for key in done.lease_keys:
+            self._leases.record_bytes(key, data_of[key])
+        read = sum(bytes_of[key] for key in done.lease_keys)
+        failed_of = {key: records.num_rows for key, records in part.failed.items()}
+        failed = sum(failed_of.values())
+        is_whole = len(part.batch.ranges) == len(sourced.batch.ranges)
+        arrivals = sourced.arrival_micros if is_whole else sampled_arrivals(part.batch.records)
+        now_millis = self._parts.clock.wall() * 1000
+        waits = [max(now_millis - micros / 1000, 0.0) for micros in arrivals]
         self._count(
-            records=records,
-            bytes=bytes_read,
-            rows_written=rows_written,
+            records=part.records,
+            bytes=read,
+            rows_written=done.rows,
             batches=1,
-            dead_letters=dead_letters,
+            dead_letters=failed,
         )
         for period in (self._period, self._life):
             period.latencies.extend(waits)
-        if version is not None:
-            self.table_version = version
-        self._recent.note(commit_millis, waits)
+        if done.version is not None:
+            self.table_version = done.version
+        self._recent.note(written_millis + sum(done.milliseconds.values()), waits)
+        self._parts.events(
+            BatchCommitted(
+                self._parts.worker_id,
+                part.batch.batch_id,
+                part.records - failed,
+                read,
+                done.lease_keys,
+                {**sourced.milliseconds, "write": written_millis, **done.milliseconds},
+                done.version,
+                {key: records_of[key] - failed_of.get(key, 0) for key in done.lease_keys},
+                {key: data_of[key] for key in done.lease_keys},
+            )
+        )
 
     def _count(self, **more: int) -> None:
         for period in (self._period, self._life):
@@ -93,7 +119,7 @@ class WorkerStats:
         commit, put_to_commit = self._recent.percentiles_99()
         counts = self._life.counts
         return WorkerTotals(
-            seconds=self._clock.monotonic() - self._life.began,
+            seconds=self._parts.clock.monotonic() - self._life.began,
             records=counts["records"],
             bytes=counts["bytes"],
             rows=counts["rows_written"],
@@ -119,7 +145,7 @@ class WorkerStats:
 
     def period_seconds(self) -> float:
         """Return the seconds since the current period began."""
-        return self._clock.monotonic() - self._period.began
+        return self._parts.clock.monotonic() - self._period.began
 
     def close_period(
         self,
@@ -130,7 +156,7 @@ class WorkerStats:
         paused: Mapping[str, str],
     ) -> WorkerProgress:
         """End the period and begin the next; return the counters and gauges of the ended one."""
-        done, self._period = self._period, Period(self._clock.monotonic())
+        done, self._period = self._period, Period(self._parts.clock.monotonic())
         return self._progress(done, lag, paused, positions, stalled)
 
     def total(self, *, lag: Lag, paused: Mapping[str, str]) -> WorkerProgress:
@@ -150,8 +176,8 @@ class WorkerStats:
             np.percentile(period.latencies, [50, 99]).tolist() if period.latencies else (None, None)
         )
         return WorkerProgress(
-            worker_id=self._worker_id,
-            seconds=self._clock.monotonic() - period.began,
+            worker_id=self._parts.worker_id,
+            seconds=self._parts.clock.monotonic() - period.began,
             **period.counts,
             leases=tuple(sorted(positions)),
             millis_behind_latest=dict(lag.millis),

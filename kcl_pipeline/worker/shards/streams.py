@@ -73,8 +73,7 @@ class LeaseStreams:
         arn = min(self._arns, default=None)  # with its region
         if arn is None or stream.account is None:
             return stream
-        fields = arn.split(":")
-        arn = ":".join([*fields[:4], stream.account, f"stream/{stream.name}"])
+        arn = ":".join([*arn.split(":")[:4], stream.account, f"stream/{stream.name}"])
         return replace(stream, arn=arn)
 
     def _labelled(self, stream: StreamId) -> StreamId:

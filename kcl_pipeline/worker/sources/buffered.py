@@ -2,46 +2,65 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import pyarrow as pa
 
 from kcl_pipeline.batch import Batch, ShardRange
 from kcl_pipeline.clock import StopSignal
-from kcl_pipeline.config import BatchSettings
 from kcl_pipeline.kinesis.client import NO_RECORDS, Chunk
 from kcl_pipeline.kinesis.prefetch.prefetcher import Prefetcher
 from kcl_pipeline.kinesis.prefetch.readers import ReadState
 from kcl_pipeline.kinesis.ranges import sampled_arrivals
-from kcl_pipeline.kinesis.reader import ShardReader
+from kcl_pipeline.kinesis.retrieval import Retrieval
+from kcl_pipeline.leases.held import Held
 from kcl_pipeline.memory import MemoryBudget
 from kcl_pipeline.position import Position
 from kcl_pipeline.worker.consumer import ShardConsumer
+from kcl_pipeline.worker.dependencies import WorkerDependencies
 from kcl_pipeline.worker.sources.batch_source import SourcedBatch
-
-ReaderFactory = Callable[[ShardConsumer], ShardReader]
 
 
 class BufferedSource:
-    """`BatchSource` that builds batches from the buffer of the prefetcher."""
+    """`BatchSource` that builds batches from the buffer of the prefetcher.
+
+    Args:
+        parts: The dependencies of the worker.
+        retrieval: Creates the readers.
+        held: Returns the leases that are held now.
+    """
 
     def __init__(
         self,
-        prefetcher: Prefetcher,
-        make_reader: ReaderFactory,
-        settings: BatchSettings,
-        fetch_threads: int,
-        memory: MemoryBudget,
+        parts: WorkerDependencies,
+        retrieval: Retrieval,
+        held: Callable[[], Sequence[Held]],
     ) -> None:
-        self.fetch_threads = fetch_threads
-        self._prefetcher = prefetcher
-        self._make_reader = make_reader
-        self._settings = settings
-        self._memory = memory
+        settings = parts.settings
+        self.fetch_threads = settings.retrieval.fetch_threads
+        self._settings = settings.batch
+        self._retrieval = retrieval
+        self._held = held
+        self._memory = parts.memory or MemoryBudget.of(settings)
+        self._prefetcher = Prefetcher(
+            settings.retrieval, parts.clock, parts.rng, parts.events, self._memory
+        )
 
     # The protocol documents this method and the following ones.
     def begin(self, consumer: ShardConsumer) -> None:  # noqa: D102
-        self._prefetcher.add(self._make_reader(consumer))
+        lease = consumer.held.lease
+        self._prefetcher.add(
+            self._retrieval.reader(
+                consumer.stream,
+                lease.lease_key,
+                lease.shard_id,
+                consumer.settled_position(),
+                lease.hash_key_range,
+                held_leases=len(self._held()),
+                read_up_to_millis=consumer.held.read_up_to_millis,
+                initial_timestamp=lease.initial_timestamp,
+            )
+        )
 
     def end(self, lease_key: str) -> None:  # noqa: D102
         self._prefetcher.remove(lease_key)

@@ -270,9 +270,8 @@ class RangeSource:
             ShardRange(shard.lease_key, shard.after, shard.through) for shard in of_batch
         )
         arrivals = [micros for shard in of_batch for micros in shard.arrival_micros]
-        batch = Batch(batch_id, ranges, NO_RECORDS, loaded=False)
         return SourcedBatch(
-            batch,
+            Batch(batch_id, ranges, NO_RECORDS, loaded=False),
             done.shards,
             sum(shard.records for shard in of_batch),
             arrivals,

@@ -130,8 +130,9 @@ class DrainWatch:
         ):
             self._emitted = self.elsewhere
             number, owners = sum(self.elsewhere.values()), owners_text(self.elsewhere)
-            event = ShardsLeftToOthers(self._parts.worker_id, len(unfinished), number, owners)
-            self._parts.events(event)
+            self._parts.events(
+                ShardsLeftToOthers(self._parts.worker_id, len(unfinished), number, owners)
+            )
 
     def unread(self) -> str | None:
         """Return a sentence about records of deleted streams that were not read; None: none."""
