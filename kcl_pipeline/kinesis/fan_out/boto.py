@@ -5,6 +5,8 @@ Event payloads are decoded like GetRecords bodies, not by botocore's parser.
 
 from __future__ import annotations
 
+import threading
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime
@@ -14,7 +16,8 @@ from botocore.eventstream import ParserError
 from botocore.exceptions import BotoCoreError, ClientError
 from urllib3.exceptions import HTTPError
 
-from kcl_pipeline.clock import Clock
+from kcl_pipeline.background import Spawn
+from kcl_pipeline.clock import Clock, StopSignal
 from kcl_pipeline.errors import (
     AwsError,
     InvalidRequestError,
@@ -26,7 +29,7 @@ from kcl_pipeline.kinesis.aws_errors import from_client_error, kinesis_errors
 from kcl_pipeline.kinesis.boto import given
 from kcl_pipeline.kinesis.client import IteratorType, RecordsPage
 from kcl_pipeline.kinesis.decode.bodies import decode_event
-from kcl_pipeline.kinesis.fan_out.subscription import Consumer, Subscribed, Subscription
+from kcl_pipeline.kinesis.fan_out.subscription import Consumer, Subscribed
 from kcl_pipeline.shards import StreamId
 
 if TYPE_CHECKING:
@@ -36,6 +39,13 @@ if TYPE_CHECKING:
 _OPERATION: Final = "SubscribeToShard"
 IN_USE: Final = "ResourceInUseException"
 _EVENT: Final = "SubscribeToShardEvent"
+
+MAX_BUFFERED_EVENTS: Final = 4
+"""Events of 2 MB at most. While the buffer is full, the thread does not read from the connection,
+and flow control stops the service.
+"""
+
+CAPACITY_CHECK_SECONDS: Final = 0.1
 
 
 class BotoFanOut:
@@ -55,7 +65,7 @@ class BotoFanOut:
         subscription: Callable[[Any, str, str, Clock], Subscribed] | None = None,
     ) -> None:
         self._client = client
-        self._subscription = subscription or _with_thread
+        self._subscription = subscription or Subscription
 
     def describe_consumer(self, stream: StreamId, name: str) -> Consumer | None:
         """See `FanOutClient`. Returns None also if the stream does not exist."""
@@ -106,23 +116,94 @@ def described_consumer(
         return None
 
 
-def _with_thread(events: Any, stream_name: str, shard_id: str, clock: Clock) -> Subscription:
-    return Subscription(BotoEventStream(events, stream_name, shard_id), clock)
+class Subscription:
+    """A subscription whose events a thread receives into a bounded buffer.
 
+    Only this thread waits for the connection. No plain lock is held during a wait.
 
-class BotoEventStream:
-    """The event stream of one subscription."""
+    Args:
+        events: The event stream of botocore.
+        stream_name: Name of the stream.
+        shard_id: The shard.
+        clock: The clock.
 
-    def __init__(self, events: Any, stream_name: str, shard_id: str) -> None:
+    Attributes:
+        error: The error that ended it. None: a normal end. Set after the last event is buffered.
+        received: Number of events so far.
+    """
+
+    def __init__(self, events: Any, stream_name: str, shard_id: str, clock: Clock) -> None:
         # botocore has no public access to the bytes of an event. Its parser creates a dict per
         # record, which takes ten times as long.
         self._messages: Iterator[Any] = events._event_generator  # noqa: SLF001
         self._raw: Any = events._raw_stream  # noqa: SLF001
         self._stream_name = stream_name
         self._shard_id = shard_id
+        self._clock = clock
+        self._guard = threading.Lock()
+        self._pages: deque[RecordsPage] = deque()
+        self._waiting_since: float | None = clock.monotonic()
+        self._capacity: StopSignal | None = None
+        self._closed = False
+        self._over = False
+        self.error: Exception | None = None
+        self.received = 0
 
-    def pages(self) -> Iterator[RecordsPage]:
-        """See `PulledEvents`."""
+    def start(self, name: str, spawn: Spawn) -> None:
+        """Start to read, in a thread of this name."""
+        spawn(name, self._pump)
+
+    def take(self) -> RecordsPage | None:
+        """Remove and return the oldest event; None if there is none."""
+        with self._guard:
+            if not self._pages:
+                return None
+            page = self._pages.popleft()
+            if self._capacity is not None:
+                self._capacity.set()
+            return page
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the subscription has ended and all events were taken."""
+        with self._guard:
+            return self._over and not self._pages
+
+    def silent_seconds(self) -> float:
+        """Return the time without data; 0 while the buffer is full, and after the end."""
+        since = self._waiting_since
+        return 0.0 if since is None else self._clock.monotonic() - since
+
+    def close(self) -> None:
+        """End the subscription and drop its events. Does not wait for the thread to end.
+
+        Shuts the socket down, which wakes the thread that reads from it. That thread closes it.
+        """
+        with self._guard:
+            self._closed = True
+            self._pages.clear()
+            if self._capacity is not None:
+                self._capacity.set()
+        # These errors mean: it is closed already, or urllib3 is old. With an old urllib3 the thread
+        # ends by the read time-out.
+        with suppress(AttributeError, ValueError, RuntimeError, OSError):
+            self._raw.shutdown()
+
+    def _pump(self) -> None:
+        try:
+            for page in self._received():
+                self._waiting_since = None
+                if not self._put(page) or page.next_iterator is None:
+                    break
+                self._waiting_since = self._clock.monotonic()
+        except Exception as error:  # noqa: BLE001 (`SubscribedShard` raises it)
+            self.error = error
+        finally:
+            self._waiting_since = None
+            with self._guard:
+                self._over = True
+
+    def _received(self) -> Iterator[RecordsPage]:
         try:
             with subscription_errors(f"{self._shard_id} of {self._stream_name}"):
                 for message in self._messages:
@@ -132,15 +213,18 @@ class BotoEventStream:
         finally:
             self._raw.close()
 
-    def close(self) -> None:
-        """See `PulledEvents`.
-
-        Shuts the socket down, which wakes the thread that reads from it. That thread closes it.
-        """
-        # These errors mean: it is closed already, or urllib3 is old. With an old urllib3 the thread
-        # ends by the read time-out.
-        with suppress(AttributeError, ValueError, RuntimeError, OSError):
-            self._raw.shutdown()
+    def _put(self, page: RecordsPage) -> bool:
+        """Wait until the buffer has capacity and append the event. Return False when closed."""
+        while True:
+            with self._guard:
+                if self._closed:
+                    return False
+                if len(self._pages) < MAX_BUFFERED_EVENTS:
+                    self._pages.append(page)
+                    self.received += 1
+                    return True
+                capacity = self._capacity = self._clock.signal()
+            capacity.wait(CAPACITY_CHECK_SECONDS)
 
 
 def page_of(message: Any, stream_name: str, shard_id: str) -> RecordsPage | None:

@@ -17,8 +17,7 @@ from kcl_pipeline.kinesis.client import Chunk
 from kcl_pipeline.kinesis.prefetch.chunks import split, with_oldest
 from kcl_pipeline.kinesis.prefetch.pacing import LAGGING_FACTOR, Pace
 from kcl_pipeline.kinesis.prefetch.pages import PageMemory
-from kcl_pipeline.kinesis.prefetch.readers import PushedReader, Reader, ReadState
-from kcl_pipeline.kinesis.prefetch.slots import Buffered, Slot
+from kcl_pipeline.kinesis.prefetch.readers import Buffered, PushedReader, Reader, ReadState, Slot
 from kcl_pipeline.memory import MemoryBudget
 
 MAX_WAIT_SECONDS: Final = 0.2
