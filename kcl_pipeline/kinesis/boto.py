@@ -270,9 +270,8 @@ class BotoKinesis:
         return page
 
     def _faster_format(self, stream: StreamId) -> BodyFormat:
-        if not self._cbor_works and self._cbor_failures >= CBOR_TRIALS:
-            return "json"
-        return self._faster.get(stream.serialized, "json")
+        has_failed = not self._cbor_works and self._cbor_failures >= CBOR_TRIALS
+        return "json" if has_failed else self._faster.get(stream.serialized, "json")
 
     def _retry_transient(
         self,

@@ -172,7 +172,7 @@ class BatchRunner:
         landed = () if done is None else done.lease_keys
         lost = [r.lease_key for r in part.batch.ranges if r.lease_key not in landed]
         if lost:
-            self._stats.refused()
+            self._stats.count(refused_batches=1)
             # Their records left the source. Without this, a drain takes the shards as committed.
             self._restart(lost)
         if done is None:
@@ -199,7 +199,7 @@ class BatchRunner:
 
     def _sink_failed(self, batch_id: str, lease_keys: Iterable[str], error: SinkError) -> None:
         """Restart the shards of a batch of unknown outcome. They are resolved before reading."""
-        self._stats.refused()
+        self._stats.count(refused_batches=1)
         self._parts.events(AwsTrouble(f"batch {batch_id}", str(error)))
         if isinstance(error, CommitStoppedError):
             return

@@ -103,12 +103,14 @@ class LeaseLoop:
                 self._parts.events(
                     MemoryMeasured(self._parts.worker_id, memory.used_bytes, memory.max_bytes)
                 )
-        if self._is_discovery_due() and not (self._stop.is_set() or self._is_2x()):
-            self._run(
-                LeaseTask.DISCOVERY,
-                "discovery",
-                lambda: len(self._leases.discover(map=self._map)),
-            )
+        if self._seconds_until_discovery() <= 0:
+            self._discovered_at = self._parts.clock.monotonic()
+            if not (self._stop.is_set() or self._is_2x()):
+                self._run(
+                    LeaseTask.DISCOVERY,
+                    "discovery",
+                    lambda: len(self._leases.discover(map=self._map)),
+                )
         if self._capture.ready():
             self._reporter.capture()
         if self._report.ready() and not self._is_2x():
@@ -138,13 +140,6 @@ class LeaseLoop:
                 self._no_table()
         millis = (self._parts.clock.monotonic() - began) * 1000
         self._parts.events(TaskFinished(self._parts.worker_id, task, millis, leases, succeeded))
-
-    def _is_discovery_due(self) -> bool:
-        """Return whether discovery is due. If it is, the next interval begins."""
-        is_due = self._seconds_until_discovery() <= 0
-        if is_due:
-            self._discovered_at = self._parts.clock.monotonic()
-        return is_due
 
     def _seconds_until_discovery(self) -> float:
         """Return the seconds until the next discovery is due, 0 or more.

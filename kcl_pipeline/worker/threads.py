@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from functools import partial
 from typing import Any, Final
 
 from kcl_pipeline.clock import StopSignal
-from kcl_pipeline.leases.store import serial_map
+from kcl_pipeline.leases.store import MapCallable, serial_map
 
 SLICES: Final = 4
 """A call that lasts longer than this part of a wait leaves its slot to the calls that wait."""
@@ -119,25 +120,21 @@ class Pools:
         self._renewals = HangingCalls(threads)
         self._lookups = ThreadPoolExecutor(threads, "look-up")
         self._commits = ThreadPoolExecutor(threads, "commit")
+        # Like `map`: for reads of rows at the start and at the end, and for the leader; and for the
+        # thread that processes
+        self.map_lookups: MapCallable = partial(self._map, self._lookups)
+        self.map_commits: MapCallable = partial(self._map, self._commits)
         self.prepare = ThreadPoolExecutor(1, "prepare") if parallel else None
         """Prepares a batch while its files are written."""
-
-    def map_lookups(self, call: _Call, items: Sequence[Any]) -> list[Any]:
-        """Like `map`, for reads of rows at the start and at the end, and for the leader."""
-        return self._map(self._lookups, call, items)
 
     def map_within(self, call: _Call, items: Sequence[Any], seconds: float) -> list[Any]:
         """Like `map`, for the thread that renews: wait only for this time (`HangingCalls`).
 
         It returns the results that are there. The other calls go on.
         """
-        if not self._parallel:
-            return serial_map(call, items)
-        return self._renewals.run(call, items, seconds)
-
-    def map_commits(self, call: _Call, items: Sequence[Any]) -> list[Any]:
-        """Like `map`, for the thread that processes."""
-        return self._map(self._commits, call, items)
+        return (
+            self._renewals.run(call, items, seconds) if self._parallel else serial_map(call, items)
+        )
 
     def _map(self, pool: ThreadPoolExecutor, call: _Call, items: Sequence[Any]) -> list[Any]:
         return (

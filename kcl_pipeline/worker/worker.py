@@ -59,7 +59,7 @@ from kcl_pipeline.worker.sources.ranges import RangeSource
 from kcl_pipeline.worker.starting import OpenedApplication, open_application
 from kcl_pipeline.worker.stopping.drain import DrainWatch
 from kcl_pipeline.worker.stopping.leaving import Leaving
-from kcl_pipeline.worker.summary import StopReason, WorkerProgress, WorkerSummary
+from kcl_pipeline.worker.summary import StopReason, WorkerSummary
 from kcl_pipeline.worker.tables import DeletedTables
 from kcl_pipeline.worker.threads import CurrentStop, Pools
 
@@ -80,9 +80,7 @@ class Worker:
         events = noting_changes(parts.events, lambda: self.reporter.note_change())  # noqa: PLW0108
         parts = replace(parts, events=events, writer=WatchedWriter(parts.writer, self._activity))
         self._parts = parts
-        self._settings = settings = parts.settings
-        self._clock = clock = parts.clock
-        self._events = events
+        settings, clock = parts.settings, parts.clock
         self._application = parts.application
         self._streams = LeaseStreams(settings)
         self._stop = CurrentStop(clock.signal())
@@ -185,23 +183,23 @@ class Worker:
         parts, stop = self._parts, stop or self._stop
 
         def retried(what: str, step: Callable[[], object]) -> None:
-            retry_transient(what, step, self._clock, parts.rng, self._events, stop)
+            retry_transient(what, step, self._parts.clock, parts.rng, self._parts.events, stop)
 
         application = self._opened(stop)
         for name, error in application.unavailable.items():
-            self._events(StreamUnavailable(self.worker_id, name, str(error)))
+            self._parts.events(StreamUnavailable(self.worker_id, name, str(error)))
         retried("look at the client version", self.coordination.version.start)
         identity = record_application(application, parts, stop)
         self._runner.use(self._make_protocol(recorded=identity.positions))
         self._streams.open(marked_streams(identity, application.streams))
         self._streams.note_record(identity.streams)
         unnamed = application.unnamed(identity)
-        if unnamed and not self._settings.selects_streams:
-            self._events(StreamsDiffer(self.worker_id, unnamed))
+        if unnamed and not self._parts.settings.selects_streams:
+            self._parts.events(StreamsDiffer(self.worker_id, unnamed))
         self._retrieval.register_consumers(self._streams.opened())
         retried("first worker metrics report", self.reporter.report)
         self.leases.recover(map=self._pools.map_lookups)
-        self._events(WorkerStarted(self.worker_id))
+        self._parts.events(WorkerStarted(self.worker_id))
 
     def _opened(self, stop: StopSignal) -> OpenedApplication:
         """Return the application. It is opened here unless the dependencies contain it."""
@@ -225,7 +223,7 @@ class Worker:
 
     def _check_application(self) -> None:
         application, parts = self._opened(self._stop), self._parts
-        name = self._settings.application_name
+        name = self._parts.settings.application_name
         recorded = check_application(name, parts.coordinator_table, application.identity)
         used = "two_phase" if self.lifecycle.protocol.stored is None else "positions"
         check_protocol(name, recorded.identity, used)
@@ -255,12 +253,15 @@ class Worker:
             on_progress: Receives the progress. None: no progress is reported.
             progress_seconds: Minimum time between two progress reports.
         """
-        background = Background(self._clock, self._parts.spawn)
+        background = Background(self._parts.clock, self._parts.spawn)
         reason = StopReason.FAILED
         self._stop.signal = stop
         try:
             self.start_up(stop)
-            self._start(background)
+            background.start("leases", self.lease_tick)
+            for number in range(self.source.fetch_threads):
+                background.start(f"fetch-{number}", self.fetch_tick)
+            background.start("leader", self.lead_tick)
             drain = self.drain_watch() if mode == "drain" else None
             reason = self.hangs.run(
                 partial(self._loop, stop, background, drain, on_progress, progress_seconds)
@@ -272,12 +273,6 @@ class Worker:
         finally:
             self.shut_down(background, reason)
         return self.summary(reason)
-
-    def _start(self, background: Background) -> None:
-        background.start("leases", self.lease_tick)
-        for number in range(self.source.fetch_threads):
-            background.start(f"fetch-{number}", self.fetch_tick)
-        background.start("leader", self.lead_tick)
 
     def _loop(
         self,
@@ -300,7 +295,14 @@ class Worker:
                 return StopReason.HUNG
             if on_progress is not None and self.stats.period_seconds() >= progress_seconds:
                 self._activity.enter(HangStep.REPORTING)
-                on_progress(self._progress())
+                on_progress(
+                    self.stats.close_period(
+                        lag=self.lag(),
+                        positions=self.lifecycle.positions(),
+                        stalled=self.stalls.stalled,
+                        paused=self._runner.pauses.reasons(),
+                    )
+                )
                 self._activity.enter(None)
             if drain is not None and drain.done():
                 return self.reason_of_drain()
@@ -344,12 +346,12 @@ class Worker:
         self._activity.enter(HangStep.LEASES)
         self.lifecycle.sync_with_leases()
         self._retention.look(self.lifecycle.consumers)
-        self.stats.handoffs(self.lifecycle.hand_over())
+        self.stats.count(handoffs=self.lifecycle.hand_over())
         self.lifecycle.advance(self._stop)
         self._lag.hold([key for key, c in self.lifecycle.consumers.items() if c.is_behind])
         self._activity.enter(HangStep.READING)
         was_batch = self._runner.step()
-        attempt("announcement of changes", self.reporter.announce_changes, self._events)
+        attempt("announcement of changes", self.reporter.announce_changes, self._parts.events)
         self._activity.enter(None)
         return was_batch
 
@@ -384,12 +386,4 @@ class Worker:
         self._pools.shut_down()
         if self._parts.range_jobs is not None:
             self._parts.range_jobs.close()
-        self._events(WorkerStopped(self.worker_id, reason))
-
-    def _progress(self) -> WorkerProgress:
-        return self.stats.close_period(
-            lag=self.lag(),
-            positions=self.lifecycle.positions(),
-            stalled=self.stalls.stalled,
-            paused=self._runner.pauses.reasons(),
-        )
+        self._parts.events(WorkerStopped(self.worker_id, reason))

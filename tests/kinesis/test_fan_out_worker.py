@@ -128,9 +128,7 @@ def test_a_lost_lease_closes_its_subscription_at_once(aws: EmbeddedAws) -> None:
     reader = world.reader()
     prefetcher.add(reader)
     put(aws, b"a")
-    wait_for(
-        lambda: prefetcher.step() >= 0 and prefetcher.buffered_bytes > 0, "something is buffered"
-    )
+    wait_for(lambda: prefetcher.step() >= 0 and prefetcher._bytes > 0, "something is buffered")
     assert prefetcher.caught_up(ZERO) is False
     assert len(prefetcher.take(10, 1000)) == 1
     assert prefetcher.caught_up(ZERO) is True
@@ -154,7 +152,7 @@ def test_a_shard_is_not_at_its_tip_before_its_first_event(aws: EmbeddedAws) -> N
     prefetcher.add(reader)
     seen = []
     deadline = time.monotonic() + DEADLINE_SECONDS
-    while not prefetcher.buffered_bytes:
+    while not prefetcher._bytes:
         assert time.monotonic() < deadline
         prefetcher.step()
         seen.append(prefetcher.caught_up(ZERO))

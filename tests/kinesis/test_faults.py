@@ -139,7 +139,7 @@ class Consumer:
     def finish(self) -> None:
         self.kinesis.calm = True
         for _ in range(20_000):
-            if len(self.got) >= len(self.sent) and self.prefetcher.buffered_bytes == 0:
+            if len(self.got) >= len(self.sent) and self.prefetcher._bytes == 0:
                 return
             self.clock.advance(self.prefetcher.step())
             self.take()

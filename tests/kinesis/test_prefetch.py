@@ -41,20 +41,20 @@ def test_empty_pages_behind_the_tip_are_passed_quickly() -> None:
 def test_no_fetch_begins_while_the_budget_is_used_up() -> None:
     world = FanOutWorld(FakeReader("a", size=400_000), FakeReader("b", size=400_000), budget=MIB)
     world.run(20)
-    assert MIB <= world.prefetcher.buffered_bytes <= MIB + 2 * 400_002
+    assert MIB <= world.prefetcher._bytes <= MIB + 2 * 400_002
     assert len(world.prefetcher.take(1, 10 * MIB)) == 1
-    before = world.prefetcher.buffered_bytes
+    before = world.prefetcher._bytes
     world.run(5)
-    assert world.prefetcher.buffered_bytes > before
+    assert world.prefetcher._bytes > before
     while world.prefetcher.take(1000, 100 * MIB):
         pass
-    assert (world.prefetcher.buffered_bytes, world.prefetcher._cost) == (0, 0)
+    assert (world.prefetcher._bytes, world.prefetcher._cost) == (0, 0)
 
 
 def test_many_tiny_records_count_with_what_their_columns_hold() -> None:
     world = FanOutWorld(FakeReader("a", size=0), budget=MIB)
     world.run(2)
-    assert world.prefetcher._cost > 10 * world.prefetcher.buffered_bytes
+    assert world.prefetcher._cost > 10 * world.prefetcher._bytes
 
 
 def test_takes_what_waited_longest_and_keeps_each_lease_in_order() -> None:
@@ -98,7 +98,7 @@ def test_a_removed_lease_leaves_nothing_not_even_from_a_fetch_under_way() -> Non
     reader.hook = lambda: world.prefetcher.remove("a")
     world.run(1)
     assert set(keys(world.prefetcher.take(1000, MIB))) == {"b"}
-    assert (world.prefetcher.buffered_bytes, world.prefetcher._cost) == (0, 0)
+    assert (world.prefetcher._bytes, world.prefetcher._cost) == (0, 0)
     assert set(world.prefetcher.lag()) == {"b"}
     count = len(reader.reads)
     world.run(1)

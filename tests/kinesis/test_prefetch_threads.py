@@ -125,4 +125,4 @@ def test_threads_never_step_one_reader_at_once_and_lose_nothing() -> None:
         assert chunk.after == last.get(chunk.lease_key, TRIM_HORIZON)
         last[chunk.lease_key] = chunk.through
     assert {(type(event), event.succeeded) for event in events} == {(ReadFinished, True)}
-    assert prefetcher.buffered_bytes == 0
+    assert prefetcher._bytes == 0

@@ -128,10 +128,10 @@ def test_a_commit_that_waits_holds_up_no_fetching_and_the_next_batch_is_bigger()
         wait_for("a commit waits", gate.waiting.is_set)
         assert running.batches() == []
         running.put(300, 10_000)
-        wait_for("the buffer is full", lambda: prefetcher.buffered_bytes >= MIB)
+        wait_for("the buffer is full", lambda: prefetcher._bytes >= MIB)
         assert not gate.open.is_set()
         assert running.batches() == [], "all of that was read during one commit"
-        assert prefetcher.buffered_bytes < MIB + 4 * 10 * 11_000, (
+        assert prefetcher._bytes < MIB + 4 * 10 * 11_000, (
             "by the bytes of the setting, and one answer for each fetch thread"
         )
         counters = {lease.lease_key: lease.counter for lease in running.leases.list_leases().leases}

@@ -268,14 +268,13 @@ def _all_decimal(texts: pa.Array) -> bool:
     )
 
 
-def _load_cbor(body: bytes) -> Any:
-    # Kinesis tags integer milliseconds as a time. cbor2 would read them as seconds and refuse them.
-    return cbor2.loads(body, semantic_decoders={_EPOCH_TIME_TAG: lambda value, *_: value})
-
-
 def _from_cbor(body: bytes, stream: str, shard_id: str) -> RecordsPage:
     columns = cbor_columns_of(body)
-    response = _load_cbor(body if columns is None else columns.frame)
+    # Kinesis tags integer milliseconds as a time. cbor2 would read them as seconds and refuse them.
+    response = cbor2.loads(
+        body if columns is None else columns.frame,
+        semantic_decoders={_EPOCH_TIME_TAG: lambda value, *_: value},
+    )
     if not isinstance(response, dict):
         raise TypeError("the body is not a map")
     records = response["Records"]

@@ -36,9 +36,8 @@ class PageMemory:
 
     def limit(self, prefetch_max_bytes: int) -> int:
         """Return the most bytes that may wait."""
-        if self._budget is None:
-            return prefetch_max_bytes
-        return min(prefetch_max_bytes, self._budget.share_bytes)
+        share = prefetch_max_bytes if self._budget is None else self._budget.share_bytes
+        return min(prefetch_max_bytes, share)
 
     def may_read(self) -> bool:
         """Return whether a read may begin.

@@ -62,11 +62,6 @@ class Prefetcher:
         self._fresh = False
         self._arrival: StopSignal | None = None
 
-    @property
-    def buffered_bytes(self) -> int:
-        """Payload bytes (`Chunk.bytes`) in the buffer."""
-        return self._bytes
-
     def payload_bytes(self, cost: int) -> int:
         """Return how many payload bytes of the buffer have about this many bytes in memory."""
         with self._lock:

@@ -84,7 +84,9 @@ class PausedShards:
 
         Shards that this worker does not hold any more are forgotten.
         """
-        self.keep(consumers)
+        for key in [key for key in self._pauses if key not in consumers]:
+            with self._lock:
+                del self._pauses[key]
         self._refused &= consumers.keys()
         for key, consumer in consumers.items():
             if consumer.refused is not None:
@@ -102,12 +104,6 @@ class PausedShards:
                 pause = self._pauses.pop(key)
             seconds = self._parts.clock.monotonic() - pause.since
             self._parts.events(ShardResumed(self._parts.worker_id, key, pause.attempts, seconds))
-
-    def keep(self, lease_keys: Collection[str] | Mapping[str, object]) -> None:
-        """Forget the shards that this worker does not hold any more."""
-        for key in [key for key in self._pauses if key not in lease_keys]:
-            with self._lock:
-                del self._pauses[key]
 
 
 def reason_sentence(paused: Mapping[str, str], unread: str | None) -> str:

@@ -127,10 +127,7 @@ class Coordination:
         leader = self._parts.leader
         if leader is not None:
             return leader.led_at
-        try:
-            self._watch.look()
-        except AwsError as error:
-            self._parts.events(AwsTrouble("GetItem Leader", str(error)))
+        attempt("GetItem Leader", self._watch.look, self._parts.events)
         return self._watch.led_at
 
     def _run(self) -> float:

@@ -84,7 +84,7 @@ class WorkerStats:
         arrivals = sourced.arrival_micros if is_whole else sampled_arrivals(part.batch.records)
         now_millis = self._parts.clock.wall() * 1000
         waits = [max(now_millis - micros / 1000, 0.0) for micros in arrivals]
-        self._count(
+        self.count(
             records=part.records,
             bytes=read,
             rows_written=done.rows,
@@ -110,7 +110,8 @@ class WorkerStats:
             )
         )
 
-    def _count(self, **more: int) -> None:
+    def count(self, **more: int) -> None:
+        """Add numbers by their name in `WorkerProgress`."""
         for period in (self._period, self._life):
             period.counts.update(more)
 
@@ -134,14 +135,6 @@ class WorkerStats:
     def dead_letters(self) -> int:
         """Number of dead letters in the worker's lifetime. Any thread may read it."""
         return self._life.counts["dead_letters"]
-
-    def refused(self) -> None:
-        """Count a batch that was not committed with all its leases."""
-        self._count(refused_batches=1)
-
-    def handoffs(self, count: int) -> None:
-        """Count leases that a handoff gave to other workers."""
-        self._count(handoffs=count)
 
     def period_seconds(self) -> float:
         """Return the seconds since the current period began."""

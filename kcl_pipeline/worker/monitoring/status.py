@@ -47,7 +47,13 @@ def worker_status(
         unavailable: Streams that this worker's leader could not use. None: it does not lead.
         hung: Set while the worker is hung.
     """
-    _note_read_up_to(leases, source, lag, round(parts.clock.wall() * 1000))
+    now_millis = round(parts.clock.wall() * 1000)
+    for key, millis in lag.millis.items():
+        state = source.state_of(key)
+        if state is not None and state.read_up_to_millis is not None:
+            # All records are in the table that arrived until the shard was read, or until the
+            # arrival of its oldest record that is not committed.
+            leases.note_read_up_to(key, min(state.read_up_to_millis, now_millis - millis))
     now = parts.clock.monotonic()
     paused = tuple(
         PausedLease(key, pauses[key].reason, now - pauses[key].since) for key in sorted(pauses)
@@ -69,15 +75,3 @@ def worker_status(
         streams=lags_by_stream(lag.millis, lag.unknown),
         hung=hung,
     )
-
-
-def _note_read_up_to(leases: HeldLeases, source: BatchSource, lag: Lag, now_millis: int) -> None:
-    """Note until when all records of a shard are in the table.
-
-    That is the time up to which it was read, or the arrival of its oldest record that is not
-    committed.
-    """
-    for key, millis in lag.millis.items():
-        state = source.state_of(key)
-        if state is not None and state.read_up_to_millis is not None:
-            leases.note_read_up_to(key, min(state.read_up_to_millis, now_millis - millis))

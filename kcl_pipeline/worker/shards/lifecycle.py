@@ -106,27 +106,23 @@ class Lifecycle:
             if is_lost:
                 lost.append(consumer)
         gained = {
-            key: lease
-            for key, lease in held.items()
+            key: one
+            for key, one in held.items()
             if key not in self.consumers
-            and not lease.lease.in_handoff
-            and self.reads_stream_of(lease.lease)
+            and not one.lease.in_handoff
+            and self.reads_stream_of(one.lease)
         }
         if gained and self._admission.admits():
-            for key, lease in gained.items():
-                self._begin(key, lease)
+            for key, one in gained.items():
+                stream = self._streams.of(one.lease)
+                if stream is not None:
+                    state = ConsumerState.ENDED if one.lease.ended else ConsumerState.BLOCKED
+                    self.consumers[key] = ShardConsumer(one, stream, state)
         list(self._map(self._losses.look, lost))
 
     def reads_stream_of(self, lease: Lease) -> bool:
         """Return whether the stream of a lease is known, so that the lease can be read."""
         return self._streams.of(lease) is not None
-
-    def _begin(self, key: str, held: Held) -> None:
-        stream = self._streams.of(held.lease)
-        if stream is None:
-            return
-        state = ConsumerState.ENDED if held.lease.ended else ConsumerState.BLOCKED
-        self.consumers[key] = ShardConsumer(held, stream, state)
 
     def advance(self, stop: StopSignal) -> None:
         """Run one step of every consumer that is due and needs steps, until `stop` is set.
@@ -259,7 +255,13 @@ class Lifecycle:
         Then the other parent of this merge and the child never get a lease.
         """
         lease = consumer.held.lease
-        existing = self._existing_parents(lease, consumer)
+        parents = {parent for child in consumer.children for parent in child.parents}
+        existing = frozenset(
+            p
+            for p in parents
+            if p == lease.shard_id
+            or self._parts.lease_table.get(lease.key_of_sibling(p)) is not None
+        )
         try:
             successors = child_leases(lease, consumer.children, existing=existing)
         except ShardSyncError:
@@ -292,15 +294,6 @@ class Lifecycle:
         self._leases.delete(consumer.held)
         self._source.end(lease.lease_key)
         del self.consumers[lease.lease_key]
-
-    def _existing_parents(self, lease: Lease, consumer: ShardConsumer) -> frozenset[str]:
-        parents = {parent for child in consumer.children for parent in child.parents}
-        return frozenset(
-            p
-            for p in parents
-            if p == lease.shard_id
-            or self._parts.lease_table.get(lease.key_of_sibling(p)) is not None
-        )
 
     def hand_over(self) -> int:
         """Complete the handoffs that the leader has begun; return how many leases left.
