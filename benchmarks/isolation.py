@@ -63,7 +63,7 @@ class Result:
 def isolate(session: Any, *, records: int, bad: int, transform: str, seed: int) -> Result:
     """Write one batch with `bad` records that fail, chosen at random."""
     chosen = frozenset(random.Random(seed).sample(range(records), bad))
-    ranges = (ShardRange("shard-0", TRIM_HORIZON, Position(str(records))),)
+    ranges = (ShardRange("shard-0", TRIM_HORIZON, Position(str(records)), records),)
     batch = Batch("b", ranges, _records(records, chosen))
     with tempfile.TemporaryDirectory() as folder:
         splitter = WriteSteps(

@@ -7,7 +7,6 @@ from dataclasses import replace
 from itertools import accumulate
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from kcl_pipeline.batch import Batch
 
@@ -17,39 +16,20 @@ def records_of(batch: Batch, lease_keys: Collection[str]) -> pa.Table:
 
     The number of rows of each range decides. The columns `stream` and `shard_id` do not: two
     leases of a worker can have the same values, if one of them is of a former stream.
+
+    Raises:
+        ValueError: The ranges have another number of rows than the batch.
     """
-    records, parts = batch.records, batch.ranges
-    ends = list(accumulate(part.rows or 0 for part in parts))
-    if any(part.rows is None for part in parts) or (ends or [0])[-1] != records.num_rows:
-        return _by_columns(records, lease_keys)
+    records = batch.records
+    ends = list(accumulate((part.rows or 0 for part in batch.ranges), initial=0))
+    if ends[-1] != records.num_rows:
+        raise ValueError(f"{batch.batch_id} has {records.num_rows} rows, not {ends[-1]}")
     found = [
-        records.slice(end - (part.rows or 0), part.rows)
-        for part, end in zip(parts, ends, strict=True)
+        records.slice(end, part.rows or 0)
+        for part, end in zip(batch.ranges, ends, strict=False)
         if part.lease_key in lease_keys
     ]
     return pa.concat_tables(found) if found else records.slice(0, 0)
-
-
-def _by_columns(records: pa.Table, lease_keys: Collection[str]) -> pa.Table:
-    if not lease_keys:
-        return records.slice(0, 0)
-    mask: pa.ChunkedArray | None = None
-    for key in lease_keys:
-        one = _is_of(records, key)
-        mask = one if mask is None else pc.or_(mask, one)
-    return records.filter(mask)
-
-
-def _is_of(records: pa.Table, lease_key: str) -> pa.ChunkedArray:
-    """Return which rows belong to a lease. The column `stream` is a name, or an ARN."""
-    fields = lease_key.split(":")
-    of_shard = pc.equal(records["shard_id"], fields[-1])
-    if len(fields) == 1:
-        return of_shard
-    account, name = fields[:2]
-    is_named = pc.equal(records["stream"], name)
-    has_arn = pc.ends_with(records["stream"], f":{account}:stream/{name}")
-    return pc.and_(of_shard, pc.or_(is_named, has_arn))
 
 
 def without(batch: Batch, lease_keys: Collection[str]) -> Batch:

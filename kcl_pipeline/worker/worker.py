@@ -112,9 +112,7 @@ class Worker:
             if parts.range_jobs is None
             else RangeSource(parts.range_jobs, parts, self._retrieval, self._stop)
         )
-        self._retention = RetentionLosses(
-            self.worker_id, self._retrieval.gaps, self._retrieval.identity, clock, events
-        )
+        self._retention = RetentionLosses(parts, self._retrieval)
         self.lifecycle = Lifecycle(
             parts,
             self.leases,

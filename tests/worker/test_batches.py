@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 
 import pyarrow as pa
+import pytest
 
 from kcl_pipeline.batch import Batch, ShardRange
 from kcl_pipeline.config import ConsumerSettings
@@ -76,7 +77,10 @@ def test_streams_of_one_name_in_two_accounts_are_told_apart():
     columns = [streams.of(lease).column for lease in leases]
     assert columns == arns
     records = pa.concat_tables([table("s1", [1, 2], columns[0]), table("s1", [3], columns[1])])
-    ranges = tuple(ShardRange(one.lease_key, TRIM_HORIZON, Position("3")) for one in leases)
+    ranges = tuple(
+        ShardRange(one.lease_key, TRIM_HORIZON, Position("3"), rows)
+        for one, rows in zip(leases, (2, 1), strict=True)
+    )
     found = [records_of(Batch("b", ranges, records), [lease.lease_key]) for lease in leases]
     assert [one["sequence_number"].to_pylist() for one in found] == [["1", "2"], ["3"]]
     rest = without(Batch("b", ranges, records), [leases[0].lease_key])
@@ -136,20 +140,21 @@ def test_a_range_may_move_without_rows_but_one_that_does_not_move_is_no_range():
     assert batch.ranges == (ShardRange("s1", Position("1"), Position("9")),)
 
 
-def test_records_of_tells_streams_with_equal_shard_ids_apart():
+def test_a_batch_whose_rows_are_not_those_of_its_ranges_is_refused():
     both = pa.concat_tables([table("shard-0", [1], "orders"), table("shard-0", [2], "clicks")])
     key = "1:clicks:5:shard-0"
-    batch = Batch("b", (ShardRange(key, TRIM_HORIZON, Position("2")),), both)
-    assert records_of(batch, [key])["sequence_number"].to_pylist() == ["2"]
-    assert records_of(batch, []).num_rows == 0
+    batch = Batch("b", (ShardRange(key, TRIM_HORIZON, Position("2"), 1),), both)
+    with pytest.raises(ValueError, match="b has 2 rows, not 1"):
+        records_of(batch, [key])
 
 
 def test_a_batch_without_some_leases_has_neither_their_ranges_nor_their_records():
     ranges = (
-        ShardRange("1:orders:5:shard-0", TRIM_HORIZON, Position("1")),
-        ShardRange("1:clicks:5:shard-0", TRIM_HORIZON, Position("2")),
+        ShardRange("1:orders:5:shard-0", TRIM_HORIZON, Position("1"), 1),
+        ShardRange("1:clicks:5:shard-0", TRIM_HORIZON, Position("2"), 1),
     )
     both = pa.concat_tables([table("shard-0", [1], "orders"), table("shard-0", [2], "clicks")])
     rest = without(Batch("b", ranges, both), ["1:orders:5:shard-0"])
     assert rest.ranges == ranges[1:]
     assert rest.records["sequence_number"].to_pylist() == ["2"]
+    assert records_of(rest, []).num_rows == 0

@@ -53,7 +53,8 @@ def records(shard: str, data: list[bytes], stream: str = "orders") -> pa.Table:
 
 def batch_of(**shards: list[bytes]) -> Batch:
     ranges = tuple(
-        ShardRange(key, TRIM_HORIZON, Position(str(len(data) + 1))) for key, data in shards.items()
+        ShardRange(key, TRIM_HORIZON, Position(str(len(data) + 1)), len(data))
+        for key, data in shards.items()
     )
     return Batch("b", ranges, pa.concat_tables([records(*shard) for shard in shards.items()]))
 
@@ -348,8 +349,8 @@ class TestRejected:
         batch = Batch(
             "b",
             (
-                ShardRange("1:orders:5:shard-0", TRIM_HORIZON, Position("2")),
-                ShardRange("1:clicks:5:shard-0", TRIM_HORIZON, Position("2")),
+                ShardRange("1:orders:5:shard-0", TRIM_HORIZON, Position("2"), 1),
+                ShardRange("1:clicks:5:shard-0", TRIM_HORIZON, Position("2"), 1),
             ),
             pa.concat_tables(
                 [records("shard-0", [GOOD], "orders"), records("shard-0", [BAD], "clicks")]

@@ -37,14 +37,12 @@ class DrainedStream:
 
     Attributes:
         is_deleted: Whether the stream is proven to be deleted.
-        lost: Number of its leases that are reported as lost.
     """
 
     def __init__(
         self, stream: StreamId, parts: WorkerDependencies, identity: StreamIdentityCheck
     ) -> None:
         self.is_deleted = False
-        self.lost = 0
         self._stream = stream
         self._parts = parts
         self._identity = identity
@@ -133,12 +131,11 @@ class DrainedStream:
                         stream=self._stream.name,
                     )
                 )
-        self.lost = len(self._reported)
 
     @property
     def sentence(self) -> str | None:
         """A sentence that says what was not read. None: nothing is known to be lost."""
-        if not self.is_deleted or (self._had_leases and not self.lost):
+        if not self.is_deleted or (self._had_leases and not self._reported):
             return None
-        what = f"{self.lost} of its shards were" if self._had_leases else "it was"
+        what = f"{len(self._reported)} of its shards were" if self._had_leases else "it was"
         return f"the stream {self._stream.name} was deleted during the drain; {what} not read"

@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from kcl_pipeline.clock import Clock
 from kcl_pipeline.errors import AwsError, ThrottledError, UnavailableError
-from kcl_pipeline.events import AwsTrouble, EventSink, LossReason, RecordsLost
-from kcl_pipeline.kinesis.identity import StreamIdentityCheck
-from kcl_pipeline.kinesis.retention import MIN_RETENTION_MILLIS, FoundGap, FoundGaps
+from kcl_pipeline.events import AwsTrouble, LossReason, RecordsLost
+from kcl_pipeline.kinesis.retention import MIN_RETENTION_MILLIS, FoundGap
+from kcl_pipeline.kinesis.retrieval import Retrieval
 from kcl_pipeline.position import Position
 from kcl_pipeline.shards import StreamId
 from kcl_pipeline.worker.consumer import ShardConsumer
+from kcl_pipeline.worker.dependencies import WorkerDependencies
 
 RETRY_SECONDS: Final = 5.0
 
@@ -35,26 +35,13 @@ class RetentionLosses:
     shard was read is unknown or has left retention; otherwise no record can have arrived and left.
 
     Args:
-        worker_id: Named in the event.
-        gaps: The gaps.
-        identity: Knows the retention period of a stream.
-        clock: The clock.
-        events: Receives `RecordsLost`.
+        parts: The dependencies of the worker.
+        retrieval: Has the gaps, and knows the retention period of a stream.
     """
 
-    def __init__(
-        self,
-        worker_id: str,
-        gaps: FoundGaps,
-        identity: StreamIdentityCheck,
-        clock: Clock,
-        events: EventSink,
-    ) -> None:
-        self._worker_id = worker_id
-        self._gaps = gaps
-        self._identity = identity
-        self._clock = clock
-        self._events = events
+    def __init__(self, parts: WorkerDependencies, retrieval: Retrieval) -> None:
+        self._parts = parts
+        self._retrieval = retrieval
         self._waiting: list[_Waiting] = []
         self._reported: dict[str, Position] = {}
 
@@ -64,7 +51,7 @@ class RetentionLosses:
         Args:
             consumers: The consumers of the held leases, by lease key.
         """
-        for found in self._gaps.take():
+        for found in self._retrieval.gaps.take():
             consumer = consumers.get(found.lease_key)
             if consumer is not None:
                 self._waiting.append(_Waiting(consumer, found))
@@ -76,7 +63,7 @@ class RetentionLosses:
             ]
 
     def _is_judged(self, one: _Waiting) -> bool:
-        now, found = self._clock.monotonic(), one.found
+        now, found = self._parts.clock.monotonic(), one.found
         if one.consumer.held.renewed_at <= found.found_at or now < one.due:
             return False
         if self._reported.get(found.lease_key) == found.gap.after:
@@ -85,15 +72,15 @@ class RetentionLosses:
             lost = self._loss(found)
         except AwsError as error:
             one.due = now + RETRY_SECONDS
-            self._events(AwsTrouble(f"retention of {found.lease_key}", str(error)))
+            self._parts.events(AwsTrouble(f"retention of {found.lease_key}", str(error)))
             return False
         if lost is not None:
             self._reported[found.lease_key] = found.gap.after
-            self._events(lost)
+            self._parts.events(lost)
         return True
 
     def _loss(self, found: FoundGap) -> RecordsLost | None:
-        gap, now = found.gap, round(self._clock.wall() * 1000)
+        gap, now = found.gap, round(self._parts.clock.wall() * 1000)
         read_up_to = gap.read_up_to_millis
         if read_up_to is not None and now - read_up_to < MIN_RETENTION_MILLIS:
             return None
@@ -101,7 +88,7 @@ class RetentionLosses:
         if read_up_to is not None and read_up_to > oldest:
             return None
         return RecordsLost(
-            self._worker_id,
+            self._parts.worker_id,
             found.lease_key,
             LossReason.LEFT_RETENTION,
             None if gap.after.is_sentinel else gap.after,
@@ -116,7 +103,7 @@ class RetentionLosses:
     def _retention_millis(self, stream: StreamId) -> int:
         """Return the retention period; the shortest one if this worker must not ask for it."""
         try:
-            return self._identity.retention_millis(stream)
+            return self._retrieval.identity.retention_millis(stream)
         except (ThrottledError, UnavailableError):
             raise
         except AwsError:
