@@ -54,7 +54,6 @@ class BatchRunner:
         source: BatchSource,
         lifecycle: Lifecycle,
         activity: Activity,
-        *,
         stats: WorkerStats,
         lag: LagTracker,
         stop: Callable[[], bool],

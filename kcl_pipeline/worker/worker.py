@@ -113,36 +113,20 @@ class Worker:
             else RangeSource(parts.range_jobs, parts, self._retrieval, self._stop)
         )
         self._retention = RetentionLosses(parts, self._retrieval)
+        own = (parts, self.leases, self.source)
+        protocol = self._make_protocol(recorded=None)
         self.lifecycle = Lifecycle(
-            parts,
-            self.leases,
-            self.source,
-            self._make_protocol(recorded=None),
-            self._streams,
-            self._check_application,
-            self._pools.map_commits,
+            *own, protocol, self._streams, self._check_application, self._pools.map_commits
         )
         self.stalls = StallWatch(parts, self.leases, self.lifecycle, self.source)
         self.hangs = HangWatch(parts, self._activity, self.stalls.waiting)
         self.stats, self._lag = WorkerStats(parts, self.leases), LagTracker(clock)
         self._drain: DrainWatch | None = None
         self._runner = BatchRunner(
-            parts,
-            self.leases,
-            self.source,
-            self.lifecycle,
-            self._activity,
-            stats=self.stats,
-            lag=self._lag,
-            stop=self._stop.is_set,
+            *own, self.lifecycle, self._activity, self.stats, self._lag, self._stop.is_set
         )
         lookups = self._pools.map_lookups
-        tables = DeletedTables(
-            parts,
-            lambda: self._opened(self._stop),
-            self._stop,
-            are_restored=lambda: self.lifecycle.protocol.stored is not None,
-        )
+        tables = self._deleted_tables()
         self.lease_tick = LeaseLoop(
             parts,
             self.leases,
@@ -159,6 +143,14 @@ class Worker:
         self.coordination = Coordination(parts, self.leases, lookups, self._stop, tables)
         self.lead_tick, self.fetch_tick = self.coordination.tick, self.source.fetch
         self._leaving = Leaving(parts, self.leases, self.reporter, self.lifecycle, lookups)
+
+    def _deleted_tables(self) -> DeletedTables:
+        return DeletedTables(
+            self._parts,
+            lambda: self._opened(self._stop),
+            self._stop,
+            are_restored=lambda: self.lifecycle.protocol.stored is not None,
+        )
 
     def _make_protocol(self, *, recorded: bool | None) -> CommitProtocol:
         return make_protocol(self._parts, self.leases, self._stop, self._pools, recorded=recorded)
