@@ -59,7 +59,7 @@ from kcl_pipeline.worker.sources.ranges import RangeSource
 from kcl_pipeline.worker.starting import OpenedApplication, open_application
 from kcl_pipeline.worker.stopping.drain import DrainWatch
 from kcl_pipeline.worker.stopping.leaving import Leaving
-from kcl_pipeline.worker.summary import StopReason, WorkerSummary
+from kcl_pipeline.worker.summary import StopReason, WorkerProgress, WorkerSummary
 from kcl_pipeline.worker.tables import DeletedTables
 from kcl_pipeline.worker.threads import CurrentStop, Pools
 
@@ -285,14 +285,7 @@ class Worker:
                 return StopReason.HUNG
             if on_progress is not None and self.stats.period_seconds() >= progress_seconds:
                 self._activity.enter(HangStep.REPORTING)
-                on_progress(
-                    self.stats.close_period(
-                        lag=self.lag(),
-                        positions=self.lifecycle.positions(),
-                        stalled=self.stalls.stalled,
-                        paused=self._runner.pauses.reasons(),
-                    )
-                )
+                on_progress(self._progress())
                 self._activity.enter(None)
             if drain is not None and drain.done():
                 return self.reason_of_drain()
@@ -377,3 +370,11 @@ class Worker:
         if self._parts.range_jobs is not None:
             self._parts.range_jobs.close()
         self._parts.events(WorkerStopped(self.worker_id, reason))
+
+    def _progress(self) -> WorkerProgress:
+        return self.stats.close_period(
+            lag=self.lag(),
+            positions=self.lifecycle.positions(),
+            stalled=self.stalls.stalled,
+            paused=self._runner.pauses.reasons(),
+        )

@@ -118,7 +118,7 @@ def test_the_restored_row_is_the_one_that_shard_sync_makes(position):
     world = merged(position, **(LONG_AGO if position == "AT_TIMESTAMP" else {}))
     consumer = held_child(world)
     (shard,) = [s for s in world.kinesis.list_shards(stream_of(world)) if s.shard_id == P1]
-    millis = world.worker._settings.shard_sync.initial_millis
+    millis = world.settings.shard_sync.initial_millis
     assert (millis is not None) == (position == "AT_TIMESTAMP")
     assert world.leases.get(P1) == Lease(
         P1, Position(position), hash_key_range=shard.hash_key_range, initial_millis=millis

@@ -99,7 +99,7 @@ def test_lost_records_are_recorded_and_passed_on(aws, pipeline, kind):
     table = open_tables(pipeline.settings, clients, SystemClock()).coordinator
     ensure_client_version(table, "w-1", SystemClock())
     lost = RecordsLost("w-1", "shardId-1", LossReason.ROW_DELETED, stream="orders")
-    built._events(lost)
+    (built._parts.events if kind == "worker" else built._events)(lost)
     assert events[-1] == lost
     end = time.monotonic() + 30
     while not table.read_losses().log.losses and time.monotonic() < end:
