@@ -351,9 +351,6 @@ class KinesisPipeline:
         refuse_pause(self.name, application.pause)
         tables = open_tables(self.settings, clients, clock)
         events = observed_worker(events, tables.coordinator, settings, clock, worker_id, clients)
-        leader: LeaderCycle | None = None
-        if leads:
-            leader = self.build_leader(worker_id, clients=clients, clock=clock, events=events)
         writer, sink, range_jobs = self.output().open(session_factory, clients, events, memory)
         has_metrics = not settings.worker.disable_worker_metrics
         dependencies = WorkerDependencies(
@@ -370,7 +367,9 @@ class KinesisPipeline:
             rng=random.SystemRandom(),
             events=events,
             metric=select_provider(clock, events=events) if has_metrics else None,
-            leader=leader,
+            leader=self.build_leader(worker_id, clients=clients, clock=clock, events=events)
+            if leads
+            else None,
             leader_patience_seconds=leader_patience_seconds,
             run_id=run_id or f"{worker_id}@{round(clock.wall() * 1000)}",
             fan_out=open_fan_out(settings, clients) if range_jobs is None else None,
