@@ -140,6 +140,7 @@ class DynamoDbStore:
         clock: The clock.
         scan_segments: Number of segments of a scan. None: by table size (protocol §1.5).
         map_segments: Scans the segments, possibly in threads.
+        rng: Spreads the waits after throttled reads. None: the system's source.
     """
 
     def __init__(
@@ -151,6 +152,7 @@ class DynamoDbStore:
         *,
         scan_segments: int | None = None,
         map_segments: MapCallable = serial_map,
+        rng: random.Random | None = None,
     ) -> None:
         self.name = shape.name
         self.key_name = shape.key_name
@@ -160,7 +162,7 @@ class DynamoDbStore:
         self._creator = TableCreator(client, shape, settings, clock)
         self._configured_segments = scan_segments
         self._map_segments = map_segments
-        self._rng = random.SystemRandom()
+        self._rng = rng or random.SystemRandom()
         self._segments: tuple[int, float] | None = None
 
     def ensure_exists(self) -> bool:
