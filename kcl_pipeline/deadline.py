@@ -157,7 +157,10 @@ def limit_bodies(client: object, seconds: float = BODY_SECONDS) -> None:
         try:
             with DEADLINES.limited(socket_of(response.raw), seconds):
                 # the response keeps the body, and botocore parses these bytes later
-                cast("Any", response)._content = read_body(response.raw)  # noqa: SLF001
+                if _has_length(response.raw):
+                    _ = response.content
+                else:
+                    cast("Any", response)._content = read_body(response.raw)  # noqa: SLF001
         except (urllib3.exceptions.HTTPError, OSError) as error:
             raise HTTPClientError(error=error) from error
         return response
