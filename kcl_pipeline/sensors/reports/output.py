@@ -107,7 +107,10 @@ class FleetTotals:
             if row.status is None or totals is None or row.worker_id in self.left_out:
                 continue
             figures = Figures(
-                *(totals.records, totals.bytes, totals.rows, totals.batches),
+                totals.records,
+                totals.bytes,
+                totals.rows,
+                totals.batches,
                 row.status.dead_letters,
             )
             key = (row.worker_id, row.run_id)
